@@ -27,7 +27,7 @@ pub use scenario::{Cache, Call, Clients, Operation, Play, Pool, PoolEvent, Scena
 
 use crate::{engine::build_application, scenario::SimTime};
 
-/// Relative gap at which the optimizer stops.
+/// Relative optimality gap at which the optimizer stops.
 const GAP: f64 = 1e-4;
 const ITERATIONS: usize = 500;
 
@@ -37,7 +37,7 @@ const ITERATIONS: usize = 500;
 pub struct Report {
     /// Name of the scenario.
     pub scenario: String,
-    /// By planner: rings, Waterfall, ring by criticality, optimizer.
+    /// Figures by planner: rings, Waterfall, ring by criticality, optimizer.
     pub planners: Vec<Figures>,
     /// Measured figures of each planner; empty unless requests were simulated.
     #[serde(skip_serializing_if = "Vec::is_empty")]

@@ -22,8 +22,8 @@ pub struct Contender {
     /// Whether the policy ignores host speeds.
     #[serde(default)]
     pub blind: bool,
-    /// Salt of random choices. With another salt, the same fleet under the same load gets other random choices; the
-    /// difference is noise.
+    /// Salt of random choices. With another salt, the same fleet under the same load makes other random choices; the
+    /// difference between such runs is noise.
     #[serde(default)]
     pub salt: u64,
 }
@@ -104,7 +104,7 @@ pub struct Summary {
     /// p99 utilisation relative to the baseline's, over the fleets with the worst hardware mix; `None` without such
     /// fleets.
     pub p99_worst_mixes: Option<f64>,
-    /// p99 utilisation relative to the baseline's, for the fleets with the greatest and with the smallest gain.
+    /// p99 utilisation relative to the baseline's, in the fleets with the greatest and with the smallest gain.
     pub p99_range: (f64, f64),
     /// p99 latency relative to the baseline's. In fleets with events, latency after the first event.
     pub p99_latency: Ratio,
@@ -114,13 +114,13 @@ pub struct Summary {
     pub polls_per_call: f64,
 }
 
-/// Mean over the fleets of a contender's figure relative to the baseline's on the same fleet.
+/// Mean over the fleets of a contender's figure divided by the baseline's figure on the same fleet.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Ratio {
-    /// The mean.
+    /// Mean of the ratios.
     pub mean: f64,
-    /// Standard error of the mean: a difference from 1 of less than twice this may be chance.
+    /// Standard error of the mean. If the mean differs from 1 by less than twice this, the difference may be chance.
     pub error: f64,
 }
 

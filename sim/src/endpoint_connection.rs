@@ -10,10 +10,10 @@ const IDLE_TIMEOUT: u64 = 90_000_000_000;
 /// The connection to a server that was called before.
 #[derive(Debug, Default)]
 pub(crate) struct EndpointConnection {
-    /// Time until which the connection stays open without a call; 0 while closed.
+    /// Time until which the connection stays open without a further call; 0 while it is closed.
     open_until: u64,
     poll_state: Arc<PollState>,
-    /// The poll in flight, with its request number.
+    /// The poll in flight, with its request number, if any.
     poll: Option<(u32, PollGuard)>,
 }
 

@@ -94,7 +94,7 @@ pub(crate) struct Engine {
     caller_groups: Arc<[CallerGroup]>,
     callers: Vec<Caller>,
     registry: Registry,
-    /// One-way delay in nanoseconds, by the caller's region and the server's.
+    /// One-way delays in nanoseconds, by the caller's region and the server's region.
     one_way_delays: Vec<Vec<u64>>,
     /// Names of regions.
     regions: Vec<Region>,
@@ -105,9 +105,9 @@ pub(crate) struct Engine {
     /// The polling constants, if polling is enabled.
     polling: Option<fairmesh_model::Score>,
     neighbours: Vec<Option<crate::scenario::Neighbours>>,
-    /// Source of randomness for neighbours' noise and failures, which belong to no caller.
+    /// Random source of neighbours' noise and failures, which belong to no caller.
     random: fairmesh_model::arith::Generator,
-    /// Reports, planner and tables of regions, if the scenario has `traffic`.
+    /// Reports, planner and region tables, if the scenario has `traffic`.
     pub(crate) traffic: Option<Box<Traffic>>,
     /// Call trees, planner and tables, if the scenario is an application.
     pub(crate) application: Option<Box<ApplicationRun>>,
@@ -118,7 +118,7 @@ pub(crate) struct Engine {
 #[derive(Clone, Debug)]
 pub(crate) struct Step {
     pub(crate) action: StepAction,
-    /// Affected servers or callers.
+    /// Indices of the affected servers or callers.
     pub(crate) to: Vec<u32>,
 }
 
@@ -137,7 +137,7 @@ pub(crate) enum StepAction {
     Expire,
     /// The processes become ready for calls.
     Ready {
-        /// Whether they are new instances rather than the previous ones.
+        /// Whether the processes are new instances rather than the previous ones.
         as_new_instances: bool,
     },
 }

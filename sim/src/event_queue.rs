@@ -11,33 +11,33 @@ use std::{
     collections::{BinaryHeap, VecDeque},
 };
 
-/// Buckets of an epoch, as a power of two.
+/// Number of buckets in an epoch, as a power of two.
 const BUCKET_BITS: u32 = 10;
 const BUCKETS: usize = 1 << BUCKET_BITS;
-/// Epochs with their own list.
+/// Number of the following epochs that have their own lists.
 const NEAR_EPOCHS: u64 = 4096;
 
 /// A queued event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct QueuedEvent {
-    /// Its time, in nanoseconds.
+    /// Time of the event, in nanoseconds.
     pub(crate) at: u64,
-    /// Its payload.
+    /// Payload of the event.
     pub(crate) payload: u64,
 }
 
 /// Events ordered by time.
 #[derive(Debug)]
 pub(crate) struct EventQueue {
-    /// A bucket is `1 << shift` nanoseconds.
+    /// Duration of a bucket as a power of two: `1 << shift` nanoseconds.
     shift: u32,
     /// Number of the current bucket counted from time 0, and its events in reverse order.
     bucket_number: u64,
     current: Vec<QueuedEvent>,
-    /// Buckets of the present epoch, with a bit for each non-empty one.
+    /// Buckets of the present epoch. A bit for each bucket tells whether it is non-empty.
     buckets: Vec<Vec<QueuedEvent>>,
     filled: [u64; BUCKETS / 64],
-    /// Lists of the following epochs.
+    /// Lists of events of the following epochs.
     near_epochs: VecDeque<Vec<QueuedEvent>>,
     far_events: BinaryHeap<Reverse<(u64, u64, u64)>>,
     /// Number of events ever pushed to `far_events`.
@@ -48,7 +48,7 @@ pub(crate) struct EventQueue {
 }
 
 impl EventQueue {
-    /// An empty queue for about this many events per second.
+    /// Creates an empty queue for about this many events per second.
     pub(crate) fn new(events_per_second: f64) -> Self {
         // About eight events per bucket: few enough to sort at once, enough to pay for the advance.
         let width = (8e9 / events_per_second.max(1.0)).clamp(64.0, 1e9) as u64;

@@ -17,14 +17,15 @@ use crate::{
     },
 };
 
-/// Seeds of fleets for choosing constants.
+/// Seeds of the fleets with which constants are chosen.
 pub const TUNING: Range<u64> = 0..300;
-/// Seeds of fleets for evaluation. No constant may be chosen using them.
+/// Seeds of the fleets used for evaluation. They must not influence the choice of a constant.
 pub const HELD_OUT: Range<u64> = 1000..1100;
 
-/// Maximum requests per minute of all servers together, so that a fleet is simulated in seconds.
+/// Maximum number of requests per minute of all servers together, so that a fleet can be simulated in seconds.
 const MAX_REQUESTS_PER_MINUTE: f64 = 5.4e6;
-/// Minimum number of callers' subsets that contain each server, if there are enough callers (ServiceRouter §3.4.2).
+/// Minimum number of callers whose subsets contain a given server, if there are enough callers (ServiceRouter
+/// §3.4.2).
 const SUBSETS_PER_SERVER: u32 = 20;
 
 /// The hardware mix of a fleet.
@@ -34,12 +35,12 @@ pub enum Mix {
     Uniform,
     /// Two or three host types, each 1 to 2 times as fast as the slowest.
     Mixed,
-    /// The slowest type and one of twice its speed, about half each: the worst case for equal shares.
+    /// The slowest type and one of twice its speed, about half each. This is the worst case for equal shares.
     Worst,
 }
 
 impl Mix {
-    /// The mix of the fleet with this seed: a fifth of all fleets are uniform, a fifth are worst.
+    /// Returns the mix of the fleet with this seed: a fifth of all fleets are uniform, and a fifth are worst.
     pub fn of(seed: u64) -> Self {
         match Generator::new(mix_pair(hash_text("mix"), seed)).below(5) {
             0 => Self::Uniform,
@@ -49,7 +50,7 @@ impl Mix {
     }
 }
 
-/// The fleet with this seed, under the default policy.
+/// Returns the fleet with this seed, under the default policy.
 pub fn fleet(seed: u64) -> Scenario {
     let mut sampler = FleetSampler(Generator::new(mix_pair(hash_text("fleet"), seed)));
     let servers = sampler.log_uniform(3.0, 3000.0) as u32;
@@ -87,8 +88,8 @@ pub fn fleet(seed: u64) -> Scenario {
     fleet
 }
 
-/// A fleet scaled down to this many requests per minute: fewer servers and callers in proportion, with the same rates,
-/// machines and requests. For sweeps that cannot afford the largest ones.
+/// Scales a fleet down to this many requests per minute: proportionally fewer servers and callers, with the same
+/// rates, machines and requests. For sweeps that cannot afford the largest fleets.
 pub fn limit_requests(mut fleet: Scenario, requests_a_minute: f64) -> Scenario {
     let per_minute: f64 = fleet.callers.iter().map(|group| f64::from(group.count) * group.rate * 60.0).sum();
     let part = requests_a_minute / per_minute;
@@ -132,7 +133,7 @@ fn capacity(fleet: &Scenario) -> f64 {
     fleet.servers.iter().map(|group| f64::from(group.count) * group.cores * speed(&group.host)).sum()
 }
 
-/// Subset size of a caller for which each server is in enough subsets; 0 means all.
+/// Returns the subset size of callers for which each server is in enough subsets; 0 means that there are no subsets.
 fn subset(fleet: &Scenario) -> u32 {
     let servers: u32 = fleet.servers.iter().map(|group| group.count).sum();
     let callers: u32 = fleet.callers.iter().map(|group| group.count).sum();

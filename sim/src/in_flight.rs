@@ -10,11 +10,11 @@ const MAX_ATTEMPTS: usize = 4;
 /// Location of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RequestStage {
-    /// Nowhere: the entry is free.
+    /// The entry is free, so there is no request.
     Free,
-    /// On the network, in either direction.
+    /// The request or its response is on the network.
     Network,
-    /// At the server.
+    /// The request is at its server.
     Server,
 }
 
@@ -25,7 +25,7 @@ pub(crate) enum AttemptOutcome {
     Responded,
     /// An error response, such as 500.
     Error,
-    /// A 503 response.
+    /// The server responded with 503.
     Busy,
     /// The connection broke.
     Broken,

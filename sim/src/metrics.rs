@@ -22,26 +22,26 @@ use crate::{
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct CallOutcomes {
-    /// Completed calls.
+    /// Number of completed calls.
     pub calls: u64,
-    /// Error responses of servers, such as 500.
+    /// Number of calls with an error response, such as 500.
     pub errors: u64,
-    /// 503 responses.
+    /// Number of calls with a 503 response.
     pub busy: u64,
-    /// Broken connections.
+    /// Number of calls whose connection broke.
     pub broken: u64,
-    /// No connection, after all attempts.
+    /// Number of calls that could not connect in any attempt.
     pub unreachable: u64,
-    /// Expired deadlines.
+    /// Number of calls whose deadline passed.
     pub timed_out: u64,
-    /// No endpoint to pick.
+    /// Number of calls without an endpoint to pick.
     pub unroutable: u64,
-    /// Dropped by a region table.
+    /// Number of calls dropped by a region table.
     pub dropped: u64,
 }
 
 impl CallOutcomes {
-    /// Failed calls.
+    /// Number of failed calls.
     pub fn failed(&self) -> u64 {
         self.errors
             + self.busy
@@ -57,13 +57,13 @@ impl CallOutcomes {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct EstimateCounts {
-    /// Endpoints with a fresh report from a call.
+    /// Number of endpoints with a fresh report from a call.
     pub cached: u64,
-    /// Endpoints with a fresh report from a poll, or polled now.
+    /// Number of endpoints with a fresh report from a poll, or polled now.
     pub polled: u64,
-    /// Endpoints without a recent report, which are picked at random.
+    /// Number of endpoints without a recent report, which are picked at random.
     pub random: u64,
-    /// Polls sent.
+    /// Number of polls sent.
     pub polls: u64,
 }
 
@@ -73,12 +73,12 @@ pub(crate) struct Metrics {
     measured_from: u64,
     first_event: u64,
     pub(crate) outcomes: CallOutcomes,
-    /// Calls sent to endpoints of last resort.
+    /// Number of calls sent to endpoints of last resort.
     pub(crate) last_resort: u64,
-    /// Sources of load estimates, during the warm-up and afterwards.
+    /// Counters of the sources of load estimates, during the warm-up and afterwards.
     estimates: [EstimateCounters; 2],
     polls: u64,
-    /// Completed calls, including the warm-up.
+    /// Number of completed calls, including the warm-up.
     pub(crate) all_calls: u64,
     /// Latency of successful calls in microseconds, excluding streams, before and after the first event.
     pub(crate) latency_before: Histogram<u64>,
@@ -113,7 +113,7 @@ impl Metrics {
         self.last_resort += u64::from(last_resort);
     }
 
-    /// Counters of the sources of load estimates.
+    /// The counters of load-estimate sources that are in use at this time.
     pub(crate) fn estimates(&self, now: u64) -> &EstimateCounters {
         &self.estimates[usize::from(now >= self.measured_from)]
     }
@@ -171,7 +171,7 @@ impl Metrics {
         }
     }
 
-    /// Watches a recovered server, which should soon get its share again.
+    /// Watches whether a recovered server soon gets its share of calls again.
     pub(crate) fn watch_recovery(&mut self, server: u32, now: u64) {
         self.shares.watch(server, now);
     }

@@ -23,9 +23,9 @@ const LEFT: f64 = 60.0;
 const RIGHT: f64 = 20.0;
 const TOP: f64 = 50.0;
 const BOTTOM: f64 = 60.0;
-/// More lines than this would hide each other; with more servers, every n-th is drawn.
+/// Maximum number of lines, since more would hide each other. With more servers, every n-th is drawn.
 const MAX_LINES: usize = 200;
-/// A colour per group of servers, distinguishable with colour blindness (Okabe and Ito).
+/// Colours of server groups, distinguishable with colour blindness (Okabe and Ito).
 const COLOURS: [&str; 6] = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00"];
 
 /// An axis of a plot.
@@ -48,7 +48,7 @@ pub struct Plot {
 }
 
 impl Axis<'_> {
-    /// An axis of seconds from 0.
+    /// Creates an axis in seconds from 0.
     fn seconds(to: f64) -> Self {
         Self { from: 0.0, to, label: "seconds" }
     }
@@ -85,14 +85,14 @@ impl Plot {
         self.text((LEFT, TOP - 8.0), "start", &escape(y_label));
     }
 
-    /// Pixels of a value. Values beyond the axes are drawn at their ends.
+    /// Converts a value to pixels. Values beyond the axes are drawn at the ends of the axes.
     fn position(&self, x: f64, y: f64) -> (f64, f64) {
         let part = |value: f64, (from, to): (f64, f64)| ((value - from) / (to - from)).clamp(0.0, 1.0);
         let (right, bottom) = (WIDTH - RIGHT, HEIGHT - BOTTOM);
         (LEFT + part(x, self.x) * (right - LEFT), bottom - part(y, self.y) * (bottom - TOP))
     }
 
-    /// A line, interrupted at NaN.
+    /// Draws a line, which is interrupted at NaN.
     pub fn line(
         &mut self,
         points: impl IntoIterator<Item = (f64, f64)>,
@@ -110,7 +110,7 @@ impl Plot {
         self.stroke(&piece, colour, width, opacity);
     }
 
-    /// A legend: names of lines with their colours.
+    /// Draws a legend: the names of lines with their colours.
     pub fn legend(&mut self, entries: &[(String, &str)]) {
         let mut x = LEFT;
         for (name, colour) in entries {
@@ -125,7 +125,7 @@ impl Plot {
         COLOURS[n % COLOURS.len()]
     }
 
-    /// The finished SVG.
+    /// Returns the finished SVG.
     pub fn finish(mut self) -> String {
         self.svg.push_str("</svg>\n");
         self.svg
@@ -153,7 +153,7 @@ impl Plot {
     }
 }
 
-/// The utilisation of every server over time, with mean and 99th percentile.
+/// Plots the utilisation of every server over time, with the mean and the 99th percentile.
 pub fn utilisation(scenario: &Scenario, result: &SimulationResult) -> String {
     let end = scenario.duration.as_seconds();
     let highest = result.timeline.iter().flat_map(|(_, sample)| sample).fold(0.0_f32, |a, &b| a.max(b));

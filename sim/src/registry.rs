@@ -16,16 +16,16 @@ use crate::endpoint_connection::EndpointConnection;
 #[derive(Debug)]
 pub(crate) struct Registry {
     services: Vec<RegisteredService>,
-    /// Policy of all services.
+    /// Policy of all simulated services.
     policy: Policy,
     regions: Regions,
     round_trips: RoundTrips,
-    /// Empty: a scenario's hosts are expressed by the weights of their endpoints.
+    /// Host records. They are always empty, because a scenario expresses hosts by the weights of their endpoints.
     hosts: Hosts,
     health: Verdicts,
     /// Entries by server.
     entries: Vec<Entry>,
-    /// Incremented with each change.
+    /// Version of the registry, incremented with each change.
     version: u64,
 }
 
@@ -43,15 +43,15 @@ struct RegisteredService {
 struct Entry {
     endpoint: Endpoint,
     hash: u64,
-    /// Position of the server's service.
+    /// Position of the service that the server belongs to.
     service: u16,
     region: u16,
-    /// Number of earlier instances of this server.
+    /// Number of earlier instances that ran as this server.
     generation: u32,
     listed: bool,
 }
 
-/// Endpoints of one region in one state, which have the same rank for a caller.
+/// Endpoints of one region that are in the same state; for a given caller, they have the same rank.
 #[derive(Debug, Default)]
 struct EndpointGroup {
     nodes: Vec<(u64, u32)>,
@@ -72,7 +72,7 @@ pub(crate) struct NewServer<'a> {
 }
 
 impl Registry {
-    /// A registry of services without servers, by position.
+    /// Creates a registry of services, given by position, without servers.
     pub(crate) fn new(services: &[ServiceName], policy: Policy, round_trips: RoundTrips) -> Self {
         let service = |name: &ServiceName| RegisteredService {
             name: name.clone(),
@@ -156,7 +156,7 @@ impl Registry {
         entry.listed && entry.endpoint.state == EndpointState::Serving
     }
 
-    /// Lists a server in this state, or removes it.
+    /// Lists a server as being in this state, or removes it if `state` is `None`.
     pub(crate) fn list(&mut self, server: u32, state: Option<EndpointState>) {
         let entry = &mut self.entries[server as usize];
         entry.listed = state.is_some();
@@ -255,7 +255,7 @@ impl Registry {
     }
 }
 
-/// One caller's state of a service.
+/// What one caller knows about a service.
 #[derive(Debug)]
 pub(crate) struct DiscoveredService {
     /// Position of the service.
@@ -315,7 +315,7 @@ impl DiscoveredService {
         }
     }
 
-    /// Uses another table from now on.
+    /// Uses another region table from now on.
     pub(crate) fn follow(
         &mut self,
         table: RegionTable,
@@ -358,7 +358,7 @@ impl DiscoveredService {
         self.connections.get_mut(index as usize)?.as_mut()
     }
 
-    /// Records the end of an attempt at an endpoint index that belongs to `server`, with or without a response.
+    /// Records that an attempt at an endpoint index ended, with or without a response. The index belongs to `server`.
     #[inline]
     pub(crate) fn record_attempt(&mut self, index: u32, server: u32, has_response: bool, now: u64) {
         let index = index as usize;

@@ -32,18 +32,18 @@ const MAX_INSTANCES: u32 = 100_000;
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Scenario {
-    /// Its name.
+    /// Name of the scenario.
     pub name: String,
-    /// Its purpose.
+    /// Purpose of the scenario.
     #[serde(default)]
     pub about: String,
     /// Random seed; the same seed gives the same result.
     #[serde(default = "one")]
     pub seed: u64,
-    /// Salt: another number gives other random choices for the same requests.
+    /// Salt of random choices. Another salt gives other random choices for the same requests.
     #[serde(skip)]
     pub salt: u64,
-    /// Simulated time, warm-up included.
+    /// Simulated time, including the warm-up.
     pub duration: SimTime,
     /// Time at the beginning that is excluded from all figures.
     #[serde(default)]
@@ -57,7 +57,7 @@ pub struct Scenario {
     /// Host types by name.
     #[serde(default)]
     pub hosts: BTreeMap<String, Host>,
-    /// Groups of servers of the one service.
+    /// Groups of servers, all of the one simulated service.
     pub servers: Vec<Servers>,
     /// Groups of callers of the service.
     pub callers: Vec<Callers>,
@@ -70,7 +70,7 @@ pub struct Scenario {
     /// Scenario events.
     #[serde(default)]
     pub events: Vec<ScenarioEvent>,
-    /// Expectations on the result.
+    /// Expectations on the result of the simulation.
     #[serde(default)]
     pub expect: Expect,
 }
@@ -97,10 +97,10 @@ pub struct PolicyUnderTest {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Host {
-    /// Work of a core per second, relative to an ordinary core.
+    /// Work per second that a core does, relative to an ordinary core.
     pub speed: f64,
-    /// The weight known to the mesh, in thousandths; derived from speed and cores by default. 1000 for every type makes
-    /// an uncalibrated fleet.
+    /// The weight known to the mesh, in thousandths. By default it is derived from speed and cores. A value of 1000
+    /// for every type makes an uncalibrated fleet.
     #[serde(default)]
     pub weight: Option<u32>,
 }
@@ -116,13 +116,14 @@ pub struct Servers {
     /// Cores of each server.
     #[serde(default = "one_core")]
     pub cores: f64,
-    /// Their host type; ordinary by default.
+    /// Host type of the servers; ordinary by default.
     #[serde(default)]
     pub host: Option<String>,
-    /// Their region.
+    /// Region of the servers.
     #[serde(default = "home")]
     pub region: String,
-    /// Range of a random factor on each machine's true speed, unknown to the mesh (Uber, findings).
+    /// Range of a random factor on the true speed of each machine. The mesh does not know this factor (Uber,
+    /// findings).
     #[serde(default)]
     pub drift: Option<[f64; 2]>,
     /// Cost of requests to a process that has just started.

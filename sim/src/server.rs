@@ -1,9 +1,9 @@
 //! A simulated server: cores shared evenly among requests (processor sharing).
 //!
 //! Processor sharing is tracked in *virtual time*, the work that each present request has received: with `n` requests
-//! on `c` cores it advances at the speed of a core times `min(1, c / n)`. A request that needs `w` of work and arrives
-//! at virtual time `v` completes at `v + w`, whatever arrives or departs meanwhile. An arrival or departure therefore
-//! costs one heap operation.
+//! on `c` cores it advances at the speed of a core times `min(1, c / n)`. A request that needs `w` of work and
+//! arrives at virtual time `v` completes at `v + w`, regardless of arrivals and departures meanwhile. An arrival or
+//! departure therefore costs one heap operation.
 
 use std::{
     cmp::Reverse,
@@ -14,7 +14,7 @@ use fairmesh_router::LoadReport;
 
 use crate::scenario::{FailureResponse, Limit, ReportFault, WarmUp};
 
-/// The time of an event that is not scheduled.
+/// Stands for the time of an event that is not scheduled.
 pub(crate) const NEVER: u64 = u64::MAX;
 /// Minimum time over which CPU utilisation is averaged, in nanoseconds; the maximum is twice as long.
 const CPU_WINDOW: u64 = 500_000_000;
@@ -32,48 +32,49 @@ pub(crate) struct Failing {
 /// One server.
 #[derive(Debug)]
 pub(crate) struct Server {
-    /// Virtual time, in nanoseconds of an ordinary core.
+    /// Virtual time of the processor sharing, in nanoseconds of an ordinary core.
     work: f64,
     /// Time of the last update of `work` and `busy`.
     at: u64,
-    /// Work per nanosecond that each request currently receives.
+    /// Work per nanosecond that each request receives at present.
     work_rate: f64,
-    /// Number of currently busy cores.
+    /// Number of cores that are busy at present.
     active: f64,
-    /// Busy time, in nanoseconds of a core.
+    /// Total busy time, in nanoseconds of a core.
     busy: f64,
-    /// Requests by virtual time of completion. The bits of positive floats are ordered like the floats.
+    /// Requests, ordered by the virtual time of their completion. The bits of positive floats are ordered like the
+    /// floats.
     jobs: BinaryHeap<Reverse<(u64, u32)>>,
     /// Time of this server's next valid completion event.
     pub(crate) completion_at: u64,
     pub(crate) cores: f64,
-    /// Number of cores without scenario events.
+    /// Number of cores as long as no scenario event changes it.
     usual_cores: f64,
-    /// Work per nanosecond of one core, without neighbours.
+    /// Work per nanosecond that one core does without neighbours.
     speed: f64,
-    /// Factor of the speed due to neighbours.
+    /// Factor by which neighbours change the speed.
     neighbour_factor: f64,
-    /// Factor of the speed due to scenario events.
+    /// Factor by which scenario events change the speed.
     speed_factor: f64,
     pub(crate) region: u16,
     /// Whether the process runs.
     pub(crate) up: bool,
-    /// Requests in flight, excluding streams.
+    /// Number of requests in flight, excluding streams.
     pub(crate) calls: u32,
     pub(crate) streams: u32,
-    /// Requests admitted within `limit`.
+    /// Number of requests admitted within `limit`.
     pub(crate) admitted: u32,
     pub(crate) limit: Option<Limit>,
-    /// Requests waiting for admission: arrival time and number.
+    /// Requests that wait for admission: time of arrival and number.
     pub(crate) queue: VecDeque<(u64, u32)>,
-    /// Requests since the process started.
+    /// Number of requests since the process started.
     served: u32,
     warm_up: Option<WarmUp>,
     pub(crate) failing: Option<Failing>,
-    /// Additional delay of each request due to scenario events, in nanoseconds.
+    /// Delay that scenario events add to each request, in nanoseconds.
     pub(crate) delay: u64,
     pub(crate) reports: Option<ReportFault>,
-    /// Past reports with their times, for a server whose reports are stuck or late.
+    /// Earlier reports with their times, for a server whose reports are stuck or late.
     past_reports: [(u64, LoadReport); 2],
     /// Two samples of time and busy time, the older one first.
     cpu_samples: [(u64, f64); 2],
@@ -122,12 +123,12 @@ impl Server {
         self
     }
 
-    /// Capacity without neighbours per nanosecond, in nanoseconds of an ordinary core.
+    /// Capacity without neighbours: nanoseconds of an ordinary core per nanosecond.
     pub(crate) fn capacity(&self) -> f64 {
         self.cores * self.speed * self.speed_factor
     }
 
-    /// Busy time until `now`, in nanoseconds of a core.
+    /// Total busy time until `now`, in nanoseconds of a core.
     pub(crate) fn busy(&mut self, now: u64) -> f64 {
         self.advance(now);
         self.busy
@@ -188,7 +189,7 @@ impl Server {
         Some(request)
     }
 
-    /// Time of the next completion if nothing changes.
+    /// Time of the next completion if nothing changes until then.
     #[inline]
     pub(crate) fn next_completion(&self) -> Option<u64> {
         let &Reverse((end, _)) = self.jobs.peek()?;
@@ -240,14 +241,14 @@ impl Server {
         self.cpu_samples = [(now, self.busy); 2];
     }
 
-    /// Sets the fault of load reports.
+    /// Sets the fault of the server's load reports.
     pub(crate) fn set_report_fault(&mut self, reports: Option<ReportFault>, now: u64) {
         self.reports = reports;
         let load = self.load(now);
         self.past_reports = [(now, load); 2];
     }
 
-    /// The load report of a response that leaves now. Its own request is no longer counted.
+    /// Returns the load report of a response that leaves now. The request of this response is no longer counted.
     #[inline]
     pub(crate) fn report(&mut self, now: u64) -> LoadReport {
         self.advance(now);

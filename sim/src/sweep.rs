@@ -17,7 +17,7 @@ use crate::{
 #[derive(Clone, Debug, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Grid {
-    /// Its name.
+    /// Name of the sweep.
     pub name: String,
     /// The generated fleets.
     pub fleets: FleetRange,
@@ -32,7 +32,8 @@ pub struct Grid {
     /// Values of fields that are varied one at a time, while all others stay as in `base`.
     #[serde(default)]
     pub vary: BTreeMap<String, Vec<Value>>,
-    /// Each combination is simulated on one in this many fleets, in turn; the baseline on all.
+    /// Sampling: each combination is simulated on one in this many fleets, in turn. The baseline is simulated on all
+    /// fleets.
     #[serde(default = "one")]
     pub one_in: u64,
 }
@@ -52,10 +53,10 @@ pub struct FleetRange {
     /// Requests per minute above which fleets are [scaled down](limit_requests).
     #[serde(default)]
     pub requests: Option<u32>,
-    /// Only fleets with at least this many servers.
+    /// Minimum number of servers of a fleet.
     #[serde(default)]
     pub servers: u32,
-    /// Whether fleets have a [rollout](with_rollout); latency then counts from its start.
+    /// Whether fleets have a [rollout](with_rollout); latency is then measured from its start.
     #[serde(default)]
     pub deploying: bool,
     /// Whether callers are at [distances](with_distance) related to the request time, rather than near the servers.
@@ -92,10 +93,10 @@ pub struct SweepResult {
     pub fleets: FleetRange,
     /// Summary of every combination against the baseline; the baseline itself comes first.
     pub summaries: Vec<Summary>,
-    /// Servers and callers of each fleet.
+    /// Numbers of servers and callers in each fleet.
     #[serde(skip)]
     pub sizes: Vec<(u32, u32)>,
-    /// By fleet: the reports of the baseline, and of every combination simulated on the fleet.
+    /// Reports by fleet: that of the baseline, and those of the combinations that were simulated on the fleet.
     #[serde(skip)]
     pub reports: Vec<Vec<Option<Report>>>,
 }
@@ -154,13 +155,13 @@ impl Grid {
     }
 }
 
-/// Number of servers and callers.
+/// Returns the numbers of servers and callers.
 fn size(fleet: &Scenario) -> (u32, u32) {
     let servers = fleet.servers.iter().map(|group| group.count).sum();
     (servers, fleet.callers.iter().map(|group| group.count).sum())
 }
 
-/// A combination extended by each value of one more field.
+/// Extends a combination by each value of one more field.
 fn with_each<'a>(
     (name, base): &'a (String, Map<String, Value>),
     field: &'a str,
@@ -227,7 +228,7 @@ pub fn sweep(grid: &Grid, threads: usize, progress: impl Fn() + Sync) -> Result<
 }
 
 impl SweepResult {
-    /// CSV with one line per fleet and contender.
+    /// Formats the results as CSV, with one line per fleet and contender.
     pub fn csv(&self) -> String {
         let mut text =
             "fleet,servers,callers,contender,cv,mean,p99,wasted_cores,p99_latency_ms,failed,polls_per_call\n"
@@ -255,8 +256,8 @@ impl SweepResult {
         text
     }
 
-    /// A plot with one row per combination: its p99 utilisation and p99 latency relative to the baseline's, with
-    /// confidence intervals.
+    /// Plots one row per combination: its p99 utilisation and p99 latency relative to the baseline's, with confidence
+    /// intervals.
     pub fn plot(&self) -> String {
         let title = format!("{}: {} fleets", self.name, self.reports.len());
         let interval = |ratio: Ratio| (ratio.mean, 2.0 * ratio.error);

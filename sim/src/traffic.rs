@@ -40,7 +40,7 @@ struct Arrival {
     report: RegionReport,
 }
 
-/// The planner of the simulated service, its facts, and the reports of regions.
+/// The planner of the simulated service, the facts that it knows, and the reports of regions.
 #[derive(Debug)]
 pub(crate) struct Traffic {
     spec: TrafficSpec,
@@ -49,7 +49,7 @@ pub(crate) struct Traffic {
     facts: ServiceFacts,
     topology: TopologyFacts,
     sums: ReportSums,
-    /// By region: end of the last interval whose report has arrived.
+    /// By region: the end of the last interval for which a report has arrived.
     reported_at: Vec<Option<u64>>,
     /// Reports in transit to the planner.
     pending: Vec<Arrival>,
@@ -57,7 +57,7 @@ pub(crate) struct Traffic {
     planned_at: Option<u64>,
     /// Whether the next plan is already scheduled.
     is_plan_due: bool,
-    /// Number of written batches.
+    /// Number of batches written.
     revision: u64,
     pub(crate) counters: Counters,
     pub(crate) rounds: Vec<Round>,
@@ -94,7 +94,7 @@ impl Traffic {
         self.spec.every.nanos()
     }
 
-    /// Time of the next plan after a change; `None` if it is already scheduled.
+    /// Returns the time of the next plan after a change; `None` if a plan is already scheduled.
     pub(crate) fn request_plan(&mut self, now: u64) -> Option<u64> {
         if self.spec.planner == PlannerKind::None || std::mem::replace(&mut self.is_plan_due, true) {
             return None;
@@ -114,12 +114,12 @@ impl Traffic {
         found.unwrap_or(classes.len() - 1)
     }
 
-    /// The label of a class with its own shares.
+    /// The label of a class that has its own shares.
     pub(crate) fn label(&self, class: usize) -> Option<&Label> {
         self.names.label(class)
     }
 
-    /// The table of a source region in the form that routers get; `None` if there is none yet.
+    /// The table of a source region, in the form in which routers get it; `None` if there is none yet.
     pub(crate) fn table(&self, source: u16) -> Option<RegionTable> {
         let place = &self.names.places[usize::from(source)];
         let table = &self.facts.tables.get(&place.region)?.table;
@@ -204,7 +204,7 @@ impl Traffic {
         self.facts.reports = ServiceReports::new(sum, heard, now_ms);
     }
 
-    /// Applies writes immediately; none fails.
+    /// Applies writes at once. No write fails.
     fn write(&mut self, writes: &[TableWrite], now: Now) {
         self.revision += u64::from(!writes.is_empty());
         for TableWrite { from, table, .. } in writes {

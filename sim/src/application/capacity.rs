@@ -8,7 +8,7 @@ use super::Scenario;
 const LEAST: f64 = 0.05;
 const GREATEST: f64 = 20.0;
 const STEPS: u32 = 24;
-/// Share of served calls that counts as all.
+/// Share of served calls from which all calls count as served.
 const ALL: f64 = 0.999;
 
 /// Servers needed to survive the loss of any region, divided by servers needed without a loss; all pools are scaled
@@ -27,7 +27,7 @@ pub fn capacity_factor(scenario: &Scenario, serves_all: bool) -> Option<f64> {
     Some(most / usual)
 }
 
-/// The smallest factor on all capacities for which the calls are served; `None` if there is none.
+/// Returns the smallest factor on all capacities with which the calls are served; `None` if there is none.
 fn least_factor(problem: &Problem, serves_all: bool) -> Option<f64> {
     if !fits(problem, GREATEST, serves_all) {
         return None;

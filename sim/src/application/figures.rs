@@ -7,20 +7,20 @@ use super::Scenario;
 
 /// Number of bytes to which egress prices refer.
 const BYTES_OF_PRICE: f64 = 1e9;
-/// Egress below this many dollars per second counts as none.
+/// Egress in dollars per second below which there counts as none.
 const NO_EGRESS: f64 = 1e-12;
 
 /// Figures of one planner.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Figures {
-    /// Planner: `rings`, `waterfall`, `criticality` or `optimizer`.
+    /// Name of the planner: `rings`, `waterfall`, `criticality` or `optimizer`.
     pub planner: String,
     /// Mean latency of served client calls, in milliseconds.
     pub mean_ms: f64,
     /// Figures of each entry of `clients`.
     pub classes: Vec<ClassFigures>,
-    /// Dollars per second for egress.
+    /// Egress cost in dollars per second.
     pub egress: f64,
     /// Pairs of regions with egress.
     pub pairs: Vec<EgressFigures>,
@@ -28,7 +28,7 @@ pub struct Figures {
     pub greatest_load: f64,
     /// Pools with servers.
     pub pools: Vec<PoolFigures>,
-    /// Relative gap: the part of the objective that is not proven necessary. Only for the optimizer.
+    /// Relative optimality gap: the part of the objective that is not proven necessary. Only for the optimizer.
     pub gap: Option<f64>,
 }
 
@@ -36,11 +36,11 @@ pub struct Figures {
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ClassFigures {
-    /// The called operation.
+    /// Operation that the clients call.
     pub to: String,
     /// Share of served calls.
     pub admitted: f64,
-    /// Mean latency in milliseconds. Of parallel calls the slowest counts, by its mean.
+    /// Mean latency in milliseconds. Of parallel calls, only the one that is slowest on average counts.
     pub mean_ms: f64,
 }
 
@@ -52,7 +52,7 @@ pub struct EgressFigures {
     pub from: String,
     /// The region that receives.
     pub to: String,
-    /// Dollars per second.
+    /// Cost in dollars per second.
     pub dollars: f64,
 }
 
@@ -100,7 +100,7 @@ fn pools(scenario: &Scenario, problem: &Problem, plan: &Plan) -> Vec<PoolFigures
     figures.collect()
 }
 
-/// Requests pay egress on the way there, responses on the way back.
+/// Computes the egress between regions. Requests cost egress on the way there, and responses on the way back.
 fn pairs(scenario: &Scenario, problem: &Problem, plan: &Plan) -> Vec<EgressFigures> {
     let count = problem.regions;
     let mut bytes = vec![0.0; count * count];
@@ -130,9 +130,9 @@ struct Latencies<'a> {
     scenario: &'a Scenario,
     problem: &'a Problem,
     plan: &'a Plan,
-    /// The first edge of each operation.
+    /// For each operation, its first edge.
     first_edges: Vec<usize>,
-    /// Known latencies, by operation and region.
+    /// Latencies that are already known, by operation and region.
     known: Vec<Option<f64>>,
 }
 
@@ -167,7 +167,7 @@ impl<'a> Latencies<'a> {
         figures.collect()
     }
 
-    /// Latency of a call over an edge from a region: round trip and operation, weighted by shares.
+    /// Returns the latency of a call over an edge from a region: round trip plus operation, weighted by shares.
     fn of_edge(&mut self, edge: usize, source: usize) -> f64 {
         let callee = self.problem.edges[edge].callee;
         let plan = self.plan;
@@ -181,7 +181,7 @@ impl<'a> Latencies<'a> {
         .sum()
     }
 
-    /// Latency of an operation. A valid scenario has no cycles, so the recursion ends.
+    /// Returns the latency of an operation. A valid scenario has no cycles, so the recursion ends.
     fn of_operation(&mut self, operation: usize, region: usize) -> f64 {
         let at = operation * self.problem.regions + region;
         if let Some(known) = self.known[at] {

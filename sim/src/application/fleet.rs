@@ -15,7 +15,7 @@ use crate::{
 const CLIENT_PROCESSES: u32 = 4;
 
 impl Scenario {
-    /// The fleet of a valid scenario.
+    /// Returns the fleet that a valid scenario describes.
     pub(crate) fn fleet(&self) -> crate::Scenario {
         let play = &self.play;
         crate::Scenario {
@@ -44,7 +44,7 @@ impl Scenario {
         }
     }
 
-    /// The service of each group in the fleet.
+    /// Returns the service to which each group in the fleet belongs.
     pub(crate) fn placement(&self) -> Result<Placement, Invalid> {
         let position = |name: &str| self.service(name).unwrap_or_default() as u16;
         let called = |clients: &Clients| {
@@ -98,7 +98,7 @@ impl Scenario {
         }
     }
 
-    /// An event for each affected group of servers.
+    /// Returns an event for each affected group of servers.
     fn fleet_events(&self, event: &PoolEvent) -> Vec<ScenarioEvent> {
         let pools = self.pools().filter(|(service, region)| event.is_of(&service.name, region));
         let of_pool = |(service, region): (&Service, &str)| ScenarioEvent {
@@ -112,7 +112,7 @@ impl Scenario {
 }
 
 impl Operation {
-    /// Demand of one call on its server.
+    /// Returns the demand of one call on its server.
     pub(crate) fn demand(&self) -> Requests {
         Requests {
             share: 1.0,
@@ -127,7 +127,7 @@ fn group_name(service: &Service, region: &str) -> String {
     format!("{}-{region}", service.name)
 }
 
-/// The number of equal servers that a pool needs.
+/// Returns the equal servers that a pool needs.
 fn servers(service: &Service, region: &str) -> Servers {
     let cores = service.cores.get(region).copied().unwrap_or_default();
     let count = (cores / service.server).ceil().max(1.0);

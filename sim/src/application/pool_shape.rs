@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-/// Lowest utilisation to which the form is fitted.
+/// Lowest utilisation at which the formula is fitted.
 const LEAST: f64 = 0.05;
 const GREATEST: f64 = 0.9;
 const STEPS: u32 = 35;
@@ -15,8 +15,8 @@ pub(crate) struct PoolShape {
 }
 
 impl PoolShape {
-    /// The shape for all pools of a service, by the mean number of their cores: the optimizer has one sensitivity for
-    /// all of them.
+    /// Returns the shape for all pools of a service, by the mean number of their cores: the optimizer has one
+    /// sensitivity for all of them.
     pub(crate) fn of(cores: &BTreeMap<String, f64>) -> Self {
         let placed: Vec<f64> = cores.values().copied().filter(|cores| *cores > 0.0).collect();
         let mean = placed.iter().sum::<f64>() / placed.len().max(1) as f64;

@@ -8,28 +8,28 @@ use fairmesh_te::optimizer::{Caller, Edge, Kink, Node, Preferences, Problem, Ser
 /// Parameters of a random application.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RandomApplication {
-    /// Number of regions. The first fifth have three times the demand.
+    /// Number of regions. The first fifth of them have three times the demand.
     pub regions: usize,
     /// Number of services.
     pub services: usize,
-    /// Number of classes. The work of their calls differs up to twelvefold.
+    /// Number of classes. The work of their calls differs by a factor of up to twelve.
     pub classes: usize,
     /// Number of services that clients call.
     pub roots: usize,
     /// Number of layers of services. With 0, services form SLATE's graph: three callees, the first of which has three
     /// again.
     pub layers: usize,
-    /// Share of regions with servers of a service; at least two regions have them.
+    /// Share of regions in which a service has servers; at least two regions have them.
     pub placed: f64,
     /// Mean utilisation.
     pub load: f64,
-    /// Share of edges with given shares.
+    /// Share of edges whose shares are given.
     pub given: f64,
     /// Loads at which a surcharge of 20 times the sensitivity starts.
     pub kinks: Vec<f64>,
 }
 
-/// SplitMix64 (Steele, Lea and Flood 2014).
+/// Random number generator SplitMix64 (Steele, Lea and Flood 2014).
 struct Random(u64);
 
 impl Random {
@@ -55,7 +55,7 @@ impl Random {
 }
 
 impl RandomApplication {
-    /// The application with this seed.
+    /// Returns the application with this seed.
     pub fn problem(&self, seed: u64) -> Problem {
         let mut random = Random(seed);
         let (round_trips, egress_prices) = self.distances(&mut random);
@@ -79,7 +79,8 @@ impl RandomApplication {
         }
     }
 
-    /// Distances and egress prices: regions lie in a square with sides of 70 ms; prices depend on the sending region.
+    /// Draws distances and egress prices. Regions lie in a square with sides of 70 ms; prices depend on the sending
+    /// region.
     fn distances(&self, random: &mut Random) -> (Vec<f64>, Vec<f64>) {
         let places: Vec<(f64, f64)> =
             (0..self.regions).map(|_| (random.between(0.0, 1.0), random.between(0.0, 1.0))).collect();
@@ -149,7 +150,7 @@ impl RandomApplication {
         }
     }
 
-    /// The services that call a service: one, or with a probability of one third two.
+    /// Draws the services that call a service: one or, with a probability of one third, two.
     fn callers(&self, random: &mut Random, service: usize) -> Vec<usize> {
         if self.layers == 0 {
             return vec![(service - 1) / 3 * 3 - if service > 3 { 2 } else { 0 }];

@@ -27,7 +27,7 @@ use reports::{Names, PendingReports};
 use super::Scenario;
 use crate::{engine::Placement, registry::Registry, server::Server};
 
-/// Marks a caller that a server does not have.
+/// Stands for a caller that a server does not have.
 pub(crate) const NO_CALLER: u32 = u32::MAX;
 
 /// State that the engine needs for an application.
@@ -35,16 +35,16 @@ pub(crate) const NO_CALLER: u32 = u32::MAX;
 pub(crate) struct ApplicationRun {
     pub(crate) trees: CallTrees,
     caches: Caches,
-    /// Calls by the number of their request in flight.
+    /// Calls, by the number of their request in flight.
     calls: Vec<TreeCall>,
-    /// Callers inside servers, by server, then called service.
+    /// Callers that run inside servers, by server and called service.
     pub(crate) inner_callers: Vec<Vec<u32>>,
     pub(crate) counters: Counters,
     pub(crate) measurements: Measurements,
     controller: Controller,
     pending: PendingReports,
     names: Names,
-    /// Length of a report interval, and delay of its reports, in nanoseconds.
+    /// Length of a report interval, which is also the delay of its reports, in nanoseconds.
     pub(crate) every: u64,
     pub(crate) report_delay: u64,
 }
@@ -86,12 +86,12 @@ impl ApplicationRun {
         &mut self.calls[id as usize]
     }
 
-    /// The calls that a request makes next; empty if there are none.
+    /// Returns the calls that a request makes next; empty if there are none.
     pub(crate) fn next_calls(&mut self, id: u32, now: u64) -> Vec<NewCall> {
         self.trees.next_calls(&mut self.calls[id as usize], now)
     }
 
-    /// Time that a call from a region waits for a record missing in the cache of region `at`.
+    /// Returns the time for which a call from a region waits for a record that the cache of region `at` lacks.
     pub(crate) fn cache_wait(&mut self, id: u32, source: u16, at: u16) -> u64 {
         let call = &self.calls[id as usize];
         let operation = self.trees.operation_of(call.edge);

@@ -21,7 +21,7 @@ use crate::scenario::{Limit, RateAt, SimTime, ThresholdRing};
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Scenario {
-    /// The kind of scenario.
+    /// Kind of the scenario.
     #[serde(default)]
     pub kind: Kind,
     /// Name of the application.
@@ -35,17 +35,17 @@ pub struct Scenario {
     pub services: Vec<Service>,
     /// Operations: calls of one class to one service each.
     pub operations: Vec<Operation>,
-    /// Calls from outside.
+    /// Calls that clients make from outside.
     pub clients: Vec<Clients>,
-    /// Rings of the rings planner.
+    /// Rings for the rings planner.
     pub rings: Vec<ThresholdRing>,
-    /// Utilisation up to which Waterfall fills regions.
+    /// Utilisation up to which Waterfall fills a region.
     #[serde(default = "waterfall")]
     pub waterfall: f64,
-    /// How requests are simulated.
+    /// Settings for the simulation of requests.
     #[serde(default)]
     pub play: Play,
-    /// Variants with other load, servers or events.
+    /// Variants of the scenario with other load, servers or events.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub variants: Vec<Variant>,
 }
@@ -65,13 +65,13 @@ pub enum Kind {
 pub struct Service {
     /// Name of the service.
     pub name: String,
-    /// Cores by region.
+    /// Number of cores by region.
     pub cores: BTreeMap<String, f64>,
-    /// Maximum number of cores per server: a pool has the required number of equal servers.
+    /// Maximum number of cores per server. A pool has as many equal servers as it needs.
     #[serde(default = "server_cores")]
     pub server: f64,
-    /// Worker slots and queue of a server. A call holds its slot until its response, including waits for calls that it
-    /// makes.
+    /// Worker slots and queue of a server. A call holds its slot until its response, also while it waits for calls
+    /// that it makes.
     #[serde(default)]
     pub limit: Option<Limit>,
     /// A cache that all servers of a region share.
@@ -83,9 +83,9 @@ pub struct Service {
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Cache {
-    /// Capacity in records.
+    /// Capacity of the cache, in records.
     pub records: u32,
-    /// Mean time to fetch a missing record; exponentially distributed.
+    /// Mean time to fetch a missing record. The time is exponentially distributed.
     pub miss: SimTime,
 }
 
@@ -93,20 +93,20 @@ pub struct Cache {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Operation {
-    /// Name, unique in the file.
+    /// Name of the operation, unique in the file.
     pub name: String,
     /// The service that implements the operation.
     pub service: String,
-    /// Mean CPU time of a call on one core; exponentially distributed.
+    /// Mean CPU time of a call on one core. The time is exponentially distributed.
     pub cpu: SimTime,
     /// Additional time that does not depend on load.
     #[serde(default)]
     pub wait: SimTime,
-    /// Range of records (first, and one after the last) from which a call reads one at random, by region of the caller.
-    /// Calls from other regions read none.
+    /// Range of records from which a call reads one at random, by the caller's region: the first record, and the one
+    /// after the last. Calls from other regions read no record.
     #[serde(default)]
     pub records: BTreeMap<String, [u32; 2]>,
-    /// Calls that the operation makes: stages in sequence, the calls of a stage in parallel.
+    /// Calls that the operation makes. Stages run in sequence, the calls of a stage in parallel.
     #[serde(default)]
     pub calls: Vec<Vec<Call>>,
 }
@@ -115,18 +115,18 @@ pub struct Operation {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Call {
-    /// The called operation.
+    /// Name of the called operation.
     pub to: String,
-    /// Mean number of calls: multiplicity times probability.
+    /// Mean number of calls, that is, multiplicity times probability.
     #[serde(default = "one")]
     pub times: f64,
     /// Whether these calls are made at once instead of one after the other.
     #[serde(default)]
     pub parallel: bool,
-    /// Mean bytes of a request.
+    /// Mean size of a request, in bytes.
     #[serde(default)]
     pub request: f64,
-    /// Mean bytes of a response.
+    /// Mean size of a response, in bytes.
     #[serde(default)]
     pub response: f64,
 }
@@ -135,14 +135,14 @@ pub struct Call {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Clients {
-    /// The called operation.
+    /// Name of the called operation.
     pub to: String,
     /// Calls per second by region.
     pub rates: BTreeMap<String, f64>,
-    /// Importance: 0 is shed last.
+    /// Priority of the calls: calls with priority 0 are shed last.
     #[serde(default)]
     pub priority: u8,
-    /// Changing rates by region: factor at each time, linearly interpolated.
+    /// Changes of the rates by region: the factor at each time, interpolated linearly.
     #[serde(default)]
     pub rate_over_time: BTreeMap<String, Vec<RateAt>>,
 }
@@ -159,13 +159,13 @@ fn server_cores() -> f64 {
     4.0
 }
 
-/// Milliseconds of a core per second, the unit of capacity.
+/// Milliseconds per second, as work is measured in milliseconds of a core.
 const MS_PER_SECOND: f64 = 1e3;
-/// Egress caps are per hour.
+/// Seconds per hour, as egress caps are given per hour.
 const SECONDS_PER_HOUR: f64 = 3_600.0;
 
 impl Call {
-    /// Mean number of these calls that follow one another.
+    /// Mean number of these calls that are made one after the other.
     pub(crate) fn repeats(&self) -> f64 {
         if self.parallel { self.times.min(1.0) } else { self.times }
     }
@@ -239,7 +239,7 @@ impl Scenario {
         }
     }
 
-    /// Round trips in milliseconds, and egress prices.
+    /// Returns round trips in milliseconds, and egress prices.
     fn matrices(&self) -> (Vec<f64>, Vec<f64>) {
         let (places, trips) = self.places();
         let regions: Vec<Option<Region>> = self.regions().iter().map(|name| name.parse().ok()).collect();

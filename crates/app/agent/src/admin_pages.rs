@@ -24,7 +24,7 @@ impl Process for Pages {
         metrics::register(self, metrics.sub_registry_with_prefix(Self::KIND));
     }
 
-    /// Ready when connected to an upstream, or when saved copies can be served.
+    /// Whether the agent is ready: connected to an upstream, or able to serve saved copies.
     async fn readiness(&self) -> Readiness {
         let state = self.backend.upstream.state().borrow().clone();
         match (state.connected, self.backend.shared.node.store()) {

@@ -46,16 +46,16 @@ pub(crate) struct Gate {
     region: Region,
 }
 
-/// The caller of an agent.
+/// The program that calls this agent.
 #[derive(Debug)]
 enum Program {
-    /// A program of root or of the agent's own user. The agent issues every identity to such programs.
+    /// A program run by root or the agent's own user. The agent issues every identity to such a program.
     Own,
     /// A program of another user.
     Other(Arc<ProgramFacts>),
     /// A TCP peer with an authenticated identity.
     Proved(SpiffeId),
-    /// An unidentified peer.
+    /// An unidentified TCP peer.
     Unknown,
 }
 
@@ -69,7 +69,7 @@ impl Gate {
         services.map_calls(|calls| calls.into_axum_router().layer(from_fn_with_state(self, guard)).into())
     }
 
-    /// The identity of this agent, if the mesh has identities.
+    /// The identity of this agent, if the mesh uses identities.
     async fn member(&self, access: Access) -> Result<Option<&AgentIdentity>, Status> {
         let Some(identity) = &self.identity else { return Ok(None) };
         match (identity.is_member().await, access) {
@@ -107,7 +107,7 @@ impl Gate {
         Ok(Request::from_parts(head, Body::from(body)))
     }
 
-    /// Returns the body of a permitted call, without the rows of counts that the program may not report.
+    /// Returns the body of a permitted call, without those rows of counts that the program may not report.
     async fn keep_permitted_rows(
         &self,
         (identity, program): (&AgentIdentity, &Program),

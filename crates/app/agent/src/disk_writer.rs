@@ -23,17 +23,17 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{error::AgentError, state::AgentState};
 
-/// Minimum time between two rounds of saving: a burst of changes is written once.
+/// Minimum time between two rounds of saving, so that a burst of changes is written only once.
 const SAVE_INTERVAL: Duration = Duration::from_millis(200);
 /// Pause after a round as a multiple of its duration, so that saving takes at most a twentieth of the time.
 const SAVE_PAUSE_FACTOR: u32 = 19;
 /// Pause after a round that failed.
 const SAVE_RETRY: Duration = Duration::from_secs(5);
 
-/// Minimum time between two sweeps of retired copies. Each sweep lists the folder.
+/// Minimum time between two sweeps of retired copies. Each sweep lists the directory.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(60);
 
-/// Freed memory above this size is returned to the system.
+/// Minimum size of freed memory for which memory is returned to the system.
 const MIN_TRIM_BYTES: usize = 1 << 20;
 
 /// The state directory and its pending jobs.
@@ -42,7 +42,7 @@ pub(crate) struct Disk {
     cache: Arc<Cache>,
     jobs: Mutex<BTreeMap<Prefix, Job>>,
     wake: Notify,
-    /// When retired copies were last swept.
+    /// Time of the last sweep of retired copies.
     swept: Mutex<Instant>,
     pub(crate) failures: AtomicU64,
 }
@@ -50,12 +50,12 @@ pub(crate) struct Disk {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Job {
     Save,
-    /// Keep the copy on disk for a while, although the prefix is no longer followed.
+    /// The copy stays on disk for a while, although the prefix is no longer followed.
     Retire,
     Remove,
 }
 
-/// The locked list of pending jobs. Releasing it wakes the saver.
+/// The locked list of pending jobs. Dropping it wakes the saver.
 #[derive(Debug)]
 pub(crate) struct Jobs<'a> {
     jobs: MutexGuard<'a, BTreeMap<Prefix, Job>>,
@@ -144,10 +144,10 @@ impl Disk {
 struct SaveRound {
     jobs: BTreeMap<Prefix, Job>,
     save: Vec<SavedCopy>,
-    /// Whether to remove old retired copies.
+    /// Whether this round removes old retired copies.
     sweeps: bool,
-    /// Revision of all copies once this round is on disk. `None` while the upstream is disconnected, since the revision
-    /// is then uncertain.
+    /// Revision of all copies once this round is on disk. `None` while the upstream is disconnected, because the
+    /// revision is then uncertain.
     mark: Option<(Revision, SystemTime)>,
 }
 
@@ -229,8 +229,8 @@ impl AgentState {
     }
 }
 
-/// Pause after a round of this duration. Whole prefixes are written, so large prefixes that change constantly would
-/// otherwise keep the disk busy.
+/// Returns the pause after a round of this duration. Whole prefixes are written, so large prefixes that change
+/// constantly would otherwise keep the disk busy.
 fn pause(took: Duration) -> Duration {
     (took * SAVE_PAUSE_FACTOR).max(SAVE_INTERVAL)
 }

@@ -29,9 +29,9 @@ pub(crate) struct Counts {
     pub(crate) endpoints: AtomicU64,
     pub(crate) probes: AtomicU64,
     pub(crate) failures: AtomicU64,
-    /// Changes of verdicts accepted by the control plane.
+    /// Number of verdict changes that the control plane has accepted.
     pub(crate) verdicts: AtomicU64,
-    /// Endpoints of other regions whose round trips are timed.
+    /// Number of endpoints in other regions whose round trips are timed.
     pub(crate) distance_targets: AtomicU64,
     pub(crate) distance_probes: AtomicU64,
     pub(crate) distance_failures: AtomicU64,

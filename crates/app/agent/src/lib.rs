@@ -60,7 +60,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
 use zone_probes::{ZoneProbeCounts, ZoneProber};
 
-/// Time for calls in flight to finish after a stop request; watches end at once.
+/// Time that calls in flight get to finish after a stop request; watches end at once.
 const DRAIN: Duration = Duration::from_secs(5);
 
 /// Maximum number of connections of one user to the agent's socket: a few for each of a thousand programs, about 100
@@ -78,13 +78,13 @@ pub struct AgentConfig {
     pub listen: Address,
     /// Directory for copies of subscriptions, for this agent alone.
     pub state_dir: PathBuf,
-    /// Location of the machine; sent to its programs.
+    /// Location of the machine, which is sent to its programs.
     pub location: Location,
-    /// Local address for measuring distances to other regions; by default the system chooses.
+    /// Local address from which distances to other regions are measured; by default the system chooses.
     pub local_address: Option<IpAddr>,
     /// Display name of this agent, usually the machine's name.
     pub name: String,
-    /// The token with which this agent joins the trust domain, if it has not joined yet.
+    /// Token with which this agent joins the trust domain if it has not joined yet.
     pub join_token: Option<JoinToken>,
     /// The Unix socket of a SPIFFE Workload API that gives this agent its certificate, instead of the control plane.
     pub workload_api: Option<Address>,
@@ -164,7 +164,7 @@ fn start_following(
     tokio::spawn(health_checker::campaign(candidate, upstream.clone(), stopping.clone()));
 }
 
-/// Starts the prober if this agent takes part in probes. Returns its counters, too.
+/// Starts the prober if this agent takes part in probes. Returns the prober's counters as well.
 fn start_prober(
     prober: Option<ZoneProber>,
     upstream: &FollowerHandle,
@@ -221,7 +221,7 @@ fn routes(
         .add_service(SpiffeWorkloadApiServer::new(spiffe))
 }
 
-/// This agent as a candidate for the region's checker.
+/// Returns this agent as a candidate for its region's checker.
 fn candidate(config: &AgentConfig, counts: Arc<health_checker::Counts>) -> health_checker::Candidate {
     health_checker::Candidate {
         region: config.location.region.clone(),
@@ -232,14 +232,14 @@ fn candidate(config: &AgentConfig, counts: Arc<health_checker::Counts>) -> healt
     }
 }
 
-/// Listens for shard map sessions next to a Unix socket; a TCP listener has none.
+/// Opens the listener for shard map sessions if the agent listens at a Unix socket; a TCP listener has none.
 async fn bind_maps(config: &AgentConfig, listeners: &Listeners) -> Result<Option<Listener>, BindError> {
     let Some(address) = config.listen.maps() else { return Ok(None) };
     let maps = listeners.acceptor(&listener_table::AGENT_MAPS, shard_maps::limits());
     Ok(Some(config.transport.bind(&address).await?.within(maps)))
 }
 
-/// How this agent opens and accepts connections: with its own identity, including probes of endpoints.
+/// Returns how this agent opens and accepts connections: with its own identity, also for probes of endpoints.
 fn mesh_transport(
     config: &AgentConfig,
     workload: &Arc<Workload>,
@@ -278,7 +278,7 @@ fn follow(
     upstream
 }
 
-/// This agent's description for its upstream.
+/// Describes this agent to its upstream.
 fn description(region: &Region, roots: Vec<[u8; 32]>) -> PeerInfo {
     PeerInfo {
         kind: PeerKind::Agent,

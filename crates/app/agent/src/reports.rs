@@ -24,11 +24,11 @@ pub(crate) struct Reports {
     pub(crate) usages: UsageForwarder,
     pub(crate) rates: ReportRelay,
     pub(crate) counts: CountRelay,
-    /// Forwards the reports that this agent does not aggregate.
+    /// Forwards reports that this agent does not aggregate.
     forward: Forwarder,
     calls: Arc<Mutex<CallSums>>,
     began: Instant,
-    /// Addresses of the control plane, for messages.
+    /// Addresses of the control plane, for error messages.
     upstreams: String,
 }
 
@@ -43,8 +43,9 @@ impl Reports {
         Self { usages, rates, counts, forward, calls: Arc::default(), began: Instant::now(), upstreams }
     }
 
-    /// Reports rates until `stopping`, since programs report them elsewhere from then on. Reports counts until
-    /// `served`: programs that stop together with the agent report their last counts while it drains.
+    /// Runs until both tokens are cancelled. Rates are reported until `stopping`, since programs report them
+    /// elsewhere from then on. Counts are reported until `served`, because programs that stop together with the agent
+    /// report their last counts while it drains.
     pub(crate) async fn run(self, stopping: CancellationToken, served: CancellationToken) {
         tokio::join!(self.usages.run(served.clone()), self.rates.run(stopping), self.counts.run(served));
     }

@@ -21,7 +21,7 @@ use crate::{
     subscriptions::{Claimed, Subscriptions},
 };
 
-/// Time that a new watcher waits for the upstream before it gets a saved copy.
+/// Time for which a new watcher waits for the upstream before it gets a saved copy.
 const UPSTREAM_TIMEOUT: Duration = Duration::from_millis(500);
 /// Interval between sweeps for idle subscriptions.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(30);
@@ -41,7 +41,7 @@ pub(crate) struct AgentRib {
 struct AgentInfo {
     software: String,
     location: Location,
-    /// Addresses that accept writes, for messages.
+    /// Addresses that accept writes, for error messages.
     upstreams: String,
 }
 
@@ -61,12 +61,12 @@ impl AgentRib {
         Self { shared, upstream, checks, info: Arc::new(info), acquired: UserPlaces::new(MAX_PREFIXES) }
     }
 
-    /// Addresses of the upstreams, for messages.
+    /// Addresses of the upstreams, for error messages.
     pub(crate) fn upstreams(&self) -> &str {
         &self.info.upstreams
     }
 
-    /// Unsubscribes from prefixes that have long been idle, until `stopping`.
+    /// Unsubscribes from prefixes that have been idle for long, until `stopping`.
     pub(crate) async fn sweep(self, stopping: CancellationToken) {
         let mut ticks = interval(SWEEP_INTERVAL);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -85,8 +85,8 @@ impl AgentRib {
         }
     }
 
-    /// Adds a follower of a map. Returns the prefixes claimed for it, which must be passed to
-    /// [`leave_map`](Self::leave_map).
+    /// Adds a follower of a shard map. Returns the prefixes claimed for it; pass them to
+    /// [`leave_map`](Self::leave_map) later.
     pub(crate) fn join_map(&self, name: &MapName) -> Vec<Prefix> {
         let mut subscriptions = self.shared.subscriptions();
         let mut held = name.prefixes();
@@ -119,7 +119,7 @@ impl AgentRib {
         held
     }
 
-    /// Removes a follower of a map, and the claims made for it.
+    /// Removes a follower of a shard map, with the claims made for it.
     pub(crate) fn leave_map(&self, name: &MapName, held: &[Prefix]) {
         self.shared.maps.leave(name);
         let mut subscriptions = self.shared.subscriptions();
@@ -132,7 +132,7 @@ impl AgentRib {
         self.shared.forget(subscriptions, prefix);
     }
 
-    /// Since when the upstream is connected; `None` while it is not.
+    /// Time at which the upstream connected; `None` while it is disconnected.
     fn upstream_since(&self) -> Option<Instant> {
         let state = self.upstream.state();
         let state = state.borrow();
@@ -264,7 +264,7 @@ impl ServedRib for AgentRib {
     }
 }
 
-/// Why a prefix is refused, and the remedy.
+/// Error message that explains why a prefix is refused, and the remedy.
 fn limit_reached() -> String {
     format!(
         "RESOURCE_EXHAUSTED: of the {MAX_PREFIXES} prefixes that an agent follows too few are left, and a program that \

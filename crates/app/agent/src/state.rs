@@ -31,13 +31,13 @@ pub(crate) struct AgentState {
     subscriptions: Mutex<Subscriptions>,
     pub(crate) disk: Disk,
     pub(crate) maps: ShardMaps,
-    /// Incremented when some data may have started or stopped aging.
+    /// Notified when some data may have started or stopped aging.
     ages: watch::Sender<u64>,
     pub(crate) deltas: AtomicU64,
     pub(crate) snapshots: AtomicU64,
 }
 
-/// Applies updates of the upstream to the agent's state.
+/// Applies the upstream's updates to the agent's state.
 #[derive(Debug)]
 pub(crate) struct UpstreamSink {
     shared: Arc<AgentState>,
@@ -93,19 +93,19 @@ impl AgentState {
         }
     }
 
-    /// Lock order: subscriptions, jobs of the disk, node, subscriptions of the upstream.
+    /// Locks the subscriptions. Lock order: subscriptions, disk jobs, node, upstream subscriptions.
     pub(crate) fn subscriptions(&self) -> MutexGuard<'_, Subscriptions> {
         // No code that holds the lock panics.
         self.subscriptions.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Incremented when some data may have started or stopped aging.
+    /// Notified when some data may have started or stopped aging.
     pub(crate) fn ages(&self) -> watch::Receiver<u64> {
         self.ages.subscribe()
     }
 
-    /// Restores saved copies of one store. Copies saved at different revisions are restored at the earliest, which is
-    /// valid for all.
+    /// Restores saved copies from one store. If they were saved at different revisions, the earliest is used, which
+    /// is valid for all.
     pub(crate) fn restore(&self, mut saved: Vec<SavedCopy>) {
         let numbers = saved.iter().map(|saved| saved.revision.number);
         let (Some(earliest), Some(latest)) = (numbers.clone().min(), numbers.max()) else { return };
@@ -142,8 +142,8 @@ impl AgentState {
         }
     }
 
-    /// Restores a retired copy. Keys that the node has through other prefixes keep their values, because those prefixes
-    /// were followed for longer.
+    /// Restores a retired copy. Keys that the node also has through other prefixes keep their values, because those
+    /// prefixes were followed for longer.
     fn restore_retired(&self, SavedCopy { prefix, revision, at, mut entries }: SavedCopy) {
         let age = wall_clock().duration_since(at).unwrap_or_default();
         let mut subscriptions = self.subscriptions();
@@ -187,7 +187,7 @@ impl AgentState {
         self.node.forget(prefix, |key| subscriptions.in_node(key));
     }
 
-    /// Loads into the node a prefix that so far was held only for shard maps.
+    /// Loads a prefix into the node that was held only for shard maps so far.
     pub(crate) fn hold_in_node(
         &self,
         subscriptions: &mut Subscriptions,

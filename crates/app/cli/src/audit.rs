@@ -15,9 +15,9 @@ use serde_json::{Value, json};
 
 use crate::records::{contents, value_document};
 
-/// Maximum length of a value in a row.
+/// Maximum length of a value that is shown in a row.
 const MAX_SHOWN: usize = 60;
-/// Interval at which a followed log is read.
+/// Interval at which a log is read while it is followed.
 const FOLLOW_INTERVAL: Duration = Duration::from_secs(1);
 
 /// A log, or both.
@@ -220,14 +220,14 @@ fn add(listing: &mut Listing, log: Log, entry: &AuditEntry, change: &AuditChange
     listing.add(row, item);
 }
 
-/// A value as a document, or in the form in which the log has it.
+/// Formats a value as a document, or as it is in the log.
 fn shown(key: &str, value: Option<&AuditValue>) -> Value {
     let Some(value) = value else { return Value::Null };
     let document = value.bytes().and_then(|bytes| value_document(key, &bytes));
     document.map_or_else(|| json!(value), |document| json!(document))
 }
 
-/// A value for a row, without fields that repeat the key.
+/// Formats a value for a row, without fields that repeat the key.
 fn short(value: &Value) -> String {
     if value.is_null() {
         return "-".into();

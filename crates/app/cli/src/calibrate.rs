@@ -30,9 +30,9 @@ use serde_json::json;
 /// CPU time of one round on the reference machine: a virtual machine of two cores on an "Intel(R) Xeon(R) Processor",
 /// otherwise idle, in November 2026. Only ratios matter, so the choice of the machine is arbitrary.
 const REFERENCE_TIME: Duration = Duration::from_micros(90_000);
-/// Number of timed rounds; the first, which fills the caches, does not count.
+/// Number of timed rounds. The first does not count, because it only fills the caches.
 const ROUNDS: usize = 20;
-/// Maximum excess of the median over the fastest round, in thousandths, for a trusted result.
+/// Maximum excess of the median over the fastest round for a result to be trusted, in thousandths.
 const MAX_SPREAD: u128 = 50;
 /// Minimum idle time of the core before the measurement, in thousandths.
 const MIN_IDLE: u64 = 800;
@@ -55,13 +55,13 @@ pub struct CalibrateArgs {
 /// Result of a measurement.
 struct Measured {
     core: usize,
-    /// Idle time of the core before, in thousandths.
+    /// Idle time of the core before the measurement, in thousandths.
     idle: u64,
     fastest: Duration,
     median: Duration,
 }
 
-/// How endpoints get this host type.
+/// Explains how endpoints get this host type.
 fn usage_hint(host_type: &HostType) -> String {
     format!(
         "It counts for endpoints that name it: start the agents of such machines with '--host-type {host_type}', or add their \
@@ -152,13 +152,13 @@ fn unmeasurable(error: std::io::Error) -> Failure {
 }
 
 impl Measured {
-    /// Speed in thousandths of the reference, from the fastest round, which was disturbed least.
+    /// Speed in thousandths of the reference machine's, from the fastest round, which was disturbed least.
     fn speed(&self) -> u32 {
         let speed = REFERENCE_TIME.as_nanos() * u128::from(FULL_SPEED) / self.fastest.as_nanos().max(1);
         u32::try_from(speed).unwrap_or(u32::MAX)
     }
 
-    /// Reasons not to trust the result.
+    /// Returns the reasons not to trust the result.
     fn doubts(&self) -> Vec<String> {
         let mut doubts = Vec::new();
         if cfg!(debug_assertions) {
@@ -181,7 +181,8 @@ impl Measured {
     }
 }
 
-/// `Intel(R) Xeon(R) Platinum 8481C CPU @ 2.70GHz` becomes `intel-xeon-platinum-8481c`.
+/// Derives a host type from a processor's name: `Intel(R) Xeon(R) Platinum 8481C CPU @ 2.70GHz` becomes
+/// `intel-xeon-platinum-8481c`.
 fn host_type_of(model: &str) -> Result<HostType, Failure> {
     let model = model.split('@').next().unwrap_or_default().to_lowercase();
     let model = model.replace("(r)", " ").replace("(tm)", " ");
@@ -193,7 +194,7 @@ fn host_type_of(model: &str) -> Result<HostType, Failure> {
     })
 }
 
-/// The stored record. Without a control plane the proposal contains this host type alone.
+/// Reads the stored record. Without a control plane, the proposal contains only the new host type.
 async fn stored(args: &CalibrateArgs) -> Result<At<Hosts>, Failure> {
     match connect::connect(&args.target).await {
         Ok(connection) => Ok(View::topology(&connection).await?.hosts),
@@ -215,7 +216,7 @@ fn with(stored: &Hosts, host_type: &HostType, speed: u32) -> Result<Hosts, Failu
         .map_err(|invalid| Failure::failed_with(invalid.problem, invalid.hint))
 }
 
-/// Writes the record unless it has changed since: machines of a fleet may calibrate concurrently.
+/// Writes the record unless it has changed meanwhile: several machines of a fleet may be calibrated concurrently.
 async fn write(target: &TargetArgs, stored: &At<Hosts>, hosts: &Hosts) -> Result<(), Failure> {
     let condition = match stored.revision {
         0 => condition::Kind::Absent(true),

@@ -84,7 +84,7 @@ pub async fn run(args: CallArgs) -> Result<ExitCode, Failure> {
     ended
 }
 
-/// Warns if the records come from the agent's copy on disk.
+/// Warns if the records come from the copy on the agent's disk.
 fn warn_of_copy(mesh: &Mesh) {
     let freshness = mesh.freshness();
     if !freshness.connected {
@@ -138,7 +138,7 @@ async fn call(mesh: &Mesh, args: &CallArgs) -> Result<ExitCode, Failure> {
     Ok(ExitCode::FAILURE)
 }
 
-/// Faults that the route of a call injected.
+/// Faults that the call's route injected.
 struct Injected {
     faults: &'static str,
     route: String,
@@ -181,8 +181,8 @@ async fn connect(args: &CallArgs) -> Result<Mesh, Invalid> {
     mesh.connect().await
 }
 
-/// The agent that provides the identity of a call through a lookaside, if there is one; lookasides exist for machines
-/// without an agent.
+/// The agent that provides the identity of a call through a lookaside, if there is an agent; lookasides exist for
+/// machines without one.
 fn agent_beside_lookaside(args: &CallArgs) -> Option<Address> {
     let address = args.agent.address();
     match &address {

@@ -58,9 +58,9 @@ pub(crate) async fn zone_of_agent(agent: &AgentTarget, region: &Region) -> Optio
     location.zone.filter(|_| location.region == *region)
 }
 
-/// Prints a note, with the known zones, if no endpoint of the region, no table and not this machine's agent has the
-/// given zone: most likely it is misspelt. Not an error, since callers may be in a zone where nothing serves and for
-/// which nothing is planned yet.
+/// Prints a note with the known zones if the given zone is unknown: no endpoint of the region has it, no table, and
+/// not this machine's agent. It is then most likely misspelt. This is not an error, since callers may be in zones
+/// without endpoints.
 pub(crate) async fn note_unknown_zone(
     connection: &Connection,
     service: &ServiceName,

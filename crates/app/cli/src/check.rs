@@ -44,7 +44,7 @@ pub struct CheckArgs {
     output_args: OutputArgs,
 }
 
-/// Examines everything; exits 1 if there is a warning or an error.
+/// Checks everything. Exits with code 1 if there is a warning or an error.
 pub async fn run(args: CheckArgs) -> Result<ExitCode, Failure> {
     let mut report = Report::default();
     let control = processes::control(&args, &mut report).await?;

@@ -44,7 +44,7 @@ use config_folder::ConfigFolder;
 
 /// Timeout for all parts to become ready.
 const START_TIMEOUT: Duration = Duration::from_secs(30);
-/// Time limit for requests in flight when stopping.
+/// Timeout for requests in flight when stopping.
 const DRAIN: Duration = Duration::from_secs(2);
 /// Number of event loops of the proxy: more than one, so that problems with several loops show up.
 const CORES: usize = 2;
@@ -134,12 +134,12 @@ pub async fn run(mut args: DevArgs) -> Result<ExitCode, Failure> {
 /// into them when [`run`] returns.
 static TEMPORARY: Mutex<Vec<TempDir>> = Mutex::new(Vec::new());
 
-/// Deletes the temporary data folders. Call only when no task of this process runs any more.
+/// Deletes the temporary data folders. Call only after all tasks of this process have ended.
 pub fn delete_temporary_data() {
     TEMPORARY.lock().unwrap_or_else(PoisonError::into_inner).clear();
 }
 
-/// Location of the data.
+/// Location of the data, which may be temporary.
 struct DataFolder {
     path: PathBuf,
     is_temporary: bool,

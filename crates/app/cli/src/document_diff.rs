@@ -4,12 +4,12 @@ use serde_json::{Map, Value};
 
 /// Maximum number of changes listed individually.
 const MAX_CHANGES: usize = 4;
-/// Maximum number of characters of a value.
+/// Maximum number of characters shown of a value.
 const MAX_VALUE_CHARS: usize = 40;
 /// Fields that identify the items of a list.
 const NAMES: &[&str] = &["name", "id", "instance", "service", "prefix", "between"];
 
-/// The changes in one line.
+/// Summarises the changes in one line.
 pub(crate) fn summary(old: &Value, new: &Value) -> String {
     let mut changes = Vec::new();
     compare("", old, new, &mut changes);
@@ -42,7 +42,7 @@ fn compare_fields(path: &str, old: &Map<String, Value>, new: &Map<String, Value>
     }
 }
 
-/// Items with names are compared by name, others as a whole.
+/// Compares items by name if they have names, otherwise as a whole.
 fn compare_items(path: &str, old: &[Value], new: &[Value], changes: &mut Vec<String>) {
     let (Some(before), Some(now)) = (named(old), named(new)) else {
         return changes.push(format!("{path}: {} -> {}", short(&old.into()), short(&new.into())));
@@ -73,7 +73,7 @@ fn compare_items(path: &str, old: &[Value], new: &[Value], changes: &mut Vec<Str
     }
 }
 
-/// Items with their names, if each has a unique name.
+/// Returns the items with their names, if each has a unique name.
 fn named(items: &[Value]) -> Option<Vec<(String, &Value)>> {
     let name = |item: &Value| {
         NAMES.iter().find_map(|field| match item.get(field)? {

@@ -26,7 +26,7 @@ use tokio::time::{Instant, sleep};
 
 use super::lagging_callers;
 
-/// Interval at which the awaited callers are printed, if they have changed.
+/// Interval at which the callers that are still awaited are printed, if they have changed.
 const REPORT_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Exit code if some callers have not moved.
@@ -94,7 +94,7 @@ pub struct UndrainArgs {
     output_args: OutputArgs,
 }
 
-/// A service, an instance, or both, as in `shop/cart/cart-0`.
+/// A service, an instance, or both, such as `shop/cart/cart-0`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct EndpointName {
     service: Option<ServiceName>,
@@ -119,7 +119,7 @@ impl FromStr for EndpointName {
     }
 }
 
-/// The instances of one service named by the arguments.
+/// Returns the instances that the arguments name, which must be of one service.
 fn named(first: &EndpointName, further: &[EndpointName]) -> Result<(ServiceName, Vec<InstanceId>), Failure> {
     const HINT: &str =
         "write tenant/service and its instances, such as 'shop/cart cart-0', or 'shop/cart/cart-0'";
@@ -152,7 +152,7 @@ fn read_deadline(text: &str) -> Result<Duration, Invalid> {
     Err(Invalid::new("deadline", format!("'{text}' is out of range"), "write 1ms to 1h"))
 }
 
-/// Parses the duration of a drain of a region.
+/// Parses the duration of a region's drain.
 fn read_over(text: &str) -> Result<Duration, Invalid> {
     let over = if text == "0s" { Duration::ZERO } else { read_duration(text)? };
     match over <= Duration::from_secs(24 * 3600) {
@@ -285,8 +285,8 @@ async fn refuse_lost(
     lost.first().map_or(Ok(()), |endpoint| Err(is_lost(service, endpoint)))
 }
 
-/// The instances that can be drained. Lost ones are skipped: they get no calls, and other instances must not wait until
-/// they are removed. Refused if all are lost.
+/// Returns the instances that can be drained. Lost instances are skipped: they get no calls, and other instances must
+/// not wait until they are removed. Fails if all are lost.
 async fn without_lost(
     connection: &Connection,
     service: &ServiceName,
@@ -305,7 +305,7 @@ async fn without_lost(
     Ok(left)
 }
 
-/// The lost ones among the instances.
+/// Returns those of the instances that are lost.
 async fn lost_of(
     connection: &Connection,
     service: &ServiceName,

@@ -113,7 +113,7 @@ struct Decided {
     explained: Explained,
     /// The records of the service that the call finally goes to.
     view: View,
-    /// The fields of the called service's policy that have defaults.
+    /// Fields of the called service's policy that have defaults, with the origin of each value.
     fields: Vec<policy_origins::OriginatedField>,
 }
 
@@ -147,7 +147,7 @@ async fn read(connection: &Connection, name: &ServiceName) -> Result<View, Failu
     Ok(view)
 }
 
-/// Like `read`, but a service that is not declared has no records.
+/// Like `read`, but treats a service that is not declared as having no records.
 async fn read_declared_or_not(connection: &Connection, name: &ServiceName) -> Result<View, Failure> {
     let mut view = View::read(connection, &Scope::Service(name.clone()), &every_kind()).await?;
     view.add_drains(connection).await?;
@@ -195,8 +195,8 @@ pub async fn run(args: ExplainArgs) -> Result<ExitCode, Failure> {
     })
 }
 
-/// Adds the identity that the endpoint proves, and its revocations. Returns whether callers refuse it because
-/// everything is revoked.
+/// Adds the identity that the endpoint proves, and its revocations. Returns whether callers refuse the endpoint
+/// because everything is revoked.
 async fn add_identity(
     connection: &Connection,
     id: &SpiffeId,
@@ -229,7 +229,7 @@ fn add_avoided(avoided: &[(String, String)], text: &mut String) {
     }
 }
 
-/// Adds a hint on where to see ejections: they are local to each caller, and no record has them.
+/// Adds a hint on where to see ejections. They are local to each caller, so no record contains them.
 fn add_ejections(report: &CallExplanation, text: &mut String) {
     if let Some(last) = report.decisions.last().filter(|_| report.endpoint.is_some()) {
         let service = &last.explanation.target;

@@ -12,14 +12,14 @@ const MAX_NAMED: usize = 5;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) enum Level {
-    /// No problem.
+    /// There is no problem.
     #[default]
     Ok,
     /// Something optional is absent.
     Note,
-    /// A future failure, or a setting without effect.
+    /// Something will fail later, or a setting has no effect.
     Warning,
-    /// A present failure.
+    /// Something fails now.
     Error,
 }
 
@@ -31,7 +31,7 @@ pub(super) struct Finding {
     check: &'static str,
     level: Level,
     message: String,
-    /// Remedy; empty if there is nothing to do.
+    /// Remedy for the problem; empty if there is nothing to do.
     remedy: String,
 }
 
@@ -58,7 +58,7 @@ impl Report {
         self.findings.push(Finding { check, level, message: message.into(), remedy: remedy.into() });
     }
 
-    /// The highest level.
+    /// Returns the highest level of all findings.
     pub(super) fn worst(&self) -> Level {
         self.findings.iter().map(|finding| finding.level).max().unwrap_or_default()
     }
@@ -95,7 +95,7 @@ impl fmt::Display for Report {
     }
 }
 
-/// Some of the names, and the number of the others.
+/// Lists the first names, and the number of the others.
 pub(super) fn listed(names: &BTreeSet<String>) -> String {
     let shown: Vec<&str> = names.iter().take(MAX_NAMED).map(String::as_str).collect();
     match names.len().saturating_sub(MAX_NAMED) {

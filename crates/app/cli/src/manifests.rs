@@ -25,7 +25,7 @@ pub(crate) struct ManifestDocument {
     pub(crate) place: String,
 }
 
-/// A refused file, with the line.
+/// A file that was refused, with the line of the error.
 #[derive(Debug, thiserror::Error, Diagnostic)]
 #[error("{}:{}:{}: {}", place.file, place.line, place.column, place.problem)]
 struct Refusal {
@@ -45,7 +45,7 @@ impl From<Refusal> for Failure {
     }
 }
 
-/// Several refused places.
+/// Several places that were refused.
 #[derive(Debug, thiserror::Error, Diagnostic)]
 #[error("{} errors; nothing was changed", refusals.len())]
 struct Refusals {
@@ -109,7 +109,7 @@ fn paths(files: &Files) -> Result<Vec<PathBuf>, Failure> {
     Ok(found)
 }
 
-/// The file itself, or the YAML files of a folder ordered by name.
+/// Returns the file itself or, for a folder, its YAML files ordered by name.
 pub(crate) fn yaml_files(path: &Path) -> Result<Vec<PathBuf>, Failure> {
     if path.is_dir() { in_folder(path) } else { Ok(vec![path.to_owned()]) }
 }
@@ -131,7 +131,7 @@ fn in_folder(folder: &Path) -> Result<Vec<PathBuf>, Failure> {
     Ok(found)
 }
 
-/// Name for messages and text of a file; `-` is standard input.
+/// Reads a file. Returns its name for messages, and its text; `-` is standard input.
 fn read(path: &Path) -> Result<(String, String), Failure> {
     if path == Path::new("-") {
         let mut text = String::new();

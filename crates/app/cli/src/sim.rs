@@ -118,7 +118,7 @@ fn load(file: &Path, args: &RunArgs) -> Result<Vec<Loaded>, Failure> {
     Ok(vec![Loaded::Fleet(Box::new(scenario))])
 }
 
-/// Simulates a fleet. Returns figures as JSON, and whether expectations are missed.
+/// Simulates a fleet. Returns its figures as JSON, and whether any expectation was missed.
 fn play_fleet(scenario: &Scenario, args: &RunArgs) -> Result<(serde_json::Value, bool), Failure> {
     let (result, took) = play(scenario)?;
     if args.output_args.is_table() {
@@ -139,7 +139,7 @@ fn play_fleet(scenario: &Scenario, args: &RunArgs) -> Result<(serde_json::Value,
     Ok((report, !result.report.missed.is_empty()))
 }
 
-/// Plays one scenario with a progress bar; returns the elapsed time too.
+/// Plays one scenario with a progress bar. Returns the elapsed time as well.
 fn play(scenario: &Scenario) -> Result<(SimulationResult, Duration), Failure> {
     let bar = progress(&scenario.name, scenario.duration);
     let began = Instant::now();
@@ -157,7 +157,7 @@ fn progress(name: &str, duration: SimTime) -> ProgressBar {
     bar
 }
 
-/// Parses a positive factor whose fleet fits in memory.
+/// Parses a positive factor with which the fleet still fits in memory.
 fn factor(text: &str) -> Result<f64, String> {
     text.parse()
         .ok()

@@ -103,7 +103,7 @@ async fn reach(
     timeout(TIMEOUT, handshake::connect(&transport, address, SOFTWARE)).await.ok()?.ok()
 }
 
-/// A process whose name ends with its version.
+/// Describes a process whose name ends with its version.
 fn named(kind: &'static str, name: String, software: &str) -> ProcessVersion {
     ProcessVersion { kind, name, version: software.rsplit(' ').next().map(str::to_owned) }
 }

@@ -18,7 +18,7 @@ use tokio::time::{Instant, sleep, timeout_at};
 
 use super::records::get;
 
-/// Interval of attempts. The system cannot notify about another process's listener.
+/// Interval between attempts. The system cannot notify about the listener of another process.
 const INTERVAL: Duration = Duration::from_millis(50);
 
 /// Arguments of `fairmesh wait`.

@@ -21,10 +21,10 @@ const AGENT: &str = "agent ";
 /// Hint on how to give another address.
 const ADDRESS_HINT: &str = "give another address with --control ADDRESS or FAIRMESH_CONTROL";
 
-/// How long a command waits for its identity.
+/// Time for which a command waits for its identity.
 const IDENTITY_WAIT: Duration = Duration::from_secs(2);
 
-/// Transport of a program without an identity.
+/// Returns the transport of a program without an identity.
 pub fn transport() -> Transport {
     Transport::default()
 }
@@ -113,8 +113,8 @@ pub async fn connect(target: &TargetArgs) -> Result<Connection, Failure> {
     Ok(connection)
 }
 
-/// Connects for calls reserved to operators. An agent forwards such a call only if the caller states it with the
-/// identity of an operator, which the agent gives to its own user and root.
+/// Connects for calls reserved to operators. An agent forwards such a call only if the caller has signed it with an
+/// operator's identity, which the agent gives to its own user and root.
 pub async fn connect_as_operator(target: &TargetArgs) -> Result<Connection, Failure> {
     let connection = connect(target).await?;
     let address = connection.address().clone();
@@ -135,8 +135,8 @@ pub async fn connect_as_operator(target: &TargetArgs) -> Result<Connection, Fail
     handshake::connect(&transport, &address, SOFTWARE).await.map_err(|error| unreachable(&address, &error))
 }
 
-/// Error for a user with a token over TCP, but without roots to verify the control plane, after the listener has closed
-/// the connection.
+/// Error for a user with a token who connects over TCP without roots to verify the control plane, after the listener
+/// has closed the connection.
 fn no_roots(address: &Address, why: &str) -> Failure {
     Failure::failed_with(
         format!("{address} ended the connection in plaintext: {why}"),

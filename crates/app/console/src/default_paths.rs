@@ -46,8 +46,8 @@ pub fn agent_socket() -> Result<PathBuf, Failure> {
     Ok(socket)
 }
 
-/// Creates the folder of this user's socket, accessible only to this user: in a folder that everyone can enter, any
-/// user may connect to the socket. An existing folder keeps its permissions.
+/// Creates the folder of this user's socket, accessible only to this user: if everyone could enter the folder, any
+/// user could connect to the socket. An existing folder keeps its permissions.
 fn make_private(folder: &Path) -> Result<(), Failure> {
     DirBuilder::new().recursive(true).mode(0o700).create(folder).map_err(|error| {
         Failure::refused(

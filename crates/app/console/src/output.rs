@@ -26,12 +26,12 @@ pub struct Listing {
     pub documents: Vec<Document>,
     /// Additional tables below the first: columns and rows.
     pub further: Vec<(&'static [&'static str], Vec<Vec<String>>)>,
-    /// Printed instead of an empty table, if the reason is known.
+    /// Text printed instead of an empty table, if it is known why there are no objects.
     pub why_empty: Option<String>,
 }
 
 impl Listing {
-    /// An empty list with these columns.
+    /// Creates an empty list with these columns.
     pub fn new(head: &[&'static str]) -> Self {
         Self { head: head.to_vec(), ..Self::default() }
     }
@@ -42,7 +42,7 @@ impl Listing {
         self.items.push(item);
     }
 
-    /// Prints all objects in one format.
+    /// Prints all objects in the given format.
     pub fn print(&self, format: Format) -> Result<(), Failure> {
         match format {
             Format::Table if self.rows.is_empty() => {

@@ -11,22 +11,22 @@ use std::{
 
 use hdrhistogram::Histogram;
 
-/// The event during which a call starts.
+/// The event that is in progress when a call starts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Phase {
-    /// No event.
+    /// There is no event.
     Calm,
-    /// A planned stop.
+    /// A server stops as planned.
     Drain,
-    /// A crash.
+    /// A server crashes.
     Kill,
-    /// A shard moves.
+    /// A shard moves to another server.
     ShardMove,
     /// The control plane is down.
     ControlOutage,
     /// An agent is down.
     AgentRestart,
-    /// The authority gets a new key.
+    /// The authority's key is replaced.
     CaRotation,
     /// A region is drained.
     RegionDrain,
@@ -69,29 +69,29 @@ pub(super) struct CallRecord {
     pub phase: Phase,
     /// Region of the caller.
     pub from: &'static str,
-    /// Latency from the scheduled start, so that a stalled load generator is visible.
+    /// Latency from the scheduled start, so that a stall of the load generator shows.
     pub took: Duration,
-    /// Region of the response, or the failure.
+    /// Region of the server that responded, or the failure.
     pub result: Result<String, Failure>,
 }
 
 /// A failed call.
 #[derive(Clone, Debug)]
 pub(super) struct Failure {
-    /// The library's reason.
+    /// Reason given by the library.
     pub why: String,
-    /// Whether the call was in flight to a server that died, and must not be retried.
+    /// Whether the call was in flight to a server that died, and may not be retried.
     pub in_flight: bool,
 }
 
 /// Calls and failures of one phase.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Count {
-    /// Calls that started in the phase, or were in flight when it started.
+    /// Number of calls that started in the phase, or were in flight when it started.
     pub calls: u64,
-    /// Failed calls.
+    /// Number of failed calls.
     pub failed: u64,
-    /// Failed calls that were in flight to a server that died.
+    /// Number of failed calls that were in flight to a server that died.
     pub in_flight: u64,
 }
 
@@ -104,7 +104,7 @@ pub(super) struct Row {
     pub failed: u64,
     /// Latency of successful calls, in microseconds.
     pub latency: Histogram<u64>,
-    /// Responses by (caller's region, server's region).
+    /// Number of responses by (caller's region, server's region).
     pub regions: BTreeMap<(String, String), u64>,
 }
 
@@ -181,7 +181,7 @@ impl CallStats {
         self.lock().rows.iter().map(|(name, row)| (*name, row.clone())).collect()
     }
 
-    /// Responses to calls of one kind from a region, by the region of the server.
+    /// Number of responses to calls of one kind from a region, by the region of the server.
     pub(super) fn answers(&self, call: &str, from: &str) -> BTreeMap<String, u64> {
         let inner = self.lock();
         let regions = inner.rows.get(call).map(|row| row.regions.iter());

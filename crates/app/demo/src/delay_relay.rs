@@ -13,7 +13,8 @@ use tokio::{
     time::Instant,
 };
 
-/// Maximum number of reads in flight in one direction; beyond them the sender is slowed down, as by a full link.
+/// Maximum number of reads in flight in one direction. When it is reached, the sender is slowed down, as by a full
+/// link.
 const IN_FLIGHT: usize = 512;
 /// Maximum size of a read.
 const MAX_READ: usize = 16 * 1024;

@@ -11,7 +11,7 @@ pub enum DemoError {
     /// An error of the operating system.
     #[error("{0}")]
     Io(#[from] io::Error),
-    /// The reader of the output has closed it, as `head` does; nothing is wrong.
+    /// The reader of the output closed it, as `head` does. This is not a fault.
     #[error("the reader of the output has gone")]
     ReaderGone,
     /// Unexpected failures of calls.

@@ -27,15 +27,15 @@ use super::{
     topology::{self, DemoRegion, REGIONS},
 };
 
-/// Time limit for starting the fleet.
+/// Timeout for starting the fleet.
 const START_TIMEOUT: Duration = Duration::from_secs(45);
-/// Time limit for stopping one process; servers first wait for their callers to move.
+/// Timeout for stopping one process; servers first wait for their callers to move.
 pub(super) const STOP_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// The running fleet.
 #[derive(Debug)]
 pub(super) struct Fleet {
-    /// This program.
+    /// Path of this program's binary.
     pub binary: PathBuf,
     dir: PathBuf,
     /// gRPC address of the control plane.
@@ -44,22 +44,22 @@ pub(super) struct Fleet {
     pub control_http: SocketAddr,
     /// The control plane.
     pub control: Process,
-    /// The agents, by the order of [`REGIONS`].
+    /// The agents, in the order of [`REGIONS`].
     pub agents: Vec<Process>,
-    /// Every server.
+    /// All servers.
     pub servers: Vec<Process>,
-    /// The proxy beside an agent, if started, and its address.
+    /// The proxy beside an agent, and its address, if it was started.
     sidecar: Option<(Process, SocketAddr)>,
-    /// The processes of the kernel form's part.
+    /// The processes of the kernel form, if they were started.
     pub kernel: Option<kernel_form::Place>,
-    /// Relays between agents of other regions and the control plane.
+    /// Relays between the control plane and the agents of other regions.
     relays: Vec<JoinHandle<()>>,
     /// Connection counts of the relays.
     pub relay_counts: Arc<RelayCounts>,
 }
 
 impl Fleet {
-    /// Starts the control plane; [`up`](Self::up) must follow. Calls `say` for each step.
+    /// Starts the control plane; call [`up`](Self::up) next. Calls `say` for each step.
     pub(super) fn start(dir: &Path, say: &dyn Fn(&str)) -> Result<Self, DemoError> {
         let binary = std::env::current_exe()?;
         let (control_address, control_http) = (free_port()?, free_port()?);
@@ -100,7 +100,7 @@ impl Fleet {
         self.servers_up().await
     }
 
-    /// The control plane's Unix socket, used by the demo as its user.
+    /// The control plane's Unix socket, through which the demo acts as its own user.
     pub(super) fn control_socket(&self) -> Address {
         Address::Unix(self.dir.join("control/control.sock"))
     }
@@ -120,7 +120,8 @@ impl Fleet {
         self.sidecar.as_ref().map(|(_, address)| *address)
     }
 
-    /// Starts a proxy beside a region's agent, with `client` as its client id; returns its address once it listens.
+    /// Starts a proxy beside a region's agent, with `client` as its client ID. Returns the proxy's address once it
+    /// listens.
     pub(super) async fn start_sidecar(
         &mut self,
         place: DemoRegion,
@@ -163,7 +164,7 @@ impl Fleet {
         listens(&mut self.control, &address).await
     }
 
-    /// Waits until every agent listens: a server that starts before its agent would serve without an identity.
+    /// Waits until every agent listens. A server that starts before its agent would serve without an identity.
     async fn agents_up(&mut self) -> Result<(), DemoError> {
         let addresses = REGIONS.map(|place| self.agent_socket(place));
         for (agent, address) in self.agents.iter_mut().zip(&addresses) {
@@ -201,7 +202,7 @@ impl Fleet {
         Ok(records.into_iter().filter_map(endpoint).collect())
     }
 
-    /// The records of one kind of the shop.
+    /// The shop's records of one kind.
     pub(super) async fn shop(&self, kind: RecordKind) -> Result<Vec<(RecordKey, Record)>, DemoError> {
         let shop = ServiceName::new("shop/cart").map_err(|e| DemoError::Fleet(e.to_string()))?;
         self.records(Prefix::tenant(&shop.tenant, kind)).await
@@ -333,7 +334,7 @@ impl Fleet {
         Ok(())
     }
 
-    /// A plain Python program behind `fairmesh register`, which speaks TLS for it.
+    /// Starts a plain Python program behind `fairmesh register`, which speaks TLS for it.
     fn start_recommend(&mut self, place: DemoRegion) -> Result<(), DemoError> {
         let script = self.dir.join("recommend.py");
         std::fs::write(&script, include_str!("recommend.py"))?;
@@ -386,7 +387,7 @@ fn args<const N: usize>(args: [OsString; N]) -> Vec<OsString> {
     args.into()
 }
 
-/// A port that was free a moment ago. If another program takes it first, the log of the process shows that.
+/// Returns a port that was free a moment ago. If another program takes it first, the log of the process shows this.
 pub(super) fn free_port() -> io::Result<SocketAddr> {
     StdListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()
 }

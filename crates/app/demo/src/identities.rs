@@ -24,12 +24,12 @@ use super::{
 
 /// The trust domain of the shop.
 pub(super) const DOMAIN: &str = "shop.demo";
-/// Time limit of one handshake, over any distance.
+/// Timeout of one handshake, over any distance.
 const TIMEOUT: Duration = Duration::from_secs(5);
 /// Lifetime of a token, in seconds.
 const TOKEN_TTL_S: u64 = 300;
 
-/// Names of everything that is plaintext in the demo.
+/// Names of everything in the demo that uses plaintext.
 const PLAIN: [&str; 5] = [
     "Unix sockets: programs to the agent of their region, this demo to the control plane; the kernel names the peer's user",
     "loopback between programs (curl, python3, node) and the sidecar in front of them",
@@ -43,7 +43,7 @@ const PLAIN: [&str; 5] = [
 pub(super) struct Identities {
     /// Number of processes that proved each identity.
     proved: BTreeMap<String, usize>,
-    /// Why other processes did not prove one.
+    /// Reasons why other processes did not prove their identities.
     problems: Vec<String>,
     connections: Vec<(String, Seen)>,
 }
@@ -131,7 +131,8 @@ async fn endpoint_identity(
     }
 }
 
-/// Counts of the relays: of agents' relays in this process, of servers' relays in their processes.
+/// Counts connections by the relays' counters: those of agents' relays in this process, and those of servers' relays
+/// in the servers' processes.
 fn connections(fleet: &Fleet) -> Result<Vec<(String, Seen)>, DemoError> {
     let mut by_service = BTreeMap::<String, Seen>::new();
     for entry in fs::read_dir(fleet.dir())? {
@@ -156,7 +157,7 @@ impl Identities {
         }
     }
 
-    /// Violations of what a mesh with a trust domain must fulfil.
+    /// Returns the violations of the rules that a mesh with a trust domain must follow.
     pub(super) fn problems(&self) -> Vec<String> {
         let seen = self.connections.iter().filter_map(|(name, seen)| {
             let plaintext = (seen.plaintext > 0)

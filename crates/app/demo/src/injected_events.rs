@@ -14,7 +14,7 @@ use super::{
     identities, region_drain,
 };
 
-/// Time limit of a shard move. The move waits up to a minute for callers that do not acknowledge the new map.
+/// Timeout of a shard move. The move waits up to a minute for callers that do not acknowledge the new map.
 const MOVE_TIMEOUT: Duration = Duration::from_secs(70);
 
 /// Durations around events.
@@ -22,7 +22,7 @@ const MOVE_TIMEOUT: Duration = Duration::from_secs(70);
 pub(super) struct Pace {
     /// Duration of load before the first event and between events.
     pub calm: Duration,
-    /// Observation time after an event.
+    /// Duration of the observation after an event.
     pub settle: Duration,
     /// Duration of a control plane outage.
     pub outage: Duration,
@@ -58,7 +58,7 @@ pub(super) async fn run(
     Ok(story)
 }
 
-/// A planned stop: the server drains in the registry and exits when its callers have left.
+/// Stops a server as planned: it drains in the registry, and exits when its callers have left.
 async fn drain(fleet: &mut Fleet) -> Result<String, DemoError> {
     let server = fleet.server("checkout-eu-1")?;
     let start = Instant::now();
@@ -72,7 +72,7 @@ async fn drain(fleet: &mut Fleet) -> Result<String, DemoError> {
     Ok(format!("checkout-eu-1 got SIGTERM, left in {:.1} s, came back", took.as_secs_f64()))
 }
 
-/// A crash.
+/// Crashes a server.
 async fn kill(fleet: &mut Fleet, pace: Pace) -> Result<String, DemoError> {
     let server = fleet.server("checkout-eu-0")?;
     server.kill().await?;
@@ -123,7 +123,7 @@ async fn control_outage(fleet: &mut Fleet, pace: Pace) -> Result<String, DemoErr
     Ok(format!("control plane got SIGKILL, came back {:.1} s later", pace.outage.as_secs_f64()))
 }
 
-/// Kills an agent; programs of its region continue from memory.
+/// Kills an agent. The programs of its region continue with the records in their memory.
 async fn agent_restart(fleet: &mut Fleet, pace: Pace) -> Result<String, DemoError> {
     let Some(agent) = fleet.agents.get_mut(1) else {
         return Err(DemoError::Fleet("there is no agent in us".into()));
@@ -134,8 +134,8 @@ async fn agent_restart(fleet: &mut Fleet, pace: Pace) -> Result<String, DemoErro
     Ok(format!("agent of us got SIGKILL, came back {:.1} s later", pace.outage.as_secs_f64() / 2.0))
 }
 
-/// Replaces the key that signs certificates, and restarts a server, which gets a certificate of the new key, while its
-/// callers still have certificates of the old key.
+/// Replaces the key that signs certificates, and restarts a server. The server gets a certificate from the new key,
+/// while its callers still have certificates from the old one.
 async fn ca_rotation(fleet: &mut Fleet) -> Result<String, DemoError> {
     identities::rotate(fleet).await?;
     let server = fleet.server("catalog-us-0")?;

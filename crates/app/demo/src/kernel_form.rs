@@ -33,11 +33,11 @@ const CALLS: u64 = 200;
 const CALL_TIMEOUT: Duration = Duration::from_secs(20);
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Result of this part.
+/// Result of the demo of the kernel form.
 #[derive(Debug)]
 pub(super) enum KernelForm {
     Played(Seen),
-    /// The reason why the part could not run.
+    /// The kernel form could not run, for this reason.
     Absent(String),
 }
 
@@ -46,7 +46,7 @@ pub(super) enum KernelForm {
 pub(super) struct Seen {
     predicted: BTreeSet<String>,
     reached: BTreeSet<String>,
-    /// Numbers of requests and responses that the kernel sent, for the plaintext service.
+    /// Numbers of requests and responses that the kernel sent for the plaintext service.
     plaintext: [u64; 2],
     /// Number of requests that the kernel sent to the service with mTLS.
     secured: u64,

@@ -174,8 +174,8 @@ async fn show(fleet: &mut Fleet, args: &DemoArgs) -> Result<(), DemoError> {
     outcome(&tally, &identities, &pairs, second.differing() + u64::from(kernel.differs()))
 }
 
-/// The first claim of the demo that does not hold, if any. `programs_differing` is the number of responses that differ
-/// between forms.
+/// Returns the first claim of the demo that does not hold, if any. `programs_differing` is the number of responses
+/// that differ between forms.
 fn outcome(
     tally: &CallStats,
     identities: &identities::Identities,
@@ -198,7 +198,7 @@ fn outcome(
     }
 }
 
-/// Prints a table; to standard error if the figures go to standard output.
+/// Prints a table, to standard error if the figures go to standard output.
 fn show_text(text: &str, args: &DemoArgs) -> Result<(), DemoError> {
     if !args.output_args.is_table() {
         say(text);
@@ -250,7 +250,7 @@ fn show_progress(bar: &ProgressBar, tally: &CallStats, load: &Load) {
     bar.tick();
 }
 
-/// Suggestions for what to try while the shop runs.
+/// Suggests what to try while the shop runs.
 fn kept(fleet: &Fleet, dir: &Path, stays: bool) -> String {
     // Writing to a String cannot fail.
     let mut text = String::new();

@@ -9,8 +9,8 @@ use tokio::time::{Instant, sleep};
 
 use super::{error::DemoError, fleet::Fleet, report, topology::REGIONS};
 
-/// Time limit of the measurements. The first ones take a few rounds. A distance distorted by the demo's load is
-/// replaced once the median of calm rounds has differed from it three times.
+/// Timeout of the measurements. The first ones take a few rounds. A distance distorted by the demo's load is replaced
+/// once the median of calm rounds has differed from it three times.
 const TIMEOUT: Duration = Duration::from_secs(30);
 /// The timers of the relay round up to a millisecond in each direction.
 const TIMER: Duration = Duration::from_millis(2);

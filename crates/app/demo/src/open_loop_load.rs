@@ -17,13 +17,13 @@ use super::{
     topology::{DemoRegion, REGIONS},
 };
 
-/// Maximum number of calls in flight per region. More would mean that the fleet is stuck, and the load generator must
-/// not grow without bound.
+/// Maximum number of calls in flight per region. If there were more, the fleet would be stuck, and the load generator
+/// must not grow without bound.
 const IN_FLIGHT: usize = 4096;
-/// Customers of the shop: the key range of the cart's shard map.
+/// Number of customers of the shop. It is the key range of the cart's shard map.
 const CUSTOMER_COUNT: u64 = 1000;
 
-/// An action of a shopper.
+/// What a shopper does.
 #[derive(Clone, Copy, Debug)]
 enum Action {
     Browse,
@@ -49,7 +49,8 @@ const ACTIONS: [Action; 10] = [
 ];
 
 impl Action {
-    /// Classifies a failure. Only calls in flight to the killed server that must not be retried are excused: checkouts.
+    /// Classifies a failure. Excuses only checkouts, that is, calls in flight to the killed server that must not be
+    /// retried.
     fn judge(self, failure: Failure, tally: &CallStats, began: Phase) -> Failure {
         let killed = [began, tally.now()].contains(&Phase::Kill);
         Failure { in_flight: failure.in_flight && killed && matches!(self, Self::Checkout), ..failure }
@@ -66,7 +67,7 @@ impl Action {
     }
 }
 
-/// The callers of one region, with a library instance of their own.
+/// The callers of one region, which have their own instance of the library.
 #[derive(Clone, Debug)]
 struct Shoppers {
     place: DemoRegion,
@@ -245,7 +246,8 @@ fn answered<T>(answer: Result<tonic::Response<T>, tonic::Status>) -> Result<Stri
     }
 }
 
-/// A call whose connection broke was in flight when its server died, and is not declared safe to retry.
+/// Describes a fault. A call whose connection broke was in flight when its server died, and is not declared safe to
+/// retry.
 fn failure(fault: &Fault) -> Failure {
     Failure { why: fault.kind().label().to_owned(), in_flight: fault.kind() == FaultKind::Reset }
 }

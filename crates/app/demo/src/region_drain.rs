@@ -13,11 +13,11 @@ const REGION: &str = "us";
 const SERVICE: &str = "shop/catalog";
 /// Name of the calls to the service in the report.
 const CALL: &str = "GET catalog";
-/// Time limit of the forecast. After the preceding outage, the planner waits for reports.
+/// Timeout of the forecast. After the preceding outage, the planner waits for reports.
 const FORECAST_TIMEOUT: Duration = Duration::from_secs(30);
-/// Time limit of the drain: ten steps, each confirmed by reports.
+/// Timeout of the drain: ten steps, each confirmed by reports.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(90);
-/// Number of calls counted afterwards.
+/// Number of calls that are counted after the drain.
 const COUNTED: u64 = 60;
 /// Maximum difference between the shares of calls and the forecast, in percentage points.
 const TOLERANCE: f64 = 15.0;
@@ -57,7 +57,7 @@ pub(super) async fn run(fleet: &mut Fleet, tally: &CallStats) -> Result<String, 
     Ok(format!("catalog calls left {REGION} in {took:.1} s: {text}; they return"))
 }
 
-/// The next calls of the region's callers, as percentages by region.
+/// Returns the next calls of the region's callers, as percentages by region.
 async fn calls_by_region(tally: &CallStats) -> Result<BTreeMap<String, f64>, DemoError> {
     let before = tally.answers(CALL, REGION);
     until("calls", FORECAST_TIMEOUT, async || {
@@ -71,7 +71,7 @@ async fn calls_by_region(tally: &CallStats) -> Result<BTreeMap<String, f64>, Dem
     .await
 }
 
-/// Rates as percentages of their sum.
+/// Converts rates to percentages of their sum.
 fn shares(rates: impl Iterator<Item = (String, f64)>) -> BTreeMap<String, f64> {
     let mut shares: BTreeMap<String, f64> = rates.collect();
     let sum: f64 = shares.values().sum();

@@ -7,12 +7,12 @@ use serde_json::{Value, json};
 
 use super::call_stats::{CallStats, Count, Phase};
 
-/// Figures from outside the call statistics.
+/// Figures that do not come from the call statistics.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Totals {
     /// Number of attempts.
     pub attempts: u64,
-    /// Share of attempts that reused a connection, 0 to 1.
+    /// Share of attempts that reused a connection, from 0 to 1.
     pub reuse: f64,
     /// Duration of the load, in seconds.
     pub seconds: f64,

@@ -13,18 +13,18 @@ use tokio::time::{Instant, sleep};
 
 use super::{error::DemoError, fleet::Fleet, open_loop_load, report};
 
-/// The service identity of the calls here. The demo's shoppers have no identity, and so no name in counts.
+/// Service identity that the calls here use. The demo's shoppers have no identity, and so no name in counts.
 const CALLER: &str = "shop/web";
 /// Number of calls.
 const CALLS: u64 = 300;
-/// Maximum relative difference between both counts of a pair.
+/// Maximum relative difference between the two counts of a pair.
 const TOLERANCE: f64 = 0.005;
 /// Interval at which counts are read, since views cover the last second.
 const INTERVAL: Duration = Duration::from_millis(1_500);
 /// Maximum time for counts to arrive.
 const TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Requests by caller and service: sent by the caller, and received by servers.
+/// Numbers of requests by caller and service: sent by the caller, and received by servers.
 type Counts = BTreeMap<(String, String), [u64; 2]>;
 
 /// Counts of the same calls on both sides.
@@ -48,7 +48,7 @@ pub(super) async fn count(fleet: &Fleet) -> Result<Pairs, DemoError> {
     }
 }
 
-/// The counts once they have stopped changing.
+/// Returns the counts once they have stopped changing.
 async fn settled(fleet: &Fleet) -> Result<Counts, DemoError> {
     let deadline = Instant::now() + TIMEOUT;
     let mut last = read(fleet).await?;

@@ -58,7 +58,7 @@ impl RelayCounts {
     }
 }
 
-/// Counts at a point in time.
+/// Connection counts at a point in time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Seen {
     pub(super) connections: u64,
@@ -94,7 +94,7 @@ impl std::ops::AddAssign for Seen {
 /// Follows the records in one direction of a connection.
 #[derive(Debug, Default)]
 pub(super) struct RecordReader {
-    /// The received part of the current record header.
+    /// The part of the current record's header that has been received.
     header: Vec<u8>,
     /// Number of bytes of the current record that have not arrived yet.
     left: usize,

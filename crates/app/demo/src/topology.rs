@@ -5,7 +5,8 @@ use std::{
     time::Duration,
 };
 
-/// A region of the demo. Its programs call from a loopback address of its own, by which the relay identifies them.
+/// A region of the demo. Its programs call from a loopback address that only this region uses, by which the relay
+/// identifies them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct DemoRegion {
     /// Name of the region.
@@ -20,7 +21,7 @@ pub(super) const REGIONS: [DemoRegion; 3] = [
     DemoRegion { name: "ap", octet: 3 },
 ];
 
-/// Round trips in milliseconds, by the order of [`REGIONS`].
+/// Round-trip times in milliseconds, in the order of [`REGIONS`].
 const ROUND_TRIPS_MS: [[u64; 3]; 3] = [[0, 20, 60], [20, 0, 50], [60, 50, 0]];
 
 impl DemoRegion {
@@ -65,7 +66,7 @@ pub(super) const SERVERS: [(&str, [u32; 3]); 4] = [
     ("payment", [2, 2, 0]),
 ];
 
-/// Instances of the fleet's own services: service, region, instance id.
+/// Instances of the fleet's own services, as service, region and instance ID.
 pub(super) fn instances() -> impl Iterator<Item = (&'static str, DemoRegion, String)> {
     SERVERS.into_iter().flat_map(|(service, counts)| {
         REGIONS.into_iter().zip(counts).flat_map(move |(place, count)| {

@@ -28,13 +28,13 @@ use super::{
 const REGION: DemoRegion = REGIONS[0];
 /// Client id of all callers, which determines their subsets.
 const CLIENT: &str = "programs";
-/// Time limit of one program, or the library.
+/// Timeout of one program, or of the library.
 const CALL_TIMEOUT: Duration = Duration::from_secs(20);
-/// Number of calls by each program if several endpoints may respond, and of seeds for the prediction.
+/// Number of calls by each program if several endpoints may respond. Also the number of seeds for the prediction.
 const CALLS: usize = 6;
 const SEEDS: u64 = 12;
 
-/// A call to compare.
+/// A call that all callers make, for comparison.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ComparedCall {
     pub(super) service: &'static str,
@@ -63,7 +63,7 @@ impl ComparedCall {
         }
     }
 
-    /// The URL for programs: `cart.shop` is `shop/cart`.
+    /// Returns the URL for programs. The host `cart.shop` stands for the service `shop/cart`.
     fn url(&self) -> String {
         let (tenant, service) = self.service.split_once('/').unwrap_or_default();
         format!("http://{service}.{tenant}{}", self.path)

@@ -58,7 +58,8 @@ pub(crate) fn command() -> clap::Command {
     config_file::add_option(Cli::command())
 }
 
-/// An argument that one of our types rejects, reported like every other error; clap would join problem and hint.
+/// Returns the failure for an argument that one of our types rejects, so that it is reported like every other error;
+/// clap would join problem and hint.
 fn refused(error: &clap::Error) -> Option<Failure> {
     if let Some(failure) = file_without_option(error) {
         return Some(failure);
@@ -72,7 +73,7 @@ fn refused(error: &clap::Error) -> Option<Failure> {
     Some(Failure::refused(format!("{argument}: {}", invalid.problem), invalid.hint.as_str()))
 }
 
-/// A usage error, if messages are printed as JSON; `None` if clap prints the error, or help.
+/// Returns the failure for a usage error, if messages are printed as JSON; `None` if clap prints the error, or help.
 fn usage(error: &clap::Error) -> Option<Failure> {
     if !output::has_json_messages() || !error.use_stderr() {
         return None;
@@ -214,7 +215,7 @@ impl Command {
         matches!(self, Self::Proxy(args) if args.runs_on_one_thread())
     }
 
-    /// Whether the command is a process with many connections from the mesh and that forwards no requests.
+    /// Whether the command is a process that has many connections from the mesh and forwards no requests.
     pub(crate) fn serves_many_peers(&self) -> bool {
         use rib::RibCommand;
         matches!(

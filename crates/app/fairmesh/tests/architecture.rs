@@ -9,7 +9,7 @@ use std::{
     process::Command,
 };
 
-/// The folders of `crates`, from the lowest floor to the highest. A crate may use no crate of a higher floor.
+/// The folders in `crates`, from the lowest floor to the highest. A crate may not use a crate of a higher floor.
 const FLOORS: &[&str] =
     &["base", "decide", "protocol", "observe", "state", "trust", "library", "edge", "control-plane", "app"];
 
@@ -241,7 +241,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("examples", &["client", "server"]),
 ];
 
-/// Crates that may use every crate: binaries, benchmarks and fuzzers.
+/// Crates that may use all other crates: binaries, benchmarks and fuzzers.
 const MAY_USE_ALL: &[&str] = &["fairmesh", "bench", "fuzz"];
 
 /// Crates without clock, randomness or I/O, so that simulation and production run the same code.

@@ -101,8 +101,8 @@ pub async fn run(args: AgentArgs) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Refuses to run in a cgroup to which the kernel form's eBPF programs are attached. Attachments that this user cannot
-/// see are not checked.
+/// Refuses to run in a cgroup to which the eBPF programs of the kernel form are attached. Attachments that this user
+/// cannot see are not checked.
 fn refuse_redirection() -> Result<(), Failure> {
     match fairmesh_kernel::own_attachment(Path::new(fairmesh_kernel::DEFAULT_PINS)) {
         Ok(Some(cgroup)) => Err(Failure::refused(
@@ -115,7 +115,7 @@ fn refuse_redirection() -> Result<(), Failure> {
     }
 }
 
-/// The control plane on this machine.
+/// The addresses tried by default for the control plane on this machine.
 fn default_control() -> Vec<Address> {
     environment::control_sockets().chain([Address::Tcp(environment::CONTROL_ADDRESS.to_owned())]).collect()
 }

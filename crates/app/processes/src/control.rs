@@ -83,7 +83,7 @@ struct ServeArgs {
     logging: Logging,
 }
 
-/// Whose tokens say who a user is. The names are those of kube-apiserver.
+/// Identity providers whose tokens authenticate users. The option names are those of kube-apiserver.
 #[derive(Debug, Args)]
 struct OidcArgs {
     /// Accept user tokens from this OpenID Connect issuer; the URL must equal the tokens' 'iss'.
@@ -120,10 +120,10 @@ impl OidcArgs {
     }
 }
 
-/// Environment variable of the password, which no process list shows.
+/// Environment variable with the password. Unlike options, it is not shown in process lists.
 const PASSWORD: &str = "FAIRMESH_ETCD_PASSWORD";
 
-/// Location of the store, if not in the data directory.
+/// Location of the store, if it is not in the data directory.
 #[derive(Debug, Args)]
 struct EtcdArgs {
     /// Keep the routing information base in etcd instead of the data directory: etcd://HOST:2379,HOST2:2379, followed
@@ -162,8 +162,8 @@ impl EtcdArgs {
 /// Trust domain of a new store if none is given.
 const DEFAULT_DOMAIN: &str = "mesh.local";
 
-/// The trust domain to use. A store in etcd has a trust domain only if it is given, because each of its control planes
-/// needs the root.
+/// Returns the trust domain to use. A store in etcd has a trust domain only if one is given, because each of its
+/// control planes needs the root.
 fn trust_domain(given: Option<&str>, is_shared: bool) -> Result<TrustDomainChoice, Failure> {
     let domain = |name: &str| {
         TrustDomain::new(name).map_err(|error| {
@@ -205,7 +205,7 @@ fn check_source(name: &str, text: &str) -> Result<(), Failure> {
     Err(Failure::refused(what.trim_end(), hint))
 }
 
-/// Runs until SIGTERM or SIGINT; or runs the subcommand.
+/// Runs the subcommand if there is one, otherwise the control plane until SIGTERM or SIGINT.
 pub async fn run(args: ControlArgs) -> Result<ExitCode, Failure> {
     match args.command {
         Some(ControlCommand::Status(args)) => status::run(args).await.map(|()| ExitCode::SUCCESS),

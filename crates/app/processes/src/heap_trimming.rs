@@ -4,13 +4,13 @@ use std::{fs, time::Duration};
 
 use tokio::{task::spawn_blocking, time::sleep};
 
-/// Interval of checks. Each costs the allocator's locks for less than a millisecond.
+/// Interval between checks. Each check holds the allocator's locks for less than a millisecond.
 const INTERVAL: Duration = Duration::from_secs(5);
-/// Unused bytes kept for new allocations.
+/// Number of unused bytes kept for new allocations.
 const SPARE: usize = 8 << 20;
 
-/// Results of the last trim: bytes it could not return, such as pages with a block in use, and bytes in use at that
-/// time.
+/// Results of the last trim: the bytes that could not be returned, such as pages with a block in use, and the bytes
+/// in use at that time.
 #[derive(Debug, Default)]
 struct LastTrim {
     unused: usize,
@@ -18,7 +18,7 @@ struct LastTrim {
 }
 
 impl LastTrim {
-    /// Whether a process with so many unused and used bytes has enough memory to return.
+    /// Whether memory should be returned, given the numbers of unused and used bytes.
     fn is_due(&mut self, unused: usize, used: usize) -> bool {
         // A trim in the middle of a peak leaves pages that can be returned once the blocks in them are freed.
         if self.used.saturating_sub(used) > SPARE {
@@ -49,13 +49,13 @@ pub async fn trim_periodically() {
     }
 }
 
-/// Unused bytes of the process's memory, and used ones.
+/// Numbers of unused and used bytes in the process's memory.
 fn memory() -> Option<(usize, usize)> {
     let used = fairmesh_shared_memory::used()?;
     Some((resident()?.saturating_sub(used), used))
 }
 
-/// Bytes of resident anonymous memory (proc_pid_status(5)).
+/// Size of the resident anonymous memory in bytes (proc_pid_status(5)).
 fn resident() -> Option<usize> {
     let status = fs::read_to_string("/proc/self/status").ok()?;
     let kilobytes = status.lines().find_map(|line| line.strip_prefix("RssAnon:"))?;

@@ -27,8 +27,8 @@ enum LogFormat {
     Json,
 }
 
-/// A filter that is a single word but no level. The filter would take the word for a component name, log everything of
-/// that component, and nothing else.
+/// Returns a filter that is a single word but not a level, such as a mistyped level. Such a filter would be taken for
+/// the name of a component, and nothing else would be logged.
 fn unknown_level(filter: &str) -> Option<&str> {
     let mut words = filter.split(',').map(str::trim).filter(|word| !word.is_empty());
     words.find(|word| !word.contains(['=', '[', ':']) && word.parse::<LevelFilter>().is_err())
@@ -45,8 +45,8 @@ impl Logging {
         self.start_at("warn")
     }
 
-    /// Starts logging for a command that prints its own status: by default only errors, and callers that an
-    /// authorization policy refuses (or would refuse once it is enforced rather than audited).
+    /// Starts logging for a command that prints its own status. By default, it logs only errors and refused callers:
+    /// those that an authorization policy refuses, or would refuse once it is enforced rather than audited.
     pub fn start_decisions(&self) -> Result<(), Failure> {
         self.start_at("error,fairmesh_server::authorization=info")
     }

@@ -83,7 +83,7 @@ pub async fn run(args: NodeArgs) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The identity of each pod's service. A node has no identity of its own.
+/// Returns the identity of each pod's service. A node has no identity of its own.
 async fn identities(
     pods: &[PodConfig],
     agent: &Address,

@@ -241,13 +241,13 @@ impl ProxyArgs {
     }
 }
 
-/// Number of serving threads.
+/// Number of threads that serve connections.
 fn cores(args: &ServeArgs) -> usize {
     let processors = || thread::available_parallelism().map_or(1, usize::from);
     args.cores.map_or_else(processors, usize::from)
 }
 
-/// The inbound program.
+/// The configuration of the program behind the proxy, for inbound calls.
 fn inbound(args: &ServeArgs) -> Option<InboundConfig> {
     args.inbound.clone().map(|inbound| InboundConfig {
         transport: None,
@@ -359,7 +359,7 @@ fn config(args: &ServeArgs, endpoints: Option<Arc<EndpointMetrics>>) -> ProxyCon
     }
 }
 
-/// Settings of the library, for the admin page.
+/// Settings of the client library, for the admin page.
 fn client_settings(args: &ServeArgs) -> BTreeMap<&'static str, String> {
     let inbound = args.inbound.as_ref().map(|_| format!("{:?}", args.inbound_protocol).to_lowercase());
     let told = [
@@ -373,7 +373,7 @@ fn client_settings(args: &ServeArgs) -> BTreeMap<&'static str, String> {
     told.into_iter().filter_map(|(name, value)| Some((name, value?))).collect()
 }
 
-/// The identity of the proxy's calls: that of the service it represents, or its own.
+/// The identity used in the proxy's calls: that of the service it represents, or its own.
 fn identity(args: &ServeArgs) -> SpiffePath {
     service(args).map_or_else(own_identity, SpiffePath::Service)
 }
@@ -395,7 +395,7 @@ pub fn own_identity() -> SpiffePath {
     SpiffePath::Mesh(MeshRole::Proxy, Label::new("proxy").expect("it is a name"))
 }
 
-/// The mesh handle of the proxy. `transport` is a transport with the proxy's identity, if there already is one.
+/// Opens the proxy's mesh handle. `transport` is a transport with the proxy's identity, if there already is one.
 async fn mesh(
     args: &ServeArgs,
     endpoints: Option<Arc<EndpointMetrics>>,

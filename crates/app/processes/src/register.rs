@@ -45,16 +45,16 @@ use front_listener::Front;
 use health::{Change, Health};
 use probe::Probe;
 
-/// Time after which a program that does not respond yet is first reported. Most respond within a moment.
+/// Time after which a program that does not respond yet is first reported. Most programs respond within a moment.
 const FIRST_REMINDER: Duration = Duration::from_secs(3);
-/// Interval of further reports.
+/// Interval between further reports.
 const REMINDER_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Timeout for exporting the last spans and lines of the access log.
 const LAST_EXPORT: Duration = Duration::from_secs(1);
 
-/// First probe interval of a program that has not responded yet. Short, because most respond within a moment and
-/// callers wait for them.
+/// Interval between probes of a program that has not responded yet; grows from this value. Short, because most
+/// programs respond within a moment and callers wait for them.
 const FIRST_PROBE_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Arguments of `fairmesh register`.
@@ -163,7 +163,7 @@ pub async fn run(args: RegisterArgs) -> Result<ExitCode, Failure> {
     ended.map(ExitCode::from)
 }
 
-/// How requests are observed. Spans name the service and the instance of the program.
+/// Determines how requests are observed. Spans name the service and the instance of the program.
 fn observer_config(args: &RegisterArgs) -> Result<ObserverConfig, Failure> {
     let instance = arguments::instance(args)?.to_string();
     let mut traces = trace_args::config(&args.traces, Some(args.service.clone()), instance);
@@ -367,12 +367,12 @@ impl Supervisor {
     }
 }
 
-/// The next probe interval while the program has not responded.
+/// Returns the next interval between probes while the program has not responded.
 fn next_interval(pause: Duration, interval: Duration) -> Duration {
     (pause * 3 / 2).min(interval)
 }
 
-/// Exit code of the program once it ends; pending if none was started.
+/// Waits for the program to end, and returns its exit code. Pending forever if no program was started.
 async fn ended(child: &mut Option<Child>) -> Result<u8, Failure> {
     match child {
         Some(child) => child.wait().await,
@@ -380,7 +380,7 @@ async fn ended(child: &mut Option<Child>) -> Result<u8, Failure> {
     }
 }
 
-/// The next registration state; pending before registration.
+/// Waits for the next registration state. Pending forever before the registration.
 async fn changed(standing: &mut Option<watch::Receiver<RegistrationState>>) -> RegistrationState {
     if let Some(standing) = standing
         && standing.changed().await.is_ok()

@@ -13,10 +13,10 @@ use crate::{
 /// Calls shown as one row.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Group {
-    /// One name for each heading in [`GroupBy::headings`].
+    /// Names of the group, one for each heading in [`GroupBy::headings`].
     pub(crate) names: Vec<String>,
     pub(crate) sum: CallSum,
-    /// Cores wasted; `None` if unknown.
+    /// Number of cores wasted; `None` if unknown.
     pub(crate) wasted: Option<f64>,
 }
 
@@ -30,7 +30,7 @@ fn names(row: &CallRow, by: GroupBy) -> Vec<String> {
     names.into_iter().cloned().collect()
 }
 
-/// The groups of a snapshot: of all calls, or of those to one service.
+/// Groups the calls of a snapshot: all calls, or those to one service.
 pub(crate) fn groups(snapshot: &Snapshot, by: GroupBy, service: Option<&str>) -> Vec<Group> {
     if by == GroupBy::Denied {
         return denied(snapshot, service);
@@ -68,7 +68,7 @@ fn denied(snapshot: &Snapshot, service: Option<&str>) -> Vec<Group> {
     rows.map(group).collect()
 }
 
-/// Sorts in descending order; ties by name.
+/// Sorts groups in descending order; ties are sorted by name.
 pub(crate) fn sort(groups: &mut [Group], by: SortBy, is_reversed: bool) {
     let p99 = |group: &Group| group.sum.counts.latency_quantile_us(0.99).unwrap_or_default() as f64;
     let value = |group: &Group| match by {

@@ -7,10 +7,10 @@ use crate::{
     screen_state::Screen,
 };
 
-/// Rows of a page.
+/// Number of rows in a page.
 const PAGE: usize = 20;
 
-/// Applies a key.
+/// Applies a key press to the screen.
 pub(crate) fn press(screen: &mut Screen, key: KeyEvent) {
     if key.modifiers.contains(KeyModifiers::CONTROL) {
         screen.has_ended |= key.code == KeyCode::Char('c');

@@ -40,7 +40,7 @@ fn title(screen: &Screen) -> Line<'_> {
     Line::from(spans)
 }
 
-/// Status line: the kind of rows, and missing data.
+/// Returns the status line: the kind of rows, and which data is missing.
 fn state(screen: &Screen) -> Line<'_> {
     let snapshot = &screen.snapshot;
     let mut text = format!(
@@ -119,7 +119,7 @@ fn aligned(text: &str, is_number: bool) -> Cell<'static> {
     Cell::from(if is_number { line.right_aligned() } else { line })
 }
 
-/// Style of a row: failures are red, rows without recent reports are dim.
+/// Returns the style of a row: red for failures, dim without recent reports.
 fn style(group: &Group) -> Style {
     let style = match group.sum.failed_part() {
         Some(part) if part >= 0.05 => Style::new().fg(Color::Red),

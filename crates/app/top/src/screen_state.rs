@@ -22,7 +22,7 @@ pub(crate) struct Screen {
     /// Whether the endpoints of the service are shown instead of its calls.
     pub(crate) has_endpoints: bool,
     pub(crate) selected: usize,
-    /// Why the last request failed, if it did, and the time since the last snapshot.
+    /// Reason why the last request failed, if it did, and the time since the last snapshot.
     pub(crate) problem: Option<String>,
     pub(crate) stale_ms: u64,
     pub(crate) has_ended: bool,
@@ -53,7 +53,7 @@ impl Screen {
         if self.has_endpoints { self.snapshot.endpoints.len() } else { self.groups().len() }
     }
 
-    /// The service whose endpoints to request.
+    /// The service whose endpoints are to be requested, if any.
     pub(crate) fn looked_at(&self) -> Option<&str> {
         self.service.as_ref().map(|(service, _)| service.as_str())
     }

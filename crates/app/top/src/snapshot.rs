@@ -10,7 +10,7 @@ use fairmesh_wire::v1;
 pub(crate) struct Snapshot {
     pub(crate) rows: Vec<CallRow>,
     pub(crate) denied: Vec<v1::DeniedCalls>,
-    /// Cores wasted by uneven load, by service. Empty if the user may not read them.
+    /// Number of cores wasted by uneven load, by service. Empty if the user may not read these.
     pub(crate) wasted: BTreeMap<String, f64>,
     /// Endpoints of the inspected service: instance, region, state.
     pub(crate) endpoints: Vec<[String; 3]>,

@@ -80,7 +80,7 @@ pub async fn run(args: CostArgs) -> Result<ExitCode, Failure> {
     cpu_attribution::run(&args, service, by).await
 }
 
-/// The part of the window for which the control plane has history.
+/// Returns the part of the window for which the control plane has history.
 fn known_window(args: &CostArgs, history_ms: u64) -> Duration {
     args.window.min(Duration::from_secs(3_600)).min(Duration::from_millis(history_ms))
 }

@@ -17,7 +17,7 @@ use fairmesh_imbalance::{
 use fairmesh_model::{HostType, InstanceId, Invalid, ServiceName};
 use fairmesh_wire::v1;
 
-/// Maximum number of outliers of a host type named in a table.
+/// Maximum number of outliers of one host type that a table names.
 const MAX_NAMED: usize = 3;
 
 /// Arguments of `fairmesh imbalance`.
@@ -45,7 +45,7 @@ fn by(text: &str) -> Result<Breakdown, String> {
     })
 }
 
-/// Prints the control plane's figures.
+/// Prints the imbalance figures of the control plane.
 pub async fn run(args: ImbalanceArgs) -> Result<ExitCode, Failure> {
     let connection = connect::connect(&args.target).await?;
     let request = v1::ReadImbalanceRequest {

@@ -75,7 +75,8 @@ fn row(pair: &ProbedPair) -> Vec<String> {
     row
 }
 
-/// The time of successful probes. If any probe failed, the number of failed ones among all.
+/// Formats a cell of the table: the time of successful probes or, if any probe failed, the number of failed ones
+/// among all.
 fn cell(protocol: &ProbedProtocol) -> String {
     let ProbedProtocol { passed, failed, took_us, .. } = *protocol;
     match (failed, took_us) {

@@ -10,26 +10,26 @@ use fairmesh_console::{
 use fairmesh_wire::handshake::{self, ConnectError, Connection};
 use tokio::time::sleep;
 
-/// Interval of attempts.
+/// Interval between attempts.
 const RETRY_INTERVAL: Duration = Duration::from_millis(500);
-/// Number of refusals tolerated from a control plane that responds, such as while it starts.
+/// Maximum number of refusals tolerated from a control plane that responds, for example while it starts.
 const MAX_REFUSALS: u32 = 20;
 
-/// Reconnects after the connection `lost`, for as long as no control plane is reachable: a restart must not end the
-/// command.
+/// Reconnects after the connection `lost`, for as long as no control plane is reachable. A restart of the control
+/// plane must not end the command.
 #[derive(Debug)]
 pub struct Reconnect {
     lost: Connection,
     refusals: u32,
-    /// The last printed reason.
-    told: String,
+    /// The reason that was printed last.
+    last_printed: String,
 }
 
 impl Reconnect {
-    /// Starts to reconnect after the connection was lost for reason `why`, which is printed.
+    /// Starts to reconnect after a connection was lost. The reason `why` is printed.
     pub fn new(lost: Connection, why: &Failure) -> Self {
         output::note(format!("{}; connecting again", why.message()));
-        Self { lost, refusals: 0, told: String::new() }
+        Self { lost, refusals: 0, last_printed: String::new() }
     }
 
     /// Returns the next connection.
@@ -46,9 +46,9 @@ impl Reconnect {
             let failure = connect::unreachable(self.lost.address(), &error);
             if !matches!(error, ConnectError::Unreachable { .. } | ConnectError::NoHello { .. }) {
                 self.refused(failure)?;
-            } else if self.told != error.to_string() {
-                self.told = error.to_string();
-                output::note(&self.told);
+            } else if self.last_printed != error.to_string() {
+                self.last_printed = error.to_string();
+                output::note(&self.last_printed);
             }
         }
     }

@@ -8,7 +8,7 @@ use fairmesh_planner::why_not_drained;
 use fairmesh_wire::v1;
 use serde_json::{Value, json};
 
-/// One word for the state of a drain.
+/// The state of a drain in one word.
 pub fn word(drain: &RegionDrain) -> &'static str {
     match drain.phase() {
         DrainPhase::Draining => "draining",
@@ -17,7 +17,7 @@ pub fn word(drain: &RegionDrain) -> &'static str {
     }
 }
 
-/// Text such as `draining, 4 of 10 steps made, until 2026-05-04T12:30:00Z`.
+/// Describes a drain in words, such as `draining, 4 of 10 steps made, until 2026-05-04T12:30:00Z`.
 pub fn words(drain: &RegionDrain) -> String {
     let word = word(drain);
     match drain.phase() {
@@ -28,7 +28,8 @@ pub fn words(drain: &RegionDrain) -> String {
     }
 }
 
-/// Like `words`, for a mesh with these policies: a drain only moves calls of services with a planner.
+/// Like `words`, but takes the policies of the mesh into account: a drain only moves calls of services with a
+/// planner.
 pub fn words_in(view: &View, drain: &RegionDrain) -> String {
     match drain.phase() {
         DrainPhase::Drained if !moves_calls(view) => format!("{}, but {UNMOVED}", words(drain)),
@@ -36,7 +37,7 @@ pub fn words_in(view: &View, drain: &RegionDrain) -> String {
     }
 }
 
-/// Why a drain has moved no call.
+/// Explanation why a drain has moved no call.
 const UNMOVED: &str = "its calls stay: no service is planned for";
 
 /// Whether drains move the calls of any service.
@@ -48,7 +49,7 @@ pub fn moves_calls(view: &View) -> bool {
     })
 }
 
-/// The policy that planners read. Defaults complete the policies of declared services.
+/// The policy that planners read: that of a declared service, completed by defaults.
 fn policy_in_force(service: &ServiceView) -> Option<Policy> {
     match service.service {
         Some(_) => Some(service.effective_policy()),
@@ -81,15 +82,15 @@ pub fn item(drain: &RegionDrain) -> Value {
     })
 }
 
-/// Like `item`, for a mesh with these policies.
+/// Like `item`, but takes the policies of the mesh into account.
 pub fn item_in(view: &View, drain: &RegionDrain) -> Value {
     let mut item = item(drain);
     item["movesCalls"] = json!(moves_calls(view));
     item
 }
 
-/// Sentence such as `region eu is draining, 4 of 10 steps made, until 2026-05-04T12:30:00Z: it keeps 60 % of its
-/// calls`.
+/// Describes a drain in a sentence, such as `region eu is draining, 4 of 10 steps made, until 2026-05-04T12:30:00Z:
+/// it keeps 60 % of its calls`.
 pub fn sentence(region: &str, drain: &RegionDrain) -> String {
     format!("region {region} is {}: it keeps {} % of its calls", words(drain), percent(drain))
 }

@@ -16,7 +16,7 @@ use tokio::sync::mpsc;
 
 /// Queue size for lines of all proxies that wait to be printed.
 const QUEUE: usize = 64;
-/// Maximum length of a line; paths are cut off by the proxy.
+/// Maximum length of a line. Proxies cut off longer paths.
 const MAX_LINE_BYTES: usize = 64 << 10;
 
 /// Arguments of `fairmesh tap`.
@@ -110,7 +110,7 @@ pub(super) enum Line {
     Failed(Failure),
 }
 
-/// Prints a note if there is nothing to print yet, with the reason: otherwise a tap of a misspelt name would wait in
+/// Prints a note with the reason if there are no requests to print. Otherwise a tap of a misspelt name would wait in
 /// silence.
 async fn note_uncalled(proxy: SocketAddr, service: &ServiceName) {
     // The tap itself reports a proxy that does not respond.
@@ -121,7 +121,7 @@ async fn note_uncalled(proxy: SocketAddr, service: &ServiceName) {
     }
 }
 
-/// Why a proxy with these services has no requests for this service.
+/// Explains why a proxy with these services has no requests for this service.
 fn uncalled(rows: &[Value], service: &str) -> Option<String> {
     if let Some(row) = rows.iter().find(|row| row["service"] == json!(service)) {
         let unknown = row["state"] == json!("unknown");

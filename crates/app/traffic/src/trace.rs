@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 
 /// Width of a waterfall's bars, in columns.
 const BAR: u64 = 32;
-/// Maximum depth of indentation.
+/// Maximum depth of indentation in a waterfall.
 const MAX_INDENT: usize = 12;
 
 /// Arguments of `fairmesh trace`.
@@ -175,7 +175,7 @@ fn row(depth: usize, span: &TraceSpan, end_us: u64) -> Vec<String> {
     ]
 }
 
-/// The bar of a span within the duration of the whole trace.
+/// Draws the bar of a span within the duration of the whole trace.
 fn bar(span: &TraceSpan, end_us: u64) -> String {
     let column = |at_us: u64| at_us.min(end_us) * BAR / end_us.max(1);
     let from = column(span.start_us).min(BAR - 1);

@@ -90,7 +90,7 @@ impl Dimension {
 }
 
 impl Row {
-    /// Builds the row of one minute, from each container's location and usage in thousandths of a core.
+    /// Builds the row of one minute from each container's location and usage, in thousandths of a core.
     pub fn of_minute<'a>(containers: impl IntoIterator<Item = (&'a Location, u64)>) -> Self {
         let mut places: HashMap<&Location, Vec<u64>> = HashMap::new();
         for (place, used) in containers {

@@ -158,7 +158,7 @@ impl OpenMinutes {
         std::mem::take(&mut self.changed)
     }
 
-    /// Marks a change that could not be stored as changed again.
+    /// Marks a change as changed again because it could not be stored.
     pub fn still_changed(&mut self, minute: Minute, service: ServiceName) {
         if self.minutes.contains_key(&minute) {
             self.changed.insert((minute, service));

@@ -45,7 +45,7 @@ pub enum Measure {
 pub struct Outlier {
     /// The instance.
     pub instance: InstanceId,
-    /// Deviation from the median of its peers, in thousandths of the median; positive if above.
+    /// Deviation from the median of the peers, in thousandths of the median; positive if above.
     pub off: i64,
     /// The measure by which the instance was compared.
     pub by: Measure,

@@ -28,7 +28,7 @@ pub struct Line {
     pub minutes: u64,
     /// Area of the line. Slices use the p99 of whole services, so that lines add up to the total.
     pub area: Area,
-    /// Peak by the slice's own p99, in millicore-minutes. For services equal to `area.peak`.
+    /// Peak by the slice's own p99, in millicore-minutes. For services, equal to `area.peak`.
     pub own_peak: u64,
     /// Causes of a service's waste, which add up to its waste; `None` for other lines.
     pub causes: Option<Causes>,
@@ -50,7 +50,7 @@ pub struct ServiceOutlier {
 pub struct ImbalanceReport {
     /// The breakdown of the lines.
     pub by: Breakdown,
-    /// Number of minutes, which is that of the service with the most minutes.
+    /// Number of minutes covered, which is that of the service with the most minutes.
     pub minutes: u64,
     /// Lines, either most wasteful first or in chronological order. Empty for the breakdown by cause; see
     /// [`ImbalanceReport::causes`].
@@ -262,7 +262,7 @@ pub struct Figures {
     pub wasted_cores: f64,
     /// 1 + wasted / used; `null` if nothing was used.
     pub index: Option<f64>,
-    /// The slice's index by its own p99. The rest of its waste is due to hotter slices.
+    /// Index of the slice by its own p99. The rest of its waste is due to hotter slices.
     pub own_index: Option<f64>,
     /// Container-minutes.
     pub container_minutes: u64,

@@ -43,7 +43,7 @@ pub struct UsageRecorder {
 #[derive(Clone, Copy, Debug, Default)]
 struct RecordedMinute {
     usage: Usage,
-    /// Covered time of the usage that the receiver has, in milliseconds. Never decreases.
+    /// Covered time of the usage that the receiver already has, in milliseconds. Never decreases.
     sent_ms: u32,
 }
 

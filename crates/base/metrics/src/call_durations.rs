@@ -5,7 +5,8 @@ use std::{sync::OnceLock, time::Duration};
 
 use crate::{DurationHistogram, DurationSnapshot, Labels, TraceExemplar};
 
-/// Maximum number of series per called service. Calls beyond it are counted in a shared overflow series.
+/// Maximum number of series per called service. Calls for which no series is left are counted in a shared overflow
+/// series.
 const MAX_SERIES: usize = 32;
 /// Label of the overflow series; not a valid name.
 pub const OTHER: &str = "(other)";
@@ -51,9 +52,9 @@ pub enum CallOutcome {
 /// Histograms of the calls to one service. Lookups take no lock.
 #[derive(Debug, Default)]
 pub struct CallSeries {
-    /// In the order of first calls. Frequent outcomes usually come first, so that the search is short.
+    /// Series in the order of their first calls. Frequent outcomes usually come first, so that the search is short.
     series: [OnceLock<Box<Series>>; MAX_SERIES],
-    /// The overflow series, one for HTTP and one for gRPC.
+    /// Overflow series: one for HTTP and one for gRPC.
     overflow: [OnceLock<Box<DurationHistogram>>; 2],
 }
 
@@ -97,7 +98,7 @@ pub fn known_method(method: &str) -> &'static str {
 }
 
 impl CallSeries {
-    /// Counts a call. `caller` is given if the series count calls of several services.
+    /// Counts a call. `caller` is needed if the series count the calls of several services.
     #[inline]
     pub fn record(
         &self,
@@ -139,7 +140,7 @@ impl CallSeries {
         }
     }
 
-    /// All series at this moment. Series without their own caller get `caller`.
+    /// All series as of now. Series without their own caller get `caller`.
     pub fn rows<'a>(&'a self, caller: &'a str, callee: &'a str) -> impl Iterator<Item = CallRow> + 'a {
         let row = move |caller: &str, outcome, durations: &DurationHistogram| CallRow {
             caller: caller.to_owned(),

@@ -9,14 +9,14 @@ use std::{
     time::Duration,
 };
 
-/// Each octave has `2^SCHEMA` buckets, so a quantile is off by at most 4.4 %.
+/// Resolution: each octave has `2^SCHEMA` buckets, so a quantile is off by at most 4.4 %.
 pub const SCHEMA: i32 = 3;
 const BUCKETS: usize = 1 << SCHEMA;
 /// Base-2 logarithm of the lower bound of the first octave, in seconds. The octaves range from 1 µs to more than an
 /// hour. Shorter and longer durations count in the first and the last bucket.
 const FIRST_OCTAVE: i32 = -20;
 const OCTAVES: usize = 32;
-/// Octaves whose upper bounds are bounds of the classic buckets: from 0.24 ms to 32 s.
+/// Range of octaves whose upper bounds are bounds of the classic buckets: from 0.24 ms to 32 s.
 const CLASSIC: std::ops::RangeInclusive<i32> = -13..=4;
 /// Upper bounds of the buckets in an octave, relative to the octave's upper bound: `2^(-1 + i/8)`.
 #[expect(clippy::unreadable_literal, reason = "the digits that Prometheus has")]
@@ -54,7 +54,7 @@ pub struct TraceExemplar {
     pub at: Duration,
 }
 
-/// The counts of a histogram at one moment.
+/// The counts of a histogram at one point in time.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct DurationSnapshot {
     /// Counts by bucket in ascending order, without empty buckets. Bucket `i` has durations in `(2^((i-1)/8), 2^(i/8)]` seconds.
@@ -96,7 +96,7 @@ impl DurationHistogram {
         octave
     }
 
-    /// The counts at this moment.
+    /// Returns the present counts.
     pub fn snapshot(&self) -> DurationSnapshot {
         let mut snapshot = DurationSnapshot {
             seconds: self.sum_ns.load(Relaxed) as f64 / 1e9,
@@ -114,7 +114,7 @@ impl DurationHistogram {
     }
 }
 
-/// The bucket of a duration. Searches by mantissa and exponent, as the Go client library of Prometheus does.
+/// Returns the bucket of a duration. Searches by mantissa and exponent, as the Go client library of Prometheus does.
 #[inline]
 fn bucket(seconds: f64) -> i32 {
     let bits = seconds.to_bits();

@@ -23,7 +23,7 @@ pub enum Value {
     Number(f64),
 }
 
-/// The series of a counter or gauge.
+/// The series of a counter or gauge, one per row.
 #[derive(Debug)]
 pub(crate) struct ValueRows {
     pub(crate) kind: MetricType,

@@ -4,11 +4,11 @@ use std::time::Duration;
 
 use crate::Invalid;
 
-/// Units from the longest to the shortest, each with its length in nanoseconds.
+/// Units from longest to shortest, with their lengths in nanoseconds.
 const UNITS: [(&str, u64); 5] =
     [("h", 3_600_000_000_000), ("m", 60_000_000_000), ("s", 1_000_000_000), ("ms", 1_000_000), ("us", 1_000)];
 
-/// Other names of units, each with its length in nanoseconds.
+/// Alternative unit names, with the unit's length in nanoseconds.
 const WORDS: [(&[&str], u64); 6] = [
     (&["d", "day", "days"], 86_400_000_000_000),
     (&["h", "hr", "hrs", "hour", "hours"], UNITS[0].1),

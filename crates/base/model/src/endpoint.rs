@@ -36,7 +36,7 @@ pub struct Endpoint {
     pub lease: Option<Duration>,
     /// Whether the endpoint accepts only mutual TLS and proves its service's identity by certificate.
     pub mtls: bool,
-    /// Labels set by the owner; at most 32.
+    /// At most 32 labels, set by the owner.
     pub labels: BTreeMap<String, String>,
 }
 
@@ -73,7 +73,7 @@ impl Endpoint {
         self.noted(Self::LOST)
     }
 
-    /// Whether the endpoint is not drained and lost because its lease expired. Possibly only its agent died.
+    /// Whether the endpoint is lost only because its lease expired, and is not drained. Possibly only its agent died.
     pub fn is_expired(&self) -> bool {
         let expired = self.lost().is_some_and(|(_, why)| why == Self::EXPIRED);
         self.state == EndpointState::Lost && expired && self.drained().is_none()
@@ -172,9 +172,11 @@ const METADATA: [IpAddr; 2] = [
     IpAddr::V4(Ipv4Addr::new(100, 100, 100, 200)),
 ];
 
-/// Whether an address belongs to a service of the caller's own machine or link: a link-local address (RFC 3927, RFC
-/// 4291 §2.5.6), where clouds serve credentials, or another address of a metadata service. Returns false for loopback
-/// addresses.
+/// Whether an address belongs to the caller's own machine or link. These are:
+/// - link-local addresses (RFC 3927, RFC 4291 §2.5.6), where clouds serve credentials;
+/// - other addresses of cloud metadata services.
+///
+/// Loopback addresses are not included.
 pub fn is_of_link(ip: IpAddr) -> bool {
     let ip = ip.to_canonical();
     let is_link_local = match ip {
@@ -184,7 +186,7 @@ pub fn is_of_link(ip: IpAddr) -> bool {
     is_link_local || METADATA.contains(&ip)
 }
 
-/// Refuses addresses that mean something else on each machine: each caller would reach a service of its own machine.
+/// Refuses addresses that every machine uses for its own services, since a caller would reach its own machine.
 /// Loopback is allowed, for meshes on one machine.
 fn check_not_of_machine(field: &str, address: SocketAddr) -> Result<(), Invalid> {
     let ip = address.ip().to_canonical();

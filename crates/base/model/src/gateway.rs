@@ -25,12 +25,12 @@ pub struct GatewayBackend {
     pub capacity: u32,
     /// The addresses at which nodes connect to the backend's replicas.
     pub replicas: BTreeSet<SocketAddr>,
-    /// Whether the backend is closed to further services. It keeps its present services.
+    /// Whether the backend accepts no further services. Services placed on it stay.
     pub is_closed: bool,
 }
 
-/// Limits of a tenant at the gateway, which override the options of each replica. For a `None` limit, the option or
-/// the limit that applies without a record remains.
+/// Limits for a tenant at the gateway, which override the options of each replica. A limit that is `None` leaves the
+/// option or the built-in limit in force.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct GatewayQuota {
     /// Maximum number of connections, at each replica.
@@ -158,8 +158,8 @@ impl Placement {
         self.zones.values().any(|backends| backends.contains(backend))
     }
 
-    /// The backends by zone, in the order in which they are tried. The caller's own zone comes first, or the home
-    /// zone if no backend is in the own zone; then the other zones.
+    /// Backends grouped by zone, in the order in which nodes try them: first the caller's own zone (the home zone if
+    /// no backend is in the own zone), then the other zones.
     pub fn in_order(&self, own_zone: Option<&Zone>) -> Vec<&BTreeSet<Label>> {
         let first = own_zone.filter(|zone| self.zones.contains_key(*zone)).unwrap_or(&self.home_zone);
         let others = self.zones.iter().filter(|(zone, _)| *zone != first).map(|(_, backends)| backends);

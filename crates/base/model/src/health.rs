@@ -22,7 +22,7 @@ pub struct HealthCheck {
     pub interval: Duration,
     /// Random variation of the interval in percent, so that probes spread over time; 0 to 50.
     pub jitter_percent: u32,
-    /// The timeout of a probe; 1 ms up to the interval.
+    /// Timeout of one probe; 1 ms up to the interval.
     pub timeout: Duration,
     /// Consecutive successes that make an endpoint healthy; 1 to 100.
     pub rise: u32,
@@ -137,7 +137,7 @@ impl Probe {
     }
 }
 
-/// The result of active health checks of one endpoint, by the checker of its region.
+/// Result of one endpoint's active health checks, recorded by the checker of its region.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Verdict {
     /// Whether the endpoint's probes succeed.
@@ -148,11 +148,11 @@ pub struct Verdict {
     pub confidence: u32,
     /// Why the endpoint is unhealthy, in at most [`MAX_CAUSE`] bytes; empty if healthy.
     pub cause: String,
-    /// Whether the verdict may be outdated, because the region has had no checker for long.
+    /// Whether the verdict may be outdated because the region has had no checker for long.
     pub stale: bool,
 }
 
-/// The checker of a region. Servers accept probes from elected checkers only.
+/// The agent elected as checker of a region. Servers accept probes from elected checkers only.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ElectedChecker {
     /// The agent's name, under which it joined.
@@ -173,10 +173,11 @@ pub enum VerdictEffect {
 }
 
 impl Verdict {
-    /// From this confidence on, other endpoints are preferred to an unhealthy one. One failed probe reaches it, if
+    /// Minimum confidence at which an unhealthy verdict makes other endpoints preferred. One failed probe suffices if
     /// the policy's minimum number of samples allows.
     pub const PENALTY: u32 = 500;
-    /// From this confidence on, an unhealthy endpoint is a last resort. Nine consecutive failed probes reach it.
+    /// Minimum confidence at which an unhealthy endpoint becomes a last resort. Nine consecutive failed probes
+    /// suffice.
     pub const EXCLUSION: u32 = 900;
 
     /// The confidence after `in_a_row` consecutive consistent probes, in thousandths.

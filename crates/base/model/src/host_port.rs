@@ -25,7 +25,7 @@ impl<'a> HostPort<'a> {
         is_host(host).then_some(Self { host, port })
     }
 
-    /// The host in the form that is compared with rules and names.
+    /// The host without its trailing dot, for comparison with rules and names.
     pub fn name(&self) -> &'a str {
         without_dot(self.host)
     }
@@ -41,8 +41,7 @@ pub fn host_name(authority: &str) -> &str {
     without_dot(host)
 }
 
-/// Whether the end of `text` is inside the brackets of an IPv6 address, so that the next colon belongs to the
-/// address.
+/// Whether `text` ends inside the brackets of an IPv6 address. The next colon then belongs to the address.
 fn is_open(text: &str) -> bool {
     text.starts_with('[') && !text.ends_with(']')
 }

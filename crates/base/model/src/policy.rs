@@ -39,12 +39,13 @@ pub struct Policy {
     pub timeouts: Timeouts,
     /// When failed attempts are retried.
     pub retries: Retries,
-    /// The rate limit for all calls to the service. Routes may have additional limits.
+    /// Rate limit for all calls to the service. Routes may set additional limits.
     pub limit: Option<RateLimit>,
-    /// Sources of the key for calls without an explicit key, so that sessions stay with their endpoint. The first
-    /// source with a value is used. At most [`MAX_KEY_SOURCES`]; for services called by key.
+    /// Where the key is read for calls without an explicit key, so that sessions stay with their endpoint. The first
+    /// source with a value is used; at most [`MAX_KEY_SOURCES`]. For services called by key.
     pub key: Vec<KeySource>,
-    /// For sharded services, the role of the copies that get calls which name no role; `None` for copies of any role.
+    /// Sharded services only: role of the copies that receive calls which name no role. `None` permits copies of any
+    /// role.
     pub role: Option<Role>,
     /// Active health checks of endpoints; `None` disables them, so that only passive detection remains.
     pub health_check: Option<HealthCheck>,
@@ -58,8 +59,8 @@ pub struct Policy {
     pub mtls: MtlsMode,
     /// Services of other tenants whose routes may send calls to this service, in splits and mirrors.
     pub accept_routes_from: Vec<RouteSource>,
-    /// Fields that are stated explicitly although they have the built-in value, so that defaults of tenant or mesh do
-    /// not replace them.
+    /// Fields that the policy states explicitly with the built-in value. Defaults of tenant or mesh do not replace
+    /// these fields.
     pub restated: BTreeSet<PolicyField>,
 }
 
@@ -74,9 +75,8 @@ pub enum MtlsMode {
 }
 
 impl MtlsMode {
-    /// Whether callers in a mesh with a trust domain refuse a plaintext endpoint. The endpoint's own record is not
-    /// enough to accept plaintext: the program that registers the record would otherwise decide whether calls are
-    /// secured.
+    /// Whether callers in a mesh with a trust domain refuse a plaintext endpoint. The endpoint's own record cannot
+    /// permit plaintext: otherwise the program that registers it would decide whether calls are secured.
     pub fn refuses(self, service: Option<&Service>, endpoint: &Endpoint) -> bool {
         // If a service declares an identity, its endpoints must prove it, whatever their records say.
         let is_plaintext = !endpoint.mtls && service.is_none_or(|service| service.identity.is_none());
@@ -208,8 +208,8 @@ impl Policy {
 }
 
 impl Policy {
-    /// The traffic classes that reports distinguish, at most [`MAX_TRAFFIC_CLASSES`]: first the planner's classes,
-    /// then the classes of routes in the order of routes.
+    /// Traffic classes that reports distinguish, at most [`MAX_TRAFFIC_CLASSES`]: first the planner's classes, then
+    /// the routes' classes in route order.
     pub fn traffic_classes(&self) -> Vec<Label> {
         let planned = self.traffic.iter().flat_map(|traffic| &traffic.classes);
         let routed = self.routes.iter().filter_map(|route| route.class.as_ref());

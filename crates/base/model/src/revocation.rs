@@ -7,10 +7,10 @@ pub const MAX_REVOCATIONS: usize = 1000;
 /// Maximum length of a serial number, in bytes (RFC 5280 §4.1.2.2).
 pub const MAX_SERIAL: usize = 20;
 
-/// The revocations of a trust domain.
+/// Revocations in a trust domain.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Revocations {
-    /// The revocations; at most [`MAX_REVOCATIONS`].
+    /// At most [`MAX_REVOCATIONS`] revocations.
     pub entries: Vec<Revocation>,
 }
 

@@ -31,9 +31,9 @@ pub struct Route {
     pub split: Vec<Backend>,
     /// The traffic class, if set.
     pub class: Option<Label>,
-    /// Timeouts that override those of the policy.
+    /// Timeouts that override the policy's timeouts.
     pub timeouts: Timeouts,
-    /// Whether repeating a call is declared harmless, regardless of the method.
+    /// Whether calls are declared safe to repeat, regardless of the method.
     pub idempotent: bool,
     /// Further actions on the route's calls.
     pub actions: Actions,

@@ -11,8 +11,8 @@ pub struct Service {
     pub protocol: Protocol,
     /// The virtual address that unmodified programs connect to, if assigned.
     pub virtual_address: Option<SocketAddr>,
-    /// The SPIFFE id that endpoints prove by mutual TLS instead of the service's own id: an id of a federated trust
-    /// domain.
+    /// SPIFFE id that endpoints prove by mutual TLS instead of the service's own id. The id belongs to a federated
+    /// trust domain.
     pub identity: Option<SpiffeId>,
 }
 

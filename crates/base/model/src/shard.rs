@@ -24,9 +24,9 @@ impl FromStr for ShardId {
     }
 }
 
-/// Maximum number of shards whose load a server reports individually: those with the highest load. The load of the
-/// others is reported as a sum. Balancing moves only the few hottest shards, so the report stays small for maps with
-/// millions of shards.
+/// Maximum number of shards whose load a server reports individually: the most loaded shards. The load of all other
+/// shards is reported as one sum. Balancing moves only the few hottest shards, so the report stays small for maps
+/// with millions of shards.
 pub const MAX_REPORTED_SHARDS: usize = 128;
 
 /// The assignment of a service's keys to replicas (ServiceRouter §3.3). Shards are contiguous: each ends where the
@@ -80,8 +80,8 @@ pub enum ReplicaState {
     Stopping,
 }
 
-/// A requested move, addition or removal of a shard's copy. The record stays in the RIB until the move is done, so
-/// that a controller continues the move after a restart.
+/// A requested move, addition or removal of a shard's copy. The record stays in the RIB until the move is done. A
+/// restarted controller can therefore continue the move.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ShardMove {
     /// The shard.

@@ -56,9 +56,9 @@ pub use workload::{ProgramSpec, WorkloadSpec};
 
 use crate::Invalid;
 
-/// Reads the fields of a document, except `kind`.
+/// Reads all fields of a document except `kind`.
 pub trait ReadFields {
-    /// The error if a field cannot be read.
+    /// Error returned if a field cannot be read.
     type Error;
 
     /// Reads the fields into `T`.

@@ -36,7 +36,7 @@ pub enum MeshRole {
     Control,
     /// A replica of the routing information base.
     Replica,
-    /// A proxy or a lookaside that many programs share.
+    /// A proxy or a lookaside shared by many programs.
     Proxy,
     /// A key server. It signs for proxies, and may not read the records of services.
     KeyServer,

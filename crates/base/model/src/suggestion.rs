@@ -1,6 +1,6 @@
 //! Suggestions for misspelt words: "did you mean …?"
 
-/// The hint for a misspelt word: the nearest of `right`, or all of them if none is near.
+/// Hint for a misspelt word: the nearest word in `right`, or all of `right` if none is near.
 pub fn hint(wrong: &str, right: &[&str]) -> String {
     let nearest = right.iter().map(|word| (distance(wrong, word), word)).min();
     match nearest {

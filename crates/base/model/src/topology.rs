@@ -18,7 +18,7 @@ pub use location::Location;
 pub struct Regions {
     /// Properties by region.
     pub regions: BTreeMap<Region, RegionInfo>,
-    /// Prices of bytes between regions.
+    /// Egress prices between regions.
     pub egress: Egress,
 }
 
@@ -29,7 +29,7 @@ pub struct RegionInfo {
     pub continent: String,
     /// Regions that count as adjacent.
     pub neighbours: Vec<Region>,
-    /// Whether the region is draining: routers in other regions send no calls to it.
+    /// Whether the region is draining. Routers in other regions send no calls to a draining region.
     pub draining: bool,
 }
 
@@ -57,9 +57,9 @@ impl Regions {
 /// The `RoundTrips` record holds the declared times. Each measuring region has a record with its own measurements.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RoundTrips {
-    /// Declared round trips by pair of regions, with the smaller name first.
+    /// Declared round trips by pair of regions. The alphabetically smaller name comes first.
     pairs: BTreeMap<(Region, Region), Duration>,
-    /// Measured round trips by measuring region.
+    /// Round trips by the region that measured them.
     measured: BTreeMap<Region, MeasuredDistances>,
 }
 
@@ -80,7 +80,7 @@ impl RoundTrips {
         self.pairs.insert(if a < b { (a, b) } else { (b, a) }, rtt);
     }
 
-    /// Replaces the declared round trips by those of a record. Measured round trips stay.
+    /// Replaces the declared round trips by the record's round trips. Measured round trips stay.
     pub fn set_declared(&mut self, record: Self) {
         self.pairs = record.pairs;
     }
@@ -99,8 +99,8 @@ impl RoundTrips {
         self.distance(from, to).map(|(round_trip, _)| round_trip)
     }
 
-    /// The round trip and its origin. A declared time comes first, then the measurement of the caller's region, then
-    /// that of the other region. Measurements in both directions are equivalent.
+    /// Round trip and its origin. A declared round trip comes first, then the caller's own measurement, then the
+    /// measurement by the other region. Measurements in both directions are equivalent.
     pub fn distance(&self, from: &Region, to: &Region) -> Option<(Duration, DistanceSource)> {
         if from == to {
             return Some((Duration::ZERO, DistanceSource::Declared));
@@ -123,7 +123,7 @@ impl RoundTrips {
         self.measured.get(from)?.to.get(to).copied()
     }
 
-    /// All regions that measured or were measured, possibly with repetitions.
+    /// All regions that measured or were measured. A region may be repeated.
     pub fn measured_regions(&self) -> impl Iterator<Item = &Region> {
         self.measured.iter().flat_map(|(from, distances)| std::iter::once(from).chain(distances.to.keys()))
     }

@@ -29,7 +29,7 @@ pub use region_table::{
     SMALLEST_SHARE, TableForce, TableOrigin, TrafficShares, ZoneShares,
 };
 
-/// Maximum number of traffic classes of a service that reports distinguish. Calls of further classes count as calls
+/// Maximum number of a service's traffic classes that reports distinguish. Calls of further classes are reported
 /// without a class.
 pub const MAX_TRAFFIC_CLASSES: usize = 16;
 
@@ -42,10 +42,10 @@ pub struct Traffic {
     pub mode: TrafficMode,
     /// Fixed shares written by hand, by the caller's region.
     pub shares: BTreeMap<Region, TrafficShares>,
-    /// Rings, each with the load up to which the planner uses it; empty means the default rings.
+    /// Rings, and for each the load up to which the planner uses the ring; empty means the default rings.
     pub rings: Vec<LoadRing>,
-    /// Classes that are less important than all other calls. The planner moves and drops these classes first,
-    /// beginning with the last of the list.
+    /// Classes that are less important than all other calls, in falling order of importance. The planner moves and
+    /// drops calls of the last class first.
     pub classes: Vec<Label>,
     /// The planner's measure of server load; `None` is CPU.
     pub load: Option<LoadMetric>,

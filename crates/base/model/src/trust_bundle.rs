@@ -6,8 +6,8 @@ use crate::{Invalid, Region, Tenant, TrustDomain};
 
 /// Maximum number of roots of a trust domain. There is one root, or old and new roots during a rotation.
 pub const MAX_ROOTS: usize = 8;
-/// Maximum number of remembered retired roots. Control planes that still have the files of a retired root must not
-/// record it again.
+/// Maximum number of retired roots that the bundle remembers. Control planes that still have the files of a retired
+/// root must not record it again.
 pub const MAX_RETIRED_ROOTS: usize = 32;
 /// Maximum size of a certificate, in bytes of DER.
 pub const MAX_CERTIFICATE: usize = 4096;
@@ -113,11 +113,11 @@ impl FederatedDomains {
 /// An agent that joined the trust domain.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct JoinedAgent {
-    /// The tenants whose services the agent may vouch for; empty means all.
+    /// Tenants for whose services the agent may vouch; empty means all tenants.
     pub tenants: Vec<Tenant>,
     /// Time of joining, in seconds since 1970.
     pub joined: u64,
-    /// The only region for which the agent may check and report; `None` means any region.
+    /// The only region in which the agent may be a checker and report; `None` means any region.
     pub region: Option<Region>,
 }
 

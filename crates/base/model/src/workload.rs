@@ -11,15 +11,16 @@ pub(crate) const MAX_PROGRAMS: usize = 64;
 pub(crate) const MAX_AGENTS: usize = 1000;
 /// Maximum length of a path or name in a selector, in bytes.
 const MAX_TEXT: usize = 1024;
-/// Stands for the agent's own network namespace in selectors.
+/// Name of the agent's own network namespace in selectors.
 pub const HOST_NAMESPACE: &str = "host";
 
-/// Programs that may get a service's identity, besides programs of the agent's own user.
+/// Programs that may have a service's identity, besides programs run by the agent's own user.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct WorkloadEntry {
-    /// Agents that may vouch for the service, among those that may vouch for its tenant. Empty means all of them.
+    /// Agents that may vouch for the service; each must also be allowed to vouch for the tenant. Empty means all
+    /// agents that may.
     pub agents: Vec<Label>,
-    /// Selectors. A program of another user than the agent's must match one of them.
+    /// Selectors. A program run by another user than the agent's must match at least one.
     pub programs: Vec<ProgramSelector>,
 }
 
@@ -47,7 +48,7 @@ pub struct ProgramFacts {
     pub gid: u32,
     /// Path of the executable.
     pub executable: Result<String, String>,
-    /// cgroup (v2).
+    /// Path of the cgroup (v2).
     pub cgroup: Result<String, String>,
     /// Name of the network namespace.
     pub network_namespace: Result<String, String>,
@@ -64,7 +65,7 @@ pub enum NotSelected {
     NoMatch {
         /// Index of the closest selector.
         index: usize,
-        /// Conditions of this selector that the program does not meet, with the values found.
+        /// Conditions of this selector that the program fails, with the values found.
         failed: Vec<String>,
     },
 }
@@ -96,14 +97,14 @@ impl WorkloadEntry {
         })
     }
 
-    /// The largest number of conditions of a selector that the program matches; `None` if it matches no selector.
+    /// Number of conditions of the most specific selector that matches the program; `None` if no selector matches.
     pub fn specificity(&self, program: &ProgramFacts) -> Option<usize> {
         let met = self.programs.iter().filter(|selector| selector.failed_conditions(program).is_empty());
         met.map(ProgramSelector::conditions).max()
     }
 
-    /// Index of the first selector that may select the same programs as `other`: for the same user or cgroup, with an
-    /// agent that may vouch for both. `None` if there is none.
+    /// Index of the first selector that may select the same programs as a selector of `other`: both name the same
+    /// user or cgroup, and one agent may vouch for both. `None` if there is none.
     pub fn contested(&self, other: &Self) -> Option<usize> {
         let meet = self.agents.is_empty()
             || other.agents.is_empty()

@@ -40,7 +40,8 @@ impl SumLimits {
 /// Result of recording a report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Taken {
-    /// The report replaced its reporter's last one. With too many rows of processed calls, those rows were dropped.
+    /// The report replaced its reporter's last report. If there were too many rows of processed calls, these rows
+    /// were dropped.
     Kept,
     /// The report was refused: there are too many reporters or rows.
     Full,
@@ -54,8 +55,8 @@ pub struct ReportSums {
     rows: usize,
     /// Rows of processed calls.
     served: usize,
-    /// Services of refused reports, each with the time at which the refused report would have expired. If the map is
-    /// full, all services count as incomplete.
+    /// Services in refused reports. The value is the time at which the refused report would have expired. If the map
+    /// is full, all services count as incomplete.
     not_taken: BTreeMap<ServiceName, u64>,
 }
 
@@ -77,7 +78,7 @@ impl ReportSums {
         self.by_reporter.len()
     }
 
-    /// Number of paths and server groups that did not fit into the reports.
+    /// Number of paths and server groups for which reports had no room.
     pub fn left_out(&mut self, now_ms: u64) -> u32 {
         self.expire(now_ms);
         self.by_reporter.values().fold(0, |sum: u32, live| sum.saturating_add(live.report.left_out))
@@ -223,8 +224,8 @@ pub fn bound(mut report: TrafficReport) -> TrafficReport {
     report
 }
 
-/// Merges calls of different parents, then of different callers, until they fit into [`MAX_CALL_PATHS`]. Planners of
-/// regions need neither.
+/// Merges calls of different parents, then of different callers, until they fit into [`MAX_CALL_PATHS`]. Regional
+/// planners need neither.
 pub fn merge_paths(calls: BTreeMap<CallPath, CallRates>) -> BTreeMap<CallPath, CallRates> {
     let merge = |calls: BTreeMap<CallPath, CallRates>, path: fn(CallPath) -> CallPath| {
         if calls.len() <= MAX_CALL_PATHS {

@@ -32,7 +32,7 @@ pub struct ReportedPaths {
     without_parent: Counters,
     /// The counters of each parent, once parents are distinguished. Slots are used in order.
     by_parent: OnceLock<Box<[ParentSlot]>>,
-    /// Paths with calls to destinations that this snapshot no longer contains. Their last calls are still to be read.
+    /// Paths with calls to destinations that this snapshot no longer contains. Their last calls are still unread.
     former: Box<[(CallPath, Arc<CallCounters>)]>,
 }
 
@@ -42,12 +42,12 @@ type ParentSlot = OnceLock<(NodeId, Counters)>;
 /// Counters by class, then by destination. The last column counts calls without a destination.
 type Counters = Box<[Arc<CallCounters>]>;
 
-/// Selects the counters of a call.
+/// Properties of a call that select its counters.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ReportedAs<'a> {
     /// The traffic class that the route of the call sets.
     pub class: Option<&'a Label>,
-    /// The call during which this call is made.
+    /// The call during which this call is made; `None` if there is none.
     pub parent: Option<NodeId>,
 }
 
@@ -186,8 +186,8 @@ impl ReportedPaths {
         &self.of_parent(call.parent)[self.row(call.class) + self.destinations.len()]
     }
 
-    /// All paths with their counters. Paths with a parent are included only if they have calls. A path that was
-    /// missing in an earlier snapshot may be listed twice, with different counters.
+    /// All paths with their counters. Paths with a parent are included only if they have calls. A path that an
+    /// earlier snapshot lacked may be listed twice, with different counters.
     pub fn iter(&self) -> impl Iterator<Item = (CallPath, &CallCounters)> {
         let parents = self.parents();
         let parents = parents.filter_map(|(parent, counters)| Some((self.reportable(*parent)?, counters)));

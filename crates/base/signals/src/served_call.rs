@@ -20,10 +20,10 @@ pub struct ServedCall {
     node: Option<NodeId>,
     /// The first service in the call's chain.
     origin: Option<OriginId>,
-    /// Distinguishes calls: a child that ends while another call is current does not change that call.
+    /// Number that distinguishes calls: a child that ends while another call is current does not change that call.
     serial: u64,
     children: u32,
-    /// When the children in flight began to be more than zero.
+    /// Time since which at least one child is in flight.
     busy_since: Option<Instant>,
     busy: Duration,
 }
@@ -35,7 +35,7 @@ pub struct ChildCall {
     parent: u64,
 }
 
-/// Keeps a call the current one of its thread until dropped.
+/// Guard that keeps a call the current one of its thread until dropped.
 #[derive(Debug)]
 pub struct Entered<'a> {
     call: &'a mut ServedCall,
@@ -80,7 +80,7 @@ impl ServedCall {
         CURRENT.with(|current| current.get().origin)
     }
 
-    /// Makes this call the current one of the thread until the guard is dropped.
+    /// Makes this call the thread's current one until the guard is dropped.
     #[inline]
     pub fn enter(&mut self) -> Entered<'_> {
         let outer = CURRENT.replace(*self);
@@ -103,7 +103,8 @@ impl ServedCall {
         Some(ChildCall { parent: call.serial })
     }
 
-    /// Returns the part of `took` without a child in flight. `took` is the duration of the call until `now`.
+    /// Returns the part of `took` during which no child was in flight. `took` is the duration of the call until
+    /// `now`.
     pub fn exclusive(&self, took: Duration, now: Instant) -> Duration {
         let pending = self.busy_since.map_or(Duration::ZERO, |since| now.saturating_duration_since(since));
         took.saturating_sub(self.busy + pending)

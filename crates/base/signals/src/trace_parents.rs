@@ -15,7 +15,7 @@ use crate::{NodeId, OriginId};
 const SETS: usize = 4_096;
 /// Slots of one set. A new trace replaces the oldest one.
 const WAYS: usize = 4;
-/// How long a trace is remembered after its last request, in seconds.
+/// Time for which a trace is remembered after its last request, in seconds.
 const REMEMBERED_S: u16 = 60;
 
 /// Remembers which calls the programs behind this process are processing, by the trace of each request: at most
@@ -31,8 +31,8 @@ const REMEMBERED_S: u16 = 60;
 #[derive(Debug)]
 pub struct TraceParents {
     slots: Box<[AtomicU64]>,
-    /// Origins of the same slots, each with 16 bits of the trace's hash. The hash bits let a reader ignore the origin
-    /// of a slot that is being written.
+    /// Origins of the same slots, each with 16 bits of the trace's hash. With the hash bits, a reader recognises a
+    /// slot that is being written and ignores its origin.
     origins: Box<[AtomicU32]>,
     began: Instant,
 }

@@ -8,9 +8,9 @@ use fairmesh_model::RecordKind;
 
 use super::{AuditEvent, AuditValue, Draft, entry::hex};
 
-/// Maximum bytes of entries with full values, per author and record kind, in [`PERIOD`].
+/// Maximum number of bytes of entries with full values, per author and record kind, in one [`PERIOD`].
 const MAX_BYTES: usize = 2 << 20;
-/// Maximum bytes of further entries, with hashed values. Entries beyond that are only counted.
+/// Maximum number of bytes of further entries, which have hashed values. Entries beyond this are only counted.
 const MAX_HASHED_BYTES: usize = 4 << 20;
 const PERIOD: Duration = Duration::from_secs(3600);
 /// Minimum time between two entries that state counts.
@@ -24,14 +24,14 @@ const OTHERS: &str = "others";
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Logged {
     InFull,
-    /// Logged with hashes instead of values.
+    /// The entry is logged with hashes instead of values.
     Hashed,
-    /// Only counted.
+    /// The entry is only counted.
     Counted,
 }
 
-/// An author and a record kind. The author's program is left out, since the author could choose its name
-/// freely.
+/// Author and record kind that share a quota. The author's program is left out, since the author could choose its
+/// name freely.
 type ShareKey = (String, &'static str);
 
 #[derive(Debug, Default)]
@@ -41,7 +41,7 @@ struct Share {
     counted: Counted,
 }
 
-/// Entries of a share that were only counted.
+/// The entries of a share that were only counted.
 #[derive(Debug, Default)]
 struct Counted {
     count: u64,
@@ -49,7 +49,7 @@ struct Counted {
     store: String,
     /// Hash over the previous hash and the last counted entry.
     hash: [u8; 32],
-    /// When the count was last logged, in milliseconds since 1970.
+    /// Time at which the count was last logged, in milliseconds since 1970.
     logged_ms: u64,
 }
 
@@ -101,8 +101,7 @@ impl Quotas {
         Ok(Logged::Counted)
     }
 
-    /// Takes entries that state the counts: of all authors, or of authors whose last such entry is old
-    /// enough.
+    /// Takes the entries that state counts: those of all authors, or of authors whose last such entry is old enough.
     pub(super) fn take_counted(&mut self, at_ms: u64, all: bool) -> Vec<Draft> {
         let due = |counted: &Counted| {
             counted.count > 0 && (all || at_ms.abs_diff(counted.logged_ms) > millis(SUMMARY_INTERVAL))
@@ -135,7 +134,7 @@ fn share_key(draft: &Draft) -> ShareKey {
 }
 
 impl Draft {
-    /// The entry with hashes of its values.
+    /// Returns the entry with hashes of its values.
     pub(super) fn hashed(mut self) -> Self {
         for change in &mut self.changes {
             for value in [&mut change.before, &mut change.after].into_iter().flatten() {

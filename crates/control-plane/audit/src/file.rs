@@ -12,7 +12,7 @@ use super::{
 };
 use fairmesh_rib::wall_clock::now_ms;
 
-/// The size in bytes at which the current file becomes the previous one. A log has at most twice this size.
+/// Size in bytes at which the current file becomes the previous one. A log therefore has at most twice this size.
 const MAX_BYTES: u64 = 64 << 20;
 
 /// The current file of a log, and the state needed to append to it.
@@ -25,9 +25,9 @@ pub(super) struct AuditFile {
     is_synced: bool,
     number: u64,
     hash: String,
-    /// Revision and store of the last write. Events without a store of their own state these.
+    /// Revision and store of the last write. They are stated in entries about events, which have none of their own.
     written: (u64, Option<String>),
-    /// Number and hash of the entry before the current file's first one, as the first one states them.
+    /// Number and hash of the entry before the current file's first entry, as stated in that first entry.
     before_first: Option<(u64, String)>,
     quotas: Quotas,
     max_bytes: u64,

@@ -81,14 +81,15 @@ impl Log {
     }
 }
 
-/// Maximum number of entries waiting for the disk. Writers wait for room, so that a slow disk loses no entry.
+/// Maximum number of entries waiting for the disk. When it is reached, writers wait, so that a slow disk loses no
+/// entry.
 const QUEUE: usize = 1024;
-/// How long a reader waits until entries of earlier writes are on disk.
+/// Time for which a reader waits until entries of earlier writes are on disk.
 const READ_WAIT: Duration = Duration::from_secs(2);
 /// Maximum size of the entries in one response, in bytes.
 const MAX_PAGE: usize = 2 << 20;
 
-/// The audit log. Clones share it.
+/// The audit log. Clones share the same log.
 #[derive(Clone, Debug)]
 pub struct AuditLog {
     shared: Arc<Shared>,
@@ -107,7 +108,7 @@ struct Shared {
 #[derive(Debug)]
 enum Queued {
     Draft(Draft),
-    /// A reader. Dropping the sender signals that all earlier items are written.
+    /// A reader that waits. Dropping the sender tells it that all earlier items are written.
     Reader(oneshot::Sender<()>),
 }
 
@@ -169,7 +170,7 @@ impl AuditLog {
         Self { shared: Arc::new(shared) }
     }
 
-    /// Notes a commit that the node has not applied yet.
+    /// Records a commit that the node has not applied yet.
     pub fn observe(&self, commit: &Commit, node: &Node) {
         self.shared.changes.observe(commit, node);
     }

@@ -22,7 +22,7 @@ use recorded_roots::RecordedTrust;
 
 use crate::{audit::AuditLog, user_tokens::UserTokens};
 
-/// Decides on calls. Cheap to clone.
+/// Authorizes calls. Cheap to clone.
 #[derive(Clone, Debug)]
 pub(crate) struct Access {
     pub(crate) control: AccessControl,

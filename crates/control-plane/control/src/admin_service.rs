@@ -56,8 +56,8 @@ pub(crate) struct AdminService {
     pub(crate) probes: ZoneProbes,
     pub(crate) gateway: GatewayLoads,
     pub(crate) traces: Option<Traces>,
-    /// Locked while workloads are written, from the comparison with other tenants' workloads until the node
-    /// has applied them. Otherwise two tenants could claim the same programs at the same moment.
+    /// Lock held while workloads are written, from the comparison with other tenants' workloads until the node has
+    /// applied them. Otherwise two tenants could claim the same programs at the same time.
     pub(crate) workloads: Arc<Mutex<()>>,
 }
 
@@ -83,7 +83,7 @@ impl AdminService {
         Ok(Some(alone))
     }
 
-    /// Refuses policies that change a service's rules, if the caller may not write who may call the service.
+    /// Refuses policies that change a service's rules, unless the caller may also write the service's authorization.
     fn check_rules(&self, caller: Option<&Caller>, desired: &[DesiredRecord]) -> Result<(), Status> {
         let Some(caller) = caller else { return Ok(()) };
         let grants = self.access.grants(caller);
@@ -104,8 +104,8 @@ impl AdminService {
         planned_write::plan(&self.node, desired, author)
     }
 
-    /// Executes a plan, with the reason that its author gave. Writes are conditional on the records read, so
-    /// a concurrent change wins.
+    /// Executes a plan, with the reason that its author gave. Writes are conditional on the records read, so that a
+    /// concurrent change wins.
     async fn execute(
         &self,
         plan: PlannedWrite,

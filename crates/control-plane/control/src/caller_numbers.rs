@@ -4,13 +4,13 @@ use std::hash::{BuildHasher as _, RandomState};
 
 use fairmesh_model::Identity;
 
-/// Binds a number that a process chooses to the identity of its machine or service, so that no caller can use
-/// another caller's number. Uses a keyed hash, so that nobody can construct a collision.
+/// Binds a number that a process chooses to the identity of its machine or service, so that no caller can use another
+/// caller's number. A keyed hash prevents anyone from constructing a collision.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct CallerNumbers(RandomState);
 
 impl CallerNumbers {
-    /// A number for an identity; `None` if the identity is not authenticated.
+    /// Returns the number of an identity; `None` if the identity is not authenticated.
     pub(crate) fn of_identity(&self, identity: &Identity) -> Option<u64> {
         match identity {
             Identity::Spiffe(id) | Identity::Federated(id) => Some(self.0.hash_one(id)),
@@ -18,7 +18,8 @@ impl CallerNumbers {
         }
     }
 
-    /// The number of a caller, bound to its identity. Unauthenticated callers keep the number they chose.
+    /// Returns the number of a caller, bound to its identity. Unauthenticated callers keep the number that they
+    /// chose.
     pub(crate) fn of(&self, identity: &Identity, number: u64) -> u64 {
         match identity {
             Identity::Spiffe(id) | Identity::Federated(id) => self.0.hash_one((id, number)),

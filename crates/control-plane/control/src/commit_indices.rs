@@ -9,8 +9,8 @@ use crate::{
     planner_facts::FactsIndex,
 };
 
-/// Indices that commits update in addition to the node, for code that would otherwise search all records.
-/// Clones share their state.
+/// Indices that commits update together with the node. Without them, code would search all records. Clones share
+/// their state.
 #[derive(Clone, Debug)]
 pub(crate) struct Indices {
     pub(crate) endpoint_counts: Arc<EndpointCounts>,

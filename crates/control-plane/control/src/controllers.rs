@@ -24,8 +24,8 @@ use crate::{
     traffic::{DrainController, PlannerController, TrafficPlanning},
 };
 
-/// The controllers that may run in shadow mode. Without the others the mesh would not be safe: revoked
-/// callers would stay accepted, certificates would expire, and callers of removed limits would fill this
+/// Names of controllers that may run in shadow mode. Without the other controllers the mesh would not be safe:
+/// revoked callers would stay accepted, certificates would expire, and callers of removed limits would fill this
 /// process's memory.
 const SHADOW_NAMES: [&str; 7] = [
     TargetController::NAME,
@@ -37,7 +37,7 @@ const SHADOW_NAMES: [&str; 7] = [
     VerdictController::NAME,
 ];
 
-/// A controller that shows the changes it decides without making them.
+/// Name of a controller that shows the changes it decides on, without making them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ShadowController(&'static str);
 

@@ -11,8 +11,8 @@ use fairmesh_wire::record_encoding;
 pub(crate) const STATES: [EndpointState; 4] =
     [EndpointState::Starting, EndpointState::Serving, EndpointState::Draining, EndpointState::Lost];
 
-/// Number of endpoints by state, updated by commits. Reading all endpoints for every scrape would delay
-/// readers in a large fleet.
+/// Number of endpoints by state, updated by commits. In a large fleet, reading all endpoints for every scrape would
+/// delay readers.
 #[derive(Debug, Default)]
 pub(crate) struct EndpointCounts(Mutex<HashMap<Arc<str>, EndpointSummary>>);
 

@@ -7,11 +7,11 @@
 //! its loss would be noticed no sooner. The name of the elected agent is recorded, since servers admit its
 //! probes and those of no other agent.
 
-mod check_index;
 mod distance_filters;
 mod distance_targets;
 mod elected_checkers;
 mod election;
+mod health_index;
 mod service;
 mod verdict_cleanup;
 mod verdict_writer;
@@ -22,15 +22,15 @@ use fairmesh_rib::Node;
 use fairmesh_store::Store;
 use tokio::sync::watch;
 
-pub(crate) use check_index::{CheckIndex, Woken};
 use distance_filters::DistanceFilters;
 use distance_targets::DistanceTargets;
 pub(crate) use distance_targets::TargetController;
 use election::Elections;
+pub(crate) use health_index::{CheckIndex, Woken};
 pub(crate) use service::CheckerService;
 pub(crate) use verdict_cleanup::VerdictController;
 
-/// If a region has no checker for this long, its verdicts become stale and the record of its last checker is
+/// Time without a checker after which a region's verdicts become stale, and the record of its last checker is
 /// deleted.
 const LEADERLESS_GRACE: Duration = Duration::from_secs(60);
 

@@ -31,7 +31,7 @@ impl Process for HttpState {
         self.metrics.register(&self.sources, metrics);
     }
 
-    /// Ready if load balancers should send new callers here.
+    /// Returns ready if load balancers should send new callers here.
     async fn readiness(&self) -> Readiness {
         let problem = self.store_readiness.problem(&*self.sources.store).await;
         match (problem, self.closing.is_cancelled()) {
@@ -57,8 +57,8 @@ pub(crate) async fn serve(
     listener.serve_secured(pages, |stream| secure(stream, transport.clone()), closing, drain).await;
 }
 
-/// Accepts TLS if the client starts it and the mesh has a trust domain. Clients such as monitoring may
-/// continue in plaintext.
+/// Accepts TLS if the client starts it and the mesh has a trust domain. Clients such as monitoring may stay in
+/// plaintext.
 fn secure(stream: GuardedStream<TcpStream>, transport: Transport) -> Securing<Stream> {
     Box::pin(async move {
         let stream = transport.accept_pages(stream).await?;

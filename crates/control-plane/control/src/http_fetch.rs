@@ -22,8 +22,7 @@ pub const MAX_JWKS_DOCUMENT: usize = 512 * 1024;
 /// Time limit of a fetch, from the name lookup to the last byte.
 const DEADLINE: Duration = Duration::from_secs(5);
 
-/// The URL of keys or roots. It must use TLS or lead to this machine, because others could otherwise replace
-/// the content in transit.
+/// URL of keys or roots. It must use TLS or lead to this machine; otherwise the content could be replaced in transit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WebUrl {
     is_tls: bool,

@@ -40,7 +40,7 @@ use workload_index::WorkloadIndex;
 
 use crate::{ControlConfig, ControlError, audit::AuditLog};
 
-/// Folder of the authority within the data directory, and folder of the tokens within that folder.
+/// Folder of the authority within the data directory, and folder of the tokens within the authority's folder.
 const CA_FOLDER: &str = "ca";
 const TOKEN_FOLDER: &str = "tokens";
 
@@ -114,14 +114,14 @@ impl CertificateIssuer {
         self.authority.complete(recorded_bundle(node))
     }
 
-    /// The verifier for processes that request certificates.
+    /// Returns the verifier for processes that request certificates.
     fn trust(&self, node: &Node) -> Result<Trust, IdentityError> {
         // Applied first, since a revocation affects all certificates that are issued after its write.
         self.apply_revocations(node);
         Ok(Trust::new(self.bundle(node))?.with_revocations(self.workload.revocations().clone()))
     }
 
-    /// Whether this control plane's certificate trusts other roots than the records list.
+    /// Whether the roots trusted by this control plane's certificate differ from the recorded roots.
     fn trusts_other_roots(&self, node: &Node) -> bool {
         let roots = self.bundle(node).roots;
         self.workload.credentials().is_some_and(|own| own.trust().bundle().roots != roots)
@@ -137,7 +137,7 @@ impl CertificateIssuer {
         Ok(Transport::tls(Arc::clone(&self.workload) as _))
     }
 
-    /// The certificate by which this control plane signs responses.
+    /// Returns the certificate with which this control plane signs responses.
     fn own(&self, node: &Node) -> Result<Arc<Credentials>, IdentityError> {
         let is_fresh = |own: &Arc<Credentials>| is_fresh(own.validity().0, self.clock.now());
         match self.workload.credentials().filter(is_fresh) {
@@ -146,9 +146,9 @@ impl CertificateIssuer {
         }
     }
 
-    /// Replaces certificate files made while the clock was ahead, since others refuse certificates that are
-    /// not valid yet. The root is replaced only if no agent has joined, because joined agents trust no other
-    /// root. Returns whether anything was replaced.
+    /// Replaces certificate files made while the clock was ahead, because other processes refuse certificates that
+    /// are not valid yet. Replaces the root only if no agent has joined, because joined agents trust no other root.
+    /// Returns whether anything was replaced.
     fn replace_future(&self, node: &Node) -> Result<bool, IdentityError> {
         let now = self.clock.now();
         let authority = self.authority.replace_future(now, !has_joined(node))?;

@@ -44,10 +44,10 @@ use report_cache::ReportCache;
 pub(crate) use service::ImbalanceService;
 use trusted_clock::{TrustedClock, TrustedTime};
 
-/// Interval at which changed minutes are saved and due ones are closed.
+/// Interval at which changed minutes are saved and expired minutes are closed.
 const WRITE_INTERVAL: Duration = Duration::from_mins(1);
-/// Time limit of the last write after a stop request. Agents repeat their reports of the last minutes, so not
-/// all unwritten ones are lost.
+/// Time limit of the last write after a stop request. Agents repeat their reports of the last minutes, so unwritten
+/// minutes are not all lost.
 const FINAL_WRITE_TIMEOUT: Duration = Duration::from_millis(700);
 
 /// Maximum number of services in one write.
@@ -59,8 +59,7 @@ pub(crate) struct Imbalance {
     open: Mutex<OpenMinutes>,
     /// The file with the history; `None` if it cannot be used.
     history: Option<HistoryFile>,
-    /// Locked for writing while a minute is being closed, since it then is briefly neither open nor in the
-    /// file.
+    /// Write-locked while a minute is being closed, because the minute is then briefly neither open nor in the file.
     closing: RwLock<()>,
     report_cache: ReportCache,
     counts: Counts,

@@ -64,17 +64,17 @@ pub(crate) const SOFTWARE: &str = concat!("control plane ", env!("CARGO_PKG_VERS
 /// The choice of a store's trust domain. A store that has a trust domain keeps it.
 #[derive(Clone, Debug, Default)]
 pub enum TrustDomainChoice {
-    /// The domain that the store already has, if any.
+    /// The domain that the store already has; none if it has none.
     #[default]
     Stored,
     /// This domain, if the store is new.
     OfNewStore(TrustDomain),
-    /// This domain. The start fails if the store has another one.
+    /// This domain. The control plane does not start if the store has another domain.
     Given(TrustDomain),
 }
 
 impl TrustDomainChoice {
-    /// The domain to use from now on, unless the store already has one.
+    /// Returns the domain to use, unless the store already has one.
     pub(crate) fn told(&self, is_new: bool, recorded: Option<&TrustDomain>) -> Option<TrustDomain> {
         match self {
             Self::Given(domain) => Some(domain.clone()),
@@ -92,7 +92,7 @@ pub struct ControlConfig {
     /// Directory of the store (unless it is in etcd) and of the imbalance indicator's file. Created if
     /// missing.
     pub data_dir: PathBuf,
-    /// The etcd store, if the store is not in the data directory.
+    /// Configuration of the etcd store; `None` keeps the store in the data directory.
     pub etcd: Option<EtcdConfig>,
     /// The trust domain for which this control plane issues certificates.
     pub trust_domain: TrustDomainChoice,
@@ -100,7 +100,7 @@ pub struct ControlConfig {
     pub grpc: Vec<Address>,
     /// Listening address of HTTP.
     pub http: SocketAddr,
-    /// Address on which the control plane receives spans by OTLP over HTTP. `None` keeps no spans.
+    /// Address on which the control plane receives spans by OTLP over HTTP. With `None`, it keeps no spans.
     pub traces: Option<SocketAddr>,
     /// Host names under which web clients reach this control plane, in addition to this machine's name.
     pub http_names: Vec<String>,

@@ -50,7 +50,7 @@ pub(crate) struct Metrics {
     load_servers: Family<Label, Gauge>,
 }
 
-/// Sources of the values that each scrape reads.
+/// Sources of the values that are read for each scrape.
 pub(crate) struct MetricSources {
     pub(crate) store: Arc<dyn Store>,
     pub(crate) node: Node,
@@ -63,7 +63,7 @@ pub(crate) struct MetricSources {
     pub(crate) listeners: Listeners,
 }
 
-/// State that operators see both by calls and by metrics. Clones share the state.
+/// State that operators see through both calls and metrics. Clones share the state.
 #[derive(Clone)]
 pub(crate) struct Observed {
     pub(crate) audit: AuditLog,
@@ -142,7 +142,7 @@ impl Metrics {
         }
     }
 
-    /// Registers the metrics of this struct under their names; they are handles, so clones share the values.
+    /// Registers the metrics in this struct under their names. Metrics are handles, so clones share the values.
     fn register_own(&self, control: &mut Registry) {
         for outcome in OUTCOMES {
             drop(self.writes.get_or_create(&[("outcome", outcome)]));

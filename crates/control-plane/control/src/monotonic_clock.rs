@@ -1,7 +1,7 @@
 use tokio::time::Instant;
 
-/// Time of the process start on this clock, in milliseconds. It is not zero, so that drains that began up to
-/// a day before the start have a time as well.
+/// Time of the process start on this clock, in milliseconds. It is not zero, so that drains that began up to a day
+/// before the start can also be represented.
 const EPOCH_MS: u64 = 2 * 24 * 3_600 * 1_000;
 
 /// The clock for reports and plans, which only advances. Pure crates receive its milliseconds. Copies show

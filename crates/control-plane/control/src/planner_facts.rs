@@ -26,7 +26,7 @@ use lone_shards::LoneShardsCache;
 pub(crate) struct FactsIndex {
     mesh: Mutex<MeshFacts>,
     lone_shards: Mutex<LoneShardsCache>,
-    /// One notification for each planner. Planners live as long as the process.
+    /// One notification per planner. Planners live as long as the process.
     subscribers: Mutex<Vec<Arc<Notify>>>,
 }
 
@@ -101,12 +101,12 @@ impl FactsIndex {
         self.lock().planned()
     }
 
-    /// Regions, distances and drains.
+    /// Facts about regions, distances and drains.
     pub(crate) fn topology(&self) -> Arc<TopologyFacts> {
         self.lock().topology()
     }
 
-    /// The facts about a service; empty if nothing is known of it.
+    /// Facts about a service; empty if nothing is known about it.
     pub(crate) fn service(&self, name: &ServiceName) -> Arc<ServiceFacts> {
         self.lock().service(name).unwrap_or_default()
     }
@@ -117,18 +117,19 @@ impl FactsIndex {
     }
 }
 
-/// Ignores poisoning: facts that a panic left half changed are set again by the next change of their record.
+/// Locks a mutex and ignores poisoning: facts that a panic left half changed are set again by the next change of
+/// their record.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The change of a commit at a key. The value is `None` if the record is removed.
+/// Change that a commit makes at a key. The value is `None` if the record is removed.
 struct Change<'a> {
     value: Option<&'a [u8]>,
     revision: u64,
 }
 
-/// Applies the change at a key to the facts. `before` returns the entry that it replaces.
+/// Applies the change at a key to the facts. `before` returns the entry that the change replaces.
 fn apply(facts: &mut MeshFacts, key: RecordKey, change: Change<'_>, before: impl FnOnce() -> Option<Entry>) {
     let Change { value, revision } = change;
     let record = || record_encoding::decode(&key, value?).ok();
@@ -181,8 +182,8 @@ fn apply(facts: &mut MeshFacts, key: RecordKey, change: Change<'_>, before: impl
     }
 }
 
-/// The part of a policy that planners need, with the defaults in force, for a policy that is about to be
-/// written or removed.
+/// Returns the part of a policy that planners need, completed by the defaults in force, for a policy that is about to
+/// be written or removed.
 pub(crate) fn policy_in_force(node: &Node, service: &ServiceName, value: Option<&[u8]>) -> PolicyFacts {
     let defaults = |scope: DefaultsScope| {
         let key = RecordKey::PolicyDefaults(scope);
@@ -203,7 +204,7 @@ fn policy_defaults(record: Record) -> Option<PolicyDefaults> {
     }
 }
 
-/// The part of a policy that planners need, read without compiling its expressions.
+/// Returns the part of a policy that planners need, without compiling its expressions.
 fn policy(value: &[u8]) -> PolicyFacts {
     let traffic = record_encoding::traffic(value);
     PolicyFacts {

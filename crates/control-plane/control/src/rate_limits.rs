@@ -18,7 +18,7 @@ use std::{
     time::Duration,
 };
 
-use fairmesh_model::{Invalid, Label, ServiceName, mesh_rate_limit};
+use fairmesh_model::{Invalid, Label, ServiceName, rate_limit_quota};
 use fairmesh_rib::Node;
 use fairmesh_wire::{
     identity_of,
@@ -35,19 +35,19 @@ pub(crate) use expired_claims::QuotaController;
 const CLAIM_INTERVAL: Duration = Duration::from_secs(2);
 /// Maximum number of claims per second; with more callers, intervals become longer.
 const MAX_CLAIMS_PER_SECOND: u64 = 1_000;
-/// Time after a start during which no part is assigned. With many callers, which claim seldom, it is longer,
-/// up to the second value, which exceeds every caller's interval.
+/// Time after the start during which no part is assigned. With many callers, which claim seldom, it is longer: at
+/// most the second value, which exceeds every caller's interval.
 const STARTUP_GRACE: Duration = Duration::from_secs(6);
 const MAX_STARTUP_GRACE: Duration = Duration::from_secs(12);
 /// Maximum number of limits in use.
 const MAX_LIMITS: usize = 10_000;
-/// Maximum number of callers of all limits together, some 100 bytes each. Further callers keep the part they
-/// have.
+/// Maximum number of callers of all limits together, each of which takes some 100 bytes. Further callers keep the
+/// part that they have.
 const MAX_SHARES: usize = 250_000;
 /// Maximum number of limits in one claim.
 const MAX_DEMANDS: usize = 1_000;
 
-/// A service, and the route of its policy. An empty route means the policy itself.
+/// A service and a route of its policy. An empty route means the policy's own limit.
 type LimitName = (ServiceName, String);
 
 /// All limits in use. Implements their gRPC service.
@@ -62,7 +62,7 @@ struct QuotaState {
     began: Instant,
     /// The longest interval sent to any caller, in milliseconds.
     longest: AtomicU64,
-    /// Counters of refused claims: because no policy declares the limit, and because a maximum was reached.
+    /// Numbers of refused claims: those whose limit no policy declares, and those beyond a maximum.
     undeclared: AtomicU64,
     full: AtomicU64,
     limits: Mutex<Limits>,
@@ -71,14 +71,14 @@ struct QuotaState {
 
 #[derive(Debug, Default)]
 struct Limits {
-    by_name: BTreeMap<LimitName, mesh_rate_limit::Quota>,
+    by_name: BTreeMap<LimitName, rate_limit_quota::Quota>,
     declared: Declared,
     shares: usize,
 }
 
 impl Limits {
-    /// Makes room for another caller of this identity, if necessary by taking a place from the limit with the
-    /// most callers. Returns whether there is room.
+    /// Makes room for another caller of this identity, if necessary by removing a caller from the limit with the most
+    /// callers. Returns whether there is room.
     fn make_room(&mut self, identity: u64) -> bool {
         if self.shares < MAX_SHARES {
             return true;
@@ -118,9 +118,9 @@ impl Quotas {
         u64::try_from(self.shared.began.elapsed().as_millis()).unwrap_or(u64::MAX)
     }
 
-    /// Whether callers may still hold parts that they have not reported since the start. The callers of a
-    /// limit claim evenly over the longest interval sent to them. After half of that interval more than half
-    /// have claimed, which determines the interval.
+    /// Whether callers may still hold parts that they have not reported since the start. A limit's callers claim
+    /// evenly over the longest interval sent to them. Half of that interval later, more than half have claimed, which
+    /// determines the interval.
     fn is_starting(&self) -> bool {
         let longest = Duration::from_millis(2 * self.shared.longest.load(Relaxed));
         self.shared.began.elapsed() < longest.clamp(STARTUP_GRACE, MAX_STARTUP_GRACE)
@@ -144,7 +144,7 @@ impl Quotas {
         let named = named.collect::<Result<Vec<_>, Invalid>>()?;
         let (mut limits, mut max_callers) = (self.lock(), 0);
         let parts = named.into_iter().map(|(name, demand)| {
-            let claim = mesh_rate_limit::Claim {
+            let claim = rate_limit_quota::Claim {
                 caller,
                 identity,
                 demand: demand.millicalls_per_second,
@@ -159,13 +159,13 @@ impl Quotas {
         Ok(v1::ClaimResponse { parts, next_claim_ms })
     }
 
-    /// The part of one limit; `None` if the caller is to keep its current part. `max_callers` is raised to
-    /// this limit's number of callers if that is greater.
+    /// Assigns the part of one limit; `None` if the caller must keep its present part. Raises `max_callers` to this
+    /// limit's number of callers if that is greater.
     fn claim_one(
         &self,
         limits: &mut Limits,
         name: LimitName,
-        claim: mesh_rate_limit::Claim,
+        claim: rate_limit_quota::Claim,
         max_callers: &mut u64,
     ) -> Option<u32> {
         let Some(limit) = limits.declared.limit(&self.shared.node, &name) else {
@@ -190,7 +190,7 @@ impl Quotas {
         let callers = quota.callers();
         limits.shares = (limits.shares + callers).saturating_sub(before);
         *max_callers = (*max_callers).max(callers as u64);
-        if callers >= mesh_rate_limit::MAX_CALLERS && parts.is_none() {
+        if callers >= rate_limit_quota::MAX_CALLERS && parts.is_none() {
             self.shared.full.fetch_add(1, Relaxed);
         }
         parts

@@ -8,17 +8,17 @@ use tokio::{
     time::{Instant, sleep_until, timeout},
 };
 
-/// How long a read waits for the writer lease to be renewed: as long as a write waits for etcd.
+/// Time that a read waits for the writer lease to be renewed: as long as a write waits for etcd.
 const READ_TIMEOUT: Duration = Duration::from_secs(10);
 /// Minimum reported age of data that may be stale.
 const MIN_AGE: Duration = Duration::from_millis(1);
 
-/// Validity of reads, according to the writer lease of a store with standby control planes.
+/// Decides whether reads are valid, by the writer lease of a store with standby control planes.
 #[derive(Clone, Debug)]
 pub(crate) struct ReadLease {
-    /// The time until which no other process can write.
+    /// Time until which no other process can write.
     expiry: watch::Receiver<Instant>,
-    /// Ticks when the lease expires, and when it is renewed after that.
+    /// Notified when the lease expires, and when it is renewed after that.
     ticks: watch::Sender<u64>,
 }
 
@@ -41,7 +41,8 @@ impl ReadLease {
         if now < expiry { Duration::ZERO } else { (now - expiry).max(MIN_AGE) }
     }
 
-    /// Ticks when the age becomes zero or nonzero, while [`watch_expiry`](Self::watch_expiry) runs.
+    /// Returns a receiver that is notified when the age becomes zero or nonzero, while
+    /// [`watch_expiry`](Self::watch_expiry) runs.
     pub(crate) fn ages(&self) -> watch::Receiver<u64> {
         self.ticks.subscribe()
     }
@@ -59,7 +60,7 @@ impl ReadLease {
         }
     }
 
-    /// Produces the ticks of [`ages`](Self::ages) until the store is dropped.
+    /// Sends the notifications of [`ages`](Self::ages) until the store is dropped.
     pub(crate) async fn watch_expiry(self) {
         let mut expiry = self.expiry.clone();
         let mut known = true;

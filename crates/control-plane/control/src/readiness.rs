@@ -12,23 +12,23 @@ use tokio::{sync::Mutex, task::spawn_blocking, time::Instant};
 
 use crate::imbalance::Imbalance;
 
-/// How long a probe's result is valid. It limits the writes that readers of `/readyz` cause.
+/// Validity of a probe's result. It limits the writes that requests for `/readyz` cause.
 const PROBE_TTL: Duration = Duration::from_secs(1);
-/// Validity for a store that is not on this machine's disk.
+/// Validity of a probe's result for a store that is not on this machine's disk.
 const REMOTE_PROBE_TTL: Duration = Duration::from_secs(5);
-/// Validity for this machine's disk while no write has failed: a control plane without writers reports a full
-/// disk after at most this time.
+/// Validity of a probe's result for this machine's disk while no write has failed. A control plane without writers
+/// reports a full disk after at most this time.
 const IDLE_PROBE_TTL: Duration = Duration::from_secs(60);
-/// File that the probe writes and removes in the data directory. It has the size by which the store's file
+/// File that the probe writes and removes in the data directory. It is as large as the step by which the store's file
 /// grows.
 const PROBE_FILE: &str = ".readyz";
 const PROBE_BYTES: usize = 1 << 20;
 
-/// Interval of checksum verifications after the one at startup. Writes wait during a verification: some
-/// milliseconds per megabyte.
+/// Interval between verifications of checksums, after the verification at startup. Writes wait during a verification:
+/// some milliseconds per megabyte.
 const VERIFY_INTERVAL: Duration = Duration::from_secs(6 * 60 * 60);
 
-/// The damage of the store's file, if any was found.
+/// Damage found in the store's file, if any.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Integrity(Arc<OnceLock<String>>);
 
@@ -63,17 +63,17 @@ impl Integrity {
         }
     }
 
-    /// The damage found, if any.
+    /// Damage found, if any.
     pub(crate) fn damage(&self) -> Option<&str> {
         self.0.get().map(String::as_str)
     }
 }
 
-/// Probes the disk after a failed write, and periodically. Otherwise a control plane without writers would
-/// neither notice a full disk nor become ready again.
+/// Probes the disk, after a failed write and periodically. Otherwise a control plane without writers would neither
+/// notice a full disk nor become ready again.
 #[derive(Debug)]
 pub(crate) struct Readiness {
-    /// The damage of the store's file, if any was found.
+    /// Damage found in the store's file, if any.
     pub(crate) integrity: Integrity,
     data_dir: PathBuf,
     /// Time of the last probe, and the reason why writes failed, if they did.
@@ -109,7 +109,7 @@ impl Readiness {
         problem
     }
 
-    /// The reason why the store does not accept writes.
+    /// Returns the reason why the store does not accept writes; `None` if it does.
     async fn probe(&self, store: &dyn Store) -> Option<String> {
         if let Some(probing) = store.probe_write() {
             return probing.await.err().map(|problem| format!("the store takes no writes: {problem}"));

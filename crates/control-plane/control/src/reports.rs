@@ -9,9 +9,9 @@
 //! Planners read reports, but reports do not depend on planners. Sums within the planner were rejected: a
 //! second planner, and operators' views, would have to ask the first planner for them.
 
+mod attributed_cpu;
 mod call_queries;
 mod call_views;
-mod cpu_cost;
 mod metrics;
 mod service;
 mod traffic_reports;

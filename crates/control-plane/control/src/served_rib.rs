@@ -88,8 +88,8 @@ impl ServedRib for ControlRib {
         Some(self.access.changes())
     }
 
-    /// A write of this process is in the node before it is acknowledged, so the node is up to date as long as
-    /// no other process can write.
+    /// This process's node is up to date as long as no other process can write: a write by this process is in the
+    /// node before it is acknowledged.
     async fn ensure_linearizable(&self) -> Result<(), String> {
         match &self.read_lease {
             Some(read_lease) => read_lease.wait_held().await.map_err(|error| error.to_string()),

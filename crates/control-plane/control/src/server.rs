@@ -267,8 +267,8 @@ fn runtime(config: &ControlConfig, store: &dyn Store, (node, applied): (&Node, &
     })
 }
 
-/// Tasks of the control plane that are not controllers: they maintain leases, files and clocks, or have a
-/// schedule of their own.
+/// Tasks of the control plane that are not controllers: they maintain leases, files and clocks, or have their own
+/// schedule.
 struct Background {
     read_lease: Option<ReadLease>,
     imbalance: Arc<Imbalance>,
@@ -290,7 +290,7 @@ impl Background {
     }
 }
 
-/// Refuses a store that lacks earlier writes of this control plane, such as a restored backup: readers would
+/// Refuses a store that lacks earlier writes by this control plane, such as a restored backup, because readers would
 /// mix two histories.
 async fn refuse_restored(
     config: &ControlConfig,

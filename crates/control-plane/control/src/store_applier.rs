@@ -13,7 +13,7 @@ use crate::{audit::AuditLog, commit_indices::Indices, health_checks::Woken, metr
 /// Pause after a failed load.
 const LOAD_RETRY: Duration = Duration::from_secs(1);
 
-/// The store, as this process writes to it: a write returns once the node has applied it.
+/// Store for this process's writes. A write returns once the node has applied it.
 #[derive(Debug)]
 pub(crate) struct AppliedStore {
     store: Arc<dyn Store>,

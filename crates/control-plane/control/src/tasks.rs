@@ -7,7 +7,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::ControlError;
 
-/// Tasks of a running control plane. A task that ends without being stopped returns an error.
+/// Tasks of a running control plane. A task that ends by itself returns an error.
 pub(crate) type Tasks = JoinSet<Result<(), ControlError>>;
 
 /// Spawns a task that ends by itself when the control plane stops.

@@ -107,7 +107,7 @@ fn no_key(why: NoKey) -> Status {
     }
 }
 
-/// The user of a token that these keys verify; `None` if the token is refused.
+/// Returns the user of a token that one of these keys verifies; `None` if the token is refused.
 pub(crate) fn verify(token: &str, keys: &KeySet, expected: &Expected, now: Duration) -> Option<User> {
     let (algorithm, key_id) = read_header(token).ok()?;
     let key = keys.find(key_id.as_deref(), algorithm)?;

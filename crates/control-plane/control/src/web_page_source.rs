@@ -35,8 +35,8 @@ pub(crate) struct PageSource {
 }
 
 impl PageSource {
-    /// The records of a service. Fails if any cannot be decoded, for instance one of a newer release: a
-    /// decision without it would be wrong.
+    /// Returns the records of a service. Fails if any cannot be decoded, for instance a record of a newer release,
+    /// because a decision without it would be wrong.
     fn view(&self, service: &ServiceName) -> Result<View, Refusal> {
         View::of(self.records(&Scope::Service(service.clone()), &every_kind())).map_err(|invalid| Refusal {
             problem: format!("a record cannot be read: {}: {}", invalid.field, invalid.problem),

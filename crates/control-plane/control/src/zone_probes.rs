@@ -41,7 +41,7 @@ impl ZoneProbes {
         self.board.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Records the report of an agent, and responds with the targets that it is to probe next.
+    /// Records the report of an agent, and returns the targets that the agent must probe next.
     pub(crate) fn exchange(
         &self,
         request: v1::ReportProbesRequest,
@@ -54,7 +54,7 @@ impl ZoneProbes {
         })
     }
 
-    /// The results of all pairs of zones, with their age.
+    /// Returns the results of all pairs of zones, with their ages.
     pub(crate) fn read(&self) -> v1::ReadProbesResponse {
         let board = self.board();
         let pairs = board.cells(self.clock.now_ms()).map(message).collect();
@@ -106,7 +106,7 @@ fn report(request: v1::ReportProbesRequest) -> Result<Report, Invalid> {
     Ok(Report { address, place, results: results.collect(), is_leaving: leaving })
 }
 
-/// The outcomes for those protocols that this release knows.
+/// Returns the outcomes for the protocols that this release knows.
 fn outcomes(result: &v1::ProbeResult) -> Outcomes {
     let mut outcomes = Outcomes::default();
     for one in result.outcomes.iter().take(MAX_RESULTS) {

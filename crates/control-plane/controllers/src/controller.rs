@@ -57,8 +57,8 @@ pub trait Controller: Clone + Send + 'static {
     /// Called when the records of the write with this [`Write::subject`] have been written.
     fn written(&mut self, _subject: &str) {}
 
-    /// Called when the records of the write with this [`Write::subject`] were not written: another writer was
-    /// faster, or the store refused them.
+    /// Called if the records of the write with this [`Write::subject`] were not written, because another writer was
+    /// faster or the store refused them.
     fn not_written(&mut self, _subject: &str) {}
 }
 
@@ -69,7 +69,7 @@ pub struct Triggers {
     pub prefixes: Vec<Prefix>,
     /// A notification about changes that no prefix covers.
     pub notify: Option<Arc<Notify>>,
-    /// A round starts this long after the start of the last one, even without a change.
+    /// Maximum time between the starts of two rounds: a round starts after it even without a change.
     pub interval: Option<Duration>,
     /// Minimum time between the starts of two rounds. Changes in between share one round.
     pub min_gap: Duration,
@@ -100,7 +100,7 @@ pub struct Decision<E> {
     pub writes: Vec<Write>,
     /// Changes of this process, applied in this order before the records are written.
     pub effects: Vec<E>,
-    /// Changes that the facts call for but the controller refuses.
+    /// Changes that the facts require but the controller refuses.
     pub refused: Vec<Refusal>,
 }
 

@@ -11,7 +11,8 @@ use tokio::{sync::watch, time::Instant};
 pub(crate) struct Fence(Option<watch::Receiver<Instant>>);
 
 impl Fence {
-    /// `expiry` is the time from which another process may write; `None` if no other process ever can.
+    /// Creates a fence. `expiry` is the time from which another process may write; `None` if no other process ever
+    /// can.
     pub(crate) fn new(expiry: Option<watch::Receiver<Instant>>) -> Self {
         Self(expiry)
     }

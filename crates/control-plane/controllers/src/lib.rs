@@ -6,10 +6,9 @@
 //! writer lease. It limits the time of rounds, backs off after failures, survives panics, and keeps a
 //! [`ControllerStatus`] for operators.
 //!
-//! A controller is *level-triggered*, as in Kubernetes: a round starts from the current facts, whatever woke
-//! it, so lost or merged notifications do no harm. Work queues of changed objects were rejected: a queue must
-//! be bounded, replayed after a restart, and kept consistent with the records, which already are the source
-//! of truth.
+//! A controller is *level-triggered*, as in Kubernetes: a round starts from the current facts, regardless of what
+//! woke it, so lost or merged notifications do no harm. Work queues of changed objects were rejected: a queue must be
+//! bounded, replayed after a restart, and kept consistent with the records, which already are the source of truth.
 
 mod catch_panic;
 mod controller;

@@ -17,8 +17,8 @@ use crate::{
 
 /// Maximum pause after the first failed round. It doubles with each consecutive failure.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
-/// Maximum number of consecutive rounds that are repeated at once because another writer was faster. Further
-/// ones are delayed like failures.
+/// Maximum number of consecutive rounds that are repeated at once because another writer was faster. Further rounds
+/// are delayed, as after failures.
 const MAX_CONFLICTS: u32 = 8;
 
 /// Environment of the controllers.
@@ -28,7 +28,7 @@ pub struct RuntimeConfig {
     pub node: Node,
     /// The store that controllers write to. A write must return only once `node` has applied it.
     pub store: Arc<dyn Store>,
-    /// The time until which no other process can write to the store; see [`Store::lease_expiry`].
+    /// Time until which no other process can write to the store; see [`Store::lease_expiry`].
     pub lease_expiry: Option<watch::Receiver<Instant>>,
     /// Returns the time in milliseconds since 1970.
     pub wall_clock: fn() -> u64,
@@ -230,8 +230,8 @@ impl<C: Controller> ControllerTask<C> {
     }
 }
 
-/// Decides without blocking other tasks of this thread, which move to another thread: decisions may take
-/// seconds. In a single-threaded runtime they wait.
+/// Decides without blocking other tasks of this thread: they move to another thread, because decisions may take
+/// seconds. In a single-threaded runtime, the tasks wait.
 fn beside_tasks<T>(decide: impl FnOnce() -> T) -> T {
     match Handle::current().runtime_flavor() {
         RuntimeFlavor::MultiThread => block_in_place(decide),

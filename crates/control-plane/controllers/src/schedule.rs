@@ -19,9 +19,9 @@ pub(crate) struct Schedule {
     examined: u64,
     /// Whether anything changed since the start of the last successful round.
     has_changed: bool,
-    /// When a round is due without a change.
+    /// Time of the next round if nothing changes.
     due: Option<Instant>,
-    /// The next round begins no earlier than this, whatever changes.
+    /// Earliest time of the next round, regardless of changes.
     not_before: Instant,
 }
 
@@ -33,7 +33,7 @@ impl Schedule {
         Self { triggers, node: node.clone(), revisions, examined, has_changed: true, due: None, not_before }
     }
 
-    /// When the next round begins; `None` if it needs a change.
+    /// Time at which the next round begins; `None` if only a change starts it.
     pub(crate) fn next(&self) -> Option<Instant> {
         match self.has_changed {
             true => Some(self.not_before),
@@ -61,7 +61,7 @@ impl Schedule {
         }
     }
 
-    /// Notes that the round that began at `began` succeeded.
+    /// Records that the round that began at `began` succeeded.
     pub(crate) fn succeeded(&mut self, began: Instant) {
         self.has_changed = false;
         self.due = self.triggers.interval.map(|interval| began + interval);
@@ -73,12 +73,12 @@ impl Schedule {
         self.not_before = began + self.triggers.min_gap;
     }
 
-    /// Notes that the round waits for the lease. Without a change, the next round is due after its interval.
+    /// Records that the round waits for the lease. Without a change, the next round is due after its interval.
     pub(crate) fn postpone(&mut self) {
         self.due = self.triggers.interval.map(|interval| Instant::now() + interval);
     }
 
-    /// Repeats the round after a pause. The next round still counts the changes that woke this one.
+    /// Repeats the round after a pause. The next round still covers the changes that started this one.
     pub(crate) fn retry_after(&mut self, pause: Duration) {
         self.not_before = Instant::now() + pause;
         self.due = Some(self.not_before);

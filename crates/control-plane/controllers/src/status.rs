@@ -8,8 +8,7 @@ use tokio::time::Instant;
 
 use crate::{Decision, Refusal, RoundError};
 
-/// Maximum number of decisions, and of refusals, that a status names per round. Further ones are only
-/// counted.
+/// Maximum number of decisions, and of refusals, that a status names per round. Further ones are only counted.
 pub const MAX_SHOWN: usize = 20;
 
 /// Present activity of a controller.
@@ -148,7 +147,7 @@ impl Statuses {
         StatusHandle { index: statuses.len() - 1, all: self.clone() }
     }
 
-    /// The poison flag is ignored, since each status is valid at any time.
+    /// Locks the statuses and ignores poisoning, since each status is valid at any time.
     fn lock(&self) -> MutexGuard<'_, Vec<ControllerStatus>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -32,32 +32,34 @@ use fairmesh_model::arith::mix64;
 const MIN_WINDOW: u64 = 100_000_000;
 /// Maximum age of a window, in nanoseconds. A window that takes longer to fill is outdated.
 const MAX_WINDOW: u64 = 10_000_000_000;
-/// The limit counts as saturated when more than one request is refused per this many completed requests.
+/// Saturation threshold: the limit counts as saturated if more than one request is refused per this many completed
+/// requests.
 const SATURATION_DIVISOR: u32 = 20;
-/// How much latency may exceed the minimum, in doublings.
+/// Tolerated excess of the latency over the minimum, in doublings.
 const TOLERANCE: f64 = 1.0;
 /// Bounds of the factor that one window applies to the limit.
 const GRADIENT_RANGE: (f64, f64) = (0.25, 2.0);
 /// Minimum size of a cut of the limit, in doublings, for its effect to stand out from noise.
 const DEEP_CUT: f64 = 0.8;
-/// Minimum part of a cut that must show in the latency. If requests queue, the whole cut shows.
+/// Minimum part of a cut that must show in the latency. If requests queue at the server, the whole cut shows.
 const MIN_EFFECT: f64 = 0.3;
-/// Fraction of the limit admitted during a probe: too few to keep all workers busy at a correct limit.
+/// Fraction of the limit that is admitted during a probe: too few requests to keep all workers busy at a correct
+/// limit.
 const PROBE_LIMIT_SHARE: f64 = 0.25;
-/// Time for which requests must be refused before the first probe, in nanoseconds; doubles with each probe.
+/// Time for which requests must be refused before the first probe starts, in nanoseconds. It doubles with each probe.
 const MIN_PROBE_INTERVAL: u64 = 1_000_000_000;
 const MAX_PROBE_INTERVAL: u64 = 32_000_000_000;
-/// Probes take at most the reciprocal of this number as a share of the time.
+/// Reciprocal of the maximum share of the time that probes may take.
 const PROBE_TIME_SHARE: u64 = 20;
 
 /// Bounds of an [`AdaptiveConcurrency`] limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ConcurrencyConfig {
-    /// The limit never falls below this, except during a probe.
+    /// Minimum limit. Only a probe goes below it.
     pub min_limit: u32,
-    /// The initial limit, which is never exceeded.
+    /// Initial limit, which is also the maximum.
     pub max_limit: u32,
-    /// Samples required before the limit moves.
+    /// Number of samples required before the limit is adjusted.
     pub min_samples: u32,
 }
 
@@ -97,8 +99,8 @@ pub struct AdaptiveConcurrency {
 /// Samples since the limit last moved.
 #[derive(Clone, Copy, Debug, Default)]
 struct SampleWindow {
-    /// Number of requests in flight that were admitted under the previous limit. They are skipped, because their
-    /// latency does not reflect the present limit.
+    /// Number of requests in flight that were admitted under the previous limit. Their samples are skipped, because
+    /// their latency does not reflect the present limit.
     skip: u32,
     started_at: Option<u64>,
     samples: u32,
@@ -121,7 +123,7 @@ struct ProbeSchedule {
 }
 
 impl AdaptiveConcurrency {
-    /// Creates a limit without samples, at its maximum. `seed` should differ between servers.
+    /// Creates an adaptive limit without samples, at its maximum. `seed` should differ between servers.
     pub fn new(config: ConcurrencyConfig, seed: u64) -> Self {
         let probes = ProbeSchedule {
             interval: MIN_PROBE_INTERVAL,
@@ -153,8 +155,8 @@ impl AdaptiveConcurrency {
         limit as u32
     }
 
-    /// Records a request that failed or was cancelled. It counts only if it was already too slow: without the failure
-    /// it might have taken longer.
+    /// Records a request that failed or was cancelled. It counts only if it was already too slow, since without the
+    /// failure it might have taken even longer.
     pub fn record_failure(&mut self, completed: CompletedRequest) {
         let is_too_long = |min: f64| (completed.latency.max(1) as f64).log2() > min + TOLERANCE;
         match self.min_latency.is_some_and(is_too_long) {

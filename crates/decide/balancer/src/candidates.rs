@@ -1,6 +1,6 @@
 use fairmesh_model::arith::Generator;
 
-/// Lists of up to this many indices are stored inline in the snapshot, which saves a pick a cache miss.
+/// Maximum number of indices that are stored inline in the snapshot, which saves a pick a cache miss.
 const INLINE_INDICES: usize = 24;
 
 /// The endpoints from which a pick chooses, as compiled into a snapshot.
@@ -11,9 +11,9 @@ pub struct CandidateSet {
     /// The weight of each endpoint if all are equal, otherwise 0.
     equal_weight: u32,
     inline: [u32; INLINE_INDICES],
-    /// All indices if they do not fit in `inline`.
+    /// All indices, if there are too many for `inline`.
     heap: Box<[u32]>,
-    /// Cumulative weights; empty if all are equal.
+    /// Cumulative weights; empty if all weights are equal.
     cumulative_weights: Box<[u64]>,
 }
 

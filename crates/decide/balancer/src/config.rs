@@ -33,7 +33,7 @@ pub struct BalancerConfig {
     pub(crate) gain: u64,
     /// Maximum cost; the minimum is its reciprocal. [`UNIT_COST`] is neutral.
     pub(crate) max_cost: u32,
-    /// Percentage of the mean load that a new endpoint starts with.
+    /// Initial load of a new endpoint, in percent of the mean load.
     pub(crate) warm_up: u32,
     /// Excess that a rewarded response subtracts, in units of load.
     pub(crate) reward: i64,

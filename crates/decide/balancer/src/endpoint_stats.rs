@@ -46,21 +46,22 @@ const LATENCY_SHIFT: u32 = 8;
 #[derive(Debug, Default)]
 #[repr(C, align(64))]
 pub struct EndpointStats {
-    /// The first field, so that groups of four entries align with cache lines.
+    /// Hot entries of the first segment. This field comes first, so that groups of four entries align with cache
+    /// lines.
     first: HotBlock,
-    /// Replaces `first` once it is shared.
+    /// Shared memory that replaces `first` once the statistics are shared with other processes.
     shared: OnceLock<SharedMemory>,
     /// Number of endpoints with a non-neutral outlier state. While 0, picks skip outlier states.
     suspects: AtomicU32,
-    /// Allocated with the first endpoint beyond the first segment.
+    /// Hot entries of the further segments, allocated with the first endpoint beyond the first segment.
     further: OnceLock<Box<FurtherSegments>>,
     pub(crate) pool_means: PoolMeans,
-    /// Allocated with the first failure, since most services have none.
+    /// Outlier states, allocated with the first failure, since most services have none.
     outliers: OnceLock<Box<OutlierSegments>>,
-    /// Allocated with the first report, since many servers send none.
+    /// Load reports, allocated with the first report, since many servers send none.
     reports: OnceLock<Box<ReportSegments>>,
-    /// Configuration of the newest snapshot. It applies to all responses, even of calls that began on an older
-    /// snapshot.
+    /// Balancing configuration of the newest snapshot. It applies to all responses, even of calls that began on an
+    /// older snapshot.
     config: RwLock<BalancerConfig>,
     last_successes: LastSuccesses,
     pub(crate) index_allocator: Mutex<IndexAllocator>,
@@ -105,8 +106,9 @@ impl EndpointStats {
         }
     }
 
-    /// From now on, counts one of the calls in flight at `index` as a stream (Uber, assisted balancing). End it with
-    /// [`finish_stream`](Self::finish_stream). Returns `false`, and keeps it a call, if there are too many streams.
+    /// Counts one of the calls in flight at `index` as a stream from now on (Uber, assisted balancing). End it with
+    /// [`finish_stream`](Self::finish_stream). Returns `false`, and keeps counting a call, if there are too many
+    /// streams.
     pub fn convert_to_stream(&self, index: u32) -> bool {
         self.hot(index).is_some_and(HotStats::convert_to_stream)
     }
@@ -150,7 +152,7 @@ impl EndpointStats {
     }
 
     /// Like [`record_report`](Self::record_report), but without a reward (Uber, assisted balancing). For reports in
-    /// failed responses and from polls, which completed no request.
+    /// failed responses and in responses to polls, neither of which completed a request.
     pub fn record_unrewarded_report(&self, index: u32, load: LoadReport, now: u64) {
         self.store_report(index, load, false, now);
     }
@@ -350,7 +352,7 @@ impl EndpointStats {
         self.share_penalty(index);
     }
 
-    /// Ejects an overloaded endpoint briefly. Otherwise a server that refuses immediately would look idle.
+    /// Ejects an overloaded endpoint briefly. Without the ejection, a server that refuses at once would look idle.
     #[cold]
     fn record_overload(&self, hot: &HotStats, index: u32, now: u64) {
         let Some(outlier) = self.ensure_outlier(index) else { return };
@@ -376,7 +378,7 @@ impl EndpointStats {
         self.outliers.get()?.get(segment)?.get()?.get(offset)
     }
 
-    /// Like `outlier`, but allocates the segment before its first failure.
+    /// Like `outlier`, but allocates the segment if this is its first failure.
     fn ensure_outlier(&self, index: u32) -> Option<&OutlierState> {
         let (segment, offset) = segment_of(index);
         let segments =
@@ -397,7 +399,8 @@ impl EndpointStats {
     }
 }
 
-/// Segment `s` holds `FIRST_SEGMENT << s` entries and starts at index `FIRST_SEGMENT * (2^s - 1)`.
+/// Returns the segment of `index` and the position within it. Segment `s` holds `FIRST_SEGMENT << s` entries and
+/// starts at index `FIRST_SEGMENT * (2^s - 1)`.
 #[inline]
 fn segment_of(index: u32) -> (usize, usize) {
     let shifted = index as usize + FIRST_SEGMENT;

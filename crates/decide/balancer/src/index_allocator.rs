@@ -13,11 +13,11 @@ pub struct IndexPin {
     _alive: Arc<()>,
 }
 
-/// The index of every instance. Read only by compilation, never by a call.
+/// Assigns an index to every instance. Read only during compilation, never by a call.
 #[derive(Debug, Default)]
 pub(crate) struct IndexAllocator {
     indices: HashMap<InstanceId, AssignedIndex>,
-    /// Indices that a snapshot removed, with the number of the removing snapshot.
+    /// Removed indices, with the number of the snapshot that removed them.
     retired: BTreeMap<u32, u64>,
     /// Snapshots that may still be in use, oldest first.
     snapshots: Vec<(u64, Weak<()>)>,

@@ -49,7 +49,7 @@ pub const NO_RESPONSE_BACKOFF: u64 = 5_000_000_000;
 /// only a new release could change that.
 pub const UNSUPPORTED_BACKOFF: u64 = 10 * 60 * 1_000_000_000;
 
-/// The polling constants, if the policy balances by load reports and polling is enabled.
+/// The service's polling constants, if its policy balances by load reports and enables polls.
 pub fn polling_config(balancing: &Balancing) -> Option<Score> {
     (balancing.policy == BalancingPolicy::Score && balancing.score.poll).then_some(balancing.score)
 }
@@ -65,7 +65,7 @@ pub struct PollLimiter {
     budget: PollBudget,
     /// Mean service time of requests, in nanoseconds, over the attempts that started a round; 0 before the first.
     service_time: AtomicU64,
-    /// Positions examined so far.
+    /// Number of positions examined so far.
     examined: AtomicUsize,
 }
 
@@ -109,7 +109,7 @@ impl PollLimiter {
 pub trait PollTarget {
     /// The server's polling state.
     fn poll_state(&self) -> &Arc<PollState>;
-    /// Whether a poll could be sent at once over an open connection.
+    /// Whether an open connection could carry a poll at once.
     fn is_connected(&self) -> bool;
 }
 

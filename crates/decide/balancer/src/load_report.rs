@@ -29,15 +29,16 @@ pub struct ReceivedReport {
     pub at: u64,
 }
 
-/// The last report of one endpoint and the cost derived from its reports, in half a cache line.
+/// The last report of one endpoint and the cost derived from its reports; fills half a cache line.
 #[derive(Debug)]
 #[repr(align(32))]
 pub(crate) struct ReportCell {
-    /// Requests in the low half, CPU and streams above them. Each is stored plus one, so that 0 means not reported.
+    /// Reported requests (low half), CPU and streams (above them). Each value is stored plus one, so that 0 means
+    /// "not reported".
     load: AtomicU64,
-    /// Time of arrival; 0 before the first report.
+    /// Time at which the report arrived; 0 before the first report.
     at: AtomicU64,
-    /// The metric plus one; 0 if not reported.
+    /// Reported metric plus one; 0 if not reported.
     metric: AtomicU32,
     /// The cost derived from utilisation, more precise than the copy that picks read.
     cost: AtomicU32,
@@ -55,8 +56,8 @@ impl Default for ReportCell {
 }
 
 impl ReportCell {
-    /// Stores a report. If two calls store concurrently, one's load may be combined with the other's time, which is
-    /// about the same.
+    /// Stores a report. If two calls store concurrently, the load of one may be combined with the time of the other,
+    /// which is about the same.
     #[inline]
     pub(crate) fn put(&self, load: LoadReport, now: u64) {
         self.load.store(pack(load), Relaxed);

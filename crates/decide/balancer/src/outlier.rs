@@ -18,7 +18,7 @@ const FAILURE_RATE_DOUBLINGS: u32 = 4;
 /// mean of the others, over many responses, is not.
 #[derive(Debug, Default)]
 pub(crate) struct OutlierState {
-    /// Consecutive failures.
+    /// Number of consecutive failures.
     consecutive_failures: AtomicU32,
     /// End of the ejection for unreachability, which is certain evidence.
     unreachable_until: AtomicU64,
@@ -28,7 +28,7 @@ pub(crate) struct OutlierState {
     ejected_since: AtomicU64,
     /// Number of ejections by failure rate.
     rate_ejections: AtomicU32,
-    /// When the endpoint has its full share again.
+    /// Time at which the endpoint has its full share again.
     ramp_end: AtomicU64,
     window: ResponseWindow,
 }
@@ -68,12 +68,12 @@ impl OutlierState {
         self.failing_until.load(Relaxed)
     }
 
-    /// When the endpoint has its full share again.
+    /// Time at which the endpoint has its full share again.
     pub(crate) fn ramp_end(&self) -> u64 {
         self.ramp_end.load(Relaxed)
     }
 
-    /// End of the ejection. In panic mode, only unreachability counts.
+    /// End of the current ejection. In panic mode, only ejections for unreachability count.
     pub(crate) fn ejected_until(&self, panic: bool) -> u64 {
         let unreachable_until = self.unreachable_until.load(Relaxed);
         if panic { unreachable_until } else { unreachable_until.max(self.failing_until.load(Relaxed)) }
@@ -85,8 +85,8 @@ impl OutlierState {
         (until > now).then(|| (self.ejected_since.load(Relaxed).min(now), until))
     }
 
-    /// Records the start of an ejection. Called before a failure is counted, so that a current ejection keeps its
-    /// start.
+    /// Records the start of an ejection. Must be called before a failure is counted, so that an ejection in force
+    /// keeps its start.
     fn note_start(&self, now: u64) {
         if self.ejected_until(false) <= now {
             self.ejected_since.store(now, Relaxed);
@@ -144,8 +144,8 @@ impl OutlierState {
             .then(|| (failures << 16) / responses)
     }
 
-    /// Ejects the endpoint if its failure rate exceeds the mean of the `others`, given as their sum and number. Has no
-    /// effect without others.
+    /// Ejects the endpoint if its failure rate exceeds the mean rate of the `others`, given as their sum and number.
+    /// Does nothing if there are no others.
     pub(crate) fn compare_failure_rate(
         &self,
         rate: u64,

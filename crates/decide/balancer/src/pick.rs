@@ -15,7 +15,7 @@ mod score;
 
 pub use score::SCORE_BITS;
 
-/// Up to this number of endpoints, all are compared: with so few, two random ones are often the wrong two.
+/// Maximum number of endpoints of which all are compared. With so few, two random ones are often the wrong two.
 pub const FULL_SCAN_MAX: usize = 4;
 
 /// Inputs of a pick besides the candidates.
@@ -32,7 +32,7 @@ pub struct PickContext<'a> {
     attempted: &'a [u32],
     now: u64,
     panic: bool,
-    /// Whether all ejections count, so that there is no panic.
+    /// Whether all ejections count, which excludes panic mode.
     keeps_ejections: bool,
 }
 
@@ -85,7 +85,7 @@ pub struct ScoredEndpoint {
     pub index: u32,
     /// Weight of the endpoint.
     pub weight: u32,
-    /// This client's calls in flight at the endpoint.
+    /// Number of this client's calls in flight at the endpoint.
     pub outstanding: u32,
     /// Why the endpoint should not be picked.
     pub exclusion: Exclusion,
@@ -235,8 +235,8 @@ impl PickContext<'_> {
         }
     }
 
-    /// Panic check when there are suspect endpoints. Scans the candidates only if enough are suspect to exceed the
-    /// threshold.
+    /// Panic check for the case that there are suspect endpoints. Scans the candidates only if enough endpoints are
+    /// suspect to exceed the threshold.
     #[cold]
     fn is_panic_among(&self, candidates: &Candidates<'_>, suspects: u32) -> bool {
         let max_percent = u64::from(self.stats.config().panic_percent) * candidates.len() as u64;

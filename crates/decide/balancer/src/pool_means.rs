@@ -9,14 +9,15 @@ use crate::{
 
 /// Fractional bits of a mean in addition to those of its values.
 const MEAN_BITS: u32 = 12;
-/// Number of ticks of each endpoint that a mean spans: half a half-life.
+/// Number of ticks that a mean spans for each endpoint: half a half-life.
 const MEAN_TICKS: u64 = 1 << (TICK_BITS - 1);
-/// Maximum error of utilisation: an endpoint is completely busy or completely idle relative to the mean.
+/// Maximum error of the utilisation: that of an endpoint that is completely busy or completely idle while the mean is
+/// the opposite.
 const MAX_ERROR: i64 = 1 << 10;
-/// Below this utilisation, in thousandths, differences are noise.
+/// Utilisation in thousandths below which differences are noise.
 const MIN_UTILISATION: u64 = 20;
-/// Up to this number of other callers' requests, excess is counted in requests. Beyond it, excess is relative to the
-/// mean.
+/// Maximum number of other callers' requests for which excess is counted in requests. Above it, excess is relative to
+/// the mean.
 const ABSOLUTE_REQUESTS: i64 = 16;
 
 /// Means over the endpoints of this client's subset, with which each endpoint is compared.
@@ -24,11 +25,11 @@ const ABSOLUTE_REQUESTS: i64 = 16;
 pub(crate) struct PoolMeans {
     /// Number of endpoints in the subset.
     members: AtomicU32,
-    /// Other callers' requests in flight at an endpoint.
+    /// Mean number of other callers' requests in flight at an endpoint.
     others: Mean,
-    /// Reported utilisation.
+    /// Mean reported utilisation.
     utilisation: Mean,
-    /// Costs.
+    /// Mean cost.
     cost: Mean,
 }
 

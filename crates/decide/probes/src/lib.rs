@@ -13,13 +13,13 @@
 //! zone's.
 
 mod outcome;
-mod probe_board;
+mod probe_coordinator;
 mod probe_targets;
 mod zone_matrix;
 mod zone_place;
 
 pub use outcome::{Outcomes, Protocol};
-pub use probe_board::{Assignment, Board, BoardCounts, MAX_AGENTS, ROUND, Report};
+pub use probe_coordinator::{Assignment, Board, BoardCounts, MAX_AGENTS, ROUND, Report};
 pub use probe_targets::{MAX_PLACES, MAX_TARGETS, plan};
 pub use zone_matrix::{Cell, Matrix, ProtocolView, Verdict};
 pub use zone_place::Place;

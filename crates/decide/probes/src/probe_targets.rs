@@ -46,7 +46,7 @@ pub fn plan(
     planned
 }
 
-/// A member other than the prober itself.
+/// Returns the member at position `at`, skipping the prober itself.
 fn member(members: &[SocketAddr], at: u64, prober: &SocketAddr) -> SocketAddr {
     let index = (at % members.len() as u64) as usize;
     let chosen = members[index];

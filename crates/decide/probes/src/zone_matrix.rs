@@ -2,9 +2,9 @@ use std::{collections::BTreeMap, net::SocketAddr, time::Duration};
 
 use crate::{MAX_PLACES, Outcomes, Place, Protocol};
 
-/// A result older than this (four rounds) is stale.
+/// Age in ms above which a result is stale: four rounds.
 const FRESH_MS: u64 = 12_000;
-/// A pair is removed after this time without a result.
+/// Time without a result after which a pair is removed, in ms.
 const KEPT_MS: u64 = 15 * 60 * 1_000;
 /// Maximum number of probers per pair whose last result is kept; the most recent ones stay.
 const MAX_PROBERS: usize = 6;
@@ -51,7 +51,7 @@ pub struct Matrix {
     pairs: BTreeMap<(Place, Place), Vec<Latest>>,
 }
 
-/// The last result of one prober.
+/// The last result reported by one prober.
 #[derive(Debug)]
 struct Latest {
     prober: SocketAddr,
@@ -86,8 +86,8 @@ pub struct ProtocolView {
 }
 
 impl Matrix {
-    /// Records the result of a prober, replacing its previous one. `at_ms` is a monotonic time, as in all methods. Once
-    /// there are [`MAX_PLACES`] squared pairs, new ones are ignored until others expire.
+    /// Records the result of a prober, replacing its previous one. `at_ms` is a monotonic time, as in all methods. If
+    /// there are already [`MAX_PLACES`] squared pairs, new pairs are ignored until others expire.
     pub fn record(&mut self, pair: (Place, Place), prober: SocketAddr, outcomes: Outcomes, at_ms: u64) {
         if self.pairs.len() >= MAX_PAIRS && !self.pairs.contains_key(&pair) {
             return;

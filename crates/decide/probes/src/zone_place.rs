@@ -5,9 +5,9 @@ use fairmesh_model::{Region, Zone};
 /// Place of an agent: a region, and a zone if the agent knows its zone.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Place {
-    /// The region.
+    /// Region of the agent.
     pub region: Region,
-    /// The zone within the region.
+    /// Zone within the region, if known.
     pub zone: Option<Zone>,
 }
 

@@ -21,22 +21,22 @@ pub struct AuthorizationTable {
     policy: Option<Authorization>,
     default: DefaultAuthorization,
     mtls: MtlsMode,
-    /// The policy's health probe, by which checkers test an endpoint.
+    /// The policy's health probe, which checkers send to endpoints.
     probe: Option<Probe>,
-    /// The agents whose probes are admitted; `None` admits all agents' probes.
+    /// The agents that may send the probe; `None` admits all agents.
     checkers: Option<BTreeSet<Label>>,
 }
 
 /// A call in the form that rules match.
 #[derive(Clone, Copy, Debug)]
 pub struct AuthorizationRequest<'a> {
-    /// The caller; `None` without an identity.
+    /// Identity of the caller; `None` if it has none.
     pub caller: Option<&'a CallerId>,
-    /// The method, in upper case.
+    /// Method of the request, in upper case.
     pub method: &'a str,
-    /// The path, with or without a query.
+    /// Path of the request, with or without a query.
     pub path: &'a str,
-    /// Attributes that conditions of rules compare.
+    /// Attributes that the conditions of rules compare.
     pub attributes: RequestAttributes<'a>,
 }
 
@@ -171,8 +171,8 @@ impl AuthorizationTable {
         AuthorizationDecision { is_allowed, is_audit: is_audit && !is_allowed, reason }
     }
 
-    /// The probe that a caller may send whatever the rules are: the policy's probe, if the caller is an elected
-    /// checker.
+    /// The probe that a caller may send regardless of the rules: the policy's probe if the caller is an elected
+    /// checker, otherwise `None`.
     pub fn probe_for(&self, caller: Option<&CallerId>) -> Option<&Probe> {
         self.probe.as_ref().filter(|_| caller.is_some_and(|caller| self.is_checker(caller)))
     }
@@ -246,8 +246,8 @@ fn matches_caller(rule: &AuthorizationRule, caller: Option<&CallerId>) -> bool {
     is_for_all || caller.is_some_and(|caller| rule.from.iter().any(|from| matches(from, caller)))
 }
 
-/// Whether a rule matches a path. Servers may interpret a path that is not plain differently: rules that allow never
-/// match such a path, and rules that deny always do.
+/// Whether a rule matches a path. Servers may interpret a path that is not plain in different ways. Such a path never
+/// matches a rule that allows, and always matches a rule that denies.
 fn matches_path(rule: &AuthorizationRule, path: &str, is_plain: bool) -> bool {
     if rule.paths.is_empty() {
         return true;
@@ -270,8 +270,8 @@ fn matches_allowed_path(allowed: &PathMatch, path: &str) -> bool {
 }
 
 /// Whether a path matches a rule that denies. Many servers ignore the case of a path, a final slash, and everything
-/// after a decoded `?` or `#`. A rule that denies therefore ignores them too: it may refuse more than it names, but
-/// never less.
+/// after a decoded `?` or `#`, so a rule that denies ignores them too. It may refuse more paths than it names, but
+/// never fewer.
 fn matches_denied_path(denied: &PathMatch, path: &str) -> bool {
     let (denied, is_prefix) = match denied {
         PathMatch::Exact(exact) => (exact.as_str(), false),

@@ -33,7 +33,7 @@ pub struct CompileInput<'a> {
     pub hosts: &'a Hosts,
     /// Verdicts of active health checks.
     pub health: &'a Verdicts,
-    /// Current time of the picks' clock in nanoseconds, for the age of this caller's own evidence.
+    /// Current time of the picks' clock in nanoseconds, from which the age of this caller's own evidence follows.
     pub now: u64,
     /// The caller's ID, for routes with a client condition.
     pub client_id: &'a str,
@@ -145,7 +145,7 @@ impl EndpointTarget {
     }
 }
 
-/// Distance of a region. Regions are preferred in this order.
+/// Distance of a region from the caller. Regions are preferred in this order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RegionDistance {
     /// Ring number, from 0; `None` if the policy does not let this caller use the region.
@@ -158,23 +158,23 @@ pub struct RegionDistance {
     pub draining: bool,
 }
 
-/// One endpoint of a snapshot, with this client's state about it.
+/// One endpoint of a snapshot, with the state that this client has recorded about it.
 #[derive(Clone, Debug)]
 pub struct Candidate<'a> {
     /// Index of the endpoint.
     pub index: u32,
-    /// Data for connecting.
+    /// The endpoint's address, identity and other data for connecting.
     pub target: &'a Arc<EndpointTarget>,
     /// Distance of the endpoint's region.
     pub distance: &'a RegionDistance,
-    /// Whether the endpoint is in this client's subset of its ring; unused rings have subsets too. True for every
-    /// callable endpoint of a service called by key, since the key chooses the endpoint.
+    /// Whether the endpoint is in this client's subset of its ring; unused rings have subsets too. Always true for
+    /// callable endpoints of a service that is called by key, since the key chooses the endpoint.
     pub in_subset: bool,
     /// The last verdict of active health checks, even if it does not exclude the endpoint.
     pub verdict: Option<&'a Verdict>,
-    /// Calls in flight, excluding streams.
+    /// Number of calls in flight, excluding streams.
     pub outstanding: u32,
-    /// Calls in flight that have become streams.
+    /// Number of calls in flight that have become streams.
     pub streams: u32,
     /// Number of consecutive failures.
     pub consecutive_failures: u32,

@@ -12,16 +12,16 @@ use crate::{CompileInput, RegionDistance};
 #[derive(Debug)]
 pub(crate) struct RegionRanks {
     home: Region,
-    /// Whether the caller's own region is draining, for explanations. Callers inside the region keep using it.
+    /// Whether the caller's own region is draining, for explanations. Callers inside a draining region keep using it.
     is_home_draining: bool,
     /// The caller's zone, if calls prefer it.
     zone: Option<Zone>,
     rings: Vec<Ring>,
-    /// Regions sorted by name.
+    /// Regions with their distances, sorted by name.
     regions: Box<[(Region, RegionDistance)]>,
 }
 
-/// Preference for calling an endpoint, from highest to lowest.
+/// Preference for an endpoint, from highest to lowest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum PreferenceClass {
     /// The endpoint serves.
@@ -30,7 +30,7 @@ pub(crate) enum PreferenceClass {
     Stopping,
     /// The endpoint serves, but active health checks report it as probably unhealthy.
     Unhealthy,
-    /// The endpoint should not be called, but may still respond.
+    /// Calls should avoid the endpoint, but it may still respond.
     LastResort,
 }
 
@@ -119,7 +119,7 @@ impl RegionRanks {
         distance.ring.map(|ring| class as u32 * 2 * rings + drained + u32::from(ring))
     }
 
-    /// The lowest rank of endpoints that should not be called.
+    /// The lowest rank of endpoints that calls should avoid.
     pub(crate) fn last_resort(&self) -> u32 {
         2 * self.rings.len() as u32
     }

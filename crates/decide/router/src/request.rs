@@ -76,8 +76,8 @@ pub struct RouteDecision<'a> {
 pub struct PickParams<'a> {
     /// The key, for sharded and consistently hashed services.
     pub key: Option<ShardKey>,
-    /// The role that the replica must have: the role of the call, or otherwise of its route. `None` leaves the choice
-    /// to the service's policy, which by default accepts any role.
+    /// The role that the replica must have: the role requested by the call, or otherwise the role of its route.
+    /// `None` leaves the choice to the service's policy, which by default accepts any role.
     pub role: Option<&'a Role>,
     /// Indices of the endpoints of earlier attempts of this call. They are picked again only if no other endpoint is
     /// left.
@@ -95,16 +95,18 @@ pub struct PickParams<'a> {
 /// The result of a pick.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EndpointPick {
-    /// Index of the endpoint, for [`ServiceTable::target`](crate::ServiceTable::target), `begin` and `finish`.
+    /// Index of the endpoint, to be passed to [`ServiceTable::target`](crate::ServiceTable::target), `begin` and
+    /// `finish`.
     pub index: u32,
     /// The shard that holds the key, for sharded services.
     pub shard: Option<ShardId>,
     /// Version of the shard map; 0 without one.
     pub map_version: u64,
-    /// Whether the only remaining endpoints should not be called: draining or lost endpoints, or stopping copies.
-    /// Callers count this.
+    /// Whether only endpoints were left that calls should avoid: draining or lost endpoints, or stopping copies.
+    /// Callers count such picks.
     pub last_resort: bool,
-    /// Whether the pick was made in panic mode: so many endpoints fail that ejections are ignored. Callers count this.
+    /// Whether the pick was made in panic mode: so many endpoints fail that ejections are ignored. Callers count such
+    /// picks.
     pub panic: bool,
 }
 

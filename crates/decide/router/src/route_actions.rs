@@ -7,7 +7,7 @@ use fairmesh_model::{
     Redirect, Role, Scope, ServiceName, Share,
     arith::{Generator, mix64},
     host_name,
-    mesh_rate_limit::ALL_PARTS,
+    rate_limit_quota::ALL_PARTS,
 };
 
 use crate::{Headers, RequestView, token_bucket::TokenBucket};
@@ -93,12 +93,12 @@ impl RouteActions {
         &self.actions.split_key
     }
 
-    /// Whether calls for which a backend without endpoints is drawn go to the other backends.
+    /// Whether the other backends get the calls for which a backend without endpoints was drawn.
     pub(crate) fn redistributes_empty(&self) -> bool {
         self.actions.redistributes_empty
     }
 
-    /// The role of the replica for calls that request no role.
+    /// The replica role for calls that request no role.
     pub fn role(&self) -> Option<&Role> {
         self.actions.role.as_ref()
     }
@@ -118,22 +118,22 @@ impl RouteActions {
         self.actions.rewrite.host.as_deref()
     }
 
-    /// Edits of the request headers.
+    /// Header edits for requests.
     pub fn request_headers(&self) -> &HeaderEdits {
         &self.actions.request_headers
     }
 
-    /// Edits of the response headers.
+    /// Header edits for responses.
     pub fn response_headers(&self) -> &HeaderEdits {
         &self.actions.response_headers
     }
 
-    /// The timeout of one attempt.
+    /// Timeout of a single attempt.
     pub fn attempt_timeout(&self) -> Option<Duration> {
         self.actions.attempt_timeout
     }
 
-    /// The longest deadline that is sent to servers.
+    /// Maximum deadline that is sent to servers.
     pub fn server_timeout(&self) -> Option<Duration> {
         self.actions.server_timeout
     }
@@ -226,7 +226,7 @@ impl RouteActions {
     }
 }
 
-/// Returns the bucket of a limit: the bucket in `before` if the limit is unchanged.
+/// Returns the token bucket of a limit: the bucket in `before` if the limit is unchanged, otherwise a new one.
 pub(crate) fn carry_over(
     limit: Option<RateLimit>,
     before: Option<&Arc<TokenBucket>>,
@@ -236,7 +236,7 @@ pub(crate) fn carry_over(
     Some(same.cloned().unwrap_or_else(|| Arc::new(TokenBucket::succeeding(limit, before.map(Arc::as_ref)))))
 }
 
-/// Whether this call belongs to the share, drawn from an independent random stream.
+/// Whether this call is in the sampled share, drawn from an independent random stream.
 fn is_sampled(share: Share, seed: u64, stream: u64) -> bool {
     let all = u64::from(Share::ALL.millionths());
     Generator::new(mix64(seed ^ stream)).below(all) < u64::from(share.millionths())

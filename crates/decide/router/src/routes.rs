@@ -17,7 +17,7 @@ use index::Index;
 pub(crate) use parameters::{cookie, decoded, parameter};
 pub use route_numbers::{ROUTE_ARMS, ROUTE_STEPS, RouteArm, RouteNumbers, RouteStep};
 
-/// Up to this number of routes, they are checked in order, since an index would cost more than it saves.
+/// Maximum number of routes that are checked in order. With so few, an index would cost more than it saves.
 const SCAN_UP_TO: usize = 6;
 
 /// Salt that makes the backend of a key independent of other uses of the key: the bytes of `split`.
@@ -32,7 +32,8 @@ const SPLIT_SALT: u64 = 0x73_706c_6974;
 #[derive(Clone, Debug)]
 pub(crate) struct Routes {
     rules: Arc<[Rule]>,
-    /// Behind a pointer, since most services have few routes and every call reads this struct.
+    /// Index of the routes, if there are many. Behind a pointer, since most services have few routes and every call
+    /// reads this struct.
     index: Option<Arc<Index>>,
 }
 
@@ -52,7 +53,7 @@ pub(crate) struct Rule {
     matches_client: bool,
     /// Cumulative weights of the split's backends.
     cumulative_weights: Box<[u64]>,
-    /// Further actions on calls of the route.
+    /// Route actions other than the choice of a backend.
     pub(crate) actions: Option<Arc<RouteActions>>,
 }
 
@@ -196,8 +197,8 @@ impl Rule {
         request_key::read_first(sources, request).map(|key| mix_pair(hash_key(key.0), SPLIT_SALT))
     }
 
-    /// Returns the replacement for the backend `drawn` by [`backend`](Self::backend), if that backend is empty and the
-    /// route redistributes its calls; otherwise `None`.
+    /// Returns the replacement for the backend `drawn` by [`backend`](Self::backend), if that backend is empty and
+    /// the route redistributes the calls of empty backends; otherwise `None`.
     #[inline]
     pub(crate) fn redistributed<'a, H: Headers + ?Sized>(
         &'a self,
@@ -212,8 +213,9 @@ impl Rule {
         }
     }
 
-    /// Draws among the non-empty backends by their weights, with the second number of the generator. Thus only calls of
-    /// empty backends move, and calls with the same key stay together. Returns `None` if all backends are empty.
+    /// Draws one of the non-empty backends by their weights, with the second number of the generator. Thus only the
+    /// calls of empty backends move, and calls with the same key stay together. Returns `None` if all backends are
+    /// empty.
     #[inline(never)]
     fn draw_other(&self, seed: u64, is_empty: impl Fn(&ServiceName) -> bool) -> Option<(&ServiceName, u32)> {
         let mut draws = Generator::new(mix64(seed));

@@ -42,7 +42,7 @@ pub struct ServiceTable {
     /// The rate limit of the service.
     bucket: Option<Arc<TokenBucket>>,
     timeouts: Timeouts,
-    /// Endpoints with this rank or a higher one should not be called.
+    /// Lowest rank of endpoints that calls should avoid.
     last_resort: u32,
     /// The division of calls among regions or rings, if any.
     division: Option<Box<Division>>,
@@ -50,9 +50,9 @@ pub struct ServiceTable {
     name: ServiceName,
     /// Hash of the caller, salted with the service.
     client_hash: u64,
-    /// Targets by index. Gaps are indices of removed instances.
+    /// Endpoint targets by index. Gaps are the indices of removed instances.
     targets: Box<[Option<Arc<EndpointTarget>>]>,
-    /// Parallel to `targets`.
+    /// Endpoint statuses, parallel to `targets`.
     statuses: Box<[EndpointStatus]>,
     policy: Policy,
     /// The authorization rules, if this process authorizes calls instead of servers.
@@ -71,16 +71,16 @@ pub struct ServiceTable {
 /// How the candidates of a call are selected.
 #[derive(Debug)]
 enum Selection {
-    /// Any of the endpoints, by rank.
+    /// A call may go to any endpoint, by rank.
     Replicated {
         /// Candidates of the lowest rank, if any.
         nearest: Tier<CandidateSet>,
         /// Candidates of the other ranks.
         further: Box<[Tier<CandidateSet>]>,
     },
-    /// For each rank, the endpoints among which rendezvous hashing chooses by the key.
+    /// Rendezvous hashing chooses by the call's key, among the endpoints of each rank.
     Hashed(Box<[Tier<Hashed>]>),
-    /// Holders of the key's shard; `None` until there is a shard map.
+    /// The call goes to a holder of its key's shard; `None` until there is a shard map.
     Sharded(Option<Sharding>),
 }
 
@@ -98,7 +98,7 @@ struct Tier<T> {
 #[derive(Debug)]
 struct Hashed {
     nodes: Box<[Node]>,
-    /// Whether all endpoints have the same weight.
+    /// Whether all endpoints have equal weights.
     equal: bool,
 }
 
@@ -114,10 +114,10 @@ struct Node {
 #[derive(Debug)]
 struct Sharding {
     shards: Arc<ShardTable>,
-    /// Holders by holding index.
+    /// Holders by the index of their holding.
     holders: Box<[Holder]>,
     roles: Box<[Role]>,
-    /// Endpoints of the lowest rank.
+    /// Indices of the endpoints with the lowest rank.
     nearest: Box<[u32]>,
 }
 
@@ -130,7 +130,7 @@ struct Holder {
     weight: u32,
 }
 
-/// State of an endpoint from the view of this caller.
+/// State of an endpoint as seen by this caller.
 #[derive(Clone, Debug)]
 struct EndpointStatus {
     distance: RegionDistance,
@@ -141,13 +141,13 @@ struct EndpointStatus {
 /// Explains why a call goes to its endpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Explanation {
-    /// The reasons, in the order of the decision.
+    /// Steps that led to the endpoint, in the order of the decision.
     pub steps: Vec<Step>,
     /// The service that receives the call.
     pub target: ServiceName,
-    /// The call's key: from the caller, or read from the request by the policy.
+    /// The call's key: given by the caller, or read from the request as the policy says.
     pub key: Option<ShardKey>,
-    /// The role of the replica: the role of the call, or otherwise of its route.
+    /// The replica role: the role requested by the call, or otherwise the role of its route.
     pub role: Option<Role>,
     /// The traffic class of the call, if its route sets one.
     pub class: Option<Label>,
@@ -239,8 +239,8 @@ impl ServiceTable {
         self.decide_route(request, seed, is_empty, &mut ())
     }
 
-    /// Whether no endpoint should be called: either this caller may use none, or all endpoints that it may use are
-    /// draining or lost.
+    /// Whether calls have no endpoint that they should use: either this caller may use none, or all that it may use
+    /// are draining or lost.
     pub fn is_empty(&self) -> bool {
         let first = match &self.selection {
             Selection::Replicated { nearest, .. } => (nearest.total > 0).then_some(nearest.rank),
@@ -272,8 +272,8 @@ impl ServiceTable {
         self.routes.names_host(host)
     }
 
-    /// Admits a call at `now` by the rate limits of the service and the route, and counts it. The error is the time
-    /// until the limits would admit the call.
+    /// Admits a call at `now` if the rate limits of the service and the route allow it, and counts the call.
+    /// Otherwise the error is the time until the limits would admit it.
     #[inline]
     pub fn admit(&self, routed: &RouteDecision<'_>, now: u64) -> Result<(), Duration> {
         match (&self.bucket, routed.actions) {

@@ -5,15 +5,16 @@ use std::{
 
 use fairmesh_model::{
     RateLimit, Scope,
-    mesh_rate_limit::{ALL_PARTS, DEFAULT_PARTS},
+    rate_limit_quota::{ALL_PARTS, DEFAULT_PARTS},
 };
 
 /// Value of `parts` before the first grant.
 const NOT_GRANTED: u32 = u32::MAX;
-/// A grant may be replaced after this time, so a caller that waits for the limit retries after this time at the latest.
+/// Time after which a grant may be replaced. A caller that waits for the limit therefore retries after this time at
+/// the latest.
 const GRANT_LIFETIME: Duration = Duration::from_secs(2);
-/// Tolerated excess of the debt over its limit, in nanoseconds. Callers read their clocks earlier, and may arrive in
-/// any order.
+/// Tolerated excess of the debt over its limit, in nanoseconds. It is needed because callers read their clocks
+/// earlier and may arrive in any order.
 const CLOCK_SKEW: u64 = 100_000_000;
 
 /// A rate limiter that uses the generic cell rate algorithm (ITU-T I.371): a token bucket in one number.
@@ -31,7 +32,7 @@ pub struct TokenBucket {
     /// Maximum lead of `full_at` over now, in nanoseconds.
     tolerance: AtomicU64,
     full_at: AtomicU64,
-    /// Number of calls admitted and rejected. Counted only for mesh-wide limits.
+    /// Number of calls requested, whether admitted or rejected. Counted only for mesh-wide limits.
     requested: AtomicU64,
     parts: AtomicU32,
 }
@@ -60,7 +61,8 @@ impl TokenBucket {
         bucket
     }
 
-    /// Number of calls admitted and rejected since the bucket was created. Counted only for mesh-wide limits.
+    /// Number of calls requested since the bucket was created, whether admitted or rejected. Counted only for
+    /// mesh-wide limits.
     pub fn requested(&self) -> u64 {
         self.requested.load(Relaxed)
     }

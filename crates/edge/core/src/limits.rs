@@ -5,11 +5,12 @@ use std::time::Duration;
 /// Limits of a proxy. Work beyond a limit is refused or delayed, and counted.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Maximum number of client connections; further ones wait in the accept queue.
+    /// Maximum number of client connections. Further connections wait in the accept queue.
     pub connections: usize,
     /// Maximum bytes of a request body; `None` is unlimited.
     pub body: Option<u64>,
-    /// Idle timeout of connections. Also the time limit for request headers and for each write to the client.
+    /// Idle timeout of connections, which is also the time limit for request headers and for each write to the
+    /// client.
     pub idle_timeout: Duration,
     /// Idle timeout of tunnels: WebSocket, `CONNECT`, TCP.
     pub tunnel_idle: Duration,
@@ -19,10 +20,10 @@ pub struct Limits {
     pub services: usize,
     /// Name of the option that sets [`services`](Self::services), for messages.
     pub services_option: &'static str,
-    /// Time after its last call at which a service is evicted. The mesh must drop the service [shortly
+    /// Time without calls after which a service is evicted. The mesh must drop the service [shortly
     /// after](fairmesh_calls::MeshBuilder::idle_timeout).
     pub service_idle: Duration,
-    /// Time limit for a successor to get its routing information. Afterwards the running proxy continues.
+    /// Time limit for a successor to obtain its routing information. Afterwards the running proxy continues.
     pub handover_timeout: Duration,
 }
 

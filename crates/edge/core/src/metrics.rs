@@ -17,7 +17,7 @@ use crate::metrics::{
 pub struct EdgeMetrics {
     /// Connections of clients.
     pub connections: ConnectionMetrics,
-    /// Requests that are not counted by service.
+    /// Counters of requests that are not counted by service.
     pub requests: RequestMetrics,
     /// Tunnels.
     pub tunnels: TunnelMetrics,

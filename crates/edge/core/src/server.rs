@@ -34,7 +34,7 @@ use crate::{
 pub struct ConnectionServer {
     /// Forwards the requests of all connections.
     pub forwarder: Arc<Forwarder>,
-    /// Tells when connections must end.
+    /// Signals when connections must end.
     pub shutdown: Arc<Shutdown>,
     /// Limits of connections and requests.
     pub limits: Limits,
@@ -51,12 +51,12 @@ pub struct AcceptedConnection {
     pub stream: TcpStream,
     /// Address of the client.
     pub caller: SocketAddr,
-    /// Held until everything that the connection started has ended.
+    /// Permit held until everything that the connection started has ended.
     pub permit: Arc<ConnectionPermit>,
 }
 
 impl ConnectionServer {
-    /// Creates a server without a certificate. `cores` serve the connections.
+    /// Creates a server without a certificate. The event loops `cores` serve the connections.
     pub fn new(forwarder: Arc<Forwarder>, shutdown: Arc<Shutdown>, cores: Cores, limits: Limits) -> Self {
         let permits = connection_limit(limits.connections);
         Self { forwarder, permits, silent: Arc::default(), shutdown, cores, limits, tls: None }
@@ -77,7 +77,7 @@ impl ConnectionServer {
         self.forwarder.metrics.connections.drain_timeouts.load(Relaxed)
     }
 
-    /// Accepts connections until the shutdown starts. Each is served by `serve`, as a task tracked in
+    /// Accepts connections until the shutdown starts. `serve` serves each of them, as a task tracked in
     /// `connections`.
     pub async fn accept<S, F>(&self, listener: &TcpListener, connections: &TaskTracker, serve: S)
     where

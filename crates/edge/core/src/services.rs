@@ -35,7 +35,7 @@ use crate::{
     },
 };
 
-/// Maximum number of services with metric series of their own, in the order of their first calls. The other
+/// Maximum number of services that have their own metric series, in the order of their first calls. All other
 /// services are counted together.
 const MAX_LABELLED: usize = 4096;
 
@@ -50,9 +50,9 @@ pub struct Services {
     pub mesh: Mesh,
     pub(crate) limits: Limits,
     pub(crate) index: RwLock<ServiceIndex>,
-    /// Sum of the counters of evicted services.
+    /// Summed counters of evicted services.
     pub(crate) evicted: ServiceMetrics,
-    /// Sum of the library's statistics of evicted services.
+    /// Summed library statistics of evicted services.
     pub(crate) evicted_calls: Mutex<ServiceStats>,
     /// Maximum number of services.
     max: AtomicUsize,
@@ -60,11 +60,11 @@ pub struct Services {
     pub evictions: AtomicU64,
     /// Requests refused because the table was full.
     pub refused: AtomicU64,
-    /// The DNS zone whose names are services too.
+    /// DNS zone whose names also stand for services.
     zone: OnceLock<String>,
 }
 
-/// The sum over several services.
+/// Summed counters of several services.
 #[derive(Debug)]
 pub struct SummedServices {
     /// Sum of the request counters.
@@ -106,8 +106,8 @@ impl Services {
         }
     }
 
-    /// Makes hosts beneath this DNS zone name services: with zone `mesh`, `cart.shop.mesh` is shop/cart. Has
-    /// no effect if a zone was set before.
+    /// Makes hosts in this DNS zone name services: with zone `mesh`, `cart.shop.mesh` is `shop/cart`. Has no effect
+    /// if a zone was set earlier.
     pub fn set_zone(&self, zone: String) {
         let _ = self.zone.set(zone);
     }
@@ -161,8 +161,7 @@ impl Services {
         self.index.read().unwrap_or_else(PoisonError::into_inner).by_name.get(name).cloned()
     }
 
-    /// The handle of a service that was called through the proxy, or that gets calls as a backend of such a
-    /// service.
+    /// Handle of a service that was called through the proxy, or that receives calls as a backend of one that was.
     pub fn handle_of(&self, name: &ServiceName) -> Option<ServiceHandle> {
         if let Some(target) = self.known(name) {
             return Some(target.handle.clone());
@@ -172,7 +171,7 @@ impl Services {
         is_backend.then(|| self.mesh.service(name.to_string()).ok()).flatten()
     }
 
-    /// The services that get calls through the proxy, including backends of routes.
+    /// Services that receive calls through the proxy, including backends of routes.
     pub(crate) fn called(&self) -> BTreeMap<ServiceName, ServiceHandle> {
         let all = self.all();
         let backends: BTreeSet<_> = all.iter().flat_map(|(_, target)| target.backends()).collect();
@@ -188,8 +187,8 @@ impl Services {
         called
     }
 
-    /// Whether the host names a declared service. Returns `false` if that cannot be found out in time, so
-    /// that the caller can pass other traffic through while no agent is reachable.
+    /// Whether the host names a declared service. Returns `false` if this cannot be determined in time: the caller
+    /// can then pass other traffic through while no agent is reachable.
     pub async fn is_declared(&self, host: &str) -> bool {
         let Ok(target) = self.by_host(host) else { return false };
         let known = timeout(LOOKUP_TIMEOUT, target.handle.resolved()).await.is_ok();
@@ -224,7 +223,7 @@ impl Services {
         self.index.read().unwrap_or_else(PoisonError::into_inner).by_name.len()
     }
 
-    /// The services with series of their own, sorted by name, and the sum over all others if any of them was
+    /// Services with their own series, sorted by name, and the sum over all other services if any of those was
     /// called.
     pub fn labelled(&self) -> (Vec<(ServiceName, Arc<Target>)>, Option<SummedServices>) {
         let (labelled, others): (Vec<_>, Vec<_>) =
@@ -240,7 +239,7 @@ impl Services {
         (labelled, any.then_some(SummedServices { metrics, calls }))
     }
 
-    /// Durations of the calls of all services. Calls without a caller of their own count for `caller`.
+    /// Durations of calls to all services. Calls without their own caller are attributed to `caller`.
     pub fn call_rows(&self, caller: &str) -> Vec<CallRow> {
         let (labelled, others) = self.labelled();
         let mut rows = Vec::new();
@@ -253,8 +252,8 @@ impl Services {
         rows
     }
 
-    /// Waits, without a time limit, until the routing information of these services, which have their own
-    /// listeners, is known.
+    /// Waits without a time limit until the routing information of these services is known. They are the services
+    /// that have their own listeners.
     pub async fn wait_ready(&self, named: impl IntoIterator<Item = &ServiceName>) {
         self.mesh.first_snapshot().await;
         // Subscribes to all services before waiting for the first.

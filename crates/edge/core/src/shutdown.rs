@@ -5,11 +5,11 @@ use std::{sync::OnceLock, time::Duration};
 use tokio::time::{Instant, sleep, sleep_until};
 use tokio_util::sync::CancellationToken;
 
-/// How long an idle HTTP/1.1 connection stays open for one more request. Only a response can announce its
-/// end; a request may already be on its way, and would be lost if the connection closed at once.
+/// Time for which an idle HTTP/1.1 connection stays open for one more request. Only a response can announce the
+/// connection's end. A request may already be on its way, and would be lost if the connection closed at once.
 const IDLE_GRACE: Duration = Duration::from_secs(5);
 
-/// How long before the deadline long-lived streams are ended, so that clients get the notice in time.
+/// Time before the deadline at which long-lived streams are ended, so that clients get the notice in time.
 const STREAM_DRAIN_LEAD: Duration = Duration::from_secs(1);
 
 /// The shutdown of a proxy: starts once and has one deadline.
@@ -26,13 +26,13 @@ impl Shutdown {
         self.begin(Instant::now() + drain, Self::idle_grace(drain));
     }
 
-    /// How long idle connections stay open in a shutdown that lasts `drain`: at most half of it, so that the
+    /// Time for which idle connections stay open in a shutdown that lasts `drain`: at most half of it, so that the
     /// last request can complete.
     pub fn idle_grace(drain: Duration) -> Duration {
         IDLE_GRACE.min(drain / 2)
     }
 
-    /// Starts the shutdown with this deadline, and closes idle connections at once: their clients already
+    /// Starts the shutdown with this deadline, and closes idle connections at once, because their clients already
     /// know that they must move. Must be called within a tokio runtime.
     pub fn start_without_grace(&self, deadline: Instant) {
         self.begin(deadline, Duration::ZERO);
@@ -50,13 +50,14 @@ impl Shutdown {
         self.started.cancel();
     }
 
-    /// Cancelled when the shutdown starts. From then on no connection is accepted, and responses announce the
-    /// end of their connections.
+    /// Token that is cancelled when the shutdown starts. From then on no connection is accepted, and responses
+    /// announce the end of their connections.
     pub fn started(&self) -> &CancellationToken {
         &self.started
     }
 
-    /// Cancelled when idle HTTP/1.1 connections, which cannot be notified, have stayed open long enough.
+    /// Token that is cancelled once idle HTTP/1.1 connections, which cannot be notified, have stayed open long
+    /// enough.
     pub fn idle_grace_over(&self) -> &CancellationToken {
         &self.idle_grace_over
     }

@@ -1,8 +1,8 @@
 //! TLS termination for clients.
 //!
-//! Uses rustls, like the connections to etcd. All listeners have the same certificate, whatever name the
-//! client requests; it should contain all names of the proxy. The private key may be on a key server.
-//! Sessions are resumed by tickets, so that no state is kept for clients that may not return.
+//! Uses rustls, like the connections to etcd. All listeners have the same certificate, regardless of the name that
+//! the client requests; it should contain all names of the proxy. The private key may be on a key server. Sessions
+//! are resumed by tickets, so that no state is kept for clients that may not return.
 
 pub mod certificate_files;
 pub(crate) mod handshake_pool;
@@ -71,7 +71,7 @@ pub struct Tls {
     current: RwLock<TlsConfigs>,
 }
 
-/// The settings that stay the same when the certificate changes.
+/// Settings that stay the same when the certificate changes.
 #[derive(Debug)]
 struct Keys {
     tickets: Arc<dyn ProducesTickets>,
@@ -83,7 +83,7 @@ struct Keys {
 #[derive(Clone, Debug)]
 struct TlsConfigs {
     http: Arc<ServerConfig>,
-    /// For TCP listeners: without ALPN, since their protocol is unknown.
+    /// Configuration for TCP listeners: without ALPN, since their protocol is unknown.
     tcp: Arc<ServerConfig>,
 }
 

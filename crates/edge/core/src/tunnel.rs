@@ -35,7 +35,7 @@ use crate::{
     },
 };
 
-/// How long a tunnel must be idle to be closed when the proxy stops.
+/// Time without traffic after which a tunnel is closed while the proxy stops.
 const DRAIN_IDLE: Duration = Duration::from_secs(1);
 /// Number of checks per idle timeout. A tunnel is closed at most one check late.
 const IDLE_CHECKS: u32 = 4;
@@ -56,7 +56,7 @@ enum TunnelEnd {
     Closed,
     /// One side failed.
     Failed,
-    /// Idle for too long.
+    /// The tunnel was idle for too long.
     Idle,
 }
 
@@ -71,9 +71,9 @@ impl Tunnels {
         Self { limits, metrics, shutdown, tasks }
     }
 
-    /// Starts the tunnel after the response that `client` waits for. The tunnel is a separate task, since the
-    /// response is yet to be sent, and over HTTP/2 other requests share the connection. The tunnel ends early
-    /// when `revoked` resolves. `revoked` and everything it holds is dropped when the tunnel ends.
+    /// Starts the tunnel once the client has been sent its response. The tunnel is a separate task, since the
+    /// response is yet to be sent, and since over HTTP/2 other requests share the connection. The tunnel ends early
+    /// when `revoked` resolves. `revoked` and everything it holds are dropped when the tunnel ends.
     pub fn spawn<S, R>(&self, client: ClientUpgrade, server: S, revoked: R)
     where
         S: AsyncRead + AsyncWrite + Send + 'static,
@@ -118,8 +118,8 @@ impl Tunnels {
         }
     }
 
-    /// Copies bytes between client and server until both sides close, one fails, or both are idle. Returns
-    /// how many bytes were copied.
+    /// Copies bytes between client and server until both sides close, one fails, or both are idle. Returns the number
+    /// of copied bytes.
     pub async fn carry(
         &self,
         client: impl AsyncRead + AsyncWrite,
@@ -165,7 +165,7 @@ impl Tunnels {
     }
 }
 
-/// Holds a value until the tunnel ends. Never resolves, for tunnels that nothing revokes.
+/// Holds a value until the tunnel ends, and never resolves. For tunnels that nothing revokes.
 pub(crate) async fn hold<H>(_held: H) {
     pending().await
 }

@@ -16,10 +16,9 @@ use crate::{
     zone::{Zone, ZoneName},
 };
 
-/// How long resolvers may cache an address, in seconds: clients call a removed service at most this much
-/// longer.
+/// Time for which resolvers may cache an address, in seconds. Clients may call a removed service for this time.
 const TTL: u32 = 30;
-/// How long resolvers may cache that a name does not exist, in seconds: a new service is found after at most
+/// Time for which resolvers may cache that a name does not exist, in seconds. A new service is found after at most
 /// this time.
 const NEGATIVE_TTL: u32 = 5;
 /// Maximum length of a response over UDP, in bytes. No network fragments it (DNS flag day 2020). Without EDNS
@@ -156,7 +155,7 @@ impl Answers {
         Record::from_rdata(self.zone.name().clone(), NEGATIVE_TTL, RData::SOA(soa))
     }
 
-    /// The name of the zone's only server. Any name would do, since no other zone delegates to this zone.
+    /// Name of the zone's only server. Any name would do, since no other zone delegates to this zone.
     fn server_name(&self) -> Name {
         self.zone.name().clone()
     }

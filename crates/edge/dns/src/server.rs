@@ -21,13 +21,13 @@ use crate::{
     metrics::increment,
 };
 
-/// Maximum length of a query in bytes: a name and EDNS options. A longer query is malformed over UDP, and
-/// ends a TCP connection.
+/// Maximum length of a query, in bytes: a name and EDNS options. A longer query is malformed over UDP, and ends the
+/// connection over TCP.
 const MAX_QUERY: usize = 4096;
 /// Maximum number of UDP queries per socket that wait for the services of a tenant. Further queries are
 /// dropped; their clients repeat them.
 const MAX_WAITING: usize = 256;
-/// Maximum number of connections per socket. Further ones wait to be accepted.
+/// Maximum number of connections per socket. Further connections wait to be accepted.
 const MAX_CONNECTIONS: usize = 256;
 /// Time limit for a connection to be idle, to send a query, and to read a response.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(10);

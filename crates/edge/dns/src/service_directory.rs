@@ -21,15 +21,15 @@ use tokio::{
     time::{Instant, timeout},
 };
 
-/// How long the first query for a tenant waits for its services.
+/// Time that the first query for a tenant waits for the tenant's services.
 const FIRST_RECORDS_TIMEOUT: Duration = Duration::from_secs(2);
-/// Maximum number of followed tenants. Each tenant is a prefix that the agent must follow, and any program
-/// may ask for invented tenants.
+/// Maximum number of followed tenants. Each tenant is a prefix that the agent must follow, and any program may ask
+/// for invented tenants.
 const MAX_TENANTS: usize = 256;
-/// A tenant with services is not forgotten to make room within this time after its last query.
+/// Time after its last query during which a tenant with services is not forgotten to make room.
 const MIN_IDLE: Duration = Duration::from_secs(60);
 
-/// The services of a tenant are not known; the caller may ask again.
+/// Error: the services of a tenant are not known. The caller may ask again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Unavailable;
 

@@ -31,7 +31,7 @@ use crate::{
 /// The port whose connections are redirected if none is given.
 const DEFAULT_PORT: u16 = 80;
 
-/// The kernel refuses a mode for links: links always allow other programs.
+/// Mode of links. The kernel refuses any other mode, since links always allow other programs.
 const LINK_MODE: CgroupAttachMode = CgroupAttachMode::Single;
 
 /// Selects which connects of a cgroup are redirected.
@@ -70,15 +70,15 @@ impl Selection {
     }
 }
 
-/// The cgroups to attach programs to. Options that are `None` keep an earlier attachment's value.
+/// Cgroups to attach programs to. An option that is `None` keeps an earlier attachment's value.
 #[derive(Clone, Debug, Default)]
 pub struct Attachments {
     /// The cgroup of the callers.
     pub callers: String,
     /// The callers' connects to redirect.
     pub selection: Selection,
-    /// Whether the callers may reach only services, and fail while no proxy listens. The default lets them reach
-    /// everything.
+    /// Whether the callers may reach only services; their connections then fail while no proxy listens. By default
+    /// they may reach everything.
     pub only_services: Option<bool>,
     /// Limit of the callers' requests in flight in the kernel; 0, the default, sets no limit.
     pub max_in_flight: Option<u32>,
@@ -138,8 +138,8 @@ pub fn attach(pins: &Path, to: &Attachments) -> Result<(), KernelError> {
     Ok(())
 }
 
-/// Whether responses take the short cut: as requested, otherwise as before. It cannot be switched off later,
-/// since programs stay on a socket map as long as the map exists.
+/// Whether responses take the short cut: as requested, otherwise as in the earlier attachment. It cannot be switched
+/// off later, since programs stay on a socket map as long as the map exists.
 fn decide_short_cut(
     pins: &Path,
     before: &[(u64, AttachmentValue)],
@@ -162,13 +162,13 @@ fn wrong(path: &str, problem: &'static str) -> KernelError {
     KernelError::Cgroup { path: path.to_owned(), problem }
 }
 
-/// Refuses the cgroup of the proxy.
+/// Refuses to attach to the proxy's cgroup.
 fn keep_out_proxy(pins: &Path, path: &str) -> Result<(), KernelError> {
     let problem = "contains the proxy, whose own connections would be redirected to it";
     keep_out(path, proxy_process(pins), problem)
 }
 
-/// Refuses a cgroup that this process is in.
+/// Refuses to attach to a cgroup that contains `process`.
 fn keep_out(path: &str, process: Option<u32>, problem: &'static str) -> Result<(), KernelError> {
     match process.is_some_and(|process| contains(path, process)) {
         true => Err(wrong(path, problem)),
@@ -176,7 +176,7 @@ fn keep_out(path: &str, process: Option<u32>, problem: &'static str) -> Result<(
     }
 }
 
-/// Attaches programs to a cgroup in a role. `attach` receives the earlier entry and changes it.
+/// Attaches programs to a cgroup in a role. `attach` receives the earlier entry and updates it.
 fn attach_one(
     pins: &Path,
     path: &str,
@@ -293,8 +293,8 @@ fn attach_sock_ops(pins: &Path, programs: &mut Ebpf, name: &str, cgroup: &Cgroup
     pinned_links::pin(pins, cgroup, name, link.try_into())
 }
 
-/// Gives the maps to `owner`, but not the links, since the owner of a link may detach it. The maps with
-/// addresses of kernel memory, which only the programs read, stay with root too.
+/// Gives the maps to `owner`, but not the links, since the owner of a link may detach it. Root also keeps the maps
+/// with addresses of kernel memory, which only the programs read.
 fn give_maps(pins: &Path, owner: u32) -> Result<(), KernelError> {
     let kept = [LINK, "caller_addresses", "exchange_addresses"];
     let is_given = |pin: &PathBuf| kept.iter().all(|prefix| !is_link(pin, prefix));

@@ -10,23 +10,23 @@ use aya::{
 
 use crate::{KernelError, bpf_pins::LAYOUT, map_layout::SelectionValue};
 
-/// Aligned, since aya parses the object in place.
+/// The compiled programs. Aligned, since aya parses the object in place.
 #[cfg(has_programs)]
 static OBJECT: Option<&[u8]> = Some(aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/fairmesh.bpf.o")));
 #[cfg(not(has_programs))]
 static OBJECT: Option<&[u8]> = None;
 
-/// Programs on connections, in their order of attachment: the programs that redirect come last.
+/// Programs on connections, in the order in which they are attached. The programs that redirect come last.
 pub(crate) const ADDRESS_PROGRAMS: [&str; 4] = ["getpeername4", "getpeername6", "connect4", "connect6"];
-/// Registers connections in the maps of both sides.
+/// Program that registers connections in the maps of both sides.
 pub(crate) const TRACK: &str = "track";
-/// Handles the callers' sends.
+/// Program that handles the callers' sends.
 pub(crate) const SEND: &str = "send";
-/// Handles the proxy's sends to callers.
+/// Program that handles the proxy's sends to callers.
 pub(crate) const SHORT_CUT: &str = "short_cut";
-/// Handles the proxy's sends to servers.
+/// Program that handles the proxy's sends to servers.
 pub(crate) const FORWARD: &str = "forward";
-/// Looks into callers' sockets for the proxy.
+/// Program that looks into callers' sockets for the proxy.
 pub(crate) const LOOK: &str = "look";
 /// Programs of servers: on accepted connections, and on sends.
 pub(crate) const ACCEPTED: &str = "accepted";
@@ -51,7 +51,7 @@ pub(crate) const PROGRAMS: [&str; 11] = [
 pub(crate) struct CallerProgram {
     /// The connects to redirect.
     pub(crate) selection: SelectionValue,
-    /// Position of the cgroup's counts.
+    /// Position of the cgroup's counters.
     pub(crate) group: u32,
 }
 

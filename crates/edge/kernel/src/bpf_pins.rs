@@ -17,10 +17,10 @@ use crate::KernelError;
 /// Default directory of pins.
 pub const DEFAULT_PINS: &str = "/sys/fs/bpf/fairmesh";
 const DEFAULT_MOUNT: &str = "/sys/fs/bpf";
-/// `BPF_FS_MAGIC`.
+/// Magic number of the BPF file system (`BPF_FS_MAGIC`).
 const BPF_FILE_SYSTEM: u64 = 0xcafe_4a11;
 
-/// Prefix of pinned links' names; the cgroup's id follows.
+/// Prefix of the names of pinned links. The cgroup's id follows.
 pub(crate) const LINK: &str = "link-";
 
 /// Content of the map `layout` as written by this release.
@@ -30,7 +30,7 @@ pub(crate) const LAYOUT: u64 = match u64::from_str_radix(env!("KERNEL_MAPS_LAYOU
     Err(_) => panic!(),
 };
 
-/// Which release, if any, pinned the maps and links.
+/// Release that pinned the maps and links, if any.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Release {
     Own,
@@ -60,7 +60,7 @@ pub(crate) fn release(pins: &Path) -> Result<Release, KernelError> {
     })
 }
 
-/// Fails for maps of another release, whose layout may differ.
+/// Fails if the maps belong to another release, whose layout may differ.
 pub(crate) fn require_own(pins: &Path) -> Result<(), KernelError> {
     match release(pins)? {
         Release::Own => Ok(()),

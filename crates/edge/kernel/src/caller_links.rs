@@ -47,7 +47,7 @@ struct Maps {
     sockets: SockHash<MapData, u64>,
 }
 
-/// A caller's connection. Once dropped, the kernel sends none of its requests any more.
+/// A caller's connection. Once it is dropped, the kernel sends none of its requests.
 pub struct Link {
     table: Arc<LinkTable>,
     cookie: u64,
@@ -61,7 +61,7 @@ pub struct Link {
 pub struct Settled {
     /// Bytes of all responses that the proxy has sent on the connection.
     pub received: u64,
-    /// How many of the responses belong to requests that the kernel sent.
+    /// Number of these responses that belong to requests that the kernel sent.
     pub requests: u64,
 }
 
@@ -83,8 +83,7 @@ impl LinkTable {
         Ok(Self { links, maps: Mutex::new(maps), free: Mutex::new(free), probe })
     }
 
-    /// Adds a link for the caller with this cookie, with nothing served yet. `None` while all links are in
-    /// use.
+    /// Adds a link for the caller with this cookie. Nothing is served on it yet. `None` while all links are in use.
     pub(crate) fn add(
         self: &Arc<Self>,
         cookie: u64,
@@ -138,7 +137,7 @@ impl Link {
         &self.table.links[self.at as usize]
     }
 
-    /// The link in memory. `None` if another proxy took over the maps and reuses the link.
+    /// The link in memory. `None` if another proxy has taken over the maps and reuses the link.
     fn own(&self) -> Option<&LinkValue> {
         Some(self.value()).filter(|value| value.cookie.load(Acquire) == self.cookie)
     }
@@ -148,7 +147,7 @@ impl Link {
         self.cookie
     }
 
-    /// Reports that the proxy has responded, or is about to respond, to all requests in the first `bytes` of the
+    /// Reports that the proxy has responded, or is about to respond, to all requests within the first `bytes` of the
     /// connection.
     pub fn set_served(&self, bytes: u64) {
         if let Some(own) = self.own() {
@@ -156,8 +155,8 @@ impl Link {
         }
     }
 
-    /// Announces a response of this length. `settled` holds the caller's totals after this and all earlier
-    /// responses; `None` means unknown, and then no response bypasses TCP. Call this before
+    /// Announces a response of this length. `settled` holds the caller's totals after all responses up to this one.
+    /// `None` means that they are unknown, and then no response bypasses TCP. Call this before
     /// [`set_served`](Self::set_served) and before sending the response.
     pub fn settle(&self, length: u64, settled: Option<Settled>) {
         let Settled { received, requests } = settled.unwrap_or(Settled { received: UNKNOWN, requests: 0 });
@@ -176,10 +175,9 @@ impl Link {
         }
     }
 
-    /// Whether the caller has read all responses that were moved past TCP, so that responses may come over
-    /// TCP again. A caller that waits for socket events and stops at a short read would miss data in the
-    /// other of its two queues. A caller that has not read everything is marked as pipelining, so nothing is
-    /// moved to it any more.
+    /// Whether the caller has read all responses that were moved past TCP, so that responses may come over TCP again.
+    /// A caller that waits for socket events and stops at a short read would miss data in the other of its two
+    /// queues. A caller that has not read everything is marked as pipelining, so nothing more is moved to it.
     pub fn has_read_moved(&self) -> bool {
         let Some(own) = self.own() else { return true };
         let moved = own.moved.load(Acquire);
@@ -194,7 +192,7 @@ impl Link {
         has_read
     }
 
-    /// Number of requests that the kernel has sent, except completed calls.
+    /// Number of requests that the kernel has sent, excluding completed calls.
     pub fn sent(&self) -> u64 {
         self.own().map_or(0, |own| own.sent.load(Acquire))
     }

@@ -34,7 +34,7 @@ impl CallerReadProbe {
         Ok(Self { asking, asked, cookie, sockets: Mutex::new(Some(sockets)) })
     }
 
-    /// Runs the program that notes how much the caller with this cookie has read.
+    /// Runs the program that records how much the caller with this cookie has read.
     pub(crate) fn look(&self, cookie: u64) {
         self.enter_map();
         // This fails only if the buffer is full; the next attempt then succeeds.
@@ -42,7 +42,7 @@ impl CallerReadProbe {
         while matches!(recv(&self.asked, &mut [0; 512][..], RecvFlags::DONTWAIT), Ok((1.., _))) {}
     }
 
-    /// Puts the socket into the map once there are callers. Earlier, the map may lack its program, and a
+    /// Puts the socket into the map once there are callers. Earlier, the map may not have its program yet, and a
     /// socket gets the program only when it enters the map.
     fn enter_map(&self) {
         let mut sockets = self.sockets.lock().unwrap_or_else(PoisonError::into_inner);

@@ -54,7 +54,7 @@ impl Groups {
     }
 }
 
-/// The position of a cgroup's counts: the one it already has, or the first free one.
+/// Position of a cgroup's counters: its present position, or the first free one.
 pub(crate) fn position(attachments: &[(u64, AttachmentValue)], id: u64) -> Option<u32> {
     let callers = || attachments.iter().filter(|(_, entry)| entry.roles & CALLERS != 0);
     let own = callers().find(|(one, _)| *one == id).map(|(_, entry)| entry.group);

@@ -38,11 +38,11 @@ unsafe impl SharedValue for SlotValue {}
 // SAFETY: the fields are atomics, and an integer that is not used.
 unsafe impl SharedValue for EndpointValue {}
 
-/// How long a slot stays unused after its connection has ended: a program may have claimed the slot without
+/// Time for which a slot stays unused after its connection has ended. A program may have claimed the slot without
 /// having sent the request yet.
 pub(crate) const QUARANTINE: Duration = Duration::from_secs(1);
 
-/// How long nothing is moved to the sockets of a server that closed a connection right after a response.
+/// Time for which nothing is moved to the sockets of a server that closed a connection right after a response.
 const CLOSES_FOR: Duration = Duration::from_secs(10);
 
 /// The state of all pooled connections.
@@ -61,7 +61,7 @@ pub(crate) struct SlotTable {
 enum SlotUse {
     Free,
     Used,
-    /// Free since this time of the programs' clock.
+    /// The slot has been free since this time, by the programs' clock.
     FreeSince(Duration),
 }
 
@@ -99,7 +99,7 @@ pub struct SentRequest {
     pub seed: u64,
     /// The head, and the body if it was kept.
     pub bytes: Vec<u8>,
-    /// Length of the body, if it was not kept because it was already sent to the server.
+    /// Length of the body if it was not kept, because it was already sent to the server.
     pub gone: usize,
 }
 
@@ -245,9 +245,8 @@ impl Slot {
         &self.endpoint.table.slots[self.at as usize]
     }
 
-    /// The cookie of the caller whose request the kernel sent on this connection, if the response may bypass
-    /// the proxy's connection to the caller. This requires that the caller had read all other responses
-    /// before it sent the request.
+    /// Cookie of the caller whose request the kernel sent on this connection, if the response may bypass the proxy's
+    /// connection to that caller. For this, the caller must have read all other responses before it sent the request.
     pub fn direct_caller(&self) -> Option<u64> {
         let value = self.value();
         let is_sent = value.length.load(Acquire) > 0;

@@ -4,12 +4,12 @@ use std::{collections::VecDeque, time::Duration};
 
 use crate::connection_slots::QUARANTINE;
 
-/// Allocates positions of an array. A released position is reused only after a quarantine, because a
-/// preempted program may have read the position and not used it yet. Times are readings of
+/// Allocates positions of an array. A released position is reused only after a quarantine, because a preempted
+/// program may have read the position and not yet used it. Times are readings of
 /// [`program_clock`](crate::program_clock).
 #[derive(Debug)]
 pub(crate) struct FreePositions {
-    /// Free positions with the time of their release, oldest first; 0 for positions never used.
+    /// Free positions with the time of their release, oldest first; time 0 for positions that were never used.
     free: VecDeque<(Duration, u32)>,
 }
 

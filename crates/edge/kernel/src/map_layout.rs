@@ -20,8 +20,8 @@ pub(crate) const CALLERS: u32 = 1;
 pub(crate) const SERVERS: u32 = 2;
 /// Maximum length of a request that the kernel sends, head and body, in bytes.
 pub const MAX_REQUEST: usize = 64 * 1024;
-/// Maximum length of a request of which the kernel keeps the body too, in bytes. Of a longer one it keeps
-/// only the head.
+/// Maximum length of a request that the kernel keeps completely, in bytes. Of a longer request, it keeps only the
+/// head.
 pub(crate) const MAX_KEPT: usize = 2048;
 /// Maximum length of the host of a published service, in bytes.
 pub(crate) const HOST_BYTES: usize = 64;
@@ -41,7 +41,7 @@ pub(crate) const UNKNOWN: u64 = u64::MAX;
 pub(crate) const WITHDRAWN: u64 = u64::MAX;
 /// Maximum length of a load report in a response that the kernel sends to its caller, in bytes.
 pub(crate) const LOAD_BYTES: usize = 128;
-/// Values of a slot's owner that are not cookies.
+/// Values of a slot's owner for absent and idle slots. Any other value is the cookie of a caller's socket.
 pub(crate) const SLOT_ABSENT: u64 = 0;
 pub(crate) const SLOT_IDLE: u64 = u64::MAX;
 
@@ -96,7 +96,7 @@ pub(crate) struct DestinationValue {
     ip: u32,
     port: u16,
     pub(crate) only_services: u8,
-    /// 1 if all data passes TCP.
+    /// 1 if all data goes through TCP.
     pub(crate) by_tcp: u8,
 }
 
@@ -120,7 +120,7 @@ pub(crate) struct ServiceValue {
 pub(crate) struct PolicyValue {
     /// The id from the [`ServiceValue`]; 0 without a policy.
     pub(crate) id: u64,
-    /// Start of the picks' clock, in time of the programs' clock.
+    /// Start of the clock used for picks, as a reading of the programs' clock.
     pub(crate) origin: u64,
     /// The block with the statistics of the candidates.
     pub(crate) block: u32,
@@ -143,8 +143,8 @@ pub(crate) struct ArmValue {
     pub(crate) unused: u32,
 }
 
-/// Double buffer of a policy in shared memory: generation N is in buffer N mod 2. A program discards its decision if the
-/// generation changed meanwhile, so the proxy may always write the other buffer.
+/// Double buffer of a policy in shared memory: generation N is in buffer N mod 2. A program discards its decision if
+/// the generation has changed meanwhile. The proxy may therefore always write the other buffer.
 #[derive(Debug)]
 #[repr(C)]
 pub(crate) struct PolicyBuffers {
@@ -160,8 +160,8 @@ pub(crate) struct EndpointValue {
     pub(crate) slots: [AtomicU32; ENDPOINT_SLOTS],
     /// Set by the programs when they find no idle connection.
     pub(crate) wanted: AtomicU32,
-    /// Until this time, in seconds of the programs' clock, nothing is moved to the server's sockets, because
-    /// the server closed a connection right after a response.
+    /// Time until which nothing is moved to the server's sockets, in seconds of the programs' clock, because the
+    /// server closed a connection right after a response.
     pub(crate) closes_until: AtomicU32,
 }
 
@@ -175,7 +175,7 @@ pub(crate) struct LocalConnection {
     server_port: u32,
 }
 
-/// How far the proxy has served a caller's connection. Lies in memory shared with the programs.
+/// How far the proxy has served a caller's connection. In memory shared with the programs.
 #[derive(Debug)]
 #[repr(C)]
 pub(crate) struct LinkValue {
@@ -185,15 +185,15 @@ pub(crate) struct LinkValue {
     pub(crate) bytes: AtomicU64,
     /// Bytes of the proxy's responses to these requests; [`UNKNOWN`] if the proxy cannot tell.
     pub(crate) received: AtomicU64,
-    /// How many of those responses belong to requests that the kernel sent.
+    /// Number of those responses that belong to requests that the kernel sent.
     pub(crate) requests: AtomicU64,
-    /// Requests sent by the kernel, except completed calls. Counted by the programs.
+    /// Number of requests sent by the kernel, excluding completed calls. Counted by the programs.
     pub(crate) sent: AtomicU64,
     /// Bytes that took the short cut. Counted by the programs.
     pub(crate) diverted: AtomicU64,
     /// Length of the response about to be sent, which is part of `received`; 0 before it is known.
     pub(crate) length: AtomicU32,
-    /// 1 once the caller has sent a request before reading all earlier responses.
+    /// 1 once the caller has sent a request before it read all earlier responses.
     pub(crate) pipelines: AtomicU32,
     /// Responses moved to the caller. The programs count them before moving them.
     pub(crate) moved: AtomicU64,
@@ -201,7 +201,7 @@ pub(crate) struct LinkValue {
     pub(crate) read: AtomicU64,
 }
 
-/// Requests of one cgroup's callers. Lies in memory shared with the programs.
+/// Requests of one cgroup's callers. In memory shared with the programs.
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub(crate) struct GroupValue {
@@ -213,7 +213,7 @@ pub(crate) struct GroupValue {
     unused: [u32; 13],
 }
 
-/// The state of a pooled connection. Lies in memory shared with the programs.
+/// State of a pooled connection. In memory shared with the programs.
 #[derive(Debug)]
 #[repr(C)]
 pub(crate) struct SlotValue {
@@ -281,7 +281,7 @@ unsafe impl Pod for LocalConnection {}
 unsafe impl Pod for CompletedValue {}
 
 impl SelectionValue {
-    /// A selection of connections to this port of every address.
+    /// Selects connections to this port at every address.
     pub(crate) fn of_port(port: u16) -> Self {
         let mut value = Self { ports: 1, ..Self::default() };
         value.port[0] = port.into();

@@ -22,7 +22,7 @@ use crate::{
     cgroup::Cgroup,
 };
 
-/// Suffix of links that are not in force yet.
+/// Suffix of new links that are not in force yet.
 const NEW: &str = "-new";
 
 /// Commands of bpf(2).

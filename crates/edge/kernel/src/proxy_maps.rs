@@ -32,7 +32,7 @@ pub struct Destination {
     pub cookie: u64,
     /// Whether the caller's cgroup may reach only services.
     pub only_services: bool,
-    /// Whether all data of the connection passes TCP: the kernel sends none of its requests.
+    /// Whether all data of the connection goes through TCP, so that the kernel sends none of its requests.
     pub by_tcp: bool,
 }
 

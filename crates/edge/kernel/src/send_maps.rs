@@ -21,8 +21,8 @@ use crate::{
     stats_blocks::BlockTable,
 };
 
-/// The maps of one proxy. Only one process at a time holds them: two processes would give the same slots to
-/// different connections.
+/// The maps through which the kernel sends requests for one proxy. Only one process at a time holds them: two
+/// processes would assign the same slots to different connections.
 #[derive(Debug)]
 pub struct KernelSender {
     slots: Arc<SlotTable>,
@@ -72,7 +72,8 @@ impl KernelSender {
         self.blocks.release();
     }
 
-    /// A block for the statistics of a service, which the kernel updates too. `None` while all are in use.
+    /// Returns a block for the statistics of a service; the kernel updates the block too. `None` while all blocks are
+    /// in use.
     pub fn take_block(&self) -> Option<Box<dyn SharedBlock>> {
         self.blocks.take()
     }
@@ -111,7 +112,7 @@ impl KernelSender {
         self.forwarding_sockets.add(proxy, server, socket);
     }
 
-    /// Passes the calls completed since the last time to `take`, and returns their number.
+    /// Passes the calls completed since the last call of this function to `take`. Returns their number.
     pub fn take_completed(&self, take: impl FnMut(CompletedCall<'_>)) -> usize {
         self.completed.take(take)
     }

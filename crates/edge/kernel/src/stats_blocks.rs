@@ -25,7 +25,7 @@ unsafe impl SharedValue for SharedStats {}
 pub(crate) struct BlockTable {
     blocks: Mapped<SharedStats>,
     free: Mutex<FreePositions>,
-    /// Keeps other processes from counting in the same memory. `None` once this process counts in no block.
+    /// Lock that keeps other processes from counting in the same memory. `None` once this process counts in no block.
     lock: Mutex<Option<File>>,
 }
 

@@ -24,8 +24,8 @@ use crate::{
     cgroup::{self, Cgroup},
 };
 
-/// The same names as in `bpf/socket/connect.h`. The processes of openresty, tengine and freenginx are called
-/// nginx too.
+/// Names of programs, as in `bpf/socket/connect.h`. The processes of openresty, tengine and freenginx are also called
+/// nginx.
 const NAMES: [&str; 2] = ["nginx", "angie"];
 
 /// Names of running programs in or below a cgroup such as `/shop` whose data must pass TCP. Empty if the

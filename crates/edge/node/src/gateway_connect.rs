@@ -20,7 +20,7 @@ use tokio::{
 
 use crate::{gateway_replicas::Gateways, placements::Placements, pods::Pod};
 
-/// Maximum bytes from a pod that are kept to be sent to another replica. A longer HTTP/1.1 request is not
+/// Maximum number of bytes from a pod that are kept for sending to another replica. A longer HTTP/1.1 request is not
 /// repeated.
 const MAX_KEPT: usize = 16 * 1024;
 /// Minimum room for a read. A usual request fits into one read.
@@ -29,8 +29,7 @@ const READ: usize = 2048;
 const HTTP2_PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 /// Time limit for a replica to accept the header of a connection.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(2);
-/// Time limit of the wait for the first response. A replica refuses a service as soon as it knows the
-/// service's name.
+/// Time limit for the first response. A replica refuses a service as soon as it knows the service's name.
 const FIRST_RESPONSE: Duration = Duration::from_secs(10);
 /// Maximum number of replicas that are tried for one connection.
 const MAX_MISDIRECTED: usize = 4;

@@ -19,11 +19,10 @@ use tokio::{
 
 /// Time limit for connecting to one replica, including the handshake.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
-/// Time after which the next replica is tried in parallel to one that has not accepted yet (Connection
-/// Attempt Delay, RFC 8305, section 5). Otherwise the node would wait for the replicas of a disconnected zone
-/// one after the other.
+/// Time after which the next replica is tried in parallel with one that has not accepted yet (Connection Attempt
+/// Delay, RFC 8305, section 5). Otherwise the node would wait for each replica of a disconnected zone in turn.
 const ATTEMPT_DELAY: Duration = Duration::from_millis(500);
-/// How long a replica that failed to accept a connection is tried only after all others.
+/// Time for which a replica that failed to accept a connection is tried only after all others.
 const AVOID_FOR: Duration = Duration::from_secs(5);
 
 /// The replicas of a gateway. Connections start at the replicas in turn; replicas that failed recently come

@@ -1,4 +1,4 @@
-//! Connections that pods open. They are forwarded to a gateway, whatever their destination.
+//! Connections that pods open. They are forwarded to a gateway, regardless of their destination.
 
 use std::{
     hash::{BuildHasher as _, RandomState},

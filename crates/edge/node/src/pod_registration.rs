@@ -14,14 +14,14 @@ use tokio_util::sync::CancellationToken;
 
 use crate::config::ServedPod;
 
-/// Interval of probes, and the interval before a pod has first accepted.
+/// Intervals of probes: the usual interval, and the one until the pod has first accepted a connection.
 const PROBE_INTERVAL: Duration = Duration::from_secs(2);
 const FIRST_PROBE_INTERVAL: Duration = Duration::from_millis(100);
-/// Time limit of a probe, short since the pod is on this machine.
+/// Time limit of a probe. It is short, since the pod is on this machine.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(1);
-/// Number of consecutive failed probes after which callers avoid a pod: a single failure may be an accident.
+/// Number of consecutive failed probes after which callers avoid a pod. A single failure may be an accident.
 const LOST_AFTER: u32 = 2;
-/// How long a pod stays registered without renewal, if the node dies.
+/// Time for which a pod stays registered without renewal if the node dies.
 const LEASE: Duration = Duration::from_secs(10);
 
 /// The endpoint of a pod.
@@ -61,9 +61,9 @@ impl RegisteredPod {
         Ok(Self { registry, registration, pod: served.pod })
     }
 
-    /// Probes the pod, and keeps it registered from the first accepted connection until `stop`. Then drains
-    /// it, for at most `drain`, until callers have left, and deregisters it. If the future is dropped before,
-    /// the endpoint stays registered for a successor of this process.
+    /// Probes the pod and keeps it registered, from its first accepted connection until `stop`. Then drains it until
+    /// callers have left, for at most `drain`, and deregisters it. If the future is dropped earlier, the endpoint
+    /// stays registered for a successor of this process.
     pub(crate) async fn keep(self, stop: CancellationToken, drain: Duration) {
         let mut lease: Option<Lease> = None;
         let probing = async {

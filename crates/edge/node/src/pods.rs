@@ -42,7 +42,7 @@ pub(crate) struct Pods {
     pub(crate) listeners: Vec<Arc<NodeListener>>,
 }
 
-/// Limits, shutdown and task tracker that the connections of all pods share.
+/// Limits, shutdown and task tracker, shared by the connections of all pods.
 #[derive(Clone, Debug)]
 pub(crate) struct Ends {
     pub(crate) limits: Limits,

@@ -105,8 +105,8 @@ struct Node {
     permits: Permits,
 }
 
-/// Permits of connections, by direction. Neither direction uses up permits of the other, and unauthenticated
-/// peers use up neither.
+/// Connection permits by direction. Neither direction uses up permits of the other, and unauthenticated peers use up
+/// neither.
 struct Permits {
     /// Permits of captured connections.
     captured: Arc<Semaphore>,

@@ -34,12 +34,13 @@ pub struct ProxyConfig {
     pub access_log: AccessLogConfig,
     /// Export of requests as spans; `None` exports none.
     pub traces: Option<TraceConfig>,
-    /// Metrics by endpoint, if enabled. They must be an observer of the mesh through which the proxy calls.
+    /// Metrics by endpoint, if enabled. They must be registered as an observer of the mesh through which the proxy
+    /// calls.
     pub endpoints: Option<Arc<EndpointMetrics>>,
-    /// The service whose programs call through the proxy: the caller in metrics. `None` for a proxy of any
-    /// programs.
+    /// The service whose programs call through the proxy; metrics name it as the caller. `None` for a proxy that any
+    /// programs use.
     pub service: Option<ServiceName>,
-    /// The DNS zone whose names are services too, such as `mesh` for `cart.shop.mesh`.
+    /// DNS zone whose names also stand for services, such as `mesh` for `cart.shop.mesh`.
     pub zone: Option<String>,
     /// Further options to be shown on the page `/config`. Must not contain secrets.
     pub options: BTreeMap<&'static str, String>,

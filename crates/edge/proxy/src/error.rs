@@ -57,7 +57,7 @@ pub enum ProxyError {
     /// TLS cannot be configured.
     #[error(transparent)]
     Tls(#[from] TlsError),
-    /// No routing information within the time limit of a hot upgrade; the running proxy continues.
+    /// No routing information arrived within the time limit of a hot upgrade. The running proxy continues.
     #[error(
         "no routing information within {waited:?}: the agent or control plane did not respond, or has none; the \
          running proxy continues; check --agent or --control, and start again"
@@ -66,7 +66,7 @@ pub enum ProxyError {
         /// The time that the proxy waited.
         waited: Duration,
     },
-    /// The endpoint was not registered within the time limit of a hot upgrade; the running proxy continues.
+    /// The endpoint was not registered within the time limit of a hot upgrade. The running proxy continues.
     #[error(
         "the endpoint of --inbound was not registered within {waited:?}; the running proxy continues; check --agent or --control, and \
          start again"

@@ -8,10 +8,10 @@
 //! request: with the same routes, counters, timeouts and retries, except that the first attempt was sent.
 
 pub(crate) mod attached_maps;
+pub(crate) mod attachment;
 pub(crate) mod caller;
 pub(crate) mod caller_stream;
 mod completed_calls;
-pub(crate) mod map_ownership;
 pub(crate) mod metrics;
 mod policy;
 mod pooled_connection;

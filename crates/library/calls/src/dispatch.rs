@@ -55,9 +55,9 @@ use crate::{
     service::handle::Handle,
 };
 
-/// A part of a call that is boxed, because it is rare or because it is large and would be moved with every future
-/// around it. Functions that return this type are compiled with this crate; `async` functions are compiled again in
-/// each program that calls them.
+/// Boxed future of a part of a call. Boxing suits parts that are rare, or so large that moving them with every outer
+/// future would be slow. Functions that return this type are compiled in this crate; `async` functions are compiled
+/// again in each program that calls them.
 type CallFuture<'a> = Pin<Box<dyn Future<Output = Result<Response<Body>, Fault>> + Send + 'a>>;
 
 /// Makes a call, from records or leases. Its body was already taken over.
@@ -83,7 +83,7 @@ pub(crate) async fn call(
     }
 }
 
-/// Makes a call within its tracing span.
+/// Makes a call inside its tracing span.
 async fn traced(
     span: Span,
     call: impl Future<Output = Result<Response<Body>, Fault>>,
@@ -111,7 +111,7 @@ async fn call_by_leases(
     Ok(response)
 }
 
-/// Counts a call, and its fault if it fails.
+/// Counts a call, and its fault if the call fails.
 async fn counted<T>(handle: &Handle, call: impl Future<Output = Result<T, Fault>>) -> Result<T, Fault> {
     let counters = &handle.mesh.counters;
     count(&counters.calls);

@@ -28,7 +28,7 @@ struct FaultState {
     status: Status,
     retry_after: Option<Duration>,
     attempts: usize,
-    /// Whether `source` returns a status for a tonic client.
+    /// Whether `source` contains a status that a tonic client reads.
     is_status_source: bool,
 }
 
@@ -48,14 +48,14 @@ impl Fault {
         }))
     }
 
-    /// Returns the fault with its cause.
+    /// Returns the fault with `source` as its cause.
     #[must_use]
     pub fn caused_by(mut self, source: impl Into<BoxError>) -> Self {
         self.0.status.set_source(source.into().into());
         self
     }
 
-    /// Returns the fault for a caller that may be a tonic client.
+    /// Returns the fault in the form for a caller that may be a tonic client.
     #[must_use]
     pub(crate) fn for_tonic(mut self) -> Self {
         self.0.is_status_source = true;
@@ -67,7 +67,7 @@ impl Fault {
         self.0.status.source()
     }
 
-    /// Returns the fault with a statement whether a retry is safe.
+    /// Returns the fault with `retry`, which says whether a retry is safe.
     #[must_use]
     pub fn with_retry(mut self, retry: Retry) -> Self {
         self.0.retry = retry;
@@ -158,7 +158,7 @@ impl fmt::Debug for Fault {
 }
 
 impl ResetReason for Fault {
-    /// A call that timed out is no longer needed, which is not an error of the proxy.
+    /// Reset reason. A call that timed out is no longer needed, which is not an error of the proxy.
     fn reset_reason(&self) -> Reason {
         match self.kind() {
             FaultKind::Deadline => Reason::CANCEL,
@@ -173,7 +173,7 @@ impl StdError for Fault {
     }
 }
 
-/// Lets gRPC handlers pass on the failure of a call with `?`.
+/// Converts a fault to a gRPC status, so that handlers can pass it on with `?`.
 impl From<Fault> for Status {
     fn from(fault: Fault) -> Self {
         let mut status = Self::new(fault.kind().code(), fault.message());

@@ -30,34 +30,34 @@ pub use crate::{
 pub use fairmesh_connections::{ConnectionOwner, EndpointConnection, set_event_loop};
 pub use fairmesh_router::{EndpointStats, ServiceNumbers, TokenRefusal, TokenVerifier, UserToken};
 
-/// Sets the number of event loops that make calls. Each is run by its own thread, which has declared its number by
-/// [`set_event_loop`], and has its own connections. By default, all threads share one set of connections.
+/// Sets the number of event loops that make calls. Each event loop has its own thread, which declares its number with
+/// [`set_event_loop`], and its own connections. By default, all threads share one set of connections.
 #[must_use]
 pub fn with_event_loops(builder: MeshBuilder, event_loops: usize) -> MeshBuilder {
     builder.event_loops(event_loops)
 }
 
-/// Excludes the listener addresses of this process, whose requests it forwards. An endpoint at one of these addresses
-/// counts as unreachable.
+/// Excludes this process's own listeners, so that it never forwards a request to itself. An endpoint at one of these
+/// addresses counts as unreachable.
 pub fn exclude_addresses(mesh: &Mesh, addresses: impl IntoIterator<Item = SocketAddr>) {
     mesh.state.transport.own_addresses.add(addresses);
 }
 
-/// Excludes all loopback addresses, where processes trust their machine. An endpoint at one of them counts as
+/// Excludes loopback addresses, where processes trust their machine. An endpoint at a loopback address counts as
 /// unreachable.
 pub fn exclude_loopback(mesh: &Mesh) {
     mesh.state.transport.own_addresses.add_loopback();
 }
 
-/// Makes all calls over mutual TLS, whatever policies permit. A plaintext endpoint proves no identity, so its record
+/// Makes all calls over mutual TLS, regardless of policies. A plaintext endpoint proves no identity, so its record
 /// could direct tenants' calls to any address.
 #[must_use]
 pub fn with_identities_only(builder: MeshBuilder) -> MeshBuilder {
     builder.identities_only()
 }
 
-/// Enables calls on behalf of [principals](Principal), which the policies of services must allow. Without it, the
-/// policies' rules are not compiled, and each call for a principal is refused.
+/// Enables calls on behalf of [principals](Principal), which the policies of services must allow. By default, the
+/// rules of policies are not compiled, and calls for a principal are refused.
 #[must_use]
 pub fn with_principals(builder: MeshBuilder) -> MeshBuilder {
     builder.authorizes_callers()
@@ -102,7 +102,7 @@ where
     dispatch::call(&handle.inner, &mut parts, &mut body, call_info).await
 }
 
-/// The names of one of the service's route and backend pairs.
+/// Names of one route and backend pair of the service.
 pub fn route_backend_name(handle: &ServiceHandle, index: RouteBackendIndex) -> RouteBackend {
     handle.inner.subscription.route_backend_name(index)
 }

@@ -16,8 +16,8 @@ pub(crate) struct LoadRecorder<'a> {
 }
 
 impl LoadRecorder<'_> {
-    /// Records the report in the headers of a response; for a gRPC response with a body, it is in the trailers instead.
-    /// `succeeded` means that the headers report no failure.
+    /// Records the report in the headers of a response. For a gRPC response with a body, the report is in the
+    /// trailers instead. `succeeded` means that the headers report no failure.
     pub(crate) fn record_headers(self, headers: &HeaderMap, has_grpc_status: bool, succeeded: bool) {
         let target = self.pool.target();
         let metric = target.metric.as_deref();

@@ -19,7 +19,8 @@ use crate::{
     service::ServiceHandle,
 };
 
-/// The entry point: one per program, cheap to clone. Dropping the last clone and the last handle ends it.
+/// The entry point of the library: one per program, cheap to clone. It ends when the last clone and the last handle
+/// are dropped.
 #[derive(Clone, Debug)]
 pub struct Mesh {
     pub(crate) state: Arc<MeshState>,
@@ -59,8 +60,8 @@ impl Mesh {
     }
 
     /// Waits without a limit until the first snapshot has arrived, from the agent or from its copy on disk. For
-    /// programs that must not serve earlier. Calls also wait by themselves, but only briefly while there is no agent:
-    /// without the copy on disk, they fail until the agent responds.
+    /// programs that must not serve earlier. Calls also wait by themselves, but only briefly: without an agent and a
+    /// copy on disk they fail until the agent responds.
     pub async fn first_snapshot(&self) {
         self.state.source.first_snapshot().await;
     }

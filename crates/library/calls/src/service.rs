@@ -45,8 +45,8 @@ impl ServiceHandle {
         self.inner.subscription.name()
     }
 
-    /// Returns a handle whose calls have this key: a number of any width, or a [`ShardKey`]. Servers receive it as
-    /// `x-fairmesh-key`.
+    /// Returns a handle whose calls have this key: an integer of any width, or a [`ShardKey`]. Servers receive the
+    /// key in `x-fairmesh-key`.
     #[must_use]
     pub fn key(mut self, key: impl Into<ShardKey>) -> Self {
         let key = key.into();
@@ -69,7 +69,7 @@ impl ServiceHandle {
         Ok(self)
     }
 
-    /// Returns a handle whose calls may be repeated even if their methods are not idempotent.
+    /// Returns a handle whose calls may be repeated, even with methods that are not idempotent.
     #[must_use]
     pub fn idempotent(mut self) -> Self {
         Arc::make_mut(&mut self.inner).context.idempotent = true;
@@ -140,7 +140,7 @@ impl ServiceHandle {
         wait_ready(&self.called_subscription(), timeout).await.map(|_| ())
     }
 
-    /// The subscription that decides calls with the handle's own key and role.
+    /// Subscription that decides calls with the handle's key and role.
     fn called_subscription(&self) -> Arc<Subscription<Arc<EndpointPool>>> {
         let Handle { mesh, subscription, context, .. } = &*self.inner;
         match mesh.source.leases() {
@@ -149,8 +149,8 @@ impl ServiceHandle {
         }
     }
 
-    /// Waits without a limit until the records of the service have arrived: either calls can be decided, or the service
-    /// is not declared. For programs that must not serve earlier.
+    /// Waits without a limit until the service's records have arrived. Afterwards calls can be decided, or the
+    /// service is known to be undeclared. For programs that must not serve earlier.
     pub async fn resolved(&self) {
         let subscription = self.called_subscription();
         let mut state = subscription.state();

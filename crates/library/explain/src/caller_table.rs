@@ -4,20 +4,20 @@ use fairmesh_model::{Endpoint, ServiceKind, ServiceName, arith};
 use fairmesh_router::{CompileInput, ServiceTable, ShardTable, TableInput};
 use fairmesh_views::{HypotheticalCall, View, states, table_age};
 
-/// A service from the view of a caller.
+/// A service as seen by a caller.
 #[derive(Debug)]
 pub struct CallerTable {
     /// The table from which the caller decides.
     pub table: ServiceTable,
     /// Revision of the service's newest record.
     pub revision: u64,
-    /// Whether keys and roles matter.
+    /// Kind of the service, which decides whether keys and roles matter.
     pub kind: ServiceKind,
     /// Endpoints that health checks found unhealthy, with the checker and time of each verdict.
     pub avoided: Vec<(String, String)>,
 }
 
-/// The service is not declared.
+/// Error: the service is not declared.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0} is not declared, so that callers cannot find it")]
 pub struct Undeclared(pub ServiceName);

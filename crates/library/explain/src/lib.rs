@@ -17,12 +17,12 @@ use fairmesh_views::{HypotheticalCall, View};
 pub use caller_table::{CallerTable, Undeclared};
 pub use document::document;
 
-/// A decision, with the caller's view of the last service of the call.
+/// A decision, and the caller's view of the call's last service.
 #[derive(Debug)]
 pub struct Explained {
     /// The decision.
     pub report: CallExplanation,
-    /// The last service from the view of the caller.
+    /// The call's last service as seen by the caller.
     pub last: CallerTable,
 }
 

@@ -12,7 +12,7 @@ use fairmesh_wire::transport::{Address, Transport};
 use tokio::{sync::watch, time::timeout};
 use tonic::Status;
 
-/// How long a caller waits for the records from which its grants are determined.
+/// Time for which a caller waits for the records that determine its grants.
 const FIRST_RECORDS_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The grants of callers, from records that the lookaside follows.
@@ -32,8 +32,8 @@ struct GrantRecords {
 }
 
 impl Grants {
-    /// Follows the records for grants. Some upstreams do not serve all of them: role bindings and agents then grant
-    /// nothing here.
+    /// Follows the records that determine grants. Some upstreams do not serve all of them; role bindings and agents
+    /// then grant nothing here.
     pub(crate) fn follow(addresses: Vec<Address>, transport: Transport) -> Self {
         let node = Node::replica();
         let access = AccessControl::new(node.clone());
@@ -57,7 +57,7 @@ impl Grants {
 
     /// Checks that a caller may learn about a service. `authorization` reads the authorization part of the service's
     /// policy. Callers on this machine, or in a mesh without a trust domain, have no identity here; they may learn
-    /// whatever an agent would tell them.
+    /// everything that an agent would give them.
     ///
     /// # Errors
     /// The same for services that do not exist and for services that the caller may not know.

@@ -45,7 +45,8 @@ pub struct LookasideConfig {
 /// Duration and number of calls of a lease.
 #[derive(Clone, Copy, Debug)]
 pub struct LeaseTerms {
-    /// Duration of a lease. A caller may continue to call a draining endpoint, or a moved copy, for this time.
+    /// Duration of a lease. For this time, a caller may still call an endpoint that is draining, or a copy that has
+    /// moved.
     pub ttl: Duration,
     /// Number of calls per lease.
     pub calls: u32,
@@ -54,11 +55,11 @@ pub struct LeaseTerms {
 /// Limits of a lookaside.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Maximum number of concurrent connections; further ones wait to be accepted.
+    /// Maximum number of concurrent connections. Further connections wait to be accepted.
     pub connections: usize,
-    /// Maximum number of leases that are counted. Beyond it, the oldest stay valid but no longer count.
+    /// Maximum number of leases that are counted. Beyond it, the oldest leases stay valid but are no longer counted.
     pub leases: usize,
-    /// Time limit of calls in flight after the stop.
+    /// Time limit for calls in flight when the lookaside stops.
     pub drain: Duration,
 }
 

@@ -38,18 +38,18 @@ use crate::{
 const FIRST_PICK_TIMEOUT: Duration = Duration::from_secs(5);
 /// Maximum number of services per lookaside. Each costs a subscription, and callers may name any service.
 const MAX_SERVICES: usize = 4096;
-/// Backends of one pick that turn out to be empty, until the caller is told to retry.
+/// Maximum number of empty backends that one pick tries before the caller is asked to retry.
 const MAX_EMPTY_BACKENDS: usize = 16;
 /// Maximum number of endpoints per pick.
 pub(crate) const MAX_ENDPOINTS: usize = 32;
-/// Consecutive failures beyond this number have no further effect.
+/// Maximum number of consecutive failures that have an effect.
 const MAX_FAILURES: u32 = 16;
 
-/// A leased endpoint that a caller may call.
+/// A leased endpoint, which a caller may call.
 #[derive(Debug)]
 struct Lease {
     held: EndpointRef,
-    /// Where the calls of the lease are counted, if a planner needs the counts.
+    /// Counters for the lease's calls; `None` if no planner needs the counts.
     counters: Option<Arc<CallCounters>>,
 }
 
@@ -138,7 +138,7 @@ impl Picker {
         }
     }
 
-    /// The service that gets the call, which the caller may know.
+    /// Returns the service that gets the call. The caller must be permitted to know that service.
     async fn routed(
         &self,
         query: &PickQuery,
@@ -323,13 +323,13 @@ impl Picker {
         self.leases.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns a different number each time, since the mixing function is a bijection.
+    /// Returns a seed that differs from all earlier ones, since the mixing function is a bijection.
     fn next_seed(&self) -> u64 {
         mix64(self.seeds.fetch_add(0x9e37_79b9_7f4a_7c15, Relaxed))
     }
 }
 
-/// Chooses up to `limit` different endpoints in the same ring and state as the first one, and counts a call at each.
+/// Chooses up to `limit` distinct endpoints in the first endpoint's ring and state, and counts a call at each.
 fn choose(
     upstream: &ServiceTable,
     query: &PickQuery,
@@ -370,8 +370,8 @@ fn choose(
     Ok(chosen)
 }
 
-/// Whether a further pick is another endpoint in the same ring and state as the first one. With a region table it must
-/// also be in the same region, since callers would divide their calls evenly.
+/// Whether a further pick is a different endpoint in the same ring and state as the first one. With a region table it
+/// must also be in the same region, since callers divide their calls evenly over the endpoints.
 fn is_equivalent(upstream: &ServiceTable, first: &EndpointPick, picked: &EndpointPick) -> bool {
     let reach = |index| {
         let found = upstream.candidates().find(|candidate| candidate.index == index);
@@ -391,7 +391,7 @@ fn failed_indexes(upstream: &ServiceTable, instances: &[InstanceId]) -> Vec<u32>
     failed.map(|candidate| candidate.index).collect()
 }
 
-/// The fault for a service whose records were available a moment ago.
+/// Returns the fault for a service whose records have just disappeared.
 fn changing(service: &ServiceName) -> Fault {
     Fault::new(FaultKind::Unavailable, format!("{service}: its records are changing; retry"))
 }

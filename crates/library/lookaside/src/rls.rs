@@ -18,7 +18,7 @@ use crate::{
     service::invalid_argument,
 };
 
-/// Number of targets per response: one, and two for failover.
+/// Maximum number of targets per response: one, and two for failover.
 const TARGETS: usize = 3;
 
 /// Serves gRPC clients.
@@ -73,7 +73,7 @@ fn service(text: &str) -> Result<ServiceName, Invalid> {
     }
 }
 
-/// The header data that the client sends to the server: key, role and revision of the pick.
+/// Returns the header data that the client sends to the server: key, role and revision of the pick.
 fn header_data(query: &PickQuery, service: &ServiceName, revision: u64) -> String {
     let mut text = format!("service={service};revision={revision}");
     if let Some(key) = query.key {

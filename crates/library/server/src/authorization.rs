@@ -47,7 +47,8 @@ const LOG_INTERVAL: Duration = Duration::from_secs(1);
 #[derive(Debug, Default)]
 pub(crate) struct Authorizer {
     service: Option<ServiceName>,
-    /// How callers connect. A server may learn this only after it has been called.
+    /// Transport through which callers connect. A server may learn only after its first calls whether callers prove
+    /// identities.
     transport: Transport,
     /// Tracks callers without an identity on a mutual TLS server; the policy may permit them.
     plaintext_callers: Option<Arc<PlaintextCallers>>,
@@ -56,7 +57,7 @@ pub(crate) struct Authorizer {
     table: AtomicOptionArc<AuthorizationTable>,
     /// The issuers whose keys verify end users' tokens.
     issuers: AtomicOptionArc<Issuers>,
-    /// Number of changes of the table.
+    /// Counter of table changes.
     changes: watch::Sender<u64>,
     refused: AtomicU64,
     audited: AtomicU64,
@@ -70,7 +71,7 @@ pub(crate) struct Authorizer {
 pub(crate) enum NotAccepted {
     /// The policy does not allow the call.
     Refused,
-    /// The policy, or the keys of token issuers, are not known yet.
+    /// The policy, or the keys of token issuers, are unknown so far.
     Unknown,
     /// The end user's token is not accepted.
     BadToken,
@@ -85,13 +86,14 @@ impl Authorizer {
         Self { service: Some(service), transport, plaintext_callers, federated_callers, ..Self::default() }
     }
 
-    /// Whether calls are refused until the policy is known, because callers prove identities. A plaintext server cannot
-    /// distinguish callers, so it works without its agent.
+    /// Whether calls are refused until the policy is known. This is the case if callers prove identities. A plaintext
+    /// server cannot distinguish callers, so it works without its agent.
     fn waits_for_policy(&self) -> bool {
         self.transport.is_tls()
     }
 
-    /// Follows the policy until the returned subscription is dropped. The same policy defines the classes of calls.
+    /// Follows the policy until the returned subscription is dropped. The policy also defines the traffic classes of
+    /// calls.
     pub(crate) fn follow(
         self: &Arc<Self>,
         registry: &RegistryClient,
@@ -157,7 +159,7 @@ impl Authorizer {
         if permits { Ok(()) } else { Err(NotAccepted::Refused) }
     }
 
-    /// Returns the caller of a request: its peer, or the caller that the peer states as an intermediary.
+    /// Returns the caller of a request: its peer, or the caller that an intermediary states.
     fn caller(
         &self,
         table: &AuthorizationTable,
@@ -179,7 +181,7 @@ impl Authorizer {
         }
     }
 
-    /// Counts a request that is refused because of its peer, before the call is authorized.
+    /// Counts a request that is refused because of its peer before the call itself is authorized.
     fn refuse_peer(&self, peer: Option<&Caller>) -> NotAccepted {
         self.refused.fetch_add(1, Relaxed);
         self.denied.count(peer.map(|peer| peer.verified().as_str()), None, false);
@@ -253,7 +255,7 @@ impl Authorizer {
         caller.zip(table.as_ref()).is_some_and(|(caller, table)| table.is_intermediary(caller.verified()))
     }
 
-    /// Resolves when an accepted call would no longer be allowed, or its token has expired.
+    /// Resolves once an accepted call is no longer allowed, or its token has expired.
     pub(crate) async fn call_revoked(&self, call: &AcceptedCall) {
         let mut changes = self.changes();
         let revoked = async {
@@ -267,7 +269,7 @@ impl Authorizer {
         }
     }
 
-    /// Whether an accepted call would still be allowed. A health check opens no connection that outlives it.
+    /// Whether an accepted call is still allowed. A health check opens no connection that outlives it.
     fn still_accepts_call(&self, call: &AcceptedCall) -> bool {
         let table = self.table.load();
         let Some(table) = table.as_ref() else { return !self.waits_for_policy() };
@@ -321,15 +323,15 @@ impl Authorizer {
         if decision.permits() { Ok(()) } else { Err(NotAccepted::Refused) }
     }
 
-    /// The health probe that a peer may send even if it may not use the service.
+    /// The health probe that a peer may send even without permission to use the service.
     pub(crate) fn probe_for(&self, peer: &Identity) -> Option<Probe> {
         let caller = Caller::of(peer);
         let table = self.table.load();
         table.as_ref()?.probe_for(caller.as_ref().map(Caller::verified)).cloned()
     }
 
-    /// Whether callers without an identity are refused. They may have connected in plaintext while the policy permitted
-    /// it.
+    /// Whether callers without an identity are refused. They may have connected in plaintext while the policy
+    /// permitted plaintext.
     fn requires_identity(&self, table: &AuthorizationTable) -> bool {
         self.plaintext_callers.is_some() && self.transport.is_tls() && !table.permits_plaintext()
     }
@@ -368,7 +370,7 @@ impl Authorizer {
     }
 }
 
-/// Notifies when calls may be decided differently.
+/// Notifies when decisions about calls may change.
 #[derive(Debug)]
 pub(crate) struct Changes {
     policy: watch::Receiver<u64>,
@@ -424,7 +426,7 @@ fn reduce_to_probe<B>(request: &mut Request<B>) -> bool {
     true
 }
 
-/// An intermediary did not state exactly one caller of its trust domain.
+/// Error: an intermediary did not state exactly one caller of its trust domain.
 struct NotStated;
 
 /// Returns the caller stated by an intermediary, or the intermediary itself if it states none.

@@ -33,7 +33,7 @@ use crate::{
     shards::{self, shard_load::ShardLoadReports},
 };
 
-/// How long `start` waits for the first registration before it continues in the background.
+/// Time for which `start` waits for the first registration. Registration then continues in the background.
 const START_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Configures an endpoint before it starts; see [`MeshServer::builder`].
@@ -50,7 +50,7 @@ pub struct ServerBuilder {
     lease: Duration,
     drain_deadline: Option<Duration>,
     addresses: Vec<Address>,
-    /// Whether one of the addresses belongs to an agent.
+    /// Whether one of the addresses is an agent's.
     knows_agent: bool,
     hooks: Option<ShardHooks>,
     starting: bool,
@@ -168,15 +168,15 @@ impl ServerBuilder {
         self
     }
 
-    /// Makes this process remember the trace (`traceparent`) of each request. It can then find the parent of calls that
-    /// the program behind it makes through it. For a proxy on both sides of a program.
+    /// Makes this process remember each request's trace (`traceparent`). It can then find the parent of calls that
+    /// the program makes through it. For a proxy that handles both the calls to and the calls from a program.
     #[doc(hidden)]
     pub fn remember_traces(self) -> Self {
         TraceParents::enable(Instant::now().into_std());
         self
     }
 
-    /// Declares that the service forwards request bodies, and counts them with the
+    /// Declares that the service forwards request bodies. The service itself counts them with the
     /// [`RequestBytes`](crate::RequestBytes) in their extensions.
     #[doc(hidden)]
     pub fn forwards_bodies(mut self) -> Self {
@@ -197,7 +197,7 @@ impl ServerBuilder {
         self
     }
 
-    /// Registers the endpoint only when [`MeshServer::register`] is called, since another process holds the
+    /// Registers the endpoint only when [`MeshServer::register`] is called, because another process holds the
     /// registration until then.
     #[doc(hidden)]
     pub fn register_later(mut self) -> Self {
@@ -242,8 +242,9 @@ impl ServerBuilder {
         self
     }
 
-    /// Sets a hook that releases a shard which this server no longer holds; calls for the shard have ended. A shard
-    /// that returns is loaded after this hook has ended. A cancelled load is dropped before this hook begins.
+    /// Sets a hook that releases a shard which this server no longer holds, after the shard's calls have ended. If
+    /// the shard is assigned again, it is loaded only after this hook has ended. A cancelled load is dropped before
+    /// this hook begins.
     pub fn on_shard_stop<F>(mut self, hook: impl Fn(ShardId) -> F + Send + Sync + 'static) -> Self
     where
         F: Future<Output = HookResult> + Send + 'static,
@@ -326,7 +327,7 @@ impl ServerBuilder {
         }
     }
 
-    /// Chooses how connections are accepted, which the registration tells callers.
+    /// Chooses how connections are accepted. The registration states this choice for callers.
     async fn open_transport(
         &mut self,
         addresses: &[Address],
@@ -404,7 +405,7 @@ fn software(registration: &Registration) -> String {
 pub struct ServerTransport {
     /// Accepts connections, and opens connections to the registry.
     pub transport: Transport,
-    /// The identity of the transport, as long as the agent has not said whether the mesh has a trust domain; see
+    /// Identity of the transport, until the agent has said whether the mesh has a trust domain; see
     /// [`RegistryClient::undecided`].
     pub undecided: Option<Arc<LateIdentity>>,
 }
@@ -453,7 +454,7 @@ async fn wait_registered(lease: &Lease, until: Instant) {
     let _ = timeout_at(until, registered).await;
 }
 
-/// Fails if a registry responds within `deadline` that does not know this program's location. A missing response is no
+/// Fails if a registry responds within `deadline` and does not know this program's location. A missing response is no
 /// failure.
 async fn check_location(registry: &RegistryClient, deadline: Instant) -> Result<(), Invalid> {
     match timeout_at(deadline, registry.location()).await {

@@ -30,7 +30,7 @@ pub struct CpuTime {
     pub used_us: u64,
     /// CPU limit, in thousandths of a core.
     pub limit_millicores: u32,
-    /// Changes when the source of the counters changes.
+    /// Number that changes when the source of the counters changes.
     pub epoch: u32,
 }
 
@@ -80,7 +80,7 @@ impl Cpu {
         self.reader().read()
     }
 
-    /// Describes the source of the counters. Known after the first reading.
+    /// Describes the source of the counters; known after the first reading.
     pub fn how(&self) -> String {
         self.reader().how.clone()
     }

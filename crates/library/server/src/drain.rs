@@ -13,13 +13,13 @@ use crate::{Drained, Inner, MeshServer, Outstanding, RegistrationState, layer::s
 /// Default time for a graceful stop: below the 30 s after which cluster managers kill a process.
 const DEFAULT_DEADLINE: Duration = Duration::from_secs(25);
 
-/// If no call arrives for this time after all callers have moved, none is in flight to this server. It is well above
-/// the longest round trip (ServiceRouter §3.4.1), since a caller may have sent a call, perhaps over a new connection,
-/// just before it moved.
+/// Time without calls after which no call can be in flight, once all callers have moved. It is well above the longest
+/// round trip (ServiceRouter §3.4.1), since a caller may have sent a call, perhaps over a new connection, just before
+/// it moved.
 const QUIET: Duration = Duration::from_millis(500);
 
-/// How long before the drain deadline unfinished calls are counted. At the deadline itself, connections close and their
-/// calls are gone.
+/// Time before the drain deadline at which unfinished calls are counted. At the deadline itself, connections close
+/// and their calls are gone.
 const COUNT_BEFORE: Duration = Duration::from_millis(10);
 
 /// Progress of a graceful stop.
@@ -61,8 +61,8 @@ impl MeshServer {
         let _ = state.wait_for(|now| matches!(now, RegistrationState::Registered(_))).await;
     }
 
-    /// Closes connections gracefully, and leaves the registration to a process that has registered the same instance at
-    /// the same address and accepts connections there. Callers need not move, so none is asked to. A caller with an
+    /// Closes connections gracefully and leaves the registration to a successor, which has registered the same
+    /// instance at the same address and accepts connections there. Callers are not asked to move. A caller with an
     /// idle connection does not know that the connection will end, so it may still use it for `grace`.
     #[doc(hidden)]
     pub fn hand_over(&self, grace: Duration) {
@@ -71,7 +71,7 @@ impl MeshServer {
         }
     }
 
-    /// Leaves the serving phase. Returns `false` if it was left before.
+    /// Leaves the serving phase. Returns `false` if it was left earlier.
     fn leaves_running(&self) -> bool {
         self.inner.phase.send_if_modified(|phase| {
             let leaves = matches!(phase, Phase::Running);
@@ -152,7 +152,7 @@ async fn close(server: &Inner, drained: Drained) {
     server.phase.send_replace(Phase::Deregistered(drained));
 }
 
-/// Waits until calls and streams have ended, at most until `end`. Returns those that have not ended and are then broken
+/// Waits until calls and streams have ended, at most until `end`. Returns the unfinished ones, which are then cut
 /// off.
 async fn unfinished(load: &ServerLoad, end: Instant) -> Option<Outstanding> {
     let count_at = end.checked_sub(COUNT_BEFORE).unwrap_or(end);

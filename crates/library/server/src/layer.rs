@@ -51,8 +51,8 @@ use fairmesh_headers::{
 #[derive(Debug, Default)]
 pub(crate) struct LayerState {
     pub(crate) load: Arc<ServerLoad>,
-    /// `None` while no shard map is known. Then every key is accepted, since rejecting calls without a map could only
-    /// do harm.
+    /// Shards that this server holds; `None` while no shard map is known. Every key is accepted then, since rejecting
+    /// calls without a map could only do harm.
     pub(crate) ownership: AtomicOptionArc<Ownership>,
     /// Whether calls continue after their deadline.
     pub(crate) finishes_late: bool,
@@ -135,7 +135,7 @@ impl ServerLayer {
         accepted.inspect_err(|_| self.shared.load.refusals().count_failed_handshake())
     }
 
-    /// Resolves when the policy would no longer allow this call, so that the connection it opened must end.
+    /// Resolves once the policy no longer allows this call. The connection that the call opened must then end.
     #[doc(hidden)]
     pub async fn revoked(&self, call: &AcceptedCall) {
         self.shared.authorizer.call_revoked(call).await;
@@ -161,7 +161,7 @@ impl<S> Layer<S> for ServerLayer {
     }
 }
 
-/// A service behind [`ServerLayer`].
+/// Inner service wrapped by [`ServerLayer`].
 #[derive(Clone, Debug)]
 pub struct ServerService<S> {
     inner: S,
@@ -238,8 +238,8 @@ impl LayerState {
         Some((self.load.enter(&self.concurrency_limit, keyed)?, permit))
     }
 
-    /// Returns the version of the shard map by which a call for `key` belongs to another server, or `None` if it
-    /// belongs here.
+    /// Returns the version of the shard map that assigns the call's key to another server; `None` if this server
+    /// holds the key.
     fn refuses(&self, key: ShardKey, headers: &HeaderMap) -> Option<u64> {
         let ownership = self.ownership.load();
         let ownership = ownership.as_ref()?;
@@ -272,7 +272,7 @@ pub(crate) struct Call {
     pub(crate) deadline: Option<Deadline>,
     /// The parent of calls that are made while this call is polled.
     pub(crate) served: ServedCall,
-    /// Counts the call for its caller.
+    /// Counter of the call for its caller.
     pub(crate) counted: Option<CountedCall>,
 }
 
@@ -348,14 +348,14 @@ impl Call {
         }
     }
 
-    /// Polls the service's future on behalf of this call.
+    /// Polls the service's future with this call as the current parent.
     #[inline]
     fn poll<F: Future>(&mut self, future: Pin<&mut F>, cx: &mut Context<'_>) -> Poll<F::Output> {
         let _entered = self.served.enter();
         future.poll(cx)
     }
 
-    /// Counts the call as processed. Failed and late calls count too, since the calls made on their behalf do.
+    /// Counts the call as processed. Failed and late calls count too, because the calls made on their behalf count.
     fn end_processing(&self, processed: Option<ProcessedCall>) {
         if let (Some(processed), Some(guard)) = (processed, &self.guard) {
             processed.end(&self.served, guard.report().cpu);

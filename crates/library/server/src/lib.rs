@@ -113,7 +113,7 @@ pub struct MeshServer {
     inner: Arc<Inner>,
 }
 
-/// The former name.
+/// Former name of [`MeshServer`].
 #[deprecated = "name it MeshServer: programs of gRPC have tonic's Server too"]
 pub type Server = MeshServer;
 
@@ -124,7 +124,7 @@ struct Inner {
     phase: watch::Sender<Phase>,
     drain_deadline: Duration,
     transport: Transport,
-    /// Whether the program provided the transport, and may use its identity elsewhere too.
+    /// Whether the program provided the transport and may use its identity elsewhere too.
     shares_identity: bool,
     shards: shards::RunningShardWatch,
     signals: SignalReports,
@@ -139,7 +139,7 @@ impl MeshServer {
         ServerBuilder::new(service.into())
     }
 
-    /// The layer to put around the service. Must be applied only once.
+    /// The layer to wrap the service in. Apply it only once.
     pub fn layer(&self) -> ServerLayer {
         self.inner.layer.clone()
     }

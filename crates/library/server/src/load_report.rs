@@ -4,7 +4,7 @@
 //! are encoded once per process. With the CPU utilization there would be too many of them.
 
 pub(crate) mod custom_metrics;
-pub(crate) mod program_report;
+pub(crate) mod response_metrics;
 
 use std::{fmt::Write as _, sync::LazyLock};
 
@@ -24,11 +24,11 @@ static TEXTS: LazyLock<Vec<HeaderValue>> = LazyLock::new(|| preencoded(text));
 static BINARIES: LazyLock<Vec<HeaderValue>> = LazyLock::new(|| preencoded(binary));
 static NO_METRICS: Metrics = Metrics::none();
 
-/// Encodes a report, merged with a well-formed report of the service.
+/// Function that encodes a report, merged with the service's own well-formed report.
 type Format = fn(LoadSnapshot<'_>, Option<&str>) -> String;
 
-/// The values are leaked on purpose: cloning a static value touches no reference count, for which all cores would
-/// contend.
+/// Encodes reports in advance. The values are leaked on purpose: cloning a static value touches no reference count,
+/// on which all cores would contend.
 fn preencoded(format: Format) -> Vec<HeaderValue> {
     let report = |calls| LoadSnapshot {
         outstanding: Outstanding { calls, streams: 0 },
@@ -117,8 +117,9 @@ fn pairs(
     pairs
 }
 
-/// Encodes the protobuf form in base64, as gRPC encodes binary metadata. Two concatenated messages are one message in
-/// which later fields win: the service's own CPU utilization, and the counts of this process.
+/// Encodes the protobuf form in base64, as gRPC encodes binary metadata. The report concatenates two messages: the
+/// service's own CPU utilization, then the counts of this process. Protobuf reads them as one message in which later
+/// fields win.
 fn binary(load: LoadSnapshot<'_>, existing: Option<&str>) -> String {
     const CPU_UTILIZATION: u8 = 1 << 3 | 1;
     let LoadSnapshot { outstanding: Outstanding { calls, streams }, cpu, metrics } = load;

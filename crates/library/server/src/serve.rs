@@ -28,16 +28,17 @@ use tower_service::Service;
 pub use self::caller_connection::{CallerConnection, CallerLayer};
 use crate::{MeshServer, SpiffeId, drain::Phase, terminated};
 
-/// Interval of HTTP/2 keep-alive PINGs, and their timeout. Connections of vanished callers are closed within their sum.
+/// Interval of HTTP/2 keep-alive PINGs, and their timeout. The sum bounds the time until connections of vanished
+/// callers close.
 const KEEP_ALIVE: (Duration, Duration) = (Duration::from_secs(20), Duration::from_secs(10));
 
 /// Receive window of a stream, in bytes.
 const STREAM_WINDOW: u32 = 256 * 1024;
-/// Receive window of a connection, in bytes. It exceeds the windows of all its streams, so that a request that is not
-/// read stalls no other.
+/// Receive window of a connection, in bytes. It exceeds the sum of its streams' windows, so that an unread request
+/// does not stall other requests.
 const CONNECTION_WINDOW: u32 = 1 << 30;
 
-/// How long idle connections may take to close once the endpoint is deregistered.
+/// Maximum time for idle connections to close once the endpoint is deregistered.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Serves HTTP/1.1 and HTTP/2 (with prior knowledge, so gRPC too) behind [`MeshServer::layer`] until SIGTERM, SIGINT or
@@ -149,8 +150,7 @@ impl MeshServer {
         self.inner.transport.id()
     }
 
-    /// Resolves when connections must be closed gracefully, with the time at which the connections still open are
-    /// broken off.
+    /// Resolves when connections must be closed gracefully. Returns the time at which open connections are cut off.
     #[doc(hidden)]
     pub async fn closing(&self) -> Instant {
         self.draining().await;

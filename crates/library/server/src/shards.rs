@@ -33,7 +33,7 @@ pub use hooks::{HookResult, ShardHooks};
 /// How long a starting server waits for the shard map before it serves without one.
 const MAP_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How often shards whose move is waiting are reported again, in case the registry has forgotten them.
+/// Interval at which shards of waiting moves are reported again, in case the registry has forgotten them.
 const REPORT_INTERVAL: Duration = Duration::from_secs(3);
 
 /// State of the task that follows the shard map.
@@ -99,7 +99,7 @@ impl ShardWatch {
         }
     }
 
-    /// The region whose part of the map concerns this endpoint, once known; `None` if it has no region.
+    /// The region whose part of the map concerns this endpoint, once known; `None` for an endpoint without a region.
     fn region(&self) -> impl Future<Output = Option<Region>> + use<> {
         let given = self.registration.location.as_ref().map(|location| location.region.clone());
         let registry = Arc::clone(&self.registry);
@@ -125,7 +125,7 @@ struct ShardController {
     /// The region whose part of the map is followed; `None` for the whole map, or before the region is known.
     region: Option<Region>,
     map: Option<Arc<ShardMap>>,
-    /// The version of the map for which a warning was logged that it assigns nothing to this server.
+    /// Version of the map for which the warning was logged that this server holds no shard.
     idle_in: Option<u64>,
     map_seen: bool,
     served: bool,
@@ -167,7 +167,7 @@ impl ShardController {
         self.publish();
     }
 
-    /// Logs once per version that the map assigns nothing to this server. The server then rejects every call with a
+    /// Logs once per version that the map assigns no shard to this server. The server then rejects every call with a
     /// key.
     fn warn_when_idle(&mut self) {
         let Some(map) = self.map.as_ref().filter(|_| self.held.is_empty()) else { return };
@@ -226,8 +226,8 @@ impl ShardController {
         self.report_at.filter(|_| self.reports.is_empty()).unwrap_or(never).min(start)
     }
 
-    /// Reports loaded shards whose move is waiting. In a separate task, since a hanging registry must not keep this
-    /// server from following its map.
+    /// Reports loaded shards whose moves are waiting. Runs in a separate task, since a hanging registry must not keep
+    /// this server from following its map.
     fn report(&mut self) {
         let waiting = self.held.waiting();
         if waiting.is_empty() {

@@ -50,7 +50,7 @@ pub struct SignalReports {
 struct Reporter {
     registry: Arc<RegistryClient>,
     registration: Registration,
-    /// CPU counters of the program; `None` if it is not known which process it is.
+    /// CPU counters of the program; `None` if the program's process is unknown.
     cpu: Option<Cpu>,
     /// Epoch of the last reading.
     epoch: Option<u32>,
@@ -60,7 +60,7 @@ struct Reporter {
     minutes: UsageRecorder,
     /// When usage by minute was last sent.
     minutes_at: Option<Instant>,
-    /// Number of this process in traffic reports.
+    /// Number that identifies this process in traffic reports.
     id: u64,
     meter: ServerMeter,
     began: Instant,
@@ -85,8 +85,8 @@ struct Calls {
 }
 
 impl SignalReports {
-    /// Starts to report the signals of a registered program that runs separately: its CPU usage, if it can be measured,
-    /// and the requests that `front` counts. Must be called within a tokio runtime.
+    /// Starts to report the signals of a registered program that runs as its own process: its CPU usage, if it can be
+    /// measured, and the requests that `front` counts. Must be called within a tokio runtime.
     pub fn of_program(
         registry: Arc<RegistryClient>,
         registration: Registration,
@@ -255,7 +255,7 @@ impl Reporter {
         })
     }
 
-    /// Sends minutes and load separately: a replica forwards the minutes as this process signed them, but adds up the
+    /// Sends minutes and load separately. A replica forwards the minutes as this process signed them, but sums the
     /// load.
     async fn send(&mut self, traffic: Option<TrafficReport>) -> Result<(), RegistryError> {
         let is_due = self.minutes_at.is_none_or(|at| at.elapsed() + TRAFFIC_INTERVAL / 2 >= USAGE_INTERVAL);
@@ -334,8 +334,8 @@ impl Calls {
     }
 }
 
-/// Whether reports at this interval include the processed calls. The receiver asks for a short interval while a service
-/// is planned or viewed, and nothing reads these counts otherwise.
+/// Whether reports at this interval include the processed calls. The receiver requests a short interval while a
+/// service is planned or viewed; otherwise nothing reads these counts.
 fn reports_served(interval: Duration) -> bool {
     interval < Duration::from_millis(IDLE_INTERVAL_MS)
 }
@@ -344,7 +344,7 @@ fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// Wall-clock time that names minutes, in milliseconds since 1970; 0 if the clock is before 1970.
+/// Wall-clock time by which minutes are named, in milliseconds since 1970; 0 if the clock is before 1970.
 fn clock_ms() -> u64 {
     #[allow(clippy::disallowed_methods, reason = "the one place where the server side reads the time of day")]
     let now = SystemTime::now();

@@ -11,7 +11,7 @@ use crate::{
 
 /// Maximum length of a report's interval, in milliseconds. For a longer interval, all counts go to its last part.
 const MAX_SPAN_MS: u64 = 120_000;
-/// Divisor of the limits that gives the part folded at once when the history is full, so that rows are rarely sorted
+/// Divisor of the limits: this part of them is freed at once when the history is full, so that rows are rarely sorted
 /// by size.
 const FOLDED_PART: usize = 16;
 /// Weight of a call in the first interval of a path: the long-run weight of a path that has as many calls every ten
@@ -39,14 +39,14 @@ pub struct CallHistory {
     limits: HistoryLimits,
     rows: HashMap<CountedPath, Row>,
     other: Row,
-    /// For each service beyond its share, the weight of the largest row that was folded. New rows up to this weight
-    /// are folded at once; otherwise each report would fill the history again.
+    /// For each service beyond its share, the weight of the largest row that was folded. New rows of at most this
+    /// weight are folded at once; otherwise each report would fill the history again.
     floors: HashMap<Option<ServiceName>, u64>,
     denied: MinuteSums<DeniedPath>,
     /// CPU time of servers, in microseconds.
     cpu: MinuteSums<CpuPath>,
     bytes: usize,
-    /// Number of rows that arrived too late, or that had no room in processes below this one.
+    /// Number of rows that arrived too late, or for which processes below this one had no room.
     left_out: u64,
     swept_minute: u64,
 }
@@ -105,12 +105,12 @@ impl CallHistory {
         self.bytes
     }
 
-    /// Returns the number of rows that arrived too late, or that had no room in processes below this one.
+    /// Returns the number of rows that arrived too late, or for which processes below this one had no room.
     pub fn left_out(&self) -> u64 {
         self.left_out
     }
 
-    /// Counts rows that had no room in processes below this one.
+    /// Counts rows for which processes below this one had no room.
     pub fn leave_out(&mut self, rows: u64) {
         self.left_out = self.left_out.saturating_add(rows);
     }
@@ -203,13 +203,13 @@ impl CallHistory {
         steps
     }
 
-    /// Returns the calls that rules do not allow, over the last `window` in whole minutes and the current minute.
+    /// Returns the calls that rules do not allow, over the last `window` in whole minutes plus the current minute.
     pub fn denied(&self, window: Duration, now_ms: u64) -> impl Iterator<Item = (&DeniedPath, u64)> {
         self.denied.since(minute_of(now_ms).saturating_sub(whole_minutes(window)))
     }
 
-    /// Returns the CPU time of the selected paths in each minute of the last `window` and in the current minute, in
-    /// microseconds, oldest first.
+    /// Returns the CPU time of the selected paths in microseconds, for each minute of the last `window` and the
+    /// current minute, oldest first.
     pub fn cpu(
         &self,
         window: Duration,

@@ -10,7 +10,7 @@ const OTHER: &str = "(other)";
 
 /// A path whose counts are summed by minute. Paths beyond the maximum are merged.
 pub(crate) trait SummedPath: Ord + Clone {
-    /// Number of paths from which on further paths are merged.
+    /// Maximum number of separate paths. Further paths are merged.
     const MOST: usize;
 
     /// Returns the service that reports the path.
@@ -49,7 +49,7 @@ impl SummedPath for CpuPath {
 #[derive(Debug)]
 pub(crate) struct MinuteSums<P> {
     paths: BTreeMap<P, Minutes>,
-    /// The last minute in which folding freed little room.
+    /// The last minute in which merging freed little room.
     crowded_in: Option<u64>,
 }
 
@@ -71,8 +71,8 @@ impl<P: SummedPath> MinuteSums<P> {
     /// folded.
     const SHARED: usize = P::MOST * 3 / 4;
 
-    /// Adds a count to a minute of a path. Once the maximum is reached, the smallest paths of services beyond their
-    /// share are merged. If there are too many services even so, adds nothing and returns false.
+    /// Adds a count to a path's minute. At the maximum, the smallest paths of services beyond their share are merged.
+    /// If there are still too many paths, adds nothing and returns false.
     pub(crate) fn add(&mut self, path: P, minute: u64, count: u64) -> bool {
         let mut path = path;
         if !self.paths.contains_key(&path) && self.paths.len() >= P::MOST {

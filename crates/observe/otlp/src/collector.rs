@@ -38,7 +38,7 @@ enum Protocol {
     Grpc,
 }
 
-/// A text that is not the address of a collector.
+/// Error: a text is not the address of a collector.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("'{0}' is not a collector; write http://HOST:4318 for OTLP over HTTP, or grpc://HOST:4317")]
 pub struct InvalidCollector(String);
@@ -83,10 +83,10 @@ impl ExportRequest for ExportMetricsServiceRequest {
 /// Why an export failed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ExportError {
-    /// A retry may succeed.
+    /// A failure after which a retry may succeed.
     #[error("{0}")]
     Retryable(String),
-    /// A retry would fail too.
+    /// A failure that a retry would repeat.
     #[error("{0}")]
     Permanent(String),
 }

@@ -20,8 +20,8 @@ enum Exported {
 pub struct Environment {
     /// Set by `OTEL_SDK_DISABLED`, and by `none` in `OTEL_TRACES_EXPORTER` or `OTEL_METRICS_EXPORTER`.
     pub disabled: bool,
-    /// `OTEL_EXPORTER_OTLP_ENDPOINT` with the protocol in `OTEL_EXPORTER_OTLP_PROTOCOL`, or the variables of the same
-    /// kind for only traces or only metrics.
+    /// `OTEL_EXPORTER_OTLP_ENDPOINT` with the protocol in `OTEL_EXPORTER_OTLP_PROTOCOL`, or the corresponding
+    /// variables for traces or metrics only.
     pub collector: Option<Collector>,
     /// `OTEL_EXPORTER_OTLP_HEADERS`, sent to every collector.
     pub headers: Vec<(HeaderName, HeaderValue)>,
@@ -103,8 +103,8 @@ impl Environment {
         self.warnings.push(warning);
     }
 
-    /// Sets the collector. If the endpoint is the base for all signals, `path` is the path of this signal below it.
-    /// `None` stands for an endpoint that is used as written.
+    /// Sets the collector. `path` is the path of this signal below an endpoint that is the base for all signals;
+    /// `None` means that the endpoint is used as written.
     fn read_endpoint(&mut self, endpoint: &str, protocol: Option<&str>, path: Option<&str>) {
         let is_grpc = match protocol {
             Some("grpc") => true,

@@ -45,7 +45,7 @@ pub struct MetricsConfig {
 }
 
 /// Exports all metrics periodically, from a separate task. Nothing is queued: values are totals since the start, so
-/// that the next export makes up for a failed one.
+/// the next export makes up for a failed one.
 pub struct MetricsExporter {
     counters: Arc<Counters>,
     stopping: Mutex<Option<oneshot::Sender<()>>>,

@@ -12,11 +12,11 @@ pub struct Sampler {
 /// Decides which traces are exported if no parent decides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RootSampler {
-    /// Exports one in this many traces; 0 exports none.
+    /// Exports one in N traces; 0 exports none.
     OneIn(u64),
     /// Exports traces whose id is below a bound, so that all processes with the same share choose the same traces.
     Share {
-        /// Compared with the low 63 bits of the trace id.
+        /// Upper bound for the low 63 bits of the trace id.
         below: u64,
     },
 }

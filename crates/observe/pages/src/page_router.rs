@@ -58,7 +58,7 @@ struct Shown<P> {
     push: Option<Arc<MetricsExporter>>,
 }
 
-/// Creates the pages `/metrics`, `/healthz` and `/readyz` of a process, to which it can add its own. Starts pushing
+/// Creates the pages `/metrics`, `/healthz` and `/readyz` of a process, which may add its own pages. Starts pushing
 /// metrics to a collector if the OpenTelemetry environment variables name one. Must be called within a tokio runtime.
 pub fn router<P: Process>(process: Arc<P>) -> ProcessRouter {
     let push = metrics_push::start(&process).map(Arc::new);
@@ -92,7 +92,7 @@ async fn readyz<P: Process>(State(shown): State<Arc<Shown<P>>>) -> (StatusCode, 
     }
 }
 
-/// Serves the metrics. They are read on a thread that may block, because some are behind a lock that long reads hold.
+/// Serves the metrics. They are read on a thread that may block, because long reads hold the lock of some metrics.
 async fn metrics<P: Process>(State(shown): State<Arc<Shown<P>>>, headers: HeaderMap) -> Response<Body> {
     let counts = shown.push.as_ref().map(|push| push.counts());
     match spawn_blocking(move || exposition::gather(&*shown.process, counts)).await {

@@ -54,7 +54,7 @@ impl Traces {
         Router::new().route("/v1/traces", post(export)).with_state(self.clone())
     }
 
-    /// Returns the traces in a view, or the one with this id; `None` if there is no such trace.
+    /// Returns the traces in a view, or only the trace with this id; `None` if there is no such trace.
     pub fn read(&self, view: &TraceView, id: Option<u128>) -> Option<v1::ReadTracesResponse> {
         let (now_ms, store) = (self.now_ms(), self.store());
         match id {
@@ -63,7 +63,7 @@ impl Traces {
         }
     }
 
-    /// Returns the number of traces, their size in bytes, and the number of spans that had no room.
+    /// Returns the number of traces, their size in bytes, and the number of spans for which there was no room.
     pub fn size(&self) -> (usize, usize, u64) {
         let store = self.store();
         (store.len(), store.bytes(), store.left_out())

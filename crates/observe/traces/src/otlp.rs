@@ -63,7 +63,7 @@ fn read_span(span: Span, process: &str) -> Option<TracedSpan> {
     })
 }
 
-/// Returns why a span failed; empty if it did not.
+/// Returns why a span failed; empty if it did not fail.
 fn error(span: &Span) -> String {
     let status = span.status.as_ref().filter(|status| status.code() == StatusCode::Error);
     let Some(status) = status else { return String::new() };
@@ -103,7 +103,7 @@ fn number(attributes: &[KeyValue], key: &str) -> Option<i64> {
     }
 }
 
-/// Makes a text of an untrusted process safe for a terminal or a page.
+/// Makes a text from an untrusted process safe for a terminal or a page.
 fn shown(text: &str) -> String {
     text.chars().filter(|character| !character.is_control()).take(MAX_TEXT).collect()
 }

@@ -7,7 +7,7 @@ use crate::span::TracedSpan;
 
 /// Maximum age of a trace, in milliseconds.
 const KEPT_MS: u64 = 60 * 60 * 1_000;
-/// Time in which further spans of a trace may arrive, in milliseconds. Processes export every few seconds.
+/// Time for which further spans of a trace may arrive, in milliseconds. Processes export every few seconds.
 const SETTLED_MS: u64 = 30_000;
 /// Interval at which the store looks for traces to drop, in milliseconds.
 const SWEEP_MS: u64 = 1_000;
@@ -19,10 +19,10 @@ const TRACE_BYTES: usize = 512;
 pub struct TraceLimits {
     /// Maximum size of all traces, in bytes.
     pub bytes: usize,
-    /// Maximum number of slowest traces kept per service, and of last failed traces.
+    /// Maximum number per service of slowest traces, and of last failed traces, that are kept.
     pub of_service: usize,
-    /// Maximum number of services with lists of their own. Traces of further services are kept only while other
-    /// services in the same traces list them.
+    /// Maximum number of services that have their own lists. A trace of a further service is kept only while another
+    /// service lists it.
     pub services: usize,
     /// Maximum number of spans per trace.
     pub spans: usize,
@@ -33,8 +33,8 @@ impl TraceLimits {
     pub const CONTROL_PLANE: Self = Self { bytes: 64 << 20, of_service: 32, services: 2_048, spans: 512 };
 }
 
-/// Traces of the last hour. Beyond the limits, traces that are neither among the slowest nor the failed of any
-/// service are dropped first, then traces of the services with the most bytes.
+/// Traces of the last hour. Beyond the limits, traces that are in no service's list of slowest or failed traces are
+/// dropped first, then traces of the services with the most bytes.
 #[derive(Debug)]
 pub struct TraceStore {
     limits: TraceLimits,
@@ -53,7 +53,7 @@ pub(crate) struct Trace {
     pub(crate) spans: Vec<TracedSpan>,
     pub(crate) arrived_ms: u64,
     bytes: usize,
-    /// Number of lists of services that contain the trace.
+    /// Number of services that list the trace.
     listed: usize,
 }
 
@@ -111,7 +111,7 @@ impl TraceStore {
         self.bytes
     }
 
-    /// Returns the number of spans that had no room.
+    /// Returns the number of spans for which there was no room.
     pub fn left_out(&self) -> u64 {
         self.left_out
     }
@@ -200,7 +200,7 @@ impl TraceStore {
     }
 
     /// Selects traces with at least `excess` bytes in total. Repeatedly takes the oldest trace of the service whose
-    /// traces have the most bytes.
+    /// traces take the most bytes.
     fn largest(&self, mut excess: usize) -> Vec<u128> {
         let trace = |id: &u128| Some((self.traces.get(id)?.arrived_ms, *id, self.traces.get(id)?.bytes));
         let of = |lists: &ServiceTraces| {

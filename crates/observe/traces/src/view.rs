@@ -13,7 +13,7 @@ use crate::{
 /// Maximum number of traces in a response.
 const MAX_SHOWN: usize = 200;
 
-/// Selects traces, and the spans shown of each. Spans of services of other tenants are hidden.
+/// Selects traces, and which of their spans are shown. Spans from services of other tenants are hidden.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TraceView {
     /// All traces.
@@ -35,7 +35,7 @@ impl TraceView {
         v1::ReadTracesResponse { traces, not_shown, left_out: store.left_out(), ..Default::default() }
     }
 
-    /// Returns a trace with its spans, ordered by start; `None` if no span may be seen.
+    /// Returns a trace with its spans, ordered by start; `None` if no span is visible.
     pub fn read(&self, store: &TraceStore, id: u128, now_ms: u64) -> Option<v1::ReadTracesResponse> {
         let trace = store.trace(id)?;
         let summary = self.summary(id, trace, now_ms)?;

@@ -68,10 +68,9 @@ pub struct CallSum {
     pub failures: f64,
     /// Number of retries: attempts after the first attempt of a call.
     pub retries: f64,
-    /// Bytes between regions.
+    /// Bytes sent between regions.
     pub egress: f64,
-    /// Greatest part of the window that any of the rows covers, in milliseconds. Rows that cover less had no calls
-    /// before.
+    /// Longest part of the window that any row covers, in milliseconds. Rows that cover less had no earlier calls.
     pub covered_ms: u64,
     /// Age of the newest data, in milliseconds.
     pub age_ms: u64,
@@ -98,7 +97,7 @@ impl CallSum {
         self.age_ms = self.age_ms.min(row.age_ms);
     }
 
-    /// Turns the sum into rates, by the time that reports cover. Call this after the last row was added.
+    /// Turns the sum into rates over the time that reports cover. Call this after the last row was added.
     pub fn per_second(&mut self) {
         let seconds = self.covered_ms as f64 / 1_000.0;
         for sum in [&mut self.rate, &mut self.failures, &mut self.retries, &mut self.egress] {

@@ -204,7 +204,7 @@ impl View {
         Ok(view)
     }
 
-    /// Sets the inherited policy defaults of each service.
+    /// Adds the inherited policy defaults to each service.
     fn inherit(&mut self) {
         for (name, service) in &mut self.services {
             let revisions = self.defaults_revisions.iter().filter(|(scope, _)| scope.includes(&name.tenant));
@@ -213,8 +213,8 @@ impl View {
         }
     }
 
-    /// Decodes the records that this release can read and skips others, because an unreadable record must not hide a
-    /// whole mesh. Shard maps are skipped too.
+    /// Decodes the records that this release can read, and skips all others, because one unreadable record must not
+    /// hide a whole mesh. Shard maps are skipped too.
     pub fn of_readable(stored: Vec<StoredRecord>) -> Self {
         let mut view = Self::default();
         for one in stored {

@@ -35,14 +35,14 @@ const DEFAULT_WINDOW: u64 = 60;
 /// Windows that the page offers, in seconds. Other windows are rounded up to these, because each distinct window
 /// costs a read of the whole history.
 const WINDOWS: [u64; 4] = [10, 60, 600, 3_600];
-/// A pair without a report in the window is shown as unknown if it had a report within this time.
+/// Time within which a pair without a report in the window must have had a report to be shown as unknown.
 const EARLIER: Duration = Duration::from_secs(600);
 /// Number of intervals between two updates of parts made from records or from reports of other processes.
 const RECORDS_EVERY: u32 = 2;
 /// Number of intervals between two updates of parts that change every few minutes, or are slow to read.
 const SLOW_EVERY: u32 = 5;
 
-/// Maximum number of concurrent one-off requests, whose response may need a large shard map.
+/// Maximum number of concurrent one-off requests. Their responses may need a large shard map.
 const MAX_QUESTIONS: usize = 2;
 
 /// State shared by the handlers.
@@ -134,7 +134,7 @@ impl Asked {
     }
 }
 
-/// Body of an error response, as in the registry.
+/// JSON body of an error response, as in the registry.
 #[derive(Serialize)]
 struct Failure {
     error: String,

@@ -9,7 +9,7 @@ use serde_json::json;
 
 use crate::event_delta::{Shown, text};
 
-/// Resolution of ages, in milliseconds. Otherwise rows would be sent again just because they aged.
+/// Resolution of ages, in milliseconds. With finer ages, rows would be sent again only because they aged.
 const AGE_STEP: u64 = 5_000;
 /// Number of significant digits that are sent; the page shows three.
 const DIGITS: i32 = 4;
@@ -48,7 +48,7 @@ fn round(value: f64) -> f64 {
     (value * scale).round() / scale
 }
 
-/// Selects the calls of a graph, and how services are split.
+/// Selects the calls of a graph, and whether services are split by region.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Cut {
     /// Include only calls from or to this region; if empty, all calls.
@@ -115,7 +115,7 @@ pub(crate) fn graph(
     Shown::with_rows(&head, numbers.into_iter().map(|(name, numbers)| (name, text(&numbers).into())))
 }
 
-/// Returns the rows of a response with each call counted once, and the row of merged paths.
+/// Returns the rows of a response, with each call counted once, and the row of merged paths.
 pub(crate) fn rows(response: &v1::ReadCallsResponse) -> Vec<CallRow> {
     let other = response.other.as_ref().map(|row| CallRow { service: OTHER.to_owned(), ..CallRow::of(row) });
     counted_once(&response.rows).map(CallRow::of).chain(other).collect()

@@ -42,7 +42,7 @@ impl Commands {
         TrafficPlannerClient::new(self.0.clone()).max_decoding_message_size(MAX_MESSAGE)
     }
 
-    /// Returns the watchers of a prefix, as far as the caller of the request `asker` may see them.
+    /// Returns the watchers of a prefix that the caller of the request `asker` may see.
     pub(crate) async fn watchers(
         &self,
         prefix: &Prefix,
@@ -59,12 +59,12 @@ pub(crate) fn wait(asking: impl Future<Output = Result<Shown, Status>>) -> Shown
     Handle::current().block_on(asking).unwrap_or_else(|status| problem(status.message()))
 }
 
-/// Shown instead of a part that failed.
+/// Content shown instead of a part that failed.
 pub(crate) fn problem(why: &str) -> Shown {
     Shown::head(&json!({ "problem": why }))
 }
 
-/// Rounds an age in milliseconds down to coarse steps, so that a row is not sent again just because it aged.
+/// Rounds an age in milliseconds down to coarse steps, so that a row is not sent again only because it aged.
 pub(crate) fn coarse(age_ms: u64) -> u64 {
     let step = match age_ms {
         0..60_000 => 5_000,

@@ -22,7 +22,7 @@ const STALL: Duration = Duration::from_secs(10);
 /// Lifetime of a stream. The page then opens another one, for which access is checked again.
 const LIFETIME: Duration = Duration::from_secs(60);
 
-/// Makes the content of a part, on a thread that may block.
+/// Function that creates the content of a part, on a thread that may block.
 pub(crate) type Make = dyn Fn() -> Arc<Shown> + Send + Sync;
 
 /// A part of a stream: the events with one name.

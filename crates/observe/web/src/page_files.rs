@@ -13,7 +13,8 @@ use xxhash_rust::xxh3::Xxh3;
 
 /// Placeholder for [`BUILD`] in the page.
 const PLACE_OF_BUILD: &str = "%build%";
-/// Browsers cache the files and revalidate them by their tag, so that a page is never older than its control plane.
+/// Value of `cache-control`: browsers revalidate cached files by their tag, so that a page is never older than its
+/// control plane.
 const CACHE: &str = "no-cache";
 
 const INDEX: &str = include_str!("../../../../web/dist/index.html");
@@ -42,7 +43,7 @@ static FILES: &[File] = &[
     file!("icon.svg", "image/svg+xml"),
 ];
 
-/// Identifies the build of the page. A page of another build asks its reader to reload.
+/// Identifies the build of the page. A page from another build asks its reader to reload.
 pub(crate) static BUILD: LazyLock<String> = LazyLock::new(|| {
     let mut hash = Xxh3::new();
     hash.update(INDEX.as_bytes());

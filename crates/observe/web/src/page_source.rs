@@ -70,7 +70,8 @@ pub enum AuditLog {
     Activity,
 }
 
-/// Lines of a log, or why it cannot be read. The caller of the task that awaits this future is logged as the reader.
+/// Lines of a log, or why they cannot be read. The log names the caller of the task that awaits this future as the
+/// reader.
 pub type Audited<'a> = Pin<Box<dyn Future<Output = io::Result<Vec<String>>> + Send + 'a>>;
 
 /// The fields of a certificate.

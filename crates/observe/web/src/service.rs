@@ -61,8 +61,8 @@ pub(crate) fn newest_revision(stored: &[StoredRecord]) -> u64 {
     stored.iter().filter(|one| one.key.service().is_some()).map(|one| one.revision).max().unwrap_or_default()
 }
 
-/// Returns endpoints with the share of their region's calls that their power entitles them to, and the share that
-/// they received.
+/// Returns endpoints, each with two shares of its region's calls: the share that its power entitles it to, and the
+/// share that it received.
 fn endpoints(one: &ServiceView, view: &View, loads: &[InstanceLoad]) -> Vec<Value> {
     let hosts = &view.hosts.value;
     let mut power: BTreeMap<&Region, u64> = BTreeMap::new();
@@ -127,7 +127,7 @@ pub(crate) struct ServiceCalls {
     history_ms: u64,
 }
 
-/// The other service, the class, the two regions, and the figures.
+/// Path of calls: the other service, the class, both regions, and the figures.
 #[derive(Debug, Serialize)]
 struct Path(String, String, [String; 2], Numbers);
 

@@ -13,26 +13,26 @@ use tokio::time::Instant;
 
 use crate::event_delta::{Shown, text};
 
-/// Kinds of records from which the list is made.
+/// Kinds of records that the list of services is made from.
 pub(crate) const KINDS: &[RecordKind] =
     &[RecordKind::Service, RecordKind::Policy, RecordKind::Endpoint, RecordKind::Health];
 
-/// How long the services of a scope are cached after a page last showed them.
+/// Time for which the services of a scope stay cached after a page last showed them.
 const REMEMBERED: Duration = Duration::from_secs(60);
 
 /// Cache of services by scope. Only services whose records have changed are decoded again.
 #[derive(Debug, Default)]
 pub(crate) struct Inventories(Mutex<HashMap<String, Inventory>>);
 
-/// Identifies a set of records: their number, and the newest revision. A write changes the revision, and a deletion
-/// changes the number.
+/// Identifies a version of a set of records by their number and newest revision. A write changes the revision, a
+/// deletion changes the number.
 type Mark = (usize, u64);
 
 /// The services of one scope.
 #[derive(Debug)]
 struct Inventory {
     used: Instant,
-    /// Identifies the records that concern all services.
+    /// Version of the records that concern all services.
     mark: Mark,
     /// Regions that are declared or have measured round trips.
     regions: BTreeSet<Region>,

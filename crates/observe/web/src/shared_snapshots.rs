@@ -13,11 +13,12 @@ use crate::{event_delta::Shown, event_streams::Make};
 /// Time for which a snapshot is served.
 const FRESH: Duration = Duration::from_millis(1_500);
 
-/// The latest snapshots by key. With them, the cost of a view does not grow with the number of its viewers.
+/// The latest snapshots by key. Viewers share them, so the cost of a view does not grow with the number of its
+/// viewers.
 #[derive(Debug, Default)]
 pub(crate) struct Snapshots {
     snapshots: Mutex<HashMap<String, (Instant, Arc<Shown>)>>,
-    /// Held while a snapshot is made. Only one is made at a time, so that many viewers use at most one core.
+    /// Lock held while a snapshot is made. Only one is made at a time, so many viewers use at most one core.
     making: Mutex<()>,
 }
 

@@ -17,10 +17,10 @@ use super::{
 
 /// Connect timeout; short, because the address is near.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
-/// How long an HTTP/1.1 connection may stay idle. Servers keep idle connections longer, so few are reused while the
-/// server closes them.
+/// Maximum idle time of an HTTP/1.1 connection. Servers keep idle connections longer, so few connections are reused
+/// while the server closes them.
 const MAX_IDLE: Duration = Duration::from_secs(1);
-/// If a reused connection ends within this time after a request was sent, the server is assumed to have closed it while
+/// Time after a request was sent within which the end of a reused connection means that the server closed it while
 /// idle, before it read the request. The server is near, so only a busy machine delays the close that long. A server
 /// that ends the connection later has read the request.
 const CLOSE_RACE: Duration = Duration::from_millis(100);
@@ -28,7 +28,7 @@ const CLOSE_RACE: Duration = Duration::from_millis(100);
 /// three idle checks, that is after a minute. HTTP/2 connections stay longer because a new one costs more, and because
 /// a server announces by GOAWAY that it closes one.
 const H1_CHECKS: u32 = 60;
-/// Effectively no limit: the caller's own deadlines apply.
+/// A wait that is practically unlimited: the caller's own deadlines apply.
 const UNLIMITED: Duration = Duration::from_secs(1 << 30);
 
 /// Plaintext connections to one address.

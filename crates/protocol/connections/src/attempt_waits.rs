@@ -16,9 +16,9 @@ use super::{error::SendError, timer::DeadlineTimer};
 pub struct AttemptTimeouts {
     /// When the attempt began.
     pub begun: Instant,
-    /// Latest time to have a connection.
+    /// Latest time at which there must be a connection.
     pub connected_by: Instant,
-    /// Latest time to have the response headers, whatever delays them.
+    /// Latest time for the response headers, whatever delays them.
     pub until: Instant,
     /// Maximum time from the end of the request to the response headers.
     pub response_header: Duration,
@@ -31,7 +31,7 @@ pub struct AttemptTimeouts {
 pub(crate) struct SendProgress {
     /// Number of pieces taken from the request body.
     pub pieces: u64,
-    /// Bytes of these pieces that the socket has not accepted. At 0, the caller must provide more.
+    /// Number of bytes of these pieces that the socket has not accepted. At 0, the caller must provide more.
     pub unsent: usize,
 }
 

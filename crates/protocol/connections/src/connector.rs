@@ -28,8 +28,8 @@ use crate::counters::PoolCounters;
 /// Connect timeout.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// An endpoint that does not accept a connection within this time counts as unreachable. If the wait was shorter, the
-/// call's deadline was the cause rather than the endpoint.
+/// Minimum wait after which an endpoint that does not accept a connection counts as unreachable. After a shorter
+/// wait, the call's deadline was the cause rather than the endpoint.
 const CONCLUSIVE_WAIT: Duration = Duration::from_millis(250);
 
 /// Configuration that all endpoint pools of a mesh share.
@@ -41,7 +41,7 @@ pub struct TransportContext {
     pub counters: Arc<PoolCounters>,
     /// Local address of connections; `None` leaves the choice to the system.
     pub local: Option<IpAddr>,
-    /// Listeners of this process; connections to them are refused.
+    /// Listener addresses of this process. Connections to them are refused.
     pub own_addresses: OwnAddresses,
     /// Hook of the component on whose behalf calls are forwarded.
     pub connection_hook: ConnectionHook,
@@ -115,8 +115,8 @@ impl Connector {
     }
 }
 
-/// Tells a node which of its pods the connection is for. Sent after the handshake, so that nothing between here and the
-/// node can read or change it.
+/// Tells a node which of its pods the connection is for. Sent after the handshake, so that nothing on the way can
+/// read or change it.
 async fn name_pod(stream: &mut Stream, pod: SocketAddr) -> io::Result<()> {
     let unknown = SocketAddr::new(pod.ip(), 0);
     let source = stream.tcp().and_then(|socket| socket.local_addr().ok()).unwrap_or(unknown);

@@ -196,7 +196,7 @@ impl EndpointPool {
         &self.connector.counters
     }
 
-    /// Whether the endpoint must not be called any more.
+    /// Whether the endpoint must no longer be called.
     pub fn is_retired(&self) -> bool {
         self.retired.load(Relaxed)
     }

@@ -27,10 +27,10 @@ pub enum SendError {
     /// The endpoint speaks plaintext, which is not permitted.
     #[error("{0}")]
     PlaintextRefused(PlaintextRefused),
-    /// No connection within the short time that the call could wait; says nothing about the server.
+    /// No connection was opened within the short time that the call could wait. This says nothing about the server.
     #[error("no connection in the time that was left")]
     ConnectTimedOut,
-    /// This machine has no descriptor or port left for a connection; says nothing about the server.
+    /// This machine has no descriptor or port left for a connection. This says nothing about the server.
     #[error(
         "this machine has no file descriptor or port left; raise its limits (ulimit -n), or have fewer connections"
     )]
@@ -44,16 +44,16 @@ pub enum SendError {
     /// The connection broke after the request was sent. The server may have processed it.
     #[error("the connection broke")]
     Broken(#[source] BoxError),
-    /// No response within the time of the attempt.
+    /// No response arrived within the time of the attempt.
     #[error("no response in time")]
     TimedOut,
-    /// No progress for longer than an idle timeout.
+    /// No progress was made for longer than an idle timeout.
     #[error("nothing moved for {:?}", .0.duration())]
     Idle(IdleTimeout),
     /// The caller's request body failed.
     #[error("the request's body failed")]
     Body(#[source] BoxError),
-    /// The server rejected the request as malformed; says nothing about the server.
+    /// The server rejected the request as malformed. This says nothing about the server.
     #[error("the server rejected the request")]
     Rejected(#[source] BoxError),
     /// The request cannot be sent in its form.

@@ -11,7 +11,7 @@ thread_local! {
     static IS_EVENT_LOOP_THREAD: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Declares that this thread runs the event loop with this number, from 0, among the
+/// Declares that this thread runs the event loop with this number, counted from 0, of the
 /// [`event_loops`](crate::TransportContext::event_loops) of a mesh.
 pub fn set_event_loop(number: usize) {
     EVENT_LOOP.set(number);

@@ -7,13 +7,14 @@ use tokio::net::TcpStream;
 
 use crate::counters::OpenConnection;
 
-/// Owns a connection across requests. If the owner is dropped without `take_back`, the connection was closed.
+/// Owner of a connection that is used for several requests. If the owner is dropped without `take_back`, the
+/// connection was closed.
 pub trait ConnectionOwner: fmt::Debug + Send + Sync {
     /// Takes the connection back after a response, ready for the next request.
     fn take_back(self: Box<Self>, connection: EndpointConnection);
 }
 
-/// A connection that counts as open while it lives.
+/// A connection, counted as open while this value lives.
 pub struct EndpointConnection {
     /// The socket.
     pub stream: TcpStream,

@@ -5,7 +5,7 @@ use std::{
     sync::{Arc, PoisonError, RwLock},
 };
 
-/// Own addresses, shared by all endpoint pools of a mesh and checked once for each new connection.
+/// Addresses of this process, shared by all endpoint pools of a mesh. Checked once for each new connection.
 #[derive(Clone, Debug, Default)]
 pub struct OwnAddresses(Arc<RwLock<Own>>);
 
@@ -35,7 +35,7 @@ impl OwnAddresses {
     }
 }
 
-/// Whether a listener at one address receives connections to the other.
+/// Whether a listener at `listener` receives connections to `address`.
 fn covers(listener: IpAddr, address: IpAddr) -> bool {
     // The unspecified IPv6 address accepts connections of both families.
     let any = listener.is_unspecified() && (listener.is_ipv6() || address.is_ipv4());

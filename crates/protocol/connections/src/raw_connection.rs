@@ -10,7 +10,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use crate::counters::OpenConnection;
 
-/// A connection that carries no HTTP messages any more.
+/// A connection that no longer carries HTTP messages.
 pub struct RawConnection<I = Stream> {
     /// The stream.
     pub io: I,

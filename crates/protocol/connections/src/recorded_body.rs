@@ -25,7 +25,7 @@ type Shared = Arc<Mutex<Recording>>;
 
 struct Recording {
     source: UnbufferedBody,
-    /// The frames taken from the source; `None` if they exceed the bound.
+    /// Frames taken from the source; `None` once they exceed the bound.
     frames: Option<Vec<RecordedFrame>>,
     /// Size of the recorded frames in bytes.
     length: usize,
@@ -34,7 +34,7 @@ struct Recording {
     has_failed: bool,
     /// Whether the recorded frames may be read again.
     is_repeatable: bool,
-    /// Number of the current reader. Each attempt has its own reader, which ends the previous one.
+    /// Number of the current reader. Each attempt has its own reader, which ends the previous reader.
     reader: u32,
     /// Waker of the current reader while it waits for the source.
     waker: Option<Waker>,
@@ -54,7 +54,7 @@ pub(super) struct RecordedReader {
 }
 
 impl RecordedBody {
-    /// Records what is read from `source`. The first `buffered` bytes of the body are kept elsewhere.
+    /// Records the frames that are read from `source`. The first `buffered` bytes of the body are kept elsewhere.
     pub(super) fn new(source: UnbufferedBody, buffered: usize) -> Self {
         Self(Arc::new(Mutex::new(Recording {
             source,
@@ -74,8 +74,8 @@ impl RecordedBody {
         recording.frames.is_some() && !recording.has_failed
     }
 
-    /// Returns a reader from the beginning; `None` if the beginning is no longer kept. The previous reader gets an
-    /// error.
+    /// Returns a reader from the beginning; `None` if the beginning is no longer available. The previous reader gets
+    /// an error.
     pub(super) fn reader(&self) -> Option<RecordedReader> {
         let mut recording = lock(&self.0);
         recording.frames.as_ref().filter(|_| !recording.has_failed)?;

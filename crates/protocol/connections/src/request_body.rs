@@ -12,9 +12,9 @@ use http_body::{Body, Frame, SizeHint};
 use super::recorded_body::RecordedBody;
 use fairmesh_http::BoxError;
 
-/// Number of bytes of a body in pieces that are buffered at first. If the body is no longer, it can be sent again from
-/// the buffer. The first piece of a larger body is taken whatever its size, so a body of one piece can be sent again
-/// without a copy.
+/// Number of bytes that are buffered first of a body in pieces. A body of at most this length can be sent again from
+/// the buffer. The first piece of a larger body is taken regardless of its size, so a body of one piece can be sent
+/// again without a copy.
 pub(super) const MAX_BUFFERED: usize = 64 * 1024;
 
 /// The part of a body that is not buffered.
@@ -35,7 +35,7 @@ pub struct RequestBody {
 #[derive(Clone, Default)]
 pub(crate) struct Chunks {
     first: Option<Bytes>,
-    /// Boxed, since requests are moved several times and almost none has this part.
+    /// Parts that almost no request has. Boxed, since requests are moved several times.
     rare: Option<Box<Rare>>,
 }
 
@@ -116,7 +116,7 @@ impl RequestBody {
         self.buffered.len()
     }
 
-    /// Calls `count` with the number of bytes in each piece of the unbuffered part, if any, as the caller sends it.
+    /// Calls `count` with the number of bytes of each piece of the unbuffered part, if any, as the caller sends it.
     pub fn count_rest(&mut self, count: impl Fn(u64) + Unpin + Send + 'static) {
         self.rest =
             self.rest.take().map(|source| -> UnbufferedBody { Box::pin(CountedRest { source, count }) });
@@ -148,7 +148,7 @@ impl RequestBody {
 }
 
 impl Replay {
-    /// Returns the body for another attempt; `None` if it is no longer available. Another copy that is being sent
+    /// Returns the body for another attempt; `None` if it is no longer available. Any other copy that is being sent
     /// fails.
     pub fn to_body(&self) -> Option<RequestBody> {
         let Self { chunks, rest, declared, has_body } = self;
@@ -170,7 +170,7 @@ impl Replay {
     }
 }
 
-/// Buffers what is ready. Returns whether the body has ended.
+/// Buffers the pieces that are ready. Returns whether the body has ended.
 fn buffer_ready<B>(
     mut body: Pin<&mut B>,
     chunks: &mut Chunks,

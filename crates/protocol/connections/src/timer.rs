@@ -14,21 +14,22 @@ use crate::event_loops;
 const MAX_POOLED: usize = 64;
 
 thread_local! {
-    /// Used only on threads that run one event loop for life: a timer expires on the loop on which it was created.
+    /// Timers for reuse. Used only on threads that run one event loop for life, because a timer expires on the loop
+    /// on which it was created.
     static TIMERS: RefCell<Vec<DeadlineTimer>> = const { RefCell::new(Vec::new()) };
 }
 
-/// A timer for the deadlines of calls. It stays with the connection and is reset only if it would expire too late:
-/// almost every call ends long before its deadline, and setting and cancelling a timer for each would cost two locks. A
-/// timer set for an earlier call wakes a later one once, spuriously.
+/// Timer for the deadlines of calls. It stays with the connection and is reset only if it would expire too late:
+/// almost every call ends long before its deadline, and setting and cancelling a timer for each call would cost two
+/// locks. A timer set for an earlier call may wake a later call once, spuriously.
 #[derive(Debug, Default)]
 pub(super) struct DeadlineTimer(Option<Pin<Box<Sleep>>>);
 
-/// A timer from the pool of this event loop. Dropping it returns it to the pool.
+/// A timer from this event loop's pool. Dropping it returns it to the pool.
 pub struct PooledTimer(DeadlineTimer);
 
 impl DeadlineTimer {
-    /// Whether `until` has passed. If not, the task is woken at that time at the latest.
+    /// Whether `until` has passed. If not, the task is woken no later than that.
     pub(super) fn has_expired(&mut self, until: Instant, context: &mut Context<'_>) -> bool {
         let sleep = self.0.get_or_insert_with(|| Box::pin(sleep_until(until)));
         if sleep.deadline() > until {
@@ -63,7 +64,7 @@ impl PooledTimer {
         Self(TIMERS.with_borrow_mut(Vec::pop).unwrap_or_default())
     }
 
-    /// Whether `until` has passed. If not, the task is woken at that time at the latest.
+    /// Whether `until` has passed. If not, the task is woken no later than that.
     pub fn has_expired(&mut self, until: Instant, context: &mut Context<'_>) -> bool {
         self.0.has_expired(until, context)
     }

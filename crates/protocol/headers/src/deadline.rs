@@ -17,7 +17,7 @@ const MAX_DIGITS: u128 = 99_999_999;
 pub struct Deadline(Instant);
 
 impl Deadline {
-    /// Reads the deadline of an incoming call that was received just now, as [`read_deadline`] does.
+    /// Reads the deadline of an incoming call that has just been received, as [`read_deadline`] does.
     pub fn read(headers: &HeaderMap) -> Option<Self> {
         read_deadline(headers).and_then(Self::after)
     }
@@ -55,7 +55,7 @@ pub fn read_deadline(headers: &HeaderMap) -> Option<Duration> {
     }
 }
 
-/// Writes the time that the server has: `x-fairmesh-deadline`, and for gRPC also `grpc-timeout`. Replaces existing
+/// Writes the time left for the server: `x-fairmesh-deadline`, and for gRPC also `grpc-timeout`. Replaces existing
 /// values. `None` removes them, since they were malformed.
 pub fn write_deadline(headers: &mut HeaderMap, left: Option<Duration>, grpc: bool) {
     let Some(left) = left else {

@@ -63,8 +63,8 @@ impl CallerProtocol {
     }
 }
 
-/// Returns a copy of the content type. Common types do not share the request's memory, so that no reference count is
-/// touched for each call.
+/// Returns a copy of the content type. Copies of common types do not share the request's memory, so that no reference
+/// count is touched per call.
 fn without_sharing(kind: &HeaderValue) -> HeaderValue {
     const PROTO: &str = "application/grpc+proto";
     match kind.as_bytes() {

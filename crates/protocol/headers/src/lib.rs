@@ -33,7 +33,7 @@ pub const CALLER: HeaderName = HeaderName::from_static("x-fairmesh-caller");
 /// The first service in the chain of calls, `tenant/service`, if it differs from the caller. Servers attribute their
 /// CPU time to it.
 pub const ORIGIN: HeaderName = HeaderName::from_static("x-fairmesh-origin");
-/// Headers that tell servers who calls, and on whose behalf.
+/// Headers that state the caller to servers, and on whose behalf it calls.
 pub const CLAIMS: [HeaderName; 3] = [CALLER, HeaderName::from_static("x-forwarded-client-cert"), ORIGIN];
 /// The role that a replica must have, such as `primary`.
 pub const ROLE: HeaderName = HeaderName::from_static("x-fairmesh-role");
@@ -87,7 +87,7 @@ pub fn is_distance_probe<B>(request: &Request<B>) -> bool {
         && request.headers().get(header::USER_AGENT).is_some_and(|agent| agent == Probe::USER_AGENT)
 }
 
-/// Named metric of a load report: requests in flight, excluding the one that carries the report.
+/// Named metric of a load report: requests in flight, excluding the request whose response carries the report.
 pub const OUTSTANDING: &str = "concurrent_requests";
 
 /// Named metric of a load report: long-lived streams (Uber, assisted balancing); absent if there are none.

@@ -15,9 +15,9 @@ const MAX_CPU: f64 = 64.0;
 /// Maximum length of a binary report that is parsed, in base64 digits. A report with dozens of metrics fits.
 const MAX_BINARY_LENGTH: usize = 4096;
 
-/// The text form that Fairmesh's own server writes, up to the number.
+/// Text form that Fairmesh's own server writes, up to the number of requests.
 const SHORT_TEXT: &[u8] = b"TEXT named_metrics.concurrent_requests=";
-/// The binary form that Fairmesh's own server writes, up to the 8 bytes of the number. A test checks it.
+/// Binary form that Fairmesh's own server writes, up to the 8 bytes of the number of requests. A test checks it.
 const SHORT_BINARY: &[u8] = b"Qh4KE2NvbmN1cnJlbnRfcmVxdWVzdHMR";
 
 /// Returns the metrics for load balancing from the header `endpoint-load-metrics`, in any form that begins with `TEXT`,
@@ -57,9 +57,9 @@ pub fn decode_binary_report(value: &[u8]) -> Option<Vec<u8>> {
     decode_base64(value, &mut [0; MAX_BINARY_LENGTH / 4 * 3]).map(<[u8]>::to_vec)
 }
 
-/// Passes the name and value of each metric in the header `endpoint-load-metrics` that a policy may name to `give`: the
-/// metrics of [`load_from_text`] except CPU utilization and calls in flight. Skips implausible values. Stops where the
-/// report is malformed.
+/// Passes to `give` the name and value of each metric in the header `endpoint-load-metrics` that a policy may name:
+/// the metrics of [`load_from_text`] except CPU utilization and calls in flight. Skips implausible values, and stops
+/// where the report is malformed.
 pub fn metrics_from_text(value: &[u8], mut give: impl FnMut(&str, f64)) {
     if let Some(message) = value.strip_prefix(b"BIN ") {
         return metrics_from_binary(message, give);

@@ -41,7 +41,7 @@ pub use write_buffer::WriteBuffer;
 #[error("malformed or ambiguous HTTP/1.1: {0}")]
 pub struct Malformed(&'static str);
 
-/// Maximum number of header fields, or of trailer fields, in a message. Applies to HTTP/1.1 and HTTP/2 alike.
+/// Maximum number of header fields, or of trailer fields, in a message. Applies to both HTTP/1.1 and HTTP/2.
 pub(crate) const MAX_FIELDS: usize = 128;
 /// Maximum size of the headers with the first line, in bytes of their HTTP/1.1 form. Offsets within them fit 16 bits.
 pub(crate) const MAX_HEAD_BYTES: usize = u16::MAX as usize;
@@ -83,8 +83,8 @@ fn is_single_number(headers: &HeaderMap) -> bool {
     first && values.next().is_none()
 }
 
-/// ASCII digits only, which `str::parse` would not enforce, up to 2^63 - 1: many parsers read lengths as signed
-/// numbers.
+/// Parses ASCII digits only, which `str::parse` would not enforce, up to 2^63 - 1, because many parsers read lengths
+/// as signed numbers.
 fn parse_length(text: &[u8]) -> Option<u64> {
     let digit = |byte: u8| byte.is_ascii_digit().then(|| i64::from(byte - b'0'));
     let number = |sum: i64, byte: &u8| sum.checked_mul(10)?.checked_add(digit(*byte)?);

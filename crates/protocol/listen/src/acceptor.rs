@@ -18,15 +18,15 @@ use crate::{
     reaper::reap,
 };
 
-/// Pause after a failed accept, for example without free file descriptors. Also the interval of searches for a quiet
-/// connection to close if none was found.
+/// Pause after a failed accept, for example without free file descriptors. If no quiet connection was found to close,
+/// also the interval of further searches.
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 
-/// Source of connection ids, unique across all acceptors, since acceptors share [`Memory`], which accounts per
-/// connection.
+/// Source of connection ids. They are unique across all acceptors, because acceptors share [`Memory`], which accounts
+/// per connection.
 static CONNECTION_IDS: AtomicU64 = AtomicU64::new(1);
 
-/// Accepts the connections of all listeners with one purpose, within their limits. Cheap to clone.
+/// Accepts the connections of all listeners that serve one purpose, within their limits. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Acceptor {
     shared: Arc<AcceptorState>,
@@ -52,7 +52,7 @@ pub(crate) struct AcceptorState {
 #[derive(Debug, Default)]
 struct ConnectionTable {
     open: HashMap<u64, Arc<Connection>>,
-    /// Ids of connections that were closed, and will be dropped when their tasks run.
+    /// Ids of connections that were closed and are dropped when their tasks next run.
     closing: HashSet<u64>,
     /// Connections of unknown peers, the oldest first.
     unknown: BTreeMap<u64, Arc<Connection>>,
@@ -165,11 +165,12 @@ fn is_connection_error(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::ConnectionAborted | io::ErrorKind::ConnectionReset)
 }
 
-/// Each search closes at least one connection, and up to 1/64 of all, since it scans the whole table.
+/// Divisor of the number of connections: each search closes up to this part of them, and at least one, since it scans
+/// the whole table.
 const DISPLACED_DIVISOR: usize = 64;
 /// Maximum number of connections of unknown peers.
 const MAX_UNKNOWN: usize = 512;
-/// Maximum number of connections above the limit while closed ones are being dropped.
+/// Maximum number of connections above the limit while closed connections are being dropped.
 const MAX_CLOSING: usize = 16;
 
 impl AcceptorState {

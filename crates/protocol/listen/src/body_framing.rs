@@ -40,8 +40,8 @@ impl Framing {
         Self::Whole { length, has_begun: false }
     }
 
-    /// Tracks the next bytes. Returns how many bytes must be claimed before they are passed on; `None` if they exceed
-    /// the single message of a call.
+    /// Tracks the next bytes. Returns the number of bytes to claim before they are passed on; `None` if the bytes
+    /// exceed the single message of a call.
     pub(crate) fn read(&mut self, mut bytes: &[u8]) -> Option<usize> {
         match self {
             Self::Whole { length, has_begun } => {

@@ -22,7 +22,7 @@ pub enum CloseReason {
     Stalled = 3,
     /// The connection was quiet when a new connection needed its slot.
     Displaced = 4,
-    /// The peer left more responses unread than others while the memory for responses was full.
+    /// The peer left more responses unread than any other peer while the memory for responses was full.
     Unread = 5,
     /// Too many of the connection's requests were refused.
     Refused = 6,
@@ -51,8 +51,8 @@ impl CloseReason {
     }
 }
 
-/// A used connection counts as quiet after this number of seconds without a request. Earlier, its peer might be about
-/// to send a request, which would be lost.
+/// Seconds without a request after which a used connection counts as quiet. Earlier, its peer might be about to send
+/// a request, which would be lost.
 const QUIET_AFTER: u32 = 5;
 
 /// The detected protocol of a connection.
@@ -79,16 +79,16 @@ pub struct Connection {
     served: AtomicBool,
     /// Whether a preface or headers are incomplete.
     incomplete: AtomicBool,
-    /// Since when the preface or headers are incomplete, or the connection is idle.
+    /// Time since which the preface or headers are incomplete, or the connection is idle.
     since: AtomicU32,
-    /// Since when writes are blocked; 0 if they are not blocked.
+    /// Time since which writes are blocked; 0 if they are not blocked.
     write_blocked: AtomicU32,
     unread: UnreadResponses,
     unbegun: UnbegunStreams,
     refusals: Refusals,
     /// The user of this machine who opened the connection, once the kernel has reported it.
     user: OnceLock<u32>,
-    /// Whether the peer has shown neither certificate nor token although one of them is required.
+    /// Whether the peer has presented neither certificate nor token although one of them is required.
     unknown: AtomicBool,
     /// The reason why the connection must be closed; 0 if it stays open.
     closed: AtomicU8,
@@ -164,9 +164,9 @@ impl Connection {
         if self.is_unknown() { self.shared.unknown_memory() } else { self.shared.memory() }
     }
 
-    /// Marks the peer as unknown: it has shown neither certificate nor token. Until [`set_known`](Self::set_known), its
-    /// requests share the memory of unknown peers, and the connection is closed after a few refusals or in favour of
-    /// newer connections of unknown peers.
+    /// Marks the peer as unknown, because it has presented neither certificate nor token. Until
+    /// [`set_known`](Self::set_known), its requests share the memory of unknown peers. The connection is closed after
+    /// a few refusals, or in favour of newer connections of unknown peers.
     pub fn set_unknown(&self) {
         self.unknown.store(true, Relaxed);
         self.shared.add_unknown(self.id);
@@ -183,7 +183,7 @@ impl Connection {
         self.unknown.load(Relaxed)
     }
 
-    /// Counts a refused request that cost the peer less than this process. After too many, the connection is closed.
+    /// Counts a refused request that cost this process more than its peer. After too many, the connection is closed.
     pub(crate) fn count_refusal(&self) {
         if self.refusals.exceed(!self.is_unknown(), self.shared.now()) {
             self.close(CloseReason::Refused);
@@ -195,7 +195,8 @@ impl Connection {
         &self.unbegun
     }
 
-    /// Whether reading must pause until requests of open streams have begun. If so, the current task is woken then.
+    /// Whether reading must pause until requests of open streams have begun. If so, the current task is woken once
+    /// they have.
     pub(crate) fn poll_paused(&self, cx: &std::task::Context<'_>) -> bool {
         self.unbegun.are_many() && {
             self.waker.register(cx.waker());
@@ -275,8 +276,8 @@ impl Connection {
         (idle && limits.idle.is_some_and(|limit| longer_than(since, limit))).then_some(CloseReason::Idle)
     }
 
-    /// Sort key for displacing quiet connections: first the ones without any request, then the longest idle. `None` if
-    /// the connection is not quiet.
+    /// Sort key for closing quiet connections: connections without any request come first, then the longest idle.
+    /// `None` if the connection is not quiet.
     pub(crate) fn quiet_order(&self) -> Option<(bool, u32, u64)> {
         let (served, since) = (self.served.load(Relaxed), self.since.load(Relaxed));
         let is_quiet = self.in_flight.load(Relaxed) == 0 && self.closed.load(Relaxed) == 0;

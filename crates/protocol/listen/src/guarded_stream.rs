@@ -38,7 +38,7 @@ pub struct GuardedStream<S> {
     preface: Option<usize>,
     /// HTTP/2 frame counter, from the end of the preface.
     frames: Option<Http2Frames>,
-    /// Bytes that were read but would open too many streams for now.
+    /// Bytes that were read but are held back, because they would open too many streams.
     held: Bytes,
     /// Whether the connection becomes exempt from time limits once its protocol is known.
     exempts: bool,
@@ -162,7 +162,7 @@ impl<S> GuardedStream<S> {
     }
 }
 
-/// Reads frames as far as they may open streams. Returns the number of bytes read.
+/// Reads frames until no more streams may be opened. Returns the number of bytes read.
 fn read_frames(frames: &mut Http2Frames, bytes: &[u8], connection: &Connection) -> usize {
     let unbegun = connection.unbegun();
     let (read, opened) = frames.read(bytes, unbegun.room());

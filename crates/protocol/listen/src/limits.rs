@@ -5,10 +5,10 @@ use hyper_util::{rt::TokioTimer, server::conn::auto};
 
 use crate::descriptor_limit;
 
-/// The process's descriptors are distributed among listeners in eighths.
+/// Number of parts into which the process's descriptors are divided: limits are in eighths.
 const PARTS: usize = 8;
 
-/// Limits of all listeners with one purpose.
+/// Limits of all listeners that serve one purpose.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
     /// Maximum number of open connections. At the maximum, each new connection displaces a quiet one; if none is quiet,
@@ -17,7 +17,8 @@ pub struct Limits {
     /// Eighths of the process's descriptors available for connections. The rest is for other listeners, files and
     /// outgoing connections.
     pub descriptors: usize,
-    /// Eighths above which quiet connections are closed for new ones, although more would be accepted.
+    /// Eighths of the descriptors above which quiet connections are closed for new ones, although more would be
+    /// accepted.
     pub crowded: usize,
     /// Timeout of the preface or headers. It runs from the accept for the first request, and from the first byte for
     /// later ones.
@@ -26,8 +27,8 @@ pub struct Limits {
     pub body: Duration,
     /// Idle timeout of HTTP/1.1 connections between requests; `None` limits them only by `connections`.
     pub idle: Option<Duration>,
-    /// Timeout of a peer that reads nothing of its responses; `None` means that neither this time nor unread responses
-    /// are limited.
+    /// Timeout of a peer that reads nothing of its responses. With `None`, neither this time nor unread responses are
+    /// limited.
     pub stall: Option<Duration>,
 }
 

@@ -2,7 +2,8 @@ use std::task::Context;
 
 use crate::{Connection, request_memory::Claim};
 
-/// Memory of an incomplete message on a connection that does not carry HTTP requests. Dropping it releases the memory.
+/// Memory claimed for an incomplete message on a connection that does not carry HTTP requests. Dropping the claim
+/// releases the memory.
 #[derive(Debug)]
 pub struct MessageClaim(Claim);
 

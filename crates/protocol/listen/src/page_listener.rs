@@ -57,8 +57,8 @@ impl PageListener {
         Self { listener, acceptor, refused_user_agent: None }
     }
 
-    /// Refuses requests with this user agent, the one of health checks, with 403. The result of a health check then
-    /// never contains the content of these pages.
+    /// Refuses requests with the user agent of health checks, with 403. The result of a health check then never
+    /// contains the content of these pages.
     #[must_use]
     pub fn refusing(self, user_agent: &'static str) -> Self {
         Self { refused_user_agent: Some(user_agent), ..self }

@@ -17,7 +17,7 @@ use crate::{
     request_memory::{MIN_CLAIM, PendingBody, WaitingClaim},
 };
 
-/// How long a handler may wait for a body before the body must claim memory.
+/// Time that a handler may wait for a body before the body must claim memory.
 const CLAIM_DELAY: Duration = Duration::from_secs(1);
 
 /// Why a body failed.

@@ -29,7 +29,7 @@ pub struct RequestGuard {
 #[derive(Debug)]
 struct GuardState {
     in_flight: InFlight,
-    /// Claims that are released when the response begins.
+    /// Memory claims, released when the response begins.
     claims: Mutex<Vec<Claim>>,
     timed_out: AtomicBool,
     out_of_memory: AtomicBool,
@@ -71,7 +71,7 @@ impl RequestGuard {
         self.connection().set_known();
     }
 
-    /// Counts a refusal that cost the peer less than this process. After too many, the connection is closed.
+    /// Counts a refusal that cost this process more than its peer. After too many, the connection is closed.
     pub fn count_refusal(&self) {
         self.connection().count_refusal();
     }
@@ -167,7 +167,7 @@ impl<F> GuardedCall<F> {
         Self { inner, guard: Some(guard), is_http: true, is_connect: false, room: None, is_admitted: false }
     }
 
-    /// Sets the request's method: an accepted CONNECT exempts the connection from time limits, as an upgrade does.
+    /// Sets the request's method. An accepted CONNECT, like an upgrade, exempts the connection from time limits.
     #[must_use]
     pub fn of_method(self, method: &Method) -> Self {
         Self { is_connect: *method == Method::CONNECT, ..self }

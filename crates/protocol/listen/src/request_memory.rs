@@ -18,19 +18,19 @@ use crate::connection::WakerSlot;
 /// Bounds for the known peers of a process.
 const BOUNDS: Bounds =
     Bounds { total: 64 << 20, per_user: 32 << 20, per_connection: 16 << 20, unclaimed: 1024 };
-/// Bounds for unknown peers. Their only legitimate messages are the ones by which an agent joins.
+/// Bounds for unknown peers. Their only legitimate messages are those with which an agent joins.
 const UNKNOWN_BOUNDS: Bounds =
     Bounds { total: 4 << 20, per_user: 2 << 20, per_connection: 128 << 10, unclaimed: 128 };
 /// Minimum size of a claim, which bounds the number of claims.
 pub(crate) const MIN_CLAIM: usize = 16 * 1024;
-/// Minimum claim of a complete request that waits, for its stream, its handler and timers.
+/// Minimum claim of a complete request that waits. It covers its stream, handler and timers.
 const MIN_WAIT_CLAIM: usize = 4 * 1024;
 /// Maximum number of requests that wait for memory: in total, per user, and per connection. Flow control bounds the
-/// bytes they have sent.
+/// bytes that they have sent.
 const MAX_WAITING: usize = 256;
 const MAX_WAITING_PER_USER: usize = 128;
 const MAX_WAITING_PER_CONNECTION: usize = 64;
-/// Minimum age of a claim that may be revoked in favour of a connection that would hold as much.
+/// Minimum age of a claim that is revoked in favour of a connection which would then hold as much.
 const REVOCABLE_AGE: Duration = Duration::from_secs(5);
 
 /// The memory for incomplete requests of a process. Cheap to clone.
@@ -97,7 +97,7 @@ struct Ledger {
     waiting: BTreeMap<u64, WaitingRequest>,
 }
 
-/// The claims of one connection. Making room examines each connection only once. A scan of all claims took most of the
+/// Claims of one connection. Making room examines each connection only once. A scan of all claims took most of the
 /// CPU time of a process whose peers left thousands of requests incomplete.
 #[derive(Debug, Default)]
 struct ConnectionClaims {
@@ -119,7 +119,8 @@ struct Entry {
     holder: Holder,
     bytes: usize,
     since: Instant,
-    /// `None` once the request is complete: the memory of a request being handled is not revoked.
+    /// State of an incomplete request; `None` once the request is complete, because memory of a request being handled
+    /// is not revoked.
     state: Option<Arc<ClaimState>>,
 }
 
@@ -129,7 +130,7 @@ struct ClaimState {
     waker: WakerSlot,
 }
 
-/// No memory is available, and too many requests are waiting for it.
+/// Error: no memory is available, and too many requests already wait for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Exhausted;
 
@@ -148,13 +149,13 @@ pub(crate) struct WaitingClaim {
     id: u64,
 }
 
-/// A body that its handler is waiting for, until this is dropped.
+/// A body that its handler waits for, until this value is dropped.
 #[derive(Debug)]
 pub(crate) struct PendingBody(Memory);
 
 impl Memory {
-    /// Creates the separate memory of peers that have shown neither certificate nor token. It takes nothing from the
-    /// memory of others.
+    /// Creates the separate memory for peers that have presented neither certificate nor token. It takes nothing from
+    /// the memory of other peers.
     pub(crate) fn of_unknown_peers() -> Self {
         Self { shared: Arc::new(MemoryState { bounds: UNKNOWN_BOUNDS, ..MemoryState::default() }) }
     }
@@ -270,7 +271,8 @@ impl Ledger {
             && waiting(Holder::is_of_same_user) < MAX_WAITING_PER_USER
     }
 
-    /// Returns the wakers of waiting requests that fit without revoking a claim. If not all fit, the first ones.
+    /// Returns the wakers of waiting requests that fit without revoking a claim. If not all fit, the first ones are
+    /// returned.
     fn fitting(&self, bounds: &Bounds) -> Vec<Waker> {
         let mut free = bounds.total.saturating_sub(self.used);
         let fits = |request: &&WaitingRequest| {
@@ -315,9 +317,8 @@ impl Ledger {
         true
     }
 
-    /// Returns the claim to revoke: the oldest of the connection that holds the most, among those of the user that
-    /// holds the most. A connection that holds no more than the claimant qualifies only if the claim has
-    /// [`REVOCABLE_AGE`].
+    /// Returns the claim to revoke: the oldest claim of the largest connection of the largest user. A connection that
+    /// holds no more than the claimant qualifies only if the claim has reached [`REVOCABLE_AGE`].
     fn victim(&self, claimant: Holder, bytes: usize, is_candidate: impl Fn(&Holder) -> bool) -> Option<u64> {
         let now = Instant::now();
         let takable = self.connections.iter().filter_map(|(&connection, claims)| {
@@ -336,8 +337,8 @@ impl Ledger {
         self.claims.get(&id).map_or(Duration::ZERO, |entry| now.duration_since(entry.since))
     }
 
-    /// Whether `other` holds more than the claimant would with `bytes` more. Between connections of the same user, the
-    /// connections are compared, otherwise the users.
+    /// Whether `other` holds more than the claimant would hold with `bytes` more. Compares connections if both belong
+    /// to the same user, otherwise users.
     fn holds_more(&self, other: Holder, claimant: Holder, bytes: usize) -> bool {
         match other.is_of_same_user(&claimant) {
             true => self.of_connection(other) > self.of_connection(claimant) + bytes,
@@ -402,7 +403,7 @@ impl Claim {
         self.state.is_revoked.load(SeqCst)
     }
 
-    /// Marks the request as complete: its claim cannot be revoked any more.
+    /// Marks the request as complete, so that its claim can no longer be revoked.
     pub(crate) fn complete(&self) {
         self.memory.ledger().complete(self.id);
     }

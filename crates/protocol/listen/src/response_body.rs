@@ -31,8 +31,8 @@ pin_project! {
     }
 }
 
-/// A body whose first frame is produced before the connection polls for it. With a closed HTTP/2 window the connection
-/// may never poll, yet the source of the frame takes memory too.
+/// A body whose first frame is produced before the connection polls for it. With a closed HTTP/2 window the
+/// connection may never poll, although the source of the frame also takes memory.
 #[derive(Debug)]
 struct CountedBody<B> {
     inner: Pin<Box<B>>,
@@ -124,7 +124,7 @@ impl<B: Body<Data = Bytes, Error: Into<BoxError>>> CountedBody<B> {
         is_over && self.rest.is_empty()
     }
 
-    /// The remaining size. The inner body does not include frames that it has already produced.
+    /// Remaining size: bytes buffered here plus what the inner body has left.
     fn size_hint(&self) -> SizeHint {
         let first = self.first.as_ref().and_then(|next| next.as_ref()?.as_ref().ok()?.data_ref());
         let made = (self.rest.len() + first.map_or(0, Bytes::len)) as u64;

@@ -15,14 +15,14 @@ use tokio::{sync::Notify, time::timeout};
 
 use crate::{CloseReason, Connection, acceptor::AcceptorState};
 
-/// Bytes that one connection may leave unread before its further requests wait.
+/// Number of bytes that one connection may leave unread before its further requests wait.
 const MAX_UNREAD_PER_CONNECTION: usize = 8 << 20;
-/// Bytes that one connection may leave unread while all connections of the process exceed [`MAX_UNREAD`].
+/// Number of bytes that one connection may leave unread while all connections of the process exceed [`MAX_UNREAD`].
 const MIN_UNREAD_PER_CONNECTION: usize = 256 * 1024;
-/// Unread bytes of all connections of a process above which the connection with the most is closed, if its bytes were
+/// Number of unread bytes in a process above which the connection with the most is closed, if its bytes have been
 /// unread for [`CLOSABLE_AGE`].
 const MAX_UNREAD: usize = 64 << 20;
-/// Unread bytes of all connections above which the connection with the most is closed at once.
+/// Number of unread bytes in a process above which the connection with the most is closed at once.
 const MAX_UNREAD_HARD: usize = 2 * MAX_UNREAD;
 /// Minimum time in seconds that bytes must be unread before their connection is closed in favour of others.
 const CLOSABLE_AGE: u32 = 5;
@@ -37,7 +37,7 @@ const ROOM_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 #[derive(Debug, Default)]
 pub(crate) struct UnreadResponses {
     bytes: AtomicUsize,
-    /// Since when there are unread bytes.
+    /// Time since which there are unread bytes.
     since: AtomicU32,
     /// Time of the peer's last read.
     last_read: AtomicU32,
@@ -137,7 +137,7 @@ impl AcceptorState {
     }
 
     /// Closes the connections with the most unread bytes that are at least `age` seconds old, until less than `limit`
-    /// is left. Begins with the connections of the user of this machine who leaves the most unread.
+    /// is left. Begins with the connections of the local user who leaves the most unread.
     fn close_largest(&self, limit: usize, age: u32) {
         let mut total = self.memory().unread().load(Relaxed);
         if total <= limit {

@@ -20,7 +20,7 @@ impl Drop for QueuePlace {
     }
 }
 
-/// The request may not wait any longer, because its memory is needed for others.
+/// Error: the request may no longer wait, because other requests need its memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WaitRefused;
 
@@ -48,7 +48,7 @@ impl RequestGuard {
         Err(WaitRefused)
     }
 
-    /// Waits until the peer has read enough of earlier responses to receive another one.
+    /// Waits until the peer has read enough of earlier responses to receive another.
     pub async fn room(&self) {
         if self.connection().bounds_responses() {
             self.connection().room().await;

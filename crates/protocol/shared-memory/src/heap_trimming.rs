@@ -16,7 +16,7 @@ pub fn trim() {
     }
 }
 
-/// Bytes that the program uses of the allocator's memory; `None` if the allocator is not glibc's.
+/// Number of bytes of the allocator's memory that the program uses; `None` if the allocator is not glibc's.
 pub fn used() -> Option<usize> {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
     {

@@ -3,8 +3,8 @@
 //!
 //! The memory is a sealed anonymous file (`memfd_create`): the kernel rejects writing, shrinking and growing, even by
 //! the creator. A mapped file in a shared folder was rejected: a process with write access could truncate it, and the
-//! system kills a reader that touches a truncated page. The memory exists as long as a process maps it. Afterwards the
-//! kernel frees it, in whatever way that process ended.
+//! system kills a reader that touches a truncated page. The memory exists as long as a process maps it. Afterwards
+//! the kernel frees it, even if that process crashed.
 
 mod descriptor_channel;
 mod heap_trimming;

@@ -21,7 +21,7 @@ const SEALS: SealFlags =
 /// Maximum size of memory that is accepted from another process, in bytes.
 const MAX_BYTES: u64 = 1 << 32;
 
-/// The size of a large page on common machines: 512 pages with one page table entry. On machines with another size,
+/// Size of a large page on common machines: 512 pages that share one page table entry. On machines with another size,
 /// this alignment has neither benefit nor cost.
 const LARGE_PAGE: usize = 2 << 20;
 
@@ -34,7 +34,7 @@ pub struct SealedMemory {
     /// the file behind it has [`SEALS`]; `len` is above zero and a multiple of 8; the address is page-aligned.
     start: NonNull<u8>,
     len: usize,
-    /// The descriptor, kept only by the creator, to pass it on.
+    /// Descriptor of the memory. Only the creator keeps it, to pass it on.
     file: Option<OwnedFd>,
 }
 
@@ -181,7 +181,7 @@ fn map_anywhere(file: &OwnedFd, len: usize) -> Mapped {
     unsafe { rustix::mm::mmap(std::ptr::null_mut(), len, ProtFlags::READ, MapFlags::SHARED, file, 0) }
 }
 
-/// Maps at an address aligned to a large page, without which no large page can be used.
+/// Maps the memory at an address aligned to a large page; otherwise no large page can be used.
 fn map_aligned(file: &OwnedFd, len: usize) -> Mapped {
     let room = len.next_multiple_of(page_size()) + LARGE_PAGE;
     let how = MapFlags::PRIVATE | MapFlags::NORESERVE;

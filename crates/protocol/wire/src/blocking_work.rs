@@ -14,8 +14,8 @@ use crate::transport::Waits;
 /// Permits for concurrent work. The limit keeps the process responsive and its memory bounded.
 static BLOCKING: Semaphore = Semaphore::const_new(2);
 
-/// Maximum number of requests of one connection that wait for a permit. Permits are given in order of arrival, and
-/// one connection must not fill the queue for all others.
+/// Maximum number of one connection's requests that wait for a permit. Permits are granted in order of arrival, so
+/// one connection must not fill the queue.
 const MAX_QUEUED: u32 = 16;
 
 /// Maximum time to wait for a permit.

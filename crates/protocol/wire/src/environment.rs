@@ -14,7 +14,7 @@ use fairmesh_model::{Invalid, Location, Region};
 
 use crate::transport::Address;
 
-/// The state folder of `part` (`agent` or `control`) when it runs as root.
+/// State folder of `part` (`agent` or `control`) when it runs as root.
 pub fn system_state(part: &str) -> PathBuf {
     Path::new("/var/lib/fairmesh").join(part)
 }
@@ -31,14 +31,14 @@ pub fn system_socket() -> PathBuf {
     "/run/fairmesh/agent.sock".into()
 }
 
-/// The socket of an agent that runs as this user: below `XDG_RUNTIME_DIR`, otherwise beside its state, as in a
-/// session of cron or `su`. `None` for a user without a home. A folder in `/tmp` was rejected: any user can create it
-/// first.
+/// Socket of an agent that runs as this user: below `XDG_RUNTIME_DIR`, otherwise beside its state, for example in a
+/// session of cron or `su`. `None` for a user without a home. A folder in `/tmp` was rejected: any user could create
+/// it first.
 pub fn own_socket() -> Option<PathBuf> {
     own_sockets().into_iter().flatten().next()
 }
 
-/// The possible sockets in the various sessions of this user, in order of preference.
+/// Sockets that an agent of this user may use in different kinds of sessions, in order of preference.
 fn own_sockets() -> [Option<PathBuf>; 2] {
     [folder("XDG_RUNTIME_DIR").map(|folder| folder.join("fairmesh/agent.sock")), own_state("run/agent.sock")]
 }
@@ -70,8 +70,8 @@ fn is_root() -> bool {
     fs::metadata("/proc/self").is_ok_and(|process| process.uid() == 0)
 }
 
-/// The sockets of control planes on this machine with the default data directory that this user may use: the user's
-/// own, then the system's.
+/// Sockets of control planes on this machine that use the default data directory: the user's own, then the system's.
+/// Only sockets that this user may use.
 pub fn control_sockets() -> impl Iterator<Item = Address> {
     let folders = [own_state("control"), Some(system_state("control"))];
     folders.into_iter().flatten().map(|folder| Address::Unix(folder.join(CONTROL_SOCKET)))
@@ -89,12 +89,12 @@ pub fn control() -> Address {
     control_sockets().find(is_there).unwrap_or_else(|| Address::Tcp(CONTROL_ADDRESS.to_owned()))
 }
 
-/// From where a program gets records, and where it registers.
+/// Where a program reads records and registers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Upstream {
-    /// Agents, tried in this order; at least one.
+    /// Agents, tried in this order; at least one address.
     Agents(Vec<Address>),
-    /// Control planes, if there is no agent; at least one.
+    /// Control planes, for programs without an agent; at least one address.
     ControlPlanes(Vec<Address>),
 }
 
@@ -135,8 +135,8 @@ pub fn workload_api() -> Result<Option<Address>, Invalid> {
     read_identity(&text(IDENTITY), &text(SPIFFE_SOCKET))
 }
 
-/// The folder in which this process stores its certificate and key, from `FAIRMESH_IDENTITY_DIR`. With stored files
-/// it can start while its agent is unavailable.
+/// Folder in which this process stores its certificate and key, from `FAIRMESH_IDENTITY_DIR`. A process with stored
+/// files can start while its agent is unavailable.
 pub fn identity_dir() -> Option<PathBuf> {
     env::var_os(IDENTITY_DIR).filter(|folder| !folder.is_empty()).map(PathBuf::from)
 }
@@ -146,7 +146,7 @@ pub fn join_token() -> Option<String> {
     env::var(JOIN_TOKEN).ok().filter(|text| !text.trim().is_empty())
 }
 
-/// The variable with the join token of an agent, or of a program without an agent.
+/// Environment variable with the join token of an agent, or of a program without an agent.
 pub const JOIN_TOKEN: &str = "FAIRMESH_JOIN_TOKEN";
 const IDENTITY: &str = "FAIRMESH_IDENTITY";
 const IDENTITY_DIR: &str = "FAIRMESH_IDENTITY_DIR";
@@ -178,8 +178,7 @@ pub fn copy_on_disk() -> PathBuf {
     folder("FAIRMESH_STATE_DIR").unwrap_or_else(agent_copy)
 }
 
-/// The copy of records that an agent left: of the machine's or the user's own agent, whichever is readable and was
-/// written last.
+/// Newest readable copy of records that an agent on this machine wrote: the machine's agent or the user's own agent.
 pub fn agent_copy() -> PathBuf {
     last_written([Some(system_state("agent")), own_state("agent")]).unwrap_or_else(|| system_state("agent"))
 }
@@ -205,7 +204,7 @@ fn last_written(folders: impl IntoIterator<Item = Option<PathBuf>>) -> Option<Pa
     readable.max_by_key(|folder| fs::metadata(folder).and_then(|found| found.modified()).ok())
 }
 
-/// The absolute path in a variable. Relative paths are ignored (XDG Base Directory Specification).
+/// Absolute path in an environment variable. Relative paths are ignored (XDG Base Directory Specification).
 fn folder(variable: &str) -> Option<PathBuf> {
     env::var_os(variable).map(PathBuf::from).filter(|path| path.is_absolute())
 }

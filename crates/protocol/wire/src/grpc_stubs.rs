@@ -54,7 +54,7 @@ limited! {
     admin_server, admin_client: Admin, AdminServer, AdminClient;
     /// Reports of processes, limited to [`MAX_MESSAGE`] in both directions.
     signals_server, signals_client: Signals, SignalsServer, SignalsClient;
-    /// Waste by imbalance, limited to [`MAX_MESSAGE`] in both directions.
+    /// Reports of capacity wasted by imbalance, limited to [`MAX_MESSAGE`] in both directions.
     imbalance_server, imbalance_client: Imbalance, ImbalanceServer, ImbalanceClient;
     /// Mesh-wide limits, limited to [`MAX_MESSAGE`] in both directions.
     quota_server, quota_client: Quota, QuotaServer, QuotaClient;

@@ -21,7 +21,7 @@ pub use version_check::{VersionCheck, VersionChecked};
 
 use crate::{convert, v1};
 
-/// Prefix of the description by which control planes identify themselves. Only control planes accept user tokens.
+/// Prefix of a control plane's description of itself. Clients send user tokens only to a server with this prefix.
 pub const CONTROL_PLANE: &str = "control plane ";
 
 /// The protocol versions of this build. A release supports its own version and the previous one (the first release
@@ -30,13 +30,13 @@ pub const PROTOCOL: RangeInclusive<u32> = 1..=1;
 
 /// Metadata key of the version, in every call except Hello.
 pub(crate) const VERSION_KEY: &str = "fairmesh-version";
-/// Metadata key of the client's description, for display.
+/// Metadata key of the client's description of itself, for display.
 pub(crate) const SOFTWARE_KEY: &str = "fairmesh-software";
 
 /// Metadata key that distinguishes version errors from other failed preconditions.
 pub(crate) const REFUSED_KEY: &str = "fairmesh-version-refused";
 
-/// Omits the token.
+/// Formats the request without its token.
 impl fmt::Debug for v1::HelloRequest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { oldest_version, newest_version, software, bearer_token } = self;
@@ -58,7 +58,7 @@ pub struct Hello {
     pub store: Option<StoreId>,
     /// The server's location; only agents send it.
     pub location: Option<Location>,
-    /// The description of the server, for display: `control plane 0.1.0`.
+    /// The server's description of itself, for display: `control plane 0.1.0`.
     pub software: String,
 }
 

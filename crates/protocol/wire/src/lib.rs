@@ -39,7 +39,7 @@ pub use transport::{
     CallerAgent, ON_BEHALF_OF, RELAYED, STATEMENT, agent_of, identity_of, on_behalf_of, set_on_behalf_of,
 };
 
-/// Signatures by a key server, which holds the keys: the generated types of `proto/fairmesh/keys`, documented there.
+/// Key server: signs for proxies and keeps the keys. Generated types of `proto/fairmesh/keys`, documented there.
 #[allow(missing_docs, missing_debug_implementations, unreachable_pub)]
 #[allow(clippy::all, clippy::too_many_lines, clippy::cognitive_complexity, clippy::disallowed_methods)]
 pub mod keys {
@@ -48,7 +48,8 @@ pub mod keys {
     }
 }
 
-/// Picks for callers that hold no records: the generated types of `proto/fairmesh/lookaside`, documented there.
+/// Lookaside: picks endpoints for callers that hold no records. Generated types of `proto/fairmesh/lookaside`,
+/// documented there.
 // The number of nested modules must match the package name, since generated code refers to `v1` by a relative path.
 #[allow(missing_docs, missing_debug_implementations, unreachable_pub)]
 #[allow(clippy::all, clippy::too_many_lines, clippy::cognitive_complexity, clippy::disallowed_methods)]
@@ -71,7 +72,7 @@ pub mod grpc_lookup {
 pub mod spiffe {
     include!("generated/_.rs");
 
-    /// Omits the private key.
+    /// Formats the message without its private key.
     impl std::fmt::Debug for X509svid {
         fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
             f.debug_struct("X509svid").field("spiffe_id", &self.spiffe_id).finish_non_exhaustive()

@@ -6,8 +6,8 @@ use std::{
     path::Path,
 };
 
-/// Only the process's own user may open the file. Any user who can open it for reading could lock it and keep the
-/// process from starting.
+/// Mode of lock files: only the process's own user may open them. Any other user who could open the file could lock
+/// it and keep the process from starting.
 const MODE: u32 = 0o600;
 
 /// Locks the file at `path`, which is created if missing. The system releases the lock when the process ends, however

@@ -38,7 +38,8 @@ impl LogLimiter {
         Self(Mutex::new(State { since: None, written: 0, suppressed: 0 }))
     }
 
-    /// Returns whether the next line may be written: if so, with the number of lines suppressed before it.
+    /// Returns whether the next line may be written: `Some` with the number of lines suppressed before it, or `None`
+    /// to suppress it.
     pub fn next(&self) -> Option<u64> {
         self.next_at(Instant::now())
     }

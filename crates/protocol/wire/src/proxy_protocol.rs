@@ -12,7 +12,7 @@ mod tests;
 
 use std::{fmt, net::SocketAddr};
 
-/// Number of bytes of the first read. No header is shorter.
+/// Number of bytes to read first: the length of the shortest header.
 pub const MIN_LENGTH: usize = 15;
 
 /// Version of the PROXY protocol.
@@ -36,7 +36,7 @@ pub struct Addresses {
 /// Result of parsing the beginning of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Header {
-    /// At least this many further bytes belong to the header.
+    /// The header is incomplete: at least this many further bytes belong to it.
     Incomplete(usize),
     /// The header is complete.
     Complete {
@@ -45,7 +45,7 @@ pub enum Header {
         /// The addresses in the header. `None` if the header has no TCP addresses, as for health checks by the load
         /// balancer; then the connection's own addresses apply.
         addresses: Option<Addresses>,
-        /// The id of the connection, if the header has one of 16 bytes.
+        /// Id of the connection; `None` if the header has no id of 16 bytes.
         connection_id: Option<ConnectionId>,
     },
 }
@@ -94,8 +94,8 @@ pub fn write_with_id(addresses: Addresses, connection_id: ConnectionId) -> Vec<u
 }
 
 impl Addresses {
-    /// Converts both addresses to the same family, since a header contains addresses of one family. If they differ,
-    /// the IPv4 address is mapped to IPv6.
+    /// Converts both addresses to one address family, as a header requires. If the families differ, the IPv4 address
+    /// is mapped to IPv6.
     fn same_family(self) -> Self {
         let Self { source, destination } = self;
         if source.is_ipv4() == destination.is_ipv4() {

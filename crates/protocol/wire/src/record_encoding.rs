@@ -16,7 +16,7 @@ mod tests;
 /// Maximum length of a value, in bytes. etcd rejects requests above 1.5 MB, and a batch contains several values.
 pub const MAX_VALUE: usize = 256 * 1024;
 
-/// Values with history are limited by this many bytes more, so that the history entry of a value also fits.
+/// Number of bytes by which values with history must be shorter, so that the history entry of a value also fits.
 const HISTORY_OVERHEAD: usize = 4 * 1024;
 
 /// An earlier value of a record, as stored at [`RecordKey::History`].
@@ -28,9 +28,9 @@ pub struct History {
     pub value: Option<Bytes>,
     /// Time at which the value was replaced, in milliseconds since 1970.
     pub replaced_at_ms: u64,
-    /// The user who replaced the value.
+    /// Name of the user who replaced the value.
     pub replaced_by: String,
-    /// The reason for the replacement, as given by the user.
+    /// Reason for the replacement, as given by that user.
     pub replaced_message: String,
     /// The revision that wrote the value; 0 if the record did not exist.
     pub revision: u64,
@@ -50,7 +50,7 @@ macro_rules! codec {
             }
         }
 
-        /// Decodes the value of a key; `None` for keys that hold no [`Record`].
+        /// Decodes the value at a key; `None` for keys whose values are not [`Record`]s.
         fn decode_value(key: &RecordKey, value: &[u8]) -> Result<Option<Record>, Invalid> {
             Ok(Some(match key {
                 $($(RecordKey::$key { .. } => Record::$value(message::<v1::$type>(value)?.try_into()?),)*)*
@@ -80,7 +80,7 @@ pub fn decode(key: &RecordKey, value: &[u8]) -> Result<Record, Invalid> {
     Ok(record)
 }
 
-/// Checks that fields occurring in both key and record agree.
+/// Checks that fields present in both key and record are equal.
 fn check_key_fields(key: &RecordKey, record: &Record) -> Result<(), Invalid> {
     let (field, said, found) = match (key, record) {
         (RecordKey::Endpoint(_, region, instance), Record::Endpoint(endpoint)) => {
@@ -132,8 +132,8 @@ pub fn decode_history(value: &[u8]) -> Result<History, Invalid> {
     Ok(History { key, value, replaced_at_ms, replaced_by, replaced_message, revision })
 }
 
-/// Whether validating the value of `key` may be expensive, as for policies, whose regular expressions are compiled.
-/// See [`crate::run_blocking`].
+/// Whether validating a value at `key` may be expensive. This is the case for policies, whose regular expressions are
+/// compiled. See [`crate::run_blocking`].
 pub fn is_costly(key: &str) -> bool {
     key.contains("/policies/")
 }
@@ -144,7 +144,7 @@ pub fn rules_of(policy: &[u8]) -> Option<Bytes> {
 }
 
 /// Replaces the authorization of a policy by `rules`. Without a policy, adds the rules to the default policy. `None`
-/// if there is neither.
+/// if both are missing.
 pub fn with_rules(policy: Option<&[u8]>, rules: Option<&[u8]>) -> Option<Bytes> {
     if policy.is_none() && rules.is_none() {
         return None;
@@ -203,7 +203,7 @@ pub fn has_expressions(policy: &[u8]) -> bool {
 }
 
 /// Validates an entry before a server writes it: `key` must be a canonical RIB key, and `value` must be valid for the
-/// key and not too long. Includes parts of shard maps and history.
+/// key and within the size limit. Also accepts parts of shard maps and history.
 pub fn check(key: &str, value: &[u8]) -> Result<RecordKey, Invalid> {
     let parsed = RecordKey::parse(key)?;
     let spelling = parsed.to_string();

@@ -28,8 +28,8 @@ pub use patch::{Change, Patch, Value, is_patchable};
 
 use crate::{convert, record_encoding, v1};
 
-/// Encodes a map as the entries of all its keys: a manifest and its chunks for `ranges`, and for each region that
-/// holds a copy. The writer deletes keys of the previous map that are not among the returned keys.
+/// Encodes a map as entries: the manifest and chunks for `ranges`, and for each region that holds a copy. The writer
+/// deletes keys of the previous map that are not returned.
 pub fn encode_map(service: &ServiceName, map: &ShardMap) -> BTreeMap<RecordKey, Bytes> {
     let mut entries = BTreeMap::new();
     let ranges = ranges::encode(&map.shards);

@@ -81,11 +81,11 @@ pub struct Transport {
     plaintext_callers: Option<Arc<PlaintextCallers>>,
     federated_callers: Option<Arc<FederatedCallers>>,
     token: Option<BearerToken>,
-    /// The mesh processes to which this transport connects.
+    /// Kinds of mesh processes that this transport accepts as servers.
     dialed: Dialed,
 }
 
-/// The mesh processes to which a transport connects.
+/// Kinds of mesh processes that a transport accepts as servers.
 #[derive(Clone, Copy, Debug, Default)]
 enum Dialed {
     /// Any process that serves records.
@@ -97,15 +97,18 @@ enum Dialed {
 }
 
 impl Transport {
-    /// A transport that uses mutual TLS with `identity`: to endpoints with mutual TLS, as a server for callers, and
-    /// over TCP with mesh processes once these connections are [secured](TlsIdentity::secures_mesh). Unix sockets are
-    /// not affected.
+    /// Creates a transport that uses mutual TLS with `identity`:
+    /// - to endpoints with mutual TLS;
+    /// - as a server for callers;
+    /// - over TCP with mesh processes, once these connections are [secured](TlsIdentity::secures_mesh).
+    ///
+    /// Unix sockets are not affected.
     pub fn tls(identity: Arc<dyn TlsIdentity>) -> Self {
         Self { identity: Some(identity), ..Self::default() }
     }
 
-    /// Adapts the transport to one server. The server may be permitted to accept plaintext besides mutual TLS, and
-    /// callers from federated trust domains. Clones belong to the same server.
+    /// Adapts the transport to one server, which may then also accept plaintext and callers from federated trust
+    /// domains, if permitted. Clones belong to the same server.
     #[must_use]
     pub fn of_server(self) -> Self {
         let plaintext_callers = self.identity.as_ref().map(|_| Arc::default());
@@ -113,7 +116,7 @@ impl Transport {
         Self { plaintext_callers, federated_callers, ..self }
     }
 
-    /// Adds a user token, which calls and watches of control planes carry besides the identity.
+    /// Adds a user token. Calls and watches of control planes then carry the token besides the identity.
     #[must_use]
     pub fn with_token(self, token: BearerToken) -> Self {
         Self { token: Some(token), ..self }
@@ -152,7 +155,7 @@ impl Transport {
         self.of_callers().is_some()
     }
 
-    /// The identity for connections from callers, if it uses TLS.
+    /// Identity for connections from callers; `None` if callers use plaintext.
     fn of_callers(&self) -> Option<&Arc<dyn TlsIdentity>> {
         self.identity.as_ref().filter(|identity| identity.speaks_tls())
     }
@@ -174,8 +177,8 @@ impl Transport {
         Some(identity.problem().unwrap_or_else(|| "it has not been issued yet".to_owned()))
     }
 
-    /// Why all TCP connections with mesh processes fail: they must be secured, and this process has no certificate.
-    /// `None` if they need not fail.
+    /// Why no TCP connection with a mesh process can succeed: connections must be secured, and this process has no
+    /// certificate. `None` if connections can succeed.
     pub fn lacks_identity(&self) -> Option<String> {
         self.of_mesh().and_then(|_| self.lacks_certificate())
     }
@@ -202,14 +205,14 @@ impl Transport {
         }
     }
 
-    /// Changes when peers are revoked. Pools must then check for connections that ended, since nothing reads idle
-    /// connections.
+    /// Receiver that changes when peers are revoked. Pools must then look for ended connections, since nothing reads
+    /// idle connections.
     pub fn revocation_changes(&self) -> watch::Receiver<u64> {
         let changes = self.identity.as_ref().and_then(|identity| identity.revocation_changes());
         changes.unwrap_or_else(|| watch::channel(0).1)
     }
 
-    /// Changes after [`is_tls`](Self::is_tls) has changed. Has no sender if that never changes.
+    /// Receiver that changes after [`is_tls`](Self::is_tls) has changed. Its sender is closed if that never changes.
     pub fn tls_changes(&self) -> watch::Receiver<()> {
         let changes = self.identity.as_ref().and_then(|identity| identity.tls_changes());
         changes.unwrap_or_else(|| watch::channel(()).1)
@@ -222,7 +225,7 @@ impl Transport {
         }
     }
 
-    /// Signs a statement about a call of this process to a peer; `None` if this process signs none.
+    /// Signs a statement about this process's call to a peer; `None` if this process signs no statements.
     fn sign_call(&self, call: StatedCall<'_>, peer: &Identity) -> Option<Vec<u8>> {
         self.identity.as_ref()?.sign_call(call, peer)
     }
@@ -236,7 +239,7 @@ impl Transport {
         identity.verify_call(statement, call)
     }
 
-    /// The identity for connections with mesh processes, if these are secured.
+    /// Identity for connections with mesh processes; `None` if these connections are plaintext.
     fn of_mesh(&self) -> Option<&Arc<dyn TlsIdentity>> {
         self.identity.as_ref().filter(|identity| identity.secures_mesh())
     }
@@ -372,17 +375,17 @@ impl Transport {
     }
 }
 
-/// The endpoint of a connection, and how to connect.
+/// Where and how to connect to an endpoint.
 #[derive(Clone, Copy, Debug)]
 pub struct EndpointAddress<'a> {
     /// The address on which the endpoint listens.
     pub address: SocketAddr,
     /// The identity that the endpoint must prove by mutual TLS; `None` for plaintext.
     pub peer: Option<ExpectedPeer<'a>>,
-    /// Whether plaintext is permitted. A process without an identity may then connect to an endpoint that requires
-    /// one, and a process of a mesh with a trust domain to a plaintext endpoint.
+    /// Whether plaintext is permitted. If so, a process without an identity may connect to an endpoint that requires
+    /// one, and a process in a mesh with a trust domain may connect to a plaintext endpoint.
     pub accepts_plaintext: bool,
-    /// The address from which to connect, used if it has the same address family.
+    /// Local address to connect from, used if it has the endpoint's address family.
     pub from: Option<IpAddr>,
 }
 
@@ -404,8 +407,8 @@ fn configure(stream: &TcpStream) -> io::Result<()> {
     stream.set_nodelay(true)
 }
 
-/// The agent that registers endpoints for programs on its machine. Stored in the extensions of a request whose caller
-/// was checked.
+/// The caller's agent, which registers endpoints for programs on its machine. Stored in the extensions of a request
+/// once the caller is checked.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CallerAgent(pub Label);
 
@@ -420,7 +423,7 @@ pub const ON_BEHALF_OF: &str = "fairmesh-on-behalf-of";
 /// Metadata key of the statement signed by the original process of a forwarded call.
 pub const STATEMENT: &str = "fairmesh-statement-bin";
 
-/// Metadata key that marks a call carrying the statement of another process than its sender.
+/// Metadata key that marks a call whose statement was signed by another process than the sender.
 pub const RELAYED: &str = "fairmesh-relayed";
 
 /// The original caller as named by the forwarding process, for display: an agent knows the programs on its machine.

@@ -7,7 +7,7 @@ use tokio::time::Instant;
 
 use crate::{InstanceClaim, InstanceRef};
 
-/// Number of claims, beyond two per lease, up to which [`AddressClaims::prune`] removes nothing.
+/// [`AddressClaims::prune`] removes nothing until claims outnumber twice the leases by this number.
 const PRUNED_FROM: usize = 1024;
 
 /// The last registration of each address, and the lost endpoints that had registered an address before.
@@ -65,7 +65,7 @@ impl AddressClaims {
         Some(&claim.holder.instance)
     }
 
-    /// Drops claims without a lease once they are the majority, because ending a lease does not remove its claim.
+    /// Drops claims without a lease once they are the majority: ending a lease does not remove its claim.
     pub(crate) fn prune(&mut self, leases: usize, has_lease: impl Fn(&InstanceRef) -> bool) {
         if self.claims.len() > 2 * leases + PRUNED_FROM {
             self.claims.retain(|_, claim| has_lease(&claim.holder.instance));
@@ -78,7 +78,7 @@ impl AddressClaims {
         self.lost.entry(address).or_default().push(LostClaim { instance: instance.clone(), renewed });
     }
 
-    /// Forgets a lost endpoint that was removed or is alive again.
+    /// Forgets a lost endpoint because it was removed or is alive again.
     pub(crate) fn note_gone(&mut self, address: SocketAddr, instance: &InstanceRef) {
         if let Some(lost) = self.lost.get_mut(&address) {
             lost.retain(|known| known.instance != *instance);

@@ -29,14 +29,14 @@ pub(crate) struct AutoDeclarations {
 
 #[derive(Debug, Default)]
 struct AutoDeclaration {
-    /// Time at which no record depended on the service any more; `None` while one does.
+    /// Time since which no record has depended on the service; `None` while it is in use.
     unused: Option<Instant>,
     /// The peer whose registration declared the service; `None` after a restart, and for peers without an identity.
     peer: Option<Arc<str>>,
 }
 
-/// Returns the peer in an author's name, without the program for which the peer registers. `None` without an
-/// identity, because all peers without one would count as one.
+/// Returns the peer in an author's name, without the program for which the peer registers. `None` for an author
+/// without an identity: all such peers would count as one.
 pub(crate) fn peer_of(author: &str) -> Option<Arc<str>> {
     let peer = author.split(" for ").next().unwrap_or_default();
     (!peer.starts_with(ANONYMOUS)).then(|| peer.into())
@@ -77,7 +77,7 @@ impl AutoDeclarations {
         }
     }
 
-    /// Whether `peer` may declare another service, besides `more` in the same batch. A peer may have at most as many
+    /// Whether `peer` may declare another service, besides `more` in the same batch. A peer may hold at most as many
     /// declarations as remain free, so that no peer takes all.
     pub(crate) fn admits(&self, peer: Option<&str>, more: usize) -> bool {
         let all = self.known.len() + more;

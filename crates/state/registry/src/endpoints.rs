@@ -19,11 +19,12 @@ pub const MAX_BATCH: usize = 1000;
 /// The registration of an endpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Registration {
-    /// The service that the endpoint is a copy of.
+    /// The service that the endpoint belongs to.
     pub service: ServiceName,
     /// The endpoint.
     pub endpoint: Endpoint,
-    /// Whether the state was given explicitly. Without it, a repeated registration leaves a draining endpoint draining.
+    /// Whether the program gave the state explicitly. Otherwise, a repeated registration leaves a draining endpoint
+    /// draining.
     pub explicit_state: bool,
     /// The declaration for an undeclared service. Without one, the service is declared as replicated, with the
     /// protocol in the endpoint's label `fairmesh.protocol`.
@@ -44,7 +45,7 @@ impl Registration {
 /// A new state for an endpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StateReport {
-    /// The instance, and the process that reports.
+    /// The instance, and the process that reports the state.
     pub claim: InstanceClaim,
     /// The state.
     pub state: EndpointState,
@@ -65,7 +66,8 @@ impl Registry {
         instances.iter().map(|instance| found.get(instance).cloned()).collect()
     }
 
-    /// Returns the registered endpoints of `claims`; `None` for missing endpoints and for those of another process.
+    /// Returns the registered endpoints of `claims`; `None` for a missing endpoint or one registered by another
+    /// process.
     fn find_claimed(&self, claims: &[InstanceClaim]) -> Vec<Option<StoredEndpoint>> {
         let instances: Vec<_> = claims.iter().map(|claim| claim.instance.clone()).collect();
         let found = self.find(&instances).into_iter().zip(claims);
@@ -91,7 +93,7 @@ impl Registry {
 }
 
 impl StoredEndpoint {
-    /// Returns the narrowest prefix to which watchers of this endpoint subscribe.
+    /// Returns the narrowest prefix with which watchers subscribe to this endpoint.
     fn region_prefix(&self) -> Prefix {
         Prefix::endpoints(&self.service, Some(&self.endpoint.location.region))
     }

@@ -11,7 +11,7 @@ pub enum RegistryError {
     /// An object that the request names does not exist.
     #[error("{0}")]
     NotFound(Invalid),
-    /// The request conflicts with the present state; it may succeed later, or after another call.
+    /// The request conflicts with the present state. It may succeed later, or after another call.
     #[error("{0}")]
     Refused(Invalid),
     /// Another writer changed the record concurrently.

@@ -42,16 +42,16 @@ pub struct FileSource {
 pub struct FileStatus {
     /// Number of listed endpoints.
     pub endpoints: usize,
-    /// Current errors by file; empty once everything listed is registered.
+    /// Current errors by file; empty once all listed endpoints are registered.
     pub errors: BTreeMap<String, String>,
 }
 
-/// What is known about the files between two scans.
+/// State of the files between two scans.
 #[derive(Debug, Default)]
 struct KnownFiles {
     /// The state of every file.
     files: BTreeMap<String, FileState>,
-    /// The services of which each file may have registered endpoints.
+    /// Services for which each file may have registered endpoints.
     services: BTreeMap<String, BTreeSet<ServiceName>>,
 }
 

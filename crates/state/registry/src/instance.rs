@@ -20,7 +20,7 @@ pub struct InstanceRef {
 pub struct InstanceClaim {
     /// The instance.
     pub instance: InstanceRef,
-    /// Incarnation of the process. 0 stands for any process; operators and programs without incarnations send 0.
+    /// Incarnation of the process. 0 matches any process; operators and programs without incarnations send 0.
     pub incarnation: u64,
 }
 

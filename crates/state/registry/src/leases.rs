@@ -26,7 +26,7 @@ struct Lease {
     incarnation: u64,
     term: Duration,
     due: Instant,
-    /// For a lost endpoint, its state before it was lost.
+    /// Previous state of a lost endpoint; `None` if the endpoint is not lost.
     lost: Option<EndpointState>,
 }
 
@@ -35,14 +35,14 @@ struct Lease {
 pub(crate) enum Renewal {
     /// The lease had not expired, and its term starts anew.
     Renewed,
-    /// The lease had expired: restore the record first, then grant the lease.
+    /// The lease had expired. The caller must first restore the record, then grant the lease.
     WasLost,
     /// There is no lease, or another process holds it.
     Unknown,
 }
 
 impl Leases {
-    /// Starts a full term. Returns whether the endpoint was lost.
+    /// Starts a full term. Returns whether the endpoint was lost before.
     pub(crate) fn grant(&mut self, holder: InstanceClaim, term: Duration, now: Instant) -> bool {
         let InstanceClaim { instance, incarnation } = holder;
         let before = self.remove(&instance);
@@ -50,8 +50,8 @@ impl Leases {
         before.is_some_and(|lease| lease.lost.is_some())
     }
 
-    /// Adds an endpoint that was found lost, and retains it from `now` on. Leaves an endpoint unchanged if it is
-    /// known to be lost.
+    /// Adds an endpoint whose record says that it is lost, and retains it from `now` on. Has no effect if the
+    /// endpoint is already known to be lost.
     pub(crate) fn adopt_lost(&mut self, holder: InstanceClaim, term: Duration, now: Instant) {
         let InstanceClaim { instance, incarnation } = holder;
         if self.is_lost(&instance) {
@@ -96,7 +96,7 @@ impl Leases {
         lease.due.checked_sub(lease.term)
     }
 
-    /// Whether the lease term is over, or the retention of a lost endpoint.
+    /// Whether the lease term, or the retention of a lost endpoint, is over.
     pub(crate) fn is_due(&self, holder: &InstanceRef, now: Instant) -> bool {
         self.leases.get(holder).is_some_and(|lease| lease.due <= now)
     }

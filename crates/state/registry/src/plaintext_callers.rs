@@ -8,8 +8,8 @@ use tokio::time::Instant;
 
 use crate::InstanceRef;
 
-/// How long a server's report counts. A server without plaintext callers sends an empty report, which replaces the
-/// earlier one at once.
+/// Time for which a server's report is valid. A server without plaintext callers sends an empty report, which
+/// replaces the earlier one at once.
 const RETENTION: Duration = Duration::from_secs(300);
 /// Maximum number of reported callers of one server.
 pub(crate) const MAX_CALLERS: usize = 64;

@@ -57,11 +57,12 @@ pub(crate) struct RegistryState {
     created: Instant,
     pub(crate) map_cache: ShardMapCache,
     declarations: Mutex<AutoDeclarations>,
-    /// Read-locked by each registration, write-locked while declarations are removed.
+    /// Lock against concurrent removal of declarations: each registration reads, a removal writes.
     pub(crate) registering: tokio::sync::RwLock<()>,
     pub(crate) declarations_refused: AtomicU64,
     pub(crate) declarations_removed: AtomicU64,
-    /// Serializes this process's writes of shard maps: concurrent moves of one service would only conflict.
+    /// Lock that serializes this process's writes of shard maps, because concurrent moves of one service would
+    /// conflict.
     pub(crate) map_writer: tokio::sync::Mutex<()>,
     /// Notified when a new lease becomes due earlier than all others.
     pub(crate) lease_granted: Notify,
@@ -201,8 +202,8 @@ impl Registry {
         Ok(revision)
     }
 
-    /// Waits until the node has applied a revision of the store. Needed after a conflict and after a write, because
-    /// the store may respond before its followers have received the commit.
+    /// Waits until the node has applied a revision of the store. Needed after a conflict and after a write: the store
+    /// may respond before the node has received the commit.
     async fn wait_for_node(&self, revision: u64) {
         if tokio::time::timeout(MAX_NODE_LAG, self.node().wait_applied(revision)).await.is_err() {
             tracing::warn!(revision, "the node does not follow the store; readers see older records");

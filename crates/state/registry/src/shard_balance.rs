@@ -28,7 +28,7 @@ pub use region_pool::{Server, Work, WorkByShard};
 
 use crate::{InstanceClaim, Registry, RegistryError};
 
-/// Calls per minute below which no plan is made: the load is then mostly chance.
+/// Minimum calls per minute for a plan. With fewer calls, load is mostly chance.
 const MIN_CALLS_PER_MINUTE: u64 = 100;
 
 /// The load of one server of a service.
@@ -42,9 +42,9 @@ pub struct ServerLoad {
     pub zone: Option<Zone>,
     /// Relative capacity, in thousandths.
     pub power: u32,
-    /// Whether the server is serving and may receive shards.
+    /// Whether the server serves and may receive shards.
     pub serves: bool,
-    /// Age of the last report. `None` without a recent report; the fields below are then empty.
+    /// Age of the last report. `None` without a recent report; the load fields are then empty.
     pub age: Option<Duration>,
     /// Calls with shard keys, per minute.
     pub calls: u64,

@@ -14,8 +14,8 @@ use crate::stored_records::StoredShardMap;
 /// Maximum number of cached maps: usually enough for all services with concurrent moves.
 const MAX_CACHED: usize = 8;
 
-/// Identifies a version of a map's records. Every change either writes some records at a new revision, or deletes
-/// some.
+/// Fingerprint of a map's records. It changes with every change of the map, because a change writes some records at a
+/// new revision or deletes some.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct MapFingerprint {
     newest: u64,

@@ -21,7 +21,7 @@ pub use move_status::{MoveStatus, Phase};
 
 use crate::{InstanceClaim, InstanceRef, Registry, RegistryError, stored_records::StoredShardMap};
 
-/// An endpoint whose label has the value `aware` reports its loaded shards. Other endpoints count as ready at once.
+/// Label whose value `aware` marks endpoints that report their loaded shards. Other endpoints count as ready at once.
 pub const AWARE_LABEL: &str = "fairmesh.shards";
 
 /// Loaded shards as reported by each server.

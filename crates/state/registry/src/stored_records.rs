@@ -19,13 +19,13 @@ pub(crate) struct StoredEndpoint {
 }
 
 impl StoredEndpoint {
-    /// Overwrites the record if it is unchanged since it was read.
+    /// Returns a write of `endpoint` that fails if the record has changed since it was read.
     pub(crate) fn put(&self, endpoint: &Endpoint) -> Op {
         let value = record_encoding::encode(&Record::Endpoint(endpoint.clone()));
         Op::put(self.key.clone(), value).expecting(Expect::Revision(self.revision))
     }
 
-    /// Deletes the record if it is unchanged since it was read.
+    /// Returns a deletion that fails if the record has changed since it was read.
     pub(crate) fn delete(&self) -> Op {
         Op::delete(self.key.clone()).expecting(Expect::Revision(self.revision))
     }

@@ -18,7 +18,8 @@ use crate::{InstanceClaim, InstanceRef, Registration, Registry};
 pub(crate) struct MemoryStore {
     node: Node,
     pub(crate) full: AtomicBool,
-    /// Delays responses after a commit, like a store that waits for its disk. The caller may be cancelled meanwhile.
+    /// Whether responses after a commit are delayed, as by a store that waits for its disk. The caller may be
+    /// cancelled meanwhile.
     pub(crate) slow: AtomicBool,
 }
 

@@ -14,7 +14,7 @@ use tonic::{Status, service::Routes};
 
 use crate::upstream_sink::ReplicaState;
 
-/// Authorizes calls by the replica's records.
+/// Authorizes calls with the replica's records.
 #[derive(Clone, Debug)]
 pub(crate) struct Gate {
     pub(crate) shared: Arc<ReplicaState>,
@@ -22,7 +22,7 @@ pub(crate) struct Gate {
     pub(crate) transport: Transport,
 }
 
-/// Puts authorization in front of the given services.
+/// Wraps the given services in an authorization check.
 pub(crate) fn guard_calls(routes: Routes, gate: Gate) -> Routes {
     Routes::from(routes.into_axum_router().layer(from_fn_with_state(gate, guard)))
 }

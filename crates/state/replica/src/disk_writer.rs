@@ -26,7 +26,7 @@ const CHECKPOINT_INTERVAL: Duration = Duration::from_secs(60);
 /// Pause after a failed write.
 const SAVE_RETRY: Duration = Duration::from_secs(5);
 
-/// The file with the copy, and the keys to write.
+/// The file with the copy, and the keys that are still to be written.
 #[derive(Debug)]
 pub(crate) struct Disk {
     file: Arc<Mutex<ReplicaFile>>,
@@ -110,7 +110,7 @@ impl ReplicaState {
         self.save().await;
     }
 
-    /// Saves dirty keys, and returns whether everything is on disk. Keys are retried after a failure.
+    /// Saves dirty keys. Returns whether everything is on disk. After a failure, the keys stay dirty and are retried.
     async fn save(&self) -> bool {
         if !self.has_copy() {
             return true;

@@ -47,8 +47,8 @@ pub(crate) struct UpstreamSink {
 }
 
 impl UpstreamSink {
-    /// Creates a sink that applies updates to `shared`. Tells `transport` about the trust domain once the records
-    /// contain one.
+    /// Creates a sink that applies updates to `shared`. Once the records contain a trust domain, the sink informs
+    /// `transport`.
     pub(crate) fn new(shared: Arc<ReplicaState>, transport: Transport) -> Self {
         let mut sink =
             Self { shared, transport, bundle: RecordKey::TrustBundle.to_string(), is_secured: false };

@@ -39,9 +39,9 @@ pub use request_needs::needs_of_value;
 pub struct Caller {
     /// Identity authenticated by the connection, or by the signature of the call.
     pub identity: Identity,
-    /// Whether another process forwards the call without proof of its content.
+    /// Whether another process forwards the call without proof of the call's content.
     pub is_forwarded: bool,
-    /// Whether the connection comes from this machine, and from root or this process's own user.
+    /// Whether the connection comes from root or this process's own user on this machine.
     pub is_beside: bool,
     /// User identified by the call's token, if any.
     pub user: Option<Arc<User>>,
@@ -58,12 +58,12 @@ pub struct User {
     pub groups: Vec<String>,
     /// Expiry of the token, as time since 1970.
     pub expires_at: Duration,
-    /// When watches with this token are terminated.
+    /// When watches authorized by this token are terminated.
     pub ends: Instant,
 }
 
 impl fmt::Display for User {
-    /// Includes the issuer, since another issuer may have a user with the same name.
+    /// Formats the name with the issuer, because another issuer may have a user with the same name.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}#{}", self.issuer, self.name)
     }
@@ -91,12 +91,13 @@ struct Shared {
     node: Node,
     /// Number of changes to records on which decisions depend.
     changes: watch::Sender<u64>,
-    /// Whether the mesh has a trust domain, even if its record is not known yet.
+    /// Whether grants are required, because the mesh has a trust domain. Set even if the domain's record is not known
+    /// yet.
     is_required: AtomicBool,
     cached: Mutex<Option<(u64, Arc<Rules>)>>,
 }
 
-/// Records on which decisions about many callers depend, decoded.
+/// Decoded records that affect decisions about many callers.
 #[derive(Debug)]
 struct Rules {
     is_strict: bool,
@@ -148,7 +149,7 @@ impl AccessControl {
         Self { shared: Arc::new(shared) }
     }
 
-    /// Whether decisions depend on records with this key.
+    /// Whether decisions depend on the record at this key.
     pub fn concerns(key: &str) -> bool {
         RecordKind::of(key).is_some_and(|kind| {
             matches!(kind.group(), "roles" | "identity" | "authorization") || kind == RecordKind::Policy
@@ -171,7 +172,7 @@ impl AccessControl {
         self.shared.changes.subscribe()
     }
 
-    /// Whether callers need grants, which is the case if the mesh has a trust domain.
+    /// Whether callers need grants. They do if the mesh has a trust domain.
     pub fn is_strict(&self) -> bool {
         self.rules().is_strict
     }
@@ -299,7 +300,7 @@ impl AccessControl {
     }
 
     /// Returns the agent that vouches for a process: the agent's name is a prefix of the process's name. The longest
-    /// such name counts, so that an agent cannot vouch for the processes of another agent whose name begins with its
+    /// matching name counts. Otherwise an agent could vouch for processes of another agent whose name begins with its
     /// own.
     pub fn agent_of(&self, name: &Label) -> Option<(Label, JoinedAgent)> {
         let ends = name.as_str().match_indices('.').map(|(at, _)| at).collect::<Vec<_>>();

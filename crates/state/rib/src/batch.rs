@@ -114,7 +114,7 @@ impl Op {
 }
 
 impl Batch {
-    /// Checks the limits above, and that no key occurs twice, because the order of its writes would be ambiguous.
+    /// Checks the limits above, and that no key occurs twice: the order of two writes of one key would be ambiguous.
     pub fn validate(&self) -> Result<(), Invalid> {
         if self.ops.is_empty() || self.ops.len() > MAX_OPS {
             let problem = format!("a batch of {} operations", self.ops.len());

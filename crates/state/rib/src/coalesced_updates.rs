@@ -19,7 +19,7 @@ use crate::{Entry, Snapshot, Update};
 /// outdated values.
 #[derive(Debug, Default)]
 pub struct CoalescedUpdates {
-    /// The pending update without its puts and deletes; `None` if nothing is pending.
+    /// The pending update, whose puts and deletes are in `changes`; `None` if nothing is pending.
     update: Option<Update>,
     /// The last value of each changed key; `None` for a deleted key.
     changes: BTreeMap<Arc<str>, Option<Entry>>,
@@ -79,7 +79,7 @@ impl CoalescedUpdates {
         }
     }
 
-    /// Returns the combined effect of all pending changes on a key.
+    /// Returns the combined effect of all pending changes on a key's value.
     fn effect(&self, key: &str) -> Effect<'_> {
         match self.changes.get(key) {
             Some(None) => return Effect::Removed,

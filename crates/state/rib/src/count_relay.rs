@@ -20,7 +20,7 @@ use crate::follower::FollowerHandle;
 
 /// Time limit for one report to the upstream.
 const REPORT_TIMEOUT: Duration = Duration::from_secs(2);
-/// Maximum number of reports sent in a row. Further counts wait for the next interval.
+/// Maximum number of reports sent back to back. Further counts wait for the next interval.
 const MAX_REPORTS: usize = 32;
 
 /// Aggregated counts of an agent's or replica's downstream processes. Clones share state.
@@ -167,7 +167,7 @@ async fn send_report(
     })
 }
 
-/// Logs refused rows. The other rows of the report counted, and the upstream shows the refused rows as left out.
+/// Logs refused rows. The other rows of the report were counted; the upstream shows the refused rows as left out.
 fn log_refused_rows(rows: u64) {
     static REFUSED: LogLimiter = LogLimiter::new();
     if rows > 0

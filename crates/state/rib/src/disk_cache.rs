@@ -32,7 +32,7 @@ const LOCK: &str = "lock";
 const CHECKPOINT: &str = "checkpoint";
 /// Name of the file with the location of the writing process.
 const LOCATION: &str = "location";
-/// Number of files from which on a single `syncfs` replaces an `fsync` of each file.
+/// From this number of files on, one `syncfs` replaces an `fsync` per file.
 const SYNCFS_THRESHOLD: usize = 16;
 /// Extension of files with a saved subscription.
 const COPY: &str = "copy";
@@ -98,7 +98,7 @@ impl SavedCopy {
 #[derive(Debug)]
 pub struct Cache {
     folder: PathBuf,
-    /// Held while this process writes to the folder.
+    /// Lock held while this process writes to the folder; `None` for reading only.
     _lock: Option<fs::File>,
 }
 
@@ -183,13 +183,12 @@ impl Cache {
         Ok(Some(saved))
     }
 
-    /// Saves one subscription, durably as a whole or not at all. An empty value stands for a chunk that was saved
-    /// earlier.
+    /// Saves one subscription durably, completely or not at all. An empty value stands for a chunk saved earlier.
     pub fn save(&self, saved: &SavedCopy) -> Result<(), CacheError> {
         self.save_all(std::slice::from_ref(saved))
     }
 
-    /// Saves several subscriptions, each of them durably as a whole or not at all.
+    /// Saves several subscriptions durably, each completely or not at all.
     pub fn save_all(&self, all: &[SavedCopy]) -> Result<(), CacheError> {
         all.iter().try_for_each(|saved| self.save_chunks(saved))?;
         let content = |saved: &SavedCopy| {
@@ -200,8 +199,8 @@ impl Cache {
         all.iter().try_for_each(|saved| self.sweep_chunks(saved))
     }
 
-    /// Records that every saved copy is current at `revision`. A copy that has not changed for long can then resume
-    /// from this revision.
+    /// Records that every saved copy is current at `revision`. A copy that has not changed for a long time can then
+    /// resume from this revision.
     pub fn checkpoint(&self, revision: Revision, at: SystemTime) -> Result<(), CacheError> {
         let checkpoint = SavedCopy { prefix: Prefix::everything(), revision, at, entries: Vec::new() };
         self.write(&self.folder.join(CHECKPOINT), &file_format::encode(&checkpoint))

@@ -17,11 +17,12 @@ pub const MAX_PREFIXES: usize = 262_144;
 const PREFIX_BYTES: usize = 448;
 /// Maximum memory for the prefixes of all watches, in bytes.
 pub const MAX_FOLLOWED_BYTES: usize = 512 << 20;
-/// Memory for prefixes that a watch may use almost regardless of other watches, in bytes: about twenty services.
+/// Memory for prefixes that each watch may use regardless of other watches, until the reserve is used up; in bytes.
+/// Enough for about twenty services.
 const MIN_PER_WATCH: usize = 32 << 10;
-/// Divisor of the maximum memory that gives the part for all watches of one peer.
+/// All watches of one peer together may use one in this many parts of the maximum memory.
 const PER_PEER: usize = 4;
-/// Divisor of the maximum memory that gives the part reserved for watches within the minimum.
+/// One in this many parts of the maximum memory is reserved for watches within the minimum.
 const RESERVED: usize = 4;
 
 /// Counts the memory of followed prefixes, and refuses prefixes beyond the maximum. Cheap to clone.

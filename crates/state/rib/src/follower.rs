@@ -46,8 +46,8 @@ use crate::{PeerInfo, Update};
 /// Which upstreams to follow, and how.
 #[derive(Clone, Debug)]
 pub struct FollowerConfig {
-    /// Addresses of upstreams, tried in turn; at least one. If there are several addresses, a stale upstream is left
-    /// after some seconds.
+    /// Addresses of upstreams, tried in turn; at least one. If there are several, the follower leaves a stale
+    /// upstream after some seconds.
     pub addresses: Vec<Address>,
     /// How to connect to upstreams.
     pub transport: Transport,
@@ -55,9 +55,9 @@ pub struct FollowerConfig {
     pub software: String,
     /// Backoff between connection attempts.
     pub backoff: Backoff,
-    /// Whether to leave an upstream whose revision is behind one that was seen before. Processes that serve revisions
-    /// to others need this. Other processes prefer an old copy, for example from an agent's disk, to none. The copy
-    /// of a single prefix never goes backwards in either case.
+    /// Whether to leave an upstream whose revision is older than one seen before. Processes that serve revisions to
+    /// others need this. Other processes prefer an old copy, for example from an agent's disk, to none. In either
+    /// case, the copy of a single prefix never goes back to an older revision.
     pub refuse_lagging: bool,
 }
 
@@ -119,7 +119,7 @@ pub struct FollowerState {
     pub connected: bool,
     /// When `connected` last changed.
     pub since: Instant,
-    /// Number of consecutive failed attempts, as of the last attempt that began or ended.
+    /// Number of consecutive failed attempts when the last attempt began or ended.
     pub failures: u32,
     /// Location of the upstream, from its last handshake. Only agents send theirs.
     pub location: Option<Location>,
@@ -147,8 +147,8 @@ pub struct FollowerHandle {
 #[derive(Debug)]
 pub struct Follower;
 
-/// The desired subscriptions. When `changed` is notified, they are reconciled with the requested ones. This is a
-/// state and not a queue, so that an owner that is faster than the connection costs no memory.
+/// Desired subscriptions. A notification of `changed` starts reconciliation with the requested subscriptions. Desired
+/// subscriptions are a state and not a queue, so that an owner faster than the connection costs no memory.
 #[derive(Debug, Default)]
 struct Desired {
     subscriptions: Mutex<DesiredSubscriptions>,
@@ -241,8 +241,8 @@ impl FollowerHandle {
         self.follow(prefixes.into_iter().map(|prefix| (prefix, None)));
     }
 
-    /// Follows prefixes of which copies at these revisions exist. They are requested together, so that a process that
-    /// serves revisions to others gets the missed changes of all prefixes as one change.
+    /// Follows prefixes, resuming from copies at the given revisions. They are requested together: a process that
+    /// serves revisions to others then gets the missed changes of all prefixes as one change.
     pub fn subscribe_from(&self, held: impl IntoIterator<Item = (Prefix, Revision)>) {
         self.follow(held.into_iter().map(|(prefix, revision)| (prefix, Some(revision))));
     }
@@ -279,7 +279,7 @@ impl FollowerHandle {
         self.retry.send_replace(());
     }
 
-    /// Returns a receiver of the revision whose acknowledgement the upstream requested.
+    /// Returns a receiver of the latest revision that the upstream asked to acknowledge.
     pub(crate) fn ack_requested(&self) -> watch::Receiver<Option<Revision>> {
         self.ack_requested.clone()
     }
@@ -355,7 +355,7 @@ impl Backoff {
     }
 }
 
-/// Returns a random number, to spread the actions of a fleet.
+/// Returns a random number, with which processes of a fleet spread their actions over time.
 pub fn random() -> u64 {
     mix64(RandomState::new().build_hasher().finish())
 }

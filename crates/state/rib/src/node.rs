@@ -26,7 +26,7 @@ pub use replica_updates::StaleUpdate;
 pub use watcher::Watcher;
 use watcher::WatcherWaker;
 
-/// Id that stands for an unknown store. No store gets this id.
+/// Placeholder for the id of an unknown store. No store has this id.
 const NO_STORE: StoreId = StoreId(0);
 
 /// A copy of the routing information base with its watchers. The copy is complete in a control plane or replica, and
@@ -318,8 +318,8 @@ impl Node {
         inner.request_ack(&late, number);
     }
 
-    /// Whether every watcher has applied `revision`. `late` caches the late watchers of the last call: while any of
-    /// them is still late, the other watchers need not be scanned. Requests acknowledgements from late watchers.
+    /// Whether every watcher has applied `revision`. Requests acknowledgements from watchers that have not. `late`
+    /// caches them between calls: while any of them is still late, no other watcher need be scanned.
     fn all_acked(&self, prefix: &Prefix, revision: u64, late: &mut Vec<WatcherId>) -> bool {
         let inner = self.lock();
         let current = inner.table.revision();
@@ -357,7 +357,7 @@ impl NodeInner {
         Revision { store: self.store, partition: 0, number: self.table.revision() }
     }
 
-    /// Marks changed keys as dirty for the watchers. Sends idle watchers their revision before the log drops it.
+    /// Marks changed keys as dirty for their watchers. Sends idle watchers their revision before the log drops it.
     fn notify_changes(&mut self, keys: &[Arc<str>]) {
         let mut woken = self.hub.mark_dirty(keys);
         if self.progress.due(self.table.changes()) {

@@ -48,9 +48,8 @@ impl NodeCore {
         self.notify_changes(&keys)
     }
 
-    /// Simulates a restart with the same table, after which there are no watchers. With `remembers`, the log of
-    /// changes survives, as in replicas, which keep it on disk; returning watchers then resume. A control plane loses
-    /// its log.
+    /// Simulates a restart with the same table and without watchers. If `remembers` is set, the log of changes
+    /// survives and returning watchers resume: replicas keep their log on disk. A control plane loses its log.
     pub fn restart(&mut self, remembers: bool) {
         self.hub = Hub::default();
         if !remembers {

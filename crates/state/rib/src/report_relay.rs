@@ -23,8 +23,8 @@ use tokio_util::sync::CancellationToken;
 
 use crate::follower::FollowerHandle;
 
-/// Interval of a relay while a service is planned. It is half of a program's interval, because each level would
-/// otherwise add a whole interval of delay.
+/// Interval of a relay while a service is planned. It is half of a program's interval, because each level of relays
+/// adds up to one interval of delay.
 const RELAY_INTERVAL: Duration = Duration::from_millis(REPORT_INTERVAL_MS / 2);
 /// Time limit for one report to the upstream.
 const REPORT_TIMEOUT: Duration = Duration::from_secs(2);
@@ -40,7 +40,7 @@ pub struct ReportRelay {
 #[derive(Debug)]
 struct RelayState {
     upstream: FollowerHandle,
-    /// Region of an agent. Every report names the region, even without calls.
+    /// Region of an agent. Every report names the region, even if it contains no calls.
     region: Option<Region>,
     /// Random number that identifies this process in its reports.
     id: u64,
@@ -56,8 +56,8 @@ struct RelayState {
 }
 
 impl ReportRelay {
-    /// Creates a relay that reports to `upstream`. An agent passes its `region`. Reports then name the region even if
-    /// it has no calls, so that a planner knows this.
+    /// Creates a relay that reports to `upstream`. An agent passes its `region`; reports then name the region even
+    /// without calls, which tells planners that the region has none.
     pub fn new(upstream: FollowerHandle, region: Option<Region>, limits: SumLimits) -> Self {
         let began = Instant::now();
         let shared = RelayState {
@@ -105,9 +105,9 @@ impl ReportRelay {
         Ok(Some(v1::ReportSignalsResponse { next_report_ms, watched, ..Default::default() }))
     }
 
-    /// Reports the sum until `stopping`, then an empty sum. By then downstream processes report elsewhere, and would
-    /// be counted twice until this process's last report expires. A failed report is not repeated, since the next one
-    /// replaces it.
+    /// Reports the sum until `stopping`, then an empty sum: downstream processes then report elsewhere, and would
+    /// otherwise be counted twice until this process's last report expires. A failed report is not repeated, since
+    /// the next one replaces it.
     pub async fn run(self, stopping: CancellationToken) {
         let mut ticks = tokio::time::interval(RELAY_INTERVAL);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);

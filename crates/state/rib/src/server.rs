@@ -97,8 +97,8 @@ pub trait ServedRib: Clone + Send + Sync + 'static {
         Ok(())
     }
 
-    /// Returns the number of acquired prefixes by user of this machine, if limits apply to users. Without them, a
-    /// user could open many watches, each with the share of one caller.
+    /// Number of acquired prefixes by local user; `None` if users are not limited. Without a limit, a user could open
+    /// many watches, each with the share of one caller.
     fn acquired_by_users(&self) -> Option<&UserPlaces> {
         None
     }
@@ -158,7 +158,7 @@ pub enum WriteError {
     /// The batch is malformed or exceeds a limit.
     #[error(transparent)]
     Invalid(#[from] Invalid),
-    /// This process accepts no writes. The text names one that does.
+    /// This process accepts no writes. The text names a process that does.
     #[error("{0}")]
     NotWritable(String),
     /// The store failed. The text has the cause and the remedy.
@@ -302,7 +302,7 @@ impl<B: ServedRib> RibServer<B> {
         Ok(v1::ReadResponse { at: Some(Cursor::at(revision).into()), entries })
     }
 
-    /// Returns the revision for which a read must wait. Refuses if waiting cannot help.
+    /// Returns the revision for which a read must wait. Refuses if waiting cannot succeed.
     fn number(&self, at_least: v1::Cursor) -> Result<u64, Status> {
         let at_least = Cursor::try_from(at_least).map_err(|e| refused(e.within("at_least")))?;
         self.backend.supports_at_least().map_err(Status::failed_precondition)?;

@@ -14,10 +14,10 @@ mod previous_values;
 
 use previous_values::PreviousValues;
 
-/// Minimum length of a table's log of changes, with which returning watchers need no snapshot.
+/// Minimum number of changes in a table's log. Watchers that return within the log need no snapshot.
 pub const DEFAULT_LOG_LEN: usize = 100_000;
-/// Number of entries per logged change in a large table. At this length the log costs less memory than the avoided
-/// snapshots cost bandwidth, which is gigabytes for a watcher that was away for a minute.
+/// Number of entries per logged change in a large table. A log of this length costs less memory than the bandwidth of
+/// the avoided snapshots, which are gigabytes for a watcher that was away for a minute.
 const ENTRIES_PER_LOGGED_CHANGE: usize = 2;
 
 /// The content of the routing information base, and the recently changed keys.
@@ -43,8 +43,8 @@ impl Default for Table {
 }
 
 impl Table {
-    /// Creates an empty table whose log has at most `max_log` changes, or half as many as the table has entries if
-    /// that is more.
+    /// Creates an empty table. Its log holds at most `max_log` changes, or half the number of entries if that is
+    /// greater.
     pub fn new(max_log: usize) -> Self {
         Self {
             entries: BTreeMap::new(),
@@ -205,8 +205,8 @@ impl Table {
         self.previous.keep(self.changes);
     }
 
-    /// Returns the values, before the changes after change number `changes`, of the keys that changed since, where
-    /// remembered.
+    /// Returns the remembered values of keys that changed after change number `changes`, as they were before these
+    /// changes.
     pub(crate) fn previous(&self, changes: u64) -> HashMap<&str, Option<&Entry>> {
         self.previous.at(changes)
     }
@@ -222,7 +222,7 @@ impl Table {
         }
     }
 
-    /// Removes a key that has no watchers, without logging a change.
+    /// Removes a key without watchers, and logs no change.
     pub(crate) fn forget(&mut self, key: &str) {
         self.entries.remove(key);
     }

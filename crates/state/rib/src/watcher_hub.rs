@@ -30,8 +30,8 @@ pub struct WatcherInfo {
     pub software: String,
     /// Identity authenticated by the transport.
     pub identity: Identity,
-    /// Revision number up to which the watcher has applied its changes. If no change is pending, this is the node's
-    /// revision, or a greater one if the watcher holds copies from after the node's revision.
+    /// Revision number up to which the watcher has applied its changes. Without pending changes, this is the node's
+    /// revision, or a greater one if the watcher holds newer copies than the node.
     pub applied: u64,
     /// Kind, region and addresses, if the watcher sent them. Programs send none.
     pub peer: Option<Arc<PeerInfo>>,
@@ -161,7 +161,7 @@ impl Hub {
         self.watchers.keys().copied().collect()
     }
 
-    /// Whether the watcher held copies from after the table's revision at its last pull.
+    /// Whether the watcher's copies were newer than the table at its last pull.
     pub(crate) fn is_ahead(&self, id: WatcherId) -> bool {
         self.ahead.contains(&id)
     }
@@ -194,7 +194,7 @@ impl Hub {
         }
     }
 
-    /// Returns the watchers of `prefix`, and of any prefix above or below it.
+    /// Returns the watchers that follow `prefix`, or a prefix above or below it.
     pub(crate) fn watchers(&self, prefix: &Prefix, revision: u64) -> Vec<WatcherInfo> {
         let ids = self.overlapping(prefix);
         ids.iter().filter_map(|id| self.watchers.get(id)).map(|watcher| watcher.info(revision)).collect()

@@ -13,9 +13,9 @@ use tokio::sync::watch;
 const MAX_COMMITS: usize = 4096;
 /// Maximum size of keys and values in the retained commits, in bytes.
 const MAX_BYTES: usize = 32 << 20;
-/// Factor on both bounds for commits that a subscriber has not read yet. A compacted subscriber must load the whole
-/// store, possibly gigabytes, which blocks every write. Under the heaviest stream of writes, a subscriber may
-/// therefore lag for seconds.
+/// Factor by which both bounds are larger for commits that a subscriber has not read yet. A compacted subscriber must
+/// load the whole store, possibly gigabytes, which blocks every write. With this factor, a subscriber may lag for
+/// seconds under the heaviest stream of writes.
 const UNREAD_FACTOR: usize = 8;
 
 /// The requested commits are no longer retained. The subscriber must load the store and subscribe again.
@@ -31,7 +31,7 @@ pub struct Compacted {
 /// The retained commits, by ascending revision. A store may skip revisions.
 #[derive(Debug)]
 struct RecentCommits {
-    /// Every commit with a greater revision than this one is retained.
+    /// The log retains every commit with a revision greater than this one.
     after: u64,
     commits: VecDeque<Commit>,
     bytes: usize,
@@ -61,7 +61,7 @@ impl RecentCommits {
     }
 }
 
-/// End of a log.
+/// Newest position of a log.
 #[derive(Clone, Copy, Debug)]
 struct LogPosition {
     revision: u64,
@@ -102,7 +102,7 @@ impl CommitLog {
         self.newest.send_modify(|now| now.revision = newest);
     }
 
-    /// Continues after `revision` although the commits up to it are unknown. Subscribers at an older revision get
+    /// Continues after `revision` although commits up to it are unknown. Subscribers at an older revision get
     /// [`Compacted`].
     pub(crate) fn skip_to(&self, revision: u64) {
         let mut recent = lock(&self.recent);
@@ -145,7 +145,7 @@ pub struct Commits {
     recent: Arc<Mutex<RecentCommits>>,
     newest: watch::Receiver<LogPosition>,
     after: u64,
-    /// Last revision read by this subscription. The log reads it to retain unread commits longer.
+    /// Last revision that this subscription has read. The log retains unread commits longer.
     read_up_to: Arc<AtomicU64>,
 }
 

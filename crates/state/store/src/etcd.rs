@@ -53,9 +53,10 @@ use state::EtcdState;
 use watch_loop::{read_meta, watch_commits};
 use writer_lease::WriterLease;
 
-/// Value of `--max-txn-ops` that suffices for every batch: its operations, and one that records the revision.
+/// Value of etcd's `--max-txn-ops` that suffices for every batch: its operations, and one that records the revision.
 const MAX_TXN_OPS: usize = fairmesh_rib::MAX_OPS + 1;
-/// Value of `--max-request-bytes` that suffices for every batch: a transaction contains each key up to three times.
+/// Value of etcd's `--max-request-bytes` that suffices for every batch: a transaction contains each key up to three
+/// times.
 const MAX_REQUEST_BYTES: usize = 8 << 20;
 /// Time limit for releasing the lease on close.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);

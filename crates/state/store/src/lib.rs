@@ -91,9 +91,9 @@ pub trait Store: Debug + Send + Sync + 'static {
         Box::pin(async { Ok(()) })
     }
 
-    /// Time until which no other process can write to this store, by this process's clock. Renewals advance it. After
-    /// this time, another process may have written data that is not visible here. `None` if no other process can ever
-    /// write, or if no lease was acquired.
+    /// Time until which no other process can write to this store, by this process's clock. Renewals advance it.
+    /// Afterwards, another process may have written data that is not visible here. `None` if no other process can
+    /// ever write, or if no lease was acquired.
     fn lease_expiry(&self) -> Option<watch::Receiver<Instant>> {
         None
     }

@@ -6,7 +6,7 @@ use crate::run::{Finished, Outcome};
 
 /// Number of slowest tests in the final summary.
 const SLOWEST: usize = 10;
-/// A run with at most this many tests prints a line for each passed test.
+/// Maximum number of tests in a run that prints a line for each passed test.
 const FEW: usize = 60;
 /// Maximum number of flaky tests in a successful run.
 const MAX_FLAKY: usize = 2;
@@ -40,7 +40,7 @@ impl Report {
         }
     }
 
-    /// Counts a test, and prints it if it failed or was skipped; with its output if it failed.
+    /// Counts a test. If it failed, prints it with its output; if it was skipped, prints it.
     pub(crate) fn add(&mut self, test: Finished) {
         let seconds = test.took.as_secs_f64();
         match test.outcome {

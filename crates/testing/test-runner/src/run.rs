@@ -15,8 +15,8 @@ use tokio::{
 
 use crate::test_listing::Test;
 
-/// A test that takes longer hangs. The longest takes under two minutes on an idle machine. Documentation tests may
-/// first have to be compiled, which takes minutes on two cores.
+/// Time limit of a test; a test that takes longer hangs. The longest test takes under two minutes on an idle machine.
+/// Documentation tests may first have to be compiled, which takes minutes on two cores.
 const TIME_LIMIT: Duration = Duration::from_secs(900);
 /// Maximum number of bytes kept from the end of a test's output.
 const OUTPUT_LIMIT: u64 = 256 << 10;
@@ -24,9 +24,9 @@ const OUTPUT_LIMIT: u64 = 256 << 10;
 /// Whether other tests run at the same time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mode {
-    /// Other tests.
+    /// Other tests run at the same time.
     Shared,
-    /// No other test.
+    /// No other test runs.
     Alone,
 }
 
@@ -34,11 +34,11 @@ pub(crate) enum Mode {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
     Passed,
-    /// Failed, with the exit status of its process.
+    /// The test failed, with the exit status of its process.
     Failed(String),
-    /// Skipped, with the reason.
+    /// The test was skipped, with the reason.
     Skipped(String),
-    /// Must run again, alone.
+    /// The test must run again, without other tests.
     NeedsMachine,
 }
 
@@ -48,7 +48,7 @@ pub(crate) struct Finished {
     pub(crate) name: String,
     pub(crate) outcome: Outcome,
     pub(crate) took: Duration,
-    /// The end of its output.
+    /// The end of the test's output.
     pub(crate) output: String,
 }
 

@@ -15,7 +15,7 @@ use crate::{
 
 /// Maximum number of failed tests that run again.
 const MAX_REPEATED: usize = 10;
-/// Interval at which the runner prints what it waits for.
+/// Interval at which the runner prints which tests it waits for.
 const PROGRESS: Duration = Duration::from_secs(15);
 
 /// Parts of the names of the longest tests. They start first, so that none of them is the last to run. The final list
@@ -92,7 +92,7 @@ pub(crate) async fn run(
 }
 
 impl Schedule<'_> {
-    /// Runs these tests to their ends. Returns those that need the machine for themselves.
+    /// Runs these tests to their ends. Returns the tests that must run without others.
     async fn run_all(&mut self, tests: Vec<Test>, mode: Mode) -> Result<Vec<Test>, String> {
         let (mut waiting, mut alone) = (tests.into_iter(), Vec::new());
         loop {

@@ -65,7 +65,7 @@ impl Etcd {
         format!("127.0.0.1:{}", self.port)
     }
 
-    /// Kills it, and keeps its data.
+    /// Kills etcd, but keeps its data.
     pub fn kill(&mut self) {
         if let Some(mut process) = self.process.take() {
             process.kill().unwrap();
@@ -73,7 +73,7 @@ impl Etcd {
         }
     }
 
-    /// Restarts it on the same ports.
+    /// Restarts etcd on the same ports.
     pub fn restart(&mut self) {
         assert!(self.process.is_none() && self.run(), "{}", self.log());
     }
@@ -83,7 +83,7 @@ impl Etcd {
         std::fs::remove_dir_all(self.data()).unwrap();
     }
 
-    /// The response to a call of etcd's HTTP interface, which must succeed.
+    /// Makes a call to etcd's HTTP interface, which must succeed, and returns the response.
     pub fn post(&self, path: &str, body: &str) -> String {
         call(&self.client(), path, body).unwrap()
     }

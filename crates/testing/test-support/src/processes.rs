@@ -21,11 +21,11 @@ use crate::PATIENCE;
 pub struct Program {
     /// Path of the program.
     pub binary: PathBuf,
-    /// Its arguments.
+    /// Arguments of the program.
     pub args: Vec<OsString>,
-    /// Its complete environment.
+    /// Complete environment of the program.
     pub env: Vec<(&'static str, String)>,
-    /// File for its output.
+    /// File to which the program's output is written.
     pub log: PathBuf,
 }
 

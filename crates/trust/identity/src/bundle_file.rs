@@ -9,9 +9,9 @@ use crate::{Credentials, IdentityError, Workload};
 /// Interval at which the file is compared with its last content.
 const INTERVAL: Duration = Duration::from_secs(5);
 
-/// Follows `bundle.pem` in an identity's [folder](Credentials::save). When the file changes, its roots are trusted
-/// for new connections. An operator can thus add or remove a root before a control plane reports it. The next renewal
-/// restores the recorded roots. Never returns.
+/// Follows `bundle.pem` in an identity's [folder](Credentials::save). When the file changes, new connections trust
+/// its roots. An operator can thus add or remove a root before a control plane reports it. The next renewal restores
+/// the recorded roots. Never returns.
 pub async fn follow_bundle(workload: &Workload, folder: &Path) {
     let mut seen = Credentials::read_bundle(folder).ok().flatten();
     loop {
@@ -32,7 +32,7 @@ pub async fn follow_bundle(workload: &Workload, folder: &Path) {
     }
 }
 
-/// Trusts the roots in the file if they changed. The same content is used or reported only once.
+/// Trusts the roots in the file if they changed. Unchanged content is not used or reported again.
 fn use_bundle(
     workload: &Workload,
     folder: &Path,

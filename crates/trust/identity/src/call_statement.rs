@@ -20,7 +20,7 @@ use crate::{
     signed_message::{self, Purpose},
 };
 
-/// How long a statement is valid, without clock skew.
+/// Validity of a statement, excluding clock skew.
 const MAX_AGE: Duration = Duration::from_secs(60);
 
 /// Why a statement does not authenticate a caller.

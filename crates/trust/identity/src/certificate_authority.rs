@@ -23,18 +23,18 @@ use crate::{
     join_token::digest, pem_files, renewal::RENEWAL,
 };
 
-/// How long certificates of processes are valid.
+/// Validity of process certificates.
 pub const LIFETIME: Duration = Duration::from_secs(24 * 3600);
 
 const DAY: Duration = Duration::from_secs(24 * 3600);
-/// How long a root is valid.
+/// Validity of a root.
 const ROOT_LIFETIME: Duration = Duration::from_secs(3650 * 24 * 3600);
-/// Time from the creation of a root until all running programs trust it. Programs learn of a new root when they renew
+/// Time after a root's creation at which all running programs trust it. Programs learn of a new root when they renew
 /// their certificates.
 const ROOT_LEARNED: Duration = RENEWAL.saturating_add(CLOCK_SKEW);
-/// How long an intermediate is valid: longer than a long absence of the person who holds the root key.
+/// Validity of an intermediate: longer than a long absence of the person who holds the root key.
 const ISSUER_LIFETIME: Duration = Duration::from_secs(180 * 24 * 3600);
-/// Remaining validity below which an intermediate is replaced, if the root's key is present.
+/// Remaining validity at which an intermediate is replaced, if the root's key is present.
 const ISSUER_RENEWAL: Duration = Duration::from_secs(60 * 24 * 3600);
 
 /// File with all roots, the newest last. Not secret.
@@ -43,7 +43,7 @@ const BUNDLE_FILE: &str = "bundle.pem";
 const ROOT_FILE: &str = "root.key";
 /// File with this control plane's intermediate and its key.
 const ISSUER_FILE: &str = "issuer.key";
-/// File to which an intermediate is moved if no root leads to it.
+/// File for an intermediate that no known root issued. The intermediate is moved there.
 const UNUSED_ISSUER_FILE: &str = "unused-issuer.key";
 
 /// Issues the certificates of one trust domain. Its keys and roots are in a folder.
@@ -57,9 +57,9 @@ struct State {
     roots: Vec<CertificateDer<'static>>,
     issuer: CertificateDer<'static>,
     signer: Issuer<'static, KeyPair>,
-    /// SHA-256 of the intermediate's file when it was last read or written.
+    /// SHA-256 of the intermediate's file at the last read or write.
     seen: Option<[u8; 32]>,
-    /// When this process began to issue certificates under the intermediate's root, as time since 1970.
+    /// Time since 1970 at which this process began to issue certificates under the intermediate's root.
     since: Duration,
 }
 
@@ -296,18 +296,18 @@ impl Authority {
     }
 }
 
-/// Which process requests the next certificates of a process.
+/// Which process requests a process's next certificate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Holder {
-    /// Another process: an agent for its programs, or a control plane for itself. A stolen key is then useful only
-    /// until its certificate expires.
+    /// Another process: an agent for its programs, or a control plane for itself. A stolen key is therefore useful
+    /// only until its certificate expires.
     Vouched,
     /// The process itself, which joined with a token.
     Joined,
 }
 
-/// Common name in certificates of programs that joined with a token. Every control plane of the domain can read the
-/// certificate, so no record of joined programs is needed. A program of an agent with the same id must not renew its
+/// Common name in the certificates of programs that joined with a token. Every control plane of the domain can read
+/// it, so no record of joined programs is needed. A program of an agent may have the same id, but must not renew its
 /// certificate itself.
 const JOINED: &str = "joined with a token";
 
@@ -322,7 +322,7 @@ pub fn renews_itself(certificate: &[u8]) -> bool {
 /// Result of [`Authority::reread_issuer`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reread {
-    /// The file has the current intermediate, or content that was tried before.
+    /// The file has the current intermediate, or content that was already tried.
     Unchanged,
     /// The file had another intermediate, which is used from now on.
     Replaced,

@@ -23,7 +23,7 @@ pub enum Refused {
     /// No root of the bundle issued the certificate.
     #[error("the certificate was not issued by the trust domain {0}")]
     UnknownIssuer(TrustDomain),
-    /// The certificate is for another usage, or is the certificate of an authority.
+    /// The certificate is for another usage, or belongs to an authority.
     #[error("the certificate is not for this use")]
     WrongUsage,
     /// The certificate does not have exactly one name that is a SPIFFE id.

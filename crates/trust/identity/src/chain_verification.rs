@@ -66,7 +66,7 @@ impl Trust {
         Ok(Self { anchors, bundle, revocations: RevocationList::default() })
     }
 
-    /// Makes the verifier also refuse certificates on a list, including entries added later.
+    /// Makes the verifier also refuse the certificates on a revocation list, including entries added later.
     #[must_use]
     pub fn with_revocations(self, revocations: RevocationList) -> Self {
         Self { revocations, ..self }
@@ -97,7 +97,7 @@ impl Trust {
         Self::new(TrustBundle::new(bundle.domain.clone(), roots))
     }
 
-    /// Verifies the chain of a server that also sends its root, by the digest of the root in a token.
+    /// Verifies the chain of a server that also sends its root. A token contains the digest of that root.
     pub(crate) fn verify_pinned(
         chain: &[CertificateDer<'_>],
         token: &JoinToken,

@@ -98,7 +98,7 @@ impl Credentials {
         pem_files::read(&folder.join(BUNDLE_FILE))
     }
 
-    /// Parses the roots in the content of that file.
+    /// Parses the roots in the content of the file of roots.
     pub(crate) fn roots_in(folder: &Path, content: &[u8]) -> Result<Vec<Vec<u8>>, IdentityError> {
         let roots = pem_files::certificates_of(&folder.join(BUNDLE_FILE), content)?;
         Ok(roots.iter().map(|root| root.to_vec()).collect())

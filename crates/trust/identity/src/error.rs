@@ -50,7 +50,7 @@ pub enum IdentityError {
     /// A join token is malformed.
     #[error("the join token is not valid; copy it as a whole, as `fairmesh identity token` prints it")]
     InvalidToken,
-    /// Running programs may not trust the signing root yet.
+    /// Some running programs may not trust the signing root yet.
     #[error(
         "the root {root} is so new that not all programs trust it: they do once they have renewed their certificates, by {}; \
          rotate then, or with --force, where programs that have not renewed fail until they have, or are started again",

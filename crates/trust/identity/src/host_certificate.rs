@@ -13,8 +13,8 @@ use tokio_rustls::rustls::{ServerConfig, pki_types::CertificateDer};
 use crate::{Credentials, IdentityError, PrivateKey, Workload, tls_config};
 
 /// Serves web clients from a process of the mesh, with a certificate for its host names. Clients may send a
-/// certificate of the mesh or none. A single certificate with both host names and identity was rejected: callers
-/// would have to choose between the names.
+/// certificate of the mesh, or none. One certificate with both host names and identity was rejected: callers would
+/// have to choose between the names.
 pub struct HostCertificate {
     workload: Arc<Workload>,
     config: RwLock<Option<Arc<ServerConfig>>>,
@@ -27,7 +27,7 @@ impl fmt::Debug for HostCertificate {
 }
 
 impl HostCertificate {
-    /// Creates the state for a process with this identity, still without a host certificate.
+    /// Creates the state for a process with this identity. It has no host certificate yet.
     pub fn new(workload: Arc<Workload>) -> Self {
         Self { workload, config: RwLock::default() }
     }

@@ -80,7 +80,7 @@ impl JoinToken {
     }
 }
 
-/// Whether a proof was made with this secret.
+/// Whether a proof was made with this token's secret.
 pub(crate) fn is_proved(
     secret: &[u8],
     (joining, region): (&Joining, &str),
@@ -94,7 +94,7 @@ fn key(secret: &[u8]) -> hmac::Key {
     hmac::Key::new(hmac::HMAC_SHA256, secret)
 }
 
-/// Encodes the proved fields. Names contain no zero byte. Agents of the previous release send no region.
+/// Encodes the fields that a proof covers. Names contain no zero byte. Agents of the previous release send no region.
 fn proved(joining: &Joining, region: &str, request: &[u8]) -> Vec<u8> {
     let name = joining.to_string();
     let name = name.as_bytes();
@@ -105,7 +105,7 @@ fn proved(joining: &Joining, region: &str, request: &[u8]) -> Vec<u8> {
     }
 }
 
-/// Returns the SHA-256 of some bytes.
+/// Returns the SHA-256 digest of `bytes`.
 pub fn digest(bytes: &[u8]) -> [u8; DIGEST] {
     let mut out = [0; DIGEST];
     out.copy_from_slice(digest::digest(&digest::SHA256, bytes).as_ref());

@@ -22,7 +22,7 @@ impl Member {
         Self { workload, token, is_secured: false }
     }
 
-    /// Marks a process that was a member before: it never uses plaintext, even without a certificate.
+    /// Marks a process that was a member earlier. It then never uses plaintext, even without a certificate.
     #[must_use]
     pub fn secured(self) -> Self {
         Self { is_secured: true, ..self }

@@ -12,8 +12,8 @@ use crate::{
     tls_stream::TlsStream,
 };
 
-/// Verifies processes of the mesh with its roots, and sends no certificate. For commands on a machine without an
-/// agent.
+/// TLS without a client certificate: verifies mesh processes with the mesh's roots. For commands on a machine without
+/// an agent.
 pub struct OneWayTls(Arc<ClientConfig>);
 
 impl fmt::Debug for OneWayTls {

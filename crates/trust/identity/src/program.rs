@@ -41,7 +41,7 @@ const REPORT_GATEWAY: &str = "/fairmesh.v1.Signals/ReportGateway";
 /// Time limit for one request.
 const TIMEOUT: Duration = Duration::from_secs(12);
 
-/// How long a starting program waits for the record of revocations.
+/// Time for which a starting program waits for the record of revocations.
 const REVOCATIONS_WAIT: Duration = Duration::from_secs(1);
 
 /// Pauses before a program without an identity asks again: while the agent does not respond, and while the mesh has
@@ -49,7 +49,7 @@ const REVOCATIONS_WAIT: Duration = Duration::from_secs(1);
 const NO_AGENT_INTERVAL: Duration = Duration::from_secs(5);
 const NO_DOMAIN_INTERVAL: Duration = Duration::from_secs(60);
 
-/// Gets certificates from the agent at an address.
+/// Obtains certificates from the agent at an address.
 #[derive(Debug)]
 struct AgentSource {
     agent: Address,
@@ -62,7 +62,7 @@ struct AgentSource {
     progress: Arc<Progress>,
 }
 
-/// What the agent's last response showed.
+/// What is known from the agent's last response.
 #[derive(Debug, Default)]
 struct Progress {
     /// Whether the mesh has a trust domain.

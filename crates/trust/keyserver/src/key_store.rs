@@ -12,8 +12,8 @@ use zeroize::Zeroizing;
 
 use crate::{AllowedCaller, KeyFile, KeyServerError, key_file, private_key::KeyType};
 
-/// The keys of a key server. They are encrypted in memory with a key that exists only in this process and ends with
-/// it. A key is decrypted only while it signs, and the plaintext is zeroised afterwards.
+/// Keys of a key server, encrypted in memory. The encryption key exists only in this process. A key is decrypted only
+/// while it signs; the plaintext is zeroised afterwards.
 pub struct KeyStore {
     sealing: RandomizedNonceKey,
     keys: BTreeMap<Label, SealedKey>,
@@ -69,7 +69,7 @@ impl KeyStore {
         self.keys.keys()
     }
 
-    /// Returns the key and its name if this caller may use the key.
+    /// Returns the key and its name if this caller is permitted to use the key.
     pub(crate) fn permitted(&self, caller: &Identity, name: &str) -> Option<(&Label, &SealedKey)> {
         let Identity::Spiffe(caller) = caller else { return None };
         let found = self.keys.get_key_value(&Label::new(name).ok()?)?;
@@ -90,7 +90,7 @@ impl KeyStore {
         Ok(SealedKey { of, nonce: *nonce.as_ref(), sealed, allowed: BTreeSet::new() })
     }
 
-    /// Signs with a key, which is decrypted for this time; `None` if signing fails.
+    /// Signs with a key, which is decrypted only during signing; `None` if signing fails.
     pub(crate) fn sign(&self, name: &Label, scheme: u32, message: &[u8]) -> Option<Vec<u8>> {
         let key = self.keys.get(name)?;
         let mut opened = Zeroizing::new(key.sealed.clone());

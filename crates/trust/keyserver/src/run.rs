@@ -28,7 +28,7 @@ pub struct KeyServerConfig {
     pub listen: SocketAddr,
     /// Address of `/metrics`, `/healthz` and `/readyz`.
     pub admin: Option<SocketAddr>,
-    /// The private keys, and who may use them.
+    /// The private keys, and the callers that may use them.
     pub keys: KeyStore,
     /// Maximum number of requests in progress; further requests are refused.
     pub max_requests: usize,

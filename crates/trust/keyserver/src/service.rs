@@ -32,10 +32,10 @@ pub(crate) struct KeyService(Arc<State>);
 struct State {
     keys: Arc<KeyStore>,
     metrics: Arc<Metrics>,
-    /// Requests that may be in progress at the same time.
+    /// Permits for requests in progress.
     requests: Semaphore,
-    /// Slow signatures that may be computed at the same time. More than one per processor would only slow each other
-    /// down.
+    /// Permits for slow signatures that are computed at the same time. More than one per processor would only slow
+    /// them all down.
     processors: Semaphore,
 }
 
@@ -46,7 +46,8 @@ impl KeyService {
         Self(Arc::new(State { keys: Arc::new(keys), metrics, requests, processors }))
     }
 
-    /// Returns the key if the caller may use it. Otherwise the error is the same as for a key that does not exist.
+    /// Returns the key if the caller may use it. Otherwise returns the error for a nonexistent key, which reveals
+    /// nothing.
     fn permitted(&self, caller: &Identity, name: &str) -> Result<(&Label, &SealedKey), Status> {
         self.0.keys.permitted(caller, name).ok_or_else(|| {
             let shown: String = name.chars().take(MAX_NAME).collect();

@@ -27,8 +27,8 @@ struct Key {
     key: DecodingKey,
 }
 
-/// A JSON Web Key Set (JWKS). Keys are parsed one by one, so that a key of an unknown kind does not affect the
-/// others.
+/// A JSON Web Key Set (JWKS). Keys are parsed one by one, so that a key of an unknown kind does not affect other
+/// keys.
 #[derive(Deserialize)]
 struct Document {
     keys: Vec<Value>,
@@ -80,7 +80,7 @@ impl KeySet {
         if keys.is_empty() { Err(JwksError::NoKey) } else { Ok(Self { keys }) }
     }
 
-    /// Whether the set has no keys, as before any were parsed.
+    /// Whether the set has no keys, as before the first document is parsed.
     pub fn is_empty(&self) -> bool {
         self.keys.is_empty()
     }

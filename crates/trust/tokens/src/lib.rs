@@ -24,8 +24,8 @@ pub use key_set::{JwksError, KeySet};
 /// The claims of a token.
 pub type Claims = Map<String, Value>;
 
-/// The accepted signature algorithms. Algorithms with a shared secret (HS256 …) are excluded: if a public key were
-/// used as the secret, everyone could sign.
+/// Accepted signature algorithms. Algorithms with a shared secret (HS256 …) are excluded: if a public key were used
+/// as the secret, anyone could sign.
 const ALGORITHMS: [Algorithm; 9] = [
     Algorithm::RS256,
     Algorithm::RS384,
@@ -102,7 +102,7 @@ pub fn read_claims(token: &str, algorithm: Algorithm, key: &DecodingKey) -> Resu
     read.map(|token| token.claims).map_err(|_| Refusal::Signature)
 }
 
-/// Returns a validation of the signature alone. Claims are checked separately, with an injected time and with errors
+/// Returns a validation of the signature alone. Claims are checked separately, with an injected time, and with errors
 /// that name the claim.
 fn of_signature(algorithm: Algorithm) -> Validation {
     let mut validation = Validation::new(algorithm);

@@ -9,17 +9,17 @@ use crate::{
     sampling::exponential,
 };
 
-/// Salt of a call's random draws: its record, and the time to fetch it.
+/// Salt of a call's random draws: the record that it reads, and the time to fetch it.
 const RECORD_SALT: u64 = 7;
 
 /// The caches of an application, and the records that calls read.
 #[derive(Debug)]
 pub(super) struct Caches {
     regions: usize,
-    /// Caches by service.
+    /// Caches, by service.
     kinds: Vec<Option<Cache>>,
-    /// First record and number of records, by operation × regions + region of the caller. With number 0, calls read no
-    /// record.
+    /// First record and number of records that calls read, by operation × regions + region of the caller. If the
+    /// number is 0, the calls read no record.
     reads: Vec<(u32, u32)>,
     /// Cached records, by service × regions + region.
     contents: Vec<LastUsed>,
@@ -50,7 +50,8 @@ impl Caches {
         }
     }
 
-    /// Nanoseconds until the record of a call is available. `pool` is the service and region that serves the call.
+    /// Returns the time until the record of a call is available, in nanoseconds. `pool` is the service and region
+    /// that serves the call.
     pub(super) fn wait(&mut self, (operation, source): (u16, u16), pool: (u16, u16), seed: u64) -> u64 {
         let Some(cache) = self.kinds[usize::from(pool.0)] else { return 0 };
         let (first, count) = self.reads[usize::from(operation) * self.regions + usize::from(source)];
@@ -68,7 +69,7 @@ impl Caches {
 }
 
 impl LastUsed {
-    /// Whether a record is cached. Adds the record if not, evicting the least recently used one.
+    /// Whether a record is cached. If it is not, adds it and evicts the least recently used one.
     fn has(&mut self, record: u32, room: usize) -> bool {
         self.uses += 1;
         let before = self.used_at.insert(record, self.uses);

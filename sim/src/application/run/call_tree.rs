@@ -14,7 +14,7 @@ use crate::{
     scenario::Requests,
 };
 
-/// Parent of clients' calls, which have none.
+/// Stands for the parent of clients' calls, which have none.
 const NO_PARENT: u32 = u32::MAX;
 /// Salts for the random draws of a call: its demand, and the number of calls that it makes.
 const DEMAND_SALT: u64 = 5;
@@ -26,7 +26,7 @@ pub(crate) struct CallTrees {
     pub(crate) operations: Vec<TreeOperation>,
     /// Edges from clients first, then edges from operations in order, as in the optimizer's problem.
     pub(crate) edges: Vec<TreeEdge>,
-    /// The edge of each group of clients.
+    /// Index of the edge for each group of clients.
     pub(crate) client_edges: Vec<u32>,
 }
 
@@ -36,7 +36,7 @@ pub(crate) struct TreeOperation {
     pub(crate) service: u16,
     pub(crate) node: CallNode,
     demand: Requests,
-    /// Edges of each stage, as a half-open range.
+    /// Edges of each stage, as half-open ranges.
     stages: Vec<(u32, u32)>,
 }
 
@@ -55,7 +55,7 @@ pub(crate) struct TreeEdge {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct NewCall {
     pub(crate) edge: u32,
-    /// Remaining calls over the edge, each made after the response to the previous one.
+    /// Number of calls over the edge that remain; each is made after the response to the previous one.
     pub(crate) left: u16,
     pub(crate) seed: u64,
 }
@@ -65,7 +65,7 @@ pub(crate) struct NewCall {
 pub(crate) enum CallEnd {
     Responded,
     Failed,
-    /// Dropped by a table before it was sent.
+    /// A table dropped the call before it was sent.
     Dropped,
 }
 
@@ -74,10 +74,10 @@ pub(crate) enum CallEnd {
 pub(crate) struct TreeCall {
     pub(crate) edge: u32,
     pub(crate) left: u16,
-    /// Determines all random draws of the call and its children, so that all planners get the same trees.
+    /// Seed of all random draws of the call and its children, so that all planners get the same trees.
     seed: u64,
     parent: u32,
-    /// Generation of the parent's entry, by which a lost parent is recognised.
+    /// Generation of the parent's entry, by which the loss of the parent is recognised.
     pub(crate) parent_generation: u32,
     stage: u16,
     /// Unfinished chains of calls in the current stage.
@@ -157,7 +157,7 @@ impl CallTrees {
         self.operations.iter().map(|operation| usize::from(operation.service) + 1).max().unwrap_or(0)
     }
 
-    /// The services that operations of a service call.
+    /// Returns the services that the operations of `service` call.
     pub(crate) fn called_by(&self, service: u16) -> BTreeSet<u16> {
         let is_of = |parent: u16| self.operations[usize::from(parent)].service == service;
         let edges = self.edges.iter().filter(|edge| edge.parent.is_some_and(is_of));

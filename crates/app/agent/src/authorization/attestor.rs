@@ -19,34 +19,34 @@ use tonic::{Code, Status};
 use super::Asked;
 use crate::identity::AgentIdentity;
 
-/// Time for which a granted permission is cached, equal to the time for which a program of the Workload API keeps an
-/// identity.
+/// Time for which a granted permission is cached. It equals the time for which a program that uses the Workload API
+/// keeps an identity.
 const PERMITTED_FOR: Duration = Duration::from_secs(30);
 /// Time for which a refusal is cached. Short, so that a new record soon takes effect, while a refused program still
 /// costs control planes little.
 const REFUSED_FOR: Duration = Duration::from_secs(5);
 /// Maximum number of concurrent requests to control planes for the programs of one user.
 const CONCURRENT: usize = 4;
-/// Maximum number of cached answers for the programs of one user. When it is reached, the cache of the user is cleared.
+/// Maximum number of cached answers for the programs of one user. At this number, the user's cache is cleared.
 const MAX_ANSWERS: usize = 1024;
 /// Maximum number of users with cached answers.
 const MAX_USERS: usize = 1024;
 /// Timeout for reading the policies of called services.
 const READ_TIMEOUT: Duration = Duration::from_secs(5);
-/// Maximum number of policies in one read, below the limit of prefixes in a read.
+/// Maximum number of policies in one read. Below the maximum number of prefixes in a read.
 const MAX_READ: usize = 1024;
 
 /// Services that a program may not call, with the reason for each.
 pub(super) type RefusedCalls = BTreeMap<ServiceName, Status>;
 
-/// Asks control planes what programs of other users may do, and caches the answers for a short time.
+/// Asks control planes what the programs of other users may do, and caches the answers for a short time.
 #[derive(Debug)]
 pub(super) struct Attestor {
     upstream: FollowerHandle,
     users: Mutex<HashMap<u32, User>>,
 }
 
-/// Cached answers and request limit for the programs of one user.
+/// Cached answers and request limit of one user's programs.
 #[derive(Debug)]
 struct User {
     asking: Arc<Semaphore>,
@@ -56,9 +56,9 @@ struct User {
 /// A permission that a program may need.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum Question {
-    /// Whether it may have the identity of a service.
+    /// Whether the program may have the identity of a service.
     ActFor(ServiceName),
-    /// Whether one of its identities may call a service.
+    /// Whether one of the program's identities may call a service.
     Call(ServiceName),
     /// Whether the program has any identity.
     BeKnown,
@@ -67,7 +67,7 @@ enum Question {
 #[derive(Clone, Debug)]
 struct Answer {
     at: Instant,
-    /// Reason of the refusal. `None` if permitted.
+    /// Reason of the refusal; `None` if the permission is granted.
     refused: Option<String>,
 }
 
@@ -116,7 +116,7 @@ impl Attestor {
         first(self.refused_calls(identity, program, &asked.calls).await?)
     }
 
-    /// Checks a TCP peer, which is identified by its certificate.
+    /// Checks a TCP peer, whose certificate identifies it.
     pub(super) async fn check_proved(&self, id: &SpiffeId, asked: &Asked) -> Result<(), Status> {
         let is_other = |service: &&ServiceName| id.path != SpiffePath::Service((*service).clone());
         if let Some(service) = asked.acts_for.iter().find(is_other) {
@@ -125,7 +125,7 @@ impl Attestor {
         first(self.calls_refused_to_proved(id, &asked.calls).await?)
     }
 
-    /// Returns the services that a TCP peer may not call, using one read.
+    /// Returns the services that a TCP peer may not call. Needs only one read.
     pub(super) async fn calls_refused_to_proved(
         &self,
         id: &SpiffeId,
@@ -180,7 +180,7 @@ impl Attestor {
         refusals(settled)
     }
 
-    /// Answers a question from the cache, or with `ask`.
+    /// Answers a question from the cache or, if it is not cached, with `ask`.
     async fn decide<F>(
         &self,
         program: &ProgramFacts,
@@ -203,7 +203,7 @@ impl Attestor {
         self.settle(program, question, ask().await)
     }
 
-    /// Caches a decision. While no control plane answers, the last permission stays valid.
+    /// Caches a decision. While no control plane answers, the last granted permission stays valid.
     fn settle(
         &self,
         program: &ProgramFacts,
@@ -248,7 +248,7 @@ impl Attestor {
         self.users.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Reads the policies of services from the upstream, since this agent may not follow them.
+    /// Reads the policies of services from the upstream, since this agent may not follow these services.
     async fn policies(&self, services: &[ServiceName]) -> Result<Policies, Status> {
         let mut read = Policies::default();
         for some in services.chunks(MAX_READ) {

@@ -4,10 +4,10 @@ use fairmesh_model::{Region, ServiceName};
 use fairmesh_rib::access::Need;
 use tonic::Status;
 
-/// Maximum number of services that one call acts for. No program has more identities.
+/// Maximum number of services that one call acts for. No program has more identities than this.
 const MAX_SERVICES: usize = 64;
 
-/// Statements that the agent would make in its own name by forwarding a call.
+/// Statements that the agent would make in its own name if it forwarded a call.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Asked {
     /// Services that the call acts for.

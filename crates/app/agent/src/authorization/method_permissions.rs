@@ -5,7 +5,8 @@ use fairmesh_rib::access::request_needs::{self as of, Needs};
 /// Permission that a method requires of the calling program.
 #[derive(Clone, Copy)]
 pub(super) enum Access {
-    /// None: the method reads data that every local program may read, or its handler checks the caller.
+    /// The method needs no permission: it reads data that every local program may read, or its handler checks the
+    /// caller.
     Everyone,
     /// The agent forwards the call in its own name, so the program must be entitled to what the request names. If the
     /// call carries a signed statement, the control plane judges its signer instead.

@@ -65,7 +65,7 @@ impl KeptConnection {
         timeout(TIMEOUT, open).await?
     }
 
-    /// Times one round trip. After an error the connection cannot be used any more.
+    /// Times one round trip. After an error, the connection can no longer be used.
     pub(super) async fn round_trip(&mut self) -> io::Result<Duration> {
         let round_trip = async {
             match self {

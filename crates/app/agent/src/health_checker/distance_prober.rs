@@ -24,20 +24,20 @@ use super::{Counts, distance_probe::KeptConnection};
 const ROUND_INTERVAL: Duration = Duration::from_secs(3);
 /// Number of sequential round trips in one probe.
 const SAMPLES: usize = 3;
-/// Maximum number of targets. The control plane names a few for each region.
+/// Maximum number of targets. The control plane names only a few for each region.
 const MAX_TARGETS: usize = 768;
 /// Maximum number of concurrent probes. More would delay each other.
 const MAX_CONCURRENT: usize = 16;
 /// Timeout of a report.
 const REPORT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// An endpoint of another region.
+/// An endpoint of another region to which distances are measured.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct DistanceTarget {
     region: Region,
     address: SocketAddr,
     http2: bool,
-    /// Service identity that the endpoint proves by mutual TLS. `None` for plaintext.
+    /// Service identity that the endpoint proves by mutual TLS; `None` for plaintext.
     service: Option<ServiceName>,
 }
 

@@ -24,10 +24,10 @@ use super::{
 
 /// Pause before this agent stands for election again.
 const CAMPAIGN_RETRY: Duration = Duration::from_millis(500);
-/// Pause if the control plane has no election, has too many candidates, or does not permit this agent.
+/// Pause if the control plane runs no election, has too many candidates, or does not permit this agent.
 const REFUSED_RETRY: Duration = Duration::from_secs(60);
 
-/// This agent as a candidate, and the upstreams from which it would follow the checked endpoints.
+/// This agent as a candidate for checker, and the upstreams from which it would follow the checked endpoints.
 #[derive(Clone, Debug)]
 pub(crate) struct Candidate {
     pub(crate) region: Region,
@@ -67,7 +67,7 @@ pub(crate) async fn campaign(candidate: Candidate, upstream: FollowerHandle, sto
 }
 
 impl Candidate {
-    /// One campaign. Returns when the leadership is lost or the call fails.
+    /// Runs one campaign. Returns when the leadership is lost or the call fails.
     async fn campaign_once(&self, upstream: &FollowerHandle) -> Result<(), Status> {
         let connection = upstream.connected().await;
         let request = CampaignRequest { region: self.region.to_string(), name: self.name.clone() };
@@ -111,7 +111,7 @@ impl Candidate {
     }
 }
 
-/// Lists that the control plane updates for a leader.
+/// Lists that the control plane updates for the elected checker.
 struct Lists {
     services: watch::Sender<BTreeSet<ServiceName>>,
     targets: watch::Sender<BTreeSet<DistanceTarget>>,
@@ -136,7 +136,7 @@ impl Lists {
     }
 }
 
-/// The services by name; names that this version cannot parse are skipped.
+/// Parses service names; names that this version cannot parse are skipped.
 fn service_names(services: &[String]) -> BTreeSet<ServiceName> {
     services.iter().filter_map(|name| ServiceName::new(name).ok()).collect()
 }

@@ -29,8 +29,8 @@ use super::{
 };
 use crate::disk_writer::wall_clock;
 
-/// Maximum number of concurrent probes. A region with more endpoints than fit into their intervals is probed more
-/// slowly.
+/// Maximum number of concurrent probes. If a region has more endpoints than can be probed within their intervals,
+/// they are probed more slowly.
 const MAX_CONCURRENT_PROBES: usize = 64;
 /// Maximum number of verdicts in one report.
 const MAX_VERDICTS_PER_CALL: usize = 500;
@@ -59,7 +59,7 @@ struct Target {
     address: CheckedAddress,
     check: HealthCheck,
     judge: VerdictTracker,
-    /// Number of probes started. Together with the endpoint's name, seeds the jitter.
+    /// Number of probes started. With the endpoint's name, it seeds the jitter.
     begun: u64,
     since_ms: u64,
 }
@@ -67,7 +67,7 @@ struct Target {
 /// A finished probe.
 struct ProbeResult {
     id: EndpointId,
-    /// Number of the probe for its target. Numbers of a replaced target restart at zero.
+    /// Number of the probe for its target. The numbers restart at zero if the target is replaced.
     number: u64,
     began: Instant,
     outcome: Result<(), String>,
@@ -131,7 +131,8 @@ impl ProbeScheduler {
         }
     }
 
-    /// Makes the targets match the records. A new target's first probe is at a random time within its interval.
+    /// Updates the targets to match the records. The first probe of a new target is at a random time within its
+    /// interval.
     fn refresh(&mut self) {
         let now = Instant::now();
         let wanted: HashMap<EndpointId, (CheckedAddress, HealthCheck)> = self
@@ -257,7 +258,7 @@ impl Target {
         Verdict { healthy, since_ms: self.since_ms, confidence, cause, stale: false }
     }
 
-    /// Time between the starts of two probes: the interval with jitter.
+    /// Returns the time between the starts of two probes: the interval with jitter.
     fn wait(&self, id: &EndpointId) -> Duration {
         let jitter = self.check.jitter_percent;
         let percent = 100 - jitter + (chance(id, self.begun) % u64::from(2 * jitter + 1)) as u32;
@@ -265,7 +266,8 @@ impl Target {
     }
 }
 
-/// A pseudorandom number from the endpoint's name and the number of the probe, so that tests can repeat it.
+/// Returns a pseudorandom number derived from the endpoint's name and the probe's number, so that tests can repeat
+/// it.
 fn chance((service, instance): &EndpointId, number: u64) -> u64 {
     mix_pair(mix_pair(hash_text(service.service.as_str()), hash_text(instance.as_str())), number)
 }

@@ -6,7 +6,7 @@ pub(super) struct VerdictTracker {
     samples: u32,
     last: bool,
     consecutive: u32,
-    /// The current verdict, if any: whether the endpoint is healthy, and the effect on picks.
+    /// The current verdict, if any: whether the endpoint is healthy, and how this affects picks.
     found: Option<(bool, VerdictEffect)>,
 }
 
@@ -16,7 +16,7 @@ pub(super) struct Finding {
     pub(super) healthy: bool,
     /// Confidence, in thousandths.
     pub(super) confidence: u32,
-    /// Whether the health changed, and not only the confidence.
+    /// Whether the health itself changed, not only the confidence.
     pub(super) turned: bool,
 }
 

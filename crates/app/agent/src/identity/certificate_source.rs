@@ -21,11 +21,11 @@ use tonic::{Code, Status};
 
 use super::{Shared, own_path};
 
-/// Time limit of one request for a certificate.
+/// Timeout of one request for a certificate.
 const TIMEOUT: Duration = Duration::from_secs(10);
-/// How long a program waits for its agent to reach a control plane.
+/// Time for which a program waits for its agent to reach a control plane.
 const RECONNECT_WAIT: Duration = Duration::from_secs(2);
-/// How long an agent that cannot join waits before it checks again.
+/// Time for which an agent that cannot join waits before it checks again.
 const OUTSIDE_INTERVAL: Duration = Duration::from_secs(30);
 
 /// This agent's source of its own certificates.
@@ -67,24 +67,25 @@ impl Source for ControlSource {
     }
 }
 
-/// Whether a control plane issues no certificates, at all or to this user.
+/// Whether this status means that a control plane issues no certificates, either at all or to this user.
 fn is_no_domain(code: Code) -> bool {
     matches!(code, Code::FailedPrecondition | Code::Unimplemented | Code::PermissionDenied)
 }
 
 impl Shared {
-    /// Whether this agent was a member and can join neither with a token nor over a Unix socket.
+    /// Whether this agent was a member, but can join again neither with a token nor over a Unix socket.
     fn has_no_way_back(&self) -> bool {
         self.was_member() && self.token.is_none() && !self.is_beside()
     }
 
-    /// Whether a control plane's address is a Unix socket on this machine.
+    /// Whether the address of a control plane is a Unix socket on this machine.
     pub(super) fn is_beside(&self) -> bool {
         let (_, addresses) = &self.control_planes;
         addresses.iter().any(|address| matches!(address, Address::Unix(_)))
     }
 
-    /// A connection for joining. Without a certificate there are no watches, so a joining agent follows nothing yet.
+    /// Opens a connection for joining. There are no watches without a certificate, so a joining agent follows nothing
+    /// yet.
     pub(super) async fn connect_to_join(&self) -> Result<Connection, String> {
         if self.token.is_none() {
             return Ok(tokio::select! {
@@ -103,7 +104,7 @@ impl Shared {
         Err(failed)
     }
 
-    /// Explains the missing certificate once an upstream accepts no connection without one. Never returns.
+    /// Explains the missing certificate once an upstream refuses connections without one. Never returns.
     async fn explain_refusal(&self) -> Infallible {
         // The sender lives as long as the follower.
         let _ = self.upstream.state().wait_for(|state| state.error.is_some()).await;
@@ -158,7 +159,7 @@ impl Shared {
         self.join(&connection, csr).await.map(drop).map_err(|status| status.message().to_owned())
     }
 
-    /// The first certificate of this agent.
+    /// Gets the first certificate of this agent.
     pub(super) async fn join(&self, connection: &Connection, csr: Vec<u8>) -> Result<Certified, Status> {
         let region = self.region.to_string();
         let joining = Joining::Agent(self.name.clone());
@@ -185,7 +186,7 @@ impl Shared {
         Ok(certified)
     }
 
-    /// A certificate for this agent, or for a program.
+    /// Gets a certificate for this agent or for a program.
     pub(super) async fn issue(&self, path: SpiffePath, csr: Vec<u8>) -> Result<Certified, Status> {
         let request = v1::IssueRequest { path: path.to_string(), csr: csr.into(), ..Default::default() };
         let csr = request.csr.clone();
@@ -193,8 +194,8 @@ impl Shared {
         issue_response::certified(own.trust(), &csr, &response, self.workload.now())
     }
 
-    /// The record of programs that may have a service's identity, if any. A control plane signs it, so that replicas
-    /// cannot alter it.
+    /// Returns the record of programs that may have a service's identity, if any. A control plane signs it, so that
+    /// replicas cannot alter it.
     pub(super) async fn workload_of(
         &self,
         service: &ServiceName,
@@ -209,8 +210,8 @@ impl Shared {
         decoded.workload.map(WorkloadEntry::try_from).transpose().map_err(refused)
     }
 
-    /// The services whose records select a program, among those that this agent may vouch for. Control planes, which have all
-    /// records, decide and sign the response.
+    /// Returns the services whose records select a program, among those that this agent may vouch for. Control planes
+    /// decide and sign the response, since they have all records.
     pub(super) async fn services_of(&self, program: &ProgramFacts) -> Result<Vec<ServiceName>, Status> {
         let failed = |error: IdentityError| Status::internal(error.to_string());
         // The key is never certified; it only binds the response to this request.
@@ -222,7 +223,7 @@ impl Shared {
         services.iter().map(ServiceName::new).collect::<Result<_, _>>().map_err(refused)
     }
 
-    /// Trusts the roots of a control plane, signed for this request.
+    /// Updates the trusted roots from a control plane, which signs them for this request.
     pub(super) async fn refresh_roots(&self) -> Result<(), Status> {
         let failed = |error: IdentityError| Status::internal(error.to_string());
         let own = self.credentials_to_ask().await?;
@@ -238,7 +239,7 @@ impl Shared {
         Ok(())
     }
 
-    /// The present roots of a control plane, signed for this request.
+    /// Returns the present roots of a control plane, signed for this request.
     pub(super) async fn ask_for_roots(
         &self,
         connection: &Connection,
@@ -255,7 +256,7 @@ impl Shared {
         issue_response::bundle(&response)
     }
 
-    /// The response to a request that this agent signs.
+    /// Sends a request signed by this agent, and returns the response.
     async fn request(&self, request: v1::IssueRequest) -> Result<(Arc<Credentials>, SignedMessage), Status> {
         let own = self.credentials_to_ask().await?;
         let response = self.ask(&self.connection_to_ask().await?, &own, request).await?;
@@ -286,8 +287,8 @@ impl Shared {
         })
     }
 
-    /// How long to wait for a control plane. An agent that just joined, or whose control plane restarts, soon reconnects. If
-    /// no control plane responds for longer, waiting would only delay programs that start.
+    /// Returns how long to wait for a control plane. An agent that just joined, or whose control plane restarts, soon
+    /// reconnects. If no control plane responds for longer, waiting would only delay programs that start.
     fn reconnect_wait(&self) -> Duration {
         let state = self.upstream.state();
         let state = state.borrow();

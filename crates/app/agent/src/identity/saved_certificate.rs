@@ -12,7 +12,7 @@ use tonic::{Code, Status};
 
 use super::{Shared, below};
 
-/// Pauses while no control plane responds.
+/// Minimum and maximum pause while no control plane responds.
 const PAUSE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
 
 /// Result of trying a saved certificate.
@@ -25,7 +25,7 @@ enum Tried {
 }
 
 impl Shared {
-    /// Whether this agent has a certificate from an earlier start, and can get another one.
+    /// Whether this agent must try its saved certificate: it has one from an earlier start, and can get another one.
     pub(super) fn has_to_try_kept(&self) -> bool {
         self.workload.is_ready() && self.workload_api.is_none() && (self.token.is_some() || self.is_beside())
     }

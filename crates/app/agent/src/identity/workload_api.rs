@@ -23,7 +23,7 @@ use tonic::{Code, Request, Response, Status};
 
 use super::{AgentIdentity, Shared, below, workload_certificates};
 
-/// Metadata key required on each call, so that a program tricked into requesting a URL cannot make a call (SSRF).
+/// Metadata key that each call must have, so that a program tricked into requesting a URL cannot make a call (SSRF).
 const HEADER: &str = "workload.spiffe.io";
 /// Approximate interval at which a program's identities are compared with the records and the time.
 const RECHECK: Duration = Duration::from_secs(30);
@@ -43,18 +43,18 @@ pub(crate) struct SpiffeService {
     streams: UserPlaces,
 }
 
-/// The stream of a program, with the identities last sent on it.
-struct Told {
+/// The stream of a program, with the identities that were last sent on it.
+struct ProgramStream {
     shared: Arc<Shared>,
     program: ProgramFacts,
     /// Each identity with its key and certificate.
     held: Vec<(SpiffePath, Credentials)>,
     bundle: TrustBundle,
-    /// The roots that the agent trusted when it last sent.
+    /// Roots that the agent trusted when it last sent a response.
     own_roots: Vec<Vec<u8>>,
     installations: watch::Receiver<bool>,
     revocations: watch::Receiver<u64>,
-    /// When the identities are next compared with the records.
+    /// Time at which the identities are next compared with the records.
     due: Instant,
     _place: UserPlace,
 }
@@ -64,7 +64,7 @@ impl SpiffeService {
         Self { identity, stopping, streams: UserPlaces::new(MAX_STREAMS) }
     }
 
-    /// The calling program, if it may open a stream.
+    /// Returns the calling program, if it may open a stream.
     async fn admit<T>(&self, request: &Request<T>) -> Result<(Arc<Shared>, ProgramFacts, UserPlace), Status> {
         if request.metadata().get(HEADER).is_none_or(|value| value != "true") {
             return Err(Status::invalid_argument(format!(
@@ -109,11 +109,11 @@ impl SpiffeWorkloadApi for SpiffeService {
         request: Request<spiffe::X509svidRequest>,
     ) -> Result<Response<Self::FetchX509SVIDStream>, Status> {
         let (shared, program, place) = self.admit(&request).await?;
-        let told = Told::begin(shared, program, place).await?;
-        let first = told.svids();
-        let rest = stream::try_unfold(told, async |mut told: Told| {
-            told.changed().await?;
-            Ok(Some((told.svids(), told)))
+        let program_stream = ProgramStream::begin(shared, program, place).await?;
+        let first = program_stream.svids();
+        let rest = stream::try_unfold(program_stream, async |mut program_stream: ProgramStream| {
+            program_stream.changed().await?;
+            Ok(Some((program_stream.svids(), program_stream)))
         });
         Ok(self.until_stopped(stream::iter([Ok(first)]).chain(rest)))
     }
@@ -125,11 +125,11 @@ impl SpiffeWorkloadApi for SpiffeService {
         let (shared, _, place) = self.admit(&request).await?;
         let installations = shared.workload.installations();
         let state = (shared, installations, None, place);
-        let all = stream::try_unfold(state, async |(shared, mut installations, told, place)| {
+        let all = stream::try_unfold(state, async |(shared, mut installations, last_sent, place)| {
             loop {
                 installations.mark_unchanged();
                 let bundle = shared.trusted();
-                if bundle.is_some() && bundle != told {
+                if bundle.is_some() && bundle != last_sent {
                     let response = bundle.as_ref().map(bundles).unwrap_or_default();
                     return Ok(Some((response, (shared, installations, bundle, place))));
                 }
@@ -174,13 +174,13 @@ fn bundles(bundle: &TrustBundle) -> spiffe::X509BundlesResponse {
     spiffe::X509BundlesResponse { bundles: [(id, bundle.roots.concat().into())].into(), ..Default::default() }
 }
 
-/// With jitter, because the streams of a fleet begin together after an outage.
+/// Returns the time of the next check. It has jitter, because the streams of a fleet begin together after an outage.
 fn next_check() -> Instant {
     Instant::now() + RECHECK * 9 / 10 + below(RECHECK / 5)
 }
 
-impl Told {
-    /// The identities of a program at its first request.
+impl ProgramStream {
+    /// Determines the identities of a program at its first request.
     async fn begin(shared: Arc<Shared>, program: ProgramFacts, place: UserPlace) -> Result<Self, Status> {
         let paths = shared.identities_of(&program).await?;
         let (installations, revocations) =
@@ -188,13 +188,13 @@ impl Told {
         let bundle = shared.trusted().ok_or_else(|| Status::unavailable(shared.no_certificate()))?;
         let own_roots = bundle.roots.clone();
         let (held, due) = (Vec::new(), next_check());
-        let mut told =
+        let mut program_stream =
             Self { shared, program, held, bundle, own_roots, installations, revocations, due, _place: place };
         for path in paths {
-            let issued = told.issue(&path).await?;
-            told.held.push((path, issued));
+            let issued = program_stream.issue(&path).await?;
+            program_stream.held.push((path, issued));
         }
-        Ok(told)
+        Ok(program_stream)
     }
 
     fn svids(&self) -> spiffe::X509svidResponse {
@@ -205,7 +205,7 @@ impl Told {
     /// Waits until there are changes to send.
     ///
     /// # Errors
-    /// When the program has no identity any more.
+    /// The program no longer has an identity.
     async fn changed(&mut self) -> Result<(), Status> {
         loop {
             // The senders live in the agent's identity, which this holds.
@@ -271,7 +271,8 @@ impl Told {
         Ok(changed || !before.is_empty())
     }
 
-    /// A replacement of a certificate; `None` if it cannot be issued, such as while no control plane is reachable.
+    /// Returns the replacement of a certificate; `None` if it cannot be issued, for example while no control plane is
+    /// reachable.
     async fn renew(&mut self, path: &SpiffePath) -> Option<Credentials> {
         let refused = |reason: &str| tracing::warn!(%path, reason, "a program's certificate is not renewed");
         match self.issue(path).await {
@@ -288,7 +289,7 @@ impl Told {
         }
     }
 
-    /// A certificate with a new key.
+    /// Issues a certificate with a new key.
     async fn issue(&mut self, path: &SpiffePath) -> Result<Credentials, Status> {
         let failed = |error: IdentityError| Status::internal(error.to_string());
         let key = PrivateKey::generate().map_err(failed)?;
@@ -313,7 +314,7 @@ impl Shared {
         held.renewal_due() <= self.workload.now() || self.workload.revocations().revokes(held)
     }
 
-    /// The identities of a program, at least one.
+    /// Returns the identities of a program, at least one.
     pub(super) async fn identities_of(&self, program: &ProgramFacts) -> Result<Vec<SpiffePath>, Status> {
         let services = self.services_of(program).await?;
         let mut paths: Vec<_> = services.into_iter().map(SpiffePath::Service).collect();

@@ -54,7 +54,7 @@ impl workload_server::Workload for WorkloadService {
     }
 }
 
-/// The user of a program of this machine.
+/// Returns the user who runs a program on this machine.
 pub(super) fn local_user(peer: &Identity) -> Result<u32, Status> {
     match peer {
         Identity::Local { uid } => Ok(*uid),

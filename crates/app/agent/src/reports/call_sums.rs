@@ -12,7 +12,7 @@ use prometheus_client::registry::Registry;
 
 /// Maximum number of pairs with their own series, in order of their first call. Further pairs share one series.
 const MAX_PAIRS: usize = 500;
-/// A pair without calls for this long loses its series.
+/// Time without calls after which a pair loses its series.
 const PAIR_IDLE_MS: u64 = 10 * 60 * 1_000;
 
 /// A counter that every pair has: name, help text and value.
@@ -30,7 +30,7 @@ const COLUMNS: [Column; 7] = [
     ("call_response_bytes", "Bytes of the bodies of responses", |sum| sum.response_bytes() as f64),
 ];
 
-/// Totals since the agent started.
+/// Totals of calls by caller and callee since the agent started.
 #[derive(Debug, Default)]
 pub(crate) struct CallSums {
     pairs: HashMap<Pair, PairTotals>,

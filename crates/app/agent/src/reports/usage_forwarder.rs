@@ -48,14 +48,14 @@ pub(crate) struct UsageForwarder {
 struct ForwarderState {
     upstream: FollowerHandle,
     queue: Mutex<UsageQueue>,
-    /// Number dropped because the queue was full.
+    /// Number of instance-minutes dropped because the queue was full.
     dropped: AtomicU64,
-    /// Number rejected by the control plane as invalid.
+    /// Number of instance-minutes that the control plane rejected as invalid.
     refused: AtomicU64,
 }
 
 impl UsageQueue {
-    /// Stores a report, keeping the one with the longest coverage of each minute. Returns how many of the oldest
+    /// Stores a report. For each minute, the report with the longest coverage is kept. Returns how many of the oldest
     /// reports were dropped.
     fn put(&mut self, key: Key, location: Location, usage: v1::MinuteUsage) -> u64 {
         match self.0.entry(key) {
@@ -70,7 +70,7 @@ impl UsageQueue {
         dropped
     }
 
-    /// The oldest reports, at most [`MAX_BATCH`].
+    /// Returns the oldest queued reports, at most [`MAX_BATCH`].
     fn batch(&self) -> Vec<Entry> {
         let oldest = self.0.iter().take(MAX_BATCH);
         oldest.map(|(key, (location, usage))| (key.clone(), location.clone(), *usage)).collect()
@@ -177,8 +177,8 @@ impl UsageForwarder {
         full && passed.is_ok()
     }
 
-    /// Sends a batch. A rejected batch would be rejected forever and block later ones. So it is sent again in halves,
-    /// down to the invalid minute, which is dropped.
+    /// Sends a batch. A rejected batch would be rejected forever and block later ones. It is therefore sent again in
+    /// halves, down to the invalid minute, which is dropped.
     async fn send_all<Sent>(
         &self,
         batch: Vec<Entry>,

@@ -21,7 +21,7 @@ use tokio::{
 pub(super) const MAX_CONNECTIONS: usize = 256;
 /// Maximum lifetime of a connection.
 const TIMEOUT: Duration = Duration::from_secs(5);
-/// Pause after a failed accept, as when the machine has no file descriptors left.
+/// Pause after a failed accept, for example while the machine has no file descriptors left.
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 /// Maximum size of a request head, in bytes.
 const MAX_HEAD: usize = 2 * 1024;

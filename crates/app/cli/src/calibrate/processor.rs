@@ -10,7 +10,7 @@ use rustix::{
 /// Time over which idle cores are sampled.
 const SAMPLE_TIME: Duration = Duration::from_millis(300);
 
-/// Model name of the processor, or `None` if unknown.
+/// Model name of the processor; `None` if unknown.
 pub(super) fn cpu_model() -> Option<String> {
     let info = fs::read_to_string("/proc/cpuinfo").ok()?;
     let named = info.lines().filter_map(|line| line.split_once(':'));
@@ -52,7 +52,7 @@ pub(super) fn processor_time() -> Duration {
     Duration::new(time.tv_sec.unsigned_abs(), u32::try_from(time.tv_nsec).unwrap_or(0))
 }
 
-/// Times of a core, in ticks.
+/// How long a core has been in use, in ticks.
 struct CoreTime {
     all: u64,
     idle: u64,

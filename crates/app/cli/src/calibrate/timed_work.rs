@@ -5,14 +5,14 @@
 //! caches, as services do that traverse their own data. Floating point and disks are left out: services bound by those
 //! set a weight for their endpoints.
 
-/// Entries of the table: 4 MiB.
+/// Number of entries of the table, which takes 4 MiB.
 const TABLE: usize = 1 << 19;
-/// Steps of arithmetic in one round.
+/// Number of arithmetic steps in one round.
 const ARITHMETIC: u32 = 12_000_000;
-/// Steps through the table in one round.
+/// Number of steps through the table in one round.
 const MEMORY: u32 = 1_500_000;
 
-/// Result of every round.
+/// Result that every round must have.
 pub(super) const RESULT: u64 = 0xbfd5_f50c_5955_8eb6;
 
 /// Creates the table.
@@ -20,7 +20,7 @@ pub(super) fn table() -> Vec<u64> {
     vec![0; TABLE]
 }
 
-/// One round; returns [`RESULT`] on a machine that computes correctly.
+/// Runs one round. Returns [`RESULT`] on a machine that computes correctly.
 pub(super) fn round(table: &mut [u64]) -> u64 {
     let mut state = 0x9e37_79b9_7f4a_7c15;
     for entry in table.iter_mut() {

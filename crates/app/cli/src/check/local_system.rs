@@ -13,9 +13,9 @@ use fairmesh_wire::transport::Address;
 use super::CheckArgs;
 use crate::findings_report::{Level, Report};
 
-/// Number of free bytes below which a disk is nearly full. A control plane needs some for each change.
+/// Number of free bytes below which a disk counts as nearly full. A control plane needs some space for each change.
 const MIN_FREE: u64 = 256 << 20;
-/// Percentage of free space below which a disk is nearly full. Only matters for small disks.
+/// Percentage of free space below which a disk counts as nearly full. Matters only for small disks.
 const MIN_FREE_PERCENT: u64 = 2;
 
 /// Mode bit: anyone may write.
@@ -23,7 +23,7 @@ const OTHERS_WRITE: u32 = 0o002;
 /// Mode bit: only owners may replace files in the folder.
 const STICKY: u32 = 0o1000;
 
-/// Examines the folders of data and sockets that exist.
+/// Checks the existing folders of data and sockets.
 pub(super) fn folders(args: &CheckArgs, report: &mut Report) {
     for given in args.state_dir.iter().filter(|folder| !folder.is_dir()) {
         let message = format!("{} is not a folder", given.display());

@@ -8,12 +8,12 @@ use http_body_util::{BodyExt as _, Empty, Limited};
 use hyper_util::{client::legacy::Client, rt::TokioExecutor};
 use tokio::time::timeout;
 
-/// Time limit of a page.
+/// Timeout for reading a page.
 const TIMEOUT: Duration = Duration::from_secs(3);
 /// Maximum size of a page.
 const MAX_BYTES: usize = 1 << 20;
 
-/// A response.
+/// A fetched page.
 pub(super) struct Page {
     pub(super) status: StatusCode,
     /// The `date` header of the response.

@@ -28,12 +28,13 @@ use super::{
 };
 use crate::findings_report::{Level, Report, listed};
 
-/// Clock difference above which certificates and record ages become wrong; the `date` of a page has whole seconds.
+/// Clock difference above which certificates and the ages of records become wrong. It allows for the `date` of a
+/// page, which has whole seconds.
 const MAX_CLOCK_DIFFERENCE: Duration = Duration::from_secs(5);
-/// Age of an agent's data above which it misses changes that callers need.
+/// Age of an agent's data above which the agent lacks changes that callers need.
 const MAX_DATA_AGE: Duration = Duration::from_secs(10);
 
-/// Examines the control plane; returns the connection to it.
+/// Checks the control plane, and returns the connection to it.
 pub(super) async fn control(args: &CheckArgs, report: &mut Report) -> Result<Option<Connection>, Failure> {
     let address = &args.target.address();
     let connected = handshake::connect(&transport_of_user(&args.target).await?, address, SOFTWARE).await;
@@ -71,7 +72,8 @@ pub(super) async fn control(args: &CheckArgs, report: &mut Report) -> Result<Opt
     Ok(connection)
 }
 
-/// Checks whether readers hold later revisions than the control plane, as after a restore. Such readers get no changes.
+/// Checks whether any reader holds a later revision than the control plane, as after a restore. Such readers get no
+/// changes.
 pub(super) async fn readers(control: &Connection, report: &mut Report) {
     // A watcher may apply a write between two reads of the control plane. A watcher that is really ahead is still ahead
     // at the second read.
@@ -95,8 +97,8 @@ pub(super) async fn readers(control: &Connection, report: &mut Report) {
     );
 }
 
-/// The revision of a control plane, and its watchers with later revisions. Given `known` watchers from an earlier read,
-/// only these count, each with the lower of its two revisions.
+/// Returns the revision of a control plane, and its watchers with later revisions. If `known` watchers from an
+/// earlier read are given, only these count, each with the lower of its two revisions.
 async fn readers_ahead(
     control: &Connection,
     known: &BTreeMap<String, u64>,
@@ -114,7 +116,7 @@ async fn readers_ahead(
     Some((at.number(0), ahead.collect()))
 }
 
-/// Examines the agent of this machine.
+/// Checks the agent of this machine.
 pub(super) async fn agent(args: &CheckArgs, control: Option<&Connection>, report: &mut Report) {
     let address = args.agent.address();
     let connection = match handshake::connect(&transport(), &address, SOFTWARE).await {
@@ -147,7 +149,7 @@ pub(super) async fn agent(args: &CheckArgs, control: Option<&Connection>, report
     agent_pages(args, report).await;
 }
 
-/// Checks that the agent is connected, and the age of its records.
+/// Checks that the agent is connected, and how old its records are.
 async fn agent_pages(args: &CheckArgs, report: &mut Report) {
     let Some(metrics) = args.agent_admin.0 else { return };
     let page = match fetch(metrics, "/readyz").await {
@@ -188,7 +190,7 @@ fn whole(age: Duration) -> Duration {
     Duration::from_secs(age.as_secs())
 }
 
-/// Examines a proxy.
+/// Checks a proxy.
 pub(super) async fn proxy(args: &CheckArgs, report: &mut Report) {
     let Some(admin) = args.admin.0 else { return };
     let page = match fetch(admin, "/config?json").await {
@@ -232,7 +234,7 @@ pub(super) async fn proxy(args: &CheckArgs, report: &mut Report) {
     }
 }
 
-/// Examines the endpoints of a service that a proxy avoids.
+/// Checks which endpoints of a service a proxy avoids.
 async fn ejections(admin: SocketAddr, name: &str, report: &mut Report) {
     let Fetched::Page(page) = fetch(admin, &format!("/services/{name}/endpoints")).await else { return };
     let rows: Value = serde_json::from_str(&page.body).unwrap_or_default();
@@ -258,7 +260,7 @@ async fn ejections(admin: SocketAddr, name: &str, report: &mut Report) {
     );
 }
 
-/// Whether the endpoint is ejected for longer than a server that was only busy for a moment.
+/// Whether the endpoint is ejected for longer than a server that was only briefly busy.
 fn is_ejected(row: &Value) -> bool {
     let seconds = |field: &str| row[field].as_f64().unwrap_or_default();
     row["state"] == json!("ejected") && seconds("ejectedSeconds") + seconds("returnsInSeconds") >= 0.1
@@ -359,7 +361,7 @@ async fn unreachable(
     }
 }
 
-/// Describes a process that accepts connections and does not respond, and the remedy. For a Unix socket the message
+/// Describes a process that accepts connections but does not respond, and the remedy. For a Unix socket, the message
 /// names the listening process; at a TCP address, it may be another program.
 async fn silent_peer(what: &str, address: &Address) -> (String, String) {
     let process = match address {

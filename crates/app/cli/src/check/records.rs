@@ -24,7 +24,7 @@ use crate::{
     },
 };
 
-/// Examines all records.
+/// Checks all records.
 pub(super) async fn check(connection: &Connection, report: &mut Report) -> Result<(), Failure> {
     let view = View::read(connection, &Scope::All, &every_kind()).await?;
     for (name, one) in &view.services {
@@ -116,8 +116,8 @@ fn endpoints(name: &ServiceName, one: &ServiceView, view: &View, report: &mut Re
     }
 }
 
-/// Reports endpoints that are lost, or that an operator drained and may have forgotten, while others of the service are
-/// serving.
+/// Reports endpoints that are out of service while others of the same service are serving: lost ones, and ones that
+/// an operator drained and may have forgotten.
 fn some_out(name: &ServiceName, one: &ServiceView, report: &mut Report) {
     let named = |is_one: fn(&Endpoint) -> bool| -> BTreeSet<String> {
         let found = one.endpoints.iter().map(|at| &at.value).filter(|endpoint| is_one(endpoint));
@@ -146,7 +146,8 @@ fn some_out(name: &ServiceName, one: &ServiceView, report: &mut Report) {
     }
 }
 
-/// Reports addresses used by endpoints of several services, since all of them reach the same program.
+/// Reports addresses that endpoints of several services use, since calls to all of these services reach the same
+/// program.
 fn shared_addresses(view: &View, report: &mut Report) {
     let mut services: BTreeMap<SocketAddr, BTreeSet<String>> = BTreeMap::new();
     for (name, one) in &view.services {
@@ -195,7 +196,7 @@ fn unreachable(name: &ServiceName, one: &ServiceView, report: &mut Report) {
     }
 }
 
-/// Reports faults that routes of a policy inject: meant as a test, and easily forgotten.
+/// Reports faults that the routes of a policy inject. They are meant as a test, and are easily forgotten.
 fn injected(name: &ServiceName, one: &ServiceView, report: &mut Report) {
     let Some(policy) = &one.policy else { return };
     for route in &policy.value.routes {
@@ -267,7 +268,7 @@ fn shards(name: &ServiceName, one: &ServiceView, report: &mut Report) {
     }
 }
 
-/// Reports regions of endpoints that a declared topology does not have.
+/// Reports regions that endpoints are in but the declared topology does not have.
 fn regions(view: &View, report: &mut Report) {
     let declared = &view.regions.value.regions;
     if declared.is_empty() {

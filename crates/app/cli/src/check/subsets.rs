@@ -6,7 +6,7 @@ use fairmesh_wire::{handshake::Connection, v1::WatchersRequest};
 
 use crate::findings_report::{Level, Report};
 
-/// Examines services with more serving endpoints than one caller's subset has.
+/// Checks services that have more serving endpoints than the subset of one caller.
 pub(super) async fn check(connection: &Connection, view: &View, report: &mut Report) {
     for (name, one) in &view.services {
         let is_replicated = one.service.as_ref().is_some_and(|at| at.value.kind == ServiceKind::Replicated);

@@ -12,8 +12,8 @@ use tokio::time::sleep;
 
 use crate::{manifests, records::apply};
 
-/// Interval at which the folder is read. Contents are used once two reads in a row agree, because a file may be half
-/// written.
+/// Interval at which the folder is read. Its contents are used once two successive reads agree, because a file may be
+/// half written.
 const INTERVAL: Duration = Duration::from_millis(250);
 
 /// Paths and contents of the files of a folder.
@@ -22,7 +22,7 @@ type Contents = Vec<(PathBuf, Vec<u8>)>;
 /// A folder of YAML files, or one file.
 pub(super) struct ConfigFolder {
     path: PathBuf,
-    /// Contents last applied or refused.
+    /// Contents that were last applied or refused.
     known: Contents,
 }
 
@@ -62,7 +62,7 @@ impl ConfigFolder {
         manifests::load(&Files { files: vec![self.path.clone()] })
     }
 
-    /// Reads the folder. Unreadable files are left out here; applying them reports the error.
+    /// Reads the folder. Unreadable files are left out here, because applying them will report the error.
     fn read(&self) -> Contents {
         let paths = manifests::yaml_files(&self.path).unwrap_or_default();
         paths.into_iter().filter_map(|path| Some((path.clone(), fs::read(path).ok()?))).collect()

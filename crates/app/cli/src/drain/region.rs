@@ -23,7 +23,7 @@ use fairmesh_traffic::region_drain;
 
 /// Interval at which the progress is read.
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
-/// If a step waits for longer than this, the reason is printed.
+/// Time of a step's wait after which the reason is printed.
 const LONG_WAIT: Duration = Duration::from_secs(5);
 /// Default duration of a drain.
 const DEFAULT_OVER: Duration = Duration::from_secs(600);
@@ -33,7 +33,7 @@ const DEFAULT_OVER: Duration = Duration::from_secs(600);
 pub(super) struct RegionArgs<'a> {
     pub(super) region: &'a Region,
     pub(super) undrain: bool,
-    /// Duration of the operation. `None` means the default, or the schedule already under way.
+    /// Duration of the operation. `None` means the default duration, or the schedule that is already in progress.
     pub(super) over: Option<Duration>,
     pub(super) yes: bool,
     pub(super) dry_run: bool,
@@ -43,13 +43,13 @@ pub(super) struct RegionArgs<'a> {
 }
 
 impl RegionArgs<'_> {
-    /// Whether a drain already does this: repeating a command does not restart its schedule.
+    /// Whether a drain in progress already does this. Repeating a command does not restart its schedule.
     fn is_under_way(&self, drain: &RegionDrain) -> bool {
         drain.returns == self.undrain && self.over.is_none_or(|over| over == drain.over)
     }
 }
 
-/// Forecasts, asks for confirmation, starts the operation, and waits until it has finished.
+/// Shows a forecast, asks for confirmation, starts the operation, and waits until it has finished.
 pub(super) async fn run(args: RegionArgs<'_>) -> Result<ExitCode, Failure> {
     let connection = connect::connect(args.target).await?;
     let before = drain_of(&connection, args.region).await?;
@@ -115,7 +115,7 @@ async fn status_of(
     Ok(drains.into_iter().find(|drain| drain.region == region.as_str()))
 }
 
-/// The drain or undrain of a region. `None` also if a later release began it.
+/// Returns the drain or undrain of a region; `None` also if a later release began it.
 async fn drain_of(connection: &Connection, region: &Region) -> Result<Option<RegionDrain>, Failure> {
     Ok(status_of(connection, region).await?.as_ref().and_then(read))
 }
@@ -124,7 +124,7 @@ fn read(status: &v1::RegionDrainStatus) -> Option<RegionDrain> {
     status.drain.and_then(|drain| RegionDrain::try_from(drain).ok())
 }
 
-/// Message that the command joins an operation under way instead of starting one.
+/// Message that the command joins an operation in progress instead of starting one.
 fn follows(region: &Region, drain: &RegionDrain) -> String {
     let sentence = region_drain::sentence(region.as_str(), drain);
     match drain.phase() {
@@ -172,7 +172,7 @@ fn finish(args: &RegionArgs<'_>, item: &Value) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Text for a finished drain or undrain.
+/// Describes a finished drain or undrain.
 fn done(undrain: bool, moves: bool, stays: &[String]) -> String {
     match (undrain, moves) {
         (true, _) => "has its calls back".to_owned(),
@@ -200,7 +200,7 @@ fn interrupted(
     signal.exit_code()
 }
 
-/// Text about what continues after an interruption.
+/// Describes what continues after an interruption.
 fn interruption(region: &Region, undrain: bool, seen: Option<&v1::RegionDrainStatus>) -> String {
     let (what, other) = if undrain { ("return", "drain") } else { ("drain", "undrain") };
     let is_drained = |status: &&v1::RegionDrainStatus| {
@@ -218,8 +218,8 @@ fn interruption(region: &Region, undrain: bool, seen: Option<&v1::RegionDrainSta
     }
 }
 
-/// Calls and shards that stay in a drained region: services with serving endpoints there whose calls are not moved, and
-/// shards without a copy elsewhere.
+/// Returns the calls and shards that stay in a drained region: services with serving endpoints there whose calls are
+/// not moved, and shards without a copy elsewhere.
 async fn stays(connection: &Connection, region: &Region, arrival: &Arrival) -> Result<Vec<String>, Failure> {
     let unmoved = unmoved_by_reason(&forecast(connection, region).await?);
     Ok(unmoved.into_iter().chain(arrival.staying.iter().cloned()).collect())
@@ -261,12 +261,12 @@ fn confirm(
     }
 }
 
-/// The remaining calls after a finished drain.
+/// What stays in the region after a finished drain.
 #[derive(Debug)]
 struct Arrival {
-    /// Whether the drain moves calls of any service.
+    /// Whether the drain moves the calls of any service.
     moves: bool,
-    /// Reasons why calls of services stay.
+    /// Reasons why the calls of some services stay.
     staying: Vec<String>,
 }
 
@@ -297,7 +297,7 @@ async fn follow(
         let mut line = region_drain::progress(&status);
         status.staying.iter().for_each(|why| line.push_str(&format!("; calls stay: {why}")));
         let is_news = status.is_held || has_arrived(&drain, &status.state);
-        if progress.is_told((drain.keep, line.clone()), is_news, Instant::now()) {
+        if progress.should_print((drain.keep, line.clone()), is_news, Instant::now()) {
             output::note(&line);
         }
         let has_arrived = has_arrived(&drain, &status.state);
@@ -313,36 +313,36 @@ async fn follow(
 /// Printed progress of a drain. Most waits end within a second and are not printed.
 #[derive(Debug, Default)]
 struct Progress {
-    /// The region's remaining share in the last printed line, and the line.
-    told: Option<(u32, String)>,
+    /// The last printed line, with the region's remaining share in it.
+    last_printed: Option<(u32, String)>,
     /// The current wait, and when it started.
     waits: Option<(String, Instant)>,
 }
 
 impl Progress {
     /// Whether to print a line: at each step, for immediate news, and for a lasting wait.
-    fn is_told(&mut self, (keep, line): (u32, String), is_news: bool, now: Instant) -> bool {
+    fn should_print(&mut self, (keep, line): (u32, String), is_news: bool, now: Instant) -> bool {
         if self.waits.as_ref().is_none_or(|(same, _)| *same != line) {
             self.waits = Some((line.clone(), now));
         }
         let lasts = self.waits.as_ref().is_some_and(|(_, since)| now.duration_since(*since) >= LONG_WAIT);
-        let is_step = self.told.as_ref().is_none_or(|(before, _)| *before != keep);
-        let is_same = self.told.as_ref().is_some_and(|(_, told)| *told == line);
+        let is_step = self.last_printed.as_ref().is_none_or(|(before, _)| *before != keep);
+        let is_same = self.last_printed.as_ref().is_some_and(|(_, printed)| *printed == line);
         let tells = is_step || ((is_news || lasts) && !is_same);
         if tells {
-            self.told = Some((keep, line));
+            self.last_printed = Some((keep, line));
         }
         tells
     }
 }
 
-/// Whether no call goes to the region any more. An undrain has finished only when its record is gone: until the next
-/// round, its state may still be that of the earlier drain.
+/// Whether a drain has finished, so that no call goes to the region. Always false for an undrain, which has finished
+/// only when its record is gone: until the next round, its state may still be that of the earlier drain.
 fn has_arrived(drain: &v1::RegionDrain, state: &str) -> bool {
     !drain.returns && drain.keep == Share::NONE.millionths() && state == "done"
 }
 
-/// The forecast as text. `before` is the drain or undrain under way.
+/// Describes the forecast. `before` is the drain or undrain in progress.
 fn text(region: &Region, forecast: &v1::ForecastDrainResponse, before: Option<&RegionDrain>) -> String {
     let mut text = String::new();
     let mut rows = Vec::new();
@@ -397,13 +397,13 @@ fn text(region: &Region, forecast: &v1::ForecastDrainResponse, before: Option<&R
     text
 }
 
-/// The services that stay, grouped by reason.
+/// Returns the services that stay, grouped by reason.
 fn unmoved_by_reason(forecast: &v1::ForecastDrainResponse) -> Vec<String> {
     let text = unmoved(forecast);
     text.lines().map(|line| line.trim_start_matches("not moved: ").to_owned()).collect()
 }
 
-/// The services that stay, one line per reason.
+/// Lists the services that stay, with one line per reason.
 fn unmoved(forecast: &v1::ForecastDrainResponse) -> String {
     let mut by_reason = BTreeMap::<&str, Vec<&str>>::new();
     let (services, more): (Vec<_>, Vec<_>) =
@@ -487,7 +487,7 @@ mod tests {
     fn region_drain_prints_each_step_and_waits_of_several_seconds() {
         let (mut progress, start) = (Progress::default(), Instant::now());
         let mut told = |keep, line: &str, is_news, at_ms| {
-            progress.is_told((keep, line.to_owned()), is_news, start + Duration::from_millis(at_ms))
+            progress.should_print((keep, line.to_owned()), is_news, start + Duration::from_millis(at_ms))
         };
         assert!(told(900_000, "waits for tables", false, 0));
         assert!(!told(900_000, "waits for an agent", false, 500));

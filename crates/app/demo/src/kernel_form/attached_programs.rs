@@ -24,11 +24,11 @@ const START_TIMEOUT: Duration = Duration::from_secs(20);
 #[derive(Debug)]
 pub(crate) struct Place {
     pins: PathBuf,
-    /// Cgroups of callers and servers.
+    /// Cgroups of the callers and of the servers.
     pub(super) callers: String,
     servers: String,
     processes: Vec<Process>,
-    /// Deadline for the processes to accept calls.
+    /// Time by which the processes must accept calls.
     deadline: Instant,
 }
 
@@ -62,7 +62,7 @@ impl Place {
         }
     }
 
-    /// The servers in their cgroup, and the proxy outside.
+    /// Returns the servers, which run in their cgroup, and the proxy, which runs outside.
     pub(super) fn programs(&self, fleet: &Fleet) -> Result<Vec<Program>, DemoError> {
         let script = fleet.dir().join("greeting.py");
         std::fs::write(&script, include_str!("greeting.py"))?;
@@ -100,7 +100,7 @@ impl Place {
         Ok(())
     }
 
-    /// Whether the servers accept calls, judged by their states, and connections go to the proxy.
+    /// Whether the servers accept calls, according to their states, and connections go to the proxy.
     pub(super) fn is_up(&mut self, states: &[(String, EndpointState)]) -> Result<bool, DemoError> {
         let serves = |instance: &&str| {
             states.iter().any(|(name, state)| name == instance && *state == EndpointState::Serving)

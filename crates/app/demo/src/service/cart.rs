@@ -30,7 +30,7 @@ use crate::shop_protocol::{
 /// Maximum number of items in a cart. Older ones are dropped, so that the demo may run forever.
 const MAX_ITEMS: usize = 20;
 
-/// Time limit of calls to another server of the store.
+/// Timeout of calls to another server of the store.
 const PEER_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The carts of this server.

@@ -11,7 +11,7 @@ use super::{CALL_TIMEOUT, ComparedCall, picks, picks::Picks};
 pub(super) struct HttpClient {
     /// Name for display, and for the shell.
     pub(super) name: &'static str,
-    /// Name and text of its script, for an interpreter.
+    /// Name and text of the script, if the program is an interpreter.
     script: Option<(&'static str, &'static str)>,
 }
 
@@ -22,18 +22,18 @@ pub(super) const HTTP_CLIENTS: [HttpClient; 3] = [
 ];
 
 impl HttpClient {
-    /// Whether it is installed.
+    /// Whether the program is installed.
     pub(super) fn is_installed(&self) -> bool {
         let path = env::var_os("PATH").unwrap_or_default();
         env::split_paths(&path).any(|folder| folder.join(self.name).is_file())
     }
 
-    /// Writes its script.
+    /// Writes the program's script, if it has one.
     pub(super) fn prepare(&self, folder: &Path) -> io::Result<()> {
         self.script.map_or(Ok(()), |(file, text)| fs::write(folder.join(file), text))
     }
 
-    /// Runs its calls through a proxy.
+    /// Makes the calls with the program, through a proxy.
     pub(super) async fn call(&self, folder: &Path, proxy: SocketAddr, probe: &ComparedCall) -> Picks {
         let mut command = self.command(folder, probe);
         command.env("http_proxy", format!("http://{proxy}"));

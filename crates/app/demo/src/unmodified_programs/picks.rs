@@ -40,7 +40,7 @@ impl Row {
         std::iter::once(self.what.clone()).chain(picked).chain([same.to_owned()]).collect()
     }
 
-    /// Why calls failed.
+    /// Reasons why calls failed.
     pub(super) fn problems(&self) -> impl Iterator<Item = String> {
         let all = std::iter::once(&self.predicted).chain(&self.picked);
         all.filter_map(|picks| picks.as_ref().err()).map(|why| format!("failed: {}: {why}", self.what))
@@ -58,7 +58,7 @@ impl Row {
     }
 }
 
-/// Parses response headers as printed by callers: the instance of each request, from the sidecar's debug header.
+/// Parses response headers as printed by callers. The instance of each request is in the sidecar's debug header.
 pub(super) fn read(heads: &str, calls: usize) -> Picks {
     let mut picks = BTreeSet::new();
     let (mut answers, mut decisions) = (0, 0);
@@ -79,7 +79,7 @@ pub(super) fn read(heads: &str, calls: usize) -> Picks {
     Ok(picks)
 }
 
-/// The instance that responded: that of the last attempt.
+/// Returns the instance that responded, which is that of the last attempt.
 fn responding_instance(decision: &str) -> Result<String, String> {
     let last = decision.rsplit_once("; ").and_then(|(_, last)| last.split(' ').next());
     last.map(str::to_owned).ok_or_else(|| format!("no attempt: {decision}"))

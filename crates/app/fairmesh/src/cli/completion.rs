@@ -20,7 +20,7 @@ use fairmesh_model::{RecordKind, ServiceName};
 use fairmesh_wire::handshake::Connection;
 use tokio::{runtime::Builder, time::timeout};
 
-/// Time limit for reading names from the control plane, while a person waits.
+/// Timeout for reading names from the control plane while a person waits.
 const LOOKUP_TIMEOUT: Duration = Duration::from_millis(700);
 
 /// Environment variable that makes this binary print completion candidates.
@@ -104,7 +104,7 @@ fn begun_by(current: &OsStr, names: impl IntoIterator<Item = String>) -> Vec<Com
     names.map(CompletionCandidate::new).collect()
 }
 
-/// Names that the control plane returns within [`LOOKUP_TIMEOUT`]; otherwise none.
+/// Waits for names from the control plane. Returns no names if it takes longer than [`LOOKUP_TIMEOUT`].
 fn waited_for(names: impl Future<Output = Option<Vec<String>>>) -> Vec<String> {
     let runtime = Builder::new_current_thread().enable_all().build().ok();
     let found =

@@ -46,8 +46,8 @@ routes: [{name: bulk, match: {path: {prefix: /bulk}}, class: bulk}]
 
 /// Largest number of concurrent user requests.
 const MAX_IN_FLIGHT: usize = 4;
-/// Smallest rate that counts as demand, in calls per second: well below the load, and above the difference that arises
-/// when reports end at different moments.
+/// Minimum rate that counts as demand, in calls per second. It is well below the load, and above the difference that
+/// arises when reports end at different moments.
 const MIN_DEMAND: f64 = 2.0;
 
 /// Calls per call of the parent, by the names of both nodes.

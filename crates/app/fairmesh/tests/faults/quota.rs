@@ -9,7 +9,7 @@ use std::{
 };
 
 use fairmesh_client::{Body, FaultKind, Mesh};
-use fairmesh_model::{Protocol, mesh_rate_limit::ALL_PARTS};
+use fairmesh_model::{Protocol, rate_limit_quota::ALL_PARTS};
 use fairmesh_wire::v1::{ClaimRequest, Demand};
 use http::Request;
 use tokio::{

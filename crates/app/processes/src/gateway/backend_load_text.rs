@@ -18,7 +18,7 @@ pub(super) async fn read(connection: &Connection) -> Result<BTreeMap<String, Gat
     Ok(read.backends.into_iter().map(|load| (load.backend.clone(), load)).collect())
 }
 
-/// CPU in use and the limit, such as `0.42 of 2.00 (21%)`.
+/// Formats the CPU in use and its limit, such as `0.42 of 2.00 (21%)`.
 pub(super) fn cpu(load: &GatewayBackendLoad) -> String {
     let used = per_second(load.cpu_millicores, 2);
     match load.limit_millicores {
@@ -29,12 +29,12 @@ pub(super) fn cpu(load: &GatewayBackendLoad) -> String {
     }
 }
 
-/// Requests per second of all its services.
+/// Formats the requests per second of all services on the backend.
 pub(super) fn requests(load: &GatewayBackendLoad) -> String {
     rate(load.requests)
 }
 
-/// The alert as a sentence.
+/// Describes the alert in a sentence.
 pub(super) fn sentence(alert: &GatewayAlert) -> String {
     let since = ago(alert.age_ms);
     match alert.cause.as_str() {
@@ -52,7 +52,7 @@ fn per_second(thousandths: u64, places: usize) -> String {
     decimal(thousandths as f64 / 1e3, places)
 }
 
-/// The load as JSON.
+/// Formats the load as JSON.
 pub(super) fn item(load: &GatewayBackendLoad) -> Value {
     let number = |thousandths: u64| thousandths as f64 / 1e3;
     let services = load.services.iter().map(|one| {

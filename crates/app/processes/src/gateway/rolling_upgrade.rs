@@ -79,7 +79,7 @@ impl FromStr for Replica {
     }
 }
 
-/// Counts from before the upgrade.
+/// Response counts from before the upgrade.
 #[derive(Debug, Default)]
 struct Baseline {
     /// Responses of all replicas.
@@ -161,7 +161,7 @@ async fn upgrade(
     own.idle(&served).map_or(Ok(served.responses), Err)
 }
 
-/// Puts replicas back, the last one first. A replica that fails does not keep the others from being put back.
+/// Rolls replicas back, the last one first. If one fails, the others are still rolled back.
 async fn go_back(args: &UpgradeArgs, upgraded: &[Replica]) -> Result<(), String> {
     let mut problems = Vec::new();
     for replica in upgraded.iter().rev() {
@@ -173,8 +173,8 @@ async fn go_back(args: &UpgradeArgs, upgraded: &[Replica]) -> Result<(), String>
 }
 
 impl Replica {
-    /// Runs a command, and waits until another process serves the pages and is ready. Returns its counters at that
-    /// time.
+    /// Runs a command, and waits until another process serves the admin pages and is ready. Returns the counters of
+    /// that process at that time.
     async fn replace(&self, command: &str, ready_within: Duration) -> Result<Counts, String> {
         // A replica that has ended has no page. Any process that answers then is the successor.
         let before = self.counts().await.unwrap_or_default();

@@ -149,12 +149,12 @@ pub(super) async fn attach(args: AttachArgs) -> Result<ExitCode, Failure> {
         sleep(POLL_INTERVAL).await;
         now = status(&pins).map_err(failure)?;
     }
-    let (state, words) = told(&to, &now, &pins);
+    let (state, words) = describe_attachments(&to, &now, &pins);
     output::print_one(args.output_args.format(), &state, &words).map(|()| ExitCode::SUCCESS)
 }
 
-/// The current attachments as JSON and text, which may be more than this command asked for.
-fn told(to: &Attachments, now: &Status, pins: &Path) -> (Value, String) {
+/// Describes the current attachments as JSON and text. They may include more than this command asked for.
+fn describe_attachments(to: &Attachments, now: &Status, pins: &Path) -> (Value, String) {
     let is_own = |path: &str| path.trim_matches('/') == to.callers.trim_matches('/');
     let own = now.attachments.iter().find(|one| is_own(&one.cgroup));
     let options = own.map(|own| format!(" ({})", options(own))).unwrap_or_default();
@@ -189,7 +189,7 @@ fn told(to: &Attachments, now: &Status, pins: &Path) -> (Value, String) {
     (state, words)
 }
 
-/// Process id of the agent on this machine. `None` if unknown.
+/// Returns the process ID of this machine's agent; `None` if it is unknown.
 async fn agent_process() -> Option<u32> {
     let Address::Unix(socket) = connect::agent() else { return None };
     ProcessStat::listening_at(&socket).await.map(|process| process.pid)

@@ -54,7 +54,7 @@ fn networks(one: &Attachment) -> Vec<String> {
     one.networks.iter().map(|(address, prefix)| format!("{address}/{prefix}")).collect()
 }
 
-/// Options for the callers of a cgroup, as text.
+/// Describes the options that apply to the callers in a cgroup.
 pub(super) fn options(one: &Attachment) -> String {
     let ports: Vec<_> = one.ports.iter().map(u16::to_string).collect();
     let networks = match &networks(one)[..] {

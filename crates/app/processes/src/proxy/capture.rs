@@ -4,13 +4,13 @@
 //! mark would have to be set on each socket, and requires a capability (CAP_NET_ADMIN) that the proxy needs for nothing
 //! else.
 
-mod connection_owners;
 mod ip_routes;
 mod nft_command;
 mod nft_rules;
 mod port_and_network_args;
+mod user_and_cgroup_args;
 
-pub(crate) use connection_owners::uids;
+pub(crate) use user_and_cgroup_args::uids;
 
 use std::{net::SocketAddr, process::ExitCode, time::Duration};
 
@@ -84,7 +84,7 @@ pub(crate) async fn run(args: CaptureArgs) -> Result<ExitCode, Failure> {
     if args.watch {
         return watch(&args).await;
     }
-    let rules = rules(&args, connection_owners::listener_uid(&args.at))?;
+    let rules = rules(&args, user_and_cgroup_args::listener_uid(&args.at))?;
     if args.dry_run {
         let routes = ip_routes::steps(&rules.passing_families());
         let routes: String = routes.iter().map(|step| format!("# ip {step}\n")).collect();
@@ -116,8 +116,8 @@ fn state(rules: &Rules, captured: bool) -> Value {
     })
 }
 
-/// Replaces the rules of an earlier command, and the routes that rules need. Routes come first: without them marked
-/// packets would be dropped, whereas routes without marks have no effect.
+/// Replaces the rules of an earlier command, and the routes that the rules need. Routes come first: marked packets
+/// would be dropped without them, whereas routes without marks have no effect.
 fn load(rules: &Rules) -> Result<(), Failure> {
     let families = rules.passing_families();
     let loaded = ip_routes::add(&families).and_then(|()| nft_command::load(&rules.script()));
@@ -137,8 +137,8 @@ fn remove() -> Result<bool, Failure> {
     Ok(rules? | routes?)
 }
 
-/// Stops capturing; returns whether anything was captured. A proxy that stops has closed its listener, and still has
-/// requests in flight.
+/// Stops capturing, and returns whether anything was captured. A proxy that stops has already closed its listener,
+/// but still has requests in flight.
 fn pause() -> Result<bool, Failure> {
     let captured = nft_command::has_table()?;
     if captured {
@@ -151,7 +151,7 @@ fn pause() -> Result<bool, Failure> {
 async fn watch(args: &CaptureArgs) -> Result<ExitCode, Failure> {
     let shutdown = stop_signals::shutdown()?;
     // Invalid arguments are reported before rules of an earlier command are changed.
-    if let Some(proxy) = connection_owners::listener_uid(&args.at) {
+    if let Some(proxy) = user_and_cgroup_args::listener_uid(&args.at) {
         rules(args, Some(proxy))?;
     }
     let watched = follow(args, shutdown).await;
@@ -167,7 +167,7 @@ async fn follow(args: &CaptureArgs, shutdown: impl Future<Output = ()>) -> Resul
     // Unknown at first: an earlier command may have been killed.
     let mut captured = None;
     loop {
-        let listens = connection_owners::listener_uid(&args.at);
+        let listens = user_and_cgroup_args::listener_uid(&args.at);
         if captured != Some(listens) {
             match listens {
                 Some(_) => {
@@ -189,7 +189,7 @@ async fn follow(args: &CaptureArgs, shutdown: impl Future<Output = ()>) -> Resul
     }
 }
 
-/// The rules of these arguments, for a proxy of this user.
+/// Returns the rules for these arguments. `proxy` is the user who runs the proxy.
 fn rules(args: &CaptureArgs, proxy: Option<u32>) -> Result<Rules, Failure> {
     let mut rules = Rules {
         at: nft_rules::listener_addresses(&args.at)?,
@@ -197,10 +197,10 @@ fn rules(args: &CaptureArgs, proxy: Option<u32>) -> Result<Rules, Failure> {
         to: args.to.iter().copied().collect(),
         from: args.from.iter().copied().collect(),
         own: args.own,
-        uids: connection_owners::uids(&args.uid)?,
-        cgroups: connection_owners::cgroups(&args.cgroup)?,
-        except_uids: connection_owners::uids(&args.except_uid)?,
-        except_cgroups: connection_owners::cgroups(&args.except_cgroup)?,
+        uids: user_and_cgroup_args::uids(&args.uid)?,
+        cgroups: user_and_cgroup_args::cgroups(&args.cgroup)?,
+        except_uids: user_and_cgroup_args::uids(&args.except_uid)?,
+        except_cgroups: user_and_cgroup_args::cgroups(&args.except_cgroup)?,
         loopback: args.loopback,
     };
     rules.reach()?;

@@ -14,13 +14,13 @@ use serde_json::{Value, json};
 
 use super::admin_page::{AdminArgs, page};
 
-/// Fields of a route that have a column of their own.
+/// Fields of a route that have their own columns.
 const OWN_COLUMNS: &[&str] = &["name", "match", "split"];
 
-/// The columns of region tables.
+/// Columns of the table of region tables.
 const TABLES: &[&str] = &["SERVICE", "CALLERS IN", "CLASS", "SHARES", "DROPPED", "CONFIRMED", "STATE"];
 
-/// The columns of requests by route and backend.
+/// Columns of the table of requests by route and backend.
 const COUNTS: &[&str] =
     &["SERVICE", "ROUTE", "BACKEND", "REQUESTS", "4XX", "5XX", "GRPC FAILED", "ERRORS", "WITHOUT SERVER"];
 
@@ -57,7 +57,7 @@ pub(super) async fn run(args: RoutesArgs) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The services to list. Without a given service, all whose records the proxy has.
+/// Returns the services to list: the given one, or all services whose records the proxy has.
 async fn services(args: &RoutesArgs) -> Result<Vec<String>, Failure> {
     if let Some(service) = &args.service {
         return Ok(vec![service.to_string()]);
@@ -120,7 +120,7 @@ fn table_rows(service: &str, table: &Value) -> Vec<Vec<String>> {
     table["shares"].as_array().into_iter().flatten().map(row).collect()
 }
 
-/// Remaining weight of a region table, and its remaining time.
+/// Describes the remaining weight of a region table and its remaining time.
 fn table_state(table: &Value) -> String {
     let weakens = table["weakensInSeconds"].as_f64();
     let left = weakens.map(|seconds| rough_age(Duration::try_from_secs_f64(seconds).unwrap_or_default()));

@@ -6,7 +6,7 @@ use clap::Args;
 use fairmesh_model::ServiceName;
 use fairmesh_proxy::{Collector, Environment, RootSampler, Sampler, TraceConfig};
 
-/// By default, one in this many requests without a trace starts a trace.
+/// Default sampling: one in this many requests without a trace starts a trace.
 const DEFAULT_ONE_IN: u64 = 100;
 
 /// Options of spans.

@@ -18,9 +18,9 @@ use tokio::sync::watch;
 #[derive(Debug)]
 pub(super) struct RegisterPages {
     pub(super) observer: Arc<RequestObserver>,
-    /// Set once this command listens in front of the program.
+    /// Listener in front of the program, once this command has opened one.
     pub(super) front: OnceLock<ProgramFront>,
-    /// Set once the program has responded.
+    /// State of the registration, once the program has responded.
     pub(super) standing: OnceLock<watch::Receiver<RegistrationState>>,
     listeners: Listeners,
 }
@@ -31,7 +31,7 @@ impl RegisterPages {
         Arc::new(Self { observer, front, standing, listeners: Listeners::default() })
     }
 
-    /// Serves the pages, if there is an address for them.
+    /// Serves the admin pages if an address for them is given.
     pub(super) async fn serve(
         self: &Arc<Self>,
         address: Option<SocketAddr>,

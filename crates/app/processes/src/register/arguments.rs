@@ -18,10 +18,10 @@ pub(super) struct ValidArguments {
     pub(super) program: Option<SocketAddr>,
     /// Whether callers reach the program directly even in a mesh with a trust domain.
     pub(super) plaintext: bool,
-    /// Whether bytes are forwarded instead of requests.
+    /// Whether connections are forwarded as bytes instead of requests.
     pub(super) tcp: bool,
     pub(super) addresses: Vec<Address>,
-    /// Whether the control plane, used instead of the local agent, is selected only by FAIRMESH_CONTROL.
+    /// Whether only FAIRMESH_CONTROL selects the control plane, which is then used instead of the local agent.
     pub(super) by_environment: bool,
     pub(super) probe: Probe,
     pub(super) interval: Duration,
@@ -98,7 +98,7 @@ fn refused(e: Invalid) -> Failure {
     Failure::refused(format!("{}: {}", e.field, e.problem), e.hint)
 }
 
-/// Adds the host type to the location. Without a region the agent provides both.
+/// Adds the host type to the location. If no region is given, the agent provides both.
 fn with_host_type(
     location: Option<Location>,
     host_type: Option<HostType>,
@@ -114,7 +114,8 @@ fn with_host_type(
     }
 }
 
-/// Parses the address of the program. Host names are not resolved: callers elsewhere could resolve them differently.
+/// Parses the address of the program. Host names are not resolved, because callers elsewhere could resolve them
+/// differently.
 pub(super) fn address(text: &str) -> Result<SocketAddr, Invalid> {
     text.parse().map_err(|_| {
         let problem = format!("'{text}' is not an IP address and a port");

@@ -15,18 +15,18 @@ use tokio::{
 
 use super::print_status;
 
-/// Interval at which remaining descendants are checked; the system does not notify.
+/// Interval between checks for remaining descendants, about which the system sends no notification.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// The started program with all its descendants, because a shell does not pass signals on to its children. Dropping it
-/// kills them all.
+/// The started program with all its descendants, which are included because a shell does not pass signals on to its
+/// children. Dropping this kills them all.
 #[derive(Debug)]
 pub(super) struct Child {
     process: tokio::process::Child,
     group: Group,
 }
 
-/// A process group; `None` once it was empty, since its id may be reused then.
+/// A process group; `None` after it was found empty, since its ID may then be reused.
 #[derive(Debug)]
 struct Group(Option<Pid>);
 
@@ -60,13 +60,13 @@ impl Child {
         Ok(Some(Self { process, group }))
     }
 
-    /// Pid of its first process, while that runs.
+    /// Process ID of the program's first process, while that process runs.
     pub(super) fn pid(&self) -> Option<u32> {
         self.process.id()
     }
 
-    /// Waits until it ends by itself; its exit code, or 128 plus the number of the signal that ended it. Remaining
-    /// descendants are asked to stop.
+    /// Waits until the program ends by itself. Returns its exit code, or 128 plus the number of the signal that ended
+    /// it. Descendants that remain are asked to stop.
     pub(super) async fn wait(&mut self) -> Result<u8, Failure> {
         let status = self.process.wait().await.map_err(Failure::failed)?;
         if !self.group.is_empty() {
@@ -75,7 +75,8 @@ impl Child {
         Ok(code(status))
     }
 
-    /// Terminates it, and kills it if it has not ended by `end`. Ending by the signal counts as success.
+    /// Terminates the program, and kills it if it has not ended by `end`. A program that ends by the signal counts as
+    /// successful.
     pub(super) async fn stop(&mut self, end: Instant) -> Result<u8, Failure> {
         print_status("stopping the program");
         self.group.signal(Signal::TERM);
@@ -116,7 +117,7 @@ fn end_with_parent(command: &mut Command) {
 }
 
 impl Group {
-    /// Whether the group is empty. To be called only after its first process was reaped.
+    /// Whether the group is empty. Call this only after the group's first process was reaped.
     fn is_empty(&mut self) -> bool {
         let Some(pid) = self.0 else { return true };
         // If this process is the init process of a container, orphans become its children.

@@ -14,21 +14,21 @@ use super::{
     tls_terminator::{Forwarding, Terminator},
 };
 
-/// How long an endpoint waits for its policy before it is registered.
+/// Time for which an endpoint waits for its policy before it is registered.
 const POLICY_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// How connections are accepted, and the listener in front of the program.
+/// Parameters for accepting connections, and the listener in front of the program.
 #[derive(Debug)]
 pub(super) struct Front {
     pub(super) opened: ServerTransport,
     pub(super) pages: Arc<RegisterPages>,
     terminator: Option<Terminator>,
-    /// Whether the message was printed that the agent has not yet said whether there is a trust domain.
+    /// Whether a message was printed that the agent does not yet know whether there is a trust domain.
     said: bool,
 }
 
 impl Front {
-    /// Opens the listener if it is already decided that there is one.
+    /// Opens the listener if it is already known that one is needed.
     pub(super) async fn open(
         plan: &mut ValidArguments,
         opened: ServerTransport,
@@ -45,13 +45,14 @@ impl Front {
         Ok(front)
     }
 
-    /// Whether a listener depends on the trust domain, and the agent has not yet said whether there is one.
+    /// Whether the need for a listener depends on the trust domain, but the agent does not yet know whether there is
+    /// one.
     fn is_undecided(&self, plan: &ValidArguments) -> bool {
         self.opened.undecided.is_some() && plan.program.is_none()
     }
 
-    /// Asks the agent again whether the mesh has a trust domain, if this is still unknown. Returns whether it is known,
-    /// so that the program can be registered.
+    /// Asks the agent again whether the mesh has a trust domain, if this is still unknown. Returns whether it is now
+    /// known, so that the program can be registered.
     pub(super) async fn decide(&mut self, plan: &mut ValidArguments) -> Result<bool, Failure> {
         if !self.is_undecided(plan) {
             return Ok(true);
@@ -69,7 +70,7 @@ impl Front {
         Ok(true)
     }
 
-    /// Listens in front of the program, if callers do not reach it directly.
+    /// Opens a listener in front of the program, unless callers reach the program directly.
     async fn bind(&mut self, plan: &mut ValidArguments) -> Result<(), Failure> {
         let transport = &self.opened.transport;
         let (address, program) = match plan.program {
@@ -113,7 +114,7 @@ impl Front {
         Ok(Forwarding::Requests(front, program))
     }
 
-    /// The authorizer, which decides who may call and counts requests, if this command listens in front of the program.
+    /// The authorizer, if this command listens in front of the program. It decides who may call, and counts requests.
     pub(super) fn authorizer(&self) -> Option<&ConnectionAuthorizer> {
         self.terminator.as_ref().map(Terminator::authorizer)
     }

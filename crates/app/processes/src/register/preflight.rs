@@ -16,13 +16,13 @@ use tokio::{net::TcpStream, time::timeout};
 
 use super::{arguments::ValidArguments, print_status};
 
-/// Time limit of the connection attempt to the address; a listener on this machine accepts at once.
+/// Timeout of the connection attempt to the address. A listener on this machine would accept at once.
 const CONNECT_TIMEOUT: Duration = Duration::from_millis(500);
-/// Time limit for checking whether the service is declared, while callers wait for the program.
+/// Timeout for checking whether the service is declared. Callers may be waiting for the program meanwhile.
 const DECLARATION_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Refuses to start a program whose address is in use: calls would go to the other listener, and its probes would
-/// succeed.
+/// Refuses to start a program whose address is in use: calls would go to the other listener, which would also pass
+/// the program's probes.
 pub(super) async fn refuse_address_in_use(plan: &ValidArguments) -> Result<(), Failure> {
     let address = plan.program_address();
     let connects = timeout(CONNECT_TIMEOUT, TcpStream::connect(address)).await;
@@ -48,8 +48,8 @@ pub(super) async fn refuse_address_in_use(plan: &ValidArguments) -> Result<(), F
     ))
 }
 
-/// Refuses to register a program in plaintext if no caller would use it. If this cannot be checked, the control plane
-/// decides.
+/// Refuses to register a program in plaintext if no caller would use it. If this cannot be checked, the decision is
+/// left to the control plane.
 pub(super) async fn refuse_plaintext(plan: &ValidArguments, opened: &ServerTransport) -> Result<(), Failure> {
     if !plan.plaintext || !opened.transport.is_tls() {
         return Ok(());
@@ -75,8 +75,8 @@ async fn permits_plaintext(plan: &ValidArguments) -> Option<bool> {
     Some(policy.is_some_and(|stored| record_encoding::permits_plaintext(&stored.value)))
 }
 
-/// Prints that registering declares the service, if it has no declaration. If this cannot be checked, nothing is
-/// printed: registering will report the error.
+/// Prints that the registration declares the service, if it has no declaration yet. If this cannot be checked, prints
+/// nothing, since the registration will report the error.
 pub(super) async fn announce_declaration(plan: &ValidArguments) {
     let service = &plan.registration.service;
     if let Ok(Some(false)) = timeout(DECLARATION_TIMEOUT, is_declared(plan)).await

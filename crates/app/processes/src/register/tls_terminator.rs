@@ -14,7 +14,7 @@ use tokio::{
     time::timeout,
 };
 
-/// Time limit of a connection to the program, which is on this machine.
+/// Timeout for connecting to the program, which is on this machine.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Listener for callers. Dropping it ends its connections.
@@ -51,12 +51,12 @@ impl Terminator {
         self.address
     }
 
-    /// Decides who may call.
+    /// The authorizer, which decides who may call.
     pub(super) fn authorizer(&self) -> &ConnectionAuthorizer {
         &self.authorizer
     }
 
-    /// Closes the listener and its connections, and tells the agent that the policy is no longer followed.
+    /// Closes the listener and its connections, and tells the agent that the policy is no longer used.
     pub(super) async fn close(self) {
         if let Forwarding::Requests(front, _) = &self.forwarding {
             front.stop();
@@ -82,7 +82,7 @@ impl Forwarding {
     }
 }
 
-/// How accepted connections are handled.
+/// Parameters for accepting and forwarding connections.
 #[derive(Clone, Debug)]
 struct Front {
     forwarding: Forwarding,

@@ -27,9 +27,9 @@ use serde_json::json;
 
 use difference::Difference;
 
-/// Exit code for differences and unreadable records.
+/// Exit code if records differ or are unreadable.
 const EXIT_DIFFERENT: u8 = 3;
-/// Keys printed of each kind.
+/// Maximum number of keys that are printed of each kind.
 const MAX_LISTED: usize = 10;
 
 /// Arguments of `fairmesh rib export`.
@@ -105,7 +105,7 @@ pub(super) async fn verify(args: Verify) -> Result<ExitCode, Failure> {
     Ok(if sound { ExitCode::SUCCESS } else { ExitCode::from(EXIT_DIFFERENT) })
 }
 
-/// Some of the keys of a kind, one per line.
+/// Lists the first keys of a kind, one per line.
 fn named(what: &str, keys: &[String]) -> String {
     let mut text: String = keys.iter().take(MAX_LISTED).map(|key| format!("{what}: {key}\n")).collect();
     if let Some(more) = keys.len().checked_sub(MAX_LISTED + 1) {
@@ -121,7 +121,7 @@ fn unreadable(saved: &SavedCopy) -> Vec<String> {
     wrong.collect()
 }
 
-/// All records of a control plane.
+/// Reads all records of a control plane.
 async fn read(connection: &Connection) -> Result<SavedCopy, Failure> {
     let progress = ProgressBar::new_spinner();
     let (revision, entries) = rib_reader::read_all(connection, |entries| {
@@ -138,7 +138,7 @@ async fn read(connection: &Connection) -> Result<SavedCopy, Failure> {
     Ok(SavedCopy { prefix: Prefix::everything(), revision, at, entries: entries.collect() })
 }
 
-/// Contents of a file.
+/// Reads the contents of a file.
 fn open(path: &Path) -> Result<SavedCopy, Failure> {
     let content = fs::read(path).map_err(|error| {
         Failure::refused(format!("cannot read {}: {error}", path.display()), "give a file of 'rib export'")

@@ -78,7 +78,7 @@ pub(super) async fn run(args: ReplicaArgs) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// How the replica connects and accepts connections.
+/// Determines how the replica opens and accepts connections.
 async fn mesh_transport(agent: Address, name: &str) -> Result<Transport, Failure> {
     let label = Label::new(name.to_ascii_lowercase());
     let label = label.map_err(|error| Failure::refused(error, "give another name with --name"))?;
@@ -86,7 +86,7 @@ async fn mesh_transport(agent: Address, name: &str) -> Result<Transport, Failure
     Ok(connect::transport_of_agent(agent, Some(path), format!("replica {name}")).await)
 }
 
-/// The address at which others reach a listener.
+/// Returns the address at which others reach a listener.
 fn reachable(listen: &Address) -> Address {
     if let Address::Tcp(text) = listen
         && let Ok(address) = text.parse::<SocketAddr>()

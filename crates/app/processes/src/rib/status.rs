@@ -41,7 +41,8 @@ pub(super) enum By {
     Region,
 }
 
-/// Agents and replicas that follow this control plane, in any number of layers: kind, name and release.
+/// Returns the agents and replicas that follow this control plane, directly or through any number of layers, as kind,
+/// name and release.
 pub async fn followers(
     connection: Connection,
 ) -> Result<Vec<(&'static str, String, Option<String>)>, Failure> {

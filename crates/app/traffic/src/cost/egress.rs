@@ -88,7 +88,7 @@ fn tell_what_is_missing(response: &ReadCallsResponse, prices: &Egress) {
     }
 }
 
-/// Computes the cost of rows from the history.
+/// Computes the cost of the history's rows.
 fn bill(rows: Vec<CallsRow>, prices: &Egress) -> Result<EgressBill, Failure> {
     let mut bill = EgressBill::default();
     for calls in rows.into_iter().filter_map(|row| row.calls) {
@@ -117,7 +117,7 @@ fn listing(bill: &EgressBill, by: By, span: Duration) -> Listing {
     listing
 }
 
-/// The cells that name a group, and the names in JSON, which has no order of its own.
+/// Returns the cells that name a group, and the names in JSON. JSON has no order of its own.
 fn group(path: &EgressPath, by: By) -> (Vec<String>, String) {
     let place = |(region, zone): &(_, Option<_>)| match zone {
         Some(zone) => format!("{region}/{zone}"),
@@ -169,7 +169,7 @@ fn dollars(amount: f64) -> String {
     format!("${}", decimal(amount, places))
 }
 
-/// Formats bytes in decimal units, by which providers charge.
+/// Formats bytes in decimal units, which providers charge by.
 fn bytes(count: u64) -> String {
     let count = count as f64;
     let (unit, name) = match count {

@@ -18,7 +18,7 @@ use tokio::time::sleep;
 use super::{CallsArgs, status::class, warn_of_left_out};
 use crate::reconnect::Reconnect;
 
-/// Interval between two tables of `--watch`.
+/// Interval between two tables printed with `--watch`.
 const WATCH_INTERVAL: Duration = Duration::from_secs(2);
 /// Interval at which the first reports are polled.
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
@@ -102,7 +102,7 @@ fn tell_what_is_missing(args: &CallsArgs, response: &TrafficCallsResponse) {
     }
 }
 
-/// A table or document of one point in time.
+/// Formats a table or document for one point in time.
 fn text(args: &CallsArgs, listing: &Listing) -> Result<String, Failure> {
     Ok(match args.output.format() {
         Format::Table if listing.rows.is_empty() => "no calls are reported yet\n\n".to_owned(),

@@ -80,7 +80,8 @@ async fn observed(args: &ClassesArgs) -> Result<PathTemplates, Failure> {
     }
 }
 
-/// Counts a request if a server answered it. The cost of other requests is not the server's.
+/// Counts a request if a server answered it. Other requests are not counted, because they did not cost the server
+/// anything.
 fn observe(templates: &mut PathTemplates, request: &Value) {
     let text = |name: &str| request[name].as_str();
     if let (Some(method), Some(path), None, Some(ms)) =
@@ -125,7 +126,7 @@ fn shown(template: &PathTemplate) -> String {
     if template.is_prefix { format!("{}/…", template.path) } else { template.path.clone() }
 }
 
-/// Names of classes, by mean time. The class with the most requests has no name, since its calls need no class.
+/// Names the classes by their mean time. The class with the most requests has no name, since its calls need no class.
 fn names(classes: &[ProposedClass]) -> Vec<Option<String>> {
     let most = classes.iter().map(|class| class.share).fold(0.0, f64::max);
     let mut used = BTreeMap::<String, u32>::new();
@@ -139,7 +140,7 @@ fn names(classes: &[ProposedClass]) -> Vec<Option<String>> {
     classes.iter().zip(named).map(|(class, name)| (class.share < most).then_some(name)).collect()
 }
 
-/// The routes of classes, in the form of a policy.
+/// Formats the routes of the classes as in a policy.
 fn routes(classes: &[ProposedClass], names: &[Option<String>]) -> String {
     let mut routes = String::new();
     for (class, name) in classes.iter().zip(names) {

@@ -21,10 +21,10 @@ use fairmesh_wire::{
 use serde_json::{Value, json};
 use tokio::time::sleep;
 
-/// Time for which calls are counted before the first output. Each level between a program and the control plane learns
-/// within 5 s that its calls are requested.
+/// Time for which calls are counted before the first output. It covers the delay of the request: each level between a
+/// program and the control plane learns within 5 s that its calls are requested.
 const COUNTED_MS: u64 = 10_000;
-/// Interval at which the graph is polled until then.
+/// Interval at which the graph is polled during this time.
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
 /// Microseconds per millisecond.
 const MICROS: f64 = 1_000.0;
@@ -64,7 +64,7 @@ pub(super) async fn graph(args: GraphArgs) -> Result<(), Failure> {
     }
 }
 
-/// The graph, once calls have been counted for a while.
+/// Returns the graph after calls have been counted for a while.
 async fn counted(connection: &Connection, args: &GraphArgs) -> Result<TrafficGraphResponse, Failure> {
     let service = args.service.as_ref().map(ToString::to_string).unwrap_or_default();
     let mut has_told = false;

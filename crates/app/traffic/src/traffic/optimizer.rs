@@ -16,7 +16,7 @@ pub(super) fn warn_of_missing_context(missing: &v1::MissingTraceContext) {
     ));
 }
 
-/// Name of the planner that the policy requests.
+/// Name of the planner that the policy asks for.
 pub(super) fn planner(service: &v1::ServiceTraffic) -> &'static str {
     match service.planner() {
         Planner::Optimizer => "optimizer",
@@ -24,7 +24,8 @@ pub(super) fn planner(service: &v1::ServiceTraffic) -> &'static str {
     }
 }
 
-/// Line about who plans if the policy requests the optimizer: its plan, or why rings plan instead.
+/// Line that names the planner in use if the policy asks for the optimizer: the optimizer with its plan, or rings
+/// with the reason.
 pub(super) fn headline(service: &v1::ServiceTraffic) -> String {
     match (&service.optimized, service.why_rings.as_str()) {
         (Some(plan), _) => format!(

@@ -45,7 +45,7 @@ pub(super) async fn status(args: StatusArgs) -> Result<(), Failure> {
     output::print_one(args.output.format(), &items, &text.join("\n"))
 }
 
-/// The region drains, one line each.
+/// Describes the region drains, one line each.
 async fn drains(connection: &Connection) -> Result<Option<String>, Failure> {
     let drains = connection.traffic_planner().drains(v1::DrainsRequest {}).await?.into_inner().drains;
     let line = |one: &v1::RegionDrainStatus| {
@@ -92,7 +92,8 @@ pub(super) async fn explain(args: ExplainArgs) -> Result<(), Failure> {
     listing.print(args.output.format())
 }
 
-/// Refuses a region without endpoints and callers of the service, because a misspelt region would just have no changes.
+/// Refuses a region in which the service has neither endpoints nor callers. A misspelt region would otherwise just
+/// show no changes.
 fn check_region(service: &v1::ServiceTraffic, region: &Region) -> Result<(), Failure> {
     let known: Vec<&str> = service.regions.iter().map(|known| known.region.as_str()).collect();
     if known.contains(&region.as_str()) {

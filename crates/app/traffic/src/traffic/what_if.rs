@@ -141,7 +141,7 @@ struct Cell<'a> {
     calls: Option<&'a ExpectedCalls>,
 }
 
-/// Cells by service, region and class.
+/// Returns the cells by service, region and class.
 fn cells(prediction: &Prediction) -> BTreeMap<(&str, &str, &str), Cell<'_>> {
     let mut cells = BTreeMap::<_, Cell<'_>>::new();
     for PredictedService { service, loads, expected, .. } in &prediction.services {

@@ -38,12 +38,12 @@ pub struct Grants {
     pub view: Reach,
     /// Tenants whose records may be written.
     pub operate: Reach,
-    /// Tenants whose services' allowed callers may be changed.
+    /// Tenants for whose services the caller may change which callers are allowed.
     pub authorize: Reach,
-    /// Tenants for whose services endpoints may be registered. A caller with a machine may register endpoints on it
-    /// only.
+    /// Tenants for whose services the caller may register endpoints. A caller with a machine may register endpoints
+    /// on its own machine only.
     pub serve: Reach,
-    /// Services whose endpoints may be registered, even if another agent registered them before.
+    /// Services for which the caller may register endpoints, even if another agent registered them before.
     pub registrar: BTreeSet<ServiceName>,
     /// The caller's machine.
     pub machine: Option<Machine>,
@@ -51,11 +51,11 @@ pub struct Grants {
     pub relays_reports: bool,
     /// Whether the caller is a gateway replica, which serves all tenants.
     pub is_gateway: bool,
-    /// Delegations under which the caller may give identities to programs.
+    /// Delegations that allow the caller to give identities to programs.
     pub workloads: Vec<Delegation>,
 }
 
-/// The registration of workloads, delegated by an administrator.
+/// Registration of workloads, delegated by an administrator.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Delegation {
     /// Tenants whose services are delegated.
@@ -65,7 +65,7 @@ pub struct Delegation {
 }
 
 impl Reach {
-    /// A reach of these tenants. An empty list covers all tenants, as in records of agents and role bindings.
+    /// A reach that covers `tenants`. An empty list covers all tenants, as in records of agents and role bindings.
     pub fn of(tenants: &[Tenant]) -> Self {
         match tenants.is_empty() {
             true => Self::Everything,
@@ -104,7 +104,7 @@ impl Grants {
         Self { admin: true, view, operate, authorize, serve, ..Self::default() }
     }
 
-    /// Adds the grants of a role.
+    /// Adds the grants of a role binding.
     pub fn add(&mut self, binding: &RoleBinding) {
         match binding.role {
             AccessRole::Viewer => self.view.extend(Reach::of(&binding.tenants)),

@@ -12,8 +12,8 @@ pub struct MachineCallers {
 }
 
 impl MachineCallers {
-    /// Identities for programs on the machine of `agent`, which vouches for `tenants`. `domain` is the trust domain,
-    /// if known.
+    /// Returns the identities that programs on the machine of `agent` may have, if `agent` vouches for `tenants`.
+    /// `domain` is the trust domain, if known.
     pub fn of(agent: Option<&Label>, tenants: &Reach, domain: Option<TrustDomain>) -> Self {
         let tenants = match tenants {
             Reach::Everything => return Self { begins: vec![String::new()], domain },
@@ -50,7 +50,8 @@ impl MachineCallers {
     }
 }
 
-/// Whether a service may accept a call from one of these callers. If so, their machine needs the service's records.
+/// Whether a service may accept a call from one of these callers. Only then does their machine need the service's
+/// records.
 pub fn admits(
     authorization: Option<&Authorization>,
     default: DefaultAuthorization,
@@ -75,8 +76,8 @@ pub fn admits_caller(
     !is_denied && admits_some(authorization, default, |pattern| pattern.is_none_or(|one| one.matches(caller)))
 }
 
-/// Whether a policy may allow a call. `may_match` returns whether the callers may match a pattern; it gets `None` for
-/// a rule that applies to all callers.
+/// Whether a policy may allow some call. `may_match` returns whether a caller can match a pattern; its argument is
+/// `None` for a rule without callers, which applies to all.
 fn admits_some(
     authorization: Option<&Authorization>,
     default: DefaultAuthorization,

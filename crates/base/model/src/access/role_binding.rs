@@ -30,13 +30,13 @@ pub enum AccessRole {
 pub struct RoleBinding {
     /// The role.
     pub role: AccessRole,
-    /// The tenants of a viewer, operator or authorizer; empty means all.
+    /// Viewers, operators and authorizers: the tenants of the role. Empty means all tenants.
     pub tenants: Vec<Tenant>,
-    /// The services of a registrar.
+    /// Registrars: the services of the role.
     pub services: Vec<ServiceName>,
     /// Subjects that get the role; at least one.
     pub subjects: Vec<Subject>,
-    /// The programs to which an operator may give identities of its tenants' services; `None` for no programs.
+    /// Operators: programs that may be given identities of the tenants' services. `None` means no programs.
     pub workloads: Option<WorkloadBounds>,
 }
 

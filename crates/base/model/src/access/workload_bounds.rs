@@ -5,8 +5,9 @@ use crate::{Invalid, Label, WorkloadEntry, workload::is_within};
 /// Maximum number of user ranges, cgroups or agents in the bounds.
 const MAX_BOUNDS: usize = 1000;
 
-/// Bounds on the programs to which an operator may give identities of its services. Without bounds only
-/// administrators register workloads, as in SPIRE: registering a user's programs takes over their identity.
+/// Bounds on the programs to which an operator may give identities of its services. Without bounds, only
+/// administrators may register workloads, as in SPIRE: an operator who may register a user's programs can take over
+/// their identity.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct WorkloadBounds {
     /// Users that the programs run as.

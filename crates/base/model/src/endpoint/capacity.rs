@@ -13,7 +13,7 @@ use crate::{Endpoint, EndpointState, Hosts, InstanceId, Location, Region, Zone};
 pub struct Capacity {
     /// Number of serving endpoints.
     pub endpoints: u64,
-    /// Their total power, in thousandths of an ordinary instance on an ordinary host.
+    /// Total power of these endpoints, in thousandths of an ordinary instance on an ordinary host.
     pub power: u64,
 }
 
@@ -29,7 +29,8 @@ pub struct Capacities {
 }
 
 impl Capacity {
-    /// This capacity as a fraction of `whole`, in thousandths, rounded to the nearest; 0 if `whole` is zero.
+    /// This capacity as a fraction of `whole`, in thousandths, rounded to the nearest thousandth; 0 if `whole` is
+    /// zero.
     pub fn thousandths_of(self, whole: Self) -> u32 {
         let whole_power = u128::from(whole.power.max(1));
         let part = (u128::from(self.power) * 1000 + whole_power / 2) / whole_power;
@@ -43,7 +44,7 @@ impl Capacity {
 }
 
 impl Capacities {
-    /// Sums the power of the serving endpoints. An instance that has two records while it moves counts once.
+    /// Sums the power of serving endpoints. An instance that is moving may have two records, but counts once.
     pub fn of<'a>(endpoints: impl IntoIterator<Item = &'a Endpoint>, hosts: &Hosts) -> Self {
         let mut once = std::collections::BTreeSet::<&InstanceId>::new();
         let mut capacities = Self::default();

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use super::{Verdict, VerdictEffect, Verdicts};
 use crate::{Endpoint, EndpointState, Hosts, Region};
 
-/// The share of all calls, in thousandths.
+/// All calls, in thousandths.
 pub const ALL_CALLS: u32 = 1000;
 /// Overprovisioning factor in thousandths (Envoy). A ring serves all its calls until less than 1/1.4 of its power (71
 /// %) is healthy.
@@ -18,14 +18,14 @@ const OVERPROVISIONING: u64 = 1400;
 /// Power of a group of endpoints.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ServingPower {
-    /// Power of all endpoints that serve or whose lease expired.
+    /// Power of all endpoints that serve or have an expired lease.
     pub all: u64,
-    /// Power of the endpoints without an adverse verdict or expired lease.
+    /// Power of the endpoints that have neither an adverse verdict nor an expired lease.
     pub able: u64,
 }
 
 impl ServingPower {
-    /// The share of its calls that the group can carry, in thousandths; 0 without endpoints.
+    /// Share of its calls that the group can serve, in thousandths; 0 if the group is empty.
     pub fn carries(&self) -> u32 {
         (self.able * OVERPROVISIONING / self.all.max(1)).min(ALL_CALLS.into()) as u32
     }
@@ -40,9 +40,10 @@ impl ServingPower {
     }
 }
 
-/// The share of calls of each level, in thousandths, given what each level [carries](ServingPower::carries). Each
-/// level gets the calls that earlier levels cannot carry. If all levels together cannot carry all calls, shares are
-/// proportional to what they carry. If no level can carry any call, the first level gets all.
+/// Divides calls among levels, in thousandths. `carries` says what each level can serve ([`ServingPower::carries`]).
+/// - Each level gets the calls that earlier levels cannot serve.
+/// - If all levels together cannot serve all calls, shares are proportional to `carries`.
+/// - If no level can serve any call, the first level gets all.
 pub fn share_calls(carries: &[u32]) -> Vec<u32> {
     let total: u32 = carries.iter().sum();
     let mut left = ALL_CALLS;
@@ -63,7 +64,7 @@ pub fn share_calls(carries: &[u32]) -> Vec<u32> {
     shares
 }
 
-/// How a caller treats verdicts and expired leases in a region where they affect more than half of the power.
+/// How a caller treats verdicts and expired leases in a region in which these affect more than half of the power.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Standing {
     /// Believed: other regions can carry the calls.
@@ -78,7 +79,8 @@ pub enum Standing {
 #[derive(Clone, Copy)]
 #[allow(missing_debug_implementations, reason = "it has only closures")]
 pub struct CallerView<'a> {
-    /// The level of serving endpoints in a region, lower first; `None` if the caller may not call the region.
+    /// Preference level of a region's serving endpoints; lower levels come first. `None` if the caller may not call
+    /// the region.
     pub level: &'a dyn Fn(&Region) -> Option<u32>,
     /// Whether the caller's recent calls to the endpoint at an index succeeded; `None` without recent calls.
     pub evidence: &'a dyn Fn(usize) -> Option<bool>,
@@ -89,9 +91,9 @@ pub struct CallerView<'a> {
 pub struct Judgement {
     /// The effect on each endpoint, by index. A lost endpoint has no effect if its expired lease is ignored.
     pub effects: Vec<VerdictEffect>,
-    /// The regions where more than half of the power is in doubt, sorted.
+    /// Regions in which more than half of the power is in doubt, sorted.
     pub contested: Vec<(Region, Standing)>,
-    /// The levels in order, each with its share of calls in thousandths.
+    /// Levels in order, with their shares of calls in thousandths.
     pub shares: Vec<(u32, u32)>,
 }
 
@@ -146,7 +148,7 @@ impl Verdicts {
         Judgement { effects: judge.effects, contested, shares }
     }
 
-    /// Judges by the records alone, from the view of a caller that may use all regions. Operators see this judgement.
+    /// Judges from the records alone, for a caller that may use all regions. Operators see this judgement.
     pub fn judge_for_all(&self, endpoints: &[&Endpoint], hosts: &Hosts) -> Judgement {
         let mut regions: Vec<&Region> = endpoints.iter().map(|endpoint| &endpoint.location.region).collect();
         regions.sort_unstable();
@@ -206,8 +208,8 @@ impl<'a> Judge<'a> {
         powers.into_keys().zip(share_calls(&carries)).collect()
     }
 
-    /// Whether the caller's own calls succeeded at more than half of a region's doubted endpoints that the caller
-    /// called.
+    /// Whether the caller's own calls refute the doubts about a region: among the doubted endpoints that the caller
+    /// called, more than half succeeded.
     fn is_refuted(&self, region: &Region) -> bool {
         let doubted = self.expected().filter(|(_, endpoint, effect)| {
             endpoint.location.region == *region && *effect != VerdictEffect::None

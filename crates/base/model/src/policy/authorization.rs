@@ -17,8 +17,9 @@ const SCHEME: &str = "spiffe://";
 pub struct Authorization {
     /// How calls that no rule allows are handled.
     pub mode: AuthorizationMode,
-    /// Rules. A matching `deny` rule refuses a call; otherwise an `allow` rule must match. If there are only `deny`
-    /// rules, other calls are treated like calls to services without rules. Without any rule, no call is allowed.
+    /// Rules. A call that matches a `deny` rule is refused. Any other call must match an `allow` rule. If there are
+    /// only `deny` rules, other calls are treated like calls to services without rules. Without any rule, no call is
+    /// allowed.
     pub rules: Vec<AuthorizationRule>,
     /// Callers that may act for another caller, which they name in the header `x-fairmesh-caller`.
     pub intermediaries: Vec<CallerMatch>,

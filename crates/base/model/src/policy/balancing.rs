@@ -50,8 +50,8 @@ pub enum BalancingPolicy {
     RoundRobin,
     /// Weighted random.
     Random,
-    /// Consistent hashing by key with bounded loads: the key's first choice whose calls in flight are within its
-    /// share.
+    /// Consistent hashing by key with bounded loads: picks the first endpoint in the key's order whose calls in
+    /// flight are within the bound.
     BoundedHash,
 }
 
@@ -94,8 +94,8 @@ pub enum LoadSignal {
     Requests,
     /// Only the used share of the CPU limit.
     Cpu,
-    /// A custom metric of the server by its name in the report, besides requests in flight. It is balanced to be
-    /// equal everywhere.
+    /// A custom metric that the server reports under this name, besides requests in flight. The balancer equalizes
+    /// the metric over endpoints.
     Metric(String),
 }
 

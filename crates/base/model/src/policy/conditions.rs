@@ -12,8 +12,8 @@ const MAX_VALUES: usize = 256;
 /// Maximum number of nested names in the path of a claim.
 const MAX_DEPTH: usize = 4;
 
-/// End user tokens that a service accepts: JWTs (RFC 7519) from an issuer known to the mesh, for one of these
-/// audiences.
+/// End user tokens that a service accepts: JWTs (RFC 7519) from one issuer, which the mesh must know, for one of
+/// these audiences.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AcceptedTokens {
     /// The issuer, exactly as in the `iss` claim.
@@ -27,7 +27,7 @@ pub struct AcceptedTokens {
 pub struct Condition {
     /// The claim or header that is compared.
     pub subject: ConditionSubject,
-    /// Whether the subject must have none of the values, instead of at least one.
+    /// Whether the condition is inverted: the subject must match no value, instead of at least one.
     pub excludes: bool,
     /// 1 to 256 patterns.
     pub values: Vec<ValueMatch>,

@@ -32,7 +32,7 @@ pub enum PolicyField {
     BudgetFloor,
     /// The rings of regions.
     Rings,
-    /// The planner with its mode, rings, classes and load, or fixed shares. These make sense only together.
+    /// The planner with its mode, rings, classes and load, or fixed shares. These settings are inherited together.
     Traffic,
 }
 
@@ -126,7 +126,8 @@ impl Policy {
         self.restated.contains(&field) || !self.is_built_in(field)
     }
 
-    /// Marks those of `fields` that have the built-in value as restated. Other fields are stated by their value.
+    /// Marks each of `fields` that has the built-in value as explicitly stated. Fields with another value are stated
+    /// anyway.
     #[must_use]
     pub fn restating(mut self, fields: impl IntoIterator<Item = PolicyField>) -> Self {
         let restated: BTreeSet<_> = fields.into_iter().filter(|field| self.is_built_in(*field)).collect();

@@ -26,105 +26,106 @@ impl Prefix {
         ))
     }
 
-    /// The prefix of all keys in the RIB.
+    /// Prefix of all keys in the RIB.
     pub fn everything() -> Self {
         Self("/".into())
     }
 
-    /// The drains of regions.
+    /// Prefix of all region drains.
     pub fn drains() -> Self {
         Self("/g/drains/".into())
     }
 
-    /// All records of one kind in a tenant, where the kind belongs to services.
+    /// Prefix of a tenant's records of one kind. The kind must belong to services.
     pub fn tenant(tenant: &Tenant, kind: RecordKind) -> Self {
         Self(format!("/t/{tenant}/{}/", kind.path()).into())
     }
 
-    /// The key of a service's only record of this kind, or the folder of its records.
+    /// Prefix of a service's records of one kind: a single key, or a folder.
     pub(super) fn of_service(kind: RecordKind, service: &ServiceName) -> Self {
         let ServiceName { tenant, service } = service;
         let end = if kind.is_single() { "" } else { "/" };
         Self(format!("/t/{tenant}/{}/{service}{end}", kind.path()).into())
     }
 
-    /// The endpoints of a service in one region, or in all regions.
+    /// Prefix of a service's endpoints in one region, or in all regions.
     pub fn endpoints(service: &ServiceName, region: Option<&Region>) -> Self {
         Self::below(RecordKind::Endpoint, service, region)
     }
 
-    /// The verdicts on a service's endpoints in one region, or in all regions.
+    /// Prefix of the verdicts on a service's endpoints in one region, or in all regions.
     pub fn health(service: &ServiceName, region: Option<&Region>) -> Self {
         Self::below(RecordKind::Health, service, region)
     }
 
-    /// One part of a service's shard map, or all parts.
+    /// Prefix of one part of a service's shard map, or of all parts.
     pub fn shards(service: &ServiceName, part: Option<&ShardPart>) -> Self {
         Self::below(RecordKind::ShardMap, service, part)
     }
 
-    /// The moves in progress of a service.
+    /// Prefix of a service's shard moves in progress.
     pub fn moves(service: &ServiceName) -> Self {
         RecordKind::Move.prefix_of(service)
     }
 
-    /// The region tables of a service.
+    /// Prefix of a service's region tables.
     pub fn tables(service: &ServiceName) -> Self {
         RecordKind::RegionTable.prefix_of(service)
     }
 
-    /// Earlier values of a service's record, oldest first. Only for kinds with history records.
+    /// Prefix of the earlier values of a service's record, oldest first. Only for kinds with history records.
     pub fn history(kind: RecordKind, service: &ServiceName) -> Self {
         let ServiceName { tenant, service } = service;
         Self(format!("/t/{tenant}/history/{}/{service}/", kind.kept_name().unwrap_or_default()).into())
     }
 
-    /// Earlier values of a mesh record, oldest first. Only for kinds with history records.
+    /// Prefix of the earlier values of a mesh record, oldest first. Only for kinds with history records.
     pub fn mesh_history(kind: RecordKind) -> Self {
         Self(format!("/g/history/{}/", kind.kept_name().unwrap_or_default()).into())
     }
 
-    /// The elected checkers.
+    /// Prefix of the elected checkers.
     pub fn checkers() -> Self {
         Self("/g/checkers/".into())
     }
 
-    /// Regions, round trips, measured distances and hosts.
+    /// Prefix of regions, round trips, measured distances and hosts.
     pub fn topology() -> Self {
         Self("/g/topology/".into())
     }
 
-    /// The gateway backends.
+    /// Prefix of the gateway backends.
     pub fn gateway_backends() -> Self {
         Self("/g/gateway/backends/".into())
     }
 
-    /// The limits of tenants at the gateway.
+    /// Prefix of the gateway quotas of tenants.
     pub fn gateway_quotas() -> Self {
         Self("/g/gateway-quotas/".into())
     }
 
-    /// The defaults of policies for all tenants and for the mesh.
+    /// Prefix of the policy defaults of all tenants and of the mesh.
     pub fn policy_defaults() -> Self {
         Self("/g/policy-defaults/".into())
     }
 
-    /// The role bindings.
+    /// Prefix of the role bindings.
     pub fn roles() -> Self {
         Self("/g/roles/".into())
     }
 
-    /// The trust bundle, the joined agents, and the other identity records.
+    /// Prefix of the trust bundle, the joined agents and the other identity records.
     pub fn identity() -> Self {
         Self("/g/identity/".into())
     }
 
-    /// The joined agents.
+    /// Prefix of the joined agents.
     pub fn agents() -> Self {
         Self("/g/identity/agents/".into())
     }
 
-    /// A service's records of a kind: those below a region or another first field of their keys, or all.
+    /// Prefix of a service's records of a kind: all records, or those whose keys begin with `field`, such as a
+    /// region.
     fn below(kind: RecordKind, service: &ServiceName, field: Option<impl fmt::Display>) -> Self {
         let all = kind.prefix_of(service);
         field.map_or_else(|| all.clone(), |field| Self(format!("{all}{field}/").into()))
@@ -153,7 +154,7 @@ impl Borrow<str> for Prefix {
 }
 
 impl From<&RecordKey> for Prefix {
-    /// The prefix of exactly this key.
+    /// The prefix that covers exactly this key.
     fn from(key: &RecordKey) -> Self {
         Self(key.to_string().into())
     }

@@ -25,11 +25,11 @@ pub struct KindRules {
 /// keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KindHistory {
-    /// In history records, under this name.
+    /// Earlier values are history records under this name.
     Kept(&'static str),
-    /// Only in the audit log, under this name. The record itself has only the current value.
+    /// Earlier values are only in the audit log, under this name. The record itself has only the current value.
     InAudit(&'static str),
-    /// Nowhere, or only in the audit log without a name.
+    /// Earlier values are stored nowhere, or only in the audit log without a name.
     No,
 }
 
@@ -38,7 +38,7 @@ pub enum KindHistory {
 pub enum Readers {
     /// Every caller with an identity. Routers need these records, or the records explain routing.
     Everyone,
-    /// Callers that may view the service, and callers on machines that may call it.
+    /// Callers that may view the service, and callers on machines whose programs may call the service.
     Callers,
     /// Callers that may view the service. For mesh records: callers that may view everything.
     Viewers,
@@ -60,11 +60,11 @@ pub enum Writers {
 /// Where the audit log lists writes of a kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Audit {
-    /// Among changes of configuration, roles and identities.
+    /// Listed among changes of configuration, roles and identities.
     Security,
-    /// Among frequent writes, such as registrations.
+    /// Listed among frequent writes, such as registrations.
     Activity,
-    /// Not listed. Such records are measurements, or copies of values that are listed themselves.
+    /// Not listed. Records of this kind are measurements, or copies of values that the log lists elsewhere.
     Omitted,
 }
 
@@ -87,9 +87,9 @@ pub enum RecordList {
     Moves,
     /// Region tables.
     Tables,
-    /// Which programs may have the identity of a service.
+    /// Workloads: which programs may have the identity of a service.
     Workloads,
-    /// Who may call which service.
+    /// Authorizations: which callers may use which service.
     Authorization,
     /// Regions, their distances and drains.
     Regions,

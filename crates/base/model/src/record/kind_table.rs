@@ -45,7 +45,7 @@ macro_rules! record_kinds {
                 Move(shard: ShardId) at "moves" => Move(ShardMove) {
                     history: No, readers: Viewers, writers: Operators, is_applied: false, audit: Activity, list: Moves
                 }
-                /// The division among regions of the calls from a region.
+                /// How a region's calls are divided among regions.
                 RegionTable(region: Region) at "tables" => RegionTable(RegionTable) {
                     history: No, readers: Callers, writers: Operators, is_applied: false, audit: Omitted, list: Tables
                 }

@@ -1,7 +1,7 @@
 use std::{collections::BTreeMap, fmt};
 
-/// Identity of a store, drawn at random when the store is created. A reader that meets another id discards its copy
-/// and takes a snapshot, since revision numbers of two stores cannot be compared.
+/// Identity of a store, drawn at random when the store is created. Revision numbers of two stores cannot be compared.
+/// A reader that meets another id discards its copy and takes a snapshot.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct StoreId(pub u128);
 

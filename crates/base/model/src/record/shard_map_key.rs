@@ -14,7 +14,7 @@ pub enum ShardPart {
     Region(Region),
 }
 
-/// The name of a chunk: a 128-bit hash of its content. A chunk that did not change is therefore not sent again.
+/// Name of a chunk: a 128-bit hash of its content. An unchanged chunk keeps its name and is not sent again.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ChunkHash(pub u128);
 

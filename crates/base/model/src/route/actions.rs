@@ -22,9 +22,9 @@ pub struct Actions {
     pub delay: Option<Delay>,
     /// Rewrites host and path.
     pub rewrite: Rewrite,
-    /// Edits of the request headers.
+    /// Header edits for requests.
     pub request_headers: HeaderEdits,
-    /// Edits of the response headers.
+    /// Header edits for responses.
     pub response_headers: HeaderEdits,
     /// Timeout of one attempt, up to its response headers. After the timeout another attempt starts if a retry is
     /// safe.
@@ -35,15 +35,15 @@ pub struct Actions {
     pub hedge_after: Option<Duration>,
     /// The service that receives copies of calls.
     pub mirror: Option<Mirror>,
-    /// For sharded services, the role of the copies that get calls which name no role; `None` leaves it to the policy
-    /// of the service.
+    /// Sharded services only: role of the copies that receive calls which name no role. `None` leaves the choice to
+    /// the policy of the service.
     pub role: Option<Role>,
     /// Response statuses, besides 503, after which a repeatable call is retried; 400 to 599, at most 16.
     pub retry_on: Vec<u16>,
     /// Sources of a key that selects the split's backend, so that calls with equal keys go to the same backend. The
     /// first source with a value is used. Without a key, each call draws a backend.
     pub split_key: Vec<KeySource>,
-    /// If a call draws a backend without endpoints, whether it is divided among the other backends by their weights.
+    /// Whether a call that draws a backend without endpoints is sent to one of the other backends, chosen by weight.
     pub redistributes_empty: bool,
 }
 

@@ -7,7 +7,7 @@ use crate::Invalid;
 
 /// Maximum number of routes in a policy.
 pub const MAX_ROUTES: usize = 2_000;
-/// Maximum number of clients, hosts, methods, headers and parameters in the conditions of all routes of a policy.
+/// Maximum number of clients, hosts, methods, headers and parameters in all route conditions of a policy together.
 pub const MAX_CONDITIONS: usize = 10_000;
 /// Maximum memory of a policy's compiled regular expressions, in bytes. Equal expressions count once. `/users/[0-9]+`
 /// takes some thousands of bytes; large repetition counts take hundreds of thousands.

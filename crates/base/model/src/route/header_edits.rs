@@ -7,8 +7,8 @@ const MAX_EDITS: usize = 32;
 /// Maximum length of a header value, in bytes.
 const MAX_VALUE_BYTES: usize = 4096;
 
-/// Edits of request or response headers. A name is in at most one of the three lists, so their order does not matter.
-/// Names are in lower case.
+/// Header edits for requests or responses. A name is in at most one of the three lists, so their order does not
+/// matter. Names are in lower case.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HeaderEdits {
     /// Headers whose value is replaced.

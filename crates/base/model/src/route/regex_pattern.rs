@@ -87,8 +87,8 @@ impl Pattern {
         self.0.regex.is_match(text.as_ref())
     }
 
-    /// Memory of the compiled expression in bytes, without search caches. Each searching thread uses at most as much
-    /// again.
+    /// Memory of the compiled expression in bytes, without search caches. The cache of each searching thread may use
+    /// as much again.
     pub fn memory(&self) -> usize {
         self.0.regex.memory_usage()
     }

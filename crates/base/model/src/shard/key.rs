@@ -62,7 +62,7 @@ impl From<i64> for ShardKey {
     }
 }
 
-/// Converts like `i64`.
+/// Converts like an `i64`.
 impl From<i32> for ShardKey {
     fn from(key: i32) -> Self {
         i64::from(key).into()

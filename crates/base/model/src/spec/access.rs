@@ -44,7 +44,7 @@ pub struct WorkloadBoundsSpec {
     pub agents: Vec<String>,
 }
 
-/// One user, or a range of them.
+/// One user, or a range of users.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(untagged)]

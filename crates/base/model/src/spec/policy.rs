@@ -60,7 +60,8 @@ pub struct PolicySpec {
     /// `strict` or `permissive`: whether endpoints with mutual TLS also accept plaintext.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mtls: Option<String>,
-    /// For sharded services, the role of the copies that get calls which name no role; by default copies of any role.
+    /// Sharded services only: role of the copies that receive calls which name no role; by default copies of any
+    /// role.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub role: Option<String>,
     /// Services of other tenants, as `tenant/service` or `tenant/*`, whose routes may send calls to this service.
@@ -243,10 +244,10 @@ impl LocalitySpec {
     }
 }
 
-/// Disables a timeout or the planner, whatever the defaults say.
+/// Value that disables a timeout or the planner, regardless of defaults.
 pub(super) const NONE: &str = "none";
 
-/// The ring of the caller's own zone.
+/// Name of the ring that consists of the caller's own zone.
 const ZONE: &str = "zone";
 
 /// Parses a ring: a name, or the maximum round trip.

@@ -48,7 +48,7 @@ pub struct RouteSpec {
     /// A rewrite of host and path.
     #[serde(default, skip_serializing_if = "is_default")]
     pub rewrite: RewriteSpec,
-    /// Edits of headers.
+    /// Header edits.
     #[serde(default, skip_serializing_if = "is_default")]
     pub headers: HeadersSpec,
     /// The timeout of one attempt.
@@ -63,14 +63,13 @@ pub struct RouteSpec {
     /// Sends copies of calls to another service.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mirror: Option<MirrorSpec>,
-    /// For sharded services, the role of the copies that get calls which name no role.
+    /// Sharded services only: role of the copies that receive calls which name no role.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub role: Option<String>,
     /// Response statuses, besides 503, after which a repeatable call is retried.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub retry_on: Vec<u16>,
-    /// Where the key is read that selects the backend of the split, so that calls with equal keys go to the same
-    /// backend.
+    /// Where the split key is read. Calls with equal split keys go to the same backend of the split.
     #[serde(default, skip_serializing_if = "KeySpecs::is_empty")]
     pub split_key: KeySpecs,
     /// What happens to calls that draw a backend without endpoints; `fail` by default.

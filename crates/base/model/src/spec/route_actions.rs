@@ -131,20 +131,20 @@ pub struct RewriteSpec {
     pub path: Option<PathRewriteSpec>,
 }
 
-/// Edits of headers.
+/// Header edits for requests and responses.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct HeadersSpec {
-    /// Edits of request headers.
+    /// Header edits for requests.
     #[serde(default, skip_serializing_if = "is_default")]
     pub request: EditsSpec,
-    /// Edits of response headers.
+    /// Header edits for responses.
     #[serde(default, skip_serializing_if = "is_default")]
     pub response: EditsSpec,
 }
 
-/// Edits of the headers of one direction.
+/// Header edits for one direction: requests or responses.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]

@@ -34,7 +34,7 @@ pub(super) async fn with_user(
     }
 }
 
-/// Set if the connection uses TLS but its client has shown no certificate.
+/// Set if the connection uses TLS but the client has presented no certificate.
 pub(super) fn without_certificate(extensions: &Extensions) -> Option<WithoutCertificate> {
     extensions.get().copied()
 }
@@ -43,7 +43,7 @@ pub(super) fn without_certificate(extensions: &Extensions) -> Option<WithoutCert
 /// chooses the name.
 const MAX_PROGRAM: usize = 256;
 
-/// The caller, as the log of writes names it.
+/// Returns the caller's name for the log of writes.
 pub(super) fn author(caller: &Caller, headers: &HeaderMap) -> Arc<str> {
     let mut who = caller.to_string();
     let program = headers.get(ON_BEHALF_OF).and_then(|value| value.to_str().ok());
@@ -53,7 +53,7 @@ pub(super) fn author(caller: &Caller, headers: &HeaderMap) -> Arc<str> {
     who.into()
 }
 
-/// Adds the caller to the extensions for handlers, and if the caller is an agent, the agent that registers
+/// Adds the caller to the extensions for handlers. If the caller is an agent, also adds the agent, which registers
 /// endpoints.
 pub(super) fn describe(caller: Caller, extensions: &mut Extensions) {
     extensions.insert(caller.identity.clone());

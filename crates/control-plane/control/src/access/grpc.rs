@@ -16,7 +16,7 @@ use tonic::{Code, Status, service::Routes};
 
 use super::{Access, caller};
 
-/// Wraps the services with the check.
+/// Wraps the services in the authorization check.
 pub(crate) fn guard_calls(routes: Routes, access: Access) -> Routes {
     Routes::from(routes.into_axum_router().layer(from_fn_with_state(access, guard)))
 }

@@ -49,7 +49,7 @@ struct Failure {
     hint: &'static str,
 }
 
-/// Wraps the pages with the check.
+/// Wraps the pages in the authorization check.
 pub(crate) fn guard_pages(pages: Router, access: Access) -> Router {
     pages.layer(from_fn_with_state(access, guard))
 }

@@ -13,9 +13,9 @@ pub(crate) enum PageAccess {
     Operate,
     /// The right to act for the instance in the body, of the service in the path.
     ServeShards,
-    /// The right to read the service in the query; without one, all services.
+    /// The right to read the service in the query; without a service, all services.
     ViewQueried,
-    /// The right to read the tenant in the query; without one, all tenants.
+    /// The right to read the tenant in the query; without a tenant, all tenants.
     ViewTenantQueried,
     /// The right to read the service in the path, its callers and its earlier values.
     ViewHistory,

@@ -10,7 +10,7 @@ use crate::identity::recorded_bundle;
 
 static REFUSED: LogLimiter = LogLimiter::new();
 
-/// Verifies signed calls by the roots in the records.
+/// Verifies signed calls with the recorded roots.
 #[derive(Debug)]
 pub(super) struct RecordedTrust {
     node: Node,

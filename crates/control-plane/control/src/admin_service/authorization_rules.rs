@@ -14,7 +14,7 @@ use fairmesh_wire::record_encoding;
 
 use super::planned_write::DesiredRecord;
 
-/// The current value of a record. For rules without a record of their own, the rules in the policy.
+/// Returns the current value of a record. Rules that have no record of their own are taken from the policy.
 pub(super) fn current(node: &Node, key: &RecordKey) -> Option<Entry> {
     let stored = node.get(&key.to_string());
     let RecordKey::Authorization(service) = key else { return stored };
@@ -92,7 +92,7 @@ pub(crate) fn complete(node: &Node, batch: Batch) -> Result<Batch, Invalid> {
     Ok(Batch { ops: joined.into_iter().filter_map(op).collect() })
 }
 
-/// Whether a record is a policy that was created only to hold rules.
+/// Whether a record is a policy that was created only to contain rules.
 fn has_only_rules(key: &RecordKey, stored: &Entry) -> bool {
     let rules =
         matches!(key, RecordKey::Policy(_)).then(|| record_encoding::rules_of(&stored.value)).flatten();
@@ -116,13 +116,13 @@ fn set(
     }
 }
 
-/// The rules that servers currently read from the policy.
+/// Returns the rules in the policy that servers currently read.
 fn in_force(node: &Node, rules: &RecordKey) -> Option<Bytes> {
     let policy = RecordKey::Policy(rules.service()?.clone());
     record_encoding::rules_of(&node.get(&policy.to_string())?.value)
 }
 
-/// The keys of rules that the desired policies would change.
+/// Returns the keys of rules that the desired policies would change.
 pub(super) fn changed_by_policies<'a>(
     node: &'a Node,
     desired: &'a [DesiredRecord],

@@ -20,10 +20,10 @@ use fairmesh_wire::{
 
 use super::{authorization_rules, planned_write::Author};
 
-/// Number of earlier values that are kept for each record.
+/// Maximum number of earlier values that are kept per record.
 pub const HISTORY_KEPT: usize = 20;
 
-/// The operations that save `current` before it is replaced, and drop the oldest values. Empty for records
+/// Returns the operations that save `current` before it is replaced, and drop the oldest values. Empty for records
 /// without history.
 pub(super) fn save_ops(
     node: &Node,
@@ -51,7 +51,7 @@ pub(super) fn save_ops(
     dropped.chain([Op::put(history_record_key, record_encoding::encode_history(&earlier))]).collect()
 }
 
-/// The current value and the earlier ones, newest first. Empty if the record never existed.
+/// Returns the current and earlier values, newest first. Empty if the record never existed.
 pub(crate) fn changes(node: &Node, key: &RecordKey) -> Vec<v1::Change> {
     let earlier = earlier(node, key);
     let current = authorization_rules::current(node, key);
@@ -76,7 +76,7 @@ pub(crate) fn changes(node: &Node, key: &RecordKey) -> Vec<v1::Change> {
     [now].into_iter().chain(then).collect()
 }
 
-/// The history number for a value written at `revision`, where `last` is the last number of earlier values.
+/// Returns the history number for a value written at `revision`. `last` is the last number of earlier values.
 fn number(revision: u64, last: Option<u64>) -> u64 {
     revision.max(last.map_or(0, |last| last.saturating_add(1)))
 }

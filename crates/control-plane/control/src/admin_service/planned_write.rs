@@ -132,7 +132,7 @@ pub(super) fn plan(
     Ok(plan)
 }
 
-/// The conflict that the store would report, if the writer saw another state than the node has.
+/// Returns the conflict that the store would report if the writer's view differs from the node.
 fn check_condition(
     wanted: &DesiredRecord,
     key: &str,

@@ -9,9 +9,10 @@ use fairmesh_wire::record_encoding;
 
 use crate::planner_facts::policy_in_force;
 
-/// The operations that make a service's tables match its policy. `None` means that the policy is deleted.
+/// Returns the operations that make a service's tables match its policy. `None` means that the policy is deleted.
 ///
-/// They are unconditional: the policy determines its tables, whatever a planner has written meanwhile.
+/// The operations are unconditional: the policy determines its tables, regardless of what a planner has written
+/// meanwhile.
 pub(super) fn ops(node: &Node, service: &ServiceName, policy: Option<&[u8]>) -> Vec<Op> {
     let traffic = policy.and_then(|policy| record_encoding::traffic(policy).ok().flatten());
     let wanted = traffic.iter().flat_map(Traffic::tables).map(|(from, table)| {

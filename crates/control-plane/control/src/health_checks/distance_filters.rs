@@ -22,7 +22,7 @@ static IMPLAUSIBLE: LogLimiter = LogLimiter::new();
 pub(super) struct DistanceFilters(Mutex<BTreeMap<(Region, Region), DistanceFilter>>);
 
 impl DistanceFilters {
-    /// Filters reported distances. Returns those to be recorded.
+    /// Filters reported distances. Returns the distances to record.
     fn observe(
         &self,
         from: &Region,
@@ -44,8 +44,7 @@ impl DistanceFilters {
 }
 
 impl Checks {
-    /// Processes the distances that a region's checker measured, and records those that have changed
-    /// lastingly.
+    /// Filters the distances that a region's checker measured, and records lasting changes.
     pub(super) async fn report_distances(
         &self,
         from: &Region,
@@ -76,8 +75,8 @@ impl Checks {
         self.write(|| vec![self.record_op(from, &changed, at_ms)]).await
     }
 
-    /// Whether a topology declares the region. Otherwise a region that only a checker names would be recorded
-    /// forever.
+    /// Whether a topology declares the region. Without this check, a region that only a checker names would be
+    /// recorded forever.
     fn declares_region(&self, region: &Region) -> bool {
         let key = RecordKey::Regions;
         let entry = self.node.get(&key.to_string());
@@ -87,7 +86,7 @@ impl Checks {
         }
     }
 
-    /// The operation that records changed distances of a region, together with its unchanged ones.
+    /// Returns the operation that records changed distances of a region, together with its unchanged ones.
     fn record_op(&self, from: &Region, changed: &BTreeMap<Region, Duration>, measured_at_ms: u64) -> Op {
         let (mut distances, revision) = self.recorded_distances(from);
         for (to, round_trip) in changed {

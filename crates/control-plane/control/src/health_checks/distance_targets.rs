@@ -16,8 +16,7 @@ use fairmesh_wire::record_encoding;
 
 use super::Checks;
 
-/// Maximum number of targets per region: several, so that a single slow or restarting one does not determine
-/// the distance.
+/// Maximum number of targets per region. With several, one slow or restarting target does not determine the distance.
 const MAX_TARGETS: usize = 3;
 /// Maximum number of a region's services that are considered for targets.
 const MAX_SERVICES: usize = 64;
@@ -29,7 +28,7 @@ const CHOICE_INTERVAL: Duration = Duration::from_secs(1);
 pub(crate) struct DistanceTarget {
     pub(super) address: SocketAddr,
     pub(super) http2: bool,
-    /// The service whose identity the endpoint proves by mutual TLS; `None` for plaintext.
+    /// Service whose identity the endpoint proves by mutual TLS; `None` for plaintext.
     pub(super) service: Option<ServiceName>,
 }
 
@@ -59,7 +58,7 @@ impl ServingEndpoints {
         removed
     }
 
-    /// Chooses the targets of all regions. The choice depends only on records, so it seldom changes.
+    /// Chooses the targets of all regions. The choice depends only on records, so it rarely changes.
     pub(super) fn choose(&self, node: &Node) -> DistanceTargets {
         let regions = self.by_region.iter().take(MAX_MEASURED_REGIONS);
         let chosen = regions.map(|(region, keys)| (region.clone(), choose_in(keys, node)));
@@ -67,8 +66,7 @@ impl ServingEndpoints {
     }
 }
 
-/// Chooses endpoints of different services if possible, since these are more likely to run on different
-/// machines.
+/// Chooses endpoints of different services if possible, since they are more likely to run on different machines.
 fn choose_in(keys: &BTreeSet<Arc<str>>, node: &Node) -> Vec<DistanceTarget> {
     let mut candidates = Vec::new();
     let mut after = String::new();

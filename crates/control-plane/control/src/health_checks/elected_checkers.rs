@@ -14,7 +14,7 @@ const RETRY: Duration = Duration::from_secs(1);
 
 static NOT_RECORDED: LogLimiter = LogLimiter::new();
 
-/// The record of a region that has been without a checker for too long.
+/// Checker record of a region that has been without a checker for too long.
 #[derive(Debug)]
 pub(super) struct LeaderlessChecker {
     pub(super) region: Region,
@@ -30,12 +30,12 @@ impl LeaderlessChecker {
 }
 
 impl Checks {
-    /// Whether agents have certificates, by which servers recognise checkers.
+    /// Whether agents have certificates. Servers recognise checkers by them.
     pub(super) fn has_trust_domain(&self) -> bool {
         self.node.get(&RecordKey::TrustBundle.to_string()).is_some()
     }
 
-    /// Records the elected checker of a region. Done before the agent learns of its election, since servers
+    /// Records the elected checker of a region. This happens before the agent learns of its election, since servers
     /// would otherwise refuse its first probes. Without a trust domain, agents have no identity to record.
     pub(super) async fn record_checker(&self, region: &Region, agent: Option<&Label>) {
         let Some(agent) = agent else { return };

@@ -11,10 +11,9 @@ use tokio::{
     time::Instant,
 };
 
-/// Maximum number of remembered regions, not counting those with a leader or a candidate: a peer can name any
-/// region.
+/// Maximum number of remembered regions without leader and candidates, because a peer can name any region.
 pub(super) const MAX_REGIONS: usize = 1024;
-/// Maximum number of candidates in all regions. Each holds a call open.
+/// Maximum number of candidates in all regions. Each candidate holds a call open.
 pub(super) const MAX_CANDIDATES: usize = 65_536;
 
 /// The elections of all regions' checkers.
@@ -31,7 +30,7 @@ pub(super) struct Elections {
 
 #[derive(Debug)]
 struct RegionElection {
-    /// The queue of candidates; the holder of the lock is the leader.
+    /// Queue of candidates. The candidate that holds the lock is the leader.
     queue: Arc<tokio::sync::Mutex<()>>,
     /// The current term; `None` without a leader.
     term: Option<u64>,
@@ -93,7 +92,7 @@ impl Elections {
         self.lock().get(region).is_some_and(|election| election.term == Some(term))
     }
 
-    /// How long a region has had no leader; zero with a leader.
+    /// Time for which a region has had no leader; zero with a leader.
     pub(super) fn leaderless_for(&self, region: &Region, now: Instant) -> Duration {
         match self.lock().get(region) {
             Some(RegionElection { term: Some(_), .. }) => Duration::ZERO,
@@ -112,8 +111,7 @@ impl Elections {
     }
 }
 
-/// If too many regions are remembered, forgets the one that has been without leader and candidates for
-/// longest.
+/// If too many regions are remembered, forgets the region that has been without leader and candidates for longest.
 fn make_room(elections: &mut HashMap<Region, RegionElection>) {
     if elections.len() < MAX_REGIONS {
         return;

@@ -139,7 +139,7 @@ impl CheckerService {
     }
 }
 
-/// Records the leader, and then sends it its lists for as long as the call lasts.
+/// Records the leader. Then sends the leader its lists for as long as the call lasts.
 async fn lead(
     checks: &Checks,
     region: &Region,
@@ -150,8 +150,8 @@ async fn lead(
     send_lists(checks, region, leader, send).await;
 }
 
-/// Sends a leader the services to check and the targets in other regions, and later changes of both, for as
-/// long as the call lasts.
+/// Sends a leader the services to check and the targets in other regions, and later changes of both, for as long as
+/// the call lasts.
 async fn send_lists(
     checks: &Checks,
     region: &Region,
@@ -177,7 +177,7 @@ async fn send_lists(
     }
 }
 
-/// The targets for a checker in region `own`: those of all other regions.
+/// Targets for a checker in region `own`: the targets of all other regions.
 fn targets_from(own: &Region, targets: &DistanceTargets) -> Vec<v1::DistanceTarget> {
     let others = targets.iter().filter(|(region, _)| *region != own);
     let message = |region: &Region, target: &DistanceTarget| v1::DistanceTarget {

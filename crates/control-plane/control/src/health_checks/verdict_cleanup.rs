@@ -23,8 +23,8 @@ const MAX_OPS_PER_BATCH: usize = 1000;
 pub(crate) struct CheckHealth {
     /// Number of regions with endpoints to check but without a checker.
     pub(crate) unchecked_regions: usize,
-    /// Number of pairs of service and region whose verdicts callers ignore, because no other region can take
-    /// the calls (panic).
+    /// Number of pairs of service and region in which callers ignore verdicts, because no other region can take the
+    /// calls (panic).
     pub(crate) panics: usize,
 }
 
@@ -77,7 +77,7 @@ impl Controller for VerdictController {
         Triggers { notify, interval: Some(SWEEP_INTERVAL), ..Triggers::default() }
     }
 
-    /// Reads the facts. Without a change, only verdicts of leaderless regions can need a write.
+    /// Reads the facts. If nothing has changed, only verdicts of leaderless regions can need a write.
     async fn read_facts(&mut self, _: &Node, wake: Wake) -> Result<Self::Facts, BoxError> {
         let (mut verdicts, now) = (Vec::new(), Instant::now());
         for (region, keys) in self.0.check_index.verdicts() {

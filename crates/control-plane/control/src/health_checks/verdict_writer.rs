@@ -7,7 +7,7 @@ use tonic::Status;
 use super::{Checks, service::Finding};
 use crate::store_error::write_error;
 
-/// Maximum number of attempts of a write after conflicts on its records.
+/// Maximum number of attempts at a write whose records conflict.
 const MAX_ATTEMPTS: usize = 8;
 
 /// A verdict as stored in the RIB.

@@ -19,23 +19,22 @@ use crate::http_fetch::{WebUrl, fetch};
 
 /// Interval at which the record is checked.
 const INTERVAL: Duration = Duration::from_secs(5);
-/// Time between two fetches if the document does not state one, as SPIFFE recommends; and the bounds of
-/// stated times.
+/// Time between two fetches if the document states none, as SPIFFE recommends, and the bounds of stated times.
 const REFRESH: Duration = Duration::from_secs(300);
 const REFRESH_BOUNDS: (Duration, Duration) = (Duration::from_secs(10), Duration::from_secs(3600));
 /// Pause after a failed fetch.
 const RETRY: Duration = Duration::from_secs(60);
-/// How long an older document is refused after a newer one. Servers of one endpoint may differ for a while;
-/// but a server restored from a backup starts with older numbers, and must be accepted eventually.
+/// Time for which an older document is refused after a newer one. Servers of one endpoint may differ for some time. A
+/// server restored from a backup starts with older numbers, and must be accepted eventually.
 const SUPERSEDED: Duration = Duration::from_secs(3600);
 
 /// A bundle endpoint whose documents are fetched.
 #[derive(Clone, Debug)]
 struct FollowedEndpoint {
-    /// When the document is to be fetched next.
+    /// Time of the next fetch.
     due: Instant,
     newest: NewestDocument,
-    /// Fetched roots that are not written to the records yet.
+    /// Fetched roots that are not yet recorded.
     unrecorded: Option<TrustBundle>,
     /// Why the last document was not used.
     problem: Option<String>,
@@ -61,7 +60,7 @@ impl NewestDocument {
     }
 }
 
-/// Records the roots of federated trust domains that their bundle endpoints serve.
+/// Records the roots of federated trust domains, as served by their bundle endpoints.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct FederationController {
     followed: HashMap<BundleEndpoint, FollowedEndpoint>,
@@ -81,7 +80,7 @@ pub(crate) struct FederationFacts {
 
 impl Controller for FederationController {
     const NAME: &'static str = "federated-bundles";
-    /// Long enough for many unresponsive servers, since they are tried one after the other.
+    /// Time limit of a round. It suffices for many unresponsive servers, since they are tried one after the other.
     const DEADLINE: Duration = Duration::from_secs(600);
     type Facts = FederationFacts;
     type Effect = Infallible;
@@ -132,7 +131,7 @@ impl Controller for FederationController {
 }
 
 impl FederationController {
-    /// Notes the result of a fetch from an endpoint.
+    /// Records the result of a fetch from an endpoint.
     fn note(&mut self, endpoint: BundleEndpoint, fetched: Fetched, own: Option<&TrustBundle>, now: Instant) {
         let unknown =
             FollowedEndpoint { due: now, newest: NewestDocument::default(), unrecorded: None, problem: None };
@@ -152,7 +151,7 @@ impl FederationController {
         }
     }
 
-    /// The write of the record with the unrecorded roots. They count as unrecorded until it succeeds.
+    /// Returns the write that records the unrecorded roots. They count as unrecorded until the write succeeds.
     fn writes(&mut self, mut domains: FederatedDomains, revision: u64) -> Vec<Write> {
         let mut changed = Vec::new();
         for endpoint in &domains.endpoints {

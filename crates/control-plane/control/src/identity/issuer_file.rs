@@ -14,9 +14,9 @@ const INTERVAL: Duration = Duration::from_secs(5);
 /// The file, relative to the data directory.
 const FILE: &str = "ca/issuer.key";
 
-/// Uses an intermediate that was issued by an authority elsewhere, once it is put into this control plane's
-/// file. Also makes the control plane trust the recorded roots, and replaces certificates that are not valid
-/// yet after the clock was set back.
+/// Uses an intermediate that an authority elsewhere issued, once it is in this control plane's file. Also makes the
+/// control plane trust the recorded roots, and replaces certificates that are not valid yet after the clock was set
+/// back.
 #[derive(Clone, Debug)]
 pub(crate) struct IssuerFileController {
     issuer: Arc<CertificateIssuer>,
@@ -55,14 +55,14 @@ fn not_used(error: &IdentityError) -> String {
 /// The differences between the certificates in use and the file and records.
 #[derive(Debug)]
 pub(crate) struct IssuerFileFacts {
-    /// Whether the file has content that was not tried yet; or why the file cannot be read.
+    /// Whether the file has content that was not yet tried; or why the file cannot be read.
     has_other_issuer: Result<bool, IdentityError>,
     has_other_roots: bool,
     /// Whether there are certificates that are not valid yet.
     is_ahead: bool,
 }
 
-/// A change of the certificates of this control plane.
+/// A change to the certificates of this control plane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum IssuerFileEffect {
     /// Use the intermediate in the file.

@@ -13,7 +13,8 @@ use fairmesh_wire::record_encoding;
 
 use super::CertificateIssuer;
 
-/// Interval at which the record is compared with the revocations in force, in addition to each change.
+/// Interval at which the record is compared with the revocations in force. The record is also compared after each
+/// change.
 const INTERVAL: Duration = Duration::from_secs(60);
 
 /// The recorded revocations; empty without a record.
@@ -44,15 +45,14 @@ impl CertificateIssuer {
     }
 }
 
-/// Applies revocations as soon as they are written. Revoked callers are then refused, and their connections
-/// closed.
+/// Applies revocations as soon as they are written. Revoked callers are then refused, and their connections closed.
 #[derive(Clone, Debug)]
 pub(crate) struct RevocationController {
     pub(super) issuer: Arc<CertificateIssuer>,
     pub(super) node: Node,
 }
 
-/// The record of revocations, compared with those in force.
+/// The record of revocations, compared with the revocations in force.
 #[derive(Debug)]
 pub(crate) struct RevocationFacts {
     revision: Option<u64>,

@@ -49,8 +49,8 @@ impl IdentityService {
         Ok(retired)
     }
 
-    /// Refuses to retire a root while processes may have certificates under it, or may not trust the root
-    /// that signs instead.
+    /// Refuses to retire a root while some process may have a certificate under it, or may not trust the root that
+    /// signs instead.
     fn check_unpresented(&self, issuer: &CertificateIssuer, root: &[u8]) -> Result<(), Status> {
         let mut problems = Vec::new();
         match issuer.authority.check_expired_beneath(root, issuer.clock.now()) {

@@ -40,7 +40,7 @@ pub(crate) struct IdentityService {
     pub(crate) store: Arc<dyn Store>,
     /// Decides which agent vouches for which process.
     pub(crate) access: AccessControl,
-    /// Tells which programs may have which identity.
+    /// Index of workload selectors: which programs may have which identity.
     pub(crate) selectors: WorkloadIndex,
     pub(crate) audit: AuditLog,
 }
@@ -112,8 +112,8 @@ impl identity_server::Identity for IdentityService {
 }
 
 impl IdentityService {
-    /// Issues the first certificate of a program without an agent. The token authorizes the certificate,
-    /// whatever agents may vouch for.
+    /// Issues the first certificate of a program without an agent. The token authorizes the certificate, regardless
+    /// of what agents may vouch for.
     fn join_program(
         &self,
         service: &str,
@@ -153,8 +153,10 @@ impl IdentityService {
         Ok(())
     }
 
-    /// Checks that an agent may request this certificate: its own; one for a service of its tenants; or one
-    /// for a proxy, gateway, replica or operator on its machine.
+    /// Checks that an agent may request this certificate. It may request:
+    /// - its own certificate;
+    /// - a certificate for a service of its tenants;
+    /// - a certificate for a proxy, gateway, replica or operator on its machine.
     fn check_vouches(&self, signer: &SpiffeId, path: &SpiffePath) -> Result<(), Status> {
         let refused =
             || Err(Status::permission_denied(format!("{signer} may not have a certificate for {path}")));
@@ -195,7 +197,7 @@ impl IdentityService {
         }
     }
 
-    /// A signed response with the services of a program on an agent's machine.
+    /// Returns a signed response with the services of a program on an agent's machine.
     fn select_for(
         &self,
         csr: &[u8],
@@ -215,7 +217,7 @@ impl IdentityService {
         self.access.agent_of(name).is_some_and(|(found, _)| found == *agent)
     }
 
-    /// A signed response with a certificate. If `joined`, the program may renew the certificate on its own.
+    /// Returns a signed response with a certificate. If `joined`, the program may renew the certificate by itself.
     fn certify(&self, csr: &[u8], path: SpiffePath, joined: bool) -> Result<v1::SignedMessage, Status> {
         let issuer = self.issuer.as_ref().ok_or_else(no_domain)?;
         self.refuse_revoked(issuer, &path)?;
@@ -244,7 +246,7 @@ impl IdentityService {
         )))
     }
 
-    /// A signed response with the programs that may have an identity, and the roots.
+    /// Returns a signed response with the programs that may have an identity, and the roots.
     fn describe_workload(&self, csr: &[u8], path: &SpiffePath) -> Result<v1::SignedMessage, Status> {
         let entry = match path {
             SpiffePath::Service(service) => self.workload(service),

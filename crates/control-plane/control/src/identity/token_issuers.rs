@@ -35,7 +35,7 @@ pub(crate) struct TokenIssuerController {
 /// An issuer whose keys are fetched.
 #[derive(Clone, Debug)]
 struct FollowedIssuer {
-    /// When the keys are to be fetched next.
+    /// Time of the next fetch of the keys.
     due: Instant,
     /// The keys fetched last. The record may not have them yet.
     keys: Option<Vec<u8>>,
@@ -52,7 +52,7 @@ pub(crate) struct TokenIssuerFacts {
 
 impl Controller for TokenIssuerController {
     const NAME: &'static str = "token-issuers";
-    /// Long enough for many unresponsive servers, since they are tried one after the other.
+    /// Time limit of a round. It suffices for many unresponsive servers, since they are tried one after the other.
     const DEADLINE: Duration = Duration::from_secs(300);
     type Facts = TokenIssuerFacts;
     type Effect = Infallible;
@@ -113,7 +113,7 @@ impl TokenIssuerController {
         }
     }
 
-    /// The write of the record with keys that it does not have yet.
+    /// Returns the write that adds missing keys to the record.
     fn writes(&self, mut all: TokenIssuers, revision: u64) -> Vec<Write> {
         let mut changed = Vec::new();
         for one in &mut all.issuers {

@@ -57,7 +57,7 @@ impl RecordedBundle {
 }
 
 impl CertificateIssuer {
-    /// Records those roots that are not recorded yet.
+    /// Records the given roots that are not yet recorded.
     pub(crate) async fn publish(&self, node: &Node, store: &dyn Store) -> Result<(), Status> {
         let recorded = RecordedBundle::read(node)?;
         let bundle = self.authority.complete(recorded.bundle.clone());
@@ -75,10 +75,10 @@ impl CertificateIssuer {
 pub(crate) struct TrustBundleController {
     issuer: Arc<CertificateIssuer>,
     node: Node,
-    /// When the intermediate and the own certificates are to be renewed next; `None` before the first round.
-    /// A failed renewal stays due.
+    /// Times of the next renewals of the intermediate and of the control plane's own certificates; `None` before the
+    /// first round. A failed renewal stays due.
     due: Option<[Instant; 2]>,
-    /// When the certificates renewed in this round are due again.
+    /// Times at which the certificates renewed in this round are due again.
     next: Option<Instant>,
 }
 
@@ -108,7 +108,7 @@ impl fmt::Display for Renewal {
 
 impl Controller for TrustBundleController {
     const NAME: &'static str = "trust-bundle";
-    /// The recorded bundle, and that bundle completed with all roots of this control plane; or why the record
+    /// The recorded bundle, and the same bundle completed by all roots of this control plane; or why the record
     /// cannot be read.
     type Facts = Result<(RecordedBundle, TrustBundle), Status>;
     type Effect = Renewal;

@@ -12,12 +12,12 @@ use fairmesh_model::{
 use fairmesh_rib::Node;
 use fairmesh_wire::record_encoding;
 
-/// Maximum number of services of one tenant that a program may have, so that each tenant leaves room for
+/// Maximum number of services per tenant whose identity one program may have, so that each tenant leaves room for
 /// others.
 const MAX_OF_TENANT: usize = 16;
 
-/// Answers the queries of all agents. Each agent asks every half minute for each program, so an answer reads
-/// only the changes since the last one. Clones share their state.
+/// Answers the queries of all agents. Each agent asks every half minute about each program, so an answer reads only
+/// the changes since the last one. Clones share their state.
 #[derive(Clone, Debug)]
 pub(crate) struct WorkloadIndex {
     node: Node,

@@ -159,7 +159,7 @@ impl HistoryFile {
         writes.finish().await
     }
 
-    /// Closes a minute. `rows` lacks services that were already closed before a crash.
+    /// Closes a minute. `rows` omits services that were already closed before a crash.
     pub(super) async fn close(&self, minute: Minute, rows: Rows) -> Result<(), HistoryError> {
         // The parts that remain belong to services without a row.
         let left = self.close_services(minute, rows).await?;
@@ -201,8 +201,8 @@ impl HistoryFile {
         Ok(parts.into_values().flatten().collect())
     }
 
-    /// The services that already have a row for this minute. Read from the file, because a write that failed
-    /// may nevertheless have reached it.
+    /// Services that already have a row for this minute. Read from the file, because a failed write may still have
+    /// reached the file.
     pub(super) async fn closed(&self, minute: Minute) -> Result<HashSet<ServiceName>, HistoryError> {
         let entries = self.store.range(between(Tier::Minute.name(), minute, minute)).await?;
         let services = entries.iter().filter_map(|(key, _)| ServiceName::new(split(key)?.1).ok());
@@ -313,8 +313,8 @@ fn key(folder: &str, minute: Minute, service: &ServiceName) -> String {
     format!("{folder}/{:010}/{service}", minute.0)
 }
 
-/// The range of all keys of these minutes, including the last one: '/', which follows a minute, sorts before
-/// all digits.
+/// Range of all keys of these minutes, including the last minute: '/', which follows a minute, sorts before all
+/// digits.
 fn between(folder: &str, from: Minute, to: Minute) -> Range<String> {
     format!("{folder}/{:010}", from.0)..format!("{folder}/{:010}0", to.0)
 }

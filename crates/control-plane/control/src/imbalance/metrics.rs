@@ -9,7 +9,7 @@ use prometheus_client::{
 
 use super::{Imbalance, now};
 
-/// Maximum number of services with series of their own, chosen by waste. The other services share one series.
+/// Maximum number of services that have their own series, chosen by waste. All other services share one series.
 const MAX_SERVICES: usize = 20;
 /// Label of the shared series. It cannot be a service name, which contains a tenant.
 const OTHER: &str = "other";

@@ -75,8 +75,8 @@ impl ReportQuery {
 }
 
 impl Imbalance {
-    /// The waste in the window that ends at `now`. The window starts with a full hour or day if only those
-    /// are stored.
+    /// Reports the waste in the window that ends at `now`. The window starts with a full hour or day if only hours or
+    /// days are stored.
     pub(super) async fn report(
         &self,
         query: &ReportQuery,

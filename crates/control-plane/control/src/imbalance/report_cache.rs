@@ -7,13 +7,12 @@ use tokio::{runtime::Handle, sync::Mutex, task::spawn_blocking, time::Instant};
 
 use super::{Imbalance, now, query::ReportQuery};
 
-/// How long a cached report is valid.
+/// Validity of a cached report.
 const MAX_REPORT_AGE: Duration = Duration::from_secs(5);
 /// Maximum number of cached reports.
 const MAX_CACHED: usize = 64;
 
-/// Cached reports by query. The lock is held while a report is computed, so that computations use at most one
-/// core.
+/// Cached reports by query. The lock is held while a report is computed, so that at most one core computes reports.
 #[derive(Debug, Default)]
 pub(super) struct ReportCache(Arc<Mutex<Reports>>);
 

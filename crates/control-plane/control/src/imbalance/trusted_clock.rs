@@ -2,8 +2,8 @@
 
 use fairmesh_imbalance::{Minute, Moment};
 
-/// Maximum difference between the progress of the two clocks that counts as an adjustment rather than a jump,
-/// in milliseconds.
+/// Maximum difference in progress between the two clocks that counts as an adjustment rather than a jump, in
+/// milliseconds.
 const TOLERANCE_MS: u64 = 2 * 60_000;
 /// Time without a jump, in milliseconds, after which the wall clock is trusted: data may be deleted by it,
 /// and a jump ahead is accepted. A wrong clock is usually corrected sooner; a jump that lasts is right, for
@@ -20,7 +20,7 @@ pub(super) struct TrustedClock {
 #[derive(Clone, Copy, Debug)]
 struct ClockState {
     last: Moment,
-    /// How far the wall clock is ahead of the trusted time, in milliseconds.
+    /// Time by which the wall clock is ahead of the trusted time, in milliseconds.
     ahead_ms: u64,
     /// Monotonic time of the last jump.
     steady_since_ms: u64,

@@ -7,13 +7,13 @@ use fairmesh_planner::LoneShards;
 use fairmesh_rib::Node;
 use fairmesh_wire::shard_encoding;
 
-/// Cache of lone shards by service, valid until the service's shard map changes: reading a map of millions of
-/// shards takes a while.
+/// Cache of lone shards by service. An entry is valid until the service's shard map changes. The cache exists because
+/// reading a map with millions of shards is slow.
 #[derive(Debug, Default)]
 pub(super) struct LoneShardsCache(BTreeMap<ServiceName, (u64, Arc<LoneShards>)>);
 
 impl LoneShardsCache {
-    /// The lone shards of a service; empty if it has no map, or one that cannot be read.
+    /// Lone shards of a service; empty if it has no map or an unreadable map.
     pub(super) fn get(&mut self, node: &Node, service: &ServiceName) -> Arc<LoneShards> {
         let (_, entries) = node.read(&[Prefix::shards(service, None)]);
         // Every change of a map writes its manifest, so the newest revision identifies the map.

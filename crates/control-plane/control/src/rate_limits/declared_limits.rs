@@ -9,8 +9,8 @@ use prost::Message as _;
 
 use super::LimitName;
 
-/// Limits that policies declare, decoded, by service. Only services with a policy are stored, so that
-/// invented names use no memory.
+/// Decoded limits that policies declare, by service. Only services with a policy are stored, so that invented names
+/// use no memory.
 #[derive(Debug, Default)]
 pub(super) struct Declared {
     policies: BTreeMap<ServiceName, Policy>,
@@ -25,7 +25,7 @@ struct Policy {
 }
 
 impl Declared {
-    /// The limit of this name in thousandths of calls per second, if the service's policy in `node` declares
+    /// Returns the limit of this name in thousandths of calls per second, if the service's policy in `node` declares
     /// it as mesh-wide.
     pub(super) fn limit(&mut self, node: &Node, (service, route): &LimitName) -> Option<u64> {
         let entry = node.get(&key(service));

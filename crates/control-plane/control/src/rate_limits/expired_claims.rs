@@ -1,7 +1,7 @@
 use std::fmt;
 
 use fairmesh_controllers::{BoxError, Controller, Decision, Now, Triggers, Wake};
-use fairmesh_model::mesh_rate_limit;
+use fairmesh_model::rate_limit_quota;
 use fairmesh_rib::Node;
 
 use super::{LimitName, Limits, Quotas, STARTUP_GRACE};
@@ -22,7 +22,7 @@ impl fmt::Display for ForgetClaims {
 
 impl Controller for QuotaController {
     const NAME: &'static str = "quotas";
-    /// The limits for which something can be forgotten.
+    /// Limits from which something can be forgotten.
     type Facts = Vec<LimitName>;
     type Effect = ForgetClaims;
 
@@ -54,7 +54,7 @@ impl Controller for QuotaController {
                 by_name.remove(&name);
             }
         }
-        *shares = by_name.values().map(mesh_rate_limit::Quota::callers).sum();
+        *shares = by_name.values().map(rate_limit_quota::Quota::callers).sum();
         Ok(())
     }
 }

@@ -2,7 +2,7 @@ use bytes::Bytes;
 use fairmesh_controllers::{Controller as _, Now, Wake};
 use fairmesh_model::{
     Policy, RateLimit, Record, RecordKey, Scope, StoreId,
-    mesh_rate_limit::{ALL_PARTS, DEFAULT_PARTS},
+    rate_limit_quota::{ALL_PARTS, DEFAULT_PARTS},
 };
 use fairmesh_rib::Commit;
 use fairmesh_wire::record_encoding;
@@ -88,7 +88,7 @@ fn full_rate_limit_table_makes_room_for_identity_with_fewer_callers() {
     let quota = limits.by_name.entry(("shop/one".parse().unwrap(), String::new())).or_default();
     for caller in 0..3 {
         quota
-            .claim(mesh_rate_limit::Claim { caller, identity: 2, demand: 1_000, held: None }, 100_000, 0)
+            .claim(rate_limit_quota::Claim { caller, identity: 2, demand: 1_000, held: None }, 100_000, 0)
             .unwrap();
     }
     limits.shares = MAX_SHARES;

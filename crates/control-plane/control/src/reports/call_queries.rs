@@ -34,8 +34,8 @@ impl TrafficReports {
         Ok(v1::TrafficCallsResponse { calls: report.calls, not_shown, left_out, watched_ms })
     }
 
-    /// Requests reports of a service's calls. Returns since when they are requested; `None` if they are
-    /// reported anyway.
+    /// Requests reports of a service's calls. Returns since when they are requested; `None` if they are reported in
+    /// any case.
     pub(super) fn look(&self, service: &ServiceName, now_ms: u64) -> Result<Option<u64>, Status> {
         if self.facts.planned().contains(service) {
             return Ok(None);

@@ -19,18 +19,18 @@ use fairmesh_wire::{convert::call_counts, v1};
 use prost::Message as _;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use super::cpu_cost::{self, CostTotals};
+use super::attributed_cpu::{self, CostTotals};
 use crate::monotonic_clock::MonotonicClock;
 
-/// How long processes report at the short interval after an operator's look, in milliseconds.
+/// Time for which processes report at the short interval after an operator viewed calls, in milliseconds.
 const LOOK_MS: u64 = 60_000;
-/// Window of a request that does not give one, in seconds.
+/// Window of a request that gives none, in seconds.
 const DEFAULT_WINDOW_S: u32 = 60;
 /// Maximum window, in seconds.
 const MAX_WINDOW_S: u32 = 3_600;
 /// Maximum bytes of the rows in a response, so that it fits in a message.
 const MAX_ROWS_BYTES: usize = 3 << 20;
-/// How long a view is reused for further requests, in milliseconds.
+/// Time for which a view is reused for further requests, in milliseconds.
 const VIEW_MS: u64 = 1_000;
 /// Maximum number of cached views.
 const MAX_VIEWS: usize = 8;
@@ -103,15 +103,15 @@ impl CallViews {
         }
     }
 
-    /// Waits for the permit to record a report. Hold it while [`record`](Self::record) runs: each `record`
+    /// Waits for the permit to record a report. Hold the permit while [`record`](Self::record) runs: each `record`
     /// that waits for a view blocks a thread.
     pub(crate) async fn turn(&self) -> Option<OwnedSemaphorePermit> {
         // The semaphore is never closed.
         Arc::clone(&self.turn).acquire_owned().await.ok()
     }
 
-    /// Records a report. `prices` are those of bytes between known regions. The response says when the sender
-    /// should report again. Blocks while a view is read.
+    /// Records a report. `prices` are egress prices between known regions. The response says when the sender should
+    /// report again. Blocks while a view is read.
     pub(crate) fn record(
         &self,
         report: CountReport,
@@ -136,9 +136,8 @@ impl CallViews {
         v1::ReportSignalsResponse { next_report_ms: next as u32, ..Default::default() }
     }
 
-    /// The calls of a scope over a window, at most a second old. For the next minute, processes report more
-    /// often. Takes up to a tenth of a second in a large mesh, so do not call it on threads that serve
-    /// connections.
+    /// Returns the calls of a scope over a window, at most a second old. For the next minute, processes report more
+    /// often. Takes up to a tenth of a second in a large mesh, so do not call it on threads that serve connections.
     pub(crate) fn read(&self, (scope, window_s, has_series): View) -> v1::ReadCallsResponse {
         let view = (scope, whole_steps(window_s), has_series);
         let now_ms = self.clock.now_ms();
@@ -188,8 +187,11 @@ impl CallViews {
         let now_ms = self.clock.now_ms();
         let taken = self.taken();
         let is_selected = |path: &CpuPath| path.service == *service && path.by == by;
-        let cpu = taken.history.cpu(cpu_cost::window(window_s), now_ms, is_selected);
-        v1::ReadCostResponse { rows: cpu_cost::rows(cpu), history_ms: now_ms.saturating_sub(self.began_ms) }
+        let cpu = taken.history.cpu(attributed_cpu::window(window_s), now_ms, is_selected);
+        v1::ReadCostResponse {
+            rows: attributed_cpu::rows(cpu),
+            history_ms: now_ms.saturating_sub(self.began_ms),
+        }
     }
 
     /// Total CPU by caller and service.
@@ -202,8 +204,8 @@ impl CallViews {
         self.taken().egress.clone()
     }
 
-    /// Calls to a service in each step of the last `window`, as counted by its callers; if they counted none,
-    /// by its servers.
+    /// Calls to a service in each step of the last `window`, as counted by its callers, or by its servers if callers
+    /// counted none.
     pub(crate) fn steps(
         &self,
         service: &ServiceName,
@@ -221,13 +223,13 @@ impl CallViews {
         (taken.history.rows(), taken.history.bytes(), taken.inbox.reporters())
     }
 
-    /// Ignores poisoning, since the values are consistent at any time.
+    /// Locks the state and ignores poisoning, since its values are consistent at any time.
     fn taken(&self) -> MutexGuard<'_, Taken> {
         self.taken.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// A window in seconds, rounded up to whole steps: windows with the same steps share a view.
+/// Returns a window in seconds, rounded up to whole steps: windows with the same steps share a view.
 fn whole_steps(window_s: u32) -> u32 {
     let window_s = if window_s == 0 { DEFAULT_WINDOW_S } else { window_s.min(MAX_WINDOW_S) };
     let step = CallHistory::step(Duration::from_secs(window_s.into())).as_secs();

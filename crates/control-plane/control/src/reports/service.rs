@@ -24,7 +24,7 @@ pub(crate) struct SignalsService {
     pub(crate) imbalance: Arc<Imbalance>,
     /// Receives rates of calls and load.
     pub(crate) traffic: Arc<TrafficReports>,
-    /// The existing services and endpoints. Minutes of others are refused.
+    /// The existing services and endpoints. CPU minutes of other services and endpoints are refused.
     pub(crate) node: Node,
     pub(crate) reporters: CallerNumbers,
     /// Receives the loads of the gateway's replicas.

@@ -15,7 +15,7 @@ use fairmesh_wire::v1;
 use super::{CallViews, watched_graph::WatchedGraph, watched_services::WatchedServices};
 use crate::{monotonic_clock::MonotonicClock, planner_facts::FactsIndex};
 
-/// Time in milliseconds after which the facts get a new sum even if no report has arrived: missing reports
+/// Time after which the facts get a new sum even if no report has arrived, in milliseconds, because missing reports
 /// are a change too.
 const SILENCE_MS: u64 = 5_000;
 
@@ -35,12 +35,12 @@ pub(crate) struct TrafficReports {
     full: AtomicU64,
 }
 
-/// Which reports the facts contain.
+/// State of the reports in the last sum.
 #[derive(Debug, Default)]
 struct Summed {
-    /// Number of reports that had arrived.
+    /// Number of reports that had arrived at the time of the sum.
     taken: u64,
-    /// The services for which reports were summed.
+    /// Services whose reports were summed.
     planned: Arc<BTreeSet<ServiceName>>,
     at_ms: u64,
 }
@@ -86,8 +86,8 @@ impl TrafficReports {
         self.counts.record(counts, &topology.regions.egress, is_known)
     }
 
-    /// Updates the facts of planned services from the reports. Costs nothing if no report has arrived since
-    /// the last update and none can have expired.
+    /// Updates the facts of planned services from the reports. Does nothing if no report has arrived since the last
+    /// update and none can have expired.
     pub(crate) fn update_facts(&self) {
         let (now_ms, planned, taken) = (self.now_ms(), self.facts.planned(), self.taken());
         if planned.is_empty() {
@@ -147,7 +147,7 @@ impl TrafficReports {
     }
 }
 
-/// Ignores poisoning, since the values are consistent at any time.
+/// Locks a mutex and ignores poisoning, since its values are consistent at any time.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -11,12 +11,12 @@ use tonic::Status;
 
 use super::TrafficReports;
 
-/// How long reports are still counted after an operator's last look, in milliseconds.
+/// Time for which reports are still counted after an operator's last view, in milliseconds.
 const WATCH_MS: u64 = 60_000;
 /// Interval between two sums of the reports, in milliseconds.
 const STEP_MS: u64 = 1_000;
 
-/// The graph and the costs since operators started to look at them. While nobody looks, no sums are formed.
+/// The graph, and the costs since operators began to view them. While no operator views them, no sums are formed.
 #[derive(Debug, Default)]
 pub(super) struct WatchedGraph {
     graph: CallGraph,
@@ -59,7 +59,7 @@ impl TrafficReports {
         Ok(response)
     }
 
-    /// Adds the latest reports to the graph, once a second while an operator looks at it.
+    /// Adds the latest reports to the graph, once per second while an operator views it.
     pub(super) fn observe_graph(&self, now_ms: u64) {
         if !self.graph().begin_step(now_ms) {
             return;
@@ -78,7 +78,7 @@ impl TrafficReports {
 }
 
 impl WatchedGraph {
-    /// Notes a look. If the last one is long ago, the graph starts again.
+    /// Records a view by an operator. If the last view is long ago, the graph starts again.
     fn look(&mut self, now_ms: u64) {
         if now_ms >= self.until_ms {
             *self = Self { since_ms: now_ms, ..Self::default() };
@@ -96,7 +96,7 @@ impl WatchedGraph {
         is_due
     }
 
-    /// The graph, the fits, and the time since which both are counted.
+    /// Returns the graph, the fits, and the time since which both are counted.
     fn read(&self) -> (CallGraph, Vec<PoolFit>, u64) {
         (self.graph.clone(), self.costs.fits(), self.since_ms)
     }

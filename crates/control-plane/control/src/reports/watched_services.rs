@@ -8,10 +8,10 @@ use std::collections::BTreeMap;
 use fairmesh_model::ServiceName;
 use fairmesh_signals::MAX_WATCHED_SERVICES;
 
-/// How long a service is watched after a look, in milliseconds.
+/// Time for which a service is watched after an operator viewed it, in milliseconds.
 const WATCH_MS: u64 = 60_000;
 
-/// The services that operators look at, at most [`MAX_WATCHED_SERVICES`].
+/// Services that operators view, at most [`MAX_WATCHED_SERVICES`].
 #[derive(Debug, Default)]
 pub(super) struct WatchedServices(BTreeMap<ServiceName, Watch>);
 
@@ -21,8 +21,8 @@ struct Watch {
     until_ms: u64,
 }
 
-/// Error: too many services are watched. `for_ms` is the time after which the first of them is forgotten,
-/// unless it is looked at again.
+/// Error: too many services are watched. `for_ms` is the time until the first of them is forgotten, unless it is
+/// viewed again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Full {
     pub(super) for_ms: u64,

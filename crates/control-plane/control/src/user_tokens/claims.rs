@@ -81,7 +81,7 @@ impl Expected {
     }
 }
 
-/// Maximum duration of a watch with one token, whatever its claims. The limit also keeps sums of times
+/// Maximum duration of a watch with one token, regardless of its claims. The limit also keeps sums of times
 /// representable.
 const MAX_VALIDITY: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
 

@@ -23,7 +23,8 @@ const FILE_INTERVAL: Duration = Duration::from_secs(1);
 const FETCH_INTERVAL: Duration = Duration::from_secs(50);
 /// Pause after a failed fetch.
 const RETRY_INTERVAL: Duration = Duration::from_secs(30);
-/// Minimum time between two fetches, whatever keys tokens name, and the interval while there are no keys.
+/// Minimum time between two fetches, regardless of the keys that tokens name, and the interval while there are no
+/// keys.
 const FETCH_PAUSE: Duration = Duration::from_secs(10);
 
 /// The last valid keys of an issuer.
@@ -32,7 +33,7 @@ pub(super) struct KeySource {
     location: JwksLocation,
     ca_file: Option<PathBuf>,
     keys: Mutex<Arc<KeySet>>,
-    /// Held while reading: one task reads at a time, and others wait for its result.
+    /// Lock held while keys are read. One task reads at a time, and other tasks wait for its result.
     reading: AsyncMutex<Reading>,
 }
 
@@ -92,7 +93,7 @@ impl KeySource {
         }
     }
 
-    /// The key of a token. If it is unknown, the keys are read again, because an issuer may use a new key at
+    /// Returns the key of a token. If it is unknown, reads the keys again, because an issuer may use a new key at
     /// once.
     pub(super) async fn key(&self, id: Option<&str>, algorithm: Algorithm) -> Result<DecodingKey, NoKey> {
         if let Some(key) = self.current().find(id, algorithm) {
@@ -101,8 +102,8 @@ impl KeySource {
         self.reread_key(id, algorithm).await
     }
 
-    /// The key of a token whose signature the known key does not verify. The keys are read again first: an
-    /// issuer may replace a key under the same id.
+    /// Returns the key of a token whose signature the known key does not verify. Reads the keys again first, because
+    /// an issuer may replace a key under the same id.
     pub(super) async fn reread_key(
         &self,
         id: Option<&str>,
@@ -193,7 +194,7 @@ impl KeySource {
     }
 }
 
-/// Reads a file. `None` if it still is the known one.
+/// Reads a file; `None` if its content is still the known one.
 fn read_changed(path: &Path, known: Option<&FileState>) -> Result<Option<(FileState, Vec<u8>)>, KeysError> {
     let failed = |source| KeysError::File { path: path.to_owned(), source };
     let mut file = fs::File::open(path).map_err(failed)?;

@@ -82,7 +82,7 @@ struct Copier {
     delay: Duration,
 }
 
-/// What a test observes of rounds.
+/// Values that a test observes in rounds.
 #[derive(Debug, Default)]
 struct Seen {
     begins: Mutex<Vec<(Instant, Wake, usize)>>,
@@ -205,7 +205,7 @@ impl Rig {
         Self { node, store, runtime, seen: Arc::default() }
     }
 
-    /// Starts a copier that is triggered by the input.
+    /// Starts a [`Copier`] that runs when the input record changes.
     fn start(&self, delay: Duration, min_gap: Duration) {
         let prefixes = vec![Prefix::new("/t/shop/in/").unwrap()];
         let triggers = Triggers { prefixes, min_gap, ..Triggers::default() };

@@ -105,8 +105,8 @@ fn judge_endpoints(
     input.health.judge(endpoints, input.hosts, CallerView { level: &level, evidence: &evidence })
 }
 
-/// The endpoints that share this client's calls: those of the table if there is one, otherwise those of the lowest
-/// rank.
+/// Returns the endpoints that share this client's calls: those of the region table if there is one, otherwise those
+/// of the lowest rank.
 fn members(table: Option<&UsableTable<'_>>, tiers: &[Positions], home: &Region) -> Vec<usize> {
     match table {
         Some(table) => table.members(home).into_iter().collect(),
@@ -114,8 +114,10 @@ fn members(table: Option<&UsableTable<'_>>, tiers: &[Positions], home: &Region) 
     }
 }
 
-/// Returns the policy without routes, which are compiled and would take most of a small service's memory; without
-/// region shares, which arrive as tables; and without authorization, which is compiled.
+/// Returns the policy without the parts that are kept elsewhere:
+/// - routes and authorization rules, which are compiled; uncompiled routes would take most of a small service's
+///   memory
+/// - region shares, which arrive as tables
 fn without_routes(policy: &Policy) -> Policy {
     let Policy {
         routes: _,
@@ -162,16 +164,16 @@ fn without_routes(policy: &Policy) -> Policy {
     }
 }
 
-/// Compiles the authorization rules, if this process authorizes calls. The mesh's default is not part of a policy: each
-/// decision gets it as an argument.
+/// Compiles the authorization rules, if this process authorizes calls. The mesh's default is not part of a policy; it
+/// is passed to each decision.
 pub(super) fn authorization(input: &CompileInput<'_>) -> Option<Arc<AuthorizationTable>> {
     let (default, no_checkers) = (DefaultAuthorization::default(), Some(BTreeSet::new()));
     let compile = || Arc::new(AuthorizationTable::compile(input.policy, default, no_checkers));
     input.authorizes_callers.then(compile)
 }
 
-/// Returns each instance once, accepted endpoints first, with the number of accepted ones. A refused record never
-/// replaces an accepted record with the same name in another region.
+/// Returns each instance once, accepted endpoints first, together with the number of accepted ones. A refused record
+/// never replaces an accepted record of the same name in another region.
 fn partition_refused<'a>(input: &CompileInput<'a>) -> (Vec<&'a Endpoint>, usize) {
     let mut endpoints = unique(input.endpoints.iter().filter(|endpoint| !input.refuses(endpoint)));
     let callable = endpoints.len();
@@ -182,7 +184,8 @@ fn partition_refused<'a>(input: &CompileInput<'a>) -> (Vec<&'a Endpoint>, usize)
     (endpoints, callable)
 }
 
-/// Returns each instance once. An instance that moves to another region has two records; the serving one is used.
+/// Returns each instance once. An instance that moves to another region has two records; the record of the serving
+/// one is used.
 fn unique<'a>(endpoints: impl Iterator<Item = &'a Endpoint>) -> Vec<&'a Endpoint> {
     let mut positions: HashMap<&InstanceId, usize> = HashMap::new();
     let mut unique: Vec<&Endpoint> = Vec::new();
@@ -203,14 +206,15 @@ struct Compiler<'a> {
     locality: &'a RegionRanks,
     client_hash: u64,
     endpoints: &'a [&'a Endpoint],
-    /// Capacity of each endpoint. Using weights alone would load a slow machine as much as a fast one (Uber, zone
-    /// weights and host-aware balancing).
+    /// Capacity of each endpoint. Weights alone would load a slow machine as much as a fast one (Uber, zone weights
+    /// and host-aware balancing).
     powers: &'a [u32],
-    /// Effect of active health checks on each accepted endpoint. The endpoints after these are refused.
+    /// Effect of active health checks on each accepted endpoint. The endpoints beyond the end of this list are
+    /// refused.
     effects: &'a [VerdictEffect],
 }
 
-/// Positions of the endpoints with one rank, by preference.
+/// Positions of the endpoints that share a rank, by preference.
 type Positions = Tier<Vec<usize>>;
 
 impl Compiler<'_> {
@@ -223,7 +227,7 @@ impl Compiler<'_> {
         self.locality.rank(self.class(position)?, distance)
     }
 
-    /// The division of calls among regions or rings, if any.
+    /// Returns the division of calls among regions or rings, if any.
     fn division(
         &self,
         table: Option<&UsableTable<'_>>,
@@ -242,8 +246,8 @@ impl Compiler<'_> {
         hash_text(self.endpoints[position].instance.as_str())
     }
 
-    /// The callable endpoints by rank. For replicated services, only this client's subset of each rank (ServiceRouter
-    /// §3.4.2).
+    /// Returns the callable endpoints by rank. For replicated services, these are only this client's subset of each
+    /// rank (ServiceRouter §3.4.2).
     fn tiers(&self) -> Vec<Positions> {
         let mut ranks: BTreeMap<u32, Vec<usize>> = BTreeMap::new();
         for position in 0..self.endpoints.len() {
@@ -272,7 +276,7 @@ impl Compiler<'_> {
         rendezvous::subset(self.client_hash, &nodes, keep).into_iter().map(|i| positions[i]).collect()
     }
 
-    /// Assigns indices by position. Subsets come first, so that the counters used by calls are adjacent.
+    /// Assigns indices by position. Subsets come first, so that the counters used by calls are adjacent in memory.
     fn assign(
         &self,
         endpoint_stats: &EndpointStats,
@@ -425,7 +429,7 @@ impl Holder {
     pub(super) const UNAVAILABLE: Self = Self { rank: u32::MAX, role: u32::MAX, index: 0, weight: 0 };
 }
 
-/// Length of a list that has these indices.
+/// Number of entries of a list that is indexed by these indices.
 fn len(indices: &[u32]) -> usize {
     indices.iter().max().map_or(0, |&last| last as usize + 1)
 }

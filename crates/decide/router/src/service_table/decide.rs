@@ -14,14 +14,14 @@ use crate::{
     EndpointPick, Headers, PickError, PickParams, RequestView, RouteDecision, decision_trace::DecisionTracer,
 };
 
-/// One attempt that must be decided.
+/// Parameters of one attempt for which an endpoint is to be picked.
 pub(super) struct AttemptParams<'a> {
     pub(super) params: &'a PickParams<'a>,
     pub(super) context: PickContext<'a>,
     pub(super) random: Generator,
 }
 
-/// The best candidate so far, in a search by ascending rank.
+/// The best candidate found so far by a search over ascending ranks.
 pub(super) struct BestCandidate {
     pub(super) scored: ScoredEndpoint,
     pub(super) rank: u32,
@@ -121,8 +121,9 @@ impl ServiceTable {
         }
     }
 
-    /// Refuses a call that a route of another tenant's service sends here without this policy's consent. The target
-    /// decides; otherwise the author of a route could choose what callers do elsewhere with their identities.
+    /// Refuses a call that a route of another tenant's service sends here without the consent of this service's
+    /// policy. The target must consent, because otherwise the author of a route could choose what callers do
+    /// elsewhere with their identities.
     #[inline(never)]
     fn accept_route<W: DecisionTracer>(
         &self,
@@ -141,7 +142,7 @@ impl ServiceTable {
         Ok(())
     }
 
-    /// The slow path of a pick if calls are divided among regions or rings.
+    /// Slow path of a pick: calls are divided among regions or rings.
     #[inline(never)]
     fn pick_divided<W: DecisionTracer>(
         &self,
@@ -155,8 +156,8 @@ impl ServiceTable {
         }
     }
 
-    /// Picks from the nearest rank, where almost always an endpoint has no exclusion. The error is the best candidate
-    /// found there.
+    /// Picks from the nearest rank, which almost always has an endpoint without an exclusion. The error is the best
+    /// candidate found there.
     #[inline(always)]
     #[allow(clippy::inline_always, reason = "as for `decide`")]
     fn pick_nearest<W: DecisionTracer>(
@@ -175,8 +176,8 @@ impl ServiceTable {
         }
     }
 
-    /// All other cases. A separate function, since returning a result through memory here would slow down the common
-    /// case as well.
+    /// Picks in all cases that the fast path does not cover. A separate function, since returning a result through
+    /// memory here would slow down the common case as well.
     #[inline(never)]
     fn pick_slow<W: DecisionTracer>(
         &self,
@@ -306,7 +307,8 @@ impl ServiceTable {
         })
     }
 
-    /// The role that a copy must have: the role of the call or its route, or otherwise of the policy.
+    /// The role that a copy must have: the role of the call or its route, or otherwise the role that the policy
+    /// names.
     fn wanted_role<'a>(&'a self, params: &PickParams<'a>) -> Option<&'a Role> {
         params.role.or(self.policy.role.as_ref())
     }
@@ -353,7 +355,7 @@ impl ServiceTable {
         });
     }
 
-    /// Whether a search that already has a candidate stops before this rank. Endpoints that should not be called are
+    /// Whether a search that already has a candidate stops before this rank. Endpoints that calls should avoid are
     /// used only if there is no other.
     #[inline]
     fn stops_before(&self, best: &Option<BestCandidate>, rank: u32) -> bool {
@@ -431,7 +433,7 @@ impl ServiceTable {
     }
 }
 
-/// The load limit of endpoints by weight: consistent hashing with bounded loads (Mirrokni et al. 2018).
+/// Load limit of endpoints by weight: consistent hashing with bounded loads (Mirrokni et al. 2018).
 #[derive(Clone, Copy, Debug)]
 struct Bound {
     calls: u64,

@@ -42,7 +42,7 @@ pub(super) struct CompiledTable {
 /// load of every other region rises by the same factor.
 #[derive(Debug)]
 pub(super) struct SpareRegions {
-    /// Part of each region in the total power, by position.
+    /// Each region's position and its part of the total power.
     pub(super) shares: Box<[(u8, u32)]>,
     /// Regions in the order of names, at most [`MAX_TABLE_REGIONS`](fairmesh_model::MAX_TABLE_REGIONS).
     pub(super) regions: Box<[TableRegion]>,
@@ -79,7 +79,7 @@ pub(super) struct ClassShares {
     pub(super) regions: Box<[(u8, u32)]>,
 }
 
-/// The random draws of one call from its table, which are identical for all its attempts.
+/// The random draws of one call from its region table. They are identical for all attempts of the call.
 pub(super) struct CallDraws(Generator);
 
 impl CompiledTable {
@@ -114,8 +114,8 @@ impl CompiledTable {
 }
 
 impl SpareRegions {
-    /// Returns the new region of a call that `lost` cannot serve: determined by the call's key if it has one, otherwise
-    /// drawn.
+    /// Returns the new region of a call whose region, `lost`, cannot serve it: determined by the call's key if it has
+    /// one, otherwise drawn.
     pub(super) fn draw(
         &self,
         lost: &Region,

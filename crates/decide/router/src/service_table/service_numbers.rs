@@ -15,9 +15,9 @@ use crate::RouteNumbers;
 pub struct ServiceNumbers {
     /// Ticks per nanosecond of the picks' clock, times 2^64.
     pub ticks_per_nano: u64,
-    /// How long the cost of an endpoint stays valid without reports, in ticks.
+    /// Time for which an endpoint's cost stays valid without reports, in ticks.
     pub memory: u32,
-    /// 0: score; 1: least request; 2: round robin; 3: random.
+    /// Balancing policy. 0: score; 1: least request; 2: round robin; 3: random.
     pub policy: u32,
     /// Number of candidates, at least 1.
     pub len: u32,
@@ -44,7 +44,7 @@ impl CandidateNumbers {
 }
 
 impl ServiceNumbers {
-    /// The indices of the candidates.
+    /// Indices of the candidates.
     pub fn indices(&self) -> impl Iterator<Item = u32> {
         self.candidates.iter().take(self.len as usize).map(|candidate| candidate.index)
     }

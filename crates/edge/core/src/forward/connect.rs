@@ -24,7 +24,7 @@ use crate::{
     tunnel::{client_upgrade::ClientUpgrade, hold},
 };
 
-/// Methods that are allowed everywhere: the value of `allow` when CONNECT is refused (RFC 9110 10.2.1).
+/// Value of `allow` when CONNECT is refused: the methods that are allowed everywhere (RFC 9110 10.2.1).
 const ALLOWED: HeaderValue = HeaderValue::from_static("GET, HEAD, POST, PUT, DELETE, OPTIONS, TRACE, PATCH");
 
 /// Why a tunnel was refused, other than a fault of the service.
@@ -51,9 +51,9 @@ struct TunnelAttempt {
 }
 
 impl Forwarder {
-    /// Opens a tunnel to a server of the requested service, and to no other address: a proxy that connects
-    /// anywhere would bypass every firewall of its network. Inside a tunnel only the routes for the CONNECT
-    /// itself apply, so the listener or one of these routes must allow CONNECT.
+    /// Opens a tunnel to a server of the requested service, and to no other address: a proxy that connects anywhere
+    /// would bypass every firewall of its network. Inside a tunnel, only the routes of the CONNECT request apply. The
+    /// listener or one of these routes must therefore allow CONNECT.
     pub(crate) async fn connect<B>(
         &self,
         request: Request<B>,
@@ -108,9 +108,8 @@ impl Forwarder {
         response
     }
 
-    /// The service of a tunnel, taken from the request target alone: other servers might trust a different
-    /// header. On a listener for one service, the target must be the service's own name or a host that its
-    /// routes match.
+    /// Returns the service of a tunnel, taken from the request target alone: servers might trust a different header.
+    /// On a listener for one service, the target must be the service's own name or a host that its routes match.
     fn tunnel_target(&self, named: &str, client_info: &ConnectionInfo) -> Result<Arc<Target>, TunnelRefusal> {
         // The server would trust requests inside the tunnel, and the callers they state, as if they came from
         // the gateway.
@@ -210,8 +209,7 @@ impl TunnelRefusal {
         }
     }
 
-    /// The refusal of a target that is not served. On listeners without CONNECT it reveals nothing about the
-    /// target.
+    /// Refusal of a target that is not served. On a listener without CONNECT, it reveals nothing about the target.
     fn not_served(client_info: &ConnectionInfo) -> Self {
         if client_info.allows_connect { Self::NotServed } else { Self::NotAllowed }
     }

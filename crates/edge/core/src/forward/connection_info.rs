@@ -22,20 +22,20 @@ use crate::{
     },
 };
 
-/// What the handling of a request needs to know about the client's connection.
+/// Information about the client's connection, for handling its requests.
 #[derive(Debug)]
 pub struct ConnectionInfo {
     pub(crate) caller: SocketAddr,
     /// The service of the listener, if it has one.
     pub(crate) service: Option<ServiceName>,
-    /// Held by everything that outlives a request, such as tunnels.
+    /// Permit held by everything that outlives a request, such as tunnels.
     pub(crate) permit: Arc<ConnectionPermit>,
     /// Whether the client uses TLS.
     pub(crate) over_tls: bool,
     /// Whether CONNECT is allowed without a route that names it.
     pub(crate) allows_connect: bool,
-    /// The caller that a gateway accepted. Requests reach only what the records of the caller's tenant name
-    /// and policies allow.
+    /// Caller that a gateway accepted. Its requests reach only services that the records of its tenant name and that
+    /// policies allow.
     pub(crate) principal: Option<Arc<Principal>>,
     /// The limit of concurrent requests that this connection shares with others.
     pub(crate) request_limit: Option<Arc<RequestLimit>>,
@@ -85,8 +85,8 @@ impl ConnectionInfo {
         Self { request_limit: Some(request_limit), ..self }
     }
 
-    /// Refuses requests whose host names a service placed on other backends. The connection's own service is
-    /// not checked, since open connections stay on this backend when the service moves.
+    /// Refuses requests whose host names a service placed on other backends. The service of the connection itself is
+    /// not checked: when it moves, open connections stay on this backend.
     pub fn among(self, served: Arc<dyn ServedServices>) -> Self {
         Self { served: Some(served), ..self }
     }
@@ -118,15 +118,15 @@ impl ConnectionInfo {
         self.request_limit.as_ref().map(|limit| limit.enter()).transpose()
     }
 
-    /// Whether the client's identity claims are removed: a gateway states the principal instead, and clients
-    /// outside the mesh have no identity.
+    /// Whether the client's identity claims are removed. This is so if a gateway states the principal instead, or if
+    /// the client is outside the mesh and has no identity.
     pub(crate) fn states_caller(&self) -> bool {
         self.principal.is_some() || self.boundary.is_some()
     }
 
-    /// The response to a failed call. Principals, and clients outside the mesh that get no explanations, see
-    /// only the service and the kind of the fault: the message may name servers and addresses. The full
-    /// message is in the log.
+    /// Returns the response to a failed call. Principals, and clients outside the mesh that get no explanations, see
+    /// only the service and the kind of the fault, because the message may name servers and addresses. The log has
+    /// the full message.
     pub(crate) fn fault_response(
         &self,
         fault: &Fault,
@@ -161,8 +161,8 @@ impl ConnectionInfo {
         self.set_principal(extensions);
     }
 
-    /// Removes from a response what clients outside the mesh must not see, and fields that servers must not
-    /// send to a gateway's node.
+    /// Removes response fields that clients outside the mesh must not see, and fields that servers must not send to a
+    /// gateway's node.
     pub(crate) fn strip_response(&self, response: &mut Response<Body>) {
         if self.principal.is_some() {
             misdirected_request::remove_claims(response.headers_mut());

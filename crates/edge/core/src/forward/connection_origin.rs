@@ -20,11 +20,11 @@ use crate::{
 /// A type parameter of everything that serves a connection. An enum would make the forwarder name every kind
 /// of proxy; a trait object would cost direct connections an allocation and a dynamic call per request.
 pub trait Origin: Debug + Send + Sync + 'static {
-    /// The sender, such as the kernel, that may send requests of the connection without the proxy.
+    /// A sender, such as the kernel, that may send requests of the connection without the proxy.
     type Offload: Offload + Send;
 
-    /// Whether every request is for a service. If so, [`admit`](Self::admit) is not called, and requests may
-    /// take the fast path.
+    /// Whether every request is for a service. If so, [`admit`](Self::admit) is not called and requests may take the
+    /// fast path.
     const ADMITS_ALL: bool;
 
     /// Accepts a request for a service.
@@ -45,8 +45,7 @@ pub trait Origin: Debug + Send + Sync + 'static {
     /// Takes the connection's offload sender. Returns it only once.
     fn take_offload(&self) -> Option<Self::Offload>;
 
-    /// The service of a request that the proxy handles although the offload sender could send requests like
-    /// it.
+    /// Service of a request that the proxy handles although the offload sender could send similar requests.
     fn offloadable<B>(
         &self,
         request: &Request<B>,

@@ -6,8 +6,8 @@ use fairmesh_calls::{Body, Fault, FaultKind};
 use fairmesh_headers::{FAULT, GRPC_STATUS};
 use http::{HeaderName, HeaderValue, Response, StatusCode, header};
 
-/// The response for a fault. `grpc` is the content type of a gRPC request: its response carries a gRPC
-/// status, any other response an HTTP status. Both contain the message.
+/// Returns the response for a fault. `grpc` is the content type of a gRPC request, whose response carries a gRPC
+/// status. Any other response carries an HTTP status. Both contain the message.
 pub fn from_fault(fault: &Fault, grpc: Option<HeaderValue>) -> Response<Body> {
     let kind = fault.kind();
     let mut response = match grpc {
@@ -29,8 +29,8 @@ pub fn body_too_large(max: u64, grpc: Option<HeaderValue>) -> Response<Body> {
     from_fault(&Fault::new(FaultKind::TooLarge, message), grpc)
 }
 
-/// The response to a request that the proxy forwarded to itself. `remedy` says how the loop arose, and what
-/// to change.
+/// Returns the response to a request that the proxy forwarded to itself. `remedy` says how the loop arose and what to
+/// change.
 pub(crate) fn loop_detected(remedy: &'static str, grpc: Option<HeaderValue>) -> Response<Body> {
     from_fault(&Fault::new(FaultKind::Loop, remedy), grpc)
 }
@@ -44,7 +44,7 @@ pub fn plain_text(status: StatusCode, message: String) -> Response<Body> {
     response
 }
 
-/// A response of headers only (Trailers-Only), in gRPC and gRPC-Web.
+/// Returns a response of headers only (Trailers-Only), for gRPC and gRPC-Web.
 pub(crate) fn grpc_trailers_only(content_type: HeaderValue, code: i32, message: &str) -> Response<Body> {
     let mut response = Response::new(Body::empty());
     let headers = response.headers_mut();

@@ -48,7 +48,7 @@ pub struct Forwarder {
     pub metrics: Arc<EdgeMetrics>,
     /// Logs, traces and records single requests.
     pub observer: Arc<RequestObserver>,
-    /// Runs tunnels: connections that carry bytes instead of messages.
+    /// Runs tunnels, which are connections that carry bytes instead of messages.
     pub tunnels: Tunnels,
     /// Maximum bytes of a request body.
     pub max_body: u64,
@@ -137,7 +137,7 @@ impl Forwarder {
         self.services.by_name(&client_info.service_of_host(self.services.without_zone(host))?)
     }
 
-    /// Forwards a request. `permit` is the request's permit; an upgraded connection keeps it.
+    /// Forwards a request. `permit` belongs to the request; an upgraded connection keeps it.
     pub(crate) async fn forward<B>(
         &self,
         request: Request<B>,
@@ -232,8 +232,8 @@ fn prepared(mut response: Response<Body>, status_trailers: Option<bool>) -> Resp
     response
 }
 
-/// Resolves when policies no longer allow the call that opened a connection. Until dropped, the future holds
-/// the permits of the client's connection and of the request.
+/// Resolves once policies no longer allow the call that opened a connection. Until dropped, the future holds the
+/// permits of the client's connection and of the request.
 async fn revoked(
     allowed: Option<Box<AllowedCall>>,
     held: (Arc<ConnectionPermit>, Option<OwnedSemaphorePermit>),

@@ -50,9 +50,9 @@ pub(crate) fn server_region(response: &Response<Body>) -> Option<&Region> {
     response.body().responder().map(|(server, _)| &server.location.region)
 }
 
-/// Leaves at most one host in a request; routes match it and the server receives it. On a listener for one
-/// service it is the authority of the URI, or else the header. On other listeners no host remains, and the
-/// library sets the service's own name.
+/// Leaves at most one host in a request, which routes match and the server receives. On a listener for one service,
+/// this is the authority of the URI, or otherwise the header. On other listeners no host remains, and the library
+/// sets the service's own name.
 pub(crate) fn rewrite_host(parts: &mut Parts, client_info: &ConnectionInfo) {
     let by_host = client_info.service.is_none();
     if by_host || parts.uri.authority().is_some() {

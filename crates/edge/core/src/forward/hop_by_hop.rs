@@ -4,7 +4,7 @@
 
 use http::{HeaderMap, HeaderName, HeaderValue, header};
 
-/// Headers that are removed whether or not `connection` lists them. The proxy answers `expect` itself when
+/// Headers that are always removed, even if `connection` does not list them. The proxy answers `expect` itself when
 /// the body is first read. A `static`, since a constant would be rebuilt at each use.
 static HOP_BY_HOP: [HeaderName; 7] = [
     header::CONNECTION,
@@ -31,7 +31,7 @@ pub fn strip_request(headers: &mut HeaderMap) {
     }
 }
 
-/// Sets `x-forwarded-proto`. Without TLS an existing value stays, since a load balancer in front may have terminated
+/// Sets `x-forwarded-proto`. Without TLS, an existing value stays, since a load balancer in front may have terminated
 /// TLS.
 pub(crate) fn set_forwarded_proto(headers: &mut HeaderMap, over_tls: bool) {
     if over_tls {
@@ -48,8 +48,8 @@ pub fn strip_response(headers: &mut HeaderMap) {
     }
 }
 
-/// Whether a header is hop-by-hop. Checked for all headers in one pass before any removal: most messages have
-/// none, and each removal hashes the name.
+/// Whether a header is hop-by-hop. All headers are checked in one pass before any removal: most messages have none,
+/// and each removal hashes the name.
 fn is_hop_by_hop(name: &HeaderName) -> bool {
     HOP_BY_HOP.contains(name)
 }

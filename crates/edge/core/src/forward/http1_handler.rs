@@ -35,8 +35,7 @@ use crate::{
     shutdown::Shutdown,
 };
 
-/// Maximum number of bytes after a large body that are moved to the front of the buffer when the body is
-/// discarded.
+/// Maximum number of bytes behind a large body that are moved to the front of the buffer when the body is discarded.
 const MAX_MOVED: usize = 4 * 1024;
 
 const FORWARDED_PROTO: &str = "x-forwarded-proto";
@@ -44,7 +43,7 @@ const FORWARDED_PROTO: &str = "x-forwarded-proto";
 /// A call that was started on the fast path, or continues on the slow path.
 type StartedCall<'a> = Result<FastCall<'a>, Box<SlowCall<'a>>>;
 
-/// The target of a call, and when it began.
+/// Target and start time of a call.
 struct CallStart<'a> {
     target: &'a Target,
     method: &'static str,
@@ -96,8 +95,9 @@ fn added_fields(over_tls: bool) -> [(&'static str, &'static str); 2] {
     [(LOOP, loop_detection::identity()), (FORWARDED_PROTO, if over_tls { "https" } else { "http" })]
 }
 
-/// Does what [`loop_detection::mark`] and [`hop_by_hop::set_forwarded_proto`](super::hop_by_hop::set_forwarded_proto) do;
-/// `None` if a header would have to be removed for that, or the request has passed this proxy before.
+/// Has the effect of [`loop_detection::mark`] and
+/// [`hop_by_hop::set_forwarded_proto`](super::hop_by_hop::set_forwarded_proto). `None` if a header would have to be
+/// removed, or if the request has passed this proxy before.
 fn with_added<'a>(
     request: BorrowedRequest<'a>,
     over_tls: bool,

@@ -15,11 +15,11 @@ use std::{
 use fairmesh_headers::LOOP;
 use http::{HeaderMap, HeaderValue};
 
-/// Maximum number of times a request may pass this proxy, counting copied headers.
+/// Maximum number of times that a request may pass this proxy, as counted in its headers.
 pub(crate) const MAX_PASSES: usize = 8;
 
-/// Random, since it only has to differ from other proxies' identities. Leaked once, so that copying it does
-/// not touch a reference count shared between threads.
+/// Random identity of this proxy, which need only differ from other proxies' identities. Leaked once, so that copying
+/// it does not touch a reference count shared between threads.
 static IDENTITY: LazyLock<&'static str> =
     LazyLock::new(|| format!("{:016x}", RandomState::new().build_hasher().finish()).leak());
 

@@ -9,11 +9,11 @@ use http::{HeaderMap, Response};
 const INTERNAL: [&str; 4] =
     ["endpoint-load-metrics", "endpoint-load-metrics-bin", "x-fairmesh-full", "x-fairmesh-decision"];
 
-/// The border of the mesh, at a listener for clients outside the mesh: clients cannot state a caller, and see
+/// Border of the mesh, at a listener for clients outside the mesh. Such clients cannot state a caller, and see
 /// neither names nor load of servers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Boundary {
-    /// Whether clients that send `x-fairmesh-explain` learn which servers were tried.
+    /// Whether responses to clients that send `x-fairmesh-explain` name the servers that were tried.
     pub explains: bool,
 }
 

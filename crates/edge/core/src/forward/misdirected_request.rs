@@ -28,7 +28,7 @@ pub trait ServedServices: fmt::Debug + Send + Sync {
     fn serves(&self, service: &ServiceName) -> bool;
 }
 
-/// What the first bytes of a response mean.
+/// Classification of a response by its first bytes.
 #[derive(Debug, PartialEq, Eq)]
 pub enum FirstResponse {
     /// More bytes are needed.
@@ -40,8 +40,8 @@ pub enum FirstResponse {
     Other,
 }
 
-/// The response to a misdirected request. `grpc` is the content type of a gRPC request, which gets
-/// `UNAVAILABLE`: gRPC clients map 421 to an unknown error. Over HTTP/1.1 the connection closes, since the
+/// Returns the response to a misdirected request. `grpc` is the content type of a gRPC request, which gets
+/// `UNAVAILABLE`, because gRPC clients map 421 to an unknown error. Over HTTP/1.1 the connection closes, since the
 /// node also repeats the requests that follow on it.
 pub(crate) fn response(service: &ServiceName, grpc: Option<HeaderValue>) -> Response<Body> {
     let mut response = match grpc {

@@ -18,7 +18,7 @@ use crate::forward::mesh_boundary::Boundary;
 /// No limit.
 pub const UNLIMITED: u64 = u64::MAX;
 
-/// Set if a body exceeded the limit. Nothing is allocated without a limit.
+/// Flag that is set if a body exceeded the limit. Without a limit, nothing is allocated.
 #[derive(Clone, Debug)]
 pub struct ExceededFlag(Option<Arc<AtomicBool>>);
 
@@ -35,7 +35,7 @@ impl ExceededFlag {
     }
 }
 
-/// A body that fails once it exceeds the limit. The server's request is aborted rather than ended, so that
+/// A body that fails once it exceeds the limit. The request to the server is then aborted rather than ended, so that
 /// the server does not take the truncated body for complete.
 #[derive(Debug)]
 pub struct LimitedBody<B> {
@@ -59,8 +59,8 @@ impl<B: Body> LimitedBody<B> {
         (Self { body, left: max, too_long: too_long.clone(), removes_claims: false }, too_long)
     }
 
-    /// Removes trailers that claim an identity if `removes_claims` is set, because the proxy then states the
-    /// caller itself: some programs merge trailers into the headers.
+    /// Removes trailers that claim an identity, if `removes_claims` is set. The proxy then states the caller itself,
+    /// and some programs merge trailers into the headers.
     pub(crate) fn without_claims(self, removes_claims: bool) -> Self {
         Self { removes_claims, ..self }
     }

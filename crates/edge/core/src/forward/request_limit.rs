@@ -10,8 +10,8 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::{counter::increment, listen::accept::connection_limit};
 
-/// Counts requests in flight. Over HTTP/2 each stream counts. A request is in flight until its response has
-/// ended, an upgrade until the upgraded connection has ended.
+/// Counts requests in flight. Over HTTP/2 each stream counts. A request is in flight until its response has ended; an
+/// upgrade, until the upgraded connection has ended.
 #[derive(Debug)]
 pub struct RequestLimit {
     permits: Arc<Semaphore>,

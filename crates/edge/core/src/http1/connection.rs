@@ -29,40 +29,39 @@ use crate::http1::{
 pub(crate) const KEEP_CAPACITY: usize = 8 * 1024;
 /// Maximum bytes of pipelined requests that are read while a response is in progress.
 pub(crate) const READ_AHEAD: usize = 64 * 1024;
-/// How long a client may pause while its connection is read after the last response. If the connection were
-/// closed at once, the system would send a reset, and response data that the client has not read would be
-/// lost.
+/// Maximum pause of a client while its connection is read after the last response. If the connection were closed at
+/// once, the system would send a reset, and the client would lose response data that it has not read.
 pub(crate) const LINGER_PAUSE: Duration = Duration::from_secs(1);
 /// Maximum time for which a connection is read after its last response, as in nginx (`lingering_time`).
 pub(crate) const LINGER: Duration = Duration::from_secs(30);
-/// Maximum bytes that are read from a connection after its last response: a client that ignores the response
-/// must not keep a core busy.
+/// Maximum bytes that are read from a connection after its last response, so that a client that ignores the response
+/// cannot keep a core busy.
 pub(crate) const MAX_LINGER_BYTES: u64 = 256 << 20;
 
 /// A client connection.
 pub(crate) struct Connection<R, W, O = NoOffload> {
     pub(crate) source: ReadState<R>,
     pub(crate) requests: RequestReader,
-    /// Whether no byte of the next request has been parsed.
+    /// Whether no byte of the next request has been parsed yet.
     pub(crate) unparsed: bool,
-    /// Until when the connection waits for the rest of a nearly complete request.
+    /// Time until which the connection waits for the rest of a nearly complete request.
     pub(crate) rest_deadline: Option<Instant>,
-    /// Bytes of the read buffer that belong to the request that the fast path is forwarding.
+    /// Number of bytes in the read buffer that belong to the request on the fast path.
     pub(crate) forwarded_len: usize,
     pub(crate) writer: W,
     pub(crate) output: WriteBuffer,
-    /// Whether the request in progress may upgrade the connection. Further bytes may then not be HTTP.
+    /// Whether the request in progress may upgrade the connection. Bytes after it may then not be HTTP.
     pub(crate) may_switch: bool,
-    /// Receives the connection after the response in progress.
+    /// Receiver of the connection after the response in progress.
     pub(crate) pending_upgrade: Option<PendingUpgrade>,
-    /// The sender that sends some of this client's requests without the proxy.
+    /// Sender of some of this client's requests, which bypass the proxy.
     pub(crate) offload: Option<O>,
     pub(crate) date: Date,
     pub(crate) idle_timeout: Duration,
     /// Deadline of the client's next read or write.
     pub(crate) deadline: Instant,
-    /// Fires at the deadline or earlier; the deadline is then checked. The timer is not reset for each
-    /// request, since most requests end long before it fires.
+    /// Timer that fires at the deadline or earlier; the deadline is then checked. It is not reset for each request,
+    /// since most requests end long before it fires.
     pub(crate) timer: Pin<Box<Sleep>>,
     #[cfg(test)]
     pub(crate) mutation: Option<Mutation>,
@@ -79,7 +78,7 @@ pub(crate) enum Mutation {
     NoTail,
 }
 
-/// Who owns the read half.
+/// Owner of the read half.
 pub(crate) enum ReadState<R> {
     Owned(ReadSide<R>),
     /// The body of the request in progress owns the read half.

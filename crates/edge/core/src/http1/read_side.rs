@@ -63,8 +63,8 @@ impl<R: AsyncRead + Unpin> ReadSide<R> {
         self.input.append(&read);
     }
 
-    /// Reads request headers. The buffer of a new request has room for the largest headers, or for the
-    /// expected length if that is larger: a request that does not fit would cost a second read.
+    /// Reads request headers. The buffer of a new request has room for the largest headers, or for the expected
+    /// length if that is larger, because a request that does not fit would cost a second read.
     pub(crate) fn poll_head(&mut self, context: &mut Context<'_>) -> Poll<io::Result<usize>> {
         let due = match self.request_len {
             Some(request_len) => request_len.saturating_sub(self.input.len()),
@@ -79,7 +79,7 @@ impl<R: AsyncRead + Unpin> ReadSide<R> {
         self.request_len = None;
     }
 
-    /// Reads whatever is available of a short body's rest, so that the read half need not be lent to the
+    /// Reads the rest of a short body as far as it is available, so that the read half need not be lent to the
     /// handler.
     pub(crate) fn read_short_body(&mut self, body: &Decoder, context: &mut Context<'_>) {
         let Some(left) = body.left().and_then(|left| usize::try_from(left).ok()) else { return };

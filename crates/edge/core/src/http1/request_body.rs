@@ -30,12 +30,12 @@ pub(crate) enum IncomingBody<R> {
     Streamed(StreamedBody<R>),
 }
 
-/// The unread rest of a body. It owns the read half, and returns it at the end of the body or when dropped.
-/// No lock is needed, since only one side reads at a time.
+/// The unread rest of a body. It owns the read half, and returns it at the end of the body or when dropped. Since
+/// only one side reads at a time, no lock is needed.
 #[derive(Debug)]
 pub(crate) struct StreamedBody<R> {
     reader: Option<(BodyReader<R>, Sender<BodyReader<R>>)>,
-    /// Set when the body is first polled, if the client waits for `100 Continue`.
+    /// Flag to set when the body is first polled, if the client waits for `100 Continue`.
     continue_wanted: Option<Arc<AtomicBool>>,
 }
 

@@ -14,7 +14,7 @@ use crate::{
     shutdown::Shutdown,
 };
 
-/// Response extension: the connection reads no further request after this response.
+/// Response extension: the connection reads no request after this response.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ClosesConnection;
 
@@ -29,9 +29,8 @@ pub(crate) trait RequestHandler<R> {
         false
     }
 
-    /// Handles the first request in the read buffer without parsing it into a message. Returns whether the
-    /// connection may carry another request, or `None` if the request does not qualify; nothing is consumed
-    /// then.
+    /// Handles the first request in the read buffer without parsing it into a message. Returns whether the connection
+    /// may carry another request. Returns `None`, and consumes nothing, if the request does not qualify.
     async fn try_fast_path<W, O>(
         &self,
         _connection: &mut Connection<R, W, O>,

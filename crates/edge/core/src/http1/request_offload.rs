@@ -11,9 +11,9 @@ use tokio::time::Instant;
 /// A type parameter rather than a variant of an enum: connections without a sender neither store nor check
 /// anything.
 pub trait Offload: Unpin {
-    /// Waits until the connection may parse its next request. The sender may return a request; its bytes come
-    /// before those that the connection has read. `read` is the total number of bytes read so far, and
-    /// `has_input` says whether some of them are not parsed yet.
+    /// Waits until the connection may parse its next request. The sender may return a request, whose bytes come
+    /// before those that the connection has read. `read` is the total number of bytes read so far; `has_input` says
+    /// whether some of them are unparsed.
     fn poll_request(
         &mut self,
         read: u64,
@@ -21,12 +21,12 @@ pub trait Offload: Unpin {
         context: &mut Context<'_>,
     ) -> Poll<Option<Vec<u8>>>;
 
-    /// Takes the call of the request that [`poll_request`](Self::poll_request) returned, if its first attempt
-    /// was already sent. Returns it only once.
+    /// Takes the call of the request that [`poll_request`](Self::poll_request) returned, if its first attempt was
+    /// already sent. Returns it only once.
     fn take_sent(&mut self) -> Option<SentRequest>;
 
-    /// Allows the sender to take the next request. The connection has handled all requests within the first
-    /// `read` bytes, and is about to send a response, of `length` bytes if known.
+    /// Allows the sender to take the next request. The connection has handled all requests within the first `read`
+    /// bytes, and is about to send a response of `length` bytes, if known.
     fn note_served(&mut self, read: u64, length: Option<u64>);
 
     /// Notes that the connection is about to send `bytes` bytes; `None` if the number is unknown.

@@ -76,13 +76,13 @@ where
     }
 }
 
-/// Requests below this size in bytes let other tasks read first. Larger requests would meanwhile be evicted
-/// from the nearest CPU cache, which costs more than it saves.
+/// Size below which a request first lets other tasks read, in bytes. Larger requests would meanwhile be evicted from
+/// the nearest CPU cache, which costs more than it saves.
 const YIELD_BELOW: usize = 8 * 1024;
 
-/// Lets the tasks that were woken together with this one read first. Requests that arrive together are then
-/// sent together, so that a sleeping server on this host is woken once for several requests. `yield_now` was
-/// rejected, since it would poll the system for events in between.
+/// Lets tasks that were woken together with this one read first. Requests that arrive together are then sent
+/// together, and a sleeping server on this host is woken once for several requests. `yield_now` was rejected, since
+/// it would poll the system for events in between.
 async fn yield_once() {
     let mut waited = false;
     poll_fn(|context| {

@@ -60,9 +60,9 @@ struct ConnectionState<H> {
 enum CloseReason {
     /// No stream was open, or a header block was incomplete, for the idle timeout.
     NoRequest,
-    /// The connection had requests, and its client did not end it after GOAWAY.
+    /// The connection had requests, and its client did not close it after GOAWAY.
     Idle,
-    /// No response to a keepalive ping.
+    /// The client did not respond to a keepalive ping.
     Unresponsive,
     /// The client reset most of its requests.
     RapidReset,
@@ -150,8 +150,8 @@ fn request_service<H: StreamHandler>(
     }
 }
 
-/// Completes when an idle connection must be closed. A connection that had requests ends by GOAWAY, so that a
-/// request sent at the same moment is not lost.
+/// Completes when an idle connection must be closed. A connection that had requests ends by GOAWAY, so that a request
+/// sent at the same moment is not lost.
 async fn close_idle(session: &Shared, idle_timeout: Duration) -> CloseReason {
     idle(session, idle_timeout).await;
     let had_requests = {

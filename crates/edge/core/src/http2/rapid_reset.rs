@@ -9,13 +9,13 @@ use std::{
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-/// Number of resets at which a connection is closed, if more than half of its requests were reset. Fewer
-/// resets are ordinary cancellations; more make servers work at next to no cost for the client
-/// (CVE-2023-44487). The HTTP/2 connection itself limits resets before a request is handled.
+/// Number of resets at which a connection is closed, if more than half of its requests were reset. Fewer resets are
+/// ordinary cancellations. More resets make servers work at almost no cost for the client (CVE-2023-44487). The
+/// HTTP/2 connection itself limits resets before a request is handled.
 const MAX_RESETS: u32 = 256;
 
-/// Resets of requests older than this do not count: callers cancel requests at their deadlines, and the
-/// request has occupied one of the client's streams meanwhile. An attack resets at once.
+/// Maximum age of a request whose reset counts. Callers cancel older requests at their deadlines, and such a request
+/// has occupied one of the client's streams for that time. An attack resets at once.
 const MAX_AGE: Duration = Duration::from_secs(1);
 
 /// Counts the requests and resets of a connection.
@@ -26,7 +26,7 @@ pub(crate) struct RapidResetGuard {
     tripped: CancellationToken,
 }
 
-/// A request without response headers so far. Dropping it within [`MAX_AGE`] counts as reset.
+/// A request without response headers so far. Dropping it within [`MAX_AGE`] counts as a reset.
 #[derive(Debug)]
 pub(crate) struct PendingRequest {
     guard: Arc<RapidResetGuard>,

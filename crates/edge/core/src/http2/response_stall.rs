@@ -45,7 +45,7 @@ struct MonitoredResponse<B> {
 const SERVER: u8 = 0;
 /// The body waits for the client.
 const CLIENT: u8 = 1;
-/// The body waits for the client, and did so at the previous check.
+/// The body waits for the client, as it did at the previous check.
 const CLIENT_STILL: u8 = 2;
 
 /// The body of a response.

@@ -21,7 +21,7 @@ use tokio::sync::{Notify, futures::OwnedNotified};
 const UNAVAILABLE: HeaderValue = HeaderValue::from_static("14");
 const DRAIN_MESSAGE: HeaderValue = HeaderValue::from_static("the proxy is stopping; retry");
 
-/// Notifies the streams of one connection, once.
+/// Notice to the streams of one connection; sent once.
 #[derive(Debug, Default)]
 pub(crate) struct DrainNotice {
     sent: AtomicBool,
@@ -32,14 +32,14 @@ pub(crate) struct DrainNotice {
 #[derive(Debug)]
 pub(crate) struct DrainableBody {
     body: Body,
-    /// Set for gRPC responses, whose trailers carry the status.
+    /// Drain notice; set for gRPC responses, whose trailers carry the status.
     notice: Option<Arc<DrainNotice>>,
     /// Created when the body is pending for the first time.
     notified: Option<Pin<Box<OwnedNotified>>>,
 }
 
 impl DrainNotice {
-    /// Ends streams that wait for their server, now or later.
+    /// Ends streams that wait for their server, immediately or as soon as they wait.
     pub(crate) fn send(&self) {
         self.sent.store(true, Relaxed);
         self.waiters.notify_waiters();

@@ -45,7 +45,7 @@ pub enum SuccessionError {
     /// The successor was not ready within the time limit.
     #[error("not ready within {waited:?}; the running process continues; check --agent, and start again")]
     NotReady {
-        /// The time that it waited.
+        /// Time that the process waited.
         waited: Duration,
     },
 }
@@ -62,7 +62,7 @@ pub struct Succession {
 /// How a process stops.
 #[derive(Clone, Debug)]
 pub struct Stop {
-    /// Started once the process no longer accepts connections.
+    /// Shutdown that is started once the process no longer accepts connections.
     pub shutdown: Arc<Shutdown>,
     /// Time that open connections have to end.
     pub drain: Duration,

@@ -7,8 +7,8 @@
 use rustix::process::Pid;
 use sd_notify::NotifyState::{self, MainPid, Ready, Status, Stopping};
 
-/// Reports ready: clients that connect from now on wait instead of being refused. Routing information may
-/// still be missing while no agent is reachable; units that start after the proxy must not wait for that.
+/// Reports readiness: clients that connect from now on wait instead of being refused. Routing information may still
+/// be missing while no agent is reachable; units that start after the proxy must not wait for it.
 pub fn notify_listening() {
     notify(&[Ready, Status("waiting for routing information")]);
 }
@@ -31,7 +31,7 @@ pub fn notify_successor(by: Option<Pid>) {
     }
 }
 
-/// Reports that this process accepts no more connections, and ends once open ones have ended.
+/// Reports that this process accepts no more connections, and ends once its open connections have ended.
 pub fn notify_draining() {
     notify(&[Stopping, Status("draining")]);
 }

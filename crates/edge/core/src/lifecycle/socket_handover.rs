@@ -32,18 +32,19 @@ const HELLO: &[u8] = b"fairmesh handover 1";
 /// Message sent together with sockets: more messages with sockets follow.
 const MORE: &[u8] = b"more";
 const ALL: &[u8] = b"all";
-/// Message of the successor: it serves.
+/// Message of the successor: it is serving.
 const SERVING: &[u8] = b"serving";
 /// Message of the predecessor: it has stopped accepting.
 const STOPPED: &[u8] = b"stopped";
 
-/// Time limit of messages that the sender can send without preparation.
+/// Time limit for messages that a peer can send without preparation.
 const MESSAGE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Delay after a failed accept.
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 /// Maximum number of messages that carry sockets. Enough for more than a thousand listeners.
 const MAX_FRAMES: usize = 16;
-/// Mode of the Unix socket. Whoever can connect receives the sockets: only the same user and root.
+/// Mode of the Unix socket. Any process that connects receives the sockets, so only the same user and root may
+/// connect.
 const SOCKET_MODE: u32 = 0o600;
 
 /// The running proxy that this process will replace.
@@ -64,7 +65,7 @@ pub struct Handover {
     sockets: Vec<OwnedFd>,
 }
 
-/// A successor that serves already, and waits until this proxy has stopped accepting.
+/// A successor that is already serving, and waits until this proxy has stopped accepting.
 #[derive(Debug)]
 pub struct Successor {
     channel: DescriptorChannel,
@@ -85,7 +86,7 @@ impl Predecessor {
     }
 
     /// Reports that this proxy serves, and waits until the predecessor has stopped accepting. A closed connection
-    /// counts as stopped.
+    /// also means that it has stopped.
     pub async fn take_over(mut self) {
         let exchange = async {
             self.0.send(SERVING, &[]).await?;

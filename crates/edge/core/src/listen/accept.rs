@@ -86,9 +86,9 @@ async fn make_room(listener: &TcpListener, silent: &SilentConnections) -> Infall
     }
 }
 
-/// A second descriptor of the listener, readable while a client waits. Nothing is read from it. Polling the
-/// listener itself would accept the client, which must stay in the accept queue: if this process hands over
-/// its listeners, the successor serves that client.
+/// Returns a second descriptor of the listener, which is readable while a client waits. Nothing is read from it.
+/// Polling the listener itself would accept the client. The client must stay in the accept queue: if this process
+/// hands over its listeners, the successor serves that client.
 fn waiting_clients(listener: &TcpListener) -> io::Result<TcpStream> {
     TcpStream::from_std(listener.as_fd().try_clone_to_owned()?.into())
 }

@@ -15,19 +15,19 @@ use crate::{
     metrics::EdgeMetrics,
 };
 
-/// A connection's permit of the connection limit. While held, the connection counts as open and as a
-/// connection of its core. Released once everything that the connection started has ended, including tunnels.
+/// A connection's permit of the connection limit. While the permit is held, the connection counts as open, and as a
+/// connection of its event loop. It is released once everything that the connection started has ended, including
+/// tunnels.
 #[derive(Debug)]
 pub struct ConnectionPermit {
     metrics: Arc<EdgeMetrics>,
     held: Mutex<HeldPermits>,
     _core_guard: Option<CoreGuard>,
-    /// Set for a connection that may be closed to make room until it has sent a request.
+    /// Registration as silent; set for a connection that may be closed to make room until it has sent a request.
     silent: OnceLock<SilentConnection>,
 }
 
-/// One permit of the listener's limit, or two permits of other limits after
-/// [`exchange`](ConnectionPermit::exchange).
+/// One permit of the listener's limit. After [`exchange`](ConnectionPermit::exchange), two permits of other limits.
 type HeldPermits = (OwnedSemaphorePermit, Option<OwnedSemaphorePermit>);
 
 impl ConnectionPermit {
@@ -63,7 +63,7 @@ impl ConnectionPermit {
 }
 
 pin_project! {
-    /// Serves a connection until it ends or is closed to make room for another one.
+    /// Serves a connection until it ends, or is closed to make room for another.
     pub(crate) struct UntilDisplaced<F> {
         permit: Arc<ConnectionPermit>,
         #[pin]

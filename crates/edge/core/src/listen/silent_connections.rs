@@ -27,8 +27,8 @@ use crate::listen::unidentified_peers::site_of;
 /// Minimum age at which a silent connection may be closed. Client pools open connections before they send
 /// requests.
 pub(crate) const MIN_AGE: Duration = Duration::from_secs(1);
-/// Number of addresses, those with the most connections, that are searched for a connection that is old
-/// enough.
+/// Number of addresses that are searched for a connection that is old enough. The addresses with the most connections
+/// are searched.
 const SEARCHED: usize = 16;
 
 /// Connections without a request, grouped by client address.
@@ -83,7 +83,7 @@ impl SilentConnections {
         SilentConnection { of: Arc::clone(self), site, number, state }
     }
 
-    /// Closes one connection to make room. Returns `false` if none has been silent for [`MIN_AGE`].
+    /// Closes one connection to make room. Returns `false` if no connection has been silent for [`MIN_AGE`].
     pub(crate) fn displace(&self, now: Instant) -> bool {
         let mut all = self.lock();
         let is_old = |site: &IpAddr| {

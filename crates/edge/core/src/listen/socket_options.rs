@@ -17,8 +17,8 @@ pub(crate) fn canonical(address: SocketAddr) -> SocketAddr {
     SocketAddr::new(address.ip().to_canonical(), address.port())
 }
 
-/// Breaks a connection whose client accepts no data for this long: pending data also occupies a server
-/// connection, and call deadlines do not cover reads by the client.
+/// Breaks a connection whose client accepts no data for `time_limit`. Pending data also occupies a server connection,
+/// and call deadlines do not cover reads by the client.
 pub fn set_user_timeout(stream: &TcpStream, time_limit: Duration) {
     // Fails only on a broken socket.
     let _ = SockRef::from(stream).set_tcp_user_timeout(Some(time_limit));

@@ -5,8 +5,8 @@ use std::{io, net::SocketAddr};
 use socket2::SockRef;
 use tokio::net::{TcpListener, TcpStream};
 
-/// Sets `IP_TRANSPARENT`, so that the listener accepts connections to other addresses. An inherited socket
-/// already has it, whatever privileges this process has.
+/// Sets `IP_TRANSPARENT`, so that the listener accepts connections to other addresses. An inherited socket already
+/// has it, regardless of the privileges of this process.
 ///
 /// # Errors
 /// The process lacks `CAP_NET_RAW` and `CAP_NET_ADMIN`.
@@ -16,7 +16,7 @@ pub fn set_transparent(listener: &TcpListener) -> io::Result<()> {
     if socket.ip_transparent_v4()? { Ok(()) } else { socket.set_ip_transparent_v4(true) }
 }
 
-/// The original destination of a connection; `None` if that is the listener itself. `own` is the address of a
+/// Original destination of a connection; `None` if the destination is the listener itself. `own` is the address of a
 /// transparent listener.
 pub fn original_dst(stream: &TcpStream, own: Option<SocketAddr>) -> Option<SocketAddr> {
     let socket = SockRef::from(stream);

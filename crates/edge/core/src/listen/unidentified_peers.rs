@@ -9,11 +9,11 @@ use std::{
 
 use crate::counter::increment;
 
-/// Once half of the places are taken, one address may have at most one in this many places. A handshake takes
-/// milliseconds, so a node needs few places at a time; an attacker without a certificate holds each place
-/// until the deadline.
+/// Once half of all slots are taken, one address may hold at most one in this many slots. A handshake takes
+/// milliseconds, so a node needs few slots at a time. An attacker without a certificate holds each slot until the
+/// deadline.
 const SHARES: usize = 16;
-/// IPv6 addresses with the same leading bits count as one address: a site assigns a /64 to a link (RFC 4291
+/// Number of leading bits by which IPv6 addresses count as one address: a site assigns a /64 to a link (RFC 4291
 /// 2.5.4).
 const PREFIX_BITS: u32 = 64;
 
@@ -22,7 +22,7 @@ const PREFIX_BITS: u32 = 64;
 pub struct Unidentified {
     limit: usize,
     open: Mutex<OpenConnections>,
-    /// Connections refused because their address had its share.
+    /// Connections refused because their address had used up its share.
     pub refused: AtomicU64,
 }
 
@@ -32,7 +32,7 @@ struct OpenConnections {
     by_address: HashMap<IpAddr, usize>,
 }
 
-/// The place of a connection, held until its peer is identified or refused.
+/// Slot of a connection, held until its peer is identified or refused.
 #[derive(Debug)]
 pub struct UnidentifiedPlace {
     of: Arc<Unidentified>,
@@ -50,8 +50,8 @@ impl Unidentified {
         self.lock().total as u64
     }
 
-    /// Takes a place for a connection from `peer`. Returns `None`, and counts it, if half of all places are
-    /// taken and the address has its share.
+    /// Takes a slot for a connection from `peer`. If half of all slots are taken and the address has used up its
+    /// share, counts the refusal and returns `None`.
     pub fn enter(self: &Arc<Self>, peer: IpAddr) -> Option<UnidentifiedPlace> {
         let address = site_of(peer);
         let mut open = self.lock();
@@ -84,7 +84,7 @@ impl Drop for UnidentifiedPlace {
     }
 }
 
-/// Normalises an address to the unit that shares a limit: an IPv4 address, or an IPv6 /64.
+/// Maps an address to the unit that shares a limit: an IPv4 address, or an IPv6 /64.
 pub(crate) fn site_of(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(address) => {

@@ -55,7 +55,7 @@ impl TlsMetrics {
     }
 }
 
-/// A metric with one series for each place where handshakes are signed.
+/// A metric with one series per place where handshakes are signed.
 #[derive(Debug)]
 struct Signatures {
     counts: Arc<SignatureCounts>,

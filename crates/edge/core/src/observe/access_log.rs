@@ -24,8 +24,8 @@ const QUEUE: usize = 4096;
 pub struct AccessLogConfig {
     /// Format of lines.
     pub form: AccessLogFormat,
-    /// Logs one in this many requests. Failed requests (5xx, or no response from a server) are always logged.
-    /// 0 counts as 1.
+    /// Number N: one in N requests is logged; 0 counts as 1. Failed requests (5xx, or no response from a server) are
+    /// always logged.
     pub one_in: u64,
 }
 
@@ -77,7 +77,7 @@ impl AccessLogger {
         self.lines.is_some()
     }
 
-    /// Whether a request is logged; must be called once for each request.
+    /// Whether a request is logged. Must be called once for each request.
     pub(crate) fn selects(&self, failed: bool) -> bool {
         self.is_enabled()
             && (self.seen.fetch_add(1, Relaxed).is_multiple_of(self.log.one_in.max(1)) || failed)
@@ -91,8 +91,7 @@ impl AccessLogger {
         }
     }
 
-    /// Waits until all lines so far have been written. Queued lines would otherwise be lost when the process
-    /// ends.
+    /// Waits until all queued lines have been written. They would otherwise be lost when the process ends.
     pub(crate) async fn flush(&self) {
         let Some(lines) = &self.lines else { return };
         let (done, written) = oneshot::channel();

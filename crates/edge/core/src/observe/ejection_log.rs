@@ -16,10 +16,10 @@ use tokio::time::{MissedTickBehavior, interval};
 use crate::services::Services;
 
 const INTERVAL: Duration = Duration::from_secs(1);
-/// Shorter ejections are not logged: the server was only busy for a moment.
+/// Minimum duration of a logged ejection. In a shorter ejection, the server was only busy for a moment.
 const SHORTEST: Duration = Duration::from_millis(100);
 
-/// Maximum number of lines per check: a machine that dies may have many endpoints.
+/// Maximum number of lines per check, because a machine that dies may have many endpoints.
 const MAX_LINES: usize = 20;
 
 /// The state of an endpoint that the log needs.
@@ -88,8 +88,8 @@ impl Seen {
 }
 
 impl Ejected {
-    /// Returns what changed since the last check. An endpoint counts as back after a success, not when its
-    /// ejection ends and it may be tried again. Endpoints that are gone are forgotten.
+    /// Returns the changes since the last check. An endpoint is back after a success, not when its ejection ends and
+    /// it may be tried again. Endpoints that are gone are forgotten.
     fn update(&mut self, now: Vec<Seen>) -> Vec<Event> {
         let present: BTreeSet<_> = now.iter().map(|seen| seen.instance.clone()).collect();
         self.0.retain(|instance| present.contains(instance));

@@ -18,7 +18,7 @@ use tokio::time::Instant;
 
 use crate::counter::increment;
 
-/// Maximum number of endpoints with metric series of their own.
+/// Maximum number of endpoints that have their own metric series.
 const MAX_ENDPOINTS: usize = 1_000;
 /// Label of the sum over all endpoints beyond the maximum. It is not a valid name.
 const OVERFLOW: &str = "(other)";
@@ -28,7 +28,8 @@ const MIN_SWEEP_INTERVAL: Duration = Duration::from_secs(60);
 const OUTCOMES: [&str; 6] = ["1xx", "2xx", "3xx", "4xx", "5xx", "failed"];
 const FAILED: usize = OUTCOMES.len() - 1;
 
-/// Counts attempts by endpoint, up to a maximum number of endpoints: an [`Observer`] of the proxy's mesh.
+/// Counts attempts by endpoint, up to a maximum number of endpoints. Registered as an [`Observer`] of the proxy's
+/// mesh.
 #[derive(Debug, Default)]
 pub struct EndpointMetrics {
     table: RwLock<EndpointTable>,
@@ -140,8 +141,7 @@ impl EndpointMetrics {
         Arc::default()
     }
 
-    /// All called endpoints, sorted by service and instance, and the sum over endpoints beyond the maximum
-    /// last.
+    /// All called endpoints, sorted by service and instance; last, the sum over endpoints beyond the maximum.
     pub fn rows(&self) -> Vec<EndpointRow> {
         let table = self.table.read().unwrap_or_else(PoisonError::into_inner);
         let each = table.services.iter().flat_map(|(service, endpoints)| {

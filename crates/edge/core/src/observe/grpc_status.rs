@@ -10,7 +10,7 @@ use http::HeaderMap;
 
 use crate::counter::increment;
 
-/// Names by code. The last one is for streams that ended without a status or with an unknown one.
+/// Status names by code. The last name is for streams that ended without a status or with an unknown one.
 const NAMES: [&str; 18] = [
     "OK",
     "CANCELLED",

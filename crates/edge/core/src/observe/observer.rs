@@ -69,7 +69,7 @@ impl RequestObserver {
         })
     }
 
-    /// Whether servers receive headers of the proxy's spans.
+    /// Whether servers receive trace headers for the proxy's spans.
     pub fn adds_headers(&self) -> bool {
         self.tracer.is_some()
     }
@@ -116,8 +116,8 @@ impl RequestObserver {
         Some(Box::new(Observation { observed: Some(observed), target, trace, explain, is_recorded }))
     }
 
-    /// Records a request that the kernel sent and whose response went to the caller unchanged, if a record is
-    /// due, or the access log or a tap selects it. Must be called once for each such request that
+    /// Records a request that the kernel sent and whose response went to the caller unchanged. Records it only if a
+    /// record is due, or the access log or a tap selects it. Must be called once for each such request that
     /// [`may_observe`](Self::may_observe) selects.
     pub fn observe_completed(
         self: &Arc<Self>,
@@ -151,8 +151,7 @@ impl RequestObserver {
         self.access.is_enabled() || self.tracer.is_some()
     }
 
-    /// Whether a request that arrives at `now` may have to be observed whatever its headers are, so that an
-    /// observation must begin.
+    /// Whether an observation must begin for a request that arrives at `now`, regardless of its headers.
     #[inline]
     pub fn may_observe(&self, target: &Target, now: Instant) -> bool {
         self.observes_all()

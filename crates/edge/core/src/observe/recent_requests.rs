@@ -25,8 +25,7 @@ use crate::observe::{
 
 /// Minimum interval between recorded requests of a service.
 const SAMPLE_INTERVAL_MS: u64 = 100;
-/// Maximum number of records of all services together, in addition to the last record of each labelled
-/// service.
+/// Maximum number of records for all services together, besides the last record of each labelled service.
 const MAX_RECORDS: usize = 128;
 /// Maximum length of a decision step in bytes. Longer lists of regions or candidates are cut off.
 const MAX_DETAIL: usize = 600;
@@ -34,7 +33,7 @@ const MAX_DETAIL: usize = 600;
 /// The last recorded request of a service.
 #[derive(Debug, Default)]
 pub struct LastRequest {
-    /// Milliseconds since the start of the proxy at which the next request is recorded.
+    /// Time from which on the next request is recorded, in milliseconds since the start of the proxy.
     due: AtomicU64,
     record: Mutex<Option<Arc<RequestRecord>>>,
 }

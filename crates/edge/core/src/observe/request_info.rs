@@ -56,7 +56,7 @@ pub struct RequestInfo {
     pub(crate) served_caller: Option<Arc<ServedCaller>>,
 }
 
-/// The outcome when the response begins.
+/// Outcome of a request when its response begins.
 #[derive(Debug)]
 pub struct RequestOutcome {
     /// Status of the response.
@@ -108,7 +108,7 @@ impl RequestInfo {
         accepted.or_else(|| Some(self.served_caller.as_ref()?.id().to_owned()))
     }
 
-    /// The path without the query, which may contain secrets, up to [`MAX_PATH`] bytes.
+    /// The path without its query, which may contain secrets. Cut off after [`MAX_PATH`] bytes.
     pub(crate) fn path(&self) -> &str {
         let path = self.uri.path();
         // Cut between characters: a path may contain non-ASCII characters.
@@ -139,14 +139,14 @@ pub(crate) struct CompletedRequest<'a> {
     /// Bytes of the response body that were read.
     pub(crate) bytes_out: u64,
     pub(crate) end: BodyEnd,
-    /// From the request headers to the end of the response.
+    /// Time from the request headers to the end of the response.
     pub(crate) took: Duration,
 }
 
 impl CompletedRequest<'_> {
-    /// Kind and message of a failure, by the OpenTelemetry semantic conventions for server spans. `None` if
-    /// neither the server nor the proxy failed. A request that was refused because of what the client did
-    /// (4xx, and the corresponding gRPC statuses) is no failure.
+    /// Kind and message of a failure, by the OpenTelemetry semantic conventions for server spans. `None` if neither
+    /// the server nor the proxy failed. A request that was refused because of the client (4xx, and the corresponding
+    /// gRPC statuses) is no failure.
     pub(crate) fn error(&self) -> Option<(String, String)> {
         let outcome = self.outcome;
         let failed = match self.grpc_status {

@@ -19,11 +19,11 @@ use crate::{
     services::target::{GrpcStatusWatch, Target},
 };
 
-/// Status, in logs and records only, of requests whose client disconnected before the response, as in nginx.
+/// Status of requests whose client disconnected before the response, in logs and records only, as in nginx.
 pub(crate) const CLIENT_CLOSED_REQUEST: u16 = 499;
 
-/// The observation of a request until its response begins. If dropped before that, the client has
-/// disconnected, and the request is reported with that outcome.
+/// The observation of a request until its response begins. If it is dropped earlier, the client has disconnected, and
+/// the request is reported with that outcome.
 #[derive(Debug)]
 pub(crate) struct Observation {
     /// `None` once the response has begun.
@@ -36,7 +36,7 @@ pub(crate) struct Observation {
     pub(crate) is_recorded: bool,
 }
 
-/// The end of a call, apart from its response.
+/// End of a call: everything except its response.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CallEnd<'a> {
     pub(crate) fault: Option<&'a Fault>,
@@ -54,7 +54,7 @@ impl Observation {
         self.trace.as_ref()
     }
 
-    /// Reports what is known when the response begins, and the rest when it ends. `status_watch` is set if
+    /// Reports what is known when the response begins, and the rest when the response ends. `status_watch` is set if
     /// the gRPC status follows in the trailers.
     pub(crate) fn response_started(
         mut self: Box<Self>,

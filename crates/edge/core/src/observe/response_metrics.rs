@@ -19,14 +19,13 @@ pub(crate) const BUCKET_BOUNDS_US: [u64; 14] = [
     10_000_000,
 ];
 
-/// Maximum number of regions with series of their own for each service; few policies allow calls to more
-/// regions.
+/// Maximum number of regions per service that have their own series; few policies allow calls to more regions.
 const MAX_REGIONS: usize = 16;
 /// Region labels of responses without a server, and of regions beyond the maximum. They are not valid names.
 const NO_SERVER: &str = "(none)";
 const OVERFLOW: &str = "(other)";
 
-/// Counters of the responses from one region, or to one caller.
+/// Counters of responses from one region, or to one caller.
 #[derive(Debug, Default)]
 pub struct RegionMetrics {
     /// Counts by status class: 1xx to 5xx.
@@ -39,14 +38,14 @@ pub struct RegionMetrics {
 /// Counters of responses by route and backend, and by region.
 #[derive(Debug)]
 pub struct ResponseMetrics {
-    /// Indexed by the number of the route and backend.
+    /// Counters by the number of the route and backend.
     route_backends: [OnceLock<Box<BackendMetrics>>; RouteBackendIndex::COUNT],
 }
 
 /// Counters of responses by region.
 #[derive(Debug, Default)]
 pub struct BackendMetrics {
-    /// In the order of each region's first response. The nearest region usually is first, so the search is
+    /// Counters in the order of each region's first response. The nearest region is usually first, so searches are
     /// short.
     regions: [OnceLock<Box<(Region, RegionMetrics)>>; MAX_REGIONS],
     overflow: OnceLock<Box<RegionMetrics>>,
@@ -85,8 +84,8 @@ impl RegionMetrics {
         self.buckets.iter().map(|count| count.load(Relaxed)).sum()
     }
 
-    /// Upper bound in seconds and count of each bucket, of which the last is unbounded; and the sum of all
-    /// times in seconds.
+    /// Upper bound in seconds and count of each bucket, of which the last has no bound; and the sum of all times in
+    /// seconds.
     pub fn durations(&self) -> (Vec<(f64, u64)>, f64) {
         let bounds = BUCKET_BOUNDS_US.iter().map(|us| *us as f64 / 1e6).chain([f64::INFINITY]);
         let counts = bounds.zip(&self.buckets).map(|(bound, count)| (bound, count.load(Relaxed)));
@@ -125,7 +124,7 @@ impl ResponseMetrics {
         self.route_backends[index.index()].get_or_init(Box::default)
     }
 
-    /// Adds the counts of another service, whose routes have other names.
+    /// Adds the counts of another service. Its routes have other names.
     pub(crate) fn add(&self, other: &Self) {
         other.route_backends().for_each(|(_, metrics)| self.of(RouteBackendIndex::OTHER).add(metrics));
     }

@@ -16,10 +16,10 @@ use tokio::time::Instant;
 
 use crate::observe::{grpc_status::GrpcStatusCounts, response_metrics::RegionMetrics};
 
-/// Maximum number of callers with series of their own. Further callers are counted together.
+/// Maximum number of callers that have their own series. Further callers are counted together.
 const MAX_CALLERS: usize = 64;
-/// How long the series of a caller are kept without a request. Longer than any scrape interval, and longer
-/// than the pauses of callers that call every few minutes: their counters would otherwise restart each time.
+/// Time for which a caller's series are kept without a request. It exceeds any scrape interval, and the pauses of
+/// callers that call every few minutes, whose counters would otherwise restart each time.
 const MAX_IDLE: Duration = Duration::from_secs(3600);
 /// Caller labels that are not names: accepted requests without an identity, refused requests of callers
 /// without a series, and callers beyond the maximum.
@@ -27,7 +27,7 @@ const ANONYMOUS: &str = "(none)";
 const REFUSED: &str = "(refused)";
 const OVERFLOW: &str = "(other)";
 
-/// The caller of a request, by the identity that it proved or that an intermediary stated.
+/// Caller of a request, by the identity that it proved or that an intermediary stated.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServedCaller {
     id: String,
@@ -35,8 +35,8 @@ pub struct ServedCaller {
 }
 
 impl ServedCaller {
-    /// A caller with a verified identity. The label is its service; `fairmesh/ROLE` for a process of the
-    /// mesh, since each machine has one; the full id for a caller of another trust domain.
+    /// Returns a caller with a verified identity. Its label is its service, `fairmesh/ROLE` for a process of the mesh
+    /// (because each machine has one), or the full id for a caller of another trust domain.
     pub fn new(caller: &CallerId) -> Self {
         let label = match &caller.id().path {
             _ if caller.is_federated() => caller.as_str().to_owned(),
@@ -56,8 +56,8 @@ impl ServedCaller {
     }
 }
 
-/// Counts requests by caller. Only accepted callers get series of their own, so that no peer can create
-/// series. A series ends after an hour without a request.
+/// Counts requests by caller. Only accepted callers get their own series, so that no peer can create series. A series
+/// ends after an hour without a request.
 #[derive(Debug)]
 pub struct ServedMetrics {
     pub(crate) service: String,
@@ -107,8 +107,8 @@ impl ServedMetrics {
         Arc::clone(series)
     }
 
-    /// The series of a refused request: that of its caller if earlier requests were accepted, otherwise the
-    /// common one.
+    /// The series of a refused request: its caller's, if earlier requests of the caller were accepted, otherwise the
+    /// common series.
     pub(crate) fn refused(&self, caller: Option<&ServedCaller>) -> Arc<CallerSeries> {
         caller.and_then(|caller| self.find(caller)).unwrap_or_else(|| Arc::clone(&self.refused))
     }
@@ -147,8 +147,8 @@ impl ServedMetrics {
 }
 
 impl CallerSeries {
-    /// Whether the series is kept. The caller holds the write lock, so only requests in flight can hold other
-    /// references to the series. Such requests still count when they end, however late.
+    /// Whether the series is kept. The caller of this function holds the write lock, so only requests in flight can
+    /// hold other references to the series. Such requests still count when they end, however late.
     fn is_used(self: &Arc<Self>, now: u64) -> bool {
         if Arc::strong_count(self) > 1 {
             self.used.store(now, Relaxed);

@@ -33,8 +33,8 @@ use crate::observe::{
 pub struct ServedObserver {
     service: ServiceName,
     metrics: Arc<ServedMetrics>,
-    /// Writes the access log and spans. Set once the process has opened them, since callers may be served
-    /// before that.
+    /// Observer that writes the access log and spans. Set once the process has opened these outputs, since callers
+    /// may be served earlier.
     observer: OnceLock<Arc<RequestObserver>>,
 }
 
@@ -49,8 +49,8 @@ impl ReceivedBytes {
     }
 }
 
-/// The observation of a request until its response begins. If dropped before that, the caller has
-/// disconnected, and the request is counted and logged with status 499.
+/// Observation of a request until its response begins. If it is dropped earlier, the caller has disconnected, and the
+/// request is counted and logged with status 499.
 #[derive(Debug)]
 pub struct ServedRequest(Option<PendingRequest>);
 
@@ -63,7 +63,7 @@ struct PendingRequest {
     is_grpc: bool,
     /// The caller, as authenticated by its connection.
     peer: Option<Arc<ServedCaller>>,
-    /// The caller of the accepted request; the inner `None` is a caller without an identity. Unset until the
+    /// The caller of the accepted request; the inner `None` means a caller without an identity. Unset until the
     /// request is accepted.
     accepted: OnceLock<Option<Arc<ServedCaller>>>,
     received: ReceivedBytes,
@@ -89,8 +89,8 @@ impl ServedObserver {
         let _ = self.observer.set(observer);
     }
 
-    /// Begins the observation of a request on a connection of `peer`. Returns `None` for polls of the load,
-    /// which are not calls. The headers of a traced request then refer to the span. The caller must count the
+    /// Begins the observation of a request on a connection of `peer`. Returns `None` for load polls, which are not
+    /// calls. The headers of a traced request then refer to the span. The caller of this function must count the
     /// request body with the [`ReceivedBytes`] in the extensions.
     pub fn begin<B>(
         &self,

@@ -30,8 +30,8 @@ pub struct TraceConfig {
     pub sampler: Sampler,
     /// Further attributes of this process. They replace the built-in ones.
     pub resource: Vec<(String, String)>,
-    /// The service that this process stands for (`service.name`): the program behind it, or the service whose
-    /// calls it sends. `None` for a proxy of many programs.
+    /// Service that this process represents (`service.name`): the program behind it, or the service whose calls it
+    /// sends. `None` for a proxy of many programs.
     pub service: Option<ServiceName>,
     /// Identity of this proxy among others (`service.instance.id`).
     pub instance: String,
@@ -67,7 +67,7 @@ pub(crate) struct Tracer {
     exporter: Exporter,
     sampler: Sampler,
     seen: AtomicU64,
-    /// A counter with a random start. Its mixed values do not repeat.
+    /// Counter with a random start, from which ids are made. Its mixed values do not repeat.
     ids: AtomicU64,
     salt: u64,
 }
@@ -136,9 +136,9 @@ impl Tracer {
         if self.sampler.follows_parent { parent.sampled } else { self.takes(parent.trace) }
     }
 
-    /// The trace id for a request without a valid context, and whether the trace is sampled. `None` for
+    /// Returns the trace id for a request without a valid context, and whether the trace is sampled. `None` for
     /// requests with a B3 context, since two traces could not be correlated, and for a proxy that leaves all
-    /// decisions to others.
+    /// decisions to other processes.
     fn root(&self, headers: &HeaderMap) -> Option<(u128, bool)> {
         if self.sampler.roots == RootSampler::OneIn(0) {
             return None;
@@ -276,7 +276,7 @@ fn attempt_span(
     }
 }
 
-/// The method for span names, which must have few values although clients may send any method.
+/// Method used in span names. Span names must have few values, although clients may send any method.
 fn method(method: &Method) -> &str {
     match method.as_str() {
         known @ ("GET" | "HEAD" | "POST" | "PUT" | "DELETE" | "CONNECT" | "OPTIONS" | "TRACE" | "PATCH") => {

@@ -1,7 +1,7 @@
 //! Live requests for operators: `fairmesh tap` reads them from the admin port.
 //!
-//! A request is observed for a tap only while some tap selects its service. A tap that is read too slowly
-//! loses requests and is told how many; requests never wait for a tap.
+//! A request is observed for a tap only while some tap selects its service. A tap that is read too slowly loses
+//! requests, and gets the number of lost ones; requests never wait for a tap.
 
 use std::sync::{
     Arc, PoisonError, RwLock,
@@ -24,7 +24,7 @@ const QUEUE: usize = 256;
 /// The taps of a proxy.
 #[derive(Debug, Default)]
 pub struct Taps {
-    /// Number of taps. Every request reads it.
+    /// Number of taps. Each request reads it.
     active: AtomicUsize,
     taps: RwLock<Vec<Arc<Tap>>>,
 }
@@ -44,7 +44,7 @@ pub struct TapFilter {
     failed: bool,
     /// Selects only requests that took at least this many milliseconds.
     min_ms: f64,
-    /// Selects one in this many of the matching requests; 0 selects all.
+    /// Number N: one in N matching requests is selected; 0 selects all.
     one_in: u64,
 }
 
@@ -63,7 +63,8 @@ pub struct TapReader {
     taps: Arc<Taps>,
     tap: Arc<Tap>,
     lines: mpsc::Receiver<Bytes>,
-    told: u64,
+    /// Number of lost requests that the tap has been informed of.
+    reported_shed: u64,
 }
 
 impl Taps {
@@ -78,7 +79,7 @@ impl Taps {
         }
         taps.push(Arc::clone(&tap));
         self.active.store(taps.len(), Relaxed);
-        Some(TapReader { taps: Arc::clone(self), tap, lines, told: 0 })
+        Some(TapReader { taps: Arc::clone(self), tap, lines, reported_shed: 0 })
     }
 
     /// Whether a tap reads requests of this service.
@@ -87,7 +88,7 @@ impl Taps {
         self.active.load(Relaxed) > 0 && self.of(service).next().is_some()
     }
 
-    /// Gives a completed request to the taps that select it.
+    /// Offers a completed request to the taps. Taps that select it receive it.
     pub(crate) fn offer(&self, service: &ServiceName, entry: &AccessLogEntry) {
         let mut line = None;
         for tap in self.of(service).filter(|tap| tap.selects(entry)) {
@@ -156,9 +157,9 @@ impl TapReader {
     /// The next line: a request, or the number of requests that were dropped.
     pub async fn next(&mut self) -> Option<Bytes> {
         let shed = self.tap.shed.load(Relaxed);
-        if shed > self.told {
-            let line = format!("{}\n", json!({ "shed": shed - self.told }));
-            self.told = shed;
+        if shed > self.reported_shed {
+            let line = format!("{}\n", json!({ "shed": shed - self.reported_shed }));
+            self.reported_shed = shed;
             return Some(line.into());
         }
         self.lines.recv().await

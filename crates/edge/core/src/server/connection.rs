@@ -61,8 +61,8 @@ impl ConnectionServer {
         permit.set_silent(self.silent.enter(client.ip(), Instant::now()));
     }
 
-    /// Reads the PROXY protocol header if required, and serves the protocol of the listener. Long operations are boxed,
-    /// since every connection would otherwise reserve space for the largest one.
+    /// Reads the PROXY protocol header if required, and serves the protocol of the listener. Long operations are
+    /// boxed; otherwise every connection would reserve space for the largest of them.
     async fn serve_accepted(
         self: Arc<Self>,
         AcceptedConnection { mut stream, caller, permit }: AcceptedConnection,

@@ -51,11 +51,11 @@ pub struct HttpServer<'a> {
     pub idle_timeout: Duration,
     /// Counters of how connections end.
     pub metrics: &'a ConnectionMetrics,
-    /// Tells when connections must end.
+    /// Signals when connections must end.
     pub shutdown: &'a Shutdown,
 }
 
-/// Uses an [`HttpHandler`] as the handler of either version, without a fast path.
+/// Adapts an [`HttpHandler`] to either HTTP version, without a fast path.
 struct EveryRequest<H>(H);
 
 impl<R: AsyncRead + Unpin + Send + 'static, H: HttpHandler> RequestHandler<R> for EveryRequest<H> {
@@ -88,7 +88,7 @@ impl HttpServer<'_> {
         self.serve_offloaded(stream, caller, EveryRequest(handler), None::<NoOffload>)
     }
 
-    /// Like [`serve`](Self::serve), for a connection whose requests another sender may send.
+    /// Like [`serve`](Self::serve), for a connection whose requests may also be sent by another sender.
     pub(crate) fn serve_offloaded<L, H, O>(
         self,
         stream: L,

@@ -18,10 +18,10 @@ use crate::{
     services::{ServiceIndex, Services, target::Target},
 };
 
-/// Minimum interval between evictions that make room. Each visits every service while requests for new
+/// Minimum interval between evictions that make room. Each of them visits every service while requests for new
 /// services wait.
 const MIN_EVICTION_INTERVAL: Duration = Duration::from_secs(1);
-/// When the table is full, services are evicted after the idle timeout divided by this.
+/// Divisor of the idle timeout for evictions from a full table.
 const PRESSURE_DIVISOR: u32 = 10;
 
 impl Services {
@@ -34,8 +34,8 @@ impl Services {
         services
     }
 
-    /// Makes room by evicting undeclared names, however recent their requests, and services that were idle
-    /// for a fraction of the idle timeout ([`PRESSURE_DIVISOR`]). Returns whether there is room.
+    /// Makes room by evicting undeclared names, regardless of their last requests, and services that were idle for a
+    /// fraction of the idle timeout ([`PRESSURE_DIVISOR`]). Returns whether there is room.
     pub(crate) fn make_room(&self, index: &mut ServiceIndex) -> bool {
         let now = Instant::now();
         if index

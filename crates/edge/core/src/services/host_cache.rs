@@ -4,14 +4,15 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use crate::services::{host_name::HostError, target::Target};
 
-/// The cache of one connection. It has its own lock, whereas all connections share the table of services.
+/// Cache of one connection's last host and service. It has its own lock, whereas all connections share the table of
+/// services.
 #[derive(Debug, Default)]
 pub struct HostCache(Mutex<Option<CachedTarget>>);
 
 #[derive(Debug)]
 struct CachedTarget {
     host: Box<str>,
-    /// Weak, so that an idle connection does not keep a service subscribed.
+    /// The service. Weak, so that an idle connection does not keep a service subscribed.
     target: Weak<Target>,
 }
 

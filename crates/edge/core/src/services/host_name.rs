@@ -46,8 +46,8 @@ pub(crate) fn service_name(host: &str) -> Result<ServiceName, HostError> {
     ServiceName::new(format!("{tenant}/{service}").to_ascii_lowercase()).map_err(|_| no_name())
 }
 
-/// The service that a host names for callers of one tenant: for callers of `shop`, both `cart` and
-/// `cart.shop` are shop/cart. No host names a service of another tenant; only a route reaches those, with the
+/// Returns the service that a host names for callers of one tenant: for callers of `shop`, both `cart` and
+/// `cart.shop` are `shop/cart`. No host names another tenant's service. Only a route reaches such a service, with the
 /// consent of both tenants.
 pub(crate) fn service_of_tenant(host: &str, tenant: &Tenant) -> Result<ServiceName, HostError> {
     let no_name = || HostError::NotAService(host.to_owned());

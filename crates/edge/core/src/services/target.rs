@@ -36,7 +36,7 @@ pub struct Target {
     pub last: LastRequest,
     /// Whether the service has its own metric series.
     pub(crate) is_labelled: bool,
-    /// Whether the service stays in the table although it is not called.
+    /// Whether the service stays in the table even without calls.
     pub(crate) is_pinned: AtomicBool,
     pub(crate) activity: Mutex<Activity>,
     pub(crate) forgotten: AtomicBool,
@@ -70,7 +70,7 @@ impl Target {
 }
 
 impl Target {
-    /// The other services to which its routes send calls.
+    /// Other services to which the service's routes send calls.
     pub fn backends(&self) -> BTreeSet<ServiceName> {
         match &*service_state(&self.handle) {
             ServiceState::Ready(ready) => {
@@ -90,8 +90,8 @@ pub(crate) struct Activity {
 }
 
 impl Target {
-    /// Whether the service was not called for `idle_for`. Derived from the request counters, so that requests
-    /// need not store a timestamp.
+    /// Whether the service was not called for `idle_for`. Derived from request counters, so that requests need not
+    /// store a timestamp.
     pub(crate) fn is_idle(&self, now: Instant, idle_for: Duration) -> bool {
         let requests = self.metrics.responses.classes().iter().sum();
         let mut activity = self.activity.lock().unwrap_or_else(PoisonError::into_inner);
@@ -124,8 +124,8 @@ pub(crate) struct GrpcStatusWatch {
 }
 
 impl GrpcStatusWatch {
-    /// Counts the status in the headers of a response and returns `None`; without one, returns a watch for
-    /// the trailers.
+    /// Counts the status in the headers of a response and returns `None`. If the headers have no status, returns a
+    /// watch for the trailers.
     pub(crate) fn begin<B>(target: &Arc<Target>, call: GrpcCall, response: &Response<B>) -> Option<Self> {
         let is_failed = response.status().is_server_error();
         let watch = Self { target: Arc::clone(target), call, is_failed };

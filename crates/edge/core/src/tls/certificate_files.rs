@@ -83,14 +83,14 @@ pub(crate) struct Identity {
     pub(crate) key: Option<PrivateKeyDer<'static>>,
 }
 
-/// Hash of both files, to detect changes. A collision is of no use to an attacker, who would already be able
-/// to write the files.
+/// Hash of both files, to detect changes. A collision is useless to an attacker, who would already be able to write
+/// the files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Fingerprint(u64);
 
 impl TlsFiles {
-    /// Reads both files. Changes are detected by content and not by modification time, since files are often replaced
-    /// by symbolic links.
+    /// Reads both files. Changes are detected by content rather than modification time, since files are often
+    /// replaced by symbolic links.
     pub(crate) fn read(&self) -> (Result<Identity, TlsError>, Fingerprint) {
         let (certificate, key) = (contents(&self.certificate), self.key.as_deref().map(contents));
         let mut hasher = DefaultHasher::new();

@@ -81,8 +81,8 @@ impl HandshakePool {
         }
     }
 
-    /// Runs a handshake in which any step may sign. Each step runs on a pool thread; waiting for the
-    /// connection happens on its loop.
+    /// Runs a handshake of which any step may sign. Each step runs on a thread of the pool; the wait for the
+    /// connection happens on its event loop.
     async fn poll_on_threads<F, T>(&self, mut handshake: F, refused: &AtomicU64) -> io::Result<T>
     where
         F: Future<Output = io::Result<T>> + Send + Unpin + 'static,

@@ -5,7 +5,7 @@ use http::{Extensions, HeaderMap, HeaderValue, header, request::Parts};
 
 use crate::http1::upgraded_stream::{OnUpgrade, UpgradedStream};
 
-/// Protocols that concern a single hop. Requests to upgrade to them are ignored, as RFC 9110 7.8 allows.
+/// Protocols that concern only one hop. Requests to upgrade to them are ignored, as RFC 9110 7.8 allows.
 const HOP_BY_HOP_PROTOCOLS: [&str; 3] = ["h2c", "http", "tls"];
 
 /// The client side of a future tunnel.

@@ -20,14 +20,14 @@ use tokio::{
 
 /// Size of a read, and maximum number of buffered bytes per direction.
 const CHUNK: usize = 16 * 1024;
-/// How long a side is still read after the other one is gone. If it were closed at once, the kernel would
-/// send RST, and some systems would then discard data that the side has not read yet.
+/// Time for which a side is still read after the other side is gone. If it were closed at once, the kernel would send
+/// RST, and some systems would discard data that the side has not read yet.
 const LINGER: Duration = Duration::from_secs(1);
 
 pin_project! {
-    /// Completes when both sides have closed, or one is gone: it neither sends nor accepts bytes. Each
-    /// direction ends independently, after all of its bytes are delivered, including those received from a
-    /// side that failed.
+    /// Copies bytes in both directions. Completes when both sides have closed, or one is gone: it neither sends nor
+    /// accepts bytes. Each direction ends independently, after all of its bytes are delivered, including bytes
+    /// received from a side that failed.
     pub struct BidirectionalCopy<A, B> {
         #[pin]
         client: A,
@@ -56,7 +56,7 @@ struct Direction {
     /// Number of bytes of `unsent` that are already written.
     sent: usize,
     copied: u64,
-    /// Whether the source failed. It accepts no bytes then either.
+    /// Whether the source failed. A failed source accepts no bytes either.
     has_lost_source: bool,
     error: Option<io::Error>,
 }
@@ -67,7 +67,8 @@ enum CopyState {
     Open,
     /// All bytes are written; the destination must still be shut down.
     Ending,
-    /// The destination accepts no more bytes. What is read is discarded, so that the source does not block.
+    /// The destination accepts no more bytes. Bytes from the source are read and discarded, so that the source does
+    /// not block.
     Discarding,
     Ended,
 }
@@ -146,7 +147,7 @@ impl Direction {
         }
     }
 
-    /// Discards what is read from now on. Returns whether that is a change.
+    /// Discards bytes that are read from now on. Returns whether they were not discarded before.
     fn discard(&mut self) -> bool {
         (self.unsent, self.sent) = (Vec::new(), 0);
         // A lost source has no more bytes to read.

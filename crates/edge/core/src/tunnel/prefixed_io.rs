@@ -9,7 +9,7 @@ use std::{
 use bytes::{Buf as _, BytesMut};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-/// Returns the prefix first, and then reads from the connection.
+/// A connection whose reads first return a prefix.
 #[derive(Debug)]
 pub struct PrefixedIo<I> {
     prefix: BytesMut,

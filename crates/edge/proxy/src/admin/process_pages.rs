@@ -64,7 +64,7 @@ impl<S: Sync> FromRequestParts<S> for PageFormat {
 #[serde(rename_all = "camelCase")]
 struct ServiceRow {
     service: String,
-    /// Responses by status class, 1xx to 5xx.
+    /// Responses by status class, from 1xx to 5xx.
     responses: [u64; 5],
     /// Responses by the server's region.
     regions: Vec<(String, [u64; 5])>,
@@ -92,7 +92,7 @@ struct ServiceStatus {
     /// Revision of the records; 0 if they were read from disk.
     revision: u64,
     map_version: u64,
-    /// Number of endpoints, and of those in the nearest ring and this proxy's subset.
+    /// Number of all endpoints, and of the endpoints in the nearest ring and in this proxy's subset.
     endpoints: usize,
     nearest: usize,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -222,8 +222,8 @@ async fn last_requests_of(
     }
 }
 
-/// Records of requests, newest first: the most recent ones of all services, including undeclared ones, and
-/// the last one of each service.
+/// Records of requests, newest first: the most recent records of all services, including undeclared ones, and the
+/// last record of each service.
 fn recorded(state: &AdminState) -> Vec<Arc<RequestRecord>> {
     let mut records = state.observer.recent_requests.as_ref().map(RecentRequests::all).unwrap_or_default();
     for (_, target) in state.services.all() {

@@ -65,7 +65,7 @@ impl RouteCounts {
     }
 }
 
-/// A region table, and how much of it still applies.
+/// A region table, and its remaining force.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct TablePage {
@@ -76,9 +76,9 @@ struct TablePage {
     confirmed_round: Option<u64>,
     /// Time since that confirmation, measured by the age of the data.
     age_seconds: f64,
-    /// `full`; `withoutDrops`, when the table no longer drops calls; or `lapsed`, when rings decide instead.
+    /// `full`; `withoutDrops` once the table no longer drops calls; or `lapsed` once rings decide instead.
     force: &'static str,
-    /// Time until `force` changes next, unless the table is confirmed before.
+    /// Time until `force` next changes, unless the table is confirmed earlier.
     weakens_in_seconds: Option<f64>,
     shares: Vec<ClassPage>,
 }

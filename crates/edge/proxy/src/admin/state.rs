@@ -71,7 +71,7 @@ impl AdminState {
         service.or_else(of_identity).unwrap_or_else(|| UNKNOWN.to_owned())
     }
 
-    /// What the proxy still waits for before it is ready.
+    /// Describes what the proxy still waits for before it is ready.
     pub(crate) fn waits_for(&self) -> String {
         if self.draining.load(Relaxed) {
             return "draining".to_owned();

@@ -45,8 +45,8 @@ pub(crate) fn remove_claims(headers: &mut HeaderMap) {
     remove_all_spellings(headers, &[CALLER, CLIENT_CERTIFICATE]);
 }
 
-/// Removes headers that programs may read as `name` although they are spelled differently: they could replace
-/// the value that this proxy sets.
+/// Removes headers with other spellings that programs may read as `name`, because they could replace the value that
+/// this proxy sets.
 fn remove_other_spellings(headers: &mut HeaderMap, name: &HeaderName) {
     let is_other = |spelling: &&HeaderName| *spelling != name && is_spelling_of(spelling.as_str(), name);
     let others: Vec<_> = headers.keys().filter(is_other).cloned().collect();
@@ -55,7 +55,7 @@ fn remove_other_spellings(headers: &mut HeaderMap, name: &HeaderName) {
     }
 }
 
-/// Appends the peer's address to the addresses that the request already lists, and joins them in one field.
+/// Appends the peer's address to the addresses that the request already lists, and joins all of them in one field.
 pub(crate) fn add_address(headers: &mut HeaderMap, address: IpAddr) {
     remove_other_spellings(headers, &FORWARDED_FOR);
     let own = address.to_canonical().to_string();

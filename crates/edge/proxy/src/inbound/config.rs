@@ -30,7 +30,7 @@ pub struct InboundConfig {
     pub instance: Option<String>,
     /// Location of the endpoint. By default the agent's location.
     pub location: Option<Location>,
-    /// Maximum number of concurrent requests. Further ones are refused, and callers retry them at other
+    /// Maximum number of concurrent requests. Further requests are refused, and callers retry them at other
     /// endpoints.
     pub requests: u32,
     /// Whether the maximum is lowered adaptively while latency indicates overload.

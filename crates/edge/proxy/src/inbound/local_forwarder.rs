@@ -22,7 +22,7 @@ use http::{HeaderValue, Method, Request, Response, StatusCode, Version, header, 
 
 use crate::inbound::{caller_headers, peer::Peer, request_body::RequestBody, response_body::ResponseBody};
 
-/// Methods that are forwarded: the value of `allow` when CONNECT is refused (RFC 9110 10.2.1).
+/// Value of `allow` when CONNECT is refused: the methods that are forwarded (RFC 9110 10.2.1).
 const ALLOWED: HeaderValue = HeaderValue::from_static("GET, HEAD, POST, PUT, DELETE, OPTIONS, TRACE, PATCH");
 
 /// Forwards requests to the program.
@@ -36,7 +36,7 @@ pub(crate) struct LocalForwarder {
     pub(crate) revocation: Revocation,
 }
 
-/// Authorizes upgraded connections again when the policy changes.
+/// Authorizes upgraded connections again after the policy has changed.
 #[derive(Clone, Debug)]
 pub(crate) enum Revocation {
     /// Authorizes the request with which each connection began.
@@ -46,7 +46,7 @@ pub(crate) enum Revocation {
 }
 
 impl Revocation {
-    /// Resolves when this call, or any call of its peer, is no longer allowed.
+    /// Resolves once this call, or any call of its peer, is no longer allowed.
     async fn revoked(self, call: AcceptedCall, peer: Identity) {
         match self {
             Self::Calls(layer) => layer.revoked(&call).await,
@@ -110,8 +110,8 @@ impl LocalForwarder {
     }
 }
 
-/// Prepares a request for the program: a single host, headers that describe the caller, no hop-by-hop headers
-/// except for an upgrade, and no extensions of the connection.
+/// Prepares a request for the program: one host, headers that describe the caller, no hop-by-hop headers except for
+/// an upgrade, and no extensions of the connection.
 fn prepare_request(parts: &mut Parts, upgrade: Option<&UpgradeRequest>, peer: &Peer) {
     // The authority of the URI takes precedence (RFC 9112 3.2.2, RFC 9113 8.3.1).
     if parts.uri.authority().is_some() {
@@ -131,7 +131,7 @@ fn prepare_request(parts: &mut Parts, upgrade: Option<&UpgradeRequest>, peer: &P
     deadline.map(|deadline| parts.extensions.insert(deadline));
 }
 
-/// The refusal of CONNECT: rules about methods and paths could not be applied to the bytes in a tunnel.
+/// Returns the refusal of CONNECT: rules about methods and paths could not be applied to the bytes in a tunnel.
 fn connect_refused() -> Response<Body> {
     let message =
         "CONNECT is not allowed here: a tunnel bypasses what callers may do; call the program itself\n";

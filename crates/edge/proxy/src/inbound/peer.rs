@@ -50,8 +50,9 @@ impl Peer {
     }
 }
 
-/// The element of `x-forwarded-client-cert` for one hop, in Envoy's format: who received the certificate, its
-/// SHA-256, and the identity in it. Contains only what this hop has verified, so there is only one element.
+/// Element of `x-forwarded-client-cert` for one hop, in Envoy's format: the recipient of the certificate, the
+/// certificate's SHA-256, and the identity in it. There is only one element, because it contains only what this hop
+/// has verified.
 fn certificate_element(peer: &SpiffeId, certificate: &[u8], own: Option<&SpiffeId>) -> String {
     let mut element = own.map(|own| format!("By={own};")).unwrap_or_default();
     element.push_str("Hash=");

@@ -46,7 +46,7 @@ use crate::inbound::{
 #[derive(Clone, Debug)]
 pub struct ProgramFront {
     authorizer: ConnectionAuthorizer,
-    /// Accepts connections of callers. The certificate that identifies this process may arrive later.
+    /// Transport that accepts callers' connections. The certificate that identifies this process may arrive later.
     transport: Transport,
     /// Clients of the program over HTTP/1.1 and over HTTP/2.
     http1: Arc<LocalForwarder>,

@@ -38,8 +38,8 @@ use crate::{
     },
 };
 
-/// Idle timeout of callers' connections. Longer than callers keep idle connections, so that no connection is
-/// closed that a caller is about to use.
+/// Idle timeout of callers' connections. Callers close idle connections earlier, so that no connection is closed that
+/// a caller is about to use.
 pub(crate) const IDLE_TIMEOUT: Duration = Duration::from_secs(180);
 
 /// A registered endpoint, and the observer of its requests. Cheap to clone.

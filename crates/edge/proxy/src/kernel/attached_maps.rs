@@ -25,19 +25,18 @@ use crate::kernel::{
     published_endpoint::PublishedEndpoint, published_services::Publication, served_caller::ServedCaller,
 };
 
-/// How long a request may wait for its response before the caller's connection takes over and applies
-/// timeouts.
+/// Time that a request may wait for its response before the caller's connection takes over and applies timeouts.
 const OVERDUE: Duration = Duration::from_millis(100);
 
-/// How long the maps are kept after the last request: a preempted program may still use values that it read
-/// from them.
+/// Time for which the maps are kept after the last request, because a preempted program may still use values that it
+/// read from them.
 const RELEASE_AFTER: Duration = Duration::from_secs(1);
 
-/// A request that the kernel sent, as it is passed to its caller's connection.
+/// A request that the kernel sent, in the form in which its caller's connection receives it.
 #[derive(Debug)]
 pub(crate) struct KernelRequest {
-    /// The whole request as the caller sent it. If the body was sent only to the server, zeros stand for it,
-    /// and the request is never sent to another server.
+    /// The whole request as the caller sent it. If the body was sent only to the server, zeros stand for it; the
+    /// request is then never sent to another server.
     pub(crate) bytes: Vec<u8>,
     pub(crate) sent: SentRequest,
 }
@@ -49,7 +48,7 @@ type Callers = HashMap<u64, Arc<ServedCaller>>;
 #[derive(Debug)]
 pub(crate) struct Attached {
     maps: ProxyMaps,
-    /// Observes and counts calls like those that the proxy forwards.
+    /// Observes and counts calls as it does for calls that the proxy itself forwards.
     pub(super) forwarder: Arc<Forwarder>,
     sender: OnceLock<KernelSender>,
     callers: Mutex<Callers>,
@@ -99,8 +98,8 @@ impl Attached {
         })
     }
 
-    /// Lets the kernel send requests too, unless another proxy, such as a draining one, still holds the
-    /// sender's maps. Returns whether the kernel starts to send.
+    /// Lets the kernel send requests too, unless another proxy, such as a draining one, still holds the sender's
+    /// maps. Returns whether the kernel starts to send requests.
     pub(super) fn open_sender(&self, pins: &Path) -> Result<bool, KernelError> {
         if self.sender.get().is_some() {
             return Ok(false);

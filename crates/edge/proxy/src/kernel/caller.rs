@@ -29,8 +29,8 @@ use crate::kernel::{
     served_caller::ServedCaller,
 };
 
-/// Interval of checks whether a pipelining caller has read the moved responses: the first one, and the
-/// longest, for a caller that reads nothing.
+/// Intervals of checks whether a pipelining caller has read the moved responses: the first interval, and the longest,
+/// for a caller that reads nothing.
 const LOOK_INTERVALS: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(64)];
 
 /// A caller whose connection was redirected.
@@ -39,14 +39,14 @@ pub(crate) struct KernelCaller {
     attached: Arc<Attached>,
     /// Whether the caller's cgroup may reach only services.
     pub(crate) only_services: bool,
-    /// Whether all data of the caller passes TCP.
+    /// Whether all of the caller's data goes through TCP.
     by_tcp: bool,
-    /// State until the connection is served. `None` if all data passes TCP.
+    /// State until the connection is served. `None` if all data goes through TCP.
     unlinked: Mutex<Option<Box<UnlinkedCaller>>>,
 }
 
-/// A caller whose requests the kernel does not send yet, because the predecessor holds the maps until its last request
-/// is answered.
+/// A caller whose requests the kernel does not send yet, because the predecessor holds the maps until its last
+/// request is answered.
 #[derive(Debug)]
 pub(crate) struct UnlinkedCaller {
     attached: Arc<Attached>,
@@ -54,19 +54,19 @@ pub(crate) struct UnlinkedCaller {
     address: SocketAddr,
     /// Descriptor of the caller's connection, for responses that are sent outside of its task.
     socket: Option<OwnedFd>,
-    /// Bytes sent to the caller; `None` if the number is unknown.
+    /// Number of bytes sent to the caller; `None` if unknown.
     sent: Option<u64>,
 }
 
-/// The kernel's requests of one caller while its connection is served. At most one is in flight.
+/// Requests that the kernel sends for one caller while the caller's connection is served. At most one is in flight.
 #[derive(Debug)]
 pub(crate) struct CallerLink {
     attached: Arc<Attached>,
     caller: Arc<ServedCaller>,
     requests: mpsc::Receiver<KernelRequest>,
-    /// The request to handle once the caller has read the moved responses.
+    /// Request to handle once the caller has read the moved responses.
     next: Option<KernelRequest>,
-    /// Timer of the next check whether they are read, and its interval.
+    /// Timer of the next check whether the caller has read them, and the interval of checks.
     look: Option<(Pin<Box<Sleep>>, Duration)>,
     is_withdrawn: bool,
     /// The request being handled, if the kernel sent it.
@@ -74,7 +74,8 @@ pub(crate) struct CallerLink {
 }
 
 impl UnlinkedCaller {
-    /// Lets the kernel send further requests of this connection. `None` while it sends none for this proxy.
+    /// Lets the kernel send further requests of this connection. `None` if the kernel sends no requests for this
+    /// proxy.
     pub(crate) fn link(&mut self) -> Option<Box<CallerLink>> {
         let attached = Arc::clone(&self.attached);
         let sender = attached.sender().filter(|_| !attached.stopped().is_cancelled())?;
@@ -93,13 +94,13 @@ impl UnlinkedCaller {
         }))
     }
 
-    /// Adds bytes that the proxy sends; `None` is an unknown number.
+    /// Adds to the number of bytes that the proxy has sent; `None` means an unknown number.
     pub(crate) fn note_sent(&mut self, bytes: Option<usize>) {
         add_sent(&mut self.sent, bytes);
     }
 }
 
-/// Adds a number of bytes; `None` is an unknown number.
+/// Adds to a number of bytes; `None` means an unknown number.
 pub(super) fn add_sent(sent: &mut Option<u64>, bytes: Option<usize>) {
     *sent = sent.zip(bytes).map(|(sent, bytes)| sent + bytes as u64);
 }
@@ -124,13 +125,13 @@ impl KernelCaller {
         Self { attached, only_services, by_tcp, unlinked }
     }
 
-    /// Takes the state from which the task that serves the connection creates the caller's link. `None` if
-    /// all data passes TCP.
+    /// Takes the state from which the connection's task creates the caller's link. `None` if all data goes through
+    /// TCP.
     pub(crate) fn take_unlinked(&self) -> Option<Box<UnlinkedCaller>> {
         self.unlinked.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
-    /// The service of a request that the kernel left to the proxy, if the kernel may send similar requests.
+    /// Service of a request that the kernel left to the proxy, if the kernel may send similar requests.
     pub(crate) fn target<B>(
         &self,
         request: &Request<B>,
@@ -176,8 +177,8 @@ impl CallerLink {
         Poll::Ready(bytes)
     }
 
-    /// Pending while a kernel request is unanswered, or a moved response is unread. Data that the caller sent
-    /// to the proxy comes after them.
+    /// Pending while a kernel request is unanswered or a moved response is unread, because data that the caller sent
+    /// to the proxy comes after both.
     pub(crate) fn poll_none_in_flight(&mut self, context: &mut Context<'_>) -> Poll<()> {
         loop {
             ready!(self.caller.poll_none_in_flight(context));
@@ -189,7 +190,7 @@ impl CallerLink {
         }
     }
 
-    /// Ready once the caller has read all moved responses. If it is ever pending, the caller counts as
+    /// Ready once the caller has read all moved responses. A caller for which this is ever pending counts as
     /// pipelining from then on.
     fn poll_read_moved(&mut self, context: &mut Context<'_>) -> Poll<()> {
         while !self.caller.link.has_read_moved() {
@@ -225,12 +226,12 @@ impl CallerLink {
         }
     }
 
-    /// Adds bytes that the proxy sends; `None` is an unknown number.
+    /// Adds to the number of bytes that the proxy has sent; `None` means an unknown number.
     pub(crate) fn note_sent(&mut self, bytes: Option<usize>) {
         self.caller.note_sent(bytes);
     }
 
-    /// When the last call ended whose response bypassed this connection's task.
+    /// Time at which the last call ended whose response bypassed this connection's task.
     pub(crate) fn last_completed(&self) -> Option<Instant> {
         self.caller.last_completed()
     }

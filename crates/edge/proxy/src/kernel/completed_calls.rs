@@ -22,14 +22,14 @@ use tokio::time::{Instant, timeout};
 
 use crate::kernel::attached_maps::Attached;
 
-/// Interval at which the ring is read while it has calls: 200 wake-ups per second. Picks use load reports of
-/// at most that age.
+/// Interval at which the ring of completed calls is read while it contains calls: 200 wake-ups per second. Picks
+/// therefore use load reports of at most this age.
 const BUSY_INTERVAL: Duration = Duration::from_millis(5);
-/// Interval at which the ring is read while it has none. It has room for the calls of a fast machine in that
+/// Interval at which the ring is read while it is empty. The ring has room for the calls of a fast machine in that
 /// time; further calls go through the proxy.
 const IDLE_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Records calls, until the kernel sends no more for this proxy and the last ones are recorded.
+/// Records completed calls, until the kernel sends no more requests for this proxy and the last calls are recorded.
 pub(super) async fn record_completed(attached: Arc<Attached>) {
     let Some(sender) = attached.sender() else { return };
     let hosts = HostCache::default();

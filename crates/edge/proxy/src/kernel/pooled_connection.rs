@@ -28,7 +28,7 @@ use crate::kernel::{
 /// How long a connection stays open without requests.
 pub(super) const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// If a server closes a connection within this time after a response, it is marked as closing every
+/// Maximum time after a response within which a server that closes the connection is marked: it closes every
 /// connection after a response. No idle timeout is this short.
 const CLOSES_SOON: Duration = Duration::from_millis(100);
 
@@ -57,9 +57,9 @@ enum Event {
     Relayed,
     /// A request has waited too long for its response.
     Overdue,
-    /// The connection is not needed any more.
+    /// The connection is no longer needed.
     Unneeded,
-    /// The proxy has seen no request for a while.
+    /// The proxy has received no request for some time.
     Idle,
 }
 
@@ -140,7 +140,7 @@ impl PooledConnection {
         }
     }
 
-    /// Reads available data and relays it. If it cannot be relayed, the request and the data must be handed
+    /// Reads available data and relays it. If the data cannot be relayed, the request and the data must be handed
     /// over.
     fn poll_receive(&mut self, context: &mut Context<'_>) -> Poll<Event> {
         RECEIVED.with_borrow_mut(|received| {

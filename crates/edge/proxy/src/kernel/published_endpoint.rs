@@ -80,8 +80,8 @@ impl PublishedEndpoint {
         Some(())
     }
 
-    /// Opens a further connection in the background if the kernel found none idle, even if one is idle by
-    /// now. Otherwise each burst of requests would go through the proxy.
+    /// Opens a further connection in the background if the kernel found no idle one, even if one is idle by now.
+    /// Otherwise each burst of requests would go through the proxy.
     pub(super) fn open_if_wanted(self: &Arc<Self>, attached: &Arc<Attached>) {
         if self.slots.take_wanted() && !self.is_opening.swap(true, AcqRel) {
             let (endpoint, attached) = (Arc::clone(self), Arc::clone(attached));
@@ -98,7 +98,7 @@ impl PublishedEndpoint {
         }
     }
 
-    /// Notes that a pooled connection has ended. With the last one, the service is withdrawn.
+    /// Records that a pooled connection has ended. With its last connection, the service is withdrawn.
     pub(super) fn closed(&self) {
         if self.connections.open.fetch_sub(1, AcqRel) == 1 {
             self.connections.withdrawn.cancel();

@@ -20,8 +20,8 @@ use crate::kernel::{
     published_endpoint::{PublishedEndpoint, ServiceConnections},
 };
 
-/// How long a request may wait until its service is published. If connecting takes longer, the request goes
-/// on and the service is published later.
+/// Time that a request may wait until its service is published. If connecting takes longer, the request proceeds and
+/// the service is published later.
 const PUBLISH_WAIT: Duration = Duration::from_millis(250);
 /// Pause after a service could not be published or an endpoint could not be reached.
 pub(super) const RETRY_AFTER: Duration = Duration::from_secs(10);
@@ -38,7 +38,7 @@ pub(super) enum Publication {
 /// A service whose requests the kernel sends.
 #[derive(Debug)]
 pub(super) struct PublishedService {
-    /// The candidates of its policy.
+    /// Endpoints that the service's policy may pick.
     endpoints: Mutex<Vec<Arc<PublishedEndpoint>>>,
     /// Other services used by the service's splits.
     backends: Mutex<Vec<ServiceName>>,
@@ -132,8 +132,8 @@ impl PublishedService {
         self.endpoints.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Connects to the endpoint if there is only one, and publishes the policy. If there are several, each
-    /// one is connected when the kernel has picked it.
+    /// Connects to the endpoint if there is only one, and publishes the policy. If there are several, each is
+    /// connected when the kernel first picks it.
     async fn insert(&self, attached: &Arc<Attached>, exported: &ExportedService) -> Option<PublishedPolicy> {
         let only = match &self.endpoints()[..] {
             [only] => Some(Arc::clone(only)),
@@ -149,8 +149,8 @@ impl PublishedService {
         Some(entry)
     }
 
-    /// Keeps the policy up to date until requests need more than a pick, no connection is left, or the kernel
-    /// is to stop sending.
+    /// Keeps the policy up to date until requests need more than a pick, no connection is left, or the kernel must
+    /// stop sending.
     async fn follow(
         &self,
         attached: &Attached,

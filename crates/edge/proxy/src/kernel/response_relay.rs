@@ -64,7 +64,7 @@ pub(super) fn relay(
     true
 }
 
-/// Whether every line ends with CRLF. Strict clients accept nothing else, and the general path would write
+/// Whether every line ends with CRLF. Strict clients accept no other line ending, and the general path would write
 /// CRLF.
 fn ends_lines_with_crlf(head: &[u8]) -> bool {
     !head.starts_with(b"\n") && head.windows(2).all(|pair| pair[1] != b'\n' || pair[0] == b'\r')
@@ -79,7 +79,8 @@ fn is_plain(response: &BorrowedResponse<'_>) -> bool {
     })
 }
 
-/// Sends the rest in a separate task, because the pooled connection may carry other responses meanwhile.
+/// Sends the rest of a response in a separate task, because the pooled connection may carry other responses
+/// meanwhile.
 fn relay_rest(attached: &Attached, caller: Arc<ServedCaller>, rest: Vec<u8>) {
     attached.tasks.spawn(async move {
         caller.relay_rest(&rest).await;

@@ -33,28 +33,28 @@ pub(super) struct ServedCaller {
     /// Descriptor of the caller's connection, for relayed responses.
     socket: Option<OwnedFd>,
     counts: Mutex<Counts>,
-    /// Wakes the connection's task when no kernel request is in flight any more.
+    /// Waker of the connection's task, woken when no kernel request is in flight.
     waker: AtomicWaker,
-    /// When the last call ended whose response bypassed the connection's task.
+    /// Time at which the last call ended whose response bypassed the connection's task.
     last_completed: Mutex<Option<Instant>>,
 }
 
-/// Totals of what the proxy has sent to a caller. One lock protects both numbers: the kernel must never see a
-/// request as answered before its bytes are counted.
+/// Totals of bytes and responses that the proxy has sent to a caller. One lock protects both numbers: the kernel must
+/// never see a request as answered before its bytes are counted.
 #[derive(Debug)]
 struct Counts {
     /// Bytes sent or about to be sent; `None` if the number is unknown.
     sent: Option<u64>,
     /// Kernel requests that the proxy has answered or is about to answer.
     answered: u64,
-    /// Number of responses being relayed, during which the connection's task must not send. Briefly two, if
-    /// the caller has read the first one before its end was noted.
+    /// Number of responses being relayed. Meanwhile the connection's task must not send. Briefly two, if the caller
+    /// has read the first response before its end was recorded.
     relaying: u32,
 }
 
 impl ServedCaller {
-    /// Creates the state of a caller to whom `sent` bytes were sent before. If the number is unknown, no
-    /// response bypasses the task.
+    /// Creates the state of a caller to whom `sent` bytes were already sent. If the number is unknown, no response
+    /// bypasses the task.
     pub(super) fn new(
         link: Link,
         address: SocketAddr,
@@ -92,12 +92,12 @@ impl ServedCaller {
         self.counts().answered += 1;
     }
 
-    /// Adds bytes that the connection's task sends; `None` is an unknown number.
+    /// Adds bytes that the connection's task sends; `None` means an unknown number.
     pub(super) fn note_sent(&self, bytes: Option<usize>) {
         add_sent(&mut self.counts().sent, bytes);
     }
 
-    /// Reports the caller's totals after a response of this length, if known, to the kernel.
+    /// Reports the caller's totals to the kernel, after a response of this length if known.
     pub(super) fn settle(&self, length: Option<u64>) {
         self.settle_counted(&self.counts(), length);
     }

@@ -45,8 +45,8 @@ use crate::{
 
 /// Interval at which an unready proxy logs what it waits for.
 const WARN_INTERVAL: Duration = Duration::from_secs(10);
-/// Bounds of the time for the last spans and access log lines, which otherwise is the time until the drain
-/// deadline.
+/// Minimum and maximum time for exporting the last spans and access log lines. Within these bounds, the time until
+/// the drain deadline applies.
 const MIN_LAST_EXPORT: Duration = Duration::from_millis(500);
 const MAX_LAST_EXPORT: Duration = Duration::from_secs(5);
 
@@ -188,7 +188,7 @@ struct Sockets {
     admin: Option<TcpListener>,
 }
 
-/// The proxies that this one replaces and is replaced by.
+/// The proxies before and after this one.
 struct Succession<'a> {
     predecessor: Option<Predecessor>,
     handover: Option<&'a Handover>,
@@ -208,7 +208,7 @@ struct RunningProxy {
 }
 
 impl RunningProxy {
-    /// Creates everything but the sockets.
+    /// Creates all parts of the proxy except sockets.
     fn new(
         config: ProxyConfig,
         mesh: Mesh,
@@ -290,8 +290,8 @@ impl RunningProxy {
         self.listen.iter().filter_map(ListenerConfig::service)
     }
 
-    /// Waits for the routing information of all listeners. Connections that were accepted earlier would be
-    /// lost if the information never arrived.
+    /// Waits for the routing information of all listeners. Connections accepted earlier would be lost if it never
+    /// arrived.
     async fn wait_informed(&self, time_limit: Duration) -> Result<(), ProxyError> {
         let known = timeout(time_limit, self.services.wait_ready(self.named())).await;
         known.map_err(|_| ProxyError::Uninformed { waited: time_limit })

@@ -14,8 +14,8 @@ use tokio_util::task::TaskTracker;
 
 use crate::{
     kernel::{
-        caller::KernelCaller, caller_stream::CallerStream, map_ownership::RedirectedConnections,
-        metrics::KernelMetrics, redirected_connection::RedirectedConnection,
+        attachment::Attachment, caller::KernelCaller, caller_stream::CallerStream, metrics::KernelMetrics,
+        redirected_connection::RedirectedConnection,
     },
     listeners::listener_config::{ListenerConfig, ListenerKind},
     passthrough::{
@@ -32,7 +32,7 @@ use crate::{
 pub(crate) struct Acceptor {
     pub(crate) server: Arc<ConnectionServer>,
     passthrough: Arc<Passthrough>,
-    redirected: Arc<RedirectedConnections>,
+    redirected: Arc<Attachment>,
 }
 
 impl Acceptor {
@@ -42,7 +42,7 @@ impl Acceptor {
         kernel: Arc<KernelMetrics>,
     ) -> Self {
         let passthrough = Passthrough::new(Arc::clone(&server), capture);
-        let redirected = RedirectedConnections::new(kernel);
+        let redirected = Attachment::new(kernel);
         Self { server, passthrough: Arc::new(passthrough), redirected: Arc::new(redirected) }
     }
 
@@ -79,8 +79,8 @@ impl Acceptor {
         }
     }
 
-    /// Waits, for a few seconds at most, until the calls that the kernel sent for this proxy are counted. For
-    /// use when no connection is left.
+    /// Waits until the calls that the kernel sent for this proxy are counted, for a few seconds at most. Call this
+    /// when no connection is left.
     pub(crate) async fn wait_recorded(&self) {
         self.redirected.wait_recorded().await;
     }

@@ -17,17 +17,18 @@ pub struct ListenerConfig {
     pub address: SocketAddr,
     /// Protocol, and the service if the listener has a fixed one.
     pub kind: ListenerKind,
-    /// Requires a PROXY protocol header from the load balancer in front on each connection. Connections
-    /// without one are refused.
+    /// Whether each connection must begin with a PROXY protocol header from a load balancer in front. Connections
+    /// without it are refused.
     pub accept_proxy: bool,
-    /// Terminates TLS, after the PROXY protocol header.
+    /// Whether TLS is terminated, after the PROXY protocol header.
     pub tls: bool,
-    /// Allows CONNECT to all HTTP clients. Otherwise CONNECT requires a route that names the method.
+    /// Whether all HTTP clients may use CONNECT. Otherwise CONNECT requires a route that names the method.
     pub connect: bool,
-    /// The clients are programs of the mesh, even if the listener has TLS, a load balancer in front, or an
+    /// Whether clients are programs of the mesh, even if the listener has TLS, a load balancer in front, or an
     /// address that other machines reach.
     pub mesh: bool,
-    /// Tells clients outside the mesh which servers were tried, if they ask with `x-fairmesh-explain`.
+    /// Whether responses to clients outside the mesh name the servers that were tried, if clients ask with
+    /// `x-fairmesh-explain`.
     pub explain: bool,
 }
 
@@ -101,8 +102,8 @@ impl ListenerConfig {
         Some(ServeOptions { protocol, accept_proxy, tls, connect, boundary: self.boundary() })
     }
 
-    /// The border of the mesh, if the listener is one. Only programs of this machine reach a listener on
-    /// loopback, unless TLS or a load balancer indicates that there are other clients.
+    /// The border of the mesh, if the listener is at the border. Only programs of this machine reach a listener on
+    /// loopback, unless TLS or a load balancer indicates other clients.
     fn boundary(&self) -> Option<Boundary> {
         let is_reached_by_others = self.tls || self.accept_proxy || !self.address.ip().is_loopback();
         (is_reached_by_others && !self.mesh).then_some(Boundary { explains: self.explain })

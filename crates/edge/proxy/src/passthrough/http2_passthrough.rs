@@ -14,12 +14,12 @@ use crate::passthrough::{original_dst::Destination, traffic_classification::Pass
 
 type BoxedBody = UnsyncBoxBody<Bytes, BoxError>;
 
-/// A captured connection. Its requests that are not for a service go to its original destination.
+/// A captured HTTP/2 connection. Requests that are not for a service go to its original destination.
 #[derive(Debug)]
 pub(crate) struct CapturedConnection {
     pub(crate) destination: Destination,
     pub(crate) passthrough: Arc<Passthrough>,
-    /// Opened by the first request that is passed through.
+    /// Connection to the original destination, opened by the first request that is passed through.
     server: Mutex<Option<SendRequest<BoxedBody>>>,
 }
 
@@ -34,7 +34,7 @@ impl CapturedConnection {
         Ok(server.send_request(request).await?.map(foreign_body))
     }
 
-    /// The connection to the original destination. One for all requests, as the client intended.
+    /// Returns the connection to the original destination. All requests share it, as the client intended.
     async fn server(&self) -> io::Result<SendRequest<BoxedBody>> {
         let mut server = self.server.lock().await;
         if let Some(open) = server.as_ref().filter(|server| !server.is_closed()) {

@@ -16,7 +16,7 @@ use tokio::{
     time::timeout,
 };
 
-/// Time limit of connecting. The client's own time limit does not apply, since it is already connected.
+/// Time limit for connecting. The client's own time limit does not apply, since the client is already connected.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The original destination of a captured connection.
@@ -27,8 +27,8 @@ pub(crate) struct Destination {
     pub(crate) only_services: bool,
 }
 
-/// Opens connections to original destinations, and recognizes them if redirection rules bring them back to
-/// this proxy. Holds at most as many as there are captured connections.
+/// Opens connections to original destinations, and recognizes them if redirection rules bring them back to this
+/// proxy. It remembers at most as many connections as are captured.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct PassthroughConnector(Arc<Mutex<HashSet<SocketAddr>>>);
 

@@ -16,11 +16,10 @@ use tokio::{
 
 use crate::passthrough::original_dst::{PassthroughConnection, PassthroughConnector};
 
-/// How long to wait for the client before connecting to the server.
+/// Time to wait for the client before connecting to the server.
 const CLIENT_SILENCE: Duration = Duration::from_millis(100);
-/// How long to wait for the rest of HTTP headers. They come from this machine or a neighbour, usually in one
-/// piece. After this time, the connection counts as one of another protocol in which the server responds
-/// next.
+/// Time to wait for the rest of HTTP headers. They come from this machine or a neighbour, usually in one piece.
+/// Afterwards the connection counts as one of another protocol, in which the server responds next.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(5);
 /// Maximum number of bytes peeked.
 const MAX_PEEK: usize = MAX_FIRST_BYTES;

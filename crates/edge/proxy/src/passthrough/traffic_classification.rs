@@ -27,7 +27,7 @@ pub(crate) enum CapturedTraffic {
     Service,
     /// Other traffic. Contains the connection to the original destination if the server spoke first.
     Other(Option<PassthroughConnection>),
-    /// Other traffic although only services are allowed, or a connection of the proxy itself.
+    /// Other traffic where only services are allowed, or a connection of the proxy itself.
     Refused,
     /// No traffic: the connection failed, or the proxy stops.
     Ended,

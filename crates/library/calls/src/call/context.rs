@@ -13,8 +13,8 @@ pub struct CallContext {
     pub role: Option<Role>,
     /// Whether the call may be repeated safely, regardless of its method.
     pub idempotent: bool,
-    /// Timeout of the whole call, including attempts and waits. The shortest of this, the caller's deadline and the
-    /// policy's timeout applies.
+    /// Timeout of the whole call, including attempts and waits. The shortest of this timeout, the caller's deadline
+    /// and the policy's timeout applies.
     pub timeout: Option<Duration>,
     /// The caller on whose behalf a proxy makes the call, if the proxy authorizes calls.
     pub principal: Option<Arc<Principal>>,
@@ -25,7 +25,7 @@ pub struct CallContext {
 pub struct CallStart {
     /// Start of the call in nanoseconds of the clock.
     pub now: u64,
-    /// Time left until the caller's own deadline, if it has one.
+    /// Time left until the caller's own deadline; `None` without a deadline.
     pub limit: Option<Duration>,
     /// A random number, fresh for each call.
     pub seed: u64,
@@ -36,7 +36,7 @@ pub struct CallStart {
 pub struct DecisionContext {
     /// The clock, read again when the attempt ends.
     pub clock: Clock,
-    /// The time now, in nanoseconds of the clock.
+    /// Current time, in nanoseconds of the clock.
     pub now: u64,
     /// A random number, fresh for each attempt.
     pub seed: u64,

@@ -13,12 +13,13 @@ use crate::{
     fault::carried_fault,
 };
 
-/// Counts the part of a request body that arrives while the request is sent, for the attempt that sends it.
+/// Counts the bytes of a request body that arrive while the request is sent. The count belongs to the attempt that
+/// sends them.
 #[derive(Debug, Default)]
 pub(crate) struct StreamedBytes(Mutex<Option<Arc<CallCounters>>>);
 
 impl StreamedBytes {
-    /// From now on, counts for this attempt.
+    /// Counts bytes for this attempt from now on.
     pub(super) fn begin(&self, attempt: &Arc<CallCounters>) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::clone(attempt));
     }
@@ -39,8 +40,8 @@ impl<T: EndpointTransport> Call<'_, T> {
         }
     }
 
-    /// Counts the final response by its head. Returns `true` if the gRPC status follows in the trailers and is counted
-    /// there instead.
+    /// Counts the final response by its head. Returns `true` if the gRPC status follows in the trailers and must be
+    /// counted there.
     pub(crate) fn report_head(&mut self, status: StatusCode, headers: &HeaderMap) -> bool {
         let grpc_status = headers.get(&GRPC_STATUS);
         let may_carry_fault = grpc_status.is_some() || !status.is_success();
@@ -56,9 +57,9 @@ impl<T: EndpointTransport> Call<'_, T> {
         false
     }
 
-    /// Counts that the call ended without a response of its service. A call is counted once, even if several callers
-    /// notice the fault. The fault counts at the path of the last attempt; without an attempt in flight, it counts
-    /// among calls that reached no server.
+    /// Counts that the call ended without a response from its service. A call is counted once, even if several
+    /// callers notice the fault. The fault is counted at the last attempt's path, or among calls that reached no
+    /// server if no attempt is in flight.
     #[cold]
     pub(crate) fn report_fault(&mut self, fault: CallFault) {
         if std::mem::replace(&mut self.is_concluded, true) {

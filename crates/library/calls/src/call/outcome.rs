@@ -7,8 +7,8 @@ use fairmesh_router::Outcome;
 pub enum AttemptOutcome {
     /// A response that the caller receives.
     Responded,
-    /// A response for the caller that reports a failure of the server itself: 500, `INTERNAL`. Counting it separately
-    /// matters because a server that fails immediately would otherwise look idle.
+    /// The server itself failed (500, `INTERNAL`), and the caller receives this response. A separate outcome matters
+    /// because a server that fails immediately would otherwise look idle.
     ServerError,
     /// The server responded that it is unavailable now: 503, `UNAVAILABLE`.
     Unavailable,
@@ -32,9 +32,10 @@ pub enum AttemptOutcome {
     DeadlineExceeded,
     /// The timeout of one attempt passed while the request was in flight.
     TimedOut,
-    /// No connection within the part of the remaining time that an attempt may spend on connecting. Nothing was sent.
+    /// No connection was opened within the part of the remaining time that an attempt may spend on connecting.
+    /// Nothing was sent.
     ConnectTimedOut,
-    /// The caller's request or its body failed; says nothing about the server.
+    /// The caller's request or its body failed. This says nothing about the server.
     CallerFailed,
     /// The server rejected the request as malformed. A server that rejects every request is at fault itself.
     Rejected,
@@ -57,7 +58,7 @@ pub enum RetryDecision {
         /// Maximum wait. Afterwards the attempt uses the available map.
         at_most: Duration,
     },
-    /// Like [`RetryDecision::Done`], because the retry budget is exhausted.
+    /// No retry, like [`RetryDecision::Done`], because the retry budget is exhausted.
     BudgetExhausted,
 }
 

@@ -14,8 +14,7 @@ use super::{
 };
 use crate::discovery::{EndpointTransport, ReadyService, ServiceState};
 
-/// The endpoint of an attempt, with the snapshot from which it was chosen. Must be dropped before the call waits for
-/// anything.
+/// The endpoint of an attempt and the snapshot from which it was chosen. Drop it before the call waits for anything.
 #[derive(Debug)]
 pub struct Pick<T> {
     index: u32,
@@ -90,7 +89,7 @@ impl<T: EndpointTransport> Call<'_, T> {
         Some(ReportedAttempt { counters: Arc::clone(counters), began: now })
     }
 
-    /// Counts a call that no endpoint receives for traffic reports: once, however often it is decided.
+    /// Counts a call that reaches no endpoint in traffic reports: once, even if it is decided several times.
     #[cold]
     fn report_unsent(&mut self, paths: &ReportedPaths, why: &PickError) {
         if !std::mem::replace(&mut self.is_reported, true) {
@@ -103,8 +102,8 @@ impl<T: EndpointTransport> Call<'_, T> {
         ReportedAs { class: self.class.as_ref(), parent: self.parent }
     }
 
-    /// Makes an attempt that another component counted at this endpoint of the snapshot an attempt of this call.
-    /// `began` is its start, in nanoseconds of the clock.
+    /// Turns an attempt that another component counted at this endpoint into an attempt of this call. `began` is the
+    /// attempt's start, in nanoseconds of the clock.
     pub(crate) fn take_over(
         &mut self,
         state: SnapshotGuard<T>,
@@ -132,7 +131,7 @@ impl<T: EndpointTransport> Call<'_, T> {
             Some(PendingAttempt { picked, clock, outcome: Outcome::Unknown, ended_at: 0, reported });
     }
 
-    /// The role that the call requests, otherwise the role of its route.
+    /// Role that the call requests, or otherwise its route's role.
     pub(crate) fn role<'b>(&'b self, context: &'b CallContext) -> Option<&'b Role> {
         context.role.as_ref().or_else(|| self.actions.as_ref()?.role())
     }
@@ -152,7 +151,7 @@ impl<T: EndpointTransport> Call<'_, T> {
         }
     }
 
-    /// Explains the next [`pick`](Self::pick). Evaluated before the pick counts its choice.
+    /// Explains the next [`pick`](Self::pick). Call this before the pick counts its choice.
     #[cold]
     pub(crate) fn explain_pick(
         &self,

@@ -7,8 +7,8 @@ use fairmesh_router::TokenVerifier;
 use fairmesh_wire::{LogLimiter, proxy_protocol::ConnectionId};
 use tokio::sync::{Semaphore, watch};
 
-/// Maximum number of mirrored calls in flight per tenant, or in a program. Further ones are skipped, so that they
-/// cannot delay other calls.
+/// Maximum number of mirrored calls in flight, per tenant or per program. Further calls are not mirrored, so that
+/// mirrored calls cannot delay other calls.
 const MAX_MIRRORED_CALLS: usize = 64;
 
 /// The caller on whose behalf a proxy makes calls, if the proxy authorizes them and no server behind it does.
@@ -27,11 +27,11 @@ pub struct Principal {
     pub tokens: watch::Receiver<Arc<dyn TokenVerifier>>,
     /// The connection on which the calls arrive.
     pub connection: ConnectionId,
-    /// Limits the log lines about refused calls. Callers of one tenant share it, so they cannot suppress the lines of
-    /// other tenants.
+    /// Limits log lines about refused calls. Callers of one tenant share the limiter, so they cannot suppress log
+    /// lines about other tenants.
     pub log: Arc<LogLimiter>,
-    /// Permits for mirrored calls, shared by the callers of one tenant. A tenant whose mirror does not respond takes no
-    /// permits of others.
+    /// Permits for mirrored calls, shared by the callers of one tenant. A tenant whose mirror does not respond takes
+    /// no permits from other tenants.
     pub mirrors: Arc<Semaphore>,
 }
 

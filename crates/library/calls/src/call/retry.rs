@@ -13,14 +13,14 @@ use super::{
 };
 use crate::discovery::{EndpointTransport, ServiceState};
 
-/// Maximum number of attempts of a call at servers that do not hold its shard (ServiceRouter §4.1).
+/// Maximum number of attempts that one call makes at servers that do not hold its shard (ServiceRouter §4.1).
 const MAX_WRONG_SHARD: u32 = 2;
-/// Upper bound of the first random backoff. The bound doubles with every attempt.
+/// Upper bound of the first random backoff. The bound doubles with each attempt.
 const RETRY_BACKOFF: Duration = Duration::from_millis(10);
 
 impl<T: EndpointTransport> Call<'_, T> {
-    /// Records how the attempt ended and decides what follows. A granted retry is charged to the budget. The attempt is
-    /// no longer outstanding.
+    /// Records how the attempt ended and decides whether to retry. A granted retry is charged to the budget. The
+    /// attempt is no longer outstanding.
     #[inline]
     pub fn finish(&mut self, outcome: AttemptOutcome, seed: u64) -> RetryDecision {
         self.end(outcome);
@@ -34,8 +34,8 @@ impl<T: EndpointTransport> Call<'_, T> {
         }
     }
 
-    /// Like [`finish`](Self::finish), after a response. A call that may be repeated is also retried for the statuses in
-    /// its route.
+    /// Like [`finish`](Self::finish), after a response. A call that may be repeated is also retried for the statuses
+    /// listed in its route.
     pub fn finish_response(&mut self, outcome: AttemptOutcome, status: u16, seed: u64) -> RetryDecision {
         let is_named =
             self.idempotent && self.actions.as_ref().is_some_and(|actions| actions.retries_on(status));
@@ -63,7 +63,7 @@ impl<T: EndpointTransport> Call<'_, T> {
         }
     }
 
-    /// Whether the endpoint of the attempt answered other calls recently, and failed none since.
+    /// Whether the attempt's endpoint recently answered other calls and has failed none since.
     #[cold]
     fn serves_others(&self) -> bool {
         let Some(PendingAttempt { picked, clock, .. }) = &self.attempt else { return false };
@@ -146,8 +146,8 @@ impl<T: EndpointTransport> Call<'_, T> {
         self.service.retry_budget.withdraw(now)
     }
 
-    /// Whether another attempt may follow one that was sent, so that the transport must keep a copy of the request.
-    /// Evaluated before the first attempt, on the state that decides it.
+    /// Whether a further attempt may follow one that was sent. If so, the transport must keep a copy of the request.
+    /// Call this before the first attempt, with the state that decides that attempt.
     pub fn may_be_sent_twice(&self, state: &ServiceState<T>, context: &CallContext) -> bool {
         // In HTTP/2, a server may refuse a request without processing it after the request was sent. A service whose
         // protocol is not yet known may use HTTP/2.

@@ -15,12 +15,12 @@ use crate::{
     fault::{Fault, FaultKind},
 };
 
-/// Why no attempt can begin. Boxed, so that the usual result is returned in registers.
+/// Why no attempt can begin. Boxed, so that the common result is returned in registers.
 #[derive(Debug)]
 pub enum Unresolved<T> {
     /// The state of this service may change soon: the caller must wait for a newer one.
     Waiting(Arc<Subscription<T>>, Arc<ServiceState<T>>),
-    /// The call is over.
+    /// The call has ended with this fault.
     Fault(Fault),
 }
 
@@ -107,7 +107,7 @@ pub(super) fn unresolved<T>(service: &Arc<Subscription<T>>, state: SnapshotGuard
     })
 }
 
-/// The wait for the records of a backend, if they have not arrived.
+/// Wait for the records of a backend; `None` if they have arrived.
 fn waiting<T>(backend: &Arc<Subscription<T>>) -> Option<Box<Unresolved<T>>> {
     let state = backend.borrow_state();
     let is_waiting = matches!(&**state, ServiceState::Waiting);

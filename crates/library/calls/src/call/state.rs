@@ -19,13 +19,13 @@ pub(super) const MAX_ATTEMPTS: usize = 12;
 /// than deciding the call.
 #[derive(Debug)]
 pub struct Call<'a, T: EndpointTransport> {
-    /// The called service, whose budget pays for retries.
+    /// The called service. Its retry budget pays for retries.
     pub(super) service: &'a Arc<Subscription<T>>,
-    /// The service that receives the call instead, if the route's split chose another backend.
+    /// The service that receives the call instead of the called service, if the route's split chose another backend.
     pub(super) target_override: Option<Arc<Subscription<T>>>,
     pub(super) attempt: Option<PendingAttempt>,
     pub(super) timeouts: CallTimeouts,
-    /// Whether the caller expects a stream although the headers are not those of a gRPC call.
+    /// Whether the caller expects a stream even though the headers are not a gRPC call's.
     pub(super) is_stream: bool,
     /// Actions of the route other than target selection.
     pub(super) actions: Option<Arc<RouteActions>>,
@@ -33,9 +33,9 @@ pub struct Call<'a, T: EndpointTransport> {
     pub(super) policy_key: Option<ShardKey>,
     /// The traffic class set by the route.
     pub(super) class: Option<Label>,
-    /// The call being served by this process on whose behalf this call is made.
+    /// The call that this process is serving and on whose behalf it makes this call.
     pub(super) parent: Option<NodeId>,
-    /// The first service of the chain of calls, if it is another one.
+    /// The first service of the call chain, if it is not this one.
     pub(super) origin: Option<OriginId>,
     /// Set while an attempt is in flight, if the call is made on behalf of a served call.
     pub(super) child: Option<ChildCall>,
@@ -50,7 +50,7 @@ pub struct Call<'a, T: EndpointTransport> {
     pub(super) idempotent: bool,
     /// Whether the call was counted for traffic reports, with its first attempt or the lack of one.
     pub(super) is_reported: bool,
-    /// Whether the fault of the call was counted for traffic reports.
+    /// Whether the call's fault was counted for traffic reports.
     pub(super) is_concluded: bool,
     pub(super) wrong_shard_attempts: u32,
     pub(super) attempts: usize,
@@ -63,8 +63,8 @@ pub(super) struct PendingAttempt {
     pub(super) picked: EndpointPick,
     pub(super) clock: Clock,
     pub(super) outcome: Outcome,
-    /// When the outcome became known, in nanoseconds of the clock. The clock is read only once, since reading it costs
-    /// as much as a pick.
+    /// When the outcome became known, in nanoseconds of the clock. The clock is read only once per attempt, because
+    /// reading it costs as much as a pick.
     pub(super) ended_at: u64,
     /// Where the end of the attempt is counted for traffic reports.
     pub(super) reported: Option<ReportedAttempt>,
@@ -111,8 +111,8 @@ impl<'a, T: EndpointTransport> Call<'a, T> {
         }
     }
 
-    /// Returns a copy of the call for a hedged attempt. In the copy, the attempt in flight is only an endpoint to
-    /// avoid. The copy must still be decided, and then [charged](Self::charge_retry).
+    /// Returns a copy of the call for a hedged attempt. The copy treats the attempt in flight only as an endpoint to
+    /// avoid. It must still be decided and then [charged](Self::charge_retry).
     pub fn fork(&self) -> Self {
         Self {
             service: self.service,
@@ -140,8 +140,8 @@ impl<'a, T: EndpointTransport> Call<'a, T> {
         }
     }
 
-    /// Finds the served call on whose behalf this call is made by the trace of the request. Used by a proxy on both
-    /// sides of a program.
+    /// Finds the served call on whose behalf this call is made, from the trace of the request. Used by a proxy that
+    /// handles both the calls to and the calls from a program.
     #[inline]
     pub(crate) fn find_parent(&mut self, at: &Clock, now: u64, trace: impl FnOnce() -> Option<u128>) {
         if let (None, Some(traces)) = (self.parent, TraceParents::of_this_process()) {
@@ -166,8 +166,8 @@ impl<'a, T: EndpointTransport> Call<'a, T> {
         self.parent = parent;
     }
 
-    /// Counts the part of a body that is yet to arrive, for the attempt that sends it. The declared length is not used,
-    /// since it is only the caller's claim.
+    /// Counts the body bytes that are still to arrive, for the attempt that sends them. The declared length is not
+    /// used, since it is only the caller's claim.
     pub(crate) fn count_streamed(&mut self, body: &mut RequestBody) {
         let streamed = Arc::<StreamedBytes>::default();
         self.streamed = Some(Arc::clone(&streamed));
@@ -185,7 +185,7 @@ impl<'a, T: EndpointTransport> Call<'a, T> {
         self.target_override.as_ref().unwrap_or(self.service)
     }
 
-    /// Redirects the call to `service`: the same service through another subscription. The route stays.
+    /// Redirects the call to another subscription of the same service. The route stays.
     pub fn redirect_to(&mut self, service: Arc<Subscription<T>>) {
         self.target_override = Some(service);
     }
@@ -246,7 +246,7 @@ impl<'a, T: EndpointTransport> Call<'a, T> {
     }
 }
 
-/// Ends the child call: the parent no longer waits for it.
+/// Ends the child call, so that its parent no longer waits for it.
 #[inline]
 pub(super) fn end_child(child: &mut Option<ChildCall>, clock: Clock) {
     if let Some(child) = child.take() {

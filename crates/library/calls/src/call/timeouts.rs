@@ -7,9 +7,9 @@ use fairmesh_model::{CallKind, Timeouts};
 use super::{clock::nanos, state::Call};
 use crate::discovery::{DEFAULT_READY_TIMEOUT, EndpointTransport};
 
-/// Means no deadline, or a wait that only the call's own deadline limits.
+/// Time that stands for no deadline, or for a wait limited only by the call's own deadline.
 const NEVER: u64 = u64::MAX;
-/// Maximum grace period after a deadline that was also sent to the server, so that the server's own status arrives
+/// Maximum grace period after a deadline that was also sent to the server. It lets the server's own status arrive
 /// first. At most a tenth of the call's time.
 const GRACE: Duration = Duration::from_millis(50);
 
@@ -31,7 +31,7 @@ pub(super) struct CallTimeouts {
 /// Inputs that determine the timeouts of a call.
 pub(super) struct TimeoutParams<'a> {
     pub(super) timeouts: &'a Timeouts,
-    /// The shortest limit on the whole call.
+    /// The shortest time limit for the whole call.
     pub(super) total: Option<Duration>,
     /// Start of the call in nanoseconds of the clock.
     pub(super) began: u64,
@@ -68,7 +68,7 @@ impl CallTimeouts {
 }
 
 impl<T: EndpointTransport> Call<'_, T> {
-    /// Records that the caller expects a stream, as gRPC callers do, although the headers are not those of a gRPC call.
+    /// Records that the caller expects a stream, as gRPC callers do, even though the headers are not a gRPC call's.
     pub(crate) fn expect_stream(&mut self) {
         self.is_stream = true;
     }
@@ -102,8 +102,8 @@ impl<T: EndpointTransport> Call<'_, T> {
         Duration::from_nanos(self.timeouts.idle)
     }
 
-    /// Maximum time without progress in the middle of a response. `is_events` tells whether it is an event stream, and
-    /// is called only if that matters.
+    /// Maximum time without progress in the middle of a response. `is_events` returns whether the response is an
+    /// event stream; it is called only if that matters.
     #[inline]
     pub fn response_idle_timeout(&self, is_events: impl FnOnce() -> bool) -> Duration {
         if self.timeouts.may_be_events && is_events() { Timeouts::STREAM } else { self.idle_timeout() }
@@ -127,7 +127,8 @@ impl<T: EndpointTransport> Call<'_, T> {
         longest.map_or(self.ends(), |longest| self.ends().min(now.saturating_add(nanos(longest))))
     }
 
-    /// The deadline to send to a server, as time left: the call's deadline, or the one that the route sets for servers.
+    /// Deadline to send to a server, as time left: the call's deadline, or the maximum that the route sets for
+    /// servers.
     #[inline]
     pub fn server_deadline(&self, now: u64) -> Option<Duration> {
         let left = self.has_deadline().then(|| self.left(now));

@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use super::{service_state::ServiceState, subscription::Subscription};
 use crate::fault::{Fault, FaultKind};
 
-/// How long a call without a deadline waits for steps before its request, such as connecting.
+/// Time that a call without a deadline may wait for steps before its request, such as connecting.
 pub(crate) const DEFAULT_READY_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// Waits up to `timeout` for a state from which calls can be decided.

@@ -15,8 +15,8 @@ pub(super) struct ReceivedTable {
     pub(in crate::discovery) region: Region,
     table: RegionTable,
     value: Bytes,
-    /// Age of the table at a given time. The time of origin is not stored, since it may lie before the start of the
-    /// clock.
+    /// Age of the table at an instant. The table's time of origin is not stored, since it may be before the start of
+    /// the clock.
     age: (Duration, Instant),
 }
 
@@ -41,7 +41,7 @@ impl ReceivedTable {
         TableInput { table: &self.table, age: age + now.saturating_duration_since(since) }
     }
 
-    /// When the table loses force next, so that the service must be compiled again.
+    /// Time at which the table next loses force and the service must be compiled again.
     pub(in crate::discovery) fn weakens(&self) -> Option<Instant> {
         let now = Instant::now();
         let TableInput { table, age } = self.at(now);

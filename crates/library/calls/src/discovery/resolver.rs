@@ -53,7 +53,7 @@ pub struct Resolver<T> {
     registry: Arc<SubscriptionRegistry<T>>,
     state: watch::Receiver<FollowerState>,
     upstream: FollowerHandle,
-    /// Age of the data whose source is currently not reached.
+    /// Age of data whose source cannot be reached now.
     age: watch::Receiver<DataAge>,
     clock: Clock,
     counts: CountReports,
@@ -152,7 +152,7 @@ impl<T: EndpointTransport> Resolver<T> {
         self.registry.health_panics()
     }
 
-    /// The clock for picks. Snapshots date the caller's own evidence by it.
+    /// Clock used for picks. Snapshots record the times of the caller's own evidence with this clock.
     pub fn clock(&self) -> Clock {
         self.clock
     }
@@ -162,7 +162,7 @@ impl<T: EndpointTransport> Resolver<T> {
         self.state.clone()
     }
 
-    /// Time since the data was last confirmed; while the agent is connected, as the agent reports.
+    /// Time since the data was last confirmed. While the agent is connected, this is the age that the agent reports.
     pub fn data_age(&self) -> Duration {
         let now = Instant::now();
         let known = self.age.borrow().at(now);
@@ -176,7 +176,7 @@ impl<T: EndpointTransport> Resolver<T> {
     }
 }
 
-/// Returns a number unique to this process, by which the control plane recognises it in successive quota claims.
+/// Returns a number unique to this process, with which the control plane recognises its successive quota claims.
 fn caller_id(config: &ResolverConfig) -> u64 {
     RandomState::new().hash_one(&config.client_id)
 }

@@ -2,7 +2,7 @@ use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use fairmesh_model::Retries;
 
-/// Cost of one retry, in thousandths, so that a call may deposit as little as a hundredth of it.
+/// Cost of one retry in thousandths. A call can therefore deposit as little as a hundredth of a retry.
 const RETRY_COST: i64 = 1000;
 /// Maximum accumulation of the floor, in seconds. A burst of retries after a quiet time is not a retry storm.
 const MAX_FLOOR_SECONDS: i64 = 10;

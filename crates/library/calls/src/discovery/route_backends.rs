@@ -6,19 +6,19 @@ use std::{
 use fairmesh_model::{Label, ServiceName};
 use fairmesh_router::ServiceTable;
 
-/// Maximum number of distinguished route and backend pairs of a service, so that a policy cannot make metrics grow
-/// without bound.
+/// Maximum number of route and backend pairs per service that metrics distinguish, so that no policy can make metrics
+/// grow without bound.
 const MAX_ROUTE_BACKENDS: u8 = 32;
-/// Name of the pairs beyond the maximum. Not a valid name of a route or service.
+/// Name used for all pairs beyond the maximum. It is not a valid name of a route or service.
 const OVERFLOW: &str = "(other)";
 const NO_ROUTE: &str = "(none)";
 
-/// Number of a route and backend pair of a service, for counters without a lookup. A number keeps its meaning as long
-/// as the service is followed, whatever its policy becomes.
+/// Number of a service's route and backend pair; counters use it instead of names. A number keeps its meaning as long
+/// as the service is followed, even if the policy changes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RouteBackendIndex(u8);
 
-/// The names of a [`RouteBackendIndex`].
+/// Names that a [`RouteBackendIndex`] stands for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RouteBackend {
@@ -28,7 +28,7 @@ pub struct RouteBackend {
     pub backend: String,
 }
 
-/// The numbers of one service, assigned when its policy is compiled.
+/// Numbers of one service's route and backend pairs, assigned when its policy is compiled.
 #[derive(Debug, Default)]
 pub(super) struct RouteBackends(Mutex<KnownRouteBackends>);
 
@@ -40,14 +40,14 @@ struct KnownRouteBackends {
 }
 
 impl RouteBackend {
-    /// The names for calls beyond the maximum.
+    /// Names used for pairs beyond the maximum.
     pub fn overflow() -> Self {
         Self { route: OVERFLOW.to_owned(), backend: OVERFLOW.to_owned() }
     }
 }
 
 impl RouteBackendIndex {
-    /// The number of calls beyond the maximum.
+    /// Number used for pairs beyond the maximum.
     pub const OTHER: Self = Self(MAX_ROUTE_BACKENDS + 1);
     /// How many numbers there are.
     pub const COUNT: usize = MAX_ROUTE_BACKENDS as usize + 2;
@@ -57,7 +57,7 @@ impl RouteBackendIndex {
         (0..=Self::OTHER.0).map(Self)
     }
 
-    /// The number as an index less than [`COUNT`](Self::COUNT).
+    /// The number as an array index, less than [`COUNT`](Self::COUNT).
     #[inline]
     pub fn index(self) -> usize {
         self.0.into()
@@ -73,15 +73,15 @@ impl RouteBackendIndex {
 }
 
 impl RouteBackends {
-    /// Returns the number of each route and backend pair of the table, by position plus one. The first number is that
-    /// of calls without a route.
+    /// Returns the number of each route and backend pair of the table. Pairs start at position 1; position 0 stands
+    /// for calls without a route.
     pub(super) fn number(&self, table: &ServiceTable) -> Box<[RouteBackendIndex]> {
         let mut known = self.lock();
         let numbers = table.route_backends().map(|(route, backend)| known.number(route, backend));
         std::iter::once(RouteBackendIndex::default()).chain(numbers).collect()
     }
 
-    /// Returns the names of a number of `service`.
+    /// Returns the names of `number` in `service`.
     pub(super) fn name(&self, number: RouteBackendIndex, service: &ServiceName) -> RouteBackend {
         let known = self.lock();
         let (route, backend) = match number.index().checked_sub(1) {

@@ -24,11 +24,11 @@ use super::{
 // Every service has one state, behind an Arc. A box would cost every call another memory access.
 #[allow(clippy::large_enum_variant)]
 pub enum ServiceState<T> {
-    /// Records that a decision needs have not yet arrived.
+    /// Some records that decisions need have not yet arrived.
     Waiting,
     /// The service is not declared.
     Unknown,
-    /// The records cannot be obtained. The text says why, and what to do.
+    /// The records cannot be obtained. The text explains why and what to do.
     Unavailable(String),
     /// Calls can be decided.
     Ready(ReadyService<T>),
@@ -40,7 +40,7 @@ pub struct ReadyService<T> {
     pub upstream: ServiceTable,
     /// The other services to which the policy's routes send calls.
     splits: Vec<Arc<Subscription<T>>>,
-    /// Numbers of the route and backend pairs, by position; assigned when the snapshot is published.
+    /// Numbers of the table's route and backend pairs, by position. Assigned when the snapshot is published.
     pub(super) route_backends: Box<[RouteBackendIndex]>,
     /// Transports by endpoint index.
     transports: Box<[OnceLock<T>]>,
@@ -50,9 +50,9 @@ pub struct ReadyService<T> {
     pub map_version: u64,
     /// Address of the lookaside that picks in place of this client, if the policy names one.
     pub lookaside: Option<Arc<str>>,
-    /// The caller under which calls are reported.
+    /// The caller named in reports about calls.
     caller: Option<ReportedCaller>,
-    /// Counters of the calls. There are none if the region of the callers is unknown.
+    /// Counters of calls; empty if the callers' region is unknown.
     reported: OnceLock<Box<ReportedPaths>>,
     /// The policy record from which the snapshot was compiled. It cannot be reconstructed from the compiled routes.
     policy_record: Option<Bytes>,
@@ -64,10 +64,10 @@ pub struct ReadyService<T> {
     region_table: Option<Arc<ReceivedTable>>,
 }
 
-/// Callers whose region is known. Calls of other callers cannot be reported.
+/// A caller whose region is known. Calls of callers without a known region cannot be reported.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ReportedCaller {
-    /// The callers' own service, if they are one.
+    /// The callers' own service; `None` if the callers are not a service.
     pub(crate) service: Option<ServiceName>,
     /// Whether an operator is viewing the calls to the snapshot's service.
     pub(crate) is_watched: bool,
@@ -85,15 +85,16 @@ impl<T> ReadyService<T> {
         self.upstream.policy().traffic.as_deref().is_some_and(|traffic| traffic.is_planned())
     }
 
-    /// From now on, distinguishes calls by their parents, because a planner needs that or an operator is viewing them.
-    /// A view may begin after the snapshot was published; routers are not recompiled for it.
+    /// Distinguishes calls by their parents from now on, because a planner needs this or an operator is viewing the
+    /// calls. A view may begin after the snapshot was published; routers are not recompiled for it.
     pub(crate) fn follow_parents(&self) {
         if let Some(reported) = self.reported() {
             reported.follow_parents();
         }
     }
 
-    /// Counts the calls, if they can be reported. Reuses the counters of the snapshot `before`, if it has any.
+    /// Counts the calls if they can be reported. Reuses the counters of the earlier snapshot `before`, if there are
+    /// any.
     fn count_calls(&self, before: Option<&Self>) {
         let Some(caller) = &self.caller else { return };
         self.reported.get_or_init(|| {
@@ -111,15 +112,15 @@ impl<T> ReadyService<T> {
         });
     }
 
-    /// Decodes the part of the policy that decides which callers may use the service. Each call of this function
-    /// decodes it again, without the expressions of routes.
+    /// Decodes the part of the policy that says which callers may use the service, without the expressions of routes.
+    /// Each call decodes it again.
     #[doc(hidden)]
     pub fn read_authorization(&self) -> Option<Authorization> {
         let policy = v1::Policy::decode(self.policy_record.as_ref()?.as_ref()).ok()?;
         policy.authorization?.try_into().ok()
     }
 
-    /// Decodes the effective policy with its routes, for operators. Each call of this function decodes it again.
+    /// Decodes the effective policy with its routes, for operators. Each call decodes it again.
     #[doc(hidden)]
     pub fn read_policy(&self) -> Policy {
         let key = RecordKey::Policy(self.upstream.name().clone());
@@ -173,8 +174,8 @@ impl<T: EndpointTransport> ReadyService<T> {
         Self { policy_record, policy_defaults, traffic_classes, region_table, ..self }
     }
 
-    /// The table for callers in the caller's region, with the time since it was last confirmed, for operators; `None`
-    /// if there is none. [`RegionTable::force`] gives its force at this age.
+    /// Region table for callers in the caller's region, and the time since it was last confirmed, for operators.
+    /// `None` without a table. [`RegionTable::force`] gives the table's force at this age.
     #[doc(hidden)]
     pub fn region_table(&self) -> Option<(&Region, &RegionTable, Duration)> {
         let received = self.region_table.as_deref()?;
@@ -213,8 +214,8 @@ impl<T: EndpointTransport> ReadyService<T> {
         }
     }
 
-    /// The service and its routes for requests to this host as numbers, if another component may pick its endpoints and
-    /// send requests to them.
+    /// The service and its routes for requests to this host, encoded as numbers. `None` unless another component may
+    /// pick endpoints and send requests with them.
     pub(crate) fn numbers(&self, host: &str) -> Option<(ServiceNumbers, RouteNumbers)> {
         let is_direct = self.lookaside.is_none() && !self.upstream.protocol().is_multiplexed();
         let numbers = is_direct.then(|| self.upstream.numbers())??;
@@ -226,7 +227,7 @@ impl<T: EndpointTransport> ReadyService<T> {
         &self.splits
     }
 
-    /// The number of the route and backend pair at the `position` in a decision.
+    /// Number of the route and backend pair at `position` in a decision.
     #[inline]
     pub(crate) fn route_backend(&self, position: u32) -> RouteBackendIndex {
         self.route_backends.get(position as usize).copied().unwrap_or_default()
@@ -237,7 +238,7 @@ impl<T: EndpointTransport> ReadyService<T> {
         self.splits.iter().find(|split| split.name() == name)
     }
 
-    /// Whether a service of a split has no endpoint to call, or is not declared. A service whose records have not
+    /// Whether a backend of a split has no endpoint to call, or is not declared. A backend whose records have not
     /// arrived may have endpoints.
     pub fn is_empty_backend(&self, name: &ServiceName) -> bool {
         self.split(name).is_some_and(|split| match &**split.borrow_state() {
@@ -247,7 +248,7 @@ impl<T: EndpointTransport> ReadyService<T> {
         })
     }
 
-    /// The backends without endpoints whose calls the routes redistribute.
+    /// Backends that have no endpoints and whose calls the routes redistribute.
     pub(crate) fn empty_backends(&self) -> Vec<ServiceName> {
         let backends = self.upstream.redistributed_backends();
         backends.filter(|name| self.is_empty_backend(name)).cloned().collect()

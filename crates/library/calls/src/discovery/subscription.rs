@@ -25,11 +25,11 @@ pub struct Subscription<T> {
     /// old states alive.
     state: AtomicArc<ServiceState<T>>,
     pub(crate) retry_budget: RetryBudget,
-    /// Shared by all snapshots, so that an attempt can end without a snapshot.
+    /// Endpoint statistics, shared by all snapshots so that an attempt can end without a snapshot.
     endpoint_stats: Arc<EndpointStats>,
     /// Decides when servers are polled for their load.
     pub(crate) poll_limiter: PollLimiter,
-    /// Whether a server ever refused a call because of overload. From then on requests are copied, so that they can be
+    /// Whether a server has ever refused a call because of overload. If so, requests are copied, so that they can be
     /// sent to another server.
     pub(crate) has_refused: AtomicBool,
     name: ServiceName,
@@ -38,9 +38,9 @@ pub struct Subscription<T> {
 }
 
 impl<T> Subscription<T> {
-    /// Creates the subscription of a service that is not yet known. A [`Resolver`](super::Resolver) creates the
-    /// subscriptions it follows. A program that obtains records in another way creates its own and
-    /// [publishes](Self::publish) their states.
+    /// Creates the subscription of a service whose state is not yet known. A [`Resolver`](super::Resolver) creates
+    /// its own subscriptions. A program that obtains records in another way creates subscriptions and
+    /// [publishes](Self::publish) their states itself.
     pub fn new(name: ServiceName) -> Self {
         Self {
             name,
@@ -70,8 +70,8 @@ impl<T> Subscription<T> {
         self.state.load_owned()
     }
 
-    /// Borrows the current state for a moment. Cheaper than [`state`](Self::state) as long as a thread holds few of
-    /// them.
+    /// Borrows the current state briefly. Cheaper than [`state`](Self::state) as long as a thread holds only a few
+    /// borrowed states.
     #[inline]
     pub(crate) fn borrow_state(&self) -> ArcBorrow<ServiceState<T>> {
         self.state.load()
@@ -102,7 +102,7 @@ impl<T> Subscription<T> {
         }
     }
 
-    /// Replaces the state. Attempts that the previous state decided still end in it.
+    /// Replaces the state. Attempts decided by the previous state still end in that state.
     pub fn publish(&self, mut state: ServiceState<T>) {
         if let ServiceState::Ready(ready) = &mut state {
             self.retry_budget.configure(&ready.upstream.policy().retries);

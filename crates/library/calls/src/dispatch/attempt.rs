@@ -16,8 +16,8 @@ pub(super) struct Attempt {
     pub(super) pool: Arc<EndpointPool>,
     /// When the attempt was decided, in nanoseconds of the clock.
     pub(super) began: u64,
-    /// When the attempt was decided, in nanoseconds of the clock, if it claimed the round of load polling that follows
-    /// it.
+    /// When the attempt was decided, in nanoseconds of the clock. Set only if the attempt claimed the next round of
+    /// load polling.
     polls_load_since: Option<u64>,
 }
 
@@ -44,7 +44,7 @@ impl Attempt {
         Self { pool, began: now, polls_load_since: None }
     }
 
-    /// Replaces the attempt that this one hedged.
+    /// Makes this hedged attempt take the place of `other`, the attempt that it hedged.
     pub(super) fn replace(self, other: &mut Self) {
         *other = Self { polls_load_since: other.polls_load_since, ..self };
     }
@@ -58,7 +58,8 @@ impl Attempt {
         }
     }
 
-    /// Polls servers for their load in the background after a successful attempt, if this attempt claimed a round.
+    /// After a successful attempt that claimed a round of load polling, polls servers for their load in the
+    /// background.
     #[inline]
     pub(super) fn poll_load(&self, mesh: &MeshState, call: &Call<'_, Arc<EndpointPool>>) {
         if let Some(began) = self.polls_load_since {

@@ -18,7 +18,7 @@ use crate::{
     fault::{Fault, FaultKind},
 };
 
-/// A call that was allowed, to be authorized again while the connection it opened lives on.
+/// An allowed call. It is authorized again for as long as the connection that it opened exists.
 #[derive(Debug)]
 pub struct AllowedCall {
     principal: Arc<Principal>,
@@ -130,8 +130,8 @@ fn token(
     })
 }
 
-/// Refuses a route of the service `from` that the target does not accept. Checked first, so that the rules of another
-/// tenant are not evaluated for callers to which the tenant does not consent.
+/// Refuses the call if the target does not accept routes of the service `from`. This is checked first, so that
+/// another tenant's rules are not evaluated for callers to which the tenant has not consented.
 fn accept_route(ready: &ReadyService<Arc<EndpointPool>>, from: &ServiceName) -> Result<(), Fault> {
     let table = &ready.upstream;
     table.accept_routes_from(from).map_err(|error| {
@@ -154,7 +154,7 @@ fn decide<'a>(
     }
 }
 
-/// Builds the fault without naming the rule, which may belong to another tenant; the log names it.
+/// Builds the fault. It does not name the rule, which may belong to another tenant; the log does.
 fn refused(caller: &str, name: &str) -> Fault {
     let message = format!(
         "{name}: its policy does not allow the call of {caller}; 'fairmesh explain {name} --as {caller}' says why, and its operator can allow it"
@@ -162,7 +162,7 @@ fn refused(caller: &str, name: &str) -> Fault {
     Fault::new(FaultKind::Unauthorized, message)
 }
 
-/// Resolves at this time; never if it is `None`.
+/// Resolves at `at`; never if it is `None`.
 async fn ended(at: Option<Instant>) {
     match at {
         Some(at) => sleep_until(at).await,
@@ -171,8 +171,8 @@ async fn ended(at: Option<Instant>) {
 }
 
 impl AllowedCall {
-    /// Resolves when the token expires or the call would no longer be allowed: because of its target's policy, the
-    /// mesh's default, or because the target is no longer declared. The target is followed until then.
+    /// Resolves when the token expires, or when the call would no longer be allowed: because of the target's policy
+    /// or the mesh default, or because the target is no longer declared. The target is followed until then.
     pub async fn revoked(&self) {
         let mut default = self.principal.default.clone();
         loop {

@@ -23,13 +23,13 @@ use crate::{
 pub(super) struct AttemptInput<'a, 'c> {
     pub(super) call: &'a Call<'c, Arc<EndpointPool>>,
     pub(super) pool: &'a EndpointPool,
-    /// Whether the request is still pending, so that nothing was sent.
+    /// Whether the request is still unsent.
     pub(super) unsent: bool,
 }
 
 type Classified = (AttemptOutcome, Result<EndpointResponse, Fault>);
 
-/// The outcome of an attempt, and the result for the caller if no other attempt follows.
+/// Returns the attempt's outcome, and the call's result if no further attempt follows.
 pub(super) fn classify(
     dispatch: DispatchContext<'_>,
     result: SendResult,
@@ -62,7 +62,7 @@ pub(super) fn classify(
     }
 }
 
-/// The service and endpoint of an attempt, for messages.
+/// Returns the names of an attempt's service and endpoint, for messages.
 pub(super) fn endpoint_name(call: &Call<'_, Arc<EndpointPool>>, pool: &EndpointPool) -> String {
     let target = pool.target();
     format!("{}: {} at {}", call.target().name(), target.instance, target.address)
@@ -78,7 +78,7 @@ pub(super) fn send_fault(server: &str, error: SendError) -> Fault {
 struct ErrorClass {
     outcome: AttemptOutcome,
     kind: FaultKind,
-    /// The predicate of an error message whose subject is the endpoint.
+    /// Predicate of an error message; the endpoint is its subject.
     what: &'static str,
 }
 
@@ -143,7 +143,7 @@ fn attempt_timeout(call: &Call<'_, Arc<EndpointPool>>, pool: &EndpointPool) -> C
     (AttemptOutcome::TimedOut, Err(Fault::new(FaultKind::Deadline, message)))
 }
 
-/// Classifies an idle timeout. A silent caller says nothing about the server.
+/// Classifies an idle timeout. Silence of the caller says nothing about the server.
 #[cold]
 fn idle_timeout(timeout: IdleTimeout, input: &AttemptInput<'_, '_>) -> Classified {
     let AttemptInput { call, pool, unsent } = *input;
@@ -186,15 +186,15 @@ fn deadline_exceeded(dispatch: DispatchContext<'_>, deadline: u64, unsent: bool)
     }
 }
 
-/// Whether the server that refused a call is the one that was called. A server that relays the refusal of another
-/// server may have processed the call before that.
+/// Whether the server that refused the call is the called server. A server that relays another server's refusal may
+/// have processed the call first.
 #[cold]
 fn names_endpoint(refused_by: &HeaderValue, call: &Call<'_, Arc<EndpointPool>>, pool: &EndpointPool) -> bool {
     *refused_by == format!("{}/{}", call.target().name(), pool.target().instance)[..]
 }
 
-/// Returns the outcome shown by the headers of a response. `is_called` tells whether the server that refused the call
-/// is the one that was called.
+/// Returns the outcome shown by the headers of a response. `is_called` returns whether the server that refused the
+/// call is the called server.
 fn response_outcome(
     status: StatusCode,
     headers: &HeaderMap,

@@ -20,7 +20,7 @@ use crate::{
     service::{exported_service::ExportedEndpoint, handle::Handle},
 };
 
-/// A completed call whose caller has received the response. The response was no server failure.
+/// A completed call whose caller has received the response. The response did not report a server failure.
 #[derive(Clone, Copy, Debug)]
 pub struct CompletedCall<'a> {
     /// Random seed of the route and the pick.
@@ -31,11 +31,11 @@ pub struct CompletedCall<'a> {
     pub status: StatusCode,
     /// Size of the response body in bytes.
     pub body_bytes: usize,
-    /// Value of the load report header; empty without one.
+    /// Value of the load report header; empty if there is none.
     pub load: &'a [u8],
 }
 
-/// Records a call, and returns its route and backend. The call no longer counts as outstanding at the endpoint.
+/// Records a call and returns its route and backend. The endpoint no longer counts the call as outstanding.
 pub(crate) fn record_completed(
     handle: &Handle,
     request: &BorrowedRequest<'_>,

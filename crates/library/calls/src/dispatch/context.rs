@@ -25,7 +25,7 @@ pub(super) struct DispatchContext<'a> {
     pub(super) handle: &'a Handle,
     pub(super) options: &'a CallContext,
     pub(super) start: CallStart,
-    /// Records the attempts, if the caller displays them.
+    /// Records attempts in this trace, if the caller displays them.
     pub(super) trace: Option<&'a Trace>,
     /// Information about the call for the proxy.
     pub(super) call_info: &'a CallInfo,
@@ -33,17 +33,17 @@ pub(super) struct DispatchContext<'a> {
 
 /// The shortest of the time limits that apply to a call.
 enum TimeLimit {
-    /// A deadline set by the handle or the request: the deadline of the caller's own caller.
+    /// A deadline from the handle or the request. It is the deadline of the program's own caller.
     Deadline(Duration),
-    /// The timeout set on the handle.
+    /// A timeout set on the handle.
     Timeout(Duration),
     Policy(Duration),
     Route(Duration),
 }
 
 impl DispatchContext<'_> {
-    /// Returns the fault of a call whose `deadline`, in nanoseconds of the clock, has passed. `progress` describes how
-    /// far the call came.
+    /// Returns the fault of a call whose `deadline`, in nanoseconds of the clock, has passed. `progress` says whether
+    /// the request was sent.
     #[cold]
     pub(super) fn deadline_fault(&self, deadline: u64, progress: &str) -> Fault {
         let limit = self.limit_of(deadline.saturating_sub(self.start.now));
@@ -154,8 +154,7 @@ impl DispatchContext<'_> {
         }
     }
 
-    /// Returns the time limit that has this length. Evaluated only when the call is over, since almost every call ends
-    /// in time.
+    /// Returns the time limit that equals `total`. Evaluated only after the call, since almost all calls end in time.
     fn limit_of(&self, total: u64) -> TimeLimit {
         let is_it = |limit: &Duration| nanos(*limit) == total;
         let timeout = self.options.timeout.filter(is_it).map(TimeLimit::Timeout);

@@ -27,7 +27,7 @@ use crate::fault::Fault;
 #[derive(Clone)]
 pub struct DirectClient {
     pool: Arc<AddressPool>,
-    /// Host for requests without one.
+    /// Host used for requests that name none.
     host: Authority,
     /// Name of the server in faults.
     server: Arc<str>,
@@ -36,7 +36,7 @@ pub struct DirectClient {
 /// The body of a response from the server. After it is read to its end, its connection carries further requests.
 pub struct DirectBody {
     source: Source,
-    /// `None` after the end of the body.
+    /// Pool to which the connection returns; `None` after the end of the body.
     pool: Option<Arc<AddressPool>>,
 }
 

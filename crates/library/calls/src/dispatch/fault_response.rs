@@ -18,7 +18,7 @@ use crate::{
     response_body::Body,
 };
 
-/// Maximum length, in bytes, of a response message that is repeated in the fault.
+/// Maximum length of the response message that a fault quotes, in bytes.
 const MAX_MESSAGE: usize = 512;
 
 /// Converts a response of `endpoint` to the fault it carries.
@@ -42,8 +42,8 @@ pub(super) fn fault_of(
     }
 }
 
-/// Returns the text of a body that has arrived. Reading the body to its end keeps its connection, since an overloaded
-/// server above all should not have to accept a new one.
+/// Returns the text of a body that has arrived. Reading the body to its end keeps its connection open, so that an
+/// overloaded server need not accept another one.
 fn received_text(body: Body) -> Option<String> {
     let collecting = pin!(Limited::new(body, MAX_MESSAGE).collect());
     let Poll::Ready(collected) = collecting.poll(&mut Context::from_waker(Waker::noop())) else {
@@ -53,8 +53,8 @@ fn received_text(body: Body) -> Option<String> {
     String::from_utf8(collected.to_bytes().into()).ok().filter(|text| !text.is_empty())
 }
 
-/// Whether a retry is safe. Only the called server can guarantee that it started nothing: a server that relays the
-/// fault of another has processed the call.
+/// Whether a retry is safe. Only the called server can guarantee that it started nothing. A server that relays
+/// another server's fault has processed the call.
 fn retry(kind: FaultKind, outcome: AttemptOutcome) -> Retry {
     match (kind.retry(), outcome) {
         (Retry::Never, _) => Retry::Never,

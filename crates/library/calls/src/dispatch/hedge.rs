@@ -26,18 +26,18 @@ pub(super) struct HedgedSend<'a> {
     pub(super) pending: &'a mut PendingRequest,
     pub(super) timeouts: AttemptTimeouts,
     pub(super) copy: &'a RequestCopy,
-    /// When to make the second attempt.
+    /// Time after which to make the second attempt.
     pub(super) after: Duration,
 }
 
-/// The result that is used, with the attempt that produced it.
+/// The result that is used, and the attempt that produced it.
 enum Winner {
     First(SendResult),
     Second(SendResult),
 }
 
-/// Sends an attempt and, after the delay, a hedged one. Afterwards `call` and the borrowed attempt are those whose
-/// result is returned.
+/// Sends an attempt and, after the delay, a hedged attempt. Afterwards `call` and the borrowed attempt belong to the
+/// result that is returned.
 pub(super) async fn send<'c>(
     dispatch: DispatchContext<'_>,
     call: &mut Call<'c, Arc<EndpointPool>>,
@@ -105,7 +105,8 @@ impl<'c> SecondAttempt<'c> {
         Some(Self { call: fork, attempt, pending })
     }
 
-    /// Sends the hedged attempt. Returns the first response, or the last result if one of the two fails.
+    /// Sends the hedged attempt. Returns the response that arrives first. If one attempt fails, returns the result of
+    /// the other.
     async fn race(
         mut self,
         dispatch: DispatchContext<'_>,

@@ -28,9 +28,9 @@ use crate::{
 
 /// [`POLL_TIMEOUT`] as a duration.
 const TIMEOUT: Duration = Duration::from_nanos(POLL_TIMEOUT);
-/// How long a poll continues after its timeout. Cancelling it would close its connection, and an overloaded server
-/// would have to set up another one. Shorter than [`NO_RESPONSE_BACKOFF`], so that a server has at most one poll in
-/// flight.
+/// Time for which a poll continues after its timeout. Cancelling the poll would close its connection, and an
+/// overloaded server would have to accept another one. Shorter than [`NO_RESPONSE_BACKOFF`], so that a server has at
+/// most one poll in flight.
 const LINGER: Duration = Duration::from_secs(3);
 
 /// Spawns a round of polling after an attempt that was decided at `began` and has just received its response.
@@ -77,7 +77,7 @@ pub(super) fn spawn_round(
     });
 }
 
-/// The snapshot, with the score for which servers are polled, if the policy enables polling.
+/// The snapshot and the score that decides which servers are polled; `None` if the policy disables polling.
 fn polled_score(
     state: &ServiceState<Arc<EndpointPool>>,
 ) -> Option<(&ReadyService<Arc<EndpointPool>>, Score)> {
@@ -85,7 +85,8 @@ fn polled_score(
     polling_config(&ready.upstream.policy().balancing).map(|score| (ready, score))
 }
 
-/// Polls one server. The result counts as neither call, attempt nor failure: calls detect failing servers.
+/// Polls one server. The result counts as no call, attempt or failure, because calls themselves detect failing
+/// servers.
 async fn poll(pool: Arc<EndpointPool>, guard: PollGuard, authority: Authority, clock: Clock) {
     let estimates = &pool.counters().estimates;
     let began = clock.now();

@@ -13,16 +13,18 @@ use crate::{
     lookaside::LeaseSet,
 };
 
-/// How the endpoint of a call is chosen.
+/// How a call's endpoint is chosen: by leases or by records.
 pub(super) struct Decided {
     pub(super) routed: Routed,
     /// The leases that choose the endpoint, if a lookaside decides.
     pub(super) leases: Option<Arc<LeaseSet>>,
 }
 
-/// Lets a lookaside decide the call from here on, if the policy of its target names one. The records decide if there
-/// are no leases, or none within half of the time left. They also decide for a principal, since leases come without the
-/// policy that authorizes its call. `head` is needed for routes that may respond directly.
+/// Lets a lookaside decide the call if the target's policy names one. The records decide in these cases:
+/// - There are no leases, or none within half of the time left.
+/// - The call has a principal, since leases come without the policy that authorizes its call.
+///
+/// `head` is needed for routes that may respond directly.
 pub(super) async fn apply_lookaside(
     dispatch: DispatchContext<'_>,
     call: &mut Call<'_, Arc<EndpointPool>>,

@@ -26,7 +26,7 @@ use crate::{
 const MAX_BODY: u64 = 64 * 1024;
 /// Timeout of a mirrored call.
 const CALL_TIMEOUT: Duration = Duration::from_secs(15);
-/// Maximum number of response bytes that are read so that the connection can carry another call.
+/// Maximum number of response bytes that are read to keep the connection for another call.
 const MAX_DISCARDED: usize = 64 * 1024;
 /// Maximum time to read a response.
 const DISCARD_TIMEOUT: Duration = Duration::from_secs(5);
@@ -35,7 +35,7 @@ const DISCARD_TIMEOUT: Duration = Duration::from_secs(5);
 struct MirroredCall {
     handle: Handle,
     context: CallContext,
-    /// The service whose route mirrors.
+    /// The service whose route mirrors calls.
     from: ServiceName,
     /// The served call on whose behalf the original call is made.
     parent: Option<NodeId>,
@@ -128,7 +128,7 @@ async fn response(
     result.map(Response::into_body).inspect_err(|fault| call.report_fault(fault.kind().into()))
 }
 
-/// Waits for the mirrored service, whose policy must accept copies of calls to the service `from`.
+/// Waits for the mirrored service. Its policy must accept copies of calls to the service `from`.
 async fn accept_mirror<T>(mirrored: &Arc<Subscription<T>>, from: &ServiceName) -> Result<(), Fault> {
     match &*wait_ready(mirrored, CALL_TIMEOUT).await? {
         ServiceState::Ready(ready) => ready

@@ -12,7 +12,7 @@ use crate::{
     service::handle::Handle,
 };
 
-/// Picks the endpoint of the next attempt, waiting if its service is not known yet. Keeps `now` current.
+/// Picks the endpoint of the next attempt. Waits if its service is not known yet, and then updates `now`.
 pub(super) async fn pick_endpoint(
     dispatch: DispatchContext<'_>,
     call: &mut Call<'_, Arc<EndpointPool>>,

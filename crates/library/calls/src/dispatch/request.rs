@@ -23,12 +23,12 @@ pub(super) struct RequestCopy {
     body: Replay,
 }
 
-/// Returns the request of a call that was not sent yet.
+/// Returns a call's request if it was not sent yet.
 pub(super) fn pending_request(pending: &mut PendingRequest) -> Result<&mut Request, Fault> {
     pending.as_mut().ok_or_else(|| Fault::new(FaultKind::Invalid, "there is no request to send"))
 }
 
-/// Returns the fault for a body that could not be taken over.
+/// Returns the fault for a request body that failed.
 pub(crate) fn body_error(error: BoxError) -> Fault {
     Fault::new(FaultKind::Invalid, "the request's body failed").caused_by(error)
 }
@@ -60,7 +60,7 @@ pub(crate) fn request_authority(
     })
 }
 
-/// Takes the parts of a request that are sent.
+/// Takes the request head to send out of `parts`.
 pub(super) fn take_head(handle: &Handle, parts: &mut Parts) -> Result<Head, Fault> {
     let defaults = &handle.default_headers;
     let mut head = take_head_for(&defaults.authority, parts)?;
@@ -91,12 +91,12 @@ pub(super) fn take_head_for(host: &Authority, parts: &mut Parts) -> Result<Head,
     Ok(Head { method: mem::take(&mut parts.method), authority, path, headers, grpc })
 }
 
-/// Whether the request is a gRPC-Web call, whose response may be a stream too.
+/// Whether the request is a gRPC-Web call. Its response may be a stream.
 pub(super) fn is_grpc_web_call(head: &Head) -> bool {
     head.method == Method::POST && is_grpc_web(&head.headers)
 }
 
-/// Adds the key that the policy read from the request, as if the caller had set it.
+/// Adds the key that the policy read from the request, as though the caller had set it.
 pub(super) fn write_key(head: &mut Head, key: ShardKey) {
     // Digits are always a header value.
     if let Ok(key) = HeaderValue::try_from(key.to_string()) {
@@ -127,7 +127,7 @@ pub(super) fn route_view<'a>(
 }
 
 impl RequestCopy {
-    /// Returns a copy if one is needed.
+    /// Returns a copy of the request if `needed`.
     pub(super) fn of(request: &mut Request, needed: bool) -> Option<Self> {
         needed.then(|| Self { head: request.head.clone(), body: request.body.record_replay() })
     }

@@ -25,13 +25,13 @@ use crate::{
     response_body::{AttemptGuard, Body},
 };
 
-/// The first attempt of a call, in one of its stages.
+/// Stage of a call's first attempt.
 pub(super) enum FirstAttempt {
     /// The attempt is still to be decided.
     Undecided(Routed),
-    /// The attempt was decided for this endpoint, at this time in nanoseconds of the clock.
+    /// The attempt was decided: its endpoint, and the time of the decision in nanoseconds of the clock.
     Picked(Arc<EndpointPool>, u64),
-    /// The attempt was made; holds its result.
+    /// The attempt has ended with this result.
     Completed(Attempt, Box<SendResult>),
 }
 
@@ -41,7 +41,7 @@ impl FirstAttempt {
         !matches!(self, Self::Completed(..))
     }
 
-    /// Begins the attempt if it has not begun. Returns its result if it was made.
+    /// Begins the attempt unless it has begun. Returns its result if it has ended.
     async fn begin(
         self,
         dispatch: DispatchContext<'_>,
@@ -74,7 +74,7 @@ pub(super) fn execute_attempts<'a>(
     })
 }
 
-/// Makes attempts with the pending request of an authorized call.
+/// Makes attempts for an authorized call with a pending request.
 pub(super) async fn execute_allowed(
     dispatch: DispatchContext<'_>,
     routed: Routed,
@@ -143,8 +143,8 @@ pub(super) async fn retry_loop(
     }
 }
 
-/// Whether the request can be sent again. From here on its body is read for the next attempt; the previous attempt may
-/// still have been sending it.
+/// Whether the request can be sent again. Its body is read for the next attempt from now on, even if the previous
+/// attempt was still sending it.
 fn is_pending_again(pending: &mut PendingRequest, copy: Option<&RequestCopy>) -> bool {
     if pending.is_none() {
         *pending = copy.and_then(RequestCopy::to_request);
@@ -192,8 +192,8 @@ async fn send_traced(
     result
 }
 
-/// Sends the request of an attempt, and a hedged one if the route enables hedging. Afterwards `attempt` is the one
-/// whose result is returned.
+/// Sends the request of an attempt, and a hedged request if the route enables hedging. Afterwards `attempt` is the
+/// attempt whose result is returned.
 async fn send_attempt(
     dispatch: DispatchContext<'_>,
     call: &mut Call<'_, Arc<EndpointPool>>,

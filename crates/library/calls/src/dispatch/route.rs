@@ -15,14 +15,14 @@ use crate::{
     fault::{Fault, FaultKind},
 };
 
-/// A routed call: the current time, so that the first attempt need not read the clock again, and the snapshot that
+/// A routed call: the current time, which saves reading the clock again for the first attempt, and the snapshot that
 /// decides the attempt.
 pub(super) struct Routed {
     pub(super) now: u64,
     pub(super) snapshot: SnapshotGuard<Arc<EndpointPool>>,
 }
 
-/// Routes the call, waiting if its service is not known yet.
+/// Routes the call. Waits if its service is not known yet.
 pub(super) async fn route(
     dispatch: DispatchContext<'_>,
     call: &mut Call<'_, Arc<EndpointPool>>,

@@ -24,7 +24,7 @@ use crate::{
     response_body::Body,
 };
 
-/// Executes a routed call with the actions of its route.
+/// Applies the route's actions to a routed call and executes it.
 pub(super) fn execute<'a>(
     dispatch: DispatchContext<'a>,
     actions: Arc<RouteActions>,
@@ -83,7 +83,7 @@ pub(super) async fn direct_response(
     Ok(Some(response(direct, grpc)))
 }
 
-/// Injects the delay of the route, which ends at the deadline at the latest.
+/// Injects the route's delay, which lasts at most until the deadline.
 pub(super) async fn inject_delay(
     dispatch: DispatchContext<'_>,
     actions: &RouteActions,
@@ -119,8 +119,8 @@ fn is_claim(name: &str) -> bool {
     CLAIMS.iter().any(|claim| is_spelling_of(name, claim))
 }
 
-/// Edits headers, except the kept ones. Policies are checked for invalid names and values, so no other edit is skipped
-/// here.
+/// Applies header edits, except to headers for which `is_kept` returns true. Policies are checked for invalid names
+/// and values, so no other edit is skipped.
 fn edit(headers: &mut HeaderMap, edits: &HeaderEdits, is_kept: impl Fn(&str) -> bool) {
     let header = |(name, value): (&String, &String)| {
         let name = HeaderName::try_from(name).ok().filter(|name| !is_kept(name.as_str()))?;

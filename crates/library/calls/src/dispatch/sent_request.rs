@@ -51,7 +51,8 @@ impl SentRequest {
         Self { began, has_body: true, sent: Arc::new(Mutex::new(Some(sent))) }
     }
 
-    /// Marks the request's body as a placeholder for one that only the server has. There can be no second attempt then.
+    /// Declares that the body is a placeholder, because only the server has the real one. The call then has a single
+    /// attempt.
     #[must_use]
     pub fn without_body(self) -> Self {
         if let Some(sent) = &mut *self.sent.lock().unwrap_or_else(PoisonError::into_inner) {
@@ -84,7 +85,7 @@ impl fmt::Debug for SentRequest {
     }
 }
 
-/// Waits for the response of the first attempt, which was sent. Makes further attempts if the policy allows it.
+/// Waits for the response of the first attempt, which was sent earlier. Makes further attempts if the policy allows.
 pub(super) fn execute_sent<'a>(
     dispatch: DispatchContext<'a>,
     routed: Routed,
@@ -118,7 +119,7 @@ async fn receive(
     result.map_err(|fault| fault.after(call.attempts()))
 }
 
-/// Makes the counted call the attempt of this call, unless its endpoint no longer belongs to the service.
+/// Turns the counted request into this call's attempt, unless its endpoint no longer belongs to the service.
 fn take_over(
     dispatch: DispatchContext<'_>,
     Routed { snapshot, .. }: Routed,

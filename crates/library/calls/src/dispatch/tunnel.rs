@@ -34,11 +34,11 @@ pub enum ConnectResult {
     Tunnel(Tunnel),
     /// A response from the route itself: a redirect or an injected failure.
     DirectResponse(Response<Body>),
-    /// CONNECT is allowed by neither the caller nor a route.
+    /// Neither the caller nor a route allows CONNECT.
     NotAllowed,
 }
 
-/// Connects to a server, and retries at another one on failure. Of the route's actions, only the rate limit applies.
+/// Connects to a server, or to another server after a failure. Of the route's actions, only the rate limit applies.
 pub(crate) async fn connect(handle: &Handle, mut parts: Parts) -> Result<Tunnel, Fault> {
     let connected = async {
         let call_info = CallInfo::default();
@@ -58,8 +58,8 @@ pub(crate) async fn connect(handle: &Handle, mut parts: Parts) -> Result<Tunnel,
     counted(handle, connected).await
 }
 
-/// Opens the tunnel of a CONNECT request with the actions of its route, if it is `allowed` or the route names that
-/// method.
+/// Opens the tunnel of a CONNECT request, with its route's actions. The request must be `allowed`, or its route must
+/// name CONNECT.
 pub(crate) async fn open_tunnel(
     handle: &Handle,
     mut parts: Parts,
@@ -96,7 +96,7 @@ pub(crate) async fn open_tunnel(
     counted(handle, opened).await
 }
 
-/// Reads the options of a tunnel. Fails if its deadline has passed.
+/// Reads the options of a tunnel. Fails if the tunnel's deadline has passed.
 fn begin<'a>(
     handle: &'a Handle,
     parts: &Parts,
@@ -112,7 +112,8 @@ fn begin<'a>(
     Ok((options, start))
 }
 
-/// Whether the route of a request names CONNECT. Checked before the call is routed, since a limit counts routed calls.
+/// Whether a request's route names CONNECT. Checked before the call is routed, because rate limits count routed
+/// calls.
 async fn route_names_connect(dispatch: DispatchContext<'_>, head: &Head) -> Result<bool, Fault> {
     let DispatchContext { handle, options, start, .. } = dispatch;
     let limits = [start.limit, options.timeout];

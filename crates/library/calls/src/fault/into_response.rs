@@ -5,9 +5,9 @@ use http::{HeaderValue, header::RETRY_AFTER};
 
 use super::Fault;
 
-/// Lets axum handlers pass on the failure of a call with `?`. The response has the status of
-/// [`http_status`](crate::FaultKind::http_status), and the message as text. It has no header `x-fairmesh-fault`, since
-/// it comes from this program's service and not from a proxy on the way.
+/// Converts a fault to a response, so that axum handlers can pass it on with `?`. The response has the status of
+/// [`http_status`](crate::FaultKind::http_status), and the message as text. It has no header `x-fairmesh-fault`,
+/// since it comes from this program's service and not from a proxy on the way.
 impl IntoResponse for Fault {
     fn into_response(self) -> Response {
         let mut response = (self.kind().http_status(), format!("{self}\n")).into_response();

@@ -4,7 +4,7 @@ use fairmesh_router::PickError;
 use http::{HeaderMap, StatusCode};
 use tonic::Code;
 
-/// The kind of a fault; see [`FaultKind::label`] for the stable name of each.
+/// The kind of a fault. [`FaultKind::label`] gives each kind a stable name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum FaultKind {
@@ -22,7 +22,7 @@ pub enum FaultKind {
     NoReplica,
     /// A rate limit of the policy refused the call.
     RateLimited,
-    /// The region table drops a share of these calls, including this one.
+    /// The region table dropped this call, as part of a share of calls.
     Dropped,
     /// The call timed out.
     Deadline,
@@ -36,14 +36,14 @@ pub enum FaultKind {
     Protocol,
     /// The server has reached its concurrency limit and did not start the call.
     Overloaded,
-    /// A proxy on the way refused the body of the request as too large.
+    /// A proxy on the way refused the request body as too large.
     TooLarge,
     /// The request came back to a proxy that had already forwarded it.
     Loop,
     /// A route sends the call to a service of another tenant, whose policy does not accept it.
     RouteNotAccepted,
-    /// The policy of the service does not allow the call, or does not allow the caller on whose behalf a gateway makes
-    /// it.
+    /// The service's policy does not allow the call, or does not allow the caller on whose behalf a gateway makes the
+    /// call.
     Unauthorized,
 }
 
@@ -53,7 +53,7 @@ pub enum FaultKind {
 pub enum Origin {
     /// The program that made the call.
     Caller,
-    /// Fairmesh: its data, or missing data.
+    /// Fairmesh: its data, or the lack of data.
     Mesh,
     /// The server, or the network on the way to the server.
     Server,
@@ -65,7 +65,7 @@ pub enum Origin {
 pub enum Retry {
     /// The request was never sent: a retry is safe.
     Unsent,
-    /// The request may have been processed: only the caller knows whether a retry is safe.
+    /// The server may have processed the request. Only the caller knows whether a retry is safe.
     MaybeSent,
     /// A retry would fail in the same way.
     Never,
@@ -209,13 +209,13 @@ impl FaultKind {
     }
 }
 
-/// Returns the fault that a response carries, if any. Injected faults do not count: they stand for responses of the
-/// service.
+/// Returns the fault in a response, if any. An injected fault is not included, because it stands for a response of
+/// the service.
 pub(crate) fn carried_fault(headers: &HeaderMap) -> Option<FaultKind> {
     FaultKind::from_label(headers.get(FAULT)?.to_str().ok()?)
 }
 
-/// Returns the code that a gRPC caller gets for an HTTP status, by the gRPC project's mapping.
+/// Returns the gRPC status code for an HTTP status, by the gRPC project's mapping.
 pub(crate) fn grpc_code_of(status: u16) -> Code {
     match status {
         400 => Code::Internal,

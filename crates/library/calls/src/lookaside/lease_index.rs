@@ -7,10 +7,11 @@ use fairmesh_model::{KeyRange, Role, ServiceName};
 
 use super::lease_set::{LeaseKey, LeaseSet};
 
-/// Maximum number of lease sets per lookaside: one for each called service, or for each called shard and role.
+/// Maximum number of lease sets per lookaside. There is one lease set per called service, or per called shard and
+/// role.
 const MAX_LEASE_SETS: usize = 4096;
 
-/// Finds the lease set for a call.
+/// Index of lease sets by service, role and key.
 #[derive(Debug, Default)]
 pub(super) struct LeaseIndex {
     /// Lease sets by their first key, which is `None` for calls without a key.
@@ -35,7 +36,7 @@ impl LeaseIndex {
         fits.then(|| Arc::clone(&entry.set))
     }
 
-    /// Inserts a lease set, for a single key until its first leases define a range of keys.
+    /// Inserts a lease set for a single key. Its first leases later define a range of keys.
     pub(super) fn insert(&mut self, key: LeaseKey, set: Arc<LeaseSet>) {
         if self.len >= MAX_LEASE_SETS {
             self.remove_oldest();

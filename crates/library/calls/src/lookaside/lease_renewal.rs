@@ -19,21 +19,21 @@ use super::{
 };
 use crate::discovery::{EndpointTransport as _, ServiceState};
 
-/// Number of endpoints leased at a time: enough to balance over and to retry at.
+/// Number of endpoints leased at a time: enough for balancing and retries.
 const ENDPOINTS: u32 = 4;
 /// Timeout of the lookaside's response.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(2);
 /// Backoff after the first failure. It doubles up to the maximum.
 const RETRY_BACKOFF: Duration = Duration::from_millis(100);
 const MAX_RETRY_BACKOFF: Duration = Duration::from_secs(5);
-/// Minimum and maximum time between two picks, whatever the lookaside asks for.
+/// Minimum and maximum time between two picks, regardless of the lookaside's request.
 const MIN_INTERVAL: Duration = Duration::from_millis(50);
 const MAX_INTERVAL: Duration = Duration::from_secs(10 * 60);
-/// How long leases are renewed that no call uses.
+/// Time for which unused leases are still renewed.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(10 * 60);
 
-/// Renews the leases of a set while it is in the index, from its first call until the lookaside's connection closes.
-/// Keeps neither the set nor the mesh alive.
+/// Renews the leases of a set from its first call until the set leaves the index or the lookaside's connection
+/// closes. Keeps neither the set nor the mesh alive.
 pub(super) fn run(
     lookaside: &Arc<LookasideConnection>,
     set: &Arc<LeaseSet>,
@@ -78,12 +78,13 @@ struct Renewal {
     table: Option<LeaseTable>,
     /// The wait after the next failure.
     backoff: Duration,
-    /// Time without any call.
+    /// Time without any call to the set.
     unused: Duration,
 }
 
 impl Renewal {
-    /// Reports and picks once. Returns the time of the next renewal, or `None` if the leases are no longer used.
+    /// Reports results and picks again. Returns the time of the next renewal, or `None` if the leases are no longer
+    /// used.
     async fn renew(&mut self, lookaside: &LookasideConnection, set: &Arc<LeaseSet>) -> Option<Instant> {
         let began = Instant::now();
         let calls = set.begin_renewal();
@@ -102,7 +103,7 @@ impl Renewal {
         Some(began + self.next_interval(lookaside, set, good_for))
     }
 
-    /// Sends the last report. A call that is waiting for the first leases gets none.
+    /// Sends the last report. A call that waits for the first leases gets none.
     async fn end(&mut self, lookaside: &LookasideConnection, set: &LeaseSet) {
         let calls = set.begin_renewal();
         self.report(lookaside, set, calls).await;
@@ -134,7 +135,7 @@ impl Renewal {
     }
 
     /// Reports the results of the leases in use, which ends these leases. If a report is lost, its calls are not
-    /// counted; nothing else changes.
+    /// counted, without further effects.
     async fn report(&mut self, lookaside: &LookasideConnection, set: &LeaseSet, calls: u32) {
         let (Some(table), ServiceState::Ready(ready)) = (self.table.take(), &*set.subscription.state())
         else {
@@ -162,7 +163,7 @@ impl Renewal {
         let _ = timeout(RESPONSE_TIMEOUT, client.report(request)).await;
     }
 
-    /// Publishes new leases. Returns how long to use them.
+    /// Publishes new leases. Returns the time for which to use them.
     fn publish(
         &mut self,
         lookaside: &LookasideConnection,
@@ -209,7 +210,7 @@ impl Renewal {
     }
 }
 
-/// Publishes why there are no leases, if there never were any or the service no longer exists.
+/// Publishes the reason for having no leases, if there never were any or the service no longer exists.
 fn publish_failure(set: &LeaseSet, status: &Status) {
     let subscription = &set.subscription;
     match (status.code(), &*subscription.state()) {

@@ -57,8 +57,8 @@ impl LeaseSet {
         }
     }
 
-    /// Counts a call that begins. The call that uses up the leases wakes the renewal task; while there are no leases,
-    /// the first call does.
+    /// Counts a call that begins. A call wakes the renewal task if it uses up the leases, or if it is the first call
+    /// while there are no leases.
     pub(super) fn count_call(&self) {
         if self.calls.fetch_add(1, Relaxed) == self.renew_after.load(Relaxed) {
             self.renew.notify_one();

@@ -58,8 +58,8 @@ impl LeaseTable {
     }
 
     /// Publishes the leases as the state of the service. Connections to unchanged endpoints are kept. A lease is
-    /// trusted no more than a record: if mutual TLS is required, a plaintext lease is used only if the policy permits
-    /// it.
+    /// trusted no more than a record: where mutual TLS is required, a plaintext lease is used only if the policy
+    /// permits plaintext.
     pub(super) fn publish(
         &self,
         subscription: &Arc<Subscription<Arc<EndpointPool>>>,
@@ -106,8 +106,8 @@ impl LeaseTable {
     }
 }
 
-/// A placeholder location. This program's location does not matter: every leased endpoint may be called, wherever it
-/// is.
+/// Returns a placeholder location. This program's location does not matter, because every leased endpoint may be
+/// called.
 fn unknown_location() -> Location {
     Location::in_region(Region::new("nowhere").unwrap_or_else(|_| unreachable!("a valid name")))
 }

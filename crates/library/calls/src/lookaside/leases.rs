@@ -16,7 +16,7 @@ use super::{
 };
 use crate::{call::CallContext, discovery::Subscription};
 
-/// Time limit of the last reports of a program that is ending.
+/// Time limit for the last reports of a program that is ending.
 pub(super) const LAST_REPORTS: Duration = Duration::from_secs(1);
 
 /// All leases of one lookaside.
@@ -67,8 +67,8 @@ impl Leases {
         set
     }
 
-    /// Reports the results of the leases in use, since the lookaside counts calls by these reports. Returns within a
-    /// second. Leases are no longer renewed.
+    /// Reports the results of the leases in use, because the lookaside counts calls by these reports. Leases are no
+    /// longer renewed. Returns within a second.
     pub(crate) async fn close(&self) {
         self.stop();
         let _ = timeout(LAST_REPORTS, self.stopped()).await;

@@ -16,8 +16,8 @@ pub(super) struct LookasideConnection {
     pub(super) client_id: String,
     /// How the caller connects.
     pub(super) transport: Transport,
-    /// Each renewal task holds a receiver, so that their end can be awaited. A task tracker would bring four crates
-    /// into the lean library.
+    /// Channel whose receivers the renewal tasks hold, so that their end can be awaited. A task tracker would add
+    /// four crates to the lean library.
     pub(super) renewals: watch::Sender<()>,
     /// Cancelled when the renewal tasks must end.
     pub(super) closing: CancellationToken,

@@ -19,10 +19,11 @@ use super::{
 };
 use crate::{call::CallContext, discovery::ServiceState};
 
-/// Maximum number of lookasides per program. Beyond it all are forgotten, and the ones in use are connected to again.
+/// Maximum number of lookasides per program. Beyond it, all lookasides are forgotten, and those in use are connected
+/// again.
 const MAX_LOOKASIDES: usize = 64;
 
-/// All lookasides by address.
+/// Lookasides that policies name, by address.
 pub(crate) struct ServiceLookasides {
     by_address: Mutex<HashMap<Arc<str>, Option<Arc<Leases>>>>,
     client_id: String,
@@ -36,7 +37,7 @@ impl ServiceLookasides {
     }
 
     /// Returns the service's leases for a call that begins now; `None` if there never were any. The first call waits
-    /// for the lookaside up to its timeout, unless the lookaside is known to be unreachable.
+    /// for the lookaside up to a timeout, unless the lookaside is known to be unreachable.
     pub(crate) async fn for_call(
         &self,
         address: &Arc<str>,

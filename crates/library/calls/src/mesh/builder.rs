@@ -16,7 +16,7 @@ use crate::{
     observe::Observer,
 };
 
-/// How long [`Mesh::connect`] waits for the agent, so that it is connected before the first calls.
+/// Time for which [`Mesh::connect`] waits for the agent, so that it is connected before the first calls.
 const CONNECT_WAIT: Duration = Duration::from_secs(1);
 
 /// Settings of a connection to the mesh; see [`Mesh::builder`]. Unset values come from the environment.
@@ -48,8 +48,9 @@ impl MeshBuilder {
         self
     }
 
-    /// Sets the identity to request from the agent or, without an agent, to join with by a token; for example the
-    /// identity of this program's own service. By default it is an operator, named after the machine and the user.
+    /// Sets the identity to request from the agent. Without an agent, this is the identity to join with by a token.
+    /// An example is the identity of this program's own service. By default it is an operator named after the machine
+    /// and the user.
     #[must_use]
     pub fn identity(mut self, path: SpiffePath) -> Self {
         self.identity = Some(path);
@@ -156,8 +157,8 @@ impl MeshBuilder {
         self.connecting().await
     }
 
-    /// Boxed here, so that everything it starts is compiled with this crate instead of again with each program that
-    /// connects.
+    /// Connects. The future is boxed, so that everything it starts is compiled in this crate instead of again in each
+    /// program that connects.
     fn connecting(self) -> Pin<Box<dyn Future<Output = Result<Mesh, Invalid>> + Send>> {
         Box::pin(self.start())
     }
@@ -209,7 +210,7 @@ impl MeshBuilder {
         }
     }
 
-    /// Reads from the environment what the program did not set.
+    /// Reads settings from the environment that the program did not set.
     fn read_environment(&mut self) -> Result<(), Invalid> {
         if self.agents.is_empty() && self.control.is_empty() && self.lookaside.is_none() {
             match environment::upstream()? {
@@ -220,8 +221,9 @@ impl MeshBuilder {
         Ok(())
     }
 
-    /// Returns a transport with the identity that the agent or a Workload API issues, or that the control plane issues
-    /// to a program with a token and without an agent. Without any of these, the transport is plaintext.
+    /// Returns a transport with this program's identity. An agent or a Workload API issues the identity; a program
+    /// with a token and without an agent gets it from the control plane. Without any of these, the transport is
+    /// plaintext.
     #[cfg(feature = "tls")]
     async fn transport_of_agent(&self, client_id: &str) -> Result<Transport, Invalid> {
         let workload_api = environment::workload_api()?;
@@ -253,7 +255,7 @@ impl MeshBuilder {
         Ok(identity.map(fairmesh_identity::ProgramIdentity::transport).unwrap_or_default())
     }
 
-    /// Without the feature `tls`, this program has no identity.
+    /// Returns a plaintext transport: without the feature `tls`, this program has no identity.
     #[cfg(not(feature = "tls"))]
     async fn transport_of_agent(&self, _client_id: &str) -> Result<Transport, Invalid> {
         Ok(Transport::default())
@@ -300,7 +302,7 @@ impl MeshBuilder {
         Ok(resolver)
     }
 
-    /// The service that this program is, if its identity is one of a service.
+    /// The service whose identity this program has, if any.
     fn service(&self) -> Option<ServiceName> {
         match &self.identity {
             Some(SpiffePath::Service(service)) => Some(service.clone()),

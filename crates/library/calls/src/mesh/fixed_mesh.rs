@@ -31,7 +31,7 @@ use crate::{
 const REGION: &str = "test";
 /// Role of the shards' replicas.
 const ROLE: &str = "primary";
-/// Maximum wait until calls follow a change; far longer than that ever takes.
+/// Maximum wait until calls follow a change. Changes take far less time.
 const APPLY_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A mesh without control plane and agent, whose services the test defines. Calls are routed, balanced, timed out and
@@ -73,7 +73,7 @@ pub enum Injection {
     Delay(Duration),
 }
 
-/// The injected faults by service.
+/// Injected faults by service.
 #[derive(Debug, Default)]
 pub(crate) struct InjectedFaults(Mutex<HashMap<ServiceName, FaultKind>>);
 
@@ -239,7 +239,7 @@ impl InjectedFaults {
         }
     }
 
-    /// The fault that calls of a service get.
+    /// The fault injected into calls of a service, if any.
     pub(super) fn of(&self, name: &ServiceName) -> Option<Fault> {
         let kind = *self.lock().get(name)?;
         Some(Fault::new(kind, format!("{name}: the fault '{}' is injected by a test", kind.label())))

@@ -30,10 +30,10 @@ pub(crate) struct MeshState {
     pub(crate) service_lookasides: ServiceLookasides,
     pub(crate) counters: Arc<Counters>,
     pub(crate) transport: TransportContext,
-    /// Whether the identity belongs to a transport that the program also uses elsewhere.
+    /// Whether the program also uses the transport's identity elsewhere.
     pub(crate) shares_identity: bool,
     pub(crate) clock: Clock,
-    /// Receives every attempt.
+    /// Observer of every attempt.
     pub(crate) observer: Option<Arc<dyn Observer>>,
     /// The injected faults of a mesh for tests; `None` in production.
     #[cfg(feature = "fixed")]

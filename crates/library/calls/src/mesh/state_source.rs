@@ -38,7 +38,7 @@ impl Source {
         }
     }
 
-    /// The clock of picks.
+    /// Clock used for picks.
     pub(crate) fn clock(&self) -> Clock {
         match self {
             Self::Records(resolver) => resolver.clock(),

@@ -17,12 +17,12 @@ pub struct CallInfo {
 }
 
 impl CallInfo {
-    /// Route and backend, once the call was routed.
+    /// Route and backend; known once the call was routed.
     pub fn route_backend(&self) -> RouteBackendIndex {
         RouteBackendIndex::from_byte(self.route_backend.load(Relaxed))
     }
 
-    /// The faults that the call's route injected.
+    /// Names of the faults that the call's route injected, if any.
     pub fn injected(&self) -> Option<&'static str> {
         match self.injected.load(Relaxed) {
             0 => None,
@@ -32,7 +32,7 @@ impl CallInfo {
         }
     }
 
-    /// Takes the authorization under which the call's principal opened a connection by an upgrade.
+    /// Takes the authorization of the call that opened a connection by an upgrade for a principal.
     pub fn take_allowed(&mut self) -> Option<Box<AllowedCall>> {
         self.allowed.take()
     }

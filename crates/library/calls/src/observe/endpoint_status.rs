@@ -5,18 +5,18 @@ use std::{collections::HashSet, sync::Arc, time::Duration};
 use fairmesh_model::{EndpointState, InstanceId, Verdict};
 use fairmesh_router::{Candidate, EndpointTarget, ServiceTable};
 
-/// An endpoint of a service from the view of one client.
+/// An endpoint of a service as seen by one client.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct EndpointStatus {
     /// The endpoint.
     pub target: Arc<EndpointTarget>,
-    /// Whether the endpoint receives calls of this client while all endpoints are healthy; false if only the key
+    /// Whether the endpoint receives this client's calls while all endpoints are healthy. False if only the key
     /// decides.
     pub nearest: bool,
     /// Whether the endpoint is in this client's subset.
     pub in_subset: bool,
-    /// Whether the endpoint is never called, because it speaks plaintext in a strict mesh.
+    /// Whether the endpoint is never called because it uses plaintext in a strict mesh.
     pub refused: bool,
     /// The current ejection: this client avoids the endpoint because of the outcomes of its own calls.
     pub ejection: Option<Ejection>,
@@ -62,8 +62,8 @@ impl EndpointStatus {
         table.candidates().map(status).collect()
     }
 
-    /// The state in one word: the state of the registration or, for a serving endpoint that is avoided, `refused`,
-    /// `ejected` or `unhealthy`.
+    /// The state as one word: `refused`, `ejected` or `unhealthy` for a serving endpoint that is avoided, otherwise
+    /// the state of the registration.
     pub fn state(&self) -> &'static str {
         let unhealthy = self.verdict.as_ref().is_some_and(|verdict| !verdict.healthy && !verdict.stale);
         match self.target.state {

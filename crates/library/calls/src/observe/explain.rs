@@ -12,13 +12,14 @@ use fairmesh_router::{EndpointTarget, Explanation, Headers, PickParams, RequestV
 use super::freshness::Freshness;
 use crate::fault::FaultKind;
 
-/// One decision with its reasons, and the data it is based on.
+/// One call's decision with its reasons, and the data on which it is based.
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct CallExplanation {
-    /// The decision of the called service and, if its route sends the call to another service, of that service.
+    /// Decisions in order: the called service's, then that of the service to which its route sends the call, if it is
+    /// another one.
     pub decisions: Vec<Decision>,
-    /// The chosen endpoint; `None` if there is none, which the last decision explains.
+    /// The chosen endpoint; `None` if there is none. The last decision then explains why.
     pub endpoint: Option<Arc<EndpointTarget>>,
     /// Age and source of the records; `None` if they were read for this report.
     pub freshness: Option<Freshness>,
@@ -43,7 +44,7 @@ pub struct Question<'a, H: Headers + ?Sized> {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Decision {
-    /// The service that decided.
+    /// The service whose records decided.
     pub service: ServiceName,
     /// The reasons for the decision.
     pub explanation: Explanation,
@@ -56,15 +57,15 @@ pub struct Decision {
 }
 
 impl CallExplanation {
-    /// The service to which a route sends the call, whose snapshot must still decide.
+    /// The service to which a route sends the call; its snapshot must decide next.
     pub fn next_service(&self) -> Option<&ServiceName> {
         let last = &self.decisions.last()?.explanation;
         (last.picked.is_none() && last.direct_response.is_none()).then_some(&last.target)
     }
 }
 
-/// Adds the decision of a snapshot: first that of the called service, then, if its route
-/// [sends](CallExplanation::next_service) the call to another service, that of the other service.
+/// Adds the decision of a snapshot. The called service comes first. If its route
+/// [sends](CallExplanation::next_service) the call to another service, that service's decision follows.
 pub fn explain<H: Headers + ?Sized>(
     report: &mut CallExplanation,
     upstream: &ServiceTable,

@@ -20,7 +20,7 @@ pub struct Freshness {
 }
 
 impl Freshness {
-    /// Why a waiting program has no records yet.
+    /// Why the program still waits for its first records.
     pub(crate) fn lack(&self) -> String {
         let from =
             self.address.as_ref().map_or_else(|| "no agent or control plane".to_owned(), ToString::to_string);

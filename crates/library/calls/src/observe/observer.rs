@@ -6,7 +6,7 @@ use http::StatusCode;
 
 use crate::fault::FaultKind;
 
-/// Receives every attempt of every call of a mesh, for example to count attempts by endpoint: see
+/// Receives every attempt of a mesh's calls, for example to count attempts by endpoint. See
 /// [`MeshBuilder::observer`](crate::MeshBuilder::observer). It runs on the request path, so it must not block.
 pub trait Observer: fmt::Debug + Send + Sync {
     /// Called when an attempt has ended: its response has begun, or it failed.

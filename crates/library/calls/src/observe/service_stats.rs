@@ -5,7 +5,7 @@ use std::{
 
 use super::Metric;
 
-/// Declares each counter once, as a number, an atomic and a metric.
+/// Declares each counter once. Generates a number, an atomic and a metric for it.
 macro_rules! service_counters {
     ($($(#[$about:meta])* $counter:ident,)*) => {
         /// Counters of the calls of one [`ServiceHandle`](crate::ServiceHandle) and its clones, as in
@@ -16,7 +16,7 @@ macro_rules! service_counters {
             $($(#[$about])* pub $counter: u64,)*
         }
 
-        /// The atomics behind [`ServiceStats`], for one service or for all.
+        /// Atomic counters of [`ServiceStats`], for one service or for all services.
         #[derive(Debug, Default)]
         pub(crate) struct ServiceCounters {
             $(pub(crate) $counter: AtomicU64,)*
@@ -69,9 +69,9 @@ service_counters! {
     mirrors_failed,
     /// Mirrored calls that were not sent.
     mirrors_skipped,
-    /// Attempts that found no eligible endpoint.
+    /// Attempts for which no endpoint was eligible.
     attempts_without_endpoint,
-    /// Calls decided by records because the service's lookaside had never responded.
+    /// Calls decided by records because the service's lookaside has never responded.
     lookaside_fallbacks,
     /// Attempts picked in panic mode: so many endpoints failed that outlier detection was ignored.
     panic_picks,

@@ -47,7 +47,7 @@ pub struct Stats {
     pub attempts_without_endpoint: u64,
     /// Calls to services with a lookaside that were decided by records because the lookaside had never responded.
     pub lookaside_fallbacks: u64,
-    /// Attempts at an endpoint that should no longer be called, because no other was left.
+    /// Attempts at an endpoint that should no longer be called, because no other endpoint was left.
     pub last_resort: u64,
     /// Attempts picked in panic mode: so many endpoints failed that outlier detection was ignored.
     pub panic_picks: u64,
@@ -56,11 +56,11 @@ pub struct Stats {
     pub health_panics: u64,
     /// Load reports of servers that were ignored as malformed or implausible.
     pub reports_ignored: u64,
-    /// Load estimates that came from a recent report in the response to a call (ServiceRouter §3.4.3). The
-    /// `estimates_*` counters sample endpoints: in each service, one call in 20 ms samples up to 32 endpoints in
-    /// rotation. Services that do not balance by load reports, or whose policy disables polling, are not sampled.
+    /// Load estimates from a recent report in a call's response (ServiceRouter §3.4.3). The `estimates_*` counters
+    /// sample endpoints: in each service, one call per 20 ms samples up to 32 endpoints in rotation. Services that do
+    /// not balance by load reports, or whose policy disables polling, are not sampled.
     pub estimates_cached: u64,
-    /// Load estimates that came from a poll, recently or at that moment, because a nearby server had no recent report.
+    /// Load estimates from a poll, recent or just made, because a nearby server had no recent report.
     pub estimates_polled: u64,
     /// Load estimates without a recent report, for servers that were picked at random.
     pub estimates_random: u64,
@@ -68,7 +68,7 @@ pub struct Stats {
     pub connections_opened: u64,
     /// Connections that are open now.
     pub connections_open: u64,
-    /// Attempts on a connection that had carried another attempt before.
+    /// Attempts on a connection that had carried an attempt before.
     pub connection_reuses: u64,
     /// Time since the data was last confirmed; zero while the agent is connected to its source.
     pub data_age: Duration,
@@ -135,7 +135,7 @@ impl Stats {
     }
 }
 
-/// The atomics behind [`Stats`].
+/// Atomic counters of [`Stats`].
 #[derive(Debug)]
 pub(crate) struct Counters {
     /// Counters summed over all services.

@@ -158,8 +158,8 @@ pub fn take_reasons(trace: &Trace) -> Vec<Step> {
     mem::take(&mut trace.recorded().steps)
 }
 
-/// Takes the attempts that have not ended when the call has this age: the slower one of two hedged attempts, or the
-/// attempt in flight when the caller cancels the call.
+/// Takes the attempts that have not ended when the call has this age. These are the slower of two hedged attempts, or
+/// the attempt in flight when the caller cancels the call.
 pub fn take_unfinished(trace: &Trace, age: Duration) -> Vec<AttemptRecord> {
     let cancelled = |InFlight(attempt): InFlight| {
         let outcome = Err("cancelled before the response".to_owned());

@@ -13,19 +13,18 @@ use crate::{
     load_report::LoadRecorder,
 };
 
-/// A response that has kept its reader waiting and continues after this time counts as a stream. Servers use the same
-/// bound.
+/// Time after which a response that has kept its reader waiting counts as a stream. Servers use the same time.
 const STREAM_AFTER: Duration = Duration::from_secs(1);
 
 /// Why a response is cut off.
 pub(super) enum BodyTimeout {
     /// The deadline has passed.
     Deadline,
-    /// No progress for this long.
+    /// No progress was made for this time.
     Idle(Duration),
 }
 
-/// The attempt behind a response. It counts as outstanding until this guard is dropped.
+/// The attempt that a response belongs to. The attempt counts as outstanding until this guard is dropped.
 pub(crate) struct AttemptGuard {
     pool: Arc<EndpointPool>,
     clock: Clock,
@@ -34,23 +33,23 @@ pub(crate) struct AttemptGuard {
     has_deadline: bool,
     /// Maximum time without progress.
     idle_timeout: Duration,
-    /// Since when the reader is waiting, if it is.
+    /// Time since which the reader has been waiting, if it is.
     waiting_since: Option<Instant>,
     /// Expires when the response becomes a stream, and when it times out. Allocated when the body first keeps its
     /// reader waiting, which most bodies never do.
     timer: Option<PooledTimer>,
-    /// When the response becomes a stream; `None` once it is one.
+    /// Time at which the response becomes a stream; `None` once it is one.
     stream_at: Option<Instant>,
     is_stream: bool,
     /// Whether a frame was delivered.
     is_started: bool,
-    /// Whether the attempt is over, and the guard is kept only for its properties.
+    /// Whether the attempt has ended. The guard is then kept only for its properties.
     ended: bool,
-    /// Number of attempts of the call; small, since bodies are moved.
+    /// Number of attempts of the call. A small type, since bodies are moved.
     attempts: u16,
     /// Where the bytes of the body are counted for traffic reports.
     reported: Option<Arc<CallCounters>>,
-    /// Whether the gRPC status, which is still to come, is counted for traffic reports too.
+    /// Whether the gRPC status is still to come and must be counted for traffic reports.
     awaits_status: bool,
 }
 
@@ -69,7 +68,7 @@ impl AttemptGuard {
         Some(guard)
     }
 
-    /// Like [`of`](Self::of), for a tunnel. A tunnel may be silent for any time, which is its users' own decision.
+    /// Like [`of`](Self::of), for a tunnel. A tunnel may be silent for any time, which is up to its users.
     pub(crate) fn of_tunnel(
         call: &mut Call<'_, Arc<EndpointPool>>,
         pool: Arc<EndpointPool>,
@@ -107,8 +106,8 @@ impl AttemptGuard {
     }
 
     /// Returns the timeout if a body that keeps its reader waiting must be cut off. `moved` is the time of the last
-    /// progress of its request. After a while the body counts as a stream, as on the server's side (Uber, assisted
-    /// balancing); this needs a timer, since a silent body is never polled again.
+    /// progress of its request. After some time, the body counts as a stream, as on the server's side (Uber, assisted
+    /// balancing). This needs a timer, since a silent body is never polled again.
     pub(super) fn poll_timeout(
         &mut self,
         moved: Option<Instant>,
@@ -150,8 +149,8 @@ impl AttemptGuard {
     }
 
     /// Whether the deadline has passed. This also detects a reader that is slower than the server and so never waits.
-    /// False before the first frame, which usually arrives with the headers: most responses end with it, and need no
-    /// clock.
+    /// False before the first frame, which usually arrives with the headers. Most responses end with that frame and
+    /// need no clock.
     #[inline]
     pub(super) fn is_late(&self) -> bool {
         self.is_started && !self.ended && self.deadline <= Instant::now()

@@ -31,7 +31,7 @@ pub struct Body {
     attempt: Option<AttemptGuard>,
     observer: PendingObserver,
     conclusion: TimeoutConclusion,
-    /// A value that is dropped with the body.
+    /// A value dropped with the body.
     held: Option<Box<dyn Send + Sync>>,
     /// Whether the load report is removed from the trailers before the reader gets them.
     hides_load: bool,
@@ -48,7 +48,7 @@ impl Body {
         Self { source, attempt, observer, conclusion, held: None, hides_load: false }
     }
 
-    /// Returns the body with faults that contain the status a tonic client looks for.
+    /// Returns the body in a form whose faults contain the status that a tonic client looks for.
     pub(crate) fn for_tonic(mut self) -> Self {
         self.conclusion = TimeoutConclusion::FaultForTonic;
         self
@@ -137,7 +137,7 @@ impl Body {
         }
     }
 
-    /// Ends the attempt after the body was read to its end. The connection may carry another call.
+    /// Ends the attempt after the body was read to its end. Its connection may carry another call.
     fn end(&mut self) {
         let Some(attempt) = self.attempt.as_mut().filter(|attempt| !attempt.has_ended()) else { return };
         if let BodySource::H1(body) = &mut self.source {
@@ -170,13 +170,13 @@ impl Body {
         self.source = BodySource::Full(None);
     }
 
-    /// Returns the timeout of the body, if it has timed out while the server keeps the reader waiting.
+    /// Returns the body's timeout if it has expired while the server keeps the reader waiting.
     fn poll_timeout(&mut self, context: &mut Context<'_>) -> Option<BodyTimeout> {
         let attempt = self.attempt.as_mut()?;
         attempt.poll_timeout(self.source.last_moved(), context)
     }
 
-    /// Returns the last frame, or the fault, of a body that timed out.
+    /// Returns the last frame of a body that timed out, or its fault.
     #[cold]
     fn time_out(&mut self, timeout: &BodyTimeout) -> Result<Frame<Bytes>, Fault> {
         let message = match timeout {
@@ -193,7 +193,7 @@ impl Body {
     }
 }
 
-/// Wraps the body of a response that did not come from a call.
+/// Wraps the body of a response that did not come from a call of this library.
 pub fn foreign_body<B>(body: B) -> Body
 where
     B: http_body::Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
@@ -201,8 +201,8 @@ where
     Body::new(BodySource::Foreign(Mutex::new(body.map_err(Into::into).boxed_unsync())), None)
 }
 
-/// Makes a gRPC or gRPC-Web response that times out in the middle end with its status instead of a fault, as far as its
-/// protocol allows. `has_trailers` tells whether trailers can be sent to its caller.
+/// Makes a gRPC or gRPC-Web response that times out midway end with its status instead of a fault, as far as its
+/// protocol allows. `has_trailers` says whether its caller can receive trailers.
 pub fn end_with_status(response: &mut Response<Body>, has_trailers: bool) {
     let is_framed = response.headers().contains_key(CONTENT_LENGTH);
     let caller = CallerProtocol::of(response.headers());

@@ -17,7 +17,8 @@ pub(super) enum BodySource {
     Full(Option<Bytes>),
     H1(H1Body),
     H2(H2Body),
-    /// In a mutex, so that bodies are `Sync` as HTTP libraries demand; polling does not lock it.
+    /// A body from another library. In a mutex, so that bodies are `Sync` as HTTP libraries demand; polling does not
+    /// lock it.
     Foreign(Mutex<UnsyncBoxBody<Bytes, BoxError>>),
 }
 
@@ -31,7 +32,7 @@ impl BodySource {
         }
     }
 
-    /// Time of the last progress of the request, if its rest is still being sent.
+    /// Time at which the request last progressed, if the rest of it is still being sent.
     pub(super) fn last_moved(&self) -> Option<Instant> {
         match self {
             Self::H1(body) => body.last_moved(),

@@ -53,7 +53,7 @@ impl TimeoutConclusion {
         }
     }
 
-    /// Returns the last frame of the body, with the status of the fault; `None` if the protocol has no such frame.
+    /// Returns the last frame of the body with the status of the fault; `None` if the protocol has no such frame.
     pub(super) fn frame(self, fault: &Fault) -> Option<Frame<Bytes>> {
         match self {
             Self::Fault | Self::FaultForTonic => None,

@@ -58,8 +58,7 @@ impl ServiceHandle {
         Ok(report)
     }
 
-    /// The endpoints of the service from the view of this client, with its ejections. Empty until the records are
-    /// known.
+    /// Endpoints of the service as seen by this client, with its ejections. Empty until the records are known.
     pub fn endpoint_status(&self) -> Vec<EndpointStatus> {
         let now = self.inner.mesh.clock.now();
         match &*self.inner.subscription.state() {

@@ -14,17 +14,17 @@ use crate::{
     service::{ServiceHandle, handle::Handle},
 };
 
-/// A service whose requests need only a route and a pick, from the records at one moment.
+/// Snapshot of a service whose requests need only a route and a pick.
 pub struct ExportedService {
     handle: Arc<Handle>,
     state: Arc<ServiceState<Arc<EndpointPool>>>,
-    /// Inputs of the pick.
+    /// Numbers from which the endpoint is picked.
     pub numbers: ServiceNumbers,
-    /// Inputs of the choice of the target service.
+    /// Numbers from which the target service is chosen.
     pub routes: RouteNumbers,
 }
 
-/// An endpoint to which the numbers refer.
+/// An endpoint that the exported numbers refer to.
 #[derive(Clone)]
 pub struct ExportedEndpoint {
     pool: Arc<EndpointPool>,
@@ -32,8 +32,8 @@ pub struct ExportedEndpoint {
     index: u32,
 }
 
-/// A call that another component has counted at its endpoint. Dropping this value ends the call, unless a call of this
-/// library has taken it over.
+/// A call that another component counted at its endpoint. Dropping this value ends the call, unless the library's own
+/// call has taken it over.
 pub(crate) struct CountedCall {
     endpoint: ExportedEndpoint,
     is_counted: bool,
@@ -67,8 +67,8 @@ impl ExportedService {
         self.handle.mesh.clock.now()
     }
 
-    /// Counts calls in this memory from now on, unless memory that is already shared is still in use. Returns the
-    /// memory in use.
+    /// Counts calls in this shared memory from now on, unless other shared memory is still in use. Returns the memory
+    /// in use.
     pub fn share_counts(
         &self,
         is_in_use: impl Fn(&dyn SharedBlock) -> bool,
@@ -111,7 +111,7 @@ impl ExportedEndpoint {
         &self.pool
     }
 
-    /// Whether both are the same endpoint.
+    /// Whether both values are the same endpoint.
     pub fn is(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.pool, &other.pool)
     }
@@ -124,8 +124,8 @@ impl ExportedEndpoint {
         self.pool.open().await.map_err(io::Error::other)
     }
 
-    /// Wraps a request that was counted at the endpoint and sent over this connection, which returns to its owner after
-    /// the response. `seed` is the seed of the decision.
+    /// Wraps a request that was counted at the endpoint and sent over this connection. The connection returns to its
+    /// owner after the response. `seed` is the seed of the decision.
     pub fn sent(
         &self,
         connection: EndpointConnection,
@@ -137,7 +137,7 @@ impl ExportedEndpoint {
         SentRequest::new(counted, connection.owned_by(owner), began, seed)
     }
 
-    /// Ends the count of a request at the endpoint after its response.
+    /// Ends the count of a request at the endpoint, after its response.
     pub fn uncount(&self) {
         // There is no penalty, so the time does not matter.
         self.stats.finish(self.index, Outcome::Unknown, 0);
@@ -153,7 +153,7 @@ impl CountedCall {
         self.endpoint.index
     }
 
-    /// Hands the counted call over to a call of this library, which will end it.
+    /// Hands the counted call over to a call of this library, which then ends it.
     pub(crate) fn hand_over(mut self) {
         self.is_counted = false;
     }

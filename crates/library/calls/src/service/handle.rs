@@ -35,11 +35,11 @@ pub(crate) struct Handle {
 /// Headers that a handle adds to requests, built once.
 #[derive(Clone)]
 pub(crate) struct DefaultHeaders {
-    /// Host for requests without one.
+    /// Host used for requests that name none.
     pub(crate) authority: Authority,
     pub(crate) key: Option<HeaderValue>,
     pub(crate) role: Option<HeaderValue>,
-    /// The program's current span, within which calls are made, for requests without one.
+    /// The program's current span, used as parent for requests that name none.
     pub(crate) parent: Option<SpanContext>,
 }
 

@@ -7,7 +7,7 @@ use tokio::time::{Instant, sleep_until};
 
 use super::{Caller, caller};
 
-/// An accepted request, which is authorized again while the connection it opened lives on.
+/// An accepted request. It is authorized again for as long as the connection that it opened exists.
 #[derive(Clone, Debug)]
 pub struct AcceptedCall {
     pub(super) caller: Option<Caller>,
@@ -17,7 +17,8 @@ pub struct AcceptedCall {
     token: Option<Arc<UserToken>>,
     /// Expiry of the caller's token.
     ends: Option<Instant>,
-    /// Headers of a request that switches protocols. Other requests open no connection that must be authorized again.
+    /// Headers of a request that switches protocols. Only such requests open a connection that must be authorized
+    /// again.
     headers: HeaderMap,
 }
 
@@ -47,7 +48,7 @@ impl AcceptedCall {
         }
     }
 
-    /// Calls `judge` with the call as an authorization request.
+    /// Calls `judge` with the call as its argument, in the form of an authorization request.
     pub(super) fn judged<T>(&self, judge: impl FnOnce(&AuthorizationRequest<'_>) -> T) -> T {
         judge(&AuthorizationRequest {
             caller: self.caller.as_ref().map(Caller::verified),

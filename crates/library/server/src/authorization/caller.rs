@@ -4,8 +4,8 @@ use fairmesh_model::{CallerId, Identity, ServiceName, SpiffeId, SpiffePath};
 use http::Extensions;
 use tonic::transport::server::TcpConnectInfo;
 
-/// The authenticated caller of a request, an extension of the request: the identity of the peer, or the identity stated
-/// by a trusted intermediary. Absent if callers prove no identity.
+/// Authenticated caller of a request, stored in its extensions: the identity of the peer, or the identity stated by a
+/// trusted intermediary. Absent if callers prove no identity.
 #[derive(Clone, Debug)]
 pub struct Caller {
     caller: Arc<CallerId>,
@@ -65,13 +65,14 @@ pub struct ConnectInfo {
     pub(crate) caller: Option<Caller>,
 }
 
-/// Source address of a request's connection. Call it after the peer was taken.
+/// Source address of a request's connection. Call this after [`peer_of`].
 pub(super) fn source_of(extensions: &Extensions) -> Option<IpAddr> {
     let tcp = extensions.get::<TcpConnectInfo>();
     tcp.and_then(|tcp| tcp.remote_addr).map(|address| address.ip().to_canonical())
 }
 
-/// Takes the peer of a request's connection. Also inserts the connection information that handlers expect.
+/// Removes the peer of a request's connection from `extensions`. Also inserts the connection information that
+/// handlers expect.
 pub(super) fn peer_of(extensions: &mut Extensions) -> Option<Caller> {
     match extensions.remove::<ConnectInfo>() {
         Some(ConnectInfo { tcp, caller }) => {

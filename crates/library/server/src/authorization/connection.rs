@@ -33,7 +33,7 @@ use crate::{
 pub struct ConnectionAuthorizer {
     pub(crate) authorizer: Arc<Authorizer>,
     following: Arc<Option<PolicySubscription>>,
-    /// Counts of requests by caller, if requests are parsed.
+    /// Counters of requests by caller, for connections whose requests are parsed.
     pub(crate) callers: Arc<CallerCounts>,
     parses_requests: bool,
 }
@@ -65,9 +65,9 @@ impl ConnectionAuthorizer {
         self.authorizer.ready().await;
     }
 
-    /// Accepts a connection whose peer may use the service. A refused connection is served here until it ends, and then
-    /// `None` is returned: its requests get refusals. The only exception is the policy's health probe: this process
-    /// then probes `program` itself. No byte of a refused connection reaches the program.
+    /// Accepts a connection if its peer may use the service. A refused connection is answered here until it ends, and
+    /// `None` is returned: its requests get refusals. The only exception is the policy's health probe, with which
+    /// this process itself probes `program`. No byte of a refused connection reaches the program.
     pub async fn accept(
         &self,
         stream: GuardedStream<Stream>,
@@ -114,7 +114,7 @@ impl ConnectionAuthorizer {
         }
     }
 
-    /// Whether a peer's requests are authorized one by one instead of its connection.
+    /// Whether each request of a peer is authorized, rather than its connection.
     fn judges_requests_of(&self, peer: &Identity) -> bool {
         self.parses_requests && self.authorizer.is_intermediary(peer)
     }
@@ -135,7 +135,7 @@ impl ConnectionAuthorizer {
         caller.map_err(|problem| Box::new(refusal(request, problem.into())))
     }
 
-    /// Resolves when the caller of an upgraded connection may no longer make the call that opened it.
+    /// Resolves once the caller of an upgraded connection may no longer make the call that opened it.
     #[doc(hidden)]
     pub async fn call_revoked(&self, call: &AcceptedCall, peer: &Identity) {
         match self.judges_requests_of(peer) {
@@ -144,7 +144,7 @@ impl ConnectionAuthorizer {
         }
     }
 
-    /// Resolves when this peer may no longer use the service.
+    /// Resolves once this peer may no longer use the service.
     pub async fn revoked(&self, peer: &Identity) {
         let mut changes = self.authorizer.changes();
         while self.judges_requests_of(peer) || self.authorizer.still_accepts(peer) {
@@ -153,7 +153,7 @@ impl ConnectionAuthorizer {
     }
 }
 
-/// Identity of a connection's peer whose certificate was verified.
+/// Identity of a connection's peer, if its certificate was verified.
 pub fn identity_of(stream: &GuardedStream<Stream>) -> Identity {
     match stream.get_ref() {
         Stream::Tls(stream) => stream.peer(),

@@ -81,13 +81,14 @@ pub(super) fn follow(
 struct PolicyRecords {
     wanted: BTreeSet<Prefix>,
     complete: BTreeSet<Prefix>,
-    /// Records that cannot be decoded and have no earlier valid version. Without them it is unknown who may call.
+    /// Prefixes with records that cannot be decoded and have no earlier valid version. Without these records, the
+    /// permitted callers are unknown.
     unreadable: BTreeSet<Prefix>,
     policy: Policy,
     default: DefaultAuthorization,
     checkers: BTreeMap<Region, Label>,
-    /// Whether a checker was ever recorded. Until then, the control plane or a replica may be of the previous release,
-    /// which records none.
+    /// Whether any checker was ever recorded. Before that, the control plane or a replica may be of the previous
+    /// release, which records no checkers.
     records_checkers: bool,
     authorizer: Arc<Authorizer>,
     served: Arc<ServedClasses>,
@@ -148,7 +149,7 @@ impl PolicyRecords {
     }
 }
 
-/// The record of the token issuers. It is not required: only a request with a token needs it.
+/// Prefix of the token issuers' record. It is not required: only a request with a token needs it.
 fn issuers() -> Prefix {
     Prefix::from(&RecordKey::TokenIssuers)
 }

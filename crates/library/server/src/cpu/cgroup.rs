@@ -16,8 +16,8 @@ pub(super) struct Cgroup {
 /// The CPU quotas of a program.
 #[derive(Debug, Default)]
 pub(super) struct Limits {
-    /// For each hierarchy: its version, the directory of the program's group, and the topmost directory. A machine may
-    /// have both versions, only one of which sets limits.
+    /// Per hierarchy: its version, the directory of the program's cgroup, and the topmost directory. A machine may
+    /// have both versions, of which only one sets limits.
     folders: Vec<(Version, PathBuf, PathBuf)>,
 }
 
@@ -140,8 +140,8 @@ fn mount(mounts: &str, wanted: impl Fn(&str, &str) -> bool) -> Option<Mount> {
 }
 
 impl Mount {
-    /// Returns the directory for a path of the hierarchy. A container without its own cgroup namespace shows its path
-    /// on the host, and its group is the root of the mount.
+    /// Returns the directory for a path in the hierarchy. A container without its own cgroup namespace shows its path
+    /// on the host; its cgroup is then the root of the mount.
     fn folder(&self, path: &str) -> Option<PathBuf> {
         if path.split('/').any(|part| part == "..") {
             return None;

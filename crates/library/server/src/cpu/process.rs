@@ -33,8 +33,8 @@ pub(super) fn used_us(proc: &Path, pid: u32) -> Option<u64> {
     Some(ticks * TICK_US)
 }
 
-/// Number of cores that a process may use. The standard library is used only as a fallback: it subtracts quotas rounded
-/// down to whole cores, so 1.5 cores would count as one.
+/// Number of cores that a process may use. The standard library's value is only a fallback: it subtracts quotas
+/// rounded down to whole cores, so 1.5 cores would count as one.
 pub(super) fn cores(proc: &Path, pid: u32) -> u32 {
     let status = fs::read_to_string(proc.join(pid.to_string()).join("status")).unwrap_or_default();
     let allowed = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"));
@@ -53,7 +53,7 @@ fn range(text: &str) -> Option<RangeInclusive<u32>> {
     Some(first.parse().ok()?..=last.parse().ok()?)
 }
 
-/// Whether any member is neither the process nor an ancestor or descendant of it.
+/// Whether any member is unrelated: neither the process itself nor an ancestor or descendant.
 pub(super) fn any_unrelated(proc: &Path, pid: u32, members: Vec<u32>) -> bool {
     let ancestors: BTreeSet<u32> = self_and_ancestors(proc, pid).collect();
     members.into_iter().take(MAX_PROCESSES).any(|member| {

@@ -25,8 +25,8 @@ use crate::Caller;
 
 /// Maximum number of callers that one server distinguishes. Further callers count as one unknown caller.
 const MAX_CALLERS: usize = 256;
-/// Maximum number of pairs of a caller and a different origin that one server distinguishes. Further origins of a
-/// caller are counted together.
+/// Maximum number of pairs of a caller and a different origin that one server distinguishes. A caller's further
+/// origins are counted together.
 const MAX_ORIGINS: usize = 256;
 /// Maximum number of caller and rule pairs of denied calls between two reports.
 const MAX_DENIED: usize = 256;
@@ -103,8 +103,8 @@ impl Default for CallerCounts {
 
 impl CallerCounts {
     /// Counts a call with these headers. A refused caller gets no counters of its own, so that it takes no room from
-    /// accepted callers: [`DeniedCounts`] names it. The origin of a chain is only claimed by the caller, so it counts
-    /// only from callers with a verified identity.
+    /// accepted callers; [`DeniedCounts`] names it. The origin of a chain is only claimed by the caller, so it counts
+    /// only for callers with a verified identity.
     pub(crate) fn begin(
         &self,
         caller: Option<&Caller>,
@@ -124,7 +124,7 @@ impl CallerCounts {
         CountedCall { caller, origin, epoch, began, awaits_status: false, declared: 0 }
     }
 
-    /// Time in which calls of each chain were in flight so far.
+    /// Total time during which calls of each chain were in flight.
     pub(crate) fn in_flight(&self) -> Vec<(Chain, InFlightTime)> {
         let now_us = micros(self.epoch, Instant::now());
         let known = self.known.load();
@@ -134,7 +134,7 @@ impl CallerCounts {
         callers.flat_map(|(name, caller)| caller.in_flight(&name, now_us)).collect()
     }
 
-    /// Returns the counts so far, for a server in this region.
+    /// Returns the counts so far, as rows for a server in this region.
     pub(crate) fn read(&self, service: &ServiceName, region: &Region) -> Vec<(CountedPath, CallCounts)> {
         let row = |caller: Option<&ServiceName>, counters: &CallCounters| {
             let path = CountedPath {
@@ -160,7 +160,7 @@ impl CallerCounts {
         self.find(caller).unwrap_or_else(|| self.add(caller))
     }
 
-    /// Returns the counters for a caller that was refused: its own, if earlier calls were accepted.
+    /// Returns the counters for a refused caller: its own counters, if earlier calls were accepted.
     fn of_refused(&self, caller: Option<&ServiceName>) -> Arc<CountedCaller> {
         caller.and_then(|caller| self.find(caller)).unwrap_or_else(|| Arc::clone(&self.unknown))
     }
@@ -206,7 +206,7 @@ impl CallerCounts {
     }
 }
 
-/// The origin of a chain as its caller states it, if it is another service.
+/// Origin of a chain as stated by its caller; `None` if it is the caller itself.
 fn stated_origin(headers: &HeaderMap, caller: &ServiceName) -> Option<ServiceName> {
     let name = ServiceName::new(headers.get(ORIGIN)?.to_str().ok()?).ok()?;
     (name != *caller).then_some(name)
@@ -309,8 +309,8 @@ impl CountedCall {
     }
 }
 
-/// Calls that rules do not allow, since the last report: by caller, rule, and whether they were let through. Only such
-/// calls take the lock.
+/// Calls since the last report that rules do not allow: by caller, rule, and whether they were let through. Only
+/// these calls take the lock.
 #[derive(Debug, Default)]
 pub(crate) struct DeniedCounts(Mutex<BTreeMap<Denied, u64>>);
 

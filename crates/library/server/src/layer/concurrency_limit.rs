@@ -21,19 +21,20 @@ use fairmesh_headers::is_server_error;
 pub(crate) struct ConcurrencyLimit {
     /// Maximum number of calls and streams, counted until their responses are complete.
     max: u32,
-    /// An additional limit of calls without response headers, which adapts to their latency.
+    /// Additional limit for calls without response headers, which adapts to their latency.
     adaptive: Option<AdaptiveLimit>,
 }
 
 #[derive(Debug)]
 struct AdaptiveLimit {
     limit: AtomicU32,
-    /// Calls without response headers. Responses that are read slowly occupy no capacity.
+    /// Number of calls without response headers. Responses that are read slowly occupy no capacity.
     in_flight: AtomicU32,
     /// Number of calls rejected since the last update.
     refused: AtomicU32,
     began: Instant,
-    /// Only locked with `try_lock`: if two calls end at the same time, one skips the update, so that none waits.
+    /// Locked only with `try_lock`. If two calls end at the same time, one of them skips the update instead of
+    /// waiting.
     controller: Mutex<AdaptiveConcurrency>,
 }
 
@@ -95,7 +96,7 @@ pub(crate) struct ConcurrencyPermit {
     is_success: bool,
 }
 
-/// The adaptive limit is reached.
+/// Error: the adaptive limit is reached.
 #[derive(Debug)]
 pub(crate) struct LimitReached;
 

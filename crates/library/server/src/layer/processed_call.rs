@@ -12,7 +12,8 @@ use http::{
     uri::{Authority, PathAndQuery},
 };
 
-/// The classes of a server's calls, by the routes of the policy it follows. Without a service, calls are not counted.
+/// Traffic classes of a server's calls, determined by the routes of its policy. Without a service, calls are not
+/// counted.
 #[derive(Debug, Default)]
 pub(crate) struct ServedClasses {
     service: Option<ServiceName>,
@@ -58,8 +59,8 @@ impl ServedClasses {
         self.current.load().as_ref().map(|classes| Arc::clone(&classes.counters))
     }
 
-    /// Begins a call of a chain with this origin. Returns the value that counts it, and the value that marks it as the
-    /// parent of calls made on its behalf.
+    /// Begins a call in a chain with this origin. Returns a value that counts the call, and a value that marks it as
+    /// the parent of calls made on its behalf.
     pub(crate) fn begin<B>(
         &self,
         request: &Request<B>,
@@ -81,9 +82,9 @@ impl ServedClasses {
 }
 
 impl ProcessedCall {
-    /// Counts the call, whose response begins while this share of the CPU limit, in thousandths, is in use. A proxy
-    /// does not see how long the program behind it waits for its own calls, so it counts calls without a CPU share, to
-    /// which no latency model is fitted.
+    /// Counts the call. `cpu` is the share of the CPU limit in use when the response begins, in thousandths. A proxy
+    /// does not see how long its program waits for its own calls, so it passes no CPU share; no latency model is
+    /// fitted to these calls.
     pub(crate) fn end(self, served: &ServedCall, cpu: Option<u16>) {
         let cpu = cpu.filter(|_| TraceParents::of_this_process().is_none());
         let now = tokio::time::Instant::now().into_std();

@@ -12,10 +12,10 @@ use fairmesh_headers::{
     WRONG_SHARD,
 };
 
-/// Why the layer responds itself.
+/// Why the layer itself responds to a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Refusal {
-    /// Another server holds the key, by this version of the shard map.
+    /// Another server holds the key, according to this version of the shard map.
     WrongShard(u64),
     /// The concurrency limit is reached.
     Overloaded,
@@ -25,7 +25,7 @@ pub(crate) enum Refusal {
     Unauthorized,
     /// The end user's token is not accepted.
     BadToken,
-    /// It is not known yet who may call.
+    /// It is not known yet which callers are allowed.
     Unready,
 }
 
@@ -105,7 +105,7 @@ impl Refusal {
         }
     }
 
-    /// Returns the message of a response, including how to have a refusal by the policy explained.
+    /// Returns the message of a response. For a refusal by the policy, it says how to get an explanation.
     fn message(self, load: &ServerLoad) -> String {
         let (_, _, words) = self.status_and_message();
         // `SERVICE/INSTANCE`.
@@ -118,8 +118,8 @@ impl Refusal {
         }
     }
 
-    /// Removes marks from a response of the service that only the layer may set, since callers would attribute them to
-    /// this server.
+    /// Removes marks that only the layer may set from a response of the service. Callers would otherwise attribute
+    /// them to this server.
     pub(crate) fn remove_marks(headers: &mut HeaderMap) {
         headers.remove(WRONG_SHARD);
         headers.remove(OVERLOADED_SERVER);

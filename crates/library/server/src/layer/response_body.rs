@@ -17,12 +17,12 @@ use crate::load_report;
 use fairmesh_headers::{CallerProtocol, WRONG_SHARD};
 use fairmesh_signals::ServedCall;
 
-/// A call whose response lasts longer than this after its headers counts as a stream. Unary responses complete at the
-/// first poll, so the value only determines how long a new stream counts as a call.
+/// Time after the headers from which on a response counts as a stream. Unary responses complete at the first poll, so
+/// this only determines how long a new stream counts as a call.
 const STREAM_AFTER: Duration = Duration::from_secs(1);
 
 pin_project! {
-    /// The body of a response behind the server layer.
+    /// Response body of a service wrapped by the server layer.
     #[derive(Debug)]
     pub struct ServerBody<B> {
         #[pin]

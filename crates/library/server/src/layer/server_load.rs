@@ -9,7 +9,7 @@ use http::{HeaderMap, HeaderValue};
 
 use super::{concurrency_limit::ConcurrencyLimit, refusal::Refusals};
 use crate::{
-    load_report::{custom_metrics::Metrics, program_report::ProgramReport},
+    load_report::{custom_metrics::Metrics, response_metrics::ProgramReport},
     shards::shard_load::KeyedCall,
 };
 
@@ -38,7 +38,7 @@ const BEGIN: u64 = (1 << 32) + 1;
 pub struct Outstanding {
     /// Calls whose response is not complete, excluding streams.
     pub calls: u32,
-    /// Calls whose response has begun and lasts long. They are a different load than short calls (Uber, assisted
+    /// Long-lasting calls whose responses have begun. They are a different load than short calls (Uber, assisted
     /// balancing).
     pub streams: u32,
 }
@@ -57,7 +57,7 @@ pub struct Admission {
     pub late: u64,
     /// Total calls that the policy did not allow and that were refused.
     pub unauthorized: u64,
-    /// Total calls that the policy did not allow but that were let through, since its mode is audit.
+    /// Total calls that the policy did not allow but that were let through, because the policy's mode is audit.
     pub audited: u64,
     /// Total connections accepted in plaintext because the policy of a server with mutual TLS is permissive.
     pub plaintext_connections: u64,
@@ -77,7 +77,7 @@ pub(crate) struct LoadSnapshot<'a> {
 }
 
 impl ServerLoad {
-    /// Creates a load of zero for the server with this name.
+    /// Creates the load of an idle server with this name.
     pub(crate) fn of(name: &str) -> Self {
         Self { name: HeaderValue::from_str(name).ok(), ..Self::default() }
     }
@@ -205,12 +205,12 @@ impl CallGuard {
         Arc::clone(&self.load)
     }
 
-    /// Learns from a report that the program wrote into the headers of the response, or into gRPC trailers.
+    /// Takes over the metrics that the program wrote into the headers of the response, or into gRPC trailers.
     pub(crate) fn learn(&self, headers: &HeaderMap, is_grpc: bool) {
         self.load.program_report.learn(headers, is_grpc);
     }
 
-    /// The load for the response of this call. Excludes the call itself, since its caller wants the load after the
+    /// Load reported in this call's response. Excludes the call itself, since its caller wants the load after the
     /// response.
     pub(crate) fn report(&self) -> LoadSnapshot<'_> {
         let mut report = self.load.report();

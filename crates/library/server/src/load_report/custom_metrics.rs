@@ -9,10 +9,10 @@ use fairmesh_model::{Invalid, LoadSignal};
 
 use fairmesh_headers::{MAX_METRIC, OUTSTANDING, STREAMS};
 
-/// Maximum number of metrics per program: all are sent in every response, and a policy uses only one of them.
+/// Maximum number of metrics per program. All metrics are sent in every response, and a policy uses only one of them.
 pub(super) const MAX_METRICS: usize = 8;
 
-/// Metrics by name, in the order in which they were first set. Names are only ever added, so that responses read them
+/// Metrics by name, in the order in which they were first set. Names are never removed, so that responses read them
 /// without a lock.
 #[derive(Debug)]
 pub(crate) struct Metrics {

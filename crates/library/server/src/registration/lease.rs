@@ -23,7 +23,7 @@ use super::{
 };
 use crate::Outstanding;
 
-/// A request that failed after this time counts as having reached the registry.
+/// Minimum time after which a failed request counts as having reached the registry.
 const IN_FLIGHT: Duration = Duration::from_millis(100);
 
 /// Time limit of deregistration. If it fails, the lease expires.
@@ -45,13 +45,13 @@ pub enum RegistrationState {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Drained {
-    /// All callers have applied the removal of this endpoint.
+    /// All callers have applied the removal of this endpoint, and their calls have ended.
     CallersMoved,
-    /// All callers have moved, but these calls and streams had not ended at the drain deadline, and were broken off.
+    /// All callers have moved, but these calls and streams were unfinished at the drain deadline and were cut off.
     Unfinished(Outstanding),
-    /// These callers had not moved when the time was up.
+    /// These callers had not moved at the deadline.
     Behind(Vec<String>),
-    /// The registry could not tell whether callers have moved, for this reason. Callers will notice when connections
+    /// The registry could not determine whether callers have moved, for this reason. Callers notice when connections
     /// close.
     Unreported(String),
 }
@@ -172,8 +172,8 @@ impl Lease {
         }
     }
 
-    /// Asks the registry once, over a connection that is open by `connect_by`. Returns how long the request was in
-    /// flight, too.
+    /// Asks the registry once, over a connection that must be open by `connect_by`. Also returns how long the request
+    /// was in flight.
     async fn try_drain(
         &self,
         connect_by: Instant,

@@ -24,7 +24,7 @@ use crate::authorization::{Authorizer, ConnectionAuthorizer};
 
 /// Default timeout of a call to the registry.
 const CALL_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long an endpoint that is registered late waits for its policy.
+/// Time for which an endpoint that is registered late waits for its policy.
 const POLICY_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Why a request to the registry failed.
@@ -95,22 +95,22 @@ impl RegistryError {
     }
 }
 
-/// A connection to the registry. It is opened on first use, reopened after failures, and moved to the next address when
-/// one does not respond.
+/// A connection to the registry. It is opened on first use and reopened after failures. If an address does not
+/// respond, the next one is used.
 #[derive(Debug)]
 pub struct RegistryClient {
     addresses: Vec<Address>,
     transport: Transport,
     software: String,
     undecided: Option<Arc<LateIdentity>>,
-    /// The authorizer that an endpoint registered late must wait for, so that it knows who may call.
+    /// Authorizer that an endpoint registered late must wait for, so that it knows which callers are allowed.
     authorizer: OnceLock<Arc<Authorizer>>,
-    /// Distinguishes this process from earlier and later ones with the same name.
+    /// Number that distinguishes this process from earlier and later ones with the same name.
     incarnation: u64,
     current: Mutex<Option<(Address, Connection)>>,
 }
 
-/// Converts plaintext callers to the protocol, for the control plane.
+/// Converts plaintext callers to protocol messages for the control plane.
 fn reported(callers: &PlaintextCallers) -> Vec<v1::PlaintextCaller> {
     let now = Instant::now();
     let report = |(address, caller): (IpAddr, PlaintextCaller)| v1::PlaintextCaller {
@@ -146,7 +146,7 @@ impl RegistryClient {
         Self { undecided: identity, ..self }
     }
 
-    /// Delays the registration of an undecided endpoint until its server knows who may call.
+    /// Delays the registration of an undecided endpoint until its server knows which callers are allowed.
     #[must_use]
     pub fn after_policy_of(self, authorizer: Option<&ConnectionAuthorizer>) -> Self {
         authorizer.into_iter().for_each(|known| self.wait_for_policy(&known.authorizer));
@@ -253,7 +253,7 @@ impl RegistryClient {
         self.call(address, CALL_TIMEOUT, service.report(request)).await.map(drop)
     }
 
-    /// Returns the connection over which to ask for a drain, if it is open by `deadline`.
+    /// Returns the connection for requesting a drain, if it is open by `deadline`.
     pub(crate) async fn connect_by(&self, deadline: Instant) -> Result<Current, RegistryError> {
         let began = Instant::now();
         let late = |_| match self.addresses.first().cloned() {

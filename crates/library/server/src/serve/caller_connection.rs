@@ -19,7 +19,7 @@ use crate::{Caller, MeshServer, identity_of};
 #[derive(Debug)]
 pub struct CallerConnection(GuardedStream<Stream>);
 
-/// Makes the requests of a connection mark it as active for its listener, and carry the caller.
+/// Layer that marks the connection as active with each request, and adds the caller to the request.
 #[derive(Clone, Debug)]
 pub struct CallerLayer {
     connection: Option<Arc<Connection>>,

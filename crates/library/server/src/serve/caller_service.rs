@@ -12,7 +12,7 @@ use tower_service::Service;
 
 use crate::Caller;
 
-/// A service whose requests mark their connection as active for the acceptor, and carry the caller.
+/// Service that marks the connection as active with each request, and adds the caller to the request.
 #[derive(Clone, Debug)]
 pub struct CallerService<S> {
     inner: S,

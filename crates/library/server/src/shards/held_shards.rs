@@ -2,8 +2,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use fairmesh_model::{InstanceId, KeyRange, ReplicaState, ShardId, ShardMap};
 
-/// The shards that an instance holds by the last map, and which of them are loaded. Does no I/O: returns what must be
-/// done.
+/// Shards that the last map assigns to an instance, and which of them are loaded. Does no I/O; it returns the actions
+/// to perform.
 #[derive(Debug)]
 pub(super) struct HeldShards {
     instance: InstanceId,
@@ -70,7 +70,7 @@ impl HeldShards {
         changes
     }
 
-    /// Whether the map assigns nothing to this instance.
+    /// Whether the map assigns no shard to this instance.
     pub(super) fn is_empty(&self) -> bool {
         self.own.is_empty()
     }
@@ -87,7 +87,7 @@ impl HeldShards {
         &self.loaded
     }
 
-    /// The loaded shards whose move continues once the registry knows that they are loaded; none without hooks.
+    /// Loaded shards whose moves continue once the registry knows that the shards are loaded; none without hooks.
     pub(super) fn waiting(&self) -> Vec<ShardId> {
         if !self.has_hooks {
             return Vec::new();

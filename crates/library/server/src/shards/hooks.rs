@@ -36,20 +36,20 @@ impl fmt::Debug for ShardHooks {
 pub(super) struct HookRunner {
     hooks: ShardHooks,
     tasks: JoinSet<Option<Loaded>>,
-    /// Cancels the load in progress of each shard.
+    /// Tokens that cancel loads in progress, by shard.
     loading: BTreeMap<ShardId, CancellationToken>,
     /// Cancelled when the last hook of a shard has ended.
     last: BTreeMap<ShardId, CancellationToken>,
 }
 
-/// A loaded shard. Its load may have been cancelled at the last moment.
+/// A loaded shard. Its load may have been cancelled just before it completed.
 struct Loaded {
     shard: ShardId,
     cancelled: CancellationToken,
 }
 
-/// The turn of a hook among those of its shard; dropping it begins the next turn. Otherwise a stop in progress could
-/// drop what a concurrent start has just loaded, and an empty shard would be served.
+/// Turn of one hook among the hooks of its shard. Dropping it begins the next turn. Without turns, a stop in progress
+/// could drop what a concurrent start has just loaded, and an empty shard would be served.
 struct HookTurn {
     before: Option<CancellationToken>,
     _ended: DropGuard,

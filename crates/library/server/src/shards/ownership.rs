@@ -27,8 +27,8 @@ struct OwnedShard {
 }
 
 impl Ownership {
-    /// The replicas of `instance` in `map`: all serving and stopping ones, and starting ones whose shard is `ready`,
-    /// since a caller may learn of the completed move before this server does (ServiceRouter §4.1).
+    /// Shards of `map` that `instance` serves: serving and stopping replicas, and starting replicas whose shard is
+    /// `ready`, because a caller may learn of a completed move before this server does (ServiceRouter §4.1).
     pub(crate) fn new(map: &ShardMap, instance: &InstanceId, ready: &BTreeSet<ShardId>) -> Self {
         let mut starts = Vec::new();
         let mut shards = Vec::new();
@@ -57,7 +57,7 @@ impl Ownership {
         Self { version: map.version, starts: starts.into(), shards: shards.into(), loads, role_sets }
     }
 
-    /// Takes over the counts of the previous map's value.
+    /// Takes over the counts from the value for the previous map.
     pub(crate) fn carry_over(&self, before: &Self) {
         let known: HashMap<_, _> = before.shards.iter().map(|owned| owned.id).zip(&before.loads).collect();
         for (owned, work) in self.shards.iter().zip(&self.loads) {
@@ -70,7 +70,7 @@ impl Ownership {
         self.position(key).map(|at| &self.loads[at])
     }
 
-    /// Returns the load of every shard held here, under the first of its roles.
+    /// Returns the load of every shard held here, with the first of its roles.
     pub(crate) fn loads(&self) -> impl Iterator<Item = (ShardId, &Role, &ShardLoad)> {
         let role =
             |owned: &OwnedShard| self.role_sets.get(owned.roles as usize).and_then(|roles| roles.first());
@@ -83,7 +83,7 @@ impl Ownership {
         self.version
     }
 
-    /// Whether calls for `key`, in `role` if given, are served here. O(log own shards).
+    /// Whether this server serves calls for `key`, in `role` if given. O(log own shards).
     pub(crate) fn holds(&self, key: ShardKey, role: Option<&str>) -> bool {
         let Some(at) = self.position(key) else { return false };
         match role {

@@ -49,7 +49,7 @@ impl ShardLoad {
     }
 }
 
-/// A call with a key, until it has ended or become a stream. Its shard is looked up at its end, so that a new map costs
+/// A call with a key, until it ends or becomes a stream. Its shard is looked up at the end, so that a new map costs
 /// running calls nothing.
 #[derive(Debug)]
 pub(crate) struct KeyedCall {
@@ -115,8 +115,8 @@ async fn report(registry: Arc<RegistryClient>, registration: Registration, share
     }
 }
 
-/// Takes the counts; `None` if no map is known. A server that holds no shards reports that, and may then be assigned
-/// some.
+/// Takes the counts; `None` if no map is known. A server that holds no shards sends an empty report, and may then be
+/// assigned some.
 fn take_report(shared: &LayerState) -> Option<v1::ReportShardLoadRequest> {
     let ownership = shared.ownership.load();
     let mut calls = 0;

@@ -19,7 +19,7 @@ use crate::RegistryClient;
 /// State of the map.
 #[derive(Clone, Debug, Default)]
 pub(super) struct MapState {
-    /// The last received revision, to acknowledge.
+    /// Last received revision, which is then acknowledged.
     pub(super) revision: Option<Revision>,
     /// Whether it is known if the service has a map.
     pub(super) known: bool,
@@ -80,7 +80,7 @@ impl MapSubscription {
         self.handle.close().await;
     }
 
-    /// Acknowledges that calls are now served with everything up to `revision`.
+    /// Acknowledges that calls are now served by everything up to `revision`.
     pub(super) fn applied(&self, revision: Revision) {
         self.handle.ack(revision);
     }
@@ -92,7 +92,8 @@ struct MapRecords {
     publisher: watch::Sender<MapState>,
     store: Option<StoreId>,
     entries: BTreeMap<RecordKey, Bytes>,
-    /// The prefixes whose snapshot has arrived. A map built from only some of them might wrongly assign nothing here.
+    /// Prefixes whose snapshots have arrived. A map built from only some of the prefixes might wrongly assign no
+    /// shard to this server.
     complete: BTreeSet<Prefix>,
 }
 

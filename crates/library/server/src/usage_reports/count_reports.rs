@@ -19,28 +19,28 @@ use crate::{
     layer::{LayerState, caller_counts::CallerCounts},
 };
 
-/// Maximum number of reports that are sent at once.
+/// Maximum number of reports that are sent back to back.
 const MAX_REPORTS: usize = 4;
 
-/// The counts of a server on their way to its agent.
+/// A server's counts that are still to be sent to its agent.
 pub(super) struct CountReports {
     callers: Arc<CallerCounts>,
     authorizer: Arc<Authorizer>,
     meter: CountMeter,
     division: CpuDivision,
-    /// CPU time, in microseconds, attributed since the last interval.
+    /// Attributed CPU time since the last interval, in microseconds.
     cpu: BTreeMap<(CpuBy, CpuUser), u64>,
     outbox: CountOutbox,
     read_at_ms: u64,
 }
 
 impl CountReports {
-    /// Reports what a server layer counts.
+    /// Creates reports of the counts of a server layer.
     pub(super) fn of(layer: &LayerState) -> Self {
         Self::new(Arc::clone(&layer.callers), Arc::clone(&layer.authorizer))
     }
 
-    /// Reports what is counted in front of a program.
+    /// Creates reports of the counts made in front of a program.
     pub(super) fn of_front(front: &ConnectionAuthorizer) -> Self {
         Self::new(Arc::clone(&front.callers), Arc::clone(&front.authorizer))
     }
@@ -51,15 +51,15 @@ impl CountReports {
         Self { callers, authorizer, meter, division, cpu, outbox, read_at_ms: 0 }
     }
 
-    /// Attributes the CPU time that the program used since the last call to its callers. `used_us` is a total in
-    /// microseconds, comparable within an epoch.
+    /// Attributes to callers the CPU time that the program used since the previous call of this function. `used_us`
+    /// is a total in microseconds, comparable within an epoch.
     pub(super) fn divide_cpu(&mut self, epoch: u32, used_us: u64) {
         for (user, part) in self.division.read((epoch, used_us), self.callers.in_flight()) {
             *self.cpu.entry(user).or_default() += part;
         }
     }
 
-    /// Reads what was counted since the last time.
+    /// Reads the counts since the last reading.
     pub(super) fn read(&mut self, service: &ServiceName, region: &Region, now_ms: u64) {
         let calls = self.meter.read(self.callers.read(service, region));
         let denied = self.authorizer.denied.take(service);
@@ -74,7 +74,7 @@ impl CountReports {
         }
     }
 
-    /// Sends waiting reports. Returns the time until the next report in milliseconds, if the receiver asks for one.
+    /// Sends pending reports. Returns the time until the next report in milliseconds, if the receiver requests one.
     pub(super) async fn send(&mut self, registry: &RegistryClient, now_ms: u64) -> Option<u64> {
         let mut asked = None;
         for _ in 0..MAX_REPORTS {

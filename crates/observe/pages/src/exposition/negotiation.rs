@@ -43,7 +43,7 @@ impl Format {
     }
 }
 
-/// Returns the format that the client prefers. Of equally preferred formats, returns the one with more information. A
+/// Returns the format that the client prefers. Of equally preferred formats, the one with more information wins. A
 /// client that names none, such as a browser, gets plain text.
 pub(crate) fn format(headers: &HeaderMap) -> Format {
     let values = headers.get_all(ACCEPT).into_iter().filter_map(|value| value.to_str().ok());

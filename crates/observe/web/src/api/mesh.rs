@@ -120,7 +120,7 @@ pub(super) async fn imbalance(State(served): State<Served>, Query(asked): Query<
     stream(&served, vec![part])
 }
 
-/// Streams what is protected and what is not. The authority, agents and revocations concern all tenants.
+/// Streams which services are protected and which are not. The authority, agents and revocations concern all tenants.
 pub(super) async fn security(
     State(served): State<Served>,
     Query(asked): Query<Asked>,

@@ -12,7 +12,7 @@ use crate::{
     service::default_name,
 };
 
-/// Kinds of records that decide what is protected.
+/// Kinds of records that determine what is protected.
 pub(crate) const KINDS: &[RecordKind] =
     &[RecordKind::Service, RecordKind::Policy, RecordKind::Endpoint, RecordKind::Authorization];
 /// Maximum number of plaintext callers that are listed per service.

@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use crate::event_delta::Shown;
 
-/// Kinds of records from which the regions are made.
+/// Kinds of records that the regions are read from.
 pub(crate) const KINDS: &[RecordKind] = &[RecordKind::Endpoint];
 
 /// Shows regions with their endpoints, and the round trips between regions, like `fairmesh get regions` and

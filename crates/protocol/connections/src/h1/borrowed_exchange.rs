@@ -38,7 +38,7 @@ pub struct BorrowedExchange {
     connection: Box<Connection>,
     /// Reads a response that does not qualify for borrowing.
     owned: Option<ResponseReader>,
-    /// How long to wait for the rest of a large response.
+    /// Time until which to wait for the rest of a large response.
     rest_by: Option<Instant>,
     /// Timeouts of a request that the server did not accept at once; boxed, since that is rare.
     wait: Option<Box<ResponseWait>>,
@@ -68,8 +68,8 @@ impl BorrowedExchange {
         Some(Self { connection, owned: None, rest_by: None, wait: None })
     }
 
-    /// Sets timeouts for the case that the server did not accept the whole request at once: they limit sending the
-    /// rest, and the wait for the response.
+    /// Sets timeouts in case the server did not accept the whole request at once. They limit sending the rest and
+    /// waiting for the response.
     #[inline]
     pub fn bound_unsent(&mut self, timeouts: impl FnOnce() -> AttemptTimeouts) {
         if !self.connection.output.is_empty() {
@@ -130,7 +130,7 @@ impl BorrowedExchange {
         }
     }
 
-    /// Whether the rest of a mostly received response is late; the response is then streamed.
+    /// Whether the rest of a mostly received response is late. If so, the response is streamed.
     fn rest_timed_out(&mut self, context: &mut Context<'_>) -> bool {
         let Self { connection, rest_by, .. } = self;
         if connection.input.is_empty() {
@@ -199,7 +199,7 @@ impl Connection {
         }
     }
 
-    /// Reads more of a response that is probably large, like [`poll_small`](Self::poll_small). If most of it has
+    /// Reads more of a response that is probably large, like [`poll_small`](Self::poll_small). Once most of it has
     /// arrived, waits for the rest, which would otherwise be forwarded separately.
     fn poll_large<T>(
         &mut self,

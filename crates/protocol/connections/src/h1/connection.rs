@@ -39,7 +39,7 @@ use fairmesh_http::{
 
 /// Size of a typical response head, in bytes.
 const HEAD: usize = 1024;
-/// Progress of a request that was not sent at all.
+/// Progress of a request of which nothing was sent.
 const UNBEGUN: SendProgress = SendProgress { pieces: 0, unsent: usize::MAX };
 
 /// A connection to a server, used by one call at a time. Dropping it closes the connection.
@@ -53,7 +53,7 @@ pub(crate) struct Connection<I = Stream> {
     pub(super) persistent: bool,
     pub(super) timer: DeadlineTimer,
     open: Option<OpenConnection>,
-    /// Takes the connection back after the response; `None` for connections of the pool.
+    /// Owner that takes the connection back after the response; `None` for connections of the pool.
     owner: Option<Box<dyn ConnectionOwner>>,
 }
 
@@ -74,8 +74,8 @@ where
         Self { io: Io::Whole(io), input, output, expected: 0, persistent: true, timer, open, owner: None }
     }
 
-    /// Sends the pending request and waits for the head of the response, within `timeouts`. The head may arrive before
-    /// the whole request is sent. As long as `pending` holds the request, nothing of it was sent.
+    /// Sends the pending request and waits for the head of the response, within `timeouts`. The head may arrive
+    /// before the whole request is sent. While `pending` holds the request, nothing of it was sent.
     pub(super) async fn exchange(
         mut self: Box<Self>,
         pending: &mut PendingRequest,
@@ -199,7 +199,7 @@ where
         }
     }
 
-    /// Reserves read space for the next response, assuming it will be like this one with this body.
+    /// Reserves read space for the next response, which is assumed to be as long as this one.
     pub(super) fn expect(&mut self, body: &Decoder) {
         self.expected = usize::try_from(body.due()).unwrap_or(MAX_READ).saturating_add(HEAD);
     }
@@ -254,7 +254,7 @@ impl<I> Connection<I> {
         }
     }
 
-    /// Returns the bare stream, which carries no HTTP messages any more.
+    /// Returns the bare stream, which no longer carries HTTP messages.
     pub(super) fn into_raw(self) -> Option<RawConnection<I>> {
         match self.io {
             Io::Whole(io) => Some(RawConnection { io, input: self.input.into_bytes(), _open: self.open }),

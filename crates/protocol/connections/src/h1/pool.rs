@@ -25,14 +25,15 @@ use crate::{
     request::PendingRequest,
 };
 
-/// A connection is closed after this number of idle checks without a call. The resolver checks every 30 s, so after 90
-/// s.
+/// Number of idle checks without a call after which a connection is closed. The resolver checks every 30 s, so this
+/// is 90 s.
 pub(crate) const MAX_IDLE_CHECKS: u32 = 3;
 
-/// Maximum number of idle connections kept per endpoint, enough for that many concurrent calls of a client to a server.
+/// Maximum number of idle connections per endpoint. It suffices for that many concurrent calls of a client to a
+/// server.
 const MAX_IDLE: usize = 256;
 
-/// Idle connections, the most recently used at the back, so that the others may expire.
+/// Idle connections. The most recently used is at the back, so that the others may expire.
 #[derive(Default)]
 pub(crate) struct Pool {
     idle: Mutex<VecDeque<Idle>>,

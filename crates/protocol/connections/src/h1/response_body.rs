@@ -19,13 +19,14 @@ use fairmesh_http::{
     h1::{Decoder, Piece},
 };
 
-/// Up to this number of pieces, reading an unwanted response is cheaper than opening another connection.
+/// Maximum number of pieces of an unwanted response that are read. Reading them is cheaper than opening another
+/// connection.
 const MAX_DISCARDED_PIECES: usize = 4;
 
 /// The body of a response, read from the connection on demand. Dropping it early closes the connection, since the rest
 /// of the response may still arrive on it.
 pub struct ResponseBody<I = Stream> {
-    /// `None` once the connection is reused.
+    /// The connection; `None` once it is reused.
     connection: Option<Box<Connection<I>>>,
     decoder: Decoder,
     /// The status was 101: the following bytes are not HTTP.
@@ -42,7 +43,7 @@ impl<I> ResponseBody<I> {
         self.connection.as_ref()?.last_moved()
     }
 
-    /// Whether the connection speaks another protocol from here on.
+    /// Whether the connection carries another protocol from here on.
     pub fn is_switched(&self) -> bool {
         self.switched
     }

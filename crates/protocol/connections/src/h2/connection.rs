@@ -18,7 +18,7 @@ use fairmesh_http::h2::{self, ClientConnection, DrainRead, lock};
 /// the connection of a client that sends more (gRFC A8). The socket detects lost hosts, and much sooner; the PING
 /// detects processes that hang on a healthy host.
 const PING_INTERVAL: Duration = Duration::from_secs(6 * 60);
-/// How long the server may take to acknowledge a PING.
+/// Time within which the server must acknowledge a PING.
 const PING_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Connects, and drives the connection until it ends.

@@ -22,12 +22,12 @@ use crate::{
     request::PendingRequest,
 };
 
-/// Maximum number of connections that an endpoint may hold back before no further one is opened. A connection is held
-/// back while the server keeps its window shut.
+/// Maximum number of held-back connections per endpoint. At the maximum, no further connection is opened. A
+/// connection is held back while the server keeps its window shut.
 const MAX_HELD_BACK: usize = 8;
 
-/// A connection is closed after this number of idle checks without a call. The resolver checks every 30 s, so after 90
-/// s.
+/// Number of idle checks without a call after which a connection is closed. The resolver checks every 30 s, so this
+/// is 90 s.
 const MAX_IDLE_CHECKS: u32 = 3;
 
 /// Connections to one endpoint; usually just one.
@@ -97,8 +97,8 @@ impl Pool {
         }
     }
 
-    /// Sends a request without a body on a connection that the server holds back, if no other one could be opened for
-    /// that reason.
+    /// Sends a request without a body on a connection that the server holds back, if for that reason no other
+    /// connection can be opened.
     async fn send_held_back(
         &self,
         connector: &Connector,
@@ -194,7 +194,7 @@ impl Pool {
         list.iter().filter(|one| !one.is_closing() && one.limit.load(Relaxed) == 0).count()
     }
 
-    /// Waits until no connection is being opened any more, or until a stream may be free (`None`).
+    /// Waits until no connection is being opened, or until a stream may be free (`None`).
     async fn opened_or_freed(&self) -> Option<OwnedMutexGuard<()>> {
         tokio::select! {
             biased;

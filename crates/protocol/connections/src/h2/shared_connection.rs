@@ -25,7 +25,7 @@ use fairmesh_http::{
     h2::{self, Call, CallError, Reason, RequestHead, StreamError},
 };
 
-/// Error message for a request to switch protocols on a connection that other calls share.
+/// Error message for a request to switch protocols over HTTP/2, whose connections are shared with other calls.
 const NO_UPGRADES: &str = "over HTTP/2 there are no upgrades; declare the service with protocol http1";
 
 /// An HTTP/2 connection that calls share.
@@ -98,8 +98,8 @@ impl SharedConnection {
         self.closing.load(Relaxed)
     }
 
-    /// Reclassifies a connection that closed without ever having delivered a response: such a server is not shutting
-    /// down gracefully. Otherwise it would be called again and again, since it never has load.
+    /// Changes the error of a connection that closed without ever having delivered a response. Such a server is not
+    /// shutting down gracefully. Otherwise it would be called again and again, since it never has load.
     pub(super) fn reclassify(&self, error: SendError) -> SendError {
         match error {
             SendError::Stale(cause) if !self.proven.load(Relaxed) => SendError::Refused(cause),
@@ -212,8 +212,8 @@ impl Drop for StreamPermit {
     }
 }
 
-/// Returns the number of calls allowed on the connection. If the server has let the window of the connection run out by
-/// not reading requests, further calls would stall, so they get a connection of their own.
+/// Returns the number of calls allowed on the connection. If the server has used up the connection's window by not
+/// reading requests, further calls would stall, so they get another connection.
 fn limit(session: &h2::Session) -> u32 {
     if session.capacity() == h2::Capacity::HeldBack { 0 } else { session.stream_limit() }
 }

@@ -51,7 +51,7 @@ enum Position {
     Data,
     DataCr,
     DataLf,
-    /// In the trailer section; holds how many of its bytes were already searched for its end.
+    /// In the trailer section; the number says how many of its bytes were already searched for the end.
     Trailers(usize),
 }
 
@@ -83,7 +83,7 @@ impl Decoder {
         matches!(self.0, State::UntilClose)
     }
 
-    /// Remaining bytes of the body; `None` for chunked bodies and bodies that end with the connection.
+    /// Number of remaining bytes of the body; `None` for chunked bodies and bodies that end with the connection.
     pub fn left(&self) -> Option<u64> {
         match self.0 {
             State::Done => Some(0),
@@ -92,7 +92,7 @@ impl Decoder {
         }
     }
 
-    /// Minimum number of bytes that will follow next; 0 where unknown.
+    /// Minimum number of bytes that will follow; 0 if unknown.
     pub fn due(&self) -> u64 {
         match &self.0 {
             State::Length(left) => *left,
@@ -196,7 +196,7 @@ impl ChunkedState {
         Ok(ChunkStep::Incomplete)
     }
 
-    /// Runs through all of `came`; the resulting state is discarded.
+    /// Checks all bytes of `came`; the resulting state is discarded.
     fn check(mut self, mut came: &[u8]) -> Result<(), Malformed> {
         while let Some((first, rest)) = came.split_first() {
             match self.position {

@@ -24,7 +24,7 @@ const MAX_FIELDS: usize = 48;
 /// Maximum body size of a borrowed message, in bytes.
 const MAX_BODY: usize = 64 * 1024;
 
-/// How long to wait for the rest of a large message after most of it has arrived.
+/// Time to wait for the rest of a large message after most of it has arrived.
 pub const REMAINDER_WAIT: Duration = Duration::from_millis(20);
 
 /// A numeric field that the proxy adds, such as a deadline.
@@ -40,8 +40,8 @@ pub const fn header_storage<'a>() -> HeaderStorage<'a> {
     [const { MaybeUninit::uninit() }; MAX_FIELDS]
 }
 
-/// An HTTP/1.1 request that is meant for the upstream server alone. It has no hop-by-hop header that matters, no
-/// framing other than `content-length`, and no header that the caller reserves for itself.
+/// An HTTP/1.1 request that concerns only the upstream server. It has no hop-by-hop header that matters, no framing
+/// other than `content-length`, and no header that the caller reserves for itself.
 #[derive(Debug)]
 pub struct BorrowedRequest<'a> {
     /// One of the methods whose responses have ordinary bodies.
@@ -61,7 +61,7 @@ pub struct BorrowedRequest<'a> {
     pub length: usize,
 }
 
-/// A response whose body arrived with its headers, without hop-by-hop headers that matter.
+/// A response whose body arrived together with its headers. It has no hop-by-hop headers that matter.
 #[derive(Clone, Copy, Debug)]
 pub struct BorrowedResponse<'a> {
     /// A status from 200 to 499.

@@ -19,7 +19,7 @@ use tokio_util::io::poll_read_buf;
 pub const MIN_READ: usize = 8 * 1024;
 /// Maximum size of one read, in bytes: 64 KiB and headers. Larger bodies are read in pieces of this size.
 pub const MAX_READ: usize = 72 * 1024;
-/// Unread bytes up to this number are moved to a small buffer. A larger rest stays in its large buffer while the
+/// Maximum number of unread bytes that are moved to a small buffer. A larger rest stays in its large buffer while the
 /// connection waits for more.
 const MAX_MOVED: usize = 4 * 1024;
 /// Maximum number of large buffers kept per thread. A thread rarely reads more bodies at once than it can forward.

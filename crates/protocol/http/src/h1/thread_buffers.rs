@@ -24,7 +24,8 @@ pub fn with_read_buffer<T>(read: impl FnOnce(&mut [u8]) -> T) -> T {
     READ.with_borrow_mut(|buffer| read(buffer))
 }
 
-/// Bodies up to this length, in bytes, are copied behind the headers: one buffer is cheaper to write than several.
+/// Maximum length of a body that is copied behind the headers, in bytes: writing one buffer is cheaper than writing
+/// several.
 const MAX_COPIED: usize = 16 * 1024;
 
 /// Copies a short body behind the headers. Returns the part of the body that is still to be sent after them.

@@ -9,12 +9,12 @@ use std::{
 use bytes::{Buf as _, Bytes};
 use tokio::io::AsyncWrite;
 
-/// Pieces of a body up to this length, in bytes, are copied behind the headers: one buffer is cheaper to write than
-/// several.
+/// Maximum length of a body piece that is copied behind the headers, in bytes: writing one buffer is cheaper than
+/// writing several.
 const MAX_COPIED: usize = 4 * 1024;
 
-/// Encoded, unsent data: headers and framing (the text), a body chunk that is not copied, and the framing after it (the
-/// tail).
+/// Encoded, unsent data: headers and framing (the text), a body chunk that is not copied, and the framing after the
+/// chunk (the tail).
 #[derive(Debug, Default)]
 pub struct WriteBuffer {
     text: Vec<u8>,

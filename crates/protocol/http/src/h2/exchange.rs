@@ -22,15 +22,15 @@ use super::{
 
 /// Maximum time to discard the unread rest of a request after the response.
 const DISCARD_TIMEOUT: Duration = Duration::from_secs(1);
-/// How long after its deadline a response is reset if its body could not be polled. A body that can be polled ends by
-/// itself, with the status of its protocol.
+/// Time after its deadline at which a response is reset if its body could not be polled. A body that can be polled
+/// ends by itself, with the status of its protocol.
 const CUT_AFTER: Duration = Duration::from_millis(50);
 
 /// Calls the service and sends its response as flow control allows. Ready when the stream is closed.
 #[derive(Debug)]
 pub(super) struct Exchange<F, B> {
     state: State<F, B>,
-    /// `None` once the stream is closed or belongs to a tunnel.
+    /// Sends the response; `None` once the stream is closed or belongs to a tunnel.
     responder: Option<Responder>,
     tunnel: Option<TunnelStart>,
 }
@@ -38,7 +38,7 @@ pub(super) struct Exchange<F, B> {
 #[derive(Debug)]
 enum State<F, B> {
     Responding(F),
-    /// Holds the timer at which the response is reset.
+    /// The response is being sent. The timer resets it.
     Sending(BodySender<B>, Option<Pin<Box<Sleep>>>),
     /// The response is sent; the request may be incomplete.
     Sent,

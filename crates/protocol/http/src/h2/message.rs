@@ -66,8 +66,8 @@ pub(super) struct Fields {
     status: Option<StatusCode>,
     protocol: Option<Bytes>,
     headers: HeaderMap,
-    /// Number of received fields in total, and as counted for the limit: a cookie split into several fields counts once
-    /// (RFC 9113 8.2.3).
+    /// Number of fields received, and the number that counts towards the limit: a cookie split into several fields
+    /// counts once (RFC 9113 8.2.3).
     received: usize,
     counted: usize,
     has_cookie: bool,

@@ -27,8 +27,8 @@ use crate::h1::ReadBuffer;
 const READ_SIZE: usize = 64 * 1024;
 /// Maximum number of reads per turn.
 const READS_PER_TURN: usize = 4;
-/// How long, and for how many bytes, a connection is read after the last GOAWAY. If the socket were closed at once, the
-/// kernel would send RST and discard data that the client has not read yet.
+/// Time, and number of bytes, for which a connection is read after the last GOAWAY. If the socket were closed at
+/// once, the kernel would send RST and discard data that the client has not read yet.
 const LINGER: Duration = Duration::from_secs(1);
 const MAX_LINGER_BYTES: usize = 1 << 20;
 /// Error of streams whose client has closed the connection.

@@ -57,8 +57,8 @@ pub(super) use stream::{Piece, StreamEnd};
 const MAX_STREAMS: u32 = 256;
 /// Maximum number of streams in memory: open, or closed and still in use.
 const MAX_TRACKED_STREAMS: usize = 2 * MAX_STREAMS as usize;
-/// Number of stream errors a client may cause in a [`STREAM_ERROR_PERIOD`] before the connection is closed. No other
-/// limit counts the streams reset for these errors (CVE-2025-8671).
+/// Maximum number of stream errors that a client may cause in a [`STREAM_ERROR_PERIOD`] before the connection is
+/// closed. No other limit counts the streams that are reset for these errors (CVE-2025-8671).
 const MAX_STREAM_ERRORS: u32 = 1024;
 /// The count of stream errors restarts after this time, so that rare errors never end a connection that lasts for days.
 const STREAM_ERROR_PERIOD: Duration = Duration::from_secs(60);
@@ -82,11 +82,11 @@ const KEEPALIVE_PING: [u8; 8] = *b"are you?";
 /// Payload of the PING after the first GOAWAY.
 const GOAWAY_PING: [u8; 8] = *b"last one";
 
-/// The send window of the connection is used up.
+/// State while the send window of the connection is used up.
 #[derive(Debug)]
 struct Shut {
     since: Instant,
-    /// Bytes by which the peer has opened the window since then.
+    /// Number of bytes by which the peer has opened the window since then.
     opened: u32,
 }
 
@@ -107,7 +107,7 @@ pub struct Session {
     receive_window: u32,
     /// Bytes by which the receive windows of streams may still grow together.
     growth_left: u32,
-    /// Received, unread bytes of all streams.
+    /// Received bytes of all streams that are still unread.
     unread: UnreadBytes,
     streams: HashMap<u32, Box<Stream>, StreamIdHash>,
     #[allow(clippy::vec_box, reason = "they go in and out of the map as they are")]
@@ -119,7 +119,7 @@ pub struct Session {
     /// Number of concurrent streams that the server allows.
     stream_limit: u32,
     recently_ended: VecDeque<(u32, StreamEnd)>,
-    /// Identifier of the last stream whose end is no longer remembered; 0 at first.
+    /// Identifier of the newest closed stream whose end is no longer remembered; 0 at first.
     last_forgotten: u32,
     /// Received requests that are not yet dispatched.
     pending_requests: VecDeque<(u32, Request<()>)>,
@@ -127,21 +127,21 @@ pub struct Session {
     /// Number of stream errors caused by the peer in the current period, and the start of the period.
     stream_errors: u32,
     stream_errors_since: Instant,
-    /// Streams that are waiting for the connection's window or send buffer, or were waiting earlier.
+    /// Streams that wait for the connection's window or send buffer. Some may no longer wait.
     waiting: VecDeque<u32>,
     /// Set while a stream waits for the connection's window.
     shut: Option<Shut>,
     driver: Option<Waker>,
-    /// The driver is in a turn, and will send the buffered frames.
+    /// Whether the driver is in a turn, at whose end it sends the buffered frames.
     is_driven: bool,
-    /// The transport did not accept all of the last write.
+    /// Whether the transport accepted only a part of the last write.
     is_blocked: bool,
     settings_received: bool,
     goaway: GoAwayState,
-    /// The peer has sent GOAWAY.
+    /// Whether the peer has sent GOAWAY.
     goaway_received: bool,
     flood_limit: FloodLimit,
-    /// Data was received since the last check.
+    /// Whether data was received since the last check.
     has_activity: bool,
     is_closed: bool,
     #[cfg(test)]

@@ -24,7 +24,7 @@ const MAX_WRITE: usize = 16 * 1024;
 #[derive(Clone, Debug)]
 pub struct PendingTunnel(Arc<Mutex<Option<PendingParts>>>);
 
-/// A tunnel whose CONNECT has no response yet.
+/// A tunnel whose CONNECT request has no response yet.
 #[derive(Debug)]
 struct PendingParts {
     body: RequestBody,
@@ -55,7 +55,7 @@ impl PendingTunnel {
         TunnelStart(begins)
     }
 
-    /// Waits for the 2xx response. Returns `None` if the tunnel is refused or was taken before.
+    /// Waits for the 2xx response. Returns `None` if the tunnel is refused or was already taken.
     pub async fn begun(self) -> Option<TunnelStream> {
         let PendingParts { body, begun } = self.0.lock().unwrap_or_else(PoisonError::into_inner).take()?;
         let responder = begun.await.ok()?;

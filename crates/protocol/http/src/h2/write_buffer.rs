@@ -12,8 +12,8 @@ use std::{
 use bytes::{Buf as _, Bytes};
 use tokio::io::AsyncWrite;
 
-/// Pieces of a body of at least this length, in bytes, are not copied: a copy costs more than another part of a
-/// vectored write.
+/// Minimum length of a body piece that is not copied, in bytes: a copy costs more than another part of a vectored
+/// write.
 const MIN_UNCOPIED: usize = 8 * 1024;
 /// Maximum number of parts in one vectored write.
 const MAX_PARTS: usize = 16;
@@ -21,7 +21,7 @@ const MAX_PARTS: usize = 16;
 const MAX_KEPT: usize = 256 * 1024;
 
 thread_local! {
-    /// Lent to the connection that is writing: idle connections hold no buffer.
+    /// Buffer that is lent to the connection that is writing. Idle connections hold no buffer.
     static SPARE: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
 }
 

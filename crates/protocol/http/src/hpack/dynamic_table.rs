@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use super::field::Entry;
 
-/// Fields that the peer may refer to by index.
+/// Fields to which the peer may refer by index.
 #[derive(Debug)]
 pub(super) struct DynamicTable {
     /// Entries, the newest first.
@@ -18,7 +18,7 @@ impl DynamicTable {
         Self { entries: VecDeque::new(), size: 0, limit }
     }
 
-    /// Returns the entry of this age, 0 for the newest.
+    /// Returns the entry of this age; the newest entry has age 0.
     pub(super) fn get(&self, age: usize) -> Option<&Entry> {
         self.entries.get(age)
     }

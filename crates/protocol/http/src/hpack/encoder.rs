@@ -139,7 +139,7 @@ impl Block<'_> {
         self.literal(how, index, name, value);
     }
 
-    /// Returns the index of a name: `known`, or its index in the dynamic table, or 0.
+    /// Returns the index of a name: `known` if it is not 0, otherwise its index in the dynamic table, or 0.
     fn name(&self, known: usize, name: &[u8]) -> usize {
         if known > 0 { known } else { self.encoder.table.find_name(name).unwrap_or(0) }
     }

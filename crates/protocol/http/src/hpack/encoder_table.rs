@@ -4,9 +4,9 @@ use std::collections::VecDeque;
 
 use super::{DEFAULT_TABLE_SIZE, ENTRY_OVERHEAD, field_hash::FieldHasher, static_table};
 
-/// Number of slots per set: a hash can be in any slot of its set.
+/// Number of slots per set. An entry may be in any slot of the set that its hash selects.
 const WAYS: usize = 8;
-/// Number of sets. Together they have four times as many slots as a table has entries.
+/// Number of sets. All sets together have four times as many slots as a table has entries.
 const SETS: usize = 64;
 /// Number of sets of recently seen fields. With more sets, more unique fields may come between two occurrences of a
 /// field.
@@ -28,7 +28,7 @@ pub(super) struct EncoderTable {
     entries: VecDeque<Entry>,
     size: usize,
     limit: usize,
-    /// The number of the next entry, which wraps around. A slot may hold the number of an evicted entry, so bytes are
+    /// Number of the next entry, which wraps around. A slot may hold the number of an evicted entry, so bytes are
     /// always compared.
     next: u16,
     slots: Box<[Slots; SETS]>,
@@ -139,8 +139,8 @@ impl EncoderTable {
         usize::from(self.next.wrapping_sub(number))
     }
 
-    /// Adds a field that [fits](Self::fits) and is not in the table, if the field is expected to repeat, or if its name
-    /// is in no table and is expected to repeat. Returns whether the peer must add the field too.
+    /// Adds a field that [fits](Self::fits) and is not in the table. It is added if the field is expected to repeat,
+    /// or if its name is in no table and is expected to repeat. Returns whether the peer must add the field too.
     pub(super) fn admit(&mut self, lookup: &Lookup<'_>, name_lacks: bool) -> bool {
         let size = lookup.name.len() + lookup.value.len() + ENTRY_OVERHEAD;
         let name_hash = FieldHasher::hash(lookup.state);

@@ -8,7 +8,7 @@ use super::DecodeError;
 /// The end-of-string symbol, which pads a string and never occurs in one (RFC 7541 5.2).
 const EOS: u16 = 256;
 const SYMBOLS: usize = 257;
-/// Codes up to this length in bits, which includes all frequent ones, are found by one table lookup.
+/// Maximum length of codes that are found by one table lookup, in bits. All frequent codes are shorter.
 const SHORT: u32 = 8;
 const LONGEST: u32 = 30;
 

@@ -1,14 +1,15 @@
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
-/// Refusals of a known peer within [`PERIOD`] that close its connection: the same number as resets
+/// Number of refusals within [`PERIOD`] that close a known peer's connection. It equals the limit on resets
 /// ([`Http2Settings::RESETS`](crate::Http2Settings::RESETS)).
 const MAX_REFUSALS: u32 = 64;
-/// Refusals of a peer without certificate and token within [`PERIOD`] that close its connection.
+/// Number of refusals within [`PERIOD`] that close the connection of a peer without certificate and token.
 const MAX_UNKNOWN_REFUSALS: u32 = 8;
 /// Seconds after which refusals no longer count.
 const PERIOD: u32 = 60;
 
-/// Counts refused requests that cost the peer less than this process: only headers were sent, or the caller is unknown.
+/// Counts refused requests that cost this process more than the peer: only headers were sent, or the caller is
+/// unknown.
 #[derive(Debug, Default)]
 pub(crate) struct Refusals {
     count: AtomicU32,

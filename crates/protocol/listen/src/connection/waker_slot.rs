@@ -4,8 +4,8 @@ use std::{
     task::Waker,
 };
 
-/// The waker of the only task that waits for a condition. The task registers before it checks the condition, and
-/// whoever makes the condition true wakes it afterwards, so that no wake-up is missed.
+/// Waker of the only task that waits for a condition. The task registers before it checks the condition. The task
+/// that makes the condition true wakes it afterwards, so that no wake-up is missed.
 #[derive(Debug, Default)]
 pub(crate) struct WakerSlot(Mutex<Option<Waker>>);
 

@@ -80,8 +80,8 @@ pub struct Connection {
 }
 
 impl Connection {
-    /// A connection for calls to the process at `address`, with which a watch has already negotiated a version. The
-    /// connection is established with the first call, since most watchers never make a call.
+    /// A connection for calls to the process at `address`. A watch has already negotiated the version. The connection
+    /// is established with the first call, since most watchers never make a call.
     pub fn lazy(hello: Hello, transport: &Transport, address: &Address, software: &str) -> Self {
         let channel = connect_channel_lazy(transport, address);
         Self::stamped(channel, hello, (transport, address), software)
@@ -199,7 +199,7 @@ impl Connection {
 /// Why a connection failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
-    /// No connection to the address within [`crate::transport::CONNECT_TIMEOUT`].
+    /// No connection to the address was established within [`crate::transport::CONNECT_TIMEOUT`].
     #[error("cannot reach {address}; {}", what_to_check(&**source))]
     Unreachable {
         /// The address.
@@ -247,8 +247,8 @@ impl ConnectError {
         matches!(self, Self::Unreachable { source, .. } if is_failed_lookup(&**source))
     }
 
-    /// Why the server closed the connection without responding to Hello, as a server does that expects TLS. `None`
-    /// for other failures: if there was no connection, or any response.
+    /// Reason if the server closed the connection without responding to Hello, as a server that expects TLS does.
+    /// `None` for other failures.
     pub fn ended_by_peer(&self) -> Option<&str> {
         match self {
             Self::NoHello { status, .. } if status.code() == Code::Unavailable => Some(status.message()),

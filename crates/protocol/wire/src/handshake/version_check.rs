@@ -11,8 +11,8 @@ use super::server::check;
 
 /// The only call that is accepted before a version is negotiated.
 const HELLO_PATH: &str = "/fairmesh.v1.Rib/Hello";
-/// Path prefix of the services that need a version. Health checks by common tools, and services in packages with
-/// their own version, do not.
+/// Path prefix of the services that require a version. Standard health checks and services in packages with their own
+/// version do not require one.
 const OWN_PATHS: &str = "/fairmesh.v1.";
 
 /// Layer that rejects calls with an unsupported version. [`crate::transport::serve`] applies it.
@@ -27,7 +27,7 @@ impl<S> Layer<S> for VersionCheck {
     }
 }
 
-/// A service behind [`VersionCheck`].
+/// Inner service wrapped by [`VersionCheck`].
 #[derive(Clone, Debug)]
 pub struct VersionChecked<S> {
     inner: S,

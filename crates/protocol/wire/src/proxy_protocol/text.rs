@@ -32,8 +32,8 @@ pub(super) fn read(bytes: &[u8]) -> Result<Header, InvalidHeader> {
     }
 }
 
-/// Reports the minimum number of missing bytes: `missing` bytes of CRLF, or the bytes up to the shortest line of the
-/// family.
+/// Reports the minimum number of missing bytes: `missing` bytes if CRLF is incomplete, otherwise the bytes up to the
+/// shortest line of the address family.
 fn incomplete(bytes: &[u8], missing: usize) -> Result<Header, InvalidHeader> {
     let shortest = match bytes.get(PREFIX.len()..PREFIX.len() + 4) {
         Some(b"TCP4") => b"PROXY TCP4 1.1.1.1 1.1.1.1 1 1\r\n".len(),

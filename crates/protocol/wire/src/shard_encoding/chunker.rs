@@ -1,6 +1,6 @@
 use fairmesh_model::{ShardId, arith::mix64};
 
-/// Mean number of shards per chunk: one of this many shards starts a chunk.
+/// Mean number of shards per chunk. On average, one in this many shards starts a new chunk.
 const MEAN_SHARDS: u64 = 2048;
 /// Maximum number of shards in a chunk.
 const MAX_SHARDS: usize = 8192;

@@ -6,13 +6,13 @@ use prost::Message;
 
 use crate::{convert, record_encoding, v1};
 
-/// The chunks of a part in order, and the total number of their rows.
+/// Encoded chunks of a part in order, and the total number of their rows.
 pub(super) struct Encoded<C> {
     pub(super) chunks: Vec<C>,
     pub(super) rows: usize,
 }
 
-/// A part as read: its manifest and chunks.
+/// A part as read from its entries: manifest and chunks.
 pub(super) struct Part {
     pub(super) manifest: v1::ShardManifest,
     chunks: HashMap<ChunkHash, Bytes>,

@@ -20,7 +20,7 @@ pub use difference::differences;
 use super::part;
 use crate::{convert, record_encoding, v1};
 
-/// The value of a key, and the number of the revision that wrote the value.
+/// A value, and the revision number that wrote it.
 pub type Value = (Bytes, u64);
 
 /// The change of a key.
@@ -40,7 +40,7 @@ pub struct Patch {
     part: ShardPart,
 }
 
-/// Whether patches may cover a key, so that the key's previous value must be kept.
+/// Whether patches may cover a key. The previous value of such a key must be kept.
 pub fn is_patchable(key: &str) -> bool {
     // This test is cheaper than parsing, and nearly all keys are of other kinds.
     key.contains("/shards/")

@@ -9,7 +9,7 @@ use super::{
 };
 use crate::{convert, v1};
 
-/// One copy, without its region. The region is that of the part.
+/// One copy without its region; the part determines the region.
 pub(super) type Row<'a> = (ShardId, &'a Replica);
 
 /// Groups the copies by region, in ascending order of shard ids. The order is by id rather than by start: the upper
@@ -102,7 +102,7 @@ fn index<'a>(known: &mut Names<'a>, names: &mut Vec<String>, name: &'a str) -> u
     })
 }
 
-/// Checks that the lists have equal lengths, that shards ascend, and that names and states exist.
+/// Checks that the lists have equal lengths, that shards ascend, and that all referenced names and states exist.
 pub(super) fn check(chunk: &v1::ReplicaChunk) -> Result<(), Invalid> {
     let rows = chunk.shards.len();
     if [chunk.instance.len(), chunk.role.len(), chunk.state.len()] != [rows; 3] {

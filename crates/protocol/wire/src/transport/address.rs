@@ -12,8 +12,8 @@ pub enum Address {
 }
 
 impl Address {
-    /// The socket on which an agent at this address hands over tables of large shard maps. `None` for TCP, which
-    /// cannot pass memory.
+    /// Socket on which an agent at this address passes tables of large shard maps to programs as shared memory.
+    /// `None` for TCP, which cannot pass memory.
     pub fn maps(&self) -> Option<Self> {
         let Self::Unix(path) = self else { return None };
         let mut path = path.clone().into_os_string();

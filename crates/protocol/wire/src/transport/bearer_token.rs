@@ -8,8 +8,8 @@ use super::Address;
 /// The scheme of the `authorization` header that carries tokens (RFC 6750, 2.1). Case-insensitive.
 const SCHEME: &str = "Bearer";
 
-/// A user token, such as an OpenID Connect id token. Its holder can act as the user. The token is therefore sent only
-/// to control planes, over connections that others cannot read, and `Debug` does not print it.
+/// A user token, such as an OpenID Connect id token. Its holder can act as the user. It is therefore sent only to
+/// control planes, over connections that others cannot read; `Debug` does not print it.
 #[derive(Clone, PartialEq, Eq)]
 pub struct BearerToken(Arc<str>);
 

@@ -30,7 +30,7 @@ impl<S> Layer<S> for CallGuard {
     }
 }
 
-/// A service behind [`CallGuard`].
+/// Inner service wrapped by [`CallGuard`].
 #[derive(Clone, Debug)]
 pub struct GuardedCalls<S> {
     inner: S,

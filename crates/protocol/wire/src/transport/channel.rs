@@ -63,7 +63,7 @@ struct ChannelState {
     connection: Mutex<Option<Arc<ChannelConnection>>>,
 }
 
-/// A complete request, so that it can be sent again if the server did not process it.
+/// A request with its complete body. It can be sent again if the server did not process it.
 pub(super) struct CompleteRequest {
     pub(super) method: Method,
     pub(super) authority: Authority,
@@ -134,8 +134,8 @@ impl ChannelState {
         })
     }
 
-    /// Adds this process's statement to a call that others will forward, unless the call passes on another process's
-    /// statement.
+    /// Adds this process's statement to a call that other processes will forward. Does nothing if the call already
+    /// carries another process's statement.
     fn sign(&self, request: &mut CompleteRequest, peer: &Identity) {
         let path = request.path.as_str();
         let is_forwarded = FORWARDED.iter().any(|service| path.starts_with(service));

@@ -7,7 +7,7 @@ use std::{
 
 use fairmesh_model::SpiffeId;
 
-/// Callers of federated trust domains that a server accepts: those named by full id in its policy.
+/// Callers of federated trust domains that a server accepts. Its policy names each of them by full id.
 #[derive(Debug, Default)]
 pub struct FederatedCallers(RwLock<Arc<BTreeSet<SpiffeId>>>);
 

@@ -57,7 +57,7 @@ impl<S> Layer<S> for JoinCheck {
     }
 }
 
-/// A service behind [`JoinCheck`].
+/// Inner service wrapped by [`JoinCheck`].
 #[derive(Clone, Debug)]
 pub(super) struct JoinChecked<S> {
     inner: S,

@@ -12,7 +12,8 @@ use tokio::net::{TcpListener, UnixListener, UnixStream};
 use super::{Address, Socket, Stream, Transport, UserPlaces, configure};
 use crate::lock_file;
 
-/// Any user of the machine may connect. The folder restricts access, and permissions depend on the identity.
+/// Mode of sockets: any user of the machine may connect. The folder restricts access, and permissions depend on the
+/// identity.
 const SOCKET_MODE: u32 = 0o666;
 
 /// Why listening on an address failed.
@@ -80,14 +81,15 @@ impl Listener {
         Ok(Self { inner, acceptor, transport, with_joining, takes_tokens, attests, users })
     }
 
-    /// Uses the limits of `acceptor`, which other listeners of the process share, instead of separate limits.
+    /// Shares the connection limits of `acceptor` with other listeners of the process, instead of using separate
+    /// limits.
     #[must_use]
     pub fn within(self, acceptor: Acceptor) -> Self {
         Self { acceptor, ..self }
     }
 
-    /// Also accepts peers without a certificate, for the calls by which they get one. Only [`serve`](super::serve)
-    /// refuses their other calls.
+    /// Also accepts peers without a certificate, for the calls with which they obtain one. Only
+    /// [`serve`](super::serve) refuses their other calls.
     #[must_use]
     pub fn with_joining(self) -> Self {
         Self { with_joining: true, ..self }
@@ -107,7 +109,7 @@ impl Listener {
         Self { attests: true, ..self }
     }
 
-    /// Limits each local user to `most` connections over a Unix socket, so that one user cannot take the places of
+    /// Limits each local user to `most` connections over a Unix socket, so that one user cannot use up the slots of
     /// others. Further connections of the user are closed.
     #[must_use]
     pub fn with_connections_of_user(self, most: usize) -> Self {
@@ -122,8 +124,8 @@ impl Listener {
         }
     }
 
-    /// Waits for a free place and the next connection. System errors are logged, and accepting is retried after a
-    /// pause.
+    /// Waits for a free connection slot and the next connection. System errors are logged, and accepting is retried
+    /// after a pause.
     pub async fn accept(&self) -> Accepted {
         let accept = |cx: &mut Context<'_>| match &self.inner {
             Inner::Tcp(listener) => listener.poll_accept(cx).map_ok(|(stream, _)| Stream::Tcp(stream)),
@@ -171,8 +173,8 @@ impl Accepted {
     }
 }
 
-/// Takes the lock beside the socket, so that two processes that start together never treat each other's socket as
-/// stale. The system releases the lock when the process ends, however it ends.
+/// Locks the file beside the socket. Without the lock, two processes that start together could treat each other's
+/// socket as stale. The system releases the lock when the process ends for any reason.
 fn lock(path: &Path) -> io::Result<File> {
     if let Some(folder) = path.parent() {
         fs::create_dir_all(folder)?;
@@ -208,7 +210,7 @@ struct SocketFile {
     path: PathBuf,
     /// Device and inode.
     identity: (u64, u64),
-    /// Held as long as the file belongs to this listener.
+    /// Lock, held as long as the file belongs to this listener.
     _lock: File,
 }
 

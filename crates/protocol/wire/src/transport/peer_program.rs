@@ -19,7 +19,7 @@ const NAMED_NAMESPACES: &str = "/run/netns";
 /// Maximum number of namespace names that are compared.
 const MAX_NAMES: usize = 4096;
 
-/// Reads the facts about the peer while it provably lives, so that a reused pid is detected.
+/// Reads facts about the peer while it provably lives. This detects a reused pid.
 pub(super) fn facts(stream: &UnixStream) -> io::Result<ProgramFacts> {
     let peer = stream.peer_cred()?;
     let read = pidfd(stream).and_then(|pidfd| read_alive(&pidfd));

@@ -21,7 +21,7 @@ const RETENTION: Duration = Duration::from_secs(300);
 /// request begins with this byte.
 const HANDSHAKE_RECORD: u8 = 22;
 
-/// Plaintext callers of one server: whether they are accepted, and which ones connected.
+/// Plaintext callers of one server: whether the server accepts them, and which callers connected.
 #[derive(Debug, Default)]
 pub struct PlaintextCallers {
     are_permitted: AtomicBool,
@@ -36,7 +36,7 @@ pub struct PlaintextCaller {
     pub connections: u64,
     /// Number of open connections.
     open: u64,
-    /// Distinguishes this entry from an earlier, evicted entry of the same caller.
+    /// Number that distinguishes this entry from an earlier, evicted entry for the same caller.
     number: u64,
     /// When the last connection began or ended.
     last: Instant,
@@ -87,7 +87,7 @@ impl PlaintextCallers {
         callers.clone()
     }
 
-    /// Records a plaintext connection until the returned value is dropped.
+    /// Records a plaintext connection as open until the returned value is dropped.
     pub(super) fn note(self: &Arc<Self>, stream: &TcpStream) -> io::Result<PlaintextConnection> {
         let caller = stream.peer_addr()?.ip().to_canonical();
         let number = self.note_address(caller, Instant::now());

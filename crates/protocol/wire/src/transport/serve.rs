@@ -25,19 +25,19 @@ use crate::{handshake::VersionCheck, watch};
 
 /// Maximum number of accepted connections that wait for the gRPC server.
 const ACCEPT_QUEUE: usize = 64;
-/// Maximum concurrent calls per connection. A replica has one connection for everything on which the agents behind it
-/// wait, such as elections of health checkers.
+/// Maximum concurrent calls per connection. A replica uses one connection for all long calls of its agents, such as
+/// elections of health checkers.
 const MAX_STREAMS: u32 = 16_384;
 
 /// Maximum concurrent calls on a connection whose peer has sent no certificate. Such a peer joins, or is a user who
 /// runs commands.
 const MAX_UNKNOWN_STREAMS: u32 = 32;
-/// Maximum number of streams of such a peer that HTTP/2 resets before it closes the connection.
+/// Maximum number of streams that HTTP/2 resets for a peer without a certificate before it closes the connection.
 const MAX_UNKNOWN_RESETS: usize = 32;
-/// Flow-control window of such a connection, in bytes.
+/// Flow-control window of a connection whose peer has sent no certificate, in bytes.
 const UNKNOWN_WINDOW: u32 = 128 * 1024;
 
-/// Serves one watch from the end of its preamble until it ends.
+/// Handler that serves one watch from the end of its preamble until the watch ends.
 type WatchHandler = dyn Fn(Socket) -> Pin<Box<dyn Future<Output = ()> + Send>> + Send + Sync;
 
 /// The services at one address.
@@ -64,7 +64,7 @@ impl Services {
         self.calls.clone()
     }
 
-    /// Replaces the call services, for example to put them behind a check.
+    /// Replaces the call services, for example to wrap them in a check.
     #[must_use]
     pub fn map_calls(self, change: impl FnOnce(Routes) -> Routes) -> Self {
         Self { calls: change(self.calls), ..self }
@@ -225,7 +225,7 @@ async fn dispatch(
     abort.run_until_cancelled(left).await;
 }
 
-/// Passes a connection for calls on to its server, or returns the connection if it is a watch.
+/// Passes a connection for calls to its server. Returns the connection if it is a watch.
 async fn classify(accepted: Accepted, calls: CallQueues, abort: CancellationToken) -> Option<Socket> {
     let mut socket = match accepted.handshake().await {
         Ok(socket) => socket,

@@ -36,18 +36,18 @@ pub struct Socket {
     identity: Identity,
     #[cfg(feature = "server")]
     program: Option<Arc<ProgramFacts>>,
-    /// The connection's place among those of its user, if their number is limited.
+    /// Slot that the connection occupies among its user's connections, if their number is limited.
     #[cfg(feature = "server")]
     _place: Option<UserPlace>,
     /// Whether the process accepts user tokens, also from peers without a certificate.
     #[cfg(feature = "server")]
     takes_tokens: bool,
-    /// Bytes that were read to classify the connection and must still be delivered to its reader.
+    /// Bytes read to classify the connection and not yet delivered to its reader.
     peeked: Bytes,
     /// Rewrites authorities; only for HTTP/2 clients over a Unix socket.
     #[cfg(feature = "server")]
     authorities: Option<Box<AuthorityFilter>>,
-    /// Fails reads once it fires; set if the connection may have to be aborted.
+    /// Signal that fails reads; set if the connection may have to be aborted.
     abort: Option<Pin<Box<WaitForCancellationFutureOwned>>>,
 }
 
@@ -141,7 +141,7 @@ impl Socket {
         self
     }
 
-    /// From here on, rewrites the authorities that HTTP/2 clients send over Unix sockets.
+    /// Rewrites the authorities that HTTP/2 clients send over Unix sockets from now on.
     #[cfg(feature = "server")]
     #[must_use]
     pub(super) fn with_calls(mut self) -> Self {
@@ -150,7 +150,7 @@ impl Socket {
         self
     }
 
-    /// Whether the connection begins with `preamble`. If so, the preamble is consumed; otherwise nothing is.
+    /// Whether the connection begins with `preamble`. Consumes the preamble only if it matches.
     #[cfg(feature = "server")]
     pub(super) async fn strip_preamble(&mut self, preamble: &[u8; 8]) -> io::Result<bool> {
         let mut first = [0; 8];

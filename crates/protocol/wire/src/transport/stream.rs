@@ -54,8 +54,8 @@ impl Stream {
         }
     }
 
-    /// Whether neither data nor the end of the stream has arrived. A connection that is not quiet must be closed,
-    /// since this check may consume a byte. Makes a system call only if the runtime has seen an event.
+    /// Whether neither data nor the end of the stream has arrived. This check may consume a byte, so a connection
+    /// that is not quiet must be closed. Makes a system call only if the runtime has seen an event.
     #[inline]
     pub fn is_quiet(&mut self) -> bool {
         let read = match self {

@@ -9,7 +9,7 @@ use tokio::{
 
 use super::FederatedCallers;
 
-/// The expected peer of a connection, whose identity is verified.
+/// The expected peer of a connection. The handshake verifies its identity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ExpectedPeer<'a> {
     /// An endpoint of this service.
@@ -110,14 +110,14 @@ pub trait TlsIdentity: fmt::Debug + Send + Sync {
         Err(NO_TRUST.into())
     }
 
-    /// Changes when certificates of peers are revoked; reads and writes of their connections then fail. `None` if
-    /// certificates are never revoked.
+    /// Receiver that changes when certificates of peers are revoked; reads and writes on their connections then fail.
+    /// `None` if certificates are never revoked.
     fn revocation_changes(&self) -> Option<watch::Receiver<u64>> {
         None
     }
 
-    /// Changes after [`speaks_tls`](Self::speaks_tls) has changed: connections that were accepted in plaintext must
-    /// be judged again. `None` if it never changes.
+    /// Receiver that changes after [`speaks_tls`](Self::speaks_tls) has changed. Connections accepted in plaintext
+    /// must then be checked again. `None` if it never changes.
     fn tls_changes(&self) -> Option<watch::Receiver<()>> {
         None
     }
@@ -128,7 +128,7 @@ pub trait TlsIdentity: fmt::Debug + Send + Sync {
         Box::pin(std::future::ready(()))
     }
 
-    /// Performs the client's handshake. The peer must prove that it is `peer`.
+    /// Performs the client's handshake. The server must prove that it is `peer`.
     fn connect(&self, peer: ExpectedPeer<'_>, stream: TcpStream) -> Handshake;
 
     /// Performs the server's handshake, which requires and verifies a client certificate.

@@ -22,7 +22,7 @@ const AUTHORITY: &[u8] = b":authority";
 /// Index of `:authority` in the static table (RFC 7541, appendix A).
 const AUTHORITY_INDEX: u8 = 1;
 
-/// Replaces `%` in the `:authority` of requests while their bytes are read.
+/// Replaces `%` in the `:authority` of HTTP/2 requests as their bytes are read.
 #[derive(Debug)]
 pub(super) struct AuthorityFilter {
     frame: Frame,
@@ -32,11 +32,11 @@ pub(super) struct AuthorityFilter {
 /// Position within the frames (RFC 9113 4.1).
 #[derive(Clone, Copy, Debug)]
 enum Frame {
-    /// This many bytes are passed through.
+    /// The next bytes, of this number, are passed through.
     Skip(u32),
     /// The frame header, of which this many bytes were read.
     Header([u8; FRAME_HEADER], usize),
-    /// The padding length is next. Then `priority` bytes, and `length` bytes of header block and padding.
+    /// The padding length comes next; then `priority` bytes, and `length` bytes of header block and padding.
     Padding { priority: u32, length: u32 },
     /// The remaining bytes of priority fields, of the header block, and of padding.
     HeaderBlock { priority: u32, left: u32, padding: u32 },

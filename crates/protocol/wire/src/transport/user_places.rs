@@ -3,16 +3,16 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-/// Limits the number of resources that each local user holds at a time, so that no user takes the places of others.
+/// Limits how many resources each local user holds at a time, so that no user exhausts the resources of others.
 /// Clones share their state.
 #[derive(Clone, Debug)]
 pub struct UserPlaces {
     most: usize,
-    /// Number of taken places by user id. Users without places are not stored.
+    /// Number of taken slots by user id. Users without slots are not stored.
     taken: Arc<Mutex<HashMap<u32, usize>>>,
 }
 
-/// A user's place, held until dropped.
+/// A user's slot, held until dropped.
 #[derive(Debug)]
 pub struct UserPlace {
     places: UserPlaces,
@@ -20,12 +20,12 @@ pub struct UserPlace {
 }
 
 impl UserPlaces {
-    /// Creates a limit of `most` places per user.
+    /// Creates a limit of `most` slots per user.
     pub fn new(most: usize) -> Self {
         Self { most, taken: Arc::default() }
     }
 
-    /// Takes a place for the user; `None` if the user has no place left.
+    /// Takes a slot for the user; `None` if the user has no free slot.
     pub fn enter(&self, uid: u32) -> Option<UserPlace> {
         let mut users = self.users();
         let taken = users.entry(uid).or_default();
@@ -42,7 +42,7 @@ impl UserPlaces {
 }
 
 impl UserPlace {
-    /// Number of other places that the same user holds.
+    /// Number of other slots that the same user holds.
     pub fn others(&self) -> usize {
         self.places.users().get(&self.uid).map_or(0, |taken| taken.saturating_sub(1))
     }

@@ -3,8 +3,8 @@ use http::Extensions;
 use prost::Message;
 use tonic::{Request, Status};
 
-/// Limits the waits of handlers after their request is complete: the number of waits and the memory that they hold.
-/// Must be taken from the request before its message is removed.
+/// Limits how many handlers wait after their request is complete, and the memory that they hold. Must be taken from
+/// the request before its message is removed.
 #[derive(Clone, Debug)]
 pub struct Waits {
     guard: Option<RequestGuard>,
@@ -12,18 +12,18 @@ pub struct Waits {
 }
 
 impl Waits {
-    /// For a gRPC call, which holds its message while it waits.
+    /// Limits for a gRPC call, which holds its message while it waits.
     pub fn of<T: Message>(request: &Request<T>) -> Self {
         Self { guard: request.extensions().get().cloned(), bytes: request.get_ref().encoded_len() }
     }
 
-    /// For an HTTP request, which counts with the minimum memory.
+    /// Limits for an HTTP request, which counts with the minimum memory.
     pub fn of_http(extensions: &Extensions) -> Self {
         Self { guard: extensions.get().cloned(), bytes: 0 }
     }
 
-    /// Waits until the peer has read enough of earlier responses to receive another one. For handlers that wait for
-    /// the same event in large numbers and would all respond at once.
+    /// Waits until the peer has read enough earlier responses to receive another one. For handlers that wait in large
+    /// numbers for one event and would all respond at once.
     pub async fn room(&self) {
         if let Some(guard) = &self.guard {
             guard.room().await;

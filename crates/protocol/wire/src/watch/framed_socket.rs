@@ -21,14 +21,14 @@ const READ_BYTES: usize = 8 * 1024;
 /// Length above which an incomplete frame claims memory from its connection, in bytes.
 const MIN_CLAIMED: usize = 4 * 1024;
 
-/// Maximum number of messages per write call.
+/// Maximum number of messages per vectored write.
 const SLICES: usize = 64;
 
 /// A connection that carries frames.
 #[derive(Debug)]
 pub(super) struct FramedSocket<S> {
     socket: S,
-    /// Bytes of incomplete frames. Unallocated while empty: most watches are idle.
+    /// Bytes of the incomplete frame. Unallocated while empty, because most watches are idle.
     read_buffer: BytesMut,
     write_queue: VecDeque<Bytes>,
     last_received: Instant,
@@ -38,7 +38,7 @@ pub(super) struct FramedSocket<S> {
     blocked_since: Option<Instant>,
     /// Maximum length of a frame that the peer may send, in bytes.
     max_frame: usize,
-    /// The listener's state for an accepted connection, from whose memory large frames are claimed.
+    /// The listener's state for an accepted connection. Large frames claim memory from it.
     connection: Option<Arc<Connection>>,
     /// The memory claimed for a large incomplete frame.
     claim: Option<MessageClaim>,
@@ -186,7 +186,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> FramedSocket<S> {
     }
 }
 
-/// Describes a length above the limit. Often it is the TLS record of a peer that uses TLS (RFC 8446, 5.1).
+/// Error text for a length above the limit. The cause is often a TLS record from a peer that uses TLS (RFC 8446,
+/// 5.1).
 fn oversized(head: [u8; LENGTH_BYTES], max_frame: usize) -> String {
     match head {
         [21, 3, _, _] => {

@@ -44,7 +44,7 @@ impl WatchServer {
         self.framed.socket().identity()
     }
 
-    /// Set if the peer has not sent a certificate on a secured connection.
+    /// Set if the peer has sent no certificate on a secured connection.
     #[cfg(feature = "server")]
     pub fn without_certificate(&self) -> Option<crate::transport::WithoutCertificate> {
         self.framed.socket().without_certificate()

@@ -11,7 +11,7 @@ static LOST: LogLimiter = LogLimiter::new();
 
 /// Maximum number of endpoints marked in one batch. A batch of this size fits whatever the size of the labels.
 pub(super) const EXPIRY_BATCH: usize = 100;
-/// Delay of a wake-up that shows that this process was suspended, so that no renewal could arrive either.
+/// Delay of a wake-up beyond which this process was suspended, so that renewals could not arrive either.
 const STALL: Duration = Duration::from_secs(1);
 /// Pause before the next attempt after the store refused writes.
 const RETRY: Duration = Duration::from_secs(1);

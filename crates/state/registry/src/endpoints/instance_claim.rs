@@ -3,8 +3,8 @@ use fairmesh_model::Endpoint;
 use super::Registration;
 use crate::{InstanceClaim, InstanceRef, stored_records::StoredEndpoint};
 
-/// Maximum clock skew between processes, in milliseconds. Within this bound, a process whose clock is ahead keeps its
-/// successor out until its lease expires.
+/// Maximum clock skew between processes, in milliseconds. A process whose clock is ahead by at most this time keeps
+/// its successor out until its lease expires.
 const MAX_AHEAD_MS: u64 = 10 * 60_000;
 
 impl Registration {

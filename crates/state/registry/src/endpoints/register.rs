@@ -124,7 +124,7 @@ impl Registry {
         Ok((ops, declared))
     }
 
-    /// Refuses a declaration beyond the limit. `more` is the number of other declarations in the same batch.
+    /// Refuses a declaration beyond the limit. `more` is the number of other new declarations in the same batch.
     fn check_declaration_limit(&self, more: usize) -> Result<(), RegistryError> {
         if self.declarations().admits(declaring_peer().as_deref(), more) {
             return Ok(());
@@ -139,7 +139,7 @@ impl Registry {
         Err(RegistryError::refused("service", problem, hint))
     }
 
-    /// Grants the leases of registered endpoints, and restores records that expired meanwhile.
+    /// Grants leases to the registered endpoints, and restores records that expired meanwhile.
     async fn grant(&self, registrations: &[Registration]) -> Result<(), RegistryError> {
         let now = Instant::now();
         let mut was_lost = false;

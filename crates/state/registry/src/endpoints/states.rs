@@ -20,7 +20,7 @@ const MAX_AUTHOR: usize = 200;
 pub struct DrainOutcome {
     /// The revision of the drain.
     pub revision: u64,
-    /// Whether every caller has applied the drain: no caller starts another call to these endpoints.
+    /// Whether every caller has applied the drain. If so, no caller starts another call to these endpoints.
     pub callers_moved: bool,
     /// Watchers that have not applied the drain, for operators.
     pub behind: Vec<String>,
@@ -51,8 +51,8 @@ impl Registry {
         Ok(unknown)
     }
 
-    /// Grants leases for records written by other processes. Returns the instances without a record, or with a record
-    /// of another process.
+    /// Grants leases to instances whose records other processes wrote. Returns the instances without a record, and
+    /// those whose record belongs to another process.
     fn adopt(&self, unleased: Vec<InstanceClaim>, now: Instant) -> Vec<InstanceRef> {
         let found = self.find_claimed(&unleased);
         let mut unknown = Vec::new();
@@ -267,7 +267,7 @@ fn named(claims: &[InstanceClaim]) -> impl ExactSizeIterator<Item = InstanceRef>
     claims.iter().map(|claim| claim.instance.clone())
 }
 
-/// Returns the write that sets a state. `cause` is the reason if the endpoint is lost.
+/// Returns the write that sets a state. `cause` explains the state [`EndpointState::Lost`].
 pub(super) fn with_state(held: &StoredEndpoint, state: EndpointState, cause: &str) -> Op {
     let mut endpoint = held.endpoint.clone();
     set_state(&mut endpoint, state, cause);

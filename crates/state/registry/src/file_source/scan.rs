@@ -11,7 +11,7 @@ use fairmesh_model::spec::Resource;
 use super::SOURCE_LABEL;
 use crate::{Registration, manifest};
 
-/// The content at the path of a file.
+/// The content found at a file's path.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 enum FileContent {
     /// Not read yet.
@@ -28,12 +28,12 @@ enum FileContent {
 pub(super) struct FileState {
     /// The content in the last scan.
     last: FileContent,
-    /// The accepted content: the last content that two consecutive scans found.
+    /// The accepted content: the content that two consecutive scans last agreed on.
     accepted: FileContent,
     /// Number of endpoints in the last valid content; `None` if no content has been valid yet.
     pub(super) listed: Option<usize>,
-    /// Endpoints still to be registered. Dropped once registered: the endpoints of a large fleet take more memory
-    /// here than as records.
+    /// Endpoints still to be registered. Dropped once registered, because a large fleet takes more memory here than
+    /// as records.
     pub(super) due: Option<Arc<[Registration]>>,
     /// Why the accepted content is invalid or could not be registered.
     pub(super) error: Option<String>,

@@ -28,7 +28,7 @@ pub(super) struct Diagnostic {
     location: Option<Location>,
     message: String,
     hint: String,
-    /// Whether the error concerns a whole map or list instead of a single value.
+    /// Whether the error concerns a whole map or list rather than one value.
     pub(super) is_of_whole: bool,
 }
 
@@ -38,14 +38,14 @@ impl Diagnostic {
         Self { location, message: message.into(), hint: hint.into(), is_of_whole: false }
     }
 
-    /// Creates an error of the whole document, shown at its first line.
+    /// Creates an error about the whole document, shown at its first line.
     pub(super) fn at_start(message: impl Into<String>, hint: impl Into<String>) -> Self {
         Self { location: None, message: message.into(), hint: hint.into(), is_of_whole: false }
     }
 }
 
 impl Diagnostic {
-    /// Replaces list indexes by those in the `whole` text. The error comes from a copy of the text without some list
+    /// Converts list indexes to those in the text `whole`. The error comes from a copy of that text without some list
     /// entries.
     pub(super) fn in_whole(self, whole: &str) -> Self {
         let numbered = self.location.zip(self.message.split_once(": ")).and_then(|(at, (path, problem))| {

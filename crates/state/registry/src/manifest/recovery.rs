@@ -53,8 +53,8 @@ fn located(file: &str, text: &str, piece: &DocumentText<'_>, diagnostic: Diagnos
     ManifestError::new(file, text, piece, diagnostic)
 }
 
-/// Returns the range of the map or list that begins at `start`, with preceding empty lines: its first entries may
-/// have been overwritten.
+/// Returns the range of the map or list that begins at `start`. Includes preceding blank lines, because the first
+/// entries may have been overwritten with blanks.
 fn extent(text: &str, start: usize) -> std::ops::Range<usize> {
     let Some(rest) = text.get(start..) else { return start..start };
     if rest.starts_with(['{', '[']) {

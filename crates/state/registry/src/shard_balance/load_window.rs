@@ -11,9 +11,9 @@ use fairmesh_model::{InstanceId, Invalid, MAX_REPORTED_SHARDS, Role, ServiceName
 use super::region_pool::Work;
 use crate::{InstanceClaim, InstanceRef};
 
-/// Maximum number of servers with a window: about 100 MB at worst, with [`MAX_REPORTED_SHARDS`] shards each.
+/// Maximum number of servers with a load window: about 100 MB at worst, with [`MAX_REPORTED_SHARDS`] shards each.
 pub(super) const MAX_SERVERS: usize = 20_000;
-/// Time without a report after which a server's load is unknown; reports are sent every 10 s.
+/// Time without a report after which a server's load is unknown. Servers report every 10 s.
 pub(super) const SILENT_MS: u64 = 45_000;
 /// Time without a report after which the window is dropped.
 const FORGOTTEN_MS: u64 = 600_000;
@@ -35,20 +35,20 @@ pub struct LoadReport {
     pub period_ms: u32,
     /// The shards with the most work, at most [`MAX_REPORTED_SHARDS`].
     pub shards: Vec<ShardWork>,
-    /// Duration of calls for all other shards, summed over calls, in microseconds.
+    /// Total duration of calls for all other shards, in microseconds.
     pub rest_us: u64,
     /// Number of all calls in the period.
     pub calls: u64,
 }
 
-/// The calls for the keys of one shard.
+/// Calls for the keys of one shard.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ShardWork {
     /// The shard.
     pub shard: ShardId,
     /// The role in which the server handled them.
     pub role: Role,
-    /// Duration of the calls, summed over calls, in microseconds.
+    /// Total duration of the calls, in microseconds.
     pub busy_us: u64,
 }
 
@@ -80,7 +80,7 @@ impl LoadReport {
 pub enum ReportOutcome {
     /// The report was recorded.
     Counted,
-    /// A newer report of the same process, or of its successor, arrived before this one.
+    /// A newer report of the same process, or of its successor, arrived earlier.
     Late,
     /// The server is not registered, or the report comes from another process than the registered one.
     Unknown,

@@ -35,13 +35,13 @@ pub struct PlanOptions {
     pub threshold: u32,
     /// Maximum number of moves to propose.
     pub max_moves: usize,
-    /// Roles in which copies may be added and extra ones dropped. In other roles the number of copies matters to the
-    /// service, such as a single primary.
+    /// Roles in which the planner may add copies and drop surplus copies. In other roles, the service depends on the
+    /// number of copies, such as a single primary.
     pub replicate: BTreeSet<Role>,
 }
 
 impl PlanOptions {
-    /// The default threshold, in percent: more than a service with a planned reserve of a quarter can carry.
+    /// Default threshold, in percent. A service with a planned reserve of a quarter cannot carry more.
     pub const DEFAULT_THRESHOLD: u32 = 125;
     /// Default maximum number of moves.
     pub const DEFAULT_MOVES: u32 = 10;
@@ -103,7 +103,7 @@ pub enum PlanNote {
         shard: ShardId,
         /// Role of the copy.
         role: Role,
-        /// Whether the role permits more copies, but too few servers have room for one.
+        /// Whether the role permits more copies but too few servers have room for one.
         full: bool,
     },
     /// No shard copy of this server fits on another server.
@@ -191,7 +191,7 @@ impl<'a> Planner<'a> {
         percent(self.pool.members[member].fair, self.options.threshold.into())
     }
 
-    /// The load to which an overloaded member is relieved, and up to which others are filled.
+    /// Target load: an overloaded member is relieved down to it, and other members are filled up to it.
     fn goal(&self, member: usize) -> Work {
         percent(self.pool.members[member].fair, (100 + u64::from(self.options.threshold)) / 2)
     }
@@ -277,8 +277,8 @@ impl<'a> Planner<'a> {
         self.pool.members[member].load.saturating_add(part) <= self.goal(member)
     }
 
-    /// Adds as few copies as needed for each server to bear its copy. Adds none if that is impossible: too few copies
-    /// would only overload one more server.
+    /// Adds the smallest number of copies with which each server can bear its copy. Adds none if that is impossible:
+    /// too few copies would only overload one more server.
     fn spread(&mut self, group: usize, budget: usize) -> Option<Vec<ShardMove>> {
         let (shard, role) = (self.pool.groups[group].shard, self.pool.groups[group].role.clone());
         let full = self.options.replicate.contains(&role);

@@ -34,7 +34,7 @@ pub(super) struct Member {
     pub(super) server: Server,
     pub(super) before: Work,
     pub(super) load: Work,
-    /// The member's share of the region's work, by its capacity.
+    /// The member's fair share of the region's work, proportional to its capacity.
     pub(super) fair: Work,
     /// Indexes of the groups with a copy at the member.
     groups: BTreeSet<usize>,
@@ -178,9 +178,11 @@ impl RegionPool {
         self.groups[group].moving
     }
 
-    /// Whether a member may take a copy of the group, either a new copy or one that leaves `from`. The member must
-    /// serve in the role or hold nothing, and hold no other copy of the shard. Its zone must have no more copies of
-    /// the shard than the zone of `from`.
+    /// Whether a member may take a copy of the group, either a new copy or one that leaves `from`. All of these must
+    /// hold:
+    /// - The member serves in the role or holds nothing.
+    /// - The member holds no other copy of the shard.
+    /// - The member's zone has no more copies of the shard than the zone of `from`.
     pub(super) fn may_take(&self, group: usize, from: Option<usize>) -> impl Fn(&usize) -> bool {
         let CopyGroup { role, holding, .. } = &self.groups[group];
         let serving = self.in_role.get(role);
@@ -208,7 +210,7 @@ impl RegionPool {
         }
     }
 
-    /// Load relative to capacity, by which members are ordered.
+    /// Load relative to capacity. Members are ordered by it.
     pub(super) fn fullness(&self, member: usize) -> u128 {
         let Member { load, server, .. } = &self.members[member];
         u128::from(*load) * 1_000_000 / u128::from(server.power.max(1))
@@ -249,9 +251,9 @@ impl RegionPool {
     }
 }
 
-/// Returns the median number of copies, the greater of two. A plan never lowers the median, because copies are
-/// dropped only down to it. The most frequent number was rejected: it could change with each plan, so that the next
-/// plan would drop more copies.
+/// Returns the median number of copies; for an even count, the greater of the two middle values. Copies are dropped
+/// only down to the median, so a plan never lowers it. The most frequent number was rejected: it could change with
+/// each plan, so that the next plan would drop more copies.
 fn median(shards_by_copies: &BTreeMap<usize, usize>) -> usize {
     let all: usize = shards_by_copies.values().sum();
     let mut passed = 0;

@@ -7,8 +7,8 @@ use fairmesh_wire::shard_encoding;
 
 use crate::{Registry, RegistryError, stored_records::StoredShardMap};
 
-/// Maximum size of the chunks in the batch of their manifests, in bytes. Further chunks are written before, because
-/// batches are bounded.
+/// Maximum total size of chunks written in one batch with their manifests, in bytes. Further chunks are written
+/// earlier, because batches are bounded.
 const MAX_INLINE_CHUNK_BYTES: usize = 1_000_000;
 
 impl Registry {
@@ -51,8 +51,8 @@ impl Registry {
         Ok((changed.output, changed.revision))
     }
 
-    /// Writes the chunks that would exceed the batch before the manifests that name these chunks. The next change of
-    /// the map removes chunks that stay unreferenced.
+    /// Writes the chunks that would exceed the batch, before the manifests that name them. The next change of the map
+    /// removes chunks that stay unreferenced.
     async fn write_chunks_first(&self, service: &ServiceName, map: &ShardMap) -> Result<(), RegistryError> {
         let chunks = shard_encoding::encode_map(service, map).into_iter();
         let chunks = chunks.filter(|(key, _)| matches!(key, RecordKey::ShardChunk(..)));

@@ -17,8 +17,8 @@ use super::{
 };
 use crate::{InstanceRef, Registry, RegistryError, stored_records::move_record};
 
-/// How long callers may take to apply a map before the source is removed. Late callers then get a wrong-shard
-/// response, refresh their map and retry elsewhere, which costs a round trip and fails no call.
+/// Time within which callers must apply a map before the source is removed. A late caller gets a wrong-shard
+/// response, refreshes its map and retries elsewhere: one extra round trip and no failed call.
 pub(super) const CALLER_TIMEOUT: Duration = Duration::from_secs(60);
 /// Longest wait for a change before the state is read again.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
@@ -86,7 +86,7 @@ impl Registry {
         }
     }
 
-    /// Performs the next action of a move. Returns whether the executor must wait for a change before it continues.
+    /// Performs the next action of a move. Returns whether the executor must then wait for a change.
     async fn advance(&self, service: &ServiceName, shard_move: &ShardMove) -> Result<bool, RegistryError> {
         let held = self.shard_map(service)?;
         let action = next_action(
@@ -145,7 +145,7 @@ impl Registry {
         TargetState { target_stays: may_hold(&target), target_ready: serves && (!aware || reported) }
     }
 
-    /// Waits until all watchers of the map have applied that calls go to the target.
+    /// Waits until all watchers of the map have applied the map that sends calls to the target.
     async fn await_callers(&self, service: &ServiceName, shard_move: &ShardMove, revision: u64) {
         let ranges = Prefix::shards(service, Some(&ShardPart::Ranges));
         let acked = self.node().wait_acked(&ranges, revision, Instant::now() + CALLER_TIMEOUT).await;

@@ -30,8 +30,7 @@ pub enum Phase {
     Publishing,
     /// The source is removed.
     Stopping,
-    /// The move was undone, for the given reason. Remembered until the shard is moved again or the control plane
-    /// restarts.
+    /// The move was undone for this reason. Remembered until the shard is moved again or the control plane restarts.
     Undone(&'static str),
 }
 

@@ -67,7 +67,7 @@ pub(super) fn state(shard: &Shard, role: &Role, instance: &InstanceId) -> Option
     shard.replicas.iter().find(holds).map(|replica| replica.state)
 }
 
-/// Whether another copy than the dropped one serves in its role.
+/// Whether the role is still served without the copy to be dropped.
 pub(super) fn is_served_without(shard: &Shard, shard_move: &ShardMove) -> bool {
     let serves = |copy: &Replica| copy.role == shard_move.role && copy.state == ReplicaState::Serving;
     shard.replicas.iter().any(|copy| serves(copy) && Some(&copy.instance) != shard_move.from.as_ref())

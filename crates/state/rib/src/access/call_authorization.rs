@@ -52,7 +52,7 @@ impl AccessControl {
     ) -> Result<Caller, Status> {
         let message = one_message(call.body)?;
         let maker = maker(caller, call, message, verify)?;
-        let judged = match maker.lends_nothing() {
+        let judged = match maker.forwards_without_vouching() {
             true => Err(unstated(&maker)),
             false => self.check(&maker, &needs(message)?),
         };
@@ -158,7 +158,7 @@ impl AccessControl {
         }
     }
 
-    /// Returns the index of the first program that a workload of another tenant also claims.
+    /// Returns the index of the first program in `entry` that a workload of another tenant also claims.
     fn claimed_elsewhere(&self, service: &ServiceName, entry: &WorkloadEntry) -> Option<usize> {
         let prefixes = self.shared.node.tenant_prefixes(RecordKind::Workload);
         let (_, entries) = self.shared.node.read(&prefixes);
@@ -223,15 +223,15 @@ impl AccessControl {
 }
 
 impl Caller {
-    /// Whether the caller forwards another caller's call without being able to vouch for it.
-    fn lends_nothing(&self) -> bool {
+    /// Whether the caller forwards another caller's call but cannot vouch for that caller.
+    fn forwards_without_vouching(&self) -> bool {
         let Identity::Spiffe(id) = &self.identity else { return false };
         self.is_forwarded && !matches!(id.path, SpiffePath::Mesh(MeshRole::Agent, _))
     }
 }
 
-/// Returns the original caller of a call, behind any number of intermediaries: the signer of the statement if there
-/// is one, and otherwise the caller at the other end of the connection.
+/// Returns the original caller of a call, whatever number of processes forwarded it: the signer of the statement, or
+/// the caller at the other end of the connection if there is no statement.
 fn maker(
     transport: Caller,
     call: CompleteCall<'_>,
@@ -255,9 +255,9 @@ fn maker(
     Ok(Caller { identity: Identity::Spiffe(id), is_forwarded, is_beside, ..transport })
 }
 
-/// Returns the original caller of a call that an agent on this machine forwards unsigned, because it has no
-/// certificate. Programs of other users get none of the agent's rights. The stated user is trusted only if the agent
-/// runs as root or as this process's own user.
+/// Returns the original caller of an unsigned call that an agent on this machine forwards. The agent has no
+/// certificate and cannot sign. Programs of other users get none of the agent's rights. The stated user is trusted
+/// only if the agent runs as root or as this process's own user.
 fn of_program(transport: Caller, headers: &HeaderMap) -> Caller {
     if !transport.is_forwarded || !transport.is_beside {
         return transport;

@@ -26,11 +26,11 @@ pub enum Need {
     ServeAsOperator(ServiceName, InstanceId),
     /// Report about servers of a service.
     ServeAny(ServiceName),
-    /// Report about calls to a service.
+    /// Report calls to a service, as one of its callers.
     CallFrom(ServiceName),
-    /// Report about calls to services of all tenants.
+    /// Report calls to services of all tenants.
     CallFromAny,
-    /// Claim a share of a service's limit.
+    /// Claim a share of a service's mesh-wide rate limit.
     Claim(ServiceName),
     /// Be the health checker of a region.
     Check(Region),

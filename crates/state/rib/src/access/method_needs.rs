@@ -5,13 +5,14 @@ use super::request_needs::{self as of, Needs};
 /// The permissions that a method requires.
 #[derive(Clone, Copy, Debug)]
 pub enum MethodAccess {
-    /// None: the response is public, or the message itself proves its sender.
+    /// No permission: the response is public, or the message itself proves its sender.
     Everyone,
-    /// The control plane's own user on its machine. The handler checks this, independently of records.
+    /// Only the control plane's own user on its machine may call the method. The handler checks this, independently
+    /// of records.
     OwnUser,
     /// Permission to read each prefix. `rib::server` checks it, as for watches.
     Prefixes,
-    /// None: the response depends only on the caller.
+    /// No permission: the response depends only on the caller.
     Caller,
     /// Permissions for the objects named in the request.
     Of(fn(&[u8]) -> Needs),

@@ -114,7 +114,7 @@ impl CountedRows {
 }
 
 impl RowSubject {
-    /// A server's row names the caller; a caller's row names its own service.
+    /// Rows from a server name the caller; rows from a caller name the caller's own service.
     fn of_calls(row: &v1::CountedCalls) -> Result<Self, Status> {
         let called = service(&row.service)?;
         let (called, own, from) = match row.by_server {
@@ -146,7 +146,7 @@ impl RowSubject {
     }
 }
 
-/// Whether a decision refuses a single row, and is not a failure to decide.
+/// Whether a status refuses a single row, rather than reporting that no decision was possible.
 pub fn is_refusal(status: &Status) -> bool {
     matches!(status.code(), Code::PermissionDenied | Code::NotFound)
 }

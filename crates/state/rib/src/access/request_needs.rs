@@ -13,7 +13,8 @@ pub type Needs = Result<Vec<Need>, Status>;
 /// Size of a message's prefix, in bytes: a compression flag and the length.
 pub const FRAME: usize = 5;
 
-/// Maximum number of instances in one request. Handlers have lower bounds; larger requests are refused before.
+/// Maximum number of instances in one request. Larger requests are refused before a handler sees them; handlers have
+/// lower limits.
 const MAX_NAMED: usize = 20_000;
 
 /// Returns the single message in a request's body.
@@ -114,8 +115,9 @@ pub fn needs_of_value(key: &RecordKey, value: Option<&[u8]>) -> Result<Vec<Need>
     }
 }
 
-/// Permissions for `Rib/Write`. Writing a policy record includes its rules. Only admins may write workloads here.
-/// Others write them with `Admin/Apply`, which compares them with other tenants' workloads as it writes.
+/// Permissions for `Rib/Write`. A policy record contains rules, so writing one also requires permission for them.
+/// Only admins may write workloads here. Others use `Admin/Apply`, which compares their workloads with those of other
+/// tenants.
 pub fn write(message: &[u8]) -> Needs {
     let mut needs = ops(&decode::<v1::WriteRequest>(message)?.ops)?;
     let further = |need: &Need| match need {

@@ -14,14 +14,14 @@ const ACK_DELAY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_
 /// change for ten thousand watchers.
 #[derive(Debug, Default)]
 pub struct AckBatcher {
-    /// The last acknowledgement sent, while it counts at the upstream.
+    /// The last acknowledgement sent; `None` if the upstream may have ignored it.
     last_sent: Option<Revision>,
     /// Whether any acknowledgement was sent. The first one is sent at once, because the upstream may be waiting for
     /// it after a reconnect.
     sent_any: bool,
     /// When the delayed acknowledgement must be sent.
     due: Option<Instant>,
-    /// Revision up to which the upstream requests acknowledgements.
+    /// Latest revision that the upstream asked to acknowledge.
     ack_requested: Option<Revision>,
 }
 

@@ -9,7 +9,7 @@ use crate::{Entry, Resumed, Snapshot, Update};
 /// An event assembled from one or more messages.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Event {
-    /// All changes except those sent as patches.
+    /// All changes of a revision; changes sent as patches are in `patches`.
     Update {
         update: Update,
         patches: Vec<Bytes>,

@@ -13,8 +13,8 @@ use super::Backoff;
 
 /// Minimum stay with a stale upstream.
 const MIN_STAY: Duration = Duration::from_secs(3);
-/// Bounds of the random part of a stay, so that a fleet does not leave at the same moment. The bound doubles with
-/// each stale upstream that was left.
+/// Backoff for the random part of a stay. It doubles with each stale upstream that was left, and spreads a fleet's
+/// departures over time.
 const STAY_BACKOFF: Backoff = Backoff { first: Duration::from_secs(3), longest: Duration::from_secs(300) };
 
 /// Schedule for leaving stale upstreams. Callers pass `now` and any random number.

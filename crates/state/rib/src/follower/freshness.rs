@@ -2,7 +2,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// Minimum age of a copy that is not followed up to the source.
+/// Minimum age of a copy that does not follow the source.
 const MIN_AGE: Duration = Duration::from_millis(1);
 
 /// State and age of the copy of a prefix. Callers pass `now`.
@@ -11,7 +11,7 @@ pub enum Freshness {
     /// Nothing was received yet.
     #[default]
     Missing,
-    /// There is a copy, which is not followed now. It was `age` old at `at`.
+    /// There is a copy, which is no longer followed. It was `age` old at `at`.
     Held {
         /// When the age was determined.
         at: Instant,

@@ -158,7 +158,7 @@ impl Subscriptions {
         self.subscriptions.keys().map(|prefix| request(Kind::Unsubscribe(prefix.to_string())))
     }
 
-    /// Returns the latest revision of copies whose changes the current connection does not send.
+    /// Returns the latest revision of the copies for which the current connection sends no changes.
     pub(super) fn latest_copy(&self) -> Option<u64> {
         self.subscriptions.values().filter_map(|one| one.held.as_deref()).map(|held| held.number).max()
     }
@@ -236,7 +236,7 @@ impl Subscriptions {
     }
 }
 
-/// Returns the prefixes that become live with this update.
+/// Returns the prefixes that this update makes live.
 fn entering(update: &Update) -> impl Iterator<Item = &Prefix> {
     let resumed = update.resumed.iter().map(|resumed| &resumed.prefix);
     update.snapshots.iter().map(|snapshot| &snapshot.prefix).chain(resumed)

@@ -25,8 +25,8 @@ use super::{
 };
 use crate::{Entry, Update, followed_prefixes::MAX_PREFIXES};
 
-/// How long an upstream may be behind the copy before this counts as an error. An upstream that merely lags has
-/// caught up by then.
+/// Time for which an upstream may be older than the copy before this counts as an error. An upstream that merely lags
+/// has caught up by then.
 const MAX_BEHIND: Duration = Duration::from_secs(5);
 
 /// Follows one upstream after another.

@@ -39,7 +39,7 @@ struct Disconnected {
 }
 
 impl DisconnectedWatchers {
-    /// Assumes that watchers of the previous process have yet to reconnect, because the node starts with content.
+    /// Assumes that watchers of the previous process are still to reconnect, because the node starts with content.
     pub(super) fn assume_unknown(&mut self, now: Instant) {
         self.unknown_until = Some(now + RECONNECT_GRACE);
     }

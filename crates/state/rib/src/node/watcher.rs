@@ -86,8 +86,7 @@ impl Watcher {
         self.node.subscribe(self.id, prefix, from);
     }
 
-    /// Whether the watcher's copies were from after the node's revision at the last pull, so that it waits for the
-    /// node.
+    /// Whether the watcher waits for the node, because its copies were newer than the node at the last pull.
     pub fn is_ahead(&self) -> bool {
         self.node.is_ahead(self.id)
     }
@@ -116,7 +115,7 @@ impl Watcher {
     }
 
     /// Returns the revision up to which acknowledgements are requested, here or downstream; 0 if none is requested.
-    /// Call this after a pull, so that no unsent revision is requested.
+    /// Call this after a pull, so that no revision is requested before it was sent.
     pub fn ack_requested(&self) -> u64 {
         self.waker.requested_ack.load(Ordering::Acquire)
     }

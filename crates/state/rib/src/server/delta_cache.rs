@@ -30,8 +30,8 @@ pub(super) struct DeltaCache {
 }
 
 impl DeltaCache {
-    /// Whether other watchers may get the same update. Snapshots and resumptions belong to a single watcher and have
-    /// ages. A large delta belongs to a watcher that fell behind, unless the delta is sent as patches.
+    /// Whether other watchers may get the same update. Snapshots and resumptions have ages and belong to a single
+    /// watcher. A large delta belongs to a watcher that fell behind, unless it is sent as patches.
     pub(super) fn is_shareable(PendingUpdate { update, bases }: &PendingUpdate) -> bool {
         let begins = !update.snapshots.is_empty() || !update.resumed.is_empty();
         let max = if bases.is_empty() { MAX_SHARED_BYTES } else { MAX_PATCHED_BYTES };

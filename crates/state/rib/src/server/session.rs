@@ -46,8 +46,8 @@ pub(super) struct Session<B: ServedRib> {
     followed: WatchPrefixes,
     /// Prefixes that the backend is preparing.
     preparing: FuturesUnordered<Preparation>,
-    /// The rest of the last pull. Nothing more is pulled before it is sent, so that a slow caller gets later values
-    /// instead of a queue.
+    /// Unsent messages of the last pull. Nothing more is pulled until they are sent, so that a slow caller gets later
+    /// values instead of a queue.
     outbox: Outbox,
     /// Whether changes may be pending.
     pull_due: bool,
@@ -186,7 +186,7 @@ impl<B: ServedRib> Session<B> {
         Ok(())
     }
 
-    /// Ends subscriptions that the caller may no longer have, while there is room for refusals.
+    /// Ends subscriptions that the caller is no longer permitted to have, while there is room for refusals.
     fn end_forbidden(&mut self) {
         let refused =
             |prefix: &Prefix| Some((prefix.clone(), self.backend.permits(&self.caller, prefix).err()?));

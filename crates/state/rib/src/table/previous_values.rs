@@ -50,8 +50,8 @@ impl PreviousValues {
         }
     }
 
-    /// Returns the values, as of change number `change`, of the keys that changed since; `None` if the key did not
-    /// exist. Keys without a remembered value are missing.
+    /// Returns the values that changed keys had at change number `change`; `None` if the key did not exist. Keys
+    /// without a remembered value are missing.
     pub(super) fn at(&self, change: u64) -> HashMap<&str, Option<&Entry>> {
         let known = self.since.is_some_and(|since| change >= since);
         let from = if known {

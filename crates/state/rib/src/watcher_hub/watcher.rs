@@ -12,17 +12,18 @@ use crate::{PeerInfo, covering};
 /// State of one subscription of a watcher.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum SubscriptionState {
-    /// Has nothing and waits for its first snapshot. A pull takes up to [`super::update_pull::MAX_NEW_PER_PULL`] of these.
+    /// The watcher has nothing and waits for its first snapshot. A pull takes up to
+    /// [`super::update_pull::MAX_NEW_PER_PULL`] of these.
     New,
     /// The watcher has everything except the dirty keys.
     Live,
     /// The watcher has everything up to this revision. More keys changed since than one watcher remembers; the
-    /// table's log has them.
+    /// table's log has these changes.
     Behind(u64),
     /// The watcher has a copy as of this cursor, not yet compared with the table's log.
     From(Cursor),
-    /// The watcher has a copy from after the table's revision, because the node itself is behind. It waits instead of
-    /// going backwards.
+    /// The watcher has a newer copy than the table, because the node itself is behind. The subscription waits instead
+    /// of going backwards.
     Ahead(Cursor),
     /// The watcher gets a snapshot. `held` is true if it uses an older copy meanwhile.
     Snapshot { held: bool },

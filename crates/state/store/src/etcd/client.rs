@@ -32,11 +32,11 @@ use super::{
 };
 use crate::{StoreError, StoreLocation};
 
-/// Time limit for one call to one member. Etcd itself gives up a proposal after 7 s.
+/// Time limit for one call to one member. Etcd itself abandons a proposal after 7 s.
 const CALL_TIMEOUT: Duration = Duration::from_secs(10);
 /// Time limit for all attempts of a call, over all members.
 const RETRY_TIMEOUT: Duration = Duration::from_secs(10);
-/// Maximum size of a response, in bytes: a page of the largest values.
+/// Maximum size of a response, in bytes: a page full of the largest values.
 const MAX_RESPONSE: usize = 96 << 20;
 /// Backoff between attempts.
 const BACKOFF: Backoff = Backoff { first: Duration::from_millis(50), longest: Duration::from_secs(2) };
@@ -61,7 +61,7 @@ pub(super) struct Client {
 }
 
 impl Client {
-    /// Prepares connections, which are opened on first use.
+    /// Prepares connections to the members. Each connection is opened on first use.
     pub(super) fn new(config: &EtcdConfig) -> Result<Self, StoreError> {
         let location = config.address.location();
         let members = Members::new(config)?;
@@ -98,8 +98,8 @@ impl Client {
         Ok(self.call_with_retry(RetryPolicy::Repeatable, call).await?.id)
     }
 
-    /// Renews a lease and returns when the request was sent; the new TTL does not start earlier. `None` if the lease
-    /// has expired.
+    /// Renews a lease. Returns when the request was sent: the new TTL starts no earlier. `None` if the lease has
+    /// expired.
     pub(super) async fn renew(&self, id: i64) -> Result<Option<Instant>, CallError> {
         let call = |channel, token| async move {
             let sent = Instant::now();
@@ -143,7 +143,7 @@ impl Client {
         }
     }
 
-    /// Directs the next call to another member, unless a concurrent call already has.
+    /// Directs the next call to another member, unless a concurrent call has already done that.
     pub(super) fn fail_over_from(&self, MemberIndex(failed): MemberIndex) {
         let next = (failed + 1) % self.members.len();
         // If several calls fail concurrently, only the first of them switches the member.
@@ -155,7 +155,7 @@ impl Client {
         *self.token.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 
-    /// Calls one member after the other until one responds or an error is final.
+    /// Calls one member after another until one responds or an error is final.
     async fn call_with_retry<T, F>(
         &self,
         retry_policy: RetryPolicy,

@@ -4,9 +4,9 @@ use fairmesh_model::Invalid;
 
 use crate::StoreLocation;
 
-/// Root of the keys if the address does not name one.
+/// Root of the keys if the store's address names none.
 const DEFAULT_ROOT: &str = "/fairmesh";
-/// Port of etcd if the address does not name one.
+/// Port of etcd if the store's address names none.
 const DEFAULT_PORT: u16 = 2379;
 
 /// Address and credentials for the etcd cluster of a store.
@@ -32,7 +32,7 @@ pub struct EtcdAddress {
 pub struct EtcdTls {
     /// Certificate authorities that may sign etcd's certificate.
     pub ca: PathBuf,
-    /// Client certificate and its private key.
+    /// Files with the client certificate and its private key.
     pub identity: Option<(PathBuf, PathBuf)>,
 }
 

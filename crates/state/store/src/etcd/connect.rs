@@ -34,7 +34,8 @@ pub(super) struct Members {
 #[derive(Debug)]
 struct Current {
     channels: Vec<Channel>,
-    /// Contents of the certificate files at the last read, even if unusable, so that each error is reported once.
+    /// Contents of the certificate files at the last read, even if unusable. Each error is therefore reported only
+    /// once.
     files: Option<TlsContents>,
     checked: Instant,
 }
@@ -74,7 +75,7 @@ impl Members {
         self.current().channels[index].clone()
     }
 
-    /// Whether the caller should read the files again. Only one of several concurrent callers gets `true`.
+    /// Whether the caller should read the files again. Of several concurrent callers, only one gets `true`.
     fn is_due(&self) -> bool {
         let mut current = self.current();
         let is_due = current.checked.elapsed() >= RELOAD_INTERVAL;

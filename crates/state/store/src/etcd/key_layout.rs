@@ -18,8 +18,8 @@ const MAGIC: &[u8] = b"fairmesh";
 
 /// The keys of one store. Below its root are `rib`, with the records, and `meta`, with these keys:
 /// * `store`: format and id, written once.
-/// * `last`: written with every batch. Its revision is the newest of *this* store, whatever else etcd contains, and a
-///   batch has a revision even if it only deletes absent keys.
+/// * `last`: written with every batch. Its revision is the newest of *this* store, even if etcd contains other keys,
+///   and a batch has a revision even if it only deletes absent keys.
 /// * `holder`: the process that may write, attached to its lease. The revision that created the key is the fence.
 #[derive(Debug)]
 pub(super) struct Layout {

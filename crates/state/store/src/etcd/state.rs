@@ -39,7 +39,7 @@ pub(super) struct EtcdState {
     pub(super) lease_expiry: watch::Sender<Instant>,
     /// Newest revision written by this process, possibly not yet received from the watch.
     written: AtomicU64,
-    /// Whether acquiring the lease writes the key `last` and batches do not, as in a partitioned store.
+    /// Whether acquiring the lease writes the key `last`, instead of each batch, as in a partitioned store.
     pub(super) acquisition_writes_last: bool,
     /// Why no more writes are possible.
     fatal_error: OnceLock<String>,

@@ -87,8 +87,8 @@ impl WriterLease {
         Ok(Some(lease))
     }
 
-    /// Records until when no other process can acquire the lease: its TTL after `since`, minus a tenth for clock
-    /// drift.
+    /// Records until when no other process can acquire the lease. This is its TTL after `since`, minus a tenth for
+    /// clock drift.
     fn extend(&self, shared: &EtcdState, since: Instant) {
         let ttl = Duration::from_secs(self.seconds);
         shared.lease_expiry.send_replace(since + (ttl - ttl / 10));
@@ -124,7 +124,7 @@ impl WriterLease {
         }
     }
 
-    /// Acquires the lease once etcd accepts writes again, and then renews it. Sets `current` to the lease's id.
+    /// Acquires the lease once etcd accepts writes again, then renews it. Sets `current` to the lease's id.
     pub(super) async fn acquire_later(self, shared: Arc<EtcdState>, current: Arc<AtomicI64>) {
         loop {
             sleep(POLL_INTERVAL).await;

@@ -65,8 +65,8 @@ impl StorageBackend for ReadOnly {
 pub(super) struct BoxedBackend(pub(super) Box<dyn StorageBackend>);
 
 /// A copy-on-write overlay: the backend below is only read, and changes stay in memory. redb writes even to a file
-/// that it only verifies: it marks the file as in use, and repairs it. Neither is acceptable for a damaged file, nor
-/// possible on a full disk.
+/// that it only verifies, to mark it as in use and to repair it. Writing is unacceptable for a damaged file, and
+/// impossible on a full disk.
 #[derive(Debug)]
 pub(super) struct Overlay {
     below: Box<dyn StorageBackend>,
@@ -78,7 +78,8 @@ struct PageOverlay {
     len: u64,
     /// Changed pages by page number.
     pages: BTreeMap<u64, Box<[u8]>>,
-    /// Shortest length since the overlay was created. Bytes beyond it read as zero unless their page has changed.
+    /// Shortest length since the overlay was created. Bytes beyond this length read as zero unless their page has
+    /// changed.
     cut: u64,
 }
 

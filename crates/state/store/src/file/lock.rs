@@ -10,9 +10,8 @@ use fairmesh_wire::lock_file;
 use super::open::system_error;
 use crate::StoreError;
 
-/// Excludes other processes from a store file while the returned lock file is open. This covers times when redb's own
-/// lock is not held, because the store is being created or reopened. The kernel releases the lock when the process
-/// dies.
+/// Excludes other processes from a store file while the returned lock file is open. This also covers times without
+/// redb's own lock, while the store is being created or reopened. The kernel releases the lock when the process dies.
 pub(super) fn acquire(path: &Path) -> Result<File, StoreError> {
     if let Some(directory) = path.parent() {
         create_folder(directory).map_err(|e| system_error(directory, e))?;

@@ -26,11 +26,12 @@ use super::{
 };
 use crate::StoreError;
 
-/// Metadata: when the copy was last known to be current, in milliseconds of Unix time.
+/// Metadata key: when the copy was last known to be current, in milliseconds of Unix time.
 const META_CURRENT: &str = "current";
-/// Metadata: the revision after which the log contains all changes.
+/// Metadata key: the revision after which the log contains all changes.
 const META_FLOOR: &str = "floor";
-/// Recently changed keys. The revision is that of the write that contained the change, at or after the change itself.
+/// Recently changed keys. The revision is that of the write that contained the change. It is never lower than the
+/// change's own revision.
 const LOG: TableDefinition<'_, (u64, &str), ()> = TableDefinition::new("fairmesh.log");
 
 /// Contents of a replica file when it was opened.

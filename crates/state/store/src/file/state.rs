@@ -29,7 +29,7 @@ pub(super) struct FileState {
     fatal_error: OnceLock<String>,
     /// Why the last write failed; `None` once a write succeeds.
     write_failure: Mutex<Option<String>>,
-    /// Held while the file is written or verified.
+    /// Lock held while the file is written or verified.
     pub(super) writing: Mutex<()>,
     /// Must be the last field: fields are dropped in order, and the lock is released after the database is closed.
     lock: Option<File>,

@@ -116,9 +116,9 @@ impl Writer {
         }
     }
 
-    /// Ends the thread after a panic, whose message becomes the reason. The database in memory can no longer be
-    /// trusted and is not written again. The file is as the last commit left it, and is verified when it is next
-    /// opened.
+    /// Ends the thread after a panic, and records the panic's message as the reason. The database in memory can no
+    /// longer be trusted and is not written again. The file is as the last commit left it, and is verified when it is
+    /// next opened.
     fn shut_down(&self, group: Vec<WriteRequest>, panic: &(dyn Any + Send)) {
         let text = panic.downcast_ref::<String>().map(String::as_str);
         let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no message");

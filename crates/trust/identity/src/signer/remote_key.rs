@@ -61,7 +61,7 @@ pub enum RemoteKeyError {
     /// The signature does not match the certificate's key.
     #[error("its signature does not fit the certificate; give the name of the certificate's key")]
     WrongSignature,
-    /// The handshake does not use TLS 1.3.
+    /// The handshake is not TLS 1.3.
     #[error("it signs handshakes of TLS 1.3 only")]
     OtherMessage,
 }

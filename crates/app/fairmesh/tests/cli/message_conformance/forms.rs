@@ -1,4 +1,4 @@
-//! The paths on which a program is reached.
+//! Ways to reach the test program: directly at `--inbound`, or through a client-side proxy listener.
 
 use fairmesh_test_support::free_port;
 

@@ -2,13 +2,13 @@
 
 use std::collections::BTreeMap;
 
-/// Number of a tenant's errors below which they prove nothing.
+/// Minimum number of errors of a tenant for them to count as evidence.
 const MIN_ERRORS: u64 = 5;
-/// Minimum rise of a tenant's error share that counts, in hundredths.
+/// Minimum rise of a tenant's error share for it to count, in hundredths.
 const MIN_RISE: u64 = 5;
-/// Minimum number of responses before the upgrade from which follows that the successor must respond, too.
+/// Minimum number of responses before the upgrade from which it is expected that the successor must respond, too.
 const MIN_RESPONSES: u64 = 20;
-/// A successor with fewer responses than its predecessor's, divided by this number, counts as not serving.
+/// Divisor: a successor with fewer responses than its predecessor's number divided by this counts as not serving.
 const MIN_PART: u64 = 10;
 /// Metrics of connections that a replica refuses regardless of the tenant. Not included: connections beyond a tenant's
 /// quota, because one tenant must not decide about upgrades; and refused handshakes, because all nodes reconnect at
@@ -31,7 +31,7 @@ pub(super) struct Responses {
 }
 
 impl Responses {
-    /// The sum of both.
+    /// Returns the sum of both counts.
     pub(super) const fn with(self, more: Self) -> Self {
         Self { all: self.all + more.all, errors: self.errors + more.errors }
     }
@@ -43,7 +43,7 @@ pub(super) struct Counts {
     /// Start time of the process, as text.
     pub(super) started: String,
     pub(super) by_tenant: BTreeMap<String, Responses>,
-    /// Refused connections.
+    /// Number of refused connections.
     pub(super) refused: u64,
 }
 
@@ -59,8 +59,8 @@ impl Served {
         Self { responses: by_tenant.values().copied().fold(Responses::default(), Responses::with), refused }
     }
 
-    /// Explains why a successor with these counts does not do the work of this replica. Error codes would not show
-    /// this, because a refused caller gets no response.
+    /// Explains why a successor with these counts does not do the work of this replica; `None` if it does. Error
+    /// codes would not show this, because a refused caller gets no response.
     pub(super) fn idle(&self, successor: &Self) -> Option<String> {
         let (then, now) = (self.responses.all, successor.responses.all);
         if then >= MIN_RESPONSES && now < then / MIN_PART {

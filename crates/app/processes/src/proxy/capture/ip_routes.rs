@@ -14,7 +14,7 @@ use super::{
     port_and_network_args::{FAMILIES, Family},
 };
 
-/// Path of `ip` on systems whose users do not have it in PATH.
+/// Path of `ip`, for systems on which users do not have it in PATH.
 const FALLBACK_PATH: &str = "/usr/sbin/ip";
 /// Arguments of `ip`, line by line.
 pub(super) fn steps(families: &[Family]) -> Vec<String> {

@@ -9,10 +9,10 @@ use fairmesh_console::failure::Failure;
 
 use super::nft_rules::TABLE;
 
-/// Path of `nft` on systems whose users do not have it in PATH.
+/// Path of `nft`, for systems on which users do not have it in PATH.
 const FALLBACK_PATH: &str = "/usr/sbin/nft";
 
-/// Applies a script, whole or not at all.
+/// Applies a script atomically.
 pub(super) fn load(script: &str) -> Result<(), Failure> {
     let output = run(&["-f", "-"], script)?;
     if output.status.success() { Ok(()) } else { Err(refused(&complaint(&output))) }
@@ -68,7 +68,7 @@ fn is_absent(complaint: &str) -> bool {
     complaint.contains("No such file or directory") && complaint.contains("delete table")
 }
 
-/// The user lacks the privilege.
+/// The error for a user who lacks the privilege.
 pub(super) fn not_permitted() -> Failure {
     Failure::failed_with(
         "this user may not change nftables rules",
@@ -76,7 +76,7 @@ pub(super) fn not_permitted() -> Failure {
     )
 }
 
-/// Maps the error of nft, with a hint.
+/// Converts an error message of nft to a failure with a hint.
 fn refused(complaint: &str) -> Failure {
     let has = |words: &[&str]| words.iter().any(|words| complaint.contains(words));
     if has(&["Operation not permitted", "Permission denied"]) {

@@ -6,12 +6,12 @@ use fairmesh_console::failure::Failure;
 
 use super::port_and_network_args::{FAMILIES, Family, HTTP, Network, Ports, list};
 
-/// Our table. It contains all our rules, so removing it removes them all. Outside the table there are only routes.
+/// Name of our table. It contains all our rules, so removing it removes them all. Only routes exist outside it.
 pub(super) const TABLE: &str = "inet fairmesh_capture";
-/// Mark of packets with foreign destinations that are delivered locally, and number of their routing table.
+/// Mark of packets to foreign destinations that are delivered locally. Also the number of their routing table.
 pub(super) const MARK: u32 = 7415;
 
-/// A cgroup in rules.
+/// A cgroup, as named in rules.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Cgroup {
     /// Path below /sys/fs/cgroup.
@@ -20,18 +20,18 @@ pub(super) struct Cgroup {
     pub(super) level: usize,
 }
 
-/// The captured connections.
+/// What the rules capture.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Rules {
-    /// The proxy's listeners: one per family at most.
+    /// Addresses of the proxy's listeners, at most one per family.
     pub(super) at: Vec<SocketAddr>,
     pub(super) ports: Vec<Ports>,
     pub(super) to: BTreeSet<Network>,
     /// Sources of forwarded connections to capture.
     pub(super) from: BTreeSet<Network>,
-    /// Also captures connections of this machine's own programs, in addition to forwarded ones.
+    /// Whether connections of this machine's own programs are captured, in addition to forwarded ones.
     pub(super) own: bool,
-    /// Owners of captured connections; without users and cgroups, all.
+    /// Users whose connections are captured. Without users and cgroups, all connections are.
     pub(super) uids: BTreeSet<u32>,
     pub(super) cgroups: Vec<Cgroup>,
     pub(super) except_uids: BTreeSet<u32>,
@@ -40,7 +40,7 @@ pub(super) struct Rules {
 }
 
 impl Rules {
-    /// Checks that every address family has a listener, and every source a destination.
+    /// Checks that every address family has a listener and every source has a destination.
     pub(super) fn reach(&self) -> Result<(), Failure> {
         let named =
             self.to.iter().map(|net| ("--to", net)).chain(self.from.iter().map(|net| ("--from", net)));
@@ -64,7 +64,7 @@ impl Rules {
         }
     }
 
-    /// Excludes the proxy itself; `proxy` is the user of its listener.
+    /// Excludes the proxy itself. `proxy` is the user of its listener.
     pub(super) fn except(&mut self, proxy: Option<u32>) -> Result<(), Failure> {
         if !self.takes_own() || !self.cgroups.is_empty() || !self.except_cgroups.is_empty() {
             return Ok(());
@@ -94,7 +94,7 @@ impl Rules {
         self.own || self.from.is_empty() || !self.uids.is_empty() || !self.cgroups.is_empty()
     }
 
-    /// One transaction that replaces earlier rules.
+    /// Returns the nft script that replaces earlier rules in one transaction.
     pub(super) fn script(&self) -> String {
         let mut text = format!("table {TABLE}\ndelete table {TABLE}\n\ntable {TABLE} {{");
         if self.takes_own() {
@@ -107,7 +107,7 @@ impl Rules {
         text
     }
 
-    /// Rules for connections of this machine's own programs, which are redirected.
+    /// Writes the rules for connections of this machine's own programs, which are redirected.
     fn own_programs(&self, text: &mut String) {
         text.push_str("\n\tchain output {\n\t\ttype nat hook output priority -100; policy accept;\n");
         if !self.loopback {
@@ -178,7 +178,7 @@ impl Rules {
         text.push_str("\t}\n");
     }
 
-    /// Families of captured forwarded connections.
+    /// Address families of the forwarded connections that are captured.
     pub(super) fn passing_families(&self) -> Vec<Family> {
         let has = |family: &Family| self.from.iter().any(|net| net.address.is_ipv4() == family.is_ipv4);
         FAMILIES.into_iter().filter(has).collect()
@@ -201,7 +201,7 @@ impl Rules {
         }
     }
 
-    /// The captured connections, described in words.
+    /// Describes the captured connections in words.
     pub(super) fn words(&self) -> String {
         let ports = match (&*self.ports, self.to.is_empty()) {
             ([], true) => "port 80".into(),
@@ -233,7 +233,7 @@ impl Rules {
     }
 }
 
-/// Rules that capture nothing, but keep captured connections working.
+/// Returns rules that capture nothing new, but keep captured connections working.
 pub(super) fn rest() -> String {
     let mut text = format!("table {TABLE}\ndelete table {TABLE}\n\ntable {TABLE} {{");
     // Redirected connections are translated as long as some rule uses connection tracking.
@@ -244,7 +244,7 @@ pub(super) fn rest() -> String {
     text
 }
 
-/// Begins the chain for forwarded connections with the rule for connections that are already captured.
+/// Writes the start of the chain for forwarded connections: the rule for connections that are already captured.
 fn passing_on(text: &mut String) {
     text.push_str("\n\tchain passing {\n\t\ttype filter hook prerouting priority mangle; policy accept;\n");
     text.push_str("\t\tiifname \"lo\" return\n");
@@ -252,7 +252,7 @@ fn passing_on(text: &mut String) {
     let _ = writeln!(text, "\t\tmeta l4proto tcp socket transparent 1 meta mark set {MARK} accept");
 }
 
-/// Alternative conditions on the owner of a connection.
+/// Returns conditions on the owner of a connection, of which one must hold.
 fn from(uids: &BTreeSet<u32>, cgroups: &[Cgroup]) -> Vec<String> {
     let uids = (!uids.is_empty()).then(|| format!("meta skuid {{ {} }}", list(uids)));
     let cgroup = |Cgroup { path, level }: &Cgroup| format!("socket cgroupv2 level {level} \"{path}\"");
@@ -265,7 +265,7 @@ fn people(uids: &BTreeSet<u32>, cgroups: &[Cgroup]) -> String {
     all.join(" or ")
 }
 
-/// Listeners of captured connections.
+/// Returns the listeners of captured connections.
 pub(super) fn listener_addresses(at: &[SocketAddr]) -> Result<Vec<SocketAddr>, Failure> {
     for (number, place) in at.iter().enumerate() {
         if place.ip().is_unspecified() || place.port() == 0 {

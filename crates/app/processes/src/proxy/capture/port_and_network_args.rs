@@ -4,7 +4,7 @@ use std::{fmt, net::IpAddr, str::FromStr};
 
 use fairmesh_model::Invalid;
 
-/// The port of HTTP.
+/// The default port of HTTP.
 pub(super) const HTTP: Ports = Ports { first: 80, last: 80 };
 
 /// An address family.
@@ -13,9 +13,9 @@ pub(super) struct Family {
     pub(super) is_ipv4: bool,
     /// Name in nftables rules.
     pub(super) keyword: &'static str,
-    /// Option of `ip`.
+    /// The option of `ip` that selects the family.
     pub(super) option: &'static str,
-    /// All of its addresses.
+    /// The network that contains all addresses of the family.
     pub(super) everywhere: &'static str,
 }
 
@@ -44,7 +44,7 @@ pub(super) fn list<T: fmt::Display>(all: impl IntoIterator<Item = T>) -> String 
     all.join(", ")
 }
 
-/// Ports sorted and merged: nftables refuses ranges that overlap.
+/// Sorts and merges ports, because nftables refuses ranges that overlap.
 pub(super) fn merged(ports: &[Ports]) -> Vec<Ports> {
     let mut sorted = ports.to_vec();
     sorted.sort_unstable();
@@ -105,7 +105,7 @@ impl FromStr for Network {
     }
 }
 
-/// The network address: all but the first bits cleared.
+/// Returns the network address: all bits except the first `bits` are cleared.
 fn network(address: IpAddr, bits: u8) -> IpAddr {
     match address {
         IpAddr::V4(v4) => {

@@ -5,11 +5,11 @@ use fairmesh_rib::Entry;
 /// Differences between the store and a file, by key.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Difference {
-    /// Keys in the file only.
+    /// Keys that are only in the file.
     pub(super) missing: Vec<String>,
-    /// Keys in both, with different values.
+    /// Keys that are in both, with different values.
     pub(super) different: Vec<String>,
-    /// Keys in the store only.
+    /// Keys that are only in the store.
     pub(super) further: Vec<String>,
 }
 
@@ -33,7 +33,7 @@ impl Difference {
         *self == Self::default()
     }
 
-    /// Each kind with its name.
+    /// All kinds of differences, each with its name.
     pub(super) fn kinds(&self) -> [(&'static str, &Vec<String>); 3] {
         [
             ("only in the file", &self.missing),

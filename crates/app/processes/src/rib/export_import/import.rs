@@ -21,9 +21,9 @@ use tonic::Code;
 
 use super::{Difference, MAX_LISTED, named, open, read};
 
-/// Records per batch: within the default limit of etcd.
+/// Maximum number of records per batch, within the default limit of etcd.
 const MAX_OPS: usize = 100;
-/// Bytes of keys and values per batch.
+/// Maximum total size of keys and values per batch, in bytes.
 const MAX_BYTES: usize = 1_000_000;
 
 /// Arguments of `fairmesh rib import`.
@@ -88,8 +88,8 @@ fn in_order(mut entries: Vec<(Arc<str>, Entry)>) -> Vec<(Arc<str>, Entry)> {
     entries
 }
 
-/// Removes rules of services whose policies are also written. A policy contains its rules, and the control plane
-/// derives their record.
+/// Removes the rules of services whose policies are also written: a policy contains its rules, and the control plane
+/// derives their record from it.
 fn without_implied(entries: Vec<(Arc<str>, Entry)>) -> Vec<(Arc<str>, Entry)> {
     let keys: BTreeSet<Arc<str>> = entries.iter().map(|(key, _)| Arc::clone(key)).collect();
     let is_implied = |key: &str| match RecordKey::parse(key) {
@@ -101,7 +101,7 @@ fn without_implied(entries: Vec<(Arc<str>, Entry)>) -> Vec<(Arc<str>, Entry)> {
     entries.into_iter().filter(|(key, _)| !is_implied(key)).collect()
 }
 
-/// Writes that expect absent keys, in batches within the bounds.
+/// Groups entries into batches of writes that expect their keys to be absent.
 fn batches(entries: Vec<(Arc<str>, Entry)>) -> Vec<Vec<Op>> {
     let (mut batches, mut bytes) = (Vec::<Vec<Op>>::new(), 0);
     for (key, Entry { value, .. }) in entries {

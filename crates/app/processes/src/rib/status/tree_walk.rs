@@ -17,11 +17,11 @@ use futures_util::{StreamExt, stream};
 use serde::Serialize;
 use tokio::time::timeout;
 
-/// Replicas queried concurrently.
+/// Maximum number of replicas queried concurrently.
 const MAX_CONCURRENT_QUERIES: usize = 32;
-/// Time limit of one query.
+/// Timeout of one query.
 const QUERY_TIMEOUT: Duration = Duration::from_secs(5);
-/// Maximum depth: replicas that follow each other in a cycle must not be queried forever.
+/// Maximum depth of the tree, so that replicas that follow each other in a cycle are not queried forever.
 const MAX_LAYERS: usize = 16;
 
 /// Servers and watchers, as far as they could be queried.

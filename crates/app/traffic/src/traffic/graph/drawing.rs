@@ -9,12 +9,12 @@ use fairmesh_wire::v1::{GraphEdge, TrafficGraphResponse};
 
 use super::{label, times, total};
 
-/// Width and height of a box, and the distances between two.
+/// Width and height of a box, and the horizontal and vertical distances between boxes.
 const BOX: (usize, usize) = (190, 44);
 const GAP: (usize, usize) = (130, 26);
 const MARGIN: usize = 20;
 
-/// The graph in the language of Graphviz.
+/// Formats the graph in the language of Graphviz.
 pub(super) fn dot(graph: &TrafficGraphResponse) -> String {
     let mut text = "digraph calls {\n  rankdir=LR;\n  node [shape=box];\n".to_owned();
     for (name, calls) in boxes(graph) {
@@ -29,7 +29,7 @@ pub(super) fn dot(graph: &TrafficGraphResponse) -> String {
     text + "}\n"
 }
 
-/// The graph as SVG: callers on the left, each node to the right of all its callers.
+/// Draws the graph as SVG: callers on the left, and each node to the right of all its callers.
 pub(super) fn svg(graph: &TrafficGraphResponse) -> String {
     let (boxes, columns) = (boxes(graph), columns(graph));
     let mut used = BTreeMap::<usize, usize>::new();
@@ -56,7 +56,7 @@ pub(super) fn svg(graph: &TrafficGraphResponse) -> String {
     svg + "</svg>\n"
 }
 
-/// All nodes with their calls per second: the greatest of calls over edges, served calls and client demand.
+/// Returns all nodes with their calls per second: the greatest of calls over edges, served calls and client demand.
 fn boxes(graph: &TrafficGraphResponse) -> BTreeMap<String, f64> {
     let mut boxes = BTreeMap::<String, f64>::new();
     for edge in &graph.edges {
@@ -70,7 +70,7 @@ fn boxes(graph: &TrafficGraphResponse) -> BTreeMap<String, f64> {
     boxes
 }
 
-/// The column of each node: the length of the longest path to it without cut edges.
+/// Returns the column of each node: the length of the longest path to it, ignoring cut edges.
 fn columns(graph: &TrafficGraphResponse) -> BTreeMap<String, usize> {
     let edges: BTreeSet<_> = graph.edges.iter().filter(|edge| !edge.is_cut).map(ends).collect();
     let mut columns = BTreeMap::<String, usize>::new();

@@ -29,10 +29,10 @@ pub(super) struct UsableTable<'a> {
     shares: &'a TrafficShares,
     force: TableForce,
     regions: BTreeMap<&'a Region, Positions>,
-    /// The zones used by callers in the caller's zone, with their shares; empty if calls do not prefer zones.
+    /// The zones used by callers in the caller's zone, with their shares; empty if calls prefer no zone.
     zones: BTreeMap<&'a Zone, (Share, Positions)>,
-    /// Regions for the calls of a region that cannot serve, each with its part of all power. Only for tables of a
-    /// planner.
+    /// Regions that take over the calls of a region that cannot serve, each with its part of the total power. Only
+    /// for tables of a planner.
     spare: BTreeMap<&'a Region, (Share, Positions)>,
 }
 
@@ -230,8 +230,8 @@ impl UsableTable<'_> {
         self.zones.values().map(|(_, tier)| tier).chain(self.regions.values())
     }
 
-    /// The endpoints that share calls, each once. If calls that stay in the region are divided among zones, the
-    /// region's other endpoints get none.
+    /// Returns the endpoints that share calls, each once. If the calls that stay in the region are divided among
+    /// zones, endpoints of the region that belong to none of these zones' sets are left out.
     pub(super) fn members(&self, home: &Region) -> BTreeSet<usize> {
         let divided = |region: &Region| region == home && !self.zones.is_empty();
         let regions = self.regions.iter().filter(|(region, _)| !divided(region)).map(|(_, tier)| tier);

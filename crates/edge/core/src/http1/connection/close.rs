@@ -45,7 +45,7 @@ where
         }
     }
 
-    /// Parses no further requests.
+    /// Stops parsing requests.
     fn stop_reading(&mut self) {
         if let ReadState::Owned(read_side) = mem::replace(&mut self.source, ReadState::Lost) {
             self.source = ReadState::Unframed(read_side);
@@ -110,7 +110,8 @@ where
     }
 }
 
-/// Reads and discards what a client still sends, within the limits. When the proxy stops, for one more pause.
+/// Reads and discards what a client still sends, within the limits. When the proxy stops, for at most one further
+/// pause.
 async fn discard<R: AsyncRead + Unpin>(read_side: &mut ReadSide<R>, shutdown: &Shutdown) {
     let (mut end, mut left) = (Instant::now() + LINGER, MAX_LINGER_BYTES);
     while left > 0 {

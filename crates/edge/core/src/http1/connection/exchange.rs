@@ -110,8 +110,8 @@ where
         upload
     }
 
-    /// Polls the handler, and detects disconnects meanwhile. Sends informational responses first, and `100 Continue` if
-    /// the client waits for it and the body is read.
+    /// Polls the handler and detects disconnects meanwhile. First sends informational responses; `100 Continue` is
+    /// sent if the client waits for it and the body is read.
     fn poll_response<F: Future>(
         &mut self,
         handling: Pin<&mut F>,

@@ -16,7 +16,7 @@ use crate::http1::{
     request_offload::Offload,
 };
 
-/// How long an idle connection stays open after the sender was asked to stop taking its requests.
+/// Time for which an idle connection stays open after the sender was asked to stop taking its requests.
 const WITHDRAWAL: Duration = Duration::from_millis(10);
 
 impl<R, W, O> Connection<R, W, O>
@@ -25,7 +25,7 @@ where
     W: AsyncWrite + Unpin,
     O: Offload,
 {
-    /// Inserts a request that the sender returns before the bytes read. Pending while the sender still holds
+    /// Inserts a request that the sender returns before the bytes already read. Pending while the sender still holds
     /// a request, since no later request may be parsed before it.
     pub(crate) fn poll_offloaded(&mut self, context: &mut Context<'_>) -> Poll<()> {
         if let (Some(offload), ReadState::Owned(read_side)) = (&mut self.offload, &mut self.source) {
@@ -54,8 +54,8 @@ where
         }
     }
 
-    /// Whether the connection only seems idle to the proxy because the sender has sent requests and
-    /// responses. If so, moves the idle deadline.
+    /// Whether the connection only seems idle, because the sender has sent requests and responses without the proxy.
+    /// If so, moves the idle deadline.
     pub(crate) fn is_used_past_the_proxy(&mut self) -> bool {
         let last = self.offload.as_ref().and_then(Offload::last_completed);
         let idle_at = last.map(|last| last + self.idle_timeout).filter(|idle_at| *idle_at > Instant::now());

@@ -91,8 +91,8 @@ where
         }
     }
 
-    /// Polls until the response to the first request, which is `length` bytes long, is being sent or the fast
-    /// path ends. Detects disconnects.
+    /// Polls until the response to the first request is being sent, or the fast path ends. `length` is the length of
+    /// the request in bytes. Detects disconnects.
     pub(crate) async fn forward<T>(
         &mut self,
         length: usize,
@@ -125,8 +125,8 @@ where
         answered
     }
 
-    /// Sends the rest of the response unless it was already `sent`, and continues with the next request.
-    /// `length` is the length of the first request in bytes.
+    /// Sends the rest of the response, unless `sent` says that it was sent completely, and continues with the next
+    /// request. `length` is the length of the first request in bytes.
     pub(crate) async fn finish_response(&mut self, sent: bool, length: usize) -> Result<(), ConnectionError> {
         if !sent {
             self.flush().await?;

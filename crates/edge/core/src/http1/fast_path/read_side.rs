@@ -9,8 +9,8 @@ use tokio::io::AsyncRead;
 use crate::http1::read_side::ReadSide;
 
 impl<R: AsyncRead + Unpin> ReadSide<R> {
-    /// Whether most of a large request that qualifies for the fast path is buffered. Its client is about to
-    /// send the rest, which would otherwise be forwarded in a separate write.
+    /// Whether most of a large request that qualifies for the fast path is buffered. Its client is about to send the
+    /// rest, which would otherwise be forwarded in a separate write.
     pub(crate) fn is_nearly_complete(&mut self) -> bool {
         if self.request_len.is_none() {
             self.request_len = nearly_complete_request(&self.input, fairmesh_headers::is_mesh_header);
@@ -18,7 +18,7 @@ impl<R: AsyncRead + Unpin> ReadSide<R> {
         self.request_len.is_some_and(|request_len| self.input.len() < request_len)
     }
 
-    /// Discards the body of the first request, from the end of the request.
+    /// Discards the body of the first request, which is at the end of the request.
     pub(crate) fn discard_body(&mut self, body: Range<usize>) {
         self.discarded = body.len();
         self.input.copy_within(body.end.., body.start);

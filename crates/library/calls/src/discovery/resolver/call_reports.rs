@@ -79,8 +79,8 @@ pub(super) async fn report_periodically<T>(
     }
 }
 
-/// Returns the services whose calls are reported because operators are viewing `names`: these services, and everything
-/// this program calls while serving one of them, which is the part of the call graph below it.
+/// Returns the services whose calls are reported because operators are viewing `names`. These are the viewed
+/// services, and all services that this program calls while serving one of them.
 fn watched<T>(registry: &SubscriptionRegistry<T>, mut names: HashSet<ServiceName>) -> HashSet<ServiceName> {
     if names.iter().any(serves) {
         names.extend(registry.by_name().keys().take(MAX_WATCHED_SERVICES).cloned());

@@ -21,7 +21,7 @@ use tokio_util::sync::CancellationToken;
 use super::subscription_registry::SubscriptionRegistry;
 use crate::discovery::service_state::ServiceState;
 
-/// Time limit of the last report of a program that is ending.
+/// Time limit of a program's last report before it ends.
 const LAST_REPORT: Duration = Duration::from_secs(1);
 
 /// The task that sends the reports.
@@ -31,7 +31,7 @@ pub(super) struct CountReports {
 }
 
 impl CountReports {
-    /// Reports until `stop` is cancelled. The last report contains everything counted until then.
+    /// Starts reporting, until `stop` is cancelled. The last report contains everything counted until then.
     pub(super) fn start<T: Send + Sync + 'static>(
         registry: Arc<SubscriptionRegistry<T>>,
         upstream: FollowerHandle,

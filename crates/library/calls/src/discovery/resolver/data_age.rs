@@ -2,14 +2,14 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// The age of a mesh's data: the age that the agent last reported, growing from then on unless the agent reported its
-/// data as current.
+/// Age of a mesh's data. It starts from the age that the agent last reported, and grows unless the agent reported
+/// current data.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct DataAge {
-    /// Age at the time from which it grows; `None` while nothing ages. The time of origin is not stored, since it may
-    /// lie before the start of the clock.
+    /// Age at an instant from which it grows; `None` while the data does not age. The time of origin is not stored,
+    /// since it may be before the start of the clock.
     oldest: Option<(Duration, Instant)>,
-    /// Whether data has arrived on the current connection, whose age replaces that of earlier data.
+    /// Whether data has arrived on the current connection. Its age replaces the age of earlier data.
     has_data: bool,
 }
 
@@ -18,14 +18,14 @@ pub(super) struct DataAge {
 pub(super) enum AgeChange {
     /// Data of this age arrived.
     Arrived(Duration),
-    /// The agent lost its source, and its data has this age. Zero means that the agent has its source again.
+    /// The agent lost its source, and its data has this age. Zero means that the agent reaches its source again.
     Reported(Duration),
     /// The connection to the agent was lost.
     Disconnected,
 }
 
 impl AgeChange {
-    /// Adds a change to the waiting ones. The waiting changes, at most three, have the combined effect of all.
+    /// Adds a change to the pending changes. At most three pending changes have the combined effect of all changes.
     pub(super) fn coalesce(self, waiting: &mut Vec<Self>) {
         match (self, waiting.last_mut()) {
             (Self::Arrived(age), Some(Self::Arrived(known))) => *known = age.max(*known),
@@ -48,12 +48,12 @@ impl DataAge {
         }
     }
 
-    /// The age; `None` if no data is known to age.
+    /// Age of the data; `None` if no data is known to age.
     pub(super) fn at(&self, now: Instant) -> Option<Duration> {
         self.oldest.map(|(age, since)| age + now.saturating_duration_since(since))
     }
 
-    /// Data of this `age` arrived from the agent.
+    /// Records that data of this `age` arrived from the agent.
     fn arrived(&mut self, age: Duration, now: Instant) {
         if !std::mem::replace(&mut self.has_data, true) {
             self.oldest = None;
@@ -63,18 +63,18 @@ impl DataAge {
         }
     }
 
-    /// The agent reports that its data ages and is at most `age` old; zero means that it no longer ages.
+    /// Records the agent's report that its data ages and is at most `age` old; zero means that it no longer ages.
     fn set(&mut self, age: Duration, now: Instant) {
         self.oldest = None;
         self.arrived(age, now);
     }
 
-    /// Data of this `age`, which is not refreshed, is in use.
+    /// Records that data of this `age`, which is not refreshed, is in use.
     pub(super) fn add_unrefreshed(&mut self, age: Duration, now: Instant) {
         self.oldest = Some((self.at(now).unwrap_or_default().max(age), now));
     }
 
-    /// The agent is disconnected, so all data ages.
+    /// Records that the agent is disconnected: all data ages from now on.
     fn disconnected(&mut self, now: Instant) {
         self.has_data = false;
         self.add_unrefreshed(Duration::ZERO, now);

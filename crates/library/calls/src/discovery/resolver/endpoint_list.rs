@@ -2,7 +2,7 @@ use std::sync::Arc;
 
 use fairmesh_model::Endpoint;
 
-/// Up to this number of endpoints, memory is reserved exactly. Many services have only one endpoint.
+/// Maximum number of endpoints for which memory is reserved exactly. Many services have only one endpoint.
 const EXACT_CAPACITY: usize = 4;
 
 /// Endpoints ordered by key, in one slice as the router expects them.

@@ -16,7 +16,7 @@ use tokio::sync::Notify;
 use super::{data_age::AgeChange, shard_maps::MapEvent, worker_event::Event};
 use crate::discovery::subscription::Subscription;
 
-/// Passes events to a single worker.
+/// Queue of events for the resolver's worker.
 pub(super) struct EventQueue<T> {
     waiting: Mutex<WaitingEvents<T>>,
     arrived: Notify,
@@ -104,8 +104,8 @@ impl<T> WaitingEvents<T> {
         self.updates.add(update);
     }
 
-    /// Returns the events in an order that has the effect of all. Newly tracked services come last: no queued event
-    /// concerns them, since the worker has not subscribed to their prefixes yet.
+    /// Returns events that together have the effect of all queued events. Newly tracked services come last: no queued
+    /// event concerns them, since the worker has not subscribed to their prefixes yet.
     fn into_events(mut self) -> Vec<Event<T>> {
         let mut events: Vec<_> = self.ages.into_iter().map(Event::Age).collect();
         events.extend(self.updates.take().map(Event::Update));

@@ -10,8 +10,8 @@ use tokio::time::Instant;
 /// Policy defaults by scope, which is the mesh or a tenant.
 #[derive(Debug, Default)]
 pub(super) struct FollowedDefaults {
-    /// For each scope, until when services wait for its defaults; `None` once they have arrived or are known not to
-    /// come.
+    /// Deadline by scope until which services wait for its defaults; `None` once they have arrived or are known not
+    /// to come.
     scopes: BTreeMap<DefaultsScope, Option<Instant>>,
     received: DefaultsByScope,
 }
@@ -58,7 +58,7 @@ impl FollowedDefaults {
         self.scopes.values_mut().flatten().for_each(|waiting| *waiting = until);
     }
 
-    /// Scopes whose defaults are outstanding, but no longer waited for at `now`.
+    /// Scopes whose defaults have not arrived, although services no longer wait for them at `now`.
     pub(super) fn overdue(&self, now: Instant) -> Vec<DefaultsScope> {
         let overdue = self.scopes.iter().filter(|(_, until)| until.is_some_and(|until| now >= until));
         overdue.map(|(scope, _)| scope.clone()).collect()
@@ -74,7 +74,7 @@ impl FollowedDefaults {
         self.scopes.contains_key(scope) && self.received.set(scope.clone(), defaults)
     }
 
-    /// Returns the defaults for the services of a tenant; `None` while they are waited for.
+    /// Returns the defaults for the services of a tenant; `None` while services wait for them.
     pub(super) fn of(&self, tenant: &Tenant) -> Option<InheritedDefaults> {
         let arrived = |scope: &DefaultsScope| self.scopes.get(scope).is_some_and(Option::is_none);
         let is_complete = arrived(&DefaultsScope::Mesh) && arrived(&DefaultsScope::Tenant(tenant.clone()));

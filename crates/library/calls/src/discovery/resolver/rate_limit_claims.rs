@@ -2,7 +2,7 @@
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
-use fairmesh_model::{ServiceName, mesh_rate_limit::ALL_PARTS};
+use fairmesh_model::{ServiceName, rate_limit_quota::ALL_PARTS};
 use fairmesh_rib::follower::FollowerHandle;
 use fairmesh_router::TokenBucket;
 use fairmesh_wire::v1;
@@ -12,16 +12,16 @@ use tokio_util::sync::CancellationToken;
 use super::subscription_registry::SubscriptionRegistry;
 use crate::discovery::service_state::ServiceState;
 
-/// Interval of checks for limits that were never claimed.
+/// Interval of checks for limits without any claim.
 const CHECK_INTERVAL: Duration = Duration::from_millis(500);
-/// Minimum time between two claims. The control plane may ask for a longer one.
+/// Minimum time between two claims. The control plane may request a longer time.
 const CLAIM_INTERVAL: Duration = Duration::from_secs(2);
 /// Timeout of the response to a claim.
 const CLAIM_TIMEOUT: Duration = Duration::from_secs(2);
 /// Maximum number of limits in one claim.
 const MAX_LIMITS: usize = 1_000;
 
-/// A service and a route of its policy; an empty route name stands for the policy itself.
+/// A service and a route of its policy. An empty route name stands for the policy's own limit.
 type LimitName = (ServiceName, String);
 
 /// Claims until `stop` is cancelled. If no control plane responds, the shares stay as they are.
@@ -60,7 +60,7 @@ struct Claims {
     known: HashMap<LimitName, LastClaim>,
 }
 
-/// The number of calls that a limit had counted at a given time.
+/// Number of calls that a limit had counted at the time of its last claim.
 struct LastClaim {
     bucket: Arc<TokenBucket>,
     requested: u64,
@@ -71,7 +71,7 @@ struct LastClaim {
 
 impl Claims {
     /// Adds limits that began after the last check, at `checked`, so that their first claim includes the demand since
-    /// then. Returns whether any limit was never claimed.
+    /// then. Returns whether any limit has no claim yet.
     fn note(&mut self, limits: &[(LimitName, Arc<TokenBucket>)], checked: Instant) -> bool {
         self.known.retain(|name, _| limits.iter().any(|(known, _)| known == name));
         for (name, bucket) in limits {

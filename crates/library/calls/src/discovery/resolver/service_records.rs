@@ -29,7 +29,7 @@ pub(super) struct ServiceRecords {
     pub(super) shards: ShardParts,
     /// The table for the caller's region.
     pub(super) table: Option<Arc<ReceivedTable>>,
-    /// The subscribed prefixes, with whether each has arrived at least once.
+    /// Subscribed prefixes. The value is whether the prefix has arrived at least once.
     subscribed: BTreeMap<Prefix, bool>,
 }
 
@@ -39,23 +39,23 @@ pub(super) struct PrefixChanges {
     pub(super) removed: Vec<Prefix>,
 }
 
-/// A policy as its record with the defaults that complete it, plus the parts that determine which prefixes are needed.
-/// After publication it is not kept decoded, since that takes many times as much memory.
+/// A policy in encoded form: its record, the defaults that complete it, and the parts that determine which prefixes
+/// are needed. After publication it is not kept decoded, since that takes many times as much memory.
 #[derive(Debug)]
 struct PolicyRecord {
     value: Option<Bytes>,
     defaults: InheritedDefaults,
-    /// The complete policy until it is published. It keeps compiled regular expressions in use, which would otherwise
-    /// be compiled again, on the event loop. Boxed, since most services have none most of the time.
+    /// The complete policy until it is published. It keeps compiled regular expressions in use; otherwise they would
+    /// be compiled again on the event loop. Boxed, since most services rarely have an unpublished policy.
     unpublished: Option<Box<Policy>>,
     local_only: bool,
     has_checks: bool,
-    /// Whether the service may have region tables. Other services pay no cost for tables.
+    /// Whether the service may have region tables. Other services do not pay the cost of tables.
     has_tables: bool,
 }
 
 impl PolicyRecord {
-    /// Completes the policy of a record with the defaults. Without a record, the policy is the default one.
+    /// Completes the policy of a record with the defaults. Without a record, the default policy is used.
     fn new(own: Policy, value: Option<Bytes>, defaults: InheritedDefaults) -> Self {
         let policy = defaults.apply(own);
         let (local_only, has_checks) = (policy.locality.local_only, policy.health_check.is_some());
@@ -120,8 +120,8 @@ impl ServiceRecords {
         self.policy.unpublished.is_none()
     }
 
-    /// Records that the published snapshot contains the policy, so that the snapshot keeps its expressions in use from
-    /// now on.
+    /// Records that the published snapshot contains the policy. From now on the snapshot keeps its expressions in
+    /// use.
     pub(super) fn policy_published(&mut self) {
         self.policy.unpublished = None;
     }
@@ -173,12 +173,12 @@ impl ServiceRecords {
         RecordKey::RegionTable(self.name.clone(), region.clone())
     }
 
-    /// Returns the region whose endpoints suffice, if the policy restricts calls to the caller's own region.
+    /// Returns the caller's region if the policy restricts calls to it; the endpoints of that region then suffice.
     fn only_region<'a>(&self, location: Option<&'a Location>) -> Option<&'a Region> {
         location.map(|l| &l.region).filter(|_| self.policy.local_only)
     }
 
-    /// The record with the version of the shard map. Every change of the map writes this record.
+    /// Prefix of the record with the shard map's version. Every change of the map writes this record.
     fn version_key(&self) -> Prefix {
         Prefix::from(&RecordKey::ShardManifest(self.name.clone(), ShardPart::Ranges))
     }
@@ -239,8 +239,9 @@ impl ServiceRecords {
         }
     }
 
-    /// Removes the records below a prefix for which `stays` is false, before the prefix's snapshot is stored. A record
-    /// that the snapshot contains stays until it is replaced, so it remains in use if its replacement is invalid.
+    /// Removes stored records below a prefix unless `stays` returns true for their keys. Called before the prefix's
+    /// snapshot is stored: a record that the snapshot contains stays until it is replaced, so it remains in use if
+    /// its replacement is invalid.
     pub(super) fn retain(&mut self, prefix: &Prefix, stays: impl Fn(&str) -> bool) {
         let gone = |key: &str| prefix.covers(key) && !stays(key);
         if gone(&RecordKey::Service(self.name.clone()).to_string()) {
@@ -269,7 +270,8 @@ impl ServiceRecords {
         }
     }
 
-    /// Whether a record that is costly to decode equals the stored one, as in every snapshot after a reconnect.
+    /// Whether a record that is costly to decode equals the stored record. After a reconnect, this holds for every
+    /// unchanged record of a snapshot.
     fn is_known(&self, key: &RecordKey, value: &Bytes) -> bool {
         match key {
             RecordKey::Policy(_) => self.policy.value.as_ref() == Some(value),

@@ -26,13 +26,13 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-/// Minimum number of shards of a map that is read from the agent's memory. A smaller map takes at most half a megabyte
-/// and needs no socket.
+/// Minimum number of shards in a map that is read from the agent's shared memory. Smaller maps take at most half a
+/// megabyte and need no socket.
 pub(super) const LARGE: u32 = 16_384;
-/// Timeout of connecting to the agent and receiving its greeting.
+/// Timeout for connecting to the agent and receiving its greeting.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Identifies a map by its service, with the replicas of one region or of all regions.
+/// Identifies a map: the service, and the region whose replicas are included; all regions without one.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct MapName {
     pub(super) service: ServiceName,
@@ -51,16 +51,16 @@ pub(super) enum MapCommand {
 pub(super) enum MapEvent {
     /// A new or changed map.
     Map(MapName, Arc<ShardTable>),
-    /// This version of a map is unusable, and so are earlier versions that did not arrive. 0 means that the version is
-    /// not known.
+    /// This version of a map is unusable, as are earlier versions that did not arrive. Version 0 means that the
+    /// version is unknown.
     Failed(MapName, u64, String),
-    /// The agent does not share maps, at least not now.
+    /// The agent does not share maps, or not at present.
     Unavailable,
 }
 
 impl MapEvent {
-    /// Whether this event makes an earlier one obsolete. A failed version leaves an earlier map in use; an unknown
-    /// version leaves a known one.
+    /// Whether this event makes an earlier one obsolete. A failed version leaves an earlier map in use; a failure of
+    /// unknown version leaves a failure of known version.
     pub(super) fn replaces(&self, earlier: &Self) -> bool {
         match (self, earlier) {
             (Self::Map(new, _), Self::Map(name, _) | Self::Failed(name, ..)) => new == name,
@@ -73,7 +73,7 @@ impl MapEvent {
     }
 }
 
-/// A received table, and its segment once it was read.
+/// A received table, and its memory segment once it has been read.
 struct Table {
     memory: Arc<SealedMemory>,
     segment: Option<Segment>,
@@ -92,13 +92,13 @@ pub(super) struct MapFollower<F> {
 #[derive(Default)]
 struct Received {
     tables: HashMap<u64, Table>,
-    /// The tables of the last version of each map.
+    /// Tables in the latest version of each map.
     tables_of: HashMap<MapName, Vec<u64>>,
 }
 
 impl<F: Fn(MapEvent) + Send> MapFollower<F> {
-    /// Runs until the sender of `commands` is gone. Shared maps stay in use while the agent is away, since reader and
-    /// writer both own the memory.
+    /// Runs until the sender of `commands` is dropped. Shared maps stay in use while the agent is away, since reader
+    /// and writer both own the memory.
     pub(super) async fn run(mut self, mut commands: UnboundedReceiver<MapCommand>) {
         let mut failures = 0;
         loop {
@@ -161,7 +161,7 @@ impl<F: Fn(MapEvent) + Send> MapFollower<F> {
         }
     }
 
-    /// Exchanges messages with the agent. Returns `Ok` when the worker has ended.
+    /// Exchanges messages with the agent. Returns `Ok` once the worker has ended.
     async fn exchange(
         &mut self,
         mut channel: DescriptorChannel,

@@ -15,8 +15,8 @@ use super::shard_maps::LARGE;
 /// Maximum number of pending versions of a large map that are tracked separately.
 const MAX_PENDING: usize = 64;
 
-/// A shard map: its parts with the map compiled from them; or, for a large map, the record with its version and the map
-/// that the agent shared.
+/// A shard map. A small map consists of its parts and the map compiled from them. A large map consists of its version
+/// record and the map that the agent shared.
 #[derive(Debug, Default)]
 pub(super) struct ShardParts {
     parts: BTreeMap<RecordKey, Bytes>,
@@ -26,14 +26,14 @@ pub(super) struct ShardParts {
     offered: bool,
     /// Whether the agent cannot share maps now, so that this process reads the parts itself until the agent can.
     read_locally: bool,
-    /// Whether the map is large enough to be shared, once known.
+    /// Whether the map is large enough to be shared; `None` until this is known.
     large: Option<bool>,
-    /// Version of the parts.
+    /// Latest announced version of the map.
     announced: u64,
-    /// Versions that were announced and are not in use yet, in ascending order, each with the last revision before it.
+    /// Announced versions that are not in use yet, in ascending order, each with the last revision before it.
     pending: VecDeque<(u64, Option<Revision>)>,
     shared: Option<Arc<ShardTable>>,
-    /// The last unusable version.
+    /// Latest unusable version.
     failed: u64,
 }
 
@@ -43,7 +43,7 @@ impl ShardParts {
         Self { offered, ..Self::default() }
     }
 
-    /// Whether only the version record is needed: the map itself comes from the agent, or its size is not known yet.
+    /// Whether the version record suffices: the map itself comes from the agent, or its size is not known yet.
     pub(super) fn is_version_enough(&self) -> bool {
         self.offered && !self.read_locally && self.large != Some(false)
     }
@@ -82,14 +82,16 @@ impl ShardParts {
         self.drop_reached();
     }
 
-    /// Records that this version is unusable. The previous map stays; if there is none, the parts are read here.
+    /// Records that this version is unusable. The previous map stays in use; without one, this process reads the
+    /// parts.
     pub(super) fn set_failed(&mut self, version: u64) {
         self.failed = self.failed.max(version);
         self.drop_reached();
         self.read_locally();
     }
 
-    /// Switches to reading the parts here, unless a current map was shared. Returns whether that is a change.
+    /// Switches to reading the parts in this process, unless the agent shared a current map. Returns whether anything
+    /// changed.
     pub(super) fn read_locally(&mut self) -> bool {
         (self.shared.is_none() || self.lags()) && !std::mem::replace(&mut self.read_locally, true)
     }
@@ -126,7 +128,7 @@ impl ShardParts {
         self.pending.front().and_then(|(_, before)| *before)
     }
 
-    /// The version in use, or a later version that was given up.
+    /// The version in use, or a later version that was found unusable.
     fn reached(&self) -> u64 {
         self.shared.as_ref().map_or(0, |shared| shared.version()).max(self.failed)
     }

@@ -16,12 +16,13 @@ pub(super) struct SubscriptionRegistry<T> {
     rate_limited: Mutex<HashSet<ServiceName>>,
     /// Services whose calls are counted for traffic reports.
     reported: Mutex<HashSet<ServiceName>>,
-    /// Services that are no longer followed, and whose last counts must still be read.
+    /// Services that are no longer followed but whose last counts have not been read.
     ended: Mutex<Vec<Arc<Subscription<T>>>>,
-    /// Services that operators are viewing; only a few.
+    /// Services that operators are viewing; usually few.
     watched: Mutex<HashSet<ServiceName>>,
     events: Arc<EventQueue<T>>,
-    /// Whether a snapshot of the topology, which always exists, has arrived from the agent or from its copy on disk.
+    /// Whether a snapshot of the topology has arrived, from the agent or from its copy on disk. Every mesh has a
+    /// topology.
     pub(super) first_snapshot: watch::Sender<bool>,
 }
 
@@ -88,8 +89,8 @@ impl<T> SubscriptionRegistry<T> {
         self.watched.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Makes calls to the services that operators are viewing be reported by their parents, including calls of already
-    /// published snapshots.
+    /// Sets the services that operators are viewing. Calls to them are reported by parent from now on, including
+    /// calls of published snapshots.
     pub(super) fn watch(&self, services: HashSet<ServiceName>) {
         self.watched().clone_from(&services);
         for name in services {

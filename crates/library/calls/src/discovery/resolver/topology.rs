@@ -14,13 +14,13 @@ pub(super) struct Topology {
     pub(super) client_id: String,
     /// Hash of `client_id`.
     pub(super) client: u64,
-    /// The caller's own service, if it is one.
+    /// The caller's own service; `None` if the caller is not a service.
     pub(super) caller: Option<ServiceName>,
     /// How the caller connects. The transport may know a trust domain before its roots arrive as records.
     pub(super) transport: Transport,
     /// Whether the records contain the roots of a trust domain.
     pub(super) has_trust_domain: bool,
-    /// The clock of the caller's picks, which dates the caller's own evidence.
+    /// Clock of the caller's picks, by which the caller's own evidence is dated.
     pub(super) clock: Clock,
     /// Whether the caller authorizes the calls of its own callers.
     pub(super) authorizes_callers: bool,

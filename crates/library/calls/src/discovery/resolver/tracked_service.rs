@@ -33,7 +33,7 @@ impl<T: EndpointTransport> TrackedService<T> {
         Self { records, subscription, unused_since: None, map: None }
     }
 
-    /// Follows the large shard map that the records require, and no other.
+    /// Follows the large shard map that the records require, and stops following any other.
     pub(super) fn follow_map(&mut self, commands: &MapCommands, location: Option<&Location>) {
         let wanted = self.records.shared_map(location);
         if wanted == self.map {
@@ -55,14 +55,14 @@ impl<T: EndpointTransport> TrackedService<T> {
         matches!(*self.subscription.state(), ServiceState::Unknown)
     }
 
-    /// Publishes the reason why calls cannot be decided, unless they can be.
+    /// Publishes the reason why calls cannot be decided, unless they can be decided.
     pub(super) fn publish_unavailable(&self, why: &str) {
         if matches!(*self.subscription.state(), ServiceState::Waiting | ServiceState::Unavailable(_)) {
             self.subscription.publish(ServiceState::Unavailable(why.to_owned()));
         }
     }
 
-    /// How long the service has been unused, counted from the first check that found it unused. A ready service counts
+    /// Time for which the service has been unused, from the first check that found it unused. A ready service counts
     /// as used while its data `ages`, since the data may not be available again.
     pub(super) fn unused_for(
         &mut self,
@@ -118,7 +118,7 @@ impl<T: EndpointTransport> TrackedService<T> {
         }
     }
 
-    /// Whether the caller's own calls now show that verdicts must be ignored, or can be believed again.
+    /// Whether the caller's own calls have changed the judgement: verdicts must now be ignored, or believed again.
     pub(super) fn is_evidence_outdated(&self, topology: &Topology) -> bool {
         let ServiceState::Ready(ready) = &*self.subscription.state() else { return false };
         let location = topology.location_or_unknown();
@@ -126,7 +126,7 @@ impl<T: EndpointTransport> TrackedService<T> {
         input.is_some_and(|input| ready.upstream.is_evidence_outdated(&input))
     }
 
-    /// Whether verdicts are against most endpoints of a region to which its calls may go.
+    /// Whether verdicts find most endpoints of some region unhealthy to which calls may go.
     pub(super) fn is_contested(&self) -> bool {
         match &*self.subscription.state() {
             ServiceState::Ready(ready) => !ready.upstream.contested_regions().is_empty(),

@@ -1,4 +1,4 @@
-//! The single writer of all snapshots.
+//! The resolver's worker: the only task that writes service snapshots.
 
 mod aging_tables;
 mod defaults;
@@ -43,7 +43,7 @@ use super::{
 };
 use crate::discovery::endpoint_transport::EndpointTransport;
 
-/// How long the first contact may take before the copy on disk is read or calls fail.
+/// Time that the first contact may take before the disk copy is read or calls fail.
 const CONNECT_PATIENCE: Duration = Duration::from_millis(500);
 /// Interval of checks while a service waits or a prefix is refused.
 const FAST_CHECK_INTERVAL: Duration = Duration::from_millis(100);
@@ -51,11 +51,11 @@ const FAST_CHECK_INTERVAL: Duration = Duration::from_millis(100);
 const RESUBSCRIBE_INTERVAL: Duration = Duration::from_secs(1);
 /// Interval of checks for idle connections.
 const IDLE_CHECK_INTERVAL: Duration = Duration::from_secs(30);
-/// Maximum number of undeclared names that are remembered, so that made-up names use bounded memory here and in the
-/// agent.
+/// Maximum number of undeclared service names that are remembered. Made-up names therefore use bounded memory here
+/// and in the agent.
 const MAX_UNKNOWN: usize = 1024;
 
-/// The prefix of the trust domain's roots.
+/// Returns the prefix of the trust domain's roots.
 fn roots() -> Prefix {
     Prefix::from(&RecordKey::TrustBundle)
 }
@@ -80,9 +80,9 @@ pub(super) struct Worker<T> {
     topology: Topology,
     defaults: FollowedDefaults,
     age: watch::Sender<DataAge>,
-    /// Commands to the follower of large shard maps, if an agent may share them.
+    /// Channel to the follower of large shard maps; `None` if no agent can share maps.
     maps: Option<MapCommands>,
-    /// Boxed, since a hash table has room for up to twice its number of entries.
+    /// Tracked services. Boxed, since a hash table has room for up to twice its number of entries.
     services: HashMap<ServiceName, Box<TrackedService<T>>>,
     /// Services whose subscriptions or snapshot must be renewed.
     stale: HashSet<ServiceName>,
@@ -90,21 +90,21 @@ pub(super) struct Worker<T> {
     waiting: BTreeSet<ServiceName>,
     /// Services that have shard maps.
     sharded: HashSet<ServiceName>,
-    /// Undeclared names, in the order in which they were found to be undeclared.
+    /// Undeclared service names, in the order in which they were found to be undeclared.
     unknown: VecDeque<ServiceName>,
-    /// Services with regions that verdicts are against.
+    /// Services with a region in which verdicts find most endpoints unhealthy.
     contested: BTreeSet<ServiceName>,
-    /// When the region tables of services lose force next.
+    /// Times at which services' region tables next lose force.
     weakening: BTreeMap<ServiceName, Instant>,
     /// The service that owns each subscribed prefix.
     prefix_owners: HashMap<Prefix, ServiceName>,
-    /// Whether regions, round trips and hosts have arrived, or never will.
+    /// Whether regions, round trips and hosts have arrived, or are known not to come.
     has_topology: bool,
-    /// Until when services wait for the roots of the trust domain, without which plaintext endpoints are not refused;
-    /// `None` once the roots have arrived or are known not to come.
+    /// Deadline until which services wait for the trust domain's roots, because plaintext endpoints are not refused
+    /// without them. `None` once the roots have arrived or are known not to come.
     awaits_roots: Option<Instant>,
     revision: Option<Revision>,
-    /// Whether the copy on disk was read, so that waiting for the first snapshot does not trigger it again.
+    /// Whether the disk copy was read. Waiting for the first snapshot then does not read it again.
     disk_read: bool,
     /// Refused prefixes, with the time of their last subscription.
     refused: BTreeMap<Prefix, Instant>,
@@ -187,7 +187,7 @@ impl<T: EndpointTransport> Worker<T> {
         }
     }
 
-    /// Handles an event after compiling the expressions of its policies, off the program's own tasks.
+    /// Handles an event after compiling the expressions of its policies outside the program's own tasks.
     async fn handle_precompiled(&mut self, event: Event<T>) {
         let policies = match &event {
             Event::Update(update) => policies_with_expressions(update),

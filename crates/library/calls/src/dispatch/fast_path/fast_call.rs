@@ -31,21 +31,22 @@ pub struct FastCall<'a> {
     pub(super) until: Instant,
     /// Whether the request body was dropped.
     pub(super) is_body_dropped: bool,
-    /// A response that could not be borrowed, or the error. Boxed, since it is rare and connections reserve memory for
-    /// it.
+    /// A response that could not be borrowed, or the error. Boxed, since both are rare and each connection reserves
+    /// memory for this value.
     pub(super) owned: Option<Box<Result<ReceivedResponse, SendError>>>,
 }
 
 impl<'a> FastCall<'a> {
-    /// If the request would not be sent again anyway, fixes that decision for the whole call. Returns whether the body
-    /// may be dropped, so that its memory can be reused for the next request.
+    /// Drops the body if the request would not be sent again in any case. That decision is then fixed for the whole
+    /// call. Returns whether the body's memory can be reused for the next request.
     #[must_use]
     pub fn drop_body(&mut self) -> bool {
         self.is_body_dropped = !self.call.may_be_sent_twice(&self.call.snapshot(), &self.handle.context);
         self.is_body_dropped
     }
 
-    /// Waits for the response. Returns the result of `read` for a borrowed response, and `None` for any other.
+    /// Waits for the response. Returns the result of `read` for a borrowed response, and `None` for any other
+    /// response.
     #[inline]
     pub fn poll<T>(
         &mut self,
@@ -85,7 +86,7 @@ impl<'a> FastCall<'a> {
         attempt.pool.keep_borrowed(exchange);
     }
 
-    /// Continues as a slow call because the response could not be borrowed. Its request may be sent again.
+    /// Continues as a slow call because the response could not be borrowed. The request may be sent again.
     #[cold]
     pub fn into_slow(self) -> SlowCall<'a> {
         let Self { handle, call, start, attempt, exchange, is_body_dropped, owned, .. } = self;

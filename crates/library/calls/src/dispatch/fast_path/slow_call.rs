@@ -26,11 +26,11 @@ pub struct SlowCall<'a> {
     call: Call<'a, Arc<EndpointPool>>,
     start: CallStart,
     stage: Stage,
-    /// Whether the request body was dropped. The body was then sent once and must not be sent again.
+    /// Whether the request body was dropped. If so, it was sent once and must not be sent again.
     pub(super) is_body_dropped: bool,
 }
 
-/// How far the call came on the fast path.
+/// Stage that the call reached on the fast path.
 pub(super) enum Stage {
     /// A rate limit refused the call. Routing it again would count it again.
     Refused(Fault),

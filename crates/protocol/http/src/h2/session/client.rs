@@ -22,8 +22,8 @@ use super::{
 /// not read.
 const MAX_UNSENT: usize = 1 << 20;
 
-/// How long the connection's send window may stay shut before other calls avoid the connection: longer than a round
-/// trip.
+/// Time for which the connection's send window may stay shut before other calls avoid the connection: longer than a
+/// round trip.
 const HELD_BACK_AFTER: Duration = Duration::from_millis(300);
 
 /// Whether a connection accepts another call, and if not, why.
@@ -35,7 +35,7 @@ pub enum Capacity {
     Full,
     /// The server reads too slowly: the send buffer is full.
     Blocked,
-    /// The server has kept the connection's window shut for a while, and streams are waiting for it.
+    /// The server has kept the connection's window shut for some time, and streams wait for it.
     HeldBack,
     /// The connection accepts no more calls.
     Closed,

@@ -21,12 +21,11 @@ const INITIAL_WINDOW_SIZE: u16 = 0x4;
 const MAX_FRAME_SIZE: u16 = 0x5;
 const MAX_HEADER_LIST_SIZE: u16 = 0x6;
 
-/// Bytes by which a peer must open the connection's window before it counts as open. A window opened by less stays
-/// shut.
+/// Minimum number of bytes by which a peer must open the connection's window before it counts as open.
 const OPENED: u32 = 1 << 10;
 
-/// Limit of concurrent streams before the server's SETTINGS arrive: the minimum that RFC 9113 6.5.2 recommends. Without
-/// a limit, all calls of the first round trip would be sent at once, and most would be refused.
+/// Limit of concurrent streams before the server's SETTINGS arrive: the minimum that RFC 9113 6.5.2 recommends.
+/// Without a limit, all calls of the first round trip would be sent at once, and most of them refused.
 pub(super) const INITIAL_MAX_STREAMS: u32 = 100;
 
 /// Writes the initial SETTINGS and WINDOW_UPDATE.
@@ -289,9 +288,9 @@ impl Session {
         self.recently_ended.push_back((stream, how));
     }
 
-    /// How a closed stream ended; `None` for a stream that was never opened. A stream that is no longer remembered
-    /// counts as reset by this side: the peer may have sent frames before it received the reset, and those are ignored
-    /// (RFC 9113 5.1).
+    /// Returns how a closed stream ended; `None` for a stream that was never opened. A stream that is no longer
+    /// remembered counts as reset by this side: the peer may have sent frames before it received the reset, and such
+    /// frames are ignored (RFC 9113 5.1).
     pub(super) fn how_ended(&self, stream: u32) -> Option<StreamEnd> {
         let remembered = self.recently_ended.iter().rev().find(|(id, _)| *id == stream);
         let forgotten = (stream <= self.last_forgotten).then_some(StreamEnd::ResetLocally);

@@ -23,7 +23,7 @@ use crate::hpack::Block;
 pub(super) struct PartialHeaders {
     stream: u32,
     ends: bool,
-    /// The deprecated priority makes the stream depend on itself, which is an error.
+    /// Whether the deprecated priority fields make the stream depend on itself, which is an error.
     depends_on_itself: bool,
     block: Vec<u8>,
 }

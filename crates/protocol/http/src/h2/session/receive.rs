@@ -19,10 +19,10 @@ use super::{
     stream::register,
 };
 
-/// Payloads of at least this size, in bytes, are not copied out of the read buffer. Each keeps the whole buffer of 72
-/// KB alive.
+/// Minimum size of a payload that is not copied out of the read buffer, in bytes. Such a payload keeps the whole
+/// buffer of 72 KB alive.
 const MIN_UNCOPIED: usize = 4 * 1024;
-/// If a connection has more unread bytes than this, all payloads are copied, so that small payloads do not keep many
+/// Number of a connection's unread bytes above which all payloads are copied, so that small payloads do not keep many
 /// large buffers alive.
 const COPY_ABOVE: u64 = 128 * 1024;
 /// Maximum capacity, in pieces, that a stream state keeps for reuse.
@@ -196,7 +196,7 @@ impl Session {
         self.wake_driver();
     }
 
-    /// Whether the whole body was received, and the number of bytes left to read, where known.
+    /// Returns whether the whole body was received, and the number of bytes left to read, if known.
     pub(in super::super) fn remaining_body(&self, id: u32) -> (bool, Option<u64>) {
         let Some(stream) = self.streams.get(&id) else { return (true, Some(0)) };
         let unread = u64::from(stream.unread);

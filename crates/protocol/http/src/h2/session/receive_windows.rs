@@ -20,12 +20,12 @@ pub(super) const CONNECTION_WINDOW: u32 = 1 << 30;
 pub(super) const INITIAL_WINDOW: u32 = 64 * 1024;
 /// Maximum receive window of a stream, in bytes. With a round-trip time of 100 ms, a body gets 10 MB/s.
 pub(super) const MAX_WINDOW: u32 = 1 << 20;
-/// Bytes by which all stream windows of a connection together may exceed their initial size.
+/// Total number of bytes by which all stream windows of a connection may exceed their initial size.
 pub(super) const GROWTH_BUDGET: u32 = 4 << 20;
 
 impl Session {
-    /// Takes `size` bytes of DATA from the connection's window, and returns the used bytes to the peer once they are
-    /// half of the window.
+    /// Takes `size` bytes of DATA from the connection's window. Returns used bytes to the peer once they make up half
+    /// of the window.
     pub(super) fn charge_connection(&mut self, size: u32) {
         // On a closed connection, the window is not returned.
         self.receive_window = self.receive_window.saturating_sub(size);
@@ -92,7 +92,7 @@ impl Session {
 }
 
 impl Stream {
-    /// Takes back the growth of a window that accepts no more bytes, except the part that unread bytes use.
+    /// Takes back the growth of a window that accepts no more bytes, except the part in use by unread bytes.
     pub(super) fn take_growth(&mut self) -> u32 {
         let excess = self.window.saturating_sub(self.unread.max(INITIAL_WINDOW));
         self.window -= excess;

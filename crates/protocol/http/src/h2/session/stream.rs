@@ -12,12 +12,12 @@ use http_body::Frame;
 use super::super::{Reason, StreamError};
 use crate::informational::Budget;
 
-/// Waiting pieces of a body up to this length, in bytes, are merged: each costs more memory than it carries.
+/// Maximum length of waiting body pieces that are merged, in bytes: each piece takes more memory than it carries.
 const MERGE_BELOW: usize = 1024;
-/// A piece is extended up to this length, in bytes.
+/// Maximum length of a merged piece, in bytes.
 const MAX_MERGED: usize = 16 * 1024;
 
-/// Bodies up to this length, in bytes, are delivered with their headers.
+/// Maximum length of a body that is delivered with its headers, in bytes.
 const MAX_EARLY_BODY: u32 = 16 * 1024;
 
 /// A piece of a body.
@@ -44,51 +44,51 @@ pub(in super::super) enum StreamEnd {
     Complete,
     /// The stream was reset by this side; frames from the peer may still be in flight.
     ResetLocally,
-    /// The peer reset it.
+    /// The peer reset the stream.
     ResetRemotely,
 }
 
 #[derive(Debug, Default)]
 pub(super) struct Stream {
-    /// Headers were received. The headers of a response are waiting for the caller.
+    /// Whether headers were received. The headers of a response wait for the caller.
     pub(super) has_head: bool,
     pub(super) response: Option<Response<()>>,
     /// Informational responses that are not yet delivered, and their limit.
     pub(super) informational: Vec<Response<()>>,
     pub(super) informational_budget: Budget,
-    /// The response has no body, whatever its headers say.
+    /// Whether the response has no body, regardless of its headers.
     pub(super) is_bodiless: bool,
-    /// The headers of the request had no END_STREAM, so DATA or trailers end it.
+    /// Whether the headers of the request had no END_STREAM, so that DATA or trailers end it.
     pub(super) has_body: bool,
     /// Received pieces that are not yet read.
     pub(super) received: VecDeque<Piece>,
     /// Received bytes that are not yet read.
     pub(super) unread: u32,
-    /// The peer sent END_STREAM.
+    /// Whether the peer sent END_STREAM.
     pub(super) remote_closed: bool,
-    /// END_STREAM was sent.
+    /// Whether END_STREAM was sent.
     pub(super) local_closed: bool,
     pub(super) reset: Option<Reason>,
     /// Why the message is incomplete.
     pub(super) error: Option<StreamError>,
-    /// The stream is closed and no longer counts as open.
+    /// Whether the stream is closed and no longer counts as open.
     pub(super) is_closed: bool,
     /// Receive window: maximum bytes in flight and unread together.
     pub(super) window: u32,
-    /// Rest of the receive window as the peer knows it, and the send window.
+    /// Rest of the receive window as the peer knows it, followed by the send window.
     pub(super) receive_window: u32,
     pub(super) send_window: i64,
     /// Bytes consumed and not yet returned by WINDOW_UPDATE.
     pub(super) unreleased: u32,
     /// Remaining bytes of the body, if it has a `content-length`.
     pub(super) content_left: Option<u64>,
-    /// The body has a reader.
+    /// Whether the body has a reader.
     pub(super) has_reader: bool,
     /// Bytes received while the body had no reader.
     pub(super) discarded: u32,
-    /// The client is waiting for 100 (Continue).
+    /// Whether the client waits for 100 (Continue).
     pub(super) expects_continue: bool,
-    /// The stream is waiting for the connection's window or send buffer.
+    /// Whether the stream waits for the connection's window or send buffer.
     pub(super) is_waiting: bool,
     pub(super) reader: Option<Waker>,
     pub(super) writer: Option<Waker>,
@@ -111,8 +111,8 @@ impl Stream {
         *self = Self { received, ..Self::default() };
     }
 
-    /// Takes the body if all of it was received and it has no trailers; an absent body is empty. Large bodies are not
-    /// taken, since flow control must apply until they are read.
+    /// Takes the body if it was received completely and has no trailers; an absent body is empty. Large bodies are
+    /// not taken, since flow control must apply until they are read.
     pub(super) fn take_complete(&mut self) -> Option<Bytes> {
         if !self.remote_closed
             || self.reset.is_some()

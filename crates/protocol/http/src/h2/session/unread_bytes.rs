@@ -2,8 +2,8 @@
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// Budget of the process for unread bytes. When it is exceeded, connections with more than [`MAX_UNREAD_OF_ONE`] have
-/// their uploads reset and new uploads refused.
+/// Process-wide budget for unread bytes. While it is exceeded, a connection with more than [`MAX_UNREAD_OF_ONE`] has
+/// its uploads reset and new uploads refused.
 const MAX_UNREAD: u64 = 256 << 20;
 /// Unread bytes that a single connection may hold even when the budget is exceeded.
 const MAX_UNREAD_OF_ONE: u64 = 1 << 20;

@@ -5,7 +5,7 @@ use fairmesh_model::{Invalid, Ring};
 use super::micros;
 use crate::v1::{self, ring::Kind};
 
-/// The rings for readers that do not know named rings: upper bounds in microseconds, with 0 for `any`.
+/// Rings for readers of earlier releases, which know no named rings: upper bounds in microseconds, with 0 for `any`.
 pub(super) fn bounds(rings: &[Ring]) -> Vec<u64> {
     let bound = |ring: &Ring| match ring {
         Ring::Within(bound) => Some(micros(*bound).max(1)),

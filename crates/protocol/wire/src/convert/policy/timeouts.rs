@@ -7,7 +7,7 @@ use fairmesh_model::Timeouts;
 use super::micros;
 use crate::v1;
 
-/// The default that the previous release writes and applies.
+/// Default timeout that the previous release writes and applies.
 const LEGACY_DEFAULT: Duration = Duration::from_secs(15);
 /// Maximum timeout that the previous release accepts.
 const LEGACY_MAX: Duration = Duration::from_secs(3600);
@@ -35,12 +35,12 @@ fn time(us: u64) -> Option<Duration> {
     (us > 0).then(|| Duration::from_micros(us))
 }
 
-/// Value of a policy's `timeout_us`, for the previous release.
+/// Value of a policy's `timeout_us`, which the previous release reads.
 pub(super) fn legacy_policy_timeout(timeouts: &Timeouts) -> u64 {
     micros(timeouts.total.unwrap_or(LEGACY_DEFAULT).min(LEGACY_MAX))
 }
 
-/// Value of a route's `timeout_us`, for the previous release.
+/// Value of a route's `timeout_us`, which the previous release reads.
 pub(super) fn legacy_route_timeout(timeouts: &Timeouts) -> u64 {
     timeouts.total.map_or(0, |total| micros(total.min(LEGACY_MAX)))
 }

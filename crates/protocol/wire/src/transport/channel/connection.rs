@@ -26,8 +26,8 @@ use super::{CompleteRequest, lost};
 /// sum.
 const KEEP_ALIVE: (Duration, Duration) = (Duration::from_secs(10), Duration::from_secs(5));
 
-/// How often a call that waits for a stream checks for a free one: the peer may raise its limit without a stream
-/// ending.
+/// Interval at which a call that waits for a stream checks for a free one: the peer may raise its limit without
+/// ending a stream.
 const CAPACITY_INTERVAL: Duration = Duration::from_millis(100);
 
 /// An open connection. It closes once neither its channel nor a call uses it.

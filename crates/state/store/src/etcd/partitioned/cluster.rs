@@ -64,18 +64,18 @@ pub(super) struct Cluster {
 pub(super) enum Fence {
     /// In the home partition: the metadata key `holder`, attached to the writer lease.
     Holder(Arc<EtcdState>),
-    /// In other partitions: the fence of this process's lease in the home, which is greater than every former
-    /// holder's fence. A separate lease was rejected: a new holder of the home would have to wait for a lease that a
-    /// former holder still renews.
+    /// In other partitions: the fence of this process's lease in the home partition, which is greater than the fence
+    /// of every former holder. A separate lease was rejected: a new holder of the home lease would have to wait for a
+    /// lease that a former holder still renews.
     Stamped(u64),
 }
 
-/// A key with the number of the last batch that was written through it.
+/// A key, and the number of the last batch written through it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Lane {
     name: String,
     at: u64,
-    /// Greatest number attempted. A number greater than `at` may still be written, so none is reused.
+    /// Greatest number attempted. A number between `at` and this one may still be written, so none of them is reused.
     highest_attempted: u64,
 }
 
@@ -302,7 +302,7 @@ impl Cluster {
         }
     }
 
-    /// Returns the lane's position, and the outcome of a transaction whose comparisons failed.
+    /// Returns the lane's position and the transaction's outcome, after its comparisons failed.
     fn outcome_with_lane(
         &self,
         lane: &Lane,
@@ -337,7 +337,7 @@ impl Cluster {
         }
     }
 
-    /// Returns the outcome of a transaction without a lane whose comparisons failed.
+    /// Returns the outcome of a transaction without a lane, after its comparisons failed.
     fn outcome_without_lane(&self, change: &ConditionalWrite, response: TxnResponse) -> CommitOutcome {
         let mut found = conditional_write::read_results(response);
         let guarded = self.failed_guard(&mut found);

@@ -22,8 +22,8 @@ pub(super) struct KeyLockGuard<'a> {
 }
 
 impl KeyLocks {
-    /// Waits until none of the keys is locked, and locks all keys at once, so that no two batches deadlock. A waiting
-    /// batch holds no lock, and only the batch that blocks it wakes it.
+    /// Waits until none of the keys is locked, and locks all of them at once, so that no two batches deadlock. A
+    /// waiting batch holds no lock, and is woken only by the batch that blocks it.
     pub(super) async fn lock(&self, keys: Vec<Arc<str>>) -> KeyLockGuard<'_> {
         let released = Arc::new(Semaphore::new(0));
         while let Some(other) = self.try_lock(&keys, &released) {

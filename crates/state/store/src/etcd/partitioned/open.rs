@@ -228,8 +228,8 @@ async fn replay_intent(
         .await
 }
 
-/// Clears recorded gaps. The former process skipped these revisions and did not publish their batches under new ones,
-/// so a reader at the newest revision may lack the batches. This process therefore begins one revision later, and
+/// Clears recorded gaps. The former process skipped these revisions without publishing their batches under new ones.
+/// A reader at the newest revision may therefore lack the batches. This process begins one revision later, so that
 /// readers take a snapshot.
 async fn clear_gaps(partitions: &Partitions, parts: &[usize], number: u64) -> Result<(), StoreError> {
     for part in parts {
@@ -254,7 +254,7 @@ async fn commit_repair(
     }
 }
 
-/// Gives every partition the new id. The home gets it last, so that an interrupted run can be repeated.
+/// Gives every partition the new id, the home last, so that an interrupted run can be repeated.
 pub(super) async fn regenerate_id(config: &EtcdConfig) -> Result<StoreId, StoreError> {
     let before = open_home(config).await?;
     let store_error = |failure: CallError| failure.into_store_error(&before.client.location);

@@ -6,7 +6,7 @@ use fairmesh_model::arith::hash_text;
 
 use crate::EtcdAddress;
 
-/// Index of the home partition. It has the map itself and the records that belong to no service.
+/// Index of the home partition. The home contains the map itself and the records that belong to no service.
 pub(super) const HOME: usize = 0;
 /// First line of an encoded map.
 const HEADER: &str = "fairmesh partitions 1";

@@ -90,7 +90,7 @@ impl RevisionSequence {
         number
     }
 
-    /// Settles a revision with its commit, or without one. Returns false if later revisions were published before;
+    /// Settles a revision with its commit, or without one. Returns false if later revisions were already published;
     /// the batch must then be written under another revision.
     pub(super) fn settle(&self, number: u64, commit: Option<Commit>) -> bool {
         let mut numbers = self.lock();

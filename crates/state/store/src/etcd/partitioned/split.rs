@@ -71,7 +71,7 @@ pub enum SplitEvent {
     },
     /// Number of records copied so far. Sent only while the receiver keeps up.
     Copied(u64),
-    /// Number of records that are equal in both partitions, without records written since.
+    /// Number of records that are equal in both partitions, excluding records written in the meantime.
     Verified(u64),
     /// The partition map is changed.
     Moved {
@@ -191,8 +191,8 @@ impl PartitionedState {
         Ok(())
     }
 
-    /// Puts the new map in force. Once the map is sent, nothing is written to the source until the map is certainly
-    /// in force, because the next step deletes the records at their former location.
+    /// Puts the new map in force. After the map is sent, nothing is written to the source until the map is certainly
+    /// in force, because the next step deletes the records from the source.
     async fn activate_map(&self, plan: &PartitionMove) -> Result<(), StoreError> {
         let home = &plan.before.clusters[HOME];
         let store_error = |failure: CallError| failure.into_store_error(&home.client.location);

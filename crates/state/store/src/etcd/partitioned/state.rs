@@ -39,9 +39,9 @@ pub(super) struct PartitionedState {
     pub(super) sequence: RevisionSequence,
     pub(super) key_locks: KeyLocks,
     pub(super) multi_partition: Semaphore,
-    /// Held by the only task that may move records or delete leftover copies.
+    /// Lock of the only task that may move records or delete leftover copies.
     pub(super) move_lock: tokio::sync::Mutex<()>,
-    /// During a move: the keys of the move written since they were copied.
+    /// During a move, the moved keys that were written after they were copied; `None` otherwise.
     pub(super) move_tracker: Mutex<Option<MoveTracker>>,
     /// The partition in which a gap is recorded, if any.
     gap_partition: tokio::sync::Mutex<Option<Arc<Cluster>>>,

@@ -25,8 +25,8 @@ use crate::WriteError;
 
 /// Time after which the caller of a write gets an error.
 const CALLER_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long batches of other partitions wait until an earlier batch is settled. Doubled after each timeout, so that
-/// the wait is eventually long enough for a slow partition.
+/// Time for which batches in other partitions wait for an earlier batch to be settled. It doubles after each timeout,
+/// so that it eventually suffices for a slow partition.
 const PUBLISH_WAIT: Duration = Duration::from_millis(100);
 /// Maximum wait after doubling.
 const MAX_PUBLISH_WAIT: Duration = Duration::from_secs(10);
@@ -140,8 +140,8 @@ impl PartitionedState {
     }
 
     /// Settles a revision without a commit. If the outcome is unknown, the revision stays pending and the store
-    /// fails: readers of a later revision would never receive the batch, and the next process does not know that they
-    /// lack it.
+    /// fails. Otherwise readers of a later revision would never receive the batch, and the next process would not
+    /// know that they lack it.
     fn settle_failed(&self, number: u64, error: &WriteError) {
         if let (WriteError::Unknown { problem, .. }, None) = (error, self.home.fatal_error()) {
             self.home.fail(format!("the outcome of a batch is unknown ({problem}); start the process again"));

@@ -9,12 +9,12 @@ use super::Worker;
 use crate::discovery::endpoint_transport::EndpointTransport;
 
 impl<T: EndpointTransport> Worker<T> {
-    /// When the next table loses force.
+    /// Time at which the next table loses force.
     pub(super) fn next_weakening(&self) -> Option<Instant> {
         self.weakening.values().min().copied()
     }
 
-    /// Recompiles the services whose tables lose force now.
+    /// Recompiles the services whose tables have just lost force.
     pub(super) fn weaken_tables(&mut self) {
         let now = Instant::now();
         let weakens = |(name, at): (&ServiceName, &Instant)| (*at <= now).then(|| name.clone());
@@ -27,7 +27,7 @@ impl<T: EndpointTransport> Worker<T> {
     }
 }
 
-/// Records when the table of a service loses force next, if it does.
+/// Records when a service's table next loses force, if ever.
 pub(super) fn note_weakening(
     weakening: &mut BTreeMap<ServiceName, Instant>,
     name: &ServiceName,

@@ -17,7 +17,7 @@ impl<T: EndpointTransport> Worker<T> {
         IDLE_CHECK_INTERVAL.min(self.config.idle_timeout / 4).max(FAST_CHECK_INTERVAL)
     }
 
-    /// Stops following services that neither handles nor routes of other services have used for the idle timeout.
+    /// Stops following services that no handle and no route of another service has used for the idle timeout.
     pub(super) fn remove_unused(&mut self, now: Instant) {
         let ages = self.age.borrow().at(now).is_some();
         let (registry, timeout) = (&self.registry, self.config.idle_timeout);

@@ -13,8 +13,8 @@ use crate::discovery::{
 static REFUSED: LogLimiter = LogLimiter::new();
 
 impl<T: EndpointTransport> Worker<T> {
-    /// Subscribes to missing prefixes, publishes complete services, and only then acknowledges the revision, so that
-    /// decisions from now on include it. Yields to other tasks of this thread between two services.
+    /// Subscribes to missing prefixes and publishes complete services. Only then acknowledges the revision, because
+    /// decisions now include it. Yields to other tasks of this thread between two services.
     pub(super) async fn settle(&mut self) {
         for name in std::mem::take(&mut self.stale) {
             let defaults = self.defaults.of(&name.tenant);
@@ -51,7 +51,7 @@ impl<T: EndpointTransport> Worker<T> {
         }
     }
 
-    /// Whether it is still unknown if the mesh has a trust domain.
+    /// Whether services wait for the roots, because it is unknown whether the mesh has a trust domain.
     fn awaits_roots(&self) -> bool {
         self.awaits_roots.is_some() && !self.topology.transport.secures_mesh()
     }

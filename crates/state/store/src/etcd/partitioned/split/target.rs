@@ -23,7 +23,7 @@ use super::{
 };
 use crate::{EtcdAddress, StoreError};
 
-/// What was found at the target address.
+/// The partition found at the target address.
 #[derive(Clone, Debug)]
 pub(super) struct TargetPartition {
     address: EtcdAddress,

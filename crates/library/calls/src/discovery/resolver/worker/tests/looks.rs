@@ -7,8 +7,7 @@ use fairmesh_signals::{NodeId, ReportedAs};
 
 use super::*;
 
-/// Returns whether calls are distinguished by their parents, and the address of the snapshot. Calls are counted in any
-/// case.
+/// Returns whether calls are counted by parent, and the snapshot's address. Calls are counted in either case.
 fn by_parent(subscription: &Subscription<CountingTransport>) -> (bool, usize) {
     let state = subscription.state();
     let ServiceState::Ready(ready) = &*state else { panic!("{state:?}") };

@@ -1,4 +1,4 @@
-//! Owners of connections: users, cgroups, and the user of the proxy's listener.
+//! Arguments that select connections by user or cgroup, and the user of the proxy's listener.
 
 use std::{collections::BTreeSet, fs, net::SocketAddr, path::Path};
 
@@ -9,14 +9,15 @@ use super::nft_rules::Cgroup;
 /// Folder below which nft resolves cgroups.
 const CGROUPS: &str = "/sys/fs/cgroup";
 
-/// The user of the listeners at all of these addresses in this network namespace; `None` if one has no listener.
+/// Returns the user who owns the listeners at all of these addresses in this network namespace; `None` if one of the
+/// addresses has no listener.
 pub(super) fn listener_uid(at: &[SocketAddr]) -> Option<u32> {
     let user = |at: &SocketAddr| socket_table::listener_at(*at).map(|listener| listener.uid);
     let users: Option<Vec<u32>> = at.iter().map(user).collect();
     users?.first().copied()
 }
 
-/// User ids.
+/// Parses users, given by name or number, into user IDs.
 pub(crate) fn uids(named: &[String]) -> Result<BTreeSet<u32>, Failure> {
     let users = fs::read_to_string("/etc/passwd").unwrap_or_default();
     named.iter().map(|name| uid(name, &users)).collect()
@@ -29,7 +30,7 @@ fn uid(name: &str, users: &str) -> Result<u32, Failure> {
     })
 }
 
-/// Existing cgroups.
+/// Resolves the paths of cgroups, which must exist.
 pub(super) fn cgroups(paths: &[String]) -> Result<Vec<Cgroup>, Failure> {
     if paths.is_empty() {
         return Ok(Vec::new());
@@ -44,7 +45,7 @@ pub(super) fn cgroups(paths: &[String]) -> Result<Vec<Cgroup>, Failure> {
     paths.iter().map(|path| cgroup(path, &root)).collect()
 }
 
-/// Mount point of the cgroup v2 hierarchy.
+/// Returns the mount point of the cgroup v2 hierarchy.
 fn root(mounts: &str) -> Option<String> {
     let of_version_2 = mounts.lines().filter(|line| line.contains(" - cgroup2 "));
     let mut places = of_version_2.filter_map(|line| line.split(' ').nth(4));

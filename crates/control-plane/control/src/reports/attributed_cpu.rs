@@ -10,10 +10,10 @@ use fairmesh_model::{CountedInterval, CpuBy, CpuPath, CpuUser, ServiceName};
 use fairmesh_signals::MAX_CPU_USERS;
 use fairmesh_wire::v1;
 
-/// Window of a request that does not give one.
+/// Window of a request that gives none.
 const DEFAULT_WINDOW: Duration = Duration::from_secs(600);
-/// Maximum number of pairs of caller and service with totals of their own. The first pairs to be reported get
-/// them.
+/// Maximum number of pairs of caller and service that have their own totals, in the order in which pairs were first
+/// reported.
 const MAX_PAIRS: usize = 500;
 
 /// CPU of services by caller, in microseconds since the start of the control plane.

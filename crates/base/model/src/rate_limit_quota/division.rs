@@ -2,7 +2,7 @@
 
 use super::{ALL_PARTS, RESERVED};
 
-/// The parts that are divided according to demand.
+/// Parts that are divided according to demand.
 const DIVISIBLE: u64 = ALL_PARTS as u64 - RESERVED;
 
 /// Division of a limit according to the demands of all callers at one moment.
@@ -16,7 +16,7 @@ pub(super) struct Division {
     whole: u64,
     callers: u64,
     demanded: u64,
-    /// The rest after equal parts, and the sum of the demands in excess of equal parts.
+    /// Parts left after each caller's equal part is served.
     left: u64,
     over: u64,
 }
@@ -37,7 +37,7 @@ impl Division {
         self.whole
     }
 
-    /// The part of a caller with this demand.
+    /// Part of a caller with this demand.
     pub(super) fn share(&self, demand: u64) -> u64 {
         let part = padded(demand, self.whole);
         let share = match (self.demanded, self.over) {
@@ -51,7 +51,7 @@ impl Division {
         share.min(DIVISIBLE)
     }
 
-    /// The share of a demand in `part`, which is divided completely.
+    /// Share of a caller with this demand when `part` is divided without remainder among callers.
     pub(super) fn share_of(&self, demand: u64, part: u64) -> u64 {
         proportion(part, self.share(demand), DIVISIBLE)
     }
@@ -61,7 +61,7 @@ impl Division {
     }
 }
 
-/// The part that a demand needs, plus an eighth because calls arrive unevenly. At most the whole limit.
+/// Part needed for a demand plus one eighth, because calls arrive unevenly. At most the whole limit.
 fn padded(demand: u64, whole: u64) -> u64 {
     let all = u128::from(ALL_PARTS);
     // At most `ALL_PARTS`.

@@ -14,47 +14,47 @@ mod division;
 
 use division::Division;
 
-/// The whole limit.
+/// The whole limit, in parts.
 pub const ALL_PARTS: u32 = 1_000_000_000;
 
 /// The part that a caller uses before its first grant: a tenth of the limit.
 pub const DEFAULT_PARTS: u32 = ALL_PARTS / 10;
 
-/// Parts that are reserved for callers without a claim so far.
+/// Parts reserved for new callers, which have not claimed yet.
 const RESERVED: u64 = ALL_PARTS as u64 / 25;
 /// Half-life of the smoothed demand, in milliseconds.
 const DEMAND_HALF_LIFE: u64 = 1_000;
-/// Time after its last claim at which a caller expires, in milliseconds. At least three times the caller's own
+/// Time without a claim after which a caller expires, in milliseconds. At least three times the caller's own claim
 /// period.
 const EXPIRY: u64 = 7_000;
-/// Time after which a caller with a single claim expires, in milliseconds. Its period is unknown, but at most ten
-/// seconds.
+/// Time after which a caller with only one claim expires, in milliseconds. The claim period is still unknown, but at
+/// most ten seconds.
 const FIRST_EXPIRY: u64 = 12_000;
 /// Minimum time between searches for expired callers, in milliseconds.
 const SWEEP_INTERVAL: u64 = 500;
-/// A part is not increased if it would grow by less than 1/20.
+/// A grant grows only by at least 1/20; smaller increases are skipped.
 const MIN_GROWTH: u32 = 20;
-/// Maximum number of callers that share one limit. A further caller replaces a caller of the identity with most
-/// callers. If that is not possible, the further caller keeps the part that it has.
+/// Maximum number of callers that share one limit. A further caller replaces a caller of the identity with the most
+/// callers. If that is impossible, the further caller keeps its present part.
 pub const MAX_CALLERS: usize = 10_000;
 
-/// One limit and its callers.
+/// State of one limit: its callers and their parts.
 #[derive(Debug, Default)]
 pub struct Quota {
     callers: BTreeMap<u64, Caller>,
     /// Callers by identity, as of the last division.
     identities: BTreeMap<u64, Programs>,
-    /// The identity with most callers, and its number of callers, as of the last division.
+    /// The identity with the most callers and its number of callers, as of the last division.
     largest: Option<(u64, u64)>,
-    /// Sums over all callers, so that a claim need not iterate over them.
+    /// Sum over all callers of their granted parts. Sums are stored so that a claim need not iterate over callers.
     granted: u64,
     taken: u64,
     division: Division,
     /// Number of claims since the division was computed.
     stale: usize,
-    /// Whether recorded callers hold parts that an earlier process granted.
+    /// Whether some callers hold parts that an earlier process granted and this process has not yet confirmed.
     unsettled: bool,
-    /// Time of the last search for expired callers.
+    /// Time of the last search for expired callers, in milliseconds.
     swept: u64,
 }
 
@@ -75,11 +75,10 @@ struct Caller {
     /// Smoothed demand, in thousandths of calls per second.
     demand: u64,
     parts: u32,
-    /// The part that the caller used at its last claim, bounded by its grants. The response with a smaller part may
-    /// have been lost. The excess is therefore not free until the caller claims less, or its time to return the
-    /// excess is over.
+    /// Part that the caller used at its last claim, bounded by its grants. The response that reduced the part may
+    /// have been lost. Until the caller claims less or its time to return the excess is over, the excess is not free.
     held: u32,
-    /// Time since which the caller has claimed to hold more than its part, in milliseconds.
+    /// Time in milliseconds since which the caller has claimed to hold more than its part; `None` if it does not.
     excess_since: Option<u64>,
     last_claim: u64,
     period: u64,
@@ -88,13 +87,13 @@ struct Caller {
 /// A caller's report of its demand.
 #[derive(Clone, Copy, Debug)]
 pub struct Claim {
-    /// A random number drawn by the caller.
+    /// Random number that identifies the caller, drawn by the caller itself.
     pub caller: u64,
     /// Number that stands for the caller's authenticated identity; equal to `caller` if the caller has none.
     pub identity: u64,
     /// Calls requested since the last claim, whether admitted or rejected, in thousandths of calls per second.
     pub demand: u64,
-    /// The part that the caller currently uses; `None` before its first grant.
+    /// The part that the caller uses now; `None` before its first grant.
     pub held: Option<u32>,
 }
 
@@ -149,7 +148,7 @@ impl Quota {
         self.callers.is_empty() || self.callers.values().any(is_expired)
     }
 
-    /// Whether `caller` shares the limit.
+    /// Whether `caller` is one of the callers that share the limit.
     pub fn contains(&self, caller: u64) -> bool {
         self.callers.contains_key(&caller)
     }
@@ -164,7 +163,7 @@ impl Quota {
         self.granted
     }
 
-    /// Returns the state of the claim's caller, or a new state if there is room.
+    /// Returns the state of the caller of `claim`. A new caller gets a new state if there is room; otherwise `None`.
     fn caller_of(&mut self, claim: Claim, now: u64) -> Option<Caller> {
         if now.saturating_sub(self.swept) >= SWEEP_INTERVAL {
             self.expire(now);
@@ -206,8 +205,8 @@ impl Quota {
         self.taken = self.callers.values().map(Caller::taken).sum();
     }
 
-    /// Recomputes the division if claims since the last one exceed a sixteenth of the callers. A claim thus costs
-    /// sixteen steps on average.
+    /// Recomputes the division once more claims than a sixteenth of the callers have arrived since the last division.
+    /// A claim therefore costs sixteen steps on average.
     fn redivide(&mut self, whole: u64) {
         self.stale = self.stale.saturating_add(1);
         if self.stale <= self.callers.len() / 16 && self.division.whole() == whole {
@@ -246,13 +245,13 @@ impl Quota {
         }
     }
 
-    /// The additional part that a caller may take from the reserved parts.
+    /// Additional part that a caller may take from the reserved parts.
     fn room(&self, caller: &Caller) -> u64 {
         let programs = self.identities.get(&caller.identity).map_or(1, |programs| programs.callers);
         RESERVED / (self.identities.len() as u64 + 1) / programs.max(1)
     }
 
-    /// Reduces claimed held parts until their sum can have been granted. The largest parts are reduced first, so that
+    /// Reduces claimed parts until their sum could have been granted. The largest parts are reduced first, so that
     /// false claims hurt their own authors.
     fn settle(&mut self) {
         let mut held: Vec<u64> = self.callers.values().map(|caller| caller.held.into()).collect();
@@ -277,7 +276,7 @@ impl Quota {
 }
 
 impl Caller {
-    /// The part that is not available to other callers.
+    /// Sum of parts that are not available to other callers.
     fn taken(&self) -> u64 {
         self.parts.max(self.held).into()
     }
@@ -290,8 +289,8 @@ impl Caller {
         }
     }
 
-    /// Accepts the part that the caller claims to hold. The part is bounded by its grants; an excess over the present
-    /// part is accepted only for the time in which a lost response may explain it.
+    /// Accepts the part that the caller claims to hold, bounded by its grants. An excess over the present part is
+    /// accepted only as long as a lost response may explain it.
     fn set_held(&mut self, held: u32, now: u64) {
         self.held = held.min(self.held.max(self.parts));
         if self.held <= self.parts {

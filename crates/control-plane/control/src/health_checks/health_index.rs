@@ -1,3 +1,5 @@
+//! Index of health checks: which services have a check, and which endpoints have a verdict.
+
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -11,12 +13,12 @@ use tokio::sync::{Notify, watch};
 
 use super::distance_targets::{DistanceTargets, ServingEndpoints};
 
-/// Index of checked services and verdicts, updated by commits. Without it, every record of every tenant would
-/// have to be read.
+/// Index of checked services and verdicts, updated by commits. Without it, every record of every tenant would have to
+/// be read.
 #[derive(Debug, Default)]
 pub(crate) struct CheckIndex {
     state: Mutex<IndexState>,
-    /// All services whose policies have a health check. Notifies of changes.
+    /// All services whose policies have a health check. Its receivers are notified of changes.
     services: watch::Sender<Arc<BTreeSet<ServiceName>>>,
     /// Notified when verdicts may exist for endpoints that are gone or no longer checked.
     pub(super) stale_verdicts: Arc<Notify>,
@@ -35,7 +37,7 @@ pub(crate) struct Woken {
 struct IndexState {
     services: BTreeSet<ServiceName>,
     verdicts: BTreeMap<Region, BTreeSet<RecordKey>>,
-    /// Keys of verdicts that find their endpoint unhealthy.
+    /// Keys of verdicts that an endpoint is unhealthy.
     unhealthy: BTreeMap<Region, BTreeSet<RecordKey>>,
     serving: ServingEndpoints,
 }

@@ -15,10 +15,10 @@ use tokio::time::Instant;
 
 use super::custom_metrics::{MAX_METRICS, check};
 
-/// How long a metric stays valid even if responses lack it.
+/// Time for which a metric stays valid even if responses lack it.
 const HOLDS: Duration = Duration::from_secs(10);
 
-/// The latest values of the first names that appeared in responses.
+/// Latest values of metrics in responses, for the first few names that appeared.
 #[derive(Debug, Default)]
 pub(crate) struct ProgramReport {
     /// Whether there are any metrics. Most programs write none, so no lock is taken for them.
@@ -47,7 +47,7 @@ impl ReportedMetric {
 }
 
 impl ProgramReport {
-    /// Learns from the headers of a response, or the trailers of gRPC.
+    /// Records the metrics in the headers of a response, or in gRPC trailers.
     pub(crate) fn learn(&self, headers: &HeaderMap, is_grpc: bool) {
         let report = headers.get(if is_grpc { LOAD_BIN } else { LOAD });
         if report.is_none() && !self.is_used.load(Relaxed) {

@@ -1,3 +1,5 @@
+//! Coordinates probes: collects the reports of agents and assigns the targets of each round.
+
 use std::{collections::BTreeMap, net::SocketAddr, time::Duration};
 
 use crate::{Cell, Matrix, Outcomes, Place, plan};
@@ -8,7 +10,7 @@ pub const ROUND: Duration = Duration::from_secs(3);
 pub const MAX_AGENTS: usize = 16_384;
 /// Interval at which an agent without targets reports.
 const IDLE: Duration = Duration::from_secs(15);
-/// An agent is removed after this time without a report. Until then, a zone that is cut off shows as failing.
+/// Time without a report after which an agent is removed. Until then, a zone that is cut off shows as failing.
 const GONE: Duration = Duration::from_mins(5);
 
 /// Report of an agent.
@@ -33,7 +35,7 @@ pub struct Assignment {
     pub interval: Duration,
 }
 
-/// Counters of a board.
+/// Counters of a [`Board`], for metrics.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BoardCounts {
     /// Number of live agents.
@@ -102,7 +104,7 @@ impl Board {
         Assignment { targets, interval }
     }
 
-    /// Whether a live agent of another region has this address. Access rules bind a reporter to its region.
+    /// Whether the address belongs to a live agent of another region. Access rules bind a reporter to its region.
     fn is_of_another_region(&self, address: SocketAddr, place: &Place, now_ms: u64) -> bool {
         let seen_ms = self.seen_ms.get(&address).copied().unwrap_or_default();
         now_ms.saturating_sub(seen_ms) < GONE.as_millis() as u64

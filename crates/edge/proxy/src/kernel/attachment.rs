@@ -1,3 +1,6 @@
+//! Attachment of a listener to the eBPF programs: registers the listener while pinned maps exist, and releases the
+//! maps when the proxy stops.
+
 use std::{
     fs,
     net::SocketAddr,
@@ -20,23 +23,23 @@ use crate::kernel::{
     attached_maps::Attached, caller::KernelCaller, completed_calls::record_completed, metrics::KernelMetrics,
 };
 
-/// Interval at which the pins are checked, because `fairmesh kernel attach` and `detach` may run at any time,
-/// and at which unanswered requests are checked.
+/// Interval of checks for changed pins, because `fairmesh kernel attach` and `detach` may run at any time, and for
+/// unanswered requests.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Time limit for recording the kernel's last calls when the proxy stops.
 const RECORD_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// The maps shared with the eBPF programs, while these are attached.
+/// Maps shared with the eBPF programs; none while no program is attached.
 #[derive(Debug)]
-pub(crate) struct RedirectedConnections {
+pub(crate) struct Attachment {
     attached: Arc<RwLock<Option<Arc<Attached>>>>,
     metrics: Arc<KernelMetrics>,
-    /// Tasks that release maps.
+    /// Tasks that wait for outstanding calls and then release the maps.
     releases: TaskTracker,
 }
 
-impl RedirectedConnections {
+impl Attachment {
     pub(crate) fn new(metrics: Arc<KernelMetrics>) -> Self {
         Self { attached: Arc::default(), metrics, releases: TaskTracker::new() }
     }
@@ -100,7 +103,7 @@ impl RedirectedConnections {
         });
     }
 
-    /// The original destination of a connection from this address, and its caller. `None` if the connection
+    /// Returns the original destination of a connection from this address, and its caller. `None` if the connection
     /// was not redirected.
     pub(crate) fn original_dst(
         &self,

@@ -9,7 +9,8 @@ fn claim(caller: u64, demand: u64) -> Claim {
 /// The limit: 200 calls per second.
 const WHOLE: u64 = 200_000;
 
-/// Every caller claims `times` times, every two seconds, and uses its grants. Returns the final parts in percent.
+/// Lets every caller claim `times` times at intervals of two seconds and use its grants. Returns the final parts in
+/// percent.
 fn claim_repeatedly(quota: &mut Quota, now: &mut u64, times: u32, demands: &[(u64, u64)]) -> Vec<u32> {
     let mut parts = Vec::new();
     for _ in 0..times {
@@ -20,7 +21,7 @@ fn claim_repeatedly(quota: &mut Quota, now: &mut u64, times: u32, demands: &[(u6
     parts
 }
 
-/// Claims for a caller that holds its last grant.
+/// Claims once more for a caller that holds its last grant.
 fn claim_again(quota: &mut Quota, now: u64, (caller, demand): (u64, u64)) -> u32 {
     let held = quota.callers.get(&caller).map(|known| known.parts);
     quota.claim(Claim { caller, identity: caller, demand, held }, WHOLE, now).unwrap()
