@@ -18,7 +18,7 @@ pub struct AttemptTimeouts {
     pub begun: Instant,
     /// Latest time at which there must be a connection.
     pub connected_by: Instant,
-    /// Latest time for the response headers, whatever delays them.
+    /// Latest time at which the response headers must arrive, regardless of what delays them.
     pub until: Instant,
     /// Maximum time from the end of the request to the response headers.
     pub response_header: Duration,
