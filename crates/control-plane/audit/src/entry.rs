@@ -39,7 +39,7 @@ pub enum AuditEvent {
     Denied {
         /// Method or path of the call.
         method: String,
-        /// Why the call was refused.
+        /// Reason why the call was refused.
         reason: String,
     },
     /// A join token was created.

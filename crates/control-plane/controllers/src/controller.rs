@@ -4,7 +4,7 @@ use fairmesh_model::Prefix;
 use fairmesh_rib::{Node, Op};
 use tokio::{sync::Notify, time::Instant};
 
-/// Why facts cannot be read or an effect cannot be applied. The message tells operators what to do, or that
+/// Reason why facts cannot be read or an effect cannot be applied. The message tells operators what to do, or that
 /// the next round tries again.
 pub type BoxError = Box<dyn Error + Send + Sync>;
 
@@ -75,7 +75,7 @@ pub struct Triggers {
     pub min_gap: Duration,
 }
 
-/// Why a round starts.
+/// Reason why a round starts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wake {
     /// A commit or notification arrived since the start of the last successful round, or no round has succeeded yet.

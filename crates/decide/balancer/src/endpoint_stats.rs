@@ -88,7 +88,8 @@ impl EndpointStats {
         self.outlier(index).map_or(0, OutlierState::consecutive_failures)
     }
 
-    /// When the endpoint's ejection for recent failures ends, in nanoseconds of the caller's clock; 0 if not ejected.
+    /// Time at which the endpoint's ejection for recent failures ends, in nanoseconds of the caller's clock; 0 if not
+    /// ejected.
     pub fn ejected_until(&self, index: u32) -> u64 {
         self.outlier(index).map_or(0, |outlier| outlier.ejected_until(false))
     }

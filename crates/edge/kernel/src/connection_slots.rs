@@ -91,7 +91,7 @@ pub struct SentRequest {
     pub cookie: u64,
     /// The block of the endpoint's statistics, and the endpoint's index in the block.
     pub endpoint: (u32, u32),
-    /// When the request was sent, by the programs' clock.
+    /// Time at which the request was sent, by the programs' clock.
     pub sent: Duration,
     /// Time since the request was sent.
     pub age: Duration,

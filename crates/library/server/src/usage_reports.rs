@@ -58,7 +58,7 @@ struct Reporter {
     served: Option<Served>,
     counts: Option<CountReports>,
     minutes: UsageRecorder,
-    /// When usage by minute was last sent.
+    /// Time at which usage by minute was last sent.
     minutes_at: Option<Instant>,
     /// Number that identifies this process in traffic reports.
     id: u64,

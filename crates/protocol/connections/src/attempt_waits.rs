@@ -14,7 +14,7 @@ use super::{error::SendError, timer::DeadlineTimer};
 /// Time limits for the steps of an attempt.
 #[derive(Clone, Copy, Debug)]
 pub struct AttemptTimeouts {
-    /// When the attempt began.
+    /// Time at which the attempt began.
     pub begun: Instant,
     /// Latest time at which there must be a connection.
     pub connected_by: Instant,

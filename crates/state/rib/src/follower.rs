@@ -113,7 +113,7 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 pub struct FollowerState {
     /// Whether the connection is established, including its handshake.
     pub connected: bool,
-    /// When `connected` last changed.
+    /// Time at which `connected` last changed.
     pub since: Instant,
     /// Number of consecutive failed attempts when the last attempt began or ended.
     pub failures: u32,
@@ -123,7 +123,7 @@ pub struct FollowerState {
     pub store: Option<StoreId>,
     /// Address of the last attempt or connection.
     pub address: Option<Address>,
-    /// Why the last attempt or connection ended, shown to operators.
+    /// Reason why the last attempt or connection ended, shown to operators.
     pub error: Option<String>,
 }
 

@@ -51,7 +51,7 @@ pub struct TokenGrant {
     /// Region of the agent; `None` accepts whichever region the agent sends.
     #[serde(default)]
     pub region: Option<Region>,
-    /// When the token expires, in seconds since 1970.
+    /// Time at which the token expires, in seconds since 1970.
     pub expires_at: u64,
 }
 
@@ -61,7 +61,7 @@ struct TokenFile {
     grant: TokenGrant,
 }
 
-/// Why a token is refused.
+/// Reason why a token is refused.
 #[derive(Debug, thiserror::Error)]
 pub enum TokenRefused {
     /// The id or the proof is wrong, the token was used or has expired, or another control plane made it.

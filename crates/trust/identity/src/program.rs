@@ -67,11 +67,11 @@ struct AgentSource {
 struct Progress {
     /// Whether the mesh has a trust domain.
     is_required: AtomicBool,
-    /// Why the agent issued no certificate at the last attempt.
+    /// Reason why the agent issued no certificate at the last attempt.
     problem: watch::Sender<Option<String>>,
 }
 
-/// Why an agent issued no certificate.
+/// Reason why an agent issued no certificate.
 enum NotIssued {
     /// The mesh has no trust domain, or the agent does not serve identities.
     NoDomain,
@@ -146,7 +146,7 @@ pub struct IdentityRequest {
     pub path: Option<SpiffePath>,
     /// Name and version of the program, for display.
     pub software: String,
-    /// How long to wait for the first certificate.
+    /// Time to wait for the first certificate.
     pub patience: Duration,
 }
 

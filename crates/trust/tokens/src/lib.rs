@@ -38,7 +38,7 @@ const ALGORITHMS: [Algorithm; 9] = [
     Algorithm::EdDSA,
 ];
 
-/// Why a token is refused. The text contains no part of the token.
+/// Reason why a token is refused. The text contains no part of the token.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
     /// The token is too long.

@@ -12,7 +12,7 @@ pub(super) const MAX_TEXT: usize = 1024;
 /// The scheme of full ids.
 const SCHEME: &str = "spiffe://";
 
-/// Which callers may use a service. The service's servers enforce it.
+/// Authorization rules: the callers that may use a service. The service's servers enforce them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Authorization {
     /// How calls that no rule allows are handled.

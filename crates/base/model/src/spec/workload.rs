@@ -3,7 +3,7 @@ use serde::{Deserialize, Serialize};
 use super::value_text::read;
 use crate::{Invalid, ProgramSelector, ServiceName, WorkloadEntry};
 
-/// Which programs may have the identity of a service.
+/// Programs that may have the identity of a service.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]

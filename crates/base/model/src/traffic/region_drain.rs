@@ -51,8 +51,8 @@ impl RegionDrain {
         if self.returns { kept } else { Self::STEPS.saturating_sub(self.keep.millionths().div_ceil(step)) }
     }
 
-    /// When the drain completes if nothing delays it, in milliseconds since 1970; `None` if each step begins as soon
-    /// as reports confirm the previous one.
+    /// Time at which the drain completes if nothing delays it, in milliseconds since 1970; `None` if each step begins
+    /// as soon as reports confirm the previous one.
     pub fn due_at_ms(&self) -> Option<u64> {
         let over = u64::try_from(self.over.as_millis()).unwrap_or(u64::MAX);
         (over > 0).then(|| self.began_at_ms.saturating_add(over))

@@ -16,7 +16,7 @@ use crate::{
 /// Time after which a response that has kept its reader waiting counts as a stream. Servers use the same time.
 const STREAM_AFTER: Duration = Duration::from_secs(1);
 
-/// Why a response is cut off.
+/// Reason why a response is cut off.
 pub(super) enum BodyTimeout {
     /// The deadline has passed.
     Deadline,
@@ -156,7 +156,7 @@ impl AttemptGuard {
         self.is_started && !self.ended && self.deadline <= Instant::now()
     }
 
-    /// When the response is cut off; `None` for a call without a deadline.
+    /// Time at which the response is cut off; `None` for a call without a deadline.
     pub(super) fn deadline(&self) -> Option<Instant> {
         self.has_deadline.then_some(self.deadline)
     }
