@@ -62,7 +62,7 @@ pub trait Controller: Clone + Send + 'static {
     fn not_written(&mut self, _subject: &str) {}
 }
 
-/// Triggers of a round, in addition to the start of the process and the retry of a failed round.
+/// Triggers of a round. Rounds also start when the process starts, and to retry a failed round.
 #[derive(Clone, Debug, Default)]
 pub struct Triggers {
     /// Commits below one of these prefixes.

@@ -243,7 +243,7 @@ impl EndpointStats {
         *self.config.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Number of endpoints with a non-neutral outlier state, an upper bound of the number of ejected endpoints.
+    /// Number of endpoints with a non-neutral outlier state. It is an upper bound on the number of ejected endpoints.
     #[inline]
     pub fn suspects(&self) -> u32 {
         self.suspects.load(Relaxed)

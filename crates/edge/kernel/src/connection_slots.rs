@@ -53,7 +53,7 @@ pub(crate) struct SlotTable {
     sockets: Mutex<SockHash<MapData, u32>>,
     /// Slots by their connections to servers on this machine.
     local: Mutex<HashMap<MapData, LocalConnection, u32>>,
-    /// How this process uses each slot.
+    /// Use that this process makes of each slot.
     uses: Mutex<Vec<SlotUse>>,
 }
 

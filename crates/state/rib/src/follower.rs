@@ -43,13 +43,13 @@ pub use relay_acks::relay_acks;
 use crate::Node;
 use crate::{PeerInfo, Update};
 
-/// Which upstreams to follow, and how.
+/// The upstreams to follow, and parameters for following them.
 #[derive(Clone, Debug)]
 pub struct FollowerConfig {
     /// Addresses of upstreams, tried in turn; at least one. If there are several, the follower leaves a stale
     /// upstream after some seconds.
     pub addresses: Vec<Address>,
-    /// How to connect to upstreams.
+    /// Transport for connections to upstreams.
     pub transport: Transport,
     /// Name of this process, shown to operators, such as `agent host-7`.
     pub software: String,

@@ -139,7 +139,7 @@ pub enum WriteError {
     Unknown {
         /// Location of the store.
         location: StoreLocation,
-        /// How the response was lost.
+        /// Description of how the response was lost.
         problem: String,
     },
 }

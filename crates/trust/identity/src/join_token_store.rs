@@ -40,7 +40,7 @@ impl fmt::Display for Joining {
     }
 }
 
-/// What a token permits.
+/// The permission that a token gives.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TokenGrant {
     /// The agent or program that may use the token. Files of the previous release call the field `agent`.

@@ -62,7 +62,7 @@ struct AgentSource {
     progress: Arc<Progress>,
 }
 
-/// What is known from the agent's last response.
+/// State known from the agent's last response.
 #[derive(Debug, Default)]
 struct Progress {
     /// Whether the mesh has a trust domain.
@@ -128,7 +128,7 @@ pub enum Membership {
     NoAgent,
 }
 
-/// Where a program gets its identity, and which identity.
+/// The source from which a program gets its identity, and the identity that it asks for.
 #[derive(Clone, Debug)]
 pub struct IdentityRequest {
     /// Address of the agent. It must be a Unix socket, where the agent can see the user. With a Workload API: address

@@ -63,7 +63,7 @@ pub enum Refusal {
     Claim {
         /// Name of the claim.
         claim: String,
-        /// What is wrong with the claim.
+        /// Explanation of what is wrong with the claim.
         problem: String,
     },
 }

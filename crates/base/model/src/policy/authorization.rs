@@ -5,7 +5,7 @@ use crate::{AddressPrefix, Invalid, Label, PathMatch, SpiffeId, SpiffePath, rout
 
 /// Maximum number of rules in a policy.
 const MAX_RULES: usize = 200;
-/// Maximum number of callers, methods or paths of a rule, and of intermediaries.
+/// Maximum number of callers, methods or paths in a rule, and of intermediaries in a policy.
 const MAX_CONDITIONS: usize = 256;
 /// Maximum length of a text in a rule, in bytes.
 pub(super) const MAX_TEXT: usize = 1024;

@@ -57,7 +57,7 @@ pub enum Writers {
     Admins,
 }
 
-/// Where the audit log lists writes of a kind.
+/// Place of the writes of a kind in the audit log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Audit {
     /// Listed among changes of configuration, roles and identities.

@@ -5,7 +5,8 @@ use crate::{Invalid, Share};
 /// Maximum duration of a drain.
 const MAX_DRAIN: Duration = Duration::from_secs(24 * 3_600);
 
-/// Progress of a drain of a whole region, or of its return. A control plane can continue from this record alone.
+/// Progress of draining a whole region, or of returning its calls. A control plane can continue from this record
+/// alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RegionDrain {
     /// Share of the calls from its own callers that the region still serves. Below 100 %, calls from other regions do

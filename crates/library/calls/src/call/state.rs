@@ -66,7 +66,7 @@ pub(super) struct PendingAttempt {
     /// Time at which the outcome became known, in nanoseconds of the clock. The clock is read only once per attempt,
     /// because reading it costs as much as a pick.
     pub(super) ended_at: u64,
-    /// Where the end of the attempt is counted for traffic reports.
+    /// Counters for the end of the attempt in traffic reports.
     pub(super) reported: Option<ReportedAttempt>,
 }
 

@@ -47,7 +47,7 @@ pub(crate) struct AttemptGuard {
     ended: bool,
     /// Number of attempts of the call. A small type, since bodies are moved.
     attempts: u16,
-    /// Where the bytes of the body are counted for traffic reports.
+    /// Counters for the bytes of the body in traffic reports.
     reported: Option<Arc<CallCounters>>,
     /// Whether the gRPC status is still to come and must be counted for traffic reports.
     awaits_status: bool,

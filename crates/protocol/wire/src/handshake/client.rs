@@ -103,7 +103,7 @@ impl Connection {
         }
     }
 
-    /// How this process opens connections.
+    /// The transport by which this process opens connections.
     pub fn transport(&self) -> &Transport {
         &self.transport
     }
