@@ -1,5 +1,5 @@
-//! Requests and responses that the eBPF programs take for plain: the proxy's parsers understand each in the same way, to the same last
-//! byte, whatever lies behind it in memory.
+//! Requests and responses that the eBPF programs take for plain: the proxy's parsers understand each in the same way,
+//! to the same last byte, regardless of what lies behind it in memory.
 #![allow(unsafe_code, reason = "the programs are written in C")]
 
 use std::collections::BTreeMap;

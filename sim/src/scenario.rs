@@ -174,7 +174,7 @@ pub struct Limit {
     /// Maximum number of waiting requests; others get 503.
     #[serde(default)]
     pub queue: u32,
-    /// How long a request may wait before it gets 503.
+    /// Time for which a request may wait before it gets 503.
     #[serde(default = "five_seconds")]
     pub wait: SimTime,
 }

@@ -36,8 +36,8 @@ impl PoolShape {
     }
 }
 
-/// Mean time in a system with this number of cores at this utilisation, as a multiple of the work (Erlang's C formula).
-/// Also valid for cores with processor sharing, whatever the distribution of the work.
+/// Mean time in a system with this number of cores at this utilisation, as a multiple of the work (Erlang's C
+/// formula). Also valid for cores with processor sharing, regardless of the distribution of the work.
 fn response(cores: u32, load: f64) -> f64 {
     let offered = load * f64::from(cores);
     // Erlang B by its recursion, which avoids overflowing factorials.

@@ -166,7 +166,7 @@ impl AgentRib {
         Ok(Some(subscriptions.changes(prefix).notified_owned()))
     }
 
-    /// Why the upstream is disconnected; `None` while it is connected or still connecting.
+    /// Reason why the upstream is disconnected; `None` while it is connected or still connecting.
     fn upstream_failure(&self) -> Option<String> {
         let state = self.upstream.state();
         let state = state.borrow();

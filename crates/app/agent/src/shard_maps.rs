@@ -70,7 +70,8 @@ impl MapName {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct MapStatus {
     pub(crate) built: Option<Arc<BuiltMap>>,
-    /// Why the next version of the map cannot be used: the number of the version (0 if unknown) and the reason.
+    /// Reason why the next version of the map cannot be used: the number of the version (0 if unknown) and the
+    /// reason.
     pub(crate) failure: Option<(u64, String)>,
 }
 

@@ -57,7 +57,7 @@ fn policy_in_force(service: &ServiceView) -> Option<Policy> {
     }
 }
 
-/// Why region drains move no calls of a service with this policy.
+/// Reason why region drains move no calls of a service with this policy.
 pub fn why_unmoved(policy: &Policy) -> Option<&'static str> {
     why_not_drained(policy.traffic.as_deref(), policy.locality.local_only)
 }

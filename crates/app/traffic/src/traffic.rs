@@ -135,7 +135,7 @@ fn warn_of_left_out(left_out: u32) {
     }
 }
 
-/// Why nothing is planned for a service: it does not exist, or its policy does not request a planner.
+/// Reason why nothing is planned for a service: it does not exist, or its policy does not request a planner.
 async fn why_not_planned(connection: &Connection, service: &ServiceName) -> Failure {
     match View::read(connection, &Scope::Service(service.clone()), &[RecordKind::Service, RecordKind::Policy])
         .await

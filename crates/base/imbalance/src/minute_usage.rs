@@ -25,7 +25,7 @@ pub struct Usage {
     pub requests: u64,
 }
 
-/// Why a usage is implausible.
+/// Reason why a usage is implausible.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ImplausibleUsage {
     /// The usage covers no time, or more than a minute.

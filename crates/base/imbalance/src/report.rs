@@ -48,7 +48,7 @@ pub struct ServiceOutlier {
 /// The waste of some services over some minutes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ImbalanceReport {
-    /// The breakdown of the lines.
+    /// Property by which the lines are broken down.
     pub by: Breakdown,
     /// Number of minutes covered, which is that of the service with the most minutes.
     pub minutes: u64,

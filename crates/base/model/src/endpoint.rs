@@ -63,12 +63,12 @@ impl Endpoint {
     /// The endpoint is lost because its own process reported it.
     pub const REPORTED: &str = "reported";
 
-    /// When an operator drained the endpoint, in milliseconds since 1970, and the operator's name.
+    /// Time at which an operator drained the endpoint, in milliseconds since 1970, and the operator's name.
     pub fn drained(&self) -> Option<(u64, &str)> {
         self.noted(Self::DRAINED)
     }
 
-    /// When the endpoint was lost, in milliseconds since 1970, and the reason.
+    /// Time at which the endpoint was lost, in milliseconds since 1970, and the reason.
     pub fn lost(&self) -> Option<(u64, &str)> {
         self.noted(Self::LOST)
     }

@@ -4,9 +4,9 @@
 pub struct Invalid {
     /// The field, as a path such as `shards[3].start`.
     pub field: String,
-    /// What is wrong, quoting the value.
+    /// Explanation of what is wrong, quoting the value.
     pub problem: String,
-    /// What to write instead.
+    /// Advice on what to write instead.
     pub hint: String,
 }
 

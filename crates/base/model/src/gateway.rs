@@ -46,7 +46,7 @@ pub struct GatewayQuota {
     pub services: Option<u32>,
     /// Maximum number of routes in all of the tenant's policies together.
     pub routes: Option<u32>,
-    /// Maximum number of backends of all of the tenant's services together. A backend counts once per service.
+    /// Maximum number of backends for all services of the tenant together. A backend counts once per service.
     pub backends: Option<u32>,
 }
 

@@ -146,7 +146,7 @@ pub struct Verdict {
     pub since_ms: u64,
     /// Confidence in thousandths: n consecutive consistent probes give n / (n + 1).
     pub confidence: u32,
-    /// Why the endpoint is unhealthy, in at most [`MAX_CAUSE`] bytes; empty if healthy.
+    /// Reason why the endpoint is unhealthy, in at most [`MAX_CAUSE`] bytes; empty if healthy.
     pub cause: String,
     /// Whether the verdict may be outdated because the region has had no checker for long.
     pub stale: bool,

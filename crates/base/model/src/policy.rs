@@ -53,7 +53,7 @@ pub struct Policy {
     pub lookaside: Option<String>,
     /// How calls are divided among regions; `None` lets the rings decide. Boxed, since few policies set it.
     pub traffic: Option<Box<Traffic>>,
-    /// Which callers may use the service; `None` applies the mesh default. Boxed, since few policies set it.
+    /// Callers that may use the service; `None` applies the mesh default. Boxed, since few policies set it.
     pub authorization: Option<Box<Authorization>>,
     /// Whether endpoints with mutual TLS also accept plaintext.
     pub mtls: MtlsMode,

@@ -4,9 +4,9 @@
 //!
 //! A caller periodically claims its demand, and is granted a part of the limit until its next claim. Claims may be
 //! false, so three rules bound them. The sum of parts is bounded by *granted* parts, not by claims. A caller whose
-//! demand is at most an equal part is granted its demand, whatever others claim. No demand counts for more than the
-//! whole limit. Counting every call at a central place was rejected, because every call would wait for and depend on
-//! that place.
+//! demand is at most an equal part is granted its demand, regardless of the claims of others. No demand counts for
+//! more than the whole limit. Counting every call at a central place was rejected, because every call would wait for
+//! and depend on that place.
 
 use std::collections::BTreeMap;
 

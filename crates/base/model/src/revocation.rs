@@ -19,13 +19,13 @@ pub struct Revocations {
 pub struct Revocation {
     /// The identity whose certificates are revoked.
     pub path: SpiffePath,
-    /// Which of the identity's certificates are revoked.
+    /// The certificates of the identity that are revoked.
     pub certificates: RevokedCertificates,
     /// Time of the revocation, in seconds since 1970.
     pub at: u64,
 }
 
-/// Which certificates of an identity are revoked.
+/// The certificates of an identity that a revocation covers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RevokedCertificates {
     /// All present and future certificates, which revokes the identity itself.

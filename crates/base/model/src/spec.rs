@@ -116,9 +116,9 @@ documents! {
     ShardMap(ShardMapSpec);
     /// Endpoints of a service.
     Endpoints(EndpointsSpec);
-    /// Which programs may have the identity of a service.
+    /// Programs that may have the identity of a service.
     Workload(WorkloadSpec);
-    /// Which callers may use a service, or the default for services without rules.
+    /// Callers that may use a service, or the default for services without rules.
     Authorization(AuthorizationDocumentSpec);
     /// A role and the subjects that have it.
     RoleBinding(RoleBindingSpec);

@@ -54,7 +54,7 @@ pub struct ProgramFacts {
     pub network_namespace: Result<String, String>,
 }
 
-/// Why a workload does not select a program.
+/// Reason why a workload does not select a program.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NotSelected {
     /// The workload has no selectors.

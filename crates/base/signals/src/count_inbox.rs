@@ -2,8 +2,8 @@ use std::collections::HashMap;
 
 use fairmesh_model::CountReport;
 
-/// How long the number of a reporter's last report is remembered, in milliseconds. Reporters repeat a report for a
-/// shorter time.
+/// Time for which the number of a reporter's last report is remembered, in milliseconds. Reporters repeat a report
+/// for a shorter time.
 const REMEMBERED_MS: u64 = 600_000;
 
 /// The number of each reporter's last report of counts. Detects repeated reports.

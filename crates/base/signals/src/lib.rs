@@ -65,5 +65,5 @@ pub const REPORT_INTERVAL_MS: u64 = 1_000;
 pub const IDLE_INTERVAL_MS: u64 = 5_000;
 /// Maximum number of services whose calls are reported because operators watch them.
 pub const MAX_WATCHED_SERVICES: usize = 64;
-/// How long the upstream's last response stays valid, in milliseconds.
+/// Time for which the upstream's last response stays valid, in milliseconds.
 pub const WATCHED_FOR_MS: u64 = 4 * IDLE_INTERVAL_MS;

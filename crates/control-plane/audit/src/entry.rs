@@ -39,7 +39,7 @@ pub enum AuditEvent {
     Denied {
         /// Method or path of the call.
         method: String,
-        /// Why the call was refused.
+        /// Reason why the call was refused.
         reason: String,
     },
     /// A join token was created.
@@ -112,7 +112,7 @@ pub enum AuditValue {
     Sha256(String),
 }
 
-/// Where a hash chain is broken.
+/// Position at which a hash chain is broken.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BrokenChain {
     /// A line was altered.

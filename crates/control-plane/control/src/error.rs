@@ -5,7 +5,7 @@ use fairmesh_model::TrustDomain;
 use fairmesh_store::{StoreError, StoreLocation};
 use fairmesh_wire::transport::BindError;
 
-/// Why a control plane cannot start or continue.
+/// Reason why a control plane cannot start or continue.
 #[derive(Debug, thiserror::Error)]
 pub enum ControlError {
     /// The store cannot be opened.

@@ -34,7 +34,7 @@ pub struct WebUrl {
 
 type Failed = Box<dyn Error + Send + Sync>;
 
-/// Why a document cannot be fetched.
+/// Reason why a document cannot be fetched.
 #[derive(Debug, thiserror::Error)]
 pub enum FetchError {
     /// The server cannot be reached or verified, or its response is not the document.

@@ -93,7 +93,7 @@ impl Counts {
     }
 }
 
-/// Why the file cannot be written or read.
+/// Reason why the file cannot be written or read.
 #[derive(Debug, thiserror::Error)]
 enum HistoryError {
     #[error(transparent)]

@@ -4,7 +4,7 @@ use fairmesh_model::Prefix;
 use fairmesh_rib::{Node, Op};
 use tokio::{sync::Notify, time::Instant};
 
-/// Why facts cannot be read or an effect cannot be applied. The message tells operators what to do, or that
+/// Reason why facts cannot be read or an effect cannot be applied. The message tells operators what to do, or that
 /// the next round tries again.
 pub type BoxError = Box<dyn Error + Send + Sync>;
 
@@ -62,7 +62,7 @@ pub trait Controller: Clone + Send + 'static {
     fn not_written(&mut self, _subject: &str) {}
 }
 
-/// Triggers of a round, in addition to the start of the process and the retry of a failed round.
+/// Triggers of a round. Rounds also start when the process starts, and to retry a failed round.
 #[derive(Clone, Debug, Default)]
 pub struct Triggers {
     /// Commits below one of these prefixes.
@@ -75,7 +75,7 @@ pub struct Triggers {
     pub min_gap: Duration,
 }
 
-/// Why a round starts.
+/// Reason why a round starts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wake {
     /// A commit or notification arrived since the start of the last successful round, or no round has succeeded yet.

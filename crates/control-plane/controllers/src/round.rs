@@ -13,7 +13,7 @@ use crate::{BoxError, Write};
 /// Maximum number of a round's batches that are written concurrently.
 const MAX_WRITES: usize = 16;
 
-/// Why a round was not completed.
+/// Reason why a round was not completed.
 #[derive(Debug, thiserror::Error)]
 pub enum RoundError {
     /// The facts could not be read.

@@ -28,7 +28,7 @@ pub enum ControllerState {
 /// A round of a controller.
 #[derive(Clone, Debug)]
 pub struct Round {
-    /// When the round began.
+    /// Time at which the round began.
     pub began: Instant,
     /// Duration of the round.
     pub took: Duration,
@@ -44,7 +44,7 @@ pub struct Round {
     pub refused: Vec<Refusal>,
     /// Number of refused changes.
     pub refused_total: usize,
-    /// Why the round failed.
+    /// Reason why the round failed.
     pub problem: Option<String>,
 }
 
@@ -110,9 +110,9 @@ pub struct ControllerStatus {
     pub state: ControllerState,
     /// The last round that ended.
     pub last: Option<Round>,
-    /// When a round last changed something.
+    /// Time at which a round last changed something.
     pub changed: Option<Instant>,
-    /// When the next round begins; `None` if only a change starts one.
+    /// Time at which the next round begins; `None` if only a change starts one.
     pub next: Option<Instant>,
     /// Consecutive failed rounds; conflicts and missing leases do not count.
     pub failures: u32,

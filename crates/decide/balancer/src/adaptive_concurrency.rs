@@ -117,7 +117,7 @@ struct ProbeSchedule {
     due_at: Option<u64>,
     /// Number of probes so far; seeds the next jitter.
     count: u64,
-    /// When the present probe began.
+    /// Time at which the present probe began.
     started_at: Option<u64>,
     last_refusal: u64,
 }

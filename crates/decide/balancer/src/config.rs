@@ -16,7 +16,7 @@ pub(crate) const UNIT_COST: u32 = 1 << 20;
 pub struct PickConfig {
     /// Ticks per nanosecond, times 2^64.
     ticks_per_nano: u64,
-    /// How long a cost stays valid without reports, in ticks.
+    /// Time for which a cost stays valid without reports, in ticks.
     pub(crate) memory: u32,
     pub(crate) policy: BalancingPolicy,
 }

@@ -88,7 +88,8 @@ impl EndpointStats {
         self.outlier(index).map_or(0, OutlierState::consecutive_failures)
     }
 
-    /// When the endpoint's ejection for recent failures ends, in nanoseconds of the caller's clock; 0 if not ejected.
+    /// Time at which the endpoint's ejection for recent failures ends, in nanoseconds of the caller's clock; 0 if not
+    /// ejected.
     pub fn ejected_until(&self, index: u32) -> u64 {
         self.outlier(index).map_or(0, |outlier| outlier.ejected_until(false))
     }
@@ -242,7 +243,7 @@ impl EndpointStats {
         *self.config.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Number of endpoints with a non-neutral outlier state, an upper bound of the number of ejected endpoints.
+    /// Number of endpoints with a non-neutral outlier state. It is an upper bound on the number of ejected endpoints.
     #[inline]
     pub fn suspects(&self) -> u32 {
         self.suspects.load(Relaxed)

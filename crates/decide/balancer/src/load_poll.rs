@@ -60,7 +60,7 @@ pub fn polling_config(balancing: &Balancing) -> Option<Score> {
 #[derive(Debug, Default)]
 #[repr(C)]
 pub struct PollLimiter {
-    /// When the next attempt may start a round, in nanoseconds of the clock.
+    /// Time at which the next attempt may start a round, in nanoseconds of the clock.
     due: AtomicU64,
     budget: PollBudget,
     /// Mean service time of requests, in nanoseconds, over the attempts that started a round; 0 before the first.

@@ -58,7 +58,7 @@ impl<'a> PickContext<'a> {
     }
 }
 
-/// Why an endpoint should not be picked. The endpoint with the least exclusion wins, regardless of load.
+/// Reason why an endpoint should not be picked. The endpoint with the least exclusion wins, regardless of load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Exclusion {
     /// Nothing speaks against the endpoint.
@@ -87,7 +87,7 @@ pub struct ScoredEndpoint {
     pub weight: u32,
     /// Number of this client's calls in flight at the endpoint.
     pub outstanding: u32,
-    /// Why the endpoint should not be picked.
+    /// Reason why the endpoint should not be picked.
     pub exclusion: Exclusion,
     /// Whether the pick is in panic and ignores ejections for failed responses.
     pub panic: bool,

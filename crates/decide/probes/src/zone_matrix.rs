@@ -11,7 +11,7 @@ const MAX_PROBERS: usize = 6;
 /// Maximum number of pairs: all places that are probed at once. Names of places could change faster than pairs expire.
 const MAX_PAIRS: usize = MAX_PLACES * MAX_PLACES;
 
-/// What the results of a pair of places show about the network between them.
+/// Conclusion about the network between a pair of places, from the results of their probes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// All probers succeed with all protocols.

@@ -110,7 +110,7 @@ pub struct EndpointPick {
     pub panic: bool,
 }
 
-/// Why no endpoint can be picked.
+/// Reason why no endpoint can be picked.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PickError {
     /// No registered endpoint may be called.

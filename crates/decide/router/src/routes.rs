@@ -20,7 +20,8 @@ pub use route_numbers::{ROUTE_ARMS, ROUTE_STEPS, RouteArm, RouteNumbers, RouteSt
 /// Maximum number of routes that are checked in order. With so few, an index would cost more than it saves.
 const SCAN_UP_TO: usize = 6;
 
-/// Salt that makes the backend of a key independent of other uses of the key: the bytes of `split`.
+/// Salt for choosing the backend by the call's key, so that the choice is independent of other uses of the key: the
+/// bytes of `split`.
 const SPLIT_SALT: u64 = 0x73_706c_6974;
 
 /// The routes of a policy, compiled so that a call has to check only a few.

@@ -35,7 +35,7 @@ pub struct ShardTable {
     holdings: Holdings,
 }
 
-/// Why a shard table is invalid.
+/// Reason why a shard table is invalid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the shard table is damaged or of another release: {0}")]
 pub struct InvalidTable(&'static str);

@@ -78,7 +78,7 @@ pub(crate) struct ServiceIndex {
     pub(crate) by_name: HashMap<ServiceName, Arc<Target>>,
     /// Number of services with metric series of their own.
     pub(crate) labelled: usize,
-    /// When eviction for space last ran.
+    /// Time at which eviction for space last ran.
     pub(crate) last_eviction: Option<Instant>,
 }
 

@@ -87,7 +87,8 @@ impl Shutdown {
         sleep_until(deadline).await;
     }
 
-    /// When long-lived streams are ended: a second before the deadline, or after three quarters of the remaining time.
+    /// Time at which long-lived streams are ended: a second before the deadline, or after three quarters of the
+    /// remaining time.
     pub(crate) fn stream_drain_at(deadline: Instant) -> Instant {
         deadline - STREAM_DRAIN_LEAD.min(deadline.saturating_duration_since(Instant::now()) / 4)
     }

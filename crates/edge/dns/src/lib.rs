@@ -48,7 +48,7 @@ pub struct DnsConfig {
     pub admin: Option<SocketAddr>,
 }
 
-/// Why a DNS server cannot start.
+/// Reason why a DNS server cannot start.
 #[derive(Debug, thiserror::Error)]
 pub enum DnsError {
     /// An address cannot be bound.

@@ -22,7 +22,7 @@ pub struct CompletedCall<'a> {
     pub cookie: u64,
     /// The block of the endpoint's statistics, and the endpoint's index in the block.
     pub endpoint: (u32, u32),
-    /// When the request was sent, by the programs' clock.
+    /// Time at which the request was sent, by the programs' clock.
     pub sent: Duration,
     /// Time from the request to its response.
     pub took: Duration,

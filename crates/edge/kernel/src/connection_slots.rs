@@ -53,7 +53,7 @@ pub(crate) struct SlotTable {
     sockets: Mutex<SockHash<MapData, u32>>,
     /// Slots by their connections to servers on this machine.
     local: Mutex<HashMap<MapData, LocalConnection, u32>>,
-    /// How this process uses each slot.
+    /// Use that this process makes of each slot.
     uses: Mutex<Vec<SlotUse>>,
 }
 
@@ -91,7 +91,7 @@ pub struct SentRequest {
     pub cookie: u64,
     /// The block of the endpoint's statistics, and the endpoint's index in the block.
     pub endpoint: (u32, u32),
-    /// When the request was sent, by the programs' clock.
+    /// Time at which the request was sent, by the programs' clock.
     pub sent: Duration,
     /// Time since the request was sent.
     pub age: Duration,

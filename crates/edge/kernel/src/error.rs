@@ -44,7 +44,7 @@ pub enum KernelError {
     Cgroup {
         /// The cgroup's path as given.
         path: String,
-        /// Why the cgroup is refused.
+        /// Reason why the cgroup is refused.
         problem: &'static str,
     },
     /// There is no cgroup2 hierarchy, and none can be mounted.

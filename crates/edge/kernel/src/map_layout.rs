@@ -175,7 +175,7 @@ pub(crate) struct LocalConnection {
     server_port: u32,
 }
 
-/// How far the proxy has served a caller's connection. In memory shared with the programs.
+/// Progress of the proxy in serving a caller's connection. In memory shared with the programs.
 #[derive(Debug)]
 #[repr(C)]
 pub(crate) struct LinkValue {

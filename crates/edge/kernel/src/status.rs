@@ -21,7 +21,7 @@ use crate::{
 /// The state of the kernel form: attachments, proxy and counters.
 #[derive(Debug)]
 pub struct Status {
-    /// Where maps and links are pinned.
+    /// Directory in which maps and links are pinned.
     pub pins: PathBuf,
     /// The attached cgroups.
     pub attachments: Vec<Attachment>,

@@ -13,7 +13,7 @@ use crate::{
 pub struct Check {
     /// Description of the requirement.
     pub what: String,
-    /// Why the requirement is not met; `None` if it is met.
+    /// Reason why the requirement is not met; `None` if it is met.
     pub problem: Option<String>,
 }
 

@@ -43,7 +43,7 @@ pub(crate) struct Arriving {
     pub(crate) logs: bool,
 }
 
-/// Why a connection did not reach a pod, and the counter for it.
+/// Reason why a connection did not reach a pod, and the counter for it.
 struct NotForwarded<'a> {
     counter: &'a AtomicU64,
     error: io::Error,

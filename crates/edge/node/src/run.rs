@@ -46,7 +46,7 @@ const READY_INTERVAL: Duration = Duration::from_millis(100);
 /// they keep their connections.
 const MAX_HANDSHAKES: usize = 1024;
 
-/// Why a node cannot run.
+/// Reason why a node cannot run.
 #[derive(Debug, thiserror::Error)]
 pub enum NodeError {
     /// An address cannot be bound, or the running node cannot be replaced.

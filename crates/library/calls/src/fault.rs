@@ -120,7 +120,7 @@ impl Fault {
         headers
     }
 
-    /// What happened, as text.
+    /// Description of what happened.
     pub fn message(&self) -> &str {
         self.0.status.message()
     }

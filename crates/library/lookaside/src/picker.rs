@@ -34,7 +34,7 @@ use crate::{
     metrics::{Metrics, add},
 };
 
-/// How long a pick waits for the first records of a service.
+/// Time for which a pick waits for the first records of a service.
 const FIRST_PICK_TIMEOUT: Duration = Duration::from_secs(5);
 /// Maximum number of services per lookaside. Each costs a subscription, and callers may name any service.
 const MAX_SERVICES: usize = 4096;

@@ -66,7 +66,7 @@ pub(crate) struct Authorizer {
     log_limit: LogLimit,
 }
 
-/// Why a call is not accepted.
+/// Reason why a call is not accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NotAccepted {
     /// The policy does not allow the call.

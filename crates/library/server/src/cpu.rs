@@ -24,7 +24,7 @@ use cgroup::{Cgroup, Limits};
 /// CPU counters of a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CpuTime {
-    /// When the counters were read.
+    /// Time at which the counters were read.
     pub at: Instant,
     /// Total CPU time, in microseconds; comparable only within an epoch.
     pub used_us: u64,

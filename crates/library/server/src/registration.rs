@@ -31,7 +31,7 @@ pub struct Registration {
     pub location: Option<Location>,
     /// Relative compute capacity in thousandths of an ordinary host.
     pub weight: u32,
-    /// How long the endpoint stays live without renewal, from 1 s to 1 h.
+    /// Time for which the endpoint stays live without renewal, from 1 s to 1 h.
     pub lease: Duration,
     /// Whether the endpoint accepts only mutual TLS.
     pub mtls: bool,

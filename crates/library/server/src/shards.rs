@@ -30,7 +30,7 @@ use crate::{
 };
 pub use hooks::{HookResult, ShardHooks};
 
-/// How long a starting server waits for the shard map before it serves without one.
+/// Time for which a starting server waits for the shard map before it serves without one.
 const MAP_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Interval at which shards of waiting moves are reported again, in case the registry has forgotten them.
@@ -218,7 +218,7 @@ impl ShardController {
         }
     }
 
-    /// When to check reports or the start again.
+    /// Time at which to check reports or the start again.
     fn next_report(&self, start_by: Instant) -> Instant {
         let never = Instant::now() + Duration::from_secs(3600);
         let start = if self.served || self.map_seen { never } else { start_by };

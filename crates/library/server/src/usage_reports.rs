@@ -28,11 +28,11 @@ use crate::{
     layer::{LayerState, processed_call::ServedClasses, server_load::ServerLoad},
 };
 
-/// How often the counters are read if a planner needs the load.
+/// Interval at which the counters are read if a planner needs the load.
 const TRAFFIC_INTERVAL: Duration = Duration::from_millis(REPORT_INTERVAL_MS);
-/// How often counts are sent if nothing else is sent.
+/// Interval at which counts are sent if nothing else is sent.
 const COUNTS_INTERVAL: Duration = Duration::from_millis(IDLE_INTERVAL_MS);
-/// How often usage of new minutes is sent.
+/// Interval at which the usage of new minutes is sent.
 const USAGE_INTERVAL: Duration = Duration::from_secs(10);
 /// Time limit of the last report of a server that is stopping.
 const LAST_REPORT: Duration = Duration::from_secs(1);
@@ -58,7 +58,7 @@ struct Reporter {
     served: Option<Served>,
     counts: Option<CountReports>,
     minutes: UsageRecorder,
-    /// When usage by minute was last sent.
+    /// Time at which usage by minute was last sent.
     minutes_at: Option<Instant>,
     /// Number that identifies this process in traffic reports.
     id: u64,

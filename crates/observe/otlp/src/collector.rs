@@ -80,7 +80,7 @@ impl ExportRequest for ExportMetricsServiceRequest {
     }
 }
 
-/// Why an export failed.
+/// Reason why an export failed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ExportError {
     /// A failure after which a retry may succeed.

@@ -17,7 +17,7 @@ use crate::{
 /// Timestamps, in nanoseconds since 1970.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Times {
-    /// When the counters started at zero.
+    /// Time at which the counters started at zero.
     pub(crate) start: u64,
     pub(crate) now: u64,
 }

@@ -31,7 +31,7 @@ const MAX_BYTES: usize = 2 << 20;
 const MAX_ATTEMPTS: u32 = 4;
 const INITIAL_BACKOFF: Duration = Duration::from_millis(500);
 
-/// Where metrics are exported to, and how often.
+/// Destination of exported metrics, and interval of the exports.
 #[derive(Clone, Debug)]
 pub struct MetricsConfig {
     /// Collector that receives the metrics.

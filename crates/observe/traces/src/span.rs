@@ -33,7 +33,7 @@ pub struct TracedSpan {
     pub end_ns: u64,
     /// HTTP status; 0 if there is none.
     pub status: u32,
-    /// Why the span failed, as a message or an error type; empty if it did not fail.
+    /// Reason why the span failed, as a message or an error type; empty if it did not fail.
     pub error: String,
     /// Instance that served the call.
     pub instance: String,

@@ -42,7 +42,7 @@ pub struct ServiceView {
     pub service: Option<At<Service>>,
     /// Policy as written, with the authorization rules in force.
     pub policy: Option<At<Policy>>,
-    /// Defaults of the tenant and of the mesh if they were read, and the newest revision that wrote any of them.
+    /// Defaults of the tenant and the mesh if they were read, and the newest revision that wrote any of them.
     pub inherited: At<InheritedDefaults>,
     /// Endpoints, ordered by name.
     pub endpoints: Vec<At<Endpoint>>,

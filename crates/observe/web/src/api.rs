@@ -37,7 +37,7 @@ const DEFAULT_WINDOW: u64 = 60;
 const WINDOWS: [u64; 4] = [10, 60, 600, 3_600];
 /// Time within which a pair without a report in the window must have had a report to be shown as unknown.
 const EARLIER: Duration = Duration::from_secs(600);
-/// Number of intervals between two updates of parts made from records or from reports of other processes.
+/// Number of intervals between two updates of the parts that come from records or from other processes' reports.
 const RECORDS_EVERY: u32 = 2;
 /// Number of intervals between two updates of parts that change every few minutes, or are slow to read.
 const SLOW_EVERY: u32 = 5;

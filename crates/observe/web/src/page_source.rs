@@ -83,7 +83,7 @@ pub struct Certificate {
     pub expires_at: u64,
 }
 
-/// Why a request has no response.
+/// Reason why a request has no response.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refusal {
     /// The problem.

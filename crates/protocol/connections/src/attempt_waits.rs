@@ -14,11 +14,11 @@ use super::{error::SendError, timer::DeadlineTimer};
 /// Time limits for the steps of an attempt.
 #[derive(Clone, Copy, Debug)]
 pub struct AttemptTimeouts {
-    /// When the attempt began.
+    /// Time at which the attempt began.
     pub begun: Instant,
     /// Latest time at which there must be a connection.
     pub connected_by: Instant,
-    /// Latest time for the response headers, whatever delays them.
+    /// Latest time at which the response headers must arrive, regardless of what delays them.
     pub until: Instant,
     /// Maximum time from the end of the request to the response headers.
     pub response_header: Duration,

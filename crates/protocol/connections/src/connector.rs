@@ -47,7 +47,7 @@ pub struct TransportContext {
     pub connection_hook: ConnectionHook,
     /// Number of event loops that make calls.
     pub event_loops: usize,
-    /// Whether plaintext connections are refused, whatever the policies permit.
+    /// Whether plaintext connections are refused even if policies permit them.
     pub identities_only: bool,
 }
 

@@ -9,13 +9,13 @@ use super::attempt_waits::IdleTimeout;
 /// standard library has no `ErrorKind` for them.
 const NO_DESCRIPTOR: [i32; 2] = [23, 24];
 
-/// Why a program of this build has no identity.
+/// Reason why a program of this build has no identity.
 const NO_TLS: &str = match cfg!(feature = "tls") {
     true => "",
     false => " (this program is built without the feature `tls` of fairmesh-client)",
 };
 
-/// Why there is no response.
+/// Reason why there is no response.
 #[derive(Debug, thiserror::Error)]
 pub enum SendError {
     /// No connection could be opened.

@@ -116,7 +116,8 @@ impl RequestBody {
         self.buffered.len()
     }
 
-    /// Calls `count` with the number of bytes of each piece of the unbuffered part, if any, as the caller sends it.
+    /// Calls `count` for each piece of the unbuffered part, if any, with the piece's number of bytes, as the caller
+    /// sends it.
     pub fn count_rest(&mut self, count: impl Fn(u64) + Unpin + Send + 'static) {
         self.rest =
             self.rest.take().map(|source| -> UnbufferedBody { Box::pin(CountedRest { source, count }) });

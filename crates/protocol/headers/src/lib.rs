@@ -70,7 +70,7 @@ pub const LOAD: HeaderName = HeaderName::from_static("endpoint-load-metrics");
 pub const LOAD_BIN: HeaderName = HeaderName::from_static("endpoint-load-metrics-bin");
 
 /// Path of load polls. The server layer responds to `GET`, over HTTP/1.1 or HTTP/2, with status 204 and the header
-/// `endpoint-load-metrics`, whatever the protocol of the service.
+/// `endpoint-load-metrics`, regardless of the service's protocol.
 pub const LOAD_PATH: &str = "/.well-known/fairmesh/load";
 
 /// Whether a request asks only for the load, by [`LOAD_PATH`]. It is no call of the service.

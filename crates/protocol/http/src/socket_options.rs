@@ -10,8 +10,8 @@ use tokio::net::TcpStream;
 /// host would stay open for ever, since only calls are written to them.
 const KEEP_ALIVE: (Duration, Duration, u32) = (Duration::from_secs(20), Duration::from_secs(5), 3);
 
-/// How long written data may stay unacknowledged. With the kernel's default of about 15 min, calls would still be sent
-/// to a vanished host.
+/// Time for which written data may stay unacknowledged. With the kernel's default of about 15 min, calls would still
+/// be sent to a vanished host.
 const USER_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Prepares a connection for calls: disables Nagle's algorithm, and enables keep-alive.

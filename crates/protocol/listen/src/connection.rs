@@ -11,7 +11,7 @@ pub(crate) use self::waker_slot::WakerSlot;
 use self::{refusals::Refusals, unbegun_streams::UnbegunStreams};
 use crate::{Memory, acceptor::AcceptorState, request_memory::Holder, unread_responses::UnreadResponses};
 
-/// Why this side closed a connection.
+/// Reason why this side closed a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CloseReason {
     /// The preface or the headers of a request were not complete in time.

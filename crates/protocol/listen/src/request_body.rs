@@ -20,7 +20,7 @@ use crate::{
 /// Time that a handler may wait for a body before the body must claim memory.
 const CLAIM_DELAY: Duration = Duration::from_secs(1);
 
-/// Why a body failed.
+/// Reason why a body failed.
 #[derive(Debug)]
 pub enum BodyError {
     /// The body was not complete within this time.

@@ -49,7 +49,7 @@ pub struct Memory {
 struct Bounds {
     /// Maximum bytes of all connections.
     total: usize,
-    /// Maximum bytes of all connections of one user of this machine.
+    /// Maximum number of bytes for all connections of one local user.
     per_user: usize,
     /// Maximum bytes of one connection.
     per_connection: usize,

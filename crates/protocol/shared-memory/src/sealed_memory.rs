@@ -44,7 +44,7 @@ unsafe impl Send for SealedMemory {}
 // SAFETY: as above.
 unsafe impl Sync for SealedMemory {}
 
-/// Why memory from another process is rejected.
+/// Reason why memory from another process is rejected.
 #[derive(Debug)]
 pub enum SharedMemoryError {
     /// The memory could still be changed.

@@ -187,7 +187,7 @@ pub fn traffic(policy: &[u8]) -> Result<Option<Traffic>, Invalid> {
     Ok(Some(traffic))
 }
 
-/// Whether a policy disables the planner, whatever the defaults of tenant and mesh say.
+/// Whether a policy disables the planner, regardless of the defaults of tenant and mesh.
 pub fn refuses_planner(policy: &[u8]) -> bool {
     let restated = v1::Policy::decode(policy).unwrap_or_default().restated;
     restated.iter().any(|path| PolicyField::at_path(path) == Some(PolicyField::Traffic))

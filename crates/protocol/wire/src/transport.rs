@@ -170,15 +170,15 @@ impl Transport {
         self.identity.as_ref().and_then(|identity| identity.id())
     }
 
-    /// Why this process lacks the certificate that its connections need; `None` if it has the certificate or needs
-    /// none.
+    /// Reason why this process lacks the certificate that its connections need; `None` if it has the certificate or
+    /// needs none.
     pub fn lacks_certificate(&self) -> Option<String> {
         let identity = self.of_callers().filter(|identity| !identity.is_ready())?;
         Some(identity.problem().unwrap_or_else(|| "it has not been issued yet".to_owned()))
     }
 
-    /// Why no TCP connection with a mesh process can succeed: connections must be secured, and this process has no
-    /// certificate. `None` if connections can succeed.
+    /// Reason why no TCP connection with a mesh process can succeed: connections must be secured, and this process
+    /// has no certificate. `None` if connections can succeed.
     pub fn lacks_identity(&self) -> Option<String> {
         self.of_mesh().and_then(|_| self.lacks_certificate())
     }

@@ -31,7 +31,7 @@ struct Claim {
 #[derive(Clone, Debug)]
 struct LostClaim {
     instance: InstanceRef,
-    /// When the endpoint was last known to be alive.
+    /// Time at which the endpoint was last known to be alive.
     renewed: Instant,
 }
 

@@ -2,7 +2,7 @@ use fairmesh_model::Invalid;
 use fairmesh_rib::Conflict;
 use fairmesh_store::WriteError;
 
-/// Why the registry refused a call. A refused call changes nothing.
+/// Reason why the registry refused a call. A refused call changes nothing.
 #[derive(Debug, thiserror::Error)]
 pub enum RegistryError {
     /// The request is invalid.

@@ -10,7 +10,7 @@ use tokio::time::Instant;
 
 use crate::{InstanceClaim, InstanceRef};
 
-/// How long a lost endpoint is retained, so that it can return.
+/// Time for which a lost endpoint is retained, so that it can return.
 pub(crate) const LOST_RETENTION: Duration = Duration::from_secs(600);
 
 /// All leases, by holder and by expiry.

@@ -37,7 +37,7 @@ pub(crate) struct StoredShardMap {
     pub(crate) map: ShardMap,
     /// Every record below the map's prefix, including unreferenced ones.
     pub(crate) entries: BTreeMap<RecordKey, Bytes>,
-    /// Revision of the manifest of ranges, which every change of the map rewrites.
+    /// Revision of the range manifest, which every change of the map rewrites.
     pub(crate) revision: u64,
 }
 

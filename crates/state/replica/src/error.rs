@@ -1,7 +1,7 @@
 use fairmesh_store::StoreError;
 use fairmesh_wire::transport::BindError;
 
-/// Why a replica cannot start or has stopped.
+/// Reason why a replica cannot start or has stopped.
 #[derive(Debug, thiserror::Error)]
 pub enum ReplicaError {
     /// No upstream is configured.

@@ -58,7 +58,7 @@ pub struct User {
     pub groups: Vec<String>,
     /// Expiry of the token, as time since 1970.
     pub expires_at: Duration,
-    /// When watches authorized by this token are terminated.
+    /// Time at which watches authorized by this token are terminated.
     pub ends: Instant,
 }
 

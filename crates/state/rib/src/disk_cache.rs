@@ -44,13 +44,13 @@ pub struct SavedCopy {
     pub prefix: Prefix,
     /// A revision at which the copy is known to be current.
     pub revision: Revision,
-    /// When the copy was last known to be current, to the millisecond.
+    /// Time at which the copy was last known to be current, to the millisecond.
     pub at: SystemTime,
     /// All entries below the prefix, ordered by key.
     pub entries: Vec<(Arc<str>, Entry)>,
 }
 
-/// Why a file cannot be read as a saved copy.
+/// Reason why a file cannot be read as a saved copy.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum UnreadableCopy {
     /// The file is shorter than a header, or does not begin with one.
@@ -102,7 +102,7 @@ pub struct Cache {
     _lock: Option<fs::File>,
 }
 
-/// Why a folder cannot be used.
+/// Reason why a folder cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum CacheError {
     /// A file system operation failed.

@@ -43,13 +43,13 @@ pub use relay_acks::relay_acks;
 use crate::Node;
 use crate::{PeerInfo, Update};
 
-/// Which upstreams to follow, and how.
+/// The upstreams to follow, and parameters for following them.
 #[derive(Clone, Debug)]
 pub struct FollowerConfig {
     /// Addresses of upstreams, tried in turn; at least one. If there are several, the follower leaves a stale
     /// upstream after some seconds.
     pub addresses: Vec<Address>,
-    /// How to connect to upstreams.
+    /// Transport for connections to upstreams.
     pub transport: Transport,
     /// Name of this process, shown to operators, such as `agent host-7`.
     pub software: String,
@@ -117,7 +117,7 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 pub struct FollowerState {
     /// Whether the connection is established, including its handshake.
     pub connected: bool,
-    /// When `connected` last changed.
+    /// Time at which `connected` last changed.
     pub since: Instant,
     /// Number of consecutive failed attempts when the last attempt began or ended.
     pub failures: u32,
@@ -127,7 +127,7 @@ pub struct FollowerState {
     pub store: Option<StoreId>,
     /// Address of the last attempt or connection.
     pub address: Option<Address>,
-    /// Why the last attempt or connection ended, shown to operators.
+    /// Reason why the last attempt or connection ended, shown to operators.
     pub error: Option<String>,
 }
 

@@ -149,7 +149,7 @@ pub trait ServedRib: Clone + Send + Sync + 'static {
     }
 }
 
-/// Why a batch was not written.
+/// Reason why a batch was not written.
 #[derive(Debug, thiserror::Error)]
 pub enum WriteError {
     /// A precondition failed.

@@ -5,7 +5,7 @@ use fairmesh_rib::Conflict;
 
 use crate::StoreLocation;
 
-/// Why a store cannot be opened or read. The store is unchanged.
+/// Reason why a store cannot be opened or read. The store is unchanged.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
     /// Another process has the file open.
@@ -86,7 +86,7 @@ pub enum StoreError {
     },
 }
 
-/// Why a batch was not acknowledged.
+/// Reason why a batch was not acknowledged.
 #[derive(Debug, thiserror::Error)]
 pub enum WriteError {
     /// An expectation of the batch does not hold. Nothing is written.
@@ -139,7 +139,7 @@ pub enum WriteError {
     Unknown {
         /// Location of the store.
         location: StoreLocation,
-        /// How the response was lost.
+        /// Description of how the response was lost.
         problem: String,
     },
 }

@@ -64,12 +64,12 @@ pub trait Store: Debug + Send + Sync + 'static {
     /// soon after the load.
     fn commits(&self, after: u64) -> Commits;
 
-    /// Why no write can succeed until the process is restarted; `None` while the store works.
+    /// Reason why no write can succeed until the process is restarted; `None` while the store works.
     fn fatal_error(&self) -> Option<&str> {
         None
     }
 
-    /// Why the last write failed, for example because the disk is full; `None` if it succeeded. Unlike
+    /// Reason why the last write failed, for example because the disk is full; `None` if it succeeded. Unlike
     /// [`Store::fatal_error`], the reason may be temporary.
     fn write_failure(&self) -> Option<String> {
         None

@@ -12,7 +12,7 @@ use crate::{Trust, chain_verification};
 /// Maximum size of a document, in bytes: the maximum number of roots in base64, and the text around them.
 pub const MAX_BUNDLE_DOCUMENT: usize = 2 * MAX_ROOTS * MAX_CERTIFICATE;
 
-/// Why a document is refused.
+/// Reason why a document is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{0}; give the roots as PEM, or as a SPIFFE bundle (JSON with `keys`, each with `use: x509-svid` and `x5c`)"

@@ -23,7 +23,7 @@ use crate::{
 /// Validity of a statement, excluding clock skew.
 const MAX_AGE: Duration = Duration::from_secs(60);
 
-/// Why a statement does not authenticate a caller.
+/// Reason why a statement does not authenticate a caller.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StatementRefused {
     /// The bytes are not a statement.

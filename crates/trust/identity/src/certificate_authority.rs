@@ -296,7 +296,7 @@ impl Authority {
     }
 }
 
-/// Which process requests a process's next certificate.
+/// The process that requests the next certificate of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Holder {
     /// Another process: an agent for its programs, or a control plane for itself. A stolen key is therefore useful

@@ -9,7 +9,7 @@ pub struct CertificateInfo {
     pub digest: String,
     /// Serial number, in hexadecimal without leading zeros.
     pub serial: String,
-    /// When the certificate expires, in seconds since 1970.
+    /// Time at which the certificate expires, in seconds since 1970.
     pub expires_at: u64,
 }
 

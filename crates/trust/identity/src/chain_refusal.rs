@@ -3,7 +3,7 @@ use fairmesh_model::{SpiffeId, SpiffePath, TrustDomain};
 /// Maximum number of certificates that a peer may send.
 pub(crate) const MAX_CHAIN: usize = 4;
 
-/// Why a certificate chain is refused.
+/// Reason why a certificate chain is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refused {
     /// The peer sent no certificate, or too many certificates.

@@ -3,7 +3,7 @@ use std::{io, path::PathBuf, time::Duration};
 use fairmesh_model::TrustDomain;
 use time::OffsetDateTime;
 
-/// Why an identity cannot be created, saved or used.
+/// Reason why an identity cannot be created, saved or used.
 #[derive(Debug, thiserror::Error)]
 pub enum IdentityError {
     /// A file cannot be read or written.
@@ -59,7 +59,7 @@ pub enum IdentityError {
     YoungRoot {
         /// SHA-256 of the root, in hexadecimal.
         root: String,
-        /// When all programs have renewed, as time since 1970.
+        /// Time since 1970 at which all programs have renewed their certificates.
         until: Duration,
     },
     /// A root cannot be retired because it signs certificates.
@@ -100,7 +100,7 @@ pub enum IdentityError {
     RecentRoot {
         /// SHA-256 of the root, in hexadecimal.
         root: String,
-        /// When all of these certificates have expired, as time since 1970.
+        /// Time since 1970 at which all of these certificates have expired.
         until: Duration,
     },
     /// The bundle already has the maximum number of roots.

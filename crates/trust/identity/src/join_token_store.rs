@@ -40,7 +40,7 @@ impl fmt::Display for Joining {
     }
 }
 
-/// What a token permits.
+/// The permission that a token gives.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TokenGrant {
     /// The agent or program that may use the token. Files of the previous release call the field `agent`.
@@ -51,7 +51,7 @@ pub struct TokenGrant {
     /// Region of the agent; `None` accepts whichever region the agent sends.
     #[serde(default)]
     pub region: Option<Region>,
-    /// When the token expires, in seconds since 1970.
+    /// Time at which the token expires, in seconds since 1970.
     pub expires_at: u64,
 }
 
@@ -61,7 +61,7 @@ struct TokenFile {
     grant: TokenGrant,
 }
 
-/// Why a token is refused.
+/// Reason why a token is refused.
 #[derive(Debug, thiserror::Error)]
 pub enum TokenRefused {
     /// The id or the proof is wrong, the token was used or has expired, or another control plane made it.

@@ -62,16 +62,16 @@ struct AgentSource {
     progress: Arc<Progress>,
 }
 
-/// What is known from the agent's last response.
+/// State known from the agent's last response.
 #[derive(Debug, Default)]
 struct Progress {
     /// Whether the mesh has a trust domain.
     is_required: AtomicBool,
-    /// Why the agent issued no certificate at the last attempt.
+    /// Reason why the agent issued no certificate at the last attempt.
     problem: watch::Sender<Option<String>>,
 }
 
-/// Why an agent issued no certificate.
+/// Reason why an agent issued no certificate.
 enum NotIssued {
     /// The mesh has no trust domain, or the agent does not serve identities.
     NoDomain,
@@ -128,7 +128,7 @@ pub enum Membership {
     NoAgent,
 }
 
-/// Where a program gets its identity, and which identity.
+/// The source from which a program gets its identity, and the identity that it asks for.
 #[derive(Clone, Debug)]
 pub struct IdentityRequest {
     /// Address of the agent. It must be a Unix socket, where the agent can see the user. With a Workload API: address
@@ -146,7 +146,7 @@ pub struct IdentityRequest {
     pub path: Option<SpiffePath>,
     /// Name and version of the program, for display.
     pub software: String,
-    /// How long to wait for the first certificate.
+    /// Time to wait for the first certificate.
     pub patience: Duration,
 }
 

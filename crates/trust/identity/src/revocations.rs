@@ -20,7 +20,7 @@ use crate::Workload;
 const FOLLOWED: [RecordKey; 3] =
     [RecordKey::Revocations, RecordKey::FederatedDomains, RecordKey::TrustBundle];
 
-/// Where to follow the records.
+/// The source from which the records are followed.
 #[derive(Clone, Debug)]
 pub struct RevocationSource {
     /// Addresses of the machine's agent, or of other processes of the mesh that serve the records; tried in this

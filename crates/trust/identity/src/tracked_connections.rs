@@ -32,9 +32,9 @@ pub(crate) struct CertificateFacts {
     /// Whether the certificate belongs to another trust domain than this process.
     is_foreign: bool,
     serial: Vec<u8>,
-    /// When the certificate was issued, in seconds since 1970.
+    /// Time at which the certificate was issued, in seconds since 1970.
     issued: u64,
-    /// When the certificate expires, as time since 1970.
+    /// Time since 1970 at which the certificate expires.
     expires: Duration,
     /// Root of the certificate. Recorded for peers of other trust domains, and for all peers if `notes_roots` is set.
     root: Option<RootDigest>,

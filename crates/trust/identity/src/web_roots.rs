@@ -16,7 +16,7 @@ use tokio_rustls::{
 
 use crate::crypto_provider;
 
-/// Where operating systems store their trusted authorities. The first existing file is used.
+/// Paths at which operating systems store their trusted authorities. The first existing file is used.
 const SYSTEM_ROOTS: [&str; 4] = [
     "/etc/ssl/certs/ca-certificates.crt",
     "/etc/pki/tls/certs/ca-bundle.crt",

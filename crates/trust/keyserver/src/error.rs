@@ -3,7 +3,7 @@ use std::{io, path::PathBuf};
 use fairmesh_model::Label;
 use fairmesh_wire::transport::BindError;
 
-/// Why a key server did not start.
+/// Reason why a key server did not start.
 #[derive(Debug, thiserror::Error)]
 pub enum KeyServerError {
     /// A file cannot be read.

@@ -11,7 +11,7 @@ use fairmesh_metrics::Register as _;
 use fairmesh_model::Label;
 use prometheus_client::registry::Registry;
 
-/// Why a request was not signed.
+/// Reason why a request was not signed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Refusal {
     /// The key does not exist, or the caller may not use it.

@@ -34,7 +34,7 @@ struct Document {
     keys: Vec<Value>,
 }
 
-/// Why a document has no usable keys. Each message continues a sentence that begins with the document's name.
+/// Reason why a document has no usable keys. Each message continues a sentence that begins with the document's name.
 #[derive(Debug, thiserror::Error)]
 pub enum JwksError {
     /// The document is not a JWKS.

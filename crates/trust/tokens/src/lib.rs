@@ -38,7 +38,7 @@ const ALGORITHMS: [Algorithm; 9] = [
     Algorithm::EdDSA,
 ];
 
-/// Why a token is refused. The text contains no part of the token.
+/// Reason why a token is refused. The text contains no part of the token.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
     /// The token is too long.
@@ -63,7 +63,7 @@ pub enum Refusal {
     Claim {
         /// Name of the claim.
         claim: String,
-        /// What is wrong with the claim.
+        /// Explanation of what is wrong with the claim.
         problem: String,
     },
 }

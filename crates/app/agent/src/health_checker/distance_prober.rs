@@ -151,7 +151,7 @@ impl DistanceProber {
     }
 }
 
-/// Why the control plane refused the last report; logged only when it changes.
+/// Reason why the control plane refused the last report; logged only when it changes.
 #[derive(Debug, Default)]
 struct LastRefusal(Option<(Code, String)>);
 

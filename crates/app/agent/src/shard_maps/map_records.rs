@@ -32,7 +32,7 @@ pub(super) struct Manifests {
     pub(super) regions: BTreeMap<Region, Manifest>,
 }
 
-/// Why tables cannot be built.
+/// Reason why tables cannot be built.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum BuildError {
     /// The map in the RIB is invalid.

@@ -52,7 +52,7 @@ pub(super) fn processor_time() -> Duration {
     Duration::new(time.tv_sec.unsigned_abs(), u32::try_from(time.tv_nsec).unwrap_or(0))
 }
 
-/// How long a core has been in use, in ticks.
+/// Time for which a core has been in use, in ticks.
 struct CoreTime {
     all: u64,
     idle: u64,

@@ -106,7 +106,7 @@ pub(crate) enum Kind {
     /// Watchers of the endpoints of services, and the revision that each has applied.
     #[value(alias = "watcher")]
     Watchers,
-    /// Which programs may have the identity of a service.
+    /// Programs that may have the identity of a service.
     #[value(alias = "workload")]
     Workloads,
     /// Who may call which service.
@@ -272,7 +272,7 @@ async fn listing(connection: &Connection, args: &GetArgs, view: &View) -> Result
     })
 }
 
-/// Why the list of a service may be empty, if known.
+/// Reason why the list of a service may be empty, if known.
 fn why_empty(kind: Kind, name: &ServiceName, one: &ServiceView) -> Option<String> {
     match kind {
         Kind::Policies => Some(format!(
@@ -289,7 +289,7 @@ fn why_empty(kind: Kind, name: &ServiceName, one: &ServiceView) -> Option<String
     }
 }
 
-/// Why the list of all services may be empty, if known.
+/// Reason why the list of all services may be empty, if known.
 fn why_all_empty(kind: Kind, view: &View) -> Option<String> {
     let checked = || view.services.values().any(|one| one.effective_policy().health_check.is_some());
     (kind == Kind::Health && !checked())

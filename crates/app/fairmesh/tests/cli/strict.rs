@@ -1,4 +1,4 @@
-//! Plaintext endpoints in a mesh with a trust domain: an intruder's endpoint gets no call, whatever its record says.
+//! Plaintext endpoints in a mesh with a trust domain: an intruder's endpoint gets no call, regardless of its record.
 
 use std::{
     io::{Read as _, Write as _},

@@ -12,9 +12,9 @@ use crate::harness::{Kind, Load, PATIENCE, Process, Spec, World, beside_others};
 /// Events observed from outside while a server stops.
 #[derive(Debug, Default)]
 struct Order {
-    /// When the control plane first listed the server as draining.
+    /// Time at which the control plane first listed the server as draining.
     told: Option<Instant>,
-    /// When the server first refused a connection.
+    /// Time at which the server first refused a connection.
     closed: Option<Instant>,
 }
 

@@ -98,7 +98,7 @@ pub struct Judgement {
 }
 
 impl Judgement {
-    /// How a region's verdicts are treated; `None` if at most half of its power is in doubt.
+    /// Treatment of a region's verdicts; `None` if at most half of the region's power is in doubt.
     pub fn standing(&self, region: &Region) -> Option<Standing> {
         self.contested.iter().find(|(contested, _)| contested == region).map(|(_, standing)| *standing)
     }

@@ -5,14 +5,14 @@ use crate::{AddressPrefix, Invalid, Label, PathMatch, SpiffeId, SpiffePath, rout
 
 /// Maximum number of rules in a policy.
 const MAX_RULES: usize = 200;
-/// Maximum number of callers, methods or paths of a rule, and of intermediaries.
+/// Maximum number of callers, methods or paths in a rule, and of intermediaries in a policy.
 const MAX_CONDITIONS: usize = 256;
 /// Maximum length of a text in a rule, in bytes.
 pub(super) const MAX_TEXT: usize = 1024;
 /// The scheme of full ids.
 const SCHEME: &str = "spiffe://";
 
-/// Which callers may use a service. The service's servers enforce it.
+/// Authorization rules: the callers that may use a service. The service's servers enforce them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Authorization {
     /// How calls that no rule allows are handled.

@@ -7,7 +7,7 @@ use crate::{Invalid, route::is_token};
 const MAX_WHEN: usize = 32;
 /// Maximum number of issuers whose tokens a service accepts.
 const MAX_ACCEPTED: usize = 16;
-/// Maximum number of values of a condition, and of audiences of an issuer.
+/// Maximum number of values in a condition, and of audiences that an issuer may have.
 const MAX_VALUES: usize = 256;
 /// Maximum number of nested names in the path of a claim.
 const MAX_DEPTH: usize = 4;
@@ -33,7 +33,7 @@ pub struct Condition {
     pub values: Vec<ValueMatch>,
 }
 
-/// What a condition compares.
+/// The property of a call that a condition compares.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ConditionSubject {
     /// A claim of the verified token, as the path of nested names from the outermost; 1 to 4 names.

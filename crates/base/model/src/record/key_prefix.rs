@@ -104,7 +104,7 @@ impl Prefix {
         Self("/g/gateway-quotas/".into())
     }
 
-    /// Prefix of the policy defaults of all tenants and of the mesh.
+    /// Prefix of the policy defaults, for all tenants and the mesh.
     pub fn policy_defaults() -> Self {
         Self("/g/policy-defaults/".into())
     }

@@ -9,9 +9,9 @@ use super::Prefix;
 pub struct KindRules {
     /// Whether earlier values are stored.
     pub history: KindHistory,
-    /// Which callers may read the records.
+    /// Callers that may read the records.
     pub readers: Readers,
-    /// Which callers may write the records.
+    /// Callers that may write the records.
     pub writers: Writers,
     /// Whether the records are configuration, which `Admin/Apply` writes.
     pub is_applied: bool,
@@ -33,7 +33,7 @@ pub enum KindHistory {
     No,
 }
 
-/// Which callers may read the records of a kind, besides callers that may view everything.
+/// Callers that may read the records of a kind, besides callers that may view everything.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Readers {
     /// Every caller with an identity. Routers need these records, or the records explain routing.
@@ -44,7 +44,7 @@ pub enum Readers {
     Viewers,
 }
 
-/// Which callers may write the records of a kind.
+/// Callers that may write the records of a kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Writers {
     /// Operators of the tenant.
@@ -57,7 +57,7 @@ pub enum Writers {
     Admins,
 }
 
-/// Where the audit log lists writes of a kind.
+/// Place of the writes of a kind in the audit log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Audit {
     /// Listed among changes of configuration, roles and identities.

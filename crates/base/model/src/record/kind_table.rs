@@ -54,7 +54,7 @@ macro_rules! record_kinds {
                     history: Kept("workloads"), readers: Viewers, writers: Delegates, is_applied: true,
                     audit: Security, list: Workloads
                 }
-                /// Which callers may use a service. Routers and servers do not read this record, since the policy has
+                /// Callers that may use a service. Routers and servers do not read this record, since the policy has
                 /// a copy.
                 Authorization at "authorizations" => Authorization(Authorization) {
                     history: Kept("authorizations"), readers: Viewers, writers: Authorizers, is_applied: true,

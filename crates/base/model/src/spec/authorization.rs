@@ -8,7 +8,7 @@ use crate::{
     Invalid, ServiceName,
 };
 
-/// Which callers may use a service.
+/// Callers that may use a service.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]

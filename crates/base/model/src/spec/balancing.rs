@@ -42,10 +42,10 @@ pub struct ScoreSpec {
     /// Age at which a report has half its weight, such as `5s`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub half_life: Option<String>,
-    /// Assumed load of a new endpoint, as a percentage of the mean load of the others.
+    /// Assumed load of a new endpoint, in percent of the mean load of the others.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub warm_up: Option<u32>,
-    /// How fast shares follow reported utilisation, in percent per second.
+    /// Speed at which shares follow reported utilisation, in percent per second.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gain: Option<u32>,
     /// The largest factor by which reported utilisation may change an endpoint's capacity.

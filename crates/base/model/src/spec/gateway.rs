@@ -58,7 +58,7 @@ pub struct GatewayQuotaSpec {
     /// Maximum number of routes in all of the tenant's policies together.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub routes: Option<u32>,
-    /// Maximum number of backends of all of the tenant's services together.
+    /// Maximum number of backends for all services of the tenant together.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub backends: Option<u32>,
 }

@@ -54,7 +54,7 @@ pub struct PolicySpec {
     /// How calls are divided among regions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub traffic: Option<TrafficSpec>,
-    /// Which callers may use the service.
+    /// Callers that may use the service.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub authorization: Option<AuthorizationSpec>,
     /// `strict` or `permissive`: whether endpoints with mutual TLS also accept plaintext.

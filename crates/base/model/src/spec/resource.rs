@@ -30,9 +30,9 @@ pub enum Resource {
     ShardMap(ServiceName, ShardMap),
     /// Endpoints of a service.
     Endpoints(ServiceName, Vec<Endpoint>),
-    /// Which programs may have the identity of a service.
+    /// Programs that may have the identity of a service.
     Workload(ServiceName, WorkloadEntry),
-    /// Which callers may use a service.
+    /// Callers that may use a service.
     ServiceAuthorization(ServiceName, Authorization),
     /// The default for services without rules.
     Authorization(DefaultAuthorization),

@@ -72,12 +72,12 @@ pub struct RouteSpec {
     /// Where the split key is read. Calls with equal split keys go to the same backend of the split.
     #[serde(default, skip_serializing_if = "KeySpecs::is_empty")]
     pub split_key: KeySpecs,
-    /// What happens to calls that draw a backend without endpoints; `fail` by default.
+    /// Treatment of calls that draw a backend without endpoints; `fail` by default.
     #[serde(default, skip_serializing_if = "is_default")]
     pub when_empty: WhenEmptySpec,
 }
 
-/// What happens to calls that draw a backend of a split without endpoints.
+/// Treatment of calls for which a split draws a backend without endpoints.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]

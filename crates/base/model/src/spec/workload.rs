@@ -3,7 +3,7 @@ use serde::{Deserialize, Serialize};
 use super::value_text::read;
 use crate::{Invalid, ProgramSelector, ServiceName, WorkloadEntry};
 
-/// Which programs may have the identity of a service.
+/// Programs that may have the identity of a service.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
@@ -13,7 +13,7 @@ pub struct WorkloadSpec {
     /// Names of the agents that may vouch for the service. By default all agents that may vouch for its tenant.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub agents: Vec<String>,
-    /// Selectors of programs. A program of another user than the agent's must match one of them.
+    /// Selectors of programs. A program that another user than the agent's runs must match one of them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub programs: Vec<ProgramSpec>,
 }

@@ -8,7 +8,7 @@ const UNKNOWN: &str = "(unknown)";
 const OTHER: &str = "(other)";
 const IDLE: &str = "(idle)";
 
-/// How the CPU of a service is attributed. Each of the two ways adds up to the whole CPU.
+/// Method by which the CPU of a service is attributed. With each of the two, the parts add up to the whole CPU.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum CpuBy {
     /// To the calling services.
@@ -31,7 +31,7 @@ pub enum CpuUser {
     Idle,
 }
 
-/// What an amount of CPU is attributed to.
+/// The calls to which an amount of CPU is attributed.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct CpuPath {
     /// The service whose servers used the CPU.

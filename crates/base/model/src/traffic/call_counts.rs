@@ -69,7 +69,7 @@ pub enum ResponseClass {
     GrpcError,
 }
 
-/// Why a call had no response from its service.
+/// Reason why a call had no response from its service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CallFault {
     /// Unknown, because a caller of a lookaside made the call or because a later release sent another fault.

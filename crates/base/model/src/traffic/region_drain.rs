@@ -5,7 +5,8 @@ use crate::{Invalid, Share};
 /// Maximum duration of a drain.
 const MAX_DRAIN: Duration = Duration::from_secs(24 * 3_600);
 
-/// Progress of a drain of a whole region, or of its return. A control plane can continue from this record alone.
+/// Progress of draining a whole region, or of returning its calls. A control plane can continue from this record
+/// alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RegionDrain {
     /// Share of the calls from its own callers that the region still serves. Below 100 %, calls from other regions do
@@ -51,8 +52,8 @@ impl RegionDrain {
         if self.returns { kept } else { Self::STEPS.saturating_sub(self.keep.millionths().div_ceil(step)) }
     }
 
-    /// When the drain completes if nothing delays it, in milliseconds since 1970; `None` if each step begins as soon
-    /// as reports confirm the previous one.
+    /// Time at which the drain completes if nothing delays it, in milliseconds since 1970; `None` if each step begins
+    /// as soon as reports confirm the previous one.
     pub fn due_at_ms(&self) -> Option<u64> {
         let over = u64::try_from(self.over.as_millis()).unwrap_or(u64::MAX);
         (over > 0).then(|| self.began_at_ms.saturating_add(over))

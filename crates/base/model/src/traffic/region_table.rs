@@ -70,7 +70,7 @@ pub struct RegionShares {
     pub dropped: Share,
 }
 
-/// How far a table is still applied, given its age.
+/// Extent to which a table is still applied, given its age.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TableForce {
     /// Applied completely: confirmed recently, or written by hand.

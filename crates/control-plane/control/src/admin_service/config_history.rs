@@ -89,7 +89,7 @@ fn last_number(keys: &[Arc<str>]) -> Option<u64> {
     })
 }
 
-/// Why a rollback is not possible.
+/// Reason why a rollback is not possible.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum MissingValue {
     #[error("{0} has no earlier value to roll back to")]

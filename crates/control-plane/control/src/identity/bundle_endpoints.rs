@@ -36,7 +36,7 @@ struct FollowedEndpoint {
     newest: NewestDocument,
     /// Fetched roots that are not yet recorded.
     unrecorded: Option<TrustBundle>,
-    /// Why the last document was not used.
+    /// Reason why the last document was not used.
     problem: Option<String>,
 }
 

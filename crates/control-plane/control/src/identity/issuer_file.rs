@@ -21,7 +21,7 @@ const FILE: &str = "ca/issuer.key";
 pub(crate) struct IssuerFileController {
     issuer: Arc<CertificateIssuer>,
     node: Node,
-    /// Why the current content of the file is not used. Each content is tried only once.
+    /// Reason why the current content of the file is not used. Each content is tried only once.
     unused: Option<String>,
 }
 

@@ -57,7 +57,7 @@ pub(crate) struct RevocationController {
 pub(crate) struct RevocationFacts {
     revision: Option<u64>,
     in_force: Option<u64>,
-    /// Why the record cannot be read.
+    /// Reason why the record cannot be read.
     problem: Option<String>,
 }
 

@@ -39,7 +39,7 @@ struct FollowedIssuer {
     due: Instant,
     /// The keys fetched last. The record may not have them yet.
     keys: Option<Vec<u8>>,
-    /// Why the last document was not used.
+    /// Reason why the last document was not used.
     problem: Option<String>,
 }
 

@@ -29,7 +29,7 @@ use super::{HistoryError, convert};
 /// Maximum total size of keys and values, in bytes. Above it the oldest entries are deleted: minutes before
 /// hours before days.
 const MAX_BYTES: usize = 128 << 20;
-/// Maximum number of instances in one part of a minute, which limits the size of a value.
+/// Maximum number of instances that one part of a minute holds. It limits the size of a value.
 const MAX_INSTANCES_PER_PART: usize = 1_000;
 /// Maximum number of keys deleted by one batch.
 const MAX_DELETES: usize = 1_000;

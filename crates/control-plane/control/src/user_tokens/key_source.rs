@@ -55,7 +55,7 @@ struct FileState {
     inode: u64,
 }
 
-/// Why the keys cannot be read.
+/// Reason why the keys cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum KeysError {
     #[error("{}: {source}; give a JWKS as JSON", path.display())]
@@ -68,7 +68,7 @@ pub(super) enum KeysError {
     Document { location: String, problem: JwksError },
 }
 
-/// Why there is no key to verify a token.
+/// Reason why there is no key to verify a token.
 #[derive(Debug)]
 pub(super) enum NoKey {
     /// The issuer has no key with this id.

@@ -40,7 +40,7 @@ struct Penalty {
     ejected_until: AtomicU64,
     /// End of the ejection for failed responses, in the future or past.
     failing_until: AtomicU64,
-    /// When the endpoint has its full share again.
+    /// Time at which the endpoint has its full share again.
     ramp_end: AtomicU64,
 }
 

@@ -10,7 +10,7 @@ const CALLS_BITS: u32 = 20;
 const STREAM: u32 = 1 << CALLS_BITS;
 const MAX_STREAMS: u32 = u32::MAX >> CALLS_BITS;
 
-/// How far in the future a report may be dated: one half-life, in ticks.
+/// Maximum lead of a report's time over the present, in ticks: one half-life.
 const MAX_SKEW: u32 = 1 << 8;
 
 /// The data of one endpoint that a pick reads: 16 bytes, so that four endpoints share a cache line.

@@ -8,7 +8,8 @@ use std::sync::{
 
 use crate::{EndpointStats, LoadReport, ReceivedReport};
 
-/// How long a measured round trip is valid, and the length of the windows over which minima are taken, in nanoseconds.
+/// Time for which a measured round trip is valid, and the length of the windows over which minima are taken, in
+/// nanoseconds.
 const ROUND_TRIP_WINDOW: u64 = 60_000_000_000;
 
 /// Round trip and polling state of a server (ServiceRouter §3.4.3). All times are nanoseconds of the clock.
@@ -19,11 +20,11 @@ pub struct PollState {
     /// Minimum round-trip time of the previous window.
     previous_min: AtomicU64,
     window_start: AtomicU64,
-    /// When the last response to a poll arrived; 0 before the first.
+    /// Time at which the last response to a poll arrived; 0 before the first.
     last_response: AtomicU64,
-    /// When the last polled report arrived; 0 before the first.
+    /// Time at which the last polled report arrived; 0 before the first.
     polled_at: AtomicU64,
-    /// When the server may be polled again.
+    /// Time at which the server may be polled again.
     suspended_until: AtomicU64,
     in_flight: AtomicBool,
 }

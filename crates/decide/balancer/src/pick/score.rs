@@ -4,7 +4,7 @@ use super::{
 };
 use crate::endpoint_stats::HotStats;
 
-/// Fractional bits of a score: the sum of those of a load and of a cost.
+/// Number of fractional bits in a score: those of a load plus those of a cost.
 pub const SCORE_BITS: u32 = LoadEstimate::BITS + LoadEstimate::COST_BITS;
 /// Maximum cost of the next call. With this limit, the worse of two idle endpoints keeps some of the calls for which it
 /// is drawn first, so that new reports from it arrive.

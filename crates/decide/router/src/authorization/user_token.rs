@@ -17,7 +17,7 @@ pub struct UserToken {
     pub issuer: String,
     /// The audiences for which the token was issued (`aud`).
     pub audiences: Vec<String>,
-    /// How long the token remains valid after its verification.
+    /// Time for which the token remains valid after its verification.
     pub valid_for: Duration,
     /// All claims by name.
     pub claims: BTreeMap<String, ClaimValue>,
@@ -32,7 +32,7 @@ pub enum ClaimValue {
     Object(BTreeMap<String, ClaimValue>),
 }
 
-/// Why a token is not accepted, or cannot be verified. The texts contain nothing from the token.
+/// Reason why a token is not accepted, or cannot be verified. The texts contain nothing from the token.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TokenRefusal {
     /// The keys of issuers are not known yet.

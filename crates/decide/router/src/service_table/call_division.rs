@@ -15,7 +15,8 @@ use super::{
 };
 use crate::{EndpointPick, PickError, decision_trace::DecisionTracer};
 
-/// Salt that makes the ring of a key independent of its endpoint: the bytes of `rings`.
+/// Salt for choosing the ring by the call's key, so that the choice is independent of the endpoint's: the bytes of
+/// `rings`.
 const KEY_SALT: u64 = 0x0072_696e_6773;
 
 /// How calls are divided.

@@ -12,7 +12,8 @@ use super::{
 };
 use crate::{EndpointPick, decision_trace::DecisionTracer};
 
-/// Salt that makes the draw whether a call stays independent of other uses of the seed: the bytes of `stays`.
+/// Salt for drawing whether a call stays, so that the draw is independent of other uses of the seed: the bytes of
+/// `stays`.
 const STAY_SALT: u64 = 0x0073_7461_7973;
 
 impl ServiceTable {

@@ -8,7 +8,8 @@ use fairmesh_model::{
 
 use super::{Hashed, Tier, zones::CompiledZones};
 
-/// Salt that makes the region draws of a call independent of other uses of the seed: the bytes of `region`.
+/// Salt for drawing a call's region, so that the draw is independent of other uses of the seed: the bytes of
+/// `region`.
 const DRAW_SALT: u64 = 0x7265_6769_6f6e;
 
 /// The compiled table for the caller's region: the regions that share calls, with their endpoints.

@@ -31,7 +31,7 @@ const CLIENT: u64 = 0x0123_4567_89ab_cdef;
 /// A confirmation for tables. Their age is 0 unless a fleet sets another.
 const CONFIRMED: TableOrigin = TableOrigin::Planned(Confirmation { round: 1, at_ms: 0 });
 const CLIENT_ID: &str = "host-1/web";
-/// When tables are compiled, in nanoseconds.
+/// Time at which tables are compiled, in nanoseconds.
 const NOW: u64 = 1_000_000_000;
 
 fn read<T: serde::de::DeserializeOwned>(document: &Value) -> T {

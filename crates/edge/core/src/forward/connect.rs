@@ -27,7 +27,7 @@ use crate::{
 /// Value of `allow` when CONNECT is refused: the methods that are allowed everywhere (RFC 9110 10.2.1).
 const ALLOWED: HeaderValue = HeaderValue::from_static("GET, HEAD, POST, PUT, DELETE, OPTIONS, TRACE, PATCH");
 
-/// Why a tunnel was refused, other than a fault of the service.
+/// Reason why a tunnel was refused, other than a fault of the service.
 enum TunnelRefusal {
     /// The target has no valid port.
     Malformed,

@@ -29,7 +29,7 @@ pub(crate) struct ConnectionParts<R, W> {
     pub(crate) read: BytesMut,
 }
 
-/// Why a connection failed.
+/// Reason why a connection failed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ConnectionError {
     #[error("invalid HTTP/1.1: {0}")]

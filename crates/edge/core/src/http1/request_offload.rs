@@ -32,7 +32,7 @@ pub trait Offload: Unpin {
     /// Notes that the connection is about to send `bytes` bytes; `None` if the number is unknown.
     fn note_sent(&mut self, bytes: Option<usize>);
 
-    /// When the sender's last call completed.
+    /// Time at which the sender's last call completed.
     fn last_completed(&self) -> Option<Instant>;
 
     /// Whether an idle connection may be closed. From `true` on, the sender takes no further request.

@@ -56,7 +56,7 @@ struct ConnectionState<H> {
     responses: StallMonitor<DrainableBody>,
 }
 
-/// Why the proxy closes a connection.
+/// Reason why the proxy closes a connection.
 enum CloseReason {
     /// No stream was open, or a header block was incomplete, for the idle timeout.
     NoRequest,
@@ -225,7 +225,7 @@ mod tests {
         lock(session).receive(&mut BytesMut::from(frames), Instant::now).unwrap();
     }
 
-    /// Why and after what time the connection closes; `None` if not within 100 idle timeouts.
+    /// Reason for which the connection closes, and the time until then; `None` if it stays open for 100 idle timeouts.
     async fn closed(session: &Shared) -> Option<(CloseReason, Duration)> {
         let begun = Instant::now();
         let reason = timeout(100 * IDLE, close_idle(session, IDLE)).await.ok()?;

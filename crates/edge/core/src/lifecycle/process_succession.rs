@@ -20,7 +20,7 @@ use crate::{
     shutdown::Shutdown,
 };
 
-/// Why a process cannot start or cannot replace the running process, which then continues.
+/// Reason why a process cannot start or cannot replace the running process, which then continues.
 #[derive(Debug, thiserror::Error)]
 pub enum SuccessionError {
     /// An address cannot be bound.
@@ -70,7 +70,7 @@ pub struct Stop {
     pub ready_within: Duration,
 }
 
-/// Why a process stopped accepting.
+/// Reason why a process stopped accepting.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ended {
     /// A successor serves its listeners.

@@ -24,7 +24,7 @@ const MAX_PATH: usize = 1024;
 pub struct Arrival {
     /// Address of the client.
     pub caller: SocketAddr,
-    /// When the request headers arrived.
+    /// Time at which the request headers arrived.
     pub began: Instant,
     /// Length of the body in bytes, if announced.
     pub length: Option<u64>,

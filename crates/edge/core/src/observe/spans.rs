@@ -26,7 +26,7 @@ const MAX_TRACESTATE: usize = 512;
 pub struct TraceConfig {
     /// Receiver of the spans.
     pub to: Collector,
-    /// Which requests are exported.
+    /// Sampler that selects the requests to export.
     pub sampler: Sampler,
     /// Further attributes of this process. They replace the built-in ones.
     pub resource: Vec<(String, String)>,

@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use fairmesh_calls::ServiceName;
 use fairmesh_model::{HostPort, Tenant};
 
-/// Why the host of a request names no service.
+/// Reason why the host of a request names no service.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum HostError {
     /// The request has no host.

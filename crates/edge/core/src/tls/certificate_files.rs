@@ -24,7 +24,7 @@ pub struct TlsFiles {
     pub key: Option<PathBuf>,
 }
 
-/// Why a certificate cannot be used.
+/// Reason why a certificate cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
     /// A file cannot be read.

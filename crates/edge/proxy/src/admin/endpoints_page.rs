@@ -26,7 +26,7 @@ struct EndpointRow {
     /// Seconds since the ejection began, and until it ends.
     ejected_seconds: Option<f64>,
     returns_in_seconds: Option<f64>,
-    /// When health checks found the endpoint unhealthy, in milliseconds since 1970.
+    /// Time at which health checks found the endpoint unhealthy, in milliseconds since 1970.
     unhealthy_since_ms: Option<u64>,
     nearest: bool,
     in_subset: bool,

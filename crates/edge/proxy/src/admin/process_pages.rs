@@ -132,7 +132,7 @@ struct ConfigPage<'a> {
 #[serde(rename_all = "camelCase")]
 struct KeyServerStatus {
     key: String,
-    /// Why the key server cannot sign at present.
+    /// Reason why the key server cannot sign at present.
     #[serde(skip_serializing_if = "Option::is_none")]
     problem: Option<String>,
 }

@@ -25,7 +25,7 @@ use crate::kernel::{
     response_relay::{MAX_RESPONSE, relay},
 };
 
-/// How long a connection stays open without requests.
+/// Time for which a connection stays open without requests.
 pub(super) const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Maximum time after a response within which a server that closes the connection is marked: it closes every

@@ -33,7 +33,7 @@ pub(super) struct ServiceConnections {
 pub(super) struct PublishedEndpoint {
     pub(super) endpoint: ExportedEndpoint,
     pub(super) slots: Arc<EndpointSlots>,
-    /// When the endpoint was published, by the programs' clock.
+    /// Time at which the endpoint was published, by the programs' clock.
     pub(super) published_at: Duration,
     connections: Arc<ServiceConnections>,
     /// Whether a connection is being opened.

@@ -21,7 +21,7 @@ use tokio::{
 
 use crate::kernel::{attached_maps::KernelRequest, caller::add_sent};
 
-/// How long a caller may pause while it reads the rest of a response.
+/// Time for which a caller may pause while it reads the rest of a response.
 const REST_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A caller whose connection is served.

@@ -61,7 +61,7 @@ pub enum ListenerKind {
     Kernel {
         /// Refuses traffic that is not to services.
         only_services: bool,
-        /// Where the maps of the programs are pinned.
+        /// Directory in which the maps of the eBPF programs are pinned.
         pins: PathBuf,
     },
 }

@@ -15,7 +15,7 @@ use crate::{
     fault::{Fault, FaultKind},
 };
 
-/// Why no attempt can begin. Boxed, so that the common result is returned in registers.
+/// Reason why no attempt can begin. Boxed, so that the common result is returned in registers.
 #[derive(Debug)]
 pub enum Unresolved<T> {
     /// The state of this service may change soon: the caller must wait for a newer one.

@@ -63,10 +63,10 @@ pub(super) struct PendingAttempt {
     pub(super) picked: EndpointPick,
     pub(super) clock: Clock,
     pub(super) outcome: Outcome,
-    /// When the outcome became known, in nanoseconds of the clock. The clock is read only once per attempt, because
-    /// reading it costs as much as a pick.
+    /// Time at which the outcome became known, in nanoseconds of the clock. The clock is read only once per attempt,
+    /// because reading it costs as much as a pick.
     pub(super) ended_at: u64,
-    /// Where the end of the attempt is counted for traffic reports.
+    /// Counters for the end of the attempt in traffic reports.
     pub(super) reported: Option<ReportedAttempt>,
 }
 
@@ -74,7 +74,7 @@ pub(super) struct PendingAttempt {
 #[derive(Debug)]
 pub(super) struct ReportedAttempt {
     pub(super) counters: Arc<CallCounters>,
-    /// When the attempt was decided, in nanoseconds of the clock.
+    /// Time at which the attempt was decided, in nanoseconds of the clock.
     pub(super) began: u64,
 }
 

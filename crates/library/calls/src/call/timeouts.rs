@@ -83,8 +83,8 @@ impl<T: EndpointTransport> Call<'_, T> {
         self.timeouts.deadline != NEVER
     }
 
-    /// When a response that has begun is cut off, in nanoseconds of the clock: at the deadline, plus a grace period if
-    /// the deadline was also sent to the server.
+    /// Time at which a response that has begun is cut off, in nanoseconds of the clock: at the deadline, plus a grace
+    /// period if the deadline was also sent to the server.
     #[inline]
     pub fn ends(&self) -> u64 {
         self.timeouts.deadline.saturating_add(self.timeouts.grace)
@@ -120,7 +120,7 @@ impl<T: EndpointTransport> Call<'_, T> {
         if self.has_deadline() { self.left(now) } else { DEFAULT_READY_TIMEOUT }
     }
 
-    /// When an attempt that begins now must have its response headers, in nanoseconds of the clock.
+    /// Time at which an attempt that begins now must have its response headers, in nanoseconds of the clock.
     #[inline]
     pub fn attempt_ends(&self, now: u64) -> u64 {
         let longest = self.actions.as_ref().and_then(|actions| actions.attempt_timeout());

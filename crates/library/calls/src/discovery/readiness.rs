@@ -35,7 +35,7 @@ pub(crate) async fn wait_ready<T>(
     tokio::time::timeout(timeout, wait).await.unwrap_or_else(|_| Err(unknown_state_fault(subscription)))
 }
 
-/// Why calls to a service in this state fail; `None` if they succeed or may succeed soon.
+/// Reason why calls to a service in this state fail; `None` if they succeed or may succeed soon.
 pub fn state_fault<T>(service: &Subscription<T>, state: &ServiceState<T>) -> Option<Fault> {
     let name = service.name();
     match state {

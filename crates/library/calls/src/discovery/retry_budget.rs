@@ -19,7 +19,7 @@ pub struct RetryBudget {
     deposited: AtomicI64,
     /// Remaining floor, in thousandths of a retry; refilled over time.
     floor: AtomicI64,
-    /// When the floor was last refilled, in nanoseconds of the caller's clock.
+    /// Time at which the floor was last refilled, in nanoseconds of the caller's clock.
     refilled: AtomicU64,
     attempts: AtomicU32,
     percent: AtomicU32,

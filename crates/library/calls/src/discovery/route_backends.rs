@@ -49,7 +49,7 @@ impl RouteBackend {
 impl RouteBackendIndex {
     /// Number used for pairs beyond the maximum.
     pub const OTHER: Self = Self(MAX_ROUTE_BACKENDS + 1);
-    /// How many numbers there are.
+    /// Number of different values.
     pub const COUNT: usize = MAX_ROUTE_BACKENDS as usize + 2;
 
     /// All numbers.

@@ -14,10 +14,10 @@ use crate::{
 /// An attempt that has begun.
 pub(super) struct Attempt {
     pub(super) pool: Arc<EndpointPool>,
-    /// When the attempt was decided, in nanoseconds of the clock.
+    /// Time at which the attempt was decided, in nanoseconds of the clock.
     pub(super) began: u64,
-    /// When the attempt was decided, in nanoseconds of the clock. Set only if the attempt claimed the next round of
-    /// load polling.
+    /// Time at which the attempt was decided, in nanoseconds of the clock. Set only if the attempt claimed the next
+    /// round of load polling.
     polls_load_since: Option<u64>,
 }
 

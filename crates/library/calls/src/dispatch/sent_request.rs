@@ -61,7 +61,7 @@ impl SentRequest {
         Self { has_body: false, ..self }
     }
 
-    /// When the request was sent.
+    /// Time at which the request was sent.
     pub fn began(&self) -> Instant {
         self.began
     }

@@ -15,12 +15,12 @@ pub struct Freshness {
     pub address: Option<Address>,
     /// Location of this program as reported by the agent.
     pub location: Option<Location>,
-    /// Why there is no connection.
+    /// Reason why there is no connection.
     pub error: Option<String>,
 }
 
 impl Freshness {
-    /// Why the program still waits for its first records.
+    /// Reason why the program still waits for its first records.
     pub(crate) fn lack(&self) -> String {
         let from =
             self.address.as_ref().map_or_else(|| "no agent or control plane".to_owned(), ToString::to_string);

@@ -16,7 +16,7 @@ use crate::{
 /// Time after which a response that has kept its reader waiting counts as a stream. Servers use the same time.
 const STREAM_AFTER: Duration = Duration::from_secs(1);
 
-/// Why a response is cut off.
+/// Reason why a response is cut off.
 pub(super) enum BodyTimeout {
     /// The deadline has passed.
     Deadline,
@@ -47,7 +47,7 @@ pub(crate) struct AttemptGuard {
     ended: bool,
     /// Number of attempts of the call. A small type, since bodies are moved.
     attempts: u16,
-    /// Where the bytes of the body are counted for traffic reports.
+    /// Counters for the bytes of the body in traffic reports.
     reported: Option<Arc<CallCounters>>,
     /// Whether the gRPC status is still to come and must be counted for traffic reports.
     awaits_status: bool,
@@ -156,7 +156,7 @@ impl AttemptGuard {
         self.is_started && !self.ended && self.deadline <= Instant::now()
     }
 
-    /// When the response is cut off; `None` for a call without a deadline.
+    /// Time at which the response is cut off; `None` for a call without a deadline.
     pub(super) fn deadline(&self) -> Option<Instant> {
         self.has_deadline.then_some(self.deadline)
     }

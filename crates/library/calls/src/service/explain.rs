@@ -67,7 +67,7 @@ impl ServiceHandle {
         }
     }
 
-    /// Number of endpoints that this client avoids because of the outcomes of its calls.
+    /// Number of endpoints that this client avoids because calls to them failed.
     pub fn ejected_endpoints(&self) -> usize {
         match &*self.inner.subscription.state() {
             ServiceState::Ready(ready) => ready.upstream.ejected(self.inner.mesh.clock.now()),

@@ -36,7 +36,7 @@ use crate::{
     server::{Server, serve, text},
 };
 
-/// How long servers work on a request: many round trips on this machine, however busy it is.
+/// Time for which servers work on a request: many round trips on this machine, however busy it is.
 const WORK: Duration = Duration::from_millis(40);
 
 /// A server behind the layer, which counts calls and polls.

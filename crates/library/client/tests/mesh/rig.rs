@@ -43,7 +43,7 @@ struct Agent {
     refusal: Refusal,
 }
 
-/// Why the agent refuses to serve; `None` while it serves.
+/// Reason why the agent refuses to serve; `None` while it serves.
 type Refusal = Arc<Mutex<Option<String>>>;
 
 impl ServedRib for Agent {

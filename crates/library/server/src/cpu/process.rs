@@ -2,7 +2,8 @@
 
 use std::{collections::BTreeSet, fs, ops::RangeInclusive, path::Path, thread::available_parallelism};
 
-/// Microseconds per clock tick. Linux reports 100 ticks per second to programs, whatever its own timer frequency.
+/// Microseconds per clock tick. Linux reports 100 ticks per second to programs, regardless of its own timer
+/// frequency.
 const TICK_US: u64 = 10_000;
 
 /// Maximum number of processes of one program that are read.

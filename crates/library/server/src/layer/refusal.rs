@@ -12,7 +12,7 @@ use fairmesh_headers::{
     WRONG_SHARD,
 };
 
-/// Why the layer itself responds to a call.
+/// Reason why the layer itself responds to a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Refusal {
     /// Another server holds the key, according to this version of the shard map.

@@ -27,7 +27,7 @@ const CALL_TIMEOUT: Duration = Duration::from_secs(5);
 /// Time for which an endpoint that is registered late waits for its policy.
 const POLICY_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Why a request to the registry failed.
+/// Reason why a request to the registry failed.
 #[derive(Debug, thiserror::Error)]
 pub enum RegistryError {
     /// Neither agent nor control plane accepted the connection.

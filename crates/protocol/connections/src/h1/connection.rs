@@ -246,7 +246,7 @@ impl<I> Connection<I> {
         matches!(&self.io, Io::Reading(_, sending, _) if !sending.0.is_finished())
     }
 
-    /// Time of the last progress of the request, if a task is sending the rest of it.
+    /// Time at which the request last progressed, if a task is sending the rest of it.
     pub(super) fn last_moved(&self) -> Option<Instant> {
         match &self.io {
             Io::Whole(_) => None,

@@ -26,7 +26,7 @@ pub(super) struct Upload {
     pieces: u64,
 }
 
-/// Why an upload failed.
+/// Reason why an upload failed.
 pub(super) enum UploadError {
     /// The caller's body failed.
     Body(BoxError),

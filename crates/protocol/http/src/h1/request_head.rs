@@ -27,7 +27,7 @@ pub struct ReceivedRequest {
     pub may_switch: bool,
 }
 
-/// Why received bytes are not a request to serve.
+/// Reason why received bytes are not a request to serve.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RequestError {
     /// The bytes are the client preface of HTTP/2; none were consumed.

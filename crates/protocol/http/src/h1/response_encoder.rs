@@ -53,7 +53,7 @@ impl ResponseContext {
         if self.is_connect { status.is_success() } else { status == StatusCode::SWITCHING_PROTOCOLS }
     }
 
-    /// Whether the response has no body, whatever its headers say (RFC 9110 6.4.1).
+    /// Whether the response has no body, regardless of its headers (RFC 9110 6.4.1).
     fn is_bodiless(self, status: StatusCode) -> bool {
         status.is_informational()
             || matches!(status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED)

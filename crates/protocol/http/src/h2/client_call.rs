@@ -26,7 +26,7 @@ pub struct Call<B> {
 /// The response, with the rest of the upload if the server responded before the end of the request.
 pub type CallResponse<B> = (Response<ResponseBody>, Option<Upload<B>>);
 
-/// Why a call has no response.
+/// Reason why a call has no response.
 #[derive(Debug)]
 pub enum CallError<E> {
     /// The stream failed.

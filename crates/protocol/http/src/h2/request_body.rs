@@ -36,7 +36,7 @@ enum State {
 struct Streaming {
     session: Shared,
     stream: u32,
-    /// Before the first poll the body is never at its end, whatever was received.
+    /// Before the first poll, the body is never at its end, even if everything was received.
     was_polled: bool,
 }
 

@@ -46,7 +46,7 @@ pub struct ServerConnection<I, S, F, B> {
     state: State,
 }
 
-/// Why a connection ended with an error.
+/// Reason why a connection ended with an error.
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectionError {
     /// The transport failed.

@@ -4,7 +4,7 @@ use std::io;
 
 use super::{Reason, Violation};
 
-/// Why a message is incomplete.
+/// Reason why a message is incomplete.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StreamError {
     /// The peer reset the stream.

@@ -132,7 +132,7 @@ impl Name {
 }
 
 impl Entry {
-    /// An entry for a valid field.
+    /// Creates an entry for a valid field.
     pub(super) const fn of(field: Field) -> Self {
         Self { field, name: None }
     }

@@ -103,7 +103,7 @@ impl Connection {
         }
     }
 
-    /// How this process opens connections.
+    /// The transport by which this process opens connections.
     pub fn transport(&self) -> &Transport {
         &self.transport
     }
@@ -196,7 +196,7 @@ impl Connection {
     }
 }
 
-/// Why a connection failed.
+/// Reason why a connection failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
     /// No connection to the address was established within [`crate::transport::CONNECT_TIMEOUT`].
@@ -322,7 +322,7 @@ fn is_not_grpc(status: &Status) -> bool {
         .any(|part| status.message().contains(part))
 }
 
-/// Why there was no hello, for display. The status itself quotes internals of libraries.
+/// Reason why there was no hello, for display. The status itself quotes internals of libraries.
 fn describe_no_hello(status: &Status) -> String {
     const TLS: &str = "over TCP, a mesh with a trust domain accepts only processes with a certificate, which the agent of a \
                        machine gives";

@@ -16,7 +16,7 @@ use crate::lock_file;
 /// identity.
 const SOCKET_MODE: u32 = 0o666;
 
-/// Why listening on an address failed.
+/// Reason why listening on an address failed.
 #[derive(Debug, thiserror::Error)]
 pub enum BindError {
     /// Another process listens there.

@@ -15,7 +15,7 @@ use tokio::{net::TcpStream, time::Instant};
 
 /// Maximum number of remembered callers. Callers with open connections are kept first, then the most recent ones.
 const MAX_CALLERS: usize = 64;
-/// How long a caller is remembered after its last connection ended.
+/// Time for which a caller is remembered after its last connection ended.
 const RETENTION: Duration = Duration::from_secs(300);
 /// The first byte of TLS: the content type of handshake records (RFC 8446, section 5.1). No HTTP/1.1 or HTTP/2
 /// request begins with this byte.
@@ -38,7 +38,7 @@ pub struct PlaintextCaller {
     open: u64,
     /// Number that distinguishes this entry from an earlier, evicted entry for the same caller.
     number: u64,
-    /// When the last connection began or ended.
+    /// Time at which the last connection began or ended.
     last: Instant,
 }
 

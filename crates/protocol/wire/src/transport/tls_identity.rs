@@ -52,7 +52,7 @@ pub trait SecureStream: AsyncRead + AsyncWrite + fmt::Debug + Send + Sync + Unpi
 /// Prefix of the error of a failed handshake, before the reason. For display.
 pub const HANDSHAKE_FAILED: &str = "the TLS handshake failed";
 
-/// Why a process without an identity cannot verify statements.
+/// Reason why a process without an identity cannot verify statements.
 pub(super) const NO_TRUST: &str =
     "this process has no identity yet, and so no roots to verify the statement of the call with; retry";
 
@@ -87,7 +87,7 @@ pub trait TlsIdentity: fmt::Debug + Send + Sync {
         true
     }
 
-    /// Why there is no certificate yet, if known.
+    /// Reason why there is no certificate yet, if known.
     fn problem(&self) -> Option<String> {
         None
     }

@@ -38,7 +38,8 @@ enum Frame {
     Header([u8; FRAME_HEADER], usize),
     /// The padding length comes next; then `priority` bytes, and `length` bytes of header block and padding.
     Padding { priority: u32, length: u32 },
-    /// The remaining bytes of priority fields, of the header block, and of padding.
+    /// Inside a header block. The fields count what remains: bytes of priority fields, of the block itself, and of
+    /// padding.
     HeaderBlock { priority: u32, left: u32, padding: u32 },
 }
 

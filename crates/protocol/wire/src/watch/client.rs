@@ -25,7 +25,7 @@ use crate::{
 pub struct Watch<S = Socket> {
     framed: FramedSocket<S>,
     hello: Hello,
-    /// When the last unanswered probe was sent; `None` if every probe was answered.
+    /// Time at which the last unanswered probe was sent; `None` if every probe was answered.
     probed_at: Option<Instant>,
     timer: Pin<Box<Sleep>>,
 }

@@ -32,7 +32,7 @@ pub(super) struct FramedSocket<S> {
     read_buffer: BytesMut,
     write_queue: VecDeque<Bytes>,
     last_received: Instant,
-    /// When the incomplete frame began to arrive.
+    /// Time at which the incomplete frame began to arrive.
     partial_since: Option<Instant>,
     /// Time since which the socket has accepted no bytes of the queue.
     blocked_since: Option<Instant>,
@@ -69,7 +69,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> FramedSocket<S> {
         self.last_received
     }
 
-    /// When the incomplete frame began to arrive, if there is one.
+    /// Time at which the incomplete frame began to arrive, if there is one.
     pub(super) fn partial_since(&self) -> Option<Instant> {
         self.partial_since
     }

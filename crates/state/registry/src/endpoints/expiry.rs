@@ -9,7 +9,8 @@ use crate::{Registry, RegistryError, stored_records::StoredEndpoint};
 
 static LOST: LogLimiter = LogLimiter::new();
 
-/// Maximum number of endpoints marked in one batch. A batch of this size fits whatever the size of the labels.
+/// Maximum number of endpoints marked in one batch. A batch of this size fits into a write regardless of the size of
+/// the labels.
 pub(super) const EXPIRY_BATCH: usize = 100;
 /// Delay of a wake-up beyond which this process was suspended, so that renewals could not arrive either.
 const STALL: Duration = Duration::from_secs(1);

@@ -35,7 +35,7 @@ pub(super) struct FileState {
     /// Endpoints still to be registered. Dropped once registered, because a large fleet takes more memory here than
     /// as records.
     pub(super) due: Option<Arc<[Registration]>>,
-    /// Why the accepted content is invalid or could not be registered.
+    /// Reason why the accepted content is invalid or could not be registered.
     pub(super) error: Option<String>,
     /// The read error of the last scan.
     pub(super) read_error: Option<String>,

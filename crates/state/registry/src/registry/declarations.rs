@@ -20,7 +20,7 @@ use fairmesh_rib::wall_clock::now_ms;
 
 use crate::RegistryError;
 
-/// How long a declaration outlives the last endpoint: longer than a restart of a program.
+/// Time for which a declaration outlives the last endpoint: longer than a restart of a program.
 pub const DECLARATION_GRACE: Duration = Duration::from_secs(5 * 60);
 
 /// Interval between scans of declarations.

@@ -230,8 +230,8 @@ impl Caller {
     }
 }
 
-/// Returns the original caller of a call, whatever number of processes forwarded it: the signer of the statement, or
-/// the caller at the other end of the connection if there is no statement.
+/// Returns the original caller of a call, regardless of how many processes forwarded it: the signer of the statement,
+/// or the caller at the other end of the connection if there is no statement.
 fn maker(
     transport: Caller,
     call: CompleteCall<'_>,

@@ -14,7 +14,7 @@ use super::{COPY, Cache, CacheError, failed, file_format};
 /// Extension of files with a retired copy. They are separate files, because checkpoints apply only to followed
 /// copies.
 const RETIRED: &str = "retired";
-/// How long a retired copy is kept.
+/// Time for which a retired copy is kept.
 pub(super) const RETENTION: Duration = Duration::from_secs(24 * 3600);
 /// Maximum number of retired copies. Beyond it, the oldest are removed.
 const MAX_RETIRED: usize = 16_384;

@@ -19,7 +19,7 @@ pub struct AckBatcher {
     /// Whether any acknowledgement was sent. The first one is sent at once, because the upstream may be waiting for
     /// it after a reconnect.
     sent_any: bool,
-    /// When the delayed acknowledgement must be sent.
+    /// Time at which the delayed acknowledgement must be sent.
     due: Option<Instant>,
     /// Latest revision that the upstream asked to acknowledge.
     ack_requested: Option<Revision>,

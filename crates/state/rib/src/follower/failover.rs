@@ -22,7 +22,7 @@ const STAY_BACKOFF: Backoff = Backoff { first: Duration::from_secs(3), longest: 
 pub(super) struct Failover {
     /// Number of consecutive stale upstreams that were left.
     left: u32,
-    /// When to leave the upstream; `None` while it is current.
+    /// Time at which to leave the upstream; `None` while it is current.
     until: Option<Instant>,
 }
 

@@ -13,14 +13,14 @@ pub enum Freshness {
     Missing,
     /// There is a copy, which is no longer followed. It was `age` old at `at`.
     Held {
-        /// When the age was determined.
+        /// Time at which the age was determined.
         at: Instant,
         /// Age at `at`.
         age: Duration,
     },
     /// The upstream sends changes of the copy.
     Followed {
-        /// When the upstream reported its age.
+        /// Time at which the upstream reported its age.
         at: Instant,
         /// Age that the upstream reported for its own copy.
         age: Duration,

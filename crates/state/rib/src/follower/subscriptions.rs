@@ -33,7 +33,7 @@ struct Subscription {
     live: bool,
 }
 
-/// Why an upstream is no longer followed.
+/// Reason why an upstream is no longer followed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum StaleUpstream {
     #[error("it is at revision {offered}, behind revision {held} that was seen before; it will be retried")]

@@ -49,7 +49,7 @@ pub(super) struct FollowerTask<S> {
     retry: watch::Receiver<()>,
 }
 
-/// Why a connection ended or could not be established.
+/// Reason why a connection ended or could not be established.
 #[derive(Debug, thiserror::Error)]
 enum DisconnectReason {
     #[error("{0}")]

@@ -24,7 +24,7 @@ pub(super) struct DisconnectedWatchers {
     /// Ordered by time of disconnect.
     watchers: VecDeque<Disconnected>,
     prefixes: usize,
-    /// Until when watchers unknown to this node may still be disconnected.
+    /// Time until which watchers unknown to this node may still be disconnected.
     unknown_until: Option<Instant>,
 }
 

@@ -6,7 +6,7 @@ use tonic::{Code, ConnectError, Status};
 
 use crate::{StoreError, StoreLocation, WriteError};
 
-/// Why a call failed.
+/// Reason why a call failed.
 #[derive(Debug)]
 pub(super) enum CallError {
     /// No member accepted the call: nothing was applied, and another member may accept it.

@@ -41,7 +41,7 @@ pub(super) struct EtcdState {
     written: AtomicU64,
     /// Whether acquiring the lease writes the key `last`, instead of each batch, as in a partitioned store.
     pub(super) acquisition_writes_last: bool,
-    /// Why no more writes are possible.
+    /// Reason why no more writes are possible.
     fatal_error: OnceLock<String>,
 }
 

@@ -23,7 +23,7 @@ const PROBE_TIMEOUT: Duration = Duration::from_secs(3);
 pub(super) enum TxnOutcome {
     /// Written at this revision.
     Written(u64),
-    /// An expectation does not hold.
+    /// The batch was not written, because an expectation does not hold.
     Conflict(Conflict),
     /// The store was deleted or replaced by another store.
     StoreReplaced,

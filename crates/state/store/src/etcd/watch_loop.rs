@@ -13,7 +13,7 @@ use super::{
     watch_assembler::WatchAssembler,
 };
 
-/// Why a watch ended.
+/// Reason why a watch ended.
 enum WatchEnd {
     /// The connection, the member or the member's leader is lost.
     Lost(String),

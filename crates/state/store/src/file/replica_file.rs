@@ -39,7 +39,7 @@ const LOG: TableDefinition<'_, (u64, &str), ()> = TableDefinition::new("fairmesh
 pub struct ReplicaContents {
     /// Revision of the upstream that the file reflects.
     pub revision: Revision,
-    /// When the copy was last known to be current, to the millisecond.
+    /// Time at which the copy was last known to be current, to the millisecond.
     pub at: SystemTime,
     /// All entries, by ascending key.
     pub entries: Vec<(Arc<str>, Entry)>,
@@ -55,7 +55,7 @@ pub struct ReplicaContents {
 pub struct ReplicaUpdate {
     /// The new revision. If it belongs to another store, the update replaces the whole contents.
     pub revision: Revision,
-    /// When the copy was last known to be current.
+    /// Time at which the copy was last known to be current.
     pub at: SystemTime,
     /// Revision after which the upstream knows all changes. The file's log never reaches further back.
     pub floor: u64,

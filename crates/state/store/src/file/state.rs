@@ -25,9 +25,9 @@ pub(super) struct FileState {
     pub(super) commit_log: CommitLog,
     backend: OpenBackend,
     access: RwLock<Access>,
-    /// Why the writer thread ended.
+    /// Reason why the writer thread ended.
     fatal_error: OnceLock<String>,
-    /// Why the last write failed; `None` once a write succeeds.
+    /// Reason why the last write failed; `None` once a write succeeds.
     write_failure: Mutex<Option<String>>,
     /// Lock held while the file is written or verified.
     pub(super) writing: Mutex<()>,
@@ -90,7 +90,7 @@ impl FileState {
         self.write_failure.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Why no more writes are possible; `None` while the writer runs.
+    /// Reason why no more writes are possible; `None` while the writer runs.
     pub(super) fn fatal_error(&self) -> Option<&str> {
         self.fatal_error.get().map(String::as_str)
     }

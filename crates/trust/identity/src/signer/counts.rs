@@ -3,7 +3,7 @@ use std::{
     time::Duration,
 };
 
-/// Where a handshake was signed.
+/// The place at which a handshake was signed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SignedBy {
     /// In this process; no key server is configured.

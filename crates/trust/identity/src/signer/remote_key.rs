@@ -49,7 +49,7 @@ struct KeyServerState {
     problem: Mutex<Option<String>>,
 }
 
-/// Why a key server failed to sign.
+/// Reason why a key server failed to sign.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RemoteKeyError {
     /// The key server did not respond in time.

@@ -52,7 +52,7 @@ fn zone_shares(table: &RegionTable) -> impl Iterator<Item = (&Zone, &Zone, Share
     table.zones.iter().flat_map(|(from, to)| to.iter().map(move |(to, share)| (from, to, *share)))
 }
 
-/// Why a service has no tables, if known.
+/// Reason why a service has no tables, if known.
 pub(super) fn why_empty(name: &ServiceName, one: &ServiceView) -> Option<String> {
     let policy = one.effective_policy();
     let Some(traffic) = &policy.traffic else {

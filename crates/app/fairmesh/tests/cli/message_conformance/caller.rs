@@ -1,4 +1,4 @@
-//! Caller identity that a program behind `--inbound` or `register` receives, whatever the caller claims.
+//! Caller identity that a program behind `--inbound` or `register` receives, regardless of what the caller claims.
 
 use super::{forms::Forms, messages::curl};
 

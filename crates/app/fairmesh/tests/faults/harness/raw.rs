@@ -20,7 +20,7 @@ impl RawServer {
         Self::speaking(world, service, instance, Protocol::Http1).await
     }
 
-    /// Registers a server declared with this protocol.
+    /// Registers a server whose service declares this protocol.
     pub(crate) async fn speaking(world: &World, service: &str, instance: &str, protocol: Protocol) -> Self {
         // A port that stays reserved after the listener is closed.
         let listener = TcpListener::bind(("127.0.0.1", free_port())).await.unwrap();

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::harness::{Suite, now};
 
-/// How long members stay down in the short form.
+/// Time for which members stay down in the short form.
 const AWAY: Duration = Duration::from_secs(2);
 
 pub(super) fn leader_killed(suite: &Suite) -> String {

@@ -12,7 +12,7 @@ const AGENTS: usize = 2000;
 const AGENTS_SHORT: usize = 200;
 /// Number of agents that start to follow at a time.
 const TOGETHER: usize = 100;
-/// How long the root stays away: as long as a restart by the service manager.
+/// Time for which the root stays away: as long as a restart by the service manager.
 const AWAY: Duration = Duration::from_secs(1);
 /// Window in which the return of all agents would be a stampede.
 const AT_ONCE: Duration = Duration::from_millis(100);

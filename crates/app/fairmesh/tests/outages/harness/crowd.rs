@@ -26,7 +26,7 @@ pub(crate) struct Crowd {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Seen {
     pub(crate) snapshots: usize,
-    /// When the agent last resumed without a snapshot.
+    /// Time at which the agent last resumed without a snapshot.
     pub(crate) last_back: Option<Instant>,
     pub(crate) keys: BTreeSet<Arc<str>>,
     revision: u64,

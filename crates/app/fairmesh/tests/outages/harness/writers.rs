@@ -188,7 +188,7 @@ impl Writer {
     }
 }
 
-/// Writes bulk data: these keys with about `bytes` bytes each, whatever their state.
+/// Writes bulk data: these keys with about `bytes` bytes each, regardless of their state.
 pub(crate) async fn bulk(line: &mut Line, keys: std::ops::Range<Key>, value: Value, bytes: usize) {
     let op = |key: Key| v1::Op {
         key: registers::bulk_key(key),

@@ -51,7 +51,7 @@ pub(super) struct Server {
     /// Maximum age of its data; 0 while it is connected to the control plane.
     pub(super) age_ms: u64,
     pub(super) watchers: usize,
-    /// Why it could not be queried.
+    /// Reason why it could not be queried.
     pub(super) problem: Option<String>,
 }
 

@@ -49,7 +49,7 @@ pub(crate) struct AccessLogEntry {
     /// The faults that the route injected.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) injected: Option<&'static str>,
-    /// How the response ended, if not normally.
+    /// Description of the response's end, if it did not end normally.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) ended: Option<&'static str>,
     #[serde(skip_serializing_if = "Option::is_none")]

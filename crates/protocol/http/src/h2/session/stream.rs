@@ -69,7 +69,7 @@ pub(super) struct Stream {
     /// Whether END_STREAM was sent.
     pub(super) local_closed: bool,
     pub(super) reset: Option<Reason>,
-    /// Why the message is incomplete.
+    /// Reason why the message is incomplete.
     pub(super) error: Option<StreamError>,
     /// Whether the stream is closed and no longer counts as open.
     pub(super) is_closed: bool,

@@ -77,7 +77,7 @@ pub enum SplitEvent {
     Moved {
         /// Version of the map.
         version: u64,
-        /// How long writes to the source partition were paused.
+        /// Time for which writes to the source partition were paused.
         paused: Duration,
     },
     /// The moved records are deleted from the source.
