@@ -48,7 +48,7 @@ use self::{
 #[derive(Args, Debug)]
 #[command(args_conflicts_with_subcommands = true)]
 pub struct DemoArgs {
-    /// Shorter phases and less load: under a minute.
+    /// Shorter phases and less load: about a minute and a half.
     #[arg(long)]
     quick: bool,
     /// Leave the fleet running afterwards, until Ctrl-C.
