@@ -14,16 +14,27 @@ use crate::{
     trend::{ServiceTrend, Trend, per_second},
 };
 
-/// How often a replica reports.
+/// How often a replica reports, if there are [`REPORTS_PER_SECOND`] replicas or fewer.
 pub const INTERVAL: Duration = Duration::from_secs(1);
+/// The most reports in a second. Each takes tens of microseconds, and the lock of the board: more replicas report less often, since an
+/// overload that lasts is worth its relief ten seconds late too.
+pub const REPORTS_PER_SECOND: u32 = 200;
 /// The share of its CPU limit from which on a backend has an alert.
 pub const ALERT_LEVEL: f64 = 0.8;
 /// The share below which an alert ends: far enough below for a load that swings around the alert level.
 pub const SAFE_LEVEL: f64 = 0.6;
 /// The most replicas; reports of others are left out.
 pub const MAX_REPLICAS: usize = 2_000;
-/// A replica without a report for so long counts no more. It has missed three reports, and a report takes up to two seconds.
-const LIVE_MS: u64 = 6_000;
+/// How many times its usual rate a service gets of new connections while it is limited: its own callers connect again meanwhile.
+const LIMIT_OF_USUAL: f64 = 2.0;
+/// The least limit of new connections a second, for services that are usually quiet.
+const LEAST_LIMIT: u32 = 5;
+/// When a replica that is left out reports again.
+const LEFT_OUT_INTERVAL: Duration = Duration::from_mins(1);
+/// A replica that has missed so many reports counts no more.
+const MISSED_REPORTS: u32 = 3;
+/// The time that a report may take in addition: its time limit, and a pause of a replica that lacks CPU.
+const REPORT_TAKES: Duration = Duration::from_secs(3);
 /// What was usual for a silent replica is kept for so long. A replica that lacks CPU reports late, and others get its calls meanwhile.
 const KEPT_MS: u64 = 120_000;
 /// The least interval of a report: rates of a shorter one would be absurd.
@@ -42,6 +53,8 @@ struct Replica {
     backend: Option<Label>,
     since_ms: u64,
     at_ms: u64,
+    /// The time until its next report, as it was told.
+    interval: Duration,
     /// Cores in use, and the limit.
     cores: Trend,
     limit: Option<f64>,
@@ -120,7 +133,7 @@ impl LoadBoard {
         }
         if self.replicas.len() >= MAX_REPLICAS && !self.replicas.contains_key(&report.address) {
             self.left_out += 1;
-            return INTERVAL * 10;
+            return LEFT_OUT_INTERVAL;
         }
         let is_alert = report.backend.as_ref().is_some_and(|backend| self.alerts.contains_key(backend));
         let before = self.replicas.remove(&report.address);
@@ -132,7 +145,17 @@ impl LoadBoard {
             None => Replica::first(report, now_ms),
         };
         self.replicas.insert(address, replica);
-        INTERVAL
+        let interval = self.interval();
+        if let Some(replica) = self.replicas.get_mut(&address) {
+            replica.interval = interval;
+        }
+        interval
+    }
+
+    /// How often each replica reports now: less often the more there are.
+    pub fn interval(&self) -> Duration {
+        let replicas = u32::try_from(self.replicas.len()).unwrap_or(u32::MAX);
+        INTERVAL.max(INTERVAL * replicas / REPORTS_PER_SECOND)
     }
 
     /// The replicas that report, by address.
@@ -166,6 +189,20 @@ impl LoadBoard {
     /// The alerts of backends, as of the last [`review`](Self::review).
     pub fn alerts(&self) -> &BTreeMap<Label, Alert> {
         &self.alerts
+    }
+
+    /// The limit of new connections a second at each replica that leaves a service about twice what was usual, where it is busiest.
+    pub fn connection_limit(&self, service: &ServiceName, now_ms: u64) -> u32 {
+        let live = self.replicas.values().filter(|one| one.is_live(now_ms));
+        let usual = live.filter_map(|one| Some(one.services.get(service)?.connections.usual));
+        let most = (LIMIT_OF_USUAL * usual.fold(0.0, f64::max)).ceil();
+        #[allow(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "a cast of floats saturates"
+        )]
+        let limit = most as u32;
+        limit.max(LEAST_LIMIT)
     }
 
     /// Reports that were left out, since there were too many replicas.
@@ -225,6 +262,7 @@ impl Replica {
             backend: report.backend,
             since_ms: now_ms,
             at_ms: now_ms,
+            interval: INTERVAL,
             cores: Trend::first(report.cpu.as_secs_f64() / span.as_secs_f64()),
             limit: cores(report.limit_millicores),
             memory: report.memory,
@@ -276,7 +314,8 @@ impl Replica {
     }
 
     fn is_live(&self, now_ms: u64) -> bool {
-        now_ms.saturating_sub(self.at_ms) < LIVE_MS
+        let silent = Duration::from_millis(now_ms.saturating_sub(self.at_ms));
+        silent < self.interval * MISSED_REPORTS + REPORT_TAKES
     }
 
     fn load(&self, address: SocketAddr, now_ms: u64) -> ReplicaLoad {

@@ -14,7 +14,8 @@ mod report;
 mod trend;
 
 pub use board::{
-    ALERT_LEVEL, Alert, BackendLoad, INTERVAL, LoadBoard, MAX_REPLICAS, ReplicaLoad, SAFE_LEVEL,
+    ALERT_LEVEL, Alert, BackendLoad, INTERVAL, LoadBoard, MAX_REPLICAS, REPORTS_PER_SECOND, ReplicaLoad,
+    SAFE_LEVEL,
 };
 pub use cause::Cause;
 pub use report::{MAX_SERVICES, Report, ServiceCounts};
