@@ -31,6 +31,8 @@ pub(crate) struct Wish<'a> {
     pub(crate) count: usize,
     /// How many of these it gets since its calls have grown.
     pub(crate) added: usize,
+    /// Whether it keeps its backends.
+    pub(crate) is_pinned: bool,
 }
 
 /// A plan in the making.

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use fairmesh_model::{GatewayService, Label, ServiceName, Tenant, Zone};
+use fairmesh_model::{GatewayBackend, GatewayService, Label, ServiceName, Tenant, Zone};
 
 /// Backends of a service in its home zone, at least: with one, each of its failures would send the calls to another zone.
 pub(crate) const HOME: usize = 2;
@@ -51,6 +51,22 @@ pub struct PlacedService {
     pub added: usize,
     /// Where it is at present; empty for a new service.
     pub present: BTreeSet<Label>,
+    /// Whether an operator chose the present backends. They stay as long as one of them exists, whatever their number is and wherever they
+    /// are.
+    pub is_pinned: bool,
+}
+
+impl Backend {
+    /// A declared backend, of whose load nothing is known.
+    pub fn declared(name: &Label, backend: &GatewayBackend) -> Self {
+        Self {
+            name: name.clone(),
+            zone: backend.zone.clone(),
+            capacity: backend.capacity,
+            is_open: !backend.is_closed,
+            used_permille: None,
+        }
+    }
 }
 
 /// What a plan is made from.

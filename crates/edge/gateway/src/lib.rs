@@ -12,13 +12,14 @@
 
 mod config;
 mod connection;
+mod connection_rate;
 mod directory;
-mod handshake_rate;
 mod loads;
 mod metrics;
 mod origin;
 mod pages;
 mod run;
+mod service_connections;
 mod tenants;
 
 pub use config::GatewayConfig;

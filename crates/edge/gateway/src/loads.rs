@@ -1,4 +1,4 @@
-//! Reports the load of this replica to the control plane once a second: its CPU and memory, and what its services got.
+//! Reports the load of this replica to the control plane, once a second or as seldom as it asks: its CPU and memory, and what its services got.
 //!
 //! Counters are read, and no request writes anything for it. A second without a control plane is not made up for: the next report says
 //! what is now.
@@ -25,7 +25,7 @@ use tonic::{Code, Status};
 
 use crate::connection::Connections;
 
-/// The time between reports.
+/// The time between reports, unless the control plane asks for fewer.
 const INTERVAL: Duration = Duration::from_secs(1);
 /// The longest pause that a control plane may ask for.
 const MAX_INTERVAL: Duration = Duration::from_mins(1);
@@ -95,7 +95,7 @@ impl LoadReporter {
             if is_stopping {
                 if !is_ready.load(Relaxed) {
                     let leaving = ReportGatewayRequest { leaving: true, ..self.message() };
-                    // Without it, the control plane finds out three seconds later.
+                    // Without it, the control plane finds out by three missing reports.
                     let _ = send(&connections, leaving).await;
                 }
                 return;

@@ -29,7 +29,7 @@ use tokio::{
 };
 use tokio_util::task::TaskTracker;
 
-use crate::{directory::Quotas, handshake_rate::HandshakeRate};
+use crate::{connection_rate::ConnectionRate, directory::Quotas};
 
 /// A tenant whose pods have connected.
 #[derive(Debug)]
@@ -43,7 +43,7 @@ pub(crate) struct TenantServer {
     /// Counts its connections.
     permits: Arc<Semaphore>,
     /// Limits the connections that begin in a second.
-    handshakes: HandshakeRate,
+    handshakes: ConnectionRate,
     /// Limits its requests in flight.
     pub(crate) requests: Arc<RequestLimit>,
     /// Connections accepted, those refused at the tenant's limit, and those refused at its rate.
@@ -176,7 +176,7 @@ impl TenantServer {
             mirrors: Principal::mirror_permits(),
             // They only count, so that the limit may change while connections are open.
             permits: connection_limit(Semaphore::MAX_PERMITS),
-            handshakes: HandshakeRate::default(),
+            handshakes: ConnectionRate::default(),
             requests: RequestLimit::new(*requests, "--max-tenant-requests"),
             accepted: AtomicU64::new(0),
             refused: AtomicU64::new(0),

@@ -20,6 +20,7 @@ use crate::{
         host_name::{self, HostError},
         target::Target,
     },
+    shutdown::Shutdown,
 };
 
 /// A client connection, as its requests need it.
@@ -42,6 +43,8 @@ pub struct ConnectionInfo {
     pub(crate) boundary: Option<Boundary>,
     /// The services of the gateway's backend, by which hosts are judged.
     pub(crate) served: Option<Arc<dyn ServedServices>>,
+    /// The shutdown of the connections of its service, by which its tunnels end too.
+    pub(crate) ends_by: Option<Arc<Shutdown>>,
     pub(crate) host_cache: HostCache,
 }
 
@@ -59,6 +62,7 @@ impl ConnectionInfo {
             request_limit: None,
             boundary: None,
             served: None,
+            ends_by: None,
             host_cache,
         }
     }
@@ -87,6 +91,11 @@ impl ConnectionInfo {
     /// connection stays where it is when its service moves.
     pub fn among(self, served: Arc<dyn ServedServices>) -> Self {
         Self { served: Some(served), ..self }
+    }
+
+    /// Ends the tunnels of the connection at the deadline of a shutdown of some connections, if there is one.
+    pub fn ending_by(self, ends_by: Option<Arc<Shutdown>>) -> Self {
+        Self { ends_by, ..self }
     }
 
     /// Allows CONNECT without a route that names it.

@@ -1,4 +1,4 @@
-//! How many connections of a tenant begin in a second.
+//! How many connections begin in a second, of a tenant or to a service.
 
 use std::{
     sync::{
@@ -12,16 +12,16 @@ use tokio::time::Instant;
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// The generic cell rate algorithm (ITU-T I.371, annex A): it keeps one time, at which a tenant that begins connections as fast as it may
-/// would begin the next one. After a quiet second, those of one second may begin at once.
+/// The generic cell rate algorithm (ITU-T I.371, annex A): it keeps one time, at which the next connection would begin if each
+/// began as early as it may. After a quiet second, those of one second may begin at once.
 #[derive(Debug, Default)]
-pub(crate) struct HandshakeRate {
+pub(crate) struct ConnectionRate {
     /// Zero: any number.
     per_second: AtomicU32,
     next: Mutex<Option<Instant>>,
 }
 
-impl HandshakeRate {
+impl ConnectionRate {
     /// Changes the rate; `None` admits any number.
     pub(crate) fn set(&self, per_second: Option<u32>) {
         self.per_second.store(per_second.unwrap_or_default(), Relaxed);
@@ -49,7 +49,7 @@ mod tests {
 
     #[test]
     fn rate_admits_those_of_one_second_and_then_one_after_the_other() {
-        let (rate, now) = (HandshakeRate::default(), Instant::now());
+        let (rate, now) = (ConnectionRate::default(), Instant::now());
         let admitted = |at| (0..10).filter(|_| rate.admits(at)).count();
         assert_eq!(admitted(now), 10, "without a quota");
         rate.set(Some(4));
