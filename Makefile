@@ -1,7 +1,7 @@
 # What one does with a checkout. `make` lists the targets.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-gateway release package test soak check bench pictures fuzz fmt clean
+.PHONY: help demo demo-gateway demo-te release package test soak check bench pictures fuzz fmt clean
 
 help: ## List these targets
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -15,6 +15,11 @@ demo-gateway: ## Run two tenants with equal addresses behind one gateway, in net
 	@scripts/setup.sh build demo hosts
 	cargo build --release --workspace --bin fairmesh
 	@python3 examples/gateway/demo.py --binary "$${CARGO_TARGET_DIR:-target}/release/fairmesh" $(ARGS)
+
+demo-te: ## Simulate one region at three times its load under Waterfall and under the optimizer, side by side, with a picture
+	@scripts/setup.sh build
+	cargo build --release --workspace --example demo_te
+	@"$${CARGO_TARGET_DIR:-target}/release/examples/demo_te" scenarios/app-boutique.yaml "$${CARGO_TARGET_DIR:-target}/demo-te.svg"
 
 release: ## Build the binary for production, guided by a profile of what runs most, and say where it is
 	@scripts/release.sh
@@ -33,7 +38,7 @@ test: ## Run every test, or those of ARGS= (make test ARGS=--help), and print ho
 
 soak: ## Cause outages, replace all there is under full load, stream, send by the kernel, fuzz what it reads, for 10 minutes each or SOAK_MINUTES=, attack every listener, and check what everybody saw
 	@scripts/setup.sh build etcd hosts fuzz
-	SOAK_MINUTES=$${SOAK_MINUTES:-10} cargo test --release --workspace --test outages -- --nocapture no_outage
+	SOAK_MINUTES=$${SOAK_MINUTES:-10} cargo test --release --workspace --test outages -- --nocapture outages_lose_no_write_no_order_no_call
 	SOAK_MINUTES=$${SOAK_MINUTES:-10} cargo test --release --workspace --test faults -- --nocapture no_request_fails_under_full_load
 	SOAK_MINUTES=$${SOAK_MINUTES:-10} cargo test --release --workspace --test faults -- --nocapture streams_polls_and_transfers
 	SOAK_MINUTES=$${SOAK_MINUTES:-10} cargo test --release --workspace --test faults -- --nocapture kernel::soak

@@ -1,10 +1,12 @@
-//! How evenly servers are used: the default policy against what Uber had before, on held-out fleets.
+//! Server utilisation under the default policy, compared with the least-pending policy that Uber used before, on
+//! held-out fleets.
 //!
-//! Simulated, since no machine holds three thousand servers; the decisions are those of the production crates. And
-//! three real servers, of which one is throttled, since a simulator knows only its model of processors and reports.
+//! Fleets are simulated, since no machine holds three thousand servers, but the production crates make the decisions.
+//! In addition three real servers, one of them throttled, check what the simulator's model of processors and reports
+//! cannot.
 
 mod cgroups;
-mod real;
+mod throttled_server;
 
 use std::{error::Error, thread};
 
@@ -18,12 +20,12 @@ use tokio::time::Instant;
 
 use crate::{Common, report::Report};
 
-/// What `balance` takes.
+/// Options of `balance`.
 #[derive(Debug, Args)]
 pub(crate) struct BalanceArgs {
     #[command(flatten)]
     pub(crate) common: Common,
-    /// Only one part of it [default: both].
+    /// Run only this part [default: both].
     #[arg(long)]
     part: Option<Part>,
 }
@@ -32,7 +34,7 @@ pub(crate) struct BalanceArgs {
 enum Part {
     /// Held-out fleets in the simulator.
     Simulated,
-    /// Three processes, one of which has half of the others' CPU.
+    /// Three processes, one with half of the others' CPU.
     Real,
 }
 
@@ -40,31 +42,31 @@ enum Part {
 const CV: f64 = 0.10;
 const P99_MEAN: f64 = 0.88;
 const P99_WORST_MIXES: f64 = 0.70;
-/// By how much no fleet may be worse off, beyond noise.
+/// Maximum ratio by which a fleet may be worse off, beyond noise.
 const NO_WORSE: f64 = 1.02;
-/// Simulated requests a second of wall time, at least.
+/// Minimum number of simulated requests per second of wall time.
 const SIMULATED_RATE: f64 = 1e6;
 
-/// Places of the contenders.
+/// Indices of the contenders.
 const OURS: usize = 0;
 const LEAST_PENDING: usize = 1;
 const LEAST_PENDING_AGAIN: usize = 2;
 const UNTOLD: usize = 3;
 const LEAST_PENDING_TOLD: usize = 4;
 
-/// Runs what is asked for.
+/// Runs the requested parts.
 pub(crate) fn run(args: &BalanceArgs) -> Result<Report, Box<dyn Error>> {
     let mut report = Report::new("balance");
     if args.part != Some(Part::Real) {
         simulate(args.common.quick, &mut report)?;
     }
     if args.part != Some(Part::Simulated) {
-        real::run(args.common.quick, &mut report)?;
+        throttled_server::run(args.common.quick, &mut report)?;
     }
     Ok(report)
 }
 
-/// Simulates; `quick` takes a twentieth of the fleets.
+/// Runs the simulations; `quick` uses a twentieth of the fleets.
 fn simulate(quick: bool, report: &mut Report) -> Result<(), Box<dyn Error>> {
     let seeds: Vec<u64> = HELD_OUT.step_by(if quick { 20 } else { 1 }).collect();
     let fleets: Vec<_> = seeds.iter().map(|&seed| fleet(seed)).collect();
@@ -75,7 +77,7 @@ fn simulate(quick: bool, report: &mut Report) -> Result<(), Box<dyn Error>> {
     speed(&fleets[..fleets.len().min(10)], report)
 }
 
-/// How fast that goes on one core.
+/// Measures the speed of the simulator on one core.
 fn speed(fleets: &[Scenario], report: &mut Report) -> Result<(), Box<dyn Error>> {
     let began = Instant::now();
     let played = compare(fleets, &[Contender::default()], 1, || {})?;
@@ -86,9 +88,9 @@ fn speed(fleets: &[Scenario], report: &mut Report) -> Result<(), Box<dyn Error>>
     Ok(())
 }
 
-/// The default policy as released; least pending twice with other random choices, since the difference between them is
-/// noise. And both the other way round: the default without host types and least pending with them, to separate the
-/// effect of the policy from that of the table of hosts.
+/// The default policy as released, and least pending twice with different random choices: the difference between these
+/// two is noise. Then both with the host table swapped (the default without host types, least pending with them), to
+/// separate the effect of the policy from that of the host table.
 fn contenders() -> [Contender; 5] {
     let least_request = BalancingSpec { policy: Some("leastRequest".into()), ..BalancingSpec::default() };
     let least_pending = |salt| {
@@ -148,8 +150,8 @@ fn figures(found: &[Vec<Simulated>], mixes: &[Mix], report: &mut Report) {
     report.peer("least pending", "simulated with the same crates, not told of host types");
 }
 
-/// The greatest ratio less what least pending differs from itself on the same fleet, on which fleet, and the greatest
-/// such difference.
+/// The greatest ratio beyond noise, its fleet, and the greatest noise. Noise is the difference between the two runs of
+/// least pending on the same fleet.
 fn beyond_noise(found: &[Vec<Simulated>]) -> (f64, &str, f64) {
     let noise = |reports: &Vec<Simulated>| {
         (reports[LEAST_PENDING_AGAIN].p99_utilisation / reports[LEAST_PENDING].p99_utilisation - 1.0).abs()

@@ -1,7 +1,7 @@
-//! `bench/run call-reports`: what reports of calls cost, which programs make of services whose tables are planned.
+//! `bench/run call-reports`: the CPU cost of the call reports that programs send for services with planned tables.
 //!
-//! Two meshes that differ in the policy of their service: one asks for a planner in shadow mode, so that calls are counted
-//! and reported and go where they went before. The library and its servers, and the proxy, take turns in both.
+//! Two meshes differ in the policy of their service: one asks for a planner in shadow mode, so calls are counted and
+//! reported but routed as before. The library with its servers and the proxy take turns in both meshes.
 
 use std::{error::Error, path::Path, time::Duration};
 
@@ -14,12 +14,12 @@ use crate::{
     role_process::RoleProcess,
 };
 
-/// Callers that call again as soon as they have the response.
+/// Number of callers that call again as soon as they have the response.
 const TASKS: usize = 16;
-/// Bytes there and back: little, so that what is counted weighs most.
+/// Bytes of each request and response: few, so that the cost of counting weighs most.
 const PAYLOAD: &str = "600";
 const SERVICE: &str = "bench/http1";
-/// Goal: five in a hundred.
+/// Goal: at most 5 % more CPU.
 const MOST: f64 = 1.05;
 
 /// Measures; `quick` ends within a minute.
@@ -39,14 +39,14 @@ pub(crate) fn run(quick: bool) -> Result<Report, Box<dyn Error>> {
     Ok(report)
 }
 
-/// The ratios of each round, ascending: of the library, and of the proxy. There is one round at least.
+/// CPU ratios per round, ascending: of the library, and of the proxy. At least one round.
 async fn measure(rounds: usize, length: Duration) -> Result<[Vec<f64>; 2], String> {
     let dir = tempfile::tempdir().map_err(|e| e.to_string())?;
     let mut sides = [Side::start(dir.path(), false).await?, Side::start(dir.path(), true).await?];
     let (mut library, mut proxy) = (Vec::new(), Vec::new());
-    // The first round warms both up and is not counted.
+    // The first round is a warm-up and is not counted.
     for round in 0..=rounds {
-        // Which is first alternates, so that a machine that slows down favours neither.
+        // The order alternates, so that a machine that slows down favours neither side.
         let mut costs = [[0.0; 2]; 2];
         for turn in [round % 2, 1 - round % 2] {
             costs[turn] = sides[turn].costs(length).await?;
@@ -61,7 +61,7 @@ async fn measure(rounds: usize, length: Duration) -> Result<[Vec<f64>; 2], Strin
     Ok([library, proxy])
 }
 
-/// A mesh with ten servers, a program that calls them by the library, and one that calls them through a proxy.
+/// A mesh with ten servers, a program that calls them through the library, and one that calls them through a proxy.
 struct Side {
     _control: ControlPlane,
     _agent: Process,
@@ -101,7 +101,7 @@ impl Side {
         Ok(Self { _control: control, _agent: agent, servers, library, proxy, through_proxy })
     }
 
-    /// CPU time per call, in nanoseconds: of client and servers of the library, and of the proxy.
+    /// CPU time per call, in nanoseconds: of the library's client and servers, and of the proxy.
     async fn costs(&mut self, length: Duration) -> Result<[f64; 2], String> {
         let before = self.servers.cpu_ns().await?;
         let run = self.library.closed(TASKS, length).await?;

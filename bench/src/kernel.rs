@@ -1,15 +1,16 @@
-//! `bench/run kernel`: what a request costs that the kernel sends, beside the same through the sidecar, and without a mesh.
+//! `bench/run kernel`: cost of a request that the kernel sends, compared with the sidecar and with no mesh.
 //!
-//! Callers and endpoints are those of `proxy`, in a cgroup of their own, and one proxy is behind both: a listener of the service is the
-//! sidecar, and a virtual address leads to that of the kernel form. CPU is that of callers, endpoints and proxy together, with the
-//! kernel's part in them: what the kernel takes over from the proxy, it does in the callers' own time.
+//! Callers and endpoints are those of `proxy`, in a cgroup of their own. One proxy serves both ways: its listener for
+//! the service is the sidecar, and the virtual address leads to the kernel form. CPU is the sum of callers, endpoints
+//! and proxy including kernel time, because work that the kernel takes over from the proxy runs in the callers' own
+//! time.
 
-mod attached;
+mod attached_cgroup;
 mod chain;
 mod density;
 mod interference;
 mod mesh;
-mod sides;
+mod request_paths;
 
 use std::{error::Error, time::Duration};
 
@@ -18,20 +19,20 @@ use tokio::signal::ctrl_c;
 
 use crate::{
     Common,
+    paired_ratio::{Median, Ratio},
     proxy::results::median,
-    ratio::{Median, Ratio},
     report::Report,
     role_process::RoleProcess,
 };
-use attached::Attached;
-use sides::{Found, Setting, Side, Sides};
+use attached_cgroup::Attached;
+use request_paths::{Found, Setting, Side, Sides};
 
-/// What `kernel` takes.
+/// Options of `kernel`.
 #[derive(Debug, Args)]
 pub(crate) struct KernelArgs {
     #[command(flatten)]
     pub(crate) common: Common,
-    /// Only one part of it [default: all].
+    /// Run only this part [default: all].
     #[arg(long)]
     part: Option<Part>,
 }
@@ -40,27 +41,28 @@ pub(crate) struct KernelArgs {
 enum Part {
     /// CPU and latency of a request.
     Requests,
-    /// CPU of a request that the sidecar sends.
+    /// CPU of a request through the sidecar, with and without the short cut.
     ShortCut,
     /// Latency of a chain of nine services.
     Chain,
     /// Memory and CPU of 300 callers.
     Density,
-    /// Latency beside a caller that calls as fast as it can.
+    /// Latency of a slow caller next to one that calls as fast as it can.
     Interference,
 }
 
 /// Numbers of connections.
 const CONNECTIONS: [usize; 2] = [16, 64];
-/// The share of requests of the kernel's side that it sends with 16 connections: those that find no idle connection go to the sidecar.
+/// Minimum share of requests sent by the kernel on its side, with 16 connections. Requests that find no idle connection
+/// go to the sidecar.
 const LEAST_SHARE: f64 = 0.95;
 
-/// Where the endpoints are, as the programs see it.
+/// Location of the endpoints, as seen by the BPF programs.
 struct Place {
     name: &'static str,
-    /// Whether the programs are attached to the endpoints too.
+    /// Whether the BPF programs are attached to the endpoints too.
     is_local: bool,
-    /// CPU over the sidecar's, and over that without a mesh.
+    /// Goals for the CPU ratio to the sidecar and to no mesh.
     goals: [Option<f64>; 2],
 }
 
@@ -69,12 +71,12 @@ const PLACES: [Place; 2] = [
     Place { name: "local", is_local: true, goals: [Some(0.5), Some(1.15)] },
 ];
 
-/// How much is done.
+/// Durations and repetitions.
 #[derive(Clone, Copy, Debug)]
 struct Scale {
-    /// Of closed-loop load in each setting, besides one to warm up.
+    /// Rounds of closed-loop load in each setting, not counting a warm-up round.
     rounds: usize,
-    /// How long each side is called in one of those.
+    /// Duration for which each side is called in such a round.
     slice: Duration,
     /// Rounds of open-loop load.
     turns: usize,
@@ -89,10 +91,10 @@ impl Scale {
     }
 }
 
-/// CPU of a request that the sidecar sends, with the short cut on both sides over that without.
+/// Figure and goal: CPU of a request through the sidecar, with the short cut on both sides, relative to without.
 const SHORT_CUT: (&str, f64) = ("cpu_short_cut", 0.75);
 
-/// Measures.
+/// Runs the benchmark.
 pub(crate) fn run(args: &KernelArgs) -> Result<Report, Box<dyn Error>> {
     let mut report = Report::new("kernel");
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -142,7 +144,7 @@ async fn short_cut(report: &mut Report, scale: Scale) -> Result<(), Box<dyn Erro
     Ok(())
 }
 
-/// What is in the cgroup has to be ended also when this is interrupted: so that is an error as any other.
+/// Turns an interrupt into an error like any other, so that the processes in the cgroup are ended in this case, too.
 async fn interruptible<T>(measured: impl Future<Output = Result<T, String>>) -> Result<T, String> {
     tokio::select! {
         found = measured => found,
@@ -156,7 +158,8 @@ async fn end_all(processes: Vec<RoleProcess>) {
     }
 }
 
-/// `taken` is how many requests took the short cut to endpoints, responses back, and responses to callers.
+/// Reports the short cut. `taken` holds the numbers of requests that took the short cut to endpoints, of responses
+/// back, and of responses to callers.
 fn tell_short_cut(report: &mut Report, found: &Found, taken: [u64; 3]) {
     for Setting { connections, runs: [_, by_tcp, short], .. } in &found.settings {
         let ratios: Vec<f64> = short.iter().zip(by_tcp).map(|(ours, theirs)| ours.0 / theirs.0).collect();
@@ -188,7 +191,7 @@ fn tell(report: &mut Report, place: &Place, found: &Found) {
         let over = |side: usize| {
             Ratio::of(&found.turns.iter().map(|turn| turn[2][pick] / turn[side][pick]).collect::<Vec<_>>())
         };
-        // The sidecar takes its turn twice.
+        // The sidecar is measured twice per round, to show the noise.
         let noise = found.turns.iter().map(|turn| turn[3][pick] / turn[1][pick]).collect::<Vec<_>>();
         let (ratio, noise) = (over(1), Ratio::of(&noise));
         let us =
@@ -200,7 +203,7 @@ fn tell(report: &mut Report, place: &Place, found: &Found) {
             us(1),
             us(0)
         );
-        // What lies within the bounds of both is noise.
+        // A difference within the confidence bounds of both is noise.
         let name = format!("{name}_{}", place.name);
         report.figure(name, ratio.mean, Some(ratio.within.max(noise.within)), note);
     }

@@ -1,45 +1,45 @@
-//! `bench/run library`: what a call by name costs over one with the address written down.
+//! `bench/run library`: cost of a call by service name, relative to a call to a hard-coded address.
 //!
-//! Both sides call ten servers over kept connections. The candidate picks with the library, and its servers carry the
-//! server layer; the peer picks at random among hard-coded addresses on the same hyper stack, and its servers carry
-//! nothing. CPU is that of the client and the server processes together, per call.
+//! Both sides call ten servers over persistent connections. The candidate picks with the library, and its servers carry
+//! the server layer. The peer picks at random among hard-coded addresses with the same hyper stack, and its servers
+//! carry nothing. CPU is the sum of client and server processes, per call.
 
 use std::{error::Error, path::Path, time::Duration};
 
-use crate::{load::Seen, ratio::Ratio, report::Report, role_process::RoleProcess};
+use crate::{load_generator::Seen, paired_ratio::Ratio, report::Report, role_process::RoleProcess};
 
-/// Payload sizes in bytes, the same there and back.
+/// Bytes of each request and response.
 const PAYLOADS: [usize; 3] = [600, 5_500, 55_000];
-/// Callers that call again as soon as they have the response.
+/// Number of callers that call again as soon as they have the response.
 const TASKS: usize = 16;
-/// For so long one side is called before the other has its turn. Each turn has its own percentiles: of turns put
-/// together, the slowest hundredth would be the one turn in which the machine stood still.
+/// Time for which one side is called before the other side's turn. Percentiles are computed per turn: over all turns
+/// together, the slowest hundredth would be the one turn in which the machine stalled.
 const TURN: Duration = Duration::from_millis(150);
-/// What is spoken.
+/// Protocols.
 const PROTOCOLS: [&str; 2] = ["http1", "grpc"];
 
-/// One protocol and payload, candidate over peer; medians over rounds.
+/// Results for one protocol and payload: candidate relative to peer, medians over rounds.
 #[derive(Clone, Debug)]
 struct Case {
     /// `http1` or `grpc`.
     protocol: &'static str,
-    /// Bytes there and back.
+    /// Bytes of each request and response.
     payload: usize,
     /// CPU per call of the candidate's client and servers, in microseconds.
     cpu_us: [f64; 2],
-    /// The same of the peer.
+    /// CPU per call of the peer's client and servers, in microseconds.
     peer_cpu_us: [f64; 2],
-    /// The median over rounds of the ratio within each.
+    /// CPU ratio: the median over rounds of the ratio within each round.
     cpu_ratio: f64,
-    /// The least and the greatest ratio of a round.
+    /// The smallest and the greatest CPU ratio of a round.
     cpu_spread: [f64; 2],
-    /// The latency ratio, at half of the slower one's peak.
+    /// Ratio of p50 latency, at half of the slower side's peak rate.
     p50: Ratio,
-    /// The same for the slowest of a hundred calls.
+    /// Ratio of p99 latency, at the same rate.
     p99: Ratio,
-    /// The peer against itself: what a ratio of 1 looks like here.
+    /// Ratio of p50 latency of the peer to itself, which shows the noise.
     noise_p50: Ratio,
-    /// The same for the slowest of a hundred calls.
+    /// Ratio of p99 latency of the peer to itself.
     noise_p99: Ratio,
 }
 
@@ -65,14 +65,14 @@ impl std::fmt::Display for Case {
     }
 }
 
-/// How long things take.
+/// Durations and repetitions.
 #[derive(Clone, Copy, Debug)]
 struct Scale {
     /// Rounds of closed-loop load.
     rounds: usize,
-    /// How long each side is called in one of them.
+    /// Duration for which each side is called in one closed-loop round.
     closed: Duration,
-    /// Rounds of open-loop load, in which each side has its turns.
+    /// Rounds of open-loop load. Each side has its turns in each round.
     turns: usize,
 }
 
@@ -87,7 +87,7 @@ impl Scale {
     }
 }
 
-/// Measures every case and reports the worst of each figure.
+/// Measures every case, and reports the worst of each figure.
 pub(crate) fn run(quick: bool) -> Result<Report, Box<dyn Error>> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let cases = runtime.block_on(measure(quick))?;
@@ -148,12 +148,12 @@ impl Servers {
     }
 }
 
-/// What a closed-loop run cost.
+/// Cost of a closed-loop run.
 #[derive(Clone, Copy)]
 struct Cost {
-    /// CPU time of client and servers, in nanoseconds.
+    /// CPU time per call of client and servers, in nanoseconds.
     per_call: [f64; 2],
-    /// Calls a second.
+    /// Calls per second.
     rate: f64,
 }
 
@@ -163,14 +163,14 @@ impl Cost {
     }
 }
 
-/// A client process and the servers that it calls.
+/// A client process and the servers it calls.
 struct Side<'a> {
     client: RoleProcess,
     servers: &'a mut RoleProcess,
 }
 
 impl Side<'_> {
-    /// CPU time per call of client and servers, in nanoseconds, and calls a second.
+    /// CPU time per call of client and servers in nanoseconds, and calls per second.
     async fn cost(&mut self, scale: Scale) -> Result<Cost, String> {
         let before = self.servers.cpu_ns().await?;
         let run = self.client.closed(TASKS, scale.closed).await?;
@@ -196,11 +196,11 @@ async fn case(
     let mut ours = Side { client: RoleProcess::start(dir, &mesh).await?.0, servers: &mut ours.part };
     let mut theirs = Side { client: RoleProcess::start(dir, &fixed).await?.0, servers: &mut theirs.part };
 
-    // The first round warms both up and is not counted.
+    // The first round is a warm-up and is not counted.
     let mut costs = Vec::new();
     let mut peak = f64::INFINITY;
     for round in 0..=scale.rounds {
-        // Who goes first alternates, so that a machine that slows down favours neither.
+        // The order alternates, so that a machine that slows down favours neither side.
         let (a, b);
         if round % 2 == 0 {
             a = ours.cost(scale).await?;
@@ -218,11 +218,11 @@ async fn case(
     Ok(summary(protocol, payload, &costs, &latency))
 }
 
-/// One round of open-loop load: the peer, the candidate, and the peer again. Each follows a turn of the other side,
-/// since a side that is called twice in a row finds its caches as it left them.
+/// One round of open-loop load: the peer, the candidate, and the peer again. Each run follows a turn of the other side,
+/// because a side that is called twice in a row finds its caches warm.
 type Turns = [Seen; 3];
 
-/// Which latency of a turn.
+/// Selects a latency of a turn.
 type Latency = fn(&Seen) -> u64;
 
 async fn latency(
@@ -242,12 +242,13 @@ async fn latency(
     Ok(rounds)
 }
 
-/// The candidate over the peer before and after it, so that a machine that drifts favours neither.
+/// The candidate relative to the mean of the peer before and after it, so that a machine that drifts favours neither
+/// side.
 fn over_peer([before, candidate, after]: &Turns, of: Latency) -> f64 {
     of(candidate) as f64 / (of(before) as f64 * of(after) as f64).sqrt()
 }
 
-/// The peer over itself.
+/// The peer relative to itself.
 fn over_itself([before, _, after]: &Turns, of: Latency) -> f64 {
     of(after) as f64 / of(before) as f64
 }
@@ -255,7 +256,7 @@ fn over_itself([before, _, after]: &Turns, of: Latency) -> f64 {
 fn summary(protocol: &'static str, payload: usize, costs: &[(Cost, Cost)], latency: &[Turns]) -> Case {
     let mut ratios: Vec<f64> = costs.iter().map(|(ours, theirs)| ours.whole() / theirs.whole()).collect();
     let cpu_ratio = median(&mut ratios);
-    // Proof: at least one round was counted, and median() sorted them.
+    // Proof: at least one round was counted, and median() sorted the ratios.
     let cpu_spread = [ratios[0], ratios[ratios.len() - 1]];
     let ratio = |compare: fn(&Turns, Latency) -> f64, of: Latency| {
         Ratio::of(&latency.iter().map(|turns| compare(turns, of)).collect::<Vec<_>>())

@@ -1,28 +1,28 @@
-//! Benchmarks of Fairmesh: one command each, which measures candidate and peer side by side in one run, prints a table
-//! and writes one JSON object.
+//! Benchmarks of Fairmesh. Each command measures candidate and peer side by side in one run, prints a table and writes
+//! one JSON object.
 //!
-//! They are one program and not `cargo bench` targets, since they start processes, alternate between candidates and
-//! judge ratios; a harness that times closures would measure the noise of a shared machine.
+//! This is one program rather than `cargo bench` targets, because the benchmarks start processes, alternate between
+//! candidates and judge ratios. A harness that times closures would measure the noise of a shared machine.
 
 mod balance;
 mod call_reports;
+mod cross_region_calls;
 mod kernel;
 mod library;
-mod load;
+mod load_generator;
 mod mesh_processes;
-mod meter;
+mod paired_ratio;
 mod pick;
 mod planner;
+mod process_usage;
 mod proxy;
-mod ratio;
-mod react;
-mod remote;
 mod report;
 mod rib;
 mod role_process;
 mod roles;
 mod routers;
 mod shards;
+mod spike_reaction;
 mod te;
 mod te_app;
 mod tls;
@@ -43,48 +43,49 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Bench {
-    /// Deciding and finishing one call: time and allocations, by size of fleet.
+    /// Cost of deciding and finishing one call: time and allocations by fleet size.
     Pick(Common),
-    /// One call by name against one with the address written down: CPU and latency, HTTP/1.1 and gRPC.
+    /// A call by service name against a hard-coded address: CPU and latency, HTTP/1.1 and gRPC.
     Library(Common),
-    /// How evenly servers are used, simulated and real ones, against least pending.
+    /// Utilisation of simulated and real servers against least pending.
     Balance(balance::BalanceArgs),
     /// From a write to its delivery at all subscribers: a tree of replicas against etcd.
     Rib(rib::RibArgs),
-    /// A round of the planner over a thousand services, by what has changed: time and memory.
+    /// A planner round over a thousand services: time and memory, by what has changed.
     Planner(Common),
-    /// Plans of whole call graphs: time by size, beside SLATE's, and the gap to the optimum.
+    /// Plans of whole call graphs: time by size against SLATE, and the gap to the optimum.
     Te(Common),
-    /// Simulated applications under the optimizer: latency and egress beside Waterfall, servers for the loss of a region.
+    /// Simulated applications under the optimizer against Waterfall: latency, egress, and servers for the loss of a
+    /// region.
     TeApp(Common),
-    /// A request through the proxy: CPU, throughput and latency beside Envoy, HAProxy and nginx.
+    /// A request through the proxy against Envoy, HAProxy and nginx: CPU, throughput and latency.
     Proxy(proxy::ProxyArgs),
-    /// A request of a program in a cgroup, sent by the kernel: CPU and latency beside the sidecar and no mesh.
+    /// A request sent by the kernel against the sidecar and no mesh: CPU and latency.
     Kernel(kernel::KernelArgs),
-    /// From a spike of load to new region tables in every router.
+    /// Time from a load spike to new region tables in every router.
     React(Common),
-    /// Rare calls to another region, with a connection each and through a shared proxy.
+    /// Rare calls to another region: a connection each against a shared proxy.
     Remote(Common),
-    /// Reports of calls, which planned services ask for: CPU with them over that without.
+    /// CPU of call reports, which services with a planner request.
     CallReports(Common),
-    /// A shared proxy that follows up to 50,000 services: memory of each, first calls, from apply to effect.
+    /// A shared proxy that follows up to 50,000 services: memory per service, first calls, time from apply to effect.
     Routers(routers::RoutersArgs),
-    /// A map of 1.5 million shards at twenty programs of one machine: memory, bytes of a move, look-ups.
+    /// A map of 1.5 million shards and twenty programs on one machine: memory, bytes per move, look-ups.
     Shards(Common),
-    /// Mutual TLS: CPU of calls and handshakes beside a hand-written stack and Envoy, and a key server that is far away.
+    /// Mutual TLS against a hand-written stack and Envoy: CPU of calls and handshakes, and a remote key server.
     Tls(Common),
-    /// Call through a proxy over every protocol, for profile-guided optimisation (scripts/release.sh).
+    /// Call through a proxy with every protocol, for profile-guided optimisation (scripts/release.sh).
     #[command(hide = true)]
     PgoWorkload(proxy::Ours),
-    /// One process of a benchmark.
+    /// Run one process of a benchmark.
     #[command(hide = true)]
     Role(roles::RoleArgs),
 }
 
-/// What every benchmark takes.
+/// Options of every benchmark.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct Common {
-    /// Fewer and shorter rounds: under a minute.
+    /// Fewer and shorter rounds: ends within a minute.
     #[arg(long)]
     pub(crate) quick: bool,
     /// Write the figures to this file as JSON.
@@ -105,8 +106,10 @@ fn main() -> ExitCode {
         Bench::Rib(args) => rib::run(&args).and_then(|report| finish(&report, &args.common)),
         Bench::Proxy(args) => proxy::run(&args).and_then(|report| finish(&report, &args.common)),
         Bench::Kernel(args) => kernel::run(&args).and_then(|report| finish(&report, &args.common)),
-        Bench::React(common) => react::run(common.quick).and_then(|report| finish(&report, &common)),
-        Bench::Remote(common) => remote::run(common.quick).and_then(|report| finish(&report, &common)),
+        Bench::React(common) => spike_reaction::run(common.quick).and_then(|report| finish(&report, &common)),
+        Bench::Remote(common) => {
+            cross_region_calls::run(common.quick).and_then(|report| finish(&report, &common))
+        }
         Bench::Routers(args) => routers::run(&args).and_then(|report| finish(&report, &args.common)),
         Bench::Shards(common) => shards::run(common.quick).and_then(|report| finish(&report, &common)),
         Bench::Tls(common) => tls::run(common.quick).and_then(|report| finish(&report, &common)),

@@ -1,4 +1,4 @@
-//! The processes of a mesh as they are released: a control plane, and agents.
+//! The processes of a mesh as released: a control plane and agents.
 
 use std::{net::SocketAddr, path::Path, process::Command};
 
@@ -8,7 +8,7 @@ use fairmesh_model::{
 };
 use fairmesh_wire::{
     handshake::{self, Connection},
-    records,
+    record_encoding,
     transport::Address,
     v1,
 };
@@ -19,18 +19,18 @@ use crate::{proxy::process::Process, roles::free_port};
 pub(crate) struct ControlPlane {
     _process: Process,
     pub(crate) grpc: SocketAddr,
-    /// Where agents reach it, and join without a token.
+    /// Address that agents use; they join without a token.
     upstream: Address,
     pub(crate) connection: Connection,
 }
 
 impl ControlPlane {
-    /// Starts it without identities, and waits until it serves.
+    /// Starts a control plane without identities, and waits until it serves.
     pub(crate) async fn start(dir: &Path) -> Result<Self, String> {
         Self::start_with(dir, "none").await
     }
 
-    /// The same with a trust domain, whose authority may be in `control/ca` already.
+    /// Starts a control plane with a trust domain, whose authority may already be in `control/ca`.
     pub(crate) async fn start_with(dir: &Path, trust_domain: &str) -> Result<Self, String> {
         let (grpc, http) = (port()?, port()?);
         let folder = dir.join("control");
@@ -53,7 +53,7 @@ impl ControlPlane {
         Ok(Self { _process: process, grpc, upstream, connection })
     }
 
-    /// Writes what documents say.
+    /// Applies documents.
     pub(crate) async fn apply(&self, documents: &[serde_json::Value]) -> Result<(), String> {
         let ops = documents.iter().map(ops).collect::<Result<Vec<_>, _>>()?.concat();
         let applied = self.connection.admin().apply(v1::ApplyRequest { ops, ..Default::default() }).await;
@@ -61,7 +61,7 @@ impl ControlPlane {
     }
 }
 
-/// The writes of a document.
+/// The write operations for a document.
 pub(crate) fn ops(document: &serde_json::Value) -> Result<Vec<v1::Op>, String> {
     let document: Document = serde_json::from_value(document.clone()).map_err(|e| e.to_string())?;
     let records = match document.validate().map_err(|e| e.to_string())? {
@@ -75,13 +75,13 @@ pub(crate) fn ops(document: &serde_json::Value) -> Result<Vec<v1::Op>, String> {
     };
     let op = |(key, record): (RecordKey, Record)| v1::Op {
         key: key.to_string(),
-        value: Some(records::encode(&record)),
+        value: Some(record_encoding::encode(&record)),
         condition: None,
     };
     Ok(records.into_iter().map(op).collect())
 }
 
-/// The write of an endpoint, which stays whether or not something listens there.
+/// The write of an endpoint, which stays regardless of whether something listens there.
 pub(crate) fn endpoint(
     service: &str,
     region: &str,
@@ -101,10 +101,10 @@ pub(crate) fn endpoint(
         labels: Default::default(),
     };
     let key = RecordKey::Endpoint(service, region, instance).to_string();
-    Ok(v1::Op { key, value: Some(records::encode(&Record::from(endpoint))), condition: None })
+    Ok(v1::Op { key, value: Some(record_encoding::encode(&Record::from(endpoint))), condition: None })
 }
 
-/// Starts the agent of a region, and waits until it listens at this socket in the folder.
+/// Starts the agent of a region, and waits until it listens at `socket` in the folder.
 pub(crate) async fn start_agent(
     dir: &Path,
     control: &ControlPlane,
@@ -123,7 +123,7 @@ pub(crate) async fn start_agent(
     Ok((agent, address))
 }
 
-/// The command beside this program.
+/// The `fairmesh` command in the directory of this program.
 pub(crate) fn fairmesh(args: &[String]) -> Result<Command, String> {
     let this = std::env::current_exe().map_err(|e| e.to_string())?;
     let mut command = Command::new(this.with_file_name("fairmesh"));
@@ -131,7 +131,7 @@ pub(crate) fn fairmesh(args: &[String]) -> Result<Command, String> {
     Ok(command)
 }
 
-/// A free port of loopback.
+/// A free loopback port.
 pub(crate) fn port() -> Result<SocketAddr, String> {
     free_port().map_err(|e| format!("no port: {e}"))
 }

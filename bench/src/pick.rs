@@ -1,10 +1,9 @@
-//! What the client library does around one call besides sending it: [`Call::route`], `decide` and `finish`, with route,
-//! budget, shard, ring, subset, pick, and the counts before and after. Its lanes are empty, so that no transport
-//! counts; nor does the clock, which a transport reads once a call and hands in.
+//! Cost of a call in the client library without sending it: [`Call::route`], `decide` and `finish`, with route, budget,
+//! shard, ring, subset, pick, and the counters before and after. The lanes are empty, so no transport is included. The
+//! clock is excluded too: a transport reads it once per call and passes the time.
 //!
-//! Each call's seed depends on the endpoint that the call before it got, so that calls cannot overlap in the processor
-//! as they would not in a program that does something else between two of them. Times are processor times of the
-//! thread.
+//! The seed of each call depends on the endpoint of the previous call, so that calls cannot overlap in the processor's
+//! pipeline; they would not in a program that does other work between calls. Times are thread CPU times.
 
 use std::{
     alloc::{GlobalAlloc, Layout, System},
@@ -31,14 +30,15 @@ use fairmesh_router::{CompileInput, RequestView, ServiceTable, ShardTable, Table
 
 use crate::report::Report;
 
-/// One service as the library knows it.
+/// A service as the library holds it.
 type Known = Arc<Subscription<()>>;
 
-/// Services that one program calls in turn.
+/// Number of services that one program calls in turn.
 const SERVICES: usize = 1000;
-/// Services of the largest size: as many as fit in memory.
+/// Number of services at the largest fleet size: as many as fit in memory.
 const LARGEST_SERVICES: usize = 6;
-/// Services where a client connects to every endpoint: with 1,000 each, as many as a process has file descriptors for.
+/// Number of services when a client connects to every endpoint: with 1,000 each, as many as a process has file
+/// descriptors for.
 const FULL_SERVICES: usize = 20;
 /// Shards of the largest map that ServiceRouter reports (ServiceRouter §4.2.2).
 const SHARDS: usize = 1_500_000;
@@ -46,7 +46,7 @@ const SHARDS: usize = 1_500_000;
 const CALL_NS: f64 = 60.0;
 const SHARD_NS: f64 = 250.0;
 
-/// Counts what the measuring thread allocates.
+/// Allocator that counts the allocations of the measuring thread.
 struct Counting;
 
 #[global_allocator]
@@ -56,8 +56,8 @@ thread_local! {
     static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
 }
 
-// SAFETY: every call goes to the system's allocator unchanged; the counter beside it is a plain thread-local number
-// whose access neither allocates nor runs a destructor.
+// SAFETY: every call goes to the system allocator unchanged. The counter is a plain thread-local number; accessing it
+// neither allocates nor runs a destructor.
 #[allow(unsafe_code, reason = "a global allocator cannot be written without")]
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
@@ -75,17 +75,17 @@ unsafe impl GlobalAlloc for Counting {
     }
 }
 
-/// How long to measure.
+/// Duration of the measurement.
 #[derive(Clone, Copy, Debug)]
 struct Effort {
     rounds: usize,
     calls: u64,
 }
 
-/// What one series of rounds found.
+/// Result of one series of rounds.
 #[derive(Debug)]
 struct Series {
-    /// Nanoseconds a call, ascending by round.
+    /// Nanoseconds per call of each round, ascending.
     rounds: Vec<f64>,
     /// Allocations in all rounds.
     allocations: u64,
@@ -103,7 +103,7 @@ pub(crate) fn run(quick: bool) -> Result<Report, Box<dyn Error>> {
         ("ns_90000", LARGEST_SERVICES, 90_000, 20),
         ("ns_1000_k_all", FULL_SERVICES, 1000, 0),
     ];
-    // Kept to the end, so that each fleet lies in fresh memory and not in the pieces that the one before left.
+    // Kept to the end, so that each fleet gets fresh memory instead of fragments left by its predecessor.
     let mut fleets = Vec::new();
     for (name, services, endpoints, subset) in sizes {
         let fleet: Vec<_> = (0..services).map(known).collect();
@@ -131,7 +131,7 @@ pub(crate) fn run(quick: bool) -> Result<Report, Box<dyn Error>> {
 }
 
 impl Series {
-    /// Runs `work(calls, seed)` once to warm up and then once a round.
+    /// Runs `work(calls, seed)` once as a warm-up, then once per round.
     fn measure(effort: Effort, mut work: impl FnMut(u64, u64) -> u64) -> Self {
         black_box(work(effort.calls / 5, 0));
         let mut rounds = Vec::with_capacity(effort.rounds);
@@ -146,7 +146,7 @@ impl Series {
         Self { rounds, allocations }
     }
 
-    /// Adds the median and returns the allocations.
+    /// Reports the median, and returns the number of allocations.
     fn report(&self, report: &mut Report, name: &str, goal: Option<f64>, about: &str) -> u64 {
         let (first, last) = (self.rounds[0], self.rounds[self.rounds.len() - 1]);
         let note = format!("ns, {first:.1} to {last:.1} over {} rounds; {about}", self.rounds.len());
@@ -155,17 +155,17 @@ impl Series {
     }
 }
 
-/// The processor time of this thread: what others do on a shared machine must not count as time of a call.
+/// CPU time of this thread: on a shared machine, other processes must not count.
 fn now() -> Duration {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the pointer is to a timespec of ours, and the kernel writes nothing else.
+    // SAFETY: the pointer is to our own timespec, and the kernel writes nothing else.
     #[allow(unsafe_code, reason = "the standard library has no clock of processor time")]
     let failed = unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time) };
     assert_eq!(failed, 0, "every Linux has this clock");
     Duration::new(time.tv_sec.unsigned_abs(), u32::try_from(time.tv_nsec).unwrap_or_default())
 }
 
-/// `calls` calls over the services in turn; the result depends on every choice.
+/// Makes `calls` calls to the services in turn. The result depends on every choice, so that no call is optimised away.
 fn call_in_turn(fleet: &[Known], calls: u64, mut seed: u64) -> u64 {
     let (context, clock) = (CallContext::default(), Clock::start());
     let mut sum = 0;
@@ -181,7 +181,7 @@ fn call_in_turn(fleet: &[Known], calls: u64, mut seed: u64) -> u64 {
     sum
 }
 
-/// One call from its beginning to its end: the index of the endpoint that got it.
+/// Decides and finishes one call. Returns the index of the chosen endpoint.
 #[inline]
 fn one_call(known: &Known, context: &CallContext, at: DecisionContext) -> Option<u32> {
     let request = RequestView { host: "cart", path: "/v1/items", method: "GET", headers: &(), grpc: false };
@@ -217,7 +217,7 @@ fn call_by_key(known: &Known, calls: u64, seed: u64) -> u64 {
     found
 }
 
-/// A key that cannot be computed before the look-up of the one before it is done.
+/// A key that depends on the result of the previous look-up, so that look-ups cannot overlap.
 fn key(random: &mut Generator, found: u64) -> ShardKey {
     ShardKey(u128::from(random.next() ^ mix64(found)) << 64 | u128::from(random.next()))
 }
@@ -244,7 +244,7 @@ fn endpoints(prefix: &str, n: usize) -> Vec<Endpoint> {
     (0..n).map(endpoint).collect()
 }
 
-/// A service that the program has a handle to, and of which nothing has arrived yet.
+/// A service that the program has a handle to, without any records yet.
 fn known(service: usize) -> Known {
     let name = ServiceName::new(format!("bench/s{service}")).expect("letters and digits make a name");
     Arc::new(Subscription::new(name))
@@ -284,7 +284,7 @@ fn publish(known: &Known, records: &Records<'_>) {
     known.publish(ServiceState::Ready(ReadyService::new(upstream, Vec::new(), 1, None)));
 }
 
-/// Makes the endpoints of a service known, with calls in flight, so that a pick finds the loads of a busy client.
+/// Publishes the endpoints of a service, with calls in flight, so that a pick sees the loads of a busy client.
 fn learn(known: &Known, service: usize, n: usize, subset: u32) {
     let endpoints = endpoints(&format!("s{service}"), n);
     let kind = ServiceKind::Replicated;
@@ -292,7 +292,7 @@ fn learn(known: &Known, service: usize, n: usize, subset: u32) {
     keep_busy(known);
 }
 
-/// The same with half of the endpoints in another region, and a table that divides calls between the two.
+/// As `learn`, with half of the endpoints in another region, and a table that divides calls between both regions.
 fn learn_divided(known: &Known, service: usize, n: usize) {
     let mut endpoints = endpoints(&format!("s{service}"), n);
     endpoints.iter_mut().step_by(2).for_each(|endpoint| endpoint.location = place("us"));
@@ -306,7 +306,7 @@ fn learn_divided(known: &Known, service: usize, n: usize) {
     keep_busy(known);
 }
 
-/// Puts calls in flight.
+/// Starts calls that stay in flight.
 fn keep_busy(known: &Known) {
     if let ServiceState::Ready(ReadyService { upstream, .. }) = &*known.state() {
         let busy = upstream.candidates().filter(|candidate| candidate.in_subset).map(|c| c.index);
@@ -314,7 +314,7 @@ fn keep_busy(known: &Known) {
     }
 }
 
-/// Whether picks stay inside subsets of the right size, reach all of them, and leave the counts as they were.
+/// Checks that picks stay inside subsets of the right size, reach the whole subset, and leave the counters unchanged.
 fn check_fleet(fleet: &[Known], endpoints: usize, subset: u32) -> Result<(), Box<dyn Error>> {
     let size = if subset == 0 { endpoints } else { endpoints.min(subset as usize) };
     let (context, clock) = (CallContext::default(), Clock::start());
@@ -336,7 +336,7 @@ fn check_fleet(fleet: &[Known], endpoints: usize, subset: u32) -> Result<(), Box
     Ok(())
 }
 
-/// The large map over 10,000 endpoints, and what is to be known of it.
+/// The large map over 10,000 endpoints: service, table, and a description.
 fn sharded() -> Result<(Known, Arc<ShardTable>, String), Box<dyn Error>> {
     let endpoints = endpoints("holder", 10_000);
     let map = shard_map(&endpoints);
@@ -361,7 +361,7 @@ fn sharded() -> Result<(Known, Arc<ShardTable>, String), Box<dyn Error>> {
     Ok((known, shards, notes))
 }
 
-/// Shards over all 128 bits: half of them evenly spread, half crowded into a thousandth of the keys.
+/// Shards over the whole 128-bit key space: half spread evenly, half crowded into a thousandth of the keys.
 fn shard_map(endpoints: &[Endpoint]) -> ShardMap {
     let mut random = Generator::new(1);
     let mut wide = || u128::from(random.next()) << 64 | u128::from(random.next());

@@ -1,12 +1,12 @@
-//! `bench/run proxy`: what a request costs through the proxy and through its peers.
+//! `bench/run proxy`: cost of a request through the proxy and through its peers.
 //!
-//! Every proxy has two endpoints, one route by prefix, a deadline, least request and one thread on a processor of its
-//! own; callers and endpoints share the other one. Contenders take turns within each round, and settings within each pass,
-//! so that the machine's moods hit all alike.
+//! Every proxy has two endpoints, one prefix route, a deadline, least request, and one thread on its own processor.
+//! Callers and endpoints share the other processor. Contenders alternate within each round, and settings within each
+//! pass, so that fluctuations of the machine affect all alike.
 
 pub(crate) mod contenders;
 mod ghz;
-mod idle;
+mod idle_memory;
 mod pgo_workload;
 pub(crate) mod process;
 pub(crate) mod results;
@@ -25,7 +25,7 @@ use clap::{Args, ValueEnum};
 
 use crate::{
     Common,
-    load::{Latencies, Run, Seen},
+    load_generator::{Latencies, Run, Seen},
     report::Report,
     role_process::RoleProcess,
 };
@@ -35,12 +35,12 @@ pub(crate) use pgo_workload::run as run_pgo_workload;
 use results::{Cell, Results, Runs, median};
 use settings::{BODIES, CONNECTIONS, FLOOR, MANY, MULTIPLEXED, SMALL, Scale, TURN, USUAL};
 
-/// What `proxy` takes.
+/// Options of `proxy`.
 #[derive(Debug, Args)]
 pub(crate) struct ProxyArgs {
     #[command(flatten)]
     pub(crate) common: Common,
-    /// Only one part of it [default: all].
+    /// Run only this part [default: all].
     #[arg(long)]
     part: Option<Measured>,
     #[command(flatten)]
@@ -50,7 +50,7 @@ pub(crate) struct ProxyArgs {
 /// The binary under test.
 #[derive(Debug, Args)]
 pub(crate) struct Ours {
-    /// The program to measure [default: the fairmesh that lies beside this program].
+    /// Program to measure [default: the `fairmesh` in the directory of this program].
     #[arg(long, value_name = "PROGRAM")]
     fairmesh: Option<PathBuf>,
 }
@@ -80,7 +80,7 @@ enum Measured {
     Ghz,
 }
 
-/// Measures.
+/// Runs the benchmark.
 pub(crate) fn run(args: &ProxyArgs) -> Result<Report, Box<dyn Error>> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let mut report = Report::new("proxy");
@@ -101,9 +101,9 @@ pub(crate) fn run(args: &ProxyArgs) -> Result<Report, Box<dyn Error>> {
 struct Bench {
     scale: Scale,
     part: Option<Measured>,
-    /// Ours.
+    /// The Fairmesh binary under test.
     program: PathBuf,
-    /// The peers that cannot be had, and why.
+    /// Peers that are not available, with the reason.
     missing: Vec<(Contender, String)>,
 }
 
@@ -129,7 +129,7 @@ impl Bench {
             }
         }
         if wanted(Measured::Idle) {
-            // Started anew: what load has taken before would be used again.
+            // A fresh proxy: memory that was allocated under load would be reused.
             let dir = dir.path().join("idle");
             fs::create_dir(&dir).map_err(|e| e.to_string())?;
             let sides =
@@ -147,7 +147,7 @@ impl Bench {
             }
         }
         if wanted(Measured::Ghz) {
-            // What lies there of gRPC before is not this one's.
+            // A folder of its own, because that of `grpc` has files of the same names.
             let dir = dir.path().join("ghz");
             fs::create_dir(&dir).map_err(|e| e.to_string())?;
             match Ghz::find(&dir) {
@@ -168,26 +168,26 @@ impl Bench {
         Ok(())
     }
 
-    /// Fairmesh, and those of these peers that can be had.
+    /// Fairmesh, and the available ones among `peers`.
     fn with(&self, peers: &[Contender]) -> Vec<Contender> {
         let has = |peer: &&Contender| !self.missing.iter().any(|(missing, _)| missing == *peer);
         [Contender::Fairmesh].iter().chain(peers.iter().filter(has)).copied().collect()
     }
 }
 
-/// Proxies that run before the same endpoints.
+/// Proxies in front of the same endpoints.
 struct Contenders {
     spoken: WireProtocol,
     proxies: Vec<(Contender, Proxy)>,
-    /// The endpoints, and the callers.
+    /// Endpoints and callers.
     ends: RoleProcess,
 }
 
-/// The p99 of each side in one round, in nanoseconds: ours, and then all sides once more.
+/// p99 of each side in one round, in nanoseconds: first ours, then all sides a second time.
 type Turns = Vec<(Contender, u64)>;
 
 impl Contenders {
-    /// Starts them in this folder; `program` is ours.
+    /// Starts the proxies in `dir`; `program` is the Fairmesh binary.
     async fn start(
         (dir, program): (&Path, &Path),
         spoken: WireProtocol,
@@ -204,18 +204,18 @@ impl Contenders {
         Ok(Self { spoken, proxies, ends })
     }
 
-    /// Has callers of each proxy ready, over so many connections each where the protocol shares them.
+    /// Prepares callers for each proxy, with `connections` connections each if the protocol multiplexes.
     async fn callers(&mut self, body: usize, connections: usize) -> Result<(), String> {
         let to: Vec<_> = self.proxies.iter().map(|(_, proxy)| proxy.address.to_string()).collect();
         self.ends.prepare(format!("call {body} {connections} {}", to.join(","))).await
     }
 
-    /// Closed loop: so many callers, each of which calls this side again as soon as it has the response.
+    /// Closed loop: `at_once` callers of this side, each of which calls again as soon as it has the response.
     async fn closed(&mut self, side: usize, at_once: usize, length: Duration) -> Result<Run, String> {
         self.ends.run(format!("closed {side} {} {at_once}", length.as_millis()), length).await
     }
 
-    /// So many calls of this side a second.
+    /// Open loop: `rate` calls of this side per second.
     async fn open(&mut self, side: usize, rate: u64, length: Duration) -> Result<Latencies, String> {
         self.ends.run(format!("open {side} {} {rate}", length.as_millis()), length).await
     }
@@ -261,7 +261,7 @@ impl Contenders {
         self.passes("ghz", passes, pass).await
     }
 
-    /// Goes through all settings so often, and prints what was found, all the same where that fails on the way.
+    /// Runs all settings `passes` times, and prints the results, even after a failure.
     async fn passes(
         &mut self,
         name: &str,
@@ -281,12 +281,12 @@ impl Contenders {
         done.map(|()| found)
     }
 
-    /// Calls with so many callers at a time.
+    /// Runs closed-loop rounds with `at_once` concurrent calls.
     async fn closed_rounds(&mut self, cell: &mut Cell, at_once: usize, scale: Scale) -> Result<(), String> {
         self.rounds(cell, scale.rounds, async |all, side| all.closed(side, at_once, scale.slice).await).await
     }
 
-    /// Calls every side in turn, round by round, and adds what was found to what was found before.
+    /// Calls every side in turn, round by round, and appends the results.
     async fn rounds(
         &mut self,
         cell: &mut Cell,
@@ -304,7 +304,7 @@ impl Contenders {
                 let run = call(self, side).await.map_err(|why| format!("{}: {why}", cell[side].0))?;
                 let cpu = self.proxies[side].1.process.cpu_ns().saturating_sub(began);
                 let calls = run.calls.max(1) as f64;
-                // The first round warms up.
+                // The first round is a warm-up.
                 if round > 0 {
                     cell[side].1.cpu.push(cpu as f64 / calls);
                     cell[side].1.rate.push(calls * 1e9 / run.wall_ns as f64);
@@ -314,7 +314,7 @@ impl Contenders {
         Ok(())
     }
 
-    /// The p99 of all sides at half of what the slowest can do.
+    /// p99 of all sides at half of the slowest side's maximum rate.
     async fn latency(&mut self, scale: Scale) -> Result<(u64, Vec<Turns>), String> {
         self.callers(USUAL, 1).await?;
         let mut peak = Cell::new();
@@ -324,8 +324,8 @@ impl Contenders {
         let mut rounds = Vec::new();
         for round in 0..scale.turns {
             let mut turns = Vec::new();
-            // Ours comes first in what is kept, wherever it was in the round; and once more, for what a ratio of 1
-            // looks like.
+            // Our result is stored first, wherever it was in the round. A second measurement of each side shows the
+            // noise.
             let sides = self.proxies.len();
             for turn in 0..=sides {
                 let side = (turn + round) % (sides + 1);
@@ -341,7 +341,7 @@ impl Contenders {
 }
 
 /// The order of sides in a round. The first side and the direction change, so that neither a machine that slows down
-/// nor the caches that one side leaves to the next always affect the same side.
+/// nor caches left by the previous side always affect the same side.
 pub(crate) fn order(round: usize, sides: usize) -> impl Iterator<Item = usize> {
     let forth = round.is_multiple_of(2);
     (0..sides).map(move |turn| (round + if forth { turn } else { sides - turn }) % sides)
@@ -352,7 +352,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_side_goes_first_as_often_and_after_every_neighbour() {
+    fn each_compared_proxy_goes_first_in_equally_many_rounds() {
         for sides in [2, 3, 6] {
             let rounds: Vec<Vec<usize>> = (0..2 * sides).map(|round| order(round, sides).collect()).collect();
             for side in 0..sides {

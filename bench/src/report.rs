@@ -16,13 +16,13 @@ pub(crate) struct Report {
 #[derive(Debug)]
 struct Figure {
     name: String,
-    /// `None` where it could not be measured.
+    /// The measured value. `None` if it could not be measured.
     value: Option<f64>,
     goal: Option<Goal>,
     note: String,
 }
 
-/// What counts as reached.
+/// Condition under which a goal is met.
 #[derive(Clone, Copy, Debug)]
 enum Goal {
     AtMost(f64),
@@ -42,7 +42,7 @@ impl Goal {
 
 impl fmt::Display for Goal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // With as many decimals as figures: a goal may be computed, as one beyond noise is.
+        // Rounded as figures are, because a goal may be computed, as one beyond noise is.
         let shown = |limit: &f64| (limit * 1e3).round() / 1e3;
         match self {
             Self::AtMost(most) => write!(f, "≤ {}", shown(most)),
@@ -53,13 +53,12 @@ impl fmt::Display for Goal {
 }
 
 impl Report {
-    /// A report without figures of the benchmark called `name`.
+    /// An empty report of the benchmark called `name`.
     pub(crate) fn new(name: &'static str) -> Self {
         Self { name, figures: Vec::new(), candidate: None, peers: BTreeMap::new() }
     }
 
-    /// Adds a figure. `goal`, where there is one, is the greatest value that counts as reached; `note` gives the unit
-    /// and the spread.
+    /// Adds a figure. `goal`, if given, is the maximum that meets the goal; `note` gives unit and spread.
     pub(crate) fn figure(
         &mut self,
         name: impl Into<String>,
@@ -71,7 +70,7 @@ impl Report {
         self.figures.push(Figure { name: name.into(), value: Some(value), goal, note: note.into() });
     }
 
-    /// Adds a figure that ought to be so much at least.
+    /// Adds a figure with a minimum as its goal.
     pub(crate) fn figure_at_least(
         &mut self,
         name: impl Into<String>,
@@ -83,7 +82,7 @@ impl Report {
         self.figures.push(Figure { name: name.into(), value: Some(value), goal, note: note.into() });
     }
 
-    /// Adds a figure that ought to lie between two values, themselves included.
+    /// Adds a figure whose goal is an inclusive range.
     pub(crate) fn figure_within(
         &mut self,
         name: impl Into<String>,
@@ -100,22 +99,22 @@ impl Report {
         self.figures.push(Figure { name: name.into(), value: None, goal: None, note: why.into() });
     }
 
-    /// Whether all was measured.
+    /// Checks that everything was measured.
     ///
     /// # Errors
-    /// Names what was not.
+    /// Names the unmeasured figures.
     pub(crate) fn complete(&self) -> Result<(), String> {
         let missing = self.figures.iter().filter(|figure| figure.value.is_none());
         let missing: Vec<_> = missing.map(|figure| figure.name.as_str()).collect();
         if missing.is_empty() { Ok(()) } else { Err(format!("not measured: {}", missing.join(", "))) }
     }
 
-    /// Says which program of Fairmesh was measured, where that is one of several.
+    /// Records which Fairmesh program was measured, if there are several.
     pub(crate) fn candidate(&mut self, program: impl Into<String>) {
         self.candidate = Some(program.into());
     }
 
-    /// Says what was measured beside Fairmesh, with its version.
+    /// Records a peer that was measured, with its version.
     pub(crate) fn peer(&mut self, name: impl Into<String>, version: impl Into<String>) {
         self.peers.insert(name.into(), version.into());
     }
@@ -158,7 +157,7 @@ impl fmt::Display for Report {
     }
 }
 
-/// The machine that a figure was read on: figures of different machines are not to be compared.
+/// Description of the machine. Figures of different machines are not comparable.
 fn machine() -> serde_json::Value {
     let line_after = |file: &str, key: &str| {
         let text = fs::read_to_string(file).unwrap_or_default();
@@ -179,7 +178,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_json_object_has_the_agreed_form() {
+    fn bench_json_report_has_documented_form() {
         let mut report = Report::new("pick");
         report.figure("ns_10", 41.5, Some(60.0), "ns");
         report.peer("random pick", "of this build");
@@ -194,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn the_table_says_which_goals_were_missed() {
+    fn bench_table_marks_missed_goals() {
         let mut report = Report::new("pick");
         report.figure("ns_10", 41.5, Some(60.0), "ns");
         report.figure("shard_ns", 300.0, Some(250.000_04), "ns");
@@ -207,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn a_goal_may_be_missed_on_both_sides() {
+    fn bench_range_goal_is_missed_below_and_above() {
         let reached = |value| {
             let mut report = Report::new("balance");
             report.figure_within("ratio", value, (0.9, 1.1), "");
@@ -217,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_measured_is_said_and_is_no_number() {
+    fn unmeasured_figure_is_reported_as_null_with_reason() {
         let mut report = Report::new("balance");
         report.figure("cv", 0.1, None, "");
         assert_eq!(report.complete(), Ok(()));

@@ -1,13 +1,13 @@
-//! `bench/run rib`: from an acknowledged write to its arrival at subscribers, through a tree of two layers,
-//! beside etcd.
+//! `bench/run rib`: time from an acknowledged write to its arrival at subscribers, through a tree of two layers,
+//! compared with etcd.
 //!
-//! Every subscriber has a connection of its own to one of the replicas and acknowledges what it has, as and when agents
-//! do. A few care about one service, all care about another. The peer is one etcd with as many watchers on as many
+//! Every subscriber has its own connection to one of the replicas and acknowledges updates as agents do. A few
+//! subscribers follow one service, all follow another. The peer is one etcd with as many watchers on as many
 //! connections, driven by the same harness.
 
 mod counting_stream;
 mod etcd;
-mod grpc;
+mod grpc_stream;
 mod watchers;
 mod writes;
 
@@ -19,56 +19,56 @@ use fairmesh_model::{
 };
 use fairmesh_wire::{
     handshake::{self, Connection},
-    records,
+    record_encoding,
     transport::Address,
     v1,
 };
 use hdrhistogram::Histogram;
 use tokio::time::{Instant, sleep};
 
-use crate::{Common, load::histogram, report::Report, role_process::RoleProcess};
+use crate::{Common, load_generator::histogram, report::Report, role_process::RoleProcess};
 use etcd::Etcd;
 use watchers::{Server, Watchers};
 
-/// What `rib` takes.
+/// Options of `rib`.
 #[derive(Debug, Args)]
 pub(crate) struct RibArgs {
     #[command(flatten)]
     pub(crate) common: Common,
-    /// Only one part of it [default: both].
+    /// Run only this part [default: both].
     #[arg(long)]
     part: Option<Measured>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Measured {
-    /// From a write to its subscribers.
+    /// Time from a write to its subscribers.
     Fanout,
     /// Writes on a large store.
     Writes,
 }
 
-/// Replicas between the control plane and the subscribers.
+/// Number of replicas between the control plane and the subscribers.
 const REPLICAS: usize = 2;
-/// Goals, in milliseconds of the middle and of the slowest of a hundred deliveries.
+/// Goals for the latency of deliveries in milliseconds: p50 and p99.
 const FEW_MS: [f64; 2] = [3.0, 15.0];
 const ALL_MS: [f64; 2] = [100.0, 250.0];
-/// Deliveries per second of processor time, as a multiple of etcd's, at least.
+/// Goal: minimum deliveries per second of CPU time, as a multiple of etcd's.
 const FANOUT: f64 = 3.0;
-/// Pause between two writes, after all subscribers have the first.
+/// Pause between two writes, after all subscribers have received the first.
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// How much is done.
+/// Durations and repetitions.
 #[derive(Clone, Copy, Debug)]
 struct Scale {
     subscribers: usize,
-    /// How many of them care about the first service.
+    /// Number of subscribers that follow the first service.
     few: usize,
-    /// Writes that a few care about.
+    /// Number of writes to the service that a few follow.
     few_writes: usize,
-    /// Writes that all care about.
+    /// Number of writes to the service that all follow.
     all_writes: usize,
-    /// For how long nothing is written.
+    /// Duration of the phase without writes.
     idle: Duration,
 }
 
@@ -82,24 +82,24 @@ impl Scale {
     }
 }
 
-/// How long deliveries of one sort took, in nanoseconds.
+/// Histogram of delivery latencies in nanoseconds, for one kind of write.
 type Deliveries = Histogram<u64>;
 
 fn ms(deliveries: &Deliveries, quantile: f64) -> f64 {
     deliveries.value_at_quantile(quantile) as f64 / 1e6
 }
 
-/// What one side came to.
+/// Results of one side.
 struct Results {
     few: Deliveries,
     all: Deliveries,
-    /// Deliveries to all, for each second of processor time of the serving processes.
+    /// Deliveries to all subscribers per second of CPU time of the serving processes.
     per_cpu_second: f64,
-    /// Bytes a second and subscriber while nothing is written.
+    /// Bytes per second and subscriber during the phase without writes.
     idle_bytes: f64,
 }
 
-/// Measures what is asked for.
+/// Runs the requested parts.
 pub(crate) fn run(args: &RibArgs) -> Result<Report, Box<dyn Error>> {
     let mut report = Report::new("rib");
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -165,7 +165,7 @@ async fn side(writer: &mut Writer<'_>, scale: Scale) -> Result<Results, String> 
     let all = deliver(writer, &mut crowd, "all", scale.subscribers, scale.all_writes).await?;
     let cpu = (writer.cpu_ns().await? - before) as f64 / 1e9;
     let per_cpu_second = (scale.subscribers * scale.all_writes) as f64 / cpu;
-    // What the last write set off comes to rest first.
+    // Wait until the effects of the last write have settled.
     sleep(Duration::from_secs(1)).await;
     let quiet = crowd.traffic();
     sleep(scale.idle).await;
@@ -173,7 +173,7 @@ async fn side(writer: &mut Writer<'_>, scale: Scale) -> Result<Results, String> 
     Ok(Results { few, all, per_cpu_second, idle_bytes })
 }
 
-/// Writes one after the other, each once the one before is everywhere.
+/// Makes writes one after the other, each once all subscribers have the previous one.
 async fn deliver(
     writer: &mut Writer<'_>,
     crowd: &mut Watchers,
@@ -186,7 +186,7 @@ async fn deliver(
         let revision = writer.write(service, number).await?;
         let acknowledged = Instant::now();
         let times = crowd.have(revision, count, acknowledged).await?;
-        // The first one opens what is opened on first use.
+        // The first write opens what is opened on first use, and is not counted.
         if number > 0 {
             times.into_iter().for_each(|time| deliveries.saturating_record(time));
         }
@@ -195,7 +195,7 @@ async fn deliver(
     Ok(deliveries)
 }
 
-/// The store that is written to.
+/// The store to write to.
 enum Writer<'a> {
     Fairmesh(&'a mut Mesh),
     Etcd(&'a mut Etcd),
@@ -218,7 +218,7 @@ impl Writer<'_> {
         }
     }
 
-    /// Writes an endpoint of a service, once more; returns the revision.
+    /// Writes an endpoint of a service; returns the revision.
     async fn write(&mut self, service: &str, number: usize) -> Result<u64, String> {
         let (key, value) = endpoint(service, number);
         match self {
@@ -227,7 +227,7 @@ impl Writer<'_> {
         }
     }
 
-    /// The CPU time of all serving processes.
+    /// CPU time of all serving processes, in nanoseconds.
     async fn cpu_ns(&mut self) -> Result<u64, String> {
         match self {
             Self::Fairmesh(mesh) => mesh.cpu_ns().await,
@@ -278,12 +278,12 @@ impl Mesh {
     }
 }
 
-/// What watchers of a service subscribe to.
+/// The prefix that watchers of a service subscribe to.
 fn prefix(service: &str) -> String {
     format!("/t/bench/endpoints/{service}/")
 }
 
-/// An endpoint whose record differs by `number`.
+/// An endpoint whose record depends on `number`.
 fn endpoint(service: &str, number: usize) -> (String, bytes::Bytes) {
     let (name, instance, region) = (
         ServiceName::new(format!("bench/{service}")).expect("letters make a name"),
@@ -302,5 +302,5 @@ fn endpoint(service: &str, number: usize) -> (String, bytes::Bytes) {
         labels: Default::default(),
     };
     let key = RecordKey::Endpoint(name, region, instance).to_string();
-    (key, records::encode(&Record::from(endpoint)))
+    (key, record_encoding::encode(&Record::from(endpoint)))
 }

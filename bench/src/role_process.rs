@@ -1,4 +1,4 @@
-//! A process of a benchmark: this binary again, in a role that its arguments name, with orders on standard input.
+//! A process of a benchmark: this binary again, in a role given by its arguments, with commands on standard input.
 
 use std::{path::Path, process::Stdio, time::Duration};
 
@@ -9,20 +9,20 @@ use tokio::{
 };
 
 use crate::{
-    load::{Latencies, Run},
+    load_generator::{Latencies, Run},
     proxy::process::scheduled_ns,
 };
 
-/// How long a part may take to respond to one line, beyond the duration of the order.
+/// Maximum time of a response, beyond the duration of the command.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Memory that was freed stays with the process, on both sides: else whether the allocator gives the top of its heap
-/// back after each large body, and faults it in again for the next, is a matter of luck that outweighs what is to be
-/// measured.
+/// Freed memory stays with the process, on both sides. Otherwise it is a matter of luck whether the allocator returns
+/// the top of its heap after each large body and faults it in again for the next one, which outweighs the measured
+/// differences.
 const MEMORY: (&str, &str) =
     ("GLIBC_TUNABLES", "glibc.malloc.trim_threshold=268435456:glibc.malloc.mmap_threshold=33554432");
 
-/// A process that responds to each line of its input with one of its output. Dropping it kills it.
+/// A process that responds to each input line with one output line. Dropping it kills it.
 #[derive(Debug)]
 pub(crate) struct RoleProcess {
     name: String,
@@ -32,17 +32,17 @@ pub(crate) struct RoleProcess {
 }
 
 impl RoleProcess {
-    /// Starts it and waits for its first line, which it writes when it is ready.
+    /// Starts a process, and waits for its first line, which it writes when it is ready.
     pub(crate) async fn start(dir: &Path, args: &[&str]) -> Result<(Self, String), String> {
         Self::start_with(PATIENCE, dir, args, &[MEMORY]).await
     }
 
-    /// The same with the allocator as it is, where memory is what is measured.
+    /// As `start`, with default allocator settings, for measurements of memory.
     pub(crate) async fn start_bare(dir: &Path, args: &[&str]) -> Result<(Self, String), String> {
         Self::start_with(PATIENCE, dir, args, &[]).await
     }
 
-    /// The same for one that has much to do before.
+    /// As `start`, with a longer timeout for the start.
     pub(crate) async fn start_within(
         patience: Duration,
         dir: &Path,
@@ -79,48 +79,48 @@ impl RoleProcess {
         Ok((part, ready))
     }
 
-    /// Closed-loop load for a while.
+    /// Closed-loop load for `length`.
     pub(crate) async fn closed(&mut self, tasks: usize, length: Duration) -> Result<Run, String> {
         self.run(format!("closed {} {tasks}", length.as_millis()), length).await
     }
 
-    /// Open-loop load for a while.
+    /// Open-loop load for `length`.
     pub(crate) async fn open(&mut self, rate: u64, length: Duration) -> Result<Latencies, String> {
         self.run(format!("open {} {rate}", length.as_millis()), length).await
     }
 
-    /// The CPU time that the process has used, in nanoseconds.
+    /// CPU time of the process so far, in nanoseconds.
     pub(crate) async fn cpu_ns(&mut self) -> Result<u64, String> {
         let answer = self.ask("cpu".into(), Duration::ZERO).await?;
         answer.parse().map_err(|_| format!("part '{}' said '{answer}' for its CPU time", self.name))
     }
 
-    /// The response to any order, which may take so long to execute.
+    /// Sends a command that takes `length`, and returns the response.
     pub(crate) async fn order(&mut self, line: String, length: Duration) -> Result<String, String> {
         self.ask(line, length).await
     }
 
-    /// Has it prepare what later orders need.
+    /// Sends a command that prepares later ones.
     ///
     /// # Errors
-    /// What it said instead of `ready`.
+    /// The response, if it is not `ready`.
     pub(crate) async fn prepare(&mut self, line: String) -> Result<(), String> {
         let answer = self.order(line, Duration::ZERO).await?;
         if answer == "ready" { Ok(()) } else { Err(answer) }
     }
 
-    /// The CPU time that its threads have used, by the scheduler's account, without an order.
+    /// CPU time of the process's threads from the scheduler statistics in nanoseconds, without a command.
     pub(crate) fn cpu(&self) -> Result<u64, String> {
         let pid = self.child.id().ok_or_else(|| format!("part '{}' has ended", self.name))?;
         Ok(scheduled_ns(pid))
     }
 
-    /// Its process id; 0 where it has ended.
+    /// Process id; 0 after it has ended.
     pub(crate) fn pid(&self) -> u32 {
         self.child.id().unwrap_or_default()
     }
 
-    /// The response to an order that has a result.
+    /// Sends a command, and parses its result.
     pub(crate) async fn run<T: DeserializeOwned>(
         &mut self,
         line: String,
@@ -130,9 +130,9 @@ impl RoleProcess {
         serde_json::from_str(&answer).map_err(|_| format!("part '{}': {answer}", self.name))
     }
 
-    /// Ends it, and waits until it has ended.
+    /// Ends the process, and waits until it has ended.
     pub(crate) async fn end(mut self) {
-        // Fails only where it has ended already.
+        // Fails only if the process has already ended.
         let _ = self.child.kill().await;
     }
 

@@ -1,4 +1,4 @@
-//! The roles that processes of the benchmarks take: mesh, servers, load.
+//! Roles of benchmark processes: mesh, servers, load.
 
 use std::{
     ffi::OsString,
@@ -20,28 +20,29 @@ use tokio::io::{AsyncBufReadExt, BufReader, Lines, Stdin};
 use tower::Service;
 
 use crate::{
-    load::{self, Call},
-    meter, remote,
+    cross_region_calls,
+    load_generator::{self, Call},
+    process_usage,
 };
 
-mod affinity;
 mod chain;
 mod cleanup;
-pub(crate) mod compute;
-mod delay;
-mod handshakes;
+pub(crate) mod compute_servers;
+mod cpu_affinity;
+pub(crate) mod handwritten_tls;
 mod hyper_proxy;
-mod load_pair;
 mod minimal_peers;
+mod network_delay;
+mod proxy_ends;
 mod rare_calls;
-mod relay;
 mod replica_tree;
 mod servers;
 mod shard_map;
 mod static_client;
-pub(crate) mod tls_stack;
+mod tcp_relay;
+mod tls_handshakes;
 
-pub(crate) use affinity::{CALLERS, MEASURED};
+pub(crate) use cpu_affinity::{CALLERS, MEASURED};
 pub(crate) use servers::free_port;
 
 /// The generated types of the benchmarks' protocol.
@@ -57,15 +58,15 @@ pub(crate) mod v1 {
     tonic::include_proto!("fairmesh.bench.v1");
 }
 
-/// What to be.
+/// Options of a role.
 #[derive(Args, Debug)]
 pub(crate) struct RoleArgs {
     #[command(subcommand)]
     role: Role,
-    /// Where sockets and data lie.
+    /// Directory of sockets and data.
     #[arg(long, global = true, default_value = ".")]
     dir: PathBuf,
-    /// The network in which it is, where it has one of its own.
+    /// Network namespace to enter, if any.
     #[arg(long, global = true)]
     place: Option<String>,
 }
@@ -76,7 +77,7 @@ enum Role {
     Mesh,
     /// A control plane.
     ControlPlane {
-        /// Where its store lies, unless in a file.
+        /// Address of the store in etcd [default: a file].
         #[arg(long)]
         etcd: Option<EtcdAddress>,
     },
@@ -87,19 +88,19 @@ enum Role {
         #[arg(long)]
         name: String,
     },
-    /// Where a large shard map comes from.
+    /// The source of a large shard map.
     ShardSource {
         #[arg(long)]
         shards: usize,
         #[arg(long)]
         servers: usize,
     },
-    /// An agent for it.
+    /// The agent of a large shard map.
     ShardAgent {
         #[arg(long)]
         upstream: Address,
     },
-    /// A program that decides by it.
+    /// A program that uses the shard map.
     ShardCaller {
         #[arg(long)]
         name: String,
@@ -110,52 +111,52 @@ enum Role {
         protocol: Protocol,
         #[arg(long)]
         layer: Layer,
-        /// Where the certificate of servers without the layer lies, if they speak mutual TLS.
+        /// Folder with the certificate of servers without the layer, if they use mutual TLS.
         #[arg(long)]
         certificate: Option<PathBuf>,
     },
-    /// Two endpoints behind a proxy, and its callers, with orders on standard input.
+    /// Two endpoints behind a proxy and its callers, controlled by standard input.
     LoadPair {
         #[arg(long)]
         protocol: Protocol,
-        /// The cgroup to be in.
+        /// Cgroup to join.
         #[arg(long)]
         cgroup: Option<String>,
-        /// What callers over HTTP/1.1 name as their host.
+        /// Host named by HTTP/1.1 callers.
         #[arg(long, default_value = "http1.bench")]
         host: String,
-        /// The processor to be on.
+        /// Processor to run on.
         #[arg(long, default_value_t = CALLERS)]
         processor: usize,
     },
-    /// A service of a chain, and its callers, with orders on standard input.
+    /// A service of a chain and its callers, controlled by standard input.
     Chain {
-        /// The cgroup to be in.
+        /// Cgroup to join.
         #[arg(long)]
         cgroup: String,
     },
-    /// Passes bytes on to endpoints, and understands nothing.
+    /// Forwards bytes to endpoints without parsing them.
     Relay {
         #[arg(long)]
         listen: SocketAddr,
         #[arg(long, value_delimiter = ',', required = true)]
         to: Vec<SocketAddr>,
     },
-    /// Passes requests on to endpoints by hyper, and does nothing else.
+    /// Forwards requests to endpoints with hyper, and does nothing else.
     HyperProxy {
         #[arg(long)]
         listen: SocketAddr,
         #[arg(long, value_delimiter = ',', required = true)]
         to: Vec<SocketAddr>,
     },
-    /// Becomes another program, on one processor.
+    /// Executes another program on one processor.
     Launch {
         #[arg(long)]
         processor: usize,
         #[arg(trailing_var_arg = true, allow_hyphen_values = true, required = true)]
         command: Vec<OsString>,
     },
-    /// A client with orders on standard input.
+    /// A client controlled by standard input.
     Client {
         #[arg(long)]
         kind: Kind,
@@ -165,38 +166,38 @@ enum Role {
         payload: usize,
         #[arg(long, value_delimiter = ',')]
         servers: Vec<SocketAddr>,
-        /// Where the certificate of a static client lies, if it speaks mutual TLS.
+        /// Folder with the certificate of a static client, if it uses mutual TLS.
         #[arg(long)]
         certificate: Option<PathBuf>,
     },
-    /// Clients that connect anew for each request, with orders on standard input.
+    /// Clients that connect for each request, controlled by standard input.
     Handshakes {
-        /// A folder with a certificate of the mesh.
+        /// Folder with a certificate of the mesh.
         #[arg(long)]
         identity: Option<PathBuf>,
         #[arg(long, value_delimiter = ',', required = true)]
         to: Vec<SocketAddr>,
     },
-    /// Passes bytes on to a server that is so far away.
+    /// Forwards bytes to a server with a delay.
     Delay {
         #[arg(long)]
         listen: SocketAddr,
         #[arg(long)]
         to: SocketAddr,
-        /// Milliseconds of each way.
+        /// One-way delay in milliseconds.
         #[arg(long)]
         ms: u64,
     },
     /// A server that computes its responses under a CPU quota.
-    Worker(compute::WorkerArgs),
-    /// Clients of workers, with orders on standard input.
-    Callers(compute::CallersArgs),
+    Worker(compute_servers::WorkerArgs),
+    /// Clients of workers, controlled by standard input.
+    Callers(compute_servers::CallersArgs),
     /// Servers in another region.
     RemoteServers {
         #[arg(long)]
         address: IpAddr,
     },
-    /// Programs that call them, with orders on standard input.
+    /// Programs that call them, controlled by standard input.
     RareCalls(rare_calls::RareCallsArgs),
     /// Removes a folder, and ends the processes that work in it, once its input ends.
     Cleanup,
@@ -223,32 +224,32 @@ enum Kind {
 
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
-/// Is one part until its input ends.
+/// Runs one role until its input ends.
 pub(crate) fn run_role(args: RoleArgs) -> Result<(), BoxError> {
     if let Some(place) = &args.place {
-        remote::link::enter(place)?;
+        cross_region_calls::network_link::enter(place)?;
     }
     match &args.role {
-        // Workers are kept short by quotas, wherever they run.
+        // These run on any processor; workers are limited by quotas.
         Role::ControlPlane { .. } | Role::Replica { .. } | Role::Cleanup => {}
         Role::ShardSource { .. } | Role::ShardAgent { .. } | Role::ShardCaller { .. } => {}
         Role::Mesh | Role::Worker(_) | Role::Callers(_) => {}
         // These two are launched on the processor of proxies.
         Role::Relay { .. } | Role::HyperProxy { .. } => {}
         Role::RemoteServers { .. } | Role::RareCalls(_) => {}
-        // It is the network.
+        // It only simulates the network.
         Role::Delay { .. } => {}
-        Role::LoadPair { processor, .. } => affinity::keep_to(*processor)?,
-        Role::Client { .. } | Role::Chain { .. } | Role::Handshakes { .. } => affinity::keep_to(CALLERS)?,
-        Role::Servers { .. } => affinity::keep_to(MEASURED)?,
+        Role::LoadPair { processor, .. } => cpu_affinity::keep_to(*processor)?,
+        Role::Client { .. } | Role::Chain { .. } | Role::Handshakes { .. } => cpu_affinity::keep_to(CALLERS)?,
+        Role::Servers { .. } => cpu_affinity::keep_to(MEASURED)?,
         Role::Launch { processor, command } => {
-            affinity::keep_to(*processor)?;
+            cpu_affinity::keep_to(*processor)?;
             let (program, arguments) = command.split_first().ok_or("there is nothing to launch")?;
             return Err(Command::new(program).args(arguments).exec().into());
         }
     }
-    // One thread each: client and servers share two processors, and a figure per call must not hang on how work
-    // wanders.
+    // One thread each: client and servers share two processors, and the cost per call must not depend on how threads
+    // migrate.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(run(args))
 }
@@ -263,28 +264,28 @@ async fn run(args: RoleArgs) -> Result<(), BoxError> {
             run_shards(args.role, &args.dir).await
         }
         Role::LoadPair { protocol, cgroup, host, .. } => {
-            load_pair::run(protocol, cgroup.as_deref(), &host).await
+            proxy_ends::run(protocol, cgroup.as_deref(), &host).await
         }
         Role::Chain { cgroup } => chain::run(&cgroup).await,
-        Role::Relay { listen, to } => relay::run(listen, &to).await,
+        Role::Relay { listen, to } => tcp_relay::run(listen, &to).await,
         Role::HyperProxy { listen, to } => hyper_proxy::run(listen, &to).await,
-        // It is something else by now.
+        // The process image has been replaced.
         Role::Launch { .. } => Ok(()),
         Role::Servers { protocol, layer, certificate } => serve(protocol, layer, certificate, agent).await,
         Role::Client { kind, protocol, payload, servers, certificate } => {
             client((kind, protocol), payload, (servers, certificate), agent).await
         }
-        Role::Handshakes { identity, to } => handshakes::run(identity.as_deref(), &to).await,
-        Role::Delay { listen, to, ms } => delay::run(listen, to, Duration::from_millis(ms)).await,
-        Role::Worker(worker) => compute::serve(worker, agent).await,
-        Role::Callers(callers) => compute::call(callers, agent).await,
+        Role::Handshakes { identity, to } => tls_handshakes::run(identity.as_deref(), &to).await,
+        Role::Delay { listen, to, ms } => network_delay::run(listen, to, Duration::from_millis(ms)).await,
+        Role::Worker(worker) => compute_servers::serve(worker, agent).await,
+        Role::Callers(callers) => compute_servers::call(callers, agent).await,
         Role::RemoteServers { address } => rare_calls::serve(address, agent).await,
         Role::RareCalls(rare) => rare_calls::call(rare, agent).await,
         Role::Cleanup => cleanup::sweep(&args.dir).await,
     }
 }
 
-/// The roles of a large map.
+/// The roles of a large shard map.
 async fn run_shards(role: Role, dir: &Path) -> Result<(), BoxError> {
     match role {
         Role::ShardSource { shards, servers } => shard_map::source(shards, servers).await,
@@ -294,25 +295,25 @@ async fn run_shards(role: Role, dir: &Path) -> Result<(), BoxError> {
     }
 }
 
-/// Serves without the layer, over TLS where there is a certificate, or with it.
+/// Serves with the server layer, or without it; over TLS if a certificate is given.
 async fn serve(
     protocol: Protocol,
     layer: Layer,
     certificate: Option<PathBuf>,
     agent: Address,
 ) -> Result<(), BoxError> {
-    let tls = certificate.as_deref().map(tls_stack::acceptor).transpose()?;
+    let tls = certificate.as_deref().map(handwritten_tls::acceptor).transpose()?;
     servers::serve(protocol, (layer, tls), agent).await
 }
 
-/// Executes the calls that it is ordered.
+/// Runs a client that executes commands.
 async fn client(
     kind: (Kind, Protocol),
     payload: usize,
     (servers, certificate): (Vec<SocketAddr>, Option<PathBuf>),
     agent: Address,
 ) -> Result<(), BoxError> {
-    let tls = certificate.as_deref().map(tls_stack::connector).transpose()?;
+    let tls = certificate.as_deref().map(handwritten_tls::connector).transpose()?;
     match kind {
         (Kind::Mesh, protocol) => {
             let region = Location::in_region(Region::new("bench")?);
@@ -338,7 +339,7 @@ async fn client(
     }
 }
 
-/// Reports that it is ready, then responds to `closed MS TASKS`, `open MS RATE` and `cpu` with a line each.
+/// Reports that it is ready, then responds to `closed MS TASKS`, `open MS RATE` and `cpu` with one line each.
 async fn execute_orders<C: Call>(call: C) -> Result<(), BoxError> {
     call.call().await?;
     println!("ready");
@@ -354,16 +355,17 @@ async fn execute_orders<C: Call>(call: C) -> Result<(), BoxError> {
     Ok(())
 }
 
-/// Calls for `ms` milliseconds, `number` at a time, or `number` a second in an `open` loop; returns the response.
+/// Calls for `ms` milliseconds with `number` concurrent calls, or in an `open` loop with `number` calls per second.
+/// Returns the response line.
 async fn load_by<C: Call>(call: &C, open: bool, ms: &str, number: &str) -> Result<String, BoxError> {
     let length = Duration::from_millis(ms.parse()?);
     Ok(match open {
-        true => said(load::open(call, number.parse()?, length).await),
-        false => said(load::closed(call, number.parse()?, length).await),
+        true => said(load_generator::open(call, number.parse()?, length).await),
+        false => said(load_generator::closed(call, number.parse()?, length).await),
     })
 }
 
-/// The response to an order, in a line.
+/// The response to a command, as one line.
 fn said<T: serde::Serialize>(done: Result<T, String>) -> String {
     done.and_then(|done| serde_json::to_string(&done).map_err(|e| e.to_string())).unwrap_or_else(|why| why)
 }
@@ -373,10 +375,10 @@ fn orders() -> Lines<BufReader<Stdin>> {
 }
 
 fn own_cpu_ns() -> u128 {
-    meter::own_cpu().as_nanos()
+    process_usage::own_cpu().as_nanos()
 }
 
-/// A POST whose response must be its body.
+/// A POST call whose response must equal its body.
 #[derive(Clone)]
 struct HttpCall<S> {
     service: S,
@@ -419,7 +421,7 @@ where
     }
 }
 
-/// A unary gRPC call whose response must be its message.
+/// A unary gRPC call whose response must equal its message.
 #[derive(Clone)]
 struct GrpcCall<S> {
     client: v1::echo_client::EchoClient<S>,

@@ -1,8 +1,8 @@
 //! `bench/run routers`: a shared proxy that follows many services, each with a policy of two routes and one endpoint.
 //!
-//! Control plane, agent and proxy are processes as they are released. The endpoints of all services are a few sockets
-//! of this process, which end a connection after each response, so that what the proxy holds is what it follows and not
-//! connections.
+//! Control plane, agent and proxy are processes as released. The endpoints of all services are a few sockets of this
+//! process. They close a connection after each response, so that the proxy's memory is that of followed services rather
+//! than connections.
 
 mod calls;
 mod mesh;
@@ -17,19 +17,19 @@ use crate::{Common, report::Report};
 use calls::{Caller, Endpoints};
 use mesh::Mesh;
 
-/// Numbers of services that are followed; `--quick` leaves out the last.
+/// Numbers of followed services; `--quick` leaves out the last.
 const SIZES: [usize; 3] = [100, 5_000, 50_000];
-/// Services whose first calls are made one after the other, and further ones, whose first calls are made all at once:
-/// memory is read before, since so many connections leave some behind.
+/// Number of services whose first calls are made one after the other. The first calls of the rest are made all at once,
+/// after memory has been read, because that many connections leave some memory behind.
 const ONE_BY_ONE: usize = 1_000;
 const AT_ONCE: usize = 5_000;
-/// First calls of the rest in flight at one time.
+/// Concurrent first calls of the rest.
 const IN_FLIGHT: usize = 32;
-/// Changes of a policy whose time to effect is taken.
+/// Number of policy changes whose time to effect is measured.
 const CHANGES: usize = 100;
-/// Calls a second while they are.
+/// Background calls per second during the changes.
 const LOAD: u64 = 1_000;
-/// After how long what first calls left behind has come to rest.
+/// Time until memory has settled after the first calls.
 const REST: Duration = Duration::from_secs(3);
 
 /// Goals.
@@ -37,34 +37,34 @@ const KB_PER_SERVICE: f64 = 8.0;
 const FIRST_CALL_P50_MS: f64 = 1.0;
 const APPLY_TO_EFFECT_MS: f64 = 20.0;
 
-/// What `routers` takes.
+/// Options of `routers`.
 #[derive(Debug, Args)]
 pub(crate) struct RoutersArgs {
     #[command(flatten)]
     pub(crate) common: Common,
-    /// Only this number of services [default: 100, 5,000 and, without --quick, 50,000].
+    /// Measure only this number of services [default: 100, 5,000 and, without --quick, 50,000].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=50_000))]
     services: Option<u32>,
 }
 
-/// What one number of services came to.
+/// Results for one number of services.
 struct Results {
     services: usize,
-    /// Calls without a response of an endpoint.
+    /// Number of calls without a response from an endpoint.
     failed: usize,
-    /// Memory of the proxy and of the agent for each service, in KB.
+    /// Memory per service of the proxy and of the agent, in KB.
     proxy_kb: f64,
     agent_kb: f64,
-    /// First calls one after the other, and all at once, in milliseconds: the middle, the last but one in a hundred.
+    /// Latency of first calls made one after the other, in milliseconds: p50 and p99.
     one_by_one: [f64; 2],
     at_once: [f64; 2],
-    /// How many were made at once, and how long all of them took, in milliseconds.
+    /// Number of first calls made at once, and total duration in milliseconds.
     together: (usize, f64),
-    /// From `apply` to effect.
+    /// Time from `apply` to effect in milliseconds: p50 and p99.
     effect: [f64; 2],
 }
 
-/// Measures.
+/// Runs the benchmark.
 pub(crate) fn run(args: &RoutersArgs) -> Result<Report, Box<dyn Error>> {
     calls::raise_descriptors();
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
@@ -101,7 +101,7 @@ async fn measure(dir: &Path, services: usize) -> Result<Results, String> {
     let began = Instant::now();
     mesh.declare(further.end, &endpoints).await?;
     eprintln!("{services} services: declared in {:.1} s", began.elapsed().as_secs_f64());
-    // What is opened once is counted for no service: one more is called before.
+    // One more service is called before, so that one-time allocations are not counted.
     let caller = Caller::new(mesh.proxy());
     mesh.declare_one(further.end, &endpoints).await?;
     caller.first(further.end).await?;

@@ -1,10 +1,10 @@
-//! `bench/run shards`: a map of 1.5 million shards on one machine: what it costs an agent and twenty programs in
-//! memory, what a move of a shard costs on the wire, and how long a look-up takes.
+//! `bench/run shards`: a map of 1.5 million shards on one machine: memory of an agent and twenty programs, bytes of a
+//! shard move on the wire, and the time of a look-up.
 //!
-//! Memory is the proportional set size of all the processes, as the kernel counts it: what several share counts once.
-//! From it goes that of the same processes with the same endpoints and no map.
+//! Memory is the sum of the processes' proportional set sizes (PSS), in which shared pages count once. The memory of
+//! the same processes with the same endpoints and no map is subtracted.
 
-mod relay;
+mod counting_relay;
 
 use std::{error::Error, fs, path::Path, time::Duration};
 
@@ -12,23 +12,23 @@ use fairmesh_wire::transport::Address;
 use tokio::time::{Instant, sleep};
 
 use crate::{report::Report, role_process::RoleProcess};
-use relay::Relay;
+use counting_relay::Relay;
 
-/// Programs on the machine.
+/// Number of programs on the machine.
 const CALLERS: usize = 20;
-/// Servers, each with as many shards as primary and as secondary.
+/// Number of servers, each with as many primaries as secondaries.
 const SERVERS: usize = 3000;
-/// Goals: megabytes at rest and at the peak of a swap, bytes a move and subscriber, nanoseconds.
+/// Goals: megabytes at rest and at the peak of a swap, bytes per move and subscriber, nanoseconds.
 const REST_MB: f64 = 60.0;
 const PEAK_MB: f64 = 120.0;
 const MOVE_BYTES: f64 = 200.0;
 const LOOKUP_NS: f64 = 250.0;
-/// How long the memory of all processes may take to come to rest, and a change to reach all of them.
+/// Timeout for memory to settle, and for a change to reach all processes.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// Memory counts as at rest when it changed by less than a thousandth within this.
+/// Memory is at rest if it changes by less than a thousandth within this time.
 const REST: Duration = Duration::from_secs(3);
 
-/// How much is done.
+/// Sizes and repetitions.
 #[derive(Clone, Copy, Debug)]
 struct Scale {
     shards: usize,
@@ -45,7 +45,7 @@ impl Scale {
     }
 }
 
-/// An agent and its programs, and what they follow.
+/// An agent and its programs, and the source they follow.
 struct Machine {
     source: RoleProcess,
     agent: RoleProcess,
@@ -53,7 +53,7 @@ struct Machine {
     relay: Relay,
 }
 
-/// What was found of a machine.
+/// Results of one machine.
 struct Results {
     baseline: u64,
     rest: u64,
@@ -65,7 +65,7 @@ struct Results {
     settled: Duration,
 }
 
-/// Measures.
+/// Runs the benchmark.
 pub(crate) fn run(quick: bool) -> Result<Report, Box<dyn Error>> {
     let scale = Scale::new(quick);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -135,7 +135,7 @@ async fn measure(scale: Scale) -> Result<Results, String> {
 }
 
 impl Machine {
-    /// Starts everything and waits until every program can decide.
+    /// Starts everything, and waits until every program can use the map.
     async fn start(dir: &Path, shards: usize) -> Result<Self, String> {
         fs::create_dir_all(dir).map_err(|e| e.to_string())?;
         let (shards, servers) = (shards.to_string(), SERVERS.to_string());
@@ -153,7 +153,7 @@ impl Machine {
         Ok(Self { source, agent, callers, relay })
     }
 
-    /// The proportional set size of the agent, and of it and all programs.
+    /// Proportional set size of the agent, and of the agent and all programs together.
     fn pss(&self) -> Result<(u64, u64), String> {
         let agent = pss(self.agent.pid())?;
         self.callers
@@ -161,7 +161,7 @@ impl Machine {
             .try_fold((agent, agent), |(agent, all), caller| Ok((agent, all + pss(caller.pid())?)))
     }
 
-    /// The same once it no longer changes.
+    /// As `pss`, once memory has settled.
     async fn at_rest(&mut self) -> Result<(u64, u64), String> {
         let deadline = Instant::now() + PATIENCE;
         let mut last = self.pss()?;
@@ -180,7 +180,7 @@ impl Machine {
         }
     }
 
-    /// Makes a change, and waits until every program decides by it and says so; looks for the peak meanwhile.
+    /// Makes a change, and waits until every program uses and acknowledges it; records the peak of memory meanwhile.
     async fn change(&mut self, order: &str, peak: &mut u64) -> Result<(), String> {
         let version = self.source.order(order.to_owned(), PATIENCE).await?;
         let deadline = Instant::now() + PATIENCE;
@@ -200,7 +200,7 @@ impl Machine {
                 return Err(format!("'{order}' did not reach every program"));
             }
         }
-        // What is acknowledged belongs to the move, too.
+        // The acknowledgements belong to the move, too.
         while self.source.order("behind".into(), PATIENCE).await? != "0" {
             *peak = self.pss()?.1.max(*peak);
             sleep(Duration::from_millis(5)).await;
@@ -216,7 +216,7 @@ fn number(text: &str) -> Result<f64, String> {
     text.parse().map_err(|_| format!("'{text}' is no number"))
 }
 
-/// The proportional set size of a process, in bytes.
+/// Proportional set size of a process, in bytes.
 fn pss(pid: u32) -> Result<u64, String> {
     let path = format!("/proc/{pid}/smaps_rollup");
     let text = fs::read_to_string(&path).map_err(|e| format!("cannot read {path}: {e}"))?;

@@ -1,28 +1,28 @@
-//! `bench/run te`: the optimizer of call graphs, by size: SLATE's own largest application, and one of 100 regions, 8 classes
+//! `bench/run te`: the optimizer of call graphs by size: SLATE's largest application, and one of 100 regions, 8 classes
 //! and 500 services.
 //!
-//! It runs the planner alone: problems are made beforehand, and plans go nowhere. Times are processor times of the thread.
+//! Runs only the planner: problems are built beforehand, and plans are not applied. Times are thread CPU times.
 
 use std::error::Error;
 
 use fairmesh_sim::application::RandomApplication;
 use fairmesh_te::optimizer::{Caller, Effort, Plan, Problem, optimize};
 
-use crate::{meter::own_cpu, report::Report};
+use crate::{process_usage::own_cpu, report::Report};
 
-/// What SLATE's solver takes for 10 regions, 8 classes and 10 services, in its authors' records of scalability.
+/// Time of SLATE's solver for 10 regions, 8 classes and 10 services, from its authors' scalability results.
 const SLATE_SECONDS: f64 = 7.052;
-/// Goals: part of SLATE's time; seconds; part of the objective.
+/// Goals: ratio to SLATE's time; seconds; relative gap of the objective.
 const VS_SLATE: f64 = 0.01;
 const COLD_SECONDS: f64 = 10.0;
 const RESOLVE_SECONDS: f64 = 2.0;
 const GAP: f64 = 0.01;
-/// Demand of each region changes by up to this part before the next plan.
+/// Maximum relative change of each region's demand before the next plan.
 const CHANGE: f64 = 0.1;
-/// Number of plans; their median counts.
+/// Number of plans. The median is reported.
 const RUNS: usize = 5;
 
-/// SLATE's scalability graph: a service calls three, and the first of them calls three again.
+/// SLATE's scalability graph: a service calls three others, and the first of them calls three more.
 fn slate() -> RandomApplication {
     RandomApplication {
         regions: 10,
@@ -42,7 +42,7 @@ fn large(quick: bool) -> RandomApplication {
     RandomApplication { regions, services, roots: services / 25, layers: 5, placed: 0.3, ..slate() }
 }
 
-/// Seconds of a plan, and the plan.
+/// Plans, and returns the time in seconds with the plan.
 fn timed(problem: &Problem, last: Option<&Plan>) -> Result<(f64, Plan), Box<dyn Error>> {
     let before = own_cpu();
     let plan = optimize(problem, last, Effort { gap: GAP, ..Effort::default() }, &mut |_| true)?;
@@ -53,7 +53,7 @@ fn timed(problem: &Problem, last: Option<&Plan>) -> Result<(f64, Plan), Box<dyn 
     }
 }
 
-/// Multiplies the demand of each region by a factor that differs by region and run.
+/// Scales the demand of each region by a factor that depends on region and run.
 fn change(problem: &mut Problem, run: usize) {
     for edge in &mut problem.edges {
         let Caller::Clients { demand, .. } = &mut edge.caller else { continue };
@@ -69,7 +69,7 @@ fn median(mut values: Vec<f64>) -> f64 {
     values[values.len() / 2]
 }
 
-/// Measures.
+/// Runs the benchmark.
 pub(crate) fn run(quick: bool) -> Result<Report, Box<dyn Error>> {
     let mut report = Report::new("te");
     let seeds = 1..=RUNS as u64;

@@ -1,6 +1,8 @@
-//! `bench/run te-app`: simulated applications under the optimizer, beside Waterfall: latency, egress, and servers for the loss of a region.
+//! `bench/run te-app`: simulated applications under the optimizer, compared with Waterfall: latency, egress, and
+//! servers for the loss of a region.
 //!
-//! Every request is simulated in the engine of fleets. The optimizer learns its model from reports; Waterfall knows the capacity of each pool.
+//! Every request is simulated in the engine of fleets. The optimizer learns its model from reports; Waterfall is given
+//! the capacity of each pool.
 
 use std::error::Error;
 
@@ -8,7 +10,8 @@ use fairmesh_sim::application::{Measured, Planner, Scenario, capacity_factor, pl
 
 use crate::report::Report;
 
-/// Goals: mean latency over Waterfall's in the worst scenario, and with one region at three times its load; egress; servers.
+/// Goals: mean latency relative to Waterfall's, in the worst scenario and with one region at three times its load;
+/// egress; servers.
 const VS_WATERFALL: f64 = 1.02;
 const VS_WATERFALL_3X: f64 = 0.7;
 const EGRESS: f64 = 0.6;
@@ -21,7 +24,7 @@ const APPLICATIONS: [&str; 5] = [
     include_str!("../../scenarios/app-cut-point.yaml"),
     include_str!("../../scenarios/app-classes.yaml"),
 ];
-/// Variants in which Oregon has its usual load.
+/// Name of variants in which Oregon has its usual load.
 const USUAL: &str = "usual";
 
 /// One scenario under both planners.
@@ -56,7 +59,7 @@ fn scenarios(quick: bool) -> Result<Vec<Scenario>, Box<dyn Error>> {
         let scenario: Scenario = serde_saphyr::from_str(text)?;
         scenario.validate()?;
         let variants = scenario.variants();
-        // The variants with events are about faults, which have tests of their own.
+        // Variants with events are about faults, which have their own tests.
         let steady =
             variants.into_iter().filter(|one| one.play.events.is_empty() && one.play.faults.is_empty());
         all.extend(if quick { steady.take(1).collect() } else { steady.collect::<Vec<_>>() });
@@ -64,7 +67,7 @@ fn scenarios(quick: bool) -> Result<Vec<Scenario>, Box<dyn Error>> {
     Ok(all)
 }
 
-/// Measures.
+/// Runs the benchmark.
 pub(crate) fn run(quick: bool) -> Result<Report, Box<dyn Error>> {
     let mut report = Report::new("te-app");
     let pairs: Vec<Pair> = scenarios(quick)?.iter().map(Pair::measure).collect::<Result<_, _>>()?;

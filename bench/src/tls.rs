@@ -1,9 +1,9 @@
-//! `bench/run tls`: what mutual TLS costs.
+//! `bench/run tls`: cost of mutual TLS.
 //!
-//! Calls of the library beside a hand-written stack with the same rustls, sidecars and handshakes beside Envoy, and listeners
-//! whose key is on a key server beside those with their key. Sides take turns within each round.
+//! Compares library calls with a hand-written stack on the same rustls, sidecars and handshakes with Envoy, and
+//! listeners whose key is on a key server with listeners that have a local key. Sides alternate within each round.
 
-mod authority;
+mod certificate_authority;
 mod envoy;
 mod library;
 mod sidecars;
@@ -12,25 +12,25 @@ mod signer;
 use std::{error::Error, time::Duration};
 
 use crate::{
+    paired_ratio::Median,
     proxy::contenders::{on_path, version},
-    ratio::Median,
     report::Report,
 };
 use sidecars::Compared;
 
-/// The figures of the key server.
+/// Name of the key server's figure.
 const HANDSHAKES: &str = "remote_signer_handshakes_ratio";
 const STALL: &str = "remote_signer_stall_ratio";
 
-/// How much is done.
+/// Durations and repetitions.
 #[derive(Clone, Copy, Debug)]
 struct Scale {
     rounds: usize,
-    /// How long a side of the library is called in a round.
+    /// Duration for which a side of the library is called in a round.
     library: Duration,
-    /// The same of sidecars.
+    /// Duration for which a sidecar is called in a round.
     slice: Duration,
-    /// The same of listeners with a key elsewhere.
+    /// Duration for which a listener of the key server comparison is called in a round.
     signer: Duration,
 }
 
@@ -44,7 +44,7 @@ impl Scale {
     }
 }
 
-/// Measures.
+/// Runs the benchmark.
 pub(crate) fn run(quick: bool) -> Result<Report, Box<dyn Error>> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let scale = Scale::new(quick);

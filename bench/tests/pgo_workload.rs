@@ -1,9 +1,9 @@
-//! The load that a build for production learns from (`scripts/release.sh`).
+//! The workload from which a production build learns its profile (`scripts/release.sh`).
 
 use std::process::Command;
 
 #[test]
-fn every_protocol_is_called_through_a_proxy_that_ends_by_itself() {
+fn pgo_workload_calls_every_protocol_and_its_proxy_exits() {
     let trained = Command::new(env!("CARGO_BIN_EXE_fairmesh-bench")).arg("pgo-workload").output().unwrap();
     let said = String::from_utf8_lossy(&trained.stderr);
     assert!(trained.status.success(), "{said}");

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 */
-/* What these programs share with the proxy: values of maps, as crates/edge/kernel/src/layout.rs declares them. */
+/* What these programs share with the proxy: values of maps, as crates/edge/kernel/src/map_layout.rs declares them. */
 #ifndef FAIRMESH_SHARED_H
 #define FAIRMESH_SHARED_H
 

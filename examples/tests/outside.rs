@@ -7,7 +7,7 @@ use std::{env, path::PathBuf, process::Command};
 use fairmesh_test_support::alone;
 
 #[tokio::test]
-async fn a_program_outside_the_workspace_is_built_and_passes_its_tests() {
+async fn program_outside_workspace_is_built_and_passes_its_tests() {
     // It compiles.
     let _alone = alone().await;
     let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR"));

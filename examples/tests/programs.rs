@@ -29,7 +29,7 @@ const SHARDED_CLIENT: &str = env!("CARGO_BIN_EXE_sharded_client");
 const ANY_PORT: &str = "127.0.0.1:0";
 
 #[tokio::test(flavor = "multi_thread")]
-async fn hello_is_called_by_name_and_leaves_in_good_order() {
+async fn hello_example_is_called_by_name_and_deregisters_when_it_stops() {
     let machine = Machine::start().await;
     let mut server = machine.spawn(HELLO_SERVER, &[ANY_PORT]);
     let address = server.line_after("serving on ").await;
@@ -45,7 +45,7 @@ async fn hello_is_called_by_name_and_leaves_in_good_order() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_program_of_hyper_forwards_requests_and_faults() {
+async fn hyper_example_forwards_requests_and_faults() {
     let machine = Machine::start().await;
     let mut server = machine.spawn(HELLO_SERVER, &[ANY_PORT]);
     let address = server.line_after("serving on ").await;
@@ -74,7 +74,7 @@ async fn get(address: &str, path: &str) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_program_of_axum_exports_the_metrics_of_its_calls() {
+async fn axum_example_exports_metrics_of_its_calls() {
     let machine = Machine::start().await;
     let mut server = machine.spawn(HELLO_SERVER, &[ANY_PORT]);
     server.line_after("serving on ").await;
@@ -118,7 +118,7 @@ async fn promtool_accepts(promtool: &Path, page: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_grpc_program_keeps_its_generated_code() {
+async fn grpc_example_calls_mesh_with_unchanged_generated_code() {
     let machine = Machine::start().await;
     let mut server = machine.spawn(GRPC_SERVER, &[ANY_PORT]);
     server.line_after("serving on ").await;
@@ -130,7 +130,7 @@ async fn a_grpc_program_keeps_its_generated_code() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_key_and_a_role_choose_the_server() {
+async fn key_and_role_choose_server_of_example() {
     let machine = Machine::start().await;
     let map = concat!(env!("CARGO_MANIFEST_DIR"), "/sharded.yaml");
     machine.run(fairmesh(), &["apply", "-f", map]).await.unwrap();
@@ -164,7 +164,7 @@ async fn a_key_and_a_role_choose_the_server() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn registered_python_server_without_the_library_is_called_by_name() {
+async fn registered_python_server_without_library_is_called_by_name() {
     let machine = Machine::start().await;
     let port = free_port();
     let address = format!("127.0.0.1:{port}");

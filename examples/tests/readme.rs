@@ -25,7 +25,7 @@ fn read(path: impl AsRef<Path>) -> String {
 }
 
 #[test]
-fn every_rust_block_is_compiled_as_it_is_printed() {
+fn every_rust_block_of_readme_is_compiled_as_printed() {
     let mut documents = vec![Path::new(env!("CARGO_MANIFEST_DIR")).join("../README.md")];
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs");
     documents.extend(fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()));
@@ -42,7 +42,7 @@ fn every_rust_block_is_compiled_as_it_is_printed() {
 }
 
 #[test]
-fn it_says_why_a_call_failed_and_exits_with_1() {
+fn readme_example_prints_why_call_failed_and_exits_with_1() {
     let folder = tempfile::tempdir().unwrap();
     let agent = format!("unix:{}", folder.path().join("agent.sock").display());
     let client = Command::new(env!("CARGO_BIN_EXE_readme_client"))

@@ -1,4 +1,5 @@
-//! Queries of DNS: whatever arrives, there is one response at most, which is no query, fits, and is not answered again.
+//! Arbitrary bytes as DNS queries. There is at most one response; it is not a query, fits into the limit, and is not
+//! answered when sent back.
 
 use fairmesh_dns::fuzzing::respond;
 

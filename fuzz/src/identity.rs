@@ -4,7 +4,7 @@
 use std::{sync::OnceLock, time::Duration};
 
 use fairmesh_identity::{
-    BundleHints, CertificateInfo, JoinToken, Trust, Usage, read_bundle_document, statement,
+    BundleHints, CertificateInfo, JoinToken, Trust, Usage, call_statement, read_bundle_document,
 };
 use fairmesh_model::{MAX_ROOTS, SpiffeId, TrustBundle};
 use fairmesh_wire::transport::StatedCall;
@@ -41,5 +41,5 @@ pub fn run(data: &[u8]) {
         assert!(trust().verify(&chain, usage, NOW).is_err());
     }
     let call = StatedCall { path: "/fairmesh.v1.Registry/Register", on_behalf_of: "", message: data };
-    assert!(statement::verify(trust(), data, call, NOW).is_err());
+    assert!(call_statement::verify(trust(), data, call, NOW).is_err());
 }

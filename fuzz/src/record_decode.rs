@@ -2,7 +2,7 @@
 //! decoding and encoding unchanged.
 
 use fairmesh_model::RecordKey;
-use fairmesh_wire::records;
+use fairmesh_wire::record_encoding;
 
 /// An example of each field of keys.
 macro_rules! example {
@@ -54,22 +54,22 @@ pub fn run(data: &[u8]) {
     let Some((chosen, value)) = data.split_first() else { return };
     let text = KEYS[usize::from(*chosen) % KEYS.len()];
     let key = RecordKey::parse(text).expect("the keys above are well formed");
-    let checked = records::check(text, value);
+    let checked = record_encoding::check(text, value);
     if matches!(key, RecordKey::History(..) | RecordKey::MeshHistory(..)) {
-        if let Ok(history) = records::decode_history(value) {
-            let encoded = records::encode_history(&history);
-            assert_eq!(records::decode_history(&encoded), Ok(history));
+        if let Ok(history) = record_encoding::decode_history(value) {
+            let encoded = record_encoding::encode_history(&history);
+            assert_eq!(record_encoding::decode_history(&encoded), Ok(history));
         } else {
             assert!(checked.is_err(), "{text} was accepted and cannot be read");
         }
         return;
     }
-    let decoded = records::decode(&key, value);
+    let decoded = record_encoding::decode(&key, value);
     assert_eq!(checked.is_ok(), decoded.is_ok(), "{text}: {checked:?}, and {decoded:?}");
     if let Ok(record) = decoded {
-        let encoded = records::encode(&record);
-        assert_eq!(records::decode(&key, &encoded).as_ref(), Ok(&record));
-        assert_eq!(records::encode(&record), encoded, "one record has one encoding");
+        let encoded = record_encoding::encode(&record);
+        assert_eq!(record_encoding::decode(&key, &encoded).as_ref(), Ok(&record));
+        assert_eq!(record_encoding::encode(&record), encoded, "one record has one encoding");
     }
 }
 

@@ -6,7 +6,7 @@ use fairmesh_model::{
     ChunkHash, InstanceId, KeyRange, RecordKey, Region, Replica, ReplicaState, Role, ServiceName, Shard,
     ShardId, ShardKey, ShardMap, ShardPart,
 };
-use fairmesh_wire::{records, shards};
+use fairmesh_wire::{record_encoding, shard_encoding};
 
 #[derive(Arbitrary, Debug)]
 enum Input {
@@ -85,21 +85,25 @@ fn of(input: Input) {
         Input::Raw(entries) => {
             let entries: Vec<_> = entries.into_iter().map(raw).collect();
             for (key, value) in &entries {
-                let _ = records::check(&key.to_string(), value);
+                let _ = record_encoding::check(&key.to_string(), value);
             }
-            if let Ok(Some(map)) = shards::decode_map(entries) {
+            if let Ok(Some(map)) = shard_encoding::decode_map(entries) {
                 assert_eq!(map.validate(), Ok(()));
             }
         }
         Input::Map { version, shards, damage } => {
             let Some(map) = map(version, shards) else { return };
             // Through texts, as it travels.
-            let mut entries: Vec<_> = shards::encode_map(&service(), &map)
+            let mut entries: Vec<_> = shard_encoding::encode_map(&service(), &map)
                 .into_iter()
                 .map(|(key, value)| (key.to_string(), value))
                 .collect();
             for (key, value) in &entries {
-                assert!(records::check(key, value).is_ok(), "{key}: {:?}", records::check(key, value));
+                assert!(
+                    record_encoding::check(key, value).is_ok(),
+                    "{key}: {:?}",
+                    record_encoding::check(key, value)
+                );
             }
             if let Some((entry, byte, change)) = damage {
                 let count = entries.len();
@@ -114,7 +118,7 @@ fn of(input: Input) {
             let parsed = entries
                 .iter()
                 .map(|(key, value)| (RecordKey::parse(key).expect("a key reads back"), value.clone()));
-            let decoded = shards::decode_map(parsed.collect::<Vec<_>>());
+            let decoded = shard_encoding::decode_map(parsed.collect::<Vec<_>>());
             match damage {
                 Some(_) => drop(decoded),
                 None => assert_eq!(decoded, Ok(Some(grouped(map)))),

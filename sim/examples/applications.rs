@@ -1,5 +1,6 @@
-//! Plays applications and all their variants by each planner, prints what clients saw, and writes figures and pictures:
-//! `applications FOLDER FILE…`. The pictures in `docs/optimizer` come from `applications docs/optimizer scenarios/app-*.yaml`.
+//! Simulates applications and all their variants with each planner, prints client latency and cost, and writes figures
+//! and pictures: `applications FOLDER FILE…`. The pictures in `docs/optimizer` come from `applications docs/optimizer
+//! scenarios/app-*.yaml`.
 
 use std::{error::Error, fs, path::Path};
 
@@ -9,13 +10,14 @@ use fairmesh_sim::{
 };
 use serde_json::json;
 
-/// The application of the picture of latency over load, and the loads of its first region, as a part of the file's.
+/// The application in the picture of latency over load, and the loads of its first region, relative to the load in the
+/// file.
 const OVER_LOAD: &str = "app-boutique";
 const LOADS: [f64; 7] = [0.333, 0.5, 0.667, 0.833, 0.917, 1.0, 1.083];
-/// The variant of the picture of recovery.
+/// The variant in the picture of recovery.
 const RECOVERY: &str = "app-boutique-capacity-cut";
 
-/// What planners did with one scenario.
+/// Results of all planners for one scenario.
 type Played = (Scenario, Vec<Measured>);
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -99,7 +101,7 @@ fn rounded(value: f64) -> f64 {
     (value * 1e4).round() / 1e4
 }
 
-/// Egress of partly replicated applications, as a part of the greatest of each.
+/// Egress of partly replicated applications, relative to the maximum of each.
 fn egress(all: &[Played]) -> String {
     let is_partial = |scenario: &Scenario| {
         let regions = scenario.topology.regions.len();

@@ -1,4 +1,4 @@
-//! Runs scenarios with only the crates that decide: quick to build while those are being changed.
+//! Runs scenarios using only the decision crates, which are quick to build while they are being changed.
 
 #![allow(clippy::disallowed_methods, reason = "it tells how fast it is")]
 

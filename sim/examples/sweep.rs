@@ -1,4 +1,4 @@
-//! Sweeps over a grid with only the crates that decide: quick to build while those are being changed.
+//! Runs sweeps over a grid using only the decision crates, which are quick to build while they are being changed.
 
 use fairmesh_sim::sweep::{Grid, sweep};
 

@@ -1,8 +1,9 @@
-//! Applications: several services in several regions that call each other. Planners divide their calls among regions, and the
-//! model predicts latency, load and egress of each planner's shares.
+//! Applications: several services in several regions that call each other. Planners divide their calls among regions,
+//! and the model predicts latency, load and egress of each planner's shares.
 //!
-//! [`plan`] has the planners of production decide on the inputs that they would have of a mesh in a steady state, and predicts by the model. [`play`]
-//! simulates every request in the engine of fleets, with reports, planning rounds and tables as in production.
+//! [`plan`] runs the production planners on the inputs of a mesh in a steady state, and predicts the result by the
+//! model. [`play`] simulates every request in the engine of fleets, with reports, planning rounds and tables as in
+//! production.
 
 mod capacity;
 mod figures;
@@ -26,24 +27,24 @@ pub use scenario::{Cache, Call, Clients, Operation, Play, Pool, PoolEvent, Scena
 
 use crate::{engine::build_application, scenario::SimTime};
 
-/// The optimizer ends at this gap.
+/// Relative optimality gap at which the optimizer stops.
 const GAP: f64 = 1e-4;
 const ITERATIONS: usize = 500;
 
-/// What planners do with an application.
+/// Results of all planners for an application.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Report {
-    /// Its name.
+    /// Name of the scenario.
     pub scenario: String,
-    /// By planner: rings, Waterfall, ring by criticality, optimizer.
+    /// Figures by planner: rings, Waterfall, ring by criticality, optimizer.
     pub planners: Vec<Figures>,
-    /// What was measured of each planner; empty unless its requests were simulated.
+    /// Measured figures of each planner; empty unless requests were simulated.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub measured: Vec<Measured>,
 }
 
-/// Simulates the requests of a valid application, whose tables one planner makes.
+/// Simulates the requests of a valid application whose tables come from one planner.
 ///
 /// # Errors
 /// The first field that is not valid.
@@ -61,10 +62,10 @@ pub fn play(
     Ok(Measured { planner: planner.name().to_owned(), ..measured })
 }
 
-/// Plans a valid application by each planner.
+/// Plans a valid application with each planner.
 ///
 /// # Errors
-/// The application has an operation without servers, or calls that multiply without end.
+/// The application has an operation without servers, or a cycle in which calls multiply without end.
 pub fn plan(scenario: &Scenario) -> Result<Report, ProblemError> {
     let problem = scenario.problem();
     let effort = Effort { gap: GAP, iterations: ITERATIONS };

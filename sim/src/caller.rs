@@ -1,6 +1,6 @@
 //! A simulated caller: its arrival process and its state.
 
-use fairmesh_balancer::poll::PollLimiter;
+use fairmesh_balancer::load_poll::PollLimiter;
 use fairmesh_model::{
     Location, Region,
     arith::{Generator, mix_pair},
@@ -12,7 +12,7 @@ use crate::{
     scenario::{Callers, RateAt, Requests},
 };
 
-/// Rates are constant for this long, in nanoseconds.
+/// Length of the intervals in which rates are constant, in nanoseconds.
 const STEP: u64 = 1_000_000_000;
 
 /// Properties shared by the callers of a group.
@@ -20,10 +20,10 @@ const STEP: u64 = 1_000_000_000;
 pub(crate) struct CallerGroup {
     pub(crate) location: Location,
     pub(crate) region: u16,
-    /// Mean time between bursts, in nanoseconds, at the unchanged rate.
+    /// Mean time between bursts at the initial rate, in nanoseconds.
     gap: f64,
     burst: f64,
-    /// Factor of the rate in each step; empty if it never changes.
+    /// Factor that the rate has in each step; empty if the rate never changes.
     rates: Vec<f64>,
     /// Kinds of requests with cumulative shares.
     requests: Vec<(f64, Requests)>,
@@ -35,25 +35,25 @@ pub(crate) struct Caller {
     pub(crate) group: u16,
     pub(crate) client: u64,
     pub(crate) service: DiscoveredService,
-    /// Limits polls for load. A caller is a process, all parts of which share what they learn.
+    /// Limits load polls. A caller is a process, whose parts share everything that they learn.
     pub(crate) poll_limiter: PollLimiter,
-    /// Draws arrivals and demands; nothing that depends on a decision draws from it, so that under every policy the
-    /// same requests come at the same times.
+    /// Random source of arrivals and demands. Nothing that depends on a decision draws from it, so that the same
+    /// requests come at the same times under every policy.
     arrivals: Generator,
-    /// Draws the seeds of decisions.
+    /// Random source of the seeds of decisions.
     pub(crate) seeds: Generator,
-    /// Offset of its clock from the true time, in nanoseconds.
+    /// Offset of the caller's clock from the true time, in nanoseconds.
     pub(crate) clock_offset: i64,
-    /// After how long it learns of registry changes, in nanoseconds.
+    /// Delay until the caller learns of registry changes, in nanoseconds.
     pub(crate) propagation_delay: u64,
 }
 
-/// What a request demands.
+/// What a request demands of its server.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Demand {
     /// CPU time, in nanoseconds of an ordinary core.
     pub(crate) cpu: f64,
-    /// Waiting time after that, in nanoseconds.
+    /// Waiting time after the CPU work, in nanoseconds.
     pub(crate) wait: u64,
     pub(crate) stream: bool,
 }
@@ -79,14 +79,14 @@ impl CallerGroup {
 }
 
 impl CallerGroup {
-    /// A group in a region that makes no calls of its own.
+    /// Creates the group of a region that makes no calls of its own.
     pub(crate) fn silent(name: Region, region: u16) -> Self {
         let location = Location::in_region(name);
         Self { location, region, gap: 1.0, burst: 1.0, rates: vec![0.0], requests: Vec::new() }
     }
 }
 
-/// The factor at a time, interpolated linearly.
+/// Returns the factor at a time, interpolated linearly.
 fn rate_at(points: &[RateAt], now: u64) -> f64 {
     let after = points.partition_point(|point| point.at.nanos() <= now);
     match (after.checked_sub(1).map(|before| points[before]), points.get(after)) {
@@ -101,7 +101,8 @@ fn rate_at(points: &[RateAt], now: u64) -> f64 {
 }
 
 impl Caller {
-    /// `seeds` are that of arrivals and demands, and the salt that distinguishes decisions of otherwise equal runs.
+    /// Creates a caller. `seeds` are the seed of arrivals and demands, and a salt by which otherwise equal runs make
+    /// different decisions.
     pub(crate) fn new(group: u16, client: u64, service: DiscoveredService, seeds: (u64, u64)) -> Self {
         let mut random = Generator::new(seeds.0);
         let arrivals = Generator::new(random.next());
@@ -125,7 +126,7 @@ impl Caller {
         if group.rates.is_empty() {
             return Some(now + left as u64);
         }
-        // The interarrival time of a process of changing rate is that in which its rate integrates to the number drawn.
+        // With a changing rate, the interarrival time is the time over which the rate integrates to the drawn number.
         let mut at = now;
         loop {
             let step = at / STEP;
@@ -140,7 +141,7 @@ impl Caller {
         }
     }
 
-    /// Number of requests in a burst: one plus a geometric number.
+    /// Draws the number of requests in a burst: one plus a geometrically distributed number.
     #[inline]
     pub(crate) fn burst(&mut self, group: &CallerGroup) -> u32 {
         let mut n = 1;
@@ -175,7 +176,7 @@ impl Caller {
         self.arrivals.next()
     }
 
-    /// The time by the caller's clock.
+    /// Time by the caller's clock.
     #[inline]
     pub(crate) fn now(&self, now: u64) -> u64 {
         now.saturating_add_signed(self.clock_offset)

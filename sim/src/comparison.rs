@@ -1,4 +1,4 @@
-//! Compares policies on the same fleets: the same machines, callers, arrivals and demands; only decisions differ.
+//! Compares policies on the same fleets: machines, callers, arrivals and demands are equal, only decisions differ.
 
 use std::sync::{
     Mutex, PoisonError,
@@ -10,20 +10,20 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Report, Scenario, fleets::Mix, run};
 
-/// A policy in a comparison.
+/// A policy in the comparison.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Contender {
     /// Name in tables.
     pub name: String,
-    /// The balancing policy; the fleet's subset size applies unless it sets one.
+    /// The balancing policy. The fleet's subset size applies unless the policy sets one.
     #[serde(default)]
     pub balancing: BalancingSpec,
-    /// Whether the policy does not know host speeds.
+    /// Whether the policy ignores host speeds.
     #[serde(default)]
     pub blind: bool,
-    /// Another number makes other random choices on the same fleet under the same load: the difference between two of
-    /// them is noise.
+    /// Salt of random choices. With another salt, the same fleet under the same load makes other random choices; the
+    /// difference between such runs is noise.
     #[serde(default)]
     pub salt: u64,
 }
@@ -43,8 +43,8 @@ impl Contender {
     }
 }
 
-/// Simulates every contender on every fleet with this many threads: a list of reports per fleet, each in the order of
-/// the contenders. `progress` is called at the end of every simulation.
+/// Simulates every contender on every fleet with this many threads. Returns a list of reports per fleet, in the order
+/// of the contenders. Calls `progress` at the end of every simulation.
 ///
 /// # Errors
 /// The first policy or fleet that is not valid.
@@ -62,7 +62,7 @@ pub fn compare(
     Ok(reports.chunks(contenders.len().max(1)).map(<[Report]>::to_vec).collect())
 }
 
-/// Simulates scenarios; the reports are in their order.
+/// Simulates scenarios; reports are in the same order.
 pub(crate) fn run_all(
     jobs: &[Scenario],
     threads: usize,
@@ -79,15 +79,15 @@ pub(crate) fn run_all(
 /// The reports of two contenders on the same fleet.
 #[derive(Clone, Copy, Debug)]
 pub struct ReportPair<'a> {
-    /// How the fleet's hardware is mixed.
+    /// Hardware mix of the fleet.
     pub mix: Mix,
     /// The contender under test.
     pub contender: &'a Report,
-    /// The contender that it is compared with.
+    /// The contender for comparison.
     pub baseline: &'a Report,
 }
 
-/// One contender against the baseline over all fleets on which both were simulated.
+/// One contender against the baseline, over all fleets on which both were simulated.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Summary {
@@ -95,31 +95,32 @@ pub struct Summary {
     pub name: String,
     /// Number of fleets.
     pub fleets: usize,
-    /// Median over the fleets of the coefficient of variation of utilisation.
+    /// Median over the fleets of the utilisation's coefficient of variation.
     pub cv: f64,
-    /// The same for the baseline.
+    /// The same median for the baseline.
     pub baseline_cv: f64,
-    /// Its p99 utilisation relative to the baseline's.
+    /// p99 utilisation relative to the baseline's.
     pub p99: Ratio,
-    /// The same over the fleets of the worst hardware mix; `None` without such fleets.
+    /// p99 utilisation relative to the baseline's, over the fleets with the worst hardware mix; `None` without such
+    /// fleets.
     pub p99_worst_mixes: Option<f64>,
-    /// The same for the fleet with the greatest gain, and for the one with the least.
+    /// p99 utilisation relative to the baseline's, in the fleets with the greatest and with the smallest gain.
     pub p99_range: (f64, f64),
-    /// Its p99 latency relative to the baseline's; in fleets with events, the latency after the first event.
+    /// p99 latency relative to the baseline's. In fleets with events, latency after the first event.
     pub p99_latency: Ratio,
-    /// Its wasted cores relative to the baseline's, summed over all fleets.
+    /// Wasted cores relative to the baseline's, summed over all fleets.
     pub wasted: f64,
-    /// Mean over the fleets of its polls for load per call.
+    /// Mean over the fleets of polls for load per call.
     pub polls_per_call: f64,
 }
 
-/// Mean over the fleets of a contender's figure relative to the baseline's on the same fleet.
+/// Mean over the fleets of a contender's figure divided by the baseline's figure on the same fleet.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Ratio {
-    /// The mean.
+    /// Mean of the ratios.
     pub mean: f64,
-    /// Its standard error: a difference from 1 of less than twice this may be chance.
+    /// Standard error of the mean. If the mean differs from 1 by less than twice this, the difference may be chance.
     pub error: f64,
 }
 
@@ -165,7 +166,7 @@ fn median(mut values: Vec<f64>) -> f64 {
     values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
-/// Runs `work` on each job; the results are in the order of the jobs, whichever thread ran them.
+/// Runs `work` on each job in several threads. Results are in the order of the jobs.
 fn in_parallel<J: Sync, R: Send>(jobs: &[J], threads: usize, work: impl Fn(&J) -> R + Sync) -> Vec<R> {
     let next = AtomicUsize::new(0);
     let done: Mutex<Vec<(usize, R)>> = Mutex::new(Vec::with_capacity(jobs.len()));
@@ -175,7 +176,7 @@ fn in_parallel<J: Sync, R: Send>(jobs: &[J], threads: usize, work: impl Fn(&J) -
             jobs.get(number).map(|job| (number, job))
         } {
             let result = work(job);
-            // Another thread that panicked ends the whole scope; its results are discarded.
+            // If another thread panics, the whole scope ends and its results are discarded.
             done.lock().unwrap_or_else(PoisonError::into_inner).push((number, result));
         }
     };
@@ -194,7 +195,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_ratio_is_a_mean_with_its_standard_error() {
+    fn comparison_ratio_is_mean_with_standard_error() {
         let ratio = Ratio::of([0.9, 1.1, f64::NAN, 1.0, 1.0].into_iter());
         assert!((ratio.mean - 1.0).abs() < 1e-12);
         // A variance of 0.02 / 3 over four values.
@@ -202,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn results_come_in_the_order_of_the_jobs() {
+    fn parallel_simulation_results_keep_job_order() {
         let jobs: Vec<u64> = (0..100).collect();
         assert_eq!(in_parallel(&jobs, 4, |job| job * 2), (0..100).map(|n| n * 2).collect::<Vec<_>>());
     }

@@ -1,4 +1,4 @@
-//! Runs a scenario: processes one event after the other.
+//! Runs a scenario by processing events in order of time.
 
 mod application;
 mod calls;
@@ -26,7 +26,7 @@ use crate::{
 
 pub(crate) use setup::{Placement, build, build_application};
 
-/// The kind of an event; its payload also holds a number and, for requests, a generation.
+/// Kind of an event. Its payload also holds a number and, for requests, a generation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 enum EventKind {
@@ -34,7 +34,7 @@ enum EventKind {
     Call,
     /// A request arrives at its server.
     RequestArrives,
-    /// A server completes work, if its `completion_at` is now.
+    /// A server completes work, unless its `completion_at` has changed.
     WorkDone,
     /// A request's waiting time has elapsed.
     WaitElapsed,
@@ -54,9 +54,9 @@ enum EventKind {
     Neighbours,
     /// A second has passed.
     Second,
-    /// Calls past their deadline are to be expired.
+    /// Expires calls past their deadline.
     DeadlineSweep,
-    /// An interval of the reports of regions ends.
+    /// A report interval of the regions ends.
     IntervalEnds,
     /// The planner plans.
     PlanDue,
@@ -94,7 +94,7 @@ pub(crate) struct Engine {
     caller_groups: Arc<[CallerGroup]>,
     callers: Vec<Caller>,
     registry: Registry,
-    /// One-way delay, in nanoseconds, by the caller's region and the server's.
+    /// One-way delays in nanoseconds, by the caller's region and the server's region.
     one_way_delays: Vec<Vec<u64>>,
     /// Names of regions.
     regions: Vec<Region>,
@@ -105,11 +105,11 @@ pub(crate) struct Engine {
     /// The polling constants, if polling is enabled.
     polling: Option<fairmesh_model::Score>,
     neighbours: Vec<Option<crate::scenario::Neighbours>>,
-    /// Draws noise of neighbours and failures, which belong to no caller.
+    /// Random source of neighbours' noise and failures, which belong to no caller.
     random: fairmesh_model::arith::Generator,
-    /// Reports, planner and tables of regions, if the scenario has them.
+    /// Reports, planner and region tables, if the scenario has `traffic`.
     pub(crate) traffic: Option<Box<Traffic>>,
-    /// Call trees, planner and tables of an application, if it is one.
+    /// Call trees, planner and tables, if the scenario is an application.
     pub(crate) application: Option<Box<ApplicationRun>>,
     pub(crate) metrics: Metrics,
 }
@@ -118,14 +118,14 @@ pub(crate) struct Engine {
 #[derive(Clone, Debug)]
 pub(crate) struct Step {
     pub(crate) action: StepAction,
-    /// Servers, or callers.
+    /// Indices of the affected servers or callers.
     pub(crate) to: Vec<u32>,
 }
 
 /// The action of a step.
 #[derive(Clone, Debug)]
 pub(crate) enum StepAction {
-    /// An action of the scenario that is applied at once.
+    /// An action of the scenario, applied at once.
     Apply(Action),
     /// The registry marks the servers as draining.
     Drain,
@@ -135,15 +135,15 @@ pub(crate) enum StepAction {
     Crash,
     /// The leases of crashed processes expire.
     Expire,
-    /// The processes are ready for calls.
+    /// The processes become ready for calls.
     Ready {
-        /// As new instances, or as the previous ones.
+        /// Whether the processes are new instances rather than the previous ones.
         as_new_instances: bool,
     },
 }
 
 impl Engine {
-    /// Runs to the end; `progress` is called with the simulated time every simulated second.
+    /// Runs to the end. Calls `progress` with the simulated time every simulated second.
     pub(crate) fn run(&mut self, mut progress: impl FnMut(SimTime)) {
         while let Some(event) = self.queue.pop() {
             if event.at > self.end {

@@ -1,43 +1,43 @@
 //! The event queue: a calendar queue of small events.
 //!
-//! Time is divided into buckets, 1,024 of them to an epoch. An event of the present epoch goes to its bucket, a later
-//! one to the list of its epoch, and the few far in the future into a heap; a bucket is sorted when it becomes current.
-//! So the cost of an event is independent of the number queued. Events of the same time are in order of insertion,
-//! which makes a run repeatable. A heap of all events was rejected: most of the time of a simulation would be cache
-//! misses.
+//! Time is divided into buckets, 1,024 per epoch. An event of the current epoch goes into its bucket, a later one into
+//! the list of its epoch, and the few in the far future into a heap; a bucket is sorted when it becomes current. The
+//! cost of an event is therefore independent of the number of queued events. Events of the same time keep their order
+//! of insertion, which makes runs repeatable. Rejected: a heap of all events, with which most of the time of a
+//! simulation would be cache misses.
 
 use std::{
     cmp::Reverse,
     collections::{BinaryHeap, VecDeque},
 };
 
-/// Buckets of an epoch, as a power of two.
+/// Number of buckets in an epoch, as a power of two.
 const BUCKET_BITS: u32 = 10;
 const BUCKETS: usize = 1 << BUCKET_BITS;
-/// Epochs with their own list.
+/// Number of the following epochs that have their own lists.
 const NEAR_EPOCHS: u64 = 4096;
 
 /// A queued event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct QueuedEvent {
-    /// Its time, in nanoseconds.
+    /// Time of the event, in nanoseconds.
     pub(crate) at: u64,
-    /// Its payload.
+    /// Payload of the event.
     pub(crate) payload: u64,
 }
 
 /// Events ordered by time.
 #[derive(Debug)]
 pub(crate) struct EventQueue {
-    /// A bucket is `1 << shift` nanoseconds.
+    /// Duration of a bucket as a power of two: `1 << shift` nanoseconds.
     shift: u32,
-    /// Number of the current bucket, counted from time 0, and its events, the next one last.
+    /// Number of the current bucket counted from time 0, and its events in reverse order.
     bucket_number: u64,
     current: Vec<QueuedEvent>,
-    /// Buckets of the present epoch, with a bit for each non-empty one.
+    /// Buckets of the present epoch. A bit for each bucket tells whether it is non-empty.
     buckets: Vec<Vec<QueuedEvent>>,
     filled: [u64; BUCKETS / 64],
-    /// Lists of the following epochs.
+    /// Lists of events of the following epochs.
     near_epochs: VecDeque<Vec<QueuedEvent>>,
     far_events: BinaryHeap<Reverse<(u64, u64, u64)>>,
     /// Number of events ever pushed to `far_events`.
@@ -48,7 +48,7 @@ pub(crate) struct EventQueue {
 }
 
 impl EventQueue {
-    /// An empty queue for about this many events per second.
+    /// Creates an empty queue for about this many events per second.
     pub(crate) fn new(events_per_second: f64) -> Self {
         // About eight events per bucket: few enough to sort at once, enough to pay for the advance.
         let width = (8e9 / events_per_second.max(1.0)).clamp(64.0, 1e9) as u64;
@@ -66,7 +66,7 @@ impl EventQueue {
         }
     }
 
-    /// Adds an event; one in the past becomes the next.
+    /// Adds an event. An event in the past becomes the next one.
     #[inline]
     pub(crate) fn push(&mut self, at: u64, payload: u64) {
         self.len += 1;
@@ -123,7 +123,7 @@ impl EventQueue {
         self.filled[bucket / 64] &= !(1 << (bucket % 64));
         self.bucket_number = self.bucket_number >> BUCKET_BITS << BUCKET_BITS | bucket as u64;
         std::mem::swap(&mut self.current, &mut self.buckets[bucket]);
-        // Reversed first, so that the stable sort leaves the first inserted of equal times at the end.
+        // Reversed first, so that among equal times the stable sort leaves the first inserted at the end.
         self.current.reverse();
         self.current.sort_by_key(|event| Reverse(event.at));
     }
@@ -151,7 +151,7 @@ impl EventQueue {
             self.free_lists.push(list);
         }
         while let Some(&Reverse((at, _, payload))) = self.far_events.peek()
-            // All that now fit into `near_epochs`: later insertions come after them.
+            // Moves all events that now fit into `near_epochs`: later insertions must come after them.
             && at >> self.shift >> BUCKET_BITS <= epoch + NEAR_EPOCHS
         {
             self.far_events.pop();
@@ -170,7 +170,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_event_from_the_far_heap_precedes_later_insertions_of_the_same_time() {
+    fn far_event_precedes_later_insertions_of_same_time() {
         let mut queue = EventQueue::new(1e6);
         let epoch = 1 << queue.shift << BUCKET_BITS;
         let at = (NEAR_EPOCHS + 1) * epoch;

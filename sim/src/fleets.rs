@@ -1,8 +1,8 @@
-//! A generator of random fleets, on which policies are tuned and evaluated.
+//! A generator of random fleets for tuning and evaluating policies.
 //!
-//! A fleet is a function of its seed. The range is that of the simulations in Uber, assisted balancing: 3 to 3,000
-//! servers and callers, less than one to more than a thousand requests per second and caller, service times from
-//! milliseconds to tens of seconds, hardware speeds up to 2 × apart. Tuning and evaluation use different seeds:
+//! A fleet is a function of its seed. The range follows the simulations in Uber, assisted balancing: 3 to 3,000 servers
+//! and callers, less than one to more than a thousand requests per second and caller, service times from milliseconds
+//! to tens of seconds, and hardware speeds that differ up to twofold. Tuning and evaluation use different seeds:
 //! [`TUNING`] and [`HELD_OUT`].
 
 use std::{collections::BTreeMap, ops::Range};
@@ -17,14 +17,15 @@ use crate::{
     },
 };
 
-/// Seeds of fleets for choosing constants.
+/// Seeds of the fleets with which constants are chosen.
 pub const TUNING: Range<u64> = 0..300;
-/// Seeds of fleets for evaluation, which no constant may be chosen by.
+/// Seeds of the fleets used for evaluation. They must not influence the choice of a constant.
 pub const HELD_OUT: Range<u64> = 1000..1100;
 
-/// Maximum requests per minute of all servers together, so that a fleet is simulated in seconds.
+/// Maximum number of requests per minute of all servers together, so that a fleet can be simulated in seconds.
 const MAX_REQUESTS_PER_MINUTE: f64 = 5.4e6;
-/// In how many callers' subsets each server is at least, if there are enough callers (ServiceRouter §3.4.2).
+/// Minimum number of callers whose subsets contain a given server, if there are enough callers (ServiceRouter
+/// §3.4.2).
 const SUBSETS_PER_SERVER: u32 = 20;
 
 /// The hardware mix of a fleet.
@@ -34,12 +35,12 @@ pub enum Mix {
     Uniform,
     /// Two or three host types, each 1 to 2 times as fast as the slowest.
     Mixed,
-    /// The slowest type and one of twice its speed, about half and half: the worst case for equal shares.
+    /// The slowest type and one of twice its speed, about half each. This is the worst case for equal shares.
     Worst,
 }
 
 impl Mix {
-    /// The mix of the fleet of this seed: a fifth of all are uniform, a fifth the worst.
+    /// Returns the mix of the fleet with this seed: a fifth of all fleets are uniform, and a fifth are worst.
     pub fn of(seed: u64) -> Self {
         match Generator::new(mix_pair(hash_text("mix"), seed)).below(5) {
             0 => Self::Uniform,
@@ -49,7 +50,7 @@ impl Mix {
     }
 }
 
-/// The fleet of a seed, under the default policy.
+/// Returns the fleet with this seed, under the default policy.
 pub fn fleet(seed: u64) -> Scenario {
     let mut sampler = FleetSampler(Generator::new(mix_pair(hash_text("fleet"), seed)));
     let servers = sampler.log_uniform(3.0, 3000.0) as u32;
@@ -87,8 +88,8 @@ pub fn fleet(seed: u64) -> Scenario {
     fleet
 }
 
-/// A fleet scaled down to this many requests per minute: fewer servers and callers in proportion, with the same rates,
-/// machines and requests. For sweeps that cannot afford the largest ones.
+/// Scales a fleet down to this many requests per minute: proportionally fewer servers and callers, with the same
+/// rates, machines and requests. For sweeps that cannot afford the largest fleets.
 pub fn limit_requests(mut fleet: Scenario, requests_a_minute: f64) -> Scenario {
     let per_minute: f64 = fleet.callers.iter().map(|group| f64::from(group.count) * group.rate * 60.0).sum();
     let part = requests_a_minute / per_minute;
@@ -98,7 +99,7 @@ pub fn limit_requests(mut fleet: Scenario, requests_a_minute: f64) -> Scenario {
     let fewer = |count: u32| ((f64::from(count) * part).round() as u32).max(1);
     let before = capacity(&fleet);
     fleet.servers.iter_mut().for_each(|group| group.count = fewer(group.count));
-    // Keeps utilisation although counts are integers.
+    // Keeps the utilisation although counts are integers.
     let part = capacity(&fleet) / before;
     for group in &mut fleet.callers {
         let all = f64::from(group.count) * group.rate * part;
@@ -109,8 +110,8 @@ pub fn limit_requests(mut fleet: Scenario, requests_a_minute: f64) -> Scenario {
     fleet
 }
 
-/// A fleet with a rollout: all servers are replaced by new processes, a fifteenth of them every six seconds, and a
-/// process has four times the usual cost at first.
+/// Adds a rollout: all servers are replaced by new processes, a fifteenth of them every six seconds, and a new process
+/// initially has four times the usual cost.
 pub fn with_rollout(mut fleet: Scenario) -> Scenario {
     let servers: u32 = fleet.servers.iter().map(|group| group.count).sum();
     for group in &mut fleet.servers {
@@ -132,7 +133,7 @@ fn capacity(fleet: &Scenario) -> f64 {
     fleet.servers.iter().map(|group| f64::from(group.count) * group.cores * speed(&group.host)).sum()
 }
 
-/// Subset size of a caller, such that each server is in enough subsets; 0 is all.
+/// Returns the subset size of callers for which each server is in enough subsets; 0 means that there are no subsets.
 fn subset(fleet: &Scenario) -> u32 {
     let servers: u32 = fleet.servers.iter().map(|group| group.count).sum();
     let callers: u32 = fleet.callers.iter().map(|group| group.count).sum();
@@ -164,18 +165,18 @@ fn group(i: usize, count: u32, cores: f64, drift: f64, neighbours: Option<Neighb
 struct FleetSampler(Generator);
 
 impl FleetSampler {
-    /// A uniform number between the two.
+    /// A uniform number between `low` and `high`.
     fn uniform(&mut self, low: f64, high: f64) -> f64 {
         low + (high - low) * unit(&mut self.0)
     }
 
-    /// A log-uniform number between the two.
+    /// A log-uniform number between `low` and `high`.
     fn log_uniform(&mut self, low: f64, high: f64) -> f64 {
         let part = unit(&mut self.0);
         low * exp(part * natural_log(high / low))
     }
 
-    /// Whether an event of this probability occurs.
+    /// Returns true with this probability.
     fn has(&mut self, probability: f64) -> bool {
         unit(&mut self.0) < probability
     }
@@ -189,7 +190,7 @@ impl FleetSampler {
         }
     }
 
-    /// Splits a number into parts, each at least a sixth of an equal one, and 1.
+    /// Splits a number into parts. Each part is at least 1 and at least a sixth of an equal part.
     fn split(&mut self, whole: u32, parts: usize) -> Vec<u32> {
         let shares: Vec<f64> = (0..parts).map(|_| self.uniform(0.2, 1.0)).collect();
         let total: f64 = shares.iter().sum();
@@ -215,7 +216,7 @@ impl FleetSampler {
             2 => Distribution::Lognormal { mean, sigma: self.uniform(0.5, 1.5) },
             _ => {
                 let usual = SimTime::micros(mean.nanos() / 2000);
-                // 0.95 of a half and 0.05 of ten and a half make one.
+                // 0.95 times a half plus 0.05 times ten and a half is one.
                 Distribution::Bimodal { usual, rare: SimTime::micros(mean.nanos() / 2000 * 21), share: 0.05 }
             }
         };
@@ -257,8 +258,8 @@ impl FleetSampler {
     }
 }
 
-/// A fleet whose callers are at a distance that matters to polling (ServiceRouter §3.4.3): the round trip takes from
-/// 1/500 of a request's time to twice that, within the bounds of real networks.
+/// Moves callers to a distance that matters to polling (ServiceRouter §3.4.3): the round trip is 1/500 to twice the
+/// time of a request, within the bounds of real networks.
 pub fn with_distance(mut fleet: Scenario) -> Scenario {
     let mut sampler = FleetSampler(Generator::new(mix_pair(hash_text("distance"), fleet.seed)));
     let requests = fleet.callers.iter().flat_map(|group| &group.requests);
@@ -269,7 +270,7 @@ pub fn with_distance(mut fleet: Scenario) -> Scenario {
     fleet
 }
 
-/// By the integer logarithm, so that it is the same everywhere.
+/// Natural logarithm by the integer logarithm, so that it is the same on every machine.
 fn natural_log(x: f64) -> f64 {
     let scaled = fairmesh_model::arith::log2((x * 1e6) as u64) as f64 / (1_u64 << 32) as f64;
     let unit = fairmesh_model::arith::log2(1_000_000) as f64 / (1_u64 << 32) as f64;
@@ -281,7 +282,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_fleet_is_valid_and_within_the_request_bound() {
+    fn every_fleet_is_valid_and_within_request_bound() {
         for seed in TUNING.chain(HELD_OUT) {
             let fleet = fleet(seed);
             fleet.validate().unwrap();
@@ -291,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn fleets_cover_the_range() {
+    fn generated_fleets_cover_documented_range() {
         let fleets: Vec<Scenario> = TUNING.map(fleet).collect();
         let count = |of: fn(&Scenario) -> u32| {
             let counts: Vec<u32> = fleets.iter().map(of).collect();
@@ -309,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn utilisation_of_a_fleet_is_in_range() {
+    fn fleet_utilisation_is_in_range() {
         for seed in 0..20 {
             let fleet = fleet(seed);
             let utilisation = load(&fleet) / capacity(&fleet);
@@ -323,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn a_scaled_down_fleet_keeps_its_rates_and_utilisation() {
+    fn scaled_down_fleet_keeps_rates_and_utilisation() {
         for seed in TUNING {
             let (whole, part) = (fleet(seed), limit_requests(fleet(seed), 300_000.0));
             part.validate().unwrap();
@@ -342,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn every_fleet_with_a_rollout_is_valid() {
+    fn every_fleet_with_rollout_is_valid() {
         TUNING.for_each(|seed| with_rollout(fleet(seed)).validate().unwrap());
     }
 

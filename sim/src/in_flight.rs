@@ -1,20 +1,20 @@
-//! Requests and polls in flight: a slab, so that they need no allocation.
+//! Requests and polls in flight, in a slab that needs no allocation per request.
 
 use fairmesh_router::LoadReport;
 
 use crate::caller::Demand;
 
-/// Attempts that a call remembers.
+/// Maximum number of attempts that a call remembers.
 const MAX_ATTEMPTS: usize = 4;
 
-/// Where a request is.
+/// Location of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RequestStage {
-    /// Nowhere: the entry is free.
+    /// The entry is free, so there is no request.
     Free,
-    /// On the network, in either direction.
+    /// The request or its response is on the network.
     Network,
-    /// At the server.
+    /// The request is at its server.
     Server,
 }
 
@@ -25,20 +25,20 @@ pub(crate) enum AttemptOutcome {
     Responded,
     /// An error response, such as 500.
     Error,
-    /// A 503 response.
+    /// The server responded with 503.
     Busy,
     /// The connection broke.
     Broken,
-    /// No connection could be made.
+    /// No connection could be established.
     Unreachable,
     /// The deadline passed.
     TimedOut,
 }
 
-/// A call with its present attempt, or a poll.
+/// A call with its current attempt, or a poll.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct InFlightRequest {
-    /// When the call began.
+    /// Start time of the call.
     pub(crate) began: u64,
     pub(crate) demand: Demand,
     pub(crate) caller: u32,
@@ -47,26 +47,26 @@ pub(crate) struct InFlightRequest {
     pub(crate) server: u32,
     /// The endpoint's index at its caller.
     pub(crate) index: u32,
-    /// Incremented with each reuse and each loss, so that events of the previous use are recognised as stale.
+    /// Incremented at each reuse and each loss, so that events of an earlier use are recognised as stale.
     pub(crate) generation: u32,
     /// The load report in the response.
     pub(crate) report: LoadReport,
     pub(crate) stage: RequestStage,
     pub(crate) outcome: AttemptOutcome,
-    /// Whether the caller counts it as a stream.
+    /// Whether the caller counts the call as a stream.
     pub(crate) streaming: bool,
     /// Whether the caller has given up.
     pub(crate) abandoned: bool,
-    /// Whether it is a poll for the server's load instead of a call.
+    /// Whether this is a poll for the server's load rather than a call.
     pub(crate) is_poll: bool,
-    /// When the present attempt began, if it is to start a polling round.
+    /// Start time of the current attempt, if the attempt is to start a polling round.
     pub(crate) round_from: Option<u64>,
     attempts: u8,
     attempted: [u32; MAX_ATTEMPTS],
 }
 
 impl InFlightRequest {
-    /// Records the endpoint of the present attempt.
+    /// Records the endpoint of the current attempt.
     #[inline]
     pub(crate) fn begin_attempt(&mut self, index: u32, server: u32) {
         if let Some(entry) = self.attempted.get_mut(self.attempts as usize) {
@@ -83,7 +83,7 @@ impl InFlightRequest {
         &self.attempted[..self.attempts()]
     }
 
-    /// Number of attempts, up to the number remembered.
+    /// Number of attempts, at most the number remembered.
     pub(crate) fn attempts(&self) -> usize {
         (self.attempts as usize).min(MAX_ATTEMPTS)
     }

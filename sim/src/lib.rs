@@ -1,10 +1,9 @@
-//! Simulates fleets: thousands of servers and callers, in which every decision is made by the routing code of
-//! production.
+//! Simulates fleets of thousands of servers and callers, in which the production routing code makes every decision.
 //!
-//! Each simulated caller owns a real [`fairmesh_router::ServiceTable`] and picks, counts and learns as the client library
-//! does; the world around it (processors, networks, failures, time) is a deterministic discrete-event simulation. The
-//! same scenario and seed give the same result to the last bit, on every machine. A second, faster implementation of
-//! the decisions was rejected: it would prove something about itself.
+//! Each simulated caller owns a real [`fairmesh_router::ServiceTable`] and picks, counts and learns as the client
+//! library does. The environment (processors, networks, failures, time) is a deterministic discrete-event simulation.
+//! The same scenario and seed give bit-identical results on every machine. Rejected: a second, faster implementation of
+//! the decisions, which would only prove something about itself.
 
 pub mod application;
 mod caller;

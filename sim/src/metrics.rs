@@ -3,7 +3,7 @@
 mod load_shares;
 mod windows;
 
-use fairmesh_balancer::poll::EstimateCounters;
+use fairmesh_balancer::load_poll::EstimateCounters;
 use hdrhistogram::Histogram;
 
 pub(crate) use load_shares::LoadShares;
@@ -18,30 +18,30 @@ use crate::{
     server::Server,
 };
 
-/// Outcomes of calls, warm-up excluded.
+/// Outcomes of calls, excluding the warm-up.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct CallOutcomes {
-    /// Calls completed.
+    /// Number of completed calls.
     pub calls: u64,
-    /// Error responses of the server, such as 500.
+    /// Number of calls with an error response, such as 500.
     pub errors: u64,
-    /// 503 responses.
+    /// Number of calls with a 503 response.
     pub busy: u64,
-    /// Broken connections.
+    /// Number of calls whose connection broke.
     pub broken: u64,
-    /// No connection, after all attempts.
+    /// Number of calls that could not connect in any attempt.
     pub unreachable: u64,
-    /// Expired deadlines.
+    /// Number of calls whose deadline passed.
     pub timed_out: u64,
-    /// No endpoint to pick.
+    /// Number of calls without an endpoint to pick.
     pub unroutable: u64,
-    /// Dropped by a region table.
+    /// Number of calls dropped by a region table.
     pub dropped: u64,
 }
 
 impl CallOutcomes {
-    /// Failed calls.
+    /// Number of failed calls.
     pub fn failed(&self) -> u64 {
         self.errors
             + self.busy
@@ -53,17 +53,17 @@ impl CallOutcomes {
     }
 }
 
-/// Sources of load estimates in polling rounds, warm-up excluded (ServiceRouter §3.4.3), and the polls sent.
+/// Sources of load estimates in polling rounds (ServiceRouter §3.4.3) and the polls sent, excluding the warm-up.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct EstimateCounts {
-    /// Endpoints with a fresh report from a call.
+    /// Number of endpoints with a fresh report from a call.
     pub cached: u64,
-    /// Endpoints with a fresh report from a poll, or polled now.
+    /// Number of endpoints with a fresh report from a poll, or polled now.
     pub polled: u64,
-    /// Endpoints without a recent report, which are picked at random.
+    /// Number of endpoints without a recent report, which are picked at random.
     pub random: u64,
-    /// Polls sent.
+    /// Number of polls sent.
     pub polls: u64,
 }
 
@@ -73,14 +73,14 @@ pub(crate) struct Metrics {
     measured_from: u64,
     first_event: u64,
     pub(crate) outcomes: CallOutcomes,
-    /// Calls sent to endpoints of last resort.
+    /// Number of calls sent to endpoints of last resort.
     pub(crate) last_resort: u64,
-    /// Sources of load estimates, during the warm-up and afterwards.
+    /// Counters of the sources of load estimates, during the warm-up and afterwards.
     estimates: [EstimateCounters; 2],
     polls: u64,
-    /// Calls completed, warm-up included.
+    /// Number of completed calls, including the warm-up.
     pub(crate) all_calls: u64,
-    /// Latency of successful calls, streams excluded, in microseconds, before and after the first event.
+    /// Latency of successful calls in microseconds, excluding streams, before and after the first event.
     pub(crate) latency_before: Histogram<u64>,
     pub(crate) latency_after: Histogram<u64>,
     pub(crate) shares: LoadShares,
@@ -106,19 +106,19 @@ impl Metrics {
         }
     }
 
-    /// An attempt is sent to a server.
+    /// Counts an attempt that is sent to a server.
     #[inline]
     pub(crate) fn record_sent(&mut self, server: u32, last_resort: bool) {
         self.shares.record_sent(server);
         self.last_resort += u64::from(last_resort);
     }
 
-    /// Counters of the sources of load estimates.
+    /// The counters of load-estimate sources that are in use at this time.
     pub(crate) fn estimates(&self, now: u64) -> &EstimateCounters {
         &self.estimates[usize::from(now >= self.measured_from)]
     }
 
-    /// A poll is sent.
+    /// Counts a poll that is sent.
     pub(crate) fn record_poll(&mut self, now: u64) {
         self.polls += u64::from(now >= self.measured_from);
     }
@@ -129,7 +129,7 @@ impl Metrics {
         EstimateCounts { cached, polled, random, polls: self.polls }
     }
 
-    /// A call has no endpoint to go to.
+    /// Counts a call without an endpoint.
     pub(crate) fn record_unroutable(&mut self, now: u64) {
         self.all_calls += 1;
         if now >= self.measured_from {
@@ -138,7 +138,7 @@ impl Metrics {
         }
     }
 
-    /// A region table drops a call.
+    /// Counts a call dropped by a region table.
     pub(crate) fn record_dropped(&mut self, now: u64) {
         self.all_calls += 1;
         if now >= self.measured_from {
@@ -147,7 +147,7 @@ impl Metrics {
         }
     }
 
-    /// A call has completed.
+    /// Records a completed call.
     #[inline]
     pub(crate) fn record_completion(&mut self, request: &InFlightRequest, now: u64) {
         self.all_calls += 1;
@@ -171,21 +171,21 @@ impl Metrics {
         }
     }
 
-    /// A server has recovered and should soon get its share again.
+    /// Watches whether a recovered server soon gets its share of calls again.
     pub(crate) fn watch_recovery(&mut self, server: u32, now: u64) {
         self.shares.watch(server, now);
     }
 
-    /// A second has passed.
+    /// Ends a second.
     pub(crate) fn second(&mut self, now: u64, servers: &mut [Server], registry: &Registry) {
         self.shares.second(now, servers, registry);
         self.windows.second(now, servers, registry);
     }
 }
 
-/// From one microsecond to one hour, with three significant digits.
+/// A histogram from one microsecond to one hour, with three significant digits.
 pub(crate) fn latency_histogram() -> Histogram<u64> {
-    // The bounds are in order and three digits are few enough, which is all that it requires.
+    // The bounds are in order and three digits are few enough, so this cannot fail.
     #[allow(clippy::unwrap_used, reason = "constant arguments that the documentation allows")]
     Histogram::new_with_bounds(1, 3_600_000_000, 3).unwrap()
 }

@@ -1,4 +1,4 @@
-//! Plots as SVG, written by hand: lines and texts are all they need.
+//! Plots as SVG, written by hand, because they consist only of lines and texts.
 
 mod application;
 mod bars;
@@ -23,19 +23,19 @@ const LEFT: f64 = 60.0;
 const RIGHT: f64 = 20.0;
 const TOP: f64 = 50.0;
 const BOTTOM: f64 = 60.0;
-/// More lines than this hide each other; of more servers, every n-th is drawn.
+/// Maximum number of lines, since more would hide each other. With more servers, every n-th is drawn.
 const MAX_LINES: usize = 200;
-/// A colour per group of servers, distinguishable with colour blindness (Okabe and Ito).
+/// Colours of server groups, distinguishable with colour blindness (Okabe and Ito).
 const COLOURS: [&str; 6] = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00"];
 
 /// An axis of a plot.
 #[derive(Clone, Copy, Debug)]
 pub struct Axis<'a> {
-    /// The value where it begins.
+    /// Value at the start.
     pub from: f64,
-    /// The value where it ends.
+    /// Value at the end.
     pub to: f64,
-    /// What its values are.
+    /// Label of the axis.
     pub label: &'a str,
 }
 
@@ -48,14 +48,14 @@ pub struct Plot {
 }
 
 impl Axis<'_> {
-    /// An axis of seconds from 0.
+    /// Creates an axis in seconds from 0.
     fn seconds(to: f64) -> Self {
         Self { from: 0.0, to, label: "seconds" }
     }
 }
 
 impl Plot {
-    /// With about ten ticks on each axis.
+    /// Creates a plot with about ten ticks on each axis.
     pub fn new(title: &str, x: Axis<'_>, y: Axis<'_>) -> Self {
         let svg = format!(
             "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {HEIGHT}\" \
@@ -85,14 +85,14 @@ impl Plot {
         self.text((LEFT, TOP - 8.0), "start", &escape(y_label));
     }
 
-    /// Pixels of a value; values beyond the axes are drawn at their end.
+    /// Converts a value to pixels. Values beyond the axes are drawn at the ends of the axes.
     fn position(&self, x: f64, y: f64) -> (f64, f64) {
         let part = |value: f64, (from, to): (f64, f64)| ((value - from) / (to - from)).clamp(0.0, 1.0);
         let (right, bottom) = (WIDTH - RIGHT, HEIGHT - BOTTOM);
         (LEFT + part(x, self.x) * (right - LEFT), bottom - part(y, self.y) * (bottom - TOP))
     }
 
-    /// A line, interrupted at NaN.
+    /// Draws a line, which is interrupted at NaN.
     pub fn line(
         &mut self,
         points: impl IntoIterator<Item = (f64, f64)>,
@@ -110,7 +110,7 @@ impl Plot {
         self.stroke(&piece, colour, width, opacity);
     }
 
-    /// A legend: names of lines with their colours.
+    /// Draws a legend: the names of lines with their colours.
     pub fn legend(&mut self, entries: &[(String, &str)]) {
         let mut x = LEFT;
         for (name, colour) in entries {
@@ -125,7 +125,7 @@ impl Plot {
         COLOURS[n % COLOURS.len()]
     }
 
-    /// The SVG.
+    /// Returns the finished SVG.
     pub fn finish(mut self) -> String {
         self.svg.push_str("</svg>\n");
         self.svg
@@ -153,7 +153,7 @@ impl Plot {
     }
 }
 
-/// The utilisation of every server over time, with mean and 99th percentile.
+/// Plots the utilisation of every server over time, with the mean and the 99th percentile.
 pub fn utilisation(scenario: &Scenario, result: &SimulationResult) -> String {
     let end = scenario.duration.as_seconds();
     let highest = result.timeline.iter().flat_map(|(_, sample)| sample).fold(0.0_f32, |a, &b| a.max(b));
@@ -187,7 +187,7 @@ pub fn utilisation(scenario: &Scenario, result: &SimulationResult) -> String {
     plot.finish()
 }
 
-/// The mean of a sample, or a quantile, without servers that are down.
+/// The mean of a sample, or a quantile, excluding servers that are down.
 fn level(sample: &[f32], quantile: Option<f64>) -> f32 {
     let mut present: Vec<f32> = sample.iter().copied().filter(|value| !value.is_nan()).collect();
     if present.is_empty() {
@@ -217,7 +217,7 @@ fn ticks((from, to): (f64, f64)) -> Vec<f64> {
     (first..).map(|n| n as f64 * step).take_while(|value| *value <= to + step / 1e6).collect()
 }
 
-/// Without trailing zeros.
+/// Formats a number without trailing zeros.
 fn number(value: f64) -> String {
     let text = format!("{value:.3}");
     text.trim_end_matches('0').trim_end_matches('.').to_owned()
@@ -232,7 +232,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ticks_are_round_and_few() {
+    fn plot_axis_ticks_are_round_and_few() {
         assert_eq!(ticks((0.0, 100.0)), [0.0, 20.0, 40.0, 60.0, 80.0, 100.0]);
         for to in [0.013, 1.0, 7.0, 180.0, 3600.0] {
             let ticks = ticks((0.0, to));
@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_break_at_nan_and_names_are_escaped() {
+    fn plot_lines_break_at_nan_and_names_are_escaped() {
         let mut plot = Plot::new("a < b", Axis::seconds(1.0), Axis { from: 0.0, to: 1.0, label: "y" });
         let before = plot.svg.matches("<polyline").count();
         plot.line([(0.0, 0.0), (0.2, 0.1), (0.5, f64::NAN), (0.6, 0.1), (1.0, 0.2)], "#000000", 1.0, 1.0);

@@ -1,4 +1,4 @@
-//! The simulated registry: the endpoints, and which of them a caller needs to know.
+//! The simulated registry: all endpoints, and the ones that each caller needs to know.
 
 use std::{collections::BTreeMap, net::SocketAddr, sync::Arc, time::Duration};
 
@@ -16,23 +16,23 @@ use crate::endpoint_connection::EndpointConnection;
 #[derive(Debug)]
 pub(crate) struct Registry {
     services: Vec<RegisteredService>,
-    /// That of all services.
+    /// Policy of all simulated services.
     policy: Policy,
     regions: Regions,
     round_trips: RoundTrips,
-    /// Without types: a scenario's hosts are expressed by the weights of their endpoints.
+    /// Host records. They are always empty, because a scenario expresses hosts by the weights of their endpoints.
     hosts: Hosts,
     health: Verdicts,
-    /// By server.
+    /// Entries by server.
     entries: Vec<Entry>,
-    /// Incremented with each change.
+    /// Version of the registry, incremented with each change.
     version: u64,
 }
 
 #[derive(Debug)]
 struct RegisteredService {
     name: ServiceName,
-    /// Salt of its callers' subsets, as in the router.
+    /// Salt of callers' subsets, as in the router.
     salt: u64,
     service: Service,
     /// Listed endpoints, by state and region.
@@ -43,15 +43,15 @@ struct RegisteredService {
 struct Entry {
     endpoint: Endpoint,
     hash: u64,
-    /// Position of its service.
+    /// Position of the service that the server belongs to.
     service: u16,
     region: u16,
-    /// Number of instances that this server has been before.
+    /// Number of earlier instances that ran as this server.
     generation: u32,
     listed: bool,
 }
 
-/// Endpoints of one region in one state: they have the same rank for a caller.
+/// Endpoints of one region that are in the same state; for a given caller, they have the same rank.
 #[derive(Debug, Default)]
 struct EndpointGroup {
     nodes: Vec<(u64, u32)>,
@@ -72,7 +72,7 @@ pub(crate) struct NewServer<'a> {
 }
 
 impl Registry {
-    /// Services without servers, in the order of their positions.
+    /// Creates a registry of services, given by position, without servers.
     pub(crate) fn new(services: &[ServiceName], policy: Policy, round_trips: RoundTrips) -> Self {
         let service = |name: &ServiceName| RegisteredService {
             name: name.clone(),
@@ -129,7 +129,7 @@ impl Registry {
         Ok(())
     }
 
-    /// The power of each serving endpoint of a service, by region.
+    /// Power of each serving endpoint of a service, by region.
     pub(crate) fn serving(&self, service: u16, regions: usize) -> Vec<Vec<u32>> {
         let mut powers = vec![Vec::new(); regions];
         for entry in self.entries.iter().filter(|entry| entry.service == service) {
@@ -145,7 +145,7 @@ impl Registry {
         self.services.len()
     }
 
-    /// The position of a server's service.
+    /// Position of a server's service.
     pub(crate) fn service_of(&self, server: u32) -> u16 {
         self.entries[server as usize].service
     }
@@ -156,7 +156,7 @@ impl Registry {
         entry.listed && entry.endpoint.state == EndpointState::Serving
     }
 
-    /// Lists a server in this state, or removes it.
+    /// Lists a server as being in this state, or removes it if `state` is `None`.
     pub(crate) fn list(&mut self, server: u32, state: Option<EndpointState>) {
         let entry = &mut self.entries[server as usize];
         entry.listed = state.is_some();
@@ -194,14 +194,14 @@ impl Registry {
         }
     }
 
-    /// The servers that can be in this caller's subsets: of each group those in the subset of the group.
+    /// The servers that may be in this caller's subsets: those in the subset of each group.
     ///
-    /// The ring of a group, and which other groups share it, make no difference: the first k of a union are among the
-    /// first k of its parts. So a caller that knows no others decides as one that knows all, and 3,000 callers of 3,000
-    /// servers fit into memory.
+    /// The ring of a group, and which other groups share the ring, make no difference: the first k of a union are among
+    /// the first k of its parts. A caller that knows only these therefore decides like one that knows all, and 3,000
+    /// callers of 3,000 servers fit into memory.
     fn relevant_servers(&self, service: u16, client: u64) -> Vec<u32> {
         let service = &self.services[usize::from(service)];
-        // As the router salts its caller's hash.
+        // Salted as the router salts its caller's hash.
         let chooser = mix_pair(client, service.salt);
         let keep = self.policy.balancing.subset as usize;
         let mut servers = Vec::new();
@@ -244,7 +244,7 @@ impl Registry {
             table: table.map(|table| TableInput { table, age: Duration::ZERO }),
             hosts: &self.hosts,
             health: &self.health,
-            // Simulated servers are judged by their callers alone.
+            // Simulated servers are judged only by their callers.
             now: 0,
             // Simulated policies have no routes.
             client_id: "",
@@ -255,20 +255,20 @@ impl Registry {
     }
 }
 
-/// One caller's state of the service.
+/// What one caller knows about a service.
 #[derive(Debug)]
 pub(crate) struct DiscoveredService {
-    /// The position of the service.
+    /// Position of the service.
     service: u16,
     /// The compiled snapshot.
     pub(crate) upstream: ServiceTable,
-    /// Stats of the endpoints, shared by all snapshots.
+    /// Statistics of endpoints, shared by all snapshots.
     pub(crate) endpoint_stats: Arc<EndpointStats>,
-    /// The table of its region, if it has one.
+    /// The region table of the caller, if there is one.
     table: Option<RegionTable>,
-    /// Servers by the upstream's indices.
+    /// Servers by endpoint index.
     servers: Vec<u32>,
-    /// Connections to endpoints that were called, by the same indices.
+    /// Connections to endpoints called before, by endpoint index.
     connections: Vec<Option<EndpointConnection>>,
     endpoints: Vec<Endpoint>,
     version: u64,
@@ -297,7 +297,7 @@ impl DiscoveredService {
         }
     }
 
-    /// The position of the service.
+    /// Position of the service.
     pub(crate) fn position(&self) -> u16 {
         self.service
     }
@@ -315,7 +315,7 @@ impl DiscoveredService {
         }
     }
 
-    /// Follows another table from now on.
+    /// Uses another region table from now on.
     pub(crate) fn follow(
         &mut self,
         table: RegionTable,
@@ -358,7 +358,7 @@ impl DiscoveredService {
         self.connections.get_mut(index as usize)?.as_mut()
     }
 
-    /// Records the end of an attempt at the endpoint at an index, then that of `server`, with a response or without.
+    /// Records that an attempt at an endpoint index ended, with or without a response. The index belongs to `server`.
     #[inline]
     pub(crate) fn record_attempt(&mut self, index: u32, server: u32, has_response: bool, now: u64) {
         let index = index as usize;
@@ -375,14 +375,14 @@ impl DiscoveredService {
         }
     }
 
-    /// The server at an index that this caller picked.
+    /// The server at the endpoint index that this caller picked.
     #[inline]
     pub(crate) fn server(&self, index: u32) -> u32 {
         self.servers[index as usize]
     }
 }
 
-/// The address of an endpoint contains the number of its server.
+/// Reads the server numbers, which the endpoints' addresses contain.
 fn servers_of(upstream: &ServiceTable) -> Vec<u32> {
     let mut servers = Vec::new();
     for candidate in upstream.candidates() {
@@ -433,9 +433,9 @@ mod tests {
     }
 
     #[test]
-    fn a_caller_with_only_its_subset_decides_as_one_with_all_endpoints() {
+    fn simulated_caller_with_only_its_subset_decides_like_one_with_all() {
         let mut registry = registry(200, 20);
-        // Some drain and some are lost, so that several tiers hold endpoints of both regions.
+        // Some are draining and some lost, so that several tiers hold endpoints of both regions.
         for server in 0..40 {
             let state = if server < 20 { EndpointState::Draining } else { EndpointState::Lost };
             registry.list(server, Some(state));
@@ -469,7 +469,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refreshed_caller_maps_new_instances_to_servers() {
+    fn refreshed_simulated_caller_maps_new_instances_to_servers() {
         let mut registry = registry(10, 0);
         let location = Location::in_region(Region::new("eu").unwrap());
         let mut service = DiscoveredService::subscribe(&registry, 0, &location, 1);

@@ -1,11 +1,10 @@
-//! Simulates the propagation of the routing information base: a root, replicas by region, the agents of machines, their
+//! Simulates the propagation of the routing information base: a root, replicas by region, agents of machines, and
 //! programs.
 //!
 //! Every simulated process owns a real [`fairmesh_rib::NodeCore`]: table, log, watchers, pulls, snapshots, overflows
-//! and acknowledgements are those of production, and messages have the sizes that production would send. Links,
-//! processors and time are simulated. Of equal processes under one parent only some are simulated, and each of these
-//! represents several: its cost to the parent is multiplied. A model of formulas was rejected: what breaks first is
-//! what the formulas leave out.
+//! and acknowledgements are those of production, and messages have their production sizes. Links, processors and time
+//! are simulated. Of equal processes under one parent only some are simulated, each representing several: its cost to
+//! the parent is multiplied. Rejected: a model of formulas, because what breaks first is what formulas leave out.
 
 mod catalogue;
 mod engine;

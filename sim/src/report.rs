@@ -13,54 +13,54 @@ use crate::{
 /// A completed simulation.
 #[derive(Clone, Debug)]
 pub struct SimulationResult {
-    /// The figures.
+    /// Figures of the simulation.
     pub report: Report,
-    /// Time series for plots: the end of each sample in seconds, and the utilisation of each server in it, NaN while it
-    /// was down.
+    /// Time series for plots: the end of each sample in seconds, and the utilisation of each server (NaN while it was
+    /// down).
     pub timeline: Vec<(f64, Vec<f32>)>,
 }
 
-/// The figures of a simulation; the same scenario and seed give the same, to the last bit.
+/// Figures of a simulation. The same scenario and seed give bit-identical figures.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Report {
-    /// The scenario.
+    /// Name of the scenario.
     pub scenario: String,
-    /// The seed.
+    /// Seed of the random numbers.
     pub seed: u64,
     /// Simulated time, in seconds.
     pub seconds: f64,
-    /// Requests simulated, warm-up included.
+    /// Number of requests simulated, including the warm-up.
     pub requests: u64,
-    /// Mean over the windows of the coefficient of variation of utilisation.
+    /// Mean over the windows of the utilisation's coefficient of variation.
     pub cv: Option<f64>,
-    /// Mean over the windows of mean utilisation.
+    /// Mean over the windows of the mean utilisation.
     pub mean_utilisation: f64,
     /// Mean over the windows of p99 utilisation.
     pub p99_utilisation: f64,
-    /// Mean over the windows of the cores that are idle because of p99 utilisation.
+    /// Mean over the windows of the cores that stay idle because of the p99 utilisation.
     pub wasted_cores: f64,
-    /// 1 + wasted over used cores (Uber, imbalance indicator).
+    /// Imbalance indicator of Uber: 1 + wasted cores / used cores.
     pub imbalance: f64,
     /// Outcomes of calls.
     pub outcomes: CallOutcomes,
-    /// The share of failed calls.
+    /// Share of failed calls.
     pub failed: f64,
-    /// Calls sent to endpoints of last resort.
+    /// Number of calls sent to endpoints of last resort.
     pub last_resort: u64,
-    /// Sources of load estimates, and number of polls.
+    /// Sources of load estimates, and the number of polls.
     pub estimates: EstimateCounts,
-    /// Latency of successful calls before the first event, or of all without events.
+    /// Latency of successful calls before the first event, or of all successful calls if there are no events.
     pub latency: Option<Latency>,
-    /// The same after the first event.
+    /// Latency of successful calls after the first event.
     pub latency_after_event: Option<Latency>,
     /// The greatest multiple of its fair share that a server got in any second after the first event.
     pub worst_second: Option<WorstSecond>,
-    /// How long recovered servers took to get four fifths of their fair share.
+    /// For each recovered server, the time until it got four fifths of its fair share.
     pub recoveries: Vec<Recovery>,
-    /// Groups of servers, each with the multiple of its fair share that it got after the first event.
+    /// For each group of servers, its calls after the first event as a multiple of its fair share.
     pub groups: Vec<ServerGroupShare>,
-    /// The windows.
+    /// Figures of each window.
     pub windows: Vec<Window>,
     /// Calls across regions, if the scenario has `traffic`.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -70,7 +70,7 @@ pub struct Report {
 }
 
 impl Report {
-    /// Polls for load per call, warm-up excluded.
+    /// Number of load polls per call, excluding the warm-up.
     pub fn polls_per_call(&self) -> f64 {
         self.estimates.polls as f64 / self.outcomes.calls.max(1) as f64
     }
@@ -80,9 +80,9 @@ impl Report {
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ServerGroupShare {
-    /// Its name.
+    /// Name of the group.
     pub name: String,
-    /// The multiple of its fair share; `None` if that is 0.
+    /// Multiple of the fair share that the group got; `None` if the fair share is 0.
     pub share: Option<f64>,
 }
 
@@ -92,13 +92,13 @@ pub struct ServerGroupShare {
 pub struct Latency {
     /// Number of calls.
     pub calls: u64,
-    /// Mean.
+    /// Mean latency.
     pub mean: f64,
-    /// Median.
+    /// Median latency.
     pub p50: f64,
-    /// 99th percentile.
+    /// 99th percentile of the latency.
     pub p99: f64,
-    /// 99.9th percentile.
+    /// 99.9th percentile of the latency.
     pub p999: f64,
 }
 

@@ -1,11 +1,11 @@
-//! Samples from distributions, identical on every machine: additions, multiplications and square roots of IEEE 754 are
-//! exact to the bit everywhere, the functions of a C library are not.
+//! Samples from distributions, identical on every machine: IEEE 754 additions, multiplications and square roots are
+//! exact to the bit everywhere, C library functions are not.
 
 use std::f64::consts::LN_2;
 
 use fairmesh_model::arith::{Generator, LOG_BITS, log2};
 
-/// An exponentially distributed number of mean 1: the interarrival time of a Poisson process.
+/// An exponentially distributed number with mean 1: the interarrival time of a Poisson process.
 #[inline]
 pub(crate) fn exponential(random: &mut Generator) -> f64 {
     minus_ln(random.next())
@@ -17,7 +17,7 @@ pub(crate) fn unit(random: &mut Generator) -> f64 {
     (random.next() >> 11) as f64 / (1_u64 << 53) as f64
 }
 
-/// A number of the standard normal distribution (Marsaglia's polar method, which needs no sine).
+/// A number from the standard normal distribution (Marsaglia's polar method, which needs no sine).
 pub(crate) fn normal(random: &mut Generator) -> f64 {
     loop {
         let (x, y) = (2.0 * unit(random) - 1.0, 2.0 * unit(random) - 1.0);
@@ -36,7 +36,7 @@ fn minus_ln(x: u64) -> f64 {
     ((64_u64 << LOG_BITS) - log2(x)) as f64 * (LN_2 / (1_u64 << LOG_BITS) as f64)
 }
 
-/// The natural logarithm of a number from 2^-31 to 2^31: that of the fraction plus that of the power of two.
+/// Natural logarithm of a number from 2^-31 to 2^31: that of the fraction plus that of the power of two.
 pub(crate) fn ln(x: f64) -> f64 {
     let power = ((x.to_bits() >> 52) & 0x7ff) as i64 - 1023;
     let fraction = f64::from_bits((x.to_bits() & ((1 << 52) - 1)) | (1023 << 52));
@@ -66,7 +66,7 @@ mod tests {
     }
 
     #[test]
-    fn samples_have_the_moments_of_their_distributions() {
+    fn random_samples_have_moments_of_their_distributions() {
         let mut random = Generator::new(1);
         let exponentials: Vec<f64> = (0..200_000).map(|_| exponential(&mut random)).collect();
         assert!((mean(exponentials.iter().copied()) - 1.0).abs() < 0.01);
@@ -78,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn exp_and_ln_are_precise_enough() {
+    fn portable_exp_and_ln_match_std_within_tolerance() {
         for x in [-20.0, -1.0, -0.3, 0.0, 0.5, 1.0, 3.7, 40.0_f64] {
             assert!((exp(x) / x.exp() - 1.0).abs() < 1e-12, "{x}");
         }

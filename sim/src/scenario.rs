@@ -32,23 +32,23 @@ const MAX_INSTANCES: u32 = 100_000;
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Scenario {
-    /// Its name.
+    /// Name of the scenario.
     pub name: String,
-    /// Its purpose.
+    /// Purpose of the scenario.
     #[serde(default)]
     pub about: String,
     /// Random seed; the same seed gives the same result.
     #[serde(default = "one")]
     pub seed: u64,
-    /// Another number makes other random choices for the same requests.
+    /// Salt of random choices. Another salt gives other random choices for the same requests.
     #[serde(skip)]
     pub salt: u64,
-    /// Simulated time, warm-up included.
+    /// Simulated time, including the warm-up.
     pub duration: SimTime,
     /// Time at the beginning that is excluded from all figures.
     #[serde(default)]
     pub warmup: SimTime,
-    /// Utilisation is averaged over windows of this length.
+    /// Length of the windows over which utilisation is averaged.
     #[serde(default = "minute")]
     pub window: SimTime,
     /// The policy under test.
@@ -57,38 +57,38 @@ pub struct Scenario {
     /// Host types by name.
     #[serde(default)]
     pub hosts: BTreeMap<String, Host>,
-    /// Groups of servers of the one service.
+    /// Groups of servers, all of the one simulated service.
     pub servers: Vec<Servers>,
     /// Groups of callers of the service.
     pub callers: Vec<Callers>,
     /// Round trips between regions, and propagation of registry changes.
     #[serde(default)]
     pub network: Network,
-    /// How calls are shared among regions; without it the router's rings decide and nothing is recorded.
+    /// How calls are divided among regions. Without it, the router's rings decide and nothing is recorded.
     #[serde(default)]
     pub traffic: Option<Traffic>,
     /// Scenario events.
     #[serde(default)]
     pub events: Vec<ScenarioEvent>,
-    /// Expectations on the result.
+    /// Expectations on the result of the simulation.
     #[serde(default)]
     pub expect: Expect,
 }
 
-/// The parts of a policy document that a simulated service can have; each as in a `Policy`.
+/// The parts of a policy document that apply to a simulated service, each as in a `Policy`.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct PolicyUnderTest {
     /// The balancing policy.
     #[serde(default)]
     pub balancing: BalancingSpec,
-    /// Which regions a call may go to.
+    /// Regions to which a call may go.
     #[serde(default)]
     pub locality: LocalitySpec,
-    /// Timeout of the whole call; 15 s when left out, so that an overload ends within the simulation.
+    /// Timeout of the whole call. Default: 15 s, so that an overload ends within the simulation.
     #[serde(default)]
     pub timeout: Option<String>,
-    /// When a failed attempt is retried.
+    /// Conditions for retrying a failed attempt.
     #[serde(default)]
     pub retries: RetriesSpec,
 }
@@ -97,10 +97,10 @@ pub struct PolicyUnderTest {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Host {
-    /// Work that a core does in a second, relative to an ordinary core.
+    /// Work per second that a core does, relative to an ordinary core.
     pub speed: f64,
-    /// The weight that the mesh knows, in thousandths; by default derived from speed and cores. 1000 for every type is
-    /// an uncalibrated fleet.
+    /// The weight known to the mesh, in thousandths. By default it is derived from speed and cores. A value of 1000
+    /// for every type makes an uncalibrated fleet.
     #[serde(default)]
     pub weight: Option<u32>,
 }
@@ -116,13 +116,14 @@ pub struct Servers {
     /// Cores of each server.
     #[serde(default = "one_core")]
     pub cores: f64,
-    /// Their host type; ordinary by default.
+    /// Host type of the servers; ordinary by default.
     #[serde(default)]
     pub host: Option<String>,
-    /// Their region.
+    /// Region of the servers.
     #[serde(default = "home")]
     pub region: String,
-    /// Range of a random factor of each machine's true speed, unknown to the mesh (Uber, findings).
+    /// Range of a random factor on the true speed of each machine. The mesh does not know this factor (Uber,
+    /// findings).
     #[serde(default)]
     pub drift: Option<[f64; 2]>,
     /// Cost of requests to a process that has just started.
@@ -134,10 +135,10 @@ pub struct Servers {
     /// Concurrency limit of a server.
     #[serde(default)]
     pub limit: Option<Limit>,
-    /// From the start of a process to its readiness for calls.
+    /// Time from the start of a process to its readiness for calls.
     #[serde(default = "five_seconds")]
     pub starts_in: SimTime,
-    /// Whether they do not run until an event starts them.
+    /// Whether the servers do not run until an event starts them.
     #[serde(default)]
     pub standby: bool,
 }
@@ -148,7 +149,7 @@ pub struct Servers {
 pub struct WarmUp {
     /// Cost of the first request, as a multiple of its usual cost.
     pub factor: f64,
-    /// After how many requests the cost is the usual one; it falls linearly.
+    /// Number of requests until the cost is the usual one; it falls linearly.
     pub requests: u32,
 }
 
@@ -156,7 +157,7 @@ pub struct WarmUp {
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Neighbours {
-    /// The share of its speed that a machine loses meanwhile.
+    /// Share of its speed that a machine loses during noise.
     pub share: f64,
     /// Mean duration of noise.
     pub noisy: SimTime,
@@ -168,9 +169,9 @@ pub struct Neighbours {
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Limit {
-    /// Requests in progress at once.
+    /// Maximum number of concurrent requests.
     pub concurrent: u32,
-    /// Requests that may wait; any more get 503.
+    /// Maximum number of waiting requests; others get 503.
     #[serde(default)]
     pub queue: u32,
     /// How long a request may wait before it gets 503.
@@ -196,7 +197,7 @@ pub struct Callers {
     pub region: String,
     /// Kinds of requests.
     pub requests: Vec<Requests>,
-    /// Changes of the rate: its factor at each time, linearly interpolated.
+    /// Changing rate: factor at each time, linearly interpolated.
     #[serde(default)]
     pub rate_over_time: Vec<RateAt>,
 }
@@ -220,10 +221,10 @@ pub struct Requests {
     pub share: f64,
     /// CPU time of one ordinary core.
     pub cpu: Distribution,
-    /// Time after that in which it waits for another resource, without using a core.
+    /// Time after the CPU work in which the request waits for another resource, without using a core.
     #[serde(default)]
     pub wait: Option<Distribution>,
-    /// Whether its response is a stream that lasts for `wait`; no deadline applies.
+    /// Whether its response is a stream that lasts for `wait`, without a deadline.
     #[serde(default)]
     pub stream: bool,
 }
@@ -232,13 +233,13 @@ pub struct Requests {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Network {
-    /// The round trip within a region; also between regions without a round trip of their own.
+    /// Round trip within a region, and between regions without a declared round trip.
     #[serde(default = "within")]
     pub within: SimTime,
     /// Round trips between regions, which the mesh knows too.
     #[serde(default)]
     pub round_trips: Vec<RoundTripSpec>,
-    /// Range of propagation delays of registry changes; the delay of a caller is constant.
+    /// Range of propagation delays of registry changes; the delay of each caller is constant.
     #[serde(default = "propagation")]
     pub propagation: [SimTime; 2],
 }
@@ -281,13 +282,13 @@ fn within() -> SimTime {
     SimTime::micros(200)
 }
 
-/// From half to nearly all of the propagation time that ServiceRouter measured (ServiceRouter §4.1).
+/// From half to nearly all of the propagation time measured by ServiceRouter (ServiceRouter §4.1).
 fn propagation() -> [SimTime; 2] {
     [SimTime::micros(400_000), SimTime::micros(1_300_000)]
 }
 
 impl PolicyUnderTest {
-    /// The policy, as production validates it.
+    /// The policy, validated as in production.
     pub fn validate(&self) -> Result<Policy, Invalid> {
         let spec = PolicySpec {
             service: crate::SERVICE.into(),
@@ -302,7 +303,7 @@ impl PolicyUnderTest {
 }
 
 impl Network {
-    /// The round trips as the mesh knows them.
+    /// The round trips known to the mesh.
     pub fn round_trips(&self) -> Result<RoundTrips, Invalid> {
         let names: BTreeSet<&String> = self.round_trips.iter().flat_map(|trip| &trip.between).collect();
         let region =
@@ -317,7 +318,7 @@ impl Network {
 }
 
 impl Scenario {
-    /// Checks what the types do not; the error's field is a path such as `servers[0].cores`.
+    /// Checks what the types cannot express; the error's field is a path such as `servers[0].cores`.
     pub fn validate(&self) -> Result<(), Invalid> {
         if self.duration.nanos() == 0 || self.warmup >= self.duration {
             return Err(Invalid::new(

@@ -1,9 +1,9 @@
 //! A simulated server: cores shared evenly among requests (processor sharing).
 //!
-//! Processor sharing is kept in *virtual time*, the work that each present request has received: with `n` requests on
-//! `c` cores it advances at the speed of a core times `min(1, c / n)`. A request that needs `w` of work and arrives at
-//! virtual time `v` completes at `v + w`, whatever arrives or departs meanwhile; so an arrival or departure costs one
-//! heap operation.
+//! Processor sharing is tracked in *virtual time*, the work that each present request has received: with `n` requests
+//! on `c` cores it advances at the speed of a core times `min(1, c / n)`. A request that needs `w` of work and
+//! arrives at virtual time `v` completes at `v + w`, regardless of arrivals and departures meanwhile. An arrival or
+//! departure therefore costs one heap operation.
 
 use std::{
     cmp::Reverse,
@@ -14,9 +14,9 @@ use fairmesh_router::LoadReport;
 
 use crate::scenario::{FailureResponse, Limit, ReportFault, WarmUp};
 
-/// The time of an event that is not scheduled.
+/// Stands for the time of an event that is not scheduled.
 pub(crate) const NEVER: u64 = u64::MAX;
-/// CPU utilisation is averaged over this long at least, and twice as long at most, in nanoseconds.
+/// Minimum time over which CPU utilisation is averaged, in nanoseconds; the maximum is twice as long.
 const CPU_WINDOW: u64 = 500_000_000;
 /// Minimum delay of a late report, in nanoseconds.
 const REPORT_DELAY: u64 = 5_000_000_000;
@@ -32,52 +32,53 @@ pub(crate) struct Failing {
 /// One server.
 #[derive(Debug)]
 pub(crate) struct Server {
-    /// Virtual time, in nanoseconds of an ordinary core.
+    /// Virtual time of the processor sharing, in nanoseconds of an ordinary core.
     work: f64,
     /// Time of the last update of `work` and `busy`.
     at: u64,
-    /// Work per nanosecond that each request receives now.
+    /// Work per nanosecond that each request receives at present.
     work_rate: f64,
-    /// Cores busy now.
+    /// Number of cores that are busy at present.
     active: f64,
-    /// Busy time, in nanoseconds of a core.
+    /// Total busy time, in nanoseconds of a core.
     busy: f64,
-    /// By the virtual time of completion; the bits of positive floats order as the floats do.
+    /// Requests, ordered by the virtual time of their completion. The bits of positive floats are ordered like the
+    /// floats.
     jobs: BinaryHeap<Reverse<(u64, u32)>>,
     /// Time of this server's next valid completion event.
     pub(crate) completion_at: u64,
     pub(crate) cores: f64,
-    /// Cores without scenario events.
+    /// Number of cores as long as no scenario event changes it.
     usual_cores: f64,
-    /// Work per nanosecond of one core, without neighbours.
+    /// Work per nanosecond that one core does without neighbours.
     speed: f64,
-    /// Factor of the speed due to neighbours.
+    /// Factor by which neighbours change the speed.
     neighbour_factor: f64,
-    /// Factor of the speed due to scenario events.
+    /// Factor by which scenario events change the speed.
     speed_factor: f64,
     pub(crate) region: u16,
     /// Whether the process runs.
     pub(crate) up: bool,
-    /// Requests in flight, streams excluded.
+    /// Number of requests in flight, excluding streams.
     pub(crate) calls: u32,
     pub(crate) streams: u32,
-    /// Requests admitted within `limit`.
+    /// Number of requests admitted within `limit`.
     pub(crate) admitted: u32,
     pub(crate) limit: Option<Limit>,
-    /// Requests waiting for admission: arrival time and number.
+    /// Requests that wait for admission: time of arrival and number.
     pub(crate) queue: VecDeque<(u64, u32)>,
-    /// Requests since the process started.
+    /// Number of requests since the process started.
     served: u32,
     warm_up: Option<WarmUp>,
     pub(crate) failing: Option<Failing>,
-    /// By how much scenario events delay each request, in nanoseconds.
+    /// Delay that scenario events add to each request, in nanoseconds.
     pub(crate) delay: u64,
     pub(crate) reports: Option<ReportFault>,
-    /// Past reports of a server that is stuck or late, with their times.
+    /// Earlier reports with their times, for a server whose reports are stuck or late.
     past_reports: [(u64, LoadReport); 2],
-    /// Times with the busy time until then, older first.
+    /// Two samples of time and busy time, the older one first.
     cpu_samples: [(u64, f64); 2],
-    /// Requests ever received.
+    /// Number of requests ever received.
     pub(crate) received: u64,
 }
 
@@ -117,17 +118,17 @@ impl Server {
     pub(crate) fn with(mut self, limit: Option<Limit>, warm_up: Option<WarmUp>) -> Self {
         self.limit = limit;
         self.warm_up = warm_up;
-        // Processes that run at the start are warm.
+        // Processes that run from the start are warm.
         self.served = u32::MAX;
         self
     }
 
-    /// Its capacity without neighbours per nanosecond, in nanoseconds of an ordinary core.
+    /// Capacity without neighbours: nanoseconds of an ordinary core per nanosecond.
     pub(crate) fn capacity(&self) -> f64 {
         self.cores * self.speed * self.speed_factor
     }
 
-    /// Busy time until `now`, in nanoseconds of a core.
+    /// Total busy time until `now`, in nanoseconds of a core.
     pub(crate) fn busy(&mut self, now: u64) -> f64 {
         self.advance(now);
         self.busy
@@ -155,7 +156,7 @@ impl Server {
         }
     }
 
-    /// Begins to work on a request of this much CPU time of an ordinary core.
+    /// Starts work on a request that needs `cpu` nanoseconds of an ordinary core.
     #[inline]
     pub(crate) fn start_work(&mut self, request: u32, cpu: f64, now: u64) {
         self.advance(now);
@@ -188,7 +189,7 @@ impl Server {
         Some(request)
     }
 
-    /// When the next request completes if nothing changes.
+    /// Time of the next completion if nothing changes until then.
     #[inline]
     pub(crate) fn next_completion(&self) -> Option<u64> {
         let &Reverse((end, _)) = self.jobs.peek()?;
@@ -196,33 +197,33 @@ impl Server {
         Some(self.at + left.max(0.0).ceil() as u64)
     }
 
-    /// Sets the factor of the speed that neighbours leave.
+    /// Sets the factor on the speed due to neighbours.
     pub(crate) fn set_neighbour_factor(&mut self, share: f64, now: u64) {
         self.advance(now);
         self.neighbour_factor = share;
         self.update_rate();
     }
 
-    /// Whether neighbours slow it down.
+    /// Whether neighbours currently slow the machine down.
     pub(crate) fn has_noisy_neighbours(&self) -> bool {
         self.neighbour_factor < 1.0
     }
 
-    /// Sets the factor of the machine's speed.
+    /// Sets the factor on the machine's speed.
     pub(crate) fn set_speed_factor(&mut self, times: f64, now: u64) {
         self.advance(now);
         self.speed_factor = times;
         self.update_rate();
     }
 
-    /// Sets the factor of the cores.
+    /// Sets the factor on the number of cores.
     pub(crate) fn set_cores_factor(&mut self, times: f64, now: u64) {
         self.advance(now);
         self.cores = self.usual_cores * times;
         self.update_rate();
     }
 
-    /// Drops all requests.
+    /// Drops all requests, as a crash does.
     pub(crate) fn crash(&mut self, now: u64) {
         self.advance(now);
         self.up = false;
@@ -232,7 +233,7 @@ impl Server {
         (self.calls, self.streams, self.admitted) = (0, 0, 0);
     }
 
-    /// Starts cold.
+    /// Starts the process cold.
     pub(crate) fn start(&mut self, now: u64) {
         self.advance(now);
         self.up = true;
@@ -240,14 +241,14 @@ impl Server {
         self.cpu_samples = [(now, self.busy); 2];
     }
 
-    /// Sets the fault of its load reports.
+    /// Sets the fault of the server's load reports.
     pub(crate) fn set_report_fault(&mut self, reports: Option<ReportFault>, now: u64) {
         self.reports = reports;
         let load = self.load(now);
         self.past_reports = [(now, load); 2];
     }
 
-    /// The load report of a response that leaves now, whose request is no longer counted.
+    /// Returns the load report of a response that leaves now. The request of this response is no longer counted.
     #[inline]
     pub(crate) fn report(&mut self, now: u64) -> LoadReport {
         self.advance(now);
@@ -267,7 +268,7 @@ impl Server {
         let cpu = (passed != 0).then(|| (self.busy - busy) * 1000.0 / (passed as f64 * self.cores));
         LoadReport {
             requests: Some(self.calls),
-            // As the server layer: it reports no streams while there are none.
+            // As in the server layer, no streams are reported while there are none.
             streams: (self.streams > 0).then_some(self.streams),
             cpu: cpu.map(|cpu| cpu.min(60_000.0) as u16),
             metric: None,
@@ -296,7 +297,7 @@ impl Server {
 mod tests {
     use super::*;
 
-    /// Completion times of the requests of an otherwise idle server, each `(arrival, work)`.
+    /// Completion times of requests on an otherwise idle server; each request is `(arrival, work)`.
     fn ends(server: &mut Server, requests: &[(u64, f64)]) -> Vec<u64> {
         let mut ends = vec![0; requests.len()];
         let mut next = 0;
@@ -318,9 +319,9 @@ mod tests {
     }
 
     #[test]
-    fn requests_share_the_cores_evenly() {
+    fn concurrent_requests_share_simulated_cores_evenly() {
         let mut one = Server::new(1.0, 1.0, 0);
-        // Alone for 100, then two at half speed: the first needs 100 more of work, so 200 of time.
+        // The first request is alone for 100, then both run at half speed: it needs 100 more of work, so 200 of time.
         assert_eq!(ends(&mut one, &[(0, 200.0), (100, 300.0)]), [300, 500]);
         assert_eq!(one.busy(600), 500.0);
         let mut two = Server::new(2.0, 1.0, 0);
@@ -328,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn machine_speed_scales_the_service_time() {
+    fn simulated_machine_speed_scales_service_time() {
         let mut fast = Server::new(1.0, 2.0, 0);
         assert_eq!(ends(&mut fast, &[(0, 200.0)]), [100]);
         fast.set_neighbour_factor(0.25, 1000);
@@ -337,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn cold_start_cost_falls_linearly() {
+    fn simulated_cold_start_cost_falls_linearly() {
         let warm_up = WarmUp { factor: 5.0, requests: 4 };
         let mut server = Server::new(1.0, 1.0, 0).with(None, Some(warm_up));
         assert_eq!(ends(&mut server, &[(0, 100.0)]), [100], "a running process is warm");
@@ -352,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn a_report_has_requests_in_flight_and_cpu_utilisation() {
+    fn load_report_has_requests_in_flight_and_cpu_utilisation() {
         let mut server = Server::new(2.0, 1.0, 0);
         server.calls = 3;
         ends(&mut server, &[(0, 400_000_000.0), (0, 1e9)]);

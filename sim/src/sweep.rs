@@ -17,22 +17,23 @@ use crate::{
 #[derive(Clone, Debug, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Grid {
-    /// Its name.
+    /// Name of the sweep.
     pub name: String,
     /// The generated fleets.
     pub fleets: FleetRange,
-    /// The policy that every combination is compared with.
+    /// The policy with which every combination is compared.
     pub baseline: Contender,
-    /// Fields of `balancing` common to all combinations.
+    /// Fields of `balancing` that all combinations share.
     #[serde(default)]
     pub base: Map<String, Value>,
-    /// The values of each field of `balancing`, nested ones as `outer.inner`: every combination is simulated.
+    /// Values of each field of `balancing` (nested fields as `outer.inner`). Every combination is simulated.
     #[serde(default)]
     pub grid: BTreeMap<String, Vec<Value>>,
-    /// The values of fields that are varied one at a time, while all others stay as in `base`.
+    /// Values of fields that are varied one at a time, while all others stay as in `base`.
     #[serde(default)]
     pub vary: BTreeMap<String, Vec<Value>>,
-    /// Each combination is simulated on one in so many fleets, in turn; the baseline on all.
+    /// Sampling: each combination is simulated on one in this many fleets, in turn. The baseline is simulated on all
+    /// fleets.
     #[serde(default = "one")]
     pub one_in: u64,
 }
@@ -52,13 +53,13 @@ pub struct FleetRange {
     /// Requests per minute above which fleets are [scaled down](limit_requests).
     #[serde(default)]
     pub requests: Option<u32>,
-    /// Only fleets with at least this many servers.
+    /// Minimum number of servers of a fleet.
     #[serde(default)]
     pub servers: u32,
-    /// Whether they have a [rollout](with_rollout), after whose start latency counts.
+    /// Whether fleets have a [rollout](with_rollout); latency is then measured from its start.
     #[serde(default)]
     pub deploying: bool,
-    /// Whether callers are at [distances](with_distance) related to the request time, instead of near the servers.
+    /// Whether callers are at [distances](with_distance) related to the request time, rather than near the servers.
     #[serde(default)]
     pub distant: bool,
 }
@@ -90,12 +91,12 @@ pub struct SweepResult {
     pub name: String,
     /// The fleets.
     pub fleets: FleetRange,
-    /// Every combination against the baseline, which comes first.
+    /// Summary of every combination against the baseline; the baseline itself comes first.
     pub summaries: Vec<Summary>,
-    /// Servers and callers of each fleet.
+    /// Numbers of servers and callers in each fleet.
     #[serde(skip)]
     pub sizes: Vec<(u32, u32)>,
-    /// By fleet, the reports of the baseline and of every combination simulated on it.
+    /// Reports by fleet: that of the baseline, and those of the combinations that were simulated on the fleet.
     #[serde(skip)]
     pub reports: Vec<Vec<Option<Report>>>,
 }
@@ -138,7 +139,7 @@ impl Grid {
         Ok(contenders)
     }
 
-    /// Whether the contender at `position` is simulated on the fleet at `number`.
+    /// Whether the contender at `position` is simulated on the fleet with this number.
     fn includes(&self, number: usize, position: usize) -> bool {
         position == 0 || ((number + position) as u64).is_multiple_of(self.one_in.max(1))
     }
@@ -154,13 +155,13 @@ impl Grid {
     }
 }
 
-/// Servers and callers.
+/// Returns the numbers of servers and callers.
 fn size(fleet: &Scenario) -> (u32, u32) {
     let servers = fleet.servers.iter().map(|group| group.count).sum();
     (servers, fleet.callers.iter().map(|group| group.count).sum())
 }
 
-/// A combination extended by each value of one more field.
+/// Extends a combination by each value of one more field.
 fn with_each<'a>(
     (name, base): &'a (String, Map<String, Value>),
     field: &'a str,
@@ -189,7 +190,7 @@ fn set(fields: &mut Map<String, Value>, path: &str, value: Value) {
     }
 }
 
-/// Simulates the baseline on every fleet, and every combination on its share of them.
+/// Simulates the baseline on every fleet, and every combination on its share of the fleets.
 ///
 /// # Errors
 /// The first combination that is no valid policy.
@@ -227,7 +228,7 @@ pub fn sweep(grid: &Grid, threads: usize, progress: impl Fn() + Sync) -> Result<
 }
 
 impl SweepResult {
-    /// CSV with one line per fleet and contender.
+    /// Formats the results as CSV, with one line per fleet and contender.
     pub fn csv(&self) -> String {
         let mut text =
             "fleet,servers,callers,contender,cv,mean,p99,wasted_cores,p99_latency_ms,failed,polls_per_call\n"
@@ -255,8 +256,8 @@ impl SweepResult {
         text
     }
 
-    /// A plot with one row per combination: its p99 utilisation and p99 latency relative to the baseline's, with
-    /// confidence intervals.
+    /// Plots one row per combination: its p99 utilisation and p99 latency relative to the baseline's, with confidence
+    /// intervals.
     pub fn plot(&self) -> String {
         let title = format!("{}: {} fleets", self.name, self.reports.len());
         let interval = |ratio: Ratio| (ratio.mean, 2.0 * ratio.error);
@@ -275,7 +276,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sweep_grid_has_every_combination_and_the_baseline() {
+    fn sweep_grid_has_every_combination_and_baseline() {
         let grid: Grid = serde_json::from_value(serde_json::json!({
             "name": "subsets",
             "fleets": {"from": 0, "count": 2},
@@ -291,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn single_variations_run_on_their_share_of_the_fleets() {
+    fn single_variations_run_on_their_share_of_fleets() {
         let grid: Grid = serde_json::from_value(serde_json::json!({
             "name": "constants",
             "fleets": {"from": 0, "count": 6, "requests": 3000},
@@ -322,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_field_is_rejected() {
+    fn unknown_sweep_field_is_rejected() {
         let grid = serde_json::json!({
             "name": "slip", "fleets": {"from": 0, "count": 1}, "baseline": {"name": "b"},
             "grid": {"sbset": [2]},

@@ -1,7 +1,7 @@
-//! Calls across regions: what regions report, what the planner makes of it, and where a call goes by its table.
+//! Calls across regions: reports of regions, the planner's tables, and the region to which a call goes.
 //!
-//! Reports, their sums and the planner are those of production: only the store, the network and the clock are simulated.
-//! Faults of reports are injected here.
+//! Reports, their sums and the planner are those of production; only the store, the network and the clock are
+//! simulated. Report faults are injected here.
 
 mod names;
 mod reports;
@@ -29,10 +29,10 @@ pub(crate) use names::Names;
 pub(crate) use reports::{Counters, RegionReport};
 pub use summary::{Round, TrafficReport};
 
-/// The planner plans at most this often, in nanoseconds, as in production.
+/// Minimum interval between plans in nanoseconds, as in production.
 const MIN_INTERVAL: u64 = 1_000_000_000;
 
-/// The report of a region on its way.
+/// A region's report in transit.
 #[derive(Debug)]
 struct Arrival {
     at: u64,
@@ -40,7 +40,7 @@ struct Arrival {
     report: RegionReport,
 }
 
-/// The planner of the simulated service, what it knows, and the reports of regions.
+/// The planner of the simulated service, the facts that it knows, and the reports of regions.
 #[derive(Debug)]
 pub(crate) struct Traffic {
     spec: TrafficSpec,
@@ -49,15 +49,15 @@ pub(crate) struct Traffic {
     facts: ServiceFacts,
     topology: TopologyFacts,
     sums: ReportSums,
-    /// By region, the end of the last interval whose report has arrived.
+    /// By region: the end of the last interval for which a report has arrived.
     reported_at: Vec<Option<u64>>,
-    /// Reports on their way to the planner.
+    /// Reports in transit to the planner.
     pending: Vec<Arrival>,
-    /// When the planner last planned, in nanoseconds.
+    /// Time of the last plan, in nanoseconds.
     planned_at: Option<u64>,
-    /// Whether it is about to plan again.
+    /// Whether the next plan is already scheduled.
     is_plan_due: bool,
-    /// Batches that were written.
+    /// Number of batches written.
     revision: u64,
     pub(crate) counters: Counters,
     pub(crate) rounds: Vec<Round>,
@@ -94,7 +94,7 @@ impl Traffic {
         self.spec.every.nanos()
     }
 
-    /// When to plan next after something has changed, unless that is known already.
+    /// Returns the time of the next plan after a change; `None` if a plan is already scheduled.
     pub(crate) fn request_plan(&mut self, now: u64) -> Option<u64> {
         if self.spec.planner == PlannerKind::None || std::mem::replace(&mut self.is_plan_due, true) {
             return None;
@@ -102,7 +102,7 @@ impl Traffic {
         Some(self.planned_at.map_or(0, |at| at + MIN_INTERVAL).max(now))
     }
 
-    /// The class of a call, drawn by the shares of classes.
+    /// The class of a call, drawn according to the shares of classes.
     pub(crate) fn class_of(&self, seed: u64) -> usize {
         let classes = &self.spec.classes;
         let total: f64 = classes.iter().map(|class| class.share).sum();
@@ -114,17 +114,17 @@ impl Traffic {
         found.unwrap_or(classes.len() - 1)
     }
 
-    /// The label of a class that has shares of its own.
+    /// The label of a class that has its own shares.
     pub(crate) fn label(&self, class: usize) -> Option<&Label> {
         self.names.label(class)
     }
 
-    /// The table of a source region as its routers get it; `None` before there is one.
+    /// The table of a source region, in the form in which routers get it; `None` if there is none yet.
     pub(crate) fn table(&self, source: u16) -> Option<RegionTable> {
         let place = &self.names.places[usize::from(source)];
         let table = &self.facts.tables.get(&place.region)?.table;
         let Some(zone) = &place.zone else { return Some(table.clone()) };
-        // Where regions stand for zones, so do shares.
+        // If regions stand for zones, so do shares.
         let to = table.zones.get(zone)?.iter();
         let to = to.filter_map(|(zone, share)| Some((Region::new(zone.as_str()).ok()?, *share)));
         let default = Some(RegionShares { to: to.collect(), dropped: Share::NONE });
@@ -132,7 +132,7 @@ impl Traffic {
         Some(RegionTable { shares, zones: Default::default(), origin: table.origin })
     }
 
-    /// Sends the reports of the interval that ends now; returns when they arrive, each time once.
+    /// Sends the reports of the interval that ends now. Returns their distinct arrival times.
     pub(crate) fn send_reports(&mut self, reports: Vec<RegionReport>, now: u64) -> BTreeSet<u64> {
         let mut arrivals = BTreeSet::new();
         for (region, mut report) in reports.into_iter().enumerate() {
@@ -151,11 +151,11 @@ impl Traffic {
         arrivals
     }
 
-    /// The reports arrive whose time has come.
+    /// Receives the reports whose arrival time has come.
     pub(crate) fn receive_reports(&mut self, now: u64) {
         for Arrival { at, region, report } in self.pending.extract_if(.., |arrival| arrival.at <= now) {
             let last = &mut self.reported_at[region];
-            // A report that was overtaken says nothing new.
+            // A report overtaken by a newer one is ignored.
             if last.is_none_or(|last| last < report.at) {
                 *last = Some(report.at);
                 let times =
@@ -165,7 +165,7 @@ impl Traffic {
         }
     }
 
-    /// Plans one round with the servers that the registry lists, by region; returns whether tables were written.
+    /// Plans one round with the servers listed in the registry, by region. Returns whether tables were written.
     pub(crate) fn plan(&mut self, servers: &[Vec<u32>], now: u64) -> bool {
         self.planned_at = Some(now);
         self.is_plan_due = false;
@@ -179,7 +179,7 @@ impl Traffic {
             round.refusal = self.planner.refused.as_ref().map(|refused| refused.text.clone());
             round.shifts.extend(shifts);
         }
-        // The drain is judged by the tables of before, as by a control plane.
+        // The drain is judged by the previous tables, as in a control plane.
         let before = (!self.topology.drains.is_empty()).then(|| self.facts.clone());
         self.write(&writes, now);
         if let Some(before) = before {
@@ -204,7 +204,7 @@ impl Traffic {
         self.facts.reports = ServiceReports::new(sum, heard, now_ms);
     }
 
-    /// Writes are in force at once, and none fails.
+    /// Applies writes at once. No write fails.
     fn write(&mut self, writes: &[TableWrite], now: Now) {
         self.revision += u64::from(!writes.is_empty());
         for TableWrite { from, table, .. } in writes {

@@ -98,7 +98,7 @@ fn optimizer_recovers_after_calls_take_300_ms_more() {
 }
 
 #[test]
-fn corrections_cost_nothing_where_nothing_is_wrong() {
+fn corrections_of_accurate_model_do_not_raise_latency() {
     let mut ratios = Vec::new();
     for scenario in seeded(&scenario("app-faults")) {
         let [ours, alone] =
@@ -122,13 +122,13 @@ fn ratios_to_alone(name: &str) -> Vec<f64> {
 }
 
 #[test]
-fn calls_go_where_the_cache_has_their_records() {
+fn optimizer_sends_calls_where_cache_has_their_records() {
     let ratios = ratios_to_alone("app-cache");
     assert!(median(ratios.clone()) < 0.95, "{ratios:?}");
 }
 
 #[test]
-fn calls_avoid_a_region_where_another_class_fills_the_cache() {
+fn calls_avoid_region_where_another_class_fills_cache() {
     let ratios = ratios_to_alone("app-contention");
     assert!(median(ratios.clone()) < 0.98, "{ratios:?}");
 }

@@ -1,4 +1,4 @@
-//! Planners of applications side by side.
+//! Comparison of application planners.
 
 #![allow(clippy::unwrap_used, reason = "what a test cannot do without has failed it")]
 
@@ -17,7 +17,7 @@ fn of<'a>(report: &'a Report, planner: &str) -> &'a Figures {
     report.planners.iter().find(|figures| figures.planner == planner).unwrap()
 }
 
-/// The same load everywhere: Oregon has three times that of the others in the file.
+/// Makes the load equal everywhere; in the file, Oregon has three times the load of the others.
 fn even(mut scenario: Scenario) -> Scenario {
     for clients in &mut scenario.clients {
         let rate = clients.rates["ut"];
@@ -27,7 +27,7 @@ fn even(mut scenario: Scenario) -> Scenario {
 }
 
 #[test]
-fn optimizer_is_no_slower_than_waterfall_at_even_load() {
+fn optimizer_is_no_slower_than_waterfall_at_equal_load() {
     let report = plan(&even(scenario("app-boutique"))).unwrap();
     let (ours, theirs) = (of(&report, "optimizer"), of(&report, "waterfall"));
     assert!(ours.mean_ms <= 1.02 * theirs.mean_ms, "{} against {}", ours.mean_ms, theirs.mean_ms);
@@ -35,7 +35,7 @@ fn optimizer_is_no_slower_than_waterfall_at_even_load() {
 
 #[test]
 fn optimizer_is_no_slower_than_waterfall_at_any_threshold_under_peak() {
-    // The best threshold differs by load, and an operator has to find it.
+    // The best threshold depends on load, and an operator would have to find it.
     for threshold in [0.8, 0.9, 0.95] {
         let report = plan(&Scenario { waterfall: threshold, ..scenario("app-boutique") }).unwrap();
         let (ours, theirs) = (of(&report, "optimizer"), of(&report, "waterfall"));
@@ -51,7 +51,7 @@ fn optimizer_is_no_slower_than_waterfall_at_any_threshold_under_peak() {
 }
 
 #[test]
-fn optimizer_never_exceeds_mean_of_rings_or_criticality() {
+fn mean_latency_of_optimizer_never_exceeds_rings_or_criticality() {
     for report in [plan(&scenario("app-boutique")).unwrap(), plan(&even(scenario("app-boutique"))).unwrap()] {
         let ours = of(&report, "optimizer").mean_ms;
         for planner in ["rings", "criticality"] {
@@ -73,9 +73,9 @@ fn optimizer_pays_less_egress_under_partial_replication() {
 }
 
 #[test]
-fn cap_on_egress_holds_in_an_application() {
+fn optimizer_keeps_simulated_application_within_egress_cap() {
     let mut capped = scenario("app-cut-point");
-    // Latency alone: half of the calls cross where responses are large.
+    // With latency as the only objective, half of the calls cross regions where responses are large.
     capped.topology.egress.as_mut().unwrap().dollars_per_ms = None;
     let free = of(&plan(&capped).unwrap(), "optimizer").egress;
     capped.topology.egress.as_mut().unwrap().cap = Some(format!("{:.12}", free / 2.0 * 3_600.0));
@@ -85,7 +85,7 @@ fn cap_on_egress_holds_in_an_application() {
 }
 
 #[test]
-fn calls_in_parallel_take_as_long_as_the_slowest() {
+fn simulated_parallel_calls_take_as_long_as_slowest() {
     let mut parallel = scenario("app-cut-point");
     let process = parallel.operations[0].calls[0][0].clone();
     parallel.operations[0].calls = vec![vec![process.clone(), process.clone()]];
@@ -100,7 +100,7 @@ fn calls_in_parallel_take_as_long_as_the_slowest() {
 }
 
 #[test]
-fn wrong_applications_are_refused_with_the_field() {
+fn invalid_application_is_refused_with_field() {
     let calling = scenario("app-boutique").operations[5].calls.clone();
     let field = |change: &dyn Fn(&mut Scenario)| {
         let mut changed = scenario("app-boutique");

@@ -1,4 +1,4 @@
-//! Applications whose requests are simulated: what planners do over time, and what clients see of it.
+//! Applications with simulated requests: behaviour of planners over time, and its effect on clients.
 
 #![allow(clippy::unwrap_used, reason = "what a test cannot do without has failed it")]
 
@@ -20,7 +20,7 @@ fn measure(scenario: &Scenario, planner: Planner) -> Measured {
     play(scenario, planner, |_| {}).unwrap()
 }
 
-/// The full load from the start, and half a minute of it.
+/// Shortens a scenario: full load from the start, for half a minute.
 fn short(mut scenario: Scenario) -> Scenario {
     scenario.clients.iter_mut().for_each(|clients| clients.rate_over_time.clear());
     scenario.play.duration = SimTime::seconds(50);
@@ -28,7 +28,7 @@ fn short(mut scenario: Scenario) -> Scenario {
     scenario
 }
 
-/// The greatest ratio of mean latencies in the same half minute from a time on.
+/// The greatest ratio of mean latencies over the same half minute, from a given time on.
 fn worst_half_minute(ours: &Measured, theirs: &Measured, from: f64) -> f64 {
     let mean = |one: &Measured, first: usize| {
         let windows = &one.windows[first..first + 6];
@@ -40,7 +40,8 @@ fn worst_half_minute(ours: &Measured, theirs: &Measured, from: f64) -> f64 {
     starts.map(|start| mean(ours, start) / mean(theirs, start)).fold(0.0, f64::max)
 }
 
-/// Load rises at 60 s: two planning periods later, the optimizer is at most a tenth slower than rings in any half minute, whatever happens.
+/// Asserts that after a load increase at 60 s plus two planning periods, the optimizer is at most a tenth slower than
+/// rings in every half minute.
 fn assert_never_much_slower_than_rings(scenario: &Scenario) {
     let [ours, theirs] = [Planner::Optimizer, Planner::Rings].map(|planner| measure(scenario, planner));
     let ratio = worst_half_minute(&ours, &theirs, 71.0);
@@ -49,15 +50,15 @@ fn assert_never_much_slower_than_rings(scenario: &Scenario) {
 }
 
 #[test]
-fn same_seed_gives_the_same_figures() {
+fn same_seed_gives_same_application_figures() {
     let scenario = short(scenario("app-hotel"));
     let [first, second] = [0, 1].map(|_| format!("{:?}", measure(&scenario, Planner::Waterfall)));
     assert_eq!(first, second);
 }
 
 #[test]
-fn latency_is_the_sum_of_stages_and_the_slowest_of_parallel_calls() {
-    // Hardly any load: a call takes its work and its round trips.
+fn simulated_latency_sums_stages_and_takes_slowest_parallel_call() {
+    // With hardly any load, a call takes its work and its round trips.
     let mut idle = scenario("app-cut-point");
     idle.clients[0].rates.insert("west".into(), 20.0);
     idle.services[1].cores.remove("west");
@@ -67,12 +68,12 @@ fn latency_is_the_sum_of_stages_and_the_slowest_of_parallel_calls() {
         changed.operations[0].calls = calls;
         measure(&changed, Planner::Waterfall).mean_ms
     };
-    // The front's 1 ms, a round trip of 30 ms, and 10 ms in the east.
+    // 1 ms in the front, a round trip of 30 ms, and 10 ms in the east.
     let one = mean(vec![vec![call.clone()]]);
     assert!((41.0..42.5).contains(&one), "{one}");
     let two = mean(vec![vec![call.clone()], vec![call.clone()]]);
     assert!((81.0..83.5).contains(&two), "{two}");
-    // The greater of two times with that mean is less than half longer.
+    // The mean of the greater of two such times is less than half longer.
     let parallel = mean(vec![vec![call.clone(), call.clone()]]);
     assert!((43.0..47.0).contains(&parallel), "{parallel}");
     let mut repeated = call;
@@ -85,12 +86,12 @@ fn latency_is_the_sum_of_stages_and_the_slowest_of_parallel_calls() {
 }
 
 #[test]
-fn measured_latency_load_and_egress_match_the_prediction() {
+fn measured_latency_load_and_egress_match_prediction() {
     let scenario = short(scenario("app-cut-point"));
     let ours = measure(&scenario, Planner::Oracle);
     assert_eq!(ours.failed + ours.dropped, 0);
     assert!((ours.mean_ms / ours.predicted_ms - 1.0).abs() < 0.1, "{} {}", ours.mean_ms, ours.predicted_ms);
-    // Each call crosses once, where the middle service responds: 9.5 MB at $0.02 for 10⁹ bytes.
+    // Each call crosses regions once, where the middle service responds: 9.5 MB at $0.02 for 10⁹ bytes.
     let per_call = ours.egress / 1_000.0;
     assert!((per_call / (9_501_000.0 * 0.02e-9) - 1.0).abs() < 0.03, "{per_call}");
     let load = |service: &str| ours.pools.iter().find(|pool| pool.service == service).unwrap().load;
@@ -98,7 +99,7 @@ fn measured_latency_load_and_egress_match_the_prediction() {
 }
 
 #[test]
-fn full_queue_fails_the_call_and_those_above_it() {
+fn simulated_full_queue_fails_call_and_its_callers() {
     let mut limited = short(scenario("app-cut-point"));
     limited.services[2].limit = Some(Limit { concurrent: 1, queue: 1, wait: SimTime::seconds(1) });
     let ours = measure(&limited, Planner::Waterfall);
@@ -106,7 +107,7 @@ fn full_queue_fails_the_call_and_those_above_it() {
 }
 
 #[test]
-fn crash_of_servers_ends_the_calls_in_progress() {
+fn simulated_server_crash_fails_calls_in_progress() {
     let mut crashing = short(scenario("app-cut-point"));
     crashing.play.events =
         serde_saphyr::from_str("[{at: 25s, service: metrics, region: west, action: {crash: {back: 5s}}}]")
@@ -125,7 +126,7 @@ fn optimizer_pays_less_egress_under_partial_replication() {
 }
 
 #[test]
-fn capacity_factor_is_lower_where_a_class_may_be_shed() {
+fn capacity_factor_is_lower_if_class_of_calls_may_be_dropped() {
     let usual = scenario("app-boutique").variant("usual").unwrap();
     let (with_all, important) =
         (capacity_factor(&usual, true).unwrap(), capacity_factor(&usual, false).unwrap());
@@ -141,7 +142,7 @@ fn optimizer_is_never_much_slower_than_rings_while_reports_are_wrong() {
 }
 
 #[test]
-fn optimizer_is_never_much_slower_than_rings_after_a_change() {
+fn optimizer_is_never_much_slower_than_rings_after_load_change() {
     assert_never_much_slower_than_rings(&scenario("app-hotel").variant("uneven").unwrap());
     assert_never_much_slower_than_rings(&scenario("app-boutique").variant("capacity-cut").unwrap());
 }

@@ -41,18 +41,18 @@ fn results_depend_only_on_the_seed() {
 }
 
 #[test]
-fn arrivals_are_independent_of_the_policy() {
+fn simulated_arrivals_are_independent_of_policy() {
     let mut narrow = small();
     narrow.policy.balancing.subset = Some(2);
     let (wide, narrow) = (play(&small()).report, play(&narrow).report);
     assert_ne!(wide.latency, narrow.latency);
     let sum = |report: &fairmesh_sim::Report| report.requests;
-    // Only those in flight at the end differ.
+    // Only the calls in flight at the end differ.
     assert!(sum(&wide).abs_diff(sum(&narrow)) < 50, "{} and {}", sum(&wide), sum(&narrow));
 }
 
 #[test]
-fn only_near_servers_are_polled() {
+fn only_near_servers_are_polled_for_load_in_simulation() {
     let mut scenario = small();
     scenario.events.clear();
     let near = play(&scenario).report;
@@ -66,10 +66,10 @@ fn only_near_servers_are_polled() {
     assert_eq!(play(&scenario).report.estimates, fairmesh_sim::EstimateCounts::default());
 }
 
-/// One server of one core with Poisson arrivals: under processor sharing the mean sojourn time is `service / (1 -
+/// One server with one core and Poisson arrivals: under processor sharing the mean sojourn time is `service / (1 -
 /// load)` for every distribution of service times.
 #[test]
-fn a_single_server_agrees_with_queueing_theory() {
+fn single_server_agrees_with_queueing_theory() {
     for cpu in ["{fixed: 10ms}", "{exponential: 10ms}", "{bimodal: {usual: 5ms, rare: 55ms, share: 0.1}}"] {
         let scenario = scenario(&format!(
             "
@@ -89,7 +89,7 @@ callers: [{{name: web, count: 1, rate: 60, requests: [{{cpu: {cpu}}}]}}]
 }
 
 #[test]
-fn waiting_requests_use_no_core() {
+fn simulated_waiting_requests_use_no_core() {
     let scenario = scenario(
         "
 name: waiting
@@ -130,7 +130,7 @@ callers: [{name: web, count: 1, rate: 200, requests: [{cpu: {fixed: 10ms}}]}]
 }
 
 #[test]
-fn a_crash_breaks_calls_and_the_servers_recover() {
+fn simulated_crash_fails_calls_and_servers_recover() {
     let scenario = scenario(
         "
 name: crash
@@ -149,7 +149,7 @@ expect: {recoveredWithin: 20s, errorsBelow: 0.01}
 }
 
 #[test]
-fn unmet_expectations_are_reported() {
+fn unmet_scenario_expectations_are_reported() {
     let mut scenario = small();
     scenario.expect = serde_saphyr::from_str("{cvBelow: 0.000001, recoveredWithin: 10s}").unwrap();
     let missed = play(&scenario).report.missed;
@@ -161,7 +161,7 @@ fn unmet_expectations_are_reported() {
 }
 
 #[test]
-fn an_invalid_scenario_is_rejected_with_its_field() {
+fn invalid_scenario_is_rejected_with_field() {
     type Spoil = fn(&mut Scenario);
     let cases: [(&str, Spoil); 4] = [
         ("servers[0].host", |s| s.servers[0].host = Some("nowhere".into())),

@@ -1,12 +1,12 @@
-//! The score equalises utilisation: it must be better at it than least request without knowledge of hosts, for any
-//! hardware.
+//! The score policy equalises utilisation: for any hardware, it must do so better than least request without knowledge
+//! of hosts.
 
 #![allow(clippy::unwrap_used, reason = "what a test cannot do without has failed it")]
 
 use fairmesh_model::spec::BalancingSpec;
 use fairmesh_sim::{Contender, Scenario, compare};
 
-/// A quarter of the machines twice as fast as the others, at half load.
+/// A fleet at half load in which a quarter of the machines are twice as fast as the others.
 fn fleet(name: &str, weight: &str, wait: &str) -> Scenario {
     let text = format!(
         "
@@ -29,7 +29,7 @@ callers:
 }
 
 #[test]
-fn the_score_equalises_utilisation_over_different_machines() {
+fn score_policy_equalises_utilisation_of_different_machines() {
     let fleets = [
         fleet("two-speeds", "", ""),
         fleet("unknown-and-waiting", ", weight: 1000", ", wait: {exponential: 100ms}"),

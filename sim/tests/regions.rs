@@ -1,4 +1,4 @@
-//! Calls across regions: what the scenarios' expectations cannot say.
+//! Calls across regions: properties that the scenarios' expectations cannot express.
 
 #![allow(clippy::unwrap_used, reason = "what a test cannot do without has failed it")]
 
@@ -27,7 +27,7 @@ fn until(report: &TrafficReport, seconds: f64) -> impl Iterator<Item = &Round> {
 }
 
 #[test]
-fn shifts_begin_at_the_threshold() {
+fn calls_move_to_other_regions_at_load_threshold() {
     let report = play("region-incident");
     assert!(until(&report, 120.0).all(|round| round.shifts.is_empty() && round.all_local == 1.0));
     let first = report.rounds.iter().find(|round| !round.shifts.is_empty()).unwrap();
@@ -36,9 +36,9 @@ fn shifts_begin_at_the_threshold() {
 }
 
 #[test]
-fn drain_stops_when_other_regions_are_full() {
+fn region_drain_stops_when_other_regions_are_full() {
     let report = play("region-drain-full");
-    // The end of the last interval is that of the simulation, before anything is planned from it.
+    // The last interval ends with the simulation, before a plan is made from it.
     let last_keep = |report: &TrafficReport| report.rounds.iter().rev().find_map(|round| round.keep);
     let keep = last_keep(&report).unwrap();
     assert!((0.75..0.85).contains(&keep), "{keep}");
@@ -48,26 +48,26 @@ fn drain_stops_when_other_regions_are_full() {
 }
 
 #[test]
-fn a_lack_of_capacity_drops_the_lowest_class_alone() {
+fn lack_of_capacity_drops_only_calls_of_lowest_priority_class() {
     let report = play("region-shortage");
     assert_eq!(report.most_dropped[..2], [0.0, 0.0]);
     assert!((0.3..0.7).contains(&report.most_dropped[2]), "{:?}", report.most_dropped);
 }
 
-/// The intervals of which the planner got only wrong reports, by the faults of the scenario.
+/// The intervals for which the planner got only faulty reports, by the scenario's faults.
 fn rounds_within(report: &TrafficReport, from: f64, to: f64) -> impl Iterator<Item = &Round> {
     report.rounds.iter().filter(move |round| from <= round.at && round.at < to)
 }
 
 #[test]
-fn no_table_changes_while_reports_are_wrong() {
+fn no_region_table_changes_while_reports_are_wrong() {
     let scenario = scenario("region-lies");
     let faults = scenario.traffic.as_ref().unwrap().faults.clone();
     let report = play_scenario(&scenario);
     assert_eq!(faults.len(), 6);
     for fault in faults {
         let from = fault.at.as_seconds();
-        // What does not arrive is missed only when the report before is ten seconds old.
+        // A missing report is noticed only when the previous one is ten seconds old.
         let noticed = if fault.are == RegionReportFault::Missing { from + 15.0 } else { from };
         let to = from + fault.duration.as_seconds();
         let wrong: Vec<&Round> = rounds_within(&report, noticed, to).collect();
@@ -75,7 +75,7 @@ fn no_table_changes_while_reports_are_wrong() {
         for round in &wrong {
             assert!(round.refusal.is_some() && round.shifts.is_empty(), "{fault:?}: {round:?}");
         }
-        // By the tables of before: the neighbour of r1 gets the same part of its calls.
+        // According to the previous tables, r1's neighbour gets the same part of r1's calls.
         let locals = || rounds_within(&report, noticed + 5.0, to).map(|round| round.local[0]);
         let (least, most) = (locals().fold(1.0, f64::min), locals().fold(0.0, f64::max));
         assert!(most - least < 0.03 && most < 0.95, "{fault:?}: {least} to {most}");
@@ -83,14 +83,14 @@ fn no_table_changes_while_reports_are_wrong() {
 }
 
 #[test]
-fn late_reports_are_used_until_stale() {
+fn late_traffic_reports_are_used_until_stale() {
     let scenario = scenario("region-late-reports");
     let [late, stale] = &scenario.traffic.as_ref().unwrap().faults[..] else { panic!("two faults") };
     let report = play_scenario(&scenario);
     let begins = |fault: &fairmesh_sim::scenario::RegionFault| fault.at.as_seconds();
     let ends = |fault: &fairmesh_sim::scenario::RegionFault| begins(fault) + fault.duration.as_seconds();
     assert!(rounds_within(&report, begins(late), ends(late)).all(|round| round.refusal.is_none()));
-    // The last report in time is ten seconds old by then, and rounds are of two.
+    // The last report in time is ten seconds old by then, and rounds take two seconds.
     let refused: Vec<_> = rounds_within(&report, begins(stale) + 10.0, ends(stale)).collect();
     assert!(refused.len() > 20);
     assert!(refused.iter().all(|round| round.refusal.is_some() && round.shifts.is_empty()));
@@ -99,7 +99,7 @@ fn late_reports_are_used_until_stale() {
 }
 
 #[test]
-fn crashed_regions_calls_are_spread_instead_of_filling_a_neighbour() {
+fn calls_of_crashed_region_are_spread_over_all_others() {
     let scenario = scenario("region-crash");
     let of_others = |report: &TrafficReport| {
         let from_crash = rounds_within(report, 61.0, 80.0);
@@ -114,9 +114,9 @@ fn crashed_regions_calls_are_spread_instead_of_filling_a_neighbour() {
 }
 
 #[test]
-fn zones_are_loaded_equally_and_keep_possible_calls() {
+fn zones_are_loaded_equally_and_keep_most_of_their_own_calls() {
     let report = play("region-zones");
-    // Of 35 callers 10, 20 and 5; of 12 servers 6, 3 and 3.
+    // Of 35 callers the zones have 10, 20 and 5; of 12 servers 6, 3 and 3.
     let (calls, power) = ([10.0, 20.0, 5.0].map(|n| n / 35.0), [0.5, 0.25, 0.25]);
     let most: f64 = calls.iter().zip(power).map(|(calls, power)| f64::min(*calls, 1.1 * power)).sum();
     let settled = report.rounds.iter().filter(|round| round.at > 60.0);
@@ -133,7 +133,7 @@ fn zones_are_loaded_equally_and_keep_possible_calls() {
 }
 
 #[test]
-fn vanished_region_uses_no_capacity_and_is_called_on_return() {
+fn vanished_region_gets_no_calls_until_it_returns() {
     let report = play("region-dark");
     let dark: Vec<&Round> = rounds_within(&report, 64.0, 161.0).collect();
     assert!(dark.len() > 40);
@@ -141,7 +141,8 @@ fn vanished_region_uses_no_capacity_and_is_called_on_return() {
         assert!(round.loads[0] == 0.0 && round.loads[1..].iter().all(|load| *load < 0.85), "{round:?}");
         assert_eq!(round.dropped, [0.0], "{round:?}");
     }
-    // Its first calls follow the table that was made for callers without servers, until the planner has heard of them.
+    // Its first calls follow the table made for callers without servers, until the planner has received reports about
+    // the servers.
     let returned: Vec<&Round> = rounds_within(&report, 168.0, 361.0).collect();
     assert!(returned.len() > 90);
     for round in returned {
@@ -150,8 +151,8 @@ fn vanished_region_uses_no_capacity_and_is_called_on_return() {
 }
 
 #[test]
-fn one_second_rounds_rewrite_tables_seldom_and_drop_no_more() {
-    // Load that changes once, or three times and back.
+fn one_second_planning_rounds_rarely_rewrite_tables_and_drop_no_more() {
+    // Load changes once, or three times and back.
     let scenarios = [
         ("region-domino", 5, 0.0),
         ("region-crash", 15, 0.0),

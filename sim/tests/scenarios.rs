@@ -7,10 +7,10 @@ use std::{fs, path::Path};
 use fairmesh_sim::{Scenario, run};
 
 #[test]
-fn scenarios_meet_their_expectations() {
+fn simulated_scenarios_meet_their_expectations() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../scenarios");
     let mut files: Vec<_> = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
-    // Trees are simulated in `tree.rs`, and applications are planned in `application.rs`.
+    // Trees are simulated in `tree.rs`, applications in `application.rs`.
     files.retain(|path| !fs::read_to_string(path).unwrap().starts_with("kind: "));
     files.sort();
     assert!(files.len() >= 17, "{files:?}");

@@ -1,4 +1,4 @@
-//! Trees of replicas: every change arrives, every byte is counted, one seed gives one result.
+//! Trees of replicas: every change arrives, every byte is counted, and one seed gives one result.
 
 #![allow(clippy::unwrap_used, reason = "what a test cannot do without has failed it")]
 
@@ -55,7 +55,7 @@ fn layer<'a>(report: &'a Report, name: &str) -> &'a Layer {
 }
 
 #[test]
-fn every_program_converges_to_the_root_and_every_byte_is_counted() {
+fn programs_converge_to_root_of_replica_tree_and_bytes_are_counted() {
     let report = play(TREE);
     let processes: Vec<u64> = report.layers.iter().map(|layer| layer.processes).collect();
     assert_eq!(processes, [1, 2, 4, 8, 24]);
@@ -68,7 +68,7 @@ fn every_program_converges_to_the_root_and_every_byte_is_counted() {
     assert!(each > written * 0.98 && each < written * 1.3, "{each} of {written}");
     assert_eq!(layer(&report, "leaf").bytes_received, 2 * regional.bytes_received);
     assert_eq!(regional.snapshots, 0);
-    // One-way delay is the lower bound.
+    // The one-way delay is the lower bound.
     let far = regional.propagation.unwrap();
     assert!(far.max_ms >= 50.0 && far.p50_ms < 60.0, "{far:?}");
     let end = layer(&report, "programs").propagation.unwrap();
@@ -87,20 +87,20 @@ fn results_depend_only_on_the_seed() {
 }
 
 #[test]
-fn simulated_processes_represent_the_others() {
+fn simulating_half_of_processes_gives_same_figures() {
     let text = TREE.replace("name: leaf, count: 2,", "name: leaf, count: 2, simulated: 1,");
     let (report, whole) = (play(&text), play(TREE));
     let (leaf, of_whole) = (layer(&report, "leaf"), layer(&whole, "leaf"));
     assert_eq!((leaf.processes, leaf.simulated, of_whole.simulated), (4, 2, 4));
-    // Each gets the same, so that half of them suffices.
+    // Each process receives the same, so simulating half of them suffices.
     assert_eq!(leaf.bytes_received, of_whole.bytes_received);
     assert_eq!(layer(&report, "regional").sent.mean, layer(&whole, "regional").sent.mean);
     assert_eq!(report.routers, 24);
 }
 
 #[test]
-fn slow_link_receives_coalesced_values() {
-    // 40 kB per second for 200 kB written: of repeated changes only the last is sent.
+fn slow_link_of_replica_tree_receives_coalesced_values() {
+    // 40 kB per second of bandwidth for 200 kB of writes: only the last of repeated changes is sent.
     let services = "count: 60\n  sizes: [{servers: 1, share: 1}, {servers: 40, share: 0.1}, {servers: 300, share: 0.01}]";
     let few = "count: 2\n  sizes: [{servers: 1, share: 1}, {servers: 20, share: 0.5}]";
     let text = TREE.replace(services, few).replace("sharded: 2,", "sharded: 0,");
@@ -118,22 +118,22 @@ fn slow_link_receives_coalesced_values() {
         fast.bytes_received
     );
     assert!((0.035..0.0405).contains(&slow.received.mean), "the link is full: {:?}", slow.received);
-    // The table is sent in half a second, so nothing waits for longer than two messages of it.
+    // The table is sent in half a second, so nothing waits for longer than two messages with the whole table.
     assert!(slow.propagation.unwrap().max_ms < 1500.0, "{:?}", slow.propagation);
 }
 
 #[test]
-fn all_processes_reconnect_after_a_root_restart() {
+fn all_processes_of_replica_tree_reconnect_after_root_restart() {
     let report = play(&format!("{TREE}events: [{{at: 3s, action: {{restartRoot: {{for: 2s}}}}}}]\n"));
     let [recovery] = &report.recoveries[..] else { panic!("{report:#?}") };
     assert_eq!(recovery.lost, 2);
-    // At most six doublings of 50 ms of backoff, and a handshake over 50 ms.
+    // At most six doublings of a 50 ms backoff, and a handshake over 50 ms.
     assert!(recovery.seconds.unwrap() < 4.0, "{recovery:?}");
     assert!(report.writes.refused > 50, "{:?}", report.writes);
 }
 
 #[test]
-fn a_disconnected_region_resumes_from_the_log() {
+fn disconnected_region_of_replica_tree_resumes_from_log() {
     let cut = "events: [{at: 3s, action: {cut: {region: far, for: 2s}}}]\n";
     let report = play(&format!("{TREE}{cut}"));
     let [recovery] = &report.recoveries[..] else { panic!("{report:#?}") };
@@ -143,8 +143,8 @@ fn a_disconnected_region_resumes_from_the_log() {
 }
 
 #[test]
-fn a_watcher_overflow_is_recovered_from_the_log() {
-    // A link on which a batch takes 30 ms, and 20,000 changes of 12,000 records in a tenth of a second.
+fn overflow_of_watchers_changed_keys_is_recovered_from_log() {
+    // A batch takes 30 ms on this link, and 20,000 changes of 12,000 records come within a tenth of a second.
     let text = TREE
         .replace("count: 60\n", "count: 1000\n")
         .replace("{servers: 300, share: 0.01}", "{servers: 400, share: 0.0005}")
@@ -158,7 +158,7 @@ fn a_watcher_overflow_is_recovered_from_the_log() {
 }
 
 #[test]
-fn the_hyperscale_trees_are_valid_and_meet_their_expectations_scaled_down() {
+fn scaled_down_hyperscale_trees_meet_expectations() {
     for name in ["hyperscale", "hyperscale-outages"] {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../scenarios/{name}.yaml"));
         let mut scenario = read(&fs::read_to_string(path).unwrap());
@@ -166,7 +166,7 @@ fn the_hyperscale_trees_are_valid_and_meet_their_expectations_scaled_down() {
         assert_eq!((scenario.name.as_str(), scenario.routers()), (name, 1_000_000));
         assert_eq!(scenario.services.count, 50_000);
         scenario.scale(0.002);
-        // As much in fewer batches, which take less time.
+        // The same amount in fewer batches, which simulate faster.
         scenario.writes.batches /= 40.0;
         scenario.compare = true;
         let report = run(&scenario, |_| {}).unwrap();
@@ -177,7 +177,7 @@ fn the_hyperscale_trees_are_valid_and_meet_their_expectations_scaled_down() {
 }
 
 #[test]
-fn an_invalid_tree_is_rejected_with_its_field() {
+fn invalid_replica_tree_scenario_is_rejected_with_field() {
     for (from, to, place) in [
         ("duration: 8s", "duration: 1s", "duration"),
         ("servers: 1, share: 1}", "servers: 2, share: 1}", "services.sizes"),

@@ -1,4 +1,4 @@
-//! Control groups, with a CPU quota or without, as version 1 of the kernel's interface has them.
+//! Cgroups (cgroup v1), with or without a CPU quota.
 
 use std::{
     fs,
@@ -7,36 +7,36 @@ use std::{
     time::Duration,
 };
 
-/// The period of the CPU quota, and so the longest pause of a group that has used it up; the kernel's default.
+/// The period of the CPU quota (kernel default), and so the longest pause of a cgroup that has used up its quota.
 const PERIOD_US: u64 = 100_000;
 
-/// How much CPU those in the groups get against others when the machine is busy, in the kernel's unit, in which an
-/// ordinary process has 1024: as much as the eight processes of this benchmark would without groups. A quota that the
-/// machine cannot give is no quota.
+/// `cpu.shares` of the cgroups, which applies when the machine is busy. An ordinary process has 1024, so this is as
+/// much as the eight processes of this benchmark would get without cgroups. Without it, the machine might not provide
+/// the quota.
 const SHARES: u64 = 8 * 1024;
 
-/// Cgroups below one of this process's own. Dropping it removes them: the processes in them must have
-/// been stopped before.
+/// Cgroups below this process's own cgroup. Dropping it removes them: the processes in them must have been stopped
+/// before.
 #[derive(Debug)]
 pub(super) struct Cgroups {
-    /// Children after their parents.
+    /// Created folders, children after their parents.
     made: Vec<PathBuf>,
-    /// By hierarchy, of which there is at least one: that which limits first, that which counts last.
+    /// The top folder in each controller hierarchy, at least one: the first one limits CPU, the last one counts it.
     tops: Vec<PathBuf>,
 }
 
-/// One group: a limit of CPU for its members.
+/// A cgroup with a CPU limit for its members.
 #[derive(Clone, Debug)]
 pub(super) struct Cgroup {
-    /// In each hierarchy.
+    /// The cgroup's folder in each hierarchy.
     folders: Vec<PathBuf>,
 }
 
 impl Cgroups {
-    /// Makes the group of this process.
+    /// Creates a cgroup below that of this process.
     ///
     /// # Errors
-    /// Where there is no CPU controller of version 1, or this process may not use it.
+    /// If there is no CPU controller of cgroup v1, or this process may not use it.
     pub(super) fn new() -> Result<Self, String> {
         let read = |file: &str| fs::read_to_string(file).map_err(|e| format!("cannot read {file}: {e}"));
         let tops = tops(&read("/proc/self/mountinfo")?, &read("/proc/self/cgroup")?)?;
@@ -54,7 +54,7 @@ impl Cgroups {
         Ok(groups)
     }
 
-    /// Makes a group that may use so many thousandths of a core, where a limit is given.
+    /// Adds a cgroup with a limit of `allowance` thousandths of a core, if given.
     pub(super) fn add(&mut self, name: &str, allowance: Option<u64>) -> Result<Cgroup, String> {
         let folders: Vec<_> = self.tops.iter().map(|top| top.join(name)).collect();
         for folder in &folders {
@@ -77,15 +77,15 @@ impl Cgroups {
 }
 
 impl Cgroup {
-    /// The folders, in the form of the option of a part that joins them.
+    /// The folders, as the value of the command-line option for roles that join the cgroup.
     pub(super) fn list(&self) -> String {
         let folders: Vec<_> = self.folders.iter().map(|folder| folder.display().to_string()).collect();
         folders.join(",")
     }
 
-    /// CPU time that those in it ever used, in nanoseconds.
+    /// Total CPU time of all processes that were ever in the cgroup, in nanoseconds.
     pub(super) fn used_ns(&self) -> Result<u64, String> {
-        // Proof: a group has a folder in each hierarchy, and there is at least one.
+        // Proof: a cgroup has a folder in each hierarchy, and there is at least one hierarchy.
         let file = self.folders[self.folders.len() - 1].join("cpuacct.usage");
         let text = fs::read_to_string(&file).map_err(|e| format!("cannot read {}: {e}", file.display()))?;
         text.trim().parse().map_err(|_| format!("{} says '{}'", file.display(), text.trim()))
@@ -114,7 +114,8 @@ fn set(folder: &Path, file: &str, value: u64) -> Result<(), String> {
     fs::write(&file, value.to_string()).map_err(|e| format!("cannot write {}: {e}", file.display()))
 }
 
-/// This process's group in the hierarchy that limits CPU and in the one that counts it, which may be one.
+/// Folders of this process's own cgroup: in the hierarchy that limits CPU and the one that counts it. Both may be the
+/// same.
 fn tops(mounts: &str, memberships: &str) -> Result<Vec<PathBuf>, String> {
     let find = |controller: &str| {
         top(mounts, memberships, controller).ok_or_else(|| {
@@ -129,8 +130,9 @@ fn tops(mounts: &str, memberships: &str) -> Result<Vec<PathBuf>, String> {
     Ok(tops)
 }
 
-/// See proc(5) for the form of both files. A path that is not below the root of the mount is that of a container
-/// without a namespace of its own, which sees its own group as the mount.
+/// The folder of this process's own cgroup for `controller`. See proc(5) for the format of both files. A path outside
+/// the root of the mount occurs in a container without a cgroup namespace, where the mount itself is the container's
+/// cgroup.
 fn top(mounts: &str, memberships: &str, controller: &str) -> Option<PathBuf> {
     let has = |names: &str| names.split(',').any(|name| name == controller);
     let (root, at) = mounts.lines().find_map(|line| {
@@ -157,7 +159,7 @@ mod tests {
         41 31 0:38 / /sys/fs/cgroup/unified rw,relatime - cgroup2 cgroup2 rw\n";
 
     #[test]
-    fn groups_go_below_the_own_one_of_each_hierarchy() {
+    fn new_cgroups_go_under_own_cgroup_of_each_v1_controller() {
         let found = tops(MOUNTS, "2:cpuacct:/pod/a\n1:cpu:/b\n0::/c\n");
         assert_eq!(found, Ok(vec!["/sys/fs/cgroup/cpu/b".into(), "/sys/fs/cgroup/cpuacct/a".into()]));
         let together = MOUNTS.replace("rw,cpu\n", "rw,cpu,cpuacct\n");
@@ -166,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn a_system_that_cannot_throttle_is_said_to() {
+    fn system_without_v1_cpu_controller_is_reported() {
         let problem = tops("41 31 0:38 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n", "0::/\n").unwrap_err();
         assert!(problem.contains("version 1 with the controller 'cpu'"), "{problem}");
         let folder = tempfile::tempdir().unwrap();
@@ -175,10 +177,10 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_left_behind() {
+    fn dropped_cgroups_are_removed_from_system() {
         let folder = tempfile::tempdir().unwrap();
         let mut groups = Cgroups::below(&[folder.path().into()]).unwrap();
-        // The kernel would make these files with the group and remove them with it.
+        // The kernel would create these files with the cgroup and remove them with it.
         let group = groups.add("a", Some(200)).unwrap();
         for (file, says) in [("cpu.cfs_period_us", "100000"), ("cpu.cfs_quota_us", "20000")] {
             let file = group.folders[0].join(file);

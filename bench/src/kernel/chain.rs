@@ -1,4 +1,5 @@
-//! A chain of services on one machine, each a process that calls the next before it responds: latency at a fixed rate.
+//! A chain of services on one machine. Each is a process that calls the next one before it responds. Measures latency
+//! at a fixed rate.
 
 use std::path::Path;
 
@@ -7,36 +8,36 @@ use tokio::time::sleep;
 use super::{
     Attached, end_all, interruptible,
     mesh::Mesh,
-    sides::{BODY, REST, Side, TURN},
+    request_paths::{BODY, REST, Side, TURN},
 };
 use crate::{
-    load::{Latencies, Run, Seen},
+    load_generator::{Latencies, Run, Seen},
+    paired_ratio::Ratio,
     proxy::{order, results::median},
-    ratio::Ratio,
     report::Report,
     role_process::RoleProcess,
 };
 
-/// Services of the chain.
+/// Number of services in the chain.
 const LENGTH: usize = 9;
-/// Calls at a time while it warms up, and while the fixed rate is looked for.
+/// Concurrent calls during warm-up, and while finding the fixed rate.
 const TASKS: usize = 4;
 const FIGURE: &str = "chain9_latency_vs_direct";
-/// p50 over that without a mesh.
+/// Goal: p50 relative to no mesh.
 const GOAL: f64 = 1.1;
 
-/// What was found.
+/// Results.
 struct Found {
-    /// Calls of the whole chain a second.
+    /// Calls of the whole chain per second.
     rate: u64,
-    /// p50 and p99 of each side in nanoseconds, and of no mesh once more.
+    /// p50 and p99 of each side in nanoseconds; the last entry is a second run without a mesh.
     turns: Vec<[[f64; 2]; 4]>,
-    /// Of the requests of the kernel's side, the share that it sent, and of which it sent the responses too.
+    /// Shares of the kernel side's requests that the kernel sent, and whose responses it sent, too.
     by_kernel: f64,
     answered: f64,
 }
 
-/// The processes.
+/// The processes of the chain.
 struct Chain<'a> {
     attached: &'a Attached,
     mesh: Mesh,
@@ -44,7 +45,7 @@ struct Chain<'a> {
     links: &'a mut Vec<RoleProcess>,
 }
 
-/// Measures it.
+/// Runs the measurement.
 pub(super) async fn run(report: &mut Report, turns: usize) -> Result<(), String> {
     let dir = tempfile::tempdir().map_err(|e| e.to_string())?;
     let Some(attached) = Attached::or_unmeasured(report, FIGURE) else { return Ok(()) };
@@ -111,7 +112,7 @@ async fn measure(
 
 impl Chain<'_> {
     async fn measure(mut self, turns: usize) -> Result<Found, String> {
-        // Once the first callers have called, the services are published, and connected to as often as calls need.
+        // Services are published after their first calls, and then get as many connections as calls need.
         let mut slowest = f64::INFINITY;
         for _ in 0..3 {
             sleep(REST).await;

@@ -1,4 +1,4 @@
-//! Many callers on one machine, each of which calls now and then over a connection of its own: memory and CPU.
+//! Many callers on one machine, each with its own connection and rare calls: memory and CPU.
 
 use std::{path::Path, time::Duration};
 
@@ -7,37 +7,37 @@ use tokio::time::sleep;
 use super::{
     Attached, end_all, interruptible,
     mesh::Mesh,
-    sides::{BODY, REST, Side},
+    request_paths::{BODY, REST, Side},
 };
 use crate::{
-    load::Run,
+    load_generator::Run,
+    paired_ratio::Median,
     proxy::{order, results::median},
-    ratio::Median,
     report::Report,
     role_process::RoleProcess,
 };
 
 const CALLERS: usize = 300;
-/// Calls of all of them a second.
+/// Calls per second of all callers together.
 const RATE: u64 = 1500;
 const SERVICE: &str = "bench/http1";
-/// How long a side is called in one round.
+/// Duration for which a side is called in one round.
 const SLICE: Duration = Duration::from_millis(600);
 const FIGURE: &str = "density300_cpu_vs_sidecar";
 
-/// What was found.
+/// Results.
 struct Found {
-    /// CPU of a request in nanoseconds, of callers, endpoints and proxy together, by sides.
+    /// CPU of a request in nanoseconds, of callers, endpoints and proxy together, by side.
     cpu: [Vec<f64>; 3],
-    /// And of the proxy alone.
+    /// CPU of a request in the proxy alone, by side.
     proxy_cpu: [Vec<f64>; 3],
-    /// Bytes by which the callers made each proxy larger: that of the kernel form and the sidecar.
+    /// Memory growth caused by the callers, in bytes: of the kernel form's proxy, and of the sidecar.
     grown: [u64; 2],
-    /// Bytes of maps before there were callers and with them.
+    /// Bytes of BPF maps, without and with callers.
     maps: [u64; 2],
 }
 
-/// Measures it.
+/// Runs the measurement.
 pub(super) async fn run(report: &mut Report, rounds: usize) -> Result<(), String> {
     let dir = tempfile::tempdir().map_err(|e| e.to_string())?;
     let Some(attached) = Attached::or_unmeasured(report, FIGURE) else { return Ok(()) };
@@ -92,7 +92,7 @@ async fn measure(
     let sidecar = mesh.add_sidecar(dir, "sidecar", SERVICE).await?;
     let direct = endpoints.split(',').next().unwrap_or_default();
     let addresses = [direct.to_owned(), sidecar.to_string(), attached.address.to_string()];
-    // First a few callers, so that what is allocated once does not count.
+    // Start with a few callers, so that one-time allocations do not count.
     for address in &addresses {
         call(&mut ends[0], &[address, address]).await?;
         sleep(REST).await;
@@ -101,7 +101,7 @@ async fn measure(
     let maps = attached.map_bytes()?;
     let mut callers = Vec::new();
     for address in &addresses {
-        // The endpoints of these processes are not called.
+        // The endpoints of these processes are unused.
         let (mut caller, _) = RoleProcess::start(dir, &args).await?;
         let made = call(&mut caller, &[address; CALLERS]).await;
         callers.push(caller);
@@ -110,7 +110,7 @@ async fn measure(
     ends.append(&mut callers);
     let mut found =
         Found { cpu: Default::default(), proxy_cpu: Default::default(), grown: [0; 2], maps: [maps, 0] };
-    // The first round warms up.
+    // The first round is a warm-up.
     for round in 0..=rounds {
         for side in order(round, Side::ALL.len()) {
             let (cpu, proxy_cpu) = paced(&mesh, ends, side).await?;
@@ -127,13 +127,14 @@ async fn measure(
     Ok(found)
 }
 
-/// Has so many callers call these addresses once.
+/// Lets `callers` call each of these addresses once.
 async fn call(callers: &mut RoleProcess, addresses: &[&String]) -> Result<(), String> {
     let addresses: Vec<&str> = addresses.iter().map(|address| address.as_str()).collect();
     callers.prepare(format!("call {BODY} 1 {}", addresses.join(","))).await
 }
 
-/// Has the callers of a side call for a while; CPU of a request in nanoseconds, of all and of the proxies.
+/// Lets the callers of a side call for a while. Returns CPU of a request in nanoseconds: of everything, and of the
+/// proxies.
 async fn paced(mesh: &Mesh, ends: &mut [RoleProcess], side: usize) -> Result<(f64, f64), String> {
     let endpoints = ends[0].cpu()?;
     let proxies = mesh.cpu_ns();

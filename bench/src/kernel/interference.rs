@@ -1,4 +1,4 @@
-//! A caller that calls at a low rate, beside one that calls as fast as it can, on one machine and through one proxy.
+//! A caller with a low rate next to one that calls as fast as it can, on one machine and through one proxy.
 
 use std::path::Path;
 
@@ -7,34 +7,34 @@ use tokio::time::sleep;
 use super::{
     Attached, end_all, interruptible,
     mesh::Mesh,
-    sides::{BODY, REST, Side, TURN},
+    request_paths::{BODY, REST, Side, TURN},
 };
 use crate::{
-    load::{Latencies, Run, Seen},
+    load_generator::{Latencies, Run, Seen},
+    paired_ratio::Ratio,
     proxy::{order, results::median},
-    ratio::Ratio,
     report::Report,
     role_process::RoleProcess,
     roles::{CALLERS, MEASURED},
 };
 
-/// Calls of the quiet caller a second.
+/// Calls per second of the quiet caller.
 const RATE: u64 = 1000;
-/// Connections of the other one.
+/// Number of connections of the noisy caller.
 const NOISY: usize = 64;
 const FIGURE: &str = "interference_p99_kernel";
 
-/// What was found of each side, round by round.
+/// Results of each side, by round.
 #[derive(Default)]
 struct Found {
-    /// p50 and p99 of the quiet caller alone, and beside the other one, in nanoseconds.
+    /// p50 and p99 of the quiet caller in nanoseconds: alone, and next to the noisy caller.
     alone: [Vec<[f64; 2]>; 3],
     beside: [Vec<[f64; 2]>; 3],
-    /// Calls of the other one a second.
+    /// Calls per second of the noisy caller.
     noise: [Vec<f64>; 3],
 }
 
-/// Measures it.
+/// Runs the measurement.
 pub(super) async fn run(report: &mut Report, rounds: usize) -> Result<(), String> {
     let dir = tempfile::tempdir().map_err(|e| e.to_string())?;
     let Some(attached) = Attached::or_unmeasured(report, FIGURE) else { return Ok(()) };
@@ -70,7 +70,7 @@ async fn measure(
     rounds: usize,
 ) -> Result<Found, String> {
     let mut services = Vec::new();
-    // The quiet one has the processor of the proxy: what another caller has that do, it gets in the way of.
+    // The quiet caller shares the processor of the proxy, where work that the noisy caller causes gets in its way.
     for (name, processor) in [("quiet", MEASURED), ("noisy", CALLERS)] {
         let (host, processor) = (format!("{name}.bench"), processor.to_string());
         let args = ["load-pair", "--protocol", "http1", "--cgroup", &attached.cgroup];
@@ -90,7 +90,7 @@ async fn measure(
     }
     let [quiet, noisy] = &mut ends[..] else { return Err("two processes call".into()) };
     let mut found = Found::default();
-    // The first round warms up.
+    // The first round is a warm-up.
     for round in 0..=rounds {
         for side in order(round, Side::ALL.len()) {
             let open = format!("open {side} {} {RATE}", TURN.as_millis());

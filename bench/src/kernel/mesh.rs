@@ -1,4 +1,5 @@
-//! The mesh of these benchmarks: a control plane, and a proxy that is the sidecar and has the kernel send requests.
+//! The mesh of these benchmarks: a control plane and a proxy, which is the sidecar and prepares the kernel to send
+//! requests.
 
 use std::{net::SocketAddr, path::Path};
 
@@ -17,12 +18,12 @@ const REGION: &str = "bench";
 pub(super) struct Mesh {
     proxies: Vec<Process>,
     control: ControlPlane,
-    /// Where the sidecar listens for each service, without the programs.
+    /// Addresses at which the sidecar listens for each service, without BPF programs.
     pub(super) sidecars: Vec<SocketAddr>,
 }
 
 impl Mesh {
-    /// Starts it before services by their names, whose endpoints are separated by commas, with one policy for all.
+    /// Starts the mesh for `services`: pairs of a name and comma-separated endpoints. All have the same policy.
     pub(super) async fn start(
         dir: &Path,
         attached: &Attached,
@@ -47,7 +48,7 @@ impl Mesh {
         Ok(mesh)
     }
 
-    /// Starts a further proxy, for these programs.
+    /// Starts another proxy, for these BPF programs.
     pub(super) async fn add_proxy(
         &mut self,
         dir: &Path,
@@ -57,7 +58,7 @@ impl Mesh {
         self.run_proxy(dir, name, &kernel_listener(attached)?).await
     }
 
-    /// Starts a further proxy that is a sidecar alone; returns where it listens for a service.
+    /// Starts another proxy that is only a sidecar. Returns its listener address for a service.
     pub(super) async fn add_sidecar(
         &mut self,
         dir: &Path,
@@ -84,12 +85,12 @@ impl Mesh {
         Ok(())
     }
 
-    /// CPU time of all proxies.
+    /// CPU time of all proxies, in nanoseconds.
     pub(super) fn cpu_ns(&self) -> u64 {
         self.proxies.iter().map(Process::cpu_ns).sum()
     }
 
-    /// The proxies, in the order of their start.
+    /// The proxies, in the order in which they were started.
     pub(super) fn proxies(&self) -> &[Process] {
         &self.proxies
     }

@@ -1,5 +1,5 @@
-//! Fairmesh and its peers, set up alike: one thread to work, two endpoints, one route by prefix, least request, a
-//! deadline, and what statistics each has. Two yardsticks have the endpoints and nothing else of that.
+//! Fairmesh and its peers, configured alike: one worker thread, two endpoints, one prefix route, least request, a
+//! deadline, and the statistics that each proxy has. Two yardsticks have only the endpoints.
 
 use std::{
     fmt, fs,
@@ -15,25 +15,25 @@ use tokio::{
 
 use super::process::Process;
 
-/// A proxy that is measured, or a yardstick.
+/// A proxy to measure, or a yardstick.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Contender {
     Fairmesh,
     Envoy,
     Haproxy,
     Nginx,
-    /// No proxy: what the system takes for passing bytes on.
+    /// No proxy: the system's cost of forwarding bytes.
     Relay,
-    /// hyper, and nothing else.
+    /// A proxy made only of hyper.
     HyperProxy,
 }
 
 /// The peers.
 pub(super) const PEERS: [Contender; 3] = [Contender::Envoy, Contender::Haproxy, Contender::Nginx];
-/// Yardsticks for the CPU of HTTP/1.1, which are not for production.
+/// Yardsticks for the CPU of HTTP/1.1. They are not for production.
 pub(super) const YARDSTICKS: [Contender; 2] = [Contender::HyperProxy, Contender::Relay];
 
-/// What is spoken, on both sides of a proxy.
+/// Protocol on both sides of a proxy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum WireProtocol {
     Http1,
@@ -41,16 +41,16 @@ pub(super) enum WireProtocol {
     Grpc,
 }
 
-/// A proxy that runs.
+/// A running proxy.
 pub(super) struct Proxy {
     pub(super) process: Process,
     pub(super) address: SocketAddr,
-    /// What else runs for it, and is not measured.
+    /// An auxiliary process that is not measured.
     beside: Option<Process>,
 }
 
 impl Proxy {
-    /// Ends it, and what runs for it.
+    /// Stops the proxy and its auxiliary process.
     pub(super) async fn stop(self) -> Result<(), String> {
         self.process.stop().await?;
         match self.beside {
@@ -84,7 +84,7 @@ impl fmt::Display for WireProtocol {
 }
 
 impl Contender {
-    /// Where its program lies; `ours` is that of Fairmesh.
+    /// Path of the contender's program; `ours` is that of Fairmesh.
     fn program(self, ours: &Path) -> Result<PathBuf, String> {
         match self {
             Self::Fairmesh => return Ok(ours.to_owned()),
@@ -95,13 +95,14 @@ impl Contender {
         on_path(&name).ok_or_else(|| format!("{name} is not on the path; run scripts/setup.sh peers"))
     }
 
-    /// What it says of its version.
+    /// Version of the contender's program, as it prints it.
     pub(super) fn version(self, ours: &Path) -> Result<String, String> {
         let flag = if matches!(self, Self::Haproxy | Self::Nginx) { "-v" } else { "--version" };
         version(&self.program(ours)?, flag)
     }
 
-    /// Starts it in front of these endpoints, and waits until it passes requests on; `ours` is the program of Fairmesh.
+    /// Starts the proxy in front of these endpoints, and waits until it forwards requests; `ours` is the Fairmesh
+    /// program.
     pub(super) async fn start(
         self,
         (dir, ours): (&Path, &Path),
@@ -129,13 +130,13 @@ impl Contender {
     }
 }
 
-/// Where a program lies that the shell would find.
+/// Path of a program found by `PATH`.
 pub(crate) fn on_path(name: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&path).map(|dir| dir.join(name)).find(|place| place.is_file())
 }
 
-/// What a program says of its version when asked by this flag.
+/// Version text that a program prints for `flag`.
 pub(crate) fn version(program: &Path, flag: &str) -> Result<String, String> {
     let said = Command::new(program).arg(flag).output().map_err(|e| format!("{}: {e}", program.display()))?;
     let said = [said.stdout, said.stderr].concat();
@@ -143,7 +144,7 @@ pub(crate) fn version(program: &Path, flag: &str) -> Result<String, String> {
     Ok(said.lines().find(|line| !line.trim().is_empty()).unwrap_or_default().trim().to_owned())
 }
 
-/// Distinct addresses without a listener: each is held until all are found.
+/// Distinct free addresses: each is held open until all are found.
 fn free() -> Result<[SocketAddr; 4], String> {
     let bound = [(); 4].map(|()| TcpListener::bind((Ipv4Addr::LOCALHOST, 0)));
     let mut free = [SocketAddr::from((Ipv4Addr::LOCALHOST, 0)); 4];
@@ -154,14 +155,14 @@ fn free() -> Result<[SocketAddr; 4], String> {
     Ok(free)
 }
 
-/// Writes a file, and says where it is.
+/// Writes a file, and returns its path.
 pub(crate) fn write(dir: &Path, name: &str, text: &str) -> Result<String, String> {
     let path = dir.join(name);
     fs::write(&path, text).map_err(|e| format!("{}: {e}", path.display()))?;
     Ok(path.display().to_string())
 }
 
-/// Whether an endpoint responds to a request: every proxy here serves HTTP/1.1.
+/// Whether an endpoint responds to an HTTP/1.1 request through the proxy; every proxy here serves HTTP/1.1.
 pub(crate) async fn passes_on(address: SocketAddr) -> std::io::Result<bool> {
     let mut stream = TcpStream::connect(address).await?;
     stream
@@ -305,7 +306,7 @@ backend bench
 
 fn nginx(dir: &Path, address: SocketAddr, [a, b]: [SocketAddr; 2]) -> Result<Vec<String>, String> {
     let here = dir.display();
-    // Buffers hold whole bodies, as without them nginx writes those to files.
+    // Buffers hold whole bodies. Otherwise nginx writes bodies to files.
     let config = format!(
         "daemon off;
 worker_processes 1;

@@ -1,4 +1,4 @@
-//! gRPC called by ghz: a third-party caller that does much more for a call than a proxy does.
+//! gRPC calls made by ghz, a third-party caller that does much more work per call than a proxy.
 
 use std::{
     collections::BTreeMap,
@@ -18,55 +18,55 @@ use super::{
     process::launched,
 };
 use crate::{
-    load::Run,
+    load_generator::Run,
     roles::{CALLERS, payload_of, v1::Payload},
 };
 
-/// What is called, as ghz reads it.
+/// The proto definition of the called service, for ghz.
 const DEFINITION: &str = include_str!("../../../proto/fairmesh/bench/v1/echo.proto");
-/// How long one run may take, since calls without a response would never end.
+/// Maximum duration of a run, since calls without a response would never end.
 const MOST: Duration = Duration::from_secs(60);
-/// How much of an error report is kept, in characters: ghz reports an error once for each call.
+/// Maximum number of characters kept from an error report: ghz reports an error once per call.
 const MOST_SAID: usize = 300;
 
-/// The program, and where its files lie.
+/// The ghz program and the folder of its files.
 pub(super) struct Ghz {
     program: PathBuf,
     dir: PathBuf,
 }
 
-/// What it says of a run, of which this is a part.
+/// The used part of ghz's report about a run.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Said {
-    /// How long it took, in nanoseconds.
+    /// Duration of the run, in nanoseconds.
     total: u64,
     #[serde(default)]
     status_code_distribution: BTreeMap<String, u64>,
 }
 
 impl Ghz {
-    /// Looks for it, and writes what it needs to this folder.
+    /// Finds ghz, and writes its input files to `dir`.
     pub(super) fn find(dir: &Path) -> Result<Self, String> {
         let program = on_path("ghz").ok_or("ghz is not on the path; run scripts/setup.sh ghz")?;
         fs::write(dir.join("echo.proto"), DEFINITION).map_err(|e| e.to_string())?;
         Ok(Self { program, dir: dir.to_owned() })
     }
 
-    /// What it says of its version.
+    /// Version that ghz prints.
     pub(super) fn version(&self) -> Result<String, String> {
         version(&self.program, "--version")
     }
 
-    /// So many calls with a payload of so many bytes, all of which must return OK. Responses are not compared with
-    /// the requests, since ghz does not; the lean caller does that.
+    /// Makes `calls` calls with `payload` bytes each, all of which must return OK. Responses are not compared with
+    /// requests, because ghz cannot; the minimal caller of this benchmark compares them.
     pub(super) async fn calls(&self, to: SocketAddr, payload: usize, calls: u64) -> Result<Run, String> {
         let (connections, at_once) = MULTIPLEXED;
         let mut command = launched(CALLERS, &self.program)?;
         command.args(["--insecure", "--call", "fairmesh.bench.v1.Echo.Echo", "--format", "json"]);
         command.arg("--proto").arg(self.dir.join("echo.proto"));
         if payload == 0 {
-            // It takes a file that is empty for none.
+            // ghz treats an empty file as no data.
             command.args(["--data", "{}"]);
         } else {
             let message = self.dir.join(format!("message-{payload}"));

@@ -1,14 +1,15 @@
-//! The workload of profile-guided optimisation (scripts/release.sh): the most frequent work of proxies, without peers and
-//! figures.
+//! The workload for profile-guided optimisation (scripts/release.sh): the most frequent work of proxies, without peers
+//! and figures.
 
 use std::{error::Error, path::Path, time::Duration};
 
 use super::{BODIES, Contender, Contenders, MANY, MULTIPLEXED, Ours, SMALL, WireProtocol};
 
-/// How long each protocol is called with each size of bodies.
+/// Duration for each protocol and body size.
 const SLICE: Duration = Duration::from_millis(600);
 
-/// Calls through a proxy over every protocol, with every size of bodies that is measured; its processes end by themselves.
+/// Calls through a proxy over every protocol with every measured body size. Its processes end regularly, so that they
+/// write their profiles.
 pub(crate) fn run(ours: &Ours) -> Result<(), Box<dyn Error>> {
     let program = ours.program()?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;

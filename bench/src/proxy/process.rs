@@ -11,14 +11,14 @@ use std::{
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::time::{Instant, sleep};
 
-use crate::{meter::resident, roles::MEASURED};
+use crate::{process_usage::resident, roles::MEASURED};
 
-/// How long a process may take to start or to respond.
+/// Maximum time for a process to start or respond.
 const START: Duration = Duration::from_secs(30);
-/// How long a process may take to end: beyond the default drain deadline of a proxy.
+/// Maximum time for a process to end: longer than the default drain deadline of a proxy.
 const END: Duration = Duration::from_secs(30);
 
-/// A program that will run on this processor, without arguments yet.
+/// Command for a program that will run on `processor`, without arguments yet.
 pub(super) fn launched(processor: usize, program: &Path) -> Result<Command, String> {
     let launcher = std::env::current_exe().map_err(|e| e.to_string())?;
     let mut command = Command::new(launcher);
@@ -33,7 +33,8 @@ pub(crate) struct Process {
 }
 
 impl Process {
-    /// Starts a program on the processor of proxies, with one thread to work where it goes by how many there are.
+    /// Starts a program on the processor of proxies. Programs that size their threads by the number of processors get
+    /// one thread.
     pub(crate) fn pinned<A: AsRef<OsStr>>(
         dir: &Path,
         name: &str,
@@ -45,7 +46,7 @@ impl Process {
         Self::start(dir, name, command)
     }
 
-    /// Starts a program wherever there is room.
+    /// Starts a program on any processor.
     pub(crate) fn start(dir: &Path, name: &str, mut command: Command) -> Result<Self, String> {
         let path = dir.join(format!("{name}.log"));
         let failed = |e: std::io::Error| format!("cannot start {name}: {e}");
@@ -55,7 +56,7 @@ impl Process {
         Ok(Self { child, log: path.display().to_string() })
     }
 
-    /// Waits until `is_ready`.
+    /// Waits until `is_ready` returns true.
     pub(crate) async fn ready(&mut self, is_ready: impl AsyncFn() -> bool) -> Result<(), String> {
         let until = Instant::now() + START;
         while !is_ready().await {
@@ -70,7 +71,7 @@ impl Process {
         Ok(())
     }
 
-    /// Stops it by a signal, so that an instrumented program can write its profile.
+    /// Stops the process by a signal, so that an instrumented program can write its profile.
     pub(crate) async fn stop(mut self) -> Result<(), String> {
         kill(self.child.id(), Signal::TERM);
         let until = Instant::now() + END;
@@ -90,12 +91,12 @@ impl Process {
         tail.into_iter().rev().collect::<Vec<_>>().join("; ")
     }
 
-    /// User and system time of it and what it started, in nanoseconds.
+    /// User and system time of the process and its children, in nanoseconds.
     pub(crate) fn cpu_ns(&self) -> u64 {
         tree(self.child.id()).into_iter().map(scheduled_ns).sum()
     }
 
-    /// Memory of it and what it started, in bytes.
+    /// Resident memory of the process and its children, in bytes.
     pub(crate) fn rss_bytes(&self) -> u64 {
         tree(self.child.id()).into_iter().filter_map(resident).sum()
     }
@@ -103,7 +104,7 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // Of one that has ended, the number may be another's by now.
+        // After the process has ended, its id may belong to another process.
         if !matches!(self.child.try_wait(), Ok(None)) {
             return;
         }
@@ -116,7 +117,7 @@ impl Drop for Process {
 
 fn kill(pid: u32, signal: Signal) {
     if let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw) {
-        // Fails only where it has ended already.
+        // Fails only if the process has already ended.
         let _ = kill_process(pid, signal);
     }
 }
@@ -141,12 +142,12 @@ fn threads(pid: u32) -> Vec<String> {
     threads.map(|thread| thread.path().display().to_string()).collect()
 }
 
-/// How long the threads of a process have run, in nanoseconds.
+/// CPU time of the threads of a process, in nanoseconds.
 pub(crate) fn scheduled_ns(pid: u32) -> u64 {
     threads(pid).into_iter().filter_map(|thread| ran(&thread)).sum()
 }
 
-/// How long a thread has run, by the scheduler's own account: `stat` counts in hundredths of a second.
+/// CPU time of a thread from the scheduler statistics, in nanoseconds: `stat` has a resolution of only 10 ms.
 fn ran(thread: &str) -> Option<u64> {
     fs::read_to_string(format!("{thread}/schedstat")).ok()?.split(' ').next()?.parse().ok()
 }

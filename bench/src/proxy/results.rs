@@ -1,25 +1,25 @@
-//! Results of each contender, setting by setting.
+//! Results of each contender in each setting.
 
 use std::{collections::BTreeMap, fmt};
 
 use super::contenders::Contender;
 
-/// What one side did in one setting, round by round.
+/// Results of one side in one setting, by round.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Runs {
     /// CPU of the proxy per request, in nanoseconds.
     pub(super) cpu: Vec<f64>,
-    /// Requests a second.
+    /// Requests per second.
     pub(super) rate: Vec<f64>,
 }
 
-/// Connections and bytes of the body.
+/// Number of connections, and bytes of the body.
 pub(super) type Setting = (usize, usize);
 
 /// Results of all contenders in one setting.
 pub(super) type Cell = Vec<(Contender, Runs)>;
 
-/// What was found of one protocol.
+/// Results for one protocol.
 #[derive(Default)]
 pub(super) struct Results {
     pub(super) cells: BTreeMap<Setting, Cell>,
@@ -31,7 +31,7 @@ impl Results {
         self.cells.entry(setting).or_default()
     }
 
-    /// Prints it, a line a setting.
+    /// Prints the results, one line per setting.
     pub(super) fn show(&self, name: &str) {
         for ((connections, body), cell) in &self.cells {
             eprintln!("{name} {connections:>3} connections {body:>5} B: {}", Shown(cell));
@@ -51,12 +51,12 @@ impl fmt::Display for Shown<'_> {
     }
 }
 
-/// What one side did.
+/// Results of one contender.
 pub(super) fn of(cell: &Cell, who: Contender) -> Option<&Runs> {
     cell.iter().find(|(other, _)| *other == who).map(|(_, runs)| runs)
 }
 
-/// Microseconds of CPU a request.
+/// CPU per request, in microseconds.
 pub(super) fn cpu_us(cell: &Cell, who: Contender) -> Option<f64> {
     of(cell, who).map(|runs| median(&runs.cpu) / 1e3)
 }

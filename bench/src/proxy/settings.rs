@@ -2,33 +2,33 @@
 
 use std::time::Duration;
 
-/// Connections, which are callers over HTTP/1.1.
+/// Numbers of connections. Over HTTP/1.1, each has one caller.
 pub(super) const CONNECTIONS: [usize; 4] = [1, 16, 64, 128];
-/// Bytes of bodies, the same there and back; without any it is a `GET`.
+/// Bytes of each request and response body; 0 means a `GET`.
 pub(super) const BODIES: [usize; 5] = [0, 1 << 10, 4 << 10, 16 << 10, 64 << 10];
-/// Connections and bytes of the body where the goal for microseconds was set.
+/// Number of connections and bytes of the body for which the goal in microseconds was set.
 pub(super) const FLOOR: (usize, usize) = (32, 5);
-/// Up to which size a body counts as small, and at which connections as many.
+/// Maximum size of a small body, and number of connections from which on there are many.
 pub(super) const SMALL: usize = 4 << 10;
 pub(super) const MANY: usize = 16;
-/// The body that throughput is compared with.
+/// Body size for comparing throughput.
 pub(super) const USUAL: usize = 1 << 10;
-/// Connections of HTTP/2, and how many call at a time over all of them.
+/// Number of HTTP/2 connections, and concurrent calls over all of them.
 pub(super) const MULTIPLEXED: (usize, usize) = (4, 64);
-/// One turn of open-loop load.
+/// Duration of one turn of open-loop load.
 pub(super) const TURN: Duration = Duration::from_millis(150);
 
-/// How much is done.
+/// Durations and repetitions.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Scale {
-    /// How often closed-loop load goes through all settings: a machine has moods that last for seconds, and no setting is to have
-    /// one to itself.
+    /// Number of passes over all settings with closed-loop load. Several, because a machine's speed fluctuates for
+    /// seconds at a time, which must not hit only one setting.
     pub(super) passes: usize,
-    /// Rounds of a setting in one pass, besides one to warm up.
+    /// Rounds of a setting in one pass, not counting a warm-up round.
     pub(super) rounds: usize,
-    /// How long each side is called in one of those.
+    /// Duration for which each side is called in one such round.
     pub(super) slice: Duration,
-    /// The same of ghz: passes, rounds, and its calls of a side in each.
+    /// For ghz: passes, rounds, and calls of a side in each round.
     pub(super) ghz: (usize, usize, u64),
     /// Rounds of open-loop load.
     pub(super) turns: usize,
@@ -44,7 +44,7 @@ impl Scale {
         }
     }
 
-    /// With which numbers of connections a body of this size is measured.
+    /// Numbers of connections with which a body of this size is measured.
     pub(super) fn connections(self, body: usize) -> &'static [usize] {
         match (body == FLOOR.1, self.quick) {
             (true, true) => &[],

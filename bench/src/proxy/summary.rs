@@ -6,7 +6,7 @@ use super::{
     results::{Cell, Results, Runs, Setting, cpu_us, median, of},
 };
 use crate::{
-    ratio::{Median, Ratio},
+    paired_ratio::{Median, Ratio},
     report::Report,
 };
 
@@ -17,7 +17,8 @@ impl Bench {
         }
         let large = |(connections, body): Setting| connections >= MANY && body > SMALL;
         self.ratio(report, ("cpu_vs_envoy_large", Some(0.5)), (found, Contender::Envoy), large);
-        // The goal of 13 µs was set where a hyper proxy took 17: microseconds are those of a machine and its hour, the relation is not.
+        // The goal of 13 µs was set on a machine where a hyper proxy took 17 µs. Microseconds depend on the machine and
+        // the hour; the ratio does not.
         self.ratio(report, ("cpu_vs_hyper", Some(0.76)), (found, Contender::HyperProxy), is_small);
         self.ratio(report, ("cpu_vs_relay", None), (found, Contender::Relay), is_small);
         report_microseconds(report, found);
@@ -50,7 +51,7 @@ impl Bench {
         }
     }
 
-    /// CPU a request over a peer's, in the worst of the settings that count.
+    /// CPU per request relative to a peer, in the worst of the settings for which `counts` is true.
     pub(super) fn ratio(
         &self,
         report: &mut Report,
@@ -96,7 +97,7 @@ impl Bench {
                     "p99 at {rate} requests a second over each peer's: {}; over itself {noise}",
                     shown.join(", ")
                 );
-                // What lies within the bounds of both is noise.
+                // A difference within the confidence bounds of both is noise.
                 report.figure("p99_vs_best", worst.mean, Some(worst.within.max(noise.within)), note);
             }
             None => {
@@ -112,7 +113,7 @@ impl Bench {
     }
 }
 
-/// What our CPU comes to where the goal was set, and in the setting where it is the most.
+/// Our CPU per request, in the setting of the goal and in the most expensive setting.
 fn report_microseconds(report: &mut Report, found: &Results) {
     let cells = found.cells.iter().filter(|(setting, _)| is_small(**setting));
     let all: Vec<_> = cells
@@ -126,7 +127,7 @@ fn report_microseconds(report: &mut Report, found: &Results) {
     };
     let floor = all.iter().find(|(setting, ..)| *setting == FLOOR);
     let worst = all.iter().max_by(|a, b| a.1.total_cmp(&b.1));
-    // The first is left out with --quick.
+    // `--quick` leaves the first setting out.
     for (name, found) in [("cpu_us_floor", floor), ("cpu_us", worst)] {
         if let Some(found) = found {
             report.figure(name, found.1, Some(13.0), shown(found));
@@ -134,12 +135,12 @@ fn report_microseconds(report: &mut Report, found: &Results) {
     }
 }
 
-/// Whether the goals of small bodies are for it.
+/// Whether the goals for small bodies apply to a setting.
 fn is_small((connections, body): Setting) -> bool {
     connections >= MANY && body <= SMALL
 }
 
-/// The ratio within each round.
+/// Ratios within each round.
 fn paired(ours: &[f64], theirs: &[f64]) -> Vec<f64> {
     ours.iter().zip(theirs).map(|(ours, theirs)| ours / theirs).collect()
 }

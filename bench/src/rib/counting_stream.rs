@@ -13,7 +13,7 @@ use tokio::{
     net::TcpStream,
 };
 
-/// A socket whose bytes are counted.
+/// A socket that counts its bytes.
 #[derive(Debug)]
 pub(super) struct CountingStream {
     socket: TcpStream,
@@ -21,7 +21,7 @@ pub(super) struct CountingStream {
 }
 
 impl CountingStream {
-    /// Connects; bytes in both directions are counted in `traffic`.
+    /// Connects, and counts bytes in both directions in `traffic`.
     pub(super) async fn connect(address: &str, traffic: &Arc<AtomicU64>) -> io::Result<Self> {
         let socket = TcpStream::connect(address).await?;
         socket.set_nodelay(true)?;

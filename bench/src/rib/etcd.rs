@@ -1,4 +1,4 @@
-//! The peer, etcd: one process, whose watchers have a connection each.
+//! The peer: a single etcd process, whose watchers have one connection each.
 
 use std::{
     fs,
@@ -14,12 +14,12 @@ use tonic::transport::Channel;
 
 use crate::roles::free_port;
 
-/// How long it may take to start.
+/// Maximum time for etcd to start.
 const START: Duration = Duration::from_secs(20);
-/// The processor time of a process is counted in these.
+/// Nanoseconds per tick in which the kernel counts the CPU time of a process.
 const TICK_NS: u64 = 10_000_000;
 
-/// `etcdserverpb.ResponseHeader`, as far as it is needed here; so are the others.
+/// `etcdserverpb.ResponseHeader`. This and the following messages have only the fields that are used here.
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct Header {
     #[prost(int64, tag = "3")]
@@ -78,7 +78,7 @@ pub(super) struct KeyValue {
     pub(super) mod_revision: i64,
 }
 
-/// A watch of every key below a prefix, which ends in `/`.
+/// Request to watch every key below a prefix, which ends in `/`.
 pub(super) fn watch(prefix: &str) -> WatchRequest {
     let mut end = prefix.as_bytes().to_vec();
     if let Some(last) = end.last_mut() {
@@ -88,7 +88,7 @@ pub(super) fn watch(prefix: &str) -> WatchRequest {
     WatchRequest { create: Some(create) }
 }
 
-/// Asks etcd once.
+/// Makes a unary call to etcd.
 pub(super) async fn call<Q, A>(channel: &Channel, path: &'static str, request: Q) -> Result<A, String>
 where
     Q: Message + 'static,
@@ -111,14 +111,14 @@ pub(super) struct Etcd {
 
 impl Drop for Etcd {
     fn drop(&mut self) {
-        // Fails only where it has ended already.
+        // Fails only if etcd has already ended.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
 impl Etcd {
-    /// Starts one that keeps its data below `dir`, with further arguments.
+    /// Starts etcd with its data below `dir`, with additional arguments.
     pub(super) async fn start(dir: &Path, arguments: &[&str]) -> Result<Self, String> {
         let output = Command::new("etcd").arg("--version").output();
         let output = output.map_err(|e| format!("cannot run etcd ({e}); install Debian's etcd-server"))?;
@@ -150,7 +150,7 @@ impl Etcd {
         Ok(etcd)
     }
 
-    /// Writes a key and returns the revision that wrote it.
+    /// Writes a key, and returns the revision of the write.
     pub(super) async fn put(&mut self, key: &str, value: &[u8]) -> Result<u64, String> {
         let request = PutRequest { key: key.to_owned().into(), value: Bytes::copy_from_slice(value) };
         let answer: PutResponse = call(&self.channel, "/etcdserverpb.KV/Put", request).await?;
@@ -160,11 +160,12 @@ impl Etcd {
             .ok_or_else(|| "a put without revision".into())
     }
 
-    /// The CPU time that it has used, in nanoseconds.
+    /// CPU time of etcd so far, in nanoseconds.
     pub(super) fn cpu_ns(&self) -> Result<u64, String> {
         let path = format!("/proc/{}/stat", self.child.id());
         let stat = fs::read_to_string(&path).map_err(|e| format!("{path}: {e}"))?;
-        // Fields 14 and 15, counted behind the name, which may hold anything but ends with the last parenthesis.
+        // Fields 14 and 15 (utime, stime), counted after the process name, which may contain anything but ends with the
+        // last parenthesis.
         let fields: Vec<&str> = stat.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
         let ticks = |at: usize| fields.get(at)?.parse::<u64>().ok();
         match (ticks(11), ticks(12)) {

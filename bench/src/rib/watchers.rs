@@ -1,4 +1,4 @@
-//! Thousands of watchers with one connection each, and the time at which each received an update.
+//! Thousands of watchers with one connection each. Records the time at which each receives an update.
 
 use std::{
     collections::HashMap,
@@ -22,30 +22,30 @@ use tokio::{
 use super::{
     counting_stream::CountingStream,
     etcd::{self, WatchRequest},
-    grpc::Stream,
+    grpc_stream::Stream,
 };
 
-/// Watchers that connect at one time.
+/// Maximum number of concurrent connection attempts.
 const CONNECTING: usize = 64;
-/// How long a change may take to reach all watchers.
+/// Timeout for a change to reach all watchers.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A change has come to a watcher.
+/// The arrival of a change at a watcher.
 struct Arrival {
     revision: u64,
     at: Instant,
 }
 
-/// Connected watchers. Dropping it ends them.
+/// Connected watchers. Dropping the value disconnects them.
 pub(super) struct Watchers {
     watchers: JoinSet<Result<(), String>>,
     arrivals: mpsc::UnboundedReceiver<Arrival>,
-    /// Those that came before they were asked for.
+    /// Arrivals recorded before `have` asked for their revision.
     early: HashMap<u64, Vec<Instant>>,
     traffic: Arc<AtomicU64>,
 }
 
-/// Who watches and where.
+/// Kind and address of the watched server.
 #[derive(Clone, Debug)]
 pub(super) enum Server {
     Fairmesh(String),
@@ -53,7 +53,7 @@ pub(super) enum Server {
 }
 
 impl Watchers {
-    /// Connects watchers, each to one server and of some prefixes, and waits until all of them watch.
+    /// Connects watchers, each to one server with some prefixes, and waits until all are watching.
     pub(super) async fn gather(watchers: Vec<(Server, Vec<String>)>) -> Result<Self, String> {
         let (tell, arrivals) = mpsc::unbounded_channel();
         let (ready, mut all_ready) = mpsc::unbounded_channel();
@@ -85,7 +85,7 @@ impl Watchers {
         Ok(crowd)
     }
 
-    /// Waits until `count` watchers have a revision; how long after `since` each had it, in nanoseconds.
+    /// Waits until `count` watchers have a revision. Returns the time from `since` to each arrival, in nanoseconds.
     pub(super) async fn have(
         &mut self,
         revision: u64,
@@ -110,7 +110,7 @@ impl Watchers {
         Ok(came.into_iter().map(|at| after(at).unwrap_or(u64::MAX)).collect())
     }
 
-    /// Bytes sent and received by all of them so far.
+    /// Bytes sent and received by all watchers so far.
     pub(super) fn traffic(&self) -> u64 {
         self.traffic.load(Relaxed)
     }
@@ -124,7 +124,7 @@ fn why(ended: Option<Result<Result<(), String>, tokio::task::JoinError>>) -> Str
     }
 }
 
-/// Watches as an agent does, acknowledgements included.
+/// Watches as an agent does, including acknowledgements.
 async fn fairmesh(
     address: &str,
     prefixes: &[String],
@@ -145,7 +145,7 @@ async fn fairmesh(
             Some(due) => timeout_at(due, watch.next()).await,
             None => Ok(watch.next().await),
         };
-        // What was held back is due.
+        // A delayed acknowledgement is due.
         let Ok(message) = message else { continue };
         let (message, at) = (message.map_err(|status| status.to_string())?, Instant::now());
         let revision = match message.kind {

@@ -1,12 +1,13 @@
-//! Writes on a large store: a control plane whose records take 12 GB is written as ServiceRouter's RIB is
-//! (ServiceRouter §4.1), durably and through its API, while a watcher of everything checks that all of it arrives.
-//! Beside it plain etcd, and our control plane on a store in etcd.
+//! Writes on a large store. A control plane with 12 GB of records receives writes as ServiceRouter's RIB does
+//! (ServiceRouter §4.1), durably and through its API, while a watcher of all records checks that every write arrives.
+//! Compared with plain etcd, and with our control plane on a store in etcd.
 
-mod disk_space;
-mod figures;
-mod ratio;
-mod target;
-mod write_watcher;
+mod delivery_check;
+mod etcd_cost;
+mod memory_check;
+mod scratch_dir;
+mod summary;
+mod write_target;
 mod write_workload;
 
 use std::{fs, os::unix::fs::MetadataExt, path::Path, time::Duration};
@@ -24,40 +25,41 @@ use tokio::{
 
 use super::etcd::Etcd;
 use crate::{
-    load::{self, Seen},
+    load_generator::{self, Seen},
+    process_usage::resident,
     report::Report,
     role_process::RoleProcess,
 };
-use disk_space::DiskSpace;
-use target::{Target, Writer, fill};
-use write_watcher::WriteWatcher;
+use delivery_check::DeliveryCheck;
+use scratch_dir::ScratchDir;
+use write_target::{Target, Writer, fill};
 use write_workload::WriteWorkload;
 
-/// Goals: batches a second, and megabytes a second.
+/// Goals: batches per second, and megabytes per second.
 const WRITES: u64 = 335;
 const MEGABYTES: f64 = 39.0;
-/// Who write at one time when it goes as fast as it can.
+/// Number of concurrent writers at full speed.
 const WRITERS: usize = 32;
-/// How long a control plane may take to serve.
+/// Maximum time for a control plane to start serving.
 const START: Duration = Duration::from_secs(900);
-/// How long to wait before asking it again.
+/// Pause between attempts to connect.
 const LOOK: Duration = Duration::from_millis(20);
-/// Options of etcd: batches are transactions of up to a thousand records, and the backend takes what etcd's makers call
-/// the most that it should.
+/// Options of etcd: transactions of up to 10,001 operations, and the largest backend quota that etcd's makers
+/// recommend.
 const ETCD: [&str; 2] = ["--max-txn-ops=10001", "--quota-backend-bytes=8589934592"];
 
-/// How much is done.
+/// Sizes and durations.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Scale {
     /// Bytes of all records.
     store: u64,
-    /// The same of plain etcd, and of both sides of the ratio: etcd keeps what is written over until it is compacted,
-    /// and all of that has to stay below its quota.
+    /// Bytes of all records for plain etcd and for both sides of the ratio: etcd keeps overwritten values until it is
+    /// compacted, and all must stay below its quota.
     etcd: u64,
-    /// How long writes come at the rate of the goal, and then as fast as they go.
+    /// Duration of writes at the goal's rate, and of writes at full speed.
     paced: Duration,
     length: Duration,
-    /// Turns of each side of the ratio, and how long each lasts.
+    /// Turns of each side of the ratio, and the duration of a turn.
     turns: usize,
     turn: Duration,
 }
@@ -84,57 +86,57 @@ impl Scale {
         }
     }
 
-    /// Bytes of disk, with some to spare: the file took 1.3 times its records, since its pages are powers of two.
+    /// Required bytes of disk, with a margin: the file took 1.3 times its records, since its pages are powers of two.
     fn disk(&self) -> u64 {
         self.store * 7 / 4 + 1_000_000_000
     }
 
-    /// Bytes of memory, with some to spare: all records, their keys twice, what the allocator keeps, and this process.
+    /// Required bytes of memory, with a margin: all records, their keys twice, allocator overhead, and this process.
     fn memory(&self) -> u64 {
         self.store * 3 / 2 + 1_000_000_000
     }
 }
 
-/// What writing came to.
+/// Results of writing.
 #[derive(Clone, Copy, Debug)]
 struct Pace {
-    /// As fast as it goes.
+    /// Writes per second at full speed.
     writes_per_s: f64,
     mb_per_s: f64,
-    /// At the rate of the goal: how long a write takes.
+    /// Latency of writes at the goal's rate.
     paced: Seen,
 }
 
-/// Our side.
+/// Results of our side.
 struct Ours {
     pace: Pace,
     store: u64,
     start: Duration,
-    /// Bytes in memory once it served, the same after the writes, and bytes on disk.
+    /// Resident bytes once the control plane served, resident bytes after the writes, and bytes on disk.
     memory_at_start: u64,
     memory: u64,
     disk: u64,
-    /// How often the watcher was sent everything anew.
+    /// Number of times the watcher got a new snapshot of everything.
     anew: usize,
-    /// Processor time for each write, the watcher's part included, in seconds.
+    /// CPU time per write in seconds, including the work for the watcher.
     cpu: f64,
 }
 
-/// Measures ours, then plain etcd, then the two stores of ours.
+/// Measures our side, then plain etcd, then our control plane on both stores.
 pub(super) async fn run(quick: bool, report: &mut Report) -> Result<(), String> {
     let scale = Scale::new(quick);
-    disk_space::remember(scale.memory())?;
-    let room = DiskSpace::take(scale.disk())?;
+    memory_check::require_available(scale.memory())?;
+    let room = ScratchDir::take(scale.disk())?;
     let ours = ours(&room.path().join("large"), scale).await?;
     let (etcd, version) = etcd(&room.path().join("etcd"), scale).await?;
-    figures::add(scale, quick, &ours, etcd, report);
-    let ratio = ratio::measure(&room.path().join("ratio"), scale).await?;
+    summary::add(scale, quick, &ours, etcd, report);
+    let ratio = etcd_cost::measure(&room.path().join("ratio"), scale).await?;
     ratio.report(report);
     report.peer("etcd", version);
     Ok(())
 }
 
-/// A control plane with a file of its own, filled before it opens it.
+/// Measures a control plane whose store file is filled before it opens it.
 async fn ours(dir: &Path, scale: Scale) -> Result<Ours, String> {
     let mut workload = WriteWorkload::of(scale.store);
     let file = dir.join("control").join("rib.redb");
@@ -147,8 +149,8 @@ async fn ours(dir: &Path, scale: Scale) -> Result<Ours, String> {
     let connection = connect(&address).await?;
     let start = start.elapsed();
     let pid = root.pid();
-    let memory_at_start = disk_space::resident(pid)?;
-    let mut watch = WriteWatcher::start(address, revision).await;
+    let memory_at_start = resident(pid).ok_or("the control plane has ended")?;
+    let mut watch = DeliveryCheck::start(address, revision).await;
     let writer = Writer::new(Target::Fairmesh(Box::new(connection)), workload);
     eprintln!("fairmesh: writes");
     let before = root.cpu_ns().await?;
@@ -159,15 +161,15 @@ async fn ours(dir: &Path, scale: Scale) -> Result<Ours, String> {
     let written = std::mem::take(&mut *writer.written());
     let anew = watch.check(&written).await?;
     let cpu = (root.cpu_ns().await? - before) as f64 / 1e9 / written.batches as f64;
-    let memory = disk_space::resident(pid)?;
+    let memory = resident(pid).ok_or("the control plane has ended")?;
     let disk = fs::metadata(&file).map_err(|e| format!("{}: {e}", file.display()))?.blocks() * 512;
     drop(root);
-    // So that etcd has the room.
+    // Frees the disk space for etcd.
     fs::remove_dir_all(dir).map_err(|e| format!("{}: {e}", dir.display()))?;
     Ok(Ours { pace, store, start, memory_at_start, memory, disk, anew, cpu })
 }
 
-/// Connects to a control plane that has just begun to listen, as soon as it responds.
+/// Connects to a starting control plane as soon as it responds.
 async fn connect(address: &Address) -> Result<Connection, String> {
     let until = Instant::now() + START;
     loop {
@@ -179,7 +181,7 @@ async fn connect(address: &Address) -> Result<Connection, String> {
     }
 }
 
-/// Writes a workload to a file where there is none; its last revision, and bytes.
+/// Writes a workload to a new file. Returns its last revision, and the number of bytes.
 async fn fill_file(file: &Path, workload: &mut WriteWorkload) -> Result<(Revision, u64), String> {
     let at = file.to_owned();
     let store = spawn_blocking(move || RedbStore::open(at)).await.map_err(|e| e.to_string())?;
@@ -191,7 +193,7 @@ async fn fill_file(file: &Path, workload: &mut WriteWorkload) -> Result<(Revisio
     Ok((last, bytes))
 }
 
-/// Plain etcd with the same batches.
+/// Measures plain etcd with the same batches.
 async fn etcd(dir: &Path, scale: Scale) -> Result<(Pace, String), String> {
     let etcd = Etcd::start(dir, &ETCD).await?;
     let target = Target::Etcd(etcd.channel.clone());
@@ -206,17 +208,17 @@ async fn etcd(dir: &Path, scale: Scale) -> Result<(Pace, String), String> {
     Ok((pace, version))
 }
 
-/// Writes at the rate of the goal for a while, and then as fast as it goes.
+/// Writes at the goal's rate for a while, and then at full speed.
 async fn pace(writer: &Writer, scale: Scale) -> Result<Pace, String> {
-    let paced = Seen::of(&load::open(writer, WRITES, scale.paced).await?);
+    let paced = Seen::of(&load_generator::open(writer, WRITES, scale.paced).await?);
     let (writes_per_s, mb_per_s) = full_speed(writer, scale.length).await?;
     Ok(Pace { writes_per_s, mb_per_s, paced })
 }
 
-/// Writes as fast as it goes for a while; batches and megabytes a second.
+/// Writes at full speed for `length`. Returns batches and megabytes per second.
 async fn full_speed(writer: &Writer, length: Duration) -> Result<(f64, f64), String> {
     let before = writer.written().bytes;
-    let run = load::closed(writer, WRITERS, length).await?;
+    let run = load_generator::closed(writer, WRITERS, length).await?;
     let seconds = run.wall_ns as f64 / 1e9;
     let bytes = writer.written().bytes - before;
     Ok((run.calls as f64 / seconds, bytes as f64 / 1e6 / seconds))

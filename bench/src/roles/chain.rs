@@ -1,4 +1,4 @@
-//! One service of a chain: it calls the next one before it responds. Each is a process of its own.
+//! One service of a chain, which calls the next one before it responds. Each service is a process of its own.
 
 use std::{
     net::Ipv4Addr,
@@ -8,13 +8,14 @@ use std::{
 use tokio::net::TcpListener;
 
 use super::{BoxError, load_by, minimal_peers::http1, orders};
-use crate::load::Call as _;
+use crate::load_generator::Call as _;
 
-/// Ways to the next service, by their numbers; none at the end of the chain.
+/// Callers of the next service, one per way (such as direct or through the sidecar); unset at the end of the chain.
 type Ways = Arc<OnceLock<Vec<http1::Caller>>>;
 
-/// Prints its address, and serves until its input ends. `next HOST PAYLOAD ADDRESS,…` says where the next service is on each way;
-/// `closed WAY MS TASKS` and `open WAY MS RATE` have it call the next service, and so all after that, on one of the ways.
+/// Prints its address, and serves until its input ends. `next HOST PAYLOAD ADDRESS,…` sets the address of the next
+/// service on each way. `closed WAY MS TASKS` and `open WAY MS RATE` let it call the next service, and so the rest of
+/// the chain, on one of the ways.
 pub(super) async fn run(cgroup: &str) -> Result<(), BoxError> {
     fairmesh_kernel::enter_cgroup(cgroup)?;
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
@@ -31,7 +32,7 @@ pub(super) async fn run(cgroup: &str) -> Result<(), BoxError> {
     }
 }
 
-/// The number in the path of a request, all of which are `POST /N`.
+/// The number in the path of a request; every request is `POST /N`.
 fn way_of(head: &[u8]) -> usize {
     let digit = head.get(b"POST /".len()).copied().unwrap_or_default();
     usize::from(digit.wrapping_sub(b'0'))

@@ -1,4 +1,4 @@
-//! Removes the files and processes of a benchmark that was killed.
+//! Removes the files and processes of a killed benchmark.
 
 use std::{fs, io, path::Path};
 
@@ -6,12 +6,12 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use super::{BoxError, orders};
 
-/// Waits for the end of its input, then ends what was started in `dir` and takes `dir` away.
+/// Waits for the end of its input, then ends the processes that were started in `dir`, and removes `dir`.
 pub(super) async fn sweep(dir: &Path) -> Result<(), BoxError> {
     let mut orders = orders();
     while let Ok(Some(_)) = orders.next_line().await {}
     for pid in workers(dir)? {
-        // Fails only where it has ended by itself.
+        // Fails only if the process has already ended.
         let _ = kill_process(pid, Signal::KILL);
     }
     match fs::remove_dir_all(dir) {
@@ -20,7 +20,7 @@ pub(super) async fn sweep(dir: &Path) -> Result<(), BoxError> {
     }
 }
 
-/// Every other process that was started with an argument in `dir`.
+/// All other processes with an argument in `dir`.
 fn workers(dir: &Path) -> Result<Vec<Pid>, BoxError> {
     let mut found = Vec::new();
     for process in fs::read_dir("/proc")? {
@@ -29,7 +29,7 @@ fn workers(dir: &Path) -> Result<Vec<Pid>, BoxError> {
         let Some(pid) = number.and_then(Pid::from_raw).filter(|pid| *pid != rustix::process::getpid()) else {
             continue;
         };
-        // One that ended meanwhile has none.
+        // A process that ended meanwhile has no arguments.
         let arguments = fs::read(process.path().join("cmdline")).unwrap_or_default();
         let mut arguments =
             arguments.split(|&byte| byte == 0).filter_map(|text| std::str::from_utf8(text).ok());

@@ -1,6 +1,6 @@
-//! A proxy made of hyper and of nothing else: every request goes to the next endpoint through hyper's own client and
-//! its pool, with no deadline, no statistics and no second attempt. A path of one's own through HTTP/1.1 has to cost
-//! less to be worth it.
+//! A proxy made only of hyper: every request goes to the next endpoint through hyper's client and connection pool,
+//! without a deadline, statistics or retries. Our own HTTP/1.1 implementation must cost less than this to be
+//! worthwhile.
 
 use std::{
     net::SocketAddr,
@@ -26,7 +26,7 @@ struct Proxy {
     turn: AtomicUsize,
 }
 
-/// Serves until it is ended.
+/// Serves until the process is ended.
 pub(super) async fn run(listen: SocketAddr, to: &[SocketAddr]) -> Result<(), BoxError> {
     let mut connector = HttpConnector::new();
     connector.set_nodelay(true);

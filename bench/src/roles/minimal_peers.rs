@@ -1,6 +1,6 @@
-//! Clients and servers with the least work per message, so that the proxy between them is the bottleneck.
+//! Clients and servers with minimal work per message, so that the proxy between them is the bottleneck.
 //!
-//! They parse the messages of their own counterparts only.
+//! They parse only messages of their own counterparts.
 
 pub(super) mod http1;
 pub(super) mod http2;

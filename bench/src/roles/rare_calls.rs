@@ -24,25 +24,25 @@ use tokio::{
 
 use super::{BoxError, HttpCall, check, orders, payload_of, said};
 use crate::{
-    load::Call as _,
-    remote::{BODIES, Kept, Round},
+    cross_region_calls::{BODIES, Kept, Round},
+    load_generator::Call as _,
 };
 
-/// The service, and how programs that have no library call it.
+/// The service, and its host name for programs without the library.
 const SERVICE: &str = "bench/far";
 const HOST: &str = "far.bench";
-/// How many servers it has.
+/// Number of servers.
 const SERVERS: usize = 4;
-/// How long the proxy may take to start.
+/// Maximum time for the proxy to start.
 const START: Duration = Duration::from_secs(20);
 
 /// Options of callers.
 #[derive(Args, Debug)]
 pub(crate) struct RareCallsArgs {
-    /// The proxy that they share.
+    /// Address of the shared proxy.
     #[arg(long)]
     proxy: SocketAddr,
-    /// Its pages.
+    /// Address of the proxy's admin pages.
     #[arg(long)]
     admin: SocketAddr,
 }
@@ -73,7 +73,7 @@ pub(super) async fn serve(address: IpAddr, agent: Address) -> Result<(), BoxErro
     Ok(())
 }
 
-/// Calls as ordered: `round PROGRAMS MICROSECONDS` between one and the next, and `kept`.
+/// Executes commands: `round PROGRAMS MICROSECONDS` (the interval between calls), and `kept`.
 pub(super) async fn call(args: RareCallsArgs, agent: Address) -> Result<(), BoxError> {
     let until = Instant::now() + START;
     while let Err(why) = shared(args.proxy, BODIES[0]).await {
@@ -103,7 +103,7 @@ pub(super) async fn call(args: RareCallsArgs, agent: Address) -> Result<(), BoxE
     Ok(())
 }
 
-/// Each program calls once; of both sides one after the other, and which is first changes.
+/// Each program calls once. The sides alternate, and which one is first changes.
 async fn round(
     (round, programs): (u32, usize),
     apart: Duration,
@@ -126,7 +126,7 @@ async fn round(
             calls.spawn(async move {
                 let began = Instant::now();
                 match program {
-                    // The mesh ends with its program.
+                    // The mesh handle is dropped with its program.
                     Some((_mesh, call)) => call.call().await?,
                     None => shared(proxy, size).await?,
                 }
@@ -143,7 +143,7 @@ async fn round(
     Ok(seen)
 }
 
-/// A program with resolved endpoints and without a previous call.
+/// A program with resolved endpoints that has made no call yet.
 async fn learnt(agent: Address, name: String) -> Result<(Mesh, ServiceHandle), BoxError> {
     let region = Location::in_region(Region::new("bench")?);
     let mesh = Mesh::builder().agent(agent).location(region).client_id(name).connect().await?;
@@ -175,13 +175,13 @@ async fn ask(to: SocketAddr, request: Request<Full<Bytes>>) -> Result<Bytes, Str
     asked.await.map_err(|e: BoxError| e.to_string())
 }
 
-/// How often the proxy used a connection again.
+/// How often the proxy reused a connection.
 async fn kept(admin: SocketAddr) -> Result<Kept, String> {
     let request = Request::get("/metrics").header("host", "proxy").body(Full::default());
     let page = ask(admin, request.map_err(|e| e.to_string())?).await?;
     let page = String::from_utf8_lossy(&page).into_owned();
     let value = |name: &str| {
-        // Without labels, or by service.
+        // The metric may have no labels or a service label.
         let of = |line: &str| {
             let rest = line.strip_prefix(name)?;
             let value =

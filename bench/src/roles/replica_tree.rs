@@ -9,7 +9,7 @@ use fairmesh_wire::transport::Address;
 
 use super::{BoxError, orders, own_cpu_ns};
 
-/// Runs a control plane until its input ends; prints where it is reached. Its store is a file, or lies in etcd.
+/// Runs a control plane until its input ends, and prints its address. Its store is a file or in etcd.
 pub(super) async fn root(dir: &Path, etcd: Option<EtcdAddress>) -> Result<(), BoxError> {
     let control = Control::start(ControlConfig {
         transport: Default::default(),
@@ -34,7 +34,7 @@ pub(super) async fn root(dir: &Path, etcd: Option<EtcdAddress>) -> Result<(), Bo
     }
 }
 
-/// Runs a replica until its input ends; prints where it is reached.
+/// Runs a replica until its input ends, and prints its address.
 pub(super) async fn replica(dir: &Path, upstream: Address, name: String) -> Result<(), BoxError> {
     let replica = Replica::start(ReplicaConfig {
         transport: Default::default(),

@@ -28,10 +28,10 @@ use super::{
     },
 };
 
-/// Servers of one service.
+/// Number of servers of one service.
 const COUNT: usize = 10;
 
-/// Runs a control plane and an agent until its input ends; prints where the control plane is reached.
+/// Runs a control plane and an agent until its input ends, and prints the address of the control plane.
 pub(super) async fn mesh(dir: &Path, agent: Address) -> Result<(), BoxError> {
     let grpc = free_port()?;
     let control = ControlConfig {
@@ -70,12 +70,12 @@ pub(super) async fn mesh(dir: &Path, agent: Address) -> Result<(), BoxError> {
     }
 }
 
-/// An address of this machine without a listener.
+/// A free loopback address.
 pub(crate) fn free_port() -> std::io::Result<SocketAddr> {
     StdListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()
 }
 
-/// Starts ten servers, prints their addresses, and then its CPU time at each line of its input.
+/// Starts ten servers, prints their addresses, and then its CPU time for each line of its input.
 pub(super) async fn serve(
     protocol: Protocol,
     (layer, tls): (Layer, Option<TlsAcceptor>),
@@ -103,7 +103,7 @@ pub(super) async fn serve(
     Ok(())
 }
 
-/// Registers a server, and returns when callers can find it.
+/// Registers a server, and returns once callers can find it.
 async fn register(
     listener: &TcpListener,
     protocol: Protocol,
@@ -129,7 +129,7 @@ async fn register(
     Ok(server)
 }
 
-/// The same server without anything of Fairmesh.
+/// The same server without any part of Fairmesh.
 pub(super) async fn serve_plain(
     listener: TcpListener,
     routes: Router,
@@ -142,7 +142,7 @@ pub(super) async fn serve_plain(
         let tls = tls.clone();
         tokio::spawn(async move {
             let builder = auto::Builder::new(TokioExecutor::new());
-            // A client that goes away ends its connection with an error; the benchmark sees that on its side.
+            // A client that disconnects ends its connection with an error, which the benchmark sees on its side.
             let Some(tls) = tls else {
                 let _ = builder.serve_connection_with_upgrades(TokioIo::new(socket), service).await;
                 return;

@@ -1,4 +1,4 @@
-//! The processes of `shards`: where the map comes from, the agent, and programs.
+//! The processes of `shards`: the source of the map, the agent, and programs.
 
 use std::{collections::BTreeMap, net::Ipv4Addr, path::Path, sync::Arc, time::Duration};
 
@@ -18,21 +18,21 @@ use fairmesh_rib::{
 };
 use fairmesh_router::ShardTable;
 use fairmesh_wire::{
-    records, shards,
+    record_encoding, shard_encoding,
     transport::{Address, Transport, serve},
 };
 use tokio_util::sync::CancellationToken;
 
 use super::{BoxError, orders};
-use crate::meter;
+use crate::process_usage;
 
 /// The sharded service of the benchmark.
 fn service() -> Result<ServiceName, BoxError> {
     Ok(ServiceName::new("bench/shards")?)
 }
 
-/// Holds a RIB in memory and changes the map in it when ordered: `move N`, `split`, each with the map's version as the
-/// response; `behind`, with the number of watchers that have yet to acknowledge.
+/// Holds a RIB in memory, and changes its map on command: `move N` and `split` respond with the map's version, `behind`
+/// with the number of watchers that have not acknowledged yet.
 #[derive(Clone)]
 struct Source {
     node: Node,
@@ -61,7 +61,7 @@ impl Source {
         self.node.apply(Commit { revision: self.node.revision().number + 1, changes });
     }
 
-    /// Writes what differs.
+    /// Writes the differences.
     fn put_map(&self, before: &BTreeMap<RecordKey, Bytes>, after: &BTreeMap<RecordKey, Bytes>) {
         let gone = before.keys().filter(|key| !after.contains_key(key));
         let gone = gone.map(|key| (key.to_string().into(), None));
@@ -78,7 +78,7 @@ pub(super) async fn source(shard_count: usize, servers: usize) -> Result<(), Box
     let mut map = shard_map(shard_count, servers)?;
     let mut entries = BTreeMap::new();
     if shard_count > 0 {
-        let after = shards::encode_map(&name, &map);
+        let after = shard_encoding::encode_map(&name, &map);
         source.put_map(&entries, &after);
         entries = after;
     }
@@ -101,7 +101,7 @@ pub(super) async fn source(shard_count: usize, servers: usize) -> Result<(), Box
             None => split_one(&mut map),
         }
         map.version += 1;
-        let after = shards::encode_map(&name, &map);
+        let after = shard_encoding::encode_map(&name, &map);
         source.put_map(&entries, &after);
         entries = after;
         println!("{}", map.version);
@@ -109,7 +109,7 @@ pub(super) async fn source(shard_count: usize, servers: usize) -> Result<(), Box
     Ok(())
 }
 
-/// New values by key; `None` deletes.
+/// New values by key; `None` deletes the key.
 type Changes = Vec<(Arc<str>, Option<Bytes>)>;
 
 fn declare(name: &ServiceName, servers: usize) -> Result<Changes, BoxError> {
@@ -140,7 +140,7 @@ fn declare(name: &ServiceName, servers: usize) -> Result<Changes, BoxError> {
     }
     Ok(changes
         .into_iter()
-        .map(|(key, record)| (key.to_string().into(), Some(records::encode(&record))))
+        .map(|(key, record)| (key.to_string().into(), Some(record_encoding::encode(&record))))
         .collect())
 }
 
@@ -152,7 +152,7 @@ fn instance(i: usize) -> Result<InstanceId, BoxError> {
     Ok(InstanceId::new(format!("server-{i:05}:8080"))?)
 }
 
-/// Shards that start anywhere in 128 bits, with a primary and a secondary each.
+/// Shards with pseudorandom starts in the 128-bit key space, each with a primary and a secondary.
 fn shard_map(count: usize, servers: usize) -> Result<ShardMap, BoxError> {
     let mut random = Generator::new(1);
     let mut starts: Vec<u128> =
@@ -179,7 +179,7 @@ fn shard_map(count: usize, servers: usize) -> Result<ShardMap, BoxError> {
     Ok(ShardMap { version: 1, interval: KeyRange::ALL, shards })
 }
 
-/// The primary of a shard goes to another server.
+/// Moves the primary of a shard to another server.
 fn move_one(map: &mut ShardMap, number: u64, servers: usize) -> Result<(), BoxError> {
     let shards = map.shards.len() as u64;
     let shard = &mut map.shards[(mix64(number) % shards) as usize];
@@ -195,7 +195,7 @@ fn move_one(map: &mut ShardMap, number: u64, servers: usize) -> Result<(), BoxEr
     Ok(())
 }
 
-/// The first shard is cut in two.
+/// Splits the first shard in two.
 fn split_one(map: &mut ShardMap) {
     let upper = Shard {
         id: ShardId(map.shards.len() as u32),
@@ -227,7 +227,7 @@ pub(super) async fn agent(dir: &Path, upstream: Address) -> Result<(), BoxError>
     Ok(fairmesh_agent::run(config, ended).await?)
 }
 
-/// A program that decides by the map. Responds to `version` with that of the map, 0 without a map, and to `look N` with
+/// A program that uses the map. Responds to `version` with the map's version (0 without a map), and to `look N` with
 /// the nanoseconds of a look-up.
 pub(super) async fn caller(dir: &Path, name: &str) -> Result<(), BoxError> {
     let resolver = Resolver::<()>::start(ResolverConfig {
@@ -273,21 +273,21 @@ fn map_of<L: EndpointTransport>(subscription: &Subscription<L>) -> Option<Arc<Sh
     }
 }
 
-/// Nanoseconds of processor time a look-up, the middle of five rounds. No key can be worked out before the look-up of
-/// the one before it is done.
+/// CPU time of a look-up in nanoseconds, as the median of five rounds. Each key depends on the previous look-up, so
+/// that look-ups cannot overlap.
 fn look_up(map: &ShardTable, count: u64) -> f64 {
     let mut random = Generator::new(u64::from(std::process::id()));
     let mut found = 0;
     let mut rounds = Vec::new();
     for _ in 0..5 {
-        let began = meter::own_cpu();
+        let began = process_usage::own_cpu();
         for _ in 0..count / 5 {
             let key = ShardKey(u128::from(random.next() ^ mix64(found)) << 64 | u128::from(random.next()));
             if let Some(located) = map.locate(key) {
                 found = u64::from(located.shard.0) ^ u64::from(map.copy(&located, 0));
             }
         }
-        rounds.push((meter::own_cpu() - began).as_nanos() as f64 / (count / 5) as f64);
+        rounds.push((process_usage::own_cpu() - began).as_nanos() as f64 / (count / 5) as f64);
     }
     rounds.sort_by(f64::total_cmp);
     rounds[2]

@@ -1,5 +1,5 @@
-//! The peer: the same hyper stack with hard-coded addresses and a random pick. The cost of a mesh is measured
-//! against it, so it does nothing that a careful programmer without a mesh could leave out.
+//! The peer: the same hyper stack with hard-coded addresses and a random pick. The cost of a mesh is measured against
+//! it, so it does nothing that a careful programmer without a mesh could leave out.
 
 use std::{
     net::SocketAddr,
@@ -24,12 +24,12 @@ use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tower::Service;
 
-use super::tls_stack;
+use super::handwritten_tls;
 
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
 type Answer<B> = Pin<Box<dyn Future<Output = Result<http::Response<B>, BoxError>> + Send>>;
 
-/// HTTP/1.1: idle connections by server.
+/// HTTP/1.1 client with idle connections by server.
 #[derive(Clone)]
 pub(super) struct Http1 {
     servers: Arc<[Server]>,
@@ -43,7 +43,7 @@ struct Server {
 }
 
 impl Http1 {
-    /// Will call these servers.
+    /// Creates a client of these servers.
     pub(super) fn new(addresses: &[SocketAddr], tls: Option<TlsConnector>) -> Self {
         let server =
             |address: &SocketAddr| Server { address: *address, tls: tls.clone(), idle: Mutex::default() };
@@ -63,7 +63,7 @@ impl Server {
             tokio::spawn(connection);
             return Ok(sender);
         };
-        let stream = tls.connect(tls_stack::name(), socket).await?;
+        let stream = tls.connect(handwritten_tls::name(), socket).await?;
         let (sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
         tokio::spawn(connection);
         Ok(sender)
@@ -100,10 +100,10 @@ impl Service<http::Request<Full<Bytes>>> for Http1 {
     }
 }
 
-/// A connection and where it belongs: the servers and the place among them.
+/// A borrowed connection, with its servers and its index among them.
 type Lent = (http1::SendRequest<Full<Bytes>>, Arc<[Server]>, usize);
 
-/// A body that gives its connection back at its end.
+/// A response body that returns its connection at its end.
 pub(super) struct Returning {
     body: Incoming,
     connection: Option<Lent>,
@@ -135,7 +135,7 @@ impl http_body::Body for Returning {
     }
 }
 
-/// HTTP/2: one connection a server, opened before the first call.
+/// HTTP/2 client with one connection per server, opened before the first call.
 pub(super) struct Http2<B> {
     servers: Arc<[http2::SendRequest<B>]>,
     seed: Arc<AtomicU64>,
@@ -164,7 +164,7 @@ where
             builder.initial_stream_window_size(1 << 20).initial_connection_window_size(4 << 20);
             let sender = match &tls {
                 Some(tls) => {
-                    let stream = tls.connect(tls_stack::name(), socket).await?;
+                    let stream = tls.connect(handwritten_tls::name(), socket).await?;
                     let (sender, connection) = builder.handshake(TokioIo::new(stream)).await?;
                     tokio::spawn(connection);
                     sender

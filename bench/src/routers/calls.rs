@@ -1,4 +1,4 @@
-//! Endpoints that respond and close, and calls of services by the hosts of requests.
+//! Endpoints that respond and close, and calls to services by host name.
 
 use std::{io, net::SocketAddr, ops::Range, sync::Arc, time::Duration};
 
@@ -10,17 +10,17 @@ use tokio::{
     time::{Instant, timeout},
 };
 
-/// How many sockets the endpoints of all services share.
+/// Number of sockets shared by the endpoints of all services.
 const SOCKETS: usize = 16;
-/// How long a call may take.
+/// Timeout of a call.
 const PATIENCE: Duration = Duration::from_secs(30);
 const ANSWER: &[u8] = b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\nconnection: close\r\n\r\n";
 
-/// Descriptors for as many connections as are called at once, on both sides of the proxy.
+/// Raises the limit of file descriptors, for all concurrent connections on both sides of the proxy.
 pub(super) fn raise_descriptors() {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
-    // Where that is refused, what cannot be opened is counted as failed.
+    // If refused, connections that cannot be opened count as failed.
     let _ = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum });
 }
 
@@ -45,7 +45,7 @@ impl Endpoints {
         Ok(Self { addresses, _serving: serving })
     }
 
-    /// Where the endpoint of a service is.
+    /// Address of the endpoint of a service.
     pub(super) fn of(&self, service: usize) -> SocketAddr {
         self.addresses[service % SOCKETS]
     }
@@ -59,17 +59,17 @@ async fn answer(mut stream: TcpStream) {
             _ => return,
         }
     }
-    // Callers notice that the proxy has ended.
+    // Callers notice if the proxy has ended.
     let _ = stream.write_all(ANSWER).await;
 }
 
-/// What calls came to.
+/// Results of calls.
 #[derive(Default)]
 pub(super) struct Calls {
-    /// In milliseconds.
+    /// Latencies in milliseconds.
     times: Vec<f64>,
     pub(super) failed: usize,
-    /// What the first that failed said.
+    /// Error of the first failed call.
     pub(super) why: Option<String>,
 }
 
@@ -84,7 +84,7 @@ impl Calls {
         }
     }
 
-    /// The middle, and the last but one in a hundred.
+    /// p50 and p99.
     pub(super) fn quantiles(&self) -> [f64; 2] {
         let mut times = self.times.clone();
         times.sort_by(f64::total_cmp);
@@ -93,7 +93,7 @@ impl Calls {
     }
 }
 
-/// Who calls through the proxy.
+/// Calls services through the proxy.
 #[derive(Clone, Copy)]
 pub(super) struct Caller {
     proxy: SocketAddr,
@@ -131,7 +131,7 @@ impl Caller {
         calls
     }
 
-    /// Calls services, so many at one time.
+    /// Calls services, at most `most` at a time.
     pub(super) async fn in_flight(self, services: Range<usize>, most: usize) -> Calls {
         let places = Arc::new(Semaphore::new(most));
         let mut flying = JoinSet::new();
@@ -162,7 +162,7 @@ impl Connection {
         Ok(Self { stream })
     }
 
-    /// Calls a service that must respond with 200; returns the milliseconds that it took.
+    /// Calls a service that must respond with 200. Returns the latency in milliseconds.
     async fn ok(&mut self, service: usize) -> Result<f64, String> {
         let began = Instant::now();
         let (status, words) = self.call(service, "/").await?;
@@ -170,7 +170,7 @@ impl Connection {
         if status == 200 { Ok(took) } else { Err(format!("{status} for service {service}: {words}")) }
     }
 
-    /// Calls a service; the status and the body of the response.
+    /// Calls a service. Returns the status and the body of the response.
     pub(super) async fn call(&mut self, service: usize, path: &str) -> Result<(u16, String), String> {
         let request = format!("GET {path} HTTP/1.1\r\nhost: s{service}.bench\r\n\r\n");
         let calling = async {

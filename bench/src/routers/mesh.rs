@@ -1,4 +1,4 @@
-//! Control plane, agent and proxy as processes, and what is written to them.
+//! Control plane, agent and proxy as processes, and the records written to them.
 
 use std::{net::SocketAddr, path::Path, time::Duration};
 
@@ -12,9 +12,9 @@ use crate::{
     proxy::process::Process,
 };
 
-/// Services that are declared with one write, of three records each.
+/// Number of services declared in one write, with three records each.
 const BATCH: usize = 500;
-/// How long a change may take until calls see it.
+/// Maximum time until a change affects calls.
 const EFFECT: Duration = Duration::from_secs(10);
 const REGION: &str = "bench";
 
@@ -26,7 +26,7 @@ pub(super) struct Mesh {
 }
 
 impl Mesh {
-    /// Starts the three, and waits until the proxy serves.
+    /// Starts the three processes, and waits until the proxy serves.
     pub(super) async fn start(dir: &Path) -> Result<Self, String> {
         let control = ControlPlane::start(dir).await?;
         let (agent, agent_at) = start_agent(dir, &control, REGION, "agent.sock").await?;
@@ -41,12 +41,12 @@ impl Mesh {
         Ok(Self { proxy, agent, control, at })
     }
 
-    /// Where programs connect.
+    /// Address of the proxy for programs.
     pub(super) fn proxy(&self) -> SocketAddr {
         self.at
     }
 
-    /// Memory of the proxy and of the agent, in bytes.
+    /// Resident memory of the proxy and of the agent, in bytes.
     pub(super) fn resident(&self) -> (u64, u64) {
         (self.proxy.rss_bytes(), self.agent.rss_bytes())
     }
@@ -76,8 +76,8 @@ impl Mesh {
         written.map(|_| ()).map_err(|status| format!("a write failed: {}", status.message()))
     }
 
-    /// Applies a change to policies of called services one after the other, and calls until it is seen, while others
-    /// are called.
+    /// Changes policies of called services one after the other, and calls each until the change takes effect, while
+    /// other services are called.
     pub(super) async fn changes(&self, services: usize, count: usize, load: u64) -> Result<Calls, String> {
         let at = self.at;
         let loading = tokio::spawn(async move {
@@ -99,14 +99,14 @@ impl Mesh {
         Ok(calls)
     }
 
-    /// Applies a policy, and calls until a response is by it; how many milliseconds that took.
+    /// Applies a policy, and calls until a response follows it. Returns the time in milliseconds.
     async fn change(
         &self,
         connection: &mut Connection,
         service: usize,
         change: usize,
     ) -> Result<f64, String> {
-        // Another status than before, whatever was applied to the service before.
+        // A status that differs from that of earlier changes to the service.
         let status = 400 + u16::try_from(change % 100).unwrap_or_default();
         let policy = policy(service, status);
         let began = Instant::now();
@@ -124,7 +124,7 @@ fn name(service: usize) -> String {
     format!("bench/s{service}")
 }
 
-/// Two routes: one responds with a status, the other is for calls of some paths and headers.
+/// A policy with two routes: one responds with a status, the other matches some paths and headers.
 fn policy(service: usize, status: u16) -> serde_json::Value {
     json!({
         "kind": "Policy",

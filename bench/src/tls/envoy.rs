@@ -1,22 +1,22 @@
-//! Envoy as the sidecar of a caller and that of a server, with mutual TLS between them.
+//! Envoy as the sidecar of a caller and of a server, with mutual TLS between them.
 
 use std::{net::SocketAddr, path::Path};
 
 use crate::proxy::contenders::write;
 
-use super::authority::{BUNDLE, IDENTITY};
+use super::certificate_authority::{BUNDLE, IDENTITY};
 
-/// What the connections of a sidecar to others are secured with.
+/// TLS configuration of a sidecar's connections to other sidecars.
 struct Tls<'a> {
     /// `Downstream` or `Upstream`.
     side: &'static str,
-    /// Further lines of it.
+    /// Additional lines.
     more: &'a str,
-    /// Lines of what the peer is verified by.
+    /// Lines that verify the peer.
     peer: &'a str,
 }
 
-/// The arguments of the one that accepts mutual TLS, for a program in plaintext.
+/// Arguments of the sidecar that accepts mutual TLS, for a plaintext program.
 pub(super) fn ingress(
     (dir, identity): (&Path, &Path),
     listen: SocketAddr,
@@ -26,7 +26,7 @@ pub(super) fn ingress(
     write_config((dir, "ingress.yaml"), listen, to, [&tls.lines(identity), ""])
 }
 
-/// The arguments of the one that calls a server with this id by mutual TLS, for callers in plaintext.
+/// Arguments of the sidecar that calls a server with this id by mutual TLS, for plaintext callers.
 pub(super) fn egress(
     (dir, identity): (&Path, &Path),
     listen: SocketAddr,

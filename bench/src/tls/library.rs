@@ -1,4 +1,5 @@
-//! Calls by the library over mutual TLS, beside a hand-written stack with the same rustls, and beside the library in plaintext.
+//! Library calls over mutual TLS, compared with a hand-written stack on the same rustls, and with the library in
+//! plaintext.
 
 use std::{
     fmt,
@@ -10,25 +11,25 @@ use serde_json::json;
 
 use crate::{
     mesh_processes::{ControlPlane, start_agent},
+    paired_ratio::Median,
     proxy::{order, process::Process, results::median},
-    ratio::Median,
     role_process::RoleProcess,
-    roles::tls_stack,
+    roles::handwritten_tls,
 };
 
-use super::{Scale, authority::DOMAIN};
+use super::{Scale, certificate_authority::DOMAIN};
 
-/// Payload sizes in bytes, the same there and back.
+/// Bytes of each request and response.
 const PAYLOADS: [usize; 3] = [600, 5_500, 55_000];
 const PROTOCOLS: [&str; 2] = ["http1", "grpc"];
-/// Callers that call again as soon as they have the response.
+/// Number of callers that call again as soon as they have the response.
 const TASKS: usize = 16;
 
-/// CPU of one protocol and payload.
+/// CPU for one protocol and payload.
 pub(super) struct Case {
     protocol: &'static str,
     payload: usize,
-    /// CPU per call of each side, in microseconds: the library, the stack, the library in plaintext.
+    /// CPU per call of each side, in microseconds: the library, the hand-written stack, the library in plaintext.
     cpu_us: [f64; 3],
     pub(super) over_stack: Median,
     pub(super) over_plaintext: Median,
@@ -65,7 +66,7 @@ impl MeshSide {
     }
 }
 
-/// A client process and the servers that it calls.
+/// A client process and the servers it calls.
 struct Side<'a> {
     client: RoleProcess,
     servers: &'a mut RoleProcess,
@@ -86,7 +87,7 @@ pub(super) async fn measure(dir: &Path, scale: Scale) -> Result<Vec<Case>, Strin
     let secured = MeshSide::start(dir, "secured", DOMAIN).await?;
     let plaintext = MeshSide::start(dir, "plaintext", "none").await?;
     let certificate = dir.join("stack");
-    tls_stack::issue(&certificate).map_err(|e| e.to_string())?;
+    handwritten_tls::issue(&certificate).map_err(|e| e.to_string())?;
     let certificate = certificate.display().to_string();
     let mut cases = Vec::new();
     for protocol in PROTOCOLS {
@@ -116,7 +117,7 @@ pub(super) async fn measure(dir: &Path, scale: Scale) -> Result<Vec<Case>, Strin
     Ok(cases)
 }
 
-/// What a call costs on each side, round by round.
+/// Cost of a call on each side, by round.
 async fn rounds(
     clients: [RoleProcess; 3],
     servers: &mut [RoleProcess; 3],
@@ -125,7 +126,7 @@ async fn rounds(
     let sides = clients.into_iter().zip(servers);
     let mut sides: Vec<_> = sides.map(|(client, servers)| Side { client, servers }).collect();
     let mut costs = [const { Vec::new() }; 3];
-    // The first round warms all up and is not counted.
+    // The first round is a warm-up and is not counted.
     for round in 0..=scale.rounds {
         for side in order(round, sides.len()) {
             let cost = sides[side].cost(scale.library).await?;

@@ -1,4 +1,5 @@
-//! The sidecars of a caller and of a server, ours and Envoy's, with mutual TLS between them: calls, handshakes, idle connections.
+//! The sidecars of a caller and of a server, ours and Envoy's, with mutual TLS between them: calls, handshakes, idle
+//! connections.
 
 use std::{net::SocketAddr, path::Path, time::Duration};
 
@@ -6,35 +7,35 @@ use serde_json::json;
 
 use super::{
     Scale,
-    authority::{BenchAuthority, DOMAIN},
+    certificate_authority::{BenchAuthority, DOMAIN},
     envoy,
 };
 use crate::{
-    load::Run,
+    load_generator::Run,
     mesh_processes::{ControlPlane, port, start_agent},
+    paired_ratio::Median,
     proxy::{
         contenders::{on_path, passes_on},
         order,
         process::Process,
     },
-    ratio::Median,
     role_process::RoleProcess,
 };
 use fairmesh_wire::transport::Address;
 
-/// The service behind the sidecars, whose calls are compared.
+/// The service behind the sidecars whose calls are compared.
 const SERVICE: &str = "bench/http1";
-/// Bytes of bodies of calls, the same there and back.
+/// Bytes of each request and response body.
 const PAYLOAD: usize = 5_500;
-/// Callers that call again as soon as they have the response.
+/// Number of callers that call again as soon as they have the response.
 const TASKS: usize = 16;
-/// Callers of connections that resume, and of those that they are compared with: fewer than the sessions that a server hands out
-/// to each, so that there is always one.
+/// Number of callers for resumed connections, and for the full handshakes they are compared with. Fewer than the
+/// sessions that a server hands out to each, so that a session is always available.
 const RESUMING: usize = 4;
-/// Idle connections before those that are counted, and the counted ones: of both sides fewer than the 1,024 files of a process.
+/// Idle connections opened first, and counted ones. Together on both sides fewer than the 1,024 files of a process.
 const IDLE: [usize; 2] = [50, 400];
 
-/// A mesh, with a folder for what runs in it.
+/// A mesh with a folder for its proxies.
 pub(super) struct MeshOfProxies<'a> {
     pub(super) dir: &'a Path,
     pub(super) control: ControlPlane,
@@ -57,7 +58,8 @@ impl<'a> MeshOfProxies<'a> {
         Ok(Self { dir, control, agent, authority, _agent: process })
     }
 
-    /// A proxy of the mesh on the processor of proxies, ready once a request passes it in plaintext, where that is asked for.
+    /// Starts a proxy of the mesh on the processor of proxies. If `ready` is given, waits until a plaintext request to
+    /// that address passes.
     pub(super) async fn proxy(
         &self,
         name: &str,
@@ -78,12 +80,12 @@ impl<'a> MeshOfProxies<'a> {
     }
 }
 
-/// Two sidecars.
+/// The sidecars of a caller and of a server.
 struct Pair {
-    /// What speaks plaintext with callers.
+    /// The caller's sidecar, which accepts plaintext.
     egress: Process,
     at: SocketAddr,
-    /// What speaks plaintext with the program.
+    /// The server's sidecar, which speaks plaintext with the program.
     ingress: Process,
     ingress_at: SocketAddr,
 }
@@ -135,19 +137,19 @@ impl Compared {
     }
 }
 
-/// What was found; of Envoy, or why it could not be had.
+/// Results. For Envoy, or the reason why it is not available.
 pub(super) struct Found {
     pub(super) calls: Result<Compared, String>,
     pub(super) handshakes: Result<Compared, String>,
-    /// Resumed over full.
+    /// Resumed handshakes relative to full ones.
     pub(super) resumed: Compared,
-    /// Thousandths of the handshakes that were to be resumed and were.
+    /// Share of successful resumptions, in thousandths of the attempts.
     pub(super) resumed_share: u64,
-    /// Bytes for an idle connection, of ours and of Envoy.
+    /// Bytes of an idle connection, for our sidecar and for Envoy.
     pub(super) idle: Vec<u64>,
 }
 
-/// The sides, and who calls them.
+/// The sides, and their callers.
 struct Bench {
     pairs: Vec<Pair>,
     callers: RoleProcess,
@@ -155,7 +157,7 @@ struct Bench {
     scale: Scale,
 }
 
-/// Measures all of it.
+/// Measures everything.
 pub(super) async fn measure(dir: &Path, scale: Scale) -> Result<Found, String> {
     let mesh = MeshOfProxies::start(dir).await?;
     let (mut callers, programs) = RoleProcess::start(dir, &["load-pair", "--protocol", "http1"]).await?;
@@ -180,7 +182,7 @@ pub(super) async fn measure(dir: &Path, scale: Scale) -> Result<Found, String> {
 }
 
 impl Bench {
-    /// CPU of both sidecars for a call, in nanoseconds.
+    /// CPU of both sidecars per call, in nanoseconds.
     async fn calls(&mut self) -> Result<Vec<[f64; 2]>, String> {
         eprintln!("sidecars: calls");
         let length = self.scale.slice;
@@ -190,7 +192,7 @@ impl Bench {
         self.rounds(Pair::cpu_ns, call).await
     }
 
-    /// CPU of the sidecar of the server for a connection of one request.
+    /// CPU of the server's sidecar per connection with one request, in nanoseconds.
     async fn handshakes(&mut self) -> Result<Vec<[f64; 2]>, String> {
         eprintln!("sidecars: handshakes");
         let length = self.scale.slice;
@@ -200,7 +202,7 @@ impl Bench {
         self.rounds(|pair| pair.ingress.cpu_ns(), call).await
     }
 
-    /// The same of ours, resumed and in full.
+    /// CPU of our sidecar for resumed handshakes relative to full ones.
     async fn resumed(&mut self) -> Result<(Compared, u64), String> {
         eprintln!("sidecars: resumed sessions");
         let length = self.scale.slice;
@@ -227,7 +229,7 @@ impl Bench {
         Ok((Compared::of(&rounds)?, share))
     }
 
-    /// Bytes of memory for a connection that idles after a request, at the sidecar of the server.
+    /// Bytes of memory per connection that is idle after a request, in the server's sidecar.
     async fn idle(&mut self) -> Result<Vec<u64>, String> {
         let mut all = Vec::new();
         for (side, pair) in self.pairs.iter().enumerate() {
@@ -243,14 +245,14 @@ impl Bench {
         Ok(all)
     }
 
-    /// Nanoseconds of CPU for each call, side by side; of a side that there is not, what is no number.
+    /// Nanoseconds of CPU per call for each side; NaN for a missing side.
     async fn rounds(
         &mut self,
         cpu: fn(&Pair) -> u64,
         call: impl AsyncFn(&mut Self, usize) -> Result<Run, String>,
     ) -> Result<Vec<[f64; 2]>, String> {
         let mut rounds = Vec::new();
-        // The first round warms all up and is not counted.
+        // The first round is a warm-up and is not counted.
         for round in 0..=self.scale.rounds {
             let mut costs = [f64::NAN; 2];
             for side in order(round, self.pairs.len()) {

@@ -1,4 +1,4 @@
-//! A listener whose key is on a key server that is far away, beside one with its key.
+//! A listener whose key is on a remote key server, compared with one that has a local key.
 
 use std::{net::SocketAddr, path::Path};
 
@@ -6,38 +6,38 @@ use serde_json::json;
 
 use super::{
     Scale,
-    authority::{DOMAIN, split},
+    certificate_authority::{DOMAIN, split},
     sidecars::MeshOfProxies,
 };
 use crate::{
-    load::{Latencies, Run, Seen},
+    load_generator::{Latencies, Run, Seen},
     mesh_processes::{fairmesh, port},
+    paired_ratio::Median,
     proxy::{order, process::Process},
-    ratio::Median,
     role_process::RoleProcess,
 };
 
 const SERVICE: &str = "bench/plain";
-/// Callers that connect again as soon as they have the response.
+/// Number of callers that connect again as soon as they have the response.
 const CALLERS: usize = 64;
-/// How long a request of a signature is on its way, and its response.
+/// One-way delay between proxy and key server, in milliseconds.
 const DELAY_MS: u64 = 5;
-/// Other requests meanwhile, over connections that are kept, a second.
+/// Other requests per second meanwhile, over persistent connections.
 const OTHERS: u64 = 200;
 const PAYLOAD: usize = 600;
 
-/// The key server's over the local key's.
+/// Results of the key server relative to the local key.
 pub(super) struct Found {
     pub(super) handshakes: Median,
-    /// Handshakes a second of both, in the middle of rounds.
+    /// Handshakes per second of both, as the median of rounds.
     pub(super) rates: [f64; 2],
-    /// The p99 of other requests.
+    /// Ratio of the p99 of other requests.
     pub(super) stall: Median,
-    /// The p99 of both in milliseconds, in the middle of rounds.
+    /// p99 of both in milliseconds, as the median of rounds.
     pub(super) p99_ms: [f64; 2],
 }
 
-/// Measures.
+/// Runs the benchmark.
 pub(super) async fn measure(dir: &Path, scale: Scale) -> Result<Found, String> {
     eprintln!("signer: a key server {} ms away", 2 * DELAY_MS);
     let mesh = MeshOfProxies::start(dir).await?;
@@ -64,7 +64,7 @@ pub(super) async fn measure(dir: &Path, scale: Scale) -> Result<Found, String> {
     summary(&rounds)
 }
 
-/// Handshakes a second and the p99 of others in nanoseconds, with the key on a key server and with a local one.
+/// Handshakes per second, and p99 of other requests in nanoseconds: with the key server, and with a local key.
 type Round = [(f64, f64); 2];
 
 async fn rounds(
@@ -108,7 +108,7 @@ fn summary(rounds: &[Round]) -> Result<Found, String> {
     })
 }
 
-/// The service in plaintext behind the listeners, whose program is registered as long as what this returns runs.
+/// Declares the plaintext service behind the listeners. Its program is registered as long as the returned process runs.
 async fn declare(mesh: &MeshOfProxies<'_>, programs: &str) -> Result<Process, String> {
     let service = json!({"kind": "Service", "name": SERVICE, "protocol": "http1"});
     let policy = json!({"kind": "Policy", "service": SERVICE, "mtls": "permissive"});
@@ -121,7 +121,7 @@ async fn declare(mesh: &MeshOfProxies<'_>, programs: &str) -> Result<Process, St
     Process::start(mesh.dir, "register", fairmesh(&args)?)
 }
 
-/// A key server that has the key, the network that delays it, and where it is reached.
+/// Starts a key server that has the key, and a network that delays it. Returns both and the address.
 async fn key_server(
     mesh: &MeshOfProxies<'_>,
     edge: &Path,

@@ -3,7 +3,7 @@
 
 use std::{env, fs, path::PathBuf, process::Command};
 
-/// The oldest supported version of clang, and the newest that is searched for under a versioned name.
+/// The oldest supported version of clang, and the newest version that is searched for under a versioned name.
 const OLDEST: u32 = 14;
 const NEWEST: u32 = 25;
 
@@ -33,7 +33,7 @@ fn main() {
         "{clang} does not compile bpf/socket/fairmesh.bpf.c; its errors are above"
     );
     println!("cargo:rustc-cfg=has_programs");
-    // For tests that compile the shared headers.
+    // Tests use this clang to compile the shared headers.
     println!("cargo:rustc-env=KERNEL_CLANG={clang}");
 }
 

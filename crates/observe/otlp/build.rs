@@ -1,4 +1,4 @@
-//! Compiles the messages of OTLP in use, without protoc.
+//! Compiles the OTLP protobuf messages in use without protoc.
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo:rerun-if-changed=../../../proto/opentelemetry");

@@ -1,4 +1,4 @@
-//! Compiles the messages of etcd without protoc.
+//! Compiles etcd's protobuf messages without protoc.
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo:rerun-if-changed=proto");

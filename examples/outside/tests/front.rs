@@ -47,7 +47,7 @@ async fn call(mesh: &FixedMesh, request: http::request::Builder, body: String) -
 }
 
 #[tokio::test]
-async fn calls_carry_the_trace_of_the_request() {
+async fn calls_of_handler_carry_trace_of_its_request() {
     let mesh = FixedMesh::new().unwrap();
     mesh.serve("shop/catalog", Protocol::Http1, [serve(catalog()).await]).await.unwrap();
     let trace = "4bf92f3577b34da6a3ce929d0e0e4736";
@@ -57,7 +57,7 @@ async fn calls_carry_the_trace_of_the_request() {
 }
 
 #[tokio::test]
-async fn a_fault_becomes_the_response_of_the_handler() {
+async fn mesh_fault_becomes_response_of_handler() {
     let mesh = FixedMesh::new().unwrap();
     mesh.serve("shop/catalog", Protocol::Http1, [serve(catalog()).await]).await.unwrap();
     mesh.inject("shop/catalog", Injection::Fault(FaultKind::Deadline)).await.unwrap();
@@ -69,7 +69,7 @@ async fn a_fault_becomes_the_response_of_the_handler() {
 }
 
 #[tokio::test]
-async fn a_generated_client_finds_the_server_that_holds_the_key() {
+async fn generated_client_calls_server_that_holds_key() {
     let mesh = FixedMesh::new().unwrap();
     let (low, high) = (cart().await, cart().await);
     mesh.serve_shards("shop/cart", Protocol::Grpc, [(0, low), (100, high)]).await.unwrap();
@@ -83,7 +83,7 @@ async fn a_generated_client_finds_the_server_that_holds_the_key() {
 }
 
 #[tokio::test]
-async fn bodies_pass_between_reqwest_and_the_mesh() {
+async fn bodies_pass_between_reqwest_and_mesh() {
     let mesh = FixedMesh::new().unwrap();
     let server = serve(catalog()).await;
     mesh.serve("shop/catalog", Protocol::Http1, [server]).await.unwrap();
@@ -95,7 +95,7 @@ async fn bodies_pass_between_reqwest_and_the_mesh() {
 }
 
 #[tokio::test]
-async fn an_error_report_says_a_fault_once() {
+async fn error_report_contains_fault_text_once() {
     let mesh = FixedMesh::new().unwrap();
     let absent: SocketAddr = "127.0.0.1:1".parse().unwrap();
     mesh.serve("shop/catalog", Protocol::Http1, [absent]).await.unwrap();

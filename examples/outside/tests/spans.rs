@@ -25,7 +25,7 @@ impl<S: tracing::Subscriber + for<'a> LookupSpan<'a>> Layer<S> for SpanNames {
 }
 
 #[tokio::test]
-async fn each_call_and_attempt_is_a_span() {
+async fn each_call_and_attempt_records_span() {
     let names = SpanNames::default();
     tracing::subscriber::set_global_default(tracing_subscriber::registry().with(names.clone())).unwrap();
     let mesh = FixedMesh::new().unwrap();

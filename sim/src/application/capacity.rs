@@ -1,19 +1,20 @@
-//! How many servers an application needs, with and without the loss of a region.
+//! Number of servers that an application needs, with and without the loss of a region.
 
 use fairmesh_te::optimizer::{Caller, Effort, Problem, optimize};
 
 use super::Scenario;
 
-/// Bounds of the factor of all capacities, and steps of the bisection between them.
+/// Bounds of the factor on all capacities, and the number of bisection steps.
 const LEAST: f64 = 0.05;
 const GREATEST: f64 = 20.0;
 const STEPS: u32 = 24;
-/// A share of calls that counts as all.
+/// Share of served calls from which all calls count as served.
 const ALL: f64 = 0.999;
 
-/// Servers needed to survive the loss of any region, over servers needed without: pools are all scaled alike. Without a loss, all calls are served;
-/// when a region is lost, clients stay there, and calls of priority 0 are served, or those of all priorities if `serves_all`. Pools stay below the
-/// optimizer's ceiling. `None` if a loss leaves a service without servers.
+/// Servers needed to survive the loss of any region, divided by servers needed without a loss; all pools are scaled
+/// alike. Without a loss, all calls must be served. When a region is lost, its clients stay there, and only calls of
+/// priority 0 must be served, or all if `serves_all`. Pools stay below the optimizer's ceiling. `None` if a loss leaves
+/// a service without servers.
 pub fn capacity_factor(scenario: &Scenario, serves_all: bool) -> Option<f64> {
     let problem = scenario.problem();
     let usual = least_factor(&problem, true)?;
@@ -26,7 +27,7 @@ pub fn capacity_factor(scenario: &Scenario, serves_all: bool) -> Option<f64> {
     Some(most / usual)
 }
 
-/// The least factor of all capacities at which calls are served; `None` if there is none.
+/// Returns the smallest factor on all capacities with which the calls are served; `None` if there is none.
 fn least_factor(problem: &Problem, serves_all: bool) -> Option<f64> {
     if !fits(problem, GREATEST, serves_all) {
         return None;

@@ -1,46 +1,46 @@
-//! What a plan is predicted to cause: latency by class, egress by pair of regions, load by pool.
+//! Predicted effects of a plan: latency by class, egress by pair of regions, load by pool.
 
 use fairmesh_te::optimizer::{Caller, Plan, Problem};
 use serde::Serialize;
 
 use super::Scenario;
 
-/// Bytes of the unit that prices of egress are for.
+/// Number of bytes to which egress prices refer.
 const BYTES_OF_PRICE: f64 = 1e9;
-/// Egress below these dollars per second is none.
+/// Egress in dollars per second below which there counts as none.
 const NO_EGRESS: f64 = 1e-12;
 
 /// Figures of one planner.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Figures {
-    /// `rings`, `waterfall`, `criticality` or `optimizer`.
+    /// Name of the planner: `rings`, `waterfall`, `criticality` or `optimizer`.
     pub planner: String,
-    /// Mean milliseconds of a client call that is served.
+    /// Mean latency of served client calls, in milliseconds.
     pub mean_ms: f64,
-    /// By list of clients.
+    /// Figures of each entry of `clients`.
     pub classes: Vec<ClassFigures>,
-    /// Dollars per second for egress.
+    /// Egress cost in dollars per second.
     pub egress: f64,
     /// Pairs of regions with egress.
     pub pairs: Vec<EgressFigures>,
-    /// The greatest utilisation of a pool.
+    /// Maximum utilisation of a pool.
     pub greatest_load: f64,
     /// Pools with servers.
     pub pools: Vec<PoolFigures>,
-    /// The part of the objective that is not certain to be necessary; only of the optimizer.
+    /// Relative optimality gap: the part of the objective that is not proven necessary. Only for the optimizer.
     pub gap: Option<f64>,
 }
 
-/// Calls of one list of clients.
+/// Figures of one entry of `clients`.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ClassFigures {
-    /// The operation.
+    /// Operation that the clients call.
     pub to: String,
-    /// The share of calls that is served.
+    /// Share of served calls.
     pub admitted: f64,
-    /// Mean milliseconds. Of calls in parallel the slowest counts, by its mean.
+    /// Mean latency in milliseconds. Of parallel calls, only the one that is slowest on average counts.
     pub mean_ms: f64,
 }
 
@@ -52,7 +52,7 @@ pub struct EgressFigures {
     pub from: String,
     /// The region that receives.
     pub to: String,
-    /// Dollars per second.
+    /// Cost in dollars per second.
     pub dollars: f64,
 }
 
@@ -100,7 +100,7 @@ fn pools(scenario: &Scenario, problem: &Problem, plan: &Plan) -> Vec<PoolFigures
     figures.collect()
 }
 
-/// Requests pay on the way there, responses on the way back.
+/// Computes the egress between regions. Requests cost egress on the way there, and responses on the way back.
 fn pairs(scenario: &Scenario, problem: &Problem, plan: &Plan) -> Vec<EgressFigures> {
     let count = problem.regions;
     let mut bytes = vec![0.0; count * count];
@@ -125,14 +125,14 @@ fn pairs(scenario: &Scenario, problem: &Problem, plan: &Plan) -> Vec<EgressFigur
     figures.collect()
 }
 
-/// Milliseconds of a call to each operation in each region, with the calls that it makes.
+/// Latency of a call to each operation in each region, including the calls that it makes, in milliseconds.
 struct Latencies<'a> {
     scenario: &'a Scenario,
     problem: &'a Problem,
     plan: &'a Plan,
-    /// The first edge of each operation.
+    /// For each operation, its first edge.
     first_edges: Vec<usize>,
-    /// By operation and region, once known.
+    /// Latencies that are already known, by operation and region.
     known: Vec<Option<f64>>,
 }
 
@@ -167,7 +167,7 @@ impl<'a> Latencies<'a> {
         figures.collect()
     }
 
-    /// A call over an edge from a region: the round trip and the operation, by shares.
+    /// Returns the latency of a call over an edge from a region: round trip plus operation, weighted by shares.
     fn of_edge(&mut self, edge: usize, source: usize) -> f64 {
         let callee = self.problem.edges[edge].callee;
         let plan = self.plan;
@@ -181,7 +181,7 @@ impl<'a> Latencies<'a> {
         .sum()
     }
 
-    /// A valid scenario has no cycles, so that this ends.
+    /// Returns the latency of an operation. A valid scenario has no cycles, so the recursion ends.
     fn of_operation(&mut self, operation: usize, region: usize) -> f64 {
         let at = operation * self.problem.regions + region;
         if let Some(known) = self.known[at] {

@@ -1,4 +1,4 @@
-//! An application as a fleet: pools are groups of servers, clients are groups of callers.
+//! An application as a fleet: pools become groups of servers, clients become groups of callers.
 
 use fairmesh_model::{Invalid, Region, Ring, ServiceName};
 
@@ -11,11 +11,11 @@ use crate::{
     },
 };
 
-/// Client processes of each list of clients and region.
+/// Number of client processes per entry of `clients` and region.
 const CLIENT_PROCESSES: u32 = 4;
 
 impl Scenario {
-    /// The fleet of a valid scenario.
+    /// Returns the fleet that a valid scenario describes.
     pub(crate) fn fleet(&self) -> crate::Scenario {
         let play = &self.play;
         crate::Scenario {
@@ -44,7 +44,7 @@ impl Scenario {
         }
     }
 
-    /// Which services the groups of the fleet belong to.
+    /// Returns the service to which each group in the fleet belongs.
     pub(crate) fn placement(&self) -> Result<Placement, Invalid> {
         let position = |name: &str| self.service(name).unwrap_or_default() as u16;
         let called = |clients: &Clients| {
@@ -59,7 +59,7 @@ impl Scenario {
         })
     }
 
-    /// The rings that routers fall back to.
+    /// The rings that routers use without a table.
     pub(crate) fn router_rings(&self) -> Result<Vec<Ring>, Invalid> {
         router_rings(&self.rings)
     }
@@ -69,7 +69,7 @@ impl Scenario {
         self.services.iter().map(|service| ServiceName::new(format!("app/{}", service.name))).collect()
     }
 
-    /// Services and the regions where they have servers.
+    /// All pools: services with the regions of their servers.
     fn pools(&self) -> impl Iterator<Item = (&Service, &str)> {
         self.services.iter().flat_map(|service| {
             let placed = service.cores.iter().filter(|(_, cores)| **cores > 0.0);
@@ -77,7 +77,7 @@ impl Scenario {
         })
     }
 
-    /// Lists of clients, with their positions, and the regions where they make calls.
+    /// Entries of `clients`, by position, with each region that makes calls.
     pub(crate) fn client_groups(&self) -> impl Iterator<Item = (usize, &Clients, &str)> {
         self.clients.iter().enumerate().flat_map(|(at, clients)| {
             let calling = clients.rates.iter().filter(|(_, rate)| **rate > 0.0);
@@ -98,7 +98,7 @@ impl Scenario {
         }
     }
 
-    /// An event of each group of servers that it concerns.
+    /// Returns an event for each affected group of servers.
     fn fleet_events(&self, event: &PoolEvent) -> Vec<ScenarioEvent> {
         let pools = self.pools().filter(|(service, region)| event.is_of(&service.name, region));
         let of_pool = |(service, region): (&Service, &str)| ScenarioEvent {
@@ -112,7 +112,7 @@ impl Scenario {
 }
 
 impl Operation {
-    /// What one call demands of its server.
+    /// Returns the demand of one call on its server.
     pub(crate) fn demand(&self) -> Requests {
         Requests {
             share: 1.0,
@@ -127,7 +127,7 @@ fn group_name(service: &Service, region: &str) -> String {
     format!("{}-{region}", service.name)
 }
 
-/// As many equal servers as a pool needs.
+/// Returns the equal servers that a pool needs.
 fn servers(service: &Service, region: &str) -> Servers {
     let cores = service.cores.get(region).copied().unwrap_or_default();
     let count = (cores / service.server).ceil().max(1.0);

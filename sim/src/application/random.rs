@@ -1,33 +1,35 @@
-//! Random applications, to judge the optimizer by: many of them against an independent solver, and large ones by time.
+//! Random applications for evaluating the optimizer: many against an independent solver, and large ones for timing.
 //!
-//! `sim/tests/optimizer/oracle.py` makes the same ones by the same arithmetic. Change both, and its objectives.
+//! `sim/tests/optimizer/oracle.py` generates the same applications with the same arithmetic. When changing one, change
+//! the other, and its objectives.
 
 use fairmesh_te::optimizer::{Caller, Edge, Kink, Node, Preferences, Problem, ServicePools};
 
-/// What a random application is like.
+/// Parameters of a random application.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RandomApplication {
-    /// Number of regions. The first fifth have three times the demand.
+    /// Number of regions. The first fifth of them have three times the demand.
     pub regions: usize,
     /// Number of services.
     pub services: usize,
-    /// Number of classes. Their calls differ in work up to twelvefold.
+    /// Number of classes. The work of their calls differs by a factor of up to twelve.
     pub classes: usize,
-    /// Services that clients call.
+    /// Number of services that clients call.
     pub roots: usize,
-    /// Layers of services. With 0, services make SLATE's graph: three callees, of which the first has three again.
+    /// Number of layers of services. With 0, services form SLATE's graph: three callees, the first of which has three
+    /// again.
     pub layers: usize,
-    /// The part of regions that have servers of a service. At least two regions have them.
+    /// Share of regions in which a service has servers; at least two regions have them.
     pub placed: f64,
     /// Mean utilisation.
     pub load: f64,
-    /// The part of edges whose shares are given.
+    /// Share of edges whose shares are given.
     pub given: f64,
-    /// Loads of kinks, with a surcharge of 20 times the sensitivity.
+    /// Loads at which a surcharge of 20 times the sensitivity starts.
     pub kinks: Vec<f64>,
 }
 
-/// SplitMix64 (Steele, Lea and Flood 2014).
+/// Random number generator SplitMix64 (Steele, Lea and Flood 2014).
 struct Random(u64);
 
 impl Random {
@@ -53,7 +55,7 @@ impl Random {
 }
 
 impl RandomApplication {
-    /// The application with this seed.
+    /// Returns the application with this seed.
     pub fn problem(&self, seed: u64) -> Problem {
         let mut random = Random(seed);
         let (round_trips, egress_prices) = self.distances(&mut random);
@@ -77,7 +79,8 @@ impl RandomApplication {
         }
     }
 
-    /// Regions in a square whose sides are 70 ms, and prices by the region that sends.
+    /// Draws distances and egress prices. Regions lie in a square with sides of 70 ms; prices depend on the sending
+    /// region.
     fn distances(&self, random: &mut Random) -> (Vec<f64>, Vec<f64>) {
         let places: Vec<(f64, f64)> =
             (0..self.regions).map(|_| (random.between(0.0, 1.0), random.between(0.0, 1.0))).collect();
@@ -95,7 +98,7 @@ impl RandomApplication {
         (trips, prices)
     }
 
-    /// Nodes by service, then class.
+    /// Nodes ordered by service, then class.
     fn nodes(&self, random: &mut Random) -> Vec<Node> {
         let works: Vec<f64> = (0..self.classes).map(|_| random.between(0.5, 6.0)).collect();
         let mut nodes = Vec::new();
@@ -147,13 +150,13 @@ impl RandomApplication {
         }
     }
 
-    /// Services that call a service: one, or in a third of cases two.
+    /// Draws the services that call a service: one or, with a probability of one third, two.
     fn callers(&self, random: &mut Random, service: usize) -> Vec<usize> {
         if self.layers == 0 {
             return vec![(service - 1) / 3 * 3 - if service > 3 { 2 } else { 0 }];
         }
         let layer = self.layer(service);
-        // A layer may be empty; the roots are not.
+        // A layer may be empty, except for the roots.
         let above: Vec<usize> = (0..self.services).filter(|other| self.layer(*other) + 1 == layer).collect();
         let above = if above.is_empty() { (0..self.roots).collect() } else { above };
         let first = random.choose(&above);
@@ -217,7 +220,7 @@ impl RandomApplication {
             capacity.push(if *placed { part } else { 0.0 });
             sum += if *placed { part } else { 0.0 };
         }
-        // A service that is never called has servers too.
+        // Even a service that is never called has servers.
         let all = work.max(1.0) / self.load;
         capacity.iter_mut().for_each(|part| *part = *part / sum * all);
         let sensitivity = random.between(1.0, 4.0);

@@ -1,4 +1,4 @@
-//! The rings planner of each service, round after round, on the reports that its callers and servers would send.
+//! The rings planner of each service, simulated round by round on the reports that its callers and servers would send.
 
 use fairmesh_model::{Region, Regions};
 use fairmesh_te::{
@@ -10,15 +10,16 @@ use fairmesh_te::{
 use super::Scenario;
 use crate::scenario::rings_policy;
 
-/// Rounds until tables have settled: half an hour, and planners move at most a share of calls in each.
+/// Number of rounds after which tables have settled: half an hour, since planners move only a limited share of calls
+/// per round.
 const ROUNDS: u64 = 360;
 const ROUND_MS: u64 = 5_000;
-/// Planners learn for some rounds before they move calls.
+/// Number of rounds in which planners only learn, before they move calls.
 const LEARNING: u64 = 60;
-/// Utilisation that servers report at most.
+/// Maximum utilisation that servers report.
 const FULL: f64 = 1.0;
 
-/// The shares on which the rings planners of all services settle.
+/// Returns the shares to which the rings planners of all services converge.
 pub(super) fn plan(scenario: &Scenario, problem: &Problem) -> Result<Plan, ProblemError> {
     let regions: Vec<Region> = scenario.regions().iter().filter_map(|name| name.parse().ok()).collect();
     // The scenario is valid, and so are its rings.
@@ -45,7 +46,8 @@ pub(super) fn plan(scenario: &Scenario, problem: &Problem) -> Result<Plan, Probl
     Ok(plan)
 }
 
-/// The tables of the services that edges lead to. A table that drops calls divides the others: the optimizer's model has no drops on the way.
+/// Returns the tables of all called services. If a table drops calls, its remaining shares are scaled up, since the
+/// optimizer's model has no drops between services.
 fn shares(problem: &Problem, states: &[PlannerState]) -> Shares {
     let rows = problem.edges.iter().flat_map(|edge| {
         let tables: &Tables = states[problem.nodes[edge.callee].service].tables();
@@ -57,7 +59,7 @@ fn shares(problem: &Problem, states: &[PlannerState]) -> Shares {
     Shares::new(problem.regions, rows)
 }
 
-/// What callers and servers of a service report under a plan.
+/// Returns the reports of a service's callers and servers under a plan.
 fn observation(problem: &Problem, plan: &Plan, service: usize, now_ms: u64) -> Observation {
     let count = problem.regions;
     let mut sent = vec![vec![0.0; count]; count];

@@ -1,4 +1,4 @@
-//! An application while it is simulated: its call trees, what they are counted as, its planner, and what is measured.
+//! State of a simulated application: call trees, counters, planner, and measurements.
 
 mod caches;
 mod call_tree;
@@ -27,24 +27,24 @@ use reports::{Names, PendingReports};
 use super::Scenario;
 use crate::{engine::Placement, registry::Registry, server::Server};
 
-/// A caller that a server does not have.
+/// Stands for a caller that a server does not have.
 pub(crate) const NO_CALLER: u32 = u32::MAX;
 
-/// What the engine needs of an application.
+/// State that the engine needs for an application.
 #[derive(Debug)]
 pub(crate) struct ApplicationRun {
     pub(crate) trees: CallTrees,
     caches: Caches,
-    /// By the number of the request in flight.
+    /// Calls, by the number of their request in flight.
     calls: Vec<TreeCall>,
-    /// The caller of each service in each server, by server, then service.
+    /// Callers that run inside servers, by server and called service.
     pub(crate) inner_callers: Vec<Vec<u32>>,
     pub(crate) counters: Counters,
     pub(crate) measurements: Measurements,
     controller: Controller,
     pending: PendingReports,
     names: Names,
-    /// Length of an interval and the delay of its reports, in nanoseconds.
+    /// Length of a report interval, which is also the delay of its reports, in nanoseconds.
     pub(crate) every: u64,
     pub(crate) report_delay: u64,
 }
@@ -73,7 +73,7 @@ impl ApplicationRun {
         self.trees.operations[usize::from(operation)].node.class.as_ref()
     }
 
-    /// Begins a call of a tree.
+    /// Starts a call of a tree.
     pub(crate) fn begin(&mut self, id: u32, call: TreeCall) {
         let id = id as usize;
         if self.calls.len() <= id {
@@ -86,12 +86,12 @@ impl ApplicationRun {
         &mut self.calls[id as usize]
     }
 
-    /// The calls that a request makes next; empty if it makes no more.
+    /// Returns the calls that a request makes next; empty if there are none.
     pub(crate) fn next_calls(&mut self, id: u32, now: u64) -> Vec<NewCall> {
         self.trees.next_calls(&mut self.calls[id as usize], now)
     }
 
-    /// How long a call from a region waits for a record that the cache in the region `at` does not have.
+    /// Returns the time for which a call from a region waits for a record that the cache of region `at` lacks.
     pub(crate) fn cache_wait(&mut self, id: u32, source: u16, at: u16) -> u64 {
         let call = &self.calls[id as usize];
         let operation = self.trees.operation_of(call.edge);
@@ -99,7 +99,7 @@ impl ApplicationRun {
         self.caches.wait((operation, source), (service, at), call.seed())
     }
 
-    /// An interval of reports ends.
+    /// Ends a report interval.
     pub(crate) fn end_interval(&mut self, servers: &mut [Server], registry: &Registry, now: u64) {
         let interval = self.counters.end(servers, registry, now);
         self.measurements.end_interval(&interval, now);
@@ -107,7 +107,7 @@ impl ApplicationRun {
         self.counters.begin(servers, now);
     }
 
-    /// Plans with the reports that have arrived; returns services and regions with other tables.
+    /// Plans with the reports that have arrived. Returns the services and regions whose tables changed.
     pub(crate) fn plan(&mut self, serving: &[Vec<Vec<u32>>], now: u64) -> BTreeSet<(u16, u16)> {
         let mut changed = BTreeSet::new();
         self.controller.receive(self.pending.arrived(now), now);
@@ -125,7 +125,7 @@ impl ApplicationRun {
         self.controller.table(service, region)
     }
 
-    /// What was measured.
+    /// The measured figures.
     pub(crate) fn report(self, scenario: &Scenario) -> Measured {
         let forecast = forecast::forecast(scenario, &self.controller, &self.names);
         let attempts = self.controller.attempts().iter().map(TriedChange::from).collect();

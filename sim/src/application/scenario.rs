@@ -21,31 +21,31 @@ use crate::scenario::{Limit, RateAt, SimTime, ThresholdRing};
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Scenario {
-    /// The kind of scenario.
+    /// Kind of the scenario.
     #[serde(default)]
     pub kind: Kind,
-    /// Its name.
+    /// Name of the application.
     pub name: String,
-    /// Its purpose.
+    /// Purpose of the scenario.
     #[serde(default)]
     pub about: String,
-    /// Regions, round trips and prices of egress, as in a `Topology`. Undeclared round trips count as 0.
+    /// Regions, round trips and egress prices, as in a `Topology`. Undeclared round trips count as 0.
     pub topology: TopologySpec,
     /// Services and their servers.
     pub services: Vec<Service>,
-    /// Calls of one class to one service each.
+    /// Operations: calls of one class to one service each.
     pub operations: Vec<Operation>,
-    /// Calls from outside.
+    /// Calls that clients make from outside.
     pub clients: Vec<Clients>,
-    /// Rings of the rings planner.
+    /// Rings for the rings planner.
     pub rings: Vec<ThresholdRing>,
-    /// The load up to which Waterfall fills regions.
+    /// Utilisation up to which Waterfall fills a region.
     #[serde(default = "waterfall")]
     pub waterfall: f64,
-    /// How its requests are simulated.
+    /// Settings for the simulation of requests.
     #[serde(default)]
     pub play: Play,
-    /// The same application with other load, servers or events.
+    /// Variants of the scenario with other load, servers or events.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub variants: Vec<Variant>,
 }
@@ -63,14 +63,15 @@ pub enum Kind {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Service {
-    /// Its name.
+    /// Name of the service.
     pub name: String,
-    /// Cores by region.
+    /// Number of cores by region.
     pub cores: BTreeMap<String, f64>,
-    /// Cores of one server, at most: a pool has as many equal servers as it needs.
+    /// Maximum number of cores per server. A pool has as many equal servers as it needs.
     #[serde(default = "server_cores")]
     pub server: f64,
-    /// Worker slots and queue of a server. A call holds its slot until its response, also while it waits for calls that it makes.
+    /// Worker slots and queue of a server. A call holds its slot until its response, also while it waits for calls
+    /// that it makes.
     #[serde(default)]
     pub limit: Option<Limit>,
     /// A cache that all servers of a region share.
@@ -78,13 +79,13 @@ pub struct Service {
     pub cache: Option<Cache>,
 }
 
-/// A cache of the records that were used last.
+/// An LRU cache of records.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Cache {
-    /// The number of records that it has room for.
+    /// Capacity of the cache, in records.
     pub records: u32,
-    /// Mean time to fetch a record that it does not have; it is exponentially distributed.
+    /// Mean time to fetch a missing record. The time is exponentially distributed.
     pub miss: SimTime,
 }
 
@@ -92,19 +93,20 @@ pub struct Cache {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Operation {
-    /// Its name, unique in the file.
+    /// Name of the operation, unique in the file.
     pub name: String,
-    /// The service that serves it.
+    /// The service that implements the operation.
     pub service: String,
-    /// Mean time of one core for one call; it is exponentially distributed.
+    /// Mean CPU time of a call on one core. The time is exponentially distributed.
     pub cpu: SimTime,
-    /// Time that does not depend on load.
+    /// Additional time that does not depend on load.
     #[serde(default)]
     pub wait: SimTime,
-    /// The records, first and one after the last, of which a call from a region reads one by chance. Calls from other regions read none.
+    /// Range of records from which a call reads one at random, by the caller's region: the first record, and the one
+    /// after the last. Calls from other regions read no record.
     #[serde(default)]
     pub records: BTreeMap<String, [u32; 2]>,
-    /// Calls that it makes: stages one after the other, the calls of a stage in parallel.
+    /// Calls that the operation makes. Stages run in sequence, the calls of a stage in parallel.
     #[serde(default)]
     pub calls: Vec<Vec<Call>>,
 }
@@ -113,18 +115,18 @@ pub struct Operation {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Call {
-    /// The operation.
+    /// Name of the called operation.
     pub to: String,
-    /// Mean number of calls: multiplicity times probability.
+    /// Mean number of calls, that is, multiplicity times probability.
     #[serde(default = "one")]
     pub times: f64,
-    /// Whether these calls are made at once, instead of one after the other.
+    /// Whether these calls are made at once instead of one after the other.
     #[serde(default)]
     pub parallel: bool,
-    /// Mean bytes of a request.
+    /// Mean size of a request, in bytes.
     #[serde(default)]
     pub request: f64,
-    /// Mean bytes of a response.
+    /// Mean size of a response, in bytes.
     #[serde(default)]
     pub response: f64,
 }
@@ -133,14 +135,14 @@ pub struct Call {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Clients {
-    /// The operation.
+    /// Name of the called operation.
     pub to: String,
     /// Calls per second by region.
     pub rates: BTreeMap<String, f64>,
-    /// Importance: 0 is shed last.
+    /// Priority of the calls: calls with priority 0 are shed last.
     #[serde(default)]
     pub priority: u8,
-    /// Changes of the rates by region: the factor at each time, linearly interpolated.
+    /// Changes of the rates by region: the factor at each time, interpolated linearly.
     #[serde(default)]
     pub rate_over_time: BTreeMap<String, Vec<RateAt>>,
 }
@@ -157,20 +159,20 @@ fn server_cores() -> f64 {
     4.0
 }
 
-/// Milliseconds of a core in a second, which capacity counts in.
+/// Milliseconds per second, as work is measured in milliseconds of a core.
 const MS_PER_SECOND: f64 = 1e3;
-/// Caps on egress are for an hour.
+/// Seconds per hour, as egress caps are given per hour.
 const SECONDS_PER_HOUR: f64 = 3_600.0;
 
 impl Call {
-    /// How many of these calls follow one another, on average.
+    /// Mean number of these calls that are made one after the other.
     pub(crate) fn repeats(&self) -> f64 {
         if self.parallel { self.times.min(1.0) } else { self.times }
     }
 }
 
 impl Scenario {
-    /// Names of regions, in the order of positions.
+    /// Names of regions, by position.
     pub(crate) fn regions(&self) -> Vec<&str> {
         self.topology.regions.iter().map(|region| region.name.as_str()).collect()
     }
@@ -188,8 +190,8 @@ impl Scenario {
         self.topology.validate().unwrap_or_default()
     }
 
-    /// The problem of a valid scenario. Nodes are operations; edges are first those of clients, then the calls of operations in order. Work is
-    /// counted in milliseconds of a core.
+    /// The optimizer's problem for a valid scenario. Nodes are operations. Edges are first those of clients, then the
+    /// calls of operations in order. The unit of work is a millisecond of a core.
     pub(crate) fn problem(&self) -> Problem {
         let by_region = |values: &BTreeMap<String, f64>, times: f64| -> Vec<f64> {
             self.regions().iter().map(|region| values.get(*region).copied().unwrap_or(0.0) * times).collect()
@@ -237,7 +239,7 @@ impl Scenario {
         }
     }
 
-    /// Round trips in milliseconds, and prices of egress.
+    /// Returns round trips in milliseconds, and egress prices.
     fn matrices(&self) -> (Vec<f64>, Vec<f64>) {
         let (places, trips) = self.places();
         let regions: Vec<Option<Region>> = self.regions().iter().map(|name| name.parse().ok()).collect();
@@ -254,7 +256,7 @@ impl Scenario {
     }
 }
 
-/// Names of a valid scenario lead to operations.
+/// Names in a valid scenario refer to existing operations.
 fn edge(caller: Caller, callee: Option<usize>, (request_bytes, response_bytes): (f64, f64)) -> Edge {
     Edge { caller, callee: callee.unwrap_or(0), request_bytes, response_bytes, given: Vec::new() }
 }

@@ -1,4 +1,4 @@
-//! Calls of an application: a request makes further ones, and responds when these have ended.
+//! Calls of an application: a request makes further calls, and responds when these have ended.
 
 use fairmesh_model::arith::{Generator, hash_text, mix_pair};
 
@@ -11,7 +11,7 @@ use crate::{
 };
 
 impl Engine {
-    /// Adds the callers in servers: one for each service that a server's service calls.
+    /// Adds the callers inside servers: one for each service that a server's service calls.
     pub(super) fn add_inner_callers(&mut self, run: &mut ApplicationRun, scenario: &Scenario) {
         let first = self.caller_groups.len() as u16;
         let silent = self.regions.iter().zip(0..).map(|(name, at)| CallerGroup::silent(name.clone(), at));
@@ -35,7 +35,7 @@ impl Engine {
         }
     }
 
-    /// Begins the first interval of reports.
+    /// Starts the first report interval.
     pub(super) fn begin_application(&mut self) {
         let Some(run) = &mut self.application else { return };
         run.counters.begin(&mut self.servers, 0);
@@ -43,7 +43,7 @@ impl Engine {
         self.schedule(at, EventKind::IntervalEnds, 0);
     }
 
-    /// A client's call begins a tree.
+    /// Starts a call tree for a client's call.
     pub(super) fn begin_tree(&mut self, id: u32) {
         let Some(run) = &mut self.application else { return };
         let request = self.in_flight.get(id);
@@ -53,14 +53,14 @@ impl Engine {
         request.class = run.trees.operation_of(edge);
     }
 
-    /// A request has arrived at its server.
+    /// Records that a request has arrived at its server.
     pub(super) fn note_arrival(&mut self, id: u32) {
         if let Some(run) = &mut self.application {
             run.call(id).alone_since = self.now;
         }
     }
 
-    /// Begins the next calls that a request makes; `false` if it makes no more.
+    /// Makes the next calls of a request; returns false if there are none.
     pub(super) fn begin_calls_of(&mut self, id: u32) -> bool {
         let Some(run) = &mut self.application else { return false };
         let calls = run.next_calls(id, self.now);
@@ -87,7 +87,7 @@ impl Engine {
         self.send(id);
     }
 
-    /// An attempt is sent.
+    /// Counts an attempt that is sent.
     pub(super) fn count_attempt(&mut self, id: u32) {
         let Some(run) = &mut self.application else { return };
         let request = self.in_flight.get(id);
@@ -99,7 +99,7 @@ impl Engine {
         run.measurements.record_bytes((source, to), run.trees.edges[edge as usize].request_bytes, self.now);
     }
 
-    /// A response has arrived.
+    /// Counts a response that has arrived.
     pub(super) fn count_response(&mut self, id: u32) {
         let Some(run) = &mut self.application else { return };
         let request = self.in_flight.get(id);
@@ -114,7 +114,7 @@ impl Engine {
         run.measurements.record_bytes((to, source), bytes, self.now);
     }
 
-    /// How long a call waits for a record that the cache of its pool does not have.
+    /// Time that a call waits for a record missing in its pool's cache.
     pub(super) fn cache_wait(&mut self, id: u32) -> u64 {
         let Some(run) = &mut self.application else { return 0 };
         let request = self.in_flight.get(id);
@@ -132,7 +132,7 @@ impl Engine {
         run.counters.record_served(operation, server.region, cpu, exclusive);
     }
 
-    /// A call has ended; the one that made it goes on.
+    /// Ends a call, and continues the call that made it.
     pub(super) fn end_call(&mut self, id: u32, end: CallEnd) {
         let Some(run) = &mut self.application else { return };
         let request = *self.in_flight.get(id);
@@ -150,7 +150,7 @@ impl Engine {
     fn continue_parent(&mut self, parent: u32, call: &TreeCall, end: CallEnd) {
         let Some(run) = &mut self.application else { return };
         let request = self.in_flight.get(parent);
-        // Its server has crashed meanwhile.
+        // The parent's server has crashed meanwhile.
         if request.generation != call.parent_generation || request.stage != RequestStage::Server {
             return;
         }
@@ -173,7 +173,7 @@ impl Engine {
         }
     }
 
-    /// An interval of reports ends; the planner plans when they have arrived.
+    /// Ends a report interval; the planner plans when the reports have arrived.
     pub(super) fn end_application_interval(&mut self) {
         let Some(run) = &mut self.application else { return };
         run.end_interval(&mut self.servers, &self.registry, self.now);

@@ -1,4 +1,4 @@
-//! The callers: pick, send, learn, each as the client library does it.
+//! Callers: pick, send and learn, each as the client library does.
 
 use fairmesh_model::{BalancingPolicy, arith::mix_pair};
 use fairmesh_router::{Outcome, PickError, PickParams, RequestView};
@@ -30,7 +30,7 @@ impl Engine {
         }
     }
 
-    /// Picks the endpoint of an attempt, and sends it.
+    /// Picks the endpoint of an attempt, and sends the attempt.
     #[inline]
     pub(super) fn send(&mut self, id: u32) {
         let request = self.in_flight.get(id);
@@ -90,7 +90,7 @@ impl Engine {
         self.schedule_request(self.now + delay, EventKind::ResponseArrives, id);
     }
 
-    /// A response arrives at the caller, which learns from it.
+    /// Handles a response at the caller, which learns from it.
     #[inline]
     pub(super) fn receive_response(&mut self, id: u32) {
         let request = *self.in_flight.get(id);
@@ -143,7 +143,7 @@ impl Engine {
         }
     }
 
-    /// The headers of a response arrive, and the stream continues.
+    /// Handles the headers of a response while the stream continues.
     pub(super) fn begin_stream(&mut self, id: u32) {
         let request = self.in_flight.get(id);
         let caller = &self.callers[request.caller as usize];
@@ -151,7 +151,7 @@ impl Engine {
         self.start_round_if_due(id);
     }
 
-    /// Expires the calls whose deadline has passed.
+    /// Expires calls whose deadline has passed.
     pub(super) fn expire_deadlines(&mut self) {
         let (now, deadline) = (self.now, self.deadline);
         let expired = self.in_flight.find(|request| {
@@ -172,7 +172,7 @@ impl Engine {
         self.schedule(now + sweep_interval(deadline), EventKind::DeadlineSweep, 0);
     }
 
-    /// A caller learns of registry changes.
+    /// Applies registry changes at a caller.
     pub(super) fn refresh_caller(&mut self, id: u32) {
         let caller = &mut self.callers[id as usize];
         let location = &self.caller_groups[caller.group as usize].location;
@@ -180,7 +180,7 @@ impl Engine {
     }
 }
 
-/// A hundredth of the deadline detects expired calls soon enough, at next to no cost.
+/// Interval of deadline sweeps: a hundredth of the deadline detects expired calls soon enough, at little cost.
 pub(super) fn sweep_interval(deadline: u64) -> u64 {
     (deadline / 100).max(1_000_000)
 }
@@ -190,7 +190,7 @@ fn has_response(outcome: AttemptOutcome) -> bool {
     matches!(outcome, AttemptOutcome::Responded | AttemptOutcome::Error | AttemptOutcome::Busy)
 }
 
-/// As the client library classifies outcomes.
+/// Classifies an outcome as the client library does.
 fn classify(outcome: AttemptOutcome) -> Outcome {
     match outcome {
         AttemptOutcome::Responded => Outcome::Ok,

@@ -1,4 +1,4 @@
-//! Scenario events: what changes for servers and callers besides calls.
+//! Scenario events: changes of servers and callers other than calls.
 
 use fairmesh_model::EndpointState;
 use fairmesh_router::LoadReport;
@@ -90,7 +90,8 @@ impl Engine {
         }
     }
 
-    /// The registry lists servers in this state, or removes them; callers learn of it after their propagation delays.
+    /// Lists servers in this state in the registry, or removes them. Callers learn of it after their propagation
+    /// delays.
     fn list(&mut self, servers: &[u32], state: Option<EndpointState>) {
         for &server_id in servers {
             self.registry.list(server_id, state);
@@ -103,7 +104,7 @@ impl Engine {
         }
     }
 
-    /// Processes end; calls in flight there find the connection broken.
+    /// Ends processes; calls in flight to them see broken connections.
     fn crash_servers(&mut self, servers: &[u32]) {
         let is_affected = |server_id: u32| servers.binary_search(&server_id).is_ok();
         for id in self
@@ -120,7 +121,7 @@ impl Engine {
         }
     }
 
-    /// Processes become ready.
+    /// Makes processes ready.
     fn start_servers(&mut self, servers: &[u32], as_new_instances: bool) {
         for &server_id in servers {
             self.servers[server_id as usize].start(self.now);
@@ -132,7 +133,7 @@ impl Engine {
         self.list(servers, Some(EndpointState::Serving));
     }
 
-    /// A machine's neighbours become noisy or quiet.
+    /// Makes a machine's neighbours noisy or quiet.
     pub(super) fn change_neighbours(&mut self, server_id: u32) {
         let Some(neighbours) = self.neighbours[server_id as usize] else { return };
         let server = &mut self.servers[server_id as usize];

@@ -1,8 +1,8 @@
-//! Polls for load: the code of production decides when to poll, and which servers.
+//! Polls for load: the production code decides when and which servers to poll.
 
 use std::sync::Arc;
 
-use fairmesh_balancer::poll::{
+use fairmesh_balancer::load_poll::{
     Estimate, NO_RESPONSE_BACKOFF, POLL_TIMEOUT, PollRound, PollTarget, UNSUPPORTED_BACKOFF,
 };
 use fairmesh_router::LoadReport;
@@ -15,7 +15,7 @@ use crate::{caller::Demand, in_flight::AttemptOutcome, registry::DiscoveredServi
 const POLL_COST: f64 = 10_000.0;
 
 impl Engine {
-    /// After a response, starts the polling round that the attempt was chosen for.
+    /// After a response, starts the polling round scheduled for its attempt.
     #[inline]
     pub(super) fn start_round_if_due(&mut self, id: u32) {
         if let Some(began) = self.in_flight.get(id).round_from.take() {
@@ -23,7 +23,7 @@ impl Engine {
         }
     }
 
-    /// Selects the endpoints that a caller polls, after the response to an attempt that began then.
+    /// Selects the endpoints to poll, after the response to an attempt that began at `began`.
     fn start_round(&mut self, id: u32, began: u64) {
         let Some(score) = self.polling else { return };
         let request = self.in_flight.get(id);
@@ -62,8 +62,8 @@ impl Engine {
         }
     }
 
-    /// A poll arrives at its server. Limits and failures do not apply: they are those of the service behind the server
-    /// layer.
+    /// Handles a poll at its server. Limits and failures do not apply, since they belong to the service behind the
+    /// server layer.
     pub(super) fn poll_arrives(&mut self, id: u32) {
         let request = self.in_flight.get(id);
         if self.servers[request.server as usize].up {
@@ -73,7 +73,7 @@ impl Engine {
         }
     }
 
-    /// A poll has ended.
+    /// Handles the end of a poll.
     pub(super) fn receive_poll_response(&mut self, id: u32) {
         let request = *self.in_flight.get(id);
         self.in_flight.remove(id);

@@ -1,4 +1,4 @@
-//! The servers: admit, work, wait, respond.
+//! Servers: admit, work, wait, respond.
 
 use super::{Engine, EventKind};
 use crate::{
@@ -9,7 +9,7 @@ use crate::{
 };
 
 impl Engine {
-    /// A request arrives at its server.
+    /// Handles a request at its server.
     #[inline]
     pub(super) fn request_arrives(&mut self, id: u32) {
         let request = self.in_flight.get(id);
@@ -39,7 +39,7 @@ impl Engine {
         }
     }
 
-    /// Starts work on a request, has it wait for a slot, or rejects it.
+    /// Starts work on a request, queues it for a slot, or rejects it.
     fn admit(&mut self, id: u32, limit: Limit) {
         let server = &mut self.servers[self.in_flight.get(id).server as usize];
         if server.admitted < limit.concurrent {
@@ -60,7 +60,7 @@ impl Engine {
         self.respond(id, AttemptOutcome::Busy);
     }
 
-    /// Begins to work on a request.
+    /// Starts work on a request.
     #[inline]
     pub(super) fn start_work(&mut self, id: u32) {
         let request = self.in_flight.get(id);
@@ -71,8 +71,8 @@ impl Engine {
         self.schedule_completion(server_id);
     }
 
-    /// Schedules an event for the server's next completion. One that is too early finds nothing to do and is scheduled
-    /// again, which is cheaper than to cancel it whenever the server slows down.
+    /// Schedules an event for the server's next completion. If the event comes too early, it finds nothing to do and is
+    /// scheduled again, which is cheaper than cancelling it whenever the server slows down.
     #[inline]
     pub(super) fn schedule_completion(&mut self, server_id: u32) {
         let server = &mut self.servers[server_id as usize];
@@ -84,7 +84,7 @@ impl Engine {
         }
     }
 
-    /// A server may have completed work.
+    /// Completes finished work of a server, if any.
     #[inline]
     pub(super) fn complete_work(&mut self, server_id: u32) {
         let server = &mut self.servers[server_id as usize];
@@ -117,7 +117,7 @@ impl Engine {
         self.schedule_completion(server_id);
     }
 
-    /// The work and the wait of a request are over: it makes its calls, or is complete.
+    /// Continues a request whose work and wait are over: it makes its calls, or is complete.
     #[inline]
     pub(super) fn complete(&mut self, id: u32) {
         if !self.begin_calls_of(id) {
@@ -125,7 +125,7 @@ impl Engine {
         }
     }
 
-    /// A request leaves its server.
+    /// Removes a request from its server.
     pub(super) fn finish(&mut self, id: u32, outcome: AttemptOutcome) {
         let request = self.in_flight.get(id);
         let server_id = request.server;
@@ -156,7 +156,7 @@ impl Engine {
         }
     }
 
-    /// A failing server responds.
+    /// Sends the response of a failing server.
     pub(super) fn respond_with_failure(&mut self, id: u32) {
         let request = self.in_flight.get(id);
         let outcome = request.outcome;

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, time::Duration};
 
-use fairmesh_balancer::poll::polling_config;
+use fairmesh_balancer::load_poll::polling_config;
 use fairmesh_model::{
     Invalid, Location, Policy, Region, RoundTrips, ServiceName,
     arith::{Generator, hash_text, mix_pair},
@@ -22,11 +22,11 @@ use crate::{
     traffic::Traffic,
 };
 
-/// After how long the registry detects a crashed process, in nanoseconds.
+/// Time until the registry detects a crashed process, in nanoseconds.
 const LEASE_DURATION: u64 = 10_000_000_000;
-/// Callers' clocks at the start, in nanoseconds: enough to jump back.
+/// Initial time of callers' clocks in nanoseconds: large enough to jump back.
 pub(super) const INITIAL_CLOCK: i64 = 3_600_000_000_000;
-/// Deadline of a call where the policy under test has no timeout.
+/// Deadline of a call if the policy under test has no timeout.
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(15);
 /// Events per request, approximately.
 const EVENTS_PER_REQUEST: f64 = 4.5;
@@ -95,19 +95,19 @@ impl Engine {
     }
 }
 
-/// Which services groups of servers belong to, and which ones groups of callers call.
+/// The service of each group of servers, and the service called by each group of callers.
 #[derive(Debug)]
 pub(crate) struct Placement {
     pub(crate) services: Vec<ServiceName>,
     pub(crate) regions: Vec<Region>,
-    /// Positions of services, by group of servers.
+    /// Position of the service, by group of servers.
     pub(crate) of_servers: Vec<u16>,
-    /// The same by group of callers.
+    /// Position of the called service, by group of callers.
     pub(crate) of_callers: Vec<u16>,
 }
 
 impl Placement {
-    /// One service, and the regions in the order of their names.
+    /// A single service, and the regions in the order of their names.
     fn fleet(scenario: &Scenario) -> Result<Self, Invalid> {
         let servers = scenario.servers.iter().map(|servers| &servers.region);
         let names: BTreeSet<&String> = servers.chain(scenario.callers.iter().map(|c| &c.region)).collect();
@@ -178,7 +178,7 @@ impl<'a> Draft<'a> {
     }
 
     fn region(&self, name: &str) -> (u16, Region) {
-        // All names were collected.
+        // All names were collected above.
         let regions = &self.place.regions;
         let position = regions.iter().position(|region| region.as_str() == name).unwrap_or_default();
         (position as u16, regions[position].clone())
@@ -199,7 +199,7 @@ impl<'a> Draft<'a> {
         host.map_or(1.0, |host| host.speed)
     }
 
-    /// The weight of a server that the mesh knows: relative to the smallest servers, or that of the host type.
+    /// The weight of a server known to the mesh: relative to the smallest servers, or that of the host type.
     fn weight(&self, servers: &Servers) -> u32 {
         let host = servers.host.as_ref().and_then(|host| self.scenario.hosts.get(host));
         if let Some(weight) = host.and_then(|host| host.weight) {
@@ -283,7 +283,7 @@ impl<'a> Draft<'a> {
         self.scenario.callers.iter().map(|group| f64::from(group.count) * group.rate).sum()
     }
 
-    /// Schedules the steps of a scenario event, group by group, since groups differ in start-up time.
+    /// Schedules the steps of a scenario event, group by group, because start-up times differ by group.
     fn schedule_event(&self, event: &ScenarioEvent, engine: &mut Engine) {
         let callers = event.action.is_about_callers();
         let groups = if callers { self.callers_by_group() } else { self.servers_by_group() };

@@ -1,14 +1,14 @@
-//! Regions report, the planner plans, callers learn of tables.
+//! Reports of regions, planning, and tables for callers.
 
 use super::{Engine, EventKind};
 use crate::{application::CallEnd, traffic::Round};
 
-/// The numbers of planning events: reports arrive, or a plan is due.
+/// Numbers of planning events: reports arrive, or a plan is due.
 const REPORTS_ARRIVE: u32 = 0;
 const PLAN: u32 = 1;
 
 impl Engine {
-    /// Draws the class of a new call, by which a table divides it.
+    /// Draws the class of a new call, which determines its shares in a table.
     #[inline]
     pub(super) fn assign_class(&mut self, id: u32) {
         let Some(traffic) = &mut self.traffic else { return };
@@ -20,7 +20,7 @@ impl Engine {
         traffic.counters.record_offered(source, class);
     }
 
-    /// The table of its region drops a call.
+    /// Records that the region's table drops a call.
     pub(super) fn drop_call(&mut self, id: u32) {
         let request = self.in_flight.get(id);
         if let Some(traffic) = &mut self.traffic {
@@ -33,7 +33,7 @@ impl Engine {
         self.in_flight.remove(id);
     }
 
-    /// An attempt is sent.
+    /// Counts an attempt that is sent.
     #[inline]
     pub(super) fn count_sent(&mut self, caller: u32, class: u16, server: u32) {
         if let Some(traffic) = &mut self.traffic {
@@ -43,7 +43,7 @@ impl Engine {
         }
     }
 
-    /// An attempt gets a response.
+    /// Counts a response to an attempt.
     #[inline]
     pub(super) fn count_answered(&mut self, id: u32) {
         let Some(traffic) = &mut self.traffic else { return };
@@ -55,7 +55,7 @@ impl Engine {
         traffic.counters.record_answered(source, request.class.into(), (to, time));
     }
 
-    /// Begins the first interval.
+    /// Starts the first interval.
     pub(super) fn begin_traffic(&mut self) {
         let Some(traffic) = &mut self.traffic else { return };
         traffic.counters.begin(&mut self.servers, 0);
@@ -63,7 +63,7 @@ impl Engine {
         self.schedule(at, EventKind::IntervalEnds, 0);
     }
 
-    /// An interval of reports ends.
+    /// Ends a report interval.
     pub(super) fn end_interval(&mut self) {
         if self.application.is_some() {
             return self.end_application_interval();
@@ -87,14 +87,14 @@ impl Engine {
         self.schedule(next, EventKind::IntervalEnds, 0);
     }
 
-    /// The planner looks at what has changed as soon as it may plan again.
+    /// Lets the planner look at changes as soon as it may plan again.
     pub(super) fn plan_after_change(&mut self) {
         if let Some(at) = self.traffic.as_mut().and_then(|traffic| traffic.request_plan(self.now)) {
             self.schedule(at, EventKind::PlanDue, PLAN);
         }
     }
 
-    /// Reports arrive; or the planner plans, and publishes tables that changed.
+    /// Delivers reports, or plans and publishes changed tables.
     pub(super) fn plan_regions(&mut self, reason: u32) {
         if self.application.is_some() {
             return self.plan_application();
@@ -114,7 +114,7 @@ impl Engine {
         }
     }
 
-    /// A caller learns of tables.
+    /// Applies new tables at a caller.
     pub(super) fn update_tables(&mut self, id: u32) {
         let table = match &self.traffic {
             Some(traffic) => {

@@ -1,25 +1,25 @@
-//! The distribution of the requests of each second over servers, compared with fair shares.
+//! Distribution of each second's requests over servers, compared with fair shares.
 
 use std::collections::VecDeque;
 
 use crate::{registry::Registry, server::Server};
 
-/// Shares count only if this many requests would be fair.
+/// Minimum number of fair requests for which a share counts.
 const MIN_FAIR_REQUESTS: f64 = 50.0;
-/// A server has recovered when it gets this part of its fair share.
+/// A server has recovered once it gets this part of its fair share.
 const RECOVERED_SHARE: f64 = 0.8;
 
-/// Requests of each second by server, compared with fair shares: those in proportion to the capacity of the servers of
-/// a region.
+/// Requests of each second by server, compared with fair shares, which are proportional to the capacity of the servers
+/// in a region.
 #[derive(Debug)]
 pub(crate) struct LoadShares {
-    /// Sent in the present second.
+    /// Attempts sent in the current second.
     sent: Vec<u32>,
-    /// Since when each server has been listed as serving, if it is.
+    /// Time since which each server has been listed as serving, if it is.
     serving_since: Vec<Option<u64>>,
     groups: Vec<(String, Vec<u32>)>,
     first_event: u64,
-    /// After this time all callers know of a change.
+    /// Time after which all callers know of a change.
     propagation: u64,
     /// The worst second after the first event.
     pub(crate) worst: Option<WorstSecond>,
@@ -29,27 +29,27 @@ pub(crate) struct LoadShares {
     pub(crate) recoveries: Vec<Recovery>,
 }
 
-/// The greatest multiple of its fair share that a server got in one second.
+/// The greatest multiple of its fair share that a server got within one second.
 #[derive(Clone, Copy, Debug, PartialEq, serde::Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct WorstSecond {
     /// The multiple.
     pub times: f64,
-    /// The server.
+    /// Number of the server.
     pub server: u32,
     /// The second.
     pub second: u64,
 }
 
-/// How long a server took to get its share again.
+/// Time in which a server regained its share.
 #[derive(Clone, Copy, Debug, PartialEq, serde::Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Recovery {
     /// The server.
     pub server: u32,
-    /// When it came back, in seconds.
+    /// Time of its return, in seconds.
     pub from: f64,
-    /// How long it took, in seconds; `None` if it did not recover.
+    /// Duration in seconds; `None` if it did not recover.
     pub took: Option<f64>,
 }
 
@@ -57,7 +57,7 @@ pub struct Recovery {
 struct Recovering {
     server: u32,
     since: u64,
-    /// Requests received and fair share of the last seconds.
+    /// Received requests and fair share of the last seconds.
     seconds: VecDeque<(f64, f64)>,
 }
 
@@ -100,8 +100,8 @@ impl LoadShares {
         self.sent.fill(0);
     }
 
-    /// Fair share of each server: its part of its region's requests by capacity, among the servers that every caller
-    /// knows and itself; `None` for a server that should get none.
+    /// Fair share of each server: its part of its region's requests by capacity, among itself and the servers that
+    /// every caller knows. `None` for a server that should get none.
     fn fair(&mut self, now: u64, servers: &[Server], registry: &Registry) -> Vec<Option<f64>> {
         let regions = servers.iter().map(|server| server.region as usize + 1).max().unwrap_or(0);
         let mut settled = vec![0.0; regions];
@@ -124,7 +124,7 @@ impl LoadShares {
     }
 
     fn is_settled(&self, index: usize, now: u64) -> bool {
-        // Servers that serve at the start are known to all.
+        // Servers that serve from the start are known to all callers.
         self.serving_since[index]
             .is_some_and(|since| since <= 1_000_000_000 || now - since > self.propagation)
     }
@@ -148,7 +148,7 @@ impl LoadShares {
         self.recovering.retain_mut(|entry| {
             let index = entry.server as usize;
             entry.seconds.push_back((f64::from(sent[index]), fair[index].unwrap_or(0.0)));
-            // The shortest time until now with enough requests.
+            // Looks back over the shortest time with enough requests.
             let (mut received, mut fair_sum) = (0.0, 0.0);
             for &(sent, fair) in entry.seconds.iter().rev() {
                 received += sent;
@@ -176,7 +176,7 @@ impl LoadShares {
         self.groups.iter().map(|(name, members)| (name.clone(), share(members))).collect()
     }
 
-    /// All recoveries, incomplete ones included.
+    /// All recoveries, including incomplete ones.
     pub(crate) fn recoveries_and_open(&self) -> Vec<Recovery> {
         let open = self.recovering.iter();
         let open =

@@ -2,30 +2,30 @@
 
 use crate::{registry::Registry, scenario::Scenario, server::Server};
 
-/// A server counts for the variation if it got this many requests per minute of the window.
+/// Minimum requests per minute of the window for a server to count in the variation.
 const MIN_REQUESTS_PER_MINUTE: f64 = 1000.0;
-/// Approximate number of samples of the time series: more would show noise.
+/// Approximate number of samples of the time series; more would show noise.
 const MAX_SAMPLES: u64 = 100;
 
-/// Utilisation is the busy time of cores as a share of the time, over the servers that were present for the whole
-/// window.
+/// Utilisation in a window: busy time of cores as a share of the time, over the servers present for the whole window.
 #[derive(Clone, Debug, PartialEq, serde::Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Window {
-    /// When it begins, in seconds.
+    /// Start, in seconds.
     pub from: f64,
     /// Servers present.
     pub servers: usize,
-    /// Standard deviation over mean, of servers with enough requests (1,000 a minute); `None` for fewer than two.
+    /// Coefficient of variation (standard deviation over mean) of servers with enough requests (1,000 a minute); `None`
+    /// for fewer than two.
     pub cv: Option<f64>,
-    /// Mean.
+    /// Mean utilisation.
     pub mean: f64,
-    /// Of the server at the 99th percentile.
+    /// Utilisation of the server at the 99th percentile.
     pub p99: f64,
-    /// Of the most utilised server.
+    /// Utilisation of the most utilised server.
     pub max: f64,
-    /// Cores that are idle since p99 utilisation determines the size of the fleet (Uber, imbalance indicator): (p99 −
-    /// mean) × cores.
+    /// Cores idle because p99 utilisation determines the size of the fleet (Uber, imbalance indicator): (p99 − mean) ×
+    /// cores.
     pub wasted_cores: f64,
     /// Cores in use.
     pub used_cores: f64,
@@ -38,13 +38,13 @@ pub(crate) struct Windows {
     length: u64,
     min_requests: f64,
     window_start: u64,
-    /// At the beginning of the window: busy time, requests, and whether the server serves; by server.
+    /// State of each server at the start of the window: busy time, requests, and whether it serves.
     starts: Vec<WindowStart>,
     pub(crate) all: Vec<Window>,
     sample_every: u64,
     last_sample: u64,
     last_busy: Vec<f64>,
-    /// By sample: its end in nanoseconds, and the utilisation of each server, NaN while it was down.
+    /// Samples: end in nanoseconds, and utilisation of each server (NaN while it was down).
     pub(crate) samples: Vec<(u64, Vec<f32>)>,
 }
 
@@ -117,7 +117,7 @@ impl Windows {
         }
         all.sort_by(f64::total_cmp);
         let mean = used / cores;
-        // The least that 99 of 100 do not exceed.
+        // The smallest value that 99 of 100 do not exceed.
         let p99 = all[(all.len() * 99).div_ceil(100) - 1];
         self.all.push(Window {
             from: self.window_start as f64 / 1e9,
@@ -161,7 +161,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn variation_is_standard_deviation_over_mean() {
+    fn coefficient_of_variation_is_standard_deviation_over_mean() {
         assert_eq!(variation(&[1.0, 3.0]), Some(0.5));
         assert_eq!(variation(&[2.0]), None);
         assert_eq!(variation(&[0.0, 0.0]), None);

@@ -1,11 +1,11 @@
 use super::{Axis, Plot};
 use crate::application::Measured;
 
-/// Mean latency of client calls over time, a line for each planner.
+/// Mean latency of client calls over time, one line per planner.
 pub fn latency_over_time(name: &str, measured: &[Measured]) -> String {
     let windows = measured.iter().flat_map(|one| &one.windows);
     let end = windows.clone().map(|window| window.at).fold(1.0, f64::max);
-    // The start of an overload can take seconds, and what follows would be flat.
+    // The start of an overload can take seconds, which would make the rest look flat.
     let mut means: Vec<f64> = windows.map(|window| window.mean_ms).collect();
     means.sort_by(f64::total_cmp);
     let usual = means.get(means.len() * 9 / 10).copied().unwrap_or(1.0);
@@ -24,7 +24,7 @@ pub fn latency_over_time(name: &str, measured: &[Measured]) -> String {
     plot.finish()
 }
 
-/// Mean latency over load, a line for each planner: its name, and loads with milliseconds.
+/// Mean latency over load, one line per planner: name, and loads with milliseconds.
 pub fn latency_over_load(title: &str, load: &str, lines: &[(String, Vec<(f64, f64)>)]) -> String {
     let points = || lines.iter().flat_map(|(_, points)| points);
     let (from, to) = points().fold((f64::MAX, f64::MIN), |(a, b), (x, _)| (a.min(*x), b.max(*x)));
@@ -41,7 +41,7 @@ pub fn latency_over_load(title: &str, load: &str, lines: &[(String, Vec<(f64, f6
     plot.finish()
 }
 
-/// The axis of latencies, up to so many milliseconds.
+/// The axis of latencies, up to `to` milliseconds.
 fn mean_axis(to: f64) -> Axis<'static> {
     Axis { from: 0.0, to: to.max(1.0), label: "mean milliseconds of a client's call" }
 }

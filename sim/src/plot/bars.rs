@@ -11,7 +11,7 @@ const GAP: f64 = 12.0;
 const TOP: f64 = 64.0;
 const BOTTOM: f64 = 50.0;
 
-/// Groups of horizontal bars: each group has a name and a value for each of `series`, in their colours.
+/// Groups of horizontal bars: each group has a name, and a value for each of `series` in its colour.
 pub fn bars(title: &str, unit: &str, series: &[String], groups: &[(String, Vec<f64>)]) -> String {
     let group_height = BAR * series.len() as f64 + GAP;
     let bottom = TOP + group_height * groups.len() as f64;
@@ -57,7 +57,7 @@ pub fn bars(title: &str, unit: &str, series: &[String], groups: &[(String, Vec<f
     svg
 }
 
-/// A bar at `y`, so wide, with its value beside it.
+/// A bar at `y` with this width, and its value next to it.
 fn bar(svg: &mut String, (y, width): (f64, f64), colour: &str, value: f64) {
     let _ = writeln!(
         svg,
@@ -92,7 +92,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn groups_have_their_name_and_a_bar_for_each_value() {
+    fn bar_chart_group_has_name_and_bar_for_each_value() {
         let groups = [("a < b".to_owned(), vec![1.0, 2.0]), ("c".to_owned(), vec![0.0, 4.0])];
         let svg = bars("t", "u", &["x".into(), "y".into()], &groups);
         assert_eq!(svg.matches("<rect").count(), 1 + 4 + 2);

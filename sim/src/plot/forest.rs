@@ -8,10 +8,10 @@ const NAMES: f64 = 200.0;
 const ROW: f64 = 18.0;
 const TOP: f64 = 64.0;
 const BOTTOM: f64 = 30.0;
-/// Gap between the fields.
+/// Gap between the two panels.
 const GAP: f64 = 30.0;
 
-/// A row per name, with two values around 1 and their errors, in two fields side by side.
+/// A row per name, with two values around 1 and their errors, in two panels side by side.
 pub fn forest(title: &str, heads: &[String; 2], rows: &[(String, [(f64, f64); 2])]) -> String {
     let height = TOP + ROW * rows.len() as f64 + BOTTOM;
     let mut svg = format!(
@@ -95,7 +95,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_row_has_its_name_and_a_dot_for_each_finite_value() {
+    fn forest_plot_row_has_name_and_dot_for_each_finite_value() {
         let rows = [
             ("a < b".to_owned(), [(0.9, 0.02), (1.1, 0.1)]),
             ("c".to_owned(), [(1.0, 0.0), (f64::NAN, 0.0)]),

@@ -1,8 +1,7 @@
 use super::{Axis, Plot};
 use crate::TrafficReport;
 
-/// The utilisation of each region over time, with the first threshold, and the share of calls that stay in their
-/// region.
+/// Utilisation of each region over time with the first threshold, and the share of calls that stay in their region.
 pub fn regions(name: &str, report: &TrafficReport) -> String {
     let end = report.rounds.last().map_or(1.0, |round| round.at);
     let loads = report.rounds.iter().flat_map(|round| &round.loads);

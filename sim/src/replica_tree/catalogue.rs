@@ -1,4 +1,4 @@
-//! The content of the routing information base: services by size, their records, and which services programs call.
+//! Content of the routing information base: services by size, their records, and the services that programs call.
 
 use std::{collections::BTreeSet, sync::Arc};
 
@@ -35,11 +35,11 @@ pub(super) struct ServiceInfo {
 pub(super) struct Catalogue {
     pub(super) services: Vec<ServiceInfo>,
     regions: Vec<Region>,
-    /// Servers of this service and all before it.
+    /// Number of servers of this and all earlier services.
     servers: Vec<u64>,
-    /// Chunks in all regions of this service and all before it.
+    /// Number of chunks in all regions, of this and all earlier services.
     chunks: Vec<u64>,
-    /// Cumulative popularity of this service and all before it, not normalised.
+    /// Cumulative popularity of this and all earlier services, not normalised.
     popularity: Vec<f64>,
     value_source: Bytes,
     endpoint_bytes: usize,
@@ -153,7 +153,7 @@ impl Catalogue {
         (key.into(), value)
     }
 
-    /// The manifest that lists a chunk.
+    /// The manifest record that lists a chunk.
     pub(super) fn manifest(&self, chunk: u64, salt: u64) -> (Arc<str>, Bytes) {
         let (service, region, _) = self.chunk(chunk);
         let service_info = &self.services[service];
@@ -187,7 +187,7 @@ impl Catalogue {
         Ok(entries)
     }
 
-    /// A value of this length, sliced from the shared source: it takes no memory of its own.
+    /// A value of this length, sliced from the shared source, so that it takes no memory of its own.
     fn value(&self, bytes: usize, salt: u64) -> Bytes {
         let bytes = bytes.min(VALUE_SOURCE_BYTES - 1);
         let from = (mix64(salt) % (VALUE_SOURCE_BYTES - bytes) as u64) as usize;
@@ -204,7 +204,7 @@ pub(super) fn distinct_services(calls: &[Vec<usize>]) -> BTreeSet<usize> {
     calls.iter().flatten().copied().collect()
 }
 
-/// Number of servers of the service of this rank, by the distribution, at the middle of its share of services.
+/// Number of servers of the service with this rank, by the distribution at the middle of its share of services.
 fn size(sizes: &[Size], rank: u32, count: u32) -> u32 {
     let share = (f64::from(rank) + 0.5) / f64::from(count);
     let after = sizes.iter().position(|size| size.share <= share).unwrap_or(sizes.len());
@@ -233,7 +233,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_follow_the_distribution() {
+    fn simulated_service_sizes_follow_configured_distribution() {
         let knots = [(1.0, 1.0), (200.0, 0.1), (2000.0, 0.02), (90_000.0, 0.00002)];
         let knots = knots.map(|(servers, share)| Size { servers, share });
         let sizes: Vec<u32> = (0..50_000).map(|rank| size(&knots, rank, 50_000)).collect();

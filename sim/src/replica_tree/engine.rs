@@ -34,13 +34,13 @@ enum Event {
     Burst { left: u32, pause: u64 },
     /// A process serves the next of its watchers.
     Serve(ProcessId),
-    /// The last byte of a message to a process has left.
+    /// The last byte of a message to a process has left the sender.
     Sent(ProcessId, u32),
     /// The message arrives.
     Arrive { to: ProcessId, generation: u32, update: Box<Update>, bytes: u64 },
     /// The process has applied the message.
     Apply { to: ProcessId, generation: u32, update: Box<Update> },
-    /// A process acknowledges what it has applied.
+    /// A process acknowledges the revision that it has applied.
     SendAck(ProcessId),
     /// The acknowledgement arrives at the parent.
     ReceiveAck { from: ProcessId, generation: u32, number: u64 },
@@ -59,7 +59,7 @@ enum Event {
 /// Processes that lost their connection to a scenario event.
 #[derive(Clone, Copy, Debug, Default)]
 struct Disconnections {
-    /// Processes of the tree affected, and simulated ones that are not back yet.
+    /// Affected processes of the tree, and simulated ones that have not recovered yet.
     processes: u64,
     missing: usize,
     ended: u64,
@@ -76,7 +76,7 @@ struct Engine<'a> {
     workload: WriteWorkload,
     now: u64,
     queue: EventQueue,
-    /// Events by the number in the queue.
+    /// Events by their number in the queue.
     events: Vec<Option<Event>>,
     free: Vec<usize>,
     /// Number of queued events that are not periodic.
@@ -86,7 +86,7 @@ struct Engine<'a> {
     /// Commit times of the revisions after the first.
     commits: Vec<u64>,
     refused: u64,
-    /// The revision that the root knows to be applied everywhere, and the latency of that.
+    /// The revision that the root knows to be applied everywhere, and the latency until it knew.
     acknowledged: u64,
     ack_latency: Histogram<u64>,
     disconnected_regions: Vec<bool>,
@@ -95,7 +95,7 @@ struct Engine<'a> {
     random: Generator,
 }
 
-/// Runs a scenario. `on_time` is called with the simulated time every second.
+/// Runs a scenario. Calls `on_time` with the simulated time every second.
 ///
 /// # Errors
 /// If the scenario is not valid.
@@ -153,7 +153,7 @@ impl Engine<'_> {
         self.queue.push(at, slot as u64);
     }
 
-    /// Repeats a periodic event while other events are to come.
+    /// Repeats a periodic event as long as other events remain.
     fn repeat(&mut self, pause: u64, event: Event) {
         let settled = self.scenario.duration.nanos() + 3 * self.scenario.acknowledge.nanos().max(SECOND);
         if self.pending > 0 || self.now < settled {
@@ -201,12 +201,12 @@ impl Engine<'_> {
         self.wake(ROOT, woken.unwrap_or_default());
     }
 
-    /// When a revision was committed; `None` for the initial one.
+    /// Commit time of a revision; `None` for the initial one.
     fn committed(&self, revision: u64) -> Option<u64> {
         self.commits.get(revision.checked_sub(INITIAL_REVISION + 1)? as usize).copied()
     }
 
-    /// Whether a commit of that time was before the first event; `None` during the warm-up.
+    /// Whether a commit at that time was before the first event; `None` during the warm-up.
     fn is_before_event(&self, committed: u64) -> Option<bool> {
         (committed >= self.scenario.warmup.nanos()).then_some(committed < self.first_event)
     }

@@ -5,27 +5,27 @@ use hdrhistogram::Histogram;
 /// Traffic and load of one process.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Flow {
-    /// Bytes and messages.
+    /// Received bytes and messages.
     pub(super) received: u64,
     pub(super) sent: u64,
     pub(super) messages: u64,
-    /// Busy time of its cores in nanoseconds, all cores together counted as one.
+    /// Busy time of its cores in nanoseconds, averaged over all cores.
     pub(super) busy: u64,
 }
 
 /// The metrics of a process over time.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Meter {
-    /// Present second.
+    /// The current second.
     pub(super) now: Flow,
-    /// Since the warm-up.
+    /// Total since the warm-up.
     pub(super) all: Flow,
     /// Maximum of any second since the warm-up, for each field.
     pub(super) peak: Flow,
 }
 
 impl Meter {
-    /// A second has passed.
+    /// Ends a second.
     pub(super) fn second(&mut self, counts: bool) {
         let now = std::mem::take(&mut self.now);
         if counts {
@@ -46,16 +46,16 @@ impl Meter {
 pub(super) struct LayerMeter {
     /// Propagation time of commits before the first event, in microseconds, weighted by processes.
     pub(super) before_event: Histogram<u64>,
-    /// The same for later commits.
+    /// Propagation time of later commits.
     pub(super) after_event: Histogram<u64>,
-    /// Snapshots sent to it, and their bytes.
+    /// Snapshots sent to the layer, and their bytes.
     pub(super) snapshots: u64,
     pub(super) snapshot_bytes: u64,
-    /// Bytes sent to it by the layer above, received by it, and lost in transit, since the beginning.
+    /// Bytes sent to the layer by the one above, received, and lost in transit, since the start.
     pub(super) sent: u64,
     pub(super) received: u64,
     pub(super) lost: u64,
-    /// Samples, second by second; the present second follows.
+    /// Samples of past seconds; the current second follows.
     pub(super) timeline: Vec<Sample>,
     pub(super) worst: u64,
     pub(super) bytes: u64,
@@ -86,7 +86,8 @@ impl LayerMeter {
         }
     }
 
-    /// A commit has arrived at this many processes after this many nanoseconds; `before_event` selects the histogram.
+    /// Records that a commit has arrived at this many processes after this many nanoseconds. `before_event` selects the
+    /// histogram.
     pub(super) fn arrived(&mut self, nanos: u64, before_event: Option<bool>, processes: u64) {
         let micros = nanos / 1000;
         self.worst = self.worst.max(micros);
@@ -97,16 +98,16 @@ impl LayerMeter {
         }
     }
 
-    /// A second has passed.
+    /// Ends a second.
     pub(super) fn second(&mut self) {
         let (bytes, worst) = (std::mem::take(&mut self.bytes), std::mem::take(&mut self.worst));
         self.timeline.push(Sample { bytes, worst });
     }
 }
 
-/// From one microsecond to one hour, with three significant digits.
+/// A histogram from one microsecond to one hour, with three significant digits.
 pub(super) fn histogram() -> Histogram<u64> {
-    // The bounds are in order and three digits are few enough, which is all that it requires.
+    // The bounds are in order and three digits are few enough, so this cannot fail.
     #[allow(clippy::unwrap_used, reason = "constant arguments that the documentation allows")]
     Histogram::new_with_bounds(1, 3_600_000_000, 3).unwrap()
 }

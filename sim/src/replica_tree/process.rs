@@ -19,22 +19,22 @@ pub(super) struct Process {
     pub(super) layer: usize,
     pub(super) region: Option<usize>,
     pub(super) parent: Option<ProcessId>,
-    /// How many processes under its parent it represents, itself included, and how many of the whole tree.
+    /// Number of processes under its parent that it represents, including itself, and number in the whole tree.
     pub(super) multiplicity: u64,
     pub(super) represents: u64,
-    /// Its table and watchers; programs have one only if tables are compared at the end.
+    /// Its table and watchers. Programs have a node only if tables are compared at the end.
     pub(super) node: Option<NodeCore>,
     pub(super) prefixes: Vec<Prefix>,
-    /// The last revision that it has applied, and acknowledged.
+    /// The last revision that it has applied, and the last it has acknowledged.
     pub(super) applied: u64,
     pub(super) acked: u64,
     pub(super) cores: f64,
-    /// Bytes per nanosecond that it can send, and receive.
+    /// Bandwidth in bytes per nanosecond, up and down.
     uplink: f64,
     downlink: f64,
     /// One-way delay from its parent.
     pub(super) delay: u64,
-    /// When its cores and its uplink are free again.
+    /// Times at which its cores and its uplink are free again.
     pub(super) cores_free: u64,
     uplink_free: u64,
     pub(super) up: bool,
@@ -56,9 +56,9 @@ pub(super) struct Connection {
     /// Whether a message is being sent, so that nothing more is pulled, and whether there is more to pull.
     pub(super) sending: bool,
     pub(super) due: bool,
-    /// When the last message arrives.
+    /// Arrival time of the last message.
     pub(super) arrives: u64,
-    /// The scenario event that broke the connection, until it is back and current.
+    /// The scenario event that broke the connection, until the process is connected and current again.
     pub(super) disconnected_by: Option<usize>,
 }
 
@@ -72,9 +72,9 @@ pub(super) struct Message {
 /// The times of a sent message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Departure {
-    /// When the cores are free again.
+    /// Time at which the cores are free again.
     pub(super) cores_free: u64,
-    /// When the last byte to the simulated process has left, and when it arrives.
+    /// Time at which the last byte to the simulated process has left, and its arrival time.
     pub(super) sent: u64,
     pub(super) arrives: u64,
 }
@@ -106,7 +106,7 @@ impl Process {
         }
     }
 
-    /// Uses one core for this many nanoseconds; returns when the work is complete.
+    /// Uses one core for this many nanoseconds; returns the completion time.
     pub(super) fn work(&mut self, now: u64, nanos: f64) -> u64 {
         let nanos = (nanos / self.cores) as u64;
         self.meter.now.busy += nanos;
@@ -127,7 +127,7 @@ impl Process {
         let cores_free = self.work(now, nanos * child.multiplicity as f64);
         self.meter.now.sent += bytes * child.multiplicity;
         self.meter.now.messages += child.multiplicity;
-        // Its own link may be the slower one.
+        // The child's own link may be the slower one.
         let own = (bytes as f64 / child.downlink) as u64;
         let sent = end(turn + 1).max(begin + one + own);
         Departure { cores_free, sent, arrives: (sent + child.delay).max(child.connection.arrives) }
@@ -143,15 +143,15 @@ mod tests {
     }
 
     #[test]
-    fn the_slowest_of_processor_uplink_and_downlink_determines_arrival() {
-        // A byte per nanosecond.
+    fn simulated_arrival_is_set_by_slowest_of_processor_and_links() {
+        // One byte per nanosecond.
         let mut child = process(1.0, 8.0);
         child.delay = 1000;
         // Limited by the uplink: two messages of 500 bytes, the second one for the simulated process.
         child.multiplicity = 2;
         let departure = process(1.0, 8.0).send(0, Message { bytes: 500, nanos: 10.0 }, 1, &child);
         assert_eq!(departure, Departure { cores_free: 20, sent: 1010, arrives: 2010 });
-        // Limited by the processor, of which there are two.
+        // Limited by the processor, which has two cores.
         let departure = process(2.0, 8.0).send(0, Message { bytes: 5, nanos: 400.0 }, 1, &child);
         assert_eq!(departure, Departure { cores_free: 400, sent: 405, arrives: 1405 });
         // Limited by the child's own link.
@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_queue_behind_earlier_ones() {
+    fn simulated_messages_queue_behind_earlier_ones() {
         let (mut parent, child) = (process(1.0, 8.0), process(1.0, 8.0));
         assert_eq!(parent.send(0, Message { bytes: 1000, nanos: 10.0 }, 0, &child).sent, 1010);
         assert_eq!(parent.send(0, Message { bytes: 1000, nanos: 10.0 }, 0, &child).sent, 2010);

@@ -3,11 +3,11 @@
 use hdrhistogram::Histogram;
 use serde::Serialize;
 
-/// The figures of a tree; the same scenario and seed give the same, to the last bit.
+/// Figures of a tree. The same scenario and seed give bit-identical figures.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Report {
-    /// The scenario.
+    /// Name of the scenario.
     pub scenario: String,
     /// The seed.
     pub seed: u64,
@@ -15,11 +15,11 @@ pub struct Report {
     pub seconds: f64,
     /// Programs, each with a router.
     pub routers: u64,
-    /// Number of simulated ones.
+    /// Number of simulated programs.
     pub routers_simulated: u64,
     /// Services.
     pub services: u64,
-    /// Their servers.
+    /// Number of servers of all services.
     pub servers: u64,
     /// Records at the root at the end.
     pub records: u64,
@@ -29,11 +29,11 @@ pub struct Report {
     pub writes: Written,
     /// Layers, from the root to the programs.
     pub layers: Vec<Layer>,
-    /// From a commit until the root knows that all watchers have applied it, before the first event.
+    /// Time from a commit until the root knows that all watchers have applied it, before the first event.
     pub acknowledged: Option<Propagation>,
     /// Recovery of processes that lost their connection, by event.
     pub recoveries: Vec<Recovery>,
-    /// Records that differ from the root's in any process at the end; `None` if not compared.
+    /// Number of records in all processes that differ from the root's at the end; `None` if not compared.
     pub different: Option<u64>,
     /// Expectations that were not met.
     pub missed: Vec<String>,
@@ -45,7 +45,7 @@ pub struct Report {
 pub struct Written {
     /// Batches.
     pub batches: u64,
-    /// Records, deletions included.
+    /// Number of records, including deletions.
     pub records: u64,
     /// Megabytes of keys and values per second.
     pub megabytes_per_second: f64,
@@ -57,7 +57,7 @@ pub struct Written {
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Layer {
-    /// Its name.
+    /// Name of the layer.
     pub name: String,
     /// Whether it consists of replicas.
     pub replica: bool,
@@ -85,15 +85,15 @@ pub struct Layer {
     pub snapshots: u64,
     /// Their total size, in megabytes.
     pub snapshot_megabytes: f64,
-    /// Bytes sent to it since the beginning, those lost in transit included.
+    /// Bytes sent to the layer since the start, including bytes lost in transit.
     pub bytes_sent: u64,
     /// Bytes received.
     pub bytes_received: u64,
-    /// Bytes lost with their connection.
+    /// Bytes lost because their connection broke.
     pub bytes_lost: u64,
-    /// From a commit to its processes, before the first event.
+    /// Propagation time from a commit to the layer's processes, before the first event.
     pub propagation: Option<Propagation>,
-    /// The same for commits after the first event.
+    /// Propagation time for commits after the first event.
     pub propagation_later: Option<Propagation>,
     /// Per second: megabytes that the whole layer received, and the longest propagation time of a commit, in
     /// milliseconds.
@@ -134,7 +134,8 @@ pub struct Recovery {
     pub event: String,
     /// Processes that lost their connection.
     pub lost: u64,
-    /// From the end of the event until all were connected and current again; `None` if some were not at the end.
+    /// Seconds from the end of the event until all processes were connected and current again; `None` if some were not
+    /// by the end.
     pub seconds: Option<f64>,
     /// Snapshots that they needed.
     pub snapshots: u64,

@@ -93,7 +93,7 @@ pub struct Services {
 pub struct Size {
     /// More servers than this
     pub servers: f64,
-    /// has this share of services.
+    /// Share of services with more servers than that.
     pub share: f64,
 }
 
@@ -115,11 +115,11 @@ pub struct Writes {
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Costs {
-    /// A message to one watcher, its acknowledgement included.
+    /// Cost of a message to one watcher, including its acknowledgement.
     pub delivery: SimTime,
-    /// A megabyte sent to one watcher.
+    /// Cost of a megabyte sent to one watcher.
     pub megabyte: SimTime,
-    /// A record applied and added to the watchers' lists.
+    /// Cost of a record applied and added to the watchers' lists.
     pub record: SimTime,
 }
 
@@ -160,9 +160,9 @@ pub struct Link {
 pub struct Replicas {
     /// Its name in events and figures.
     pub name: String,
-    /// Number under each process of the layer above; per region, for the first.
+    /// Number under each process of the layer above; for the first layer, per region.
     pub count: u32,
-    /// How many of these are simulated; each represents an equal part of the others. All by default.
+    /// How many of these are simulated, each representing an equal part of the others. All by default.
     #[serde(default)]
     pub simulated: Option<u32>,
     /// The link to its parent.

@@ -22,7 +22,7 @@ pub(super) struct WriteWorkload {
     random: Generator,
     /// Version of each chunk.
     writings: HashMap<u64, u64>,
-    /// Bytes written of shard maps, and of all else.
+    /// Bytes written for shard maps, and for everything else.
     sharded: u64,
     others: u64,
     /// Totals over all batches.
@@ -55,7 +55,7 @@ impl WriteWorkload {
         Self { spec, random, writings: HashMap::new(), sharded: 0, others: 0, batches: 0, records: 0 }
     }
 
-    /// When the next batch comes, in nanoseconds from now.
+    /// Time until the next batch, in nanoseconds.
     pub(super) fn pause(&mut self) -> u64 {
         (exponential(&mut self.random) * 1e9 / self.spec.batches) as u64
     }
@@ -85,7 +85,8 @@ impl WriteWorkload {
         Ok(self.commit(revision, batch))
     }
 
-    /// A batch of endpoints of all services, of the maximum batch size and at most this many; also returns how many.
+    /// A batch of endpoints of all services, up to the maximum batch size and at most `most` records; also returns
+    /// their number.
     ///
     /// # Errors
     /// As for [`WriteWorkload::batch`].
@@ -116,7 +117,7 @@ impl WriteWorkload {
         batch.into_commit(revision)
     }
 
-    /// Moves a shard: its chunk gets another content and so another name, and the manifest lists it.
+    /// Moves a shard: its chunk gets new content and therefore a new name, which the manifest then lists.
     fn move_shard(&mut self, catalogue: &Catalogue, revision: u64, batch: &mut BatchBuilder) {
         let chunk = self.random.below(catalogue.chunks());
         let writing = self.writings.entry(chunk).or_default();

@@ -9,10 +9,10 @@ use super::{Scenario, SimTime, within_range};
 pub struct ScenarioEvent {
     /// When it begins.
     pub at: SimTime,
-    /// The group, by name: servers, or callers for actions on callers; by default, all.
+    /// Name of the affected group of servers, or of callers for actions on callers; all by default.
     #[serde(default)]
     pub to: Option<String>,
-    /// How many of the group, from its first; by default, all.
+    /// Number of affected members of the group, counted from its first; all by default.
     #[serde(default)]
     pub count: Option<u32>,
     /// The action.
@@ -23,50 +23,50 @@ pub struct ScenarioEvent {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", rename_all_fields = "camelCase", deny_unknown_fields)]
 pub enum Action {
-    /// The processes start, as new instances.
+    /// The processes start as new instances.
     Start,
-    /// They are drained and stopped for good.
+    /// The processes are drained and stopped for good.
     Stop {
-        /// From the registry change to the end of the process.
+        /// Time from the registry change to the end of the process.
         #[serde(default = "default_drain")]
         drain: SimTime,
     },
-    /// They are replaced by new instances in batches: drained, stopped, started.
+    /// The processes are replaced by new instances in batches: drained, stopped, started.
     Rollout {
         /// Batch size.
         batch: u32,
         /// Interval between batches.
         every: SimTime,
-        /// From the registry change to the end of the old process.
+        /// Time from the registry change to the end of the old process.
         #[serde(default = "default_drain")]
         drain: SimTime,
     },
-    /// The processes crash: requests in progress are lost, and the registry detects it when the leases expire.
+    /// The processes crash: requests in progress are lost, and the registry detects the crash when the leases expire.
     Crash {
-        /// When they start again, as the same instances.
+        /// Time after which they start again as the same instances.
         back: Option<SimTime>,
-        /// Number of crashes; each one this long after the previous recovery.
+        /// Number of crashes, each following the previous recovery by `lives`.
         #[serde(default = "once")]
         times: u32,
         /// Lifetime between crashes.
         #[serde(default = "default_drain")]
         lives: SimTime,
     },
-    /// They fail requests without working on them.
+    /// The servers fail requests without working on them.
     Fail {
-        /// The share of requests.
+        /// Share of failed requests.
         #[serde(default = "all")]
         share: f64,
         /// The failure response.
         #[serde(default)]
         response: FailureResponse,
-        /// How long a response takes.
+        /// Time until the failure response.
         takes: SimTime,
         /// Duration; by default, to the end.
         #[serde(default, rename = "for")]
         duration: Option<SimTime>,
     },
-    /// The speed of their machines is multiplied: below 1, a neighbour takes the rest.
+    /// The speed of the machines is multiplied by a factor. Below 1, a neighbour takes the rest.
     Speed {
         /// The factor.
         times: f64,
@@ -74,7 +74,7 @@ pub enum Action {
         #[serde(default, rename = "for")]
         duration: Option<SimTime>,
     },
-    /// Their cores are multiplied, as when the limit of their CPU changes; their reports say so.
+    /// The cores are multiplied by a factor, as when a CPU limit changes; reports include the change.
     Cores {
         /// The factor.
         times: f64,
@@ -82,15 +82,15 @@ pub enum Action {
         #[serde(default, rename = "for")]
         duration: Option<SimTime>,
     },
-    /// Requests take longer, without using a core: a slow disk, or a slow network in front of the servers.
+    /// Requests take longer without using a core, as with a slow disk or a slow network in front of the servers.
     Delay {
-        /// By how much.
+        /// Additional time.
         by: SimTime,
         /// Duration; by default, to the end.
         #[serde(default, rename = "for")]
         duration: Option<SimTime>,
     },
-    /// Their load reports are faulty.
+    /// The servers' load reports are faulty.
     Reports {
         /// The fault.
         are: ReportFault,
@@ -98,7 +98,7 @@ pub enum Action {
         #[serde(default, rename = "for")]
         duration: Option<SimTime>,
     },
-    /// The registry lists them as lost although they serve.
+    /// The registry lists the servers as lost although they serve.
     Lost {
         /// Duration; by default, to the end.
         #[serde(default, rename = "for")]
@@ -106,9 +106,9 @@ pub enum Action {
     },
     /// The callers' clocks jump.
     Clock {
-        /// By how much.
+        /// Size of the jump.
         by: SimTime,
-        /// Whether backwards.
+        /// Whether the jump is backwards.
         #[serde(default)]
         back: bool,
     },
@@ -123,7 +123,7 @@ pub enum FailureResponse {
     Busy,
     /// No response: the connection breaks.
     Broken,
-    /// A status such as 500, which routers take for the response of the application.
+    /// A status such as 500, which routers treat as the application's response.
     Error,
 }
 
@@ -156,7 +156,7 @@ fn all() -> f64 {
 }
 
 impl Action {
-    /// Whether it acts on callers.
+    /// Whether the action affects callers.
     pub(crate) fn is_about_callers(&self) -> bool {
         matches!(self, Self::Clock { .. })
     }

@@ -21,11 +21,11 @@ pub enum Distribution {
     },
     /// A mixture of two exponential distributions.
     Bimodal {
-        /// The mean of the usual one.
+        /// Mean of the usual distribution.
         usual: SimTime,
-        /// The mean of the rare one.
+        /// Mean of the rare distribution.
         rare: SimTime,
-        /// The share of the rare one.
+        /// Share of the rare distribution.
         share: f64,
     },
 }
@@ -71,7 +71,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn samples_have_the_configured_mean() {
+    fn distribution_samples_have_configured_mean() {
         let mean = SimTime::micros(10_000);
         let rare = SimTime::micros(100_000);
         for draw in [

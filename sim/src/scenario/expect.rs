@@ -20,11 +20,11 @@ pub struct Expect {
     pub errors_below: Option<f64>,
     /// Upper bound of p99 latency.
     pub p99_latency_below: Option<SimTime>,
-    /// Upper bound of p99 latency after the first event, as a multiple of that before it.
+    /// Upper bound of p99 latency after the first event, as a multiple of p99 latency before.
     pub p99_latency_after_event_below: Option<f64>,
     /// Upper bound of the multiple of its fair share that any server gets in any second after the first event.
     pub worst_second_below: Option<f64>,
-    /// How soon recovered servers must get four fifths of their fair share.
+    /// Maximum time in which recovered servers must get four fifths of their fair share.
     pub recovered_within: Option<SimTime>,
     /// Lower bound of the number of calls sent to a last resort.
     pub last_resort_above: Option<u64>,
@@ -32,7 +32,7 @@ pub struct Expect {
     pub region_load_below: Option<f64>,
     /// Lower bound of the greatest utilisation of a region in any interval.
     pub region_load_above: Option<f64>,
-    /// The most consecutive planning rounds that any region may be above its first threshold.
+    /// Maximum number of consecutive planning rounds for which any region may be above its first threshold.
     pub rounds_above_threshold: Option<u32>,
     /// Lower bound of the share of calls in the last interval that stay in their region.
     pub local_at_end_above: Option<f64>,
@@ -75,7 +75,7 @@ impl Expect {
         let ratio =
             p99(&report.latency_after_event).zip(p99(&report.latency)).map(|(after, before)| after / before);
         at_most("the variation of utilisation", report.cv, self.cv_below);
-        // Without a complete window it is 0, which would pass.
+        // Without a complete window the value is 0, which would pass.
         let p99_utilisation = (!report.windows.is_empty()).then_some(report.p99_utilisation);
         at_most("the p99 utilisation", p99_utilisation, self.p99_utilisation_below);
         at_most("the share of failed calls", Some(report.failed), self.errors_below);
@@ -176,12 +176,12 @@ impl Expect {
     }
 }
 
-/// The share of a group of servers, as a multiple of a fair one.
+/// The share of a group of servers, as a multiple of its fair share.
 fn share_of(wanted: &GroupShare, report: &Report) -> Option<f64> {
     report.groups.iter().find(|group| group.name == wanted.group)?.share
 }
 
-/// Why a share is not above its bound.
+/// Explains why a share is not above its bound.
 fn missed_share(wanted: &GroupShare, report: &Report) -> Option<String> {
     let what = format!("the share of {}", wanted.group);
     match share_of(wanted, report) {

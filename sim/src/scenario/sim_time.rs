@@ -3,7 +3,7 @@ use std::fmt;
 use fairmesh_model::spec::{read_duration, write_duration};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error};
 
-/// A duration or a time of the simulation, written as in every document: `250ms`, `2m`.
+/// A duration or a time of the simulation, in the notation of all documents: `250ms`, `2m`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct SimTime(u64);
 
@@ -18,12 +18,12 @@ impl SimTime {
         Self(micros * 1000)
     }
 
-    /// In nanoseconds.
+    /// The time in nanoseconds.
     pub const fn nanos(self) -> u64 {
         self.0
     }
 
-    /// In seconds.
+    /// The time in seconds.
     pub fn as_seconds(self) -> f64 {
         self.0 as f64 / 1e9
     }

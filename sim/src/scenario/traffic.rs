@@ -7,21 +7,23 @@ use serde::{Deserialize, Serialize};
 
 use super::{Scenario, SimTime, within_range};
 
-/// How calls are shared among regions, and what is reported to the planner.
+/// How calls are divided among regions, and what is reported to the planner.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Traffic {
-    /// Who decides on regions.
+    /// The planner.
     pub planner: PlannerKind,
-    /// Rings with thresholds; the first is `region`. With `planner: none` the first threshold is only measured against.
+    /// Rings with thresholds; the first ring is `region`. With `planner: none`, the first threshold is only used for
+    /// measurements.
     pub rings: Vec<ThresholdRing>,
     /// Traffic classes, the most important first.
     #[serde(default = "one_class")]
     pub classes: Vec<TrafficClass>,
-    /// Length of the interval over which regions report: one planning round.
+    /// Length of the report interval of regions: one planning round.
     #[serde(default = "interval")]
     pub every: SimTime,
-    /// From the end of an interval to the arrival of its reports at the planner, which may be after the end of the next.
+    /// Time from the end of an interval to the arrival of its reports at the planner; may exceed the length of an
+    /// interval.
     #[serde(default = "report_delay")]
     pub report_delay: SimTime,
     /// Faults in the reports of regions.
@@ -32,15 +34,15 @@ pub struct Traffic {
     pub drain: Option<RegionDrain>,
 }
 
-/// Who decides on regions.
+/// The planner of regions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum PlannerKind {
-    /// The rings of the router alone.
+    /// No planner: only the rings of the router.
     None,
     /// The rings planner.
     Rings,
-    /// The planner of zones: the regions of the scenario stand for the zones of one region.
+    /// The zone planner: the regions of the scenario stand for the zones of one region.
     Zones,
 }
 
@@ -48,7 +50,7 @@ pub enum PlannerKind {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct ThresholdRing {
-    /// As in a policy: `region`, a round trip, or `any`.
+    /// Reach of the ring as in a policy: `region`, a round trip, or `any`.
     pub within: String,
     /// Utilisation from 0 to 1.
     pub load: f64,
@@ -64,7 +66,7 @@ pub struct TrafficClass {
     pub share: f64,
 }
 
-/// A fault of all reports of one region.
+/// A fault in all reports of one region.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct RegionFault {
@@ -74,45 +76,45 @@ pub struct RegionFault {
     pub region: String,
     /// The fault.
     pub are: RegionReportFault,
-    /// How much later they arrive, if they are `late`.
+    /// Additional delay of the reports, if they are `late`.
     #[serde(default)]
     pub by: Option<SimTime>,
-    /// How long it lasts.
+    /// Duration of the fault.
     #[serde(rename = "for")]
     pub duration: SimTime,
 }
 
 impl RegionFault {
-    /// Whether it damages what this region reports now.
+    /// Whether the fault currently affects this region's reports.
     pub(crate) fn is_of(&self, region: &str, now: u64) -> bool {
         let from = self.at.nanos();
         self.region == region && (from..from + self.duration.nanos()).contains(&now)
     }
 }
 
-/// What is wrong with the reports of a region.
+/// Kind of a fault in a region's reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum RegionReportFault {
-    /// They do not arrive.
+    /// Reports do not arrive.
     Missing,
-    /// They arrive late.
+    /// Reports arrive late.
     Late,
-    /// The load is ten times the true one.
+    /// The reported load is ten times the true one.
     Tenfold,
-    /// The load is a tenth of the true one.
+    /// The reported load is a tenth of the true one.
     Tenth,
-    /// The load is half of the true one.
+    /// The reported load is half of the true one.
     Half,
-    /// The load is 0.
+    /// The reported load is 0.
     Zero,
-    /// The load is not a number.
+    /// The reported load is not a number.
     Nan,
-    /// Servers count ten times the calls that callers sent.
+    /// Servers report ten times the calls that callers sent.
     Disagreeing,
 }
 
-/// A drain of a region at a pace.
+/// A gradual drain of a region.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct RegionDrain {
@@ -120,7 +122,7 @@ pub struct RegionDrain {
     pub at: SimTime,
     /// The region.
     pub region: String,
-    /// How long it should take.
+    /// Intended duration.
     pub over: SimTime,
 }
 
@@ -137,12 +139,12 @@ fn report_delay() -> SimTime {
 }
 
 impl Traffic {
-    /// The rings and thresholds, as the planner needs them.
+    /// The rings and thresholds in the planner's form.
     pub fn policy(&self) -> Result<RingsPolicy, Invalid> {
         rings_policy(&self.rings, self.classes.len())
     }
 
-    /// The rings as production validates them.
+    /// The rings, validated as in production.
     pub(crate) fn router_rings(&self) -> Result<Vec<Ring>, Invalid> {
         router_rings(&self.rings)
     }
@@ -178,7 +180,7 @@ impl Traffic {
     }
 }
 
-/// Rings and thresholds as the planner needs them.
+/// Converts rings and thresholds to the planner's form.
 pub(crate) fn rings_policy(rings: &[ThresholdRing], classes: usize) -> Result<RingsPolicy, Invalid> {
     let loads = rings.iter().map(|ring| ring.load);
     let rings = router_rings(rings)?.into_iter().zip(loads).map(|(ring, load)| LoadRing { ring, load });
@@ -187,7 +189,7 @@ pub(crate) fn rings_policy(rings: &[ThresholdRing], classes: usize) -> Result<Ri
     Ok(policy)
 }
 
-/// Rings as production validates them.
+/// Validates rings as in production.
 pub(crate) fn router_rings(rings: &[ThresholdRing]) -> Result<Vec<Ring>, Invalid> {
     let spec = PolicySpec {
         service: crate::SERVICE.into(),

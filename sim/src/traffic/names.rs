@@ -2,16 +2,16 @@ use fairmesh_model::{CallPath, Invalid, Label, Region, ServiceName, Zone};
 
 use crate::scenario::Traffic as TrafficSpec;
 
-/// What the mesh calls the regions and classes of a scenario.
+/// Names of a scenario's regions and classes in the mesh.
 #[derive(Clone, Debug)]
 pub(crate) struct Names {
     pub(crate) service: ServiceName,
     pub(crate) places: Vec<Place>,
-    /// The classes with shares of their own: all but the first.
+    /// The classes with their own shares: all but the first.
     pub(crate) classes: Vec<Label>,
 }
 
-/// A region of the scenario: a region of the mesh, or a zone of the only one.
+/// A region of the scenario: either a region of the mesh, or a zone of its only region.
 #[derive(Clone, Debug)]
 pub(crate) struct Place {
     pub(crate) region: Region,
@@ -19,7 +19,7 @@ pub(crate) struct Place {
 }
 
 impl Names {
-    /// Names of the regions of a scenario, which may stand for the zones of one.
+    /// Names of the regions of a scenario, which may stand for the zones of one region.
     pub(crate) fn new(spec: &TrafficSpec, regions: &[Region], are_zones: bool) -> Result<Self, Invalid> {
         let place = |region: &Region| match are_zones {
             true => Ok(Place { region: Region::new("all")?, zone: Some(Zone::new(region.as_str())?) }),
@@ -37,7 +37,7 @@ impl Names {
         })
     }
 
-    /// The label of a class that has shares of its own.
+    /// The label of a class with its own shares.
     pub(crate) fn label(&self, class: usize) -> Option<&Label> {
         self.classes.get(class.checked_sub(1)?)
     }

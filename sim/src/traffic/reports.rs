@@ -5,18 +5,18 @@ use fairmesh_model::{CallPath, CallRates, LoadMetric, MetricSum, ServerRates, Tr
 use super::Names;
 use crate::{registry::Registry, scenario::RegionReportFault, server::Server};
 
-/// Thousandths in one.
+/// Factor from one to thousandths.
 const MILLI: f64 = 1_000.0;
-/// A server at full load reports this.
+/// Reported load of a fully loaded server.
 const FULL_SCALE: u32 = 100;
 const METRIC: &str = "utilisation";
 
-/// What servers report as their load: unlike CPU, it can be any number.
+/// The load metric of servers. Unlike CPU, it can be any number.
 pub(crate) fn load_metric() -> LoadMetric {
     LoadMetric { name: METRIC.to_owned(), full_scale: FULL_SCALE }
 }
 
-/// What one region reports of one interval.
+/// Report of one region about one interval.
 #[derive(Clone, Debug)]
 pub(crate) struct RegionReport {
     /// End of the interval, in nanoseconds.
@@ -24,7 +24,7 @@ pub(crate) struct RegionReport {
     servers: Option<ServerSums>,
     /// Calls per second by class.
     offered: Vec<f64>,
-    /// By class and destination.
+    /// Attempts by class and destination.
     attempts: Vec<Vec<AttemptSums>>,
 }
 
@@ -32,7 +32,7 @@ pub(crate) struct RegionReport {
 #[derive(Clone, Copy, Debug, Default)]
 struct AttemptSums {
     sent: f64,
-    /// Those with a response, and how long responses took, in nanoseconds.
+    /// Attempts with a response, and the total time of responses in nanoseconds.
     answered: f64,
     time: f64,
 }
@@ -43,36 +43,36 @@ struct ServerSums {
     count: u32,
     /// Mean utilisation.
     load: f64,
-    /// Calls per second.
+    /// Received calls per second.
     received: f64,
 }
 
-/// Counts of the present interval, by region.
+/// Counters of the current interval, by region.
 #[derive(Clone, Debug)]
 pub(crate) struct Counters {
     regions: usize,
     classes: usize,
-    /// Calls offered by source and class, and those of them that a table dropped.
+    /// Offered calls by source and class, and the ones that a table dropped.
     offered: Vec<u64>,
     dropped: Vec<u64>,
-    /// By source, class and destination.
+    /// Attempts by source, class and destination.
     attempts: Vec<AttemptSums>,
-    /// By server, at the start of the interval: busy time, requests.
+    /// State of each server at the start of the interval: busy time and requests.
     starts: Vec<(f64, u64)>,
-    /// When the interval began.
+    /// Start of the interval.
     began: u64,
 }
 
 /// Sums of an interval, per second.
 #[derive(Clone, Debug)]
 pub(crate) struct Interval {
-    /// Utilisation by region; 0 where no server runs.
+    /// Utilisation by region; 0 if no server runs.
     pub(crate) loads: Vec<f64>,
     /// The share of attempts that stayed in their region, by source; 1 without attempts.
     pub(crate) local: Vec<f64>,
-    /// The same over all sources.
+    /// The share of local attempts over all sources.
     pub(crate) all_local: f64,
-    /// The dropped share by class.
+    /// Dropped share by class.
     pub(crate) dropped: Vec<f64>,
     pub(crate) reports: Vec<RegionReport>,
 }
@@ -103,7 +103,7 @@ impl Counters {
         self.attempts_to(source, class, to).sent += 1.0;
     }
 
-    /// A response that took so many nanoseconds.
+    /// Records a response that took `time` nanoseconds.
     pub(crate) fn record_answered(&mut self, source: u16, class: usize, (to, time): (u16, u64)) {
         let sums = self.attempts_to(source, class, to);
         sums.answered += 1.0;
@@ -115,7 +115,7 @@ impl Counters {
         &mut self.attempts[row * self.regions + usize::from(to)]
     }
 
-    /// Begins an interval.
+    /// Starts an interval.
     pub(crate) fn begin(&mut self, servers: &mut [Server], now: u64) {
         let starts = servers.iter_mut().map(|server| (server.busy(now), server.received)).collect();
         *self = Self { starts, began: now, ..Self::new(self.regions, self.classes) };
@@ -146,7 +146,7 @@ impl Counters {
         }
     }
 
-    /// Sums of the servers of each region; `None` where none runs.
+    /// Sums of the servers in each region; `None` if none runs.
     fn servers(&self, servers: &mut [Server], registry: &Registry, now: u64) -> Vec<Option<ServerSums>> {
         let seconds = (now - self.began) as f64 / 1e9;
         let mut all = vec![(0, 0.0, 0.0, 0_u64); self.regions];
@@ -167,7 +167,7 @@ impl Counters {
         all.into_iter().map(|region| (region.2 > 0.0).then(|| sums(region))).collect()
     }
 
-    /// Attempts of a source by destination, one row for each class.
+    /// Attempts of a source by destination, one row per class.
     fn rows(&self, source: usize) -> impl Iterator<Item = &[AttemptSums]> {
         let rows = self.attempts.chunks(self.regions);
         rows.skip(source * self.classes).take(self.classes)
@@ -191,7 +191,7 @@ impl Counters {
 }
 
 impl RegionReport {
-    /// The report as the control plane gets it, of data that is this old by then.
+    /// The report in the form that the control plane gets, with the age of its data.
     pub(crate) fn message(
         &self,
         source: usize,
@@ -230,7 +230,7 @@ impl RegionReport {
         }
     }
 
-    /// Injects a fault; `false` if the report is lost.
+    /// Injects a fault. Returns false if the report is lost.
     pub(crate) fn damage(&mut self, fault: RegionReportFault) -> bool {
         let Some(servers) = &mut self.servers else { return fault != RegionReportFault::Missing };
         match fault {

@@ -10,13 +10,13 @@ pub struct TrafficReport {
     pub classes: Vec<String>,
     /// The threshold of the first ring.
     pub threshold: f64,
-    /// The greatest utilisation of a region in any interval after the warm-up.
+    /// Maximum utilisation of a region in any interval after the warm-up.
     pub greatest_load: f64,
-    /// The most consecutive intervals that a region was above the first threshold.
+    /// Maximum number of consecutive intervals in which a region was above the first threshold.
     pub longest_above: u32,
     /// Share of calls in the last interval that stayed in their region.
     pub local_at_end: f64,
-    /// The greatest dropped share of a class in any interval, by class.
+    /// Maximum dropped share in any interval, by class.
     pub most_dropped: Vec<f64>,
     /// Rounds in which the planner refused its input.
     pub refused: u32,
@@ -26,23 +26,23 @@ pub struct TrafficReport {
     pub rounds: Vec<Round>,
 }
 
-/// One interval, and what was planned from it.
+/// One interval, and the plan made from it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Round {
-    /// Its end, in seconds.
+    /// End of the interval, in seconds.
     pub at: f64,
-    /// Utilisation by region; 0 where no server runs.
+    /// Utilisation by region; 0 if no server runs.
     pub loads: Vec<f64>,
     /// The share of calls that stayed in their region, by source region.
     pub local: Vec<f64>,
-    /// The same over all regions.
+    /// The share of local calls over all regions.
     pub all_local: f64,
     /// The dropped share, by class.
     pub dropped: Vec<f64>,
-    /// The share of its calls that a region keeps which is being drained.
+    /// The share of its calls that a draining region keeps.
     pub keep: Option<f64>,
-    /// Why the planner kept its tables.
+    /// Reason why the planner kept its tables.
     pub refusal: Option<String>,
     /// Changes of shares, with their reasons.
     pub shifts: Vec<String>,

@@ -1,16 +1,16 @@
-//! The optimizer against an independent solver, whose objectives `oracle.py` made.
+//! The optimizer against an independent solver, whose objectives were computed by `oracle.py`.
 
 #![allow(clippy::unwrap_used, reason = "what a test cannot do without has failed it")]
 
 use fairmesh_sim::application::RandomApplication;
 use fairmesh_te::optimizer::{Caller, Effort, Problem, optimize};
 
-/// The optimizer's objective may differ by this part of the solver's.
+/// Maximum relative difference between the objectives of optimizer and solver.
 const TOLERANCE: f64 = 1e-4;
-/// The solver's objective is exact to this part.
+/// Relative precision of the solver's objective.
 const SOLVER_TOLERANCE: f64 = 1e-6;
 
-/// The line of one application: seed, shape, objective.
+/// Parses the line of one application: seed, shape, objective.
 fn parse(line: &str) -> (u64, RandomApplication, f64) {
     let fields: Vec<&str> = line.split(' ').collect();
     let count = |at: usize| fields[at].parse::<usize>().unwrap();
@@ -47,10 +47,10 @@ fn optimizer_matches_independent_solver_on_200_applications() {
     }
 }
 
-/// The extreme without sensitivities.
+/// Number of the extreme without sensitivities.
 const LINEAR: u64 = 4;
 
-/// Changes a problem to an extreme one.
+/// Makes a problem extreme.
 fn exaggerate(problem: &mut Problem, extreme: u64) {
     let mut multiply_demand = |times: f64| {
         for edge in &mut problem.edges {
@@ -71,7 +71,7 @@ fn exaggerate(problem: &mut Problem, extreme: u64) {
 }
 
 #[test]
-fn plans_of_extreme_applications_keep_to_the_ceiling() {
+fn plans_of_extreme_applications_stay_below_ceiling() {
     for seed in 1..=210 {
         let application = RandomApplication {
             regions: 1 + seed as usize % 6,
@@ -90,7 +90,7 @@ fn plans_of_extreme_applications_keep_to_the_ceiling() {
         let plan = optimize(&problem, None, Effort::default(), &mut |_| true).unwrap();
         assert!(plan.is_usable(0.9), "{seed}: load {}", plan.greatest_load());
         assert!(plan.mean_latency.is_finite(), "{seed}: {}", plan.mean_latency);
-        // Without any sensitivity the problem is linear, for which Newton's method is not made.
+        // Without any sensitivity the problem is linear, which Newton's method is not designed for.
         assert!(seed % 7 == LINEAR || plan.gap() < 0.1, "{seed}: gap {}", plan.gap());
     }
 }

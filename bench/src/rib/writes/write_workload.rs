@@ -1,9 +1,9 @@
-//! The records of a large fleet, and batches that change them: every one of them what the API takes, and the same for
-//! the same size, so that all sides are written the same.
+//! The records of a large fleet, and batches that change them. All are valid for the API, and depend only on the size,
+//! so that all sides get the same writes.
 //!
-//! A batch has about 116 KB in 1 to 1,000 records of one service or two, as those of ServiceRouter's RIB (ServiceRouter
-//! §4.1). How many records is spread evenly over the orders of magnitude: batches of a thousand endpoints that
-//! register, of a few chunks of a shard map that moved, and all between.
+//! A batch has about 116 KB in 1 to 1,000 records of one or two services, as in ServiceRouter's RIB (ServiceRouter
+//! §4.1). The number of records is spread evenly over the orders of magnitude: from batches with a few chunks of a
+//! changed shard map to batches of a thousand registering endpoints.
 
 use std::ops::Range;
 
@@ -12,25 +12,25 @@ use fairmesh_model::{
     ServiceName, ShardPart, arith::mix64,
 };
 use fairmesh_rib::{Batch, Op};
-use fairmesh_wire::{records, v1};
+use fairmesh_wire::{record_encoding, v1};
 use prost::Message;
 
-/// Shards in a chunk of each sort of map, so that 1, 3, 10 or 32 chunks make a batch.
+/// Shards per chunk for each kind of map, so that 1, 3, 10 or 32 chunks make a batch.
 const SHARDS: [u32; 4] = [6000, 2000, 600, 185];
 /// Chunks of every map.
 const CHUNKS: usize = 32;
-/// About how many bytes a shard takes in a chunk: 16 of its start and up to 3 of its number.
+/// Approximate bytes of a shard in a chunk: 16 for its start and up to 3 for its number.
 const SHARD_BYTES: u64 = 19;
-/// Endpoints of every service that is not sharded.
+/// Endpoints of every service without shards.
 const ENDPOINTS: usize = 1000;
-/// About how many bytes one takes, its key included.
+/// Approximate bytes of an endpoint, including its key.
 const ENDPOINT_BYTES: u64 = 116;
-/// What part of all bytes is endpoints.
+/// Endpoints make one part in this many of all bytes.
 const ENDPOINT_SHARE: u64 = 24;
-/// The most bytes of one batch while a store is filled.
+/// Maximum bytes of a batch while a store is filled.
 const FILL_BYTES: u64 = 1_000_000;
 
-/// What one batch writes: so many chunks of a map of a sort, so many endpoints.
+/// Content of a batch: a number of chunks of one kind of map, and a number of endpoints.
 #[derive(Clone, Copy, Debug)]
 struct Kind {
     sort: usize,
@@ -38,7 +38,7 @@ struct Kind {
     endpoints: usize,
 }
 
-/// One for each half of an order of magnitude.
+/// Two kinds for each order of magnitude.
 const KINDS: [Kind; 7] = [
     Kind { sort: 0, chunks: 1, endpoints: 0 },
     Kind { sort: 1, chunks: 3, endpoints: 0 },
@@ -49,35 +49,35 @@ const KINDS: [Kind; 7] = [
     Kind { sort: 0, chunks: 0, endpoints: 1000 },
 ];
 
-/// What was written so far, as far as the next batch has to know.
+/// State of the written records, as needed for the next batch.
 #[derive(Debug)]
 pub(super) struct WriteWorkload {
     maps: [Vec<Map>; SHARDS.len()],
-    /// Which map of a sort is next. In turn, so that concurrent batches write different maps.
+    /// Next map of each kind. Taken in turn, so that concurrent batches write different maps.
     turns: [usize; SHARDS.len()],
     services: Vec<ServiceName>,
-    /// Which endpoint is next, counted through all services.
+    /// Next endpoint, counted over all services.
     endpoint: usize,
     batches: u64,
 }
 
-/// The shard map of one service, of which a batch rewrites some chunks.
+/// The shard map of one service. A batch rewrites some of its chunks.
 #[derive(Debug)]
 struct Map {
     service: ServiceName,
-    /// Shards in a chunk.
+    /// Shards per chunk.
     shards: u32,
     version: u64,
     chunks: Vec<ChunkHash>,
-    /// Which chunk is next.
+    /// Next chunk.
     turn: usize,
 }
 
 impl WriteWorkload {
-    /// The fleet whose records have about so many bytes, keys included. Nothing is written yet.
+    /// A fleet whose records have about `bytes` bytes, including keys. Nothing is written yet.
     pub(super) fn of(bytes: u64) -> Self {
         let endpoints = bytes / ENDPOINT_SHARE / (ENDPOINTS as u64 * ENDPOINT_BYTES);
-        // What is not endpoints is a quarter each of the sorts.
+        // The bytes that are not endpoints are divided equally among the four kinds of maps.
         let maps = |sort: usize| {
             let map = CHUNKS as u64 * u64::from(SHARDS[sort]) * SHARD_BYTES;
             let count = ((bytes - bytes / ENDPOINT_SHARE) / SHARDS.len() as u64 / map).max(1);
@@ -92,7 +92,7 @@ impl WriteWorkload {
         }
     }
 
-    /// Batches that write all of it once.
+    /// Batches that write all records once.
     pub(super) fn filling(&mut self) -> impl Iterator<Item = Batch> {
         let maps = self.maps.iter_mut().flatten().flat_map(|map| {
             let at_once = (FILL_BYTES / (u64::from(map.shards) * SHARD_BYTES)).clamp(1, CHUNKS as u64);
@@ -106,7 +106,7 @@ impl WriteWorkload {
     /// The next batch of the stream.
     pub(super) fn change(&mut self) -> Batch {
         self.batches += 1;
-        // Evenly over the orders of magnitude: a half of one at either end, where no kind stands beyond.
+        // Evenly over the orders of magnitude: the kinds at either end get half a weight, since nothing lies beyond.
         let drawn = mix64(self.batches) % (2 * KINDS.len() as u64 - 2);
         let kind = KINDS[drawn.div_ceil(2) as usize];
         let mut ops = Vec::new();
@@ -121,7 +121,7 @@ impl WriteWorkload {
         Batch { ops }
     }
 
-    /// The next so many endpoints.
+    /// Rewrites the next `count` endpoints.
     fn renew(&mut self, count: usize) -> Vec<Op> {
         let all = self.services.len() * ENDPOINTS;
         let mut ops = Vec::with_capacity(count);
@@ -142,7 +142,7 @@ impl Map {
         Self { service, shards, version: 0, chunks: Vec::new(), turn: 0 }
     }
 
-    /// Writes the next so many chunks anew, deletes the ones before, and writes the manifest.
+    /// Writes new versions of the next `count` chunks, deletes the previous ones, and writes the manifest.
     fn rewrite(&mut self, count: usize) -> Vec<Op> {
         self.version += 1;
         let mut ops = Vec::with_capacity(2 * count + 1);
@@ -166,12 +166,12 @@ impl Map {
         ops
     }
 
-    /// Shards in order with unpredictable starts.
+    /// Shards in order, with pseudorandom starts.
     fn chunk(&self, at: usize) -> Vec<u8> {
         let first = at as u32 * self.shards;
         let ids: Vec<u32> = (first..first + self.shards).collect();
         let starts = ids.iter().flat_map(|&id| {
-            // The first shard starts where the keys do.
+            // The first shard starts at the lowest key.
             let below = if id == 0 { 0 } else { mix64(self.version << 32 | u64::from(id)) };
             (u128::from(id) << 108 | u128::from(below)).to_be_bytes()
         });
@@ -201,7 +201,7 @@ fn key(service: &ServiceName, hash: ChunkHash) -> String {
     RecordKey::ShardChunk(service.clone(), ShardPart::Ranges, hash).to_string()
 }
 
-/// Endpoints of a service that differ by `version`.
+/// Writes endpoints of a service; their content depends on `version`.
 fn endpoints(service: &ServiceName, which: Range<usize>, version: u64) -> Vec<Op> {
     let region = Region::new("bench").expect("letters make a region");
     let build = format!("{:016x}", mix64(version));
@@ -218,7 +218,7 @@ fn endpoints(service: &ServiceName, which: Range<usize>, version: u64) -> Vec<Op
             labels: [("build".to_owned(), build.clone())].into(),
         };
         let key = RecordKey::Endpoint(service.clone(), region.clone(), instance);
-        Op::put(key.to_string(), records::encode(&Record::from(endpoint)))
+        Op::put(key.to_string(), record_encoding::encode(&Record::from(endpoint)))
     };
     which.map(endpoint).collect()
 }
@@ -229,7 +229,7 @@ mod tests {
 
     use bytes::Bytes;
     use fairmesh_model::{Prefix, ShardMap};
-    use fairmesh_wire::shards;
+    use fairmesh_wire::shard_encoding;
 
     use super::*;
 
@@ -244,7 +244,7 @@ mod tests {
         for op in batch.ops {
             match op.value {
                 Some(value) => {
-                    records::check(&op.key, &value).unwrap();
+                    record_encoding::check(&op.key, &value).unwrap();
                     store.insert(op.key.to_string(), value);
                 }
                 None => assert!(store.remove(&*op.key).is_some(), "{} was not there", op.key),
@@ -256,11 +256,11 @@ mod tests {
         let prefix = Prefix::shards(service, None);
         let below = store.iter().filter(|(key, _)| prefix.covers(key));
         let entries = below.map(|(key, value)| (RecordKey::parse(key).unwrap(), value.clone()));
-        shards::decode_map(entries).unwrap().unwrap()
+        shard_encoding::decode_map(entries).unwrap().unwrap()
     }
 
     #[test]
-    fn every_record_is_valid_and_the_store_stays_as_large_as_it_was_asked_for() {
+    fn workload_records_are_valid_and_store_keeps_requested_size() {
         const BYTES: u64 = 40_000_000;
         let mut workload = WriteWorkload::of(BYTES);
         let mut store = Store::new();
@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn batches_have_about_116_kilobytes_in_one_to_a_thousand_records() {
+    fn write_benchmark_batches_have_116_kilobytes_in_1_to_1000_records() {
         let mut workload = WriteWorkload::of(40_000_000);
         workload.filling().for_each(drop);
         let mut records = Vec::new();
@@ -289,7 +289,7 @@ mod tests {
             records.push(batch.ops.iter().filter(|op| op.value.is_some()).count());
         }
         records.sort_unstable();
-        // One record and its manifest.
+        // The smallest batch is one record and its manifest.
         assert_eq!((records[0], records[999]), (2, 1000));
         assert!((11..=33).contains(&records[500]), "{}", records[500]);
     }

@@ -15,13 +15,13 @@ use tokio::{
 };
 
 use super::super::{BoxError, payload_of};
-use crate::load::Call;
+use crate::load_generator::Call;
 
-/// The headers of a response up to its length: as many as servers usually send.
+/// The headers of a response up to its length, as many as servers usually send.
 const HEAD: &[u8] =
     b"HTTP/1.1 200 OK\r\nserver: bench\r\ndate: Sun, 06 Nov 1994 08:49:37 GMT\r\ncontent-type: text/plain\r\ncontent-length: ";
 
-/// Calls one address over connections that are kept, as many as calls there ever were at a time.
+/// Calls one address over persistent connections, as many as there ever were concurrent calls.
 #[derive(Clone)]
 pub(crate) struct Caller(Arc<Told>);
 
@@ -38,12 +38,12 @@ struct Connection {
 }
 
 impl Caller {
-    /// Sends and expects so many bytes at a host; without any it is a `GET`.
+    /// A caller that sends and expects `payload` bytes at a host; 0 means a `GET`.
     pub(crate) fn new(to: SocketAddr, host: &str, payload: usize) -> Self {
         Self::at(to, (host, "/echo"), payload)
     }
 
-    /// The same at another path.
+    /// As `new`, with another path.
     pub(crate) fn at(to: SocketAddr, (host, path): (&str, &str), payload: usize) -> Self {
         let payload = payload_of(payload);
         let head = format!("{path} HTTP/1.1\r\nhost: {host}\r\nuser-agent: bench\r\naccept: */*\r\n");
@@ -93,12 +93,12 @@ impl Connection {
     }
 }
 
-/// Accepts for ever, and echoes the body of each request.
+/// Accepts forever, and echoes the body of each request.
 pub(crate) async fn serve(listener: TcpListener) -> Result<(), BoxError> {
     serve_after(listener, |_| std::future::ready(Ok(()))).await
 }
 
-/// The same after some work, which is given the head of the request.
+/// As `serve`, but awaits `work` first, which gets the head of the request.
 pub(crate) async fn serve_after<W: Future<Output = Result<(), BoxError>> + Send>(
     listener: TcpListener,
     work: impl Fn(&[u8]) -> W + Clone + Send + 'static,
@@ -108,7 +108,7 @@ pub(crate) async fn serve_after<W: Future<Output = Result<(), BoxError>> + Send>
         stream.set_nodelay(true)?;
         let work = work.clone();
         tokio::spawn(async move {
-            // A client with an invalid request, or that disconnects, is dropped; the caller reports it.
+            // A client that sends an invalid request or disconnects is dropped; the caller reports the error.
             let _ = answer(stream, work).await;
         });
     }
@@ -145,7 +145,7 @@ fn end_of_head(bytes: &[u8]) -> Option<usize> {
     memmem::find(bytes, b"\r\n\r\n").map(|at| at + 4)
 }
 
-/// The length of the body by the headers; no body without one.
+/// Content length from the headers; 0 without the header.
 fn length(head: &[u8]) -> Result<usize, BoxError> {
     const NAME: &[u8] = b"content-length:";
     let mut rest = head;

@@ -1,12 +1,12 @@
 //! HTTP/2, and gRPC over it.
 //!
-//! Headers are encoded as other lean peers encode them, with the dynamic table filled by the first of a connection. Of
-//! received headers nothing is decoded but that they begin with a status of 200.
+//! Headers are encoded as other lean peers do, using a dynamic table that the first message of a connection fills. Of
+//! received headers, only a leading status of 200 is checked.
 
 mod caller;
+mod connection;
 mod frames;
 mod header_block;
-mod link;
 mod server;
 
 pub(crate) use self::{caller::Caller, server::serve};

@@ -1,10 +1,10 @@
 use std::{io, net::SocketAddr};
 
 use fairmesh_model::Invalid;
-use fairmesh_rib::cache::CacheError;
+use fairmesh_rib::disk_cache::CacheError;
 use fairmesh_wire::transport::BindError;
 
-/// Why an agent cannot start or continue.
+/// Error that prevents an agent from starting or continuing.
 #[derive(Debug, thiserror::Error)]
 pub enum AgentError {
     /// No upstream address is configured.
@@ -13,19 +13,19 @@ pub enum AgentError {
     /// The state directory cannot be used.
     #[error("state directory: {0}")]
     State(#[from] CacheError),
-    /// The agent cannot join with this name.
+    /// The agent's name cannot be part of an identity.
     #[error("{0}; give a name with --name")]
     Name(#[from] Invalid),
-    /// The socket cannot be listened on.
+    /// Listening on the socket failed.
     #[error(transparent)]
     Listen(#[from] BindError),
-    /// The address of the admin pages cannot be listened on.
+    /// Listening on the address of the admin pages failed.
     #[error(transparent)]
     Admin(#[from] fairmesh_pages::BindError),
-    /// Other agents cannot probe this address.
+    /// Other agents cannot reach the address for probes.
     #[error("{0}")]
     Probes(Invalid),
-    /// The address of probes cannot be listened on.
+    /// Listening on the address for probes failed.
     #[error(
         "probes of other agents: cannot listen on {address}: {source}; choose an address of this machine and a free port with \
          --zone-probes"
@@ -33,7 +33,7 @@ pub enum AgentError {
     ProbeListener {
         /// The address.
         address: SocketAddr,
-        /// The system's error.
+        /// Error of the system call.
         source: io::Error,
     },
     /// The gRPC server failed.

@@ -3,10 +3,10 @@
 //! An agent becomes a member of the trust domain when it joins: with a token, or over the Unix socket of a control plane
 //! on its machine. It saves its certificate on disk, so that a restart needs no other token.
 
-mod rejoin;
-mod source;
-mod spiffe;
-mod workloads;
+mod certificate_source;
+mod saved_certificate;
+mod workload_api;
+mod workload_certificates;
 
 use std::{
     hash::{BuildHasher as _, RandomState},
@@ -29,15 +29,15 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 use tonic::Code;
 
-use source::ControlSource;
-pub(crate) use spiffe::SpiffeService;
-pub(crate) use workloads::{WorkloadService, is_own_user};
+use certificate_source::ControlSource;
+pub(crate) use workload_api::SpiffeService;
+pub(crate) use workload_certificates::{WorkloadService, is_own_user};
 
 use crate::{AgentConfig, description};
 
-/// The folder of the agent's key and certificate within the state directory.
+/// Directory of the agent's key and certificate within the state directory.
 const FOLDER: &str = "identity";
-/// How long a program waits for a starting agent to learn whether there is a trust domain.
+/// Time for which a program waits until a starting agent knows whether there is a trust domain.
 const KNOWN_TIMEOUT: Duration = Duration::from_millis(800);
 /// Time over which the agents of a mesh spread their requests for changed roots.
 const ROOTS_SPREAD: Duration = Duration::from_secs(10);
@@ -54,41 +54,41 @@ pub(crate) struct AgentIdentity {
 struct Shared {
     workload: Arc<Workload>,
     name: Label,
-    /// The region for which this agent reports.
+    /// Region for which this agent reports.
     region: Region,
-    /// Why the saved certificate could not be used.
+    /// Reason why the saved certificate could not be used.
     unusable: Option<String>,
     upstream: FollowerHandle,
     token: Option<JoinToken>,
-    /// The Workload API that gives this agent its certificate instead of a control plane.
+    /// The Workload API from which this agent gets its certificate instead of the control plane.
     workload_api: Option<WorkloadApi>,
     /// The control planes or replicas, and the transport to them.
     control_planes: (Transport, Vec<Address>),
-    /// The transport of an agent that joins.
+    /// The transport used for joining.
     joining: Transport,
     folder: PathBuf,
-    /// Where this agent reads its own copy of the records, like a program, so that they are subscribed and saved on
-    /// disk.
+    /// This agent's own copy of the revocation records. The agent reads its copy like a program, so that the records
+    /// are subscribed and saved on disk.
     own_copy: RevocationSource,
-    /// Whether this agent is, or is about to become, a member; false while it cannot join. `None` until a control plane was
-    /// reached, since the mesh may have no trust domain.
+    /// Whether this agent is a member of the trust domain or about to become one; false while it cannot join. `None`
+    /// until a control plane was reached, since the mesh may have no trust domain.
     is_member: watch::Sender<Option<bool>>,
-    /// When the agent last joined.
+    /// Time at which the agent last joined.
     joined_at: Mutex<Option<Instant>>,
 }
 
-/// Identity of an agent at its start.
+/// Identity of an agent as loaded at startup.
 #[derive(Debug)]
 pub(crate) struct Kept {
-    /// The name of the agent in ids.
+    /// Name of the agent in SPIFFE IDs.
     name: Label,
-    /// Why the certificate on disk cannot be used, if so. The agent was a member of a trust domain and does not return to
-    /// plaintext.
+    /// Reason why the certificate on disk is unusable, if it is. The agent was then a member of a trust domain and
+    /// does not return to plaintext.
     unusable: Option<String>,
 }
 
 impl Kept {
-    /// Whether connections must be secured although there is no certificate.
+    /// Whether connections must be secure although there is no certificate.
     pub(crate) fn is_unusable(&self) -> bool {
         self.unusable.is_some()
     }
@@ -168,7 +168,7 @@ impl AgentIdentity {
         Self { shared: Arc::new(shared) }
     }
 
-    /// When the certificate expires, since 1970; zero without one.
+    /// Time at which the certificate expires, since the Unix epoch; zero without a certificate.
     pub(crate) fn expires_at(&self) -> Duration {
         self.shared.workload.credentials().map_or(Duration::ZERO, |own| own.validity().1)
     }
@@ -201,8 +201,8 @@ pub(crate) async fn keep_fresh(identity: Option<AgentIdentity>, stop: Cancellati
     }
 }
 
-/// Connects to the upstream at once after getting a certificate, instead of waiting out the pause after a refusal. Never
-/// returns.
+/// Connects to the upstream as soon as there is a new certificate, instead of waiting for the end of the pause after
+/// a refusal. Never returns.
 async fn connect_with_new(shared: &Shared) {
     let mut changes = shared.workload.installations();
     // The sender lives in the identity, which this borrows.
@@ -211,7 +211,7 @@ async fn connect_with_new(shared: &Shared) {
     }
 }
 
-/// Reports to the upstream which roots this agent trusts, for operators who rotate them. Never returns.
+/// Reports to the upstream the roots that this agent trusts, for operators who rotate them. Never returns.
 async fn tell_roots(shared: &Shared) {
     let mut changes = shared.workload.installations();
     loop {
@@ -226,7 +226,7 @@ async fn tell_roots(shared: &Shared) {
     }
 }
 
-/// Trusts the domain's roots soon after they change, not only with the next renewal. Never returns.
+/// Updates the trusted roots of the domain soon after they change, not only at the next renewal. Never returns.
 async fn follow_roots(shared: &Shared) {
     let mut changes = shared.workload.root_changes();
     // The sender lives in the identity, which this borrows.
@@ -257,7 +257,7 @@ fn below(range: Duration) -> Duration {
     range / 1000 * (RandomState::new().hash_one(()) % 1000) as u32
 }
 
-/// Renews an agent's certificate from a Workload API. The agent still has to join once, which permits it to vouch for
+/// Renews an agent's certificate from a Workload API. The agent must still join once, which permits it to vouch for
 /// programs.
 async fn follow_workload_api(shared: &Arc<Shared>, api: WorkloadApi, stop: CancellationToken) {
     let revocations = follow_revocations(Arc::clone(&shared.workload), shared.own_copy.clone());
@@ -271,7 +271,7 @@ async fn follow_workload_api(shared: &Arc<Shared>, api: WorkloadApi, stop: Cance
 }
 
 impl Shared {
-    /// Whether this agent is a member, for a waiting program; `None` if this is not known in time.
+    /// Whether this agent is a member, as asked by a waiting program; `None` if this is not known in time.
     async fn is_member(&self) -> Option<bool> {
         let mut known = self.is_member.subscribe();
         let known = timeout(KNOWN_TIMEOUT, known.wait_for(Option::is_some)).await.ok()?;
@@ -283,12 +283,12 @@ impl Shared {
         self.is_member.send_replace(Some(is_member));
     }
 
-    /// Whether this agent was ever a member of a trust domain; it then never works without one again.
+    /// Whether this agent was ever a member of a trust domain. If so, it never works without one again.
     fn was_member(&self) -> bool {
         self.unusable.is_some() || self.workload.is_ready()
     }
 
-    /// The missing certificate and the way to get one, as a message.
+    /// Error message that explains the missing certificate and how to get one.
     fn no_certificate(&self) -> String {
         let problem = match (&self.unusable, self.workload.is_ready()) {
             (_, true) if self.workload.is_revoked() => "its certificate is revoked",
@@ -306,7 +306,7 @@ impl Shared {
         format!("the agent {} has to join again: {problem}; {}", self.name, self.way_in())
     }
 
-    /// Instructions for an agent that cannot join.
+    /// Returns instructions for an agent that cannot join.
     fn way_in(&self) -> String {
         format!(
             "make a token with `fairmesh identity token {}` on the control plane's machine, and start the agent with \
@@ -332,8 +332,8 @@ impl Shared {
     }
 }
 
-/// The transport for joining with a token. It ignores the agent's certificate, which is useless then, except one from a
-/// Workload API.
+/// Returns the transport for joining with a token. It omits the agent's certificate, which is useless then unless it
+/// comes from a Workload API.
 fn joining_transport(config: &AgentConfig, transport: &Transport) -> Transport {
     match &config.join_token {
         Some(token) if !config.transport.is_tls() && config.workload_api.is_none() => {
@@ -343,7 +343,7 @@ fn joining_transport(config: &AgentConfig, transport: &Transport) -> Transport {
     }
 }
 
-/// The identity of the agent with this name.
+/// Returns the identity of the agent with this name.
 fn own_path(name: &Label) -> SpiffePath {
     SpiffePath::Mesh(MeshRole::Agent, name.clone())
 }

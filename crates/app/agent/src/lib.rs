@@ -9,16 +9,16 @@
 //! The agent subscribes to a prefix on first use. Following the whole RIB, so that first calls never wait, was
 //! rejected: a million machines would spend memory on services that they never call.
 
-mod admin;
-mod checker;
-mod disk;
+mod admin_pages;
+mod authorization;
+mod disk_writer;
 mod error;
-mod gate;
+mod health_checker;
 mod identity;
 mod metrics;
+mod reports;
 mod served_rib;
 mod shard_maps;
-mod signals;
 mod state;
 mod subscriptions;
 mod zone_probes;
@@ -31,39 +31,40 @@ use std::{
     time::Duration,
 };
 
-use admin::Pages;
-pub use checker::probe_once as probe;
-use disk::Disk;
+use admin_pages::Pages;
+use authorization::Gate;
+use disk_writer::Disk;
 pub use error::AgentError;
 use fairmesh_identity::{JoinToken, Member, Workload};
-use fairmesh_listen::{Acceptor, Limits, Listeners, table};
+use fairmesh_listen::{Acceptor, Limits, Listeners, listener_table};
 use fairmesh_model::{Location, Region};
 use fairmesh_pages::{AdminListener, AdminServer};
 use fairmesh_rib::{
     Forwarder, Node, PeerInfo, PeerKind,
-    cache::SavedCopy,
+    disk_cache::SavedCopy,
     follower::{self, Backoff, Follower, FollowerConfig, FollowerHandle},
     server::RibServer,
 };
 use fairmesh_wire::{
-    rpc,
+    grpc_stubs,
     spiffe::spiffe_workload_api_server::SpiffeWorkloadApiServer,
     transport::{Address, BindError, Listener, Transport, serve},
 };
-use gate::Gate;
+pub use health_checker::probe_once as probe;
 use identity::{AgentIdentity, SpiffeService, WorkloadService};
+use reports::Reports;
 use served_rib::AgentRib;
-use signals::Reports;
 use state::{AgentState, UpstreamSink};
 use tokio::{task::JoinHandle, time::timeout};
 use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
 use zone_probes::{ZoneProbeCounts, ZoneProber};
 
-/// Time for calls in flight to finish after a stop request; watches end at once.
+/// Time that calls in flight get to finish after a stop request; watches end at once.
 const DRAIN: Duration = Duration::from_secs(5);
 
-/// Connections of one user to the agent's socket: a few for each of a thousand programs, about 100 MB.
+/// Maximum number of connections of one user to the agent's socket: a few for each of a thousand programs, about 100
+/// MB.
 const MAX_CONNECTIONS_OF_USER: usize = 4096;
 
 /// Configuration of an agent.
@@ -77,19 +78,19 @@ pub struct AgentConfig {
     pub listen: Address,
     /// Directory for copies of subscriptions, for this agent alone.
     pub state_dir: PathBuf,
-    /// Location of the machine; sent to its programs.
+    /// Location of the machine, which is sent to its programs.
     pub location: Location,
-    /// Local address for measuring distances to other regions; by default the system chooses.
+    /// Local address from which distances to other regions are measured; by default the system chooses.
     pub local_address: Option<IpAddr>,
     /// Display name of this agent, usually the machine's name.
     pub name: String,
-    /// The token with which this agent joins the trust domain, if it has not joined yet.
+    /// Token with which this agent joins the trust domain if it has not joined yet.
     pub join_token: Option<JoinToken>,
     /// The Unix socket of a SPIFFE Workload API that gives this agent its certificate, instead of the control plane.
     pub workload_api: Option<Address>,
     /// Listening address of `/metrics`, `/healthz` and `/readyz`, if any.
     pub metrics: Option<SocketAddr>,
-    /// The address at which other agents probe this one, which probes them in turn; without one it takes no part.
+    /// Address at which other agents probe this agent. Without it, the agent neither answers nor sends probes.
     pub probes: Option<SocketAddr>,
 }
 
@@ -102,15 +103,15 @@ pub async fn run(config: AgentConfig, shutdown: impl Future<Output = ()>) -> Res
     check(&config)?;
     let (disk, saved) = Disk::open(config.state_dir.clone(), config.location.clone()).await?;
     let listeners = Listeners::default();
-    let calls = listeners.acceptor(&table::AGENT_GRPC, Limits::calls());
+    let calls = listeners.acceptor(&listener_table::AGENT_GRPC, Limits::calls());
     let workload = Arc::<Workload>::default();
     let kept = identity::load(&config, &workload)?;
     let transport = mesh_transport(&config, &workload, kept.as_ref());
     let listener = listen(&config, &transport, calls).await?;
     let maps = bind_maps(&config, &listeners).await?;
     let prober = ZoneProber::bind(&config).await?;
-    let admin = AdminListener::bind_optional(config.metrics, &listeners, &table::AGENT_HTTP).await?;
-    let (node, checks) = (Node::replica(), Arc::<checker::Counts>::default());
+    let admin = AdminListener::bind_optional(config.metrics, &listeners, &listener_table::AGENT_HTTP).await?;
+    let (node, checks) = (Node::replica(), Arc::<health_checker::Counts>::default());
     let shared = Arc::new(AgentState::new(node.clone(), disk));
     let upstream = follow(&config, transport.clone(), &shared, saved);
     let identity =
@@ -150,20 +151,20 @@ pub async fn run(config: AgentConfig, shutdown: impl Future<Output = ()>) -> Res
     served.map_err(AgentError::Serve)
 }
 
-/// Starts what keeps the copy: it forgets what is unused, acknowledges, and elects the checker.
+/// Starts the tasks that maintain the copy: expiry of unused prefixes, acknowledgement, and election of the checker.
 fn start_following(
     backend: &AgentRib,
     node: Node,
-    candidate: checker::Candidate,
+    candidate: health_checker::Candidate,
     upstream: &FollowerHandle,
     stopping: &CancellationToken,
 ) {
     tokio::spawn(backend.clone().sweep(stopping.clone()));
     tokio::spawn(follower::relay_acks(node, upstream.clone(), stopping.clone()));
-    tokio::spawn(checker::campaign(candidate, upstream.clone(), stopping.clone()));
+    tokio::spawn(health_checker::campaign(candidate, upstream.clone(), stopping.clone()));
 }
 
-/// Starts to probe other agents, if this agent takes part; with the counters.
+/// Starts the prober if this agent takes part in probes. Returns the prober's counters as well.
 fn start_prober(
     prober: Option<ZoneProber>,
     upstream: &FollowerHandle,
@@ -173,7 +174,7 @@ fn start_prober(
     (counts, prober.map(|prober| tokio::spawn(prober.run(upstream.clone(), stopping.clone()))))
 }
 
-/// Waits until the copy is on disk, and for the last reports, which matter only for seconds.
+/// Waits until the copy is on disk and the last reports are sent. Reports only matter for seconds.
 async fn report_last(saving: JoinHandle<()>, reporting: JoinHandle<()>, prober: Option<JoinHandle<()>>) {
     // The runtime has already reported a panic of one of these tasks.
     let _ = saving.await;
@@ -183,18 +184,18 @@ async fn report_last(saving: JoinHandle<()>, reporting: JoinHandle<()>, prober: 
     }
 }
 
-/// Waits until the listeners beside gRPC have stopped.
+/// Waits until the listeners other than gRPC have stopped.
 async fn stop_listeners(admin: Option<AdminServer>, maps: Option<JoinHandle<()>>) {
     if let Some(admin) = admin {
         admin.stop().await;
     }
     if let Some(maps) = maps {
-        // The runtime has already reported a panic of it.
+        // The runtime has already reported a panic of this task.
         let _ = maps.await;
     }
 }
 
-/// Listens for the programs of the machine.
+/// Opens the listeners for local programs.
 async fn listen(config: &AgentConfig, transport: &Transport, calls: Acceptor) -> Result<Listener, BindError> {
     let listener = transport.bind(&config.listen).await?.within(calls).attesting();
     Ok(listener.with_connections_of_user(MAX_CONNECTIONS_OF_USER))
@@ -204,7 +205,7 @@ fn check(config: &AgentConfig) -> Result<(), AgentError> {
     if config.upstreams.is_empty() { Err(AgentError::NoUpstream) } else { Ok(()) }
 }
 
-/// The services beside the RIB.
+/// The gRPC services other than the RIB.
 fn routes(
     forward: Forwarder,
     reports: Reports,
@@ -212,17 +213,17 @@ fn routes(
     stopping: &CancellationToken,
 ) -> Routes {
     let spiffe = SpiffeService::new(identity.clone(), stopping.clone());
-    Routes::new(rpc::quota_server(forward.clone()))
-        .add_service(rpc::registry_server(forward))
-        .add_service(rpc::signals_server(reports.clone()))
-        .add_service(rpc::imbalance_server(reports))
-        .add_service(rpc::workload_server(WorkloadService { identity }))
+    Routes::new(grpc_stubs::quota_server(forward.clone()))
+        .add_service(grpc_stubs::registry_server(forward))
+        .add_service(grpc_stubs::signals_server(reports.clone()))
+        .add_service(grpc_stubs::imbalance_server(reports))
+        .add_service(grpc_stubs::workload_server(WorkloadService { identity }))
         .add_service(SpiffeWorkloadApiServer::new(spiffe))
 }
 
-/// This agent as a candidate for the region's checker.
-fn candidate(config: &AgentConfig, counts: Arc<checker::Counts>) -> checker::Candidate {
-    checker::Candidate {
+/// Returns this agent as a candidate for its region's checker.
+fn candidate(config: &AgentConfig, counts: Arc<health_checker::Counts>) -> health_checker::Candidate {
+    health_checker::Candidate {
         region: config.location.region.clone(),
         name: config.name.clone(),
         upstreams: config.upstreams.clone(),
@@ -231,14 +232,14 @@ fn candidate(config: &AgentConfig, counts: Arc<checker::Counts>) -> checker::Can
     }
 }
 
-/// Listens for shard map sessions next to a Unix socket; a TCP listener has none.
+/// Opens the listener for shard map sessions if the agent listens at a Unix socket; a TCP listener has none.
 async fn bind_maps(config: &AgentConfig, listeners: &Listeners) -> Result<Option<Listener>, BindError> {
     let Some(address) = config.listen.maps() else { return Ok(None) };
-    let maps = listeners.acceptor(&table::AGENT_MAPS, shard_maps::limits());
+    let maps = listeners.acceptor(&listener_table::AGENT_MAPS, shard_maps::limits());
     Ok(Some(config.transport.bind(&address).await?.within(maps)))
 }
 
-/// How this agent opens and accepts connections: with its own identity, including probes of endpoints.
+/// Returns how this agent opens and accepts connections: with its own identity, also for probes of endpoints.
 fn mesh_transport(
     config: &AgentConfig,
     workload: &Arc<Workload>,
@@ -277,7 +278,7 @@ fn follow(
     upstream
 }
 
-/// This agent's description for its upstream.
+/// Describes this agent to its upstream.
 fn description(region: &Region, roots: Vec<[u8; 32]>) -> PeerInfo {
     PeerInfo {
         kind: PeerKind::Agent,

@@ -3,9 +3,9 @@ use fairmesh_rib::Node;
 use prometheus_client::registry::Registry;
 use tokio::time::Instant;
 
-use crate::{admin::Pages, checker::Counts, signals::Reports, zone_probes::ZoneProbeCounts};
+use crate::{admin_pages::Pages, health_checker::Counts, reports::Reports, zone_probes::ZoneProbeCounts};
 
-/// Registers the agent's metrics as they are now.
+/// Registers the current values of the agent's metrics.
 pub(crate) fn register(pages: &Pages, registry: &mut Registry) {
     let Pages { backend, reports, listeners, identity, probing } = pages;
     let shared = &backend.shared;
@@ -45,7 +45,7 @@ pub(crate) fn register(pages: &Pages, registry: &mut Registry) {
     listeners.register(registry);
 }
 
-/// The metrics of this agent as a health checker.
+/// Registers the metrics of this agent as health checker.
 fn checker_metrics(registry: &mut Registry, checks: &Counts) {
     let help = "1 while this agent is the elected health checker of its region";
     registry.gauge("health_checker", help, &checks.elected);
@@ -60,7 +60,7 @@ fn checker_metrics(registry: &mut Registry, checks: &Counts) {
     registry.counter("distance_probe_failures", help, &checks.distance_failures);
 }
 
-/// This agent's metrics of probes between agents.
+/// Registers the metrics of probes between agents.
 fn register_zone_probes(registry: &mut Registry, counts: &ZoneProbeCounts) {
     registry.gauge("zone_probe_targets", "Other agents that this agent probes at present", &counts.targets);
     registry.counter("zone_probes", "Probes of other agents", &counts.probes);

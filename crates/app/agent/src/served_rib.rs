@@ -15,13 +15,13 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     AgentConfig,
-    checker::Counts,
+    health_checker::Counts,
     shard_maps::{self, MapName},
     state::AgentState,
     subscriptions::{Claimed, Subscriptions},
 };
 
-/// Time that a new watcher waits for the upstream before it gets a saved copy.
+/// Time for which a new watcher waits for the upstream before it gets a saved copy.
 const UPSTREAM_TIMEOUT: Duration = Duration::from_millis(500);
 /// Interval between sweeps for idle subscriptions.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(30);
@@ -41,7 +41,7 @@ pub(crate) struct AgentRib {
 struct AgentInfo {
     software: String,
     location: Location,
-    /// Addresses that accept writes, for messages.
+    /// Addresses that accept writes, for error messages.
     upstreams: String,
 }
 
@@ -61,12 +61,12 @@ impl AgentRib {
         Self { shared, upstream, checks, info: Arc::new(info), acquired: UserPlaces::new(MAX_PREFIXES) }
     }
 
-    /// Addresses of the upstreams, for messages.
+    /// Addresses of the upstreams, for error messages.
     pub(crate) fn upstreams(&self) -> &str {
         &self.info.upstreams
     }
 
-    /// Unsubscribes from prefixes that have long been idle, until `stopping`.
+    /// Unsubscribes from prefixes that have been idle for long, until `stopping`.
     pub(crate) async fn sweep(self, stopping: CancellationToken) {
         let mut ticks = interval(SWEEP_INTERVAL);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -85,8 +85,8 @@ impl AgentRib {
         }
     }
 
-    /// Adds a follower of a map. Returns the prefixes claimed for it, which must be passed to
-    /// [`leave_map`](Self::leave_map).
+    /// Adds a follower of a shard map. Returns the prefixes claimed for it; pass them to
+    /// [`leave_map`](Self::leave_map) later.
     pub(crate) fn join_map(&self, name: &MapName) -> Vec<Prefix> {
         let mut subscriptions = self.shared.subscriptions();
         let mut held = name.prefixes();
@@ -119,7 +119,7 @@ impl AgentRib {
         held
     }
 
-    /// Removes a follower of a map, and the claims made for it.
+    /// Removes a follower of a shard map, with the claims made for it.
     pub(crate) fn leave_map(&self, name: &MapName, held: &[Prefix]) {
         self.shared.maps.leave(name);
         let mut subscriptions = self.shared.subscriptions();
@@ -132,17 +132,17 @@ impl AgentRib {
         self.shared.forget(subscriptions, prefix);
     }
 
-    /// Since when the upstream is connected; `None` while it is not.
+    /// Time at which the upstream connected; `None` while it is disconnected.
     fn upstream_since(&self) -> Option<Instant> {
         let state = self.upstream.state();
         let state = state.borrow();
         state.connected.then_some(state.since)
     }
 
-    /// Whether a prefix can be served: `None` if so, otherwise the notification of its next change.
+    /// Checks whether a prefix can be served. Returns `None` if so, otherwise the notification of its next change.
     ///
     /// # Errors
-    /// The reason, if waiting does not help.
+    /// The reason why waiting does not help.
     fn poll_ready(&self, prefix: &Prefix, may_wait: bool) -> Result<Option<OwnedNotified>, String> {
         let mut subscriptions = self.shared.subscriptions();
         match subscriptions.freshness(prefix) {
@@ -212,9 +212,9 @@ impl ServedRib for AgentRib {
         Some(&self.acquired)
     }
 
-    /// Returns when the prefix has arrived from the upstream. With a saved copy, returns at the latest when the
-    /// upstream is known to be disconnected or [`UPSTREAM_TIMEOUT`] has passed; without one, once both hold, the copy of the
-    /// last use is served from disk, or it fails.
+    /// Waits until the prefix has arrived from the upstream. With a saved copy, returns at the latest when the upstream
+    /// is known to be disconnected or [`UPSTREAM_TIMEOUT`] has passed. Without a saved copy, once both hold, serves the
+    /// retired copy on disk, or fails.
     async fn ready(&self, prefix: &Prefix) -> Result<(), String> {
         let mut state = self.upstream.state();
         let upstream_timeout = sleep(UPSTREAM_TIMEOUT);
@@ -264,7 +264,7 @@ impl ServedRib for AgentRib {
     }
 }
 
-/// Why a prefix is refused, and the remedy.
+/// Error message that explains why a prefix is refused, and the remedy.
 fn limit_reached() -> String {
     format!(
         "RESOURCE_EXHAUSTED: of the {MAX_PREFIXES} prefixes that an agent follows too few are left, and a program that \
@@ -279,10 +279,10 @@ mod tests {
     use fairmesh_wire::transport::Address;
 
     use super::*;
-    use crate::{disk::Disk, state::UpstreamSink};
+    use crate::{disk_writer::Disk, state::UpstreamSink};
 
     #[tokio::test]
-    async fn refused_map_follower_releases_no_foreign_claims() {
+    async fn refused_shard_map_follower_keeps_prefixes_claimed_by_others() {
         let folder = tempfile::tempdir().unwrap();
         let absent = Address::Unix(folder.path().join("absent"));
         let location = Location::in_region(Region::new("eu").unwrap());

@@ -9,11 +9,11 @@
 //! would write tens of megabytes. A list of recent moves that is merged into a table now and then was rejected,
 //! because every look-up would search both.
 
-mod build;
 mod build_loop;
 mod map_records;
 mod prefix_records;
-mod sessions;
+mod table_builder;
+mod table_server;
 
 use std::{
     collections::BTreeMap,
@@ -26,26 +26,26 @@ use std::{
 
 use bytes::Bytes;
 use fairmesh_model::{ChunkHash, Prefix, RecordKey, Region, ServiceName, ShardPart, StoreId};
-use fairmesh_rib::{Entry, Update, cache::Cache, covering, follower::FollowerHandle};
+use fairmesh_rib::{Entry, Update, covering, disk_cache::Cache, follower::FollowerHandle};
 use tokio::{
     sync::{Notify, Semaphore, watch},
     time::timeout,
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-pub(crate) use build::BuiltMap;
 use map_records::MapRecords;
 use prefix_records::PrefixRecords;
 pub(crate) use prefix_records::is_value_on_disk;
-pub(crate) use sessions::{limits, serve};
+pub(crate) use table_builder::BuiltMap;
+pub(crate) use table_server::{limits, serve};
 
 use crate::state::AgentState;
 
-/// Concurrent builds over all maps: each needs a core and memory for a while.
+/// Maximum number of concurrent builds of all maps: each needs a core and memory for a while.
 const MAX_CONCURRENT_BUILDS: usize = 2;
-/// How long a map stays after its last follower left, so that a reconnecting program causes no rebuild.
+/// Time for which a map stays after its last follower left, so that a program that reconnects causes no rebuild.
 const LINGER: Duration = Duration::from_secs(5);
-/// Maximum of maps kept without a follower.
+/// Maximum number of maps kept without a follower.
 const MAX_LINGERING: usize = 16;
 
 /// A map of one service, with the copies of one region or all.
@@ -56,7 +56,7 @@ pub(crate) struct MapName {
 }
 
 impl MapName {
-    /// The prefixes of its records.
+    /// Prefixes of the map's records.
     pub(crate) fn prefixes(&self) -> Vec<Prefix> {
         let part = |part| Prefix::shards(&self.service, Some(&part));
         match &self.region {
@@ -70,7 +70,7 @@ impl MapName {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct MapStatus {
     pub(crate) built: Option<Arc<BuiltMap>>,
-    /// Why the next version cannot be used: its number, 0 if unknown, and the reason.
+    /// Why the next version of the map cannot be used: the number of the version (0 if unknown) and the reason.
     pub(crate) failure: Option<(u64, String)>,
 }
 
@@ -79,14 +79,14 @@ pub(crate) struct MapStatus {
 pub(crate) struct ShardMaps {
     inner: Mutex<Inner>,
     cache: Arc<Cache>,
-    /// Builds and sessions. They use the state directory, which is unlocked only after they end.
+    /// Tasks of builds and sessions. They use the state directory, which is unlocked only after they end.
     tasks: TaskTracker,
-    /// Ticks when a map was built or its build failed.
+    /// Notified when a map was built or its build failed.
     build_results: watch::Sender<u64>,
-    /// The next table id. Sessions use ids to send each table once.
+    /// The next table ID. Sessions use the IDs to send each table only once.
     tables: Arc<AtomicU64>,
     builds: Arc<Semaphore>,
-    /// Cancelled at shutdown: maps without followers are dropped at once.
+    /// Cancelled at shutdown; maps without followers are then dropped at once.
     ending: CancellationToken,
 }
 
@@ -148,20 +148,20 @@ impl ShardMaps {
         self.tasks.wait().await;
     }
 
-    /// Last in the lock order.
+    /// Locks the maps. This lock is the last in the lock order.
     fn lock(&self) -> MutexGuard<'_, Inner> {
         // No code that holds the lock panics.
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Restores the saved records of a prefix; chunk values stay on disk.
+    /// Restores the saved records of a prefix. The values of chunks stay on disk.
     pub(crate) fn restore(&self, prefix: Prefix, store: StoreId, entries: Vec<(Arc<str>, Entry)>) {
         let mut inner = self.lock();
         inner.store = Some(store);
         inner.stores.entry(prefix).or_default().replace(entries);
     }
 
-    /// Starts to hold a prefix, with its `entries` if they are complete.
+    /// Starts to hold a prefix. Its `entries` are given if they are complete.
     pub(crate) fn track_prefix(
         &self,
         prefix: &Prefix,
@@ -184,8 +184,8 @@ impl ShardMaps {
         self.lock().stores.remove(prefix);
     }
 
-    /// Applies an update to the maps' prefixes, and removes records excluded by `in_node` from the update. Returns
-    /// the prefixes that changed here.
+    /// Applies an update to the maps' prefixes, and removes from the update the records that `in_node` excludes.
+    /// Returns the prefixes that changed here.
     pub(crate) fn apply(&self, update: &mut Update, in_node: impl Fn(&str) -> bool) -> Vec<Prefix> {
         let mut inner = self.lock();
         let inner = &mut *inner;
@@ -221,17 +221,18 @@ impl ShardMaps {
         changed
     }
 
-    /// The records of a prefix to save; `None` unless it is held here and complete.
+    /// The records of a prefix, to be saved; `None` unless the prefix is held here and complete.
     pub(crate) fn records_to_save(&self, prefix: &Prefix) -> Option<Vec<(Arc<str>, Entry)>> {
         self.lock().stores.get(prefix).filter(|store| store.is_complete()).map(PrefixRecords::entries)
     }
 
-    /// Drops chunk values that are on disk now. Returns the number of freed bytes.
+    /// Drops chunk values that are now on disk. Returns the number of freed bytes.
     pub(crate) fn drop_saved_values(&self, prefix: &Prefix, entries: &[(Arc<str>, Entry)]) -> usize {
         self.lock().stores.get_mut(prefix).map_or(0, |store| store.drop_saved_values(entries))
     }
 
-    /// All records of a prefix, chunks read from disk; `None` if one is missing there or the prefix is incomplete.
+    /// All records of a prefix, with chunks read from disk; `None` if a chunk is missing on disk or the prefix is
+    /// incomplete.
     pub(crate) fn read_all(&self, prefix: &Prefix) -> Option<Vec<(Arc<str>, Entry)>> {
         let entries =
             self.lock().stores.get(prefix).filter(|store| store.is_complete()).map(PrefixRecords::entries)?;
@@ -260,7 +261,7 @@ impl ShardMaps {
         }
     }
 
-    /// Ticks when a map was built or its build failed.
+    /// Notified when a map was built or its build failed.
     pub(crate) fn build_results(&self) -> watch::Receiver<u64> {
         self.build_results.subscribe()
     }
@@ -270,7 +271,7 @@ impl ShardMaps {
         self.lock().followed.get(name).map(|followed| followed.latest.clone()).unwrap_or_default()
     }
 
-    /// Adds a follower; for the first one, returns the signals of its tasks.
+    /// Adds a follower. If it is the first one, returns the signals for the map's tasks.
     fn join(&self, name: &MapName) -> Option<MapSignals> {
         let mut inner = self.lock();
         if let Some(followed) = inner.followed.get(name) {
@@ -294,10 +295,10 @@ impl ShardMaps {
         }
     }
 
-    /// Drops a map and its tables once it has had no follower for [`LINGER`].
+    /// Drops a map and its tables after it had no follower for [`LINGER`].
     async fn linger(&self, name: &MapName, mut signals: MapSignals) {
         loop {
-            // Its sender is dropped only with the map, below.
+            // The sender is dropped only with the map, below.
             let _ = signals.users.wait_for(|users| *users == 0).await;
             let lingering = self.lock().followed.values().filter(|f| *f.users.borrow() == 0).count();
             if lingering <= MAX_LINGERING {
@@ -320,8 +321,8 @@ impl ShardMaps {
         }
     }
 
-    /// Publishes the result of a build. Skipped if the map or its records were dropped meanwhile: a stale build must not
-    /// overwrite its successor's status, and records that may no longer be read must not be published.
+    /// Publishes the result of a build, unless the map or its records were dropped meanwhile: a stale build must not
+    /// overwrite the status of its successor, and records that may no longer be read must not be published.
     fn publish(&self, name: &MapName, changed: &Arc<Notify>, update: impl FnOnce(&mut MapStatus)) {
         let mut inner = self.lock();
         let is_held = |prefix| inner.stores.get(prefix).is_some_and(PrefixRecords::is_complete);
@@ -337,8 +338,8 @@ impl ShardMaps {
         self.build_results.send_modify(|ticks| *ticks += 1);
     }
 
-    /// Drops the records of a prefix that the upstream refused, so that no further program gets data that this machine may no
-    /// longer read. Programs with the map keep their tables.
+    /// Drops the records of a prefix that the upstream refused, so that no further program gets data that this
+    /// machine may no longer read. Programs that already have the map keep their tables.
     pub(crate) fn refused(&self, prefix: &Prefix, reason: &str) {
         let mut inner = self.lock();
         if let Some(held) = inner.stores.get_mut(prefix) {
@@ -392,7 +393,7 @@ mod tests {
     use fairmesh_model::Location;
 
     use super::*;
-    use crate::disk::Disk;
+    use crate::disk_writer::Disk;
 
     async fn maps(folder: &tempfile::TempDir) -> ShardMaps {
         let here = Location::in_region(Region::new("eu").unwrap());
@@ -405,7 +406,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_build_of_a_dropped_map_does_not_overwrite_its_successor() {
+    async fn build_of_dropped_shard_map_does_not_overwrite_newer_one() {
         let folder = tempfile::tempdir().unwrap();
         let maps = maps(&folder).await;
         let first = maps.join(&name()).unwrap();
@@ -426,14 +427,14 @@ mod tests {
         assert!(maps.latest(&name()).failure.is_none());
         maps.publish(&name(), &own, fails(2));
         assert_eq!(maps.latest(&name()).failure, Some((2, String::new())));
-        // No program gets a build of forbidden records.
+        // Programs must not get a build of records that this machine may no longer read.
         maps.refused(&name().prefixes()[0], "refused");
         maps.publish(&name(), &own, fails(3));
         assert_eq!(maps.latest(&name()).failure, Some((0, "refused".to_owned())));
     }
 
     #[tokio::test(start_paused = true)]
-    async fn map_survives_reconnecting_followers_and_is_dropped_after_linger_time() {
+    async fn shard_map_survives_reconnects_and_is_dropped_after_linger_time() {
         let folder = tempfile::tempdir().unwrap();
         let maps = maps(&folder).await;
         let signals = maps.join(&name()).unwrap();
@@ -458,7 +459,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn lingering_maps_are_bounded_and_dropped_at_shutdown() {
+    async fn shard_maps_without_followers_are_bounded_and_dropped_at_shutdown() {
         let folder = tempfile::tempdir().unwrap();
         let maps = maps(&folder).await;
         let named = |i| MapName { region: Some(Region::new(format!("r{i}")).unwrap()), ..name() };

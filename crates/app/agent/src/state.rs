@@ -13,13 +13,13 @@ use bytes::Bytes;
 use fairmesh_model::{Prefix, RecordKey, Revision};
 use fairmesh_rib::{
     Node, Update,
-    cache::SavedCopy,
+    disk_cache::SavedCopy,
     follower::{FollowerHandle, Freshness, Sink},
 };
 use tokio::{sync::watch, time::Instant};
 
 use crate::{
-    disk::{Disk, wall_clock},
+    disk_writer::{Disk, wall_clock},
     shard_maps::{self, MapName, ShardMaps},
     subscriptions::Subscriptions,
 };
@@ -31,13 +31,13 @@ pub(crate) struct AgentState {
     subscriptions: Mutex<Subscriptions>,
     pub(crate) disk: Disk,
     pub(crate) maps: ShardMaps,
-    /// Ticks when something may have started or stopped aging.
+    /// Notified when some data may have started or stopped aging.
     ages: watch::Sender<u64>,
     pub(crate) deltas: AtomicU64,
     pub(crate) snapshots: AtomicU64,
 }
 
-/// Applies updates of the upstream to the agent's state.
+/// Applies the upstream's updates to the agent's state.
 #[derive(Debug)]
 pub(crate) struct UpstreamSink {
     shared: Arc<AgentState>,
@@ -93,19 +93,19 @@ impl AgentState {
         }
     }
 
-    /// Lock order: subscriptions, jobs of the disk, node, subscriptions of the upstream.
+    /// Locks the subscriptions. Lock order: subscriptions, disk jobs, node, upstream subscriptions.
     pub(crate) fn subscriptions(&self) -> MutexGuard<'_, Subscriptions> {
         // No code that holds the lock panics.
         self.subscriptions.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Ticks when something may have started or stopped aging.
+    /// Notified when some data may have started or stopped aging.
     pub(crate) fn ages(&self) -> watch::Receiver<u64> {
         self.ages.subscribe()
     }
 
-    /// Restores saved copies of one store. Copies saved at different revisions are restored at the earliest, which is
-    /// valid for all.
+    /// Restores saved copies from one store. If they were saved at different revisions, the earliest is used, which
+    /// is valid for all.
     pub(crate) fn restore(&self, mut saved: Vec<SavedCopy>) {
         let numbers = saved.iter().map(|saved| saved.revision.number);
         let (Some(earliest), Some(latest)) = (numbers.clone().min(), numbers.max()) else { return };
@@ -129,8 +129,9 @@ impl AgentState {
         self.node.restore(revision, latest, entries);
     }
 
-    /// Serves the copy of a prefix that was followed before and has not arrived from the upstream, so that a program that uses the
-    /// prefix again while no control plane responds has its last state. Does nothing without such a copy.
+    /// Serves the copy on disk of a prefix that was followed before and has not arrived from the upstream. A program
+    /// that uses the prefix again while no control plane responds thus gets its last state. Does nothing without such a
+    /// copy.
     pub(crate) async fn serve_retired(&self, prefix: &Prefix) {
         let (cache, wanted) = (self.disk.cache(), prefix.clone());
         match tokio::task::spawn_blocking(move || cache.load(&wanted, wall_clock())).await {
@@ -141,11 +142,12 @@ impl AgentState {
         }
     }
 
-    /// Keys that the node has through other prefixes keep their values: those prefixes were followed for longer than this copy.
+    /// Restores a retired copy. Keys that the node also has through other prefixes keep their values, because those
+    /// prefixes were followed for longer.
     fn restore_retired(&self, SavedCopy { prefix, revision, at, mut entries }: SavedCopy) {
         let age = wall_clock().duration_since(at).unwrap_or_default();
         let mut subscriptions = self.subscriptions();
-        // It may have arrived meanwhile, or be used no more.
+        // The prefix may have arrived meanwhile, or may no longer be used.
         if subscriptions.freshness(&prefix) != Some(&Freshness::Missing) {
             return;
         }
@@ -172,7 +174,8 @@ impl AgentState {
     /// Drops a prefix; the caller unsubscribes at the upstream. The copy on disk stays for a while unless the users of the prefix moved
     /// to a narrower one.
     pub(crate) fn forget(&self, subscriptions: &mut Subscriptions, prefix: &Prefix) {
-        // Without the default of the mesh a server that starts refuses calls, rather than admit callers by old rules.
+        // Keep the mesh-wide default on disk: without it, a starting server refuses calls rather than admit callers by
+        // outdated rules.
         let is_default = *prefix == Prefix::from(&RecordKey::DefaultAuthorization);
         let is_removed = is_default || subscriptions.is_narrowed(prefix);
         subscriptions.remove(prefix);
@@ -184,7 +187,7 @@ impl AgentState {
         self.node.forget(prefix, |key| subscriptions.in_node(key));
     }
 
-    /// Loads a prefix into the node that only shard maps held so far.
+    /// Loads a prefix into the node that was held only for shard maps so far.
     pub(crate) fn hold_in_node(
         &self,
         subscriptions: &mut Subscriptions,
@@ -283,7 +286,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn forgotten_prefix_keeps_its_copy_on_disk_and_serves_it_when_used_again() {
+    async fn retired_disk_copy_is_served_when_its_prefix_is_used_again() {
         let folder = tempfile::tempdir().unwrap();
         let here = Location::in_region(Region::new("eu").unwrap());
         let (disk, _) = Disk::open(folder.path().into(), here).await.unwrap();
@@ -315,7 +318,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn retired_copy_leaves_fresher_records_of_a_narrower_prefix() {
+    async fn restored_copy_does_not_overwrite_fresher_narrower_prefix() {
         let folder = tempfile::tempdir().unwrap();
         let here = Location::in_region(Region::new("eu").unwrap());
         let (disk, _) = Disk::open(folder.path().into(), here).await.unwrap();
@@ -344,7 +347,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_snapshot_of_a_dropped_prefix_is_neither_held_nor_saved() {
+    async fn snapshot_of_dropped_prefix_is_ignored() {
         let folder = tempfile::tempdir().unwrap();
         let here = Location::in_region(Region::new("eu").unwrap());
         let (disk, _) = Disk::open(folder.path().into(), here).await.unwrap();

@@ -6,11 +6,11 @@ use fairmesh_model::Prefix;
 use fairmesh_rib::{covering, follower::Freshness, server::MAX_PREFIXES};
 use tokio::{sync::Notify, time::Instant};
 
-/// Time that a prefix stays subscribed after its last user left, so that a restarted program finds it. Its copy stays on disk
-/// for longer.
+/// Time for which a prefix stays subscribed after its last user left, so that a restarted program finds it. The copy
+/// on disk stays for longer.
 const LINGER: Duration = Duration::from_secs(600);
 
-/// At the limit, the reciprocal of the fraction of idle subscriptions that is evicted.
+/// Reciprocal of the fraction of idle subscriptions that is evicted at the limit.
 const EVICTION_DIVISOR: usize = 64;
 
 /// Multiple of the remaining prefixes that one caller may use. Alone it gets four fifths, which is three for each of a
@@ -25,7 +25,7 @@ const MIN_OF_CALLER: usize = 64;
 #[derive(Debug, Default)]
 pub(crate) struct Subscriptions {
     all: BTreeMap<Prefix, Subscription>,
-    /// Number of subscriptions without a user.
+    /// Number of subscriptions that nothing uses.
     idle: usize,
     /// Number of aging subscriptions. While zero, [`oldest`](Self::oldest) need not scan.
     aging: usize,
@@ -36,12 +36,12 @@ struct Subscription {
     users: usize,
     /// Number of shard maps built from the prefix.
     maps: usize,
-    /// Whether the node has the prefix, for watchers.
+    /// Whether the node holds the prefix, for watchers.
     in_node: bool,
-    /// Since when the prefix has no user.
+    /// Time since which the prefix has had no user; `None` while it is in use.
     idle: Option<Instant>,
     freshness: Freshness,
-    /// Woken when the freshness changes, if a watcher waits for this.
+    /// Notified when the freshness changes. `None` while no watcher waits for this.
     changed: Option<Arc<Notify>>,
 }
 
@@ -50,16 +50,16 @@ struct Subscription {
 pub(crate) enum Claimed {
     /// The prefix was already subscribed.
     Known,
-    /// The prefix was subscribed only for shard maps; the caller loads it into the node.
+    /// The prefix was subscribed only for shard maps. The caller must load it into the node.
     MapsOnly,
-    /// The caller subscribes to the prefix, and drops the evicted ones.
+    /// The prefix is new. The caller must subscribe to it, and drop the evicted ones.
     New { evicted: Vec<Prefix> },
-    /// All [`MAX_PREFIXES`] are used, or the caller's share of them.
+    /// All [`MAX_PREFIXES`] are used, or the caller has used its share of them.
     LimitReached,
 }
 
 impl Subscriptions {
-    /// Claims a prefix for a caller that uses `held` others.
+    /// Claims a prefix for a caller that already uses `held` other prefixes.
     pub(crate) fn claim(&mut self, prefix: &Prefix, held: usize) -> Claimed {
         let is_used = self.all.get(prefix).is_some_and(|known| known.idle.is_none());
         if !is_used && !self.may_use_another(held) {
@@ -75,7 +75,7 @@ impl Subscriptions {
         self.claim_new(prefix, new)
     }
 
-    /// Whether a caller that uses `held` prefixes may use an unused one.
+    /// Whether a caller that uses `held` prefixes may claim one more that nobody uses.
     fn may_use_another(&self, held: usize) -> bool {
         let left = MAX_PREFIXES.saturating_sub(self.all.len() - self.idle);
         held < SHARE * left.saturating_sub(RESERVED) || held < MIN_OF_CALLER && left > 0
@@ -103,7 +103,8 @@ impl Subscriptions {
         Claimed::New { evicted }
     }
 
-    /// The longest idle subscriptions; several at once, since finding them scans all.
+    /// The subscriptions that have been idle for longest. Several are returned at once, since finding them requires a
+    /// scan of all.
     fn longest_idle_prefixes(&self) -> Vec<Prefix> {
         let idle = self.all.iter().filter_map(|(prefix, known)| {
             // Subscriptions without a copy come first, since a copy may be irreplaceable.
@@ -140,14 +141,14 @@ impl Subscriptions {
             || covering(key).any(|text| self.all.get(text).is_some_and(|known| known.in_node))
     }
 
-    /// Whether the node has a key through a copy of another prefix than this.
+    /// Whether the node has a key through a copy of a prefix other than this one.
     pub(crate) fn is_held_by_another(&self, prefix: &Prefix, key: &str) -> bool {
         let mut others = self.covering_prefixes(key).filter(|other| *other != prefix);
         others
             .any(|other| self.all.get(other).is_some_and(|known| known.in_node && known.freshness.has_copy()))
     }
 
-    /// Restores a saved copy that is `age` old, held by the node or for shard maps.
+    /// Restores a saved copy of age `age`, held by the node or for shard maps.
     pub(crate) fn restore(&mut self, prefix: Prefix, now: Instant, age: Duration, in_node: bool) {
         self.remove(&prefix);
         let freshness = Freshness::Held { at: now, age };
@@ -164,8 +165,8 @@ impl Subscriptions {
         }
     }
 
-    /// Prefixes idle for [`LINGER`]. For prefixes with a copy, idle time counts only from when the upstream connected
-    /// (`None`: disconnected), because a dropped copy could not be fetched again.
+    /// Prefixes that have been idle for [`LINGER`]. The idle time of a prefix with a copy counts only from when the
+    /// upstream connected (`None`: disconnected), because a dropped copy could not be fetched again.
     pub(crate) fn expired(&self, now: Instant, upstream: Option<Instant>) -> Vec<Prefix> {
         let is_old = |known: &Subscription| {
             let from = if known.freshness.has_copy() { upstream } else { known.idle };
@@ -178,8 +179,8 @@ impl Subscriptions {
         self.all.iter().filter(expired).map(|(prefix, _)| prefix.clone()).collect()
     }
 
-    /// Whether users of a prefix moved to a narrower one. Programs first request all endpoints of a service, then
-    /// learn from its policy that their region suffices.
+    /// Whether the users of a prefix moved to a narrower one. Programs first request all endpoints of a service, and
+    /// then learn from its policy that those of their region suffice.
     pub(crate) fn is_narrowed(&self, prefix: &Prefix) -> bool {
         let after = (Bound::Excluded(prefix.as_str()), Bound::Unbounded);
         let mut below =
@@ -206,12 +207,12 @@ impl Subscriptions {
         known.cloned().unwrap_or_default()
     }
 
-    /// Notes that the upstream's data is `upstream_age` old and ages; zero means current.
+    /// Records that the upstream's data is `upstream_age` old and aging; zero means that it is current.
     pub(crate) fn contact(&mut self, upstream_age: Duration, now: Instant) {
         self.change_all(|freshness| freshness.set_age(upstream_age, now));
     }
 
-    /// Notes a lost upstream: its data ages from now on, and its refusals expire.
+    /// Records that the upstream is disconnected: its data ages from now on, and its refusals expire.
     pub(crate) fn disconnected(&mut self, now: Instant) {
         self.change_all(|freshness| freshness.disconnected(now));
     }
@@ -228,7 +229,7 @@ impl Subscriptions {
         self.freshness(prefix).map_or(Duration::ZERO, |freshness| freshness.age(now))
     }
 
-    /// Whether any subscription ages.
+    /// Whether the data of any subscription is aging.
     pub(crate) fn any_ages(&self) -> bool {
         self.aging > 0
     }
@@ -241,7 +242,7 @@ impl Subscriptions {
         self.all.values().map(|known| known.freshness.age(now)).max().unwrap_or_default()
     }
 
-    /// The subscriptions that a key belongs to.
+    /// Subscriptions whose prefix covers a key.
     pub(crate) fn covering_prefixes<'a>(&'a self, key: &'a str) -> impl Iterator<Item = &'a Prefix> {
         covering(key).filter_map(|text| self.all.get_key_value(text)).map(|(prefix, _)| prefix)
     }
@@ -252,7 +253,7 @@ impl Subscriptions {
 }
 
 impl Subscription {
-    /// Marks the subscription idle unless it has a user. Returns whether that is new.
+    /// Marks the subscription idle unless it has a user. Returns whether it was marked just now.
     fn mark_idle(&mut self, now: Instant) -> bool {
         self.users + self.maps == 0 && self.idle.replace(now).is_none()
     }
@@ -274,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn a_prefix_expires_only_after_its_last_user_left() {
+    fn prefix_subscription_expires_only_after_its_last_reader_left() {
         let (mut all, start) = (Subscriptions::default(), Instant::now());
         assert_eq!(all.claim(&prefix(1), 0), Claimed::New { evicted: Vec::new() });
         assert_eq!(all.claim(&prefix(1), 0), Claimed::Known);
@@ -289,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn a_copy_does_not_expire_while_the_upstream_is_disconnected() {
+    fn prefix_copy_does_not_expire_while_upstream_is_disconnected() {
         let (mut all, start) = (Subscriptions::default(), Instant::now());
         all.restore(prefix(1), start, LINGER, true);
         all.claim(&prefix(2), 0);
@@ -302,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn a_prefix_used_only_by_maps_is_not_in_the_node() {
+    fn prefix_used_only_by_shard_maps_is_not_kept_in_node() {
         let (mut all, start) = (Subscriptions::default(), Instant::now());
         assert_eq!(all.claim_for_map(&prefix(1)), Claimed::New { evicted: Vec::new() });
         assert!(!all.in_node("/1/key"));
@@ -318,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn greedy_caller_leaves_prefixes_to_others() {
+    fn greedy_caller_leaves_subscription_slots_to_others() {
         let mut all = Subscriptions::default();
         let mut fill = |first: usize| {
             let claim = |held: &usize| all.claim(&prefix(first + held), *held) != Claimed::LimitReached;
@@ -341,7 +342,7 @@ mod tests {
     }
 
     #[test]
-    fn longest_idle_subscription_is_evicted_never_a_used_one() {
+    fn longest_idle_subscription_is_evicted_and_active_ones_never() {
         let (mut all, start) = (Subscriptions::default(), Instant::now());
         (0..MAX_PREFIXES)
             .for_each(|i| assert_eq!(all.claim(&prefix(i), 0), Claimed::New { evicted: Vec::new() }));
@@ -359,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn data_ages_from_the_disconnection_of_the_upstream() {
+    fn data_age_grows_from_upstream_disconnection() {
         let (mut all, start) = (Subscriptions::default(), Instant::now());
         let second = Duration::from_secs(1);
         all.restore(prefix(1), start, 10 * second, true);
@@ -372,7 +373,7 @@ mod tests {
     }
 
     #[test]
-    fn data_ages_while_the_upstream_is_disconnected_from_its_own() {
+    fn data_age_grows_while_upstream_has_lost_its_own_upstream() {
         let (mut all, start) = (Subscriptions::default(), Instant::now());
         let second = Duration::from_secs(1);
         all.claim(&prefix(1), 0);

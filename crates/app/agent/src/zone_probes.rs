@@ -1,11 +1,12 @@
 //! Probes between agents. This agent answers the probes of other agents, and probes the agents that the control plane
-//! names. The results tell a bad network from a bad service. The agent reports its results once a round, and gets the
-//! targets of the next round in the response.
+//! names. The results tell a bad network from a bad service. Once per round the agent reports its results, and the
+//! response names the targets of the next round.
 //!
-//! Probes are plaintext, and carry nothing: mutual TLS would make them fail with certificates, which other metrics show.
+//! Probes are plaintext and carry no data. Mutual TLS would make probes fail because of certificates, which other
+//! metrics already show.
 
-mod answer;
 mod probe;
+mod probe_responder;
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -30,11 +31,11 @@ use tonic::{Code, Status};
 
 use crate::{AgentConfig, AgentError};
 
-/// Time limit of a report.
+/// Timeout of a report.
 const REPORT_TIMEOUT: Duration = Duration::from_secs(2);
-/// Pause before the next report to a control plane that takes none.
+/// Pause before the next report to a control plane that does not accept reports.
 const REFUSED_RETRY: Duration = Duration::from_secs(60);
-/// The longest pause that a control plane may ask for.
+/// Maximum pause between reports that a control plane may request.
 const MAX_INTERVAL: Duration = Duration::from_mins(5);
 
 /// Counters of probes between agents, for metrics.
@@ -57,14 +58,14 @@ pub(crate) struct ZoneProber {
 }
 
 impl ZoneProber {
-    /// Listens where other agents probe this one; `None` if this agent takes no part.
+    /// Opens the listener at which other agents probe this one. `None` if this agent does not take part in probes.
     ///
     /// # Errors
-    /// When others cannot reach the address, or it cannot be listened on.
+    /// When other agents cannot reach the address, or listening fails.
     pub(crate) async fn bind(config: &AgentConfig) -> Result<Option<Self>, AgentError> {
         let Some(address) = config.probes else { return Ok(None) };
         check_reachable("--zone-probes", address).map_err(AgentError::Probes)?;
-        let bound = answer::bind(address).await;
+        let bound = probe_responder::bind(address).await;
         let listener = bound.map_err(|source| AgentError::ProbeListener { address, source })?;
         let (location, local_address) = (config.location.clone(), config.local_address);
         Ok(Some(Self { listener, address, location, local_address, counts: Arc::default() }))
@@ -75,21 +76,21 @@ impl ZoneProber {
         Arc::clone(&self.counts)
     }
 
-    /// Answers, probes and reports until `stopping`.
+    /// Answers probes, probes others and reports until `stopping`.
     pub(crate) async fn run(self, upstream: FollowerHandle, stopping: CancellationToken) {
         let Self { listener, address, location, local_address, counts } = self;
         let probing = Probing { address, location, local_address, counts, upstream };
         tokio::select! {
             () = stopping.cancelled() => {}
-            () = answer::serve(listener) => {}
+            () = probe_responder::serve(listener) => {}
             () = probing.rounds() => {}
         }
-        // Others need not find out that it is gone. Without a control plane, they do.
+        // Tell the control plane that this agent is leaving. If that fails, other agents find out by failing probes.
         let _ = probing.report(Vec::new(), true).await;
     }
 }
 
-/// The probing half.
+/// The part that probes other agents and reports.
 struct Probing {
     address: SocketAddr,
     location: Location,
@@ -99,7 +100,8 @@ struct Probing {
 }
 
 impl Probing {
-    /// While no control plane responds, the targets of the last response are probed: the first report afterwards is about the present.
+    /// Probes and reports in rounds. While no control plane responds, the last targets are probed, so that the first
+    /// report afterwards has current results.
     async fn rounds(&self) {
         let mut targets = Vec::new();
         self.upstream.connected().await;
@@ -122,7 +124,7 @@ impl Probing {
         }
     }
 
-    /// The targets of a response that are agents elsewhere, as far as an address tells.
+    /// The targets in a response that are plausible addresses of other agents.
     fn targets(&self, response: &ReportProbesResponse) -> Vec<SocketAddr> {
         let targets = response.targets.iter().filter_map(|address| address.parse().ok());
         let is_allowed =

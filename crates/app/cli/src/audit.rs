@@ -1,4 +1,4 @@
-//! `fairmesh audit`: the log of writes of a control plane, with a verification of its chains.
+//! `fairmesh audit`: the write logs of a control plane, with verification of their hash chains.
 
 use std::{io::Write as _, process::ExitCode, time::Duration};
 
@@ -15,9 +15,9 @@ use serde_json::{Value, json};
 
 use crate::records::{contents, value_document};
 
-/// The longest value in a row.
+/// Maximum length of a value that is shown in a row.
 const MAX_SHOWN: usize = 60;
-/// How often a log is read that is followed.
+/// Interval at which a log is read while it is followed.
 const FOLLOW_INTERVAL: Duration = Duration::from_secs(1);
 
 /// A log, or both.
@@ -59,7 +59,7 @@ pub struct AuditArgs {
     output: OutputArgs,
 }
 
-/// Prints the entries, oldest first; fails when a chain is broken, after those before.
+/// Prints the entries, oldest first. If a hash chain is broken, fails after printing the entries before the break.
 pub async fn run(args: AuditArgs) -> Result<ExitCode, Failure> {
     let connection = connect::connect(&args.target).await?;
     let logs = args.log.map_or_else(|| Log::ALL.to_vec(), |log| vec![log.into()]);
@@ -83,7 +83,7 @@ pub async fn run(args: AuditArgs) -> Result<ExitCode, Failure> {
         verdicts.extend(complete.as_ref().ok().and_then(|from| Some(verdict(log, (*from)?, chain.head()?))));
         read = read.and(complete.map(drop));
     }
-    // Where nothing was read, something may be logged.
+    // If nothing was read, wait for the next entry.
     if read.is_ok() || has_read {
         listing.print(args.output.format())?;
     }
@@ -110,7 +110,7 @@ fn changed(log: Log, broken: &BrokenChain) -> Failure {
     Failure::failed_with(format!("the log of writes was changed ({}): {broken}", log.as_str()), hint)
 }
 
-/// Prints entries of both logs as they come, each as JSON with its log and its hash.
+/// Prints new entries of the logs, each as a JSON line with its log and its hash.
 async fn follow(connection: &Connection, logs: &[Log], args: &AuditArgs) -> Result<ExitCode, Failure> {
     let mut states: Vec<_> = logs.iter().map(|log| (*log, args.after, ChainReader::default())).collect();
     loop {
@@ -139,7 +139,7 @@ async fn follow(connection: &Connection, logs: &[Log], args: &AuditArgs) -> Resu
     }
 }
 
-/// Reads the lines after the entry with this number. Returns the number of the last one.
+/// Reads the lines after entry number `after`. Returns the number of the last one.
 async fn read_all(
     connection: &Connection,
     log: Log,
@@ -153,7 +153,7 @@ async fn read_all(
         after += page.entries.len() as u64;
         for line in &page.entries {
             take(line, chain)?;
-            // Older entries may have been dropped, so that numbers do not begin at one.
+            // Older entries may have been dropped, so numbers need not begin at one.
             if let Some(entry) = number_of(line) {
                 after = entry;
             }
@@ -169,7 +169,7 @@ fn number_of(line: &str) -> Option<u64> {
     serde_json::from_str::<AuditEntry>(content).ok().map(|entry| entry.number)
 }
 
-/// Adds the changes of an entry, or its event, if they concern a key with this text.
+/// Adds the changes of an entry, or its event, if the key contains the given text.
 fn add_entry(listing: &mut Listing, log: Log, entry: &AuditEntry, key: Option<&str>) {
     let wanted = |change: &&AuditChange| key.is_none_or(|text| change.key.contains(text));
     entry.changes.iter().filter(wanted).for_each(|change| add(listing, log, entry, change));
@@ -220,14 +220,14 @@ fn add(listing: &mut Listing, log: Log, entry: &AuditEntry, change: &AuditChange
     listing.add(row, item);
 }
 
-/// A value as its document, or as the log has it.
+/// Formats a value as a document, or as it is in the log.
 fn shown(key: &str, value: Option<&AuditValue>) -> Value {
     let Some(value) = value else { return Value::Null };
     let document = value.bytes().and_then(|bytes| value_document(key, &bytes));
     document.map_or_else(|| json!(value), |document| json!(document))
 }
 
-/// A value in a row, without what its key says.
+/// Formats a value for a row, without fields that repeat the key.
 fn short(value: &Value) -> String {
     if value.is_null() {
         return "-".into();

@@ -1,11 +1,11 @@
-//! `fairmesh calibrate`: the speed of this machine relative to the reference.
+//! `fairmesh calibrate`: the speed of this machine relative to the reference machine.
 //!
-//! It stands for instructions per cycle times frequency (Uber, zone weights) where the processor's counters are hidden,
-//! as in most virtual machines. A timed benchmark predicts a service's throughput less well than measuring the service,
-//! but needs only two seconds.
+//! Speed stands for instructions per cycle times frequency (Uber, zone weights), because the processor's counters are
+//! hidden in most virtual machines. A timed benchmark predicts a service's throughput less well than measuring the
+//! service, but takes only two seconds.
 
-mod machine;
-mod work;
+mod processor;
+mod timed_work;
 
 use std::{process::ExitCode, thread, time::Duration};
 
@@ -15,24 +15,24 @@ use fairmesh_console::{
     connect,
     failure::Failure,
     output,
-    view::{At, ReadView, View},
+    view_reader::{At, ReadView, View},
 };
 use fairmesh_model::{
     FULL_SPEED, HostType, Hosts, Record, RecordKey,
     spec::{Document, Resource},
 };
 use fairmesh_wire::{
-    records,
+    record_encoding,
     v1::{ApplyRequest, Condition, Op, condition},
 };
 use serde_json::json;
 
-/// Processor time of one round on the reference machine: a virtual machine of two cores on an "Intel(R) Xeon(R)
-/// Processor", otherwise idle, in November 2026. Only ratios matter: any other machine would have done.
+/// CPU time of one round on the reference machine: a virtual machine of two cores on an "Intel(R) Xeon(R) Processor",
+/// otherwise idle, in November 2026. Only ratios matter, so the choice of the machine is arbitrary.
 const REFERENCE_TIME: Duration = Duration::from_micros(90_000);
-/// Number of timed rounds; the first, which fills the caches, does not count.
+/// Number of timed rounds. The first does not count, because it only fills the caches.
 const ROUNDS: usize = 20;
-/// Maximum excess of the median over the fastest round, in thousandths, for a trusted result.
+/// Maximum excess of the median over the fastest round for a result to be trusted, in thousandths.
 const MAX_SPREAD: u128 = 50;
 /// Minimum idle time of the core before the measurement, in thousandths.
 const MIN_IDLE: u64 = 800;
@@ -55,13 +55,13 @@ pub struct CalibrateArgs {
 /// Result of a measurement.
 struct Measured {
     core: usize,
-    /// Idle time of the core before, in thousandths.
+    /// Idle time of the core before the measurement, in thousandths.
     idle: u64,
     fastest: Duration,
     median: Duration,
 }
 
-/// How endpoints get this host type.
+/// Explains how endpoints get this host type.
 fn usage_hint(host_type: &HostType) -> String {
     format!(
         "It counts for endpoints that name it: start the agents of such machines with '--host-type {host_type}', or add their \
@@ -71,7 +71,7 @@ fn usage_hint(host_type: &HostType) -> String {
 
 /// Measures, and proposes or writes.
 pub async fn run(args: CalibrateArgs) -> Result<ExitCode, Failure> {
-    let model = machine::cpu_model().unwrap_or_else(|| "unknown".into());
+    let model = processor::cpu_model().unwrap_or_else(|| "unknown".into());
     let host_type = args.host_type.clone().map_or_else(|| host_type_of(&model), Ok)?;
     let measured = tokio::task::spawn_blocking(measure).await.map_err(Failure::failed)??;
     let doubts = measured.doubts();
@@ -122,11 +122,11 @@ pub async fn run(args: CalibrateArgs) -> Result<ExitCode, Failure> {
 
 /// Times the work on the idlest core.
 fn measure() -> Result<Measured, Failure> {
-    let (core, idle) = machine::idlest_core().map_err(unmeasurable)?;
+    let (core, idle) = processor::idlest_core().map_err(unmeasurable)?;
     // In a thread of its own, since the affinity would affect other work.
     let timed = thread::spawn(move || {
-        machine::pin_to_core(core).map_err(unmeasurable)?;
-        let mut table = work::table();
+        processor::pin_to_core(core).map_err(unmeasurable)?;
+        let mut table = timed_work::table();
         (0..=ROUNDS).map(|_| round(&mut table)).collect::<Result<Vec<_>, _>>()
     });
     let mut times = timed.join().map_err(|_| Failure::failed("the measurement was interrupted"))??;
@@ -135,13 +135,13 @@ fn measure() -> Result<Measured, Failure> {
     Ok(Measured { core, idle, fastest: times[0], median: times[ROUNDS / 2] })
 }
 
-/// Processor time of one round, which other processes disturb less than wall-clock time.
+/// CPU time of one round. Other processes disturb it less than wall-clock time.
 fn round(table: &mut [u64]) -> Result<Duration, Failure> {
-    let start = machine::processor_time();
-    if work::round(table) != work::RESULT {
+    let start = processor::processor_time();
+    if timed_work::round(table) != timed_work::RESULT {
         return Err(Failure::failed("this machine computes wrong results; take it out of service"));
     }
-    Ok(machine::processor_time() - start)
+    Ok(processor::processor_time() - start)
 }
 
 fn unmeasurable(error: std::io::Error) -> Failure {
@@ -152,13 +152,13 @@ fn unmeasurable(error: std::io::Error) -> Failure {
 }
 
 impl Measured {
-    /// Speed in thousandths of the reference, from the fastest and so least disturbed round.
+    /// Speed in thousandths of the reference machine's, from the fastest round, which was disturbed least.
     fn speed(&self) -> u32 {
         let speed = REFERENCE_TIME.as_nanos() * u128::from(FULL_SPEED) / self.fastest.as_nanos().max(1);
         u32::try_from(speed).unwrap_or(u32::MAX)
     }
 
-    /// Reasons not to trust the result.
+    /// Returns the reasons not to trust the result.
     fn doubts(&self) -> Vec<String> {
         let mut doubts = Vec::new();
         if cfg!(debug_assertions) {
@@ -181,7 +181,8 @@ impl Measured {
     }
 }
 
-/// `Intel(R) Xeon(R) Platinum 8481C CPU @ 2.70GHz` becomes `intel-xeon-platinum-8481c`.
+/// Derives a host type from a processor's name: `Intel(R) Xeon(R) Platinum 8481C CPU @ 2.70GHz` becomes
+/// `intel-xeon-platinum-8481c`.
 fn host_type_of(model: &str) -> Result<HostType, Failure> {
     let model = model.split('@').next().unwrap_or_default().to_lowercase();
     let model = model.replace("(r)", " ").replace("(tm)", " ");
@@ -193,7 +194,7 @@ fn host_type_of(model: &str) -> Result<HostType, Failure> {
     })
 }
 
-/// The stored record. Without a control plane the proposal contains this host type alone.
+/// Reads the stored record. Without a control plane, the proposal contains only the new host type.
 async fn stored(args: &CalibrateArgs) -> Result<At<Hosts>, Failure> {
     match connect::connect(&args.target).await {
         Ok(connection) => Ok(View::topology(&connection).await?.hosts),
@@ -215,7 +216,7 @@ fn with(stored: &Hosts, host_type: &HostType, speed: u32) -> Result<Hosts, Failu
         .map_err(|invalid| Failure::failed_with(invalid.problem, invalid.hint))
 }
 
-/// Writes the record unless it has changed since: machines of a fleet may calibrate concurrently.
+/// Writes the record unless it has changed meanwhile: several machines of a fleet may be calibrated concurrently.
 async fn write(target: &TargetArgs, stored: &At<Hosts>, hosts: &Hosts) -> Result<(), Failure> {
     let condition = match stored.revision {
         0 => condition::Kind::Absent(true),
@@ -223,7 +224,7 @@ async fn write(target: &TargetArgs, stored: &At<Hosts>, hosts: &Hosts) -> Result
     };
     let op = Op {
         key: RecordKey::Hosts.to_string(),
-        value: Some(records::encode(&Record::Hosts(hosts.clone()))),
+        value: Some(record_encoding::encode(&Record::Hosts(hosts.clone()))),
         condition: Some(Condition { kind: Some(condition) }),
     };
     let connection = connect::connect(target).await?;
@@ -242,18 +243,18 @@ mod tests {
 
     #[test]
     fn calibration_work_computes_its_expected_result() {
-        assert_eq!(work::round(&mut work::table()), work::RESULT);
+        assert_eq!(timed_work::round(&mut timed_work::table()), timed_work::RESULT);
     }
 
     #[test]
-    fn halved_calibration_time_doubles_the_speed() {
+    fn halved_calibration_time_doubles_measured_host_speed() {
         let reference = REFERENCE_TIME.as_micros() as u64;
         assert_eq!(measured(reference, reference, 1000).speed(), FULL_SPEED);
         assert_eq!(measured(reference / 2, reference, 1000).speed(), 2 * FULL_SPEED);
     }
 
     #[test]
-    fn a_noisy_machine_is_not_trusted() {
+    fn calibration_on_noisy_machine_is_doubted() {
         let usual = usize::from(cfg!(debug_assertions));
         assert_eq!(measured(1000, 1050, 800).doubts().len(), usual);
         assert_eq!(measured(1000, 1052, 800).doubts().len(), usual + 1);
@@ -261,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn a_host_type_is_named_after_the_processor() {
+    fn host_type_is_named_after_processor() {
         let name = |model| host_type_of(model).map(|name| name.to_string()).ok();
         assert_eq!(
             name("Intel(R) Xeon(R) Platinum 8481C CPU @ 2.70GHz").as_deref(),

@@ -73,7 +73,7 @@ fn method(text: &str) -> Result<Method, String> {
     text.to_uppercase().parse().map_err(|_| format!("'{text}' is not a method; write one such as PUT"))
 }
 
-/// Calls; the response body goes to standard output unchanged. A status of 400 and above counts as failed.
+/// Calls; the response body goes to standard output unchanged. A status of 400 or above counts as failed.
 pub async fn run(args: CallArgs) -> Result<ExitCode, Failure> {
     let mesh = connect(&args).await.map_err(refused)?;
     let ended = call(&mesh, &args).await;
@@ -84,7 +84,7 @@ pub async fn run(args: CallArgs) -> Result<ExitCode, Failure> {
     ended
 }
 
-/// Warns if the records are those of the agent's copy on disk.
+/// Warns if the records come from the copy on the agent's disk.
 fn warn_of_copy(mesh: &Mesh) {
     let freshness = mesh.freshness();
     if !freshness.connected {
@@ -138,7 +138,7 @@ async fn call(mesh: &Mesh, args: &CallArgs) -> Result<ExitCode, Failure> {
     Ok(ExitCode::FAILURE)
 }
 
-/// The faults that the route of a call injected.
+/// Faults that the call's route injected.
 struct Injected {
     faults: &'static str,
     route: String,
@@ -150,7 +150,7 @@ impl Injected {
         call_info.injected().map(|faults| Self { faults, route: route() })
     }
 
-    /// Whether it answered in place of a server.
+    /// Whether a fault answered in place of a server.
     fn is_abort(&self) -> bool {
         self.faults.contains("abort")
     }
@@ -171,7 +171,7 @@ async fn connect(args: &CallArgs) -> Result<Mesh, Invalid> {
         (Some(control), _) => {
             mesh.control(control.clone()).location(Location::in_region(args.region.clone()))
         }
-        // The agent gives the identity, without which a mesh with a trust domain answers nothing.
+        // The agent provides the identity. Without one, a mesh with a trust domain answers nothing.
         (None, Some(lookaside)) => match agent_beside_lookaside(args) {
             Some(agent) => mesh.lookaside(lookaside.clone()).agent(agent),
             None => mesh.lookaside(lookaside.clone()),
@@ -181,7 +181,8 @@ async fn connect(args: &CallArgs) -> Result<Mesh, Invalid> {
     mesh.connect().await
 }
 
-/// The agent that gives the identity of a call by a lookaside, if there is one: a lookaside is for machines without.
+/// The agent that provides the identity of a call through a lookaside, if there is an agent; lookasides exist for
+/// machines without one.
 fn agent_beside_lookaside(args: &CallArgs) -> Option<Address> {
     let address = args.agent.address();
     match &address {

@@ -7,7 +7,7 @@ use fairmesh_console::{
     connect::{SOFTWARE, transport_to},
     failure::Failure,
     output,
-    view::{ReadView, Scope, View},
+    view_reader::{ReadView, Scope, View},
 };
 use fairmesh_model::{Invalid, Location, RecordKind, Region, ServiceName, Zone};
 use fairmesh_wire::{
@@ -18,8 +18,8 @@ use fairmesh_wire::{
 /// Default region of an agent.
 const DEFAULT_REGION: &str = "local";
 
-/// The given region, else that of this machine's agent, else the default of agents; printed to standard error if it was
-/// not given.
+/// The given region, else that of this machine's agent, else the default of agents; a default is printed to standard
+/// error.
 ///
 /// # Errors
 /// When the given region is not declared and has no endpoints: most likely it is misspelt.
@@ -52,14 +52,15 @@ async fn assumed(agent: &AgentTarget) -> Result<Region, Invalid> {
     Region::new(DEFAULT_REGION)
 }
 
-/// The zone of this machine's agent, if it is in this region.
+/// The zone of this machine's agent, if the agent is in this region.
 pub(crate) async fn zone_of_agent(agent: &AgentTarget, region: &Region) -> Option<Zone> {
     let location = agent_location(&agent.address()).await?;
     location.zone.filter(|_| location.region == *region)
 }
 
-/// Says so, with the known zones, where no endpoint of the region, no table and not this machine's agent has the given zone: most likely it
-/// is misspelt. It is no refusal, since callers may have a zone in which nothing serves and for which nothing is planned yet.
+/// Prints a note with the known zones if the given zone is unknown: no endpoint of the region has it, no table, and
+/// not this machine's agent. It is then most likely misspelt. This is not an error, since callers may be in zones
+/// without endpoints.
 pub(crate) async fn note_unknown_zone(
     connection: &Connection,
     service: &ServiceName,

@@ -1,10 +1,10 @@
-//! `fairmesh check`: finds what is wrong with a mesh, and says what to do about it.
+//! `fairmesh check`: finds faults of a mesh, and explains how to fix them.
 //!
-//! It looks from one machine: at the processes that it reaches, at the machine itself, and at all records. What another
-//! machine alone can see, such as a route that is missing there, has to be looked for there.
+//! It examines what one machine can reach: processes, the machine itself, and all records. Faults visible only on
+//! another machine, such as a missing route there, must be examined there.
 
-mod machine;
-mod page;
+mod local_system;
+mod page_fetch;
 mod processes;
 mod records;
 mod subsets;
@@ -19,7 +19,7 @@ use fairmesh_console::{
 };
 use fairmesh_processes::daemon_args::AdminAddress;
 
-use super::finding::{Level, Report};
+use super::findings_report::{Level, Report};
 
 /// Arguments of `fairmesh check`.
 #[derive(Debug, Args)]
@@ -44,17 +44,17 @@ pub struct CheckArgs {
     output_args: OutputArgs,
 }
 
-/// Examines everything; exits 1 if there is a warning or an error.
+/// Checks everything. Exits with code 1 if there is a warning or an error.
 pub async fn run(args: CheckArgs) -> Result<ExitCode, Failure> {
     let mut report = Report::default();
     let control = processes::control(&args, &mut report).await?;
     processes::agent(&args, control.as_ref(), &mut report).await;
     processes::proxy(&args, &mut report).await;
-    machine::folders(&args, &mut report);
-    machine::abilities(&mut report).await;
+    local_system::folders(&args, &mut report);
+    local_system::abilities(&mut report).await;
     if let Some(control) = &control {
         processes::readers(control, &mut report).await;
-        // What was found on this machine is reported all the same.
+        // Findings on this machine are reported nevertheless.
         if let Err(failure) = records::check(control, &mut report).await {
             report.add(
                 "records",

@@ -42,11 +42,11 @@ use tokio::{sync::oneshot, time::Instant};
 use crate::wait::{attempt, reach_agent};
 use config_folder::ConfigFolder;
 
-/// How long the parts may take to be ready.
+/// Timeout for all parts to become ready.
 const START_TIMEOUT: Duration = Duration::from_secs(30);
-/// Time for requests in flight at a stop.
+/// Timeout for requests in flight when stopping.
 const DRAIN: Duration = Duration::from_secs(2);
-/// Event loops of the proxy: enough to notice what depends on there being several.
+/// Number of event loops of the proxy: more than one, so that problems with several loops show up.
 const CORES: usize = 2;
 
 /// Arguments of `fairmesh dev`.
@@ -87,12 +87,12 @@ pub struct DevArgs {
 pub async fn run(mut args: DevArgs) -> Result<ExitCode, Failure> {
     let started = Instant::now();
     args.logging.start_quiet()?;
-    // As `fairmesh agent` chooses it, which need not be where a program would look first.
+    // The default address of `fairmesh agent`, which need not be where a program looks first.
     if args.agent.agent.is_none() {
         args.agent.agent = Some(Address::Unix(default_paths::agent_socket()?));
     }
     let stop = stop_signals::shutdown()?.shared();
-    // A mistake in the folder is reported before anything is started.
+    // Report mistakes in the folder before anything is started.
     let mut config = args.config.clone().map(ConfigFolder::new);
     if let Some(config) = &config {
         config.check()?;
@@ -101,7 +101,7 @@ pub async fn run(mut args: DevArgs) -> Result<ExitCode, Failure> {
     let control =
         Control::start(control_config(&args, &data)).await.map_err(|error| Failure::stopped(&error))?;
     let serving = async {
-        // Each stops after the one that follows it, which would otherwise warn of a lost connection.
+        // Each part stops after the part that follows it, which would otherwise warn about a lost connection.
         let (proxy_ended, after_proxy) = oneshot::channel::<()>();
         let (agent_ended, after_agent) = oneshot::channel::<()>();
         let proxy = serve_proxy(&args, stop.clone()).inspect(|_| drop(proxy_ended));
@@ -130,16 +130,16 @@ pub async fn run(mut args: DevArgs) -> Result<ExitCode, Failure> {
     }
 }
 
-/// Temporary folders of data, for [`delete_temporary_data`]. Where a part failed to start, tasks of the others still write
+/// Temporary data folders, for [`delete_temporary_data`]. If a part failed to start, tasks of the others still write
 /// into them when [`run`] returns.
 static TEMPORARY: Mutex<Vec<TempDir>> = Mutex::new(Vec::new());
 
-/// Deletes the temporary folders of data. To be called when no task of this process runs any more.
+/// Deletes the temporary data folders. Call only after all tasks of this process have ended.
 pub fn delete_temporary_data() {
     TEMPORARY.lock().unwrap_or_else(PoisonError::into_inner).clear();
 }
 
-/// Where the data is.
+/// Location of the data, which may be temporary.
 struct DataFolder {
     path: PathBuf,
     is_temporary: bool,
@@ -168,7 +168,7 @@ fn control_config(args: &DevArgs, data: &DataFolder) -> ControlConfig {
         data_dir: data.path.join("control"),
         etcd: None,
         oidc: None,
-        // All of it is one process of one user, on loopback.
+        // All parts are one process of one user, on loopback.
         trust_domain: TrustDomainChoice::Stored,
         grpc: vec![args.control.clone()],
         http: args.control_admin,

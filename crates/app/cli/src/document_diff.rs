@@ -1,15 +1,15 @@
-//! What changed between two documents, in words: `timeout: 5s -> 6s; routes: added canary`.
+//! Text of the changes between two documents, such as `timeout: 5s -> 6s; routes: added canary`.
 
 use serde_json::{Map, Value};
 
-/// Changes that are told one by one.
+/// Maximum number of changes listed individually.
 const MAX_CHANGES: usize = 4;
-/// Characters of a value.
+/// Maximum number of characters shown of a value.
 const MAX_VALUE_CHARS: usize = 40;
-/// Fields by which the items of a list are told apart.
+/// Fields that identify the items of a list.
 const NAMES: &[&str] = &["name", "id", "instance", "service", "prefix", "between"];
 
-/// The changes in one line.
+/// Summarises the changes in one line.
 pub(crate) fn summary(old: &Value, new: &Value) -> String {
     let mut changes = Vec::new();
     compare("", old, new, &mut changes);
@@ -42,7 +42,7 @@ fn compare_fields(path: &str, old: &Map<String, Value>, new: &Map<String, Value>
     }
 }
 
-/// Items with names are compared by name, others as a whole.
+/// Compares items by name if they have names, otherwise as a whole.
 fn compare_items(path: &str, old: &[Value], new: &[Value], changes: &mut Vec<String>) {
     let (Some(before), Some(now)) = (named(old), named(new)) else {
         return changes.push(format!("{path}: {} -> {}", short(&old.into()), short(&new.into())));
@@ -73,7 +73,7 @@ fn compare_items(path: &str, old: &[Value], new: &[Value], changes: &mut Vec<Str
     }
 }
 
-/// Items with their names, if each has one of its own.
+/// Returns the items with their names, if each has a unique name.
 fn named(items: &[Value]) -> Option<Vec<(String, &Value)>> {
     let name = |item: &Value| {
         NAMES.iter().find_map(|field| match item.get(field)? {
@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn reordered_routes_count_as_a_change() {
+    fn document_diff_reports_reordered_routes_as_change() {
         let (old, new) = (
             json!({ "routes": [{ "name": "a" }, { "name": "b" }] }),
             json!({ "routes": [{ "name": "b" }, { "name": "a" }] }),
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn long_values_are_cut() {
+    fn document_diff_cuts_long_values() {
         let text = summary(&json!({ "a": "é".repeat(100) }), &json!({ "a": 1 }));
         assert!(text.ends_with("… -> 1") && text.chars().count() < 60, "{text}");
     }

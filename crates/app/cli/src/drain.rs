@@ -10,7 +10,7 @@ use fairmesh_console::{
     connect,
     failure::Failure,
     output,
-    view::{ReadView, Scope, View},
+    view_reader::{ReadView, Scope, View},
 };
 use fairmesh_model::{
     Endpoint, EndpointState, InstanceId, Invalid, Prefix, RecordKind, Region, ServiceName,
@@ -24,12 +24,12 @@ use fairmesh_wire::{
 use serde_json::json;
 use tokio::time::{Instant, sleep};
 
-use super::callers_behind;
+use super::lagging_callers;
 
-/// Interval at which the awaited callers are printed, if they have changed.
+/// Interval at which the callers that are still awaited are printed, if they have changed.
 const REPORT_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Exit code when callers have not moved.
+/// Exit code if some callers have not moved.
 const EXIT_CALLERS_REMAIN: u8 = 4;
 
 /// Arguments of `fairmesh drain`.
@@ -46,8 +46,8 @@ pub struct DrainArgs {
     /// A whole region: services that the planner of region tables plans for leave it step by step.
     #[arg(long, conflicts_with_all = ["service", "instances", "deadline"])]
     region: Option<Region>,
-    /// How long the drain of the region takes if nothing holds it, at most 24h; 0s is as fast as its steps are seen. By
-    /// default 10m, or what a drain that is under way takes.
+    /// Length of the region drain if nothing holds it, at most 24h; with 0s, each step follows as soon as the last has
+    /// taken effect. Default: 10m, or the length of a drain in progress.
     #[arg(long, requires = "region", value_parser = read_over, value_name = "DURATION")]
     over: Option<Duration>,
     /// Do not ask whether to drain the region.
@@ -82,8 +82,7 @@ pub struct UndrainArgs {
     /// A whole region that is drained, or being drained.
     #[arg(long, conflicts_with_all = ["service", "instances"])]
     region: Option<Region>,
-    /// How long it takes until the region has its calls back, at most 24h. By default 10m, or what a return that is under
-    /// way takes.
+    /// Time until the region has its calls back, at most 24h. Default: 10m, or the length of a return in progress.
     #[arg(long, requires = "region", value_parser = read_over, value_name = "DURATION")]
     over: Option<Duration>,
     /// Do not wait until the region has its calls back; it goes on.
@@ -95,7 +94,7 @@ pub struct UndrainArgs {
     output_args: OutputArgs,
 }
 
-/// A service, an instance, or both, as in `shop/cart/cart-0`.
+/// A service, an instance, or both, such as `shop/cart/cart-0`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct EndpointName {
     service: Option<ServiceName>,
@@ -120,7 +119,7 @@ impl FromStr for EndpointName {
     }
 }
 
-/// The instances of one service that the arguments name.
+/// Returns the instances that the arguments name, which must be of one service.
 fn named(first: &EndpointName, further: &[EndpointName]) -> Result<(ServiceName, Vec<InstanceId>), Failure> {
     const HINT: &str =
         "write tenant/service and its instances, such as 'shop/cart cart-0', or 'shop/cart/cart-0'";
@@ -144,7 +143,7 @@ fn named(first: &EndpointName, further: &[EndpointName]) -> Result<(ServiceName,
     Ok((service.clone(), instances))
 }
 
-/// Parses a duration from a millisecond to an hour, the longest that the registry waits.
+/// Parses a duration from a millisecond to an hour, the longest wait of the registry.
 fn read_deadline(text: &str) -> Result<Duration, Invalid> {
     let deadline = read_duration(text)?;
     if (Duration::from_millis(1)..=Duration::from_secs(3600)).contains(&deadline) {
@@ -153,7 +152,7 @@ fn read_deadline(text: &str) -> Result<Duration, Invalid> {
     Err(Invalid::new("deadline", format!("'{text}' is out of range"), "write 1ms to 1h"))
 }
 
-/// Parses the duration of a drain of a region.
+/// Parses the duration of a region's drain.
 fn read_over(text: &str) -> Result<Duration, Invalid> {
     let over = if text == "0s" { Duration::ZERO } else { read_duration(text)? };
     match over <= Duration::from_secs(24 * 3600) {
@@ -177,7 +176,7 @@ pub async fn run(args: DrainArgs) -> Result<ExitCode, Failure> {
         })
         .await;
     }
-    // One of both is required.
+    // clap requires a service or a region.
     let Some(first) = &args.service else { return Ok(ExitCode::SUCCESS) };
     let (service, instances) = named(first, &args.instances)?;
     drain_instances(&args, &service, &instances).await
@@ -231,8 +230,8 @@ async fn report_waiting(connection: Connection, service: ServiceName, deadline: 
     let mut told = Vec::new();
     loop {
         sleep(REPORT_INTERVAL).await;
-        // The drain itself reports the error.
-        let Ok(callers) = callers_behind::behind(&connection, &Prefix::endpoints(&service, None)).await
+        // The drain call itself reports the error.
+        let Ok(callers) = lagging_callers::behind(&connection, &Prefix::endpoints(&service, None)).await
         else {
             return;
         };
@@ -260,7 +259,7 @@ pub async fn undrain(args: UndrainArgs) -> Result<ExitCode, Failure> {
         })
         .await;
     }
-    // One of both is required.
+    // clap requires a service or a region.
     let Some(first) = &args.service else { return Ok(ExitCode::SUCCESS) };
     let (service, instances) = named(first, &args.instances)?;
     let connection = connect::connect_as_operator(&args.target).await?;
@@ -276,7 +275,7 @@ pub async fn undrain(args: UndrainArgs) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Refuses to put instances into service that are lost: callers would call them while nothing responds there.
+/// Refuses to undrain lost instances, because callers would call them although nothing responds there.
 async fn refuse_lost(
     connection: &Connection,
     service: &ServiceName,
@@ -286,8 +285,8 @@ async fn refuse_lost(
     lost.first().map_or(Ok(()), |endpoint| Err(is_lost(service, endpoint)))
 }
 
-/// The instances that can be drained: those that are lost have no calls, and the others do not wait until they are
-/// removed. Refused if all are.
+/// Returns the instances that can be drained. Lost instances are skipped: they get no calls, and other instances must
+/// not wait until they are removed. Fails if all are lost.
 async fn without_lost(
     connection: &Connection,
     service: &ServiceName,
@@ -306,7 +305,7 @@ async fn without_lost(
     Ok(left)
 }
 
-/// Those of the instances that are lost.
+/// Returns those of the instances that are lost.
 async fn lost_of(
     connection: &Connection,
     service: &ServiceName,

@@ -1,4 +1,4 @@
-//! `fairmesh explain`: the decision of a caller, made here by the library's code on the same records.
+//! `fairmesh explain`: a caller's decision, made locally by the library's code on the same records.
 
 mod authorization;
 mod drains;
@@ -13,7 +13,7 @@ use fairmesh_console::{
     connect,
     failure::Failure,
     output, rib_reader,
-    view::{ReadView, Scope, View, every_kind},
+    view_reader::{ReadView, Scope, View, every_kind},
 };
 use fairmesh_explain::{Explained, Undeclared};
 use fairmesh_model::{
@@ -26,7 +26,7 @@ use serde_json::{Value, json};
 
 use super::{caller_region, identity::describe_revocations_of, request_args};
 
-/// The most unhealthy endpoints that are listed.
+/// Maximum number of unhealthy endpoints to list.
 const MAX_LISTED: usize = 10;
 
 /// Arguments of `fairmesh explain`.
@@ -82,7 +82,7 @@ pub struct ExplainArgs {
     output_args: OutputArgs,
 }
 
-/// The call of the arguments.
+/// Builds the call described by the arguments.
 async fn call(connection: &Connection, args: &ExplainArgs) -> Result<HypotheticalCall, Failure> {
     let region = caller_region::resolve(connection, args.region.as_ref(), &args.agent).await?;
     let zone = match &args.zone {
@@ -108,23 +108,23 @@ async fn call(connection: &Connection, args: &ExplainArgs) -> Result<Hypothetica
     })
 }
 
-/// A decision, and the records by which it was made.
+/// A decision, with the records it is based on.
 struct Decided {
     explained: Explained,
-    /// The records of the last service of the call.
+    /// The records of the service that the call finally goes to.
     view: View,
-    /// The fields of the called service's policy that have defaults.
+    /// Fields of the called service's policy that have defaults, with the origin of each value.
     fields: Vec<policy_origins::OriginatedField>,
 }
 
-/// Decides by the records of the service, and of that to which its route sends the call.
+/// Decides with the records of the service, and of the service to which its route sends the call.
 async fn decide(connection: &Connection, call: &mut HypotheticalCall) -> Result<Decided, Failure> {
     let mut view = read(connection, &call.service).await?;
     for backend in fairmesh_explain::redistributed_backends(call, &view).map_err(undeclared)? {
         match read_declared_or_not(connection, &backend).await {
             Ok(records) if fairmesh_explain::has_endpoints(call, (&backend, &records)) => {}
             Ok(_) => call.empty_backends.push(backend),
-            // As the web page: what may not be read counts as if it had some.
+            // As on the web page: a service that may not be read counts as if it had endpoints.
             Err(failure) => {
                 output::note(format!("whether {backend} has endpoints is not known: {}", failure.message()));
             }
@@ -147,7 +147,7 @@ async fn read(connection: &Connection, name: &ServiceName) -> Result<View, Failu
     Ok(view)
 }
 
-/// The same, without any of the service if it is not declared.
+/// Like `read`, but treats a service that is not declared as having no records.
 async fn read_declared_or_not(connection: &Connection, name: &ServiceName) -> Result<View, Failure> {
     let mut view = View::read(connection, &Scope::Service(name.clone()), &every_kind()).await?;
     view.add_drains(connection).await?;
@@ -158,7 +158,7 @@ fn undeclared(error: Undeclared) -> Failure {
     Failure::failed_with(error.to_string(), "apply a document of 'kind: Service' for it")
 }
 
-/// Explains.
+/// Prints the explanation.
 pub async fn run(args: ExplainArgs) -> Result<ExitCode, Failure> {
     let connection = connect::connect(&args.target).await?;
     let mut call = call(&connection, &args).await?;
@@ -195,7 +195,8 @@ pub async fn run(args: ExplainArgs) -> Result<ExitCode, Failure> {
     })
 }
 
-/// Adds the identity that the endpoint proves, and what of it is revoked; whether all is, so that callers refuse it.
+/// Adds the identity that the endpoint proves, and its revocations. Returns whether callers refuse the endpoint
+/// because everything is revoked.
 async fn add_identity(
     connection: &Connection,
     id: &SpiffeId,
@@ -205,7 +206,7 @@ async fn add_identity(
     whole["goesTo"]["identity"] = json!(id.to_string());
     *text += &format!("{:<8} {id}, by mutual TLS\n", "proves");
     let own = rib_reader::trust_bundle(connection).await?.map(|bundle| bundle.domain);
-    // Those of this domain do not mean another one's.
+    // Revocations of this trust domain do not apply to another one.
     let revocations = match own.as_ref() == Some(&id.domain) {
         true => rib_reader::revocations(connection).await,
         false => Revocations::default(),
@@ -228,7 +229,7 @@ fn add_avoided(avoided: &[(String, String)], text: &mut String) {
     }
 }
 
-/// Adds where ejections are shown: each caller has its own, which no record shows.
+/// Adds a hint on where to see ejections. They are local to each caller, so no record contains them.
 fn add_ejections(report: &CallExplanation, text: &mut String) {
     if let Some(last) = report.decisions.last().filter(|_| report.endpoint.is_some()) {
         let service = &last.explanation.target;
@@ -237,7 +238,7 @@ fn add_ejections(report: &CallExplanation, text: &mut String) {
     }
 }
 
-/// The identity that the endpoint proves.
+/// The identity that the endpoint must prove.
 async fn expected_identity(
     connection: &Connection,
     report: &CallExplanation,

@@ -1,10 +1,10 @@
 //! `fairmesh identity`: the trust domain, its agents and its keys.
 
 mod agents;
-mod authority;
+mod certificate_authority;
 mod federation;
 mod plaintext;
-mod retire;
+mod retire_root;
 mod revoke;
 mod token;
 mod token_issuers;
@@ -36,9 +36,9 @@ pub enum IdentityCommand {
     /// Make a token with which one agent, or a program that runs without one, joins, once: on the control plane's machine, as its user.
     Token(token::TokenArgs),
     /// Replace the key that signs certificates: on the control plane's machine, as its user.
-    Rotate(authority::RotateArgs),
+    Rotate(certificate_authority::RotateArgs),
     /// Trust a root no longer that was replaced by `rotate --root`: on the control plane's machine, as its user.
-    Retire(retire::RetireArgs),
+    Retire(retire_root::RetireArgs),
     /// Refuse the certificates of an identity from now on, and close its connections.
     Revoke(revoke::RevokeArgs),
     /// Accept an identity again that was revoked.
@@ -76,12 +76,12 @@ struct ChangeArgs {
 pub async fn run(command: IdentityCommand) -> Result<ExitCode, Failure> {
     match command {
         IdentityCommand::List(args) => agents::list(args).await,
-        IdentityCommand::Show(args) => authority::show(args).await,
+        IdentityCommand::Show(args) => certificate_authority::show(args).await,
         IdentityCommand::Whoami(args) => whoami::run(args).await,
         IdentityCommand::Plaintext(args) => plaintext::run(args).await,
         IdentityCommand::Token(args) => token::run(args).await,
-        IdentityCommand::Rotate(args) => authority::rotate(args).await,
-        IdentityCommand::Retire(args) => retire::run(args).await,
+        IdentityCommand::Rotate(args) => certificate_authority::rotate(args).await,
+        IdentityCommand::Retire(args) => retire_root::run(args).await,
         IdentityCommand::Revoke(args) => revoke::revoke(args).await,
         IdentityCommand::Restore(args) => revoke::restore(args).await,
         IdentityCommand::Federation(command) => federation::run(command).await,
@@ -90,7 +90,7 @@ pub async fn run(command: IdentityCommand) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// A time since 1970, for people.
+/// Formats a time since 1970 for people.
 pub(crate) fn timestamp(seconds: u64) -> String {
     let time = i64::try_from(seconds).ok().and_then(|seconds| jiff::Timestamp::from_second(seconds).ok());
     time.map_or_else(|| "unknown".into(), |time| time.to_string())

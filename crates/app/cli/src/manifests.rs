@@ -16,7 +16,7 @@ use fairmesh_registry::manifest::{self, ManifestError};
 use miette::{Diagnostic, NamedSource, SourceSpan};
 use serde::de::DeserializeOwned;
 
-/// One document and its position.
+/// A document with its position.
 #[derive(Debug)]
 pub(crate) struct ManifestDocument {
     /// The validated document.
@@ -25,7 +25,7 @@ pub(crate) struct ManifestDocument {
     pub(crate) place: String,
 }
 
-/// A refused file, with the line.
+/// A file that was refused, with the line of the error.
 #[derive(Debug, thiserror::Error, Diagnostic)]
 #[error("{}:{}:{}: {}", place.file, place.line, place.column, place.problem)]
 struct Refusal {
@@ -45,7 +45,7 @@ impl From<Refusal> for Failure {
     }
 }
 
-/// Several refused places.
+/// Several places that were refused.
 #[derive(Debug, thiserror::Error, Diagnostic)]
 #[error("{} errors; nothing was changed", refusals.len())]
 struct Refusals {
@@ -53,7 +53,7 @@ struct Refusals {
     refusals: Vec<Refusal>,
 }
 
-/// Reads all files, if every document is valid and no two have the same key; else reports all errors of all files.
+/// Reads all files, if every document is valid and no two have the same key. Otherwise reports all errors of all files.
 pub(crate) fn load(files: &Files) -> Result<Vec<ManifestDocument>, Failure> {
     let (mut documents_read, mut refusals) = (Vec::new(), Vec::new());
     for path in paths(files)? {
@@ -95,7 +95,7 @@ pub(crate) fn load_one<T: DeserializeOwned>(
     manifest::read(&name, &text, check).map_err(|error| refusal(error, &text).into())
 }
 
-/// The kind of the only document of a file, if it has one: one of those in `known`.
+/// The kind of a file's only document, if it is one of `known`.
 pub(crate) fn kind_of(path: &Path, known: &[&str]) -> Result<Option<String>, Failure> {
     let (name, text) = read(path)?;
     manifest::kind_of(&name, &text, known).map_err(|error| refusal(error, &text).into())
@@ -109,7 +109,7 @@ fn paths(files: &Files) -> Result<Vec<PathBuf>, Failure> {
     Ok(found)
 }
 
-/// A file itself, or the YAML files of a folder by name.
+/// Returns the file itself or, for a folder, its YAML files ordered by name.
 pub(crate) fn yaml_files(path: &Path) -> Result<Vec<PathBuf>, Failure> {
     if path.is_dir() { in_folder(path) } else { Ok(vec![path.to_owned()]) }
 }
@@ -131,7 +131,7 @@ fn in_folder(folder: &Path) -> Result<Vec<PathBuf>, Failure> {
     Ok(found)
 }
 
-/// Name for messages, and text; `-` is standard input.
+/// Reads a file. Returns its name for messages, and its text; `-` is standard input.
 fn read(path: &Path) -> Result<(String, String), Failure> {
     if path == Path::new("-") {
         let mut text = String::new();

@@ -8,7 +8,7 @@ pub mod diff;
 pub mod get;
 pub mod history;
 mod history_key;
-mod kinds;
+mod kind_names;
 pub mod lint;
 mod record_name;
 pub mod rollback;

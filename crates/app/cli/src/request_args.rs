@@ -31,7 +31,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_service_is_named_by_its_name_or_its_host() {
+    fn service_is_parsed_from_name_or_host() {
         for text in ["shop/web", "web.shop"] {
             assert_eq!(service(text).unwrap().to_string(), "shop/web");
         }

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use fairmesh_console::{failure::Failure, output};
 use fairmesh_model::spec::Document;
 
-/// Address that names the schema; nothing is fetched from it.
+/// URL that identifies the schema; nothing is fetched from it.
 const ID: &str = "https://github.com/fairmesh/fairmesh/documents.schema.json";
 
 /// Prints the schema.

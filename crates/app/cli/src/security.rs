@@ -1,10 +1,10 @@
 //! `fairmesh security`: what is protected, and what is not.
 
-mod agent;
-mod keys;
-mod listeners;
-mod mesh;
-mod roots;
+mod agent_certificate;
+mod mesh_records;
+mod new_root_trust;
+mod plaintext_listeners;
+mod secret_files;
 
 use std::{path::PathBuf, process::ExitCode};
 
@@ -16,7 +16,7 @@ use fairmesh_console::{
     output,
 };
 
-use super::finding::{Level, Report};
+use super::findings_report::{Level, Report};
 
 /// Subcommands of `fairmesh security`.
 #[derive(Debug, Subcommand)]
@@ -43,10 +43,10 @@ pub async fn run(command: SecurityCommand) -> Result<ExitCode, Failure> {
     let SecurityCommand::Check(args) = command;
     let connection = connect::connect(&args.target).await?;
     let mut report = Report::default();
-    let bundle = mesh::check(&connection, &mut report).await?;
-    keys::check(&args.state_dir, &mut report);
-    agent::check(&args.state_dir, bundle.as_ref(), &mut report);
-    listeners::check(&mut report).await?;
+    let bundle = mesh_records::check(&connection, &mut report).await?;
+    secret_files::check(&args.state_dir, &mut report);
+    agent_certificate::check(&args.state_dir, bundle.as_ref(), &mut report);
+    plaintext_listeners::check(&mut report).await?;
     output::print_one(args.output_args.format(), &report.json(), &report.to_string())?;
     Ok(if report.worst() >= Level::Warning { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }

@@ -2,7 +2,7 @@
 
 mod balance;
 mod loads;
-mod wait;
+mod wait_for_move;
 
 use std::{collections::BTreeSet, process::ExitCode};
 
@@ -135,7 +135,7 @@ pub struct Drop {
     wait: bool,
 }
 
-/// A move, from any of the commands.
+/// Parameters of a move, for all commands that make one.
 struct MoveArgs {
     of: ServiceArgs,
     shard: ShardId,
@@ -213,7 +213,7 @@ async fn start_move(args: MoveArgs) -> Result<ExitCode, Failure> {
         MoveShardRequest { service: service.to_string(), r#move: Some(move_request.clone().into()) };
     connection.registry().move_shard(request).await?;
     if args.wait {
-        wait::wait_until_moved(&connection, service, &move_request).await?;
+        wait_for_move::wait_until_moved(&connection, service, &move_request).await?;
     }
     let item = json!({
         "service": service.to_string(),
@@ -233,7 +233,8 @@ async fn start_move(args: MoveArgs) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The only role in which the source instance has the shard, or in which any instance has it.
+/// Returns the role in which the source instance has the shard, if there is only one; without a source instance, the
+/// only role in which any instance has it.
 async fn replica_role(connection: &Connection, args: &MoveArgs) -> Result<Role, Failure> {
     let service = &args.of.service;
     let map = apply::stored_map(connection, service).await?;

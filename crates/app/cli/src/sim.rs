@@ -1,10 +1,10 @@
-//! `fairmesh sim`: simulated fleets, as a table for people, JSON for programs, and a picture for both.
+//! `fairmesh sim`: simulated fleets, with results as a table, JSON and a chart.
 
 mod application;
-mod show;
-mod show_traffic;
-mod sweep;
-mod tree;
+mod parameter_sweep;
+mod replica_tree;
+mod result_report;
+mod traffic_report;
 
 use std::{
     fs,
@@ -28,7 +28,7 @@ pub enum SimCommand {
     /// Play scenarios; exits 1 when one does not meet the expectations in its file.
     Run(RunArgs),
     /// Play every combination of a grid of constants on many generated fleets, on all cores.
-    Sweep(sweep::SweepArgs),
+    Sweep(parameter_sweep::SweepArgs),
 }
 
 /// Arguments of `fairmesh sim run`.
@@ -46,8 +46,8 @@ pub struct RunArgs {
     /// Write the figures to this file as a JSON list with one object per scenario.
     #[arg(long, value_name = "FILE")]
     report: Option<PathBuf>,
-    /// Draw the utilisation of every server over time into this file, of every region with `traffic`, the propagation
-    /// delay of a tree, or the latency of an application by planner; of several scenarios, into FILE-NAME.svg each.
+    /// Draw into this file: utilisation over time of every server, or of every region with `traffic`; propagation delay
+    /// of a tree; or latency of an application by planner. With several scenarios, into one FILE-NAME.svg each.
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
     #[command(flatten)]
@@ -58,7 +58,7 @@ pub struct RunArgs {
 pub fn run(command: SimCommand) -> Result<ExitCode, Failure> {
     match command {
         SimCommand::Run(args) => play_all(&args),
-        SimCommand::Sweep(args) => sweep::run(&args),
+        SimCommand::Sweep(args) => parameter_sweep::run(&args),
     }
 }
 
@@ -70,12 +70,12 @@ enum Loaded {
     Application(Box<fairmesh_sim::application::Scenario>),
 }
 
-/// The kinds of scenarios of trees and of applications; those of fleets have none.
+/// The `kind` of tree and application scenarios; fleets have none.
 const TREE: &str = "tree";
 const APPLICATION: &str = "app";
 
 fn play_all(args: &RunArgs) -> Result<ExitCode, Failure> {
-    // All files before the first simulation: an error in the last is reported at once.
+    // Read all files before the first simulation, so that an error in the last one is reported at once.
     let loaded: Vec<Vec<Loaded>> =
         args.files.iter().map(|file| load(file, args)).collect::<Result<_, _>>()?;
     let scenarios: Vec<Loaded> = loaded.into_iter().flatten().collect();
@@ -83,7 +83,7 @@ fn play_all(args: &RunArgs) -> Result<ExitCode, Failure> {
     for scenario in &scenarios {
         let (report, missed) = match scenario {
             Loaded::Fleet(scenario) => play_fleet(scenario, args)?,
-            Loaded::Tree(scenario) => tree::play(scenario, args)?,
+            Loaded::Tree(scenario) => replica_tree::play(scenario, args)?,
             Loaded::Application(scenario) => application::play(scenario, args, scenarios.len())?,
         };
         reports.push(report);
@@ -93,7 +93,7 @@ fn play_all(args: &RunArgs) -> Result<ExitCode, Failure> {
     Ok(if met { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Writes figures to a file, and prints them where the output is for programs.
+/// Writes figures to a file, and prints them if the output format is JSON.
 fn write_figures<T: Serialize>(
     figures: &T,
     file: Option<&Path>,
@@ -106,10 +106,10 @@ fn write_figures<T: Serialize>(
     output::print_one(output_args.format(), figures, "")
 }
 
-/// The scenario of a file; of an application, its variants as well.
+/// The scenario in a file. An application also has its variants.
 fn load(file: &Path, args: &RunArgs) -> Result<Vec<Loaded>, Failure> {
     match manifests::kind_of(file, &[TREE, APPLICATION])?.as_deref() {
-        Some(TREE) => return Ok(vec![tree::load(file, args)?]),
+        Some(TREE) => return Ok(vec![replica_tree::load(file, args)?]),
         Some(_) => return application::load(file, args),
         None => {}
     }
@@ -118,13 +118,13 @@ fn load(file: &Path, args: &RunArgs) -> Result<Vec<Loaded>, Failure> {
     Ok(vec![Loaded::Fleet(Box::new(scenario))])
 }
 
-/// Figures as JSON, and whether expectations are missed.
+/// Simulates a fleet. Returns its figures as JSON, and whether any expectation was missed.
 fn play_fleet(scenario: &Scenario, args: &RunArgs) -> Result<(serde_json::Value, bool), Failure> {
     let (result, took) = play(scenario)?;
     if args.output_args.is_table() {
-        output::write(&show::report(scenario, &result.report, took))?;
+        output::write(&result_report::report(scenario, &result.report, took))?;
         if let Some(traffic) = &result.report.traffic {
-            output::write(&show_traffic::traffic(traffic))?;
+            output::write(&traffic_report::traffic(traffic))?;
         }
     }
     if let Some(path) = &args.svg {
@@ -139,7 +139,7 @@ fn play_fleet(scenario: &Scenario, args: &RunArgs) -> Result<(serde_json::Value,
     Ok((report, !result.report.missed.is_empty()))
 }
 
-/// Plays one scenario with a progress bar; returns the elapsed time too.
+/// Plays one scenario with a progress bar. Returns the elapsed time as well.
 fn play(scenario: &Scenario) -> Result<(SimulationResult, Duration), Failure> {
     let bar = progress(&scenario.name, scenario.duration);
     let began = Instant::now();
@@ -157,7 +157,7 @@ fn progress(name: &str, duration: SimTime) -> ProgressBar {
     bar
 }
 
-/// Parses a positive factor that memory can hold.
+/// Parses a positive factor with which the fleet still fits in memory.
 fn factor(text: &str) -> Result<f64, String> {
     text.parse()
         .ok()

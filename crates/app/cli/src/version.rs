@@ -1,4 +1,4 @@
-//! `fairmesh version`: of this binary, and of the processes that it reaches.
+//! `fairmesh version`: versions of this binary, and of the processes it reaches.
 
 use std::{net::SocketAddr, process::ExitCode, time::Duration};
 
@@ -17,7 +17,7 @@ use fairmesh_wire::{
 use serde_json::json;
 use tokio::time::timeout;
 
-/// Time limit for a process, and for all replicas.
+/// Timeout for one process, and for all replicas together.
 const TIMEOUT: Duration = Duration::from_secs(3);
 
 /// Arguments of `fairmesh version`.
@@ -37,15 +37,15 @@ pub struct VersionArgs {
     output_args: OutputArgs,
 }
 
-/// One process.
+/// Version of one process.
 struct ProcessVersion {
     kind: &'static str,
     name: String,
-    /// `None` if it did not respond, or does not say.
+    /// The version; `None` if the process did not respond or does not report one.
     version: Option<String>,
 }
 
-/// Prints the versions. Processes that do not respond are no failure.
+/// Prints the versions. A process that does not respond is no error.
 pub async fn run(args: VersionArgs) -> Result<ExitCode, Failure> {
     let (version, oldest, newest) = (env!("CARGO_PKG_VERSION"), PROTOCOL.start(), PROTOCOL.end());
     let mut value = json!({ "version": version, "protocol": { "oldest": oldest, "newest": newest } });
@@ -103,7 +103,7 @@ async fn reach(
     timeout(TIMEOUT, handshake::connect(&transport, address, SOFTWARE)).await.ok()?.ok()
 }
 
-/// A process whose name ends with its version.
+/// Describes a process whose name ends with its version.
 fn named(kind: &'static str, name: String, software: &str) -> ProcessVersion {
     ProcessVersion { kind, name, version: software.rsplit(' ').next().map(str::to_owned) }
 }

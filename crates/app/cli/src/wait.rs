@@ -18,14 +18,13 @@ use tokio::time::{Instant, sleep, timeout_at};
 
 use super::records::get;
 
-/// Interval of attempts; no system notifies of a listener of another process.
+/// Interval between attempts. The system cannot notify about the listener of another process.
 const INTERVAL: Duration = Duration::from_millis(50);
 
 /// Arguments of `fairmesh wait`.
 #[derive(Debug, Args)]
 pub struct WaitArgs {
-    /// What has to be ready: control, agent, proxy, or a service, as tenant/service, of which an endpoint has to be
-    /// serving.
+    /// What must be ready: control, agent, proxy, or a service, as tenant/service, which needs a serving endpoint.
     #[arg(required = true, value_name = "control|agent|proxy|SERVICE")]
     subjects: Vec<Subject>,
     /// How long to wait.
@@ -40,7 +39,7 @@ pub struct WaitArgs {
     target: TargetArgs,
 }
 
-/// What is waited for.
+/// A subject to wait for.
 #[derive(Clone, Debug)]
 enum Subject {
     Control,
@@ -67,7 +66,7 @@ impl FromStr for Subject {
     }
 }
 
-/// Waits for each subject in turn, all within one time limit.
+/// Waits for each subject in turn, all within one timeout.
 pub async fn run(args: WaitArgs) -> Result<ExitCode, Failure> {
     let deadline = Instant::now() + args.timeout;
     for subject in &args.subjects {
@@ -105,7 +104,7 @@ pub(crate) async fn reach_agent(target: &AgentTarget) -> Result<(), Failure> {
     })
 }
 
-/// The first success; the last failure once the deadline has passed.
+/// Retries `once` until it succeeds or the deadline has passed; returns the first success or the last failure.
 pub(crate) async fn attempt<T, F>(deadline: Instant, mut once: impl FnMut() -> F) -> Result<T, Failure>
 where
     F: Future<Output = Result<T, Failure>>,

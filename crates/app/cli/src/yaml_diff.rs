@@ -4,20 +4,20 @@ use std::io::IsTerminal;
 
 use similar::TextDiff;
 
-/// One side of a difference.
+/// One side of a comparison: a text and its name.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct NamedText<'a> {
     pub(crate) name: &'a str,
     pub(crate) text: &'a str,
 }
 
-/// A unified diff with the names of both texts.
+/// Formats a unified diff with the names of both texts.
 pub(crate) fn unified(old: NamedText<'_>, new: NamedText<'_>) -> String {
     let diff = TextDiff::from_lines(old.text, new.text);
     diff.unified_diff().context_radius(3).header(old.name, new.name).to_string()
 }
 
-/// Red and green on a terminal, unless NO_COLOR is set.
+/// Colours a diff red and green on a terminal, unless NO_COLOR is set.
 pub(crate) fn coloured(text: &str) -> String {
     if !std::io::stdout().is_terminal() || std::env::var_os("NO_COLOR").is_some() {
         return text.to_owned();

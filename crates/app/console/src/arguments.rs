@@ -11,10 +11,10 @@ use fairmesh_wire::{
 
 use crate::failure::Failure;
 
-/// The token of the user. No option has it, since lists of processes show these.
+/// Environment variable of the user's token. There is no option for it, because lists of processes show options.
 const TOKEN: &str = "FAIRMESH_TOKEN";
-/// Variables with secrets of this process. Programs that a command starts do not inherit them: many write their environment into logs and
-/// reports of crashes.
+/// Environment variables with secrets of this process. Programs that a command starts do not inherit them, since many
+/// write their environment into logs and crash reports.
 pub const SECRET_VARIABLES: [&str; 2] = [TOKEN, "FAIRMESH_JOIN_TOKEN"];
 
 /// Address of the control plane.
@@ -30,30 +30,31 @@ pub struct TargetArgs {
     /// users with a token on machines without an agent.
     #[arg(long, env = "FAIRMESH_TRUST_BUNDLE", value_name = "FILE")]
     trust_bundle: Option<PathBuf>,
-    /// Whether the environment may have the token.
+    /// Whether the token may come from the environment.
     #[arg(skip = true)]
     takes_environment: bool,
 }
 
 impl TargetArgs {
-    /// A control plane, without a token.
+    /// A target without a token.
     pub const fn without_token(control: Option<Address>) -> Self {
         Self { control, token_file: None, trust_bundle: None, takes_environment: false }
     }
 
-    /// Its address. Looked for at each call: a control plane that starts meanwhile makes its socket.
+    /// Address of the control plane. Determined at each call, because a control plane that starts meanwhile creates its
+    /// socket.
     pub fn address(&self) -> Address {
         self.control.clone().unwrap_or_else(environment::control)
     }
 
-    /// What verifies the control plane where this machine has no agent.
+    /// Verification of the control plane by its roots, on a machine without an agent.
     pub fn one_way_tls(&self) -> Result<Option<OneWayTls>, Failure> {
         let hint = "give ca/bundle.pem of the control plane's data directory";
         let opened = self.trust_bundle.as_deref().map(OneWayTls::open).transpose();
         opened.map_err(|error| Failure::refused(format!("--trust-bundle: {error}"), hint))
     }
 
-    /// The token of the user, if there is one.
+    /// The user's token, if there is one.
     pub fn token(&self) -> Result<Option<BearerToken>, Failure> {
         let invalid = |from: &str, problem: String| {
             Failure::refused(

@@ -17,7 +17,7 @@ pub fn rough_age(age: Duration) -> String {
 
 /// Type and protocol of a service as in YAML.
 pub fn type_and_protocol(service: &Service) -> (String, String) {
-    // Both are enums that serde writes as plain strings.
+    // Both are enums that serde serialises as plain strings.
     let text = |value: Value| value.as_str().unwrap_or_default().to_owned();
     (text(json!(service.kind)), text(json!(service.protocol)))
 }
@@ -27,7 +27,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn age_is_written_in_its_largest_unit_of_two_or_more() {
+    fn age_uses_largest_unit_with_value_of_two_or_more() {
         let ages = [119, 120, 7199, 7200, 172_799, 172_800].map(|age| rough_age(Duration::from_secs(age)));
         assert_eq!(ages, ["119 s", "2 min", "119 min", "2 h", "47 h", "2 d"]);
     }

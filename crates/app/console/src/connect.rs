@@ -15,22 +15,22 @@ use crate::{arguments::TargetArgs, failure::Failure};
 /// Name of this program in handshakes.
 pub const SOFTWARE: &str = concat!("fairmesh command line ", env!("CARGO_PKG_VERSION"));
 
-/// Begins the name of an agent in handshakes.
+/// Prefix of an agent's name in handshakes.
 const AGENT: &str = "agent ";
 
 /// Hint on how to give another address.
 const ADDRESS_HINT: &str = "give another address with --control ADDRESS or FAIRMESH_CONTROL";
 
-/// How long a command waits for its identity.
+/// Time for which a command waits for its identity.
 const IDENTITY_WAIT: Duration = Duration::from_secs(2);
 
-/// How a program connects that has no identity.
+/// Returns the transport of a program without an identity.
 pub fn transport() -> Transport {
     Transport::default()
 }
 
-/// How a command connects to a process of the mesh: over TCP with the identity that the agent of this machine gives, if it
-/// is a member of a trust domain. A Unix socket needs none.
+/// Transport of a command to a process of the mesh: over TCP with the identity that this machine's agent gives, if the
+/// agent is a member of a trust domain. A Unix socket needs no identity.
 pub async fn transport_to(address: &Address) -> Transport {
     match address {
         Address::Unix(_) => transport(),
@@ -38,8 +38,8 @@ pub async fn transport_to(address: &Address) -> Transport {
     }
 }
 
-/// How a process of this machine connects, and accepts connections of the mesh: with an identity from its agent, or the
-/// Workload API that the environment names, which may come later.
+/// Transport of a process of this machine, for connecting and accepting, with an identity from its agent or from the
+/// Workload API named by the environment. The identity may arrive later.
 pub async fn transport_of_agent(
     agent: Address,
     path: Option<SpiffePath>,
@@ -60,7 +60,7 @@ pub async fn transport_of_agent(
     ProgramIdentity::of_caller(request).await.map(ProgramIdentity::transport).unwrap_or_default()
 }
 
-/// Has a process use its identity only, before it has one too.
+/// Makes a process use only its identity, even before it has one.
 pub fn require_identity(transport: &Transport) -> Result<(), Failure> {
     if !transport.is_tls() {
         let hint = "give the Unix socket of an agent of this machine with --agent";
@@ -76,7 +76,7 @@ pub fn agent() -> Address {
     given.unwrap_or_else(environment::agent)
 }
 
-/// How a command connects to the given control plane: with the token of its user, if it has one.
+/// Transport of a command to the given control plane, with the token of its user if there is one.
 pub async fn transport_of_user(target: &TargetArgs) -> Result<Transport, Failure> {
     let address = target.address();
     let transport = match (target.one_way_tls()?, &address) {
@@ -113,8 +113,8 @@ pub async fn connect(target: &TargetArgs) -> Result<Connection, Failure> {
     Ok(connection)
 }
 
-/// The same for what only operators do. An agent passes that on only if the caller states it, with the identity of an operator
-/// that the agent gives to its own user and root.
+/// Connects for calls reserved to operators. An agent forwards such a call only if the caller has signed it with an
+/// operator's identity, which the agent gives to its own user and root.
 pub async fn connect_as_operator(target: &TargetArgs) -> Result<Connection, Failure> {
     let connection = connect(target).await?;
     let address = connection.address().clone();
@@ -135,7 +135,8 @@ pub async fn connect_as_operator(target: &TargetArgs) -> Result<Connection, Fail
     handshake::connect(&transport, &address, SOFTWARE).await.map_err(|error| unreachable(&address, &error))
 }
 
-/// A user with a token over TCP, without what tells the control plane from others: what listens there has ended the connection.
+/// Error for a user with a token who connects over TCP without roots to verify the control plane, after the listener
+/// has closed the connection.
 fn no_roots(address: &Address, why: &str) -> Failure {
     Failure::failed_with(
         format!("{address} ended the connection in plaintext: {why}"),
@@ -144,7 +145,7 @@ fn no_roots(address: &Address, why: &str) -> Failure {
     )
 }
 
-/// Why this command has no certificate, if it failed for want of one.
+/// Error that explains why this command has no certificate, if it failed for lack of one.
 fn no_identity(address: &Address, error: &ConnectError, transport: &Transport) -> Option<Failure> {
     let problem = format!("cannot reach the control plane at {address} without an identity");
     if environment::workload_api().ok().flatten().is_some() {
@@ -160,7 +161,7 @@ fn no_identity(address: &Address, error: &ConnectError, transport: &Transport) -
     Some(Failure::failed_with(format!("{problem}: {lacks}"), hint))
 }
 
-/// Why there is no connection to a control plane, and what to do.
+/// Error for an unreachable control plane, with the remedy.
 pub fn unreachable(address: &Address, error: &ConnectError) -> Failure {
     match error {
         _ if error.is_unknown_host() => Failure::failed_with(

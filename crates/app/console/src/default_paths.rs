@@ -21,7 +21,7 @@ pub fn state(part: &str) -> Result<PathBuf, Failure> {
     })
 }
 
-/// The folders in which processes of this machine may keep their state: the default ones, and those given.
+/// Folders in which processes of this machine may keep their state: the default folders and the given ones.
 pub fn state_folders(given: &[PathBuf]) -> Vec<PathBuf> {
     let parts = ["control", "agent", "replica"];
     let usual =
@@ -31,7 +31,7 @@ pub fn state_folders(given: &[PathBuf]) -> Vec<PathBuf> {
     folders
 }
 
-/// The default socket of the agent of this machine, or of this user.
+/// Default socket of the agent of this machine, or of this user.
 pub fn agent_socket() -> Result<PathBuf, Failure> {
     let socket = if is_root() { Some(environment::system_socket()) } else { environment::own_socket() };
     let socket = socket.ok_or_else(|| {
@@ -46,8 +46,8 @@ pub fn agent_socket() -> Result<PathBuf, Failure> {
     Ok(socket)
 }
 
-/// Makes the folder of this user's socket, for this user alone: any user may connect to a socket in a folder that all can
-/// enter. A folder that exists keeps its permissions.
+/// Creates the folder of this user's socket, accessible only to this user: if everyone could enter the folder, any
+/// user could connect to the socket. An existing folder keeps its permissions.
 fn make_private(folder: &Path) -> Result<(), Failure> {
     DirBuilder::new().recursive(true).mode(0o700).create(folder).map_err(|error| {
         Failure::refused(

@@ -1,4 +1,4 @@
-//! Errors of commands, for people.
+//! Errors of commands, for display.
 
 use std::{fmt, io::IsTerminal, process::ExitCode};
 
@@ -10,35 +10,35 @@ use tonic::{Code, Status};
 
 use crate::output;
 
-/// A failure on this or the other side.
+/// Exit code of a failure on this or the remote side.
 const FAILED: u8 = 1;
-/// Invalid arguments or input; nothing was changed.
+/// Exit code of invalid arguments or input; nothing was changed.
 const INVALID: u8 = 2;
 
-/// A failed command: a report for people and an exit code for programs.
+/// A failed command: a report to display, and an exit code.
 pub struct Failure {
     report: Report,
     code: u8,
-    /// The places of an error in files, for programs.
+    /// Positions of the error in files, for the JSON output.
     places: Vec<Place>,
-    /// Whether the other side, or the way to it, ended while it was to respond.
+    /// Whether the connection or the remote side ended before the response.
     is_connection_lost: bool,
-    /// Whether the other side refused what was asked.
+    /// Whether the remote side refused the request.
     is_refusal: bool,
 }
 
 /// An error at a place in a file.
 #[derive(Clone, Debug, Serialize)]
 pub struct Place {
-    /// The file as it was given; `-` is standard input.
+    /// The file as given; `-` is standard input.
     pub file: String,
-    /// From 1, as the column.
+    /// Line, counted from 1.
     pub line: usize,
-    /// From 1, in characters.
+    /// Column in characters, counted from 1.
     pub column: usize,
-    /// The error, without the place.
+    /// The error, without the position.
     pub problem: String,
-    /// What to write instead.
+    /// Correction that the message suggests; may be empty.
     pub hint: String,
 }
 
@@ -47,12 +47,12 @@ impl Failure {
         Self { report, code, places: Vec::new(), is_connection_lost: false, is_refusal: false }
     }
 
-    /// A failure on this or the other side.
+    /// A failure on this or the remote side.
     pub fn failed(message: impl fmt::Display) -> Self {
         Self::new(miette!("{message}"), FAILED)
     }
 
-    /// The same with a hint.
+    /// A failure with a hint.
     pub fn failed_with(message: impl fmt::Display, hint: impl Into<String>) -> Self {
         Self::new(miette!(help = hint.into(), "{message}"), FAILED)
     }
@@ -67,7 +67,7 @@ impl Failure {
         Self::new(miette!(help = hint.into(), "{message}"), INVALID)
     }
 
-    /// A long-running component ended by itself; the message contains each cause.
+    /// A long-running component that ended by itself; the message contains each cause.
     pub fn stopped(error: &dyn std::error::Error) -> Self {
         let mut message = error.to_string();
         let mut cause = error.source();
@@ -112,18 +112,18 @@ impl Failure {
         Self { is_connection_lost, is_refusal, ..Self::new(report, code) }
     }
 
-    /// Whether the same may succeed over another connection.
+    /// Whether the command may succeed over a new connection.
     pub const fn is_connection_lost(&self) -> bool {
         self.is_connection_lost
     }
 
-    /// The same, as a refusal by the other side.
+    /// Marks the failure as a refusal by the remote side.
     pub const fn into_refusal(mut self) -> Self {
         self.is_refusal = true;
         self
     }
 
-    /// Whether the other side refused what was asked, so that asking again does not help.
+    /// Whether the remote side refused the request, so that a retry would be refused again.
     pub const fn is_refusal(&self) -> bool {
         self.is_refusal
     }
@@ -137,7 +137,8 @@ impl Failure {
         ExitCode::from(self.code)
     }
 
-    /// For programs. A report that points at places in files has them in `report` as text, and in `items`.
+    /// The failure as JSON. A report that points at positions in files has the text in `report` and the positions in
+    /// `items`.
     fn json(&self) -> Value {
         let mut error = json!({
             "message": self.report.to_string(),
@@ -173,7 +174,7 @@ impl fmt::Debug for Failure {
     }
 }
 
-/// Wraps and colours reports on a terminal only: programs search them line by line.
+/// Wraps and colours reports only on a terminal, since programs search them line by line.
 pub fn configure_reports() {
     let person = std::io::stderr().is_terminal();
     // Fails only if a handler is set already; this is the only place that sets one.
@@ -188,7 +189,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn refusal_is_told_from_a_call_that_may_succeed_later() {
+    fn permanent_refusal_is_distinguished_from_retryable_failure() {
         for refused in [Code::PermissionDenied, Code::InvalidArgument, Code::Unimplemented] {
             assert!(Failure::from(Status::new(refused, "no")).is_refusal(), "{refused:?}");
         }

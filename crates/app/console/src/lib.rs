@@ -1,8 +1,8 @@
-//! What the commands share: arguments, connections, records as views, output and errors.
+//! Shared code of commands: arguments, connections, records as views, output and errors.
 //!
-//! It lies beneath the commands that run processes (`processes`), the demo and the commands of people (`cli`), so that none
-//! of them reaches another for an argument. Helpers in the crate that holds all commands were rejected: every module of it
-//! used every other.
+//! The crate is a dependency of the commands that run processes (`processes`), the demo, and the other commands
+//! (`cli`), so that none of them depends on another for an argument. Rejected: helpers in one crate with all commands,
+//! where every module used every other.
 
 #![warn(clippy::print_stdout, clippy::print_stderr)]
 
@@ -16,4 +16,4 @@ pub mod process_stat;
 pub mod rib_reader;
 pub mod socket_table;
 pub mod stop_signals;
-pub mod view;
+pub mod view_reader;

@@ -24,14 +24,14 @@ pub struct Listing {
     pub items: Vec<serde_json::Value>,
     /// The objects as `apply` reads them; empty if it does not read this kind.
     pub documents: Vec<Document>,
-    /// Tables below the first one: their columns and rows.
+    /// Additional tables below the first: columns and rows.
     pub further: Vec<(&'static [&'static str], Vec<Vec<String>>)>,
-    /// Printed instead of an empty table, if the reason is known.
+    /// Text printed instead of an empty table, if it is known why there are no objects.
     pub why_empty: Option<String>,
 }
 
 impl Listing {
-    /// An empty list with these columns.
+    /// Creates an empty list with these columns.
     pub fn new(head: &[&'static str]) -> Self {
         Self { head: head.to_vec(), ..Self::default() }
     }
@@ -42,7 +42,7 @@ impl Listing {
         self.items.push(item);
     }
 
-    /// Prints all objects in one format.
+    /// Prints all objects in the given format.
     pub fn print(&self, format: Format) -> Result<(), Failure> {
         match format {
             Format::Table if self.rows.is_empty() => {
@@ -62,7 +62,7 @@ impl Listing {
     }
 }
 
-/// Prints one value that has no table: `text` for people.
+/// Prints one value that has no table; `text` is its form for people.
 pub fn print_one<T: Serialize>(format: Format, value: &T, text: &str) -> Result<(), Failure> {
     match format {
         Format::Table => write(text),
@@ -71,7 +71,7 @@ pub fn print_one<T: Serialize>(format: Format, value: &T, text: &str) -> Result<
     }
 }
 
-/// A number with this many decimals, and without the sign of a zero: the sum of no numbers is -0.
+/// Formats a number with `places` decimals. Zero has no sign: the sum of no numbers is -0.
 pub fn decimal(number: f64, places: usize) -> String {
     let text = format!("{number:.places$}");
     match text.strip_prefix('-') {
@@ -80,7 +80,7 @@ pub fn decimal(number: f64, places: usize) -> String {
     }
 }
 
-/// The time since something, as people say it.
+/// Formats the time since an event, as in `5 min ago`.
 pub fn ago(ms: u64) -> String {
     let time = Duration::from_millis(ms);
     match time.as_secs() {
@@ -90,7 +90,7 @@ pub fn ago(ms: u64) -> String {
     }
 }
 
-/// A table with aligned columns and no lines, which is also easy to split.
+/// Formats a table with aligned columns and no lines, which is also easy to split.
 pub fn table(head: &[&str], rows: &[Vec<String>]) -> String {
     let mut table = Table::new();
     table.load_style(presets::NOTHING).set_header(head.iter().copied());
@@ -124,7 +124,7 @@ impl Columns {
         Self { head: head.iter().map(|title| (*title).to_owned()).collect(), widths }
     }
 
-    /// The line of titles.
+    /// The line of column titles.
     pub fn header(&self) -> String {
         self.line(&self.head)
     }
@@ -152,17 +152,17 @@ pub fn json<T: Serialize + ?Sized>(value: &T) -> Result<String, Failure> {
     serde_json::to_string_pretty(value).map(|text| text + "\n").map_err(Failure::failed)
 }
 
-/// Writes to standard output. A closed pipe (`| head`) is no failure.
+/// Writes to standard output. A closed pipe (`| head`) is no error.
 pub fn write(text: &str) -> Result<(), Failure> {
     write_bytes(text.as_bytes())
 }
 
-/// The same for bytes.
+/// Writes bytes to standard output. A closed pipe is no error.
 pub fn write_bytes(bytes: &[u8]) -> Result<(), Failure> {
     write_while_open(bytes).map(drop)
 }
 
-/// Writes a piece of endless output; returns whether the reader still reads.
+/// Writes a part of endless output; returns whether the reader still reads.
 pub fn write_while_open(bytes: &[u8]) -> Result<bool, Failure> {
     let mut out = io::stdout().lock();
     match out.write_all(bytes).and_then(|()| out.flush()) {
@@ -175,7 +175,8 @@ pub fn write_while_open(bytes: &[u8]) -> Result<bool, Failure> {
 /// Whether errors, warnings and notes on standard error are JSON objects, one per line.
 static JSON_MESSAGES: AtomicBool = AtomicBool::new(false);
 
-/// Prints messages as JSON if these arguments of the process select JSON: before they are parsed, since that may fail.
+/// Selects JSON messages if the process's arguments select JSON. Called before the arguments are parsed, since parsing
+/// may fail.
 pub fn select_messages<'a>(arguments: impl Iterator<Item = &'a str>) {
     let own: Vec<&str> = arguments.take_while(|argument| *argument != "--").collect();
     let single = ["--json", "--output=json", "-ojson", "-o=json"];
@@ -206,7 +207,7 @@ fn message(kind: &str, title: &str, text: &dyn fmt::Display) {
     }
 }
 
-/// Prints a line to standard error. Where its reader has gone, as `head` goes, the line is lost; `eprintln` would panic.
+/// Prints a line to standard error. If standard error is closed, the line is lost, whereas `eprintln` would panic.
 pub fn say(line: impl fmt::Display) {
     let _ = writeln!(io::stderr(), "{line}");
 }
@@ -216,7 +217,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn zero_is_formatted_without_a_sign() {
+    fn rounded_zero_is_formatted_without_sign() {
         let none: [f64; 0] = [];
         assert_eq!(decimal(none.iter().sum(), 1), "0.0");
         assert_eq!((decimal(-0.04, 1), decimal(-0.4, 0)), ("0.0".to_owned(), "0".to_owned()));
@@ -224,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_are_json_with_json_output() {
+    fn messages_are_json_if_output_is_json() {
         let selects = |line: &str| {
             select_messages(line.split(' '));
             has_json_messages()

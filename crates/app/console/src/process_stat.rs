@@ -7,7 +7,7 @@ use tokio::net::UnixStream;
 /// A process.
 #[derive(Debug)]
 pub struct ProcessStat {
-    /// Its id in the namespace of this process.
+    /// Process id in the namespace of this process.
     pub pid: u32,
     name: String,
     /// Whether a signal or a debugger has stopped it.
@@ -15,21 +15,22 @@ pub struct ProcessStat {
 }
 
 impl ProcessStat {
-    /// The process with this id; `None` if it is gone, or not of this process's namespace.
+    /// The process with this id; `None` if it has ended or is outside this process's namespace.
     pub fn of(pid: u32) -> Option<Self> {
         Self::read(pid, &fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
     }
 
-    /// The process that listens at this socket; `None` if it cannot be learned.
+    /// The process that listens at this socket; `None` if unknown.
     pub async fn listening_at(path: &Path) -> Option<Self> {
-        // The kernel accepts for a process that is suspended, as long as its backlog has room, which this does not wait for.
+        // The kernel accepts connections for a suspended process as long as its backlog has room. This does not wait
+        // for room.
         let stream = UnixStream::connect(path).await.ok()?;
         // 0 is a process of another namespace.
         let pid = u32::try_from(stream.peer_cred().ok()?.pid()?).ok().filter(|pid| *pid > 0)?;
         Self::of(pid)
     }
 
-    /// Reads `/proc/PID/stat` (proc_pid_stat(5)): the name is in parentheses, and may contain some.
+    /// Parses `/proc/PID/stat` (proc_pid_stat(5)): the name is in parentheses, and may itself contain parentheses.
     fn read(pid: u32, stat: &str) -> Option<Self> {
         let (name, rest) = stat.split_once('(')?.1.rsplit_once(')')?;
         let is_suspended = matches!(rest.trim_start().chars().next(), Some('T' | 't'));
@@ -50,7 +51,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn process_state_is_parsed_after_the_name() {
+    fn process_state_is_parsed_after_process_name() {
         let stopped = ProcessStat::read(7, "7 (a) R (b) T 1 7 7 0").unwrap();
         assert_eq!((stopped.to_string().as_str(), stopped.is_suspended), ("process 7 (\"a) R (b\")", true));
         assert!(!ProcessStat::read(7, "7 (fairmesh) S 1 7").unwrap().is_suspended);

@@ -1,9 +1,9 @@
 //! Reads the routing information base for commands.
 //!
-//! Through a watch that ends with its first snapshot, and not through `Read`: a snapshot has parts and so may be of any
-//! size.
+//! Uses a watch that ends with its first snapshot rather than `Read`: a snapshot is sent in parts, so its size is not
+//! limited.
 
-mod follow;
+mod followed_records;
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -12,14 +12,14 @@ use fairmesh_model::{
 };
 use fairmesh_wire::{
     handshake::Connection,
-    records,
+    record_encoding,
     v1::{self, Entry, Subscribe, WatchRequest, watch_request, watch_response},
     watch::Watch,
 };
 
-use crate::{failure::Failure, view::ALL_TENANTS};
+use crate::{failure::Failure, view_reader::ALL_TENANTS};
 pub use fairmesh_views::StoredRecord;
-pub use follow::FollowedRecords;
+pub use followed_records::FollowedRecords;
 
 /// Time limit for a whole snapshot.
 const SNAPSHOT_TIMEOUT: Duration = Duration::from_secs(30);
@@ -44,31 +44,32 @@ pub async fn read(connection: &Connection, prefixes: &[Prefix]) -> Result<Vec<St
 pub async fn trust_bundle(connection: &Connection) -> Result<Option<TrustBundle>, Failure> {
     let key = RecordKey::TrustBundle;
     for stored in read(connection, &[Prefix::from(&key)]).await? {
-        if let Record::TrustBundle(bundle) = records::decode(&key, &stored.value)? {
+        if let Record::TrustBundle(bundle) = record_encoding::decode(&key, &stored.value)? {
             return Ok(Some(bundle));
         }
     }
     Ok(None)
 }
 
-/// What is revoked. A caller that may not read it is told of nothing.
+/// The revocations. Empty if the caller may not read them.
 pub async fn revocations(connection: &Connection) -> Revocations {
     let key = RecordKey::Revocations;
     let stored = read(connection, &[Prefix::from(&key)]).await.unwrap_or_default();
-    let decoded = stored.iter().find_map(|stored| match records::decode(&key, &stored.value) {
+    let decoded = stored.iter().find_map(|stored| match record_encoding::decode(&key, &stored.value) {
         Ok(Record::Revocations(revocations)) => Some(revocations),
         _ => None,
     });
     decoded.unwrap_or_default()
 }
 
-/// The elected checkers. A caller that may not read them is told of none.
+/// The elected checkers. Empty if the caller may not read them.
 pub async fn checkers(connection: &Connection) -> BTreeSet<Label> {
     let stored = read(connection, &[Prefix::checkers()]).await.unwrap_or_default();
-    let decoded = stored.iter().filter_map(|stored| match records::decode(&stored.key, &stored.value) {
-        Ok(Record::ElectedChecker(checker)) => Some(checker.agent),
-        _ => None,
-    });
+    let decoded =
+        stored.iter().filter_map(|stored| match record_encoding::decode(&stored.key, &stored.value) {
+            Ok(Record::ElectedChecker(checker)) => Some(checker.agent),
+            _ => None,
+        });
     decoded.collect()
 }
 
@@ -81,7 +82,7 @@ pub async fn identity_of_service(
     Ok(bundle.map(|bundle| SpiffePath::Service(service.clone()).within(&bundle.domain)))
 }
 
-/// Reads everything at one revision, without a time limit as long as parts arrive; `seen` is called with the number of
+/// Reads everything at one revision, without a time limit as long as parts arrive. Calls `seen` with the number of
 /// entries so far.
 pub async fn read_all(
     connection: &Connection,
@@ -145,7 +146,7 @@ async fn next_part(responses: &mut Watch) -> Result<v1::Snapshot, Failure> {
     }
 }
 
-/// The refusal of a prefix. Who has roles for some tenants may read these, and not all at a time.
+/// The error for a refused prefix. Callers with roles for some tenants may read these tenants, but not all at once.
 fn failure_of(refused: &v1::Refused) -> Failure {
     let v1::Refused { prefix, reason } = refused;
     let message = if reason.contains(prefix) { reason.clone() } else { format!("{prefix}: {reason}") };

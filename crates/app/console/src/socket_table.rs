@@ -1,4 +1,4 @@
-//! Listeners of this network namespace, by the kernel's table of sockets (proc_net_tcp(5)), and their processes.
+//! Listeners in this network namespace, from the kernel's socket table (proc_net_tcp(5)), and their processes.
 
 use std::{
     fs, io,
@@ -10,11 +10,11 @@ use crate::process_stat::ProcessStat;
 /// A listener.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Listener {
-    /// Where it listens; unspecified is every address of the machine.
+    /// Address of the listener. An unspecified IP address means all addresses of the machine.
     pub address: SocketAddr,
-    /// The user that made it.
+    /// The user that created the socket.
     pub uid: u32,
-    /// The number of its socket.
+    /// Inode number of the socket.
     pub inode: u64,
 }
 
@@ -25,7 +25,7 @@ pub fn listeners() -> Vec<Listener> {
     tables.iter().flat_map(|table| table.lines().filter_map(Listener::read)).collect()
 }
 
-/// The listener that an address leads to.
+/// The listener that receives connections to an address.
 pub fn listener_at(at: SocketAddr) -> Option<Listener> {
     listeners().into_iter().find(|listener| listener.takes(at))
 }
@@ -36,10 +36,10 @@ pub fn pids() -> impl Iterator<Item = u32> {
     all.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
 }
 
-/// The numbers of the sockets that a process has open.
+/// Inode numbers of the open sockets of a process.
 ///
 /// # Errors
-/// When this user may not see them, or the process is gone.
+/// When this user may not read them, or the process has ended.
 pub fn sockets_of(pid: u32) -> io::Result<impl Iterator<Item = u64>> {
     let open = fs::read_dir(format!("/proc/{pid}/fd"))?.flatten();
     let links = open.filter_map(|file| fs::read_link(file.path()).ok());
@@ -47,21 +47,22 @@ pub fn sockets_of(pid: u32) -> io::Result<impl Iterator<Item = u64>> {
 }
 
 impl Listener {
-    /// A process that has it open; `None` if that may not be seen, as of another user.
+    /// A process that has the socket open. `None` if this user may not see it, such as another user's process.
     pub fn owner(self) -> Option<ProcessStat> {
         let has_it =
             |pid: &u32| sockets_of(*pid).is_ok_and(|mut sockets| sockets.any(|one| one == self.inode));
         ProcessStat::of(pids().filter(has_it).min()?)
     }
 
-    /// Whether connections to this address come to it. A wildcard listener takes them too; on `::`, those of both families.
+    /// Whether the listener receives connections to this address. A wildcard listener does, on `::` for both address
+    /// families.
     fn takes(&self, at: SocketAddr) -> bool {
         let own = self.address.ip();
         let is_wildcard = own.is_unspecified() && (own.is_ipv6() || at.is_ipv4());
         self.address.port() == at.port() && (own == at.ip() || is_wildcard)
     }
 
-    /// Reads a line of the table; `None` if it is no listener.
+    /// Parses a line of the table; `None` if the socket is no listener.
     fn read(line: &str) -> Option<Self> {
         const LISTENS: &str = "0A";
         let mut words = line.split_whitespace().skip(1);
@@ -103,13 +104,13 @@ mod tests {
         )
     }
 
-    /// An IPv4 address as this machine's kernel writes it.
+    /// An IPv4 address in the kernel's notation on this machine.
     fn v4(ip: [u8; 4]) -> String {
         format!("{:08X}:1CF7", u32::from_ne_bytes(ip))
     }
 
     #[test]
-    fn listeners_are_read_as_the_kernel_writes_them() {
+    fn listeners_are_parsed_from_kernel_socket_table() {
         let read = |here: &str| {
             let listener = Listener::read(&line(here, "0A"))?;
             assert_eq!((listener.uid, listener.inode), (998, 1705));
@@ -138,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn the_process_of_a_listener_is_found() {
+    fn listener_process_is_found() {
         let listening = TcpListener::bind("127.0.0.1:0").unwrap();
         let owner = listener_at(listening.local_addr().unwrap()).unwrap().owner().unwrap();
         assert_eq!(owner.pid, std::process::id());

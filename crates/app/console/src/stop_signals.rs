@@ -6,20 +6,20 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use crate::failure::Failure;
 
-/// Completes when the program shall stop.
+/// Completes when the program should stop.
 pub type Shutdown = dyn Future<Output = ()> + Send;
 
 /// A signal that asks a program to stop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StopSignal {
-    /// SIGINT, as of Ctrl-C.
+    /// SIGINT, as sent by Ctrl-C.
     Interrupt,
     /// SIGTERM.
     Terminate,
 }
 
 impl StopSignal {
-    /// Its name.
+    /// Name of the signal.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Interrupt => "SIGINT",
@@ -27,7 +27,7 @@ impl StopSignal {
         }
     }
 
-    /// The exit code that shells give a program which this signal ends.
+    /// The exit code that shells report for a program ended by this signal.
     pub fn exit_code(self) -> ExitCode {
         ExitCode::from(match self {
             Self::Interrupt => 130,
@@ -36,7 +36,8 @@ impl StopSignal {
     }
 }
 
-/// Completes at the first SIGTERM or SIGINT. The handlers are installed when this returns, so that none is missed.
+/// Completes at the first SIGTERM or SIGINT. The handlers are installed when this function returns, so that no signal
+/// is missed.
 pub fn shutdown() -> Result<impl Future<Output = ()> + Send + 'static, Failure> {
     termination().map_err(Failure::failed)
 }

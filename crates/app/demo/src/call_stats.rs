@@ -11,22 +11,22 @@ use std::{
 
 use hdrhistogram::Histogram;
 
-/// The event during which a call begins.
+/// The event that is in progress when a call starts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Phase {
-    /// None.
+    /// There is no event.
     Calm,
-    /// A planned stop.
+    /// A server stops as planned.
     Drain,
-    /// A crash.
+    /// A server crashes.
     Kill,
-    /// A shard moves.
+    /// A shard moves to another server.
     ShardMove,
     /// The control plane is down.
     ControlOutage,
     /// An agent is down.
     AgentRestart,
-    /// The authority gets a new key.
+    /// The authority's key is replaced.
     CaRotation,
     /// A region is drained.
     RegionDrain,
@@ -45,7 +45,7 @@ impl Phase {
     ];
     const COUNT: usize = 8;
 
-    /// Its name in the report.
+    /// Name in the report.
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Calm => "calm",
@@ -65,33 +65,33 @@ impl Phase {
 pub(super) struct CallRecord {
     /// Kind of the call.
     pub call: &'static str,
-    /// Phase in which it began.
+    /// Phase in which the call started.
     pub phase: Phase,
     /// Region of the caller.
     pub from: &'static str,
-    /// Latency from the scheduled start, so that a stalled driver is visible.
+    /// Latency from the scheduled start, so that a stall of the load generator shows.
     pub took: Duration,
-    /// Region of the response, or the failure.
+    /// Region of the server that responded, or the failure.
     pub result: Result<String, Failure>,
 }
 
 /// A failed call.
 #[derive(Clone, Debug)]
 pub(super) struct Failure {
-    /// The library's reason.
+    /// Reason given by the library.
     pub why: String,
-    /// Whether it was in flight to a server that died, and is not safe to retry.
+    /// Whether the call was in flight to a server that died, and may not be retried.
     pub in_flight: bool,
 }
 
 /// Calls and failures of one phase.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Count {
-    /// Calls that began in it, or were in flight when it began.
+    /// Number of calls that started in the phase, or were in flight when it started.
     pub calls: u64,
-    /// Failed calls.
+    /// Number of failed calls.
     pub failed: u64,
-    /// Failed calls that were in flight to a server that died.
+    /// Number of failed calls that were in flight to a server that died.
     pub in_flight: u64,
 }
 
@@ -104,11 +104,11 @@ pub(super) struct Row {
     pub failed: u64,
     /// Latency of successful calls, in microseconds.
     pub latency: Histogram<u64>,
-    /// Responses by (caller's region, server's region).
+    /// Number of responses by (caller's region, server's region).
     pub regions: BTreeMap<(String, String), u64>,
 }
 
-/// Collects from many tasks. One lock suffices for some thousands of calls a second.
+/// Collects calls from many tasks. One lock suffices for a few thousand calls per second.
 #[derive(Debug)]
 pub(super) struct CallStats {
     phase: AtomicUsize,
@@ -176,12 +176,12 @@ impl CallStats {
         })
     }
 
-    /// By kind of call.
+    /// Statistics by kind of call.
     pub(super) fn rows(&self) -> Vec<(&'static str, Row)> {
         self.lock().rows.iter().map(|(name, row)| (*name, row.clone())).collect()
     }
 
-    /// Responses to calls of one kind from a region, by the region of the server.
+    /// Number of responses to calls of one kind from a region, by the region of the server.
     pub(super) fn answers(&self, call: &str, from: &str) -> BTreeMap<String, u64> {
         let inner = self.lock();
         let regions = inner.rows.get(call).map(|row| row.regions.iter());
@@ -201,7 +201,7 @@ impl CallStats {
 
 impl Row {
     fn new() -> Self {
-        // Proof: 1 µs to a minute with three digits are valid bounds.
+        // Proof: 1 µs to one minute with three digits are valid bounds.
         #[allow(clippy::unwrap_used)]
         let latency = Histogram::new_with_bounds(1, 60_000_000, 3).unwrap();
         Self { calls: 0, failed: 0, latency, regions: BTreeMap::new() }
@@ -213,7 +213,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_call_counts_for_the_event_during_it() {
+    fn demo_call_counts_for_phase_in_which_it_began() {
         let tally = CallStats::new();
         let early = tally.now();
         tally.enter(Phase::Kill);

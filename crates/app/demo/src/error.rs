@@ -2,16 +2,16 @@
 
 use std::io;
 
-/// Why the demo failed.
+/// Reason why the demo failed.
 #[derive(Debug, thiserror::Error)]
 pub enum DemoError {
-    /// A component failed to start or to do its part; the message quotes its log.
+    /// A component failed to start or did not do its part; the message quotes its log.
     #[error("{0}")]
     Fleet(String),
     /// An error of the operating system.
     #[error("{0}")]
     Io(#[from] io::Error),
-    /// The reader of the output has gone, as `head` does; nothing is wrong.
+    /// The reader of the output closed it, as `head` does. This is not a fault.
     #[error("the reader of the output has gone")]
     ReaderGone,
     /// Unexpected failures of calls.
@@ -25,7 +25,7 @@ pub enum DemoError {
     /// Callers and servers counted different numbers of calls.
     #[error("callers and servers differ in what they counted of these pairs: {0}; see the table above")]
     CountsDiffer(String),
-    /// Something was plaintext, or did not prove its identity.
+    /// A connection was plaintext, or a process did not prove its identity.
     #[error("the mesh is not secure: {0}")]
     NotSecure(String),
 }

@@ -11,7 +11,7 @@ use std::{
 
 use fairmesh_console::connect::transport;
 use fairmesh_model::{EndpointState, Prefix, Record, RecordKey, RecordKind, ServiceName};
-use fairmesh_wire::{handshake, records, transport::Address, v1};
+use fairmesh_wire::{handshake, record_encoding, transport::Address, v1};
 use tokio::{
     net::{TcpListener, TcpStream},
     task::JoinHandle,
@@ -19,23 +19,23 @@ use tokio::{
 };
 
 use super::{
+    delay_relay,
     error::DemoError,
     identities, kernel_form,
     process::{Process, Program},
-    relay,
     tls_records::RelayCounts,
     topology::{self, DemoRegion, REGIONS},
 };
 
-/// Time limit for starting the fleet.
+/// Timeout for starting the fleet.
 const START_TIMEOUT: Duration = Duration::from_secs(45);
-/// Time limit for stopping one process; servers first wait for their callers to move.
+/// Timeout for stopping one process; servers first wait for their callers to move.
 pub(super) const STOP_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// The running fleet.
 #[derive(Debug)]
 pub(super) struct Fleet {
-    /// This program.
+    /// Path of this program's binary.
     pub binary: PathBuf,
     dir: PathBuf,
     /// gRPC address of the control plane.
@@ -44,22 +44,22 @@ pub(super) struct Fleet {
     pub control_http: SocketAddr,
     /// The control plane.
     pub control: Process,
-    /// The agents, by the order of [`REGIONS`].
+    /// The agents, in the order of [`REGIONS`].
     pub agents: Vec<Process>,
-    /// Every server.
+    /// All servers.
     pub servers: Vec<Process>,
-    /// The proxy beside an agent, if started, and its address.
+    /// The proxy beside an agent, and its address, if it was started.
     sidecar: Option<(Process, SocketAddr)>,
-    /// What the part of the kernel form started.
+    /// The processes of the kernel form, if they were started.
     pub kernel: Option<kernel_form::Place>,
-    /// Relays between agents of other regions and the control plane.
+    /// Relays between the control plane and the agents of other regions.
     relays: Vec<JoinHandle<()>>,
-    /// What these have seen.
+    /// Connection counts of the relays.
     pub relay_counts: Arc<RelayCounts>,
 }
 
 impl Fleet {
-    /// Starts the control plane, to be followed by [`up`](Self::up); `say` is called for each step.
+    /// Starts the control plane; call [`up`](Self::up) next. Calls `say` for each step.
     pub(super) fn start(dir: &Path, say: &dyn Fn(&str)) -> Result<Self, DemoError> {
         let binary = std::env::current_exe()?;
         let (control_address, control_http) = (free_port()?, free_port()?);
@@ -100,7 +100,7 @@ impl Fleet {
         self.servers_up().await
     }
 
-    /// The control plane, for this demo as its user.
+    /// The control plane's Unix socket, through which the demo acts as its own user.
     pub(super) fn control_socket(&self) -> Address {
         Address::Unix(self.dir.join("control/control.sock"))
     }
@@ -120,7 +120,8 @@ impl Fleet {
         self.sidecar.as_ref().map(|(_, address)| *address)
     }
 
-    /// Starts a proxy beside a region's agent, with `client` as its client id; returns its address once it listens.
+    /// Starts a proxy beside a region's agent, with `client` as its client ID. Returns the proxy's address once it
+    /// listens.
     pub(super) async fn start_sidecar(
         &mut self,
         place: DemoRegion,
@@ -163,7 +164,7 @@ impl Fleet {
         listens(&mut self.control, &address).await
     }
 
-    /// Waits until every agent listens: a server that starts before its agent serves without an identity.
+    /// Waits until every agent listens. A server that starts before its agent would serve without an identity.
     async fn agents_up(&mut self) -> Result<(), DemoError> {
         let addresses = REGIONS.map(|place| self.agent_socket(place));
         for (agent, address) in self.agents.iter_mut().zip(&addresses) {
@@ -201,7 +202,7 @@ impl Fleet {
         Ok(records.into_iter().filter_map(endpoint).collect())
     }
 
-    /// The records of one kind of the shop.
+    /// The shop's records of one kind.
     pub(super) async fn shop(&self, kind: RecordKind) -> Result<Vec<(RecordKey, Record)>, DemoError> {
         let shop = ServiceName::new("shop/cart").map_err(|e| DemoError::Fleet(e.to_string()))?;
         self.records(Prefix::tenant(&shop.tenant, kind)).await
@@ -218,13 +219,13 @@ impl Fleet {
             rib.read(request).await.map_err(|e| DemoError::Fleet(e.message().to_owned()))?.into_inner();
         let record = |entry: v1::Entry| {
             let key = RecordKey::parse(&entry.key).ok()?;
-            let record = records::decode(&key, &entry.value).ok()?;
+            let record = record_encoding::decode(&key, &entry.value).ok()?;
             Some((key, record))
         };
         Ok(answer.entries.into_iter().filter_map(record).collect())
     }
 
-    /// Stops everything: servers first, so that each can drain. One that does not stop does not block the others.
+    /// Stops everything: servers first, so that each can drain. A process that does not stop does not block the others.
     ///
     /// # Errors
     /// The first error.
@@ -251,7 +252,7 @@ impl Fleet {
         self.apply("shop.yaml", topology::DECLARATIONS).await
     }
 
-    /// Applies documents, which are kept in this file of the demo's folder.
+    /// Writes documents to a file in the demo's folder, and applies them.
     pub(super) async fn apply(&self, file: &str, documents: &str) -> Result<(), DemoError> {
         let file = self.dir.join(file);
         std::fs::write(&file, documents)?;
@@ -297,7 +298,7 @@ impl Fleet {
         Ok(())
     }
 
-    /// The control plane as reached from a region: through a relay with the region's delay.
+    /// The control plane's address for a region: a relay with the region's delay.
     async fn relay_to_control(&mut self, place: DemoRegion) -> Result<SocketAddr, DemoError> {
         let delay = place.round_trip(REGIONS[0]) / 2;
         if delay.is_zero() {
@@ -306,7 +307,7 @@ impl Fleet {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
         let address = listener.local_addr()?;
         let counts = Arc::clone(&self.relay_counts);
-        let border = relay::serve(listener, self.control_address, Arc::new(move |_| delay), counts);
+        let border = delay_relay::serve(listener, self.control_address, Arc::new(move |_| delay), counts);
         self.relays.push(tokio::spawn(border));
         Ok(address)
     }
@@ -333,7 +334,7 @@ impl Fleet {
         Ok(())
     }
 
-    /// A plain Python program behind `fairmesh register`, which speaks TLS for it.
+    /// Starts a plain Python program behind `fairmesh register`, which speaks TLS for it.
     fn start_recommend(&mut self, place: DemoRegion) -> Result<(), DemoError> {
         let script = self.dir.join("recommend.py");
         std::fs::write(&script, include_str!("recommend.py"))?;
@@ -386,12 +387,12 @@ fn args<const N: usize>(args: [OsString; N]) -> Vec<OsString> {
     args.into()
 }
 
-/// A port that was free a moment ago. If another program takes it first, the log of the process says so.
+/// Returns a port that was free a moment ago. If another program takes it first, the log of the process shows this.
 pub(super) fn free_port() -> io::Result<SocketAddr> {
     StdListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()
 }
 
-/// Waits until a process of the fleet takes connections at its address.
+/// Waits until a process of the fleet accepts connections at its address.
 async fn listens(process: &mut Process, address: &Address) -> Result<(), DemoError> {
     let deadline = Instant::now() + START_TIMEOUT;
     loop {
@@ -403,7 +404,7 @@ async fn listens(process: &mut Process, address: &Address) -> Result<(), DemoErr
     }
 }
 
-/// Fails when a process has ended or time is over.
+/// Fails if a process has ended or the deadline has passed.
 pub(super) fn still_up(process: &mut Process, deadline: Instant, waiting: &str) -> Result<(), DemoError> {
     let why = match process.ended()? {
         Some(status) => format!("{} ended with {status}", process.name()),

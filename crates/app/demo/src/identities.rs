@@ -1,4 +1,4 @@
-//! The identities of the fleet, each proved to the demo, and what the relays between regions have seen of connections.
+//! The identities of the fleet, each proved to the demo, and the relays' counts of connections.
 
 use std::{collections::BTreeMap, fmt::Write as _, fs, time::Duration};
 
@@ -24,12 +24,12 @@ use super::{
 
 /// The trust domain of the shop.
 pub(super) const DOMAIN: &str = "shop.demo";
-/// Time limit of one handshake, over any distance.
+/// Timeout of one handshake, over any distance.
 const TIMEOUT: Duration = Duration::from_secs(5);
-/// How long a token works.
+/// Lifetime of a token, in seconds.
 const TOKEN_TTL_S: u64 = 300;
 
-/// What is plaintext in the demo, by name.
+/// Names of everything in the demo that uses plaintext.
 const PLAIN: [&str; 5] = [
     "Unix sockets: programs to the agent of their region, this demo to the control plane; the kernel names the peer's user",
     "loopback between programs (curl, python3, node) and the sidecar in front of them",
@@ -38,12 +38,12 @@ const PLAIN: [&str; 5] = [
     "the HTTP pages of the control plane, for operators",
 ];
 
-/// Who is there, and how they talk.
+/// Identities of the processes, and the security of their connections.
 #[derive(Debug)]
 pub(super) struct Identities {
-    /// How many processes proved each identity.
+    /// Number of processes that proved each identity.
     proved: BTreeMap<String, usize>,
-    /// Why others did not.
+    /// Reasons why other processes did not prove their identities.
     problems: Vec<String>,
     connections: Vec<(String, Seen)>,
 }
@@ -52,7 +52,8 @@ pub(super) struct Identities {
 pub(super) async fn token(fleet: &Fleet, place: DemoRegion) -> Result<String, DemoError> {
     let request = CreateTokenRequest {
         agent: format!("agent-{}", place.name),
-        // All: it checks endpoints for the whole region, and a replica of its machine follows everything.
+        // All tenants: the agent checks endpoints for the whole region, and a replica on its machine follows
+        // everything.
         tenants: Vec::new(),
         ttl_seconds: TOKEN_TTL_S,
         region: place.name.to_string(),
@@ -81,7 +82,7 @@ async fn connect(fleet: &Fleet) -> Result<handshake::Connection, DemoError> {
     connection.map_err(|e| DemoError::Fleet(e.to_string()))
 }
 
-/// Connects to every process that accepts connections over TCP, and has it prove its identity.
+/// Connects to every process that accepts TCP connections, and requires proof of its identity.
 pub(super) async fn prove(fleet: &Fleet) -> Result<Identities, DemoError> {
     let own = transport_of_agent(fleet.agent_socket(REGIONS[0]), None, "demo").await;
     let mut found = Identities { proved: BTreeMap::new(), problems: Vec::new(), connections: Vec::new() };
@@ -92,7 +93,8 @@ pub(super) async fn prove(fleet: &Fleet) -> Result<Identities, DemoError> {
         }
     }
     for (key, _) in fleet.records(Prefix::identity()).await? {
-        // The control plane accepts no other connection of an agent, and each follows it.
+        // The control plane accepts an agent's connection only with its identity, and each agent follows the control
+        // plane.
         if let RecordKey::JoinedAgent(name) = key {
             let id = format!("spiffe://{DOMAIN}/{}", SpiffePath::Mesh(MeshRole::Agent, name));
             *found.proved.entry(id).or_default() += 1;
@@ -129,7 +131,8 @@ async fn endpoint_identity(
     }
 }
 
-/// What the relays have seen: those of agents in this process, those of servers in theirs.
+/// Counts connections by the relays' counters: those of agents' relays in this process, and those of servers' relays
+/// in the servers' processes.
 fn connections(fleet: &Fleet) -> Result<Vec<(String, Seen)>, DemoError> {
     let mut by_service = BTreeMap::<String, Seen>::new();
     for entry in fs::read_dir(fleet.dir())? {
@@ -154,7 +157,7 @@ impl Identities {
         }
     }
 
-    /// What is not as it has to be in a mesh with a trust domain.
+    /// Returns the violations of the rules that a mesh with a trust domain must follow.
     pub(super) fn problems(&self) -> Vec<String> {
         let seen = self.connections.iter().filter_map(|(name, seen)| {
             let plaintext = (seen.plaintext > 0)
@@ -165,7 +168,7 @@ impl Identities {
         self.problems.iter().cloned().chain(seen).collect()
     }
 
-    /// For people.
+    /// The identities as text.
     pub(super) fn text(&self) -> String {
         let mut identities = report::table(&["identity", "processes that proved it"]);
         for (id, processes) in &self.proved {
@@ -190,7 +193,7 @@ impl Identities {
         out
     }
 
-    /// For programs.
+    /// The identities as JSON.
     pub(super) fn json(&self) -> Value {
         let connections: Vec<_> = self
             .connections

@@ -1,9 +1,9 @@
-//! Last part of the demo: an unmodified program calls services whose requests the kernel sends, where eBPF is allowed.
+//! Last part of the demo: an unmodified program calls services whose requests the kernel sends, if eBPF is permitted.
 //!
-//! The kernel sends plaintext alone, which no service of the shop takes. So this part has one of its own, on this machine, and shows with
-//! one of the shop that requests to services with mTLS stay with the sidecar.
+//! The kernel sends only plaintext, which no service of the shop accepts. This part therefore has its own plaintext
+//! service on this machine, and uses a shop service to show that requests to services with mTLS stay with the sidecar.
 
-mod place;
+mod attached_programs;
 
 use std::{collections::BTreeSet, net::Ipv4Addr, process::Stdio, time::Duration};
 
@@ -13,48 +13,48 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-pub(super) use self::place::Place;
+pub(super) use self::attached_programs::Place;
 use super::{
     error::DemoError,
     fleet::Fleet,
-    programs::{ComparedCall, predict},
     topology::{DemoRegion, REGIONS},
+    unmodified_programs::{ComparedCall, predict},
 };
 
 const REGION: DemoRegion = REGIONS[0];
 /// The virtual address of all services.
 const ADDRESS: Ipv4Addr = Ipv4Addr::new(127, 96, 0, 1);
-/// The plaintext service, the policy by which callers of a mesh with a trust domain use it, and its instances.
+/// The plaintext service, the policy that lets callers in a mesh with a trust domain use it, and its instances.
 const SERVICE: &str = "shop/greeting";
 const POLICY: &str = "kind: Policy\nservice: shop/greeting\nmtls: permissive\n";
 const INSTANCES: [&str; 2] = ["greeting-eu-0", "greeting-eu-1"];
-/// Calls of each service, on one connection.
+/// Number of calls to each service, on one connection.
 const CALLS: u64 = 200;
 const CALL_TIMEOUT: Duration = Duration::from_secs(20);
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// What was seen.
+/// Result of the demo of the kernel form.
 #[derive(Debug)]
 pub(super) enum KernelForm {
     Played(Seen),
-    /// Why it could not be.
+    /// The kernel form could not run, for this reason.
     Absent(String),
 }
 
-/// Calls of the plaintext service, then of one with mTLS.
+/// Results of the calls to the plaintext service, then to a service with mTLS.
 #[derive(Debug)]
 pub(super) struct Seen {
     predicted: BTreeSet<String>,
     reached: BTreeSet<String>,
-    /// Requests that the kernel sent, and responses that it did.
+    /// Numbers of requests and responses that the kernel sent for the plaintext service.
     plaintext: [u64; 2],
-    /// With mTLS, requests that the kernel sent.
+    /// Number of requests that the kernel sent to the service with mTLS.
     secured: u64,
 }
 
-/// Attaches the programs, calls, and removes everything.
+/// Attaches the BPF programs, makes the calls, and removes everything.
 pub(super) async fn play(fleet: &mut Fleet) -> Result<KernelForm, DemoError> {
-    // Kept with the fleet, which stops it too if this is interrupted.
+    // Stored in the fleet, which also stops it on an interrupt.
     match Place::attach() {
         Ok(place) => fleet.kernel = Some(place),
         Err(problem) => return Ok(KernelForm::Absent(problem)),
@@ -92,7 +92,7 @@ async fn call_services(fleet: &mut Fleet) -> Result<Seen, DemoError> {
     Ok(Seen { predicted, reached, plaintext, secured: after[0] - between[0] })
 }
 
-/// Runs an unmodified program in the cgroup of callers; the distinct texts of its answers.
+/// Runs an unmodified program in the callers' cgroup, and returns the distinct response texts.
 async fn call(fleet: &mut Fleet, host: &str, path: &str) -> Result<BTreeSet<String>, DemoError> {
     let (script, cgroup) = (fleet.dir().join("kernel_caller.py"), place(fleet)?.callers.clone());
     std::fs::write(&script, include_str!("kernel_form/kernel_caller.py"))?;
@@ -113,14 +113,14 @@ async fn call(fleet: &mut Fleet, host: &str, path: &str) -> Result<BTreeSet<Stri
 }
 
 impl KernelForm {
-    /// Whether other endpoints were reached than explained, or requests went another way than they should.
+    /// Whether calls reached other endpoints than explained, or requests took another path than expected.
     pub(super) fn differs(&self) -> bool {
         let Self::Played(seen) = self else { return false };
         let is_explained = !seen.reached.is_empty() && seen.reached.is_subset(&seen.predicted);
         !is_explained || seen.plaintext[0] < CALLS / 2 || seen.plaintext[1] == 0 || seen.secured > 0
     }
 
-    /// For people.
+    /// The result as text.
     pub(super) fn text(&self) -> String {
         let seen = match self {
             Self::Played(seen) => seen,
@@ -143,7 +143,7 @@ impl KernelForm {
         )
     }
 
-    /// The same for programs.
+    /// The result as JSON.
     pub(super) fn json(&self) -> Value {
         match self {
             Self::Played(seen) => json!({

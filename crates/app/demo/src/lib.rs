@@ -7,23 +7,23 @@
 #![warn(clippy::print_stdout, clippy::print_stderr)]
 
 mod call_stats;
-mod distances;
+mod delay_relay;
 mod error;
-mod events;
 mod fleet;
 mod identities;
+mod injected_events;
 mod kernel_form;
-mod load;
-mod pairs;
+mod measured_distances;
+mod open_loop_load;
 mod process;
-mod programs;
 mod region_drain;
-mod relay;
 mod report;
 mod service;
+mod service_pair_counts;
 mod shop_protocol;
 mod tls_records;
 mod topology;
+mod unmodified_programs;
 
 use std::{
     fmt::Write as _,
@@ -39,7 +39,9 @@ use indicatif::{ProgressBar, ProgressStyle};
 use tokio::time::Instant;
 
 pub use self::error::DemoError;
-use self::{call_stats::CallStats, events::Pace, fleet::Fleet, load::Load, report::Totals};
+use self::{
+    call_stats::CallStats, fleet::Fleet, injected_events::Pace, open_loop_load::Load, report::Totals,
+};
 
 /// Run a shop over three regions on this machine under load, inject failures, report the calls, and let other programs
 /// call it.
@@ -67,7 +69,7 @@ pub struct DemoArgs {
     part: Option<Part>,
 }
 
-/// Components that the demo starts as processes of their own.
+/// Components that the demo starts as separate processes.
 #[derive(Debug, Subcommand)]
 enum Part {
     /// One server of the shop.
@@ -91,7 +93,7 @@ pub async fn run(args: DemoArgs) -> Result<(), DemoError> {
             temporary.path().to_owned()
         }
     };
-    // Installed before the first process, so that a signal in between does not orphan it.
+    // Installed before the first process starts, so that a signal in between does not orphan it.
     let terminated = stop_signals::termination()?;
     tokio::pin!(terminated);
     say(&format!("Starting the shop in {}:\n", dir.display()));
@@ -101,11 +103,11 @@ pub async fn run(args: DemoArgs) -> Result<(), DemoError> {
         () = &mut terminated => Err(interrupted()),
     };
     if args.keep && outcome.is_ok() {
-        // Where the reader has gone, it is kept nevertheless.
+        // The fleet is kept even if the output is closed.
         let _ = output::write(&kept(&fleet, &dir, args.dir.is_some()));
         terminated.await;
     }
-    // Also after an error: a server stops its children only when it is asked to stop.
+    // Also after an error: a server stops its children only when asked to stop.
     let stopped = fleet.stop().await;
     match outcome {
         Err(DemoError::ReaderGone) => stopped,
@@ -137,7 +139,7 @@ async fn show(fleet: &mut Fleet, args: &DemoArgs) -> Result<(), DemoError> {
     let start = Instant::now();
     let story = {
         let say = |what: &str| progress.set_prefix(what.to_owned());
-        let events = events::run(fleet, &tally, pace(args.quick), &say);
+        let events = injected_events::run(fleet, &tally, pace(args.quick), &say);
         tokio::pin!(events);
         let mut tick = tokio::time::interval(Duration::from_millis(250));
         loop {
@@ -152,13 +154,13 @@ async fn show(fleet: &mut Fleet, args: &DemoArgs) -> Result<(), DemoError> {
     let totals = Totals { attempts, reuse, seconds: start.elapsed().as_secs_f64() };
     let shows = |text: &str| show_text(text, args);
     shows(&report::text(&tally, &story, totals))?;
-    let distances = distances::measured(fleet).await?;
+    let distances = measured_distances::measured(fleet).await?;
     shows(&format!("{}\n\n", distances.table()))?;
-    let second = programs::play(fleet).await?;
+    let second = unmodified_programs::play(fleet).await?;
     shows(&format!("{}\n", second.text()))?;
     let identities = identities::prove(fleet).await?;
     shows(&format!("{}\n", identities.text()))?;
-    let pairs = pairs::count(fleet).await?;
+    let pairs = service_pair_counts::count(fleet).await?;
     shows(&format!("{}\n", pairs.text()))?;
     let kernel = kernel_form::play(fleet).await?;
     shows(&format!("{}\n", kernel.text()))?;
@@ -172,11 +174,12 @@ async fn show(fleet: &mut Fleet, args: &DemoArgs) -> Result<(), DemoError> {
     outcome(&tally, &identities, &pairs, second.differing() + u64::from(kernel.differs()))
 }
 
-/// The first claim of the demo that does not hold, if any. `programs_differing` counts responses that differ between forms.
+/// Returns the first claim of the demo that does not hold, if any. `programs_differing` is the number of responses
+/// that differ between forms.
 fn outcome(
     tally: &CallStats,
     identities: &identities::Identities,
-    pairs: &pairs::Pairs,
+    pairs: &service_pair_counts::Pairs,
     programs_differing: u64,
 ) -> Result<(), DemoError> {
     let problems = identities.problems();
@@ -195,7 +198,7 @@ fn outcome(
     }
 }
 
-/// Prints a table, to standard error where the figures go to standard output.
+/// Prints a table, to standard error if the figures go to standard output.
 fn show_text(text: &str, args: &DemoArgs) -> Result<(), DemoError> {
     if !args.output_args.is_table() {
         say(text);
@@ -208,12 +211,13 @@ fn show_text(text: &str, args: &DemoArgs) -> Result<(), DemoError> {
     }
 }
 
-/// Prints to standard error. Unlike `eprint`, it does not panic where the reader has gone: the fleet has to be stopped.
+/// Prints to standard error. Unlike `eprint`, it does not panic if standard error is closed, because the fleet must
+/// still be stopped.
 fn say(text: &str) {
     let _ = io::Write::write_all(&mut io::stderr(), text.as_bytes());
 }
 
-/// Writes the figures where the arguments select them.
+/// Writes the figures as selected by the arguments.
 fn print_figures(figures: &serde_json::Value, args: &DemoArgs) -> Result<(), DemoError> {
     if let Some(file) = &args.report {
         std::fs::write(file, format!("{figures:#}\n"))?;
@@ -246,7 +250,7 @@ fn show_progress(bar: &ProgressBar, tally: &CallStats, load: &Load) {
     bar.tick();
 }
 
-/// What to try while the shop runs.
+/// Suggests what to try while the shop runs.
 fn kept(fleet: &Fleet, dir: &Path, stays: bool) -> String {
     // Writing to a String cannot fail.
     let mut text = String::new();

@@ -12,14 +12,14 @@ use std::{
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::process::{Child, Command};
 
-/// Command of a process, to start and restart it.
+/// Command that starts and restarts a process.
 #[derive(Clone, Debug)]
 pub(super) struct Program {
-    /// Name for people; also of the log file.
+    /// Name of the process for display, and of its log file.
     pub name: String,
-    /// The executable.
+    /// Path of the executable.
     pub binary: PathBuf,
-    /// Its arguments.
+    /// Arguments of the process.
     pub args: Vec<OsString>,
 }
 
@@ -52,17 +52,17 @@ impl Process {
         Ok(Self { program, child, logs: logs.to_owned() })
     }
 
-    /// Name for people.
+    /// Name for display.
     pub(super) fn name(&self) -> &str {
         &self.program.name
     }
 
-    /// Kills it, as a crash would.
+    /// Kills the process, as a crash would.
     pub(super) async fn kill(&mut self) -> io::Result<()> {
         self.child.kill().await
     }
 
-    /// Terminates it and waits, killing it after `patience`.
+    /// Terminates the process and waits for it; kills it after `patience`.
     pub(super) async fn stop(&mut self, patience: Duration) -> io::Result<ExitStatus> {
         self.terminate()?;
         match tokio::time::timeout(patience, self.child.wait()).await {
@@ -77,7 +77,7 @@ impl Process {
         }
     }
 
-    /// Sends SIGTERM.
+    /// Sends SIGTERM to the process.
     pub(super) fn terminate(&self) -> io::Result<()> {
         let pid = self.child.id().and_then(|id| Pid::from_raw(i32::try_from(id).ok()?));
         match pid {
@@ -86,23 +86,23 @@ impl Process {
         }
     }
 
-    /// Restarts it after it ended.
+    /// Restarts the process after it ended.
     pub(super) fn restart(&mut self) -> io::Result<()> {
         *self = Self::start(self.program.clone(), &self.logs)?;
         Ok(())
     }
 
-    /// Exit status, if it has ended.
+    /// Exit status of the process, if it has ended.
     pub(super) fn ended(&mut self) -> io::Result<Option<ExitStatus>> {
         self.child.try_wait()
     }
 
-    /// Path of its log.
+    /// Path of the process's log.
     pub(super) fn log(&self) -> PathBuf {
         self.logs.join(format!("{}.log", self.program.name))
     }
 
-    /// The last lines of its log, for an error message.
+    /// The last lines of the process's log, for an error message.
     pub(super) fn log_tail(&self) -> String {
         let text = fs::read_to_string(self.log()).unwrap_or_default();
         let lines: Vec<&str> = text.lines().collect();

@@ -1,4 +1,4 @@
-//! A region is drained: the calls of its own callers to a planned service go where the forecast says.
+//! A region drain: the calls of the region's own callers to a planned service must go where the forecast says.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -11,19 +11,19 @@ use super::{call_stats::CallStats, error::DemoError, fleet::Fleet};
 
 const REGION: &str = "us";
 const SERVICE: &str = "shop/catalog";
-/// The calls to the service, as the report names them.
+/// Name of the calls to the service in the report.
 const CALL: &str = "GET catalog";
-/// Time limit of the forecast: after the outage before, the planner waits for reports.
+/// Timeout of the forecast. After the preceding outage, the planner waits for reports.
 const FORECAST_TIMEOUT: Duration = Duration::from_secs(30);
-/// Time limit of the drain: ten steps, each seen in reports.
+/// Timeout of the drain: ten steps, each confirmed by reports.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(90);
-/// Calls that are counted afterwards.
+/// Number of calls that are counted after the drain.
 const COUNTED: u64 = 60;
-/// How far the shares of calls may be from the forecast, in percentage points.
+/// Maximum difference between the shares of calls and the forecast, in percentage points.
 const TOLERANCE: f64 = 15.0;
 
-/// Drains the region as fast as its steps are seen, compares calls by region with the forecast, and gives the region its
-/// calls back. Returns what happened.
+/// Drains the region as fast as reports confirm its steps, compares calls by region with the forecast, and undrains the
+/// region. Returns a description.
 pub(super) async fn run(fleet: &mut Fleet, tally: &CallStats) -> Result<String, DemoError> {
     let connection = handshake::connect(&transport(), &fleet.control_socket(), "demo").await;
     let connection = connection.map_err(|e| DemoError::Fleet(e.to_string()))?;
@@ -57,7 +57,7 @@ pub(super) async fn run(fleet: &mut Fleet, tally: &CallStats) -> Result<String, 
     Ok(format!("catalog calls left {REGION} in {took:.1} s: {text}; they return"))
 }
 
-/// The next calls of the region's callers, in percent by region.
+/// Returns the next calls of the region's callers, as percentages by region.
 async fn calls_by_region(tally: &CallStats) -> Result<BTreeMap<String, f64>, DemoError> {
     let before = tally.answers(CALL, REGION);
     until("calls", FORECAST_TIMEOUT, async || {
@@ -71,7 +71,7 @@ async fn calls_by_region(tally: &CallStats) -> Result<BTreeMap<String, f64>, Dem
     .await
 }
 
-/// Rates as percentages of their sum.
+/// Converts rates to percentages of their sum.
 fn shares(rates: impl Iterator<Item = (String, f64)>) -> BTreeMap<String, f64> {
     let mut shares: BTreeMap<String, f64> = rates.collect();
     let sum: f64 = shares.values().sum();
@@ -88,7 +88,7 @@ fn failed(status: Status) -> DemoError {
     DemoError::Fleet(status.message().to_owned())
 }
 
-/// Asks again and again until there is a value.
+/// Retries until there is a value.
 async fn until<T>(
     what: &str,
     limit: Duration,

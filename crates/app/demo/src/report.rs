@@ -7,22 +7,22 @@ use serde_json::{Value, json};
 
 use super::call_stats::{CallStats, Count, Phase};
 
-/// Figures that are not in the statistics of calls.
+/// Figures that do not come from the call statistics.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Totals {
     /// Number of attempts.
     pub attempts: u64,
-    /// Share of attempts that reused a connection, 0 to 1.
+    /// Share of attempts that reused a connection, from 0 to 1.
     pub reuse: f64,
     /// Duration of the load, in seconds.
     pub seconds: f64,
 }
 
-/// The tables for people.
+/// The tables as text.
 pub(super) fn text(tally: &CallStats, story: &[(Phase, String)], totals: Totals) -> String {
     let mut out = String::new();
     let total = tally.total();
-    // For this and the following: writing to a String cannot fail.
+    // Here and below: writing to a String cannot fail.
     let _ = writeln!(
         out,
         "{} calls in {:.0} s ({} attempts), {} failed, {:.2} % of attempts reused a connection\n",
@@ -40,7 +40,7 @@ pub(super) fn text(tally: &CallStats, story: &[(Phase, String)], totals: Totals)
     out
 }
 
-/// The JSON: `{"calls", "failed", "reuse", "events": [{"name", "calls", "failed"}]}` and further figures.
+/// The report as JSON: `{"calls", "failed", "reuse", "events": [{"name", "calls", "failed"}]}` and further figures.
 pub(super) fn json(tally: &CallStats, story: &[(Phase, String)], totals: Totals) -> Value {
     let total = tally.total();
     let events: Vec<Value> =

@@ -16,7 +16,7 @@ use fairmesh_server::{MeshServer, serve_http};
 use fairmesh_wire::transport::Address;
 use tokio::net::TcpListener;
 
-use super::{error::DemoError, relay, tls_records::RelayCounts, topology::DemoRegion};
+use super::{delay_relay, error::DemoError, tls_records::RelayCounts, topology::DemoRegion};
 
 /// Response header with the region of the server.
 pub(super) const REGION_HEADER: &str = "x-shop-region";
@@ -31,7 +31,7 @@ pub(super) struct ServeArgs {
     region: String,
     #[arg(long)]
     agent: Address,
-    /// A file for what the relay in front of it has seen.
+    /// File for the counts of the relay in front of the server.
     #[arg(long)]
     relay_counts: PathBuf,
 }
@@ -130,7 +130,7 @@ async fn delayed_listener(
     let address = listener.local_addr()?;
     let counts = Arc::<RelayCounts>::default();
     let delay = Arc::new(move |caller| place.one_way_from(caller));
-    tokio::spawn(relay::serve(listener, target, delay, Arc::clone(&counts)));
+    tokio::spawn(delay_relay::serve(listener, target, delay, Arc::clone(&counts)));
     tokio::spawn(async move { counts.write_to(&file).await });
     Ok(address)
 }

@@ -1,4 +1,4 @@
-//! Asserts that the relays between regions see only TLS: each byte has to be part of a record (RFC 8446 §5.1).
+//! Checks that the relays between regions see only TLS: each byte must be part of a TLS record (RFC 8446 §5.1).
 
 use std::{
     path::Path,
@@ -9,14 +9,14 @@ use std::{
 use serde_json::{Value, json};
 use tokio::time::sleep;
 
-/// Types of records: change of cipher, alert, handshake, application data.
+/// Types of TLS records: change of cipher, alert, handshake, application data.
 const TYPES: std::ops::RangeInclusive<u8> = 20..=23;
-/// Upper bound of the length of a record.
+/// Maximum length of a TLS record, in bytes.
 const MAX_LENGTH: u16 = 16384 + 256;
-/// How often a process writes what its relay has seen.
+/// Interval at which a process writes the counts of its relay.
 const WRITE_INTERVAL: Duration = Duration::from_millis(500);
 
-/// What relays have seen.
+/// Connection counts of relays.
 #[derive(Debug, Default)]
 pub(super) struct RelayCounts {
     connections: AtomicU64,
@@ -25,17 +25,17 @@ pub(super) struct RelayCounts {
 }
 
 impl RelayCounts {
-    /// Counts a connection on which something was sent.
+    /// Counts a connection that has sent data.
     pub(super) fn add_connection(&self) {
         self.connections.fetch_add(1, Relaxed);
     }
 
-    /// Counts a connection that was cut, since something on it was no TLS.
+    /// Counts a connection that was cut because it carried data other than TLS.
     fn add_plaintext(&self) {
         self.plaintext.fetch_add(1, Relaxed);
     }
 
-    /// For the report.
+    /// The current counts, for the report.
     pub(super) fn seen(&self) -> Seen {
         Seen {
             connections: self.connections.load(Relaxed),
@@ -44,12 +44,12 @@ impl RelayCounts {
         }
     }
 
-    /// Keeps a file up to date for the process that reports.
+    /// Keeps a file with the counts up to date, for the process that reports.
     pub(super) async fn write_to(&self, file: &Path) {
         let mut written = None;
         loop {
             let seen = self.seen();
-            // A file that cannot be written is missing in the report, which fails.
+            // If the file cannot be written, it is missing in the report, which fails.
             if written != Some(seen) && tokio::fs::write(file, seen.json().to_string()).await.is_ok() {
                 written = Some(seen);
             }
@@ -58,7 +58,7 @@ impl RelayCounts {
     }
 }
 
-/// Counts at one time.
+/// Connection counts at a point in time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Seen {
     pub(super) connections: u64,
@@ -71,7 +71,7 @@ impl Seen {
         json!({"connections": self.connections, "records": self.records, "plaintext": self.plaintext})
     }
 
-    /// What a process has written.
+    /// Parses the counts written by a process.
     pub(super) fn read(text: &str) -> Option<Self> {
         let value: Value = serde_json::from_str(text).ok()?;
         let count = |name: &str| value[name].as_u64();
@@ -94,14 +94,14 @@ impl std::ops::AddAssign for Seen {
 /// Follows the records in one direction of a connection.
 #[derive(Debug, Default)]
 pub(super) struct RecordReader {
-    /// The header of a record, as far as it has arrived.
+    /// The part of the current record's header that has been received.
     header: Vec<u8>,
-    /// Bytes of the record that have not arrived.
+    /// Number of bytes of the current record that have not arrived yet.
     left: usize,
 }
 
 impl RecordReader {
-    /// Whether these bytes continue a sequence of records.
+    /// Whether these bytes continue a sequence of TLS records.
     pub(super) fn is_tls(&mut self, mut bytes: &[u8], counts: &RelayCounts) -> bool {
         while !bytes.is_empty() {
             let inside = self.left.min(bytes.len());
@@ -130,7 +130,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn records_are_followed_however_their_bytes_arrive() {
+    fn tls_records_are_recognised_across_any_fragmentation() {
         let mut bytes = Vec::new();
         for length in [0u16, 1, 5, 300, 16384] {
             bytes.extend([23, 3, 3]);
@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn plaintext_is_no_record() {
+    fn plaintext_is_not_tls_record() {
         let greetings: [&[u8]; 3] =
             [b"GET / HTTP/1.1\r\n", b"PRI * HTTP/2.0\r\n\r\n", b"\x16\x03\x01\xff\xff..."];
         for bytes in greetings {

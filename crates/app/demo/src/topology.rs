@@ -5,7 +5,8 @@ use std::{
     time::Duration,
 };
 
-/// A region of the demo. Its programs call from a loopback address of its own, by which the relay identifies them.
+/// A region of the demo. Its programs call from a loopback address that only this region uses, by which the relay
+/// identifies them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct DemoRegion {
     /// Name of the region.
@@ -20,11 +21,11 @@ pub(super) const REGIONS: [DemoRegion; 3] = [
     DemoRegion { name: "ap", octet: 3 },
 ];
 
-/// Round trips in milliseconds, by the order of [`REGIONS`].
+/// Round-trip times in milliseconds, in the order of [`REGIONS`].
 const ROUND_TRIPS_MS: [[u64; 3]; 3] = [[0, 20, 60], [20, 0, 50], [60, 50, 0]];
 
 impl DemoRegion {
-    /// The region of this name.
+    /// The region with this name.
     pub(super) fn named(name: &str) -> Option<Self> {
         REGIONS.into_iter().find(|place| place.name == name)
     }
@@ -47,7 +48,7 @@ impl DemoRegion {
         Duration::from_millis(ROUND_TRIPS_MS[self.index()][other.index()])
     }
 
-    /// One-way delay from a caller at `address` to this region; callers of no region have none.
+    /// One-way delay from a caller at `address` to this region; zero if the address belongs to no region.
     pub(super) fn one_way_from(self, address: IpAddr) -> Duration {
         Self::of(address).map_or(Duration::ZERO, |caller| self.round_trip(caller) / 2)
     }
@@ -61,11 +62,11 @@ pub(super) const SERVERS: [(&str, [u32; 3]); 4] = [
     ("catalog", [2, 2, 2]),
     ("cart", [2, 2, 2]),
     ("checkout", [2, 1, 1]),
-    // None in ap: its checkouts pay in another region.
+    // No payment server in ap: its checkouts pay in another region.
     ("payment", [2, 2, 0]),
 ];
 
-/// The instances of the fleet's own services: service, region, instance id.
+/// Instances of the fleet's own services, as service, region and instance ID.
 pub(super) fn instances() -> impl Iterator<Item = (&'static str, DemoRegion, String)> {
     SERVERS.into_iter().flat_map(|(service, counts)| {
         REGIONS.into_iter().zip(counts).flat_map(move |(place, count)| {
@@ -79,7 +80,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn round_trips_are_symmetric() {
+    fn demo_topology_round_trips_are_symmetric() {
         for a in REGIONS {
             for b in REGIONS {
                 assert_eq!(a.round_trip(b), b.round_trip(a));

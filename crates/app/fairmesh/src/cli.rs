@@ -1,10 +1,10 @@
-//! The command line: commands and their arguments. Their implementations are in the crates `processes`, `demo` and `cli`.
+//! The command line: commands and their arguments. The crates `processes`, `demo` and `cli` implement the commands.
 
 pub(crate) mod completion;
 mod config_file;
+mod option_aliases;
 #[cfg(test)]
-mod documented;
-mod renamed;
+mod reference_check;
 
 use std::error::Error as _;
 
@@ -35,13 +35,14 @@ pub(crate) struct Cli {
 }
 
 impl Cli {
-    /// Parses the arguments. Help, the version, and errors of clap itself are printed by clap, which ends the process.
+    /// Parses the arguments. For help, the version and errors of clap itself, clap prints the text and ends the
+    /// process.
     pub(crate) fn read() -> Result<Self, Failure> {
         let arguments: Vec<_> = std::env::args_os().collect();
         output::select_messages(arguments.iter().filter_map(|argument| argument.to_str()));
         let mut command = command();
         let arguments = config_file::expand(&command, arguments)?;
-        for (old, new) in renamed::old_names(&command, &arguments) {
+        for (old, new) in option_aliases::old_names(&command, &arguments) {
             output::warn(format!(
                 "the option --{old} is --{new} now; the next release does not know --{old}"
             ));
@@ -52,12 +53,13 @@ impl Cli {
     }
 }
 
-/// The tree of commands, for the parser, completions and man pages.
+/// The tree of commands, for the parser, completion and manual pages.
 pub(crate) fn command() -> clap::Command {
     config_file::add_option(Cli::command())
 }
 
-/// An argument that one of our types rejects, reported like every other error: clap would join problem and hint.
+/// Returns the failure for an argument that one of our types rejects, so that it is reported like every other error;
+/// clap would join problem and hint.
 fn refused(error: &clap::Error) -> Option<Failure> {
     if let Some(failure) = file_without_option(error) {
         return Some(failure);
@@ -71,7 +73,7 @@ fn refused(error: &clap::Error) -> Option<Failure> {
     Some(Failure::refused(format!("{argument}: {}", invalid.problem), invalid.hint.as_str()))
 }
 
-/// An error of usage, where messages are JSON; `None` if clap prints it, or help.
+/// Returns the failure for a usage error, if messages are printed as JSON; `None` if clap prints the error, or help.
 fn usage(error: &clap::Error) -> Option<Failure> {
     if !output::has_json_messages() || !error.use_stderr() {
         return None;
@@ -81,7 +83,7 @@ fn usage(error: &clap::Error) -> Option<Failure> {
     Some(Failure::refused(message.trim_start_matches("error: ").trim(), rest.trim()))
 }
 
-/// A YAML file as an argument of a command that takes files by `-f`.
+/// The failure for a YAML file given without `-f` to a command that requires `-f`.
 fn file_without_option(error: &clap::Error) -> Option<Failure> {
     let (ErrorKind::UnknownArgument, Some(ContextValue::String(argument))) =
         (error.kind(), error.get(ContextKind::InvalidArg))
@@ -213,7 +215,7 @@ impl Command {
         matches!(self, Self::Proxy(args) if args.runs_on_one_thread())
     }
 
-    /// Whether the command is a process that others of the mesh connect to, and that forwards no requests.
+    /// Whether the command is a process that has many connections from the mesh and forwards no requests.
     pub(crate) fn serves_many_peers(&self) -> bool {
         use rib::RibCommand;
         matches!(
@@ -237,7 +239,7 @@ mod tests {
         super::command().debug_assert();
     }
 
-    /// All visible commands below this one, with their names.
+    /// Collects all visible commands below `command`, with their full names.
     fn walk(command: &Command, name: &str, found: &mut Vec<(String, Command)>) {
         for below in command.get_subcommands().filter(|one| !one.is_hide_set() && one.get_name() != "help") {
             let name = format!("{name}{} ", below.get_name());
@@ -250,7 +252,7 @@ mod tests {
         command.get_arguments().find(|argument| argument.get_long() == Some(name))
     }
 
-    /// Commands whose output is not an object: processes, and those that print what another program said or reads.
+    /// Commands without `--format`: processes, and commands whose output another program writes or reads.
     const WITHOUT_FORMAT: &[&str] = &[
         "control",
         "agent",
@@ -285,7 +287,7 @@ mod tests {
     ];
 
     #[test]
-    fn every_command_has_the_same_output_options() {
+    fn all_commands_share_output_options() {
         let (mut found, mut wrong) = (Vec::new(), Vec::new());
         walk(&super::command(), "", &mut found);
         for (name, command) in &found {
@@ -305,10 +307,10 @@ mod tests {
     }
 
     #[test]
-    fn options_of_one_name_mean_the_same_everywhere() {
+    fn option_has_same_meaning_in_all_commands() {
         let mut found = Vec::new();
         walk(&super::command(), "", &mut found);
-        // Option, and what names it in the environment.
+        // Options, and their environment variables.
         let common = [("control", "FAIRMESH_CONTROL"), ("agent", "FAIRMESH_AGENT")];
         for (command_name, command) in &found {
             for argument in command.get_arguments().filter_map(Arg::get_long) {
@@ -323,7 +325,7 @@ mod tests {
                 else {
                     continue;
                 };
-                // An operator names the identities of agents.
+                // In some of these commands, `--agent` names the identities of agents instead of an address.
                 let named = argument.get_env().map(|env| env.to_string_lossy().into_owned());
                 assert!(
                     named.as_deref() == Some(variable) || WITHOUT_FORMAT.contains(&command_name.as_str()),

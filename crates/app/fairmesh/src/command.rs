@@ -63,7 +63,7 @@ pub(crate) async fn run(cli: Cli) -> Result<ExitCode, Failure> {
         Command::Man(args) => man::run(&args),
         Command::Schema => schema::run(),
         Command::Completions { shell } => {
-            // The parser accepts the shells that have one.
+            // The parser accepts only shells that have a completion script.
             let script = cli::completion::script(&shell).unwrap_or_default();
             output::write_bytes(&script).map(|()| ExitCode::SUCCESS)
         }

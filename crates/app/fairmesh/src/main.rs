@@ -1,7 +1,8 @@
-//! The only binary of Fairmesh: control plane, agent, demo, and the command line for people and programs.
+//! The only Fairmesh binary: control plane, agent, the other processes, demo, and the command line.
 //!
-//! It holds the tree of commands, and decides nothing; the commands are in the crates `processes`, `demo` and `cli`. Separate
-//! binaries for the control plane and the agent were rejected: one file to copy, one version to compare.
+//! This crate holds the tree of commands and no logic; the commands are in the crates `processes`, `demo` and `cli`.
+//! Separate binaries for the control plane and the agent were rejected: there is one file to copy and one version to
+//! compare.
 
 #![warn(clippy::print_stdout, clippy::print_stderr)]
 
@@ -18,7 +19,7 @@ use fairmesh_console::{
     failure::{self, Failure},
     output,
 };
-use fairmesh_processes::heap;
+use fairmesh_processes::heap_trimming;
 use fairmesh_wire::environment;
 use tokio::runtime::{Builder, Runtime};
 
@@ -30,7 +31,7 @@ fn main() -> ExitCode {
         Ok(cli) => cli,
         Err(failure) => return failure.report(),
     };
-    // Here, so that no command runs with another identity than it was told to have.
+    // Checked here so that no command runs with an identity other than the configured one.
     if let Err(invalid) = environment::workload_api() {
         return Failure::refused(format!("{}: {}", invalid.field, invalid.problem), invalid.hint).report();
     }
@@ -44,19 +45,19 @@ fn main() -> ExitCode {
         }
     };
     if cli.command.serves_many_peers() {
-        runtime.spawn(heap::trim_periodically());
+        runtime.spawn(heap_trimming::trim_periodically());
     }
     let code = match runtime.block_on(command::run(cli)) {
         Ok(code) => code,
         Err(failure) => failure.report(),
     };
-    // Waits for its tasks.
+    // Dropping the runtime waits for its blocking tasks.
     drop(runtime);
     dev::delete_temporary_data();
     code
 }
 
-/// A runtime with one thread for commands that need no more, otherwise with one per processor.
+/// A single-threaded runtime for commands that need no more, otherwise a runtime with one thread per processor.
 fn runtime(command: &Command) -> io::Result<Runtime> {
     let mut builder = if command.runs_on_one_thread() {
         set_event_loop(0);

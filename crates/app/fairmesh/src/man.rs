@@ -1,4 +1,4 @@
-//! `fairmesh man`: manual pages, from the definitions of the command line.
+//! `fairmesh man`: writes manual pages generated from the command-line definitions.
 
 use std::{fs, path::PathBuf, process::ExitCode};
 

@@ -1,4 +1,4 @@
-//! Keeps the direction of dependencies: which crate may know which, and that what decides is pure.
+//! Enforces the order of dependencies between crates, and the purity of crates that decide.
 
 #![allow(clippy::unwrap_used, reason = "what a test cannot do without has failed it")]
 
@@ -9,56 +9,56 @@ use std::{
     process::Command,
 };
 
-/// The folders of `crates`, from the ground up. A crate uses none of a floor above its own.
+/// The folders in `crates`, from the lowest floor to the highest. A crate may not use a crate of a higher floor.
 const FLOORS: &[&str] =
     &["base", "decide", "protocol", "observe", "state", "trust", "library", "edge", "control-plane", "app"];
 
-/// The floor of what tests alone use.
+/// Floor of crates that only tests use.
 const TESTING: &str = "testing";
 
-/// Which crates of ours each crate may use, in the order in which they build on each other. A crate that is not listed
-/// fails the test: a new crate must be added here at its place.
+/// Crates of the workspace that each crate may use, in build order. A crate missing here fails the test, so a new crate
+/// must be added at its place.
 const MAY_USE: &[(&str, &[&str])] = &[
     ("model", &[]),
-    // How metrics are registered, and no metric.
+    // Registration of metrics; this crate has no metric of its own.
     ("metrics", &[]),
-    // How connections are accepted knows nothing of what they carry.
+    // Accepts connections without knowing their protocol.
     ("listen", &[]),
-    // Messages as bytes: no word of the mesh.
+    // HTTP messages as bytes, without any knowledge of the mesh.
     ("http", &[]),
-    // Says what it saw to a collector, and knows nothing of the mesh.
+    // Exports telemetry to a collector, without any knowledge of the mesh.
     ("otlp", &["metrics"]),
-    // The pages of every process: what is on them comes from the processes.
+    // Pages of every process. The processes supply the contents.
     ("pages", &["model", "metrics", "listen", "otlp"]),
     ("wire", &["model", "listen", "http"]),
-    // Values for operators, from records and reports: who reads these is none of it.
+    // Values for operators, from records and reports. Their readers are in other crates.
     ("views", &["model", "wire"]),
-    // The page shows what a source knows, and the control plane is one.
+    // The page shows the data of a source; the control plane is one source.
     ("web", &["model", "wire", "views"]),
     ("balancer", &["model"]),
     ("imbalance", &["model"]),
     ("router", &["model", "balancer"]),
     ("headers", &["model", "router"]),
-    // Connections know endpoints and their statistics, and neither records nor routes.
+    // Connections know endpoints and their statistics, but neither records nor routes.
     ("connections", &["wire", "balancer", "router", "http", "headers"]),
     ("shared-memory", &[]),
-    // eBPF programs and their maps: no word of HTTP. They decide from what these two lay out.
+    // eBPF programs and their maps, without HTTP. They decide from the layouts of these two crates.
     ("kernel", &["balancer", "router"]),
     ("signals", &["model"]),
-    // Counts that were reported, by time: who reports them, and who reads them, is none of it.
+    // Reported counts by time. Other crates report and read the counts.
     ("call-history", &["model", "signals"]),
-    // Spans that processes exported, and what a caller may see of them: where they are listened for is none of it.
+    // Exported spans, and the parts that a caller may see. Another crate listens for spans.
     ("traces", &["model", "wire", "otlp"]),
     ("rib", &["model", "wire", "signals"]),
     ("identity", &["model", "wire", "rib"]),
-    // Verifies tokens: who brings them, and who fetches keys, is none of it.
+    // Verifies tokens. Other crates receive tokens and fetch keys.
     ("tokens", &["model", "router"]),
     ("te", &["model"]),
     ("placement", &["model"]),
-    // Which agents probe which, and what that says: who sends and who asks is none of it.
+    // Assigns probes to agents and evaluates the results. Other crates send and schedule probes.
     ("probes", &["model"]),
     ("backend-loads", &["model"]),
-    // From facts to tables, for the control plane and the simulator: who collects facts and writes tables is none of it.
+    // Computes tables from facts, for the control plane and the simulator. Other crates collect facts and write tables.
     ("planner", &["model", "signals", "te"]),
     ("sim", &["model", "balancer", "router", "rib", "te", "planner", "signals"]),
     ("store", &["model", "wire", "rib"]),
@@ -114,13 +114,13 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "connections",
         ],
     ),
-    // Decides for a caller that does not exist, as the library would.
+    // Decides for a hypothetical caller, as the library would.
     ("explain", &["model", "router", "views", "calls"]),
-    // Names what programs use.
+    // The names that programs use.
     ("client", &["model", "wire", "router", "http", "headers", "calls"]),
-    // What proxies have in common knows no kind of proxy: neither the kernel form nor servers in front of programs and pages.
+    // Shared code of proxies, without knowledge of kernel mode, of servers in front of programs, or of pages.
     ("edge", &["model", "metrics", "shared-memory", "wire", "identity", "http", "headers", "calls", "otlp"]),
-    // Routes for tenants that their nodes name, and knows no node.
+    // Routes for tenants identified by their nodes, without knowledge of nodes.
     (
         "gateway",
         &[
@@ -128,7 +128,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "server", "edge",
         ],
     ),
-    // Forwards bytes: no word of routes or policies. The records that it follows say which replica serves a service.
+    // Forwards bytes, without routes or policies. The records it follows say which replica serves a service.
     ("node", &["model", "metrics", "listen", "pages", "wire", "rib", "server", "edge"]),
     (
         "proxy",
@@ -137,15 +137,15 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "server", "otlp", "edge",
         ],
     ),
-    // Holds keys and knows nothing of calls.
+    // Holds private keys, without knowledge of calls.
     ("keyserver", &["model", "metrics", "listen", "pages", "wire", "identity"]),
-    // Answers from declarations: it calls nothing.
+    // Answers from declarations, without calls to other processes.
     ("dns", &["model", "metrics", "listen", "pages", "wire", "rib"]),
     ("lookaside", &["model", "metrics", "listen", "pages", "wire", "rib", "router", "signals", "calls"]),
-    // Runs controllers, and knows none of them.
+    // Runs controllers, without knowledge of any of them.
     ("controllers", &["model", "rib", "store"]),
     ("gateway-control", &["model", "metrics", "wire", "rib", "placement", "backend-loads", "controllers"]),
-    // Who wrote which records: a file beside the store, and no part of it.
+    // Records who wrote what, in a file beside the store.
     ("audit", &["model", "identity", "rib", "store"]),
     (
         "control",
@@ -174,7 +174,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "web",
         ],
     ),
-    // What commands share. They know none of one another.
+    // Shared code of commands. Commands know nothing of each other.
     ("console", &["model", "wire", "identity", "views"]),
     (
         "processes",
@@ -206,7 +206,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
         ],
     ),
     ("demo", &["model", "wire", "client", "server", "kernel", "console"]),
-    // What shows traffic changes no records but who plans.
+    // Commands about traffic. The only records they change are those of the planner.
     ("traffic", &["model", "wire", "registry", "imbalance", "planner", "console", "processes"]),
     (
         "cli",
@@ -232,19 +232,19 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "traffic",
         ],
     ),
-    // Shows what a control plane responds, and runs nothing.
+    // Shows the responses of a control plane; it runs nothing.
     ("top", &["model", "wire", "views", "console"]),
-    // What tests share, and what runs them.
+    // Shared code of tests, and the test runner.
     ("test-support", &["model"]),
     ("test-runner", &["test-support"]),
-    // A newcomer's program needs the library and nothing else of ours.
+    // A newcomer's program needs only the library.
     ("examples", &["client", "server"]),
 ];
 
-/// What wires everything: binaries, and what is tried on all that reads bytes of others.
+/// Crates that may use all other crates: binaries, benchmarks and fuzzers.
 const MAY_USE_ALL: &[&str] = &["fairmesh", "bench", "fuzz"];
 
-/// Crates that hold no clock, no chance and no I/O, so that simulation and production run the same code.
+/// Crates without clock, randomness or I/O, so that simulation and production run the same code.
 const PURE: &[&str] = &[
     "model",
     "balancer",
@@ -259,44 +259,44 @@ const PURE: &[&str] = &[
     "call-history",
 ];
 
-/// Files that are as pure within a crate that is not: the core of the RIB, and what decides on shards.
+/// Pure files in crates that are not pure: the core of the RIB, and the decisions about shards.
 const PURE_FILES: &[(&str, &[&str])] = &[
     (
         "rib",
         &[
             "batch.rs",
-            "prefixes.rs",
+            "covering_prefixes.rs",
             "table.rs",
             "table/apply_update.rs",
             "table/previous_values.rs",
-            "table/memory.rs",
+            "table/memory_size.rs",
             "update.rs",
-            "progress.rs",
+            "progress_schedule.rs",
             "node_core.rs",
-            "hub.rs",
-            "hub/pull.rs",
-            "hub/memory.rs",
-            "hub/watcher.rs",
+            "watcher_hub.rs",
+            "watcher_hub/update_pull.rs",
+            "watcher_hub/memory_size.rs",
+            "watcher_hub/watcher.rs",
         ],
     ),
-    ("control", &["signals/watched.rs"]),
+    ("control", &["reports/watched_services.rs"]),
     ("traces", &["otlp.rs", "span.rs", "store.rs", "view.rs"]),
     (
         "registry",
         &[
-            "balance/plan.rs",
-            "balance/region_pool.rs",
-            "balance/load_window.rs",
+            "shard_balance/plan.rs",
+            "shard_balance/region_pool.rs",
+            "shard_balance/load_window.rs",
             "shards/map_edit.rs",
             "shards/next_action.rs",
         ],
     ),
 ];
 
-/// What a pure crate may be built on: derive macros, buffers, hashing, expressions.
+/// External crates that a pure crate may use: derive macros, buffers, hashing, expressions.
 const PURE_MAY_USE: &[&str] = &["bytes", "regex-automata", "schemars", "serde", "thiserror", "xxhash-rust"];
 
-/// What the sources of a pure crate may not name.
+/// Paths that the sources of a pure crate may not name.
 const IMPURE: &[&str] = &[
     "Instant::now",
     "SystemTime",
@@ -310,48 +310,48 @@ const IMPURE: &[&str] = &[
     "async fn",
 ];
 
-/// Dependencies that only some crates may have.
+/// External dependencies that only the listed crates may have.
 const ONLY: &[(&str, &[&str])] = &[
     ("redb", &["store"]),
-    // The peer of a benchmark is a stack without a mesh, with certificates and TLS of its own.
+    // The peer of a benchmark is a stack without a mesh, with its own certificates and TLS.
     ("rcgen", &["identity", "bench"]),
     ("x509-parser", &["identity"]),
-    // Listeners for clients that are not part of the mesh have certificates of their own.
+    // Listeners for clients outside the mesh have their own certificates.
     ("rustls", &["identity", "edge", "bench", "test-support"]),
     ("tokio-rustls", &["identity", "edge", "bench", "test-support"]),
 ];
 
-/// Where sockets are listened on, and served. Everything else does so by `listen` or `wire`, so that its limits are set
-/// in one place; each of these has limits of its own, in `docs/limits.md`, or is a demonstration.
+/// Files that may bind sockets and serve them. All others use `listen` or `wire`, so that limits are set in one place.
+/// The files here have limits of their own, listed in `docs/limits.md`, or are demonstrations.
 const LISTENS: &[&str] = &[
-    "listen/src/pages.rs",
+    "listen/src/page_listener.rs",
     "wire/src/transport/listener.rs",
     "wire/src/transport/serve.rs",
-    // Listeners for programs, for a program's server, and for the process that takes over.
+    // Listeners for programs, for a program's server, and for the successor of a process during an upgrade.
     "proxy/src/lifecycle/bind.rs",
-    "core/src/lifecycle/handover.rs",
-    "core/src/lifecycle/succession.rs",
-    // Queries of DNS, over TCP and UDP.
+    "core/src/lifecycle/socket_handover.rs",
+    "core/src/lifecycle/process_succession.rs",
+    // DNS queries over TCP and UDP.
     "dns/src/lib.rs",
-    // In front of a program.
-    "processes/src/register/terminator.rs",
-    // Probes of other agents.
-    "agent/src/zone_probes/answer.rs",
+    // Terminates TLS in front of a program.
+    "processes/src/register/tls_terminator.rs",
+    // Answers probes of other agents.
+    "agent/src/zone_probes/probe_responder.rs",
     "demo/src/fleet.rs",
     "demo/src/service.rs",
-    // A connection of the process to itself.
-    "kernel/src/looker.rs",
-    // Only finds out that a port is free.
+    // The process connects to itself.
+    "kernel/src/caller_read_probe.rs",
+    // Only checks whether a port is free.
     "test-support/src/ports.rs",
 ];
 
-/// The most lines of a crate's `src`, generated files left out: a larger one has parts that build faster and read better alone.
+/// Largest number of lines in a crate's `src`, without generated files.
 const MAX_CRATE_LINES: usize = 15_000;
 
-/// The most lines of a file, also of tests.
+/// Largest number of lines in a file, including test files.
 const MAX_FILE_LINES: usize = 600;
 
-/// How one begins to listen, or has a library accept.
+/// Calls that start listening, or make a library accept connections.
 const LISTENING: &[&str] = &[
     "TcpListener::bind",
     "UnixListener::bind",
@@ -364,14 +364,14 @@ const LISTENING: &[&str] = &[
 struct Crate {
     name: String,
     folder: PathBuf,
-    /// By name as declared; those for tests and build scripts are left out.
+    /// Dependencies by their declared names, without those for tests and build scripts.
     dependencies: BTreeSet<String>,
-    /// Whether `cargo test --doc` runs the examples of its library; `None` without a library.
+    /// Whether `cargo test --doc` runs the library's examples; `None` without a library.
     runs_examples: Option<bool>,
 }
 
 impl Crate {
-    /// The position of its floor; `None` of what lies beside `crates`, and of what tests alone use.
+    /// Index of the crate's floor in [`FLOORS`]; `None` for crates outside `crates` and for test crates.
     fn floor(&self) -> Option<usize> {
         let folder = self.folder.parent().unwrap();
         if !folder.parent().unwrap().ends_with("crates") || folder.ends_with(TESTING) {
@@ -438,7 +438,7 @@ fn every_crate_uses_only_listed_crates() {
 }
 
 #[test]
-fn crate_uses_none_of_a_floor_above_its_own() {
+fn crates_use_no_crate_of_higher_architecture_layer() {
     let crates = crates();
     let floors: BTreeMap<&str, usize> =
         crates.iter().filter_map(|one| Some((&*one.name, one.floor()?))).collect();
@@ -452,7 +452,7 @@ fn crate_uses_none_of_a_floor_above_its_own() {
 }
 
 #[test]
-fn the_order_of_crates_has_no_circle() {
+fn crate_order_has_no_cycle() {
     let mut beneath = BTreeSet::new();
     for (name, uses) in MAY_USE {
         assert!(uses.iter().all(|used| beneath.contains(used)), "{name} stands before what it uses");
@@ -472,7 +472,7 @@ fn restricted_dependencies_stay_in_their_crates() {
 }
 
 #[test]
-fn deciding_crates_are_pure() {
+fn deciding_crates_use_no_clock_randomness_or_io() {
     for one in crates().into_iter().filter(|one| PURE.contains(&one.name.as_str())) {
         for dependency in &one.dependencies {
             let fits = ours(dependency).is_some_and(|name| PURE.contains(&name))
@@ -486,7 +486,7 @@ fn deciding_crates_are_pure() {
 }
 
 #[test]
-fn the_core_of_the_rib_is_pure() {
+fn rib_core_uses_no_clock_randomness_or_io() {
     for one in crates() {
         let files = PURE_FILES.iter().filter(|(name, _)| *name == one.name).flat_map(|(_, files)| *files);
         for file in files {
@@ -495,9 +495,9 @@ fn the_core_of_the_rib_is_pure() {
     }
 }
 
-/// `cargo test --doc` reads every crate whole, for minutes on a busy machine. `doctest = false` leaves out crates without examples.
+/// `cargo test --doc` compiles every crate, which takes minutes on a busy machine. `doctest = false` skips a crate.
 #[test]
-fn crates_with_examples_in_their_documentation_run_them() {
+fn crates_with_doc_examples_run_doctests() {
     for one in crates() {
         let Some(runs_examples) = one.runs_examples else { continue };
         let has_examples = sources(&one.folder.join("src")).iter().any(|file| has_example(file));
@@ -505,7 +505,7 @@ fn crates_with_examples_in_their_documentation_run_them() {
     }
 }
 
-/// Whether a documentation comment of a file has a block of code.
+/// Whether a documentation comment in the file has a code block.
 fn has_example(file: &Path) -> bool {
     let text = fs::read_to_string(file).unwrap();
     text.lines()
@@ -514,7 +514,7 @@ fn has_example(file: &Path) -> bool {
 }
 
 #[test]
-fn crates_and_files_stay_within_their_bounds_of_lines() {
+fn crates_and_files_stay_within_line_limits() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(3).unwrap();
     let mut wrong = Vec::new();
     let mut crate_lines = BTreeMap::<PathBuf, usize>::new();
@@ -557,7 +557,7 @@ fn assert_pure(file: &Path) {
     assert!(found.is_none(), "{}: a pure file names {found:?}", file.display());
 }
 
-/// Which of these words the code of a file names first, and in which line; its tests may name them.
+/// The first of `words` in the code of a file, with its line; test code is skipped.
 fn names(file: &Path, words: &'static [&'static str]) -> Option<(usize, &'static str)> {
     let text = fs::read_to_string(file).unwrap();
     let code = text.split("#[cfg(test)]\nmod tests {").next().unwrap_or_default();
@@ -567,7 +567,7 @@ fn names(file: &Path, words: &'static [&'static str]) -> Option<(usize, &'static
     })
 }
 
-/// Every Rust file below a folder with its number of lines; generated and built ones are left out.
+/// Every Rust file below a folder with its number of lines, without generated files and build output.
 fn line_counts(folder: &Path) -> Vec<(PathBuf, usize)> {
     let mut found = Vec::new();
     for entry in fs::read_dir(folder).unwrap() {
@@ -584,7 +584,7 @@ fn line_counts(folder: &Path) -> Vec<(PathBuf, usize)> {
     found
 }
 
-/// Every Rust file below a folder, but for files of tests.
+/// Every Rust file below a folder, without test files.
 fn sources(folder: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();
     for entry in fs::read_dir(folder).unwrap() {

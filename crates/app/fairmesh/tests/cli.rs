@@ -1,5 +1,5 @@
-//! The real binary, as people and programs use it: a control plane of its own for each test, on a Unix socket in a
-//! temporary folder, so that tests run side by side.
+//! Runs the real binary as people and programs do. Each test has its own control plane, on a Unix socket in a temporary
+//! folder, so tests can run in parallel.
 
 #![allow(clippy::unwrap_used, reason = "what a test cannot do without has failed it")]
 

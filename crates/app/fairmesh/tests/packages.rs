@@ -1,4 +1,4 @@
-//! What `make package` builds, from the binary under test: each package is unpacked, and its binary is used.
+//! Builds packages with `make package` from the binary under test, unpacks each, and runs its binary.
 
 #![allow(clippy::unwrap_used, reason = "what a test cannot do without has failed it")]
 
@@ -13,10 +13,10 @@ use fairmesh_test_support::skipped;
 use serde_json::Value;
 use tempfile::TempDir;
 
-/// The version of all packages.
+/// Version of all packages.
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
-/// The packages; `None` where a tool is missing.
+/// Folder with the packages; `None` if a packaging tool is missing.
 fn packages() -> Option<&'static Path> {
     static BUILT: OnceLock<Option<TempDir>> = OnceLock::new();
     let built = BUILT.get_or_init(|| {
@@ -31,7 +31,7 @@ fn packages() -> Option<&'static Path> {
         let output = Command::new(script)
             .env("BINARY", env!("CARGO_BIN_EXE_fairmesh"))
             .env("OUT", out.path())
-            // Packages of a test are read once.
+            // Fast compression: each test package is read once.
             .env("COMPRESSION", "1")
             .output()
             .unwrap();
@@ -41,7 +41,7 @@ fn packages() -> Option<&'static Path> {
     built.as_ref().map(TempDir::path)
 }
 
-/// What a command prints, or what it complains of.
+/// Standard output of a command, or its error output if it fails.
 fn run(program: &str, args: &[&str]) -> Result<String, String> {
     let output = Command::new(program).args(args).output().map_err(|error| error.to_string())?;
     match output.status.success() {
@@ -50,7 +50,7 @@ fn run(program: &str, args: &[&str]) -> Result<String, String> {
     }
 }
 
-/// The package whose name ends so.
+/// The package whose file name ends with `end`.
 fn package(folder: &Path, end: &str) -> PathBuf {
     let entries = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
     let mut found = entries.filter(|path| path.to_str().unwrap().ends_with(end));
@@ -64,7 +64,7 @@ fn unpack(archive: &Path) -> TempDir {
     folder
 }
 
-/// What every package has below its root, whose binary works.
+/// Asserts that a package root has all files and that its binary works.
 fn assert_complete(root: &Path) {
     let binary = root.join("usr/bin/fairmesh");
     let version = run(binary.to_str().unwrap(), &["version", "--client"]).unwrap();
@@ -92,7 +92,7 @@ fn assert_complete(root: &Path) {
 }
 
 #[test]
-fn packages_contain_a_working_binary_and_all_files() {
+fn packages_contain_working_binary_and_all_files() {
     let Some(folder) = packages() else { return };
     the_tarball(folder);
     the_deb(folder);
@@ -117,7 +117,7 @@ fn the_deb(folder: &Path) {
         fields.contains("Package: fairmesh") && fields.contains(VERSION) && fields.contains("libc6"),
         "{fields}"
     );
-    // Into a root of its own, as an installer of images does.
+    // Installed into a separate root, as image builders do.
     let database = root.path().join("var/lib/dpkg");
     for below in ["info", "updates", "triggers"] {
         fs::create_dir_all(database.join(below)).unwrap();
@@ -140,7 +140,7 @@ fn the_deb(folder: &Path) {
     assert_complete(root.path());
 }
 
-/// The binary is stripped, and its symbols are where a debugger looks for its build id.
+/// Asserts that the binary is stripped and that its symbols are stored under its build id for debuggers.
 fn the_symbols(folder: &Path) {
     let debug = unpack(&package(folder, "-debug.tar.gz"));
     let binary = run("find", &[debug.path().to_str().unwrap(), "-type", "f"]).unwrap();
@@ -157,7 +157,8 @@ fn the_symbols(folder: &Path) {
     assert!(symbols.ends_with(&format!(".build-id/{}/{}.debug", &id[..2], &id[2..])), "{symbols} of {id}");
 }
 
-/// Every descriptor of the image is that of its blob, and its root has all that the binary loads.
+/// Asserts that every descriptor of the image matches its blob, and that the image has all libraries that the binary
+/// loads.
 fn the_image(folder: &Path) {
     let image = unpack(&package(folder, "-oci.tar"));
     let blob = |descriptor: &Value| {

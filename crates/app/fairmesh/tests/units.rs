@@ -1,4 +1,4 @@
-//! The systemd units and what is written about them say only what the binary understands.
+//! The systemd units and their documentation name only options and variables that the binary has.
 
 #![allow(clippy::unwrap_used, reason = "what a test cannot do without has failed it")]
 
@@ -15,7 +15,7 @@ fn help(command: &str) -> BTreeSet<String> {
     words(&String::from_utf8(output.stdout).unwrap())
 }
 
-/// Options and variables of ours that a text names.
+/// Options and `FAIRMESH_` variables in a text.
 fn words(text: &str) -> BTreeSet<String> {
     let of_names = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_');
     let words = text.split(|c| !of_names(c));
@@ -36,7 +36,7 @@ fn systemd_units_name_only_existing_options_and_variables() {
         let start = format!("ExecStart=/usr/local/bin/fairmesh {command} ");
         assert!(unit.lines().any(|line| line.starts_with(&start)), "{unit}");
         let mut known = help(command);
-        // Of the unit, for more arguments.
+        // The units define this variable for further arguments.
         known.insert(format!("FAIRMESH_{}_OPTIONS", name.to_uppercase()));
         let unknown: Vec<_> = words(&unit).difference(&known).cloned().collect();
         assert!(unknown.is_empty(), "fairmesh {command} does not know {unknown:?}");
@@ -44,7 +44,7 @@ fn systemd_units_name_only_existing_options_and_variables() {
 }
 
 #[test]
-fn systemd_units_limit_the_agent_and_restart_processes() {
+fn systemd_units_limit_agent_and_restart_processes() {
     let agent = deployed("fairmesh-agent.service");
     for setting in ["CPUQuota=", "MemoryMax=", "TasksMax="] {
         assert!(agent.lines().any(|line| line.starts_with(setting)), "{setting}");

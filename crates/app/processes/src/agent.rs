@@ -57,8 +57,8 @@ pub struct AgentArgs {
     /// the system].
     #[arg(long, value_name = "IP")]
     local_address: Option<IpAddr>,
-    /// Name of this agent, which is its identity in a trust domain: two agents of one name are one to the mesh, so a second one on
-    /// a host needs a name of its own [default: the host's name].
+    /// Name of this agent, and its identity in a trust domain. Agents with the same name are one agent to the mesh, so
+    /// a second agent on a host needs a name of its own [default: the host's name].
     #[arg(long)]
     name: Option<String>,
     /// A file with the token of `fairmesh identity token` [default: FAIRMESH_JOIN_TOKEN]. Not needed again once the agent has
@@ -78,7 +78,7 @@ pub struct AgentArgs {
 /// Runs until SIGTERM or SIGINT.
 pub async fn run(args: AgentArgs) -> Result<ExitCode, Failure> {
     args.logging.start()?;
-    // It has the keys of its machine's programs.
+    // The process holds keys of local programs.
     protect_memory().map_err(|error| Failure::stopped(&error))?;
     refuse_redirection()?;
     let join_token = join_token(args.join_token_file.as_deref())?;
@@ -101,7 +101,8 @@ pub async fn run(args: AgentArgs) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Refuses to run where the programs of the kernel form are attached. What this user cannot see of them is not checked.
+/// Refuses to run in a cgroup to which the eBPF programs of the kernel form are attached. Attachments that this user
+/// cannot see are not checked.
 fn refuse_redirection() -> Result<(), Failure> {
     match fairmesh_kernel::own_attachment(Path::new(fairmesh_kernel::DEFAULT_PINS)) {
         Ok(Some(cgroup)) => Err(Failure::refused(
@@ -114,7 +115,7 @@ fn refuse_redirection() -> Result<(), Failure> {
     }
 }
 
-/// The control plane on this machine.
+/// The addresses tried by default for the control plane on this machine.
 fn default_control() -> Vec<Address> {
     environment::control_sockets().chain([Address::Tcp(environment::CONTROL_ADDRESS.to_owned())]).collect()
 }

@@ -52,8 +52,9 @@ struct ServeArgs {
     /// 'fairmesh trace'. Plaintext, and not authenticated.
     #[arg(long, value_name = "ADDRESS")]
     traces: Option<SocketAddr>,
-    /// A name of this host or of a load balancer in front of it, for the certificate with which that port speaks TLS beside
-    /// plaintext in a mesh with a trust domain; may be repeated. It has localhost, the host's name and that address.
+    /// A host name for the certificate of the admin port, which accepts TLS beside plaintext in a mesh with a trust
+    /// domain: a name of this host or of a load balancer. May be repeated. The certificate always has localhost, the
+    /// host's name and the port's address.
     #[arg(long = "admin-name", alias = "http-name", value_name = "HOST")]
     admin_names: Vec<String>,
     /// A YAML file of 'kind: Endpoints', or a folder of them, to watch; may be repeated.
@@ -82,17 +83,17 @@ struct ServeArgs {
     logging: Logging,
 }
 
-/// Whose tokens say who a user is. The names are those of kube-apiserver.
+/// Identity providers whose tokens authenticate users. The option names are those of kube-apiserver.
 #[derive(Debug, Args)]
 struct OidcArgs {
-    /// Take tokens of users from this issuer of OpenID Connect, whose URL they have as 'iss'.
+    /// Accept user tokens from this OpenID Connect issuer; the URL must equal the tokens' 'iss'.
     #[arg(long, value_name = "URL", requires_all = ["oidc_client_id", "oidc_jwks"])]
     oidc_issuer_url: Option<String>,
-    /// The audience of these tokens, 'aud': the id of the client for which the issuer makes them.
+    /// Audience ('aud') of the tokens: the client id for which the issuer creates them.
     #[arg(long, value_name = "ID", requires = "oidc_issuer_url")]
     oidc_client_id: Option<String>,
-    /// The public keys of the issuer, as a JWKS: a file, which is read again when it changes, or a URL of https, as the
-    /// issuer's jwks_uri, which is fetched every hour and for tokens with a new key.
+    /// Public keys of the issuer, as a JWKS: a file, which is read again when it changes, or an https URL such as the
+    /// issuer's jwks_uri, which is fetched every hour and when a token has a new key.
     #[arg(long, value_name = "FILE|URL", requires = "oidc_issuer_url")]
     oidc_jwks: Option<JwksLocation>,
     /// The authorities that vouch for the server of this URL, in PEM [default: those of the system].
@@ -119,10 +120,10 @@ impl OidcArgs {
     }
 }
 
-/// Environment variable of the password, which no process list shows.
+/// Environment variable with the password. Unlike options, it is not shown in process lists.
 const PASSWORD: &str = "FAIRMESH_ETCD_PASSWORD";
 
-/// Location of the store, if not in the data directory.
+/// Location of the store, if it is not in the data directory.
 #[derive(Debug, Args)]
 struct EtcdArgs {
     /// Keep the routing information base in etcd instead of the data directory: etcd://HOST:2379,HOST2:2379, followed
@@ -158,10 +159,11 @@ impl EtcdArgs {
     }
 }
 
-/// The trust domain of a new store that is given none.
+/// Trust domain of a new store if none is given.
 const DEFAULT_DOMAIN: &str = "mesh.local";
 
-/// The trust domain. A store in etcd has one only if it is given: each of its control planes needs the root.
+/// Returns the trust domain to use. A store in etcd has a trust domain only if one is given, because each of its
+/// control planes needs the root.
 fn trust_domain(given: Option<&str>, is_shared: bool) -> Result<TrustDomainChoice, Failure> {
     let domain = |name: &str| {
         TrustDomain::new(name).map_err(|error| {
@@ -176,8 +178,8 @@ fn trust_domain(given: Option<&str>, is_shared: bool) -> Result<TrustDomainChoic
     })
 }
 
-/// Refuses documents that no source reads: a file with one is ignored whole, and a log would be all that says so. Other
-/// mistakes are left to the log, so that a file which is edited at a bad moment keeps no control plane from starting.
+/// Refuses documents that no source reads: otherwise the whole file would be ignored, with only a log message. Other
+/// mistakes are only logged, so that a file saved in the middle of an edit does not keep a control plane from starting.
 fn check_sources(sources: &[PathBuf]) -> Result<(), Failure> {
     for source in sources {
         for file in FileSource::files(source).unwrap_or_default() {
@@ -203,7 +205,7 @@ fn check_source(name: &str, text: &str) -> Result<(), Failure> {
     Err(Failure::refused(what.trim_end(), hint))
 }
 
-/// Runs until SIGTERM or SIGINT; or runs the subcommand.
+/// Runs the subcommand if there is one, otherwise the control plane until SIGTERM or SIGINT.
 pub async fn run(args: ControlArgs) -> Result<ExitCode, Failure> {
     match args.command {
         Some(ControlCommand::Status(args)) => status::run(args).await.map(|()| ExitCode::SUCCESS),
@@ -213,7 +215,7 @@ pub async fn run(args: ControlArgs) -> Result<ExitCode, Failure> {
 
 async fn serve(args: ServeArgs) -> Result<ExitCode, Failure> {
     args.logging.start()?;
-    // It has the keys of the authority.
+    // The process holds the keys of the authority.
     protect_memory().map_err(|error| Failure::stopped(&error))?;
     check_sources(&args.sources)?;
     let data_dir = args.data_dir.map_or_else(|| default_paths::state("control"), Ok)?;

@@ -23,7 +23,7 @@ impl FromStr for AdminAddress {
     }
 }
 
-/// Host name of this machine, or a name for one without.
+/// Host name of this machine, or a substitute if the machine has none.
 pub fn host_name() -> String {
     environment::host_name().unwrap_or_else(|| "unnamed".into())
 }

@@ -23,7 +23,7 @@ pub struct DnsArgs {
     /// The zone: cart.shop.ZONE is the service shop/cart.
     #[arg(long, value_name = "ZONE", default_value = "mesh")]
     zone: Zone,
-    /// The address of services without a virtual address: one whose connections the proxy captures, or at which it listens.
+    /// Address for services without a virtual address: an address at which the proxy listens or captures connections.
     /// May be repeated, for IPv4 and IPv6.
     #[arg(long, value_name = "IP", default_value = "240.0.0.1", value_delimiter = ',')]
     address: Vec<IpAddr>,

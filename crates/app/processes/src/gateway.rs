@@ -1,13 +1,13 @@
 //! `fairmesh gateway`.
 
 mod acts;
+mod backend_load_text;
 mod explain;
-mod loads;
 mod placements;
 mod relocation;
+mod rolling_upgrade;
 mod status;
 mod throttle;
-mod upgrade;
 
 use std::{net::SocketAddr, path::PathBuf, process::ExitCode, time::Duration};
 
@@ -26,7 +26,7 @@ use super::{
     daemon_args::{AdminAddress, host_name},
     proxy::LogForm,
 };
-use crate::{logging::Logging, size::read_size};
+use crate::{byte_size::read_size, logging::Logging};
 
 /// Arguments of `fairmesh gateway`.
 #[derive(Debug, Args)]
@@ -50,7 +50,7 @@ enum GatewayCommand {
     /// Limit the new connections of a service, or end a limit. Needs the role admin.
     Throttle(throttle::ThrottleArgs),
     /// Replace the program of replicas one by one, by hot upgrade; stop and go back when error codes rise.
-    Upgrade(upgrade::UpgradeArgs),
+    Upgrade(rolling_upgrade::UpgradeArgs),
 }
 
 /// Arguments of a replica.
@@ -132,7 +132,7 @@ pub async fn run(args: GatewayCommandArgs) -> Result<ExitCode, Failure> {
         Some(GatewayCommand::Explain(args)) => explain::run(args).await.map(|()| ExitCode::SUCCESS),
         Some(GatewayCommand::Move(args)) => relocation::run(args).await.map(|()| ExitCode::SUCCESS),
         Some(GatewayCommand::Throttle(args)) => throttle::run(args).await.map(|()| ExitCode::SUCCESS),
-        Some(GatewayCommand::Upgrade(args)) => upgrade::run(args).await,
+        Some(GatewayCommand::Upgrade(args)) => rolling_upgrade::run(args).await,
         None => serve(args.replica).await,
     }
 }
@@ -145,7 +145,7 @@ async fn serve(args: GatewayArgs) -> Result<ExitCode, Failure> {
     let name = Label::new("gateway").map_err(|error| Failure::refused(error, "report this"))?;
     let path = SpiffePath::Mesh(MeshRole::Gateway, name);
     let transport = connect::transport_of_agent(agent.clone(), Some(path), "gateway").await;
-    // Nodes and pods are known by mutual TLS only.
+    // Nodes and pods are identified only by mutual TLS.
     connect::require_identity(&transport)?;
     let processors = || std::thread::available_parallelism().map_or(1, usize::from);
     let cores = args.cores.map_or_else(processors, usize::from);

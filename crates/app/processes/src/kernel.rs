@@ -1,4 +1,4 @@
-//! `fairmesh kernel`: has the kernel send requests of unmodified programs.
+//! `fairmesh kernel`: lets the kernel send requests of unmodified programs.
 
 mod attach;
 mod status;
@@ -29,7 +29,7 @@ pub enum KernelCommand {
     Probe(status::ProbeArgs),
 }
 
-/// Where maps and links are pinned.
+/// Location at which maps and links are pinned.
 #[derive(Debug, Args)]
 struct PinArgs {
     /// The directory in a BPF file system in which maps and links are pinned.
@@ -59,7 +59,7 @@ pub async fn run(command: KernelCommand) -> Result<ExitCode, Failure> {
     }
 }
 
-/// Becomes the program; returns only if that fails.
+/// Replaces this process with the program. Returns only if that fails.
 fn enter(args: RunArgs) -> Result<ExitCode, Failure> {
     enter_cgroup(&args.cgroup).map_err(failure)?;
     // clap requires one.

@@ -47,7 +47,7 @@ pub async fn run(args: KeyserverArgs) -> Result<ExitCode, Failure> {
     let path = SpiffePath::Mesh(MeshRole::KeyServer, name);
     let agent = args.agent.unwrap_or_else(connect::agent);
     let transport = connect::transport_of_agent(agent, Some(path), "keyserver").await;
-    // Callers are known by mutual TLS only.
+    // Callers are identified only by mutual TLS.
     connect::require_identity(&transport)?;
     let config = KeyServerConfig {
         transport,

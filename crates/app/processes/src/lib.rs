@@ -1,16 +1,17 @@
-//! Commands that run processes of the mesh until they are stopped, inspect them and configure them.
+//! Commands that run, inspect and configure long-running processes of the mesh.
 //!
-//! The processes are in crates of their own; here are their arguments, default paths and logs. A binary for each of them was
-//! rejected: one file to copy, one version to compare.
+//! The processes are in their own crates; this crate has their arguments, default paths and logs. Rejected: a separate
+//! binary for each process. One file to copy means one version to compare.
 
 #![warn(clippy::print_stdout, clippy::print_stderr)]
 
 pub mod agent;
+mod byte_size;
 pub mod control;
 pub mod daemon_args;
 pub mod dns;
 pub mod gateway;
-pub mod heap;
+pub mod heap_trimming;
 pub mod kernel;
 pub mod keyserver;
 pub mod logging;
@@ -19,4 +20,3 @@ pub mod node;
 pub mod proxy;
 pub mod register;
 pub mod rib;
-mod size;

@@ -27,8 +27,8 @@ enum LogFormat {
     Json,
 }
 
-/// A single word of a filter that is no level: the filter would take it for the name of a component, of which it logs everything, and
-/// log nothing else.
+/// Returns a filter that is a single word but not a level, such as a mistyped level. Such a filter would be taken for
+/// the name of a component, and nothing else would be logged.
 fn unknown_level(filter: &str) -> Option<&str> {
     let mut words = filter.split(',').map(str::trim).filter(|word| !word.is_empty());
     words.find(|word| !word.contains(['=', '[', ':']) && word.parse::<LevelFilter>().is_err())
@@ -40,13 +40,13 @@ impl Logging {
         self.start_at("info")
     }
 
-    /// The same for a command whose output is for a person: by default only warnings.
+    /// Starts logging for a command whose output is for people: by default only warnings.
     pub fn start_quiet(&self) -> Result<(), Failure> {
         self.start_at("warn")
     }
 
-    /// The same for a command that says by itself what happens to it: by default only errors, and which callers a policy
-    /// refuses, or would refuse once it is more than an audit.
+    /// Starts logging for a command that prints its own status. By default, it logs only errors and refused callers:
+    /// those that an authorization policy refuses, or would refuse once it is enforced rather than audited.
     pub fn start_decisions(&self) -> Result<(), Failure> {
         self.start_at("error,fairmesh_server::authorization=info")
     }
@@ -66,7 +66,7 @@ impl Logging {
         let subscriber = tracing_subscriber::fmt()
             .with_env_filter(filter)
             .with_writer(std::io::stderr)
-            // It would report a failed write to standard error by a panic where that is gone, in whatever task logs.
+            // Otherwise, if standard error is closed, a failed write would cause a panic in whichever task logs.
             .log_internal_errors(false);
         let started = match self.log_format {
             LogFormat::Text => subscriber.with_ansi(std::io::stderr().is_terminal()).try_init(),
@@ -81,7 +81,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn invalid_log_level_is_named() {
+    fn error_names_invalid_log_level() {
         for filter in
             ["info", "WARN", "off", "info,fairmesh_rib=debug", "h2=trace, error", "fairmesh_calls::call", ""]
         {

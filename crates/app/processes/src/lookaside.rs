@@ -106,7 +106,8 @@ async fn serve(args: ServeArgs) -> Result<ExitCode, Failure> {
         },
     };
     let mut mesh = Mesh::builder().transport(transport);
-    // `FAIRMESH_CONTROL` is for registering; a lookaside has its records from the agent, unless it is told otherwise.
+    // `FAIRMESH_CONTROL` applies to registration only. A lookaside gets its records from the agent unless `--control`
+    // is given.
     let usual = args.control.is_none().then(connect::agent);
     if let Some(agent) = args.agent.or(usual) {
         mesh = mesh.agent(agent);

@@ -15,9 +15,9 @@ use crate::logging::Logging;
 /// Arguments of `fairmesh node`.
 #[derive(Debug, Args)]
 pub struct NodeArgs {
-    /// A pod of this node, by the service that it is: tenant/service=ip for one that only calls, or
-    /// tenant/service@node-ip:port=pod-ip:port for one that is an endpoint, with the address of this node at which gateways reach it.
-    /// May be repeated; all pods are of one tenant.
+    /// A pod of this node with its service: tenant/service=ip for a pod that only calls, or
+    /// tenant/service@node-ip:port=pod-ip:port for an endpoint, where gateways reach the pod at node-ip:port. May be
+    /// repeated; all pods belong to one tenant.
     #[arg(long = "pod", value_name = "POD", required = true)]
     pods: Vec<PodConfig>,
     /// The address of a replica of the gateway. May be repeated.
@@ -83,7 +83,7 @@ pub async fn run(args: NodeArgs) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The identity of each service, by which its pods are known: a node has none of its own.
+/// Returns the identity of each pod's service. A node has no identity of its own.
 async fn identities(
     pods: &[PodConfig],
     agent: &Address,

@@ -3,10 +3,10 @@
 pub mod admin_page;
 mod capture;
 mod endpoints;
-mod key_server;
+mod key_server_args;
 mod routes;
 mod status;
-pub(crate) mod traces;
+pub(crate) mod trace_args;
 
 use std::{
     collections::BTreeMap, path::PathBuf, process::ExitCode, str::FromStr, sync::Arc, thread, time::Duration,
@@ -25,12 +25,12 @@ use fairmesh_server::default_instance;
 use fairmesh_wire::transport::{Address, Transport};
 
 pub(crate) use capture::uids;
-use key_server::KeyServerAddress;
+use key_server_args::KeyServerAddress;
 pub use status::ready;
-use traces::TraceArgs;
+use trace_args::TraceArgs;
 
 use super::daemon_args::{AdminAddress, host_name};
-use crate::{logging::Logging, register, size::read_size};
+use crate::{byte_size::read_size, logging::Logging, register};
 
 /// Arguments of `fairmesh proxy`.
 #[derive(Debug, Args)]
@@ -233,21 +233,21 @@ impl From<LogForm> for AccessLogFormat {
 }
 
 impl ProxyArgs {
-    /// Whether the thread that serves connections runs everything else too. With a second, mostly idle thread the
-    /// processes's file table would be shared, and the kernel would look up each socket with atomic operations only,
-    /// which takes some percent of a request.
+    /// Whether the thread that serves connections also runs everything else. With a second, mostly idle thread the
+    /// process's file table would be shared, and the kernel would look up each socket with atomic operations, which
+    /// costs a few percent of a request.
     pub fn runs_on_one_thread(&self) -> bool {
         self.command.is_none() && cores(&self.serve) == 1
     }
 }
 
-/// Number of serving threads.
+/// Number of threads that serve connections.
 fn cores(args: &ServeArgs) -> usize {
     let processors = || thread::available_parallelism().map_or(1, usize::from);
     args.cores.map_or_else(processors, usize::from)
 }
 
-/// The inbound program.
+/// The configuration of the program behind the proxy, for inbound calls.
 fn inbound(args: &ServeArgs) -> Option<InboundConfig> {
     args.inbound.clone().map(|inbound| InboundConfig {
         transport: None,
@@ -297,9 +297,10 @@ async fn serve(args: ServeArgs) -> Result<ExitCode, Failure> {
     let shutdown = stop_signals::shutdown()?;
     let inbound = inbound(&args);
     let endpoints = args.metrics_per_endpoint.then(EndpointMetrics::new);
-    let (transport, key_server) = key_server::connect(&args).await?.unzip();
+    let (transport, key_server) = key_server_args::connect(&args).await?.unzip();
     let config = ProxyConfig { key_server, listen, ..config(&args, endpoints.clone()) };
-    // Every address is bound before an endpoint is registered, which would otherwise be called in vain.
+    // Every address is bound before an endpoint is registered. Otherwise callers could already try an endpoint that
+    // does not listen yet.
     let address = inbound.as_ref().map(|config| config.inbound.address);
     let stopped = |error: ProxyError| Failure::stopped(&error);
     let mut bound = BoundProxy::bind(&config, address).await.map_err(stopped)?;
@@ -317,14 +318,14 @@ async fn serve(args: ServeArgs) -> Result<ExitCode, Failure> {
     };
     let ended = bound.run(ProxyConfig { inbound: served.clone(), ..config }, mesh, shutdown).await;
     if let (Err(_), Some(served)) = (&ended, &served) {
-        // A process that ends early leaves no endpoint behind.
+        // A process that ends early removes its endpoint.
         served.shutdown().await;
     }
     ended.map_err(stopped)?;
     Ok(ExitCode::SUCCESS)
 }
 
-/// The kernel redirects to one listener.
+/// Checks that there is at most one kernel listener, because the kernel redirects to one.
 fn check_kernel(listen: &[ListenerConfig]) -> Result<(), Failure> {
     let is_kernel = |one: &&ListenerConfig| matches!(one.kind, ListenerKind::Kernel { .. });
     match listen.iter().filter(is_kernel).count() {
@@ -336,7 +337,7 @@ fn check_kernel(listen: &[ListenerConfig]) -> Result<(), Failure> {
     }
 }
 
-/// All but the listeners, the key server and the inbound server.
+/// The proxy's configuration except for the listeners, the key server and the inbound server.
 fn config(args: &ServeArgs, endpoints: Option<Arc<EndpointMetrics>>) -> ProxyConfig {
     let (options, cores, limits) = (client_settings(args), cores(args), limits(args));
     let instance = inbound_instance(args).or_else(|| args.client_id.clone()).unwrap_or_else(host_name);
@@ -345,7 +346,7 @@ fn config(args: &ServeArgs, endpoints: Option<Arc<EndpointMetrics>>) -> ProxyCon
         cores,
         limits,
         access_log: AccessLogConfig { form: args.access_log.into(), one_in: args.access_log_one_in },
-        traces: traces::config(&args.traces, service(args), instance),
+        traces: trace_args::config(&args.traces, service(args), instance),
         endpoints,
         options,
         listen: Vec::new(),
@@ -358,7 +359,7 @@ fn config(args: &ServeArgs, endpoints: Option<Arc<EndpointMetrics>>) -> ProxyCon
     }
 }
 
-/// Settings of the library, for the admin page.
+/// Settings of the client library, for the admin page.
 fn client_settings(args: &ServeArgs) -> BTreeMap<&'static str, String> {
     let inbound = args.inbound.as_ref().map(|_| format!("{:?}", args.inbound_protocol).to_lowercase());
     let told = [
@@ -372,39 +373,40 @@ fn client_settings(args: &ServeArgs) -> BTreeMap<&'static str, String> {
     told.into_iter().filter_map(|(name, value)| Some((name, value?))).collect()
 }
 
-/// The identity of the proxy's calls: that of the service for which it stands, or its own.
+/// The identity used in the proxy's calls: that of the service it represents, or its own.
 fn identity(args: &ServeArgs) -> SpiffePath {
     service(args).map_or_else(own_identity, SpiffePath::Service)
 }
 
-/// The service that the proxy stands for.
+/// The service that the proxy represents.
 fn service(args: &ServeArgs) -> Option<ServiceName> {
     args.service.clone().or_else(|| Some(args.inbound.as_ref()?.service.clone()))
 }
 
-/// The instance of the program that the proxy stands in front of.
+/// The instance of the program behind the proxy.
 fn inbound_instance(args: &ServeArgs) -> Option<String> {
     let inbound = args.inbound.as_ref()?;
     let usual = || Some(default_instance(inbound.address).ok()?.to_string());
     args.inbound_instance.clone().or_else(usual)
 }
 
-/// The identity of a proxy for any program.
+/// The identity of a proxy that serves any program.
 pub fn own_identity() -> SpiffePath {
     SpiffePath::Mesh(MeshRole::Proxy, Label::new("proxy").expect("it is a name"))
 }
 
-/// `transport` is one with the identity of the proxy, if there is one already.
+/// Opens the proxy's mesh handle. `transport` is a transport with the proxy's identity, if there already is one.
 async fn mesh(
     args: &ServeArgs,
     endpoints: Option<Arc<EndpointMetrics>>,
     transport: Option<Transport>,
 ) -> Result<Mesh, Failure> {
-    // The proxy holds handles to the services that are called, and so decides how long each is followed.
+    // The proxy holds handles to the called services, and so decides how long each is followed.
     let mut mesh = with_event_loops(Mesh::builder(), cores(args))
         .identity(identity(args))
         .idle_timeout(args.service_idle_timeout / 10);
-    // `FAIRMESH_CONTROL` is for registering; a proxy has its records from the agent, unless it is told otherwise.
+    // `FAIRMESH_CONTROL` applies to registration only. A proxy gets its records from the agent unless `--control` is
+    // given.
     let usual = args.control.is_none().then(connect::agent);
     if let Some(agent) = args.agent.clone().or(usual) {
         mesh = mesh.agent(agent);

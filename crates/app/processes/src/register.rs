@@ -1,18 +1,18 @@
 //! `fairmesh register`: keeps an unmodified program registered.
 //!
-//! It starts the program, or observes one that runs already, probes it periodically, and keeps it registered while it
-//! responds. On SIGTERM or SIGINT callers leave first, and the program is stopped after them.
+//! Starts the program, or observes one that already runs, probes it periodically, and keeps it registered while it
+//! responds. On SIGTERM or SIGINT it first waits for callers to leave, and then stops the program.
 
+mod admin_pages;
 mod arguments;
-mod child;
-mod front;
+mod child_process;
+mod front_listener;
 mod health;
-mod pages;
 mod preflight;
 mod probe;
-mod terminator;
 #[cfg(test)]
 mod tests;
+mod tls_terminator;
 
 use std::{ffi::OsString, future::pending, net::SocketAddr, process::ExitCode, sync::Arc, time::Duration};
 
@@ -34,27 +34,27 @@ use crate::{
     logging::Logging,
     proxy::{
         LogForm,
-        traces::{self, TraceArgs},
+        trace_args::{self, TraceArgs},
     },
 };
+use admin_pages::RegisterPages;
 use arguments::ValidArguments;
 pub(crate) use arguments::protocol;
-use child::Child;
-use front::Front;
+use child_process::Child;
+use front_listener::Front;
 use health::{Change, Health};
-use pages::RegisterPages;
 use probe::Probe;
 
-/// When a program that does not respond yet is first reported: most respond within a moment.
+/// Time after which a program that does not respond yet is first reported. Most programs respond within a moment.
 const FIRST_REMINDER: Duration = Duration::from_secs(3);
-/// Interval of further reports.
+/// Interval between further reports.
 const REMINDER_INTERVAL: Duration = Duration::from_secs(10);
 
-/// Time limit for the last spans and lines of the access log.
+/// Timeout for exporting the last spans and lines of the access log.
 const LAST_EXPORT: Duration = Duration::from_secs(1);
 
-/// First probe interval of a program that has not responded yet: most respond within a moment, and callers wait for
-/// them.
+/// Interval between probes of a program that has not responded yet; grows from this value. Short, because most
+/// programs respond within a moment and callers wait for them.
 const FIRST_PROBE_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Arguments of `fairmesh register`.
@@ -70,7 +70,8 @@ pub struct RegisterArgs {
     /// host of --address].
     #[arg(long, value_name = "IP:PORT", value_parser = arguments::address)]
     listen: Option<SocketAddr>,
-    /// The address at which the program listens; --address is then the one to listen at in front of it, as --listen is.
+    /// The address at which the program listens. --address is then the address of the listener in front of the program,
+    /// like --listen.
     #[arg(long, value_name = "IP:PORT", value_parser = arguments::address, conflicts_with = "listen")]
     program: Option<SocketAddr>,
     /// Callers reach the program itself, in plaintext. In a mesh with a trust domain, the policy of the service has to say
@@ -149,7 +150,7 @@ pub async fn run(args: RegisterArgs) -> Result<ExitCode, Failure> {
     let opened = transport_of_agent(&plan.addresses, &plan.registration).await;
     preflight::refuse_plaintext(&plan, &opened).await?;
     let pages = RegisterPages::new(Arc::clone(&observer));
-    // Before the program starts, which an address in use would otherwise leave behind.
+    // Open the admin pages before the program starts. If their address is in use, no program is left running.
     let admin = pages.serve(admin).await?;
     let front = Front::open(&mut plan, opened, Arc::clone(&pages)).await?;
     let child = Child::start(&plan.command)?;
@@ -162,13 +163,13 @@ pub async fn run(args: RegisterArgs) -> Result<ExitCode, Failure> {
     ended.map(ExitCode::from)
 }
 
-/// How requests are observed. Spans name the service and the instance of the program.
+/// Determines how requests are observed. Spans name the service and the instance of the program.
 fn observer_config(args: &RegisterArgs) -> Result<ObserverConfig, Failure> {
     let instance = arguments::instance(args)?.to_string();
-    let mut traces = traces::config(&args.traces, Some(args.service.clone()), instance);
+    let mut traces = trace_args::config(&args.traces, Some(args.service.clone()), instance);
     let version = args.labels.iter().find(|(name, _)| name == "version");
     if let (Some(traces), Some((_, version))) = (&mut traces, version) {
-        // Those of the environment are later in the list, and replace it.
+        // Attributes of the environment come later in the list, and take precedence.
         traces.resource.insert(0, ("service.version".to_owned(), version.clone()));
     }
     let log = AccessLogConfig { form: args.access_log.into(), one_in: args.access_log_one_in };
@@ -189,8 +190,8 @@ struct Supervisor {
     /// Set after the first response of the program.
     lease: Option<Lease>,
     standing: Option<watch::Receiver<RegistrationState>>,
-    /// CPU usage of a program that was started here, since processes of others are unknown, and counts of requests if this command
-    /// forwards them.
+    /// CPU usage of a program started by this command, because other processes are unknown; and counts of requests if
+    /// this command forwards them.
     signals: Option<SignalReports>,
 }
 
@@ -278,7 +279,8 @@ impl Supervisor {
         }
         let lease = Lease::keep(link, registration, EndpointState::Serving);
         let mut standing = lease.registration_state();
-        // The first attempt may have ended already, and a failure that stays the same is no further change.
+        // Mark the state as changed: the first attempt may already have ended, and a repeated identical failure is no
+        // change.
         standing.mark_changed();
         // The program is registered once.
         let _ = self.front.pages.standing.set(standing.clone());
@@ -320,7 +322,7 @@ impl Supervisor {
         Ok(code)
     }
 
-    /// Callers leave, then the program stops, then the endpoint is removed.
+    /// Waits for callers to leave, then stops the program, then removes the endpoint.
     async fn stop(&mut self) -> Result<u8, Failure> {
         let end = Instant::now() + self.plan.drain_deadline;
         if let Some(lease) = &self.lease {
@@ -365,12 +367,12 @@ impl Supervisor {
     }
 }
 
-/// The next probe interval while the program has not responded.
+/// Returns the next interval between probes while the program has not responded.
 fn next_interval(pause: Duration, interval: Duration) -> Duration {
     (pause * 3 / 2).min(interval)
 }
 
-/// Exit code of the program once it ends; pending if none was started.
+/// Waits for the program to end, and returns its exit code. Pending forever if no program was started.
 async fn ended(child: &mut Option<Child>) -> Result<u8, Failure> {
     match child {
         Some(child) => child.wait().await,
@@ -378,7 +380,7 @@ async fn ended(child: &mut Option<Child>) -> Result<u8, Failure> {
     }
 }
 
-/// The next registration state; pending before registration.
+/// Waits for the next registration state. Pending forever before the registration.
 async fn changed(standing: &mut Option<watch::Receiver<RegistrationState>>) -> RegistrationState {
     if let Some(standing) = standing
         && standing.changed().await.is_ok()

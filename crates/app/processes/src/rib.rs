@@ -1,9 +1,9 @@
 //! `fairmesh rib`.
 
+mod export_import;
 mod replica;
 mod split;
 mod status;
-mod transfer;
 
 use std::process::ExitCode;
 
@@ -22,11 +22,11 @@ pub enum RibCommand {
     /// Move services of a partitioned store in etcd to another cluster, while it is read and written.
     Split(split::SplitArgs),
     /// Write all records, at one revision and with a checksum, to a new file.
-    Export(transfer::Export),
+    Export(export_import::Export),
     /// Write the records of a file into an empty store.
-    Import(transfer::import::Import),
+    Import(export_import::import::Import),
     /// Check that every record is readable and equal to that of a file; exits 3 when not.
-    Verify(transfer::Verify),
+    Verify(export_import::Verify),
 }
 
 /// Runs one of the commands.
@@ -35,8 +35,8 @@ pub async fn run(command: RibCommand) -> Result<ExitCode, Failure> {
         RibCommand::Replica(args) => replica::run(args).await,
         RibCommand::Status(args) => status::run(args).await,
         RibCommand::Split(args) => split::run(args).await,
-        RibCommand::Export(args) => transfer::export(args).await,
-        RibCommand::Import(args) => transfer::import::run(args).await,
-        RibCommand::Verify(args) => transfer::verify(args).await,
+        RibCommand::Export(args) => export_import::export(args).await,
+        RibCommand::Import(args) => export_import::import::run(args).await,
+        RibCommand::Verify(args) => export_import::verify(args).await,
     }
 }

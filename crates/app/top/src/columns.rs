@@ -1,10 +1,10 @@
-//! Numbers of a group as texts.
+//! Formats the numbers of a group as text.
 
 use fairmesh_console::output::{ago, decimal};
 
 use crate::{arguments::GroupBy, groups::Group};
 
-/// The headings of all columns of a view.
+/// Headings of all columns of a view.
 pub(crate) fn headings(by: GroupBy) -> Vec<&'static str> {
     let numbers: &[&str] = match by {
         GroupBy::Denied => &["CALLS"],
@@ -35,7 +35,7 @@ pub(crate) fn cells(by: GroupBy, group: &Group) -> Vec<String> {
     cells
 }
 
-/// Names come from callers, and must not control the terminal.
+/// Escapes a name: names come from callers, and must not control the terminal.
 fn printable(name: &str) -> String {
     name.chars().map(|char| if char.is_control() { '?' } else { char }).collect()
 }
@@ -59,18 +59,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_of_callers_cannot_control_the_terminal() {
+    fn caller_names_cannot_control_terminal() {
         let group = Group { names: vec!["a\u{1b}[2J".into()], ..Group::default() };
         assert_eq!(cells(GroupBy::Services, &group)[0], "a?[2J");
     }
 
     #[test]
-    fn bytes_have_units() {
+    fn top_shows_bytes_with_units() {
         assert_eq!([0.0, 999.0, 1_500.0, 2.5e9].map(bytes), ["0 B", "999 B", "1.5 KB", "2.5 GB"]);
     }
 
     #[test]
-    fn each_column_has_a_heading() {
+    fn each_column_of_top_has_heading() {
         for by in GroupBy::ALL {
             let names = vec![String::new(); by.headings().len()];
             let group = Group { names, ..Group::default() };

@@ -10,13 +10,13 @@ use crate::{
     snapshot::Snapshot,
 };
 
-/// Calls that are shown as one row.
+/// Calls shown as one row.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Group {
-    /// A name for each of [`GroupBy::headings`].
+    /// Names of the group, one for each heading in [`GroupBy::headings`].
     pub(crate) names: Vec<String>,
     pub(crate) sum: CallSum,
-    /// `None` where it is not known.
+    /// Number of cores wasted; `None` if unknown.
     pub(crate) wasted: Option<f64>,
 }
 
@@ -30,7 +30,7 @@ fn names(row: &CallRow, by: GroupBy) -> Vec<String> {
     names.into_iter().cloned().collect()
 }
 
-/// The groups of a snapshot: of all calls, or of those to one service.
+/// Groups the calls of a snapshot: all calls, or those to one service.
 pub(crate) fn groups(snapshot: &Snapshot, by: GroupBy, service: Option<&str>) -> Vec<Group> {
     if by == GroupBy::Denied {
         return denied(snapshot, service);
@@ -68,7 +68,7 @@ fn denied(snapshot: &Snapshot, service: Option<&str>) -> Vec<Group> {
     rows.map(group).collect()
 }
 
-/// Sorts the greatest first, and equal ones by name.
+/// Sorts groups in descending order; ties are sorted by name.
 pub(crate) fn sort(groups: &mut [Group], by: SortBy, is_reversed: bool) {
     let p99 = |group: &Group| group.sum.counts.latency_quantile_us(0.99).unwrap_or_default() as f64;
     let value = |group: &Group| match by {
@@ -89,7 +89,7 @@ pub(crate) fn sort(groups: &mut [Group], by: SortBy, is_reversed: bool) {
     }
 }
 
-/// Keeps groups with a name that contains a text, in any case.
+/// Keeps groups with a name that contains the text, ignoring case.
 pub(crate) fn filter(groups: &mut Vec<Group>, text: &str) {
     let text = text.to_lowercase();
     groups.retain(|group| group.names.iter().any(|name| name.to_lowercase().contains(&text)));
@@ -132,7 +132,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn groups_add_up_to_all_calls() {
+    fn groups_of_top_add_up_to_all_calls() {
         let snapshot = snapshot();
         let total: u64 = snapshot.rows.iter().map(|row| row.counts.calls()).sum();
         for by in [GroupBy::Services, GroupBy::Pairs, GroupBy::Regions, GroupBy::Routes] {
@@ -147,7 +147,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_path_that_is_new_in_the_window_weighs_by_its_calls() {
+    fn rate_of_call_path_seen_in_part_of_window_covers_only_that_part() {
         let mut snapshot = snapshot();
         snapshot.rows.truncate(1);
         let mut new = CallRow { to: "us".into(), covered_ms: 1_000, ..snapshot.rows[0].clone() };
@@ -159,7 +159,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn rows_are_sorted_and_filtered() {
+    fn rows_of_top_are_sorted_and_filtered() {
         let mut services = groups(&snapshot(), GroupBy::Services, None);
         sort(&mut services, SortBy::Rate, false);
         assert_eq!(names(&services), ["shop/cart", "shop/catalog"]);

@@ -1,20 +1,20 @@
-//! What the control plane responded.
+//! Data of one response from the control plane.
 
 use std::collections::BTreeMap;
 
 use fairmesh_views::{CallRow, OTHER, counted_once};
 use fairmesh_wire::v1;
 
-/// Calls over a window, as one response has them.
+/// Calls over a time window, from one response.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Snapshot {
     pub(crate) rows: Vec<CallRow>,
     pub(crate) denied: Vec<v1::DeniedCalls>,
-    /// Cores wasted by uneven load, by service; empty where the user may not read them.
+    /// Number of cores wasted by uneven load, by service. Empty if the user may not read these.
     pub(crate) wasted: BTreeMap<String, f64>,
-    /// Endpoints of the service that is looked at: instance, region, state.
+    /// Endpoints of the inspected service: instance, region, state.
     pub(crate) endpoints: Vec<[String; 3]>,
-    /// Since history began.
+    /// Time since the start of the history, in milliseconds.
     pub(crate) history_ms: u64,
     pub(crate) not_shown: u32,
     pub(crate) left_out: u64,

@@ -1,6 +1,6 @@
 //! `fairmesh cost`: what the traffic of services costs, and whose calls a service works for.
 
-mod attribution;
+mod cpu_attribution;
 mod egress;
 
 use std::{process::ExitCode, time::Duration};
@@ -18,13 +18,15 @@ pub struct CostArgs {
     /// The cost of bytes between regions, by the prices of the topology.
     #[arg(long)]
     egress: bool,
-    /// Only calls from and to this service, as tenant/service [default: all]; the service whose CPU is divided.
+    /// Only calls from and to this service, as tenant/service [default: all]; with --by caller or origin, the service
+    /// whose CPU is attributed.
     #[arg(conflicts_with = "tenant")]
     service: Option<ServiceName>,
     /// Only calls from and to services of this tenant.
     #[arg(long, requires = "egress")]
     tenant: Option<Tenant>,
-    /// What is added up [default: pair]. With caller or origin, the CPU of the service, by whose calls were in flight while it was used.
+    /// What to sum up [default: pair]. Caller and origin attribute the service's CPU to the calls that were in flight
+    /// while it was used.
     #[arg(long, value_enum)]
     by: Option<By>,
     /// The time up to now that is added up, at most 1h.
@@ -51,7 +53,7 @@ enum By {
     Origin,
 }
 
-/// Prints the bill of egress, or the division of CPU.
+/// Prints the egress cost, or the attribution of CPU.
 pub async fn run(args: CostArgs) -> Result<ExitCode, Failure> {
     let by = match (args.by, args.egress) {
         (Some(By::Caller), false) => CpuBy::Caller,
@@ -75,10 +77,10 @@ pub async fn run(args: CostArgs) -> Result<ExitCode, Failure> {
     let Some(service) = &args.service else {
         return Err(Failure::refused("CPU is divided of one service", "write SERVICE --by caller"));
     };
-    attribution::run(&args, service, by).await
+    cpu_attribution::run(&args, service, by).await
 }
 
-/// The part of the window that the control plane knows.
+/// Returns the part of the window for which the control plane has history.
 fn known_window(args: &CostArgs, history_ms: u64) -> Duration {
     args.window.min(Duration::from_secs(3_600)).min(Duration::from_millis(history_ms))
 }

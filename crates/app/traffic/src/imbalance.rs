@@ -8,7 +8,7 @@ use fairmesh_console::{
     connect,
     failure::Failure,
     output,
-    view::{ReadView, Scope, View as Records, every_kind},
+    view_reader::{ReadView, Scope, View as Records, every_kind},
 };
 use fairmesh_imbalance::{
     Area, Breakdown, Causes, Figures, ImbalanceReport, Line, Measure, Outlier, OutlierView, ServiceOutlier,
@@ -17,7 +17,7 @@ use fairmesh_imbalance::{
 use fairmesh_model::{HostType, InstanceId, Invalid, ServiceName};
 use fairmesh_wire::v1;
 
-/// Outliers of a host type named in a table.
+/// Maximum number of outliers of one host type that a table names.
 const MAX_NAMED: usize = 3;
 
 /// Arguments of `fairmesh imbalance`.
@@ -45,7 +45,7 @@ fn by(text: &str) -> Result<Breakdown, String> {
     })
 }
 
-/// Prints the control plane's figures.
+/// Prints the imbalance figures of the control plane.
 pub async fn run(args: ImbalanceArgs) -> Result<ExitCode, Failure> {
     let connection = connect::connect(&args.target).await?;
     let request = v1::ReadImbalanceRequest {
@@ -115,7 +115,7 @@ fn outlier_text(outlier: v1::ImbalanceOutlier) -> Result<ServiceOutlier, Invalid
     })
 }
 
-/// The table for people.
+/// The figures as a table.
 fn text(view: &View) -> String {
     if view.by == Breakdown::Cause.name() {
         return causes_text(view);
@@ -147,7 +147,8 @@ fn title(by: &'static str) -> &'static str {
     }
 }
 
-/// Significant digits: thousands of cores without a fraction, hundredths of one with three places.
+/// Formats cores with significant digits: thousands of cores without a fraction, hundredths of a core with three
+/// decimals.
 fn cores(cores: f64) -> String {
     let places = match cores.abs() {
         1000.0.. => 0,
@@ -233,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn a_table_has_averages_a_total_and_the_worst_outliers() {
+    fn imbalance_table_has_averages_total_and_worst_outliers() {
         let view = report(Breakdown::named("host-type").unwrap(), answer()).unwrap().view();
         let text = text(&view);
         let lines: Vec<Vec<_>> = text.lines().map(|line| line.split_whitespace().collect()).collect();
@@ -248,13 +249,13 @@ mod tests {
     }
 
     #[test]
-    fn cores_are_printed_with_significant_digits() {
+    fn imbalance_table_prints_cores_with_significant_digits() {
         let shown = [0.0, 0.0042, 0.25, 10.0, 123.456, 98_765.4].map(cores);
         assert_eq!(shown, ["0.00", "0.004", "0.25", "10.00", "123.5", "98765"]);
     }
 
     #[test]
-    fn causes_are_shown_with_their_shares() {
+    fn imbalance_causes_are_shown_with_shares() {
         let text = text(&report(Breakdown::Cause, answer()).unwrap().view());
         assert!(
             text.contains("between host types") && text.contains("20 %") && text.contains("80 %"),

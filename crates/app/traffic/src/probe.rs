@@ -31,7 +31,7 @@ pub struct ProbeArgs {
     output_args: OutputArgs,
 }
 
-/// Prints what the control plane knows.
+/// Prints the probe results that the control plane has.
 pub async fn run(args: ProbeArgs) -> Result<ExitCode, Failure> {
     let connection = connect::connect(&args.target).await?;
     let response = connection.admin().read_probes(ReadProbesRequest {}).await?.into_inner();
@@ -75,7 +75,8 @@ fn row(pair: &ProbedPair) -> Vec<String> {
     row
 }
 
-/// The time of passed probes; if any probe failed, how many of all probes failed.
+/// Formats a cell of the table: the time of successful probes or, if any probe failed, the number of failed ones
+/// among all.
 fn cell(protocol: &ProbedProtocol) -> String {
     let ProbedProtocol { passed, failed, took_us, .. } = *protocol;
     match (failed, took_us) {
@@ -106,7 +107,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn row_shows_the_verdict_its_age_and_each_protocol() {
+    fn zone_probe_row_shows_verdict_age_and_protocols() {
         let protocol =
             |passed, failed, took_us| ProbedProtocol { protocol: "tcp".into(), passed, failed, took_us };
         let pair = ProbedPair {

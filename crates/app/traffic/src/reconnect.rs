@@ -1,4 +1,4 @@
-//! Connects again, for commands that go on until they are interrupted.
+//! Reconnects, for commands that run until they are interrupted.
 
 use std::time::Duration;
 
@@ -10,31 +10,32 @@ use fairmesh_console::{
 use fairmesh_wire::handshake::{self, ConnectError, Connection};
 use tokio::time::sleep;
 
-/// Interval of attempts.
+/// Interval between attempts.
 const RETRY_INTERVAL: Duration = Duration::from_millis(500);
-/// How often a control plane that responds may refuse the connection, or what is asked for over it, as while it starts.
+/// Maximum number of refusals tolerated from a control plane that responds, for example while it starts.
 const MAX_REFUSALS: u32 = 20;
 
-/// Attempts to have again what `lost` had, however long no control plane is there: a restart of one is no end of what happens.
+/// Reconnects after the connection `lost`, for as long as no control plane is reachable. A restart of the control
+/// plane must not end the command.
 #[derive(Debug)]
 pub struct Reconnect {
     lost: Connection,
     refusals: u32,
     /// The reason that was printed last.
-    told: String,
+    last_printed: String,
 }
 
 impl Reconnect {
-    /// After the connection was lost for this reason, which is printed.
+    /// Starts to reconnect after a connection was lost. The reason `why` is printed.
     pub fn new(lost: Connection, why: &Failure) -> Self {
         output::note(format!("{}; connecting again", why.message()));
-        Self { lost, refusals: 0, told: String::new() }
+        Self { lost, refusals: 0, last_printed: String::new() }
     }
 
-    /// The next connection.
+    /// Returns the next connection.
     ///
     /// # Errors
-    /// When a control plane responds and refuses again and again.
+    /// When a control plane responds but keeps refusing.
     pub async fn next(&mut self) -> Result<Connection, Failure> {
         loop {
             sleep(RETRY_INTERVAL).await;
@@ -45,9 +46,9 @@ impl Reconnect {
             let failure = connect::unreachable(self.lost.address(), &error);
             if !matches!(error, ConnectError::Unreachable { .. } | ConnectError::NoHello { .. }) {
                 self.refused(failure)?;
-            } else if self.told != error.to_string() {
-                self.told = error.to_string();
-                output::note(&self.told);
+            } else if self.last_printed != error.to_string() {
+                self.last_printed = error.to_string();
+                output::note(&self.last_printed);
             }
         }
     }
@@ -55,7 +56,7 @@ impl Reconnect {
     /// Counts a refusal.
     ///
     /// # Errors
-    /// The refusal, if it is one too many.
+    /// The refusal, once there are too many.
     pub fn refused(&mut self, refusal: Failure) -> Result<(), Failure> {
         self.refusals += 1;
         if self.refusals < MAX_REFUSALS { Ok(()) } else { Err(refusal) }

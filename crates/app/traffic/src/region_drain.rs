@@ -1,14 +1,14 @@
-//! A drain of a whole region in words, and for programs.
+//! A region drain as text and JSON.
 
 use std::time::Duration;
 
-use fairmesh_console::view::{ServiceView, View, age_of, instant};
+use fairmesh_console::view_reader::{ServiceView, View, age_of, instant};
 use fairmesh_model::{DrainPhase, Policy, RegionDrain, TrafficMode};
 use fairmesh_planner::why_not_drained;
 use fairmesh_wire::v1;
 use serde_json::{Value, json};
 
-/// The word for how far a drain has come.
+/// The state of a drain in one word.
 pub fn word(drain: &RegionDrain) -> &'static str {
     match drain.phase() {
         DrainPhase::Draining => "draining",
@@ -17,7 +17,7 @@ pub fn word(drain: &RegionDrain) -> &'static str {
     }
 }
 
-/// `draining, 4 of 10 steps made, until 2026-05-04T12:30:00Z`.
+/// Describes a drain in words, such as `draining, 4 of 10 steps made, until 2026-05-04T12:30:00Z`.
 pub fn words(drain: &RegionDrain) -> String {
     let word = word(drain);
     match drain.phase() {
@@ -28,7 +28,8 @@ pub fn words(drain: &RegionDrain) -> String {
     }
 }
 
-/// The same of a mesh with these policies: a drain moves the calls of services that are planned for, and of no others.
+/// Like `words`, but takes the policies of the mesh into account: a drain only moves calls of services with a
+/// planner.
 pub fn words_in(view: &View, drain: &RegionDrain) -> String {
     match drain.phase() {
         DrainPhase::Drained if !moves_calls(view) => format!("{}, but {UNMOVED}", words(drain)),
@@ -36,19 +37,19 @@ pub fn words_in(view: &View, drain: &RegionDrain) -> String {
     }
 }
 
-/// Why a drain has moved no call.
+/// Explanation why a drain has moved no call.
 const UNMOVED: &str = "its calls stay: no service is planned for";
 
 /// Whether drains move the calls of any service.
 pub fn moves_calls(view: &View) -> bool {
     view.services.values().filter_map(policy_in_force).any(|policy| match why_unmoved(&policy) {
         None => true,
-        // For now, and it keeps what it has moved.
+        // The planner is only on hold, and calls that it has moved stay moved.
         Some(_) => policy.traffic.is_some_and(|traffic| traffic.mode == TrafficMode::Hold),
     })
 }
 
-/// The policy that planners read: defaults complete those of declared services.
+/// The policy that planners read: that of a declared service, completed by defaults.
 fn policy_in_force(service: &ServiceView) -> Option<Policy> {
     match service.service {
         Some(_) => Some(service.effective_policy()),
@@ -56,12 +57,12 @@ fn policy_in_force(service: &ServiceView) -> Option<Policy> {
     }
 }
 
-/// Why drains of regions move no calls of a service with this policy.
+/// Why region drains move no calls of a service with this policy.
 pub fn why_unmoved(policy: &Policy) -> Option<&'static str> {
     why_not_drained(policy.traffic.as_deref(), policy.locality.local_only)
 }
 
-/// When it arrives.
+/// The time at which the drain finishes.
 fn end(drain: &RegionDrain) -> String {
     match drain.due_at_ms() {
         None => "as fast as each is seen".to_owned(),
@@ -70,7 +71,7 @@ fn end(drain: &RegionDrain) -> String {
     }
 }
 
-/// For programs.
+/// The drain as JSON.
 pub fn item(drain: &RegionDrain) -> Value {
     json!({
         "state": word(drain),
@@ -81,19 +82,20 @@ pub fn item(drain: &RegionDrain) -> Value {
     })
 }
 
-/// The same of a mesh with these policies.
+/// Like `item`, but takes the policies of the mesh into account.
 pub fn item_in(view: &View, drain: &RegionDrain) -> Value {
     let mut item = item(drain);
     item["movesCalls"] = json!(moves_calls(view));
     item
 }
 
-/// `region eu is draining, 4 of 10 steps made, until 2026-05-04T12:30:00Z: it keeps 60 % of its calls`.
+/// Describes a drain in a sentence, such as `region eu is draining, 4 of 10 steps made, until 2026-05-04T12:30:00Z:
+/// it keeps 60 % of its calls`.
 pub fn sentence(region: &str, drain: &RegionDrain) -> String {
     format!("region {region} is {}: it keeps {} % of its calls", words(drain), percent(drain))
 }
 
-/// What a drain does at present, as the control plane tells.
+/// Progress of a drain as reported by the control plane.
 pub fn progress(status: &v1::RegionDrainStatus) -> String {
     let drain = status.drain.and_then(|drain| RegionDrain::try_from(drain).ok());
     let text = match drain {
@@ -101,10 +103,10 @@ pub fn progress(status: &v1::RegionDrainStatus) -> String {
             format!("region {} is {}, but {UNMOVED}", status.region, words(&drain))
         }
         Some(drain) => sentence(&status.region, &drain),
-        // Of a later release.
+        // The drain was written by a later release.
         None => format!("region {} has a drain that this command cannot read", status.region),
     };
-    // An older control plane says nothing before the first round.
+    // An older control plane reports no state before the first round.
     if status.state.is_empty() { text } else { format!("{text}; {}", status.state) }
 }
 
@@ -114,7 +116,7 @@ fn percent(drain: &RegionDrain) -> f64 {
 
 #[cfg(test)]
 mod tests {
-    use fairmesh_console::view::At;
+    use fairmesh_console::view_reader::At;
     use fairmesh_model::{
         DefaultsByScope, DefaultsScope, PolicyDefaults, Protocol, Service, ServiceKind, ServiceName, Share,
         Traffic, TrafficPlanner,
@@ -123,7 +125,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn drain_moves_calls_of_declared_services_planned_by_defaults_alone() {
+    fn region_drain_moves_calls_of_declared_services_with_default_planner() {
         let traffic = Traffic { planner: Some(TrafficPlanner::Rings), ..Traffic::default() };
         let policy = Policy { traffic: Some(Box::new(traffic)), ..Policy::default() };
         let mut defaults = DefaultsByScope::default();

@@ -14,9 +14,9 @@ use http_body_util::BodyExt as _;
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 
-/// Lines of all proxies that wait to be printed.
+/// Queue size for lines of all proxies that wait to be printed.
 const QUEUE: usize = 64;
-/// Maximum length of a line; paths are cut off by the proxy.
+/// Maximum length of a line. Proxies cut off longer paths.
 const MAX_LINE_BYTES: usize = 64 << 10;
 
 /// Arguments of `fairmesh tap`.
@@ -70,7 +70,7 @@ pub async fn run(args: TapArgs) -> Result<ExitCode, Failure> {
         let (sender, query) = (sender.clone(), query.clone());
         tokio::spawn(async move {
             let ended = read(proxy, &query, &sender).await;
-            // A reader that has gone ends the command.
+            // If the receiver is gone, the command is ending.
             let _ = sender.send((proxy, ended.err().map_or(Line::Ended, Line::Failed))).await;
         });
     }
@@ -103,14 +103,15 @@ pub async fn run(args: TapArgs) -> Result<ExitCode, Failure> {
     gone.map_or(Ok(ExitCode::SUCCESS), Err)
 }
 
-/// What a proxy sent.
+/// A message from a proxy.
 pub(super) enum Line {
     Request(Value),
     Ended,
     Failed(Failure),
 }
 
-/// Says where there is nothing to print yet, and why: a tap of a wrong name would wait in silence.
+/// Prints a note with the reason if there are no requests to print. Otherwise a tap of a misspelt name would wait in
+/// silence.
 async fn note_uncalled(proxy: SocketAddr, service: &ServiceName) {
     // The tap itself reports a proxy that does not respond.
     let Ok(page) = admin_page::page(proxy, "/services").await else { return };
@@ -120,7 +121,7 @@ async fn note_uncalled(proxy: SocketAddr, service: &ServiceName) {
     }
 }
 
-/// Why a proxy with these services has no requests of this one.
+/// Explains why a proxy with these services has no requests for this service.
 fn uncalled(rows: &[Value], service: &str) -> Option<String> {
     if let Some(row) = rows.iter().find(|row| row["service"] == json!(service)) {
         let unknown = row["state"] == json!("unknown");
@@ -159,12 +160,12 @@ fn query(args: &TapArgs) -> String {
     query
 }
 
-/// The page with one of `one_in` requests of a service.
+/// Path and query of the page with one of `one_in` requests of a service.
 pub(super) fn query_of(service: &ServiceName, one_in: u64) -> String {
     format!("/tap?service={}&oneIn={one_in}", encode(&service.to_string()))
 }
 
-/// Percent-encodes a value of a query.
+/// Percent-encodes a query value.
 fn encode(text: &str) -> String {
     let byte = |byte: u8| match byte {
         b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'.' | b'_' => char::from(byte).to_string(),
@@ -173,7 +174,7 @@ fn encode(text: &str) -> String {
     text.bytes().map(byte).collect()
 }
 
-/// Sends the requests of a proxy that match the query, until the proxy or the reader has gone.
+/// Sends the requests of a proxy that match the query, until the proxy or the receiver is gone.
 pub(super) async fn read(
     proxy: SocketAddr,
     query: &str,
@@ -212,7 +213,7 @@ fn print(mut request: Value, proxy: SocketAddr, args: &TapArgs) -> Result<bool, 
     output::write_while_open(text.as_bytes())
 }
 
-/// One line for people.
+/// The request as one line of text.
 fn text(request: &Value) -> String {
     let word = |name: &str| match &request[name] {
         Value::String(text) => text.clone(),
@@ -246,19 +247,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn values_of_a_query_are_encoded() {
+    fn tap_query_values_are_percent_encoded() {
         assert_eq!(encode("shop/web"), "shop%2Fweb");
         assert_eq!(encode("/a b&c=é"), "%2Fa%20b%26c%3D%C3%A9");
     }
 
     #[test]
-    fn an_injected_fault_is_shown() {
+    fn tap_line_shows_injected_fault() {
         let request = json!({ "status": 503, "fault": null, "injected": "abort", "route": "checkout" });
         assert!(text(&request).ends_with("  route checkout  injected abort\n"), "{}", text(&request));
     }
 
     #[test]
-    fn tap_distinguishes_idle_services_from_backends() {
+    fn tap_note_on_missing_calls_distinguishes_idle_services_from_backends() {
         let rows = [
             json!({ "service": "shop/web", "state": "ready", "backends": ["shop/next"] }),
             json!({ "service": "shop/old", "state": "unknown" }),
@@ -270,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn a_status_is_a_number_or_a_class() {
+    fn tap_status_filter_is_number_or_class() {
         assert!(["404", "5xx"].iter().all(|text| status(text).is_ok()));
         assert!(["99", "6xx", "abc", ""].iter().all(|text| status(text).is_err()));
     }

@@ -13,9 +13,9 @@ use fairmesh_model::{ServiceName, Tenant};
 use fairmesh_wire::v1::{ReadTracesRequest, ReadTracesResponse, TraceSpan, TraceSummary, trace_span::Kind};
 use serde_json::{Value, json};
 
-/// Columns of the bars of a waterfall.
+/// Width of a waterfall's bars, in columns.
 const BAR: u64 = 32;
-/// The deepest level that is indented further.
+/// Maximum depth of indentation in a waterfall.
 const MAX_INDENT: usize = 12;
 
 /// Arguments of `fairmesh trace`.
@@ -121,9 +121,9 @@ fn show(response: &ReadTracesResponse, format: Format) -> Result<(), Failure> {
     output::print_one(format, &document, "")
 }
 
-/// Each span with its depth, after its parent. Spans whose parents are not known are roots.
+/// Orders spans so that each follows its parent, and adds their depths. Spans without a known parent are roots.
 fn waterfall(spans: &[TraceSpan]) -> Vec<(usize, &TraceSpan)> {
-    // A proxy exports a span of its own for what a caller's attempt began: both may have one id.
+    // A proxy exports its own span for the request of a caller's attempt: both may have the same id.
     let is_known = |id: u64, child: &TraceSpan| {
         id != 0 && spans.iter().any(|span| span.id == id && !std::ptr::eq(span, child))
     };
@@ -143,7 +143,7 @@ fn waterfall(spans: &[TraceSpan]) -> Vec<(usize, &TraceSpan)> {
             ordered.push((depth, span));
             push(&mut stack, depth + 1, children.remove(&span.id));
         }
-        // Spans that name each other as parents, which no process exports, are shown all the same.
+        // Spans that name each other as parents, which no process exports, are shown nevertheless.
         let Some((_, rest)) = children.pop_first() else { return ordered };
         push(&mut stack, 0, Some(rest));
     }
@@ -175,7 +175,7 @@ fn row(depth: usize, span: &TraceSpan, end_us: u64) -> Vec<String> {
     ]
 }
 
-/// When the span took place, of the whole trace.
+/// Draws the bar of a span within the duration of the whole trace.
 fn bar(span: &TraceSpan, end_us: u64) -> String {
     let column = |at_us: u64| at_us.min(end_us) * BAR / end_us.max(1);
     let from = column(span.start_us).min(BAR - 1);
@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn subject_is_a_service_or_the_id_of_a_trace() {
+    fn trace_command_takes_service_or_trace_id() {
         assert!(matches!(subject("shop/cart"), Ok(Subject::Service(_))));
         let id = "0AF7651916CD43DD8448EB211C80319C";
         assert_eq!(subject(id), Ok(Subject::Id(id.to_lowercase())));
@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn spans_come_after_their_parents_and_none_is_lost() {
+    fn trace_output_lists_all_spans_after_their_parents() {
         let spans = [
             span(1, 0, (0, 100)),
             span(2, 1, (10, 40)),
@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn row_has_the_endpoint_the_revision_and_the_place_in_time() {
+    fn trace_span_row_shows_endpoint_revision_and_time() {
         let attempt = TraceSpan {
             kind: Kind::Client.into(),
             instance: "cart-0".into(),

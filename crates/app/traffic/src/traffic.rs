@@ -1,5 +1,6 @@
 //! `fairmesh traffic`: the planner of region tables.
 
+mod adjustments;
 mod calls;
 mod classes;
 mod graph;
@@ -15,7 +16,7 @@ use fairmesh_console::{
     arguments::{OutputArgs, TargetArgs},
     failure::Failure,
     output,
-    view::{ReadView, Scope, View},
+    view_reader::{ReadView, Scope, View},
 };
 use fairmesh_model::{RecordKind, Region, ServiceName};
 use fairmesh_wire::{handshake::Connection, v1};
@@ -111,7 +112,7 @@ pub async fn run(command: TrafficCommand) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// What the planner knows of one service, or of all.
+/// Reads the planner's state of one service, or of all.
 async fn read(
     connection: &Connection,
     service: Option<&ServiceName>,
@@ -134,7 +135,7 @@ fn warn_of_left_out(left_out: u32) {
     }
 }
 
-/// Why nothing is planned for a service: it does not exist, or its policy does not ask for it.
+/// Why nothing is planned for a service: it does not exist, or its policy does not request a planner.
 async fn why_not_planned(connection: &Connection, service: &ServiceName) -> Failure {
     match View::read(connection, &Scope::Service(service.clone()), &[RecordKind::Service, RecordKind::Policy])
         .await

@@ -7,14 +7,14 @@ use fairmesh_model::{HostType, InstanceId, Location, ServiceName};
 
 use crate::{ImplausibleUsage, Member, Minute, Row, Usage};
 
-/// The most minutes by which a usage report may be late; later ones are dropped.
+/// Maximum lateness of a usage report, in minutes. Later reports are dropped.
 pub const MAX_LATENESS: u32 = 15;
-/// How many minutes closed data waits to be written before it is dropped.
+/// Maximum time for which data of a closed minute waits to be written, in minutes. Afterwards it is dropped.
 pub const MAX_WRITE_DELAY: u32 = 60;
-/// The most instances with usage in one minute.
+/// Maximum number of instances with usage in one minute.
 pub const MAX_INSTANCES: usize = 100_000;
 
-/// The most minutes by which a sender's clock may be ahead.
+/// Maximum time by which a sender's clock may be ahead, in minutes.
 const MAX_CLOCK_AHEAD: u32 = 1;
 
 /// The result of adding a usage.
@@ -22,7 +22,7 @@ const MAX_CLOCK_AHEAD: u32 = 1;
 pub enum AddOutcome {
     /// The usage is counted.
     Counted,
-    /// The minute already has a usage that covers at least as much time; nothing changes.
+    /// The minute already has a usage of the instance that covers at least as much time. Nothing changes.
     Known,
     /// The minute is closed.
     Late,
@@ -34,21 +34,21 @@ pub enum AddOutcome {
     Full,
 }
 
-/// The instance that a usage is of.
+/// The instance whose usage was measured.
 #[derive(Clone, Copy, Debug)]
 pub struct MeasuredInstance<'a> {
-    /// Its service.
+    /// The instance's service.
     pub service: &'a ServiceName,
-    /// Its name.
+    /// The instance's name.
     pub instance: &'a InstanceId,
-    /// Where it runs.
+    /// The instance's location.
     pub location: &'a Location,
 }
 
-/// The minutes that may still change: usage that is late within bounds is counted in its own minute.
+/// The minutes that may still change. Usage that arrives late, within bounds, is counted in its own minute.
 ///
-/// One usage per instance and minute, the one with the longest time covered: repeated reports, or all of them after a
-/// restart, are not counted twice.
+/// Each instance has one usage per minute: the one that covers the longest time. Reports that are repeated, for
+/// example after a restart, are therefore not counted twice.
 #[derive(Debug, Default)]
 pub struct OpenMinutes {
     minutes: BTreeMap<Minute, Services>,
@@ -94,7 +94,7 @@ impl OpenMinutes {
         self.keep(instance, (minute, usage));
     }
 
-    /// Closes `minute` and all before it.
+    /// Closes `minute` and all earlier minutes.
     pub fn close_through(&mut self, minute: Minute) {
         self.closed = self.closed.max(Some(minute));
     }
@@ -115,7 +115,7 @@ impl OpenMinutes {
         AddOutcome::Counted
     }
 
-    /// One shared copy of each location: there are few of them.
+    /// Returns the shared copy of a location. There are few different locations.
     fn place(&mut self, place: &Location) -> Arc<Location> {
         if let Some(known) = self.locations.get(place) {
             return known.clone();
@@ -136,7 +136,7 @@ impl OpenMinutes {
         self.minutes.keys().copied().collect()
     }
 
-    /// The rows of the services of a minute.
+    /// The row of each service in a minute.
     pub fn rows(&self, minute: Minute) -> Vec<(ServiceName, Row)> {
         let services = self.minutes.get(&minute).into_iter().flat_map(|minute| &minute.by_name);
         let rows = services.map(|(service, instances)| {
@@ -158,7 +158,7 @@ impl OpenMinutes {
         std::mem::take(&mut self.changed)
     }
 
-    /// Marks a change that could not be stored as changed again.
+    /// Marks a change as changed again because it could not be stored.
     pub fn still_changed(&mut self, minute: Minute, service: ServiceName) {
         if self.minutes.contains_key(&minute) {
             self.changed.insert((minute, service));
@@ -178,7 +178,7 @@ impl OpenMinutes {
         self.locations.retain(|place| Arc::strong_count(place) > 1);
     }
 
-    /// Total usage of the instances of a service over all minutes here.
+    /// The usage of each instance of a service, summed over all open minutes.
     pub fn instances(&self, service: &ServiceName) -> Vec<Member> {
         let mut sums: BTreeMap<InstanceId, Member> = BTreeMap::new();
         let minutes = self.minutes.values().filter_map(|minute| minute.by_name.get(service));
@@ -189,7 +189,7 @@ impl OpenMinutes {
         sums.into_values().collect()
     }
 
-    /// Total usage of the instances of each service and hardware type over all minutes here.
+    /// The usage of each instance, summed over all open minutes and grouped by service and hardware type.
     pub fn members(&self) -> BTreeMap<(ServiceName, HostType), Vec<Member>> {
         let mut sums: BTreeMap<(ServiceName, HostType), BTreeMap<InstanceId, Member>> = BTreeMap::new();
         let services = self.minutes.values().flat_map(|minute| &minute.by_name);

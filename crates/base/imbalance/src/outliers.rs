@@ -2,11 +2,11 @@ use fairmesh_model::InstanceId;
 
 use crate::{MIN_COVERED_MS, Usage, median};
 
-/// With fewer members, there is no typical value.
+/// Minimum number of comparable members. Fewer members have no typical value.
 const MIN_MEMBERS: usize = 5;
-/// With fewer calls, there is no typical cost.
+/// Minimum number of calls of a member. Fewer calls have no typical cost.
 const MIN_REQUESTS: u64 = 100;
-/// Minimum time of an instance, in milliseconds.
+/// Minimum time that a member's usage must cover, in milliseconds.
 const MIN_MEMBER_MS: u64 = 12 * MIN_COVERED_MS as u64;
 
 /// Usage of one instance of a service over some minutes.
@@ -14,16 +14,16 @@ const MIN_MEMBER_MS: u64 = 12 * MIN_COVERED_MS as u64;
 pub struct Member {
     /// The instance.
     pub instance: InstanceId,
-    /// CPU time, in microseconds.
+    /// CPU time used, in microseconds.
     pub cpu_us: u64,
     /// Time covered, in milliseconds.
     pub covered_ms: u64,
-    /// Calls begun in it; 0 if they are not counted.
+    /// Calls begun in the covered time; 0 if calls are not counted.
     pub requests: u64,
 }
 
 impl Member {
-    /// Adds a minute.
+    /// Adds the usage of one minute.
     pub(crate) fn add(&mut self, usage: &Usage) {
         self.cpu_us += usage.cpu_us;
         self.covered_ms += u64::from(usage.covered_ms);
@@ -45,19 +45,21 @@ pub enum Measure {
 pub struct Outlier {
     /// The instance.
     pub instance: InstanceId,
-    /// Its deviation above (or below) the median of its peers, in thousandths of the median.
+    /// Deviation from the median of the peers, in thousandths of the median; positive if above.
     pub off: i64,
-    /// The measure.
+    /// The measure by which the instance was compared.
     pub by: Measure,
 }
 
-/// The members of one service on one hardware type that differ from the others: drifted machines (Uber, findings).
+/// Returns the members of one service on one hardware type that deviate from the others, such as drifted machines
+/// (Uber, findings).
 ///
-/// An outlier is more than 3.5 scaled median absolute deviations from the median (Iglewicz and Hoaglin), where the
-/// deviation is at least 2 % of the median: members within 10 % are never reported. Mean and standard deviation were
-/// rejected, since one drifted machine among ten moves both so far that it hides itself.
+/// An outlier is more than 3.5 scaled median absolute deviations from the median (Iglewicz and Hoaglin). The median
+/// absolute deviation is taken as at least 2 % of the median, so members within 10 % of the median are never
+/// reported. Mean and standard deviation were rejected: one drifted machine among ten shifts both so far that it
+/// hides itself.
 ///
-/// Fewer than five comparable members give no result. Ordered by deviation, greatest first.
+/// With fewer than five comparable members, the result is empty. Sorted by deviation, greatest first.
 pub fn outliers(members: &[Member]) -> Vec<Outlier> {
     let seen = || members.iter().filter(|member| member.covered_ms >= MIN_MEMBER_MS);
     let busy: Vec<_> = seen().filter(|member| member.requests >= MIN_REQUESTS).collect();
@@ -70,7 +72,7 @@ pub fn outliers(members: &[Member]) -> Vec<Outlier> {
     }
     let all: Vec<_> = seen().collect();
     if all.iter().any(|member| member.requests > 0) {
-        // Calls are counted, and there are too few.
+        // Calls are counted, but too few members have enough of them.
         return Vec::new();
     }
     deviating(&all, Measure::Cpu, |member| member.cpu_us.saturating_mul(1_000) / member.covered_ms.max(1))
@@ -128,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn a_drifted_machine_is_found_among_equals_at_any_load() {
+    fn outlier_with_costlier_calls_is_found_even_at_low_load() {
         // About 1 ms a call; the fifth takes 1.4 ms, although it uses no more CPU because it gets the fewest calls.
         let costs = [(1_010, 1_000), (980, 990), (1_000, 1_000), (1_225, 1_200), (980, 700), (1_040, 1_030)];
         let costs = costs.map(|(ms, calls)| (ms * 1_000, calls));
@@ -136,14 +138,14 @@ mod tests {
     }
 
     #[test]
-    fn two_outliers_of_ten_are_found_furthest_first() {
+    fn outlier_instances_are_sorted_by_deviation() {
         let mut costs = vec![(1_000_000, 1_000); 8];
         costs.extend([(1_500_000, 1_000), (600_000, 1_000)]);
         assert_eq!(named(&costs), [("i8".into(), 500), ("i9".into(), -400)]);
     }
 
     #[test]
-    fn equals_small_groups_and_few_calls_give_no_outlier() {
+    fn equal_instances_small_groups_and_few_calls_give_no_outlier() {
         assert_eq!(named(&[(1_000_000, 1_000); 20]), []);
         let slightly: Vec<_> = (0..20).map(|i| (1_000_000 + i % 2 * 90_000, 1_000)).collect();
         assert_eq!(named(&slightly), [], "within 10 %");
@@ -152,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn cpu_is_compared_if_calls_are_not_counted() {
+    fn instances_without_counted_calls_are_compared_by_cpu() {
         let mut costs = vec![(60_000_000, 0); 6];
         costs.push((90_000_000, 0));
         let found = outliers(&members(&costs));
@@ -160,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn an_idle_member_is_not_compared_with_busy_ones() {
+    fn idle_instance_is_not_compared_with_busy_ones() {
         let mut costs = vec![(1_000_000, 1_000); 8];
         // Background work makes each of this member's few calls expensive.
         costs.push((500_000, 110));

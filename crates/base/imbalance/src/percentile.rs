@@ -1,11 +1,11 @@
-/// The 99th percentile by nearest rank: the smallest value that at least 99 of 100 do not exceed. With fewer than 100
-/// values, it is the largest. `None` if there are no values. Reorders them.
+/// The 99th percentile by nearest rank: the smallest value such that at least 99 % of the values do not exceed it.
+/// With fewer than 100 values, it is the largest value. `None` if there are no values. Reorders `values`.
 pub fn p99(values: &mut [u64]) -> Option<u64> {
     nearest_rank(values, 99)
 }
 
-/// The median by nearest rank: of an even number, the lower of the two in the middle. `None` if there are no values.
-/// Reorders them.
+/// The median by nearest rank. For an even number of values it is the lower of the two middle values. `None` if there
+/// are no values. Reorders `values`.
 pub fn median(values: &mut [u64]) -> Option<u64> {
     nearest_rank(values, 50)
 }
@@ -23,7 +23,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nearest_rank_is_exact_at_its_edges() {
+    fn nearest_rank_percentile_is_exact_at_rank_boundaries() {
         let p99_of = |n: u64| p99(&mut (1..=n).rev().collect::<Vec<_>>());
         assert_eq!(p99_of(0), None);
         for n in 1..100 {

@@ -11,7 +11,7 @@ pub enum Breakdown {
     /// One line per service.
     #[default]
     Service,
-    /// A line for each value of a dimension, over all services.
+    /// One line per value of a dimension, over all services.
     Slice(Dimension),
     /// One line per hour or day, over all services.
     Time(Tier),
@@ -28,9 +28,9 @@ pub struct Line {
     pub minutes: u64,
     /// Area of the line. Slices use the p99 of whole services, so that lines add up to the total.
     pub area: Area,
-    /// The peak by the slice's own p99, in millicore-minutes; for services the same as `area.peak`.
+    /// Peak by the slice's own p99, in millicore-minutes. For services, equal to `area.peak`.
     pub own_peak: u64,
-    /// The causes of the waste of a service, which add up to it; `None` of other lines.
+    /// Causes of a service's waste, which add up to its waste; `None` for other lines.
     pub causes: Option<Causes>,
 }
 
@@ -50,21 +50,21 @@ pub struct ServiceOutlier {
 pub struct ImbalanceReport {
     /// The breakdown of the lines.
     pub by: Breakdown,
-    /// Number of minutes, of the service with the most.
+    /// Number of minutes covered, which is that of the service with the most minutes.
     pub minutes: u64,
-    /// Lines, the most wasteful first, or in chronological order. Empty for the breakdown by cause; see
+    /// Lines, either most wasteful first or in chronological order. Empty for the breakdown by cause; see
     /// [`ImbalanceReport::causes`].
     pub lines: Vec<Line>,
     /// The sum of all lines.
     pub total: Area,
-    /// The causes of the waste, which add up to that of the total.
+    /// The causes of the waste, which add up to the total waste.
     pub causes: Causes,
     /// Machines that differ from their peers.
     pub outliers: Vec<ServiceOutlier>,
 }
 
 impl Breakdown {
-    /// Every breakdown.
+    /// All breakdowns.
     pub const ALL: [Self; 8] = [
         Self::Service,
         Self::Slice(Dimension::Region),
@@ -97,15 +97,15 @@ impl Breakdown {
         }
     }
 
-    /// The breakdown of this name.
+    /// The breakdown called `name`; `None` if there is none.
     pub fn named(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|by| by.name() == name)
     }
 }
 
 impl ImbalanceReport {
-    /// Builds a report; each row is one service over the whole time, or over the period that begins with its minute
-    /// ([`Breakdown::time`]).
+    /// Builds a report. Each row covers one service over the whole time, or over the period that begins with the
+    /// row's minute ([`Breakdown::time`]).
     pub fn of(
         by: Breakdown,
         rows: &BTreeMap<(Minute, ServiceName), Row>,
@@ -146,7 +146,7 @@ impl ImbalanceReport {
         report
     }
 
-    /// The report for display and JSON: average cores, besides the sums.
+    /// The report for display and JSON, with averages in cores beside the sums.
     pub fn view(&self) -> View {
         let line = |line: &Line| Figures {
             causes: line.causes.map(|causes| causes.views(line.minutes)).unwrap_or_default(),
@@ -163,7 +163,7 @@ impl ImbalanceReport {
     }
 }
 
-/// Adds to the line of a name.
+/// Adds to the line called `name`.
 fn add(lines: &mut BTreeMap<String, Line>, name: String, area: Area, own_peak: u64) -> &mut Line {
     let line = lines.entry(name).or_insert_with_key(|name| Line {
         name: name.clone(),
@@ -177,7 +177,7 @@ fn add(lines: &mut BTreeMap<String, Line>, name: String, area: Area, own_peak: u
     line
 }
 
-/// The name of the period that begins with a minute; names sort chronologically.
+/// The name of the period that begins with minute `first`. Names sort chronologically.
 fn period_name(tier: Tier, first: Minute) -> String {
     let (days, minutes) = (first.0 / (24 * 60), first.0 % (24 * 60));
     let (year, month, day) = date(days);
@@ -187,8 +187,8 @@ fn period_name(tier: Tier, first: Minute) -> String {
     }
 }
 
-/// The date of a number of days after 1970-01-01, by H. Hinnant's `civil_from_days`: years begin in March, so that the
-/// leap day is the last. A date library was rejected here, since it would contain a clock.
+/// Converts a number of days after 1970-01-01 to a date (H. Hinnant, `civil_from_days`). Years begin in March, so
+/// that the leap day is the last day. A date library was rejected, since it would contain a clock.
 fn date(days: u32) -> (u32, u32, u32) {
     let days = days + 719_468;
     let (era, of_era) = (days / 146_097, days % 146_097);
@@ -211,7 +211,7 @@ impl Causes {
         ]
     }
 
-    /// The causes for display, as averages over so many minutes.
+    /// The causes for display, as averages over `minutes` minutes.
     fn views(&self, minutes: u64) -> Vec<CauseView> {
         let all = self.total();
         let view = |(name, wasted)| CauseView {
@@ -232,7 +232,7 @@ pub struct View {
     pub by: &'static str,
     /// Number of minutes.
     pub minutes: u64,
-    /// The most wasteful first.
+    /// Lines, most wasteful first.
     pub lines: Vec<Figures>,
     /// The sum of all lines.
     pub total: Figures,
@@ -242,7 +242,7 @@ pub struct View {
     pub outliers: Vec<OutlierView>,
 }
 
-/// A line: averages over its minutes, and the sums that they come from.
+/// One line, with averages over its minutes and the sums that they are computed from.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Figures {
@@ -250,19 +250,19 @@ pub struct Figures {
     pub name: String,
     /// Number of minutes.
     pub minutes: u64,
-    /// Containers.
+    /// Average number of containers.
     pub containers: f64,
-    /// Cores used.
+    /// Average cores used.
     pub used_cores: f64,
-    /// The p99 of the cores used by a container.
+    /// The p99 of the cores used per container.
     pub p99_cores: f64,
-    /// The mean of the cores used by a container.
+    /// Mean cores used per container.
     pub mean_cores: f64,
-    /// Cores kept free because of the hottest containers.
+    /// Average cores kept free because of the hottest containers.
     pub wasted_cores: f64,
     /// 1 + wasted / used; `null` if nothing was used.
     pub index: Option<f64>,
-    /// The index of the slice by its own p99; the rest of its waste is due to hotter slices.
+    /// Index of the slice by its own p99. The rest of its waste is due to hotter slices.
     pub own_index: Option<f64>,
     /// Container-minutes.
     pub container_minutes: u64,
@@ -270,22 +270,22 @@ pub struct Figures {
     pub used_millicore_minutes: u64,
     /// Millicore-minutes wasted.
     pub wasted_millicore_minutes: i64,
-    /// The causes of the waste of a service; empty of other lines.
+    /// Causes of a service's waste; empty for other lines.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub causes: Vec<CauseView>,
 }
 
-/// A cause.
+/// A cause of waste.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct CauseView {
-    /// Its name.
+    /// Name of the cause.
     pub name: &'static str,
-    /// Its part of the wasted cores.
+    /// Wasted cores due to this cause.
     pub wasted_cores: f64,
-    /// Its share of the total waste; `null` if there is no waste.
+    /// The cause's share of the total waste; `null` if there is no waste.
     pub share: Option<f64>,
-    /// The sum behind `wasted_cores`.
+    /// Wasted millicore-minutes, from which `wasted_cores` is computed.
     pub wasted_millicore_minutes: i64,
 }
 
@@ -299,13 +299,13 @@ pub struct OutlierView {
     pub host_type: String,
     /// The instance.
     pub instance: String,
-    /// Its relative deviation from the median: 0.4 is 40 % above.
+    /// Relative deviation from the median: 0.4 is 40 % above.
     pub off: f64,
     /// The measure: `cpu-per-request`, or `cpu` if calls are not counted.
     pub measure: &'static str,
 }
 
-/// For display only: no decision depends on these.
+/// Floating-point figures, for display only: no decision depends on them.
 #[allow(
     clippy::cast_precision_loss,
     reason = "sums below 2^53 are exact, and larger ones are display rounded"
@@ -315,7 +315,7 @@ mod display {
         (b > 0).then(|| a as f64 / b as f64)
     }
 
-    /// Average cores of a sum of millicore-minutes.
+    /// Average cores, from a sum of millicore-minutes.
     pub(super) fn cores(millicore_minutes: i64, minutes: u64) -> f64 {
         millicore_minutes as f64 / 1000.0 / minutes.max(1) as f64
     }

@@ -1,14 +1,14 @@
 use std::collections::BTreeMap;
 
-use crate::{Minute, Usage, usage::MINUTE_MS};
+use crate::{Minute, Usage, minute_usage::MINUTE_MS};
 
-/// Minutes kept while the receiver is unreachable: as many as it accepts late.
+/// Maximum number of minutes kept while the receiver is unreachable: as many as the receiver accepts late.
 const MAX_MINUTES: usize = crate::MAX_LATENESS as usize + 1;
 
-/// The longest time between two readings that is attributed to the minutes in it, in milliseconds.
+/// Maximum time between two readings, in milliseconds. Usage over a longer time is dropped.
 const MAX_GAP_MS: u64 = 5 * MINUTE_MS as u64;
 
-/// A reading of counters at one moment. Counters are monotonic; one that falls was restarted.
+/// Counter values at one moment. Counters are monotonic; a counter that decreased was restarted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CounterReading {
     /// Total CPU time, in microseconds.
@@ -24,15 +24,15 @@ pub struct CounterReading {
 pub struct Moment {
     /// On a monotonic clock, in milliseconds since an arbitrary origin.
     pub elapsed_ms: u64,
-    /// On the clock that names minutes, in milliseconds since 1970 (UTC). This clock may jump. Elapsed time is never
-    /// computed from it, so a jump moves usage to another minute but creates none.
+    /// Time on the wall clock, which determines the minute, in milliseconds since 1970 (UTC). This clock may jump.
+    /// Elapsed time is never computed from it, so a jump moves usage to another minute but creates no usage.
     pub clock_ms: u64,
 }
 
-/// Converts the readings of one instance into minutes.
+/// Converts the readings of one instance into usage per minute.
 ///
 /// Usage between two readings is spread evenly over the time between them. A late reading thus spreads its usage over
-/// the minutes that it covers; counting it on arrival would create a spike, which would dominate the p99.
+/// the minutes that it covers. Counting all of it on arrival would create a spike that dominates the p99.
 #[derive(Clone, Debug, Default)]
 pub struct UsageRecorder {
     last: Option<(Moment, CounterReading)>,
@@ -43,7 +43,7 @@ pub struct UsageRecorder {
 #[derive(Clone, Copy, Debug, Default)]
 struct RecordedMinute {
     usage: Usage,
-    /// Time covered in the part that the receiver has; it only grows.
+    /// Covered time of the usage that the receiver already has, in milliseconds. Never decreases.
     sent_ms: u32,
 }
 
@@ -69,7 +69,7 @@ impl UsageRecorder {
             let part = left.min(end - from);
             let share = |whole: u64| u64::try_from(u128::from(whole) * u128::from(part) / u128::from(left));
             let piece = Usage {
-                // A share of a number is at most the number.
+                // A share of a number is at most the number itself.
                 cpu_us: share(rest.cpu_us).unwrap_or(rest.cpu_us),
                 requests: share(rest.requests).unwrap_or(rest.requests),
                 // At most one minute.
@@ -84,14 +84,14 @@ impl UsageRecorder {
         }
     }
 
-    /// Ignores the difference to the next reading, because it comes from other counters.
+    /// Ignores the difference to the next reading, because it comes from different counters.
     pub fn restart(&mut self) {
         self.last = None;
     }
 
     fn add(&mut self, minute: Minute, piece: Usage) {
         let usage = &mut self.kept.entry(minute).or_default().usage;
-        // A clock that was set back passes the same minute twice; usage beyond one minute is dropped.
+        // After the clock is set back, the same minute passes twice. Usage beyond one minute is dropped.
         if usage.covered_ms + piece.covered_ms <= MINUTE_MS {
             usage.cpu_us += piece.cpu_us;
             usage.covered_ms += piece.covered_ms;
@@ -104,13 +104,14 @@ impl UsageRecorder {
         }
     }
 
-    /// Minutes that the receiver does not have completely. Each has its whole usage, which replaces earlier reports.
+    /// Minutes that the receiver does not have completely. Each is returned with its whole usage, which replaces
+    /// earlier reports.
     pub fn unsent(&self) -> Vec<(Minute, Usage)> {
         let unsent = self.kept.iter().filter(|(_, kept)| kept.sent_ms < kept.usage.covered_ms);
         unsent.map(|(minute, kept)| (*minute, kept.usage)).collect()
     }
 
-    /// Records that the receiver has these usages.
+    /// Records that the receiver has the usages in `sent`.
     pub fn mark_sent(&mut self, sent: &[(Minute, Usage)]) {
         for (minute, usage) in sent {
             if let Some(kept) = self.kept.get_mut(minute) {
@@ -122,7 +123,7 @@ impl UsageRecorder {
         self.kept.retain(|minute, kept| Some(*minute) == newest || kept.sent_ms < kept.usage.covered_ms);
     }
 
-    /// Minutes dropped because the receiver did not take them in time.
+    /// Number of minutes dropped because the receiver did not accept them in time.
     pub fn dropped(&self) -> u64 {
         self.dropped
     }
@@ -143,10 +144,10 @@ mod tests {
     }
 
     #[test]
-    fn a_late_reading_spreads_over_its_minutes() {
+    fn late_cpu_reading_is_spread_over_its_minutes() {
         let mut minutes = UsageRecorder::default();
         minutes.record(at(30_000), reading(5_000_000, 100));
-        // One core for 150 s, read once at the end.
+        // One core for 150 s, with a single reading at the end.
         minutes.record(at(180_000), reading(155_000_000, 400));
         let unsent = minutes.unsent();
         let shape: Vec<_> =
@@ -158,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn usage_is_counted_exactly_at_any_reading_interval() {
+    fn recorded_cpu_usage_is_exact_at_any_reading_interval() {
         let mut minutes = UsageRecorder::default();
         minutes.record(at(0), reading(0, 0));
         let mut ms = 0;
@@ -174,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn restarted_counters_and_long_gaps_are_ignored() {
+    fn restarted_cpu_counters_and_long_gaps_are_ignored() {
         let mut minutes = UsageRecorder::default();
         minutes.record(at(0), reading(50_000_000, 10));
         minutes.record(at(10_000), reading(1_000, 20));
@@ -184,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn a_clock_jump_moves_usage_and_creates_none() {
+    fn clock_jump_moves_recorded_cpu_usage_and_creates_none() {
         let mut minutes = UsageRecorder::default();
         minutes.record(at(0), reading(0, 0));
         minutes.record(at(10_000), reading(10_000_000, 0));
@@ -203,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn unsent_minute_is_repeated_until_received() {
+    fn usage_minute_is_sent_again_until_received() {
         let mut minutes = UsageRecorder::default();
         minutes.record(at(0), reading(0, 0));
         minutes.record(at(40_000), reading(40, 0));

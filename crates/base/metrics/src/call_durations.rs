@@ -1,19 +1,21 @@
-//! Durations of calls by caller, callee and outcome, named by the semantic conventions of OpenTelemetry (HTTP metrics 1.23, RPC metrics).
+//! Durations of calls by caller, callee and outcome, named by the OpenTelemetry semantic conventions (HTTP metrics
+//! 1.23, RPC metrics).
 
 use std::{sync::OnceLock, time::Duration};
 
 use crate::{DurationHistogram, DurationSnapshot, Labels, TraceExemplar};
 
-/// Maximum number of series of one called service; further ones are counted together.
+/// Maximum number of series per called service. Calls for which no series is left are counted in a shared overflow
+/// series.
 const MAX_SERIES: usize = 32;
-/// Label of rows without a series of their own; not a valid name.
+/// Label of the overflow series; not a valid name.
 pub const OTHER: &str = "(other)";
-/// Label of a caller that is not known; not a valid name.
+/// Label of an unknown caller; not a valid name.
 pub const UNKNOWN: &str = "(unknown)";
-/// The conventions' method of requests whose method is not known.
+/// Method label that the conventions prescribe for unknown methods.
 const OTHER_METHOD: &str = "_OTHER";
 
-/// Attributes of OpenTelemetry by the label that Prometheus gets for them: dots are underscores.
+/// Prometheus label and OpenTelemetry attribute of each property. Prometheus replaces dots by underscores.
 pub const ATTRIBUTES: [(&str, &str); 7] = [
     ("fairmesh_caller", "fairmesh.caller"),
     ("fairmesh_callee", "fairmesh.callee"),
@@ -24,35 +26,35 @@ pub const ATTRIBUTES: [(&str, &str); 7] = [
     ("error_type", "error.type"),
 ];
 
-/// Which side of calls measured them.
+/// The side on which calls were measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
-    /// For the caller.
+    /// Measured by the caller.
     Client,
-    /// For the called service.
+    /// Measured by the called service.
     Server,
 }
 
 /// How a call ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CallOutcome {
-    /// A response of HTTP, with one of [`known_method`].
+    /// An HTTP response to a request with one of the methods of [`known_method`].
     Http {
-        /// Method of the request.
+        /// Request method.
         method: &'static str,
-        /// Status of the response; 0 stands for all that have no series of their own.
+        /// Response status; 0 stands for all statuses without their own series.
         status: u16,
     },
-    /// The end of a call of gRPC, with the name of its status.
+    /// A finished gRPC call, with the name of its status.
     Grpc(&'static str),
 }
 
-/// Histograms of the calls of one service. Finds a series without a lock.
+/// Histograms of the calls to one service. Lookups take no lock.
 #[derive(Debug, Default)]
 pub struct CallSeries {
-    /// In the order of their first call; the usual outcomes usually are first, so that the search is short.
+    /// Series in the order of their first calls. Frequent outcomes usually come first, so that the search is short.
     series: [OnceLock<Box<Series>>; MAX_SERIES],
-    /// One for HTTP and one for gRPC.
+    /// Overflow series: one for HTTP and one for gRPC.
     overflow: [OnceLock<Box<DurationHistogram>>; 2],
 }
 
@@ -63,31 +65,32 @@ struct Series {
     durations: DurationHistogram,
 }
 
-/// One series at a scrape.
+/// One series at the time of a scrape.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CallRow {
-    /// The calling service, or why there is none.
+    /// The calling service, or a label that says why there is none.
     pub caller: String,
-    /// The called service, or why there is none.
+    /// The called service, or a label that says why there is none.
     pub callee: String,
-    /// How the calls ended.
+    /// Outcome of the calls.
     pub outcome: CallOutcome,
-    /// How long they took.
+    /// Durations of the calls.
     pub durations: DurationSnapshot,
 }
 
-/// A histogram of durations at a scrape.
+/// A family of duration histograms at the time of a scrape.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DurationFamily {
-    /// The name that Prometheus gets.
+    /// The Prometheus name.
     pub name: &'static str,
-    /// What it measures.
+    /// The help text.
     pub help: &'static str,
-    /// Its series.
+    /// The series of the family.
     pub rows: Vec<(Labels, DurationSnapshot)>,
 }
 
-/// The method as a label. A method that the conventions do not list is `_OTHER`, since callers may invent methods.
+/// Returns the method as a label. Methods that the conventions do not list become `_OTHER`, since callers may invent
+/// methods.
 pub fn known_method(method: &str) -> &'static str {
     const METHODS: [&str; 9] =
         ["GET", "POST", "PUT", "DELETE", "HEAD", "PATCH", "OPTIONS", "CONNECT", "TRACE"];
@@ -95,7 +98,7 @@ pub fn known_method(method: &str) -> &'static str {
 }
 
 impl CallSeries {
-    /// Counts a call. `caller` is given where calls of several services are counted here.
+    /// Counts a call. `caller` is needed if the series count the calls of several services.
     #[inline]
     pub fn record(
         &self,
@@ -125,7 +128,7 @@ impl CallSeries {
         self.overflow[usize::from(is_grpc)].get_or_init(Box::default)
     }
 
-    /// Adds the counts of another service.
+    /// Adds the counts in `other`.
     pub fn merge(&self, other: &Self) {
         for series in other.series.iter().filter_map(OnceLock::get) {
             self.of(series.caller.as_deref(), series.outcome).merge(&series.durations);
@@ -137,7 +140,7 @@ impl CallSeries {
         }
     }
 
-    /// The series at this moment. Calls without a caller of their own are those of `caller`.
+    /// All series as of now. Series without their own caller get `caller`.
     pub fn rows<'a>(&'a self, caller: &'a str, callee: &'a str) -> impl Iterator<Item = CallRow> + 'a {
         let row = move |caller: &str, outcome, durations: &DurationHistogram| CallRow {
             caller: caller.to_owned(),
@@ -154,7 +157,7 @@ impl CallSeries {
     }
 }
 
-/// The families of HTTP and gRPC that these series belong to, without empty ones.
+/// Groups the series into the HTTP and gRPC families, leaving out empty families.
 pub fn families(side: Side, rows: impl IntoIterator<Item = CallRow>) -> Vec<DurationFamily> {
     let [(http, http_help), (rpc, rpc_help)] = match side {
         Side::Client => [
@@ -177,7 +180,7 @@ pub fn families(side: Side, rows: impl IntoIterator<Item = CallRow>) -> Vec<Dura
     [of_http, of_rpc].into_iter().filter(|family| !family.rows.is_empty()).collect()
 }
 
-/// The labels of an outcome, with `error_type` if the conventions count it as an error of this side.
+/// Labels of an outcome. They include `error_type` if the conventions count the outcome as an error of this side.
 fn labels_of(side: Side, outcome: CallOutcome) -> Labels {
     match outcome {
         CallOutcome::Http { method, status: 0 } => {
@@ -196,7 +199,7 @@ fn labels_of(side: Side, outcome: CallOutcome) -> Labels {
         CallOutcome::Grpc(status) => {
             let mut labels: Labels =
                 vec![("rpc_system_name", "grpc".into()), ("rpc_response_status_code", status.into())];
-            // Statuses that the conventions of gRPC count as failures of a server.
+            // Statuses that the gRPC conventions count as server errors.
             let is_server_failure = matches!(
                 status,
                 "UNKNOWN" | "DEADLINE_EXCEEDED" | "UNIMPLEMENTED" | "INTERNAL" | "UNAVAILABLE" | "DATA_LOSS"
@@ -219,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn calls_are_named_by_the_conventions_with_caller_and_callee() {
+    fn call_durations_follow_conventions_with_caller_and_callee() {
         let series = CallSeries::default();
         let took = Duration::from_millis(5);
         series.record(None, GET_OK, took, None);
@@ -247,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn series_beyond_the_maximum_are_counted_together() {
+    fn metric_series_beyond_maximum_are_counted_together() {
         let series = CallSeries::default();
         for status in 100..140 {
             series.record(None, CallOutcome::Http { method: "GET", status }, Duration::ZERO, None);

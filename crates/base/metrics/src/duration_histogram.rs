@@ -1,4 +1,5 @@
-//! Durations in buckets that grow by a constant factor: native histograms of Prometheus, exponential histograms of OpenTelemetry.
+//! Histograms of durations in buckets that grow by a constant factor: Prometheus native histograms and OpenTelemetry
+//! exponential histograms.
 
 use std::{
     sync::{
@@ -8,16 +9,16 @@ use std::{
     time::Duration,
 };
 
-/// Each octave has `2^SCHEMA` buckets: a quantile is at most 4.4 % from the true value.
+/// Resolution: each octave has `2^SCHEMA` buckets, so a quantile is off by at most 4.4 %.
 pub const SCHEMA: i32 = 3;
 const BUCKETS: usize = 1 << SCHEMA;
-/// Octaves by the logarithm of their lower bound in seconds: from 1 µs to more than an hour. Shorter and longer durations count in
-/// the first and the last bucket.
+/// Base-2 logarithm of the lower bound of the first octave, in seconds. The octaves range from 1 µs to more than an
+/// hour. Shorter and longer durations count in the first and the last bucket.
 const FIRST_OCTAVE: i32 = -20;
 const OCTAVES: usize = 32;
-/// Octaves whose upper bounds are bounds of the classic buckets: from 0.24 ms to 32 s.
+/// Range of octaves whose upper bounds are bounds of the classic buckets: from 0.24 ms to 32 s.
 const CLASSIC: std::ops::RangeInclusive<i32> = -13..=4;
-/// Upper bounds of the buckets of an octave, as fractions of its upper bound: `2^(-1 + i/8)`.
+/// Upper bounds of the buckets in an octave, relative to the octave's upper bound: `2^(-1 + i/8)`.
 #[expect(clippy::unreadable_literal, reason = "the digits that Prometheus has")]
 const BOUNDS: [f64; BUCKETS] = [
     0.5,
@@ -29,7 +30,7 @@ const BOUNDS: [f64; BUCKETS] = [
     0.8408964152537144,
     0.9170040432046711,
 ];
-/// Counts durations without a lock. An octave takes memory once it has a duration.
+/// Counts durations without a lock. An octave is allocated with its first duration.
 #[derive(Debug, Default)]
 pub struct DurationHistogram {
     octaves: [OnceLock<Box<Octave>>; OCTAVES],
@@ -42,43 +43,43 @@ struct Octave {
     exemplar: Mutex<Option<(f64, TraceExemplar)>>,
 }
 
-/// The trace of one of the counted durations.
+/// Trace of one of the counted durations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TraceExemplar {
     /// Trace id; not zero.
     pub trace: u128,
     /// Span id; not zero.
     pub span: u64,
-    /// Since the Unix epoch.
+    /// Time since the Unix epoch.
     pub at: Duration,
 }
 
-/// The counts at one moment.
+/// The counts of a histogram at one point in time.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct DurationSnapshot {
     /// Counts by bucket in ascending order, without empty buckets. Bucket `i` has durations in `(2^((i-1)/8), 2^(i/8)]` seconds.
     counts: Vec<(i32, u64)>,
     seconds: f64,
-    /// Exemplars with their seconds, in ascending order: at most one an octave.
+    /// Exemplars with their durations in seconds, in ascending order. At most one per octave.
     exemplars: Vec<(f64, TraceExemplar)>,
 }
 
 impl DurationHistogram {
-    /// Counts a duration. `exemplar` is the trace that it belongs to, if that is exported.
+    /// Counts a duration. `exemplar` is the trace of the measured call, if that trace is exported.
     #[inline]
     pub fn record(&self, took: Duration, exemplar: Option<TraceExemplar>) {
         let seconds = took.as_secs_f64();
         let octave = self.add(bucket(seconds), 1);
         self.sum_ns.fetch_add(u64::try_from(took.as_nanos()).unwrap_or(u64::MAX), Relaxed);
         if let Some(exemplar) = exemplar
-            // A reader or another request holds the lock: their exemplar is as good.
+            // If a reader or another request holds the lock, the exemplar is dropped: the other one serves as well.
             && let Ok(mut last) = octave.exemplar.try_lock()
         {
             *last = Some((seconds, exemplar));
         }
     }
 
-    /// Adds the counts of `other`, without its exemplars.
+    /// Adds the counts in `other`, without its exemplars.
     pub fn merge(&self, other: &Self) {
         for (index, count) in other.snapshot().counts {
             self.add(index, count);
@@ -88,14 +89,14 @@ impl DurationHistogram {
 
     #[inline]
     fn add(&self, index: i32, count: u64) -> &Octave {
-        // Within bounds: `bucket` clamps.
+        // Within bounds, since `bucket` clamps.
         let position = (index - 1 - FIRST_OCTAVE * BUCKETS as i32) as usize;
         let octave = self.octaves[position / BUCKETS].get_or_init(Box::default);
         octave.counts[position % BUCKETS].fetch_add(count, Relaxed);
         octave
     }
 
-    /// The present counts.
+    /// Returns the present counts.
     pub fn snapshot(&self) -> DurationSnapshot {
         let mut snapshot = DurationSnapshot {
             seconds: self.sum_ns.load(Relaxed) as f64 / 1e9,
@@ -113,11 +114,11 @@ impl DurationHistogram {
     }
 }
 
-/// The bucket of a duration: the search of Prometheus's client library for Go, by mantissa and exponent.
+/// Returns the bucket of a duration. Searches by mantissa and exponent, as the Go client library of Prometheus does.
 #[inline]
 fn bucket(seconds: f64) -> i32 {
     let bits = seconds.to_bits();
-    // `seconds` is `fraction * 2^exponent`, with a fraction from 0.5 to less than 1.
+    // `seconds` is `fraction * 2^exponent`, with `fraction` in 0.5..1.
     let exponent = ((bits >> 52) & 0x7ff) as i32 - 1022;
     let fraction = f64::from_bits(bits & ((1 << 52) - 1) | 1022 << 52);
     let within = BOUNDS.partition_point(|bound| *bound < fraction) as i32;
@@ -127,22 +128,22 @@ fn bucket(seconds: f64) -> i32 {
 }
 
 impl DurationSnapshot {
-    /// Number of durations.
+    /// Number of counted durations.
     pub fn count(&self) -> u64 {
         self.counts.iter().map(|(_, count)| count).sum()
     }
 
-    /// Their sum in seconds.
+    /// Sum of the durations, in seconds.
     pub fn seconds(&self) -> f64 {
         self.seconds
     }
 
-    /// Exemplars with their seconds, in ascending order: at most one an octave.
+    /// Exemplars with their durations in seconds, in ascending order. At most one per octave.
     pub fn exemplars(&self) -> &[(f64, TraceExemplar)] {
         &self.exemplars
     }
 
-    /// Upper bounds in seconds with their counts, the last bound infinite: for formats without native buckets.
+    /// Upper bounds in seconds with their counts, for formats without native buckets. The last bound is infinite.
     pub fn classic(&self) -> Vec<(f64, u64)> {
         let bounds = CLASSIC.map(|octave| 2_f64.powi(octave + 1)).chain([f64::INFINITY]);
         let mut buckets: Vec<_> = bounds.map(|bound| (bound, 0)).collect();
@@ -152,7 +153,8 @@ impl DurationSnapshot {
         buckets
     }
 
-    /// Runs of consecutive buckets (gap, length), and the count of each bucket less that of the one before it.
+    /// Spans and deltas of a native histogram: runs of consecutive buckets as (gap, length), and the difference of
+    /// each bucket's count from the previous one.
     pub fn spans(&self) -> (Vec<(i32, u32)>, Vec<i64>) {
         let (mut spans, mut deltas) = (Vec::<(i32, u32)>::new(), Vec::with_capacity(self.counts.len()));
         let (mut next, mut last) = (0, 0);
@@ -180,7 +182,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn duration_counts_in_the_bucket_that_holds_it() {
+    fn duration_is_counted_in_histogram_bucket_that_contains_it() {
         for (seconds, index) in [(1.0, 0), (1.000_001, 1), (2.0, 8), (0.5, -8), (0.001, -79), (3.0, 13)] {
             assert_eq!(bucket(seconds), index, "{seconds}");
             let [low, high] = [index - 1, index].map(|index| 2_f64.powf(f64::from(index) / 8.0));
@@ -190,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn runs_of_buckets_are_spans_and_counts_are_deltas() {
+    fn native_histogram_has_bucket_spans_and_count_deltas() {
         let histogram = DurationHistogram::default();
         for (seconds, count) in [(1.0, 3), (1.05, 1), (2.0, 2)] {
             (0..count).for_each(|_| histogram.record(Duration::from_secs_f64(seconds), None));
@@ -203,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn exemplar_of_an_octave_is_the_last_one() {
+    fn histogram_keeps_last_exemplar_of_each_octave() {
         let histogram = DurationHistogram::default();
         let trace = |trace| Some(TraceExemplar { trace, span: 1, at: Duration::from_secs(1) });
         histogram.record(Duration::from_millis(1_500), trace(7));
@@ -220,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn threads_lose_no_duration() {
+    fn concurrent_recording_loses_no_histogram_duration() {
         let histogram = DurationHistogram::default();
         std::thread::scope(|scope| {
             for thread in 0..4 {

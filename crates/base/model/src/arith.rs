@@ -1,13 +1,14 @@
-//! The specified integer arithmetic under every decision: hash, generator, logarithm.
+//! Integer arithmetic used by every decision: hash, random numbers, logarithm.
 //!
-//! All deployment forms have to decide alike, and the kernel form has no floating point, so nothing here uses it. Each
-//! function is specified to the last bit by its documentation, with examples in `vectors/arith.json`; unsigned
-//! products and sums wrap around at 2^64 where the specification says so.
+//! All deployment forms must make the same decisions, and the kernel has no floating point, so nothing here uses
+//! floating point. The documentation specifies each function to the last bit, with examples in `vectors/arith.json`.
+//! Unsigned products and sums wrap around at 2^64 where the specification says so.
 
-/// Increment of the state of a [`Generator`] per step: 2^64 divided by the golden ratio, made odd.
+/// Increment of a [`Generator`]'s state per step: 2^64 divided by the golden ratio, rounded to an odd number.
 pub const GAMMA: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// Mixes 64 bits; every input bit changes about half of the output bits (finaliser of SplitMix64, Steele et al. 2014).
+/// Mixes 64 bits. Every input bit changes about half of the output bits (finaliser of SplitMix64, Steele et al.
+/// 2014).
 #[inline]
 pub const fn mix64(mut x: u64) -> u64 {
     x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -15,66 +16,67 @@ pub const fn mix64(mut x: u64) -> u64 {
     x ^ (x >> 31)
 }
 
-/// Mixes two numbers, in this order, into one: `mix64(mix64(a + GAMMA) ^ b)`.
+/// Mixes two numbers into one; their order matters: `mix64(mix64(a + GAMMA) ^ b)`.
 #[inline]
 pub const fn mix_pair(a: u64, b: u64) -> u64 {
     mix64(mix64(a.wrapping_add(GAMMA)) ^ b)
 }
 
-/// Hashes a text to 64 bits (XXH3 without seed). Names are hashed once, when they are read; decisions use only the
-/// hash.
+/// Hashes a text to 64 bits (XXH3 without seed). Names are hashed once, when they are read, and decisions use only
+/// the hash.
 #[inline]
 pub fn hash_text(text: &str) -> u64 {
     xxhash_rust::xxh3::xxh3_64(text.as_bytes())
 }
 
-/// Hashes a key of 128 bits: `mix_pair(high 64 bits, low 64 bits)`.
+/// Hashes a 128-bit key: `mix_pair(high 64 bits, low 64 bits)`.
 #[inline]
 pub const fn hash_key(key: u128) -> u64 {
     mix_pair((key >> 64) as u64, key as u64)
 }
 
-/// A pseudo-random number generator, deterministic in its seed (SplitMix64).
+/// A pseudo-random number generator that is determined by its seed (SplitMix64).
 #[derive(Clone, Debug)]
 pub struct Generator {
     state: u64,
 }
 
 impl Generator {
-    /// The stream that starts at `seed`.
+    /// Creates a generator whose stream starts at `seed`.
     #[inline]
     pub const fn new(seed: u64) -> Self {
         Self { state: seed }
     }
 
-    /// The next 64 bits: the state grows by [`GAMMA`], and the result is `mix64(state)`.
+    /// Returns the next 64 bits: adds [`GAMMA`] to the state and returns `mix64(state)`.
     #[inline]
     pub const fn next(&mut self) -> u64 {
         self.state = self.state.wrapping_add(GAMMA);
         mix64(self.state)
     }
 
-    /// The next number below `bound`: `floor(next * bound / 2^64)`, the product in 128 bits; 0 when `bound` is 0.
+    /// Returns the next number below `bound`: `floor(next * bound / 2^64)`, with a 128-bit product. Returns 0 if
+    /// `bound` is 0.
     ///
-    /// The bias of a number is at most `bound / 2^64`; rejection sampling would make the cost, and the position in the
-    /// stream, depend on the numbers drawn.
+    /// The bias is at most `bound / 2^64` per number. Rejection sampling was not used, since its cost and its
+    /// position in the stream would depend on the numbers drawn.
     #[inline]
     pub const fn below(&mut self, bound: u64) -> u64 {
         ((self.next() as u128 * bound as u128) >> 64) as u64
     }
 }
 
-/// Bits of [`log2`] after the binary point.
+/// Number of fractional bits in the result of [`log2`].
 pub const LOG_BITS: u32 = 32;
 
 /// `LOG_TABLE[i] = floor(log2(1 + i / 256) * 2^32)`.
 pub const LOG_TABLE: [u64; 257] = log_table();
 
-/// The logarithm to base 2 in 1/2^32, rounded as follows; `log2(0)` counts as `log2(1)`, which is 0.
+/// Logarithm to base 2, in units of 1/2^32. `log2(0)` is defined as `log2(1)`, which is 0.
 ///
-/// With `e` the position of the highest set bit of `x`, `i` the 8 bits below it and `r` the 32 bits below those
-/// (missing bits are 0): `e * 2^32 + T[i] + floor((T[i + 1] - T[i]) * r / 2^32)`, where `T` is [`LOG_TABLE`]. It is
-/// monotonic, and less than 2^-18 below the exact value.
+/// Let `e` be the position of the highest set bit of `x`, `i` the 8 bits below that bit, and `r` the next 32 bits
+/// (missing bits are 0). The result is `e * 2^32 + T[i] + floor((T[i + 1] - T[i]) * r / 2^32)`, where `T` is
+/// [`LOG_TABLE`]. It is monotonic, and less than 2^-18 below the exact value.
 #[inline]
 pub const fn log2(x: u64) -> u64 {
     let x = if x == 0 { 1 } else { x };
@@ -87,8 +89,8 @@ pub const fn log2(x: u64) -> u64 {
     (((63 - zeros) as u64) << LOG_BITS) + low + (((LOG_TABLE[i + 1] - low) * r) >> 32)
 }
 
-/// Computes binary digits of each logarithm by squaring: a number in [1, 2) whose square reaches 2 has the next digit
-/// 1.
+/// Computes the binary digits of each logarithm by squaring. If the square of a number in [1, 2) reaches 2, the next
+/// digit is 1.
 const fn log_table() -> [u64; 257] {
     const ONE: u128 = 1 << 62;
     let mut table = [1 << LOG_BITS; 257];
@@ -116,7 +118,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn log2_is_exact_at_powers_and_close_between() {
+    fn fixed_point_log2_is_exact_at_powers_and_close_between() {
         for e in 0..64_u32 {
             assert_eq!(log2(1 << e), u64::from(e) << LOG_BITS);
         }
@@ -132,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn the_logarithm_never_decreases() {
+    fn fixed_point_log2_never_decreases() {
         let mut random = Generator::new(2);
         for _ in 0..10_000 {
             let x = random.next();
@@ -142,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn the_generator_is_splitmix64() {
+    fn random_generator_matches_splitmix64_reference() {
         // The first outputs of the published reference for seed 1234567.
         let mut random = Generator::new(1_234_567);
         assert_eq!(
@@ -152,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn draws_below_a_bound_reach_every_number_alike() {
+    fn random_draws_below_bound_are_uniform() {
         let mut random = Generator::new(3);
         let mut counts = [0_u32; 7];
         for _ in 0..70_000 {

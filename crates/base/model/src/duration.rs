@@ -1,14 +1,14 @@
-//! Durations as text.
+//! Parses and formats durations.
 
 use std::time::Duration;
 
 use crate::Invalid;
 
-/// Units by descending length, each with its nanoseconds.
+/// Units from longest to shortest, with their lengths in nanoseconds.
 const UNITS: [(&str, u64); 5] =
     [("h", 3_600_000_000_000), ("m", 60_000_000_000), ("s", 1_000_000_000), ("ms", 1_000_000), ("us", 1_000)];
 
-/// Other words for units, each with its nanoseconds.
+/// Alternative unit names, with the unit's length in nanoseconds.
 const WORDS: [(&[&str], u64); 6] = [
     (&["d", "day", "days"], 86_400_000_000_000),
     (&["h", "hr", "hrs", "hour", "hours"], UNITS[0].1),
@@ -33,7 +33,7 @@ pub fn read_duration(text: &str) -> Result<Duration, Invalid> {
             (None, Some(meant)) => {
                 format!("durations have one number and one of us, ms, s, m and h: write {meant}")
             }
-            // In most settings, a number without a unit means milliseconds or seconds.
+            // In most settings, a bare number was meant as milliseconds or seconds.
             (None, None) if unit.is_none() && number == text && !number.is_empty() => {
                 format!("write the unit too, us, ms, s, m or h, such as {number}s or {number}ms")
             }
@@ -43,7 +43,7 @@ pub fn read_duration(text: &str) -> Result<Duration, Invalid> {
     })
 }
 
-/// A suggestion for several numbers or other unit words: `2h30m`, `2min`, `1 day`.
+/// A suggestion for input with several numbers or unknown unit names: `2h30m`, `2min`, `1 day`.
 fn meant(text: &str) -> Option<String> {
     let mut rest = text.trim();
     let mut nanos = 0_u64;
@@ -75,7 +75,7 @@ fn is_unit_of(text: &str, unit: &str) -> bool {
     text.strip_suffix(unit).is_some_and(|rest| rest.ends_with(|c: char| c.is_ascii_digit() || c == ' '))
 }
 
-/// Formats a duration in the greatest unit without loss; fractions of a microsecond are cut.
+/// Formats a duration in the largest unit that loses nothing. Fractions of a microsecond are cut off.
 pub fn write_duration(duration: Duration) -> String {
     let nanos = duration.as_nanos();
     if nanos == 0 {
@@ -91,7 +91,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_decimal_number_is_refused_with_the_whole_one() {
+    fn decimal_duration_is_refused_with_whole_number_suggestion() {
         for (text, whole) in [("1.5s", "1500ms"), ("0.25m", "15s"), ("1.5 ms", "1500us"), ("2.0h", "2h")] {
             let refused = read_duration(text).unwrap_err();
             assert!(refused.hint.ends_with(&format!(" {whole}")), "{text}: {refused:?}");

@@ -1,5 +1,5 @@
 mod capacity;
-pub(crate) mod hosts;
+pub(crate) mod host_speeds;
 
 use std::{
     collections::BTreeMap,
@@ -10,52 +10,53 @@ use std::{
 use crate::{InstanceId, Invalid, Location};
 
 pub use capacity::{Capacities, Capacity};
-pub use hosts::{AddressPrefix, FULL_SPEED, Hosts};
+pub use host_speeds::{AddressPrefix, FULL_SPEED, Hosts};
 
-/// The weight of an ordinary host; an endpoint of twice that power has 2000.
+/// The weight of an instance on an ordinary host. An endpoint with twice the power has 2000.
 pub const FULL_WEIGHT: u32 = 1000;
-/// The greatest weight: hosts of one fleet differ by 2 ×, rarely by 10 × (Uber, host-aware balancing), so a greater
-/// one is a typing error.
+/// Maximum weight. Hosts of one fleet differ by 2 ×, rarely by 10 × (Uber, host-aware balancing), so a greater weight
+/// is a typing error.
 pub const MAX_WEIGHT: u32 = 100 * FULL_WEIGHT;
 
 /// One running instance of a service.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Endpoint {
-    /// The stable identity; unique within the service.
+    /// The stable instance id, unique within the service.
     pub instance: InstanceId,
-    /// Where it listens.
+    /// The address on which the instance listens.
     pub address: SocketAddr,
-    /// Where it runs.
+    /// The location of the instance.
     pub location: Location,
     /// The lifecycle state.
     pub state: EndpointState,
-    /// Relative compute power in thousandths, 1 to [`MAX_WEIGHT`]; [`FULL_WEIGHT`] is an ordinary host (ServiceRouter
-    /// §3.4.2).
+    /// Relative compute power in thousandths, 1 to [`MAX_WEIGHT`]. An instance on an ordinary host has
+    /// [`FULL_WEIGHT`] (ServiceRouter §3.4.2).
     pub weight: u32,
     /// Time for which the endpoint stays live without renewal; `None` if another source controls its lifetime.
     pub lease: Option<Duration>,
-    /// Whether the endpoint accepts only mutual TLS and proves its service's identity.
+    /// Whether the endpoint accepts only mutual TLS and proves its service's identity by certificate.
     pub mtls: bool,
-    /// Labels given by the owner; at most 32.
+    /// At most 32 labels, set by the owner.
     pub labels: BTreeMap<String, String>,
 }
 
 impl Endpoint {
-    /// The label that distinguishes successive processes under one instance name: a number that grows with each
+    /// Label that distinguishes successive processes with the same instance id: a number that increases with each
     /// process.
     pub const INCARNATION: &str = "fairmesh.incarnation";
-    /// The label with the name of the agent that registered the endpoint. No other agent may act for the endpoint until
-    /// it is lost.
+    /// Label with the name of the agent that registered the endpoint. Until the endpoint is lost, no other agent may
+    /// act for it.
     pub const AGENT: &str = "fairmesh.agent";
 
-    /// The label with the time and author of an operator's drain. The drain holds until an operator ends it or the endpoint
-    /// is removed. Set by the registry.
+    /// Label with the time and author of an operator's drain, set by the registry. The drain lasts until an operator
+    /// ends it or the endpoint is removed.
     pub const DRAINED: &str = "fairmesh.drained";
-    /// The label with the time when the endpoint was marked as lost, and the reason: [`Self::EXPIRED`] or
-    /// [`Self::REPORTED`]. Set by the registry.
+    /// Label with the time when the endpoint was marked as lost and the reason, set by the registry. The reason is
+    /// [`Self::EXPIRED`] or [`Self::REPORTED`].
     pub const LOST: &str = "fairmesh.lost";
-    /// The label with the address of the pod behind the node at which the endpoint listens. Only gateways reach it: each
-    /// connection begins with a PROXY protocol header whose destination is this address.
+    /// Label with the address of the pod, for an endpoint that listens on the node in front of the pod. Only gateways
+    /// call such endpoints: each connection begins with a PROXY protocol header whose destination is the pod's
+    /// address.
     pub const POD: &str = "fairmesh.pod";
     /// The endpoint is lost because its lease expired.
     pub const EXPIRED: &str = "expired";
@@ -67,12 +68,12 @@ impl Endpoint {
         self.noted(Self::DRAINED)
     }
 
-    /// Since when the endpoint is lost, in milliseconds since 1970, and why.
+    /// When the endpoint was lost, in milliseconds since 1970, and the reason.
     pub fn lost(&self) -> Option<(u64, &str)> {
         self.noted(Self::LOST)
     }
 
-    /// Whether an undrained endpoint is lost because its lease expired. Possibly only its agent died.
+    /// Whether the endpoint is lost only because its lease expired, and is not drained. Possibly only its agent died.
     pub fn is_expired(&self) -> bool {
         let expired = self.lost().is_some_and(|(_, why)| why == Self::EXPIRED);
         self.state == EndpointState::Lost && expired && self.drained().is_none()
@@ -83,18 +84,19 @@ impl Endpoint {
         Some((at_ms.parse().ok()?, what))
     }
 
-    /// The address of the pod, if the endpoint listens on the node in front of it. Addresses of two tenants' pods may be equal.
+    /// The pod's address, if the endpoint listens on the node in front of the pod. Pods of two tenants may have the
+    /// same address.
     pub fn pod(&self) -> Option<SocketAddr> {
         self.labels.get(Self::POD)?.parse().ok()
     }
 
-    /// The number of the process; 0 without one.
+    /// The number in the [`Self::INCARNATION`] label; 0 without the label.
     pub fn incarnation(&self) -> u64 {
         self.labels.get(Self::INCARNATION).and_then(|text| text.parse().ok()).unwrap_or(0)
     }
 
-    /// Checks constraints beyond the types: a callable address, weight, lease and labels in range, and a numeric
-    /// incarnation.
+    /// Checks constraints beyond the types: the address is callable, weight, lease and labels are in range, and the
+    /// incarnation is a number.
     pub fn validate(&self) -> Result<(), Invalid> {
         if !(1..=MAX_WEIGHT).contains(&self.weight) {
             return Err(Invalid::new(
@@ -109,7 +111,7 @@ impl Endpoint {
         {
             return Err(Invalid::new("lease", format!("{lease:?} is out of range"), "write 1s to 1h"));
         }
-        // Labels of the registry do not count towards the owner's limit.
+        // Labels set by the registry do not count towards the owner's limit.
         let own = self.labels.keys().filter(|name| ![Self::DRAINED, Self::LOST].contains(&name.as_str()));
         let labels_fit = own.count() <= 32
             && self.labels.iter().all(|(name, text)| (1..=63).contains(&name.len()) && text.len() <= 255);
@@ -134,8 +136,8 @@ impl Endpoint {
     }
 }
 
-/// Rejects addresses by which other machines cannot reach one process: addresses that cannot be called, and addresses
-/// of the own machine or link. Loopback is allowed, for meshes on one machine.
+/// Rejects addresses that cannot be called, and addresses that reach only the caller's own machine or link. Loopback
+/// is allowed, for meshes on one machine.
 ///
 /// # Errors
 /// [`Invalid`] with `field` and a remedy.
@@ -144,7 +146,7 @@ pub fn check_reachable(field: &str, address: SocketAddr) -> Result<(), Invalid> 
     check_not_of_machine(field, address)
 }
 
-/// Rejects addresses that cannot be called: unspecified, multicast and broadcast ones, and port 0.
+/// Rejects addresses that cannot be called: unspecified, multicast and broadcast addresses, and port 0.
 pub(crate) fn check_address(field: &str, address: SocketAddr) -> Result<(), Invalid> {
     let ip = address.ip().to_canonical();
     let is_broadcast = ip == IpAddr::V4(Ipv4Addr::BROADCAST);
@@ -164,14 +166,17 @@ pub(crate) fn check_address(field: &str, address: SocketAddr) -> Result<(), Inva
     Err(Invalid::new(field, problem, hint))
 }
 
-/// Metadata addresses outside the link-local ranges: AWS over IPv6, and Alibaba.
+/// Addresses of cloud metadata services outside the link-local ranges: AWS over IPv6, and Alibaba.
 const METADATA: [IpAddr; 2] = [
     IpAddr::V6(Ipv6Addr::new(0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x254)),
     IpAddr::V4(Ipv4Addr::new(100, 100, 100, 200)),
 ];
 
-/// Whether an address is a service of the caller's own machine or link: a link-local address (RFC 3927, RFC 4291 §2.5.6), where clouds serve
-/// credentials, or that of a metadata service elsewhere. Loopback is none.
+/// Whether an address belongs to the caller's own machine or link. These are:
+/// - link-local addresses (RFC 3927, RFC 4291 §2.5.6), where clouds serve credentials;
+/// - other addresses of cloud metadata services.
+///
+/// Loopback addresses are not included.
 pub fn is_of_link(ip: IpAddr) -> bool {
     let ip = ip.to_canonical();
     let is_link_local = match ip {
@@ -181,8 +186,8 @@ pub fn is_of_link(ip: IpAddr) -> bool {
     is_link_local || METADATA.contains(&ip)
 }
 
-/// Refuses addresses that mean something else on each machine: probes and calls would reach services of that machine alone. Loopback is
-/// allowed for meshes on one machine.
+/// Refuses addresses that every machine uses for its own services, since a caller would reach its own machine.
+/// Loopback is allowed, for meshes on one machine.
 fn check_not_of_machine(field: &str, address: SocketAddr) -> Result<(), Invalid> {
     let ip = address.ip().to_canonical();
     if !is_of_link(ip) {
@@ -200,14 +205,14 @@ fn check_not_of_machine(field: &str, address: SocketAddr) -> Result<(), Invalid>
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[cfg_attr(feature = "spec", serde(rename_all = "lowercase"))]
 pub enum EndpointState {
-    /// The endpoint runs but is not ready: no calls.
+    /// The endpoint runs but is not ready. It receives no calls.
     Starting,
     /// The endpoint receives calls.
     #[default]
     Serving,
-    /// The endpoint is about to stop: no new calls, and calls in flight finish (ServiceRouter §3.2).
+    /// The endpoint is about to stop. It receives no new calls and finishes calls in flight (ServiceRouter §3.2).
     Draining,
-    /// The lease expired or probes failed: calls only as a last resort.
+    /// The lease expired or probes failed. The endpoint receives calls only as a last resort.
     Lost,
 }
 
@@ -228,7 +233,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_callable_addresses_are_accepted() {
+    fn endpoint_accepts_only_callable_addresses() {
         let checked = |text: &str| check_address("address", text.parse().unwrap());
         for wrong in [
             "0.0.0.0:80",

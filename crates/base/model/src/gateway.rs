@@ -1,4 +1,4 @@
-//! Backends of a gateway, the services that use it, and where they are placed.
+//! Gateway backends, the services that use them, and the placement of services on backends.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -8,53 +8,56 @@ use std::{
 
 use crate::{Invalid, Label, Zone, endpoint::check_address};
 
-/// The most replicas of a backend.
+/// Maximum number of replicas of a backend.
 const MAX_REPLICAS: usize = 64;
-/// The most services of a backend.
+/// Maximum number of services that a backend serves.
 const MAX_CAPACITY: u32 = 1_000_000;
 /// The longest reason of an operator, in bytes: as long as that of a change of records.
 const MAX_REASON: usize = 1024;
-/// The most services that the pods of a tenant call, as by the option of a replica: each takes memory there and in the agent.
+/// Maximum number of services that a tenant's pods may call. The replica's command line option has the same limit,
+/// since each service takes memory in the replica and its agent.
 const MAX_CALLED_SERVICES: u32 = 65_536;
 
 /// A backend of a gateway: replicas with one configuration, in one zone (Canal Mesh, section 4.2).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GatewayBackend {
-    /// The zone, which fails as a whole. The zones of all backends have different names, also those of two regions.
+    /// The zone, which is one failure domain. Zone names are unique over all regions.
     pub zone: Zone,
-    /// How many services it serves, at most.
+    /// Maximum number of services that the backend serves.
     pub capacity: u32,
-    /// Where nodes connect to its replicas.
+    /// The addresses at which nodes connect to the backend's replicas.
     pub replicas: BTreeSet<SocketAddr>,
-    /// Whether it is closed: it keeps its services and gets no further ones.
+    /// Whether the backend accepts no further services. Services placed on it stay.
     pub is_closed: bool,
 }
 
-/// What a tenant may have at the gateway, in place of what each replica's options say. `None` leaves a limit to the option, or to what
-/// applies without a record.
+/// Limits for a tenant at the gateway, which override the options of each replica. A limit that is `None` leaves the
+/// option or the built-in limit in force.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct GatewayQuota {
-    /// Connections at each replica.
+    /// Maximum number of connections, at each replica.
     pub connections: Option<u32>,
-    /// Connections that begin in a second at each replica. Their tenant is known after the TLS handshake, so it bounds what begins behind the
-    /// handshake, and the handshakes themselves are bounded for all tenants together.
+    /// Maximum number of new connections per second, at each replica. The tenant is known only after the TLS
+    /// handshake, so this limits connections after their handshake. Handshakes themselves have one limit for all
+    /// tenants together.
     pub handshakes_per_second: Option<u32>,
-    /// Requests in flight at each replica, each stream of HTTP/2 and each upgraded connection included.
+    /// Maximum number of requests in flight, at each replica. HTTP/2 streams and upgraded connections count as
+    /// requests.
     pub requests: Option<u32>,
-    /// Services that its pods call, at each replica.
+    /// Maximum number of services that the tenant's pods call, at each replica.
     pub services: Option<u32>,
-    /// Routes of all of its policies.
+    /// Maximum number of routes in all of the tenant's policies together.
     pub routes: Option<u32>,
-    /// Backends of all of its services together, each counted once for each service.
+    /// Maximum number of backends of all of the tenant's services together. A backend counts once per service.
     pub backends: Option<u32>,
 }
 
 /// A service whose pods are called through a gateway with backends.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GatewayService {
-    /// The zone of most of its callers: two or more of its backends are there, and one or more elsewhere.
+    /// The zone of most callers. At least two of the service's backends are in this zone, and at least one elsewhere.
     pub home_zone: Zone,
-    /// How many backends serve it.
+    /// Number of backends that serve the service.
     pub backends: u32,
     /// Whether further backends are added while its calls grow.
     pub grows: bool,
@@ -78,11 +81,11 @@ pub enum Throttle {
 /// The backends that serve a service.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Placement {
-    /// The zone whose backends are used first, by nodes that know of no zone of their own.
+    /// The zone whose backends come first for nodes that know no zone of their own.
     pub home_zone: Zone,
-    /// Names of backends by their zones.
+    /// Names of the backends by zone.
     pub zones: BTreeMap<Zone, BTreeSet<Label>>,
-    /// How many of them serve it beyond what it asks for, since its calls have grown.
+    /// Number of backends beyond the requested number, added because calls have grown.
     pub added: u32,
     /// Present if an operator chose the backends: the controller keeps them.
     pub pinned: Option<PlacementPin>,
@@ -115,7 +118,7 @@ pub struct ConnectionLimit {
 }
 
 impl GatewayBackend {
-    /// Services of a backend without a declared capacity.
+    /// Capacity of a backend that declares none.
     pub const DEFAULT_CAPACITY: u32 = 1_000;
 
     /// Checks the capacity and the addresses.
@@ -137,7 +140,7 @@ impl GatewayBackend {
 }
 
 impl GatewayQuota {
-    /// Checks that it limits something, and that no limit is out of range.
+    /// Checks that the quota sets at least one limit, and that every limit is in range.
     ///
     /// # Errors
     /// [`Invalid`] with the field.
@@ -170,9 +173,9 @@ impl GatewayQuota {
 }
 
 impl GatewayService {
-    /// The fewest backends of a service: two in its home zone, and one elsewhere.
+    /// Minimum number of backends of a service: two in its home zone, and one elsewhere.
     pub const MIN_BACKENDS: u32 = 3;
-    /// The most backends of a service.
+    /// Maximum number of backends of a service.
     pub const MAX_BACKENDS: u32 = 32;
 
     /// Checks the number of backends.
@@ -192,7 +195,7 @@ impl GatewayService {
 }
 
 impl Placement {
-    /// The names of all backends.
+    /// The names of all backends that serve the service.
     pub fn backends(&self) -> impl Iterator<Item = &Label> {
         self.zones.values().flatten()
     }
@@ -202,7 +205,8 @@ impl Placement {
         self.zones.values().any(|backends| backends.contains(backend))
     }
 
-    /// The backends in the order in which they are tried: those of a zone, or of the home zone if none are there, and then the others.
+    /// Backends grouped by zone, in the order in which nodes try them: first the caller's own zone (the home zone if
+    /// no backend is in the own zone), then the other zones.
     pub fn in_order(&self, own_zone: Option<&Zone>) -> Vec<&BTreeSet<Label>> {
         let first = own_zone.filter(|zone| self.zones.contains_key(*zone)).unwrap_or(&self.home_zone);
         let others = self.zones.iter().filter(|(zone, _)| *zone != first).map(|(_, backends)| backends);
@@ -253,7 +257,7 @@ impl Placement {
 }
 
 impl fmt::Display for Placement {
-    /// `eu-a: gw-1, gw-2; eu-b: gw-4`.
+    /// Formats the placement as `eu-a: gw-1, gw-2; eu-b: gw-4`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (i, (zone, backends)) in self.zones.iter().enumerate() {
             let names: Vec<&str> = backends.iter().map(Label::as_str).collect();
@@ -276,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn own_zone_comes_first_and_else_the_home_zone() {
+    fn gateway_backends_are_ordered_from_callers_zone_or_home_zone() {
         let placed = placement(&[("a", &["one"]), ("b", &["two", "three"]), ("c", &["four"])]);
         let order = |zone: Option<&str>| {
             let zone = zone.map(|zone| Zone::new(zone).unwrap());
@@ -304,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_out_of_range_are_refused() {
+    fn gateway_record_numbers_out_of_range_are_refused() {
         assert!(placement(&[]).validate().is_err() && placement(&[("a", &[])]).validate().is_err());
         assert!(placement(&[("a", &["one"]), ("b", &["one"])]).validate().is_err());
         assert!(placement(&[("a", &["one"])]).validate().is_ok());

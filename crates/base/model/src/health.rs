@@ -5,23 +5,24 @@ use std::{collections::BTreeMap, time::Duration};
 
 use crate::{Endpoint, InstanceId, Invalid, Label, Region};
 
-mod judgement;
+mod verdict_judgement;
 
-pub use judgement::{ALL_CALLS, CallerView, Judgement, ServingPower, Standing, share_calls};
+pub use verdict_judgement::{ALL_CALLS, CallerView, Judgement, ServingPower, Standing, share_calls};
 
-/// The longest cause of a verdict, in bytes.
+/// Maximum length of a verdict's cause, in bytes.
 pub const MAX_CAUSE: usize = 200;
 
-/// How the endpoints of a service are probed: once per interval each, by one checker in their region.
+/// How the endpoints of a service are probed. One checker in an endpoint's region probes the endpoint once per
+/// interval.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HealthCheck {
     /// The kind of probe.
     pub probe: Probe,
     /// Time between probes; 100 ms to 1 h.
     pub interval: Duration,
-    /// Random variation of the interval in percent, so that probes do not coincide; 0 to 50.
+    /// Random variation of the interval in percent, so that probes spread over time; 0 to 50.
     pub jitter_percent: u32,
-    /// The timeout of a probe; 1 ms up to the interval.
+    /// Timeout of one probe; 1 ms up to the interval.
     pub timeout: Duration,
     /// Consecutive successes that make an endpoint healthy; 1 to 100.
     pub rise: u32,
@@ -34,9 +35,9 @@ pub struct HealthCheck {
 /// The kind of probe.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Probe {
-    /// Connects.
+    /// Opens a TCP connection.
     Tcp,
-    /// Sends a GET over HTTP/1.1.
+    /// Sends an HTTP/1.1 GET request.
     Http {
         /// The path, with its query if any.
         path: String,
@@ -45,19 +46,19 @@ pub enum Probe {
     },
     /// Calls `grpc.health.v1.Health/Check`, which must return `SERVING`.
     Grpc {
-        /// The service to check; empty is the server as a whole.
+        /// The service to check; empty means the whole server.
         service: String,
     },
 }
 
 impl Probe {
     /// The `user-agent` of HTTP probes. The mesh's own admin pages reject it, because a policy could otherwise probe
-    /// them to read their status.
+    /// those pages to read their status.
     pub const USER_AGENT: &str = "fairmesh-health-check";
-    /// The path of probes over gRPC.
+    /// The path of gRPC probes.
     pub const GRPC_PATH: &str = "/grpc.health.v1.Health/Check";
 
-    /// The method and the path with query of the checker's single request; `None` if it only connects.
+    /// The method and the path (with query) of a probe's request; `None` if the probe only connects.
     pub fn request(&self) -> Option<(&'static str, &str)> {
         match self {
             Self::Tcp => None,
@@ -68,7 +69,7 @@ impl Probe {
 }
 
 impl HealthCheck {
-    /// A check with defaults for all but the probe.
+    /// A health check with defaults for everything except the probe.
     pub fn new(probe: Probe) -> Self {
         Self {
             probe,
@@ -81,7 +82,7 @@ impl HealthCheck {
         }
     }
 
-    /// Checks ranges.
+    /// Checks that all fields are in range.
     pub fn validate(&self) -> Result<(), Invalid> {
         self.probe.validate()?;
         let refuse = |field: &str, value: String, hint: &str| {
@@ -108,10 +109,10 @@ impl HealthCheck {
 }
 
 impl Probe {
-    /// Checks paths, statuses and names.
+    /// Checks the path, status and service name of a probe.
     ///
     /// # Errors
-    /// [`Invalid`] for the field as written.
+    /// [`Invalid`] for the field as written in documents.
     pub fn validate(&self) -> Result<(), Invalid> {
         let plain = |text: &str| text.len() <= 1024 && text.bytes().all(|byte| byte.is_ascii_graphic());
         match self {
@@ -136,10 +137,10 @@ impl Probe {
     }
 }
 
-/// The result of active health checks of one endpoint, by the checker of its region.
+/// Result of one endpoint's active health checks, recorded by the checker of its region.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Verdict {
-    /// Whether its probes succeed.
+    /// Whether the endpoint's probes succeed.
     pub healthy: bool,
     /// Time of the last change, in milliseconds since 1970; for display only.
     pub since_ms: u64,
@@ -147,14 +148,14 @@ pub struct Verdict {
     pub confidence: u32,
     /// Why the endpoint is unhealthy, in at most [`MAX_CAUSE`] bytes; empty if healthy.
     pub cause: String,
-    /// Whether the region has been without a checker for long; the verdict may be outdated.
+    /// Whether the verdict may be outdated because the region has had no checker for long.
     pub stale: bool,
 }
 
-/// The checker of a region. Servers admit probes of elected checkers and of no other agent.
+/// The agent elected as checker of a region. Servers accept probes from elected checkers only.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ElectedChecker {
-    /// The name under which the agent joined.
+    /// The agent's name, under which it joined.
     pub agent: Label,
     /// Time of the election, in milliseconds since 1970; for display only.
     pub elected_at_ms: u64,
@@ -163,28 +164,29 @@ pub struct ElectedChecker {
 /// Effect of a verdict on picks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum VerdictEffect {
-    /// None: the endpoint is healthy, or the unhealthy verdict is stale or of low confidence.
+    /// No effect: the endpoint is healthy, or the unhealthy verdict is stale or has low confidence.
     None,
     /// Other endpoints are preferred.
     Penalty,
-    /// The endpoint is only called if there is no other.
+    /// The endpoint is called only if there is no other.
     Exclusion,
 }
 
 impl Verdict {
-    /// From this confidence on, other endpoints are preferred to an unhealthy one. A single failed probe suffices if
-    /// the policy allows it.
+    /// Minimum confidence at which an unhealthy verdict makes other endpoints preferred. One failed probe suffices if
+    /// the policy's minimum number of samples allows.
     pub const PENALTY: u32 = 500;
-    /// From this confidence on, an unhealthy endpoint is a last resort: nine consecutive probes failed.
+    /// Minimum confidence at which an unhealthy endpoint becomes a last resort. Nine consecutive failed probes
+    /// suffice.
     pub const EXCLUSION: u32 = 900;
 
-    /// The confidence after this number of consecutive consistent probes, in thousandths.
+    /// The confidence after `in_a_row` consecutive consistent probes, in thousandths.
     pub fn confidence_of(in_a_row: u32) -> u32 {
         let n = u64::from(in_a_row);
         (n * 1000 / (n + 1)) as u32
     }
 
-    /// Its effect on picks.
+    /// The verdict's effect on picks.
     pub fn effect(&self) -> VerdictEffect {
         match self.confidence {
             _ if self.healthy || self.stale => VerdictEffect::None,
@@ -194,7 +196,7 @@ impl Verdict {
         }
     }
 
-    /// Checks ranges.
+    /// Checks that all fields are in range.
     pub fn validate(&self) -> Result<(), Invalid> {
         if self.confidence > 1000 {
             let problem = format!("{} is out of range", self.confidence);
@@ -211,7 +213,7 @@ impl Verdict {
 /// The verdicts on the endpoints of one service.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Verdicts {
-    /// By region, then instance.
+    /// Verdicts by region, then by instance.
     pub by_region: BTreeMap<Region, BTreeMap<InstanceId, Verdict>>,
 }
 
@@ -234,7 +236,7 @@ impl Verdicts {
     }
 }
 
-/// At most [`MAX_CAUSE`] bytes of a text, cut at a character boundary.
+/// The first [`MAX_CAUSE`] bytes of a text, cut at a character boundary.
 pub fn bounded_cause(text: &str) -> String {
     let mut end = text.len().min(MAX_CAUSE);
     while !text.is_char_boundary(end) {
@@ -253,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn verdict_effect_grows_with_failures_and_ends_when_stale() {
+    fn effect_of_health_verdict_grows_with_failures_and_ends_when_stale() {
         let effect = |in_a_row| verdict(in_a_row).effect();
         assert_eq!(
             [0, 1, 3, 8, 9, 100].map(effect),
@@ -271,14 +273,14 @@ mod tests {
     }
 
     #[test]
-    fn a_cause_is_cut_between_characters() {
+    fn long_verdict_cause_is_cut_at_character_boundary() {
         let cause = bounded_cause(&"ä".repeat(150));
         assert_eq!(cause, "ä".repeat(100));
         assert_eq!(bounded_cause(&format!("a{}", "ä".repeat(150))).len(), 199);
     }
 
     #[test]
-    fn a_check_out_of_range_is_rejected_by_field() {
+    fn health_check_out_of_range_is_rejected_with_field() {
         let usual = || HealthCheck::new(Probe::Tcp);
         assert_eq!(usual().validate(), Ok(()));
         let field = |check: HealthCheck| check.validate().unwrap_err().field;

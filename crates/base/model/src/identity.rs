@@ -2,23 +2,23 @@ use std::fmt;
 
 use crate::SpiffeId;
 
-/// Identity of a caller of the control plane or an agent, as established by the transport.
+/// The identity of a caller of the control plane or an agent, as authenticated by the transport.
 ///
-/// Every handler receives an identity, so that authorisation can be added without changing handlers.
+/// Every handler receives the identity, so authorisation can be added without changing handlers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Identity {
-    /// An unauthenticated peer: plaintext TCP.
+    /// An unauthenticated peer, which connected over plaintext TCP.
     #[default]
     Anonymous,
-    /// A process on this machine, identified by the user id that the kernel reports for the peer of a Unix socket.
+    /// A process on this machine. The kernel reports the user id of the peer of a Unix socket.
     Local {
-        /// Effective user id of the peer when it connected.
+        /// Effective user id of the peer at the time of connecting.
         uid: u32,
     },
-    /// The SPIFFE id of a verified certificate.
+    /// The SPIFFE id in a verified certificate of the mesh's trust domain.
     Spiffe(SpiffeId),
-    /// The SPIFFE id of a verified certificate from a federated trust domain. The peer is no member of the mesh; it has only
-    /// the rights that a policy gives to its whole id.
+    /// The SPIFFE id in a verified certificate of a federated trust domain. Such a peer is not a member of the mesh:
+    /// it has only the rights that a policy gives to its full id.
     Federated(SpiffeId),
 }
 

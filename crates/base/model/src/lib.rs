@@ -1,23 +1,23 @@
-//! The data model: names, keys and records of the routing information base, with their validation.
+//! The data model: names, keys and records of the routing information base (RIB), and their validation.
 //!
-//! All other crates use these types; this one depends on no other crate of the workspace and does no I/O. A *spec* is
-//! the document as written (serde, unknown fields rejected); a *plan* is the validated value, and only plans reach
-//! routers. Using the protobuf types everywhere was rejected: they can represent invalid values, so that every reader
+//! All other crates use these types; this crate depends on no other crate of the workspace and does no I/O. A *spec*
+//! is a document as written (serde, unknown fields are rejected). A *plan* is the validated value, and routers see
+//! only plans. Using the protobuf types everywhere was rejected: they can represent invalid values, so every reader
 //! would have to validate again.
 
 pub mod access;
 pub mod arith;
-mod authority;
-mod counted;
 mod duration;
 mod endpoint;
 mod error;
 mod gateway;
 mod health;
+mod host_port;
 mod identity;
 mod name;
+mod plural;
 mod policy;
-pub mod quota;
+pub mod rate_limit_quota;
 mod record;
 mod revocation;
 mod route;
@@ -30,11 +30,9 @@ pub mod suggestion;
 mod token_issuers;
 mod topology;
 mod traffic;
-mod trust;
+mod trust_bundle;
 mod workload;
 
-pub use authority::{HostPort, host_name};
-pub use counted::{Counted, counted};
 pub use duration::{read_duration, write_duration};
 pub use endpoint::{AddressPrefix, FULL_SPEED, Hosts};
 pub use endpoint::{Capacities, Capacity};
@@ -47,8 +45,10 @@ pub use health::{
     ALL_CALLS, CallerView, ElectedChecker, HealthCheck, Judgement, MAX_CAUSE, Probe, ServingPower, Standing,
     Verdict, VerdictEffect, Verdicts, bounded_cause, share_calls,
 };
+pub use host_port::{HostPort, host_name};
 pub use identity::Identity;
 pub use name::{Cluster, HostType, InstanceId, Label, Region, Role, ServiceName, Tenant, TrustDomain, Zone};
+pub use plural::{Counted, counted};
 pub use policy::{
     AcceptedTokens, Authorization, AuthorizationMode, AuthorizationRule, CallerId, CallerMatch, Condition,
     ConditionSubject, DefaultAuthorization, ValueMatch,
@@ -77,5 +77,5 @@ pub use spiffe::{MeshRole, SpiffeId, SpiffePath};
 pub use token_issuers::*;
 pub use topology::*;
 pub use traffic::*;
-pub use trust::*;
+pub use trust_bundle::*;
 pub use workload::*;

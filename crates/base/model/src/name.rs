@@ -1,15 +1,16 @@
-//! Names: short validated strings, cheap to clone, each of its own type so that they cannot be confused.
+//! Names: short validated strings that are cheap to clone. Each kind of name has its own type, so that names cannot
+//! be confused.
 
 use std::{borrow::Borrow, fmt, str::FromStr, sync::Arc};
 
 use crate::Invalid;
 
-/// Allowed characters of a kind of name.
+/// Characters allowed in a kind of name.
 #[derive(Clone, Copy)]
 enum Alphabet {
     /// Lower-case letters, digits, `-`, `_` and `.`: valid in RIB keys and host names.
     Lower,
-    /// Also upper-case letters, `:` and `@`: valid instance ids of other systems.
+    /// `Lower`, and also upper-case letters, `:` and `@`: valid in instance ids of other systems.
     Wide,
 }
 
@@ -48,7 +49,7 @@ macro_rules! name {
         pub struct $name(Arc<str>);
 
         impl $name {
-            /// Validates a name; the error says what is allowed.
+            /// Validates a name. The error says which names are allowed.
             pub fn new(text: impl AsRef<str>) -> Result<Self, Invalid> {
                 let text = text.as_ref();
                 check($what, text, $longest, Alphabet::$alphabet)?;
@@ -112,20 +113,21 @@ macro_rules! name {
 }
 
 name!(
-    /// An owner of services: the first part of `shop/cart`. `fairmesh` is reserved for the identities of the mesh's own
+    /// The owner of services: the first part of `shop/cart`. `fairmesh` is reserved for identities of the mesh's own
     /// processes.
     Tenant, "tenant name", 63, Lower, but "fairmesh"
 );
 name!(
-    /// A trust domain: all identities that the roots of one trust bundle vouch for (SPIFFE, §2.1).
+    /// A trust domain: all identities that are verified by the roots of one trust bundle (SPIFFE, §2.1).
     TrustDomain, "trust domain", 127, Lower
 );
 name!(
-    /// The name of a service within its tenant, also of traffic classes and gates: the second part of `shop/cart`.
+    /// The name of a service within its tenant, which is the second part of `shop/cart`. Also the name of a traffic
+    /// class or a gate.
     Label, "name", 63, Lower
 );
 name!(
-    /// A region: machines between which latency is negligible. `ranges` is reserved, because keys of shard maps use
+    /// A region: machines with negligible latency between them. `ranges` is reserved, because keys of shard maps use
     /// it in place of a region.
     Region, "region name", 63, Lower, but "ranges"
 );
@@ -134,7 +136,7 @@ name!(
     Zone, "zone name", 63, Lower
 );
 name!(
-    /// A cluster, as owned by one cluster manager.
+    /// A cluster, which has one cluster manager.
     Cluster, "cluster name", 63, Lower
 );
 name!(
@@ -142,12 +144,12 @@ name!(
     HostType, "host type", 63, Lower
 );
 name!(
-    /// The stable identity of an instance of a service: it stays the same if the address changes (Uber, imbalance
+    /// The stable id of a service instance, which stays the same when the address changes (Uber, imbalance
     /// indicator).
     InstanceId, "instance id", 128, Wide
 );
 name!(
-    /// The role of a replica, such as `primary`. Opaque: Fairmesh only compares roles (ServiceRouter §3.3).
+    /// The role of a replica, such as `primary`. Roles are opaque; Fairmesh only compares them (ServiceRouter §3.3).
     Role, "role", 63, Wide
 );
 
@@ -156,7 +158,7 @@ name!(
 #[cfg_attr(feature = "spec", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "spec", serde(try_from = "String", into = "String"))]
 pub struct ServiceName {
-    /// The owner of the service.
+    /// The tenant that owns the service.
     pub tenant: Tenant,
     /// The name within the tenant.
     pub service: Label,
@@ -214,7 +216,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_service_is_named_with_its_tenant() {
+    fn service_name_requires_tenant() {
         assert_eq!(ServiceName::new("shop/cart").unwrap().to_string(), "shop/cart");
         for wrong in ["cart", "/cart", "shop/", "shop/cart/x", "Shop/cart", "shop/-cart", "shop/ca rt"] {
             let error = ServiceName::new(wrong).unwrap_err();
@@ -223,13 +225,13 @@ mod tests {
     }
 
     #[test]
-    fn ranges_is_reserved_and_cannot_be_a_region() {
+    fn reserved_region_name_is_rejected() {
         assert!(Region::new("ranges").is_err());
         assert!(Region::new("ranges-1").is_ok() && Zone::new("ranges").is_ok());
     }
 
     #[test]
-    fn a_name_has_a_maximum_length() {
+    fn record_name_above_maximum_length_is_rejected() {
         assert!(Tenant::new("a".repeat(63)).is_ok());
         assert!(Tenant::new("a".repeat(64)).is_err());
         assert!(InstanceId::new("Pod-7:8080@eu").is_ok());

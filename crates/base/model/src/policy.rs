@@ -29,7 +29,7 @@ pub use timeouts::{CallKind, Timeouts};
 /// How calls to a service are routed and protected. The default suits a service without a policy.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Policy {
-    /// Routes in order; the first match wins. A call without a match goes to the service itself, as in Envoy.
+    /// Routes in order; as in Envoy, the first match wins. A call that matches no route goes to the service itself.
     pub routes: Vec<Route>,
     /// Regions that calls may go to.
     pub locality: Locality,
@@ -39,12 +39,13 @@ pub struct Policy {
     pub timeouts: Timeouts,
     /// When failed attempts are retried.
     pub retries: Retries,
-    /// The rate limit of all calls to the service; routes may have limits of their own in addition.
+    /// Rate limit for all calls to the service. Routes may set additional limits.
     pub limit: Option<RateLimit>,
-    /// Sources of the key for calls without an explicit key, so that sessions stay with their endpoint. The first
-    /// source with a value counts. At most [`MAX_KEY_SOURCES`]; for services called by key.
+    /// Where the key is read for calls without an explicit key, so that sessions stay with their endpoint. The first
+    /// source with a value is used; at most [`MAX_KEY_SOURCES`]. For services called by key.
     pub key: Vec<KeySource>,
-    /// The role of the copies that get calls which name no role, of sharded services; `None`: copies of any role.
+    /// Sharded services only: role of the copies that receive calls which name no role. `None` permits copies of any
+    /// role.
     pub role: Option<Role>,
     /// Active health checks of endpoints; `None` disables them, so that only passive detection remains.
     pub health_check: Option<HealthCheck>,
@@ -58,23 +59,24 @@ pub struct Policy {
     pub mtls: MtlsMode,
     /// Services of other tenants whose routes may send calls to this service, in splits and mirrors.
     pub accept_routes_from: Vec<RouteSource>,
-    /// Fields that are stated although they have the built-in value, so that no default of tenant or mesh replaces them.
+    /// Fields that the policy states explicitly with the built-in value. Defaults of tenant or mesh do not replace
+    /// these fields.
     pub restated: BTreeSet<PolicyField>,
 }
 
-/// What mutual TLS endpoints accept in addition: the modes of Istio's `PeerAuthentication`.
+/// What endpoints with mutual TLS accept besides mutual TLS: the modes of Istio's `PeerAuthentication`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum MtlsMode {
-    /// Only mutual TLS.
+    /// Accepts only mutual TLS.
     #[default]
     Strict,
-    /// Also plaintext from callers without an identity, while a fleet moves to mutual TLS.
+    /// Also accepts plaintext from callers without an identity, while a fleet migrates to mutual TLS.
     Permissive,
 }
 
 impl MtlsMode {
-    /// Whether callers in a mesh with a trust domain refuse a plaintext endpoint. The endpoint's own record is not trusted,
-    /// because the program that registers it would otherwise decide whether calls are secured.
+    /// Whether callers in a mesh with a trust domain refuse a plaintext endpoint. The endpoint's own record cannot
+    /// permit plaintext: otherwise the program that registers it would decide whether calls are secured.
     pub fn refuses(self, service: Option<&Service>, endpoint: &Endpoint) -> bool {
         // If a service declares an identity, its endpoints must prove it, whatever their records say.
         let is_plaintext = !endpoint.mtls && service.is_none_or(|service| service.identity.is_none());
@@ -85,34 +87,34 @@ impl MtlsMode {
 /// Regions that calls may go to, in order of preference (ServiceRouter §3.4.1).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Locality {
-    /// Rings in the order of preference; a call goes to the first that has a candidate. A region belongs to the first
-    /// ring that includes it. Empty means the default rings.
+    /// Rings in order of preference. A call goes to the first ring that has a candidate. A region belongs to the
+    /// first ring that includes it. Empty means the default rings.
     pub rings: Vec<Ring>,
-    /// Whether calls prefer their caller's zone, as far as the region's table allows: the ring `zone`. Distances do not
-    /// distinguish zones, so no other part of the decision knows this ring.
+    /// Whether calls prefer the caller's own zone (the ring `zone`), as far as the region's table allows. Distances
+    /// do not distinguish zones, so no other part of the decision uses this ring.
     pub zone_first: bool,
-    /// Whether calls fail instead of leaving their region; callers then subscribe to their own region only
+    /// Whether calls fail rather than leave their region. Callers then subscribe to their own region only
     /// (ServiceRouter §3.2).
     pub local_only: bool,
 }
 
-/// One ring of regions around the caller. Every ring includes the caller's own region.
+/// A ring of regions around the caller. Every ring includes the caller's own region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ring {
-    /// The caller's region alone.
+    /// Only the caller's region.
     Region,
-    /// Regions up to this round trip.
+    /// Regions within this round trip time.
     Within(Duration),
-    /// The regions that the topology declares as neighbours of the caller's.
+    /// Regions declared as neighbours of the caller's region in the topology.
     Neighbours,
-    /// The regions of the caller's declared continent.
+    /// Regions on the same declared continent as the caller's region.
     Continent,
     /// All regions.
     Any,
 }
 
 impl fmt::Display for Ring {
-    /// The form used in policies.
+    /// Formats the ring as in policies.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Region => f.write_str("region"),
@@ -138,10 +140,10 @@ impl Default for Locality {
     }
 }
 
-/// The most sources of a key.
+/// Maximum number of key sources.
 pub const MAX_KEY_SOURCES: usize = 8;
 
-/// Where the key of a call is read. A numeric value is the key itself; any other is hashed.
+/// Where the key of a call is read. A numeric value is used as the key itself; other values are hashed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum KeySource {
     /// The header of this name, in lower case.
@@ -155,11 +157,11 @@ pub enum KeySource {
 /// When a failed attempt is retried: only if the request was provably not sent or the call is idempotent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Retries {
-    /// Attempts in total, including the first; 1 to 10.
+    /// Maximum number of attempts including the first; 1 to 10.
     pub attempts: u32,
-    /// Retries allowed as a percentage of calls, so that retries cannot multiply an overload.
+    /// Maximum number of retries as a percentage of calls, so that retries cannot multiply an overload.
     pub budget_percent: u32,
-    /// Retries per second that are always allowed.
+    /// Number of retries per second that are always allowed.
     pub budget_floor: u32,
 }
 
@@ -170,7 +172,7 @@ impl Default for Retries {
 }
 
 impl Policy {
-    /// Checks constraints beyond the types: order of rings, unique routes, weights, ranges.
+    /// Checks constraints beyond the types: order of rings, uniqueness of route names, weights and ranges.
     pub fn validate(&self) -> Result<(), Invalid> {
         let mut names = BTreeSet::new();
         for (i, route) in self.routes.iter().enumerate() {
@@ -206,8 +208,8 @@ impl Policy {
 }
 
 impl Policy {
-    /// The traffic classes that reports tell apart, at most [`MAX_TRAFFIC_CLASSES`]: the planner's classes, then the classes of routes in
-    /// the order of the routes.
+    /// Traffic classes that reports distinguish, at most [`MAX_TRAFFIC_CLASSES`]: first the planner's classes, then
+    /// the routes' classes in route order.
     pub fn traffic_classes(&self) -> Vec<Label> {
         let planned = self.traffic.iter().flat_map(|traffic| &traffic.classes);
         let routed = self.routes.iter().filter_map(|route| route.class.as_ref());
@@ -220,7 +222,7 @@ impl Policy {
         classes
     }
 
-    /// Only a planner knows how many calls a zone can serve.
+    /// Rejects the zone ring without a planner, since only a planner knows how many calls a zone can serve.
     fn validate_zone_first(&self) -> Result<(), Invalid> {
         let is_planned = self.traffic.as_ref().is_some_and(|traffic| traffic.is_planned());
         if !self.locality.zone_first || is_planned {
@@ -239,7 +241,7 @@ fn check_lookaside(text: &str) -> Result<(), Invalid> {
             .rsplit_once(':')
             .is_some_and(|(host, port)| is_host(host) && port.parse::<u16>().is_ok_and(|port| port > 0)),
     };
-    // The longest host name with a port.
+    // The longest host name with a port has 260 bytes.
     match fits && text.len() <= 260 {
         true => Ok(()),
         false => {

@@ -1,43 +1,43 @@
-//! Revocations: certificates that are no longer accepted although they have not expired.
+//! Revocations: certificates that are not accepted although they have not expired.
 
 use crate::{Invalid, SpiffePath};
 
-/// Upper bound of revocations.
+/// Maximum number of revocations.
 pub const MAX_REVOCATIONS: usize = 1000;
-/// Upper bound of a serial number, in bytes (RFC 5280 §4.1.2.2).
+/// Maximum length of a serial number, in bytes (RFC 5280 §4.1.2.2).
 pub const MAX_SERIAL: usize = 20;
 
-/// The revocations of a trust domain.
+/// Revocations in a trust domain.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Revocations {
-    /// At most [`MAX_REVOCATIONS`].
+    /// At most [`MAX_REVOCATIONS`] revocations.
     pub entries: Vec<Revocation>,
 }
 
 /// The revocation of an identity's certificates.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Revocation {
-    /// The identity.
+    /// The identity whose certificates are revoked.
     pub path: SpiffePath,
     /// Which of the identity's certificates are revoked.
     pub certificates: RevokedCertificates,
-    /// When the revocation was made, in seconds since 1970.
+    /// Time of the revocation, in seconds since 1970.
     pub at: u64,
 }
 
 /// Which certificates of an identity are revoked.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RevokedCertificates {
-    /// All present and future certificates: the identity itself.
+    /// All present and future certificates, which revokes the identity itself.
     All,
-    /// The one with this serial number, without leading zeros.
+    /// The certificate with this serial number, without leading zeros.
     Serial(Vec<u8>),
-    /// Certificates issued before a time, in seconds since 1970.
+    /// Certificates that were issued before this time, in seconds since 1970.
     IssuedBefore(u64),
 }
 
 impl Revocations {
-    /// Whether an identity is revoked as a whole.
+    /// Whether the identity itself is revoked.
     pub fn revokes_identity(&self, path: &SpiffePath) -> bool {
         self.entries.iter().any(|one| one.certificates == RevokedCertificates::All && one.path == *path)
     }
@@ -52,7 +52,7 @@ impl Revocations {
         self.entries.iter().any(|one| covers(&one.certificates) && one.path == *path)
     }
 
-    /// Checks the bounds.
+    /// Checks the limits.
     ///
     /// # Errors
     /// [`Invalid`] with the field.

@@ -2,54 +2,54 @@
 
 mod actions;
 mod bounds;
-mod coverage;
-mod edits;
+mod call_share;
+mod condition_coverage;
+mod header_edits;
 mod matches;
 mod path;
-mod pattern;
-mod share;
+mod regex_pattern;
 
 pub use actions::{Abort, Actions, Delay, Mirror, RateLimit, Scope};
 pub use bounds::{MAX_CONDITIONS, MAX_EXPRESSION_BYTES, MAX_ROUTES, within_bounds};
-pub use edits::HeaderEdits;
-pub(crate) use edits::is_token;
+pub use call_share::Share;
+pub use header_edits::HeaderEdits;
+pub(crate) use header_edits::is_token;
 pub use matches::{ClientMatch, GrpcMatch, HeaderMatch, HostMatch, Match, PathMatch, QueryMatch, TextMatch};
 pub use path::{PathRewrite, Redirect, Rewrite, Segment, Template};
-pub use pattern::Pattern;
-pub use share::Share;
+pub use regex_pattern::Pattern;
 
 use crate::{Invalid, Label, ServiceName, Timeouts};
 
 /// One route.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Route {
-    /// The name in `explain` and metrics; unique within the policy.
+    /// The route's name in `explain` and metrics, unique within the policy.
     pub name: Label,
-    /// The calls that it applies to.
+    /// The calls to which the route applies.
     pub matches: Match,
-    /// The backends, by weight; empty means the service itself.
+    /// The backends with their weights; empty means the service itself.
     pub split: Vec<Backend>,
     /// The traffic class, if set.
     pub class: Option<Label>,
-    /// Timeouts that override those of the policy.
+    /// Timeouts that override the policy's timeouts.
     pub timeouts: Timeouts,
-    /// Whether repeated calls are declared harmless, regardless of their method.
+    /// Whether calls are declared safe to repeat, regardless of the method.
     pub idempotent: bool,
-    /// Further actions on its calls.
+    /// Further actions on the route's calls.
     pub actions: Actions,
 }
 
-/// A backend of a split.
+/// A destination in a split.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Backend {
     /// The service that receives the calls.
     pub service: ServiceName,
-    /// Its share, relative to the other backends; 0 receives none.
+    /// The share of calls, relative to the other backends; 0 receives no calls.
     pub weight: u32,
 }
 
 impl Route {
-    /// A route for every call, to the service itself.
+    /// A route for all calls, to the service itself.
     pub fn new(name: Label) -> Self {
         Self {
             name,
@@ -62,7 +62,7 @@ impl Route {
         }
     }
 
-    /// The services that calls of this route may reach, including its mirror.
+    /// The services to which this route may send calls, including the mirror.
     pub fn targets(&self) -> impl Iterator<Item = &ServiceName> {
         let split = self.split.iter().map(|target| &target.service);
         split.chain(self.actions.mirror.iter().map(|mirror| &mirror.service))

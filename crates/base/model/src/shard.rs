@@ -6,7 +6,7 @@ use crate::{InstanceId, Invalid, Region, Role};
 
 pub use key::{KeyRange, ShardKey};
 
-/// The identity of a shard within its map. It is stable across moves; after a split, the upper half gets a new one.
+/// The id of a shard within its map. It is stable across moves. After a split, the upper half gets a new id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ShardId(pub u32);
 
@@ -24,73 +24,73 @@ impl FromStr for ShardId {
     }
 }
 
-/// The most shards whose load a server reports individually: those with the highest load. The rest is reported as a
-/// sum. Balancing moves only the few hottest shards, and the report of a map with millions of shards stays small.
+/// Maximum number of shards whose load a server reports individually: the most loaded shards. The load of all other
+/// shards is reported as one sum. Balancing moves only the few hottest shards, so the report stays small for maps
+/// with millions of shards.
 pub const MAX_REPORTED_SHARDS: usize = 128;
 
-/// The assignment of keys of a service to replicas (ServiceRouter §3.3). Shards are contiguous: each ends where the
-/// next starts.
+/// The assignment of a service's keys to replicas (ServiceRouter §3.3). Shards are contiguous: each ends where the
+/// next one starts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ShardMap {
-    /// Incremented with every change of the map; starts at 1.
+    /// Version of the map, which starts at 1 and is incremented with every change.
     pub version: u64,
     /// The keys that the map covers.
     pub interval: KeyRange,
-    /// The shards by ascending start; the first starts where the interval does.
+    /// The shards in ascending order of their start. The first shard starts at the start of the interval.
     pub shards: Vec<Shard>,
 }
 
 /// One range of keys and its replicas.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Shard {
-    /// Its identity.
+    /// The shard's id.
     pub id: ShardId,
-    /// Its first key.
+    /// The shard's first key.
     pub start: ShardKey,
-    /// Its copies; may be empty while a service is being set up.
+    /// The shard's copies. May be empty while a service is being set up.
     pub replicas: Vec<Replica>,
 }
 
 /// One copy of a shard.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Replica {
-    /// The endpoint that holds it.
+    /// The endpoint that holds the copy.
     pub instance: InstanceId,
-    /// The region of that endpoint, so that a caller may subscribe to one region's part of the map (ServiceRouter
-    /// §3.2).
+    /// The endpoint's region, so that a caller may subscribe to one region's part of the map (ServiceRouter §3.2).
     pub region: Region,
-    /// The role of the copy; opaque.
+    /// The role of the copy. Roles are opaque.
     pub role: Role,
     /// The state of the copy.
     pub state: ReplicaState,
 }
 
-/// State of a copy in a make-before-break move (ServiceRouter §4.1).
+/// The state of a copy in a make-before-break move (ServiceRouter §4.1).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "spec", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[cfg_attr(feature = "spec", serde(rename_all = "lowercase"))]
 pub enum ReplicaState {
-    /// The copy is loading the shard: no calls yet.
+    /// The copy is loading the shard and receives no calls yet.
     Starting,
     /// The copy receives calls.
     #[default]
     Serving,
-    /// Callers are leaving: the copy still responds but gets no new callers.
+    /// Callers are leaving. The copy still responds but gets no new callers.
     Stopping,
 }
 
-/// A requested move, addition or removal of a shard's copy. The record stays in the RIB until the move is done, so
-/// that a restarted controller continues it.
+/// A requested move, addition or removal of a shard's copy. The record stays in the RIB until the move is done. A
+/// restarted controller can therefore continue the move.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ShardMove {
     /// The shard.
     pub shard: ShardId,
     /// The role of the copy.
     pub role: Role,
-    /// The source; `None` adds a copy.
+    /// The endpoint to move from; `None` adds a copy.
     pub from: Option<InstanceId>,
-    /// The destination; `None` drops the copy.
+    /// The endpoint to move to; `None` removes the copy.
     pub to: Option<InstanceId>,
 }
 
@@ -105,7 +105,7 @@ impl ShardMove {
     }
 }
 
-/// For messages: `shard 5 (primary) from cart-0 to cart-1`.
+/// Formats the move for messages: `shard 5 (primary) from cart-0 to cart-1`.
 impl fmt::Display for ShardMove {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { shard, role, from, to } = self;
@@ -119,7 +119,7 @@ impl fmt::Display for ShardMove {
 }
 
 impl ShardMap {
-    /// Checks that shards cover the interval without gap or overlap, and that ids and copies are unique.
+    /// Checks that the shards cover the interval without gap or overlap, and that ids and copies are unique.
     pub fn validate(&self) -> Result<(), Invalid> {
         let Some(first) = self.shards.first() else {
             return Err(Invalid::new("shards", "the list is empty", "declare at least one shard"));
@@ -152,7 +152,7 @@ impl ShardMap {
         Ok(())
     }
 
-    /// The position in `shards` of the shard that contains `key`; `None` outside the interval.
+    /// The index in `shards` of the shard that contains `key`; `None` outside the interval.
     pub fn position(&self, key: ShardKey) -> Option<usize> {
         if !self.interval.contains(key) {
             return None;
@@ -160,10 +160,10 @@ impl ShardMap {
         self.shards.partition_point(|shard| shard.start <= key).checked_sub(1)
     }
 
-    /// The keys of the shard at `position`.
+    /// The key range of the shard at index `position`.
     ///
     /// # Panics
-    /// If there is no such position.
+    /// If there is no shard at this index.
     pub fn range(&self, position: usize) -> KeyRange {
         let last = match self.shards.get(position + 1) {
             Some(next) => ShardKey(next.start.0 - 1),
@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn the_papers_example_finds_key_618_in_shard_5() {
+    fn example_of_paper_locates_key_618_in_shard_5() {
         let map = map(KeyRange::ALL, &[0, 100, 200, 300, 400, 500, 900]);
         map.validate().unwrap();
         let position = map.position(ShardKey(618)).unwrap();
@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn gaps_overlaps_and_keys_outside_are_rejected() {
+    fn shard_map_with_gap_overlap_or_key_outside_is_rejected() {
         let interval = KeyRange::new(ShardKey(10), Some(ShardKey(20))).unwrap();
         assert!(map(interval, &[10, 15]).validate().is_ok());
         for wrong in [&[][..], &[11], &[10, 10], &[10, 15, 12], &[10, 20]] {

@@ -1,11 +1,10 @@
-//! Documents as written by users: one per object, distinguished by `kind`, in YAML or JSON.
+//! Documents as written by users, in YAML or JSON. Each document describes one object and is distinguished by `kind`.
 //!
-//! A spec keeps strings as written, so that every error names its field. `validate` makes the validated value that
-//! routers read, and `of` converts back, omitting defaults. Validation during deserialisation was rejected, because
+//! A spec keeps strings as written, so that every error names its field. `validate` returns the validated value that
+//! routers use, and `of` converts back, omitting defaults. Validation during deserialisation was rejected, because
 //! serde errors have neither a field's path nor a separate hint.
 
 mod access;
-mod actions;
 mod authorization;
 mod balancing;
 mod conditions;
@@ -13,27 +12,24 @@ mod endpoints;
 mod gateway;
 mod health;
 mod hosts;
-mod key;
-mod matches;
+mod key_source;
 mod policy;
 mod policy_defaults;
 mod resource;
 mod route;
+mod route_actions;
+mod route_matches;
 mod service;
 mod shards;
-mod text;
 mod topology;
 mod traffic;
+mod value_text;
 mod workload;
 
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 pub use crate::duration::{read_duration, write_duration};
 pub use access::RoleBindingSpec;
-pub use actions::{
-    AbortSpec, DelaySpec, EditsSpec, FaultInjectionSpec, HeadersSpec, HedgeSpec, LimitSpec, MirrorSpec,
-    PathRewriteSpec, RedirectSpec, RewriteSpec,
-};
 pub use authorization::{AuthorizationDocumentSpec, AuthorizationSpec, DefaultAuthorizationSpec, RuleSpec};
 pub use balancing::{BalancingSpec, OutliersSpec, ScoreSpec};
 pub use conditions::{AcceptedTokensSpec, ClaimSpec, ConditionSpec};
@@ -41,30 +37,34 @@ pub use endpoints::{EndpointSpec, EndpointsSpec};
 pub use gateway::{GatewayBackendSpec, GatewayQuotaSpec, GatewayServiceSpec};
 pub use health::{GrpcProbeSpec, HealthCheckSpec, HttpProbeSpec, TcpProbeSpec};
 pub use hosts::{HostPrefixSpec, HostTypeSpec, HostsSpec};
-pub use key::{KeySpec, KeySpecs};
-pub use matches::{GrpcSpec, MatchSpec, PathSpec, TextSpec};
+pub use key_source::{KeySpec, KeySpecs};
 pub use policy::{LocalitySpec, PolicySpec, RetriesSpec};
 pub use policy_defaults::PolicyDefaultsSpec;
 pub use resource::Resource;
 pub use route::{BackendSpec, RouteSpec, WhenEmptySpec};
+pub use route_actions::{
+    AbortSpec, DelaySpec, EditsSpec, FaultInjectionSpec, HeadersSpec, HedgeSpec, LimitSpec, MirrorSpec,
+    PathRewriteSpec, RedirectSpec, RewriteSpec,
+};
+pub use route_matches::{GrpcSpec, MatchSpec, PathSpec, TextSpec};
 pub use service::ServiceSpec;
 pub use shards::{IntervalSpec, ReplicaSpec, ShardMapSpec, ShardSpec};
-pub use text::KeyText;
 pub use topology::{EgressPriceSpec, EgressSpec, RegionSpec, RoundTripSpec, TopologySpec};
 pub use traffic::{LoadRingSpec, LoadSpec, SharesSpec, TrafficSpec};
+pub use value_text::KeyText;
 pub use workload::{ProgramSpec, WorkloadSpec};
 
 use crate::Invalid;
 
-/// Reads the fields of a document, all but `kind`.
+/// Reads all fields of a document except `kind`.
 pub trait ReadFields {
-    /// Why a field cannot be read.
+    /// Error returned if a field cannot be read.
     type Error;
 
-    /// Reads the fields.
+    /// Reads the fields into `T`.
     ///
     /// # Errors
-    /// When a field is unknown, missing or of another type.
+    /// If a field is unknown, missing or of another type.
     fn read<T: DeserializeOwned>(self) -> Result<T, Self::Error>;
 }
 
@@ -80,7 +80,7 @@ macro_rules! documents {
         }
 
         impl Document {
-            /// Every value of `kind`.
+            /// All values of `kind`.
             pub const KINDS: &'static [&'static str] = &[$(stringify!($kind)),*];
 
             /// The value of `kind`.
@@ -90,7 +90,7 @@ macro_rules! documents {
                 }
             }
 
-            /// Reads a document of a kind; `None` if there is no such kind.
+            /// Reads a document of this kind; `None` if the kind is unknown.
             pub fn read<R: ReadFields>(kind: &str, fields: R) -> Option<Result<Self, R::Error>> {
                 $(if kind == stringify!($kind) {
                     return Some(fields.read().map(Self::$kind));
@@ -110,7 +110,7 @@ documents! {
     PolicyDefaults(PolicyDefaultsSpec);
     /// Regions and the round trips between them.
     Topology(TopologySpec);
-    /// Speeds of the fleet's machines.
+    /// Host types and their speeds.
     Hosts(HostsSpec);
     /// The assignment of keys of a service to replicas.
     ShardMap(ShardMapSpec);
@@ -118,20 +118,20 @@ documents! {
     Endpoints(EndpointsSpec);
     /// Which programs may have the identity of a service.
     Workload(WorkloadSpec);
-    /// Who may call a service, or what applies to services without rules.
+    /// Which callers may use a service, or the default for services without rules.
     Authorization(AuthorizationDocumentSpec);
-    /// Who may do what with the records.
+    /// A role and the subjects that have it.
     RoleBinding(RoleBindingSpec);
-    /// A backend of a gateway.
+    /// A gateway backend.
     GatewayBackend(GatewayBackendSpec);
-    /// How a service uses a gateway with backends.
+    /// How a service uses a gateway.
     GatewayService(GatewayServiceSpec);
-    /// What a tenant may have at a gateway.
+    /// The limits of a tenant at a gateway.
     GatewayQuota(GatewayQuotaSpec);
 }
 
 impl Document {
-    /// Validates the document; the field of an error is a path within it, such as `routes[0].match.path`.
+    /// Validates the document. The field of an error is a path within the document, such as `routes[0].match.path`.
     pub fn validate(&self) -> Result<Resource, Invalid> {
         Ok(match self {
             Self::Service(spec) => {

@@ -1,29 +1,29 @@
-//! SPIFFE ids: the names in certificates.
+//! SPIFFE ids: the identities in certificates.
 
 use std::{fmt, str::FromStr};
 
 use crate::{Invalid, Label, ServiceName, Tenant, TrustDomain};
 
-/// The scheme of ids, and the reserved tenant of the mesh's processes.
+/// The scheme of ids. The tenant `RESERVED` is for the mesh's own processes.
 const SCHEME: &str = "spiffe://";
 const RESERVED: &str = "fairmesh";
 
-/// An identity: `spiffe://DOMAIN/TENANT/SERVICE` of a service, `spiffe://DOMAIN/fairmesh/ROLE/NAME` of a process of the
-/// mesh.
+/// A SPIFFE id. Services have `spiffe://DOMAIN/TENANT/SERVICE`, and the mesh's processes have
+/// `spiffe://DOMAIN/fairmesh/ROLE/NAME`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SpiffeId {
     /// The trust domain.
     pub domain: TrustDomain,
-    /// The identity within the domain.
+    /// The identity within the trust domain.
     pub path: SpiffePath,
 }
 
 /// An identity within a trust domain.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum SpiffePath {
-    /// Each instance of a service.
+    /// A service, which all of its instances share.
     Service(ServiceName),
-    /// A process of the mesh, or a person who operates it.
+    /// A process of the mesh, or a person who operates the mesh.
     Mesh(MeshRole, Label),
 }
 
@@ -36,13 +36,13 @@ pub enum MeshRole {
     Control,
     /// A replica of the routing information base.
     Replica,
-    /// A proxy or a lookaside that many programs share.
+    /// A proxy or a lookaside shared by many programs.
     Proxy,
-    /// A key server. It signs for proxies and does not read the records of services.
+    /// A key server. It signs for proxies, and may not read the records of services.
     KeyServer,
-    /// A gateway of many tenants. Nodes trust it to reach their pods.
+    /// A gateway that serves many tenants. Nodes trust it to reach their pods.
     Gateway,
-    /// A person, or a program that calls services without being one.
+    /// A person, or a program that calls services but is not a service itself.
     Operator,
 }
 
@@ -57,7 +57,7 @@ impl MeshRole {
         Self::Operator,
     ];
 
-    /// The role in ids.
+    /// The role's name in ids.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Agent => "agent",
@@ -72,7 +72,7 @@ impl MeshRole {
 }
 
 impl SpiffePath {
-    /// The identity with this path in a trust domain.
+    /// The id of this identity in a trust domain.
     pub fn within(self, domain: &TrustDomain) -> SpiffeId {
         SpiffeId { domain: domain.clone(), path: self }
     }
@@ -118,7 +118,7 @@ impl FromStr for SpiffePath {
 impl FromStr for SpiffeId {
     type Err = Invalid;
 
-    /// Parses an id in its displayed form; other spellings are refused.
+    /// Parses an id in its displayed form. Other spellings are refused.
     fn from_str(text: &str) -> Result<Self, Invalid> {
         let parts = text.strip_prefix(SCHEME).and_then(|rest| rest.split_once('/'));
         let (domain, path) = parts.ok_or_else(|| {
@@ -134,7 +134,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_id_parses_as_displayed() {
+    fn every_spiffe_id_parses_as_displayed() {
         for text in [
             "spiffe://example.org/shop/cart",
             "spiffe://prod/fairmesh/agent/web-1",
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn other_spellings_and_reserved_names_are_rejected_as_ids() {
+    fn other_spellings_and_reserved_names_are_rejected_as_spiffe_ids() {
         for text in [
             "",
             "spiffe://",

@@ -1,10 +1,10 @@
 //! Suggestions for misspelt words: "did you mean …?"
 
-/// The hint for `wrong`: the nearest of `right`, or all of them if none is near.
+/// Hint for a misspelt word: the nearest word in `right`, or all of `right` if none is near.
 pub fn hint(wrong: &str, right: &[&str]) -> String {
     let nearest = right.iter().map(|word| (distance(wrong, word), word)).min();
     match nearest {
-        // Up to a third of the letters may differ; in short words, one letter.
+        // Up to a third of the letters may differ, and at least one.
         Some((distance, word)) if distance <= (wrong.chars().count() / 3).max(1) => {
             format!("did you mean '{word}'?")
         }
@@ -13,7 +13,8 @@ pub fn hint(wrong: &str, right: &[&str]) -> String {
     }
 }
 
-/// Edit distance, ignoring case: letters to substitute, insert, delete or transpose (optimal string alignment).
+/// Edit distance, ignoring case. Counts substituted, inserted, deleted and transposed letters (optimal string
+/// alignment).
 fn distance(a: &str, b: &str) -> usize {
     let [a, b] = [a, b].map(|word| word.to_lowercase().chars().collect::<Vec<_>>());
     let mut rows = vec![(0..=b.len()).collect::<Vec<_>>()];
@@ -38,7 +39,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn near_words_are_suggested_and_others_are_not() {
+    fn near_words_are_suggested_and_distant_ones_are_not() {
         let fields = ["service", "timeout", "localOnly"];
         assert_eq!(hint("timout", &fields), "did you mean 'timeout'?");
         assert_eq!(hint("localonly", &fields), "did you mean 'localOnly'?");

@@ -1,36 +1,37 @@
-//! The record of the issuers whose tokens of end users servers verify.
+//! The record of the issuers whose end user tokens are verified by servers.
 
 use crate::Invalid;
 
-/// Upper bound of a token, in bytes.
+/// Maximum length of a token, in bytes.
 pub const MAX_TOKEN: usize = 8 * 1024;
-/// Upper bound of issuers.
+/// Maximum number of issuers.
 const MAX_ISSUERS: usize = 16;
-/// Upper bound of the keys of an issuer as a JWKS, in bytes.
+/// Maximum size of an issuer's keys as a JWKS, in bytes.
 pub const MAX_ISSUER_KEYS: usize = 32 * 1024;
-/// Upper bound of an issuer and of a URL, in bytes.
+/// Maximum length of an issuer's name and of a URL, in bytes.
 const MAX_URL: usize = 1024;
 
-/// Issuers of tokens, for all services. Each service names those whose tokens it accepts.
+/// Issuers of tokens, known to all services. Each service lists the issuers whose tokens it accepts.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TokenIssuers {
-    /// At most 16, each once.
+    /// At most 16 issuers, without duplicates.
     pub issuers: Vec<TokenIssuer>,
 }
 
 /// An issuer of tokens, such as an identity provider.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TokenIssuer {
-    /// Its name, exactly as tokens have it in `iss`.
+    /// The issuer's name, exactly as in the `iss` claim.
     pub issuer: String,
-    /// Where the control plane fetches its keys again; `None` if they were given.
+    /// The URL from which the control plane refreshes the keys; `None` if the keys were given directly.
     pub url: Option<String>,
-    /// Its public keys, as a JWKS (RFC 7517, 5) with what verification needs; at most [`MAX_ISSUER_KEYS`].
+    /// The public keys, as a JWKS (RFC 7517, 5) reduced to what verification needs; at most [`MAX_ISSUER_KEYS`]
+    /// bytes.
     pub keys: Vec<u8>,
 }
 
 impl TokenIssuers {
-    /// Checks the bounds.
+    /// Checks the limits.
     ///
     /// # Errors
     /// [`Invalid`] with the field.

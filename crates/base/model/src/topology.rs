@@ -1,5 +1,5 @@
 mod distance;
-mod egress;
+mod egress_prices;
 mod location;
 
 use std::{collections::BTreeMap, time::Duration};
@@ -10,7 +10,7 @@ pub use distance::{
     DistanceFilter, DistanceRounds, MAX_MEASURED_REGIONS, MAX_ROUND_TRIP, MeasuredDistance,
     MeasuredDistances, is_plausible,
 };
-pub use egress::{Dollars, Egress, MAX_EGRESS_PRICES};
+pub use egress_prices::{Dollars, Egress, MAX_EGRESS_PRICES};
 pub use location::Location;
 
 /// The regions of the fleet.
@@ -18,7 +18,7 @@ pub use location::Location;
 pub struct Regions {
     /// Properties by region.
     pub regions: BTreeMap<Region, RegionInfo>,
-    /// Prices of bytes between regions.
+    /// Egress prices between regions.
     pub egress: Egress,
 }
 
@@ -29,12 +29,12 @@ pub struct RegionInfo {
     pub continent: String,
     /// Regions that count as adjacent.
     pub neighbours: Vec<Region>,
-    /// Whether it is draining: routers in other regions send it no calls.
+    /// Whether the region is draining. Routers in other regions send no calls to a draining region.
     pub draining: bool,
 }
 
 impl Regions {
-    /// Checks that every neighbour is itself a region, and the prices.
+    /// Checks that every neighbour is a declared region, and that the prices are valid.
     pub fn validate(&self) -> Result<(), Invalid> {
         for (region, info) in &self.regions {
             for neighbour in &info.neighbours {
@@ -51,15 +51,15 @@ impl Regions {
     }
 }
 
-/// Round-trip times between regions (ServiceRouter §3.4.1): declared, or measured if none is declared. Within a region
-/// they count as zero.
+/// Round trip times between regions (ServiceRouter §3.4.1): the declared time, or the measured one if none is
+/// declared. The round trip within a region counts as zero.
 ///
-/// The `RoundTrips` record holds the declared times. Each measuring region has a record with its measured ones.
+/// The `RoundTrips` record holds the declared times. Each measuring region has a record with its own measurements.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RoundTrips {
-    /// Declared round trip by unordered pair; the smaller name first.
+    /// Declared round trips by pair of regions. The alphabetically smaller name comes first.
     pairs: BTreeMap<(Region, Region), Duration>,
-    /// Measured round trips by the region that measured.
+    /// Round trips by the region that measured them.
     measured: BTreeMap<Region, MeasuredDistances>,
 }
 
@@ -68,9 +68,9 @@ pub struct RoundTrips {
 pub enum DistanceSource {
     /// Declared in the topology, or zero within a region.
     Declared,
-    /// Measured by the region of the caller.
+    /// Measured by the caller's region.
     Measured,
-    /// Measured by the other region, in the reverse direction.
+    /// Measured in the reverse direction, by the other region.
     MeasuredReverse,
 }
 
@@ -80,12 +80,12 @@ impl RoundTrips {
         self.pairs.insert(if a < b { (a, b) } else { (b, a) }, rtt);
     }
 
-    /// Replaces the declared round trips by a record's; measured ones stay.
+    /// Replaces the declared round trips by the record's round trips. Measured round trips stay.
     pub fn set_declared(&mut self, record: Self) {
         self.pairs = record.pairs;
     }
 
-    /// Replaces the distances measured by a region, or removes them. Returns whether anything changed.
+    /// Replaces or removes the distances that a region measured. Returns whether anything changed.
     pub fn set_measured(&mut self, from: Region, distances: Option<MeasuredDistances>) -> bool {
         let before = match &distances {
             Some(distances) => self.measured.insert(from, distances.clone()),
@@ -94,13 +94,13 @@ impl RoundTrips {
         before != distances
     }
 
-    /// The round trip between two regions: zero within one, `None` if unknown.
+    /// The round trip between two regions: zero within a region, `None` if unknown.
     pub fn get(&self, from: &Region, to: &Region) -> Option<Duration> {
         self.distance(from, to).map(|(round_trip, _)| round_trip)
     }
 
-    /// The round trip and its origin. A declared time comes first, then the caller region's measurement, then the
-    /// other region's: a round trip is the same in both directions.
+    /// Round trip and its origin. A declared round trip comes first, then the caller's own measurement, then the
+    /// measurement by the other region. Measurements in both directions are equivalent.
     pub fn distance(&self, from: &Region, to: &Region) -> Option<(Duration, DistanceSource)> {
         if from == to {
             return Some((Duration::ZERO, DistanceSource::Declared));
@@ -123,17 +123,17 @@ impl RoundTrips {
         self.measured.get(from)?.to.get(to).copied()
     }
 
-    /// Every region that measured, or was measured; may contain repetitions.
+    /// All regions that measured or were measured. A region may be repeated.
     pub fn measured_regions(&self) -> impl Iterator<Item = &Region> {
         self.measured.iter().flat_map(|(from, distances)| std::iter::once(from).chain(distances.to.keys()))
     }
 
-    /// Regions whose measured distances are known.
+    /// Regions that have reported measurements.
     pub fn measuring_regions(&self) -> impl Iterator<Item = &Region> {
         self.measured.keys()
     }
 
-    /// Every declared pair.
+    /// All declared pairs with their round trips.
     pub fn iter(&self) -> impl Iterator<Item = (&Region, &Region, Duration)> {
         self.pairs.iter().map(|((a, b), rtt)| (a, b, *rtt))
     }
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn declared_round_trip_precedes_measured_and_reverse_ones() {
+    fn declared_round_trip_takes_precedence_over_measured_ones() {
         let [eu, us] = ["eu", "us"].map(region);
         let ms = Duration::from_millis;
         let mut trips = RoundTrips::default();

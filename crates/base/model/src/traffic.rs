@@ -29,22 +29,23 @@ pub use region_table::{
     SMALLEST_SHARE, TableForce, TableOrigin, TrafficShares, ZoneShares,
 };
 
-/// The most traffic classes of a service that reports tell apart; calls of further ones count as calls without a class.
+/// Maximum number of a service's traffic classes that reports distinguish. Calls of further classes are reported
+/// without a class.
 pub const MAX_TRAFFIC_CLASSES: usize = 16;
 
-/// How the calls to a service are divided among regions: by a planner, or by shares written by hand.
+/// How the calls to a service are divided among regions: by a planner or by fixed shares.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Traffic {
-    /// The planner that computes tables; not together with `shares`.
+    /// The planner that computes tables. Excludes `shares`.
     pub planner: Option<TrafficPlanner>,
     /// Whether tables are published.
     pub mode: TrafficMode,
-    /// Shares written by hand, by the region of the caller.
+    /// Fixed shares written by hand, by the caller's region.
     pub shares: BTreeMap<Region, TrafficShares>,
-    /// Rings, each with the load up to which the planner uses it; empty means the default rings.
+    /// Rings, and for each the load up to which the planner uses the ring; empty means the default rings.
     pub rings: Vec<LoadRing>,
-    /// Classes less important than all other calls: the planner moves and drops them first, the last of the list before
-    /// others.
+    /// Classes that are less important than all other calls, in falling order of importance. The planner moves and
+    /// drops calls of the last class first.
     pub classes: Vec<Label>,
     /// The planner's measure of server load; `None` is CPU.
     pub load: Option<LoadMetric>,
@@ -55,12 +56,12 @@ pub struct Traffic {
 pub enum TrafficPlanner {
     /// Uses rings with load thresholds (ServiceRouter §3.4.1).
     Rings,
-    /// Minimizes latency and egress over the call graphs of all services that ask for it (SLATE §4.3).
+    /// Minimizes latency and egress over the call graphs of all services that use the optimizer (SLATE §4.3).
     Optimizer,
 }
 
 impl TrafficPlanner {
-    /// Its name in policies.
+    /// The planner's name in policies.
     pub fn name(self) -> &'static str {
         match self {
             Self::Rings => "rings",
@@ -75,29 +76,29 @@ pub enum TrafficMode {
     /// Routers follow the tables.
     #[default]
     Active,
-    /// Tables are computed and shown, but no router receives them.
+    /// Tables are computed and shown, but not sent to routers.
     Shadow,
-    /// The planner changes no table but keeps confirming those in force.
+    /// The planner does not change tables, but keeps confirming the tables in force.
     Hold,
 }
 
 impl Traffic {
-    /// Whether routers may follow tables of this service.
+    /// Whether tables of this service may be sent to routers.
     pub fn publishes(&self) -> bool {
         self.mode != TrafficMode::Shadow
     }
 
-    /// Whether a planner needs reports of calls and servers.
+    /// Whether a planner plans the service, and therefore needs reports of calls and servers.
     pub fn is_planned(&self) -> bool {
         self.planner.is_some()
     }
 
-    /// Whether the optimizer plans the service, together with all others that ask for it.
+    /// Whether the optimizer plans the service, together with all other services that use the optimizer.
     pub fn is_optimized(&self) -> bool {
         self.planner == Some(TrafficPlanner::Optimizer)
     }
 
-    /// The tables for shares written by hand, by the caller's region.
+    /// The tables for the fixed shares, by the caller's region.
     pub fn tables(&self) -> impl Iterator<Item = (&Region, RegionTable)> {
         let published = self.shares.iter().filter(|_| self.publishes());
         published.map(|(from, shares)| {
@@ -108,7 +109,7 @@ impl Traffic {
         })
     }
 
-    /// Checks that there is only one source of tables, and checks the shares.
+    /// Checks that there is only one source of tables, and that the shares are valid.
     pub fn validate(&self) -> Result<(), Invalid> {
         match (self.planner, self.shares.is_empty()) {
             (Some(_), false) => {

@@ -1,28 +1,30 @@
-//! Workloads: which programs of a machine may have a service's identity, by selectors on facts from the kernel.
+//! Workloads: which programs on a machine may have a service's identity. Selectors compare facts that the kernel
+//! reports.
 
 use std::fmt;
 
 use crate::{Invalid, Label};
 
-/// Upper bound of selectors of a service.
+/// Maximum number of selectors of a service.
 pub(crate) const MAX_PROGRAMS: usize = 64;
-/// Upper bound of the agents to which the identity of a service is restricted.
+/// Maximum number of agents to which the identity of a service is restricted.
 pub(crate) const MAX_AGENTS: usize = 1000;
-/// Upper bound of a path or a name in a selector, in bytes.
+/// Maximum length of a path or name in a selector, in bytes.
 const MAX_TEXT: usize = 1024;
-/// The network namespace of the agent itself, in selectors.
+/// Name of the agent's own network namespace in selectors.
 pub const HOST_NAMESPACE: &str = "host";
 
-/// Programs that may get a service's identity, besides those of the agent's own user.
+/// Programs that may have a service's identity, besides programs run by the agent's own user.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct WorkloadEntry {
-    /// The agents that may vouch for the service, among those that may vouch for its tenant; empty means all.
+    /// Agents that may vouch for the service; each must also be allowed to vouch for the tenant. Empty means all
+    /// agents that may.
     pub agents: Vec<Label>,
-    /// Selectors; a program of another user than the agent's must match one.
+    /// Selectors. A program run by another user than the agent's must match at least one.
     pub programs: Vec<ProgramSelector>,
 }
 
-/// Conditions on a program; all must hold.
+/// Conditions on a program, all of which must hold.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ProgramSelector {
     /// The program's effective user.
@@ -31,22 +33,22 @@ pub struct ProgramSelector {
     pub gid: Option<u32>,
     /// The path of the program's executable.
     pub executable: Option<String>,
-    /// The program's control group (version 2), or an ancestor, such as `/system.slice/cart.service`.
+    /// The program's cgroup (v2) or an ancestor of it, such as `/system.slice/cart.service`.
     pub cgroup: Option<String>,
-    /// The program's network namespace: a name in `/run/netns`, or `host` for the agent's own.
+    /// The program's network namespace: a name in `/run/netns`, or `host` for the agent's own namespace.
     pub network_namespace: Option<String>,
 }
 
-/// Facts about a program from the kernel. An error says why a fact cannot be read.
+/// Facts about a program that the kernel reports. An error says why a fact cannot be read.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ProgramFacts {
-    /// Effective user.
+    /// Effective user id.
     pub uid: u32,
-    /// Effective group.
+    /// Effective group id.
     pub gid: u32,
     /// Path of the executable.
     pub executable: Result<String, String>,
-    /// Control group.
+    /// Path of the cgroup (v2).
     pub cgroup: Result<String, String>,
     /// Name of the network namespace.
     pub network_namespace: Result<String, String>,
@@ -55,26 +57,26 @@ pub struct ProgramFacts {
 /// Why a workload does not select a program.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NotSelected {
-    /// It has no selectors.
+    /// The workload has no selectors.
     #[error("it lists no programs")]
     NoSelectors,
-    /// No selector matches.
+    /// No selector matches the program.
     #[error("programs[{index}] does not match: {}", .failed.join(", and "))]
     NoMatch {
-        /// The position of the closest selector.
+        /// Index of the closest selector.
         index: usize,
-        /// Its conditions that the program does not meet, with what was found.
+        /// Conditions of this selector that the program fails, with the values found.
         failed: Vec<String>,
     },
 }
 
 impl WorkloadEntry {
-    /// Whether an agent may vouch for the service.
+    /// Whether `agent` may vouch for the service.
     pub fn permits_agent(&self, agent: &Label) -> bool {
         self.agents.is_empty() || self.agents.contains(agent)
     }
 
-    /// Whether a program may have the identity.
+    /// Checks whether a program may have the identity.
     ///
     /// # Errors
     /// The conditions of the closest selector that the program does not meet.
@@ -95,14 +97,14 @@ impl WorkloadEntry {
         })
     }
 
-    /// The most conditions of one selector that a program meets; `None` if it meets no selector.
+    /// Number of conditions of the most specific selector that matches the program; `None` if no selector matches.
     pub fn specificity(&self, program: &ProgramFacts) -> Option<usize> {
         let met = self.programs.iter().filter(|selector| selector.failed_conditions(program).is_empty());
         met.map(ProgramSelector::conditions).max()
     }
 
-    /// The first selector that claims the same programs as another entry: the same user or control group, at an agent that may
-    /// vouch for both.
+    /// Index of the first selector that may select the same programs as a selector of `other`: both name the same
+    /// user or cgroup, and one agent may vouch for both. `None` if there is none.
     pub fn contested(&self, other: &Self) -> Option<usize> {
         let meet = self.agents.is_empty()
             || other.agents.is_empty()
@@ -111,7 +113,7 @@ impl WorkloadEntry {
         self.programs.iter().position(contested).filter(|_| meet)
     }
 
-    /// Checks bounds, and that every selector names a user, group or control group.
+    /// Checks the limits, and that every selector names a user, group or cgroup.
     ///
     /// # Errors
     /// [`Invalid`] with the field.
@@ -137,7 +139,7 @@ impl WorkloadEntry {
 impl ProgramSelector {
     fn validate(&self) -> Result<(), Invalid> {
         if self.uid.is_none() && self.gid.is_none() && self.cgroup.is_none() {
-            // Any user can run an executable, with libraries of its own.
+            // Any user can run an executable, and with libraries of their own.
             let problem = "has neither uid, gid nor cgroup, so that every user could match";
             return Err(Invalid::new(
                 "",
@@ -171,7 +173,7 @@ impl ProgramSelector {
             + texts.into_iter().filter(|text| text.is_some()).count()
     }
 
-    /// Whether both selectors name the same user, or nested control groups, and no other condition separates them.
+    /// Whether both selectors name the same user or nested cgroups, and no other condition separates them.
     fn contests(&self, other: &Self) -> bool {
         let differ = |one: &Option<String>, other: &Option<String>| {
             one.as_ref().zip(other.as_ref()).is_some_and(|(one, other)| one != other)
@@ -200,7 +202,7 @@ impl ProgramSelector {
     }
 }
 
-/// Whether a control group is `outer` or a descendant.
+/// Whether `cgroup` is `outer` or a descendant of it.
 pub(crate) fn is_within(outer: &str, cgroup: &str) -> bool {
     cgroup.strip_prefix(outer).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
 }
@@ -255,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn all_conditions_of_one_selector_have_to_hold() {
+    fn program_must_meet_all_conditions_of_workload_selector() {
         let cart = ProgramSelector {
             uid: Some(1001),
             gid: Some(1002),
@@ -292,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn a_selector_that_every_user_could_match_is_refused() {
+    fn workload_selector_that_any_user_could_match_is_refused() {
         let executable =
             ProgramSelector { executable: Some("/bin/cart".into()), ..ProgramSelector::default() };
         assert!(entry(executable.clone()).validate().is_err());

@@ -1,11 +1,11 @@
-//! Which callers the patterns of rules match, and how documents of rules are read.
+//! Which callers the patterns of rules match, and how authorization documents are parsed.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
 use fairmesh_model::{CallerId, CallerMatch};
 
 #[test]
-fn callers_match_by_name_by_beginning_and_by_whole_id() {
+fn authorization_callers_match_by_name_prefix_and_full_id() {
     let caller = CallerId::new("spiffe://prod/shop/cart".parse().unwrap());
     assert_eq!(caller.path(), "shop/cart");
     for (text, matches) in [

@@ -1,4 +1,4 @@
-//! Documents survive validation and back, and bad ones name their field.
+//! Documents round-trip through validation, and errors in documents name their field.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
@@ -117,7 +117,7 @@ fn timeouts(ms: u64) -> Timeouts {
     Timeouts { total: after(0), response_header: after(1), idle: after(2) }
 }
 
-/// A policy without default values.
+/// A policy in which every field differs from its default.
 fn full_policy() -> Policy {
     let route = Route {
         name: Label::new("read").unwrap(),
@@ -289,14 +289,14 @@ fn full_workload() -> WorkloadEntry {
     WorkloadEntry { agents: vec![Label::new("web-1").unwrap()], programs: vec![full, user] }
 }
 
-/// A policy that states built-in values.
+/// A policy that explicitly states built-in values.
 fn restated() -> Policy {
     use PolicyField::{Attempts, BudgetFloor, BudgetPercent, Rings, Timeout, Traffic};
     Policy::default().restating([Timeout, Attempts, BudgetPercent, BudgetFloor, Rings, Traffic])
 }
 
 #[test]
-fn every_plan_survives_its_document() {
+fn every_record_round_trips_through_its_document() {
     let service = Service {
         kind: ServiceKind::Sharded,
         protocol: Protocol::Grpc,
@@ -361,20 +361,20 @@ fn of_gateways() -> [Resource; 3] {
 }
 
 #[test]
-fn omitted_fields_have_defaults() {
+fn omitted_document_fields_have_defaults() {
     let spec = PolicySpec { service: "shop/cart".into(), ..PolicySpec::default() };
     assert_eq!(spec.validate(), Ok((cart(), Policy::default())));
     assert_eq!(PolicySpec::of(&cart(), &Policy::default()), spec);
 }
 
-/// The error's field for a spec.
+/// The field in the error of a validation.
 fn refused<T: std::fmt::Debug>(resource: Result<T, Invalid>) -> String {
     let refusal = resource.unwrap_err();
     assert!(!refusal.hint.is_empty(), "{refusal}");
     refusal.field
 }
 
-/// The error's field for an edited policy.
+/// The field in the error of the full policy after an edit.
 fn policy(edit: fn(&mut PolicySpec)) -> String {
     let mut spec = PolicySpec::of(&cart(), &full_policy());
     edit(&mut spec);
@@ -382,7 +382,7 @@ fn policy(edit: fn(&mut PolicySpec)) -> String {
 }
 
 #[test]
-fn an_error_names_the_field_as_written() {
+fn document_error_names_field_as_written_in_yaml() {
     assert_eq!(policy(|p| p.service = "cart".into()), "service");
     assert_eq!(policy(|p| p.timeout = Some("15".into())), "timeout");
     assert_eq!(policy(|p| p.idle_timeout = Some("0s".into())), "idleTimeout");
@@ -411,7 +411,7 @@ fn an_error_names_the_field_as_written() {
 }
 
 #[test]
-fn an_error_names_the_field_of_an_action() {
+fn document_error_names_field_of_route_action() {
     let path = |p: &mut PolicySpec, spec: PathSpec| p.routes[0].matches.path = Some(spec);
     let regex = |text: &str| PathSpec { regex: Some(text.into()), ..PathSpec::default() };
     let mut spec = PolicySpec::of(&cart(), &full_policy());
@@ -458,7 +458,7 @@ fn an_error_names_the_field_of_an_action() {
 }
 
 #[test]
-fn an_error_names_the_field_of_a_health_check() {
+fn document_error_names_field_of_health_check() {
     let check = |edit: fn(&mut HealthCheckSpec)| {
         let mut spec = PolicySpec::of(&cart(), &full_policy());
         edit(spec.health_check.as_mut().unwrap());
@@ -471,7 +471,7 @@ fn an_error_names_the_field_of_a_health_check() {
 }
 
 #[test]
-fn an_error_names_the_field_of_balancing() {
+fn document_error_names_field_of_balancing() {
     assert_eq!(policy(|p| p.balancing.policy = Some("fair".into())), "balancing.policy");
     assert_eq!(policy(|p| p.balancing.signal = Some("memory".into())), "balancing.signal");
     assert_eq!(policy(|p| p.balancing.signal = Some("metric:".into())), "balancing.signal");
@@ -484,7 +484,7 @@ fn an_error_names_the_field_of_balancing() {
 }
 
 #[test]
-fn every_policy_and_signal_parses_as_displayed() {
+fn every_balancing_policy_and_load_signal_parses_as_displayed() {
     for policy in BalancingPolicy::ALL {
         assert_eq!(policy.as_str().parse(), Ok(policy));
     }
@@ -494,7 +494,7 @@ fn every_policy_and_signal_parses_as_displayed() {
 }
 
 #[test]
-fn a_topology_names_only_its_own_regions() {
+fn topology_with_undeclared_region_is_refused() {
     let topology = |edit: fn(&mut TopologySpec)| {
         let (regions, round_trips) = full_topology();
         let mut spec = TopologySpec::of(&regions, &round_trips);
@@ -522,7 +522,7 @@ fn a_topology_names_only_its_own_regions() {
 }
 
 #[test]
-fn hosts_name_types_that_have_a_speed() {
+fn hosts_with_undeclared_type_are_refused() {
     let hosts = |edit: fn(&mut HostsSpec)| {
         let mut spec = HostsSpec::of(&full_hosts());
         edit(&mut spec);
@@ -537,7 +537,7 @@ fn hosts_name_types_that_have_a_speed() {
 }
 
 #[test]
-fn durations_parse_as_displayed_and_need_a_unit() {
+fn durations_parse_as_displayed_and_require_unit() {
     for (text, micros) in [("35ms", 35_000), ("1500us", 1_500), ("15s", 15_000_000), ("2m", 120_000_000)] {
         let duration = Duration::from_micros(micros);
         assert_eq!(read_duration(text), Ok(duration));
@@ -551,7 +551,7 @@ fn durations_parse_as_displayed_and_need_a_unit() {
 }
 
 #[test]
-fn an_error_names_the_source_of_a_key_and_the_ring() {
+fn document_error_names_key_source_and_ring() {
     assert_eq!(policy(|p| p.key = KeySpecs(vec![KeySpec::default(); 2])), "key[0]");
     assert_eq!(policy(|p| p.locality.rings = vec!["zone".into()]), "locality.rings");
     assert_eq!(policy(|p| p.locality.rings = vec!["region".into(), "zone".into()]), "locality.rings[1]");

@@ -7,10 +7,11 @@ use fairmesh_model::{CallCounts, CallFault, CallPath, CallRates, ResponseClass};
 
 use crate::outcome_counters::OutcomeCounters;
 
-/// Counts the calls of one path since the process began. Exact, from any number of threads.
+/// Counters of the calls on one path since the process began. Exact, and safe to update from any number of threads.
 ///
-/// A call with one attempt and a response changes four counters, since each costs an atomic operation: its first attempt, the time
-/// until the response, the bucket of that time, and the class of the response. Attempts and answers are sums of others.
+/// Each counter update is an atomic operation. A call with one attempt and a response updates four counters: the
+/// first attempt, the time until the response, the latency bucket, and the response class. Attempts and answers are
+/// derived as sums of other counters.
 #[derive(Debug, Default)]
 pub struct CallCounters {
     first_attempts: AtomicU64,
@@ -19,25 +20,25 @@ pub struct CallCounters {
     bytes: AtomicU64,
     request_bytes: AtomicU64,
     further_attempts: AtomicU64,
-    /// Calls without an attempt.
+    /// Calls that ended without an attempt.
     unsent: AtomicU64,
-    /// Answers whose time is not known.
+    /// Answers with unknown latency.
     untimed: AtomicU64,
     shed: AtomicU64,
 }
 
-/// Counts at one moment, in the units of [`CallCounters`]: calls, microseconds and bytes.
+/// A snapshot of the counters, in the units of [`CallCounters`]: calls, microseconds and bytes.
 type Counts = CallRates;
 
 impl CallCounters {
-    /// Counts an attempt, and with the first one its call.
+    /// Counts an attempt; the first attempt also counts the call.
     #[inline]
     pub fn record_attempt(&self, is_first: bool) {
         let counter = if is_first { &self.first_attempts } else { &self.further_attempts };
         counter.fetch_add(1, Relaxed);
     }
 
-    /// Counts bytes of the body of a request.
+    /// Counts bytes of a request body.
     #[inline]
     pub fn record_request_bytes(&self, bytes: u64) {
         if bytes > 0 {
@@ -45,13 +46,13 @@ impl CallCounters {
         }
     }
 
-    /// Counts a call without a picked server; `is_dropped` if a region table dropped it.
+    /// Counts a call for which no server was picked. `is_dropped` means that a region table dropped it.
     pub fn record_unsent(&self, is_dropped: bool) {
         self.unsent.fetch_add(1, Relaxed);
         self.shed.fetch_add(u64::from(is_dropped), Relaxed);
     }
 
-    /// Counts the response of an attempt; `took` is the time until it began.
+    /// Counts the response to an attempt. `time_us` is the time until the response began, in microseconds.
     #[inline]
     pub fn record_answer(&self, time_us: u64) {
         self.time_us.fetch_add(time_us, Relaxed);
@@ -69,12 +70,12 @@ impl CallCounters {
         self.outcomes.record_fault(fault, 1);
     }
 
-    /// Counts an attempt that the server refused because of overload.
+    /// Counts an attempt that the server refused because it is overloaded.
     pub fn record_shed(&self) {
         self.shed.fetch_add(1, Relaxed);
     }
 
-    /// Counts calls that another program made with this program's picks; `answered` had a response.
+    /// Counts `calls` that another program made with this program's picks; `answered` of them had a response.
     pub fn record_calls(&self, calls: u64, answered: u64) {
         self.first_attempts.fetch_add(calls, Relaxed);
         self.untimed.fetch_add(answered, Relaxed);
@@ -82,21 +83,21 @@ impl CallCounters {
         self.outcomes.record_fault(CallFault::Unknown, calls.saturating_sub(answered));
     }
 
-    /// Counts bytes of the body of a response.
+    /// Counts bytes of a response body.
     #[inline]
     pub fn record_bytes(&self, bytes: u64) {
         self.bytes.fetch_add(bytes, Relaxed);
     }
 
-    /// Whether nothing was counted.
+    /// Whether all counters are zero.
     pub(crate) fn is_zero(&self) -> bool {
         self.read() == Counts::default()
     }
 
-    /// Everything counted so far, for views of the mesh.
+    /// All counts since the process began, for views of the mesh.
     pub fn counts(&self) -> CallCounts {
         let Counts { offered, attempts, time_us, bytes, request_bytes, .. } = self.read();
-        // A path without a destination has no attempts, and its calls no retries.
+        // Paths without a destination have no attempts, and calls on them have no retries.
         let retries = attempts.saturating_sub(offered);
         self.outcomes.add_to(CallCounts::ZERO.with_totals([offered, retries, time_us, request_bytes, bytes]))
     }
@@ -125,8 +126,8 @@ pub struct CallMeter {
 }
 
 impl CallMeter {
-    /// The rates of all `paths` since the last reading; `None` for the first reading. `now_ms` comes from a monotonic
-    /// clock. Paths that are not listed are forgotten.
+    /// Returns the rates of all `paths` since the last reading; `None` for the first reading. `now_ms` comes from a
+    /// monotonic clock. Paths that are not listed are forgotten.
     pub fn read<'a>(
         &mut self,
         paths: impl IntoIterator<Item = (CallPath, &'a CallCounters)>,
@@ -147,7 +148,7 @@ impl CallMeter {
                     rates.insert(path.clone(), rate);
                 }
             }
-            // One without calls is as good as forgotten.
+            // A path without calls needs no entry.
             if now != Counts::default() {
                 self.last.insert(path, now);
             }
@@ -156,7 +157,7 @@ impl CallMeter {
     }
 }
 
-/// Rates of calls in thousandths per second, others per second. A counter that decreased was created anew.
+/// Rates of calls in thousandths per second, other rates per second. A counter that decreased was recreated.
 fn per_second(now: Counts, since: Counts, elapsed_ms: u64) -> CallRates {
     let change = |now: u64, since: u64| now.checked_sub(since).unwrap_or(now);
     let calls = |now, since| rate(change(now, since), 1_000_000, elapsed_ms);
@@ -200,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn counts_become_rates_of_the_time_between_readings() {
+    fn call_counters_become_rates_between_readings() {
         let counters = CallCounters::default();
         let mut meter = CallMeter::default();
         assert_eq!(meter.read([(path(None), &counters)], 5_000), None);
@@ -227,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn recreated_counters_count_from_zero() {
+    fn recreated_call_counters_count_from_zero() {
         let (old, new) = (CallCounters::default(), CallCounters::default());
         let mut meter = CallMeter::default();
         (0..9).for_each(|_| old.record_attempt(true));

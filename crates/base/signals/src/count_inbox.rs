@@ -2,10 +2,11 @@ use std::collections::HashMap;
 
 use fairmesh_model::CountReport;
 
-/// How long the number of a reporter's last report is remembered. Reporters repeat a report for less.
+/// How long the number of a reporter's last report is remembered, in milliseconds. Reporters repeat a report for a
+/// shorter time.
 const REMEMBERED_MS: u64 = 600_000;
 
-/// The numbers of the last reports of counts, by reporter: tells repetitions.
+/// The number of each reporter's last report of counts. Detects repeated reports.
 #[derive(Debug)]
 pub struct CountInbox {
     most: usize,
@@ -13,15 +14,15 @@ pub struct CountInbox {
 }
 
 impl CountInbox {
-    /// Remembers this many reporters.
+    /// Creates an inbox that remembers at most `most` reporters.
     pub fn new(most: usize) -> Self {
         Self { most, last: HashMap::new() }
     }
 
-    /// Whether a report is none that arrived before. `now_ms` is of a clock that only advances.
+    /// Whether `report` has not arrived before. `now_ms` comes from a monotonic clock.
     ///
-    /// With too many reporters, the one that was silent for the longest is forgotten: its repetitions would count twice, which is
-    /// less wrong than no counts of others.
+    /// With too many reporters, the one that was silent longest is forgotten. If it repeats its report, the report
+    /// counts twice. This error is smaller than ignoring the counts of other reporters.
     pub fn is_new(&mut self, report: &CountReport, now_ms: u64) -> bool {
         if let Some((number, at_ms)) = self.last.get_mut(&report.reporter) {
             let is_new = report.number > *number;
@@ -40,7 +41,7 @@ impl CountInbox {
         true
     }
 
-    /// The number of reporters.
+    /// The number of remembered reporters.
     pub fn reporters(&self) -> usize {
         self.last.len()
     }
@@ -51,7 +52,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn repetitions_are_told_and_reporters_bounded() {
+    fn count_inbox_detects_repeated_reports_and_bounds_reporters() {
         let mut inbox = CountInbox::new(2);
         let mut is_new = |reporter, number, now_ms| {
             inbox.is_new(&CountReport { reporter, number, ..CountReport::default() }, now_ms)

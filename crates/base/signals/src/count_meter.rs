@@ -4,15 +4,15 @@ use fairmesh_model::{CallCounts, CallPath, CountedBy, CountedPath};
 
 use crate::CallCounters;
 
-/// Turns counters into what was counted since the last reading.
+/// Converts total counts into the counts since the last reading.
 #[derive(Debug, Default)]
 pub struct CountMeter {
     last: BTreeMap<CountedPath, CallCounts>,
 }
 
 impl CountMeter {
-    /// What was counted since the last reading, or ever with the first one. Paths that ever had a call have a row, of zeros if
-    /// there was none since. Paths that are not listed are forgotten.
+    /// Returns the counts since the last reading; the first reading returns the totals. Every path that ever had a
+    /// call has a row, with zeros if there were no new calls. Paths that are not listed are forgotten.
     pub fn read(
         &mut self,
         counts: impl IntoIterator<Item = (CountedPath, CallCounts)>,
@@ -24,7 +24,8 @@ impl CountMeter {
         self.last.iter().map(since).collect()
     }
 
-    /// What counters counted since the last reading that are gone from now on. The next counters of their paths are new ones.
+    /// Takes the final counts of counters that are being removed and returns their increase since the last reading.
+    /// Later counters of the same paths start at zero.
     pub fn end(
         &mut self,
         counts: impl IntoIterator<Item = (CountedPath, CallCounts)>,
@@ -39,7 +40,7 @@ impl CountMeter {
     }
 }
 
-/// The paths that ever had a call, with all calls of each.
+/// Adds up the counts by path. Paths that never had a call are left out.
 fn sums(counts: impl IntoIterator<Item = (CountedPath, CallCounts)>) -> BTreeMap<CountedPath, CallCounts> {
     let mut sums = BTreeMap::<CountedPath, CallCounts>::new();
     for (path, counts) in counts {
@@ -50,7 +51,7 @@ fn sums(counts: impl IntoIterator<Item = (CountedPath, CallCounts)>) -> BTreeMap
     sums
 }
 
-/// The path of calls of a caller, as views of the mesh have it: without the call during which they were made.
+/// The path and counts as views of the mesh show them: without the parent call.
 pub fn counted_by_caller((path, counters): (CallPath, &CallCounters)) -> (CountedPath, CallCounts) {
     let CallPath { service, from, to, class, caller, from_zone, to_zone, parent: _ } = path;
     let by = CountedBy::Caller;
@@ -65,7 +66,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reading_has_the_difference_and_zeros_where_no_call_came() {
+    fn count_meter_reading_has_increase_of_each_path_and_zero_for_idle_ones() {
         let path = CallPath {
             service: ServiceName::new("shop/cart").unwrap(),
             from: Region::new("eu").unwrap(),
@@ -93,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn counters_that_end_beside_new_ones_are_counted_once() {
+    fn counters_of_ended_and_new_path_snapshots_are_counted_once() {
         let path = CountedPath {
             service: ServiceName::new("shop/cart").unwrap(),
             caller: None,

@@ -7,30 +7,33 @@ use fairmesh_model::{CountReport, CountedInterval, MAX_COUNT_INTERVALS, MAX_COUN
 
 use crate::{beyond_shares, own_service};
 
-/// Intervals are added up if their middles are in the same slot of this length.
+/// Length of a time slot, in milliseconds. Intervals whose midpoints are in the same slot are added up.
 const SLOT_MS: u64 = 5_000;
-/// The most slots that wait for an upstream; with more, the oldest is lost: the view of the mesh has a gap there.
+/// Maximum number of slots that wait for the upstream. Beyond it the oldest slot is lost, which leaves a gap in the
+/// view of the mesh.
 const MAX_SLOTS: usize = 48;
-/// The most rows that wait.
+/// Maximum number of waiting rows.
 const MAX_ROWS: usize = 64 * 1_024;
-/// Room that is made when there are more, so that making it is seldom.
+/// Number of rows removed when `MAX_ROWS` is exceeded. Removing many at once makes removals rare.
 const CUT_ROWS: usize = MAX_ROWS / 16;
 
-/// The most rows of a report. The longest row has 1.2 KB, so that a report stays below the 4 MiB of a message; receivers take more rows.
+/// Maximum number of rows in a report. A row has at most 1.2 KB, so a report stays below the message limit of 4 MiB.
+/// Receivers accept twice as many rows.
 const MAX_SENT_ROWS: usize = MAX_COUNT_ROWS / 2;
 
-/// Counts on their way upstream: added up until they are sent, and sent again until they are acknowledged.
+/// Counts that wait to be sent upstream. They are added up until they are sent, and sent again until they are
+/// acknowledged.
 ///
-/// Intervals that are minutes apart are not added up, so that late counts still count in their own time. Where rows have no room,
-/// services that report more than their [share](beyond_shares) lose their oldest ones.
+/// Intervals that are minutes apart are not added up, so late counts still appear at the time when they were counted.
+/// Without room for all rows, services that report more than their [share](beyond_shares) lose their oldest rows.
 #[derive(Debug)]
 pub struct CountOutbox {
     reporter: u64,
-    /// Number of the report in flight, or of the last one.
+    /// Number of the report in flight, otherwise of the last report.
     number: u64,
     waiting: BTreeMap<u64, Waiting>,
     rows: usize,
-    /// What was sent and not acknowledged. Its intervals age meanwhile.
+    /// Intervals that were sent and not yet acknowledged. Their age keeps growing.
     in_flight: Option<VecDeque<Waiting>>,
     left_out: u64,
     /// The part of `left_out` that is in flight.
@@ -41,12 +44,12 @@ pub struct CountOutbox {
 struct Waiting {
     from_ms: u64,
     to_ms: u64,
-    /// Without age and span.
+    /// The counts; `age` and `span` in them are not used.
     counted: CountedInterval,
 }
 
 impl CountOutbox {
-    /// For reports of the process with this random number.
+    /// Creates an outbox for the process with the random number `reporter`.
     pub fn new(reporter: u64) -> Self {
         Self {
             reporter,
@@ -59,7 +62,8 @@ impl CountOutbox {
         }
     }
 
-    /// Adds what was counted in an interval, which ended its age before `now_ms`, a time of a clock that only advances.
+    /// Adds the counts of an interval that ended `interval.age` before `now_ms`. `now_ms` comes from a monotonic
+    /// clock.
     pub fn add(&mut self, interval: CountedInterval, now_ms: u64) {
         let to_ms = now_ms.saturating_sub(millis(interval.age));
         let from_ms = to_ms.saturating_sub(millis(interval.span));
@@ -89,13 +93,13 @@ impl CountOutbox {
         }
     }
 
-    /// Notes rows that had no room, here or in reports that were added.
+    /// Counts rows that were dropped for lack of room, here or in the reports that were added up.
     pub fn leave_out(&mut self, rows: u64) {
         self.left_out = self.left_out.saturating_add(rows);
     }
 
-    /// The report to be sent: the same again until it is [acknowledged](Self::acknowledge), though older. `None` if nothing
-    /// waits.
+    /// Returns the next report to send. Returns the same report again, with a greater age, until it is
+    /// [acknowledged](Self::acknowledge). `None` if nothing waits.
     pub fn next(&mut self, now_ms: u64) -> Option<CountReport> {
         if self.in_flight.is_none() {
             if self.waiting.is_empty() && self.left_out == 0 {
@@ -118,20 +122,20 @@ impl CountOutbox {
         })
     }
 
-    /// Notes that the report in flight has arrived.
+    /// Removes the report in flight, which has arrived.
     pub fn acknowledge(&mut self) {
         self.in_flight = None;
         self.left_out_in_flight = 0;
     }
 
-    /// Drops the report in flight, since the upstream refuses it and would refuse it again.
+    /// Drops the report in flight, because the upstream refused it and would refuse it again.
     pub fn discard(&mut self) {
         let rows: usize = self.in_flight.take().into_iter().flatten().map(|sent| sent.counted.rows()).sum();
         let left_out = std::mem::take(&mut self.left_out_in_flight);
         self.leave_out(left_out.saturating_add(rows as u64));
     }
 
-    /// Takes out as much as one report has room for, the oldest first.
+    /// Removes and returns as many waiting rows as one report has room for, oldest first.
     fn take(&mut self) -> VecDeque<Waiting> {
         let (mut taken, mut room) = (VecDeque::new(), MAX_SENT_ROWS);
         while taken.len() < MAX_COUNT_INTERVALS && room > 0 {
@@ -152,7 +156,7 @@ impl CountOutbox {
         taken
     }
 
-    /// Removes rows of the services that have more than their share, the oldest first.
+    /// Removes rows of services that exceed their share, oldest first.
     fn cut_to_shares(&mut self) {
         let mut sizes = BTreeMap::<_, usize>::new();
         for own in owners(self.waiting.values().map(|waiting| &waiting.counted)) {
@@ -177,7 +181,7 @@ impl CountOutbox {
     }
 }
 
-/// The services that report the rows of intervals.
+/// The reporting service of each row in `intervals`.
 fn owners<'a>(
     intervals: impl Iterator<Item = &'a CountedInterval>,
 ) -> impl Iterator<Item = Option<&'a ServiceName>> {
@@ -188,7 +192,7 @@ fn owners<'a>(
     })
 }
 
-/// Splits the rows beyond the first `room` off; `None` if there are none.
+/// Splits off all rows after the first `room` rows; `None` if there are none.
 fn split_off(interval: &mut CountedInterval, room: usize) -> Option<CountedInterval> {
     let mut rest = CountedInterval::default();
     if let Some(path) = interval.calls.keys().nth(room).cloned() {
@@ -245,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn report_is_repeated_until_acknowledged_and_ages() {
+    fn count_report_is_repeated_until_acknowledged_and_its_age_grows() {
         let mut outbox = CountOutbox::new(7);
         assert_eq!(outbox.next(0), None);
         outbox.add(interval(0..1, 5, (0, 5_000)), 10_000);
@@ -263,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn intervals_minutes_apart_stay_apart() {
+    fn counted_intervals_minutes_apart_are_not_merged() {
         let mut outbox = CountOutbox::new(7);
         outbox.add(interval(0..1, 5, (0, 5_000)), 200_000);
         outbox.add(interval(0..1, 3, (120_000, 5_000)), 200_000);
@@ -275,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn long_reports_are_divided_and_waiting_ones_bounded() {
+    fn long_count_reports_are_split_and_their_queue_is_bounded() {
         let mut outbox = CountOutbox::new(7);
         outbox.add(interval(0..MAX_COUNT_ROWS + 10, 1, (0, 5_000)), 10_000);
         let mut sent = 0;
@@ -294,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn service_with_too_many_rows_takes_no_room_of_others() {
+    fn service_with_too_many_count_rows_displaces_no_other_service() {
         let of = |own: &str, rows: usize| {
             let mut interval = interval(0..rows, 1, (0, 5_000));
             let own = Some(ServiceName::new(own).unwrap());
@@ -316,9 +320,9 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever is lost on the way, in either direction.
+        /// Each call is counted once, whichever reports or acknowledgements are lost.
         #[test]
-        fn each_call_arrives_once(
+        fn outbox_delivers_each_call_once_despite_losses(
             steps in prop::collection::vec((0_u64..50, any::<bool>(), any::<bool>()), 1..60)
         ) {
             let (mut outbox, mut inbox) = (CountOutbox::new(7), CountInbox::new(4));

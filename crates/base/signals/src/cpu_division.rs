@@ -1,4 +1,4 @@
-//! CPU of a server, divided by whose calls were in flight while it was used.
+//! CPU of a server, attributed to the callers and origins whose calls were in flight.
 
 use std::{
     cmp::Reverse,
@@ -9,7 +9,7 @@ use fairmesh_model::{CpuBy, CpuUser};
 
 use crate::in_flight::InFlightTime;
 
-/// The most services that CPU is attributed to between two readings.
+/// Maximum number of services that CPU is attributed to between two readings. Further services count as `Other`.
 pub const MAX_CPU_USERS: usize = 32;
 
 /// The caller and the origin of calls.
@@ -21,18 +21,20 @@ pub struct Chain {
     pub origin: CpuUser,
 }
 
-/// Divides the CPU of a server in proportion to the time in which calls were in flight. Each caller pays for what its calls occupy, be it
-/// CPU, memory or a place in a queue. CPU time of each call was rejected: it is not known where calls share threads.
+/// Divides the CPU of a server among callers, in proportion to the time in which their calls were in flight. Each
+/// caller is charged for what its calls occupy: CPU, memory or a place in a queue. The rejected alternative, CPU time
+/// per call, is unknown where calls share threads.
 #[derive(Debug, Default)]
 pub struct CpuDivision {
     last: HashMap<Chain, InFlightTime>,
-    /// The total when last read, and what it may be compared with.
+    /// The epoch and the total CPU time at the last reading, in microseconds.
     cpu: Option<(u32, u64)>,
 }
 
 impl CpuDivision {
-    /// Divides what was used since the last reading: twice, by caller and by origin, each of which adds up to it. `used_us` is a total in
-    /// microseconds, comparable within an `epoch`; `in_flight` are all chains that the server ever had.
+    /// Attributes the CPU used since the last reading, once to callers and once to origins. Each attribution adds up
+    /// to the whole. `used_us` is a running total in microseconds; two totals are comparable if their `epoch` is
+    /// equal. `in_flight` lists every chain that the server ever had.
     pub fn read(
         &mut self,
         (epoch, used_us): (u32, u64),
@@ -59,7 +61,7 @@ fn divide(cpu_us: u64, in_flight: impl Iterator<Item = (Chain, u64)>) -> BTreeMa
     parts(CpuBy::Caller, callers).chain(parts(CpuBy::Origin, origins)).collect()
 }
 
-/// The parts of the CPU in proportion to these times; what rounding leaves goes to the first.
+/// Divides `cpu_us` in proportion to `times`. The user with the longest time gets the rounding remainder.
 fn parts(cpu_us: u64, times: BTreeMap<CpuUser, u64>) -> BTreeMap<CpuUser, u64> {
     let mut times: Vec<_> = times.into_iter().filter(|(_, time_us)| *time_us > 0).collect();
     let total: u128 = times.iter().map(|(_, time_us)| u128::from(*time_us)).sum();
@@ -67,14 +69,14 @@ fn parts(cpu_us: u64, times: BTreeMap<CpuUser, u64>) -> BTreeMap<CpuUser, u64> {
         times.push((CpuUser::Idle, 1));
     }
     let total = total.max(1);
-    // By name where equal, so that the same input has the same output.
+    // Equal times are sorted by name, so that the result is deterministic.
     times.sort_by(|(a, a_us), (b, b_us)| (Reverse(a_us), a).cmp(&(Reverse(b_us), b)));
     let mut parts = BTreeMap::<_, u64>::new();
     let (mut services, mut left_us) = (0, cpu_us);
     for (user, time_us) in &times {
         services += usize::from(matches!(user, CpuUser::Service(_)));
         let is_other = matches!(user, CpuUser::Service(_)) && services > MAX_CPU_USERS;
-        // At most `cpu_us`, since the time is at most the total.
+        // At most `cpu_us`, since `time_us` is at most `total`.
         let part = (u128::from(cpu_us) * u128::from(*time_us) / total) as u64;
         left_us -= part;
         *parts.entry(if is_other { CpuUser::Other } else { user.clone() }).or_default() += part;
@@ -107,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn cpu_is_divided_by_the_time_in_flight_since_the_last_reading() {
+    fn cpu_is_attributed_by_call_time_in_flight_since_last_reading() {
         let (web, ads) = (InFlightMeter::default(), InFlightMeter::default());
         let mut division = CpuDivision::default();
         let mut read = |cpu, now_us| {
@@ -130,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn services_beyond_the_most_are_counted_together() {
+    fn cpu_of_services_beyond_limit_is_counted_as_other() {
         let of = |number: usize| (chain(&format!("shop/s{number:02}"), "shop/web"), 10 + number as u64);
         let parts = divide(1_000, (0..40).map(of));
         let callers = parts.keys().filter(|(by, _)| *by == CpuBy::Caller);
@@ -143,7 +145,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn parts_add_up_to_the_whole(
+        fn attributed_cpu_parts_add_up_to_total(
             cpu_us in 0_u64..1 << 50,
             times in prop::collection::vec((0_usize..60, 0_usize..60, 0_u64..1 << 40), 0..100),
         ) {

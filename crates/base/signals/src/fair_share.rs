@@ -1,11 +1,12 @@
-//! Shares of bounded room by the services whose rows fill it: what one service or tenant reports takes no room of others.
+//! Fair shares of bounded space for rows. A service or tenant that reports many rows does not displace the rows of
+//! others.
 
 use std::collections::{BTreeMap, HashMap};
 
 use fairmesh_model::{CountedBy, CountedPath, ServiceName, Tenant};
 
-/// The service that reports a row: its identity was checked, while the other names of the row are its word. `None` of a caller
-/// without an identity.
+/// The service that reported the row and whose identity was checked. The other names in the row are unchecked claims.
+/// `None` for a caller without an identity.
 pub fn own_service(path: &CountedPath) -> Option<&ServiceName> {
     match path.by {
         CountedBy::Server => Some(&path.service),
@@ -13,8 +14,9 @@ pub fn own_service(path: &CountedPath) -> Option<&ServiceName> {
     }
 }
 
-/// The services that have more than their share of `room`, and their shares. Tenants have max-min fair shares, and so have the
-/// services of a tenant within its share. A service may come several times.
+/// Returns the services that exceed their share of `room`, with their shares. Tenants have max-min fair shares of
+/// `room`, and the services of a tenant have max-min fair shares of the tenant's share. A service may be listed
+/// several times.
 pub fn beyond_shares<'a>(
     sizes: impl IntoIterator<Item = (Option<&'a ServiceName>, usize)>,
     room: usize,
@@ -32,9 +34,9 @@ pub fn beyond_shares<'a>(
     beyond.collect()
 }
 
-/// The most that each may have so that all together have at most `room`, by max-min fairness (Bertsekas and Gallager,
-/// Data Networks, section 6.5.2). A size below an equal part leaves the rest to the others. Equal parts alone would
-/// waste this rest.
+/// Returns the largest size that each may have, so that all together have at most `room`. Computed by max-min
+/// fairness (Bertsekas and Gallager, Data Networks, section 6.5.2): what small sizes leave unused goes to the larger
+/// ones. Plain equal parts were rejected because they waste that unused room.
 fn max_min_share(sizes: impl Iterator<Item = usize>, mut room: usize) -> usize {
     let mut sizes: Vec<usize> = sizes.collect();
     sizes.sort_unstable();
@@ -61,7 +63,7 @@ mod tests {
     }
 
     #[test]
-    fn large_service_yields_to_small_ones_and_a_tenant_to_tenants() {
+    fn rows_of_large_service_or_tenant_are_cut_before_smaller_ones() {
         let [loud, quiet, bank] = ["shop/loud", "shop/quiet", "bank/rates"].map(name);
         let sizes = |loud_size| [(Some(&loud), loud_size), (Some(&quiet), 5), (Some(&bank), 40), (None, 10)];
         assert!(beyond_shares(sizes(45), 100).is_empty());
@@ -78,7 +80,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn shares_fit_the_room(sizes in prop::collection::vec((0_usize..6, 0_usize..8, 0_usize..200), 0..60), room in 0_usize..2_000) {
+        fn fair_row_shares_fit_available_room(sizes in prop::collection::vec((0_usize..6, 0_usize..8, 0_usize..200), 0..60), room in 0_usize..2_000) {
             let owners: Vec<_> = sizes.iter().map(|(tenant, service, _)| name(&format!("t{tenant}/s{service}"))).collect();
             let rows = || owners.iter().map(Some).zip(sizes.iter().map(|(_, _, size)| *size));
             let mut sums = BTreeMap::<Option<&ServiceName>, usize>::new();

@@ -1,16 +1,16 @@
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// Bits of the number of calls in flight: a server has no million of one caller.
+/// Bits for the number of calls in flight. A server never has a million calls of one caller in flight.
 const CALLS_BITS: u32 = 20;
 const CALLS: u64 = (1 << CALLS_BITS) - 1;
-/// Times are modulo 2⁴⁴ microseconds, which are 203 days.
+/// Mask of the time, which is kept modulo 2⁴⁴ microseconds (203 days).
 const TIME: u64 = u64::MAX >> CALLS_BITS;
 
-/// The time in which calls are in flight, added up over calls: of two calls during one second, two seconds.
+/// Measures the time in which calls are in flight, summed over calls: two calls during one second give two seconds.
 ///
-/// One word holds the number of calls in flight, and the times at which calls ended less those at which calls began. A call costs one
-/// addition at each end, and a reader sees both of the same moment. Two words were rejected: a reader between two additions would be wrong
-/// by the whole time since the process began.
+/// One word holds the number of calls in flight, and the sum of end times minus the sum of begin times. A call costs
+/// one atomic addition at its begin and one at its end, and a reader sees both values at the same moment. Two words
+/// were rejected: a reader between two additions would be wrong by the whole uptime of the process.
 #[derive(Debug, Default)]
 pub struct InFlightMeter(AtomicU64);
 
@@ -19,7 +19,7 @@ pub struct InFlightMeter(AtomicU64);
 pub struct InFlightTime(u64);
 
 impl InFlightMeter {
-    /// Counts a call that begins. All times are of one clock that only advances, in microseconds.
+    /// Counts the begin of a call. All times are microseconds of the same monotonic clock.
     #[inline]
     pub fn begin(&self, now_us: u64) {
         self.0.fetch_add((now_us.wrapping_neg() << CALLS_BITS).wrapping_add(1), Relaxed);
@@ -31,7 +31,7 @@ impl InFlightMeter {
         self.0.fetch_add((now_us << CALLS_BITS).wrapping_sub(1), Relaxed);
     }
 
-    /// The time until now.
+    /// Reads the time in flight until `now_us`.
     pub fn read(&self, now_us: u64) -> InFlightTime {
         let word = self.0.load(Relaxed);
         InFlightTime((word >> CALLS_BITS).wrapping_add((word & CALLS).wrapping_mul(now_us)) & TIME)
@@ -39,7 +39,8 @@ impl InFlightMeter {
 }
 
 impl InFlightTime {
-    /// The time since an earlier reading, in microseconds. Zero if calls begin at the moment of a reading, which then seems to go back.
+    /// Returns the time in flight since an earlier reading, in microseconds. Returns zero if the time seems to
+    /// decrease, which happens when a call begins during a reading.
     pub fn since(self, before: Self) -> u64 {
         let since = self.0.wrapping_sub(before.0) & TIME;
         if since > TIME / 2 { 0 } else { since }
@@ -53,9 +54,9 @@ mod tests {
     use super::*;
 
     proptest! {
-        /// Whenever the calls begin and end, and whenever it is read.
+        /// Holds for any begin times, end times and reading times.
         #[test]
-        fn readings_add_up_to_the_time_of_all_calls(
+        fn in_flight_readings_add_up_to_time_of_all_calls(
             start in any::<u64>(),
             calls in prop::collection::vec((0_u64..5_000_000, 0_u64..5_000_000), 0..40),
             reads in prop::collection::vec(0_u64..10_000_000, 1..10),
@@ -84,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn call_that_begins_after_the_time_of_a_reading_adds_nothing_to_it() {
+    fn call_that_begins_after_reading_time_adds_no_time_in_flight() {
         let meter = InFlightMeter::default();
         let first = meter.read(100);
         meter.begin(105);

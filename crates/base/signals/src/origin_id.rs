@@ -5,18 +5,20 @@ use std::{
 
 use fairmesh_model::ServiceName;
 
-/// The most origins that one process tells apart. Calls of further ones go on without one.
+/// Maximum number of origins that one process distinguishes. Calls with further origins continue without one.
 const MAX_ORIGINS: u16 = 1_024;
 
-/// Names of origins, numbered from 1. None is forgotten, since calls in flight name origins by their numbers.
+/// Names of origins, numbered from 1. Entries are never removed, since calls in flight refer to origins by number.
 static ORIGINS: RwLock<Vec<&'static str>> = RwLock::new(Vec::new());
 
-/// The number of the first service of a chain of calls: a call in progress carries it, where a name would cost a reference count.
+/// Number of an origin, the first service in a chain of calls. Calls in progress carry the number, since carrying the
+/// name would cost a reference count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct OriginId(NonZeroU16);
 
 impl OriginId {
-    /// The number of a service; `None` if the process knows too many. For a service that comes for the first time: it takes a lock.
+    /// Returns the number of `service`; `None` if the process knows too many origins. Meant for services seen for the
+    /// first time, since the lookup takes a lock.
     pub fn of(service: &ServiceName) -> Option<Self> {
         let name = service.to_string();
         let mut origins = ORIGINS.write().unwrap_or_else(PoisonError::into_inner);
@@ -31,7 +33,7 @@ impl OriginId {
         u16::try_from(position + 1).ok().and_then(Self::from_bits)
     }
 
-    /// The name of the service; `None` of a number that was read from elsewhere.
+    /// Returns the name of the origin; `None` if the number comes from another process and is unknown here.
     pub fn name(self) -> Option<&'static str> {
         let origins = ORIGINS.read().unwrap_or_else(PoisonError::into_inner);
         origins.get(usize::from(self.0.get()) - 1).copied()

@@ -5,10 +5,10 @@ use std::sync::{
 
 use fairmesh_model::{CallCounts, CallFault, LATENCY_BUCKETS, ResponseClass, latency_bucket};
 
-/// Counts how calls end, and the latency of their attempts.
+/// Counts outcomes of calls and the latency of their attempts.
 ///
-/// The counters are allocated with the first outcome: most paths of a service never have a call. Faults have an allocation
-/// of their own, since most paths with calls have none.
+/// The counters are allocated with the first outcome, since most paths of a service never have a call. Counters of
+/// faults are allocated separately, since most paths with calls have no faults.
 #[derive(Debug, Default)]
 pub(crate) struct OutcomeCounters {
     answered: OnceLock<Box<Answered>>,
@@ -39,13 +39,13 @@ impl OutcomeCounters {
         }
     }
 
-    /// The number of latencies.
+    /// The number of measured latencies.
     pub(crate) fn timed(&self) -> u64 {
         let latency = self.answered.get().map(|answered| &answered.latency);
         latency.into_iter().flatten().map(|bucket| bucket.load(Relaxed)).sum()
     }
 
-    /// These counts with responses, faults and latencies.
+    /// Adds the responses, faults and latencies to `counts`.
     pub(crate) fn add_to(&self, counts: CallCounts) -> CallCounts {
         fn read<const N: usize>(counters: &[AtomicU64; N]) -> [u64; N] {
             std::array::from_fn(|i| counters[i].load(Relaxed))
@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn outcomes_are_counted_by_class_fault_and_latency() {
+    fn call_outcomes_are_counted_by_class_fault_and_latency_bucket() {
         let outcomes = OutcomeCounters::default();
         assert_eq!(outcomes.add_to(CallCounts::ZERO), CallCounts::ZERO);
         outcomes.record_response(ResponseClass::ServerError, 2);

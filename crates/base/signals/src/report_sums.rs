@@ -10,11 +10,11 @@ use fairmesh_model::{
 
 use crate::service_sums::ServiceSums;
 
-/// Missed intervals after which a report expires.
+/// Number of missed intervals after which a report expires.
 const MISSED_INTERVALS: u64 = 3;
-/// Additional time before expiry, for delays on the way.
+/// Additional time before a report expires, in milliseconds. Covers delays on the way.
 const GRACE_MS: u64 = 500;
-/// Bounds of what a reporter may claim as its interval.
+/// Bounds to which the interval in a report is clamped, in milliseconds.
 const MIN_INTERVAL_MS: u64 = 100;
 const MAX_INTERVAL_MS: u64 = 20_000;
 
@@ -25,24 +25,25 @@ pub struct SumLimits {
     pub reporters: usize,
     /// Number of paths and groups of servers over all reporters.
     pub rows: usize,
-    /// Number of rows of processed calls over all reporters. The limit is one of its own, since planners of regions do
-    /// without these rows.
+    /// Number of rows of processed calls over all reporters. The limit is separate because regional planners do not
+    /// need these rows.
     pub served: usize,
 }
 
 impl SumLimits {
-    /// Limits of an agent: the programs of one machine.
+    /// Limits of an agent, which receives reports from the programs on one machine.
     pub const AGENT: Self = Self { reporters: 2_000, rows: 20_000, served: 20_000 };
-    /// Limits of a replica or control plane: agents and replicas.
+    /// Limits of a replica or control plane, which receives reports from agents and replicas.
     pub const TREE: Self = Self { reporters: 20_000, rows: 200_000, served: 200_000 };
 }
 
-/// Outcome of taking a report.
+/// Result of recording a report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Taken {
-    /// The report replaces its reporter's last one, without its processed calls if there are too many of them.
+    /// The report replaced its reporter's last report. If there were too many rows of processed calls, these rows
+    /// were dropped.
     Kept,
-    /// There are too many reporters or rows.
+    /// The report was refused: there are too many reporters or rows.
     Full,
 }
 
@@ -54,7 +55,8 @@ pub struct ReportSums {
     rows: usize,
     /// Rows of processed calls.
     served: usize,
-    /// Services of refused reports, with the time when each report would have expired; all services if the map is full.
+    /// Services in refused reports. The value is the time at which the refused report would have expired. If the map
+    /// is full, all services count as incomplete.
     not_taken: BTreeMap<ServiceName, u64>,
 }
 
@@ -66,7 +68,7 @@ struct LiveReport {
 }
 
 impl ReportSums {
-    /// Sums without reports.
+    /// Creates sums without reports.
     pub fn new(limits: SumLimits) -> Self {
         Self { limits, by_reporter: HashMap::new(), rows: 0, served: 0, not_taken: BTreeMap::new() }
     }
@@ -76,13 +78,13 @@ impl ReportSums {
         self.by_reporter.len()
     }
 
-    /// Paths and groups that did not fit into reports.
+    /// Number of paths and server groups for which reports had no room.
     pub fn left_out(&mut self, now_ms: u64) -> u32 {
         self.expire(now_ms);
         self.by_reporter.values().fold(0, |sum: u32, live| sum.saturating_add(live.report.left_out))
     }
 
-    /// Takes a report. An empty report takes no room. `now_ms` comes from a monotonic clock.
+    /// Records a report. An empty report removes its reporter. `now_ms` comes from a monotonic clock.
     pub fn record(&mut self, mut report: TrafficReport, now_ms: u64) -> Taken {
         if is_of_nothing(&report) {
             let before = self.by_reporter.remove(&report.reporter);
@@ -113,8 +115,8 @@ impl ReportSums {
         Taken::Kept
     }
 
-    /// The sum of all unexpired reports, of any size. The caller sets `reporter` and `interval`. Data ages by the time
-    /// for which its report was held.
+    /// Returns the sum of all unexpired reports, without a size limit. The caller sets `reporter` and `interval`. The
+    /// age of the data includes the time since its report arrived.
     pub fn sum_of_all(&mut self, now_ms: u64) -> TrafficReport {
         self.expire(now_ms);
         let incomplete = self.not_taken.keys().cloned().collect();
@@ -144,7 +146,7 @@ impl ReportSums {
         sum
     }
 
-    /// The sums of all reports that are not void, of each of these services by itself.
+    /// Returns a separate sum of all unexpired reports for each of `services`.
     pub fn sums_by_service<'a>(
         &'a mut self,
         services: &'a BTreeSet<ServiceName>,
@@ -160,29 +162,6 @@ impl ReportSums {
             sums.note_all_incomplete();
         }
         sums
-    }
-
-    /// The sum as one report of bounded size. With too many paths, [parents, then callers](merge_paths) are combined. Remaining excess is dropped from
-    /// the end by name and counted, and its services are marked incomplete. If too many services are incomplete, all are: a
-    /// service with missing data must never look like one with fewer calls.
-    pub fn sum(&mut self, now_ms: u64) -> TrafficReport {
-        let mut sum = self.sum_of_all(now_ms);
-        sum.calls = merge_paths(sum.calls);
-        let paths = sum.calls.keys().skip(MAX_CALL_PATHS).map(|path| &path.service);
-        let groups = sum.servers.keys().skip(MAX_SERVER_GROUPS).map(|(service, _)| service);
-        let mut beyond: u32 = 0;
-        for service in paths.chain(groups) {
-            beyond = beyond.saturating_add(1);
-            sum.incomplete.insert(service.clone());
-        }
-        sum.left_out = sum.left_out.saturating_add(beyond);
-        sum.all_incomplete |= sum.incomplete.len() >= MAX_INCOMPLETE_SERVICES;
-        sum.incomplete = sum.incomplete.into_iter().take(MAX_INCOMPLETE_SERVICES).collect();
-        sum.regions = sum.regions.into_iter().take(MAX_REPORTED_REGIONS).collect();
-        sum.calls = sum.calls.into_iter().take(MAX_CALL_PATHS).collect();
-        sum.servers = sum.servers.into_iter().take(MAX_SERVER_GROUPS).collect();
-        sum.served = bound_served(sum.served);
-        sum
     }
 
     /// Marks the services of a refused report as incomplete.
@@ -223,7 +202,30 @@ impl ReportSums {
     }
 }
 
-/// Calls with their parents and callers, as far as [`MAX_CALL_PATHS`] have room for them: planners of regions need neither.
+/// The same report within the bounds of a message. With too many paths, [parents, then callers](merge_paths) are combined. Remaining
+/// excess is dropped from the end by name and counted, and its services are marked incomplete. If too many services are
+/// incomplete, all are: a service with missing data must never look like one with fewer calls.
+pub fn bound(mut report: TrafficReport) -> TrafficReport {
+    report.calls = merge_paths(report.calls);
+    let paths = report.calls.keys().skip(MAX_CALL_PATHS).map(|path| &path.service);
+    let groups = report.servers.keys().skip(MAX_SERVER_GROUPS).map(|(service, _)| service);
+    let mut beyond: u32 = 0;
+    for service in paths.chain(groups) {
+        beyond = beyond.saturating_add(1);
+        report.incomplete.insert(service.clone());
+    }
+    report.left_out = report.left_out.saturating_add(beyond);
+    report.all_incomplete |= report.incomplete.len() >= MAX_INCOMPLETE_SERVICES;
+    report.incomplete = report.incomplete.into_iter().take(MAX_INCOMPLETE_SERVICES).collect();
+    report.regions = report.regions.into_iter().take(MAX_REPORTED_REGIONS).collect();
+    report.calls = report.calls.into_iter().take(MAX_CALL_PATHS).collect();
+    report.servers = report.servers.into_iter().take(MAX_SERVER_GROUPS).collect();
+    report.served = bound_served(report.served);
+    report
+}
+
+/// Merges calls of different parents, then of different callers, until they fit into [`MAX_CALL_PATHS`]. Regional
+/// planners need neither.
 pub fn merge_paths(calls: BTreeMap<CallPath, CallRates>) -> BTreeMap<CallPath, CallRates> {
     let merge = |calls: BTreeMap<CallPath, CallRates>, path: fn(CallPath) -> CallPath| {
         if calls.len() <= MAX_CALL_PATHS {
@@ -239,8 +241,8 @@ pub fn merge_paths(calls: BTreeMap<CallPath, CallRates>) -> BTreeMap<CallPath, C
     merge(calls, |path| CallPath { caller: None, ..path })
 }
 
-/// Processed calls, as far as [`MAX_SERVED_PATHS`] have room for them: first without their utilisation, then without the
-/// last services by name. A service is left out as a whole, since a part of its rows would look like fewer calls.
+/// Bounds processed calls to [`MAX_SERVED_PATHS`] rows. Merges the utilisation buckets first, then drops the last
+/// services by name. A service is dropped as a whole, since some of its rows would look like fewer calls.
 fn bound_served(served: BTreeMap<ServedPath, ServedRates>) -> BTreeMap<ServedPath, ServedRates> {
     if served.len() <= MAX_SERVED_PATHS {
         return served;
@@ -298,7 +300,7 @@ mod tests {
         ReportSums::new(SumLimits { reporters, rows, served: 2 })
     }
 
-    /// Rows of one class of a service, by utilisation.
+    /// Rows of calls to a service without a class, one per utilisation bucket.
     fn served(service: &ServiceName, buckets: u8) -> impl Iterator<Item = (ServedPath, ServedRates)> {
         let row = move |bucket| {
             let node = CallNode { service: service.clone(), class: None };
@@ -309,25 +311,25 @@ mod tests {
     }
 
     fn offered(sums: &mut ReportSums, now_ms: u64) -> u64 {
-        sums.sum(now_ms).calls.values().map(|rates| rates.offered).sum()
+        bound(sums.sum_of_all(now_ms)).calls.values().map(|rates| rates.offered).sum()
     }
 
     #[test]
-    fn a_report_replaces_the_last_one_of_its_reporter_and_others_add_up() {
+    fn traffic_report_replaces_previous_one_of_same_reporter() {
         let mut sums = sums(10, 100);
         for (reporter, region, calls) in
             [(1, "eu", 10), (2, "eu", 5), (3, "us", 7), (1, "eu", 20), (1, "eu", 20)]
         {
             assert_eq!(sums.record(report(reporter, region, calls), 0), Taken::Kept);
         }
-        let sum = sums.sum(0);
+        let sum = bound(sums.sum_of_all(0));
         assert_eq!((sum.calls.len(), sum.servers.len(), sum.regions.len()), (2, 2, 2));
         assert_eq!(offered(&mut sums, 0), 32);
         assert_eq!(sum.servers.values().map(|rates| rates.servers).sum::<u32>(), 3);
     }
 
     #[test]
-    fn report_expires_after_three_intervals() {
+    fn traffic_report_expires_after_three_intervals() {
         let mut sums = sums(10, 100);
         sums.record(report(1, "eu", 10), 0);
         sums.record(TrafficReport { interval: Duration::MAX, ..report(2, "us", 5) }, 0);
@@ -338,11 +340,11 @@ mod tests {
     }
 
     #[test]
-    fn reported_data_ages_while_stored() {
+    fn traffic_report_data_ages_while_stored() {
         let (mut agent, mut above) = (sums(10, 100), sums(10, 100));
         agent.record(report(1, "eu", 30), 5_000);
         agent.record(report(2, "eu", 10), 7_000);
-        let mut sum = agent.sum(7_000);
+        let mut sum = bound(agent.sum_of_all(7_000));
         let age = |sum: &TrafficReport| {
             let (calls, servers) = (sum.calls.values().next().unwrap(), sum.servers.values().next().unwrap());
             (calls.age().as_millis(), servers.age().as_millis())
@@ -350,12 +352,16 @@ mod tests {
         assert_eq!(age(&sum), (1_500, 1_000), "by calls, and by servers");
         sum.interval = Duration::from_secs(1);
         above.record(sum, 100);
-        assert_eq!(age(&above.sum(800)), (2_200, 1_700));
-        assert_eq!(age(&above.sum(1_800)), (3_200, 2_700), "the report is the same, and its data is older");
+        assert_eq!(age(&bound(above.sum_of_all(800))), (2_200, 1_700));
+        assert_eq!(
+            age(&bound(above.sum_of_all(1_800))),
+            (3_200, 2_700),
+            "the report is the same, and its data is older"
+        );
     }
 
     #[test]
-    fn parents_then_callers_are_merged_where_paths_have_no_room() {
+    fn too_many_call_paths_are_merged_first_by_parent_then_by_caller() {
         let path = report(1, "eu", 1).calls.keys().next().unwrap().clone();
         let rates = CallRates { offered: 1, ..CallRates::default() };
         let calls = |parents: usize, callers: usize| {
@@ -374,7 +380,7 @@ mod tests {
     }
 
     #[test]
-    fn paths_beyond_the_bound_are_counted_at_every_level() {
+    fn call_paths_beyond_limit_are_reported_as_incomplete_at_every_level() {
         let mut sums = sums(10, 100_000);
         let mut many = report(1, "eu", 1);
         let path = many.calls.keys().next().unwrap().clone();
@@ -383,7 +389,7 @@ mod tests {
             many.calls.insert(CallPath { service, ..path.clone() }, CallRates::default());
         }
         sums.record(many, 0);
-        let sum = sums.sum(0);
+        let sum = bound(sums.sum_of_all(0));
         assert_eq!((sum.calls.len(), sum.left_out), (MAX_CALL_PATHS, 7));
         let is_complete = |service: &ServiceName| sum.calls.keys().any(|path| path.service == *service);
         assert_eq!(sum.incomplete.len(), 7);
@@ -401,7 +407,7 @@ mod tests {
     }
 
     #[test]
-    fn too_many_incomplete_services_mark_all_incomplete() {
+    fn too_many_incomplete_services_mark_all_services_incomplete() {
         let other = ServiceName::new("shop/zoo").unwrap();
         let path = report(1, "eu", 1).calls.keys().next().unwrap().clone();
         let full = |sums: &mut ReportSums, beyond: usize| {
@@ -410,7 +416,7 @@ mod tests {
                 many.calls.insert(CallPath { service, ..path.clone() }, CallRates::default());
             }
             sums.record(many, 0);
-            sums.sum(0)
+            bound(sums.sum_of_all(0))
         };
         let some = full(&mut sums(10, 100_000), MAX_INCOMPLETE_SERVICES - 1);
         assert!(!some.all_incomplete && !some.is_incomplete(&other), "{}", some.incomplete.len());
@@ -421,14 +427,14 @@ mod tests {
         above.record(TrafficReport { reporter: 7, ..all }, 0);
         assert!(above.sum_of_all(0).is_incomplete(&other), "all the way up");
 
-        // Each report has room to name all of its services.
+        // Each report has room for the names of all its services.
         let mut above = ReportSums::new(SumLimits::TREE);
         for (reporter, prefix) in [(1, "a"), (2, "b")] {
             let incomplete = named(prefix, MAX_INCOMPLETE_SERVICES - 1).collect();
             above.record(TrafficReport { incomplete, ..report(reporter, "eu", 1) }, 0);
         }
         assert!(!above.sum_of_all(0).is_incomplete(&other));
-        assert!(above.sum(0).is_incomplete(&other), "their sum has not");
+        assert!(bound(above.sum_of_all(0)).is_incomplete(&other), "their sum has not");
 
         let mut no_room = sums(10, 1);
         let incomplete = named("c", MAX_INCOMPLETE_SERVICES + 1).collect();
@@ -438,15 +444,19 @@ mod tests {
     }
 
     #[test]
-    fn reporters_and_rows_are_bounded() {
+    fn traffic_reporters_and_rows_are_bounded() {
         let mut few = sums(2, 100);
         assert_eq!(
             [1, 2, 3, 2].map(|reporter| few.record(report(reporter, "eu", 1), 0)),
             [Taken::Kept, Taken::Kept, Taken::Full, Taken::Kept]
         );
         let cart = ServiceName::new("shop/cart").unwrap();
-        assert_eq!(few.sum(0).incomplete, [cart].into(), "of what is not taken, the service is known");
-        assert!(few.sum(3_500).incomplete.is_empty(), "until it would be void");
+        assert_eq!(
+            bound(few.sum_of_all(0)).incomplete,
+            [cart].into(),
+            "of what is not taken, the service is known"
+        );
+        assert!(bound(few.sum_of_all(3_500)).incomplete.is_empty(), "until it would be void");
         assert_eq!(few.record(report(3, "eu", 1), 5_000), Taken::Kept, "the others are void");
         let mut small = sums(10, 3);
         assert_eq!(small.record(report(1, "eu", 1), 0), Taken::Kept);
@@ -458,7 +468,7 @@ mod tests {
     }
 
     #[test]
-    fn processed_calls_without_room_leave_the_rest_of_the_report() {
+    fn served_call_rows_without_room_do_not_affect_rest_of_report() {
         let (cart, mut sums) = (ServiceName::new("shop/cart").unwrap(), sums(10, 4));
         let with = |reporter, buckets| TrafficReport {
             served: served(&cart, buckets).collect(),
@@ -466,18 +476,22 @@ mod tests {
         };
         let taken = [with(1, 2), with(2, 2), with(1, 2)].map(|report| sums.record(report, 0));
         assert_eq!(taken, [Taken::Kept; 3]);
-        let sum = sums.sum(0);
+        let sum = bound(sums.sum_of_all(0));
         assert_eq!((offered(&mut sums, 0), sum.served.len(), sum.left_out), (10, 2, 0));
         assert!(sum.incomplete.is_empty(), "{:?}", sum.incomplete);
         sums.record(report(1, "eu", 5), 0);
         sums.record(with(2, 1), 0);
-        assert_eq!((sums.sum(0).served.len(), sums.served), (1, 1), "the room of the others is free again");
+        assert_eq!(
+            (bound(sums.sum_of_all(0)).served.len(), sums.served),
+            (1, 1),
+            "the room of the others is free again"
+        );
         sums.expire(60_000);
         assert_eq!((sums.rows, sums.served), (0, 0));
     }
 
     #[test]
-    fn processed_calls_beyond_the_bound_lose_utilisation_then_services() {
+    fn excess_served_call_rows_lose_utilisation_then_whole_services() {
         let rows = |services, buckets| -> BTreeMap<_, _> {
             let names: Vec<_> = named("s", services).collect();
             names.iter().flat_map(|name| served(name, buckets).collect::<Vec<_>>()).collect()

@@ -10,32 +10,32 @@ thread_local! {
     static BEGUN: Cell<u64> = const { Cell::new(0) };
 }
 
-/// A call that a server processes, and the time in which calls made for it are in flight.
+/// A call that a server processes, and the time during which its child calls are in flight.
 ///
-/// The server [enters](Self::enter) it whenever it polls the call's future, and calls made meanwhile find it as
-/// [`current`](Self::current). A value that is swapped in and out costs no allocation and no reference count. Task-local
-/// variables of tokio were rejected: they would put a runtime beneath every crate that counts.
+/// The server [enters](Self::enter) the call whenever it polls the call's future, and calls made meanwhile find it as
+/// [`current`](Self::current). Swapping the value in and out costs no allocation and no reference count. Task-local
+/// variables of tokio were rejected: every crate that counts would depend on a runtime.
 #[derive(Clone, Copy, Debug)]
 pub struct ServedCall {
     node: Option<NodeId>,
-    /// The first service of the chain of calls that it is part of.
+    /// The first service in the call's chain.
     origin: Option<OriginId>,
-    /// Tells calls apart: a child that ends during another call does not end there.
+    /// Number that distinguishes calls: a child that ends while another call is current does not change that call.
     serial: u64,
     children: u32,
-    /// When the first of the children in flight began.
+    /// Time since which at least one child is in flight.
     busy_since: Option<Instant>,
     busy: Duration,
 }
 
-/// A call that was made for another one, until it [ends](Self::end).
+/// A call that was made for the current call, until it [ends](Self::end).
 #[derive(Debug)]
 #[must_use = "the parent counts it as in flight until it ends"]
 pub struct ChildCall {
     parent: u64,
 }
 
-/// Makes a call the current one of its thread until it is dropped.
+/// Guard that keeps a call the current one of its thread until dropped.
 #[derive(Debug)]
 pub struct Entered<'a> {
     call: &'a mut ServedCall,
@@ -43,15 +43,15 @@ pub struct Entered<'a> {
 }
 
 impl ServedCall {
-    /// No call.
+    /// Placeholder used outside of any call.
     pub const NONE: Self =
         Self { node: None, origin: None, serial: 0, children: 0, busy_since: None, busy: Duration::ZERO };
 
-    /// A call of this node, in a chain of calls with this origin.
+    /// Creates a call to `node` in a chain of calls that began at `origin`.
     pub fn new(node: Option<NodeId>, origin: Option<OriginId>) -> Self {
         let serial = BEGUN.with(|begun| {
             begun.set(begun.get().wrapping_add(1));
-            // The address differs by thread, and the number by call.
+            // The address distinguishes threads, and the number distinguishes calls of a thread.
             (std::ptr::from_ref(begun).addr() as u64).rotate_left(32) ^ begun.get()
         });
         Self { node, origin, serial, ..Self::NONE }
@@ -62,7 +62,7 @@ impl ServedCall {
         CURRENT.get()
     }
 
-    /// Its node.
+    /// The node that processes the call.
     #[inline]
     pub fn node(&self) -> Option<NodeId> {
         self.node
@@ -80,14 +80,15 @@ impl ServedCall {
         CURRENT.with(|current| current.get().origin)
     }
 
-    /// Makes it the current one until the guard is dropped.
+    /// Makes this call the thread's current one until the guard is dropped.
     #[inline]
     pub fn enter(&mut self) -> Entered<'_> {
         let outer = CURRENT.replace(*self);
         Entered { call: self, outer }
     }
 
-    /// Notes that a call is made for the current one; `None` if there is none. `now` is called only if it matters.
+    /// Records that the current call makes a child call; `None` without a current call. `now` is called only if the
+    /// time is needed.
     #[inline]
     pub fn begin_child(now: impl FnOnce() -> Instant) -> Option<ChildCall> {
         let mut call = CURRENT.get();
@@ -102,7 +103,8 @@ impl ServedCall {
         Some(ChildCall { parent: call.serial })
     }
 
-    /// The time without a child in flight, of a call that took this long until now.
+    /// Returns the part of `took` during which no child was in flight. `took` is the duration of the call until
+    /// `now`.
     pub fn exclusive(&self, took: Duration, now: Instant) -> Duration {
         let pending = self.busy_since.map_or(Duration::ZERO, |since| now.saturating_duration_since(since));
         took.saturating_sub(self.busy + pending)
@@ -110,7 +112,8 @@ impl ServedCall {
 }
 
 impl ChildCall {
-    /// Notes the end. During another call, or after the end of its parent, it changes nothing.
+    /// Records the end of the child call. Changes nothing while another call is current or after the parent has
+    /// ended.
     pub fn end(self, now: Instant) {
         let mut call = CURRENT.get();
         if call.serial != self.parent {
@@ -142,8 +145,8 @@ mod tests {
     }
 
     #[test]
-    fn parallel_children_count_once_in_exclusive_time() {
-        // An instant has no origin that a test could name.
+    fn parallel_child_calls_count_once_in_exclusive_time() {
+        // An `Instant` cannot be built from a number.
         #[allow(clippy::disallowed_methods, reason = "only differences to it matter")]
         let start = Instant::now();
         let mut call = ServedCall::new(None, None);
@@ -168,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn child_that_ends_during_another_call_changes_neither() {
+    fn child_call_ending_during_another_call_changes_no_busy_time() {
         #[allow(clippy::disallowed_methods, reason = "only differences to it matter")]
         let start = Instant::now();
         let (mut one, mut other) = (ServedCall::new(None, None), ServedCall::new(None, None));

@@ -8,14 +8,14 @@ use fairmesh_model::{CallNode, Label, Region, ServedPath, ServedRates, ServiceNa
 
 use crate::{NodeId, call_counters::rate};
 
-/// Counts of the calls that a server processed since they were made, by class and utilisation.
+/// Counts of the calls that a server processed since the counters were created, by class and utilisation.
 ///
-/// A server whose classes change makes new ones.
+/// When its classes change, the server creates new counters.
 #[derive(Debug)]
 pub struct ServedCounters {
-    /// The node of calls without a class, then those of the classes.
+    /// The node without a class, followed by the node of each class.
     nodes: Box<[(CallNode, Option<NodeId>)]>,
-    /// By node, then bucket; the last bucket is that of unknown utilisation.
+    /// Counters by node, then by utilisation bucket. The last bucket has unknown utilisation.
     counters: Box<[Counter]>,
 }
 
@@ -28,7 +28,7 @@ struct Counter {
 const BUCKETS: usize = UTILISATION_BUCKETS as usize + 1;
 
 impl ServedCounters {
-    /// Of a server of this service, whose policy has these classes.
+    /// Creates counters for a server of `service` whose policy has these classes.
     pub fn new(service: &ServiceName, classes: &[Label]) -> Self {
         let classes = std::iter::once(None).chain(classes.iter().cloned().map(Some));
         let node = |class| {
@@ -41,25 +41,26 @@ impl ServedCounters {
         Self { nodes, counters }
     }
 
-    /// Whether these are the classes, in this order.
+    /// Whether the counters have exactly these classes, in this order.
     pub fn has(&self, classes: &[Label]) -> bool {
         self.nodes.iter().skip(1).map(|(node, _)| node.class.as_ref()).eq(classes.iter().map(Some))
     }
 
-    /// The position of a class; 0 of none, and of one that is not told apart.
+    /// Position of a class; 0 for calls without a class or with an unknown class.
     pub fn position(&self, class: Option<&Label>) -> usize {
         let known = class
             .and_then(|class| self.nodes.iter().position(|(node, _)| node.class.as_ref() == Some(class)));
         known.unwrap_or_default()
     }
 
-    /// The node at a position.
+    /// The node at `position`.
     #[inline]
     pub fn node(&self, position: usize) -> Option<NodeId> {
         self.nodes.get(position)?.1
     }
 
-    /// Counts a call of the class at this position, when `cpu` thousandths of the CPU limit are in use.
+    /// Counts a call of the class at `position`. `cpu` is the CPU utilisation in thousandths of the limit, and
+    /// `exclusive` the time without child calls in flight.
     #[inline]
     pub fn record(&self, position: usize, cpu: Option<u16>, exclusive: Duration) {
         let last = usize::from(UTILISATION_BUCKETS) - 1;
@@ -71,7 +72,7 @@ impl ServedCounters {
         }
     }
 
-    /// The counts that are not zero, of a server in this region.
+    /// All nonzero counts, for a server in `region`.
     fn counts(&self, region: &Region) -> BTreeMap<ServedPath, (u64, u64)> {
         let path = |position: usize| ServedPath {
             node: self.nodes[position / BUCKETS].0.clone(),
@@ -85,7 +86,7 @@ impl ServedCounters {
     }
 }
 
-/// Turns the counts of one server into rates, from one reading to the next.
+/// Converts the counts of one server into rates between readings.
 #[derive(Debug, Default)]
 pub struct ServedMeter {
     read_at_ms: Option<u64>,
@@ -93,7 +94,8 @@ pub struct ServedMeter {
 }
 
 impl ServedMeter {
-    /// The rates since the last reading; none with the first one. `now_ms` is of a clock that only advances.
+    /// Returns the rates since the last reading; the first reading returns none. `now_ms` comes from a monotonic
+    /// clock.
     pub fn read(
         &mut self,
         counters: &ServedCounters,
@@ -106,7 +108,7 @@ impl ServedMeter {
         if elapsed_ms == 0 {
             return BTreeMap::new();
         }
-        // Counters that are smaller than before were made anew.
+        // Counters that decreased were recreated.
         let change = |now: u64, before: u64| now.checked_sub(before).unwrap_or(now);
         let rates = self.last.iter().map(|(path, (calls, exclusive_us))| {
             let before = before.get(path).copied().unwrap_or_default();
@@ -125,7 +127,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn calls_are_counted_by_class_and_utilisation() {
+    fn served_calls_are_counted_by_class_and_utilisation() {
         let [service, eu] = ["served/cart", "eu"];
         let (service, eu) = (ServiceName::new(service).unwrap(), Region::new(eu).unwrap());
         let bulk: Label = "bulk".parse().unwrap();

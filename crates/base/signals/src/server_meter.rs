@@ -7,11 +7,12 @@ use crate::call_counters::rate;
 /// A server's counters at one moment.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ServerReading {
-    /// Time on a monotonic clock, in milliseconds.
+    /// Time of the reading on a monotonic clock, in milliseconds.
     pub at_ms: u64,
-    /// Calls begun, and calls refused because of overload, since the process began; `None` if calls are not counted.
+    /// Number of calls begun and of calls refused because of overload, since the process began; `None` if calls are
+    /// not counted.
     pub calls: Option<(u64, u64)>,
-    /// CPU time and limit; `None` if they are unknown.
+    /// CPU time and CPU limit; `None` if unknown.
     pub cpu: Option<CpuReading>,
     /// Metrics of the program, at most [`ServerRates::MAX_METRICS`].
     pub metrics: Vec<(String, f64)>,
@@ -20,11 +21,11 @@ pub struct ServerReading {
 /// CPU counters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CpuReading {
-    /// Time used, in microseconds, comparable within an epoch.
+    /// CPU time used, in microseconds. Comparable only within an epoch.
     pub used_us: u64,
     /// CPU limit, in thousandths of a core.
     pub limit_millicores: u32,
-    /// A number that changes with the counter's source.
+    /// Changes whenever the source of the CPU counter changes.
     pub epoch: u32,
 }
 
@@ -35,7 +36,7 @@ pub struct ServerMeter {
 }
 
 impl ServerMeter {
-    /// The rates since the last reading; `None` for the first one.
+    /// Returns the rates since the last reading; `None` for the first reading.
     pub fn read(&mut self, now: ServerReading) -> Option<ServerRates> {
         let before = self.last.replace(now.clone())?;
         let elapsed_ms = now.at_ms.checked_sub(before.at_ms).filter(|elapsed| *elapsed > 0)?;
@@ -71,7 +72,7 @@ mod tests {
     }
 
     #[test]
-    fn counters_become_rates() {
+    fn server_counters_become_rates_between_readings() {
         let mut meter = ServerMeter::default();
         assert_eq!(meter.read(reading(1_000, Some((50, 1)), (7_000_000, 1))), None);
         let rates = meter.read(reading(3_000, Some((250, 3)), (8_000_000, 1))).unwrap();
@@ -81,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn uncounted_values_are_not_reported() {
+    fn server_values_that_were_not_counted_are_not_reported() {
         let mut meter = ServerMeter::default();
         meter.read(reading(0, None, (7_000_000, 1)));
         let rates = meter.read(reading(1_000, None, (9_000_000, 2))).unwrap();

@@ -7,21 +7,22 @@ use std::{
 
 use fairmesh_model::{CallPath, CallRates, Region, ServerRates, ServiceName, TrafficReport};
 
-/// The sum of all reports on one service. Its data is older by the time for which each report was kept.
+/// The sum of all reports about one service. The age of the data includes the time since each report arrived.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ServiceSum {
     /// Calls, in the order of their paths.
     pub calls: Vec<(CallPath, CallRates)>,
     /// Servers, by their region.
     pub servers: BTreeMap<Region, ServerRates>,
-    /// Whether this is not all: reports had no room for some of it.
+    /// Whether data is missing because reports had no room for it.
     pub is_incomplete: bool,
 }
 
-/// The sums of services in the order of their names, each made when the iterator comes to it.
+/// Iterator over the sums of services in the order of their names. Each sum is computed when the iterator reaches its
+/// service.
 ///
-/// The rows of reports are grouped by reference, and each sum is made from the rows of its service. One sum of all services
-/// was rejected: it copies every row, and is alive together with the sums that a reader has of the time before.
+/// The rows of reports are grouped by reference, and each sum is computed from the rows of its service. One sum of
+/// all services was rejected: it would copy every row while the reader still holds its previous sums.
 #[derive(Debug)]
 pub struct ServiceSums<'a> {
     heard: BTreeSet<Region>,
@@ -37,7 +38,7 @@ struct ServiceRows<'a> {
     servers: Vec<Row<&'a Region, &'a ServerRates>>,
 }
 
-/// A row of a report that was kept for some time.
+/// A row of a report, and the time since the report arrived.
 #[derive(Clone, Copy, Debug)]
 struct Row<K, R> {
     key: K,
@@ -46,7 +47,7 @@ struct Row<K, R> {
 }
 
 impl<'a> ServiceSums<'a> {
-    /// Groups the rows of reports, each with the time for which it was kept, by these services.
+    /// Groups the rows of reports by these services. Each report is given with the time since it arrived.
     pub(crate) fn group(
         reports: impl Iterator<Item = (&'a TrafficReport, Duration)>,
         services: &'a BTreeSet<ServiceName>,
@@ -58,7 +59,7 @@ impl<'a> ServiceSums<'a> {
             heard.extend(report.regions.iter().cloned());
             incomplete.extend(&report.incomplete);
             all_incomplete |= report.all_incomplete;
-            // The rows of a service follow one another.
+            // Rows of the same service are adjacent.
             let mut position = Position { names: &names, last: None };
             for (key, rates) in &report.calls {
                 if let Some(at) = position.of(&key.service) {
@@ -74,17 +75,17 @@ impl<'a> ServiceSums<'a> {
         Self { heard, incomplete, all_incomplete, rows: names.into_iter().zip(rows) }
     }
 
-    /// Notes a service that lacks a part.
+    /// Marks a service as incomplete.
     pub(crate) fn note_incomplete(&mut self, service: &'a ServiceName) {
         self.incomplete.insert(service);
     }
 
-    /// Notes that a part of services is missing that cannot be named.
+    /// Marks all services as incomplete, since the services with missing data are unknown.
     pub(crate) fn note_all_incomplete(&mut self) {
         self.all_incomplete = true;
     }
 
-    /// The regions of all reports.
+    /// The regions named by the reports.
     pub fn heard(&self) -> &BTreeSet<Region> {
         &self.heard
     }
@@ -124,9 +125,9 @@ impl ServiceRows<'_> {
     }
 }
 
-/// Finds the positions of services, fast where one comes several times in a row.
+/// Finds the position of a service in `names`. Repeated lookups of the same service are fast.
 struct Position<'a, 'b> {
-    /// In order.
+    /// Sorted.
     names: &'b [&'a ServiceName],
     last: Option<(&'a ServiceName, Option<usize>)>,
 }
@@ -159,7 +160,7 @@ mod tests {
         Region::new(format!("r{number}")).unwrap()
     }
 
-    /// Calls and servers of services between regions, as one process reports them.
+    /// A report of one process on calls and servers of services between regions.
     fn report(reporter: u64, rows: &[(usize, usize, usize, u64)]) -> TrafficReport {
         let mut report = TrafficReport {
             reporter,
@@ -188,9 +189,9 @@ mod tests {
     }
 
     proptest! {
-        /// Against the sum of all services at once.
+        /// Compares each service's sum with the sum of all services at once.
         #[test]
-        fn sums_of_services_equal_their_part_of_the_total(
+        fn report_sum_of_one_service_equals_its_part_of_total_sum(
             reports in prop::collection::vec(
                 prop::collection::vec((0_usize..6, 0_usize..3, 0_usize..3, 0_u64..1_000), 0..12), 0..8),
             wanted in prop::collection::btree_set(0_usize..8, 0..6),

@@ -11,25 +11,28 @@ use fairmesh_model::arith::mix64;
 
 use crate::{NodeId, OriginId};
 
-/// Sets of slots, a power of two.
+/// Number of sets; a power of two.
 const SETS: usize = 4_096;
-/// Traces of one set; the oldest gives way to a further one.
+/// Slots of one set. A new trace replaces the oldest one.
 const WAYS: usize = 4;
-/// How long a trace is remembered after the last request with it, in seconds.
+/// Time for which a trace is remembered after its last request, in seconds.
 const REMEMBERED_S: u16 = 60;
 
-/// Which calls the programs behind this process are processing, by the traces of their requests: 16,384 at most, for a minute.
+/// Remembers which calls the programs behind this process are processing, by the trace of each request: at most
+/// 16,384 traces, for a minute each.
 ///
-/// A proxy on both sides of a program remembers the trace of each request for the program, and finds the parent of the
-/// program's own requests by it. A trace with requests of several classes to one program belongs to the last one.
+/// A proxy on both sides of a program remembers the trace of each request to the program, and uses the trace to find
+/// the parent of the program's own requests. If a trace has requests of several classes to one program, the last
+/// request counts.
 ///
-/// Each slot is one word: 32 bits of the trace's hash, the node and the second. So no lock is taken and no reader sees half
-/// of a slot. Another trace is taken for this one once in 2³⁰ lookups. A map behind a lock was rejected, since every request
-/// of the process would take it.
+/// Each slot is one word: 32 bits of the trace's hash, the node, and the second. So lookups take no lock and never
+/// see half a slot. A lookup confuses two traces once in 2³⁰ lookups. A map behind a lock was rejected, since every
+/// request of the process would take the lock.
 #[derive(Debug)]
 pub struct TraceParents {
     slots: Box<[AtomicU64]>,
-    /// The origins of the same slots, each with 16 bits of the trace's hash: of a slot that is being written, a reader takes none.
+    /// Origins of the same slots, each with 16 bits of the trace's hash. With the hash bits, a reader recognises a
+    /// slot that is being written and ignores its origin.
     origins: Box<[AtomicU32]>,
     began: Instant,
 }
@@ -37,25 +40,25 @@ pub struct TraceParents {
 static OF_THIS_PROCESS: OnceLock<TraceParents> = OnceLock::new();
 
 impl TraceParents {
-    /// No traces; its time begins `now`.
+    /// Creates an empty table whose clock starts at `now`.
     pub fn new(now: Instant) -> Self {
         let slots = (0..SETS * WAYS).map(|_| AtomicU64::new(0)).collect();
         let origins = (0..SETS * WAYS).map(|_| AtomicU32::new(0)).collect();
         Self { slots, origins, began: now }
     }
 
-    /// Has this process remember traces from now on.
+    /// Makes this process remember traces from now on.
     pub fn enable(now: Instant) {
         let _ = OF_THIS_PROCESS.get_or_init(|| Self::new(now));
     }
 
-    /// The traces of this process; `None` if it has no program behind it.
+    /// The table of this process; `None` if no program is behind it.
     #[inline]
     pub fn of_this_process() -> Option<&'static Self> {
         OF_THIS_PROCESS.get()
     }
 
-    /// Notes a request of a trace that is processed as a call of this node, in a chain of calls with this origin.
+    /// Records a request with `trace` that is processed as a call to this node, in a chain of calls with this origin.
     pub fn remember(&self, trace: u128, (node, origin): (NodeId, Option<OriginId>), now: Instant) {
         let ((set, tag), now_s) = (place(trace), self.second(now));
         let rank = |slot: &AtomicU64| match Slot(slot.load(Relaxed)) {
@@ -63,14 +66,14 @@ impl TraceParents {
             slot if slot.0 == 0 => u32::MAX - 1,
             slot => slot.age_s(now_s).into(),
         };
-        // Two requests may take the same slot at the same moment: one is forgotten.
+        // If two requests take the same slot at the same moment, one is forgotten.
         if let Some(at) = set.max_by_key(|at| rank(&self.slots[*at])) {
             self.slots[at].store(Slot::new(tag, node, now_s).0, Relaxed);
             self.origins[at].store(origin_word(tag, origin), Relaxed);
         }
     }
 
-    /// The node that processes a request of this trace, and the origin of its chain of calls.
+    /// The node that processes a request with `trace`, and the origin of its chain of calls.
     pub fn find(&self, trace: u128, now: Instant) -> Option<(NodeId, Option<OriginId>)> {
         let ((mut set, tag), now_s) = (place(trace), self.second(now));
         set.find_map(|at| {
@@ -88,9 +91,9 @@ impl TraceParents {
     }
 }
 
-/// The slots of the set of a trace, and what tells it apart there.
+/// The slots of the set for `trace`, and the hash bits that identify the trace in its set.
 fn place(trace: u128) -> (Range<usize>, u32) {
-    // Both halves, since some programs draw only one at random.
+    // Uses both halves, since some programs randomize only one.
     let hash = mix64((trace as u64) ^ mix64((trace >> 64) as u64));
     let set = (hash as usize % SETS) * WAYS;
     (set..set + WAYS, (hash >> 32) as u32)
@@ -100,7 +103,7 @@ fn origin_word(tag: u32, origin: Option<OriginId>) -> u32 {
     tag << 16 | u32::from(origin.map_or(0, OriginId::bits))
 }
 
-/// The hash of a trace, its node, and the second of its last request.
+/// Hash bits of a trace, its node, and the second of its last request.
 #[derive(Clone, Copy)]
 struct Slot(u64);
 
@@ -117,8 +120,8 @@ impl Slot {
         NodeId::from_bits((self.0 >> 16) as u16)
     }
 
-    /// The age in seconds, modulo 18 hours. A request that was remembered shortly after `now_s` has age 0: callers read
-    /// the clock before they come here.
+    /// Age in seconds, modulo 18 hours. A request remembered shortly after `now_s` has age 0, since callers read the
+    /// clock before this call.
     fn age_s(self, now_s: u64) -> u16 {
         let age_s = (now_s as u16).wrapping_sub(self.0 as u16);
         if age_s >= u16::MAX - REMEMBERED_S { 0 } else { age_s }
@@ -138,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn trace_is_found_for_a_minute_and_later_ones_displace_it() {
+    fn remembered_trace_expires_after_minute_and_newer_ones_displace_it() {
         let ((parents, at), node) =
             (parents(), |bits| (NodeId::from_bits(bits).unwrap(), OriginId::from_bits(bits + 1)));
         assert_eq!(parents.find(7, at(0)), None);
@@ -158,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn two_traces_in_flight_have_their_own_parents() {
+    fn traces_in_flight_have_distinct_parent_calls() {
         let (parents, at) = parents();
         let node = |trace: u128| (NodeId::from_bits((trace % 1_000) as u16 + 1).unwrap(), None);
         for trace in 1..=2_000 {

@@ -2,19 +2,19 @@ use base64::{Engine as _, prelude::BASE64_STANDARD};
 use fairmesh_identity::sha256;
 use serde::{Deserialize, Serialize};
 
-/// The largest value logged in full, in bytes.
+/// Maximum length of a value that is logged in full, in bytes.
 const MAX_VALUE: usize = 4096;
 
-/// One write, or another event.
+/// An entry of the log: a write, or another event.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AuditEntry {
     /// Number of the entry, from 1.
     pub number: u64,
-    /// Milliseconds since 1970.
+    /// Time of the entry, in milliseconds since 1970.
     pub at_ms: u64,
-    /// The caller, as proved by its connection, signature or token.
+    /// The caller, as authenticated by its connection, signature or token.
     pub who: String,
-    /// The revision of the store.
+    /// The revision of the store after the write.
     pub revision: u64,
     /// The id of the store; absent from entries of earlier releases.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -37,46 +37,46 @@ pub struct AuditEntry {
 pub enum AuditEvent {
     /// A call was refused.
     Denied {
-        /// Its method or path.
+        /// Method or path of the call.
         method: String,
-        /// Why.
+        /// Why the call was refused.
         reason: String,
     },
-    /// A join token was made.
+    /// A join token was created.
     Token {
-        /// The agent or the service that may join with it.
+        /// The agent or service that may join with the token.
         joins: String,
     },
     /// A certificate was issued.
     Certificate {
-        /// The identity in it.
+        /// The identity in the certificate.
         identity: String,
     },
     /// The log itself was read.
     Read {
-        /// The log.
+        /// Name of the log.
         log: String,
     },
-    /// The entries of an author beyond its quota were counted.
+    /// An author exceeded its quota, and its further entries were only counted.
     Counted {
-        /// The kind of their records.
+        /// The record kind of the counted entries.
         kind: String,
-        /// Their number.
+        /// Number of counted entries.
         count: u64,
-        /// The hash of their lines, each with the hash before it.
+        /// Hash chain over the counted entries: each hash covers the previous one and a line.
         sha256: String,
     },
     /// Older entries were removed because the log was full.
     Checkpoint {
         /// Number of the last removed entry.
         number: u64,
-        /// Its hash.
+        /// Hash of that entry.
         hash: String,
     },
 }
 
 impl AuditEvent {
-    /// The name of its kind.
+    /// Name of the event's kind.
     pub fn kind(&self) -> &'static str {
         match self {
             Self::Denied { .. } => "denied",
@@ -92,23 +92,23 @@ impl AuditEvent {
 /// A changed record.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AuditChange {
-    /// Its key.
+    /// Key of the record.
     pub key: String,
-    /// The previous value; absent if there was none.
+    /// The value before the write; absent if there was none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub before: Option<AuditValue>,
-    /// The new value; absent if deleted.
+    /// The value after the write; absent if the record was deleted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub after: Option<AuditValue>,
 }
 
-/// A value.
+/// A value of a record.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum AuditValue {
     /// The value in base64.
     Base64(String),
-    /// The SHA-256 of a value above 4 KB.
+    /// The SHA-256 of a value larger than 4 KB.
     Sha256(String),
 }
 
@@ -118,12 +118,12 @@ pub enum BrokenChain {
     /// A line was altered.
     #[error("the line after entry {0} was altered")]
     Altered(u64),
-    /// An entry does not follow the previous one.
+    /// An entry does not follow the one before it.
     #[error("entry {found} does not follow entry {before}: entries were removed, inserted or altered")]
     NotNext {
         /// Number of the previous entry.
         before: u64,
-        /// The number found.
+        /// The number that was found instead of the next one.
         found: u64,
     },
     /// The log does not begin with its first entry, and no checkpoint accounts for the missing ones.
@@ -139,14 +139,14 @@ pub enum BrokenChain {
 pub struct ChainReader {
     /// The number and the hash of the last entry.
     last: Option<(u64, String)>,
-    /// Number and hash of the entry before the first one read, as the first one states them.
+    /// Number and hash of the entry before the first one read, as the first entry states them.
     before_first: Option<(u64, String)>,
     /// The last checkpoint.
     checkpoint: Option<(u64, String)>,
 }
 
 impl AuditValue {
-    /// A value, or its hash.
+    /// The value itself if it is small enough, otherwise its hash.
     pub(super) fn of(bytes: &[u8]) -> Self {
         match bytes.len() <= MAX_VALUE {
             true => Self::Base64(BASE64_STANDARD.encode(bytes)),
@@ -162,7 +162,7 @@ impl AuditValue {
         }
     }
 
-    /// The bytes of the value, unless only its hash is known.
+    /// The bytes of the value; `None` if only its hash is known.
     pub fn bytes(&self) -> Option<Vec<u8>> {
         match self {
             Self::Base64(text) => BASE64_STANDARD.decode(text).ok(),
@@ -181,10 +181,10 @@ impl AuditEntry {
 }
 
 impl ChainReader {
-    /// The entry in a line, if the line is unaltered and follows the previous one.
+    /// Parses the entry in a line, if the line is unaltered and follows the previous one.
     ///
     /// # Errors
-    /// Where the chain is broken.
+    /// The place where the chain is broken.
     pub fn read(&mut self, line: &str) -> Result<AuditEntry, BrokenChain> {
         let before = self.last.as_ref().map_or(0, |(number, _)| *number);
         let altered = || BrokenChain::Altered(before);
@@ -210,11 +210,11 @@ impl ChainReader {
         Ok(entry)
     }
 
-    /// The number from which the log is complete, once all entries after number `after` were read; 1 if it has all, `None` if
-    /// it has none.
+    /// The number from which on the log is complete, once all entries after number `after` were read. 1 if no
+    /// entry is missing, `None` if there are no entries.
     ///
     /// # Errors
-    /// When entries are missing without a checkpoint.
+    /// Entries are missing without a checkpoint.
     pub fn complete_from(&self, after: u64) -> Result<Option<u64>, BrokenChain> {
         let Some((number, _)) = &self.before_first else { return Ok(None) };
         match *number == after || self.checkpoint == self.before_first {
@@ -223,18 +223,18 @@ impl ChainReader {
         }
     }
 
-    /// The number and hash of the last entry, for storing elsewhere.
+    /// Number and hash of the last entry, to be stored outside the log.
     pub fn head(&self) -> Option<(u64, &str)> {
         self.last.as_ref().map(|(number, hash)| (*number, hash.as_str()))
     }
 }
 
-/// The hash that the first entry of a log states for its predecessor.
+/// The previous hash in the first entry of a log.
 pub(super) fn first_hash() -> String {
     hex(&[0; 32])
 }
 
-/// Bytes in hexadecimal.
+/// Hexadecimal form of bytes.
 pub fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn audit_chain_reveals_changed_inserted_and_removed_lines() {
+    fn audit_chain_detects_changed_inserted_and_removed_lines() {
         let lines = chain(4);
         assert_eq!(verify(&lines), Ok(4));
         assert_eq!(verify(&lines[2..]), Ok(4), "older entries were dropped");
@@ -297,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn large_values_are_hashes() {
+    fn audit_log_has_hashes_of_large_values() {
         assert_eq!(AuditValue::of(&[7; 4096]).bytes().unwrap(), [7; 4096]);
         assert_eq!(AuditValue::of(&[7; 4097]).bytes(), None);
     }

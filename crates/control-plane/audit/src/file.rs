@@ -7,15 +7,15 @@ use std::{
 
 use super::{
     AuditEntry, AuditEvent, Draft, Log,
+    author_quotas::{Logged, Quotas},
     entry::first_hash,
-    quota::{Logged, Quotas},
 };
 use fairmesh_rib::wall_clock::now_ms;
 
-/// The size at which the current file replaces the previous one. A log has at most twice this size.
+/// Size in bytes at which the current file becomes the previous one. A log therefore has at most twice this size.
 const MAX_BYTES: u64 = 64 << 20;
 
-/// The end of the log.
+/// The current file of a log, and the state needed to append to it.
 #[derive(Debug)]
 pub(super) struct AuditFile {
     folder: PathBuf,
@@ -25,16 +25,16 @@ pub(super) struct AuditFile {
     is_synced: bool,
     number: u64,
     hash: String,
-    /// Revision and store of the last write, for events without a store.
+    /// Revision and store of the last write. They are stated in entries about events, which have none of their own.
     written: (u64, Option<String>),
-    /// Number and hash of the entry before the current file's first one, as stated there.
+    /// Number and hash of the entry before the current file's first entry, as stated in that first entry.
     before_first: Option<(u64, String)>,
     quotas: Quotas,
     max_bytes: u64,
 }
 
 impl AuditFile {
-    /// Continues the log in a folder. An incomplete last line, left when the machine stopped, is removed.
+    /// Opens the log in a folder to continue it. An incomplete last line, left by a crash, is removed.
     pub(super) fn open(folder: &Path, log: Log) -> io::Result<Self> {
         fs::create_dir_all(folder)?;
         let path = folder.join(log.current());
@@ -68,7 +68,7 @@ impl AuditFile {
         Ok(opened)
     }
 
-    /// Accounts for entries that an earlier release removed without a checkpoint.
+    /// Writes a checkpoint for entries that an earlier release removed without one.
     fn adopt(&mut self) -> io::Result<()> {
         let oldest = match before_first(&self.folder.join(self.log.former()))? {
             Some(oldest) => Some(oldest),
@@ -85,7 +85,7 @@ impl AuditFile {
         self.write(Draft::of_event(now_ms(), "control plane".into(), event))
     }
 
-    /// Appends an entry within its author's quota.
+    /// Appends an entry, subject to its author's quota.
     pub(super) fn append(&mut self, draft: Draft) -> io::Result<()> {
         let at_ms = draft.at_ms;
         let is_over = self.quotas.is_over(at_ms);
@@ -105,7 +105,7 @@ impl AuditFile {
         }
     }
 
-    /// Writes the numbers of counted entries: all, or those that waited long enough.
+    /// Writes entries with the counts: all counts, or only those that have waited long enough.
     pub(super) fn write_counted(&mut self, at_ms: u64, all: bool) -> io::Result<()> {
         self.quotas.take_counted(at_ms, all).into_iter().try_for_each(|draft| self.write(draft))
     }
@@ -125,7 +125,7 @@ impl AuditFile {
         Ok(())
     }
 
-    /// Replaces the previous file by the current one. A checkpoint accounts for the removed entries.
+    /// Makes the current file the previous one. A checkpoint accounts for the entries that are removed.
     fn rotate(&mut self) -> io::Result<()> {
         self.sync()?;
         let [current, former] = [self.log.current(), self.log.former()].map(|name| self.folder.join(name));
@@ -139,7 +139,7 @@ impl AuditFile {
         }
     }
 
-    /// The next entry.
+    /// Completes a draft to the next entry.
     fn entry(&self, draft: Draft) -> AuditEntry {
         let Draft { at_ms, who, revision, store, message, changes, event } = draft;
         let (number, previous) = (self.number + 1, self.hash.clone());
@@ -158,10 +158,10 @@ impl AuditFile {
     }
 }
 
-/// The number of bytes up to the end of the last complete line, and that line.
+/// Length of the file up to the end of its last complete line, and that line.
 fn whole_lines(file: &mut File) -> io::Result<(u64, Option<String>)> {
     let length = file.metadata()?.len();
-    // A line holds at most one batch, whose values are short or hashed.
+    // Long enough for any line: a line holds at most one batch, whose values are short or hashed.
     let tail = length.min(16 << 20);
     file.seek(SeekFrom::Start(length - tail))?;
     let mut text = Vec::new();
@@ -180,7 +180,7 @@ fn last_line(path: &Path) -> io::Result<Option<String>> {
     }
 }
 
-/// The last entry of a log in a folder. Changes nothing.
+/// The last entry of a log in a folder. Does not change the files.
 pub(super) fn last_entry(folder: &Path, log: Log) -> io::Result<Option<AuditEntry>> {
     let line = match last_line(&folder.join(log.current()))? {
         Some(line) => Some(line),
@@ -189,7 +189,7 @@ pub(super) fn last_entry(folder: &Path, log: Log) -> io::Result<Option<AuditEntr
     Ok(line.and_then(|line| serde_json::from_str(line.split_once(' ')?.1).ok()))
 }
 
-/// Number and hash of the entry before a file's first one, as stated there.
+/// Number and hash of the entry before a file's first one, as the first one states them.
 fn before_first(path: &Path) -> io::Result<Option<(u64, String)>> {
     let Some(file) = open_existing(path)? else { return Ok(None) };
     let line = BufReader::new(file).lines().next().transpose()?;
@@ -217,21 +217,21 @@ fn open_existing(path: &Path) -> io::Result<Option<File>> {
     }
 }
 
-/// The number and the hash of an entry.
+/// Number and hash of the entry in a line.
 fn head_of(line: &str) -> Option<(u64, String)> {
     let (hash, content) = line.split_once(' ')?;
     let entry: AuditEntry = serde_json::from_str(content).ok()?;
     Some((entry.number, hash.to_owned()))
 }
 
-/// Lines after the entry with this number, up to about `max_bytes`, and whether these are the last.
+/// Lines after the entry with this number, up to about `max_bytes`, and whether the last line is among them.
 pub(super) fn read(folder: &Path, log: Log, after: u64, max_bytes: usize) -> io::Result<(Vec<String>, bool)> {
     let (mut lines, mut bytes) = (Vec::new(), 0);
     for name in [log.former(), log.current()] {
         let Some(file) = open_existing(&folder.join(name))? else { continue };
         for line in BufReader::new(file).lines() {
             let line = line?;
-            // Unreadable lines are returned for the reader to see.
+            // Lines that cannot be parsed are returned too, so that the reader sees them.
             if head_of(&line).is_some_and(|(number, _)| number <= after) {
                 continue;
             }
@@ -245,7 +245,7 @@ pub(super) fn read(folder: &Path, log: Log, after: u64, max_bytes: usize) -> io:
     Ok((lines, true))
 }
 
-/// The newest lines, oldest first, at most so many and so many bytes of each file.
+/// The newest lines, oldest first: at most this many, and at most this many bytes of each file.
 pub(super) fn read_newest(
     folder: &Path,
     log: Log,
@@ -265,7 +265,7 @@ pub(super) fn read_newest(
     Ok(newest)
 }
 
-/// The whole lines within the last bytes of a file.
+/// The complete lines within the last bytes of a file.
 fn tail(file: &mut File, max_bytes: usize) -> io::Result<Vec<String>> {
     let length = file.metadata()?.len();
     let skipped = length.saturating_sub(max_bytes as u64);
@@ -273,7 +273,7 @@ fn tail(file: &mut File, max_bytes: usize) -> io::Result<Vec<String>> {
     let mut bytes = Vec::new();
     file.take(length - skipped).read_to_end(&mut bytes)?;
     let text = String::from_utf8_lossy(&bytes);
-    // What comes before the first end of a line is a part of one, and so is what follows the last.
+    // Before the first line end and after the last one, lines are incomplete.
     let first = usize::from(skipped > 0);
     let whole = text.rfind('\n').map_or("", |end| &text[..end]);
     Ok(whole.lines().skip(first).map(str::to_owned).collect())
@@ -307,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn the_log_continues_after_a_restart_and_a_torn_line() {
+    fn audit_log_continues_after_restart_and_torn_line() {
         let folder = tempfile::tempdir().unwrap();
         let current = folder.path().join(Log::Security.current());
         let mut log = open(folder.path());
@@ -322,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn full_audit_log_states_its_start_and_gaps() {
+    fn rotated_audit_log_is_complete_from_checkpoint_and_gaps_are_detected() {
         let folder = tempfile::tempdir().unwrap();
         let mut log = open(folder.path());
         log.max_bytes = 1000;
@@ -343,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn newest_lines_are_read_from_the_end_of_both_files() {
+    fn newest_audit_lines_are_read_from_end_of_both_files() {
         let folder = tempfile::tempdir().unwrap();
         let mut log = open(folder.path());
         log.max_bytes = 1000;
@@ -360,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn a_log_of_an_earlier_release_is_complete_from_its_first_entry() {
+    fn audit_log_of_earlier_release_is_complete_from_its_first_entry() {
         let folder = tempfile::tempdir().unwrap();
         let mut log = open(folder.path());
         (log.number, log.hash) = (41, "f".repeat(64));
@@ -373,7 +373,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flood_of_writes_leaves_the_entries_before_it_and_states_its_size() {
+    fn flood_of_writes_keeps_earlier_audit_entries_and_is_counted() {
         let folder = tempfile::tempdir().unwrap();
         let mut log = open(folder.path());
         log.max_bytes = 16 << 20;

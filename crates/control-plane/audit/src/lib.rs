@@ -1,15 +1,16 @@
 //! The audit log: who wrote which records, and their earlier values. Append-only, chained by hashes, bounded in size.
 //!
-//! It is a file of this control plane, `audit.log` in its data directory, and not part of the store: a writer of records could
-//! otherwise rewrite its own entries. Frequent events, such as registrations, have a separate file and chain, so that they take
-//! no space from the rest ([`Log`]); and each author has a quota for the same reason. Each line has the SHA-256 of its content,
-//! which includes the previous line's, so that changes, insertions and removals inside the log are detected. To detect a cut-off
-//! end, its hash has to be stored elsewhere.
+//! The log is a file of this control plane, `audit.log` in its data directory, and not part of the store: a
+//! writer of records could otherwise rewrite its own entries. Frequent events, such as registrations, have a
+//! separate file and chain, so that they do not push out other entries ([`Log`]); each author has a quota for
+//! the same reason. Each line contains the SHA-256 of its content, which includes the previous line's hash,
+//! so changes, insertions and removals inside the log are detected. To detect a truncated end, the last hash
+//! must be stored elsewhere.
 
-mod changes;
+mod author_quotas;
+mod committed_changes;
 mod entry;
 mod file;
-mod quota;
 
 use std::{
     collections::{HashMap, hash_map::Entry},
@@ -24,28 +25,28 @@ use std::{
 
 use fairmesh_model::{Audit, RecordKind, Revision, StoreId};
 use fairmesh_rib::{Commit, Node};
-use fairmesh_store::author;
+use fairmesh_store::write_author;
 use tokio::{
     sync::{mpsc, oneshot},
     task::spawn_blocking,
     time::timeout,
 };
 
-use changes::CommittedChanges;
+use committed_changes::CommittedChanges;
 pub use entry::hex;
 pub use entry::{AuditChange, AuditEntry, AuditEvent, AuditValue, BrokenChain, ChainReader};
 use fairmesh_rib::wall_clock::now_ms;
 use file::AuditFile;
 
-/// Least time between two entries about the same reader of the log.
+/// Minimum time between two entries about the same reader of the log.
 const READ_INTERVAL_MS: u64 = 600_000;
-/// The longest reason of a refusal, in bytes.
+/// Maximum length of the reason of a refusal, in bytes.
 const MAX_REASON: usize = 300;
 
 /// One of the logs, with its own files and chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Log {
-    /// Writes of configuration, roles and identities, and created tokens.
+    /// Writes of configuration, roles and identities, and creation of tokens.
     Security,
     /// Writes of endpoints and shard maps, refused calls, issued certificates, and reads of the logs.
     Activity,
@@ -63,7 +64,7 @@ impl Log {
         }
     }
 
-    /// The current file.
+    /// Name of the current file.
     const fn current(self) -> &'static str {
         match self {
             Self::Security => "audit.log",
@@ -71,7 +72,7 @@ impl Log {
         }
     }
 
-    /// The previous file.
+    /// Name of the previous file.
     const fn former(self) -> &'static str {
         match self {
             Self::Security => "audit.1.log",
@@ -80,14 +81,15 @@ impl Log {
     }
 }
 
-/// Entries waiting for the disk. Writers wait for room, so that a slow disk loses no entry.
+/// Maximum number of entries waiting for the disk. When it is reached, writers wait, so that a slow disk loses no
+/// entry.
 const QUEUE: usize = 1024;
-/// How long a reader waits for entries of earlier writes.
+/// Time for which a reader waits until entries of earlier writes are on disk.
 const READ_WAIT: Duration = Duration::from_secs(2);
-/// The most bytes of entries in one response.
+/// Maximum size of the entries in one response, in bytes.
 const MAX_PAGE: usize = 2 << 20;
 
-/// The audit log. Clones share it.
+/// The audit log. Clones share the same log.
 #[derive(Clone, Debug)]
 pub struct AuditLog {
     shared: Arc<Shared>,
@@ -98,7 +100,7 @@ struct Shared {
     folder: PathBuf,
     queue: mpsc::Sender<Queued>,
     changes: CommittedChanges,
-    /// Entries that could not be written.
+    /// Number of entries that could not be written.
     lost: Arc<AtomicU64>,
 }
 
@@ -106,7 +108,7 @@ struct Shared {
 #[derive(Debug)]
 enum Queued {
     Draft(Draft),
-    /// A reader. Dropping the sender signals that all earlier items are written.
+    /// A reader that waits. Dropping the sender tells it that all earlier items are written.
     Reader(oneshot::Sender<()>),
 }
 
@@ -145,8 +147,8 @@ fn is_active(key: &str) -> bool {
     RecordKind::of(key).is_some_and(|kind| kind.rules().audit == Audit::Activity)
 }
 
-/// The last revision of a store in a folder's logs, if their last entries belong to that store. A store behind this revision
-/// was restored from a copy.
+/// The last revision of a store according to the logs in a folder, if their last entries belong to that
+/// store. A store with a lower revision was restored from a backup.
 pub async fn last_revision(folder: &Path, store: StoreId) -> Option<u64> {
     let (folder, store) = (folder.to_owned(), store.to_string());
     // An unreadable log does not prevent the start.
@@ -157,8 +159,8 @@ pub async fn last_revision(folder: &Path, store: StoreId) -> Option<u64> {
 }
 
 impl AuditLog {
-    /// Continues the log in a folder. An unreadable log is an error in the process's own log and does not prevent the
-    /// start.
+    /// Opens the logs in a folder to continue them. If a log is unreadable, the process logs an error and
+    /// starts nevertheless.
     pub fn open(folder: &Path) -> Self {
         let (queue, queued) = mpsc::channel(QUEUE);
         let lost = Arc::<AtomicU64>::default();
@@ -168,12 +170,12 @@ impl AuditLog {
         Self { shared: Arc::new(shared) }
     }
 
-    /// Notes a commit that the node does not have yet.
+    /// Records a commit that the node has not applied yet.
     pub fn observe(&self, commit: &Commit, node: &Node) {
         self.shared.changes.observe(commit, node);
     }
 
-    /// Logs a write of this process once the node has it, with its author and reason.
+    /// Logs a write of this process, with its author and reason, once the node has applied it.
     pub async fn record(&self, (author, message): (Option<Arc<str>>, Option<Arc<str>>), revision: Revision) {
         let Revision { store, number: revision, .. } = revision;
         let changes = self.shared.changes.take(revision);
@@ -196,19 +198,19 @@ impl AuditLog {
         self.send(Draft::of_event(now_ms(), caller(), event)).await;
     }
 
-    /// Logs a refusal.
+    /// Logs a refused call.
     pub fn note_denied(&self, who: &str, method: &str, reason: &str) {
         let cut = |text: &str| text[..text.floor_char_boundary(MAX_REASON)].to_owned();
         let event = AuditEvent::Denied { method: cut(method), reason: cut(reason) };
         self.note_at_once(who.to_owned(), event);
     }
 
-    /// Logs a certificate for the caller of this task.
+    /// Logs a certificate that was issued to the caller of this task.
     pub fn note_certificate(&self, identity: String) {
         self.note_at_once(caller(), AuditEvent::Certificate { identity });
     }
 
-    /// Logs without waiting. While the disk is behind, the entry is dropped and counted as lost.
+    /// Logs an event without waiting. While the disk is behind, the entry is dropped and counted as lost.
     fn note_at_once(&self, who: String, event: AuditEvent) {
         let draft = Draft::of_event(now_ms(), who, event);
         if self.shared.queue.try_send(Queued::Draft(draft)).is_err() {
@@ -222,29 +224,30 @@ impl AuditLog {
         }
     }
 
-    /// Entries that could not be written.
+    /// Number of entries that could not be written.
     pub fn lost(&self) -> u64 {
         self.shared.lost.load(Relaxed)
     }
 
-    /// Lines after the entry with this number, oldest first, and whether these are the last. Includes all writes
-    /// acknowledged before, unless the disk is too slow.
+    /// Lines after the entry with this number, oldest first, and whether the last line is among them.
+    /// Includes all writes acknowledged before, unless the disk is too slow.
     ///
     /// # Errors
-    /// If the files cannot be read.
+    /// The files cannot be read.
     pub async fn read(&self, log: Log, after: u64) -> io::Result<(Vec<String>, bool)> {
         self.read_with(log, move |folder| file::read(folder, log, after, MAX_PAGE)).await
     }
 
-    /// The newest lines, oldest first, at most `most` and at most a page of them. Otherwise as [`read`](Self::read).
+    /// The newest lines, oldest first: at most `most`, and at most a page of them. Like [`read`](Self::read)
+    /// otherwise.
     ///
     /// # Errors
-    /// If the files cannot be read.
+    /// The files cannot be read.
     pub async fn read_newest(&self, log: Log, most: usize) -> io::Result<Vec<String>> {
         self.read_with(log, move |folder| file::read_newest(folder, log, (most, MAX_PAGE))).await
     }
 
-    /// Reads the files, and notes the reader.
+    /// Reads the files, and logs who read them.
     async fn read_with<T: Send + 'static>(
         &self,
         log: Log,
@@ -254,7 +257,7 @@ impl AuditLog {
         let (told, written) = oneshot::channel();
         let flushed = async {
             if self.shared.queue.send(Queued::Reader(told)).await.is_ok() {
-                // The other end is dropped without sending.
+                // Always an error: the other end is dropped without sending.
                 let _ = written.await;
             }
         };
@@ -265,7 +268,7 @@ impl AuditLog {
 }
 
 fn caller() -> String {
-    author::current().map_or_else(|| "control plane".to_owned(), |who| who.to_string())
+    write_author::current().map_or_else(|| "control plane".to_owned(), |who| who.to_string())
 }
 
 /// Writes entries until the log is dropped.
@@ -280,7 +283,7 @@ fn write_all(folder: &Path, mut queue: mpsc::Receiver<Queued>, lost: &AtomicU64)
                 Queued::Draft(draft) => {
                     let log = draft.log();
                     let writer = writers.iter_mut().find(|writer| writer.log == log);
-                    // There is one of each.
+                    // There is one writer for each log.
                     writer.into_iter().for_each(|writer| writer.append(draft.clone(), lost));
                 }
                 Queued::Reader(waiting) => {
@@ -299,7 +302,7 @@ fn write_all(folder: &Path, mut queue: mpsc::Receiver<Queued>, lost: &AtomicU64)
     writers.iter_mut().for_each(|writer| writer.sync(true, lost));
 }
 
-/// Whether an entry repeats that a caller has read a log. A follower of the log reads it every second.
+/// Whether an entry says again that a caller has read a log. A follower of the log reads it every second.
 fn is_repeated_read(draft: &Draft, reads: &mut HashMap<(String, String), u64>) -> bool {
     let Some(AuditEvent::Read { log }) = &draft.event else { return false };
     reads.retain(|_, at_ms| draft.at_ms.abs_diff(*at_ms) < READ_INTERVAL_MS);
@@ -312,7 +315,7 @@ fn is_repeated_read(draft: &Draft, reads: &mut HashMap<(String, String), u64>) -
     }
 }
 
-/// The file of a log. It is opened again after an error.
+/// Writes the file of a log. The file is opened again after an error.
 struct Writer<'a> {
     folder: &'a Path,
     log: Log,
@@ -344,7 +347,7 @@ impl Writer<'_> {
         if let Err(error) = written {
             lost.fetch_add(1, Relaxed);
             tracing::error!(%error, "a write is missing in the log of writes; free space on its disk");
-            // A line may be partially written; opening removes it.
+            // A line may be incomplete; opening the file removes it.
             self.file = AuditFile::open(self.folder, self.log);
         }
     }

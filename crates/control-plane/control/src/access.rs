@@ -1,15 +1,15 @@
-//! Access control: the one place where calls over gRPC and HTTP are permitted or refused.
+//! Access control: all calls over gRPC and HTTP are permitted or refused here.
 //!
-//! Each method and route says in a table what it needs of its caller, and a test fails for one that is not listed. A check
-//! in each handler was rejected: one would be forgotten. The table of methods and the decisions are in `rib::access`, since
-//! replicas judge the calls that they forward by them too. Reads and watches of prefixes are the exception: `rib::server`
-//! checks them.
+//! A table lists for each method and route what it requires of its caller, and a test fails for any that is
+//! not listed. A check in each handler was rejected: one would be forgotten. The table of methods and the
+//! decisions are in `rib::access`, since replicas apply them to the calls that they forward. The exception
+//! are reads and watches of prefixes, which `rib::server` checks.
 
 mod caller;
 mod grpc;
 mod http;
-mod table;
-mod trust;
+mod http_permissions;
+mod recorded_roots;
 
 use std::sync::Arc;
 
@@ -18,11 +18,11 @@ use fairmesh_rib::{Node, access::AccessControl};
 
 pub(crate) use grpc::guard_calls;
 pub(crate) use http::guard_pages;
-use trust::RecordedTrust;
+use recorded_roots::RecordedTrust;
 
 use crate::{audit::AuditLog, user_tokens::UserTokens};
 
-/// What decides on calls. Cheap to clone.
+/// Authorizes calls. Cheap to clone.
 #[derive(Clone, Debug)]
 pub(crate) struct Access {
     pub(crate) control: AccessControl,

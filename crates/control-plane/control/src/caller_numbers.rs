@@ -1,16 +1,16 @@
-//! Numbers that callers choose for themselves.
+//! Numbers that callers choose to identify themselves.
 
 use std::hash::{BuildHasher as _, RandomState};
 
 use fairmesh_model::Identity;
 
-/// Binds the numbers that processes choose to their machine or service, so that no caller can use another's number. A
-/// keyed hash, so that nobody can construct a collision.
+/// Binds a number that a process chooses to the identity of its machine or service, so that no caller can use another
+/// caller's number. A keyed hash prevents anyone from constructing a collision.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct CallerNumbers(RandomState);
 
 impl CallerNumbers {
-    /// The number of an identity here; `None` without a proved one.
+    /// Returns the number of an identity; `None` if the identity is not authenticated.
     pub(crate) fn of_identity(&self, identity: &Identity) -> Option<u64> {
         match identity {
             Identity::Spiffe(id) | Identity::Federated(id) => Some(self.0.hash_one(id)),
@@ -18,7 +18,8 @@ impl CallerNumbers {
         }
     }
 
-    /// The number of a caller here. Callers without a proved identity keep theirs.
+    /// Returns the number of a caller, bound to its identity. Unauthenticated callers keep the number that they
+    /// chose.
     pub(crate) fn of(&self, identity: &Identity, number: u64) -> u64 {
         match identity {
             Identity::Spiffe(id) | Identity::Federated(id) => self.0.hash_one((id, number)),
@@ -32,7 +33,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn caller_number_is_bound_to_its_identity() {
+    fn rate_limit_caller_number_is_bound_to_identity() {
         let numbers = CallerNumbers::default();
         let [one, two] = ["web-1", "web-2"]
             .map(|name| Identity::Spiffe(format!("spiffe://prod/fairmesh/agent/{name}").parse().unwrap()));

@@ -1,12 +1,12 @@
 use fairmesh_model::Invalid;
 
-/// The longest message of a change, in bytes: a history entry has room for it.
+/// Maximum length of the message of a change, in bytes: a history entry has room for it.
 const MAX_MESSAGE: usize = 1024;
 
-/// The message of a change, if it is short enough.
+/// Returns the message of a change.
 ///
 /// # Errors
-/// If it is not.
+/// The message is too long.
 pub(crate) fn read_message(message: String) -> Result<String, Invalid> {
     match message.len() <= MAX_MESSAGE {
         true => Ok(message),

@@ -1,7 +1,7 @@
 //! The controllers of a control plane, with the service and metrics that show them to operators.
 //!
-//! Each controller is in the module of its subject. The indices updated by commit (`indices`) are not a controller: they
-//! decide and write nothing, and must be updated before the node serves the commit.
+//! Each controller is in the module of its subject. The indices that commits update (`indices`) are not a
+//! controller: they decide and write nothing, and must be updated before the node serves the commit.
 
 mod metrics;
 mod service;
@@ -19,13 +19,14 @@ pub(crate) use service::describe;
 use crate::{
     health_checks::{Checks, TargetController, VerdictController},
     identity::{FederationController, IdentityService, IssuerControllers, TokenIssuerController},
-    quotas::{QuotaController, Quotas},
+    rate_limits::{QuotaController, Quotas},
     tasks::{Tasks, spawn_cancellable},
     traffic::{DrainController, PlannerController, TrafficPlanning},
 };
 
-/// The controllers that may run in shadow mode. The mesh is not safe without the others: revoked callers would stay
-/// accepted, certificates would expire, and callers of removed limits would fill this process's memory.
+/// Names of controllers that may run in shadow mode. Without the other controllers the mesh would not be safe:
+/// revoked callers would stay accepted, certificates would expire, and callers of removed limits would fill this
+/// process's memory.
 const SHADOW_NAMES: [&str; 7] = [
     TargetController::NAME,
     DrainController::NAME,
@@ -36,7 +37,7 @@ const SHADOW_NAMES: [&str; 7] = [
     VerdictController::NAME,
 ];
 
-/// A controller that decides and shows its changes without making them.
+/// Name of a controller that shows the changes it decides on, without making them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ShadowController(&'static str);
 
@@ -58,7 +59,7 @@ impl FromStr for ShadowController {
     }
 }
 
-/// Environment of a control plane's controllers.
+/// The data and services that a control plane's controllers need.
 pub(crate) struct Controllers {
     pub(crate) checks: Checks,
     pub(crate) quotas: Quotas,
@@ -68,7 +69,7 @@ pub(crate) struct Controllers {
 }
 
 impl Controllers {
-    /// Runs the controllers until `stop`.
+    /// Spawns the controllers, which run until `stop`.
     pub(crate) fn spawn(self, runtime: &Runtime, tasks: &mut Tasks, stop: &CancellationToken) {
         let Self { checks, quotas, identity, planning, gateway } = self;
         spawn_cancellable(tasks, stop, runtime.run(TargetController(checks.clone())));

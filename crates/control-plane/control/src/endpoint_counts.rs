@@ -5,14 +5,14 @@ use std::{
 
 use fairmesh_model::{EndpointState, Record, RecordKey};
 use fairmesh_rib::{Commit, Entry};
-use fairmesh_wire::records;
+use fairmesh_wire::record_encoding;
 
-/// Every state, in the order of [`EndpointCounts::counts`].
+/// All states, in the order of [`EndpointCounts::counts`].
 pub(crate) const STATES: [EndpointState; 4] =
     [EndpointState::Starting, EndpointState::Serving, EndpointState::Draining, EndpointState::Lost];
 
-/// Counts of endpoints by state, updated by commits. Reading all endpoints for every scrape would delay readers in a
-/// large fleet.
+/// Number of endpoints by state, updated by commits. In a large fleet, reading all endpoints for every scrape would
+/// delay readers.
 #[derive(Debug, Default)]
 pub(crate) struct EndpointCounts(Mutex<HashMap<Arc<str>, EndpointSummary>>);
 
@@ -23,7 +23,7 @@ struct EndpointSummary {
 }
 
 impl EndpointCounts {
-    /// Counts from scratch.
+    /// Counts all entries from scratch.
     pub(crate) fn load(&self, entries: &[(Arc<str>, Entry)]) {
         let summary =
             entries.iter().filter_map(|(key, entry)| Some((key.clone(), summarize(key, &entry.value)?)));
@@ -41,7 +41,7 @@ impl EndpointCounts {
         }
     }
 
-    /// Number of endpoints in each of [`STATES`].
+    /// Number of endpoints in each state, in the order of [`STATES`].
     pub(crate) fn counts(&self) -> [usize; STATES.len()] {
         let endpoints = self.endpoints();
         STATES.map(|state| endpoints.values().filter(|summary| summary.state == state).count())
@@ -58,12 +58,12 @@ impl EndpointCounts {
     }
 }
 
-/// Summary of the endpoint at `key`; `None` for other records.
+/// Summary of the endpoint stored at `key`; `None` for records of other kinds.
 fn summarize(key: &str, value: &[u8]) -> Option<EndpointSummary> {
     if key.split('/').nth(3) != Some("endpoints") {
         return None;
     }
-    match records::decode(&RecordKey::parse(key).ok()?, value).ok()? {
+    match record_encoding::decode(&RecordKey::parse(key).ok()?, value).ok()? {
         Record::Endpoint(endpoint) => {
             Some(EndpointSummary { state: endpoint.state, leased: endpoint.lease.is_some() })
         }

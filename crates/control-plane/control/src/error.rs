@@ -25,7 +25,7 @@ pub enum ControlError {
         "spans: cannot listen on {address}: {source}; choose a free address of this machine with --traces"
     )]
     Traces {
-        /// The address.
+        /// The address that cannot be bound.
         address: SocketAddr,
         /// The system's error.
         source: io::Error,
@@ -48,7 +48,7 @@ pub enum ControlError {
     Restored {
         /// The store.
         place: StoreLocation,
-        /// Its revision.
+        /// Revision of the store.
         revision: u64,
         /// The last revision in the audit log.
         logged: u64,
@@ -58,12 +58,12 @@ pub enum ControlError {
         "the store belongs to the trust domain {recorded}, not {told}; omit --trust-domain, or give that one"
     )]
     OtherTrustDomain {
-        /// The domain in the configuration.
+        /// The domain given in the configuration.
         told: TrustDomain,
-        /// The domain of the records.
+        /// The domain in the records.
         recorded: TrustDomain,
     },
-    /// Another control plane of the store has the root.
+    /// The root of the trust domain is on another control plane of the store.
     #[error(
         "the trust domain {domain} has a root that is not in {}; copy bundle.pem and root.key from the control plane \
          that began it, and remove root.key afterwards", folder.display()
@@ -71,13 +71,13 @@ pub enum ControlError {
     NoIntermediate {
         /// The trust domain.
         domain: TrustDomain,
-        /// Folder for the files.
+        /// Folder where this control plane expects the files.
         folder: PathBuf,
     },
     /// A task of the server ended unexpectedly.
     #[error("{part} ended: {reason}; start the control plane again, nothing acknowledged is lost")]
     Ended {
-        /// Name of the task.
+        /// Name of the part that the task served.
         part: &'static str,
         /// The cause.
         reason: String,

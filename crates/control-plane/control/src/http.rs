@@ -1,4 +1,4 @@
-//! The HTTP server: the registry as JSON, health, metrics.
+//! The HTTP server: the registry as JSON, health, and metrics.
 
 use std::{sync::Arc, time::Duration};
 
@@ -16,7 +16,7 @@ use crate::{
     readiness::Readiness as StoreReadiness,
 };
 
-/// What the pages of every process show of this one.
+/// The state behind the pages that every process has.
 pub(crate) struct HttpState {
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) sources: MetricSources,
@@ -31,7 +31,7 @@ impl Process for HttpState {
         self.metrics.register(&self.sources, metrics);
     }
 
-    /// Whether load balancers should send new callers here.
+    /// Returns ready if load balancers should send new callers here.
     async fn readiness(&self) -> Readiness {
         let problem = self.store_readiness.problem(&*self.sources.store).await;
         match (problem, self.closing.is_cancelled()) {
@@ -47,7 +47,7 @@ impl Process for HttpState {
     }
 }
 
-/// Serves until `closing` is cancelled, then lets requests in flight finish within `drain`.
+/// Serves until `closing` is cancelled, then gives requests in flight up to `drain` to finish.
 pub(crate) async fn serve(
     pages: ProcessRouter,
     (listener, transport): (AdminListener, Transport),
@@ -57,14 +57,16 @@ pub(crate) async fn serve(
     listener.serve_secured(pages, |stream| secure(stream, transport.clone()), closing, drain).await;
 }
 
-/// Uses TLS if the client begins it and the mesh has a trust domain. Monitoring continues in plaintext.
+/// Accepts TLS if the client starts it and the mesh has a trust domain. Clients such as monitoring may stay in
+/// plaintext.
 fn secure(stream: GuardedStream<TcpStream>, transport: Transport) -> Securing<Stream> {
     Box::pin(async move {
         let stream = transport.accept_pages(stream).await?;
         let mut peer = Extensions::new();
         if let Stream::Tls(secured) = stream.get_ref() {
             match secured.peer() {
-                // Only this process reads a token on this connection.
+                // Only this process reads a token on a TLS connection, so tokens are allowed without a
+                // certificate.
                 Identity::Anonymous => drop(peer.insert(WithoutCertificate { takes_tokens: true })),
                 identity => drop(peer.insert(identity)),
             }

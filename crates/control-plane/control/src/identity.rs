@@ -1,13 +1,13 @@
 //! The certificate authority of the mesh, and the rules for issuing certificates.
 //!
-//! Keys are in files of this control plane and never in the store. Roots and joined agents are records, so that every
-//! control plane of a store decides alike.
+//! Keys are in files of this control plane and never in the store. Roots and joined agents are records, so
+//! that all control planes of a store decide alike.
 
+mod authority_service;
 mod bundle_endpoints;
 mod issuer_file;
-mod operate;
-mod retire;
 mod revocations;
+mod root_retirement;
 mod service;
 mod token_issuers;
 mod trust_bundle;
@@ -40,15 +40,15 @@ use workload_index::WorkloadIndex;
 
 use crate::{ControlConfig, ControlError, audit::AuditLog};
 
-/// The authority's folder within the data directory, and the tokens' folder within that.
+/// Folder of the authority within the data directory, and folder of the tokens within the authority's folder.
 const CA_FOLDER: &str = "ca";
 const TOKEN_FOLDER: &str = "tokens";
 
-/// Age at which the certificate of this control plane is replaced.
+/// Age at which this control plane's own certificate is renewed.
 const OWN_RENEWAL: Duration = Duration::from_secs(8 * 3600);
 
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
-/// The agents that joined.
+/// Prefix of the records of joined agents.
 const JOINED_AGENTS: &str = "/g/identity/agents/";
 
 /// The controllers of a control plane that issues certificates.
@@ -63,19 +63,20 @@ pub(crate) struct IssuerControllers {
 pub(crate) struct CertificateIssuer {
     authority: Authority,
     tokens: Tokens,
-    /// Secures connections, and signs responses.
+    /// Secures connections with this control plane's certificate, and signs responses.
     workload: Arc<Workload>,
-    /// The revision of the revocations in force.
+    /// Revision of the revocation record in force.
     revoked_at: Mutex<Option<u64>>,
-    /// Secures the HTTP pages, for clients that know this control plane by host names.
+    /// Secures the HTTP pages with a certificate for host names, and lists these names.
     pages: (Arc<HostCertificate>, Vec<String>),
     clock: Arc<dyn Clock>,
-    /// Notified when the authority has made another root by itself.
+    /// Notified when the authority has created another root by itself.
     roots_changed: Arc<Notify>,
 }
 
 impl CertificateIssuer {
-    /// Opens the authority. `None` if the mesh has no trust domain, or this control plane has no intermediate of it.
+    /// Opens the authority. `None` if the mesh has no trust domain, or if none is given and this control
+    /// plane has no authority files.
     pub(crate) fn open(
         config: &ControlConfig,
         told: Option<&TrustDomain>,
@@ -108,35 +109,35 @@ impl CertificateIssuer {
         Ok(Some(Self { authority, tokens, workload, revoked_at, pages, clock, roots_changed }))
     }
 
-    /// The roots of the domain: recorded ones, and unretired ones of this control plane.
+    /// The roots of the domain: the recorded ones, and the roots of this control plane that are not retired.
     fn bundle(&self, node: &Node) -> TrustBundle {
         self.authority.complete(recorded_bundle(node))
     }
 
-    /// The verifier of processes that request certificates.
+    /// Returns the verifier for processes that request certificates.
     fn trust(&self, node: &Node) -> Result<Trust, IdentityError> {
-        // A revocation applies to certificates issued after its write.
+        // Applied first, since a revocation affects all certificates that are issued after its write.
         self.apply_revocations(node);
         Ok(Trust::new(self.bundle(node))?.with_revocations(self.workload.revocations().clone()))
     }
 
-    /// Whether the certificate of this control plane trusts other roots than those of the records.
+    /// Whether the roots trusted by this control plane's certificate differ from the recorded roots.
     fn trusts_other_roots(&self, node: &Node) -> bool {
         let roots = self.bundle(node).roots;
         self.workload.credentials().is_some_and(|own| own.trust().bundle().roots != roots)
     }
 
-    /// How this control plane accepts connections of the mesh.
+    /// The transport by which this control plane accepts connections of the mesh.
     ///
     /// # Errors
-    /// When it cannot issue itself a certificate.
+    /// The control plane cannot issue itself a certificate.
     pub(crate) fn transport(&self, node: &Node) -> Result<Transport, IdentityError> {
         self.replace_future(node)?;
         self.renew_own(node)?;
         Ok(Transport::tls(Arc::clone(&self.workload) as _))
     }
 
-    /// The certificate by which this control plane signs responses.
+    /// Returns the certificate with which this control plane signs responses.
     fn own(&self, node: &Node) -> Result<Arc<Credentials>, IdentityError> {
         let is_fresh = |own: &Arc<Credentials>| is_fresh(own.validity().0, self.clock.now());
         match self.workload.credentials().filter(is_fresh) {
@@ -145,8 +146,9 @@ impl CertificateIssuer {
         }
     }
 
-    /// Replaces files made while the clock was ahead, since others refuse them as not valid yet. The root is replaced only while
-    /// no agent has joined, because joined agents trust no other root. Returns whether anything was replaced.
+    /// Replaces certificate files made while the clock was ahead, because other processes refuse certificates that
+    /// are not valid yet. Replaces the root only if no agent has joined, because joined agents trust no other root.
+    /// Returns whether anything was replaced.
     fn replace_future(&self, node: &Node) -> Result<bool, IdentityError> {
         let now = self.clock.now();
         let authority = self.authority.replace_future(now, !has_joined(node))?;
@@ -168,12 +170,12 @@ impl CertificateIssuer {
         self.is_own_ahead(now) || self.authority.is_ahead(now, !has_joined(node))
     }
 
-    /// Whether the certificate of this control plane is not valid yet.
+    /// Whether this control plane's own certificate is not valid yet.
     fn is_own_ahead(&self, now: Duration) -> bool {
         self.workload.credentials().is_some_and(|own| own.validity().0 > now)
     }
 
-    /// Issues a certificate to this control plane, under the newest intermediate and with all roots.
+    /// Issues this control plane a certificate, under the newest intermediate and with all roots.
     fn renew_own(&self, node: &Node) -> Result<Arc<Credentials>, IdentityError> {
         let (now, bundle) = (self.clock.now(), self.bundle(node));
         let id = SpiffePath::Mesh(MeshRole::Control, own_name()).within(&bundle.domain);
@@ -188,7 +190,7 @@ impl CertificateIssuer {
         Ok(own)
     }
 
-    /// Issues the certificate of the pages.
+    /// Issues the certificate for the pages.
     fn renew_pages(&self, own: &Credentials, now: Duration) -> Result<(), IdentityError> {
         let (pages, hosts) = &self.pages;
         let key = PrivateKey::generate()?;
@@ -196,14 +198,16 @@ impl CertificateIssuer {
         pages.install(own, &key, issued.chain)
     }
 
-    /// How this control plane accepts connections to its pages, once it accepts those of the mesh.
+    /// The transport by which this control plane accepts connections to its pages. Call
+    /// [`transport`](Self::transport) first.
     pub(crate) fn pages_transport(&self) -> Transport {
         Transport::tls(Arc::clone(&self.pages.0) as _)
     }
 }
 
 impl IdentityService {
-    /// Issues certificates of `issuer` by the records of `node`, and writes to `store`.
+    /// Creates a service that issues certificates of `issuer` according to the records of `node`, and writes
+    /// to `store`.
     pub(crate) fn new(
         issuer: Option<Arc<CertificateIssuer>>,
         (node, store): (&Node, &Arc<dyn Store>),
@@ -223,7 +227,7 @@ impl IdentityService {
         })
     }
 
-    /// The revocations by which this control plane refuses callers.
+    /// The revocations that this control plane applies to callers.
     pub(crate) fn revocations(&self) -> RevocationList {
         self.issuer.as_ref().map(|issuer| issuer.workload.revocations().clone()).unwrap_or_default()
     }
@@ -235,12 +239,13 @@ fn has_joined(node: &Node) -> bool {
     agents.is_none_or(|agents| !node.read(&[agents]).1.is_empty())
 }
 
-/// Whether a certificate of this control plane that began at `begin` still needs no renewal.
+/// Whether a certificate of this control plane whose validity starts at `begin` needs no renewal yet.
 fn is_fresh(begin: Duration, now: Duration) -> bool {
     (begin..begin + OWN_RENEWAL).contains(&now)
 }
 
-/// The hosts in the pages' certificate: the configured names, this machine, and the address.
+/// The host names in the pages' certificate: the configured names, this machine's name, and the listening
+/// address.
 pub(crate) fn page_hosts(config: &ControlConfig) -> Vec<String> {
     let own = ["localhost", "127.0.0.1", "::1"].map(str::to_owned);
     let listen = Some(config.http.ip()).filter(|ip| !ip.is_unspecified()).map(|ip| ip.to_string());
@@ -253,13 +258,13 @@ pub(crate) fn page_hosts(config: &ControlConfig) -> Vec<String> {
     hosts
 }
 
-/// The name of this control plane: the machine's name if it is valid.
+/// The name of this control plane: the machine's name, if it is a valid label.
 fn own_name() -> Label {
     let host = host_name().and_then(|host| Label::new(host.to_ascii_lowercase()).ok());
     host.unwrap_or_else(|| Label::new("control").expect("it is a name"))
 }
 
-/// The refusal of certificate requests without a trust domain.
+/// The refusal of certificate requests in a mesh without a trust domain.
 fn no_domain() -> Status {
     Status::failed_precondition(
         "this control plane issues no certificates; start one of the mesh with --trust-domain NAME",
@@ -287,7 +292,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_certificate_from_the_future_is_replaced_like_an_old_one() {
+    fn control_plane_replaces_own_certificate_that_is_old_or_not_yet_valid() {
         let begin = Duration::from_secs(1_000_000);
         let second = Duration::from_secs(1);
         assert!(is_fresh(begin, begin) && is_fresh(begin, begin + OWN_RENEWAL - second));

@@ -1,22 +1,23 @@
-//! Collects CPU usage reports of servers, stores their sums for years, and computes how much CPU is wasted, and where.
+//! Collects servers' reports of CPU usage, stores their sums for years, and computes how much CPU is wasted
+//! and where.
 //!
-//! Minutes stay open for 15 minutes, because agents report late after an outage. When a minute is closed, each
-//! service's minute becomes a row, which is added to its hour and day in the same write. Open minutes are saved once a
-//! minute too, so that a restart loses less than a minute and counts nothing twice: a row is made once, from everything
-//! known of its minute. Differences of growing counters were rejected: each delay and restart becomes a spike, and a
-//! p99 finds spikes.
+//! A minute stays open for 15 minutes, because agents report late after an outage. When a minute is closed,
+//! each service's part of it becomes a row, which is added to the rows of its hour and day in the same write.
+//! Open minutes are also saved once a minute, so that a restart loses less than a minute of reports. Nothing
+//! is counted twice: a row is made once, from all that is known of its minute. Differences of growing
+//! counters were rejected: each delay and restart becomes a spike, and a p99 finds spikes.
 //!
-//! No failure here stops the control plane: without its file the indicator continues with the last hour, in memory.
+//! No failure here stops the control plane: without its file, the indicator keeps the last hour in memory.
 
 mod convert;
 mod history_file;
 mod http;
-mod intake;
 mod metrics;
 mod query;
 mod report_cache;
 mod service;
 mod trusted_clock;
+mod usage_intake;
 
 use std::{
     path::Path,
@@ -43,27 +44,28 @@ use report_cache::ReportCache;
 pub(crate) use service::ImbalanceService;
 use trusted_clock::{TrustedClock, TrustedTime};
 
-/// Interval of saving changed minutes and closing due ones.
+/// Interval at which changed minutes are saved and expired minutes are closed.
 const WRITE_INTERVAL: Duration = Duration::from_mins(1);
-/// Time for the last write after a stop request. Agents report unwritten minutes again in part.
+/// Time limit of the last write after a stop request. Agents repeat their reports of the last minutes, so unwritten
+/// minutes are not all lost.
 const FINAL_WRITE_TIMEOUT: Duration = Duration::from_millis(700);
 
-/// Maximum of services in one write.
+/// Maximum number of services in one write.
 const MAX_SERVICES_PER_WRITE: usize = 1_000;
 
 /// The imbalance indicator of a control plane.
 #[derive(Debug)]
 pub(crate) struct Imbalance {
     open: Mutex<OpenMinutes>,
-    /// `None` if the file cannot be used.
+    /// The file with the history; `None` if it cannot be used.
     history: Option<HistoryFile>,
-    /// Write-locked while a minute is being closed, when it is briefly neither open nor in the file.
+    /// Write-locked while a minute is being closed, because the minute is then briefly neither open nor in the file.
     closing: RwLock<()>,
     report_cache: ReportCache,
     counts: Counts,
 }
 
-/// Outcomes of reports, and failures.
+/// Counters of reports by outcome, and of failures.
 #[derive(Debug, Default)]
 struct Counts {
     counted: AtomicU64,
@@ -91,7 +93,7 @@ impl Counts {
     }
 }
 
-/// Why the file could not be written or read.
+/// Why the file cannot be written or read.
 #[derive(Debug, thiserror::Error)]
 enum HistoryError {
     #[error(transparent)]
@@ -101,7 +103,8 @@ enum HistoryError {
 }
 
 impl Imbalance {
-    /// Restores the file at `path`. A file that cannot be used is reported and left unchanged.
+    /// Restores the indicator from the file at `path`. A file that cannot be used is reported and left
+    /// unchanged.
     pub(crate) async fn start(path: &Path) -> Self {
         let mut open = OpenMinutes::default();
         let history = match HistoryFile::open(path, &mut open).await {
@@ -118,10 +121,10 @@ impl Imbalance {
         Self::of(open, history)
     }
 
-    /// Verifies the checksums of the file, as at the start.
+    /// Verifies the checksums of the file, as at startup.
     ///
     /// # Errors
-    /// The damage, or why the file cannot be read.
+    /// The damage, or the reason why the file cannot be read.
     pub(crate) async fn verify(&self) -> Result<(), StoreError> {
         match &self.history {
             Some(history) => history.verify().await,
@@ -134,7 +137,7 @@ impl Imbalance {
         Self { open: Mutex::new(open), history, closing, report_cache, counts }
     }
 
-    /// Saves and closes minutes until `stopping`, and then once more within [`FINAL_WRITE_TIMEOUT`].
+    /// Saves and closes minutes until `stopping`, and once more afterwards within [`FINAL_WRITE_TIMEOUT`].
     pub(crate) async fn run(&self, stopping: CancellationToken) {
         let mut ticks = interval(WRITE_INTERVAL);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -195,8 +198,8 @@ impl Imbalance {
             Some(history) => self.write(history, now).await,
             None => Ok(()),
         };
-        // Bounds memory if minutes cannot be closed. Only existing minutes are closed: a temporarily wrong clock must
-        // not close future ones.
+        // Limits memory if minutes cannot be closed. Only minutes with reports are closed: while the clock is
+        // wrong for a time, future minutes must not be closed.
         let mut open = self.open();
         if let Some(last) =
             open.minutes().into_iter().rfind(|minute| *minute <= now.before(MAX_WRITE_DELAY + 1))

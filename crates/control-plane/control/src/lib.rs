@@ -1,46 +1,46 @@
 //! The control plane: the routing information base, the registry and administration as one server.
 //!
-//! The crate owns the store, so it sits above everything but the binary. Only one control plane at a time writes a
-//! store; with etcd, others stand by. It serves gRPC (`Rib`, `Registry`, `Admin` and others) on every configured
-//! address, and the registry as JSON, metrics and health over HTTP. No call of a user's program ever waits for the
-//! control plane: agents have a copy while it is down.
+//! The crate owns the store, so it sits above everything but the binary. Only one control plane at a time
+//! writes to a store; with etcd, others stand by. It serves gRPC (`Rib`, `Registry`, `Admin` and others) on
+//! every configured address, and the registry as JSON, metrics and health over HTTP. No call of a user's
+//! program ever waits for the control plane: while it is down, agents use their copies of the records.
 //!
-//! Every write goes through `AppliedStore`, which returns once the change is on disk *and* served to readers, so that
-//! writers read their own writes. Returning at the commit was rejected: each caller would have to wait for the revision
-//! itself, and some would forget.
+//! Every write goes through `AppliedStore`, which returns once the change is on disk *and* served to readers,
+//! so that writers read their own writes. Returning at the commit was rejected: each caller would have to
+//! wait for the revision, and some would forget to.
 
 mod access;
-mod admin;
+mod admin_service;
 mod caller_numbers;
 mod change_message;
+mod commit_indices;
 mod controllers;
 mod endpoint_counts;
 mod error;
-mod facts;
 #[doc(hidden)]
 pub mod fuzzing;
 mod health_checks;
 mod http;
+mod http_fetch;
 mod identity;
 mod imbalance;
-mod indices;
 mod metrics;
 mod monotonic_clock;
 mod open_store;
-mod page;
-mod quotas;
+mod planner_facts;
+mod rate_limits;
 mod read_lease;
 mod readiness;
+mod reports;
 mod served_rib;
 mod server;
-mod signals;
 mod store_applier;
+mod store_error;
 mod tasks;
 mod traces;
 mod traffic;
 mod user_tokens;
-mod web;
-mod write_error;
+mod web_page_source;
 mod zone_probes;
 
 use std::{future::Future, net::SocketAddr, path::PathBuf, pin::pin};
@@ -50,31 +50,31 @@ use fairmesh_model::TrustDomain;
 use fairmesh_rib::wall_clock;
 use fairmesh_wire::transport::{Address, Transport};
 
-pub use admin::HISTORY_KEPT;
+pub use admin_service::HISTORY_KEPT;
 pub use controllers::ShadowController;
 pub use error::ControlError;
 pub use fairmesh_store::{EtcdAddress, EtcdConfig, EtcdLogin, EtcdTls};
+pub use http_fetch::{FetchError, MAX_JWKS_DOCUMENT, WebUrl, fetch};
 pub use server::{Control, partition_store, renew_store_id};
 pub use user_tokens::{JwksLocation, OidcConfig};
-pub use web::{FetchError, MAX_JWKS_DOCUMENT, WebUrl, fetch};
 
-/// Software name in handshakes.
+/// Name of this software in handshakes.
 pub(crate) const SOFTWARE: &str = concat!("control plane ", env!("CARGO_PKG_VERSION"));
 
-/// The trust domain of a store's mesh. A store with a trust domain keeps it.
+/// The choice of a store's trust domain. A store that has a trust domain keeps it.
 #[derive(Clone, Debug, Default)]
 pub enum TrustDomainChoice {
-    /// The store's own domain, if any.
+    /// The domain that the store already has; none if it has none.
     #[default]
     Stored,
     /// This domain, if the store is new.
     OfNewStore(TrustDomain),
-    /// This domain.
+    /// This domain. The control plane does not start if the store has another domain.
     Given(TrustDomain),
 }
 
 impl TrustDomainChoice {
-    /// The domain to use from now on, unless the store has one already.
+    /// Returns the domain to use, unless the store already has one.
     pub(crate) fn told(&self, is_new: bool, recorded: Option<&TrustDomain>) -> Option<TrustDomain> {
         match self {
             Self::Given(domain) => Some(domain.clone()),
@@ -87,39 +87,40 @@ impl TrustDomainChoice {
 /// Configuration of a control plane.
 #[derive(Clone, Debug)]
 pub struct ControlConfig {
-    /// How connections are opened and accepted.
+    /// The transport by which connections are opened and accepted.
     pub transport: Transport,
-    /// Directory of the store (unless it is in etcd) and of the imbalance indicator; created if missing.
+    /// Directory of the store (unless it is in etcd) and of the imbalance indicator's file. Created if
+    /// missing.
     pub data_dir: PathBuf,
-    /// The etcd store, if the store is not in the data directory.
+    /// Configuration of the etcd store; `None` keeps the store in the data directory.
     pub etcd: Option<EtcdConfig>,
-    /// The trust domain whose certificates this control plane issues.
+    /// The trust domain for which this control plane issues certificates.
     pub trust_domain: TrustDomainChoice,
     /// Listening addresses of gRPC: TCP, Unix sockets, or both. At least one.
     pub grpc: Vec<Address>,
     /// Listening address of HTTP.
     pub http: SocketAddr,
-    /// Address at which it takes spans by OTLP over HTTP; without one, it keeps none.
+    /// Address on which the control plane receives spans by OTLP over HTTP. With `None`, it keeps no spans.
     pub traces: Option<SocketAddr>,
-    /// Host names by which web clients know this control plane, besides this machine's.
+    /// Host names under which web clients reach this control plane, in addition to this machine's name.
     pub http_names: Vec<String>,
-    /// The issuer of user tokens; without one, tokens are refused.
+    /// The issuer of user tokens. `None` refuses all tokens.
     pub oidc: Option<OidcConfig>,
-    /// YAML files of endpoints, and directories of such files, to watch.
+    /// YAML files with endpoints, and directories of such files, to be watched.
     pub sources: Vec<PathBuf>,
-    /// Controllers that show their changes without making them.
+    /// Controllers that show the changes they decide without making them.
     pub shadow_controllers: Vec<ShadowController>,
 }
 
-/// Runs a control plane until `shutdown` completes, then finishes calls in flight.
+/// Runs a control plane until `shutdown` completes, and then lets calls in flight finish.
 ///
 /// # Errors
-/// [`ControlError`] when it cannot start, or cannot continue.
+/// [`ControlError`] when the control plane cannot start or cannot continue.
 pub async fn run(config: ControlConfig, shutdown: impl Future<Output = ()>) -> Result<(), ControlError> {
     let mut shutdown = pin!(shutdown);
     let control = tokio::select! {
         started = Control::start(config) => started?,
-        // The start may wait for a store held by another control plane.
+        // The start may have to wait for a store that another control plane holds.
         () = &mut shutdown => return Ok(()),
     };
     control.run(shutdown).await

@@ -20,14 +20,15 @@ use crate::{
     endpoint_counts::{EndpointCounts, STATES},
     health_checks::Checks,
     imbalance::Imbalance,
-    quotas::Quotas,
+    rate_limits::Quotas,
     traffic::TrafficPlanning,
     zone_probes::ZoneProbes,
 };
 
 type Label = [(&'static str, &'static str); 1];
 
-/// Outcomes of writes. Each has a series from the start, since `increase` does not see a counter begin.
+/// Outcomes of writes. Each has a series from the start, since `increase` in PromQL does not count a
+/// counter's first value.
 const OUTCOMES: [&str; 8] =
     ["written", "conflict", "too_large", "overloaded", "disk_full", "failed", "unavailable", "unknown"];
 
@@ -49,7 +50,7 @@ pub(crate) struct Metrics {
     load_servers: Family<Label, Gauge>,
 }
 
-/// Sources of the values that are read at each scrape.
+/// Sources of the values that are read for each scrape.
 pub(crate) struct MetricSources {
     pub(crate) store: Arc<dyn Store>,
     pub(crate) node: Node,
@@ -62,7 +63,7 @@ pub(crate) struct MetricSources {
     pub(crate) listeners: Listeners,
 }
 
-/// What operators see by calls as well as by metrics. Clones share it.
+/// State that operators see through both calls and metrics. Clones share the state.
 #[derive(Clone)]
 pub(crate) struct Observed {
     pub(crate) audit: AuditLog,
@@ -71,7 +72,7 @@ pub(crate) struct Observed {
     pub(crate) planning: TrafficPlanning,
     pub(crate) probes: ZoneProbes,
     pub(crate) gateway: GatewayLoads,
-    /// If this control plane takes spans.
+    /// The stored traces, if this control plane receives spans.
     pub(crate) traces: Option<Traces>,
 }
 
@@ -94,7 +95,7 @@ impl Metrics {
         }
     }
 
-    /// Registers the present values of all metrics.
+    /// Registers all metrics with their current values.
     pub(crate) fn register(&self, sources: &MetricSources, all: &mut Registry) {
         self.read(sources);
         let Observed { audit, controllers, imbalance, planning, probes, gateway, traces } = &sources.observed;
@@ -141,7 +142,7 @@ impl Metrics {
         }
     }
 
-    /// Names and help texts; the metrics themselves are shared handles.
+    /// Registers the metrics in this struct under their names. Metrics are handles, so clones share the values.
     fn register_own(&self, control: &mut Registry) {
         for outcome in OUTCOMES {
             drop(self.writes.get_or_create(&[("outcome", outcome)]));
@@ -185,7 +186,7 @@ impl Metrics {
     }
 }
 
-/// Counters of the registry.
+/// Registers the counters of the registry.
 fn register_load_reports(registry: &fairmesh_registry::Registry, control: &mut Registry) {
     let reports = Family::<Label, Counter>::default();
     for (taken, count) in registry.load_reports() {
@@ -194,7 +195,7 @@ fn register_load_reports(registry: &fairmesh_registry::Registry, control: &mut R
     control.register("shard_load_reports", "Reports of load by shard, by outcome", reports);
 }
 
-/// Services declared by registrations.
+/// Registers the counters of services declared by registrations.
 fn register_declarations(registry: &fairmesh_registry::Registry, control: &mut Registry) {
     let (known, refused, removed) = registry.self_declared();
     let declared = Gauge::<i64>::default();
@@ -208,7 +209,7 @@ fn register_declarations(registry: &fairmesh_registry::Registry, control: &mut R
     control.register("self_declarations", help, counts);
 }
 
-/// Unhealthy endpoints by region.
+/// Registers the number of unhealthy endpoints by region.
 fn register_unhealthy(checks: &Checks, control: &mut Registry) {
     let unhealthy = Family::<[(&'static str, String); 1], Gauge>::default();
     for (region, count) in checks.unhealthy_endpoints() {
@@ -221,7 +222,7 @@ fn register_unhealthy(checks: &Checks, control: &mut Registry) {
     );
 }
 
-/// Prefixes of watches, and terminated watches.
+/// Registers the number of watched prefixes and of terminated watches.
 fn register_watches(node: &Node, control: &mut Registry) {
     let followed = node.followed();
     let (count, refused) = (Gauge::<i64>::default(), Counter::<u64>::default());
@@ -252,7 +253,7 @@ fn register_traces(traces: &Traces, control: &mut Registry) {
     control.counter("traces_left_out_spans", "Spans that had no room", left_out);
 }
 
-/// Mesh-wide limits.
+/// Registers the metrics of mesh-wide limits.
 fn register_quotas(quotas: &Quotas, control: &mut Registry) {
     let stats = quotas.stats();
     let (known, claimed) = (Gauge::<i64>::default(), Gauge::<i64>::default());

@@ -1,15 +1,15 @@
-//! Opens a store in etcd, in one cluster or in several.
+//! Opens a store in etcd, in one or several clusters.
 
 use std::{sync::Arc, time::Duration};
 
 use fairmesh_model::StoreId;
 use fairmesh_store::{EtcdConfig, EtcdStore, PartitionedStore, Store, StoreError, is_partitioned};
 
-/// A store held by this process.
+/// A store for which this process holds the writer lease.
 #[derive(Debug)]
 pub(crate) struct OpenStore {
     pub(crate) store: Arc<dyn Store>,
-    /// The same store, if it can have several partitions.
+    /// The same store, if it supports several partitions.
     pub(crate) partitions: Option<Arc<PartitionedStore>>,
 }
 
@@ -28,7 +28,7 @@ pub(crate) async fn open_as_writer(
     Ok(OpenStore { store: Arc::new(store), partitions: None })
 }
 
-/// Gives the existing store a new id.
+/// Gives an existing store a new id.
 pub(crate) async fn regenerate_id(etcd: &EtcdConfig) -> Result<StoreId, StoreError> {
     match is_partitioned(etcd).await? {
         Some(true) => PartitionedStore::regenerate_id(etcd).await,

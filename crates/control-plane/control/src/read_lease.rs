@@ -1,4 +1,5 @@
-//! Decides whether this control plane may still serve linearizable reads, or another one may have written since.
+//! Decides whether this control plane may still serve linearizable reads, or another one may have written
+//! meanwhile.
 
 use std::time::Duration;
 
@@ -9,19 +10,19 @@ use tokio::{
 
 /// Time that a read waits for the writer lease to be renewed: as long as a write waits for etcd.
 const READ_TIMEOUT: Duration = Duration::from_secs(10);
-/// Minimum age of possibly stale data.
+/// Minimum reported age of data that may be stale.
 const MIN_AGE: Duration = Duration::from_millis(1);
 
-/// Validity of reads, by the writer lease of a store with standby control planes.
+/// Decides whether reads are valid, by the writer lease of a store with standby control planes.
 #[derive(Clone, Debug)]
 pub(crate) struct ReadLease {
-    /// Until when no other process can write.
+    /// Time until which no other process can write.
     expiry: watch::Receiver<Instant>,
-    /// Ticks when the lease expires, and when it is renewed afterwards.
+    /// Notified when the lease expires, and when it is renewed after that.
     ticks: watch::Sender<u64>,
 }
 
-/// The writer lease is not held. The message is for callers.
+/// Error: the writer lease is not held. Callers get the message.
 #[derive(Debug, PartialEq, thiserror::Error)]
 #[error(
     "this control plane cannot reach its store in etcd, and another one may have taken over; read there, or read possibly stale \
@@ -34,13 +35,14 @@ impl ReadLease {
         Self { expiry, ticks: watch::Sender::new(0) }
     }
 
-    /// Maximum age of served data; zero while the lease is held.
+    /// Maximum age of the data served; zero while the lease is held.
     pub(crate) fn age(&self) -> Duration {
         let (now, expiry) = (Instant::now(), *self.expiry.borrow());
         if now < expiry { Duration::ZERO } else { (now - expiry).max(MIN_AGE) }
     }
 
-    /// Ticks when the age becomes zero or nonzero, while [`watch_expiry`](Self::watch_expiry) runs.
+    /// Returns a receiver that is notified when the age becomes zero or nonzero, while
+    /// [`watch_expiry`](Self::watch_expiry) runs.
     pub(crate) fn ages(&self) -> watch::Receiver<u64> {
         self.ticks.subscribe()
     }
@@ -48,7 +50,7 @@ impl ReadLease {
     /// Waits until the lease is held, so that no other process can have written.
     ///
     /// # Errors
-    /// After [`READ_TIMEOUT`] without the lease.
+    /// The lease is not held within [`READ_TIMEOUT`].
     pub(crate) async fn wait_held(&self) -> Result<(), LeaseNotHeld> {
         let mut expiry = self.expiry.clone();
         let held = expiry.wait_for(|expiry| Instant::now() < *expiry);
@@ -58,7 +60,7 @@ impl ReadLease {
         }
     }
 
-    /// Drives the ticks of [`ages`](Self::ages) until the store is dropped.
+    /// Sends the notifications of [`ages`](Self::ages) until the store is dropped.
     pub(crate) async fn watch_expiry(self) {
         let mut expiry = self.expiry.clone();
         let mut known = true;
@@ -93,7 +95,7 @@ mod tests {
     const SECOND: Duration = Duration::from_secs(1);
 
     #[tokio::test(start_paused = true)]
-    async fn data_ages_from_expiry_of_the_lease_until_its_renewal() {
+    async fn data_age_grows_from_read_lease_expiry_until_renewal() {
         let (renewal, expiry) = watch::channel(Instant::now() + 5 * SECOND);
         let read_lease = ReadLease::new(expiry);
         let mut ages = read_lease.ages();
@@ -111,7 +113,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_read_waits_for_the_lease_with_a_timeout() {
+    async fn linearizable_read_waits_for_lease_up_to_timeout() {
         let (renewal, expiry) = watch::channel(Instant::now());
         let read_lease = ReadLease::new(expiry);
         let began = Instant::now();

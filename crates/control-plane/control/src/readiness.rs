@@ -12,26 +12,29 @@ use tokio::{sync::Mutex, task::spawn_blocking, time::Instant};
 
 use crate::imbalance::Imbalance;
 
-/// Lifetime of a probe's result. It bounds the writes caused by readers of `/readyz`.
+/// Validity of a probe's result. It limits the writes that requests for `/readyz` cause.
 const PROBE_TTL: Duration = Duration::from_secs(1);
-/// Lifetime for a store that is not on this machine's disk.
+/// Validity of a probe's result for a store that is not on this machine's disk.
 const REMOTE_PROBE_TTL: Duration = Duration::from_secs(5);
-/// Lifetime for this machine's disk while no write has failed: a control plane without writers reports a full disk
-/// after this time.
+/// Validity of a probe's result for this machine's disk while no write has failed. A control plane without writers
+/// reports a full disk after at most this time.
 const IDLE_PROBE_TTL: Duration = Duration::from_secs(60);
-/// File that the probe writes and removes in the data directory. It is as large as a growth step of the store's file.
+/// File that the probe writes and removes in the data directory. It is as large as the step by which the store's file
+/// grows.
 const PROBE_FILE: &str = ".readyz";
 const PROBE_BYTES: usize = 1 << 20;
 
-/// Interval of checksum verification after the start's. Writes wait meanwhile: some milliseconds per megabyte.
+/// Interval between verifications of checksums, after the verification at startup. Writes wait during a verification:
+/// some milliseconds per megabyte.
 const VERIFY_INTERVAL: Duration = Duration::from_secs(6 * 60 * 60);
 
-/// Known damage of the store's file.
+/// Damage found in the store's file, if any.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Integrity(Arc<OnceLock<String>>);
 
 impl Integrity {
-    /// Verifies the store and the file of the imbalance indicator periodically, until the store is found damaged.
+    /// Verifies the files of the store and of the imbalance indicator periodically, until the store is found
+    /// to be damaged.
     pub(crate) async fn watch(self, store: Arc<dyn Store>, imbalance: Arc<Imbalance>) {
         loop {
             tokio::time::sleep(VERIFY_INTERVAL).await;
@@ -60,20 +63,20 @@ impl Integrity {
         }
     }
 
-    /// The damage found, if any.
+    /// Damage found, if any.
     pub(crate) fn damage(&self) -> Option<&str> {
         self.0.get().map(String::as_str)
     }
 }
 
-/// Probes the disk after a failed write and now and then. Otherwise a control plane without writers would neither notice a full
-/// disk nor become ready again.
+/// Probes the disk, after a failed write and periodically. Otherwise a control plane without writers would neither
+/// notice a full disk nor become ready again.
 #[derive(Debug)]
 pub(crate) struct Readiness {
-    /// Known damage of the store's file.
+    /// Damage found in the store's file, if any.
     pub(crate) integrity: Integrity,
     data_dir: PathBuf,
-    /// Time of the last probe, and why writes fail.
+    /// Time of the last probe, and the reason why writes failed, if they did.
     probed: Mutex<Option<(Instant, Option<String>)>>,
 }
 
@@ -83,7 +86,7 @@ impl Readiness {
         Self { integrity, data_dir: data_dir.to_owned(), probed }
     }
 
-    /// Why writes fail now; `None` if they succeed.
+    /// The reason why writes fail at present; `None` if they succeed.
     pub(crate) async fn problem(&self, store: &dyn Store) -> Option<String> {
         if let Some(reason) = store.fatal_error() {
             return Some(format!("store: {reason}"));
@@ -106,7 +109,7 @@ impl Readiness {
         problem
     }
 
-    /// Why the store in use takes no writes.
+    /// Returns the reason why the store does not accept writes; `None` if it does.
     async fn probe(&self, store: &dyn Store) -> Option<String> {
         if let Some(probing) = store.probe_write() {
             return probing.await.err().map(|problem| format!("the store takes no writes: {problem}"));

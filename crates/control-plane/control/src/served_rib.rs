@@ -12,26 +12,26 @@ use tonic::Status;
 
 use crate::{
     SOFTWARE,
-    admin::{route_quota, rules},
+    admin_service::{authorization_rules, route_quota_check},
     identity::is_own,
     read_lease::ReadLease,
+    store_error::write_error,
     user_tokens::UserTokens,
-    write_error::write_error,
 };
 
-/// Serves the whole routing information base, and writes it.
+/// Serves reads and writes of the whole routing information base.
 #[derive(Clone, Debug)]
 pub(crate) struct ControlRib {
     node: Node,
     store: Arc<dyn Store>,
-    /// `None` if no other process can write the store.
+    /// The lease for linearizable reads; `None` if no other process can write to the store.
     read_lease: Option<ReadLease>,
     access: AccessControl,
     tokens: UserTokens,
 }
 
 impl ControlRib {
-    /// Serves `node` and writes with `store`.
+    /// Serves reads from `node`, and writes to `store`.
     pub(crate) fn new(
         (node, store): (&Node, &Arc<dyn Store>),
         read_lease: Option<ReadLease>,
@@ -63,12 +63,12 @@ impl ServedRib for ControlRib {
                  its Unix socket"
             )));
         }
-        let batch = rules::complete(&self.node, batch).map_err(WriteError::Invalid)?;
+        let batch = authorization_rules::complete(&self.node, batch).map_err(WriteError::Invalid)?;
         let policies = batch.ops.iter().filter(|op| RecordKind::of(&op.key) == Some(RecordKind::Policy));
         let policies = policies.filter_map(|op| Some((RecordKey::parse(&op.key).ok()?, op.value.as_ref())));
         let policies: Vec<_> = policies.collect();
         let written = policies.iter().map(|(key, value)| (key, *value));
-        route_quota::check(&self.node, written).map_err(WriteError::Invalid)?;
+        route_quota_check::check(&self.node, written).map_err(WriteError::Invalid)?;
         self.store.write(batch).await.map_err(write_error)
     }
 
@@ -88,8 +88,8 @@ impl ServedRib for ControlRib {
         Some(self.access.changes())
     }
 
-    /// This process's writes are in the node before they are acknowledged, so the node is current while no other
-    /// process can write.
+    /// This process's node is up to date as long as no other process can write: a write by this process is in the
+    /// node before it is acknowledged.
     async fn ensure_linearizable(&self) -> Result<(), String> {
         match &self.read_lease {
             Some(read_lease) => read_lease.wait_held().await.map_err(|error| error.to_string()),

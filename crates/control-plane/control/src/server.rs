@@ -9,7 +9,7 @@ use std::{
 
 use fairmesh_controllers::{Runtime, RuntimeConfig};
 use fairmesh_gateway_control::GatewayLoads;
-use fairmesh_listen::{Limits, Listeners, table};
+use fairmesh_listen::{Limits, Listeners, listener_table};
 use fairmesh_model::StoreId;
 use fairmesh_pages::AdminListener;
 use fairmesh_registry::{FileSource, Registry, RegistryService};
@@ -18,7 +18,7 @@ use fairmesh_store::{PartitionedStore, RedbStore, Store, StoreError, StoreLocati
 use fairmesh_web::{HostNames, PageConfig};
 use fairmesh_wire::{
     environment::CONTROL_SOCKET,
-    rpc,
+    grpc_stubs,
     transport::{self, Address, Listener, Services, Transport},
 };
 use tokio::task::spawn_blocking;
@@ -28,42 +28,42 @@ use tonic::service::Routes;
 use crate::{
     ControlConfig, ControlError,
     access::{Access, guard_calls, guard_pages},
-    admin::AdminService,
+    admin_service::AdminService,
     audit::{self, AuditLog},
     caller_numbers::CallerNumbers,
+    commit_indices::Indices,
     controllers::Controllers,
     health_checks::{CheckerService, Checks, Woken},
     http,
     identity::{CertificateIssuer, IdentityService, page_hosts, recorded_bundle},
     imbalance::{self, Imbalance, ImbalanceService},
-    indices::Indices,
     metrics::{MetricSources, Metrics, Observed},
     open_store::{self, OpenStore},
-    page::PageSource,
-    quotas::Quotas,
+    rate_limits::Quotas,
     read_lease::ReadLease,
     readiness::Readiness,
+    reports::SignalsService,
     served_rib::ControlRib,
-    signals::SignalsService,
     store_applier::{AppliedStore, apply_commits},
     tasks::{Tasks, join_next, spawn_cancellable, spawn_stoppable, task_ended},
     traces::TraceListener,
     traffic::{TrafficPlanning, TrafficService},
     user_tokens::UserTokens,
     wall_clock::now_ms,
+    web_page_source::PageSource,
     zone_probes::ZoneProbes,
 };
 
-/// The store file within the data directory.
+/// Name of the store's file within the data directory.
 const STORE_FILE: &str = "rib.redb";
-/// The file of the imbalance indicator within the data directory.
+/// Name of the imbalance indicator's file within the data directory.
 const IMBALANCE_FILE: &str = "imbalance.redb";
-/// TTL of the writer lease: time after which another control plane takes over a store in etcd.
+/// TTL of the writer lease: time after which another control plane can take over a store in etcd.
 const LEASE_TTL: Duration = Duration::from_secs(5);
-/// Time for calls in flight to finish after a stop request.
+/// Time that calls in flight have to finish after a stop request.
 const DRAIN: Duration = Duration::from_secs(5);
 
-/// A control plane that is ready to serve: its store is loaded and its addresses are bound.
+/// A control plane that is ready to serve: the store is loaded and the addresses are bound.
 #[derive(Debug)]
 pub struct Control {
     store: Arc<dyn Store>,
@@ -82,10 +82,11 @@ pub struct Control {
 }
 
 impl Control {
-    /// Opens the store and binds every address. A store in etcd has one control plane at a time: others wait here.
+    /// Opens the store and binds all addresses. A store in etcd has one control plane at a time; others wait
+    /// here.
     ///
     /// # Errors
-    /// [`ControlError`] with the file or address, and a remedy.
+    /// [`ControlError`], which names the file or address and a remedy.
     pub async fn start(config: ControlConfig) -> Result<Self, ControlError> {
         if config.grpc.is_empty() {
             return Err(ControlError::NoAddress);
@@ -106,7 +107,7 @@ impl Control {
             indices.access.require();
         }
         let listeners = Listeners::default();
-        let calls = listeners.acceptor(&table::CONTROL_GRPC, Limits::calls());
+        let calls = listeners.acceptor(&listener_table::CONTROL_GRPC, Limits::calls());
         let mut grpc = Vec::new();
         let (transport, addresses) = match &issuer {
             Some(issuer) => (issuer.transport(&node)?, with_own_socket(&config)),
@@ -115,7 +116,7 @@ impl Control {
         for address in &addresses {
             grpc.push(transport.bind(address).await?.with_users().within(calls.clone()));
         }
-        let http = AdminListener::bind(config.http, &listeners, &table::CONTROL_HTTP).await?;
+        let http = AdminListener::bind(config.http, &listeners, &listener_table::CONTROL_HTTP).await?;
         let traces = TraceListener::bind(config.traces, &listeners).await?;
         let imbalance = Arc::new(Imbalance::start(&config.data_dir.join(IMBALANCE_FILE)).await);
         log_addresses(&grpc, &http);
@@ -137,7 +138,8 @@ impl Control {
         })
     }
 
-    /// Listening addresses of gRPC, in the order of the configuration, with the ports chosen for port 0.
+    /// Listening addresses of gRPC in the order of the configuration, with the ports that were chosen for
+    /// port 0.
     pub fn grpc_addresses(&self) -> io::Result<Vec<Address>> {
         self.grpc.iter().map(Listener::address).collect()
     }
@@ -147,14 +149,14 @@ impl Control {
         self.http.local_addr()
     }
 
-    /// Serves until `shutdown` completes. Then no connections are accepted, calls in flight have five seconds to
-    /// finish, and the store is closed.
+    /// Serves until `shutdown` completes. From then on no connections are accepted, calls in flight have five
+    /// seconds to finish, and the store is closed.
     ///
     /// # Errors
     /// [`ControlError::Ended`] when a task ended unexpectedly.
     pub async fn run(self, shutdown: impl Future<Output = ()>) -> Result<(), ControlError> {
         let closing = CancellationToken::new();
-        // Outlives `closing`, because calls in flight still write.
+        // Cancelled later than `closing`, because calls in flight still write.
         let writes_ended = CancellationToken::new();
         let mut store_tasks = Tasks::new();
         let mut tasks = Tasks::new();
@@ -174,7 +176,7 @@ impl Control {
             result = result.and(join_next(&mut store_tasks).await);
         }
         stores.0.close().await;
-        // Dropping the last handle waits for the store's writer thread, which would block this thread.
+        // Dropping the last handle waits for the store's writer thread, so it must not happen on this thread.
         let _ = spawn_blocking(move || drop(stores)).await;
         result
     }
@@ -233,14 +235,14 @@ impl Control {
         controllers.spawn(&runtime, store_tasks, writes_ended);
         spawn_cancellable(store_tasks, writes_ended, verification);
         Background { read_lease, imbalance, registry, tokens }.spawn(store_tasks, writes_ended);
-        // Last, so that the first call already sees every controller's status.
+        // Done last, so that the first call already sees the status of every controller.
         let calls = services.calls();
         serve_grpc(tasks, grpc, &services.map_calls(|calls| guard_calls(calls, access.clone())), closing);
         serve_pages(tasks, (http, pages, access), (state, HostNames::new(page_hosts(&config)), calls));
     }
 }
 
-/// Takes spans until `closing`, if this control plane does.
+/// Spawns the receiver of spans until `closing`, if this control plane receives spans.
 fn spawn_traces(
     listener: Option<TraceListener>,
     tasks: &mut Tasks,
@@ -252,7 +254,8 @@ fn spawn_traces(
     Some(traces)
 }
 
-/// Environment of the controllers. `applied` writes to `store` and returns once the node has the write.
+/// Creates the runtime of the controllers. `applied` writes to `store`, and returns once the node has applied
+/// the write.
 fn runtime(config: &ControlConfig, store: &dyn Store, (node, applied): (&Node, &Arc<dyn Store>)) -> Runtime {
     Runtime::new(RuntimeConfig {
         node: node.clone(),
@@ -287,7 +290,8 @@ impl Background {
     }
 }
 
-/// Refuses a store that is behind this control plane's earlier writes: readers would mix two histories.
+/// Refuses a store that lacks earlier writes by this control plane, such as a restored backup, because readers would
+/// mix two histories.
 async fn refuse_restored(
     config: &ControlConfig,
     store: &dyn Store,
@@ -302,7 +306,7 @@ async fn refuse_restored(
     }
 }
 
-/// Follows the store until `stop`.
+/// Applies the commits of the store until `stop`.
 async fn apply_until(
     store: Arc<dyn Store>,
     node: Node,
@@ -311,7 +315,8 @@ async fn apply_until(
 ) -> Result<(), ControlError> {
     tokio::select! {
         () = stop.cancelled() => Ok(()),
-        // A new process verifies the file and continues; this one could only refuse writes.
+        // Ends only if the store was closed, for instance after damage. A new process verifies the file and
+        // continues; this one could only refuse writes.
         () = apply_commits(store.clone(), node, indices) => {
             Err(task_ended("the store", store.fatal_error().unwrap_or("closed")))
         }
@@ -355,16 +360,16 @@ fn log_addresses(grpc: &[Listener], http: &AdminListener) {
     }
 }
 
-/// The gRPC addresses, including the socket for users of this machine.
+/// The gRPC addresses, with the socket for users of this machine added.
 fn with_own_socket(config: &ControlConfig) -> Vec<Address> {
     let path = config.data_dir.join(CONTROL_SOCKET);
-    // Without a current directory the path stays as given.
+    // If there is no current directory, the path stays as given.
     let own = Address::Unix(std::path::absolute(&path).unwrap_or(path));
     let others = config.grpc.iter().filter(|address| **address != own);
     others.cloned().chain([own.clone()]).collect()
 }
 
-/// Name of this process as holder of a store, for messages.
+/// Name under which this process holds the store, for messages.
 fn holder_name(config: &ControlConfig) -> String {
     let addresses: Vec<_> = config.grpc.iter().map(ToString::to_string).collect();
     format!("control plane at {}, process {}", addresses.join(", "), std::process::id())
@@ -390,10 +395,10 @@ async fn on_file<T: Send + 'static>(
         .unwrap_or_else(|stopped| Err(StoreError::Io { location: place, source: io::Error::other(stopped) }))
 }
 
-/// Converts the etcd store of a control plane to one that can have several partitions, unless it already is.
+/// Converts a control plane's etcd store to one that supports several partitions, unless it already does.
 ///
 /// # Errors
-/// When etcd does not respond or holds other data.
+/// etcd does not respond, or holds other data.
 pub async fn partition_store(config: &ControlConfig) -> Result<(), ControlError> {
     match &config.etcd {
         Some(etcd) => Ok(PartitionedStore::convert(etcd, &holder_name(config), LEASE_TTL).await?),
@@ -401,11 +406,11 @@ pub async fn partition_store(config: &ControlConfig) -> Result<(), ControlError>
     }
 }
 
-/// Gives the store of a control plane a new id. Do this once after restoring a backup. See
+/// Gives the store of a control plane a new id. Call this once after restoring a backup. See
 /// [`RedbStore::regenerate_id`] and [`fairmesh_store::EtcdStore::regenerate_id`].
 ///
 /// # Errors
-/// When there is no valid store, or another process has its file open.
+/// There is no valid store, or another process has its file open.
 pub async fn renew_store_id(config: &ControlConfig) -> Result<StoreId, ControlError> {
     Ok(match &config.etcd {
         Some(etcd) => open_store::regenerate_id(etcd).await?,
@@ -444,7 +449,7 @@ fn serve_pages(
     spawn_stoppable(tasks, http::serve(pages, (listener, transport), closing, DRAIN));
 }
 
-/// Adds `Admin`, `Signals`, `Imbalance`, `TrafficPlanner`, `Identity` and `Authority`.
+/// Adds the services `Admin`, `Signals`, `Imbalance`, `TrafficPlanner`, `Identity` and `Authority`.
 fn operator_services(
     routes: Routes,
     identity: &IdentityService,
@@ -464,7 +469,7 @@ fn operator_services(
     };
     let imbalance = ImbalanceService { imbalance, signals: signals.clone() };
     routes
-        .add_service(rpc::admin_server(AdminService {
+        .add_service(grpc_stubs::admin_server(AdminService {
             node,
             store,
             partitions,
@@ -477,11 +482,11 @@ fn operator_services(
             traces,
             workloads: Arc::default(),
         }))
-        .add_service(rpc::signals_server(signals))
-        .add_service(rpc::imbalance_server(imbalance))
-        .add_service(rpc::traffic_planner_server(planner))
-        .add_service(rpc::identity_server(identity.clone()))
-        .add_service(rpc::authority_server(identity.clone()))
+        .add_service(grpc_stubs::signals_server(signals))
+        .add_service(grpc_stubs::imbalance_server(imbalance))
+        .add_service(grpc_stubs::traffic_planner_server(planner))
+        .add_service(grpc_stubs::identity_server(identity.clone()))
+        .add_service(grpc_stubs::authority_server(identity.clone()))
 }
 
 /// The services `Registry`, `Checker` and `Quota`.
@@ -492,7 +497,7 @@ fn routes(
     closing: &CancellationToken,
 ) -> Routes {
     let checker = CheckerService { checks: checks.clone(), probes: probes.clone(), closing: closing.clone() };
-    Routes::new(rpc::registry_server(RegistryService::new(registry.clone())))
-        .add_service(rpc::checker_server(checker))
-        .add_service(rpc::quota_server(quotas.clone()))
+    Routes::new(grpc_stubs::registry_server(RegistryService::new(registry.clone())))
+        .add_service(grpc_stubs::checker_server(checker))
+        .add_service(grpc_stubs::quota_server(quotas.clone()))
 }

@@ -4,16 +4,16 @@ use std::{sync::Arc, time::Duration};
 
 use fairmesh_model::{Prefix, Revision, StoreId};
 use fairmesh_rib::{Batch, Node};
-use fairmesh_store::{BoxFuture, Commits, Store, StoreError, StoreSnapshot, WriteError, author};
+use fairmesh_store::{BoxFuture, Commits, Store, StoreError, StoreSnapshot, WriteError, write_author};
 
 use tokio::{sync::watch, time::Instant};
 
-use crate::{audit::AuditLog, health_checks::Woken, indices::Indices, metrics::Metrics};
+use crate::{audit::AuditLog, commit_indices::Indices, health_checks::Woken, metrics::Metrics};
 
 /// Pause after a failed load.
 const LOAD_RETRY: Duration = Duration::from_secs(1);
 
-/// The store as written by this process: a write returns once the node has applied it.
+/// Store for this process's writes. A write returns once the node has applied it.
 #[derive(Debug)]
 pub(crate) struct AppliedStore {
     store: Arc<dyn Store>,
@@ -23,7 +23,7 @@ pub(crate) struct AppliedStore {
 }
 
 impl AppliedStore {
-    /// [`apply_commits`] must run while there are writes.
+    /// Wraps a store. [`apply_commits`] must run while there are writes.
     pub(crate) fn new(store: Arc<dyn Store>, node: Node, metrics: Arc<Metrics>, audit: AuditLog) -> Self {
         Self { store, node, metrics, audit }
     }
@@ -33,7 +33,7 @@ impl AppliedStore {
         self.metrics.count_write(&written);
         let revision = written?;
         self.node.wait_applied(revision.number).await;
-        self.audit.record((author::current(), author::message()), revision).await;
+        self.audit.record((write_author::current(), write_author::message()), revision).await;
         Ok(revision)
     }
 }
@@ -80,7 +80,7 @@ impl Store for AppliedStore {
     }
 }
 
-/// Applies every commit of the store to the node, in order, until it is dropped.
+/// Applies all commits of the store to the node, in order, until the store is dropped.
 pub(crate) async fn apply_commits(store: Arc<dyn Store>, node: Node, indices: Indices) {
     loop {
         let mut commits = store.commits(node.revision().number);
@@ -112,7 +112,8 @@ async fn reload(store: &dyn Store, node: &Node, indices: &Indices) -> Result<(),
     indices.load(&entries);
     let revision = Revision { store: store.id(), partition: 0, number };
     if let Err(behind) = node.replace(Prefix::everything(), entries, revision) {
-        // Only this task applies commits, and its revision is below every commit retained by the store.
+        // Cannot happen: only this task applies commits, and the node's revision is below every commit that
+        // the store retains.
         tracing::error!(%behind, "store returned an older state than the node has");
     }
     indices.access.changed();

@@ -7,10 +7,10 @@ use tokio_util::sync::CancellationToken;
 
 use crate::ControlError;
 
-/// Tasks of a running control plane; each returns an error unless it was stopped.
+/// Tasks of a running control plane. A task that ends by itself returns an error.
 pub(crate) type Tasks = JoinSet<Result<(), ControlError>>;
 
-/// Spawns a task that ends by itself when it is stopped.
+/// Spawns a task that ends by itself when the control plane stops.
 pub(crate) fn spawn_stoppable(store_tasks: &mut Tasks, task: impl Future<Output = ()> + Send + 'static) {
     store_tasks.spawn(async move {
         task.await;
@@ -18,7 +18,7 @@ pub(crate) fn spawn_stoppable(store_tasks: &mut Tasks, task: impl Future<Output 
     });
 }
 
-/// Spawns a task that may be cancelled at any await once calls in flight no longer write.
+/// Spawns a task that may be cancelled at any await. It is cancelled once calls in flight no longer write.
 pub(crate) fn spawn_cancellable(
     store_tasks: &mut Tasks,
     writes_ended: &CancellationToken,
@@ -31,7 +31,7 @@ pub(crate) fn spawn_cancellable(
     });
 }
 
-/// The result of the first task that ends; a panic counts as an error.
+/// Waits for the first task that ends, and returns its result. A panic counts as an error.
 pub(crate) async fn join_next(tasks: &mut Tasks) -> Result<(), ControlError> {
     match tasks.join_next().await {
         None => Ok(()),

@@ -1,8 +1,8 @@
-//! Spans that processes export to this control plane, and traces for operators.
+//! Receives spans that processes export to this control plane, and serves traces to operators.
 
 use std::net::SocketAddr;
 
-use fairmesh_listen::{Limits, Listeners, PageListener, table};
+use fairmesh_listen::{Limits, Listeners, PageListener, listener_table};
 use fairmesh_model::{Invalid, ServiceName, Tenant};
 use fairmesh_traces::{TraceLimits, TraceView, Traces};
 use fairmesh_wire::v1;
@@ -11,7 +11,7 @@ use tonic::Status;
 
 use crate::ControlError;
 
-/// Where spans arrive.
+/// The listener for spans.
 #[derive(Debug)]
 pub(crate) struct TraceListener {
     listener: PageListener,
@@ -19,27 +19,27 @@ pub(crate) struct TraceListener {
 }
 
 impl TraceListener {
-    /// Listens, if there is an address.
+    /// Binds the listener, if an address is given.
     ///
     /// # Errors
-    /// When the address cannot be listened on.
+    /// The address cannot be bound.
     pub(crate) async fn bind(
         address: Option<SocketAddr>,
         listeners: &Listeners,
     ) -> Result<Option<Self>, ControlError> {
         let Some(address) = address else { return Ok(None) };
-        let acceptor = listeners.acceptor(&table::CONTROL_TRACES, Limits::pages());
+        let acceptor = listeners.acceptor(&listener_table::CONTROL_TRACES, Limits::pages());
         let bound = PageListener::bind(address, acceptor).await;
         let listener = bound.map_err(|source| ControlError::Traces { address, source })?;
         Ok(Some(Self { listener, traces: Traces::new(TraceLimits::CONTROL_PLANE) }))
     }
 
-    /// The traces of the spans that arrive.
+    /// The traces built from the received spans.
     pub(crate) fn traces(&self) -> Traces {
         self.traces.clone()
     }
 
-    /// Takes spans until `stopping`.
+    /// Receives spans until `stopping`.
     pub(crate) async fn serve(self, stopping: CancellationToken) {
         self.listener.serve(self.traces.router(), stopping).await;
     }
@@ -48,7 +48,7 @@ impl TraceListener {
 /// Reads traces for an operator.
 ///
 /// # Errors
-/// If this control plane takes no spans, there is no such trace, or a name is malformed.
+/// This control plane receives no spans, the trace does not exist, or a name is malformed.
 pub(crate) fn read(
     traces: Option<&Traces>,
     request: v1::ReadTracesRequest,

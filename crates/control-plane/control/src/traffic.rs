@@ -13,6 +13,7 @@
 //! or another control plane, that was faster wins, and the next round starts from what it wrote. Conditions on the
 //! policy's record were rejected, since a batch can only check records that it writes.
 
+mod adjustments;
 mod drain_controller;
 mod drain_requests;
 mod drain_states;
@@ -20,7 +21,8 @@ mod forecast;
 mod metrics;
 mod optimizer_status;
 mod planner_controller;
-mod published;
+mod planning_threads;
+mod published_value;
 mod service;
 mod status;
 mod what_if;
@@ -33,12 +35,14 @@ use fairmesh_planner::{Now, ServicePlanner};
 use fairmesh_rib::Node;
 use tokio::sync::Notify;
 
-use crate::{ShadowController, facts::FactsIndex, monotonic_clock::MonotonicClock, signals::TrafficReports};
+use crate::{
+    ShadowController, monotonic_clock::MonotonicClock, planner_facts::FactsIndex, reports::TrafficReports,
+};
 pub(crate) use drain_controller::DrainController;
 use drain_states::DrainState;
 use metrics::PlanCounts;
 pub(crate) use planner_controller::PlannerController;
-use published::Published;
+use published_value::Published;
 pub(crate) use service::TrafficService;
 use what_if::WhatIfs;
 

@@ -1,12 +1,13 @@
-//! Tokens of users from an identity provider (OpenID Connect Core 1.0). They identify a caller in addition to its connection.
+//! Tokens of users, issued by an identity provider (OpenID Connect Core 1.0). They identify the user in
+//! addition to the connection.
 //!
 //! A token is a JWT (RFC 7519) signed by the provider with a key of its JWKS (RFC 7517). This module finds the key and reads
 //! user and groups from the claims; role bindings define their permissions. It stores no token, and no error or log
 //! contains one.
 //!
-//! Only tokens of one issuer are accepted: user names are then unambiguous, and nothing in a token decides where to fetch keys.
-//! Opaque tokens, which need a request to the provider for each call, were rejected: no call may wait for another company's
-//! service.
+//! Only tokens of one issuer are accepted. User names are then unambiguous, and nothing in a token decides
+//! where keys are fetched from. Opaque tokens, which need a request to the provider for each call, were
+//! rejected: no call may wait for an external service.
 
 mod claims;
 mod config;
@@ -25,7 +26,7 @@ use key_source::{KeySource, NoKey};
 
 use crate::ControlError;
 
-/// Finds the users of tokens; without a configuration, it refuses all tokens. Cheap to clone.
+/// Determines the users of tokens. Without a configuration, all tokens are refused. Cheap to clone.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct UserTokens(Option<Arc<Verifier>>);
 
@@ -37,10 +38,11 @@ struct Verifier {
 }
 
 impl UserTokens {
-    /// Reads the keys, if they are in a file. Keys behind a URL are fetched by [`follow_keys`](Self::follow_keys).
+    /// Creates the verifier. Reads the keys if they are in a file; keys behind a URL are fetched by
+    /// [`follow_keys`](Self::follow_keys).
     ///
     /// # Errors
-    /// When the file cannot be used.
+    /// The file cannot be used.
     pub(crate) async fn new(config: Option<&OidcConfig>) -> Result<Self, ControlError> {
         let Some(config) = config else { return Ok(Self(None)) };
         let keys = KeySource::new(config.jwks.clone(), config.ca_file.clone());
@@ -49,7 +51,7 @@ impl UserTokens {
         Ok(Self(Some(Arc::new(verifier))))
     }
 
-    /// Keeps the keys current.
+    /// Keeps the keys up to date. Runs until dropped.
     pub(crate) async fn follow_keys(self) {
         match self.0 {
             Some(verifier) => verifier.keys.follow().await,
@@ -57,10 +59,11 @@ impl UserTokens {
         }
     }
 
-    /// The user of a token. `is_secret` tells whether others cannot read the token's connection.
+    /// The user of a token. `is_secret` says that nobody else can read the connection on which the token
+    /// came.
     ///
     /// # Errors
-    /// Why the token is refused, without any of its content.
+    /// The reason why the token is refused. Contains nothing of the token.
     pub(crate) async fn user(&self, is_secret: bool, token: &str) -> Result<Arc<User>, Status> {
         if !is_secret {
             return Err(Status::unauthenticated(
@@ -104,7 +107,7 @@ fn no_key(why: NoKey) -> Status {
     }
 }
 
-/// The user of a token by these keys; `None` if refused.
+/// Returns the user of a token that one of these keys verifies; `None` if the token is refused.
 pub(crate) fn verify(token: &str, keys: &KeySet, expected: &Expected, now: Duration) -> Option<User> {
     let (algorithm, key_id) = read_header(token).ok()?;
     let key = keys.find(key_id.as_deref(), algorithm)?;

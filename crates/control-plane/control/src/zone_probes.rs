@@ -1,6 +1,8 @@
-//! Probes between agents: their reports, the plan of the next round, and what operators see of the network between zones.
+//! Probes between agents: receives their reports, plans the next round, and shows operators the state of the
+//! network between zones.
 //!
-//! Everything is in memory: a control plane that starts has all pairs again after a few rounds, and shows none before.
+//! All of this is in memory: after a restart, a control plane has results for all pairs again after a few
+//! rounds, and shows none before.
 
 use std::{
     net::SocketAddr,
@@ -17,12 +19,12 @@ use tonic::Status;
 
 use crate::monotonic_clock::MonotonicClock;
 
-/// Maximum number of results in a report.
+/// Maximum number of results in one report.
 const MAX_RESULTS: usize = 64;
-/// Verdicts by name, each with a series.
+/// Names of verdicts. Each has a metric series.
 const VERDICTS: [&str; 4] = ["passing", "degraded", "failing", "stale"];
 
-/// The board of this control plane. Clones share it.
+/// The results of all agents' probes. Clones share them.
 #[derive(Clone, Debug)]
 pub(crate) struct ZoneProbes {
     board: Arc<Mutex<Board>>,
@@ -30,7 +32,7 @@ pub(crate) struct ZoneProbes {
 }
 
 impl ZoneProbes {
-    /// A board without agents.
+    /// Creates a board without agents.
     pub(crate) fn new(seed: u64) -> Self {
         Self { board: Arc::new(Mutex::new(Board::new(seed))), clock: MonotonicClock::start() }
     }
@@ -39,7 +41,7 @@ impl ZoneProbes {
         self.board.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes the report of an agent, and tells it whom to probe.
+    /// Records the report of an agent, and returns the targets that the agent must probe next.
     pub(crate) fn exchange(
         &self,
         request: v1::ReportProbesRequest,
@@ -52,7 +54,7 @@ impl ZoneProbes {
         })
     }
 
-    /// All pairs of places, with the age of their results.
+    /// Returns the results of all pairs of zones, with their ages.
     pub(crate) fn read(&self) -> v1::ReadProbesResponse {
         let board = self.board();
         let pairs = board.cells(self.clock.now_ms()).map(message).collect();
@@ -98,13 +100,13 @@ fn report(request: v1::ReportProbesRequest) -> Result<Report, Invalid> {
     let address: SocketAddr =
         address.parse().map_err(|_| Invalid::new("address", format!("'{address}' is no address"), hint))?;
     check_reachable("address", address)?;
-    // Targets that are no address are those of no agent.
+    // Targets that are no valid address do not belong to any agent, and are skipped.
     let results = results.into_iter().take(MAX_RESULTS);
     let results = results.filter_map(|result| Some((result.target.parse().ok()?, outcomes(&result))));
     Ok(Report { address, place, results: results.collect(), is_leaving: leaving })
 }
 
-/// Outcomes of protocols that this release knows.
+/// Returns the outcomes for the protocols that this release knows.
 fn outcomes(result: &v1::ProbeResult) -> Outcomes {
     let mut outcomes = Outcomes::default();
     for one in result.outcomes.iter().take(MAX_RESULTS) {
@@ -151,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn report_with_an_address_of_the_own_machine_is_refused() {
+    fn zone_probe_report_with_unusable_agent_address_is_refused() {
         let probes = ZoneProbes::new(0);
         for address in ["169.254.169.254:80", "0.0.0.0:7405", "10.0.0.1:0", "agent.example:7405"] {
             let refused = probes.exchange(request(address, Vec::new())).unwrap_err();
@@ -161,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn unknown_protocols_and_targets_of_a_report_are_ignored() {
+    fn zone_probe_report_with_unknown_protocol_or_target_is_ignored_there() {
         let outcome =
             |protocol: &str| v1::ProtocolOutcome { protocol: protocol.into(), failed: true, took_us: 0 };
         let result = |target: &str, protocol: &str| v1::ProbeResult {

@@ -1,4 +1,4 @@
-//! Applying configuration, its history, and rollback.
+//! Tests of applying configuration, its history, and rollback.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod support;
@@ -51,14 +51,14 @@ async fn rollback(connection: &Connection, kind: &str, revision: u64) -> Result<
     connection.admin().rollback(request).await.map(applied)
 }
 
-/// The value at a key now.
+/// The current value at a key.
 async fn value(connection: &Connection, key: &str) -> Option<Vec<u8>> {
     let entries = read_all(connection).await.entries;
     entries.into_iter().find(|entry| entry.key == key).map(|entry| entry.value.to_vec())
 }
 
 #[tokio::test]
-async fn apply_reports_the_outcome_of_each_record_and_writes_only_changes() {
+async fn apply_reports_outcome_of_each_record_and_writes_only_changes() {
     let folder = tempfile::tempdir().unwrap();
     let control = TestControl::start(config(folder.path().into())).await;
     let connection = control.connect().await;
@@ -83,7 +83,7 @@ async fn apply_reports_the_outcome_of_each_record_and_writes_only_changes() {
 }
 
 #[tokio::test]
-async fn one_invalid_record_refuses_the_whole_request() {
+async fn apply_with_one_invalid_record_is_refused_entirely() {
     let folder = tempfile::tempdir().unwrap();
     let control = TestControl::start(config(folder.path().into())).await;
     let connection = control.connect().await;
@@ -105,7 +105,7 @@ async fn one_invalid_record_refuses_the_whole_request() {
 }
 
 #[tokio::test]
-async fn a_conditional_write_on_an_old_revision_is_refused_with_both_revisions() {
+async fn conditional_write_on_old_revision_is_refused_with_both_revisions() {
     let folder = tempfile::tempdir().unwrap();
     let control = TestControl::start(config(folder.path().into())).await;
     let connection = control.connect().await;
@@ -133,7 +133,7 @@ async fn a_conditional_write_on_an_old_revision_is_refused_with_both_revisions()
 }
 
 #[tokio::test]
-async fn no_concurrent_change_is_lost_from_history() {
+async fn concurrent_record_changes_are_all_kept_in_history() {
     let folder = tempfile::tempdir().unwrap();
     let control = TestControl::start(config(folder.path().into())).await;
     let key = policy_key("shop/cart");
@@ -153,7 +153,7 @@ async fn no_concurrent_change_is_lost_from_history() {
 }
 
 #[tokio::test]
-async fn a_rollback_restores_an_earlier_value_as_a_new_change() {
+async fn rollback_restores_earlier_value_as_new_change() {
     let folder = tempfile::tempdir().unwrap();
     let control = TestControl::start(config(folder.path().into())).await;
     let connection = control.connect().await;
@@ -200,7 +200,7 @@ async fn rollback_over_creation_deletes_and_over_deletion_restores() {
 }
 
 #[tokio::test]
-async fn history_is_bounded_and_survives_a_restart() {
+async fn history_is_bounded_and_survives_restart() {
     let folder = tempfile::tempdir().unwrap();
     let control = TestControl::start(config(folder.path().into())).await;
     let connection = control.connect().await;
@@ -224,7 +224,7 @@ async fn history_is_bounded_and_survives_a_restart() {
 }
 
 #[tokio::test]
-async fn history_records_the_user_of_a_unix_socket() {
+async fn history_records_user_of_unix_socket() {
     let folder = tempfile::tempdir().unwrap();
     let mut config = config(folder.path().join("data"));
     config.grpc.push(Address::Unix(folder.path().join("control.sock")));

@@ -1,4 +1,4 @@
-//! Election of a region's checker, and its verdicts.
+//! Tests of the election of a region's checker, and of its verdicts.
 #![allow(clippy::unwrap_used, reason = "what a test cannot do without has failed it")]
 
 mod support;
@@ -6,7 +6,7 @@ mod support;
 use std::time::Duration;
 
 use fairmesh_model::{HealthCheck, Policy, Probe, Record, RecordKey, Verdict};
-use fairmesh_wire::{handshake::Connection, records, v1};
+use fairmesh_wire::{handshake::Connection, record_encoding, v1};
 use support::{BOUND, TestControl, config, delete, policy_key, put, read_all};
 use tokio::time::{sleep, timeout};
 use tonic::{Code, Status, Streaming};
@@ -16,7 +16,7 @@ async fn campaign(connection: &Connection, region: &str) -> Streaming<v1::Campai
     connection.checker().campaign(request).await.unwrap().into_inner()
 }
 
-/// The candidate's next message, which shows that it is elected.
+/// The next message to the candidate. The first one shows that it is elected.
 async fn next_response(leadership: &mut Streaming<v1::CampaignResponse>) -> v1::CampaignResponse {
     timeout(BOUND, leadership.message()).await.unwrap().unwrap().unwrap()
 }
@@ -36,16 +36,15 @@ async fn judge(connection: &Connection, term: u64, failures: u32) -> Result<(), 
     connection.checker().judge(request).await.map(drop)
 }
 
-/// The only verdict.
+/// The only verdict in the records.
 async fn verdict(connection: &Connection) -> Option<Verdict> {
     let entries = read_all(connection).await.entries.into_iter();
-    let mut health =
-        entries.filter(|entry| entry.key.contains("/health/")).map(|entry| {
-            match records::decode(&RecordKey::parse(&entry.key).unwrap(), &entry.value).unwrap() {
-                Record::Verdict(verdict) => verdict,
-                other => panic!("{other:?}"),
-            }
-        });
+    let mut health = entries.filter(|entry| entry.key.contains("/health/")).map(|entry| {
+        match record_encoding::decode(&RecordKey::parse(&entry.key).unwrap(), &entry.value).unwrap() {
+            Record::Verdict(verdict) => verdict,
+            other => panic!("{other:?}"),
+        }
+    });
     let one = health.next();
     assert!(health.next().is_none());
     one
@@ -56,13 +55,13 @@ async fn write(connection: &Connection, op: v1::Op) {
     connection.admin().apply(request).await.unwrap();
 }
 
-/// A control plane with a checked service and its only endpoint.
+/// A control plane with a service that has a health check and a single endpoint.
 async fn checked() -> (TestControl, Connection, tempfile::TempDir) {
     let folder = tempfile::tempdir().unwrap();
     let control = TestControl::start(config(folder.path().join("data"))).await;
     let connection = control.connect().await;
     let policy = Policy { health_check: Some(HealthCheck::new(Probe::Tcp)), ..Policy::default() };
-    write(&connection, put(policy_key("shop/one"), records::encode(&policy.into()).to_vec())).await;
+    write(&connection, put(policy_key("shop/one"), record_encoding::encode(&policy.into()).to_vec())).await;
     let endpoint = v1::Endpoint {
         instance: "a".into(),
         address: "127.0.0.1:1".into(),
@@ -77,7 +76,7 @@ async fn checked() -> (TestControl, Connection, tempfile::TempDir) {
 }
 
 #[tokio::test]
-async fn the_next_candidate_is_elected_when_the_leader_disconnects() {
+async fn next_health_checker_is_elected_when_leader_disconnects() {
     let (control, connection, _folder) = checked().await;
     let (holder, heir) = (control.connect().await, control.connect().await);
     let mut first = campaign(&holder, "eu").await;
@@ -98,7 +97,7 @@ async fn the_next_candidate_is_elected_when_the_leader_disconnects() {
 }
 
 #[tokio::test]
-async fn only_changed_verdicts_are_written_and_removed_endpoints_lose_verdicts() {
+async fn only_changed_verdicts_are_written_and_those_of_removed_endpoints_deleted() {
     let (control, connection, _folder) = checked().await;
     let mut leadership = campaign(&connection, "eu").await;
     let term = next_response(&mut leadership).await.term;

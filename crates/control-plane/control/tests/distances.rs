@@ -1,4 +1,4 @@
-//! Targets of measured distances, and the records made from checkers' reports.
+//! Tests of the targets for measuring distances, and of the records made from checkers' reports.
 #![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
 mod support;
@@ -6,7 +6,7 @@ mod support;
 use std::collections::BTreeMap;
 
 use fairmesh_model::{Locality, Policy, Protocol, Record, RecordKey};
-use fairmesh_wire::{handshake::Connection, records, v1};
+use fairmesh_wire::{handshake::Connection, record_encoding, v1};
 use support::{BOUND, TestControl, config, policy_key, put, read_all, service, service_key};
 use tokio::time::timeout;
 use tonic::{Code, Status, Streaming};
@@ -16,7 +16,7 @@ async fn campaign(connection: &Connection, region: &str) -> Streaming<v1::Campai
     connection.checker().campaign(request).await.unwrap().into_inner()
 }
 
-/// Waits for a message with these targets, as `region port`; HTTP/2 targets are marked.
+/// Waits for a message with exactly these targets, written as `region port`. HTTP/2 targets are marked.
 async fn targets_become(leadership: &mut Streaming<v1::CampaignResponse>, wanted: &[&str]) -> u64 {
     let become_wanted = async {
         loop {
@@ -78,7 +78,8 @@ async fn recorded(connection: &Connection) -> (BTreeMap<String, u64>, u64) {
     for entry in all.entries {
         let key = RecordKey::parse(&entry.key).unwrap();
         let RecordKey::MeasuredDistances(from) = &key else { continue };
-        let Record::MeasuredDistances(distances) = records::decode(&key, &entry.value).unwrap() else {
+        let Record::MeasuredDistances(distances) = record_encoding::decode(&key, &entry.value).unwrap()
+        else {
             panic!("{key}")
         };
         for (to, distance) in distances.to {
@@ -89,7 +90,7 @@ async fn recorded(connection: &Connection) -> (BTreeMap<String, u64>, u64) {
     (found, all.at.unwrap().numbers[&0])
 }
 
-/// A control plane with a service of two regions, and a leader of `eu` with its term.
+/// A control plane with a service in two regions, and the leader of `eu` with its term.
 async fn two_regions() -> (TestControl, Connection, Streaming<v1::CampaignResponse>, u64, tempfile::TempDir) {
     let folder = tempfile::tempdir().unwrap();
     let control = TestControl::start(config(folder.path().join("data"))).await;
@@ -107,7 +108,7 @@ fn of(pairs: &[(&str, u64)]) -> BTreeMap<String, u64> {
 }
 
 #[tokio::test]
-async fn checker_receives_few_targets_in_each_other_region() {
+async fn checker_gets_few_distance_targets_in_each_other_region() {
     let (control, connection, mut leadership, _, _folder) = two_regions().await;
     let local_only =
         Policy { locality: Locality { local_only: true, ..Locality::default() }, ..Policy::default() };
@@ -116,7 +117,7 @@ async fn checker_receives_few_targets_in_each_other_region() {
         vec![
             put(service_key("shop/two"), service(Protocol::Grpc)),
             put(service_key("shop/local"), service(Protocol::Http1)),
-            put(policy_key("shop/local"), records::encode(&local_only.into()).to_vec()),
+            put(policy_key("shop/local"), record_encoding::encode(&local_only.into()).to_vec()),
         ],
     )
     .await;
@@ -134,7 +135,7 @@ async fn checker_receives_few_targets_in_each_other_region() {
 }
 
 #[tokio::test]
-async fn distance_is_recorded_first_and_after_lasting_changes() {
+async fn distance_is_recorded_at_first_and_after_lasting_changes() {
     let (control, connection, leadership, term, _folder) = two_regions().await;
     let eu = ("eu", term);
     report(&connection, eu, &[("us", 20_000)]).await.unwrap();
@@ -151,7 +152,7 @@ async fn distance_is_recorded_first_and_after_lasting_changes() {
 }
 
 #[tokio::test]
-async fn implausible_distances_are_ignored_and_nonleaders_refused() {
+async fn implausible_distances_are_ignored_and_reports_of_nonleaders_refused() {
     let (control, connection, leadership, term, _folder) = two_regions().await;
     let eu = ("eu", term);
     let (_, before) = recorded(&connection).await;
@@ -185,7 +186,7 @@ async fn implausible_distances_are_ignored_and_nonleaders_refused() {
 }
 
 #[tokio::test]
-async fn distance_to_a_vanished_region_is_retained() {
+async fn distance_to_vanished_region_is_retained() {
     let (control, connection, mut leadership, term, _folder) = two_regions().await;
     let eu = ("eu", term);
     report(&connection, eu, &[("us", 20_000)]).await.unwrap();

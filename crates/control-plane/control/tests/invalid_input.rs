@@ -1,4 +1,4 @@
-//! Invalid and excessive input from programs, next to well-behaved ones.
+//! Tests that invalid and excessive input from some programs does not harm others.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod support;
@@ -32,7 +32,7 @@ async fn register(connection: &Connection, service: &str, instance: &str) {
     connection.registry().register(request).await.unwrap();
 }
 
-/// A whole minute of one core, ending with the present minute.
+/// Usage of one core for a whole minute, which ends with the current minute.
 fn usage(service: String, instance: &str) -> v1::InstanceUsage {
     #[allow(clippy::disallowed_methods, reason = "the control plane goes by the wall clock")]
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs() / 60;
@@ -46,7 +46,7 @@ fn usage(service: String, instance: &str) -> v1::InstanceUsage {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn usage_of_unknown_services_and_instances_is_dropped_and_counted() {
+async fn cpu_usage_of_unknown_services_and_instances_is_dropped_and_counted() {
     let folder = tempfile::tempdir().unwrap();
     let control = TestControl::start(config(folder.path().into())).await;
     let connection = control.connect().await;
@@ -78,7 +78,7 @@ async fn usage_of_unknown_services_and_instances_is_dropped_and_counted() {
 }
 
 #[tokio::test]
-async fn applying_a_declaration_takes_it_over_from_its_registration() {
+async fn applied_service_declaration_replaces_one_made_by_registration() {
     let folder = tempfile::tempdir().unwrap();
     let control = TestControl::start(config(folder.path().into())).await;
     let connection = control.connect().await;
@@ -101,7 +101,7 @@ async fn applying_a_declaration_takes_it_over_from_its_registration() {
 }
 
 #[tokio::test]
-async fn health_checks_are_refused_by_the_pages_of_the_control_plane() {
+async fn control_plane_pages_refuse_probes_of_health_checkers() {
     let folder = tempfile::tempdir().unwrap();
     let control = TestControl::start(config(folder.path().into())).await;
     for path in ["/readyz", "/metrics", "/nowhere"] {
@@ -118,7 +118,7 @@ async fn health_checks_are_refused_by_the_pages_of_the_control_plane() {
     control.stop().await;
 }
 
-/// A policy in which each route has a costly expression of its own.
+/// A policy in which each route has a different costly expression.
 fn costly(routes: usize) -> Vec<u8> {
     let route = |i: usize| v1::Route {
         name: format!("r{i}"),
@@ -139,7 +139,7 @@ fn costly(routes: usize) -> Vec<u8> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_policy_of_costly_expressions_is_refused_while_others_read() {
+async fn policy_with_costly_expressions_is_refused_without_delaying_readers() {
     let folder = tempfile::tempdir().unwrap();
     let control = TestControl::start(config(folder.path().into())).await;
     let (operator, reader) = (control.connect().await, control.connect().await);
@@ -158,7 +158,7 @@ async fn a_policy_of_costly_expressions_is_refused_while_others_read() {
     assert_eq!(refused.code(), Code::InvalidArgument);
     let text = refused.message();
     assert!(text.contains("routes[") && text.contains("path.regex") && text.contains("KiB"), "{text}");
-    // Both take longer on a busy machine.
+    // Relative to the request's own duration: both take longer on a busy machine.
     assert!(
         slowest < (took / 2).max(Duration::from_secs(1)),
         "a read took {slowest:?} of the {took:?} of the refusal"

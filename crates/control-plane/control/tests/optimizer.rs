@@ -1,5 +1,5 @@
-//! The optimizer plans a chain of two services from agents' reports over real sockets. This test plays the agents; callers
-//! and servers behave as the stored tables say.
+//! The optimizer plans a chain of two services from agents' reports over real sockets. The test plays the
+//! agents; callers and servers behave as the stored tables prescribe.
 #![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
 mod support;
@@ -17,7 +17,11 @@ use std::{
 use fairmesh_model::{
     Policy, Protocol, Record, RecordKey, Region, RegionTable, RoundTrips, Traffic, TrafficPlanner,
 };
-use fairmesh_wire::{handshake::Connection, records, v1};
+use fairmesh_wire::{
+    handshake::Connection,
+    record_encoding,
+    v1::{self, model_correction::Of},
+};
 use support::{TestControl, config, policy_key, put, read_all, service, service_key};
 use tokio::{
     task::JoinHandle,
@@ -26,14 +30,14 @@ use tokio::{
 
 const SERVICES: [&str; 2] = ["shop/web", "shop/cart"];
 const REGIONS: [&str; 2] = ["eu", "us"];
-/// CPU seconds of a call, and cores of a region.
+/// CPU seconds per call of each service, and cores per region.
 const WORK: [f64; 2] = [0.010, 0.020];
 const CORES: f64 = 2.0;
-/// Calls are processed at these tenths of utilisation, a third at each.
+/// A third of the calls is processed at each of these utilisations, in tenths.
 const TENTHS: [u32; 3] = [2, 5, 7];
-/// Microseconds of a call besides its CPU.
+/// Microseconds of a call's duration that are not CPU.
 const BASE_US: f64 = 1_000.0;
-/// A fit of CPU takes 10 s.
+/// Time limit of waits. A fit of CPU takes 10 s.
 const BOUND: Duration = Duration::from_secs(40);
 const MILLI: f64 = 1_000.0;
 
@@ -42,6 +46,8 @@ struct Load {
     /// Calls per second of clients to `shop/web`, by region.
     demand: [AtomicU64; 2],
     silent: AtomicBool,
+    /// Microseconds that calls of `shop/cart` take longer in `eu`.
+    delay_us: AtomicU64,
 }
 
 /// Tables by service and region of the callers.
@@ -52,7 +58,7 @@ async fn tables(connection: &Connection) -> StoredTables {
     for entry in read_all(connection).await.entries {
         let key = RecordKey::parse(&entry.key).unwrap();
         if let RecordKey::RegionTable(service, from) = &key
-            && let Record::RegionTable(table) = records::decode(&key, &entry.value).unwrap()
+            && let Record::RegionTable(table) = record_encoding::decode(&key, &entry.value).unwrap()
         {
             tables.insert((service.to_string(), from.to_string()), table);
         }
@@ -60,7 +66,7 @@ async fn tables(connection: &Connection) -> StoredTables {
     tables
 }
 
-/// The share of the calls of a region that stay there.
+/// The share of a region's calls that stay in the region.
 fn kept(tables: &StoredTables, service: &str, from: &str) -> f64 {
     let table = tables.get(&(service.to_owned(), from.to_owned()));
     let shares = table.and_then(|table| table.shares.default.as_ref());
@@ -68,7 +74,7 @@ fn kept(tables: &StoredTables, service: &str, from: &str) -> f64 {
     shares.map_or(1.0, |shares| shares.to.get(&home).map_or(0.0, |share| f64::from(share.millionths()) / 1e6))
 }
 
-/// Calls per second of a service that callers in a region make, to its own region and to the other one.
+/// Calls per second to each service, by the callers' region, to that region and to the other one.
 fn flows(tables: &StoredTables, demand: [f64; 2]) -> [[[f64; 2]; 2]; 2] {
     let mut offered = demand;
     SERVICES.map(|service| {
@@ -83,7 +89,7 @@ fn flows(tables: &StoredTables, demand: [f64; 2]) -> [[[f64; 2]; 2]; 2] {
     })
 }
 
-/// One report of each region's agent.
+/// Sends one report for each region's agent.
 async fn report(connection: &Connection, load: &Load) {
     let demand = [0, 1].map(|at: usize| load.demand[at].load(Relaxed) as f64);
     let flows = flows(&tables(connection).await, demand);
@@ -98,7 +104,10 @@ async fn report(connection: &Connection, load: &Load) {
             report.calls.extend((0..2).map(|to| calls(at, (here, to), flows[here][to])));
             let received = flows[0][here] + flows[1][here];
             report.servers.push(servers(at, here, received));
-            report.served.extend(TENTHS.map(|tenth| served(at, here, tenth, received / 3.0)));
+            let delay_us = if (at, here) == (1, 0) { load.delay_us.load(Relaxed) } else { 0 };
+            let mut served = TENTHS.map(|tenth| served(at, here, tenth, received / 3.0));
+            served.iter_mut().for_each(|row| row.exclusive_us += row.calls * delay_us / 1_000);
+            report.served.extend(served);
         }
         connection.signals().report(report).await.unwrap();
     }
@@ -163,10 +172,10 @@ impl World {
         let connection = control.connect().await;
         let traffic = Traffic { planner: Some(TrafficPlanner::Optimizer), ..Traffic::default() };
         let policy = Record::Policy(Policy { traffic: Some(Box::new(traffic)), ..Policy::default() });
-        let policy = records::encode(&policy).to_vec();
+        let policy = record_encoding::encode(&policy).to_vec();
         let mut trips = RoundTrips::default();
         trips.set(Region::new("eu").unwrap(), Region::new("us").unwrap(), Duration::from_millis(20));
-        let trips = records::encode(&Record::RoundTrips(trips)).to_vec();
+        let trips = record_encoding::encode(&Record::RoundTrips(trips)).to_vec();
         let mut ops = vec![put(RecordKey::RoundTrips.to_string(), trips)];
         for name in SERVICES {
             ops.push(put(service_key(name), service(Protocol::Http1)));
@@ -200,7 +209,7 @@ impl World {
         Self { control, connection, load, agents }
     }
 
-    /// Waits until both services are in a state.
+    /// Waits until both services are in the given state.
     async fn become_so(
         &self,
         what: &str,
@@ -221,7 +230,7 @@ impl World {
         found.unwrap_or_else(|_| panic!("{what}: {last:#?}"))
     }
 
-    /// Waits until a fifth of the calls of a service leave a region, in the sum of both.
+    /// Waits until a fifth of the calls leaves a region, summed over both services.
     async fn calls_leave(&self, from: &str) {
         loop {
             let stored = tables(&self.connection).await;
@@ -254,13 +263,14 @@ fn renewal() -> v1::RenewRequest {
 }
 
 #[tokio::test]
-async fn chain_is_planned_once_measured_and_left_to_rings_without_reports() {
+async fn call_chain_is_planned_once_measured_and_by_rings_without_reports() {
     let folder = tempfile::tempdir().unwrap();
     let world = World::start(folder.path(), [55, 20]).await;
     let begun = world.become_so("rings plan first", |service| !service.why_rings.is_empty()).await;
     assert!(begun.iter().all(|service| service.optimized.is_none()), "{begun:?}");
 
-    // Calls for 99 % of the servers of `cart` in eu. The rings planner would begin to move some calls at 85 %.
+    // The load corresponds to 99 % of the servers of `cart` in eu. The rings planner would start to move
+    // calls at 85 %.
     world.become_so("the optimizer plans", |service| service.optimized.is_some()).await;
     world.load.demand[0].store(99, Relaxed);
     let is_relieved = |service: &v1::ServiceTraffic| {
@@ -269,12 +279,24 @@ async fn chain_is_planned_once_measured_and_left_to_rings_without_reports() {
             && eu.load.is_some_and(|load| load < 0.8)
             && eu.offered.iter().sum::<f64>() > 1.0
     };
-    // The status is still that of before the rise.
+    // The status still describes the time before the rise.
     timeout(BOUND, world.calls_leave("eu")).await.expect("calls leave the full region");
     let planned = world.become_so("the region is relieved", is_relieved).await;
     let plan = planned[0].optimized.as_ref().unwrap();
     assert!(plan.gap < 0.02 && plan.model_error < 0.05 && !plan.expected.is_empty(), "{plan:?}");
     assert_eq!(world.metric("fairmesh_traffic_optimized_services").await, "2");
+
+    world.load.delay_us.store(200_000, Relaxed);
+    let is_corrected = |service: &v1::ServiceTraffic| {
+        let corrections = service.optimized.iter().flat_map(|plan| &plan.corrections);
+        service.service != SERVICES[1] || corrections.filter(|one| one.region == "eu").count() > 0
+    };
+    let corrected = world.become_so("the model of the slow region is corrected", is_corrected).await;
+    let cart = corrected.iter().find(|service| service.service == SERVICES[1]).unwrap();
+    let one = &cart.optimized.as_ref().unwrap().corrections[0];
+    let Some(Of::Latency(latency)) = &one.of else { panic!("{one:?}") };
+    assert!(latency.added_ms > 20.0 && latency.measured_ms > latency.predicted_ms, "{one:?}");
+    assert!(one.calls >= 100.0 && one.began_ago_ms < 60_000, "{one:?}");
 
     world.load.silent.store(true, Relaxed);
     let left = world

@@ -1,4 +1,4 @@
-//! Writing and reading the routing information base over sockets.
+//! Tests of writing and reading the routing information base over sockets.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod support;
@@ -20,7 +20,7 @@ async fn write(
 }
 
 #[tokio::test]
-async fn a_stale_write_is_refused_with_both_revisions() {
+async fn stale_write_is_refused_with_both_revisions() {
     let folder = tempfile::tempdir().unwrap();
     let control = TestControl::start(config(folder.path().into())).await;
     let connection = control.connect().await;
@@ -41,7 +41,7 @@ async fn a_stale_write_is_refused_with_both_revisions() {
 }
 
 #[tokio::test]
-async fn a_batch_with_an_invalid_record_is_refused() {
+async fn batch_with_invalid_record_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let control = TestControl::start(config(folder.path().into())).await;
     let connection = control.connect().await;
@@ -63,7 +63,7 @@ async fn a_batch_with_an_invalid_record_is_refused() {
 }
 
 #[tokio::test]
-async fn writers_read_their_own_writes() {
+async fn control_plane_clients_read_their_own_writes() {
     let folder = tempfile::tempdir().unwrap();
     let control = TestControl::start(config(folder.path().into())).await;
     let connection = control.connect().await;
@@ -78,7 +78,7 @@ async fn writers_read_their_own_writes() {
 }
 
 #[tokio::test]
-async fn a_restart_keeps_all_records() {
+async fn records_survive_control_plane_restart() {
     let folder = tempfile::tempdir().unwrap();
     let control = TestControl::start(config(folder.path().into())).await;
     let connection = control.connect().await;
@@ -98,7 +98,7 @@ async fn a_restart_keeps_all_records() {
 }
 
 #[tokio::test]
-async fn an_open_watch_does_not_delay_a_stop() {
+async fn open_watch_does_not_delay_control_plane_stop() {
     let folder = tempfile::tempdir().unwrap();
     let control = TestControl::start(config(folder.path().into())).await;
     let connection = control.connect().await;

@@ -1,4 +1,4 @@
-//! Start, health pages, metrics, and stop.
+//! Tests of start, health pages, metrics, and stop.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod support;
@@ -18,7 +18,7 @@ async fn refusal(config: ControlConfig) -> String {
 }
 
 #[tokio::test]
-async fn an_address_in_use_is_named_in_the_error() {
+async fn address_in_use_is_named_in_error() {
     let folder = tempfile::tempdir().unwrap();
     let control = TestControl::start(config(folder.path().join("one"))).await;
 
@@ -44,7 +44,7 @@ async fn an_address_in_use_is_named_in_the_error() {
 }
 
 #[tokio::test]
-async fn a_store_in_use_or_damaged_is_named_with_a_remedy() {
+async fn store_in_use_or_damaged_is_named_with_remedy() {
     let folder = tempfile::tempdir().unwrap();
     let control = TestControl::start(config(folder.path().into())).await;
     let text = refusal(config(folder.path().into())).await;
@@ -59,7 +59,7 @@ async fn a_store_in_use_or_damaged_is_named_with_a_remedy() {
 }
 
 #[tokio::test]
-async fn health_pages_and_metrics_reflect_writes() {
+async fn control_plane_health_pages_and_metrics_reflect_writes() {
     let folder = tempfile::tempdir().unwrap();
     let control = TestControl::start(config(folder.path().into())).await;
     for path in ["/healthz", "/readyz"] {
@@ -93,7 +93,7 @@ async fn health_pages_and_metrics_reflect_writes() {
 }
 
 #[tokio::test]
-async fn controllers_are_listed_and_their_rounds_counted() {
+async fn controllers_are_listed_and_their_rounds_are_counted() {
     let folder = tempfile::tempdir().unwrap();
     let control = TestControl::start(config(folder.path().into())).await;
     let connection = control.connect_at(0).await;
@@ -142,7 +142,7 @@ async fn controllers_are_listed_and_their_rounds_counted() {
 const CART: &str = r#"{"service": "shop/cart", "endpoints": [{"instance": "cart-0", "address": "127.0.0.1:9000", "region": "eu"}]}"#;
 
 #[tokio::test]
-async fn the_registry_is_served_as_json_and_over_grpc_and_counted() {
+async fn registry_is_served_as_json_and_grpc_and_counted() {
     let folder = tempfile::tempdir().unwrap();
     let control = TestControl::start(config(folder.path().into())).await;
     let connection = control.connect().await;
@@ -168,7 +168,7 @@ async fn the_registry_is_served_as_json_and_over_grpc_and_counted() {
 }
 
 #[tokio::test]
-async fn endpoints_of_a_file_are_registered_and_an_invalid_file_is_counted() {
+async fn endpoints_of_file_are_registered_and_invalid_file_is_counted() {
     let folder = tempfile::tempdir().unwrap();
     let files = folder.path().join("files");
     fs::create_dir(&files).unwrap();
@@ -197,7 +197,7 @@ async fn endpoints_of_a_file_are_registered_and_an_invalid_file_is_counted() {
 }
 
 #[tokio::test]
-async fn a_unix_socket_serves_beside_tcp_and_is_removed_at_the_end() {
+async fn unix_socket_serves_beside_tcp_and_is_removed_at_stop() {
     let folder = tempfile::tempdir().unwrap();
     let socket = folder.path().join("run/control.sock");
     let mut config = config(folder.path().join("data"));

@@ -1,5 +1,5 @@
-//! Planning from agents' reports over real sockets. This test plays the agents; their servers have the load that the
-//! stored tables give them.
+//! Tests planning from agents' reports over real sockets. The test plays the agents; their servers get the
+//! load that the stored tables assign to them.
 #![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
 mod support;
@@ -19,7 +19,7 @@ use fairmesh_control::ControlConfig;
 use fairmesh_model::{
     Policy, Prefix, Protocol, Record, RecordKey, Region, RegionTable, TableOrigin, Traffic, TrafficPlanner,
 };
-use fairmesh_wire::{handshake::Connection, records, v1};
+use fairmesh_wire::{handshake::Connection, record_encoding, v1};
 use support::{BOUND, TestControl, config, policy_key, put, read_all, service, service_key};
 use tokio::{
     task::JoinHandle,
@@ -28,12 +28,12 @@ use tokio::{
 
 const SERVICE: &str = "shop/cart";
 const REGIONS: [&str; 2] = ["eu", "us"];
-/// Calls per second that fill the server of a region.
+/// Calls per second that fully load the server of a region.
 const FULL: f64 = 100.0;
-/// Bytes of a response.
+/// Bytes of each response.
 const BYTES: f64 = 500.0;
-/// The share that a region with 95 calls per second keeps. No distance is known, so the other region is in the last default
-/// ring, which opens at 85 %, and a shift aims 3 % below that.
+/// The share that a region with 95 calls per second keeps. No distances are known, so the other region is in
+/// the last default ring, which opens at 85 %; a shift aims 3 % below that.
 const SETTLED: Range<f64> = 0.85..0.87;
 /// Thousandths in one.
 const MILLI: f64 = 1000.0;
@@ -43,9 +43,9 @@ const MILLI: f64 = 1000.0;
 struct Load {
     /// Calls per second of the callers in each region.
     demand: [AtomicU64; 2],
-    /// Whether reports have only the fields of the previous release.
+    /// Whether reports contain only the fields of the previous release.
     old: AtomicBool,
-    /// Whether servers of the first region report ten times their possible CPU.
+    /// Whether servers of the first region report ten times the CPU that they can use.
     lies: AtomicBool,
     silent: AtomicBool,
 }
@@ -55,7 +55,7 @@ async fn tables(connection: &Connection) -> BTreeMap<String, RegionTable> {
     for entry in read_all(connection).await.entries {
         let key = RecordKey::parse(&entry.key).unwrap();
         if let RecordKey::RegionTable(_, from) = &key
-            && let Record::RegionTable(table) = records::decode(&key, &entry.value).unwrap()
+            && let Record::RegionTable(table) = record_encoding::decode(&key, &entry.value).unwrap()
         {
             tables.insert(from.to_string(), table);
         }
@@ -63,7 +63,7 @@ async fn tables(connection: &Connection) -> BTreeMap<String, RegionTable> {
     tables
 }
 
-/// The share of the calls of `from` that its table keeps there; 1 without a table.
+/// The share of the calls of region `from` that its table keeps there; 1 without a table.
 fn kept(tables: &BTreeMap<String, RegionTable>, from: &str) -> f64 {
     let home = Region::new(from).unwrap();
     let shares = tables.get(from).and_then(|table| table.shares.default.as_ref());
@@ -71,7 +71,7 @@ fn kept(tables: &BTreeMap<String, RegionTable>, from: &str) -> f64 {
     share.map_or(1.0, |share| f64::from(share) / 1e6)
 }
 
-/// One report of each region's agent.
+/// Sends one report for each region's agent.
 async fn report(connection: &Connection, load: &Load) {
     let tables = tables(connection).await;
     let demand = [0, 1].map(|at: usize| load.demand[at].load(Relaxed) as f64);
@@ -153,7 +153,7 @@ impl World {
         };
         let ops = vec![
             put(service_key(SERVICE), service(Protocol::Http1)),
-            put(policy_key(SERVICE), records::encode(&Record::Policy(policy)).to_vec()),
+            put(policy_key(SERVICE), record_encoding::encode(&Record::Policy(policy)).to_vec()),
         ];
         connection.admin().apply(v1::ApplyRequest { ops, ..Default::default() }).await.unwrap();
         for region in REGIONS {
@@ -188,7 +188,7 @@ impl World {
         response.services.into_iter().next().unwrap()
     }
 
-    /// Waits for a state of the planner.
+    /// Waits until the planner's status fulfils a condition.
     async fn becomes(&self, what: &str, is_so: impl Fn(&v1::ServiceTraffic) -> bool) -> v1::ServiceTraffic {
         let mut last = None;
         let wait = async {
@@ -207,7 +207,7 @@ impl World {
         }
     }
 
-    /// Waits until the table of `eu` keeps a share in these bounds.
+    /// Waits until the table of `eu` keeps a share within these bounds.
     async fn keeps(&self, bounds: Range<f64>) -> f64 {
         let wait = async {
             loop {
@@ -247,7 +247,7 @@ fn load(demand: [u64; 2]) -> Arc<Load> {
 }
 
 #[tokio::test]
-async fn tables_survive_takeover_and_missing_reports() {
+async fn region_tables_survive_takeover_and_missing_reports() {
     let folder = tempfile::tempdir().unwrap();
     let world = World::start(folder.path(), load([95, 20])).await;
     let share = world.keeps(SETTLED).await;
@@ -259,7 +259,8 @@ async fn tables_survive_takeover_and_missing_reports() {
     let world = World::start(folder.path(), silent).await;
     let before = tables(&world.connection).await;
     assert!((kept(&before, "eu") - share).abs() < 0.1, "{before:?}");
-    // The planner first waits up to ten seconds to hear from all regions, then explains why it does not plan.
+    // The planner first waits up to ten seconds for reports from all regions, then explains why it does not
+    // plan.
     world.becomes("a refusal", |status| status.refusal.contains("not reported")).await;
     assert_eq!(tables(&world.connection).await, before, "the last good table stays");
     assert!(world.metric("fairmesh_traffic_refusals_total{reason=\"callers_missing\"}").await > 0);
@@ -274,7 +275,7 @@ async fn tables_survive_takeover_and_missing_reports() {
 }
 
 #[tokio::test]
-async fn reports_of_a_previous_release_are_planned() {
+async fn traffic_reports_of_previous_release_are_planned() {
     let folder = tempfile::tempdir().unwrap();
     let old = load([95, 20]);
     old.old.store(true, Relaxed);
@@ -287,32 +288,32 @@ async fn reports_of_a_previous_release_are_planned() {
 }
 
 #[tokio::test]
-async fn agent_of_a_previous_release_is_served() {
+async fn traffic_reports_of_previous_release_agents_are_accepted() {
     let folder = tempfile::tempdir().unwrap();
     let silent = load([95, 20]);
     silent.silent.store(true, Relaxed);
     let world = World::start(folder.path(), silent).await;
-    // This agent reports usage but knows no traffic reports.
+    // This agent reports usage, but does not send traffic reports.
     let request = v1::ReportUsageRequest { usages: Vec::new(), traffic: None };
     world.connection.imbalance().report(request).await.unwrap();
     let status = world.becomes("a refusal", |status| status.refusal.contains("not reported")).await;
     assert!(status.refused_rounds > 0, "{status:?}");
     assert!(tables(&world.connection).await.is_empty(), "without reports there is no table");
-    // A table or policy written by the previous release has none of the newer fields.
+    // A table or policy written by the previous release lacks the newer fields.
     let shares = v1::RegionShares {
         to: vec![v1::RegionShare { region: "us".into(), share: 1_000_000 }],
         ..Default::default()
     };
     let plain = v1::RegionTable { shares: vec![shares], ..Default::default() };
     let key = RecordKey::RegionTable(SERVICE.parse().unwrap(), Region::new("eu").unwrap());
-    let read = records::decode(&key, &prost::Message::encode_to_vec(&plain)).unwrap();
+    let read = record_encoding::decode(&key, &prost::Message::encode_to_vec(&plain)).unwrap();
     let Record::RegionTable(table) = read else { panic!("{read:?}") };
     assert!(table.zones.is_empty() && table.validate().is_ok(), "{table:?}");
     world.stop().await;
 }
 
 #[tokio::test]
-async fn absurd_report_is_refused_counted_and_changes_no_table() {
+async fn implausible_traffic_report_is_refused_and_changes_no_table() {
     let folder = tempfile::tempdir().unwrap();
     let world = World::start(folder.path(), load([95, 20])).await;
     world.keeps(SETTLED).await;
@@ -331,7 +332,7 @@ async fn absurd_report_is_refused_counted_and_changes_no_table() {
     world.stop().await;
 }
 
-/// The share of its calls that a region keeps, by its drain record.
+/// The share of its calls that a region keeps according to its drain record.
 async fn drain_of(connection: &Connection) -> Option<f64> {
     let drains = connection.traffic_planner().drains(v1::DrainsRequest {}).await.unwrap().into_inner().drains;
     drains.first().map(|drain| f64::from(drain.drain.as_ref().unwrap().keep) / 1e6)
@@ -358,7 +359,7 @@ async fn follow(
 }
 
 #[tokio::test]
-async fn drain_and_undrain_take_their_configured_time() {
+async fn region_drain_and_undrain_take_their_configured_time() {
     const OVER: f64 = 20.0;
     let folder = tempfile::tempdir().unwrap();
     let world = World::start(folder.path(), load([40, 20])).await;
@@ -425,13 +426,13 @@ async fn planner_in_shadow_mode_writes_no_table_and_drains_wait_for_plans() {
     world.stop().await;
 }
 
-/// What a program says that follows tables.
+/// A message of a program that follows tables.
 fn says(kind: v1::watch_request::Kind) -> v1::WatchRequest {
     v1::WatchRequest { kind: Some(kind) }
 }
 
 #[tokio::test]
-async fn a_step_of_a_drain_waits_until_every_program_follows_the_tables() {
+async fn region_drain_step_waits_until_every_program_applied_tables() {
     let folder = tempfile::tempdir().unwrap();
     let world = World::start(folder.path(), load([40, 20])).await;
     world.becomes("a plan", |status| status.round > 1 && status.refusal.is_empty()).await;

@@ -4,70 +4,74 @@ use fairmesh_model::Prefix;
 use fairmesh_rib::{Node, Op};
 use tokio::{sync::Notify, time::Instant};
 
-/// Why facts cannot be read or an effect cannot be applied. The message says what to do, or that the next round tries
-/// again.
+/// Why facts cannot be read or an effect cannot be applied. The message tells operators what to do, or that
+/// the next round tries again.
 pub type BoxError = Box<dyn Error + Send + Sync>;
 
 /// A loop of the control plane that reads facts and decides writes.
 ///
-/// The runtime clones a controller before its first round and restores the clone after a panic, so that no round starts from a
-/// half-changed state. State that has to survive a panic is shared by clones.
+/// The runtime clones a controller before its first round, and replaces it by the clone after a panic, so
+/// that no round starts from a half-changed state. State that must survive a panic has to be shared by
+/// clones.
 ///
-/// A round that misses its deadline is dropped at an `await`. So a controller must change its state completely, or not at
-/// all, between two awaits.
+/// A round that misses its deadline is dropped at an `await`. Between two awaits a controller must therefore
+/// change its state completely or not at all.
 pub trait Controller: Clone + Send + 'static {
     /// Name in statuses, metrics, options and the audit log: lower-case words with dashes, unique in a process.
     const NAME: &'static str;
     /// Time limit of a round, including writes.
     const DEADLINE: Duration = Duration::from_secs(30);
-    /// The longest pause after a failed round. Pauses begin with a second, and double with each failure in a row.
+    /// Maximum pause after a failed round. Pauses begin with a second, and double with each consecutive
+    /// failure.
     const LONGEST_PAUSE: Duration = Duration::from_secs(60);
     /// The input of a round's decision.
     type Facts: Send;
-    /// A change of this process or its files, apart from records. The text is for operators: `publish 3 targets in 2
-    /// regions`. [`Infallible`](std::convert::Infallible) for a controller that only writes records.
+    /// A change of this process or its files, other than records. Its text is for operators, for example
+    /// `publish 3 targets in 2 regions`. [`Infallible`](std::convert::Infallible) for a controller that only
+    /// writes records.
     type Effect: fmt::Display + Send;
 
-    /// What starts a round.
+    /// The events that start a round.
     fn triggers(&self) -> Triggers;
 
-    /// Reads the facts of a round from the records and other sources. Changes nothing.
+    /// Reads the facts for a round from the records and other sources. Must not change anything.
     ///
     /// # Errors
-    /// Why the facts cannot be read; the round fails and is repeated after a pause.
+    /// The reason why the facts cannot be read. The round fails and is repeated after a pause.
     fn read_facts(
         &mut self,
         node: &Node,
         wake: Wake,
     ) -> impl Future<Output = Result<Self::Facts, BoxError>> + Send;
 
-    /// Decides from the facts, the controller's state and `now` alone: no clock, no randomness, no I/O.
+    /// Decides from the facts, the controller's state and `now` alone, without clock, randomness or I/O.
     fn reconcile(&mut self, facts: Self::Facts, now: Now) -> Decision<Self::Effect>;
 
     /// Applies an effect decided by [`reconcile`](Self::reconcile), before the round's records are written.
     ///
     /// # Errors
-    /// Why the effect cannot be applied. Other effects and writes of the round continue; then the round counts as
-    /// failed.
+    /// The reason why the effect cannot be applied. Other effects and writes of the round continue; the round
+    /// then counts as failed.
     fn apply(&mut self, effect: Self::Effect) -> impl Future<Output = Result<(), BoxError>> + Send;
 
-    /// Notes that the records of [`Write::subject`] are written.
+    /// Called when the records of the write with this [`Write::subject`] have been written.
     fn written(&mut self, _subject: &str) {}
 
-    /// Notes that the records of [`Write::subject`] are not written: another writer was faster, or the store refused them.
+    /// Called if the records of the write with this [`Write::subject`] were not written, because another writer was
+    /// faster or the store refused them.
     fn not_written(&mut self, _subject: &str) {}
 }
 
-/// Triggers of a round, besides the start of the process and the retry of a failed round.
+/// Triggers of a round, in addition to the start of the process and the retry of a failed round.
 #[derive(Clone, Debug, Default)]
 pub struct Triggers {
     /// Commits below one of these prefixes.
     pub prefixes: Vec<Prefix>,
-    /// A notification, for changes that no prefix covers.
+    /// A notification about changes that no prefix covers.
     pub notify: Option<Arc<Notify>>,
-    /// Time since the last round began, even without a change.
+    /// Maximum time between the starts of two rounds: a round starts after it even without a change.
     pub interval: Option<Duration>,
-    /// The least time between the starts of two rounds. Changes meanwhile share one round.
+    /// Minimum time between the starts of two rounds. Changes in between share one round.
     pub min_gap: Duration,
 }
 
@@ -80,10 +84,10 @@ pub enum Wake {
     Interval,
 }
 
-/// The time of a round's decision.
+/// The time at which a round decides.
 #[derive(Clone, Copy, Debug)]
 pub struct Now {
-    /// By the monotonic clock of this process.
+    /// Time on this process's monotonic clock.
     pub at: Instant,
     /// Milliseconds since 1970, for records that other processes read.
     pub wall_ms: u64,
@@ -94,9 +98,9 @@ pub struct Now {
 pub struct Decision<E> {
     /// Batches of records. Each is written whole or not at all, independently of the others.
     pub writes: Vec<Write>,
-    /// Changes of this process, applied in this order before the writes.
+    /// Changes of this process, applied in this order before the records are written.
     pub effects: Vec<E>,
-    /// Changes that the facts ask for but the controller refuses.
+    /// Changes that the facts require but the controller refuses.
     pub refused: Vec<Refusal>,
 }
 
@@ -113,15 +117,16 @@ pub struct Write {
     pub subject: String,
     /// Reason of the write, for the audit log.
     pub reason: &'static str,
-    /// The writes, conditional on the revisions of the facts. At most [`fairmesh_rib::MAX_OPS`].
+    /// The operations, conditional on the revisions of the facts. At most [`fairmesh_rib::MAX_OPS`].
     pub ops: Vec<Op>,
 }
 
 /// A change that a controller refuses to make.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Refusal {
-    /// The unchanged object, such as a service.
+    /// The object that stays unchanged, such as a service.
     pub subject: String,
-    /// The reason and the remedy. The text must stay the same while the cause does, since each new text is logged.
+    /// The reason and the remedy. The text must not change as long as the cause is the same, since each new
+    /// text is logged.
     pub reason: String,
 }

@@ -4,16 +4,16 @@ use fairmesh_model::Revision;
 use fairmesh_rib::{Batch, Conflict};
 use fairmesh_store::{
     Store, WriteError,
-    author::{saying, scope},
+    write_author::{saying, scope},
 };
 use tokio::task::JoinSet;
 
 use crate::{BoxError, Write};
 
-/// Batches of one round that are written concurrently.
+/// Maximum number of a round's batches that are written concurrently.
 const MAX_WRITES: usize = 16;
 
-/// Why a round did not complete its decision.
+/// Why a round was not completed.
 #[derive(Debug, thiserror::Error)]
 pub enum RoundError {
     /// The facts could not be read.
@@ -35,7 +35,7 @@ pub enum RoundError {
         /// The reason and the remedy.
         problem: WriteError,
     },
-    /// Another writer was faster. The next round starts from that write.
+    /// Another writer was faster. The next round starts after that write.
     #[error("{0}")]
     Conflict(Conflict),
     /// This control plane does not hold the writer lease of the store.
@@ -43,7 +43,7 @@ pub enum RoundError {
         "this control plane does not hold the writer lease of its store; another one may have taken over"
     )]
     WithoutLease,
-    /// The deadline passed.
+    /// The round missed its deadline.
     #[error("the round took longer than {0:?}")]
     Overdue(Duration),
     /// The controller panicked.
@@ -52,18 +52,20 @@ pub enum RoundError {
 }
 
 impl RoundError {
-    /// Whether the round failed. A conflict or a missing lease is normal: the next round follows without a pause.
+    /// Whether the round counts as failed. A conflict or a missing lease is normal; the next round follows
+    /// without a pause.
     pub fn is_failure(&self) -> bool {
         !matches!(self, Self::Conflict(_) | Self::WithoutLease)
     }
 }
 
-/// Writes batches in the name of a controller, several at a time. `outcome` gets the subject of each, and the number of its records
-/// if it is written. The others do not keep it from being written. Dropped at the deadline of a round, this waits for no write any
-/// more; a write itself goes on, with its entry in the log of writes.
+/// Writes batches in the name of a controller, several at a time, independently of each other. Calls
+/// `outcome` with the subject of each batch, and the number of its records if it was written. If dropped at
+/// the deadline of a round, no longer waits for writes; a write in progress still completes, with its entry
+/// in the audit log.
 ///
 /// # Errors
-/// The last failure of a batch, or else the last conflict.
+/// The last failure of a batch; if none failed, the last conflict.
 pub(crate) async fn write_all(
     store: &Arc<dyn Store>,
     controller: &'static str,
@@ -76,7 +78,7 @@ pub(crate) async fn write_all(
         while writing.len() < MAX_WRITES
             && let Some(write) = pending.next()
         {
-            // Spawned separately, because the set aborts its own tasks.
+            // Spawned separately, because dropping the set aborts its own tasks.
             writing.spawn(tokio::spawn(write_one(Arc::clone(store), controller, write)));
         }
         let Some(ended) = writing.join_next().await else { return result };
@@ -103,7 +105,7 @@ async fn write_one(
     Write { subject, reason, ops }: Write,
 ) -> (String, Result<(Revision, usize), WriteError>) {
     let count = ops.len();
-    // The audit log counts writes for a program under their author.
+    // The audit log counts writes made by a program under the part of the author before `for`.
     let author = Some(format!("control plane for controller {controller}").into());
     let written = scope(author, saying(reason.into(), store.write(Batch { ops }))).await;
     (subject, written.map(|revision| (revision, count)))

@@ -11,13 +11,14 @@ use tokio::{
 };
 
 use crate::{
-    Controller, ControllerState, Now, Round, RoundError, Statuses, Wake, fence::Fence, round::write_all,
-    schedule::Schedule, status::StatusHandle, unwind::catch_panic,
+    Controller, ControllerState, Now, Round, RoundError, Statuses, Wake, catch_panic::catch_panic,
+    fence::Fence, round::write_all, schedule::Schedule, status::StatusHandle,
 };
 
-/// The bound of the pause after a first failed round. It doubles with each in a row.
+/// Maximum pause after the first failed round. It doubles with each consecutive failure.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
-/// Rounds in a row that are repeated at once since another writer was faster. Further ones are delayed like failures.
+/// Maximum number of consecutive rounds that are repeated at once because another writer was faster. Further rounds
+/// are delayed, as after failures.
 const MAX_CONFLICTS: u32 = 8;
 
 /// Environment of the controllers.
@@ -25,15 +26,15 @@ const MAX_CONFLICTS: u32 = 8;
 pub struct RuntimeConfig {
     /// The records that controllers read.
     pub node: Node,
-    /// The store that controllers write. A write must return only once `node` has it.
+    /// The store that controllers write to. A write must return only once `node` has applied it.
     pub store: Arc<dyn Store>,
-    /// Until when no other process can write to the store; see [`Store::lease_expiry`].
+    /// Time until which no other process can write to the store; see [`Store::lease_expiry`].
     pub lease_expiry: Option<watch::Receiver<Instant>>,
-    /// Milliseconds since 1970.
+    /// Returns the time in milliseconds since 1970.
     pub wall_clock: fn() -> u64,
-    /// Any number; it spreads the retries of several control planes.
+    /// Any number. It spreads the retries of several control planes.
     pub seed: u64,
-    /// Names of controllers that decide but change nothing.
+    /// Names of controllers that decide but do not execute their decisions.
     pub shadow: BTreeSet<&'static str>,
 }
 
@@ -45,7 +46,7 @@ pub struct Runtime {
 }
 
 impl Runtime {
-    /// A runtime without controllers.
+    /// Creates a runtime without controllers.
     pub fn new(config: RuntimeConfig) -> Self {
         Self { config: Arc::new(config), statuses: Statuses::default() }
     }
@@ -55,7 +56,7 @@ impl Runtime {
         self.statuses.clone()
     }
 
-    /// Adds a controller, which runs while the returned future is polled. The future never ends.
+    /// Adds a controller. It runs while the returned future is polled; the future never completes.
     pub fn run<C: Controller>(&self, controller: C) -> impl Future<Output = ()> + Send + 'static {
         let is_shadow = self.config.shadow.contains(C::NAME);
         let status = self.statuses.add(C::NAME, is_shadow);
@@ -78,7 +79,7 @@ impl Runtime {
 /// A running controller.
 struct ControllerTask<C> {
     controller: C,
-    /// A clone from before the first round.
+    /// A clone of the controller, made before the first round.
     pristine: C,
     config: Arc<RuntimeConfig>,
     schedule: Schedule,
@@ -110,7 +111,7 @@ impl<C: Controller> ControllerTask<C> {
         }
     }
 
-    /// A round within its deadline, whatever the controller does.
+    /// Runs a round within its deadline, and catches panics.
     async fn bounded_round(&mut self, wake: Wake, round: &mut Round) -> Result<(), RoundError> {
         match timeout(C::DEADLINE, catch_panic(self.round(wake, round))).await {
             Ok(Ok(result)) => result,
@@ -124,7 +125,7 @@ impl<C: Controller> ControllerTask<C> {
 
     async fn round(&mut self, wake: Wake, round: &mut Round) -> Result<(), RoundError> {
         let Self { controller, config, .. } = self;
-        // In shadow mode no decision is executed, so the cause remains.
+        // In shadow mode decisions are not executed, so the cause of the round remains.
         let wake = if self.is_shadow { Wake::Changed } else { wake };
         let facts = controller.read_facts(&config.node, wake).await.map_err(RoundError::Facts)?;
         let now = Now { at: Instant::now(), wall_ms: (config.wall_clock)() };
@@ -158,7 +159,7 @@ impl<C: Controller> ControllerTask<C> {
         result.and(written)
     }
 
-    /// Decides when the next round begins.
+    /// Schedules the next round.
     async fn schedule_next(&mut self, began: Instant, result: Result<(), RoundError>) {
         let is_conflict = matches!(result, Err(RoundError::Conflict(_)));
         self.conflicts = if is_conflict { self.conflicts + 1 } else { 0 };
@@ -168,16 +169,16 @@ impl<C: Controller> ControllerTask<C> {
                 ControllerState::Waiting
             }
             Err(RoundError::Conflict(conflict)) if self.conflicts <= MAX_CONFLICTS => {
-                // The next round must see the faster write.
+                // The next round must see the other writer's change.
                 let applied = self.config.node.wait_applied(conflict.current);
-                // A node that lags longer provides old facts and leads to another conflict.
+                // If the node lags longer, it provides old facts and the round conflicts again.
                 let _ = timeout(C::DEADLINE, applied).await;
                 self.schedule.retry_after(Duration::ZERO);
                 ControllerState::Waiting
             }
             Err(RoundError::WithoutLease) => {
                 self.status.update(|status| status.state = ControllerState::WithoutLease);
-                // Effects need no lease, and a change starts a round meanwhile.
+                // Effects need no lease, so a change still starts a round.
                 self.schedule.postpone();
                 tokio::select! {
                     () = self.fence.wait_held() => {}
@@ -198,7 +199,7 @@ impl<C: Controller> ControllerTask<C> {
         self.status.update(|status| status.state = state);
     }
 
-    /// Logs changes since the previous round.
+    /// Logs what has changed since the previous round.
     fn log(&mut self, round: &Round, before: Option<&Round>, result: &Result<(), RoundError>) {
         let controller = C::NAME;
         let former = before.and_then(|before| before.problem.as_ref());
@@ -229,7 +230,8 @@ impl<C: Controller> ControllerTask<C> {
     }
 }
 
-/// Decides while other tasks of this thread go on in another one, as decisions may take seconds. A runtime of one thread has no other.
+/// Decides without blocking other tasks of this thread: they move to another thread, because decisions may take
+/// seconds. In a single-threaded runtime, the tasks wait.
 fn beside_tasks<T>(decide: impl FnOnce() -> T) -> T {
     match Handle::current().runtime_flavor() {
         RuntimeFlavor::MultiThread => block_in_place(decide),

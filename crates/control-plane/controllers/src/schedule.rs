@@ -8,32 +8,32 @@ use tokio::{
 
 use crate::{Triggers, Wake};
 
-/// When the next round of a controller is due.
+/// Decides when the next round of a controller is due.
 #[derive(Debug)]
 pub(crate) struct Schedule {
     triggers: Triggers,
     node: Node,
-    /// Revisions of the node, for a controller that prefixes trigger.
+    /// The node's revisions, for a controller with prefixes as triggers.
     revisions: Option<watch::Receiver<u64>>,
     /// The last revision whose changes were examined.
     examined: u64,
     /// Whether anything changed since the start of the last successful round.
     has_changed: bool,
-    /// When a round is due without a change.
+    /// Time of the next round if nothing changes.
     due: Option<Instant>,
-    /// No round begins earlier, whatever changes.
+    /// Earliest time of the next round, regardless of changes.
     not_before: Instant,
 }
 
 impl Schedule {
-    /// The first round is due at once.
+    /// Creates a schedule whose first round is due at once.
     pub(crate) fn new(triggers: Triggers, node: &Node) -> Self {
         let revisions = (!triggers.prefixes.is_empty()).then(|| node.revisions());
         let (examined, not_before) = (node.revision().number, Instant::now());
         Self { triggers, node: node.clone(), revisions, examined, has_changed: true, due: None, not_before }
     }
 
-    /// When the next round begins; `None` if only a change starts one.
+    /// Time at which the next round begins; `None` if only a change starts it.
     pub(crate) fn next(&self) -> Option<Instant> {
         match self.has_changed {
             true => Some(self.not_before),
@@ -41,7 +41,7 @@ impl Schedule {
         }
     }
 
-    /// Waits until a round is due. Changes until then belong to this round.
+    /// Waits until a round is due. Changes until then are covered by this round.
     pub(crate) async fn wait(&mut self) -> Wake {
         while !self.has_changed && self.due.is_none_or(|due| Instant::now() < due) {
             self.wait_for_trigger().await;
@@ -61,24 +61,24 @@ impl Schedule {
         }
     }
 
-    /// The round that began then succeeded.
+    /// Records that the round that began at `began` succeeded.
     pub(crate) fn succeeded(&mut self, began: Instant) {
         self.has_changed = false;
         self.due = self.triggers.interval.map(|interval| began + interval);
         self.keep_gap(began);
     }
 
-    /// Keeps the least time between the round that began then and the next one.
+    /// Keeps the minimum time between the round that began at `began` and the next one.
     pub(crate) fn keep_gap(&mut self, began: Instant) {
         self.not_before = began + self.triggers.min_gap;
     }
 
-    /// The round waits for something else than time: without a change it is due after its interval.
+    /// Records that the round waits for the lease. Without a change, the next round is due after its interval.
     pub(crate) fn postpone(&mut self) {
         self.due = self.triggers.interval.map(|interval| Instant::now() + interval);
     }
 
-    /// The round has to be repeated after a pause. What woke it counts for the next one too.
+    /// Repeats the round after a pause. The next round still covers the changes that started this one.
     pub(crate) fn retry_after(&mut self, pause: Duration) {
         self.not_before = Instant::now() + pause;
         self.due = Some(self.not_before);
@@ -87,12 +87,13 @@ impl Schedule {
     fn take_changes(&mut self) {
         self.examine_commits();
         if let Some(notify) = &self.triggers.notify {
-            // Takes a notification that arrived while the round had to wait.
+            // Takes a notification that arrived before the round could begin.
             self.has_changed |= pin!(notify.notified()).enable();
         }
     }
 
-    /// Looks for changes below the prefixes. A log that does not reach back far enough counts as a change.
+    /// Checks for changes below the prefixes. If the node's log does not reach back far enough, that counts
+    /// as a change.
     fn examine_commits(&mut self) {
         let Some(revisions) = &mut self.revisions else { return };
         revisions.borrow_and_update();

@@ -8,7 +8,7 @@ use tokio::time::Instant;
 
 use crate::{Decision, Refusal, RoundError};
 
-/// The most decisions, and the most refusals, that a status names per round. Others are counted.
+/// Maximum number of decisions, and of refusals, that a status names per round. Further ones are only counted.
 pub const MAX_SHOWN: usize = 20;
 
 /// Present activity of a controller.
@@ -21,7 +21,7 @@ pub enum ControllerState {
     Running,
     /// The last round failed, and the next one is delayed.
     BackingOff,
-    /// Has records to write, but this control plane does not hold the writer lease.
+    /// The controller has records to write, but this control plane does not hold the writer lease.
     WithoutLease,
 }
 
@@ -36,7 +36,7 @@ pub struct Round {
     pub writes: usize,
     /// Effects applied in this process.
     pub effects: usize,
-    /// The first [`MAX_SHOWN`] decisions. In shadow mode, changes that would have been made.
+    /// The first [`MAX_SHOWN`] decisions. In shadow mode, the changes that would have been made.
     pub decided: Vec<String>,
     /// Number of decided changes.
     pub decided_total: usize,
@@ -78,14 +78,14 @@ impl Round {
     }
 }
 
-/// Numbers since the start of the process.
+/// Counters since the start of the process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Totals {
     /// Rounds that completed their decision.
     pub done: u64,
     /// Rounds that conflicted with another writer.
     pub conflicts: u64,
-    /// Rounds that failed otherwise.
+    /// Rounds that failed for other reasons.
     pub failed: u64,
     /// Rounds that missed their deadline.
     pub overdue: u64,
@@ -106,7 +106,7 @@ pub struct ControllerStatus {
     pub name: &'static str,
     /// Whether the controller decides but changes nothing.
     pub is_shadow: bool,
-    /// Present activity.
+    /// Current activity.
     pub state: ControllerState,
     /// The last round that ended.
     pub last: Option<Round>,
@@ -116,7 +116,7 @@ pub struct ControllerStatus {
     pub next: Option<Instant>,
     /// Consecutive failed rounds; conflicts and missing leases do not count.
     pub failures: u32,
-    /// Numbers since the start.
+    /// Counters since the start of the process.
     pub totals: Totals,
 }
 
@@ -125,7 +125,7 @@ pub struct ControllerStatus {
 pub struct Statuses(Arc<Mutex<Vec<ControllerStatus>>>);
 
 impl Statuses {
-    /// The present statuses, by name.
+    /// The current statuses, sorted by name.
     pub fn read(&self) -> Vec<ControllerStatus> {
         let mut statuses = self.lock().clone();
         statuses.sort_by_key(|status| status.name);
@@ -147,7 +147,7 @@ impl Statuses {
         StatusHandle { index: statuses.len() - 1, all: self.clone() }
     }
 
-    /// Each status is valid at any time.
+    /// Locks the statuses and ignores poisoning, since each status is valid at any time.
     fn lock(&self) -> MutexGuard<'_, Vec<ControllerStatus>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -1,7 +1,8 @@
-//! The gateway's part of the control plane.
+//! The part of the control plane that manages the gateway.
 //!
-//! [`GatewayLoads`] takes the reports of replicas, and shows them to operators. [`PlacementController`] writes where services are
-//! placed, and adds backends to services whose calls grow. What it decides by is in the pure crates `backend-loads` and `placement`.
+//! [`GatewayLoads`] receives the reports of replicas, and shows them to operators. [`PlacementController`]
+//! writes the placements of services, and adds backends to services whose calls grow. The decisions are made
+//! by the pure crates `backend-loads` and `placement`.
 
 mod loads;
 mod placement;

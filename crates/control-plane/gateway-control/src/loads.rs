@@ -1,4 +1,4 @@
-//! Loads of the gateway's replicas: their reports, what operators see of them, and the log of alerts.
+//! Loads of the gateway's replicas: their reports, what operators see of the loads, and the log of alerts.
 //!
 //! Everything is in memory: a control plane that starts has all replicas again after a second, or ten where there are 2,000. What was usual before is not
 //! known then, and the cause of an alert in the first minute is undetermined.
@@ -16,30 +16,30 @@ use fairmesh_backend_loads::{
 use fairmesh_metrics::Register as _;
 use fairmesh_model::{Invalid, Label, Record, RecordKey, ServiceName};
 use fairmesh_rib::Node;
-use fairmesh_wire::{records, v1};
+use fairmesh_wire::{record_encoding, v1};
 use prometheus_client::registry::Registry;
 use tokio::time::Instant;
 use tonic::Status;
 
-/// The most services of a backend that are shown.
+/// Maximum number of a backend's services that are shown.
 const MAX_SHOWN: usize = 128;
 
-/// The loads that this control plane knows. Clones share them.
+/// The loads that this control plane knows. Clones share the data.
 #[derive(Clone, Debug)]
 pub struct GatewayLoads {
     board: Arc<Mutex<LoadBoard>>,
-    /// When it began: times count from then on.
+    /// When the collection began. Times count from here.
     began: Instant,
-    /// The records of backends.
+    /// Node with the records of backends.
     node: Node,
 }
 
-/// The state of backends at one time.
+/// A snapshot of the state of all backends.
 #[derive(Clone, Debug, Default)]
 pub struct BackendLevels {
-    /// The share of CPU in use, in thousandths, where it is known.
+    /// The share of CPU in use by backend, in thousandths. Backends whose share is unknown are left out.
     pub used: BTreeMap<Label, u32>,
-    /// Services whose growth overloads a backend, and these backends.
+    /// Services whose growth overloads a backend, each with that backend.
     pub growing: BTreeSet<(ServiceName, Label)>,
     /// Backends that use too much of their CPU.
     pub alerted: BTreeSet<Label>,
@@ -52,7 +52,7 @@ pub struct BackendLevels {
 }
 
 impl GatewayLoads {
-    /// Loads of no replica; `node` has the records of backends.
+    /// Creates an empty collection. `node` has the records of backends.
     pub fn new(node: Node) -> Self {
         Self { board: Arc::default(), began: Instant::now(), node }
     }
@@ -65,10 +65,10 @@ impl GatewayLoads {
         self.board.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes the report of a replica, and says when to report again.
+    /// Processes the report of a replica, and responds with the time of its next report.
     ///
     /// # Errors
-    /// The report is malformed, or of a replica that the record of its backend does not list.
+    /// The report is malformed, or the record of the named backend does not list the replica.
     pub fn exchange(&self, request: v1::ReportGatewayRequest) -> Result<v1::ReportGatewayResponse, Status> {
         let report = report(request).map_err(|invalid| Status::invalid_argument(invalid.to_string()))?;
         if let Some(backend) = &report.backend
@@ -84,15 +84,16 @@ impl GatewayLoads {
         Ok(v1::ReportGatewayResponse { next_report_ms })
     }
 
-    /// Whether a backend's record lists a replica. Reports of others would make up backends.
+    /// Whether a backend's record lists this replica. Reports of unlisted replicas could invent backends.
     fn is_declared(&self, backend: &Label, address: SocketAddr) -> bool {
         let key = RecordKey::GatewayBackend(backend.clone());
         let entry = self.node.get(&key.to_string());
-        let record = entry.and_then(|entry| records::decode(&key, &entry.value).ok());
+        let record = entry.and_then(|entry| record_encoding::decode(&key, &entry.value).ok());
         matches!(record, Some(Record::GatewayBackend(declared)) if declared.replicas.contains(&address))
     }
 
-    /// Begins and ends alerts, and logs changes. A review looks at every replica, so that a report need not.
+    /// Updates alerts, and logs their changes. Done on reads rather than on each report, since it examines
+    /// every replica.
     fn reviewed(&self) -> MutexGuard<'_, LoadBoard> {
         let mut board = self.board();
         let before = board.alerts().clone();
@@ -116,7 +117,7 @@ impl GatewayLoads {
         }
     }
 
-    /// The state of backends now.
+    /// The current state of backends.
     pub fn levels(&self) -> BackendLevels {
         let (board, now_ms) = (self.reviewed(), self.now_ms());
         let backends = board.backends(now_ms);
@@ -140,7 +141,7 @@ impl GatewayLoads {
         }
     }
 
-    /// Registers the metrics. Their labels are the names of declared backends.
+    /// Registers the metrics. Their label values are names of declared backends.
     pub fn register(&self, control: &mut Registry) {
         let (board, now_ms) = (self.reviewed(), self.now_ms());
         let backends = board.backends(now_ms);
@@ -268,7 +269,8 @@ fn alert_message((alert, proposed_limit): (&Alert, u32), now_ms: u64) -> v1::Gat
     }
 }
 
-/// Rates of reporters are no negative numbers; those too large for the type are shown as its largest.
+/// Converts a reported rate to thousandths. Rates are not negative; rates too large for the type become its
+/// maximum.
 #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a cast of floats saturates")]
 fn thousandths(value: f64) -> u64 {
     (value * 1_000.0).round() as u64
@@ -285,7 +287,7 @@ pub(crate) mod tests {
 
     use super::*;
 
-    /// Loads of backends in zone `a` with one replica each, at 10.0.0.1 and ports from 1 on.
+    /// Loads of backends in zone `a`, with one replica each, at 10.0.0.1 and ports from 1 on.
     pub(crate) fn loads_of(backends: &[&str]) -> GatewayLoads {
         let entry = |(port, name): (u16, &&str)| {
             let backend = GatewayBackend {
@@ -295,7 +297,7 @@ pub(crate) mod tests {
                 is_closed: false,
             };
             let key = RecordKey::GatewayBackend(Label::new(*name).unwrap());
-            (key.to_string().into(), Entry { value: records::encode(&backend.into()), revision: 1 })
+            (key.to_string().into(), Entry { value: record_encoding::encode(&backend.into()), revision: 1 })
         };
         GatewayLoads::new(Node::load(StoreId(7), 1, (1..).zip(backends).map(entry)))
     }
@@ -315,7 +317,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn overloaded_backend_is_shown_with_its_services_and_alert() {
+    fn overloaded_backend_is_shown_with_services_and_alert() {
         let loads = loads_of(&["gw-1"]);
         loads.exchange(request("10.0.0.1:1", "red/web")).unwrap();
         let read = loads.read();
@@ -329,7 +331,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn reports_without_an_address_or_with_no_name_are_refused() {
+    fn gateway_reports_with_invalid_address_or_service_are_refused() {
         let loads = loads_of(&["gw-1"]);
         for (address, service) in [("gw.example:7440", "red/web"), ("", "red/web"), ("10.0.0.1:1", "web")] {
             let refused = loads.exchange(request(address, service)).unwrap_err();
@@ -339,7 +341,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn replica_that_its_backend_does_not_list_is_refused() {
+    fn report_of_replica_not_listed_by_its_backend_is_refused() {
         let loads = loads_of(&["gw-1"]);
         let unlisted = [
             request("10.0.0.1:2", "red/web"),

@@ -16,7 +16,7 @@ use fairmesh_model::{
 };
 use fairmesh_placement::{Backend, PlacedService, PlanInput, plan};
 use fairmesh_rib::{Expect, Node, Op};
-use fairmesh_wire::records;
+use fairmesh_wire::record_encoding;
 use tokio::time::Instant;
 
 use self::{
@@ -25,18 +25,19 @@ use self::{
 };
 use crate::loads::GatewayLoads;
 
-/// The least time between rounds: declarations that are applied together are placed together.
+/// Minimum time between rounds: declarations that are applied together are placed together.
 const MIN_GAP: Duration = Duration::from_secs(1);
-/// The most records of one batch.
+/// Maximum number of records in one batch.
 const MAX_OPS_PER_BATCH: usize = 1_000;
-/// The seed of draws. Any will do: equal records have to give equal plans at every control plane.
+/// Seed of random draws. Any value works, but it must be the same for all control planes, so that equal
+/// records give equal plans.
 const SEED: u64 = 0;
 
 /// Writes the placements of services that use the gateway.
 ///
-/// It decides from records alone, by a pure function. A backend whose replicas are down is declared all the same, so that nothing moves
-/// when one fails, and a service that takes its backends down is not moved on to further ones. A round that cannot read a record moves
-/// nothing.
+/// Placements are decided by a pure function from records alone. A backend whose replicas are down stays
+/// declared, so nothing moves when a backend fails, and a service that crashes its backends is not moved on
+/// to further ones. A round that cannot read a record moves nothing.
 ///
 /// Two decisions go by load. A service whose calls have grown gets one more backend at a time while a backend of it is overloaded, and
 /// gives it back later. New connections of a service are limited while they overload a backend, if its record agrees.
@@ -77,18 +78,18 @@ pub struct PlacementFacts {
     /// Whether several tenants have records of any kind.
     is_shared: bool,
     backends: BTreeMap<Label, GatewayBackend>,
-    /// The most backends of a tenant's services together, where a record says so.
+    /// Maximum number of backends for all services of a tenant together, for tenants with a quota record.
     quotas: BTreeMap<Tenant, usize>,
     wanted: BTreeMap<ServiceName, GatewayService>,
-    /// Placements in force, and the revisions that wrote them.
+    /// Placements in force, each with the revision that wrote it.
     placed: BTreeMap<ServiceName, (Placement, u64)>,
-    /// What the loads of backends ask for.
+    /// The changes that the loads of backends call for.
     growth: Growth,
     limits: LimitChanges,
 }
 
 impl PlacementController {
-    /// A controller that decides by these loads.
+    /// Creates a controller that considers these loads.
     pub fn new(loads: GatewayLoads) -> Self {
         let (throttle, by_load) = Default::default();
         Self { growth: GrowthRounds::new(loads), throttle, by_load, settled: None }
@@ -97,12 +98,13 @@ impl PlacementController {
 
 impl Controller for PlacementController {
     const NAME: &'static str = "placement";
-    /// `None`: no record of the gateway has changed since everything was placed, and the number of tenants asks for no other bounds.
+    /// `None` if no record of the gateway has changed since everything was placed, and the number of tenants
+    /// does not change the limits.
     type Facts = Option<PlacementFacts>;
     type Effect = Infallible;
 
     fn triggers(&self) -> Triggers {
-        // No prefix is of one kind and all tenants.
+        // There is no prefix for one record kind of all tenants.
         let tenants = Prefix::new("/t/").into_iter();
         let prefixes = tenants.chain([Prefix::gateway_backends(), Prefix::gateway_quotas()]).collect();
         Triggers { prefixes, interval: Some(growth::INTERVAL), min_gap: MIN_GAP, ..Triggers::default() }
@@ -184,7 +186,8 @@ fn concerns(key: &str) -> bool {
     matches!(RecordKind::of(key), Some(GatewayBackend | GatewayQuota | GatewayService | Placement))
 }
 
-/// Whether the mesh has several tenants. A tenant is one from its first record on, so that room is left before it asks for the gateway.
+/// Whether the mesh has several tenants. A tenant counts from its first record on, so that there is room for
+/// it before it uses the gateway.
 fn is_shared(node: &Node) -> bool {
     node.tenant_prefixes(RecordKind::Service).len() > 1
 }
@@ -193,7 +196,8 @@ impl PlacementFacts {
     /// Reads all records of the gateway.
     ///
     /// # Errors
-    /// A record is not understood: it may be of a newer release, and a plan without it would move what it is about.
+    /// A record cannot be decoded. It may be from a newer release, and a plan that ignores it would move the
+    /// services that it concerns.
     fn read(node: &Node) -> Result<Self, BoxError> {
         let mut prefixes = node.tenant_prefixes(RecordKind::GatewayService);
         prefixes.extend(node.tenant_prefixes(RecordKind::Placement));
@@ -203,7 +207,7 @@ impl PlacementFacts {
         for (key, entry) in entries {
             let key = RecordKey::parse(&key)?;
             let record =
-                records::decode(&key, &entry.value).map_err(|error| error.within(key.to_string()))?;
+                record_encoding::decode(&key, &entry.value).map_err(|error| error.within(key.to_string()))?;
             match (key, record) {
                 (RecordKey::GatewayBackend(name), Record::GatewayBackend(backend)) => {
                     facts.backends.insert(name, backend);
@@ -304,7 +308,7 @@ impl PlacementFacts {
         let wanted = self.wanted.get(name)?;
         let in_force = self.placed.get(name);
         let added = in_force.map_or(0, |(placed, _)| self.growth.added(name, placed, wanted.backends));
-        // An addition that is refused is none.
+        // An addition that was refused does not count.
         let beyond = u32::try_from(names.len()).unwrap_or(u32::MAX).saturating_sub(wanted.backends);
         let in_force_limit = in_force.and_then(|(placed, _)| placed.connection_limit.clone());
         let placement = Placement {
@@ -319,7 +323,7 @@ impl PlacementFacts {
         }
         let expected = in_force.map_or(Expect::Absent, |(_, revision)| Expect::Revision(*revision));
         let key = RecordKey::Placement(name.clone()).to_string();
-        Some(Op::put(key, records::encode(&placement.into())).expecting(expected))
+        Some(Op::put(key, record_encoding::encode(&placement.into())).expecting(expected))
     }
 }
 

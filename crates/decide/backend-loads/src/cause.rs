@@ -9,43 +9,44 @@ use std::{
 use fairmesh_model::{Label, ServiceName};
 
 use crate::{
-    board::BackendLoad,
+    load_board::BackendLoad,
     trend::{ServiceTrend, Trend},
 };
 
-/// A growth counts from this factor on.
+/// Minimum ratio of recent to usual rate that counts as growth.
 const GROWN: f64 = 1.5;
-/// The least growth, in events per second.
+/// Minimum increase that counts as growth, in events per second.
 const LEAST_GROWTH: f64 = 1.0;
-/// The part of an increase of CPU that a cause has to explain.
+/// Minimum share of the CPU increase that a cause must explain.
 const EXPLAINED: f64 = 0.5;
-/// The same for a service that has grown on all backends with an alert.
+/// Minimum share of the CPU increase that a service must explain if it has grown on every backend with an alert.
 const EXPLAINED_IN_ALL: f64 = 0.25;
-/// Requests per second up to which nothing follows from their usual cost.
+/// At or below this rate of requests per second, the usual CPU cost of a request is not a reliable measure.
 const FEW_REQUESTS: f64 = 1.0;
-/// New connections per second from which on they can be an attack.
+/// Minimum rate of new connections per second that may be an attack.
 const MANY_CONNECTIONS: f64 = 10.0;
-/// Connections without a request for each that has some, from which on they can be an attack.
+/// Minimum number of idle connections (without a request) per used one that may be an attack.
 const IDLE_CONNECTIONS: f64 = 2.0;
-/// How long a backend has to be known before a cause is named: earlier, nothing is usual.
+/// Minimum time for which a backend must be known before a cause is named. Before that, there is no usual load to
+/// compare with.
 pub(crate) const KNOWN: Duration = Duration::from_secs(15);
 
 /// Why a backend uses more CPU than usual.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Cause {
-    /// Calls of this service have grown, over all of its backends, and their number explains it.
+    /// The service's calls have grown over all of its backends, and their number explains the CPU increase.
     Growth(ServiceName),
-    /// Connections have grown, and requests have not: an attack, or a client that reconnects in a loop. `None`: they are to no virtual
-    /// address.
+    /// Connections have grown, requests have not: an attack, or a client that reconnects in a loop. `None` if the
+    /// connections go to no virtual address.
     Connections(Option<ServiceName>),
-    /// There are about as many requests as before, and each costs more.
+    /// The number of requests is about as usual, but each uses more CPU.
     CostlierRequests,
-    /// None of these, or nothing usual is known to compare with.
+    /// No other cause applies, or no usual load is known.
     Undetermined,
 }
 
 impl Cause {
-    /// The service that is the cause.
+    /// The service responsible, if the cause names one.
     pub fn service(&self) -> Option<&ServiceName> {
         match self {
             Self::Growth(service) | Self::Connections(Some(service)) => Some(service),
@@ -53,7 +54,7 @@ impl Cause {
         }
     }
 
-    /// Its name in messages.
+    /// Name of the cause in messages.
     pub const fn as_str(&self) -> &'static str {
         match self {
             Self::Growth(_) => "growth",
@@ -78,24 +79,25 @@ impl fmt::Display for Cause {
     }
 }
 
-/// What the causes of all alerts are found from.
+/// Input for finding the causes of all alerts.
 #[derive(Debug)]
 pub(crate) struct Evidence<'a> {
     /// All backends.
     pub(crate) backends: &'a BTreeMap<Label, BackendLoad>,
-    /// Those with an alert.
+    /// Backends with an alert.
     pub(crate) alerted: &'a BTreeSet<Label>,
-    /// Requests of each service over all replicas that report or did so lately. Where a replica fails, others get its calls, and that
-    /// is no growth.
+    /// Served requests by service, over all live and recently live replicas. When a replica fails, others serve its
+    /// calls; the total shows that this is no growth.
     pub(crate) totals: &'a BTreeMap<ServiceName, Trend>,
 }
 
 impl Evidence<'_> {
-    /// The cause for a backend with an alert.
+    /// Finds the cause for a backend with an alert.
     ///
-    /// If several have one, a single grown service that all of them carry is the cause: two services never have the same backends
-    /// (Canal Mesh, section 4.3: the intersection is tried once, and then the trends of each backend decide). The paper looks at the
-    /// intersection alone. Here the service must have grown and explain a part of the CPU, so that an attack is not taken for growth.
+    /// If several backends have an alert, a single grown service that is on all of them is the cause: no two services
+    /// have the same backends (Canal Mesh, section 4.3: try the intersection once, then use the trends of each
+    /// backend). The paper looks only at the intersection. Here the service must also have grown and explain a part of
+    /// the CPU increase, so that an attack is not mistaken for growth.
     pub(crate) fn cause(&self, name: &Label) -> Cause {
         let Some(backend) = self.backends.get(name).filter(|one| one.known_for >= KNOWN) else {
             return Cause::Undetermined;
@@ -123,7 +125,7 @@ impl Evidence<'_> {
         if is_costlier { Cause::CostlierRequests } else { Cause::Undetermined }
     }
 
-    /// The only service that has grown on all backends with an alert, if there are several.
+    /// The only service that has grown on every backend with an alert. `None` with fewer than two such backends.
     fn in_all(&self) -> Option<&ServiceName> {
         let mut loads = self.alerted.iter().filter_map(|name| self.backends.get(name));
         let first = loads.next()?;
@@ -141,7 +143,7 @@ impl Evidence<'_> {
         common.next().is_none().then_some(only)
     }
 
-    /// Whether calls of a service have grown, here and over all of its backends, and not its connections instead.
+    /// Whether the service's calls have grown, both here and over all of its backends, rather than its connections.
     fn has_grown(&self, service: &ServiceName, here: &ServiceTrend) -> bool {
         has_grown(served(here))
             && !has_surged(here.connections, here.requests)
@@ -149,8 +151,9 @@ impl Evidence<'_> {
     }
 }
 
-/// The part of the CPU's increase that is the usual cost of a service's further requests. The usual cost includes what is spent on idle
-/// connections. It is not known where there were no requests: what is there now is all further.
+/// Share of the CPU increase that the service's additional requests explain at their usual cost. The usual cost
+/// includes CPU spent on idle connections. If the backend usually had no requests, the cost is unknown and all current
+/// CPU counts as increase.
 fn explains(backend: &BackendLoad, trend: &ServiceTrend) -> f64 {
     let (requests, growth) = (requests(backend), served(trend).growth());
     if requests.usual > FEW_REQUESTS {
@@ -160,7 +163,8 @@ fn explains(backend: &BackendLoad, trend: &ServiceTrend) -> f64 {
     if all > 0.0 { growth / all } else { 0.0 }
 }
 
-/// Requests that a server answered. Refused and failed ones do not count: a flood of refusals is no growth of a service.
+/// Requests that a server answered successfully. Refused and failed requests do not count: a flood of refusals is no
+/// growth of the service.
 pub(crate) fn served(trend: &ServiceTrend) -> Trend {
     let ServiceTrend { requests, errors, .. } = trend;
     Trend {
@@ -175,7 +179,8 @@ fn requests(backend: &BackendLoad) -> Trend {
     sum
 }
 
-/// Whose connections have grown by more than its requests; the outer `None`: nobody's.
+/// The target whose connections have grown more than its requests: `Some(None)` for connections to no virtual address,
+/// `None` if there is no such target.
 fn connections(backend: &BackendLoad) -> Option<Option<ServiceName>> {
     let surged = backend.services.iter().filter(|(_, trend)| has_surged(trend.connections, trend.requests));
     let most = surged.max_by(|(_, a), (_, b)| a.connections.growth().total_cmp(&b.connections.growth()));
@@ -185,8 +190,8 @@ fn connections(backend: &BackendLoad) -> Option<Option<ServiceName>> {
     }
 }
 
-/// Whether there are many further connections, and few further requests on them. A client without keep-alive makes a connection for
-/// each request.
+/// Whether there are many additional connections with few additional requests. A client without keep-alive opens a
+/// connection per request, which is no surge.
 fn has_surged(connections: Trend, requests: Trend) -> bool {
     has_grown(connections)
         && connections.recent >= MANY_CONNECTIONS

@@ -1,22 +1,23 @@
-//! How loaded the backends of a gateway are, and which service is the cause (Canal Mesh, section 4.3).
+//! Load of a gateway's backends, and which service causes an overload (Canal Mesh, section 4.3).
 //!
-//! [`LoadBoard`] takes the reports of replicas and keeps rates, never counters: the last of each replica and service, and
-//! what was usual in the minutes before. A backend whose CPU passes [`ALERT_LEVEL`] has an [`Alert`] until it is below
-//! [`SAFE_LEVEL`] again. While it has one, what is usual stays as it was, so that an overload does not become the
-//! usual. [`LoadBoard::review`] compares the two, and names the service. Callers pass the time.
+//! [`LoadBoard`] receives the reports of replicas and keeps rates instead of counters: for each replica and service,
+//! the most recent rate and the usual rate of the last minutes. A backend whose CPU utilisation reaches [`ALERT_LEVEL`]
+//! has an [`Alert`] until the utilisation falls below [`SAFE_LEVEL`]. During an alert the usual rates are frozen, so
+//! that the overload does not become the usual. [`LoadBoard::review`] compares both rates, and names the service.
+//! Callers pass the time.
 //!
-//! Rejected: a history of steps for each service and replica. A hundred replicas with a thousand services each would fill
-//! hundreds of megabytes, and two means answer the same question.
+//! Rejected: a history of time steps for each service and replica. A hundred replicas with a thousand services each
+//! would fill hundreds of megabytes, and two means answer the same question.
 
-mod board;
 mod cause;
-mod report;
+mod load_board;
+mod replica_report;
 mod trend;
 
-pub use board::{
+pub use cause::Cause;
+pub use load_board::{
     ALERT_LEVEL, Alert, BackendLoad, INTERVAL, LoadBoard, MAX_REPLICAS, REPORTS_PER_SECOND, ReplicaLoad,
     SAFE_LEVEL,
 };
-pub use cause::Cause;
-pub use report::{MAX_SERVICES, Report, ServiceCounts};
+pub use replica_report::{MAX_SERVICES, Report, ServiceCounts};
 pub use trend::{ServiceTrend, Trend};

@@ -30,34 +30,36 @@ use fairmesh_model::arith::mix64;
 
 /// Minimum duration of a sample window, in nanoseconds.
 const MIN_WINDOW: u64 = 100_000_000;
-/// A window that takes longer to fill is outdated; in nanoseconds.
+/// Maximum age of a window, in nanoseconds. A window that takes longer to fill is outdated.
 const MAX_WINDOW: u64 = 10_000_000_000;
-/// The limit is saturated when more than one request is refused for this many that complete.
+/// Saturation threshold: the limit counts as saturated if more than one request is refused per this many completed
+/// requests.
 const SATURATION_DIVISOR: u32 = 20;
-/// By how many doublings latency may exceed the minimum.
+/// Tolerated excess of the latency over the minimum, in doublings.
 const TOLERANCE: f64 = 1.0;
 /// Bounds of the factor that one window applies to the limit.
 const GRADIENT_RANGE: (f64, f64) = (0.25, 2.0);
-/// By how many doublings the limit must be cut for the effect to stand out from noise.
+/// Minimum size of a cut of the limit, in doublings, for its effect to stand out from noise.
 const DEEP_CUT: f64 = 0.8;
-/// The least part of a cut that must show in the latency. If requests queue, the whole cut shows.
+/// Minimum part of a cut that must show in the latency. If requests queue at the server, the whole cut shows.
 const MIN_EFFECT: f64 = 0.3;
-/// Fraction of the limit admitted during a probe: too few to keep all workers busy at a correct limit.
+/// Fraction of the limit that is admitted during a probe: too few requests to keep all workers busy at a correct
+/// limit.
 const PROBE_LIMIT_SHARE: f64 = 0.25;
-/// How long requests are refused before the first probe, in nanoseconds; doubles with each probe.
+/// Time for which requests must be refused before the first probe starts, in nanoseconds. It doubles with each probe.
 const MIN_PROBE_INTERVAL: u64 = 1_000_000_000;
 const MAX_PROBE_INTERVAL: u64 = 32_000_000_000;
-/// Probes take at most this fraction of the time, as its reciprocal.
+/// Reciprocal of the maximum share of the time that probes may take.
 const PROBE_TIME_SHARE: u64 = 20;
 
 /// Bounds of an [`AdaptiveConcurrency`] limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ConcurrencyConfig {
-    /// The limit never falls below this, except during a probe.
+    /// Minimum limit. Only a probe goes below it.
     pub min_limit: u32,
-    /// The initial limit, which is never exceeded.
+    /// Initial limit, which is also the maximum.
     pub max_limit: u32,
-    /// Samples required before the limit moves.
+    /// Number of samples required before the limit is adjusted.
     pub min_samples: u32,
 }
 
@@ -72,7 +74,7 @@ impl Default for ConcurrencyConfig {
 pub struct CompletedRequest {
     /// Latency of the request, in nanoseconds.
     pub latency: u64,
-    /// Requests in flight, this one included.
+    /// Requests in flight, including this one.
     pub in_flight: u32,
     /// Requests refused since the previous one completed.
     pub refused: u32,
@@ -90,25 +92,25 @@ pub struct AdaptiveConcurrency {
     min_latency: Option<f64>,
     window: SampleWindow,
     probes: ProbeSchedule,
-    /// The latency before the last deep cut of the limit, and the size of the cut in doublings.
+    /// Latency before the last deep cut of the limit, and the size of the cut in doublings.
     last_cut: Option<(f64, f64)>,
 }
 
 /// Samples since the limit last moved.
 #[derive(Clone, Copy, Debug, Default)]
 struct SampleWindow {
-    /// Requests in flight that were admitted under the previous limit. They are skipped, because their latency does
-    /// not reflect the present limit.
+    /// Number of requests in flight that were admitted under the previous limit. Their samples are skipped, because
+    /// their latency does not reflect the present limit.
     skip: u32,
     started_at: Option<u64>,
     samples: u32,
     log2_sum: f64,
-    /// The highest concurrency seen.
+    /// The highest concurrency in the window.
     peak_in_flight: u32,
     refused: u32,
 }
 
-/// When the minimum latency is probed.
+/// Schedule of the probes of the minimum latency.
 #[derive(Debug)]
 struct ProbeSchedule {
     interval: u64,
@@ -121,7 +123,7 @@ struct ProbeSchedule {
 }
 
 impl AdaptiveConcurrency {
-    /// A limit without samples, at its maximum. `seed` should differ between servers.
+    /// Creates an adaptive limit without samples, at its maximum. `seed` should differ between servers.
     pub fn new(config: ConcurrencyConfig, seed: u64) -> Self {
         let probes = ProbeSchedule {
             interval: MIN_PROBE_INTERVAL,
@@ -149,12 +151,12 @@ impl AdaptiveConcurrency {
         } else {
             self.limit
         };
-        // Between 1 and `max_limit`.
+        // The value is between 1 and `max_limit`.
         limit as u32
     }
 
-    /// Records a request that failed or was cancelled. It counts only if it was already too slow: without the failure
-    /// it might have taken longer.
+    /// Records a request that failed or was cancelled. It counts only if it was already too slow, since without the
+    /// failure it might have taken even longer.
     pub fn record_failure(&mut self, completed: CompletedRequest) {
         let is_too_long = |min: f64| (completed.latency.max(1) as f64).log2() > min + TOLERANCE;
         match self.min_latency.is_some_and(is_too_long) {
@@ -187,7 +189,7 @@ impl AdaptiveConcurrency {
         }
     }
 
-    /// Ends a probe that takes too long: the overload has ended, or all requests fail.
+    /// Ends a probe that takes too long: either the overload has ended, or all requests fail.
     fn abandon_long_probe(&mut self, now: u64) {
         if self.probes.started_at.is_some_and(|started_at| now.saturating_sub(started_at) > MAX_WINDOW) {
             self.probes.schedule_next(now, Some(MAX_WINDOW), self.seed);
@@ -199,7 +201,7 @@ impl AdaptiveConcurrency {
         f64::from(self.config.max_limit.max(1))
     }
 
-    /// Adjusts the limit to a full window.
+    /// Adjusts the limit after a full window.
     fn adjust(&mut self, span: u64, now: u64) {
         let window = self.window;
         let latency = window.log2_sum / f64::from(window.samples);
@@ -249,7 +251,7 @@ impl AdaptiveConcurrency {
 }
 
 impl ProbeSchedule {
-    /// Begins a probe that is due.
+    /// Begins a probe if one is due.
     fn begin_if_due(&mut self, refused: bool, now: u64, seed: u64) {
         if refused {
             self.last_refusal = now;
@@ -274,7 +276,7 @@ impl ProbeSchedule {
         self.due_at = Some(now.saturating_add(self.jittered(self.interval, seed)));
     }
 
-    /// A random time of three to five quarters of the interval.
+    /// Returns a random time between 3/4 and 5/4 of the interval.
     fn jittered(&self, interval: u64, seed: u64) -> u64 {
         let half = (interval / 2).max(1);
         (interval - half / 2).saturating_add(mix64(seed ^ self.count) % half)

@@ -1,6 +1,6 @@
 use fairmesh_model::arith::Generator;
 
-/// A list of up to this many indices is stored inline in the snapshot, which saves a pick a cache miss.
+/// Maximum number of indices that are stored inline in the snapshot, which saves a pick a cache miss.
 const INLINE_INDICES: usize = 24;
 
 /// The endpoints from which a pick chooses, as compiled into a snapshot.
@@ -11,14 +11,14 @@ pub struct CandidateSet {
     /// The weight of each endpoint if all are equal, otherwise 0.
     equal_weight: u32,
     inline: [u32; INLINE_INDICES],
-    /// All indices, if there are more than fit in `inline`.
+    /// All indices, if there are too many for `inline`.
     heap: Box<[u32]>,
-    /// Cumulative weights; empty if all are equal.
+    /// Cumulative weights; empty if all weights are equal.
     cumulative_weights: Box<[u64]>,
 }
 
 impl CandidateSet {
-    /// Endpoints by index and weight, in stable order; a weight of 0 counts as 1.
+    /// Creates a set from indices and weights, in stable order. A weight of 0 counts as 1.
     pub fn new(members: &[(u32, u32)]) -> Self {
         let first = members.first().map_or(1, |&(_, weight)| weight.max(1));
         let equal = members.iter().all(|&(_, weight)| weight.max(1) == first);
@@ -43,7 +43,7 @@ impl CandidateSet {
         }
     }
 
-    /// A borrowed view to pick from.
+    /// Returns a borrowed view to pick from.
     #[inline]
     pub fn as_candidates(&self) -> Candidates<'_> {
         let indices = self.inline.get(..self.len as usize).unwrap_or(&self.heap);
@@ -62,7 +62,7 @@ impl InlineCandidates {
     /// Maximum number of endpoints.
     pub const CAPACITY: usize = 32;
 
-    /// An empty set.
+    /// Creates an empty set.
     #[inline]
     pub fn new() -> Self {
         Self { indices: [0; Self::CAPACITY], cumulative_weights: [0; Self::CAPACITY], len: 0 }
@@ -86,7 +86,7 @@ impl InlineCandidates {
         self.len == 0
     }
 
-    /// Adds an endpoint unless the set is full; a weight of 0 counts as 1.
+    /// Adds an endpoint unless the set is full. A weight of 0 counts as 1.
     #[inline]
     pub fn push(&mut self, index: u32, weight: u32) {
         if self.len < Self::CAPACITY {
@@ -97,7 +97,7 @@ impl InlineCandidates {
         }
     }
 
-    /// A borrowed view to pick from.
+    /// Returns a borrowed view to pick from.
     #[inline]
     pub fn as_candidates(&self) -> Candidates<'_> {
         Candidates {
@@ -129,7 +129,7 @@ impl<'a> Candidates<'a> {
         self.indices
     }
 
-    /// The weight of each endpoint if they are drawn as of equal weights, else 0.
+    /// The weight of each endpoint if all are equal, otherwise 0.
     pub fn equal_weight(&self) -> u32 {
         self.equal_weight
     }
@@ -153,11 +153,11 @@ impl<'a> Candidates<'a> {
             return self.equal_weight;
         }
         let start = if position == 0 { 0 } else { self.cumulative_weights[position - 1] };
-        // The difference is a weight that `new` or `push` added: a u32.
+        // The difference is a weight that `new` or `push` added, so it is a u32.
         (self.cumulative_weights[position] - start) as u32
     }
 
-    /// Draws a position by weight: the position whose interval of the cumulative weights holds `below(total)`.
+    /// Draws a position by weight: the position whose interval of the cumulative weights contains `below(total)`.
     #[inline(always)]
     #[allow(clippy::inline_always, reason = "else the generator goes through memory between two draws")]
     pub(crate) fn sample(&self, random: &mut Generator) -> usize {

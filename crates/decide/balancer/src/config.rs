@@ -4,7 +4,7 @@ use fairmesh_model::{Balancing, BalancingPolicy, LoadSignal};
 
 use crate::endpoint_stats::LoadEstimate;
 
-/// Ticks per half-life of a report, as a power of two: ages keep 8 fractional bits.
+/// Ticks per half-life of a report, as a power of two. Ages therefore have 8 fractional bits.
 pub(crate) const TICK_BITS: u32 = 8;
 /// The neutral cost, with the precision of reports.
 pub(crate) const UNIT_COST: u32 = 1 << 20;
@@ -21,7 +21,7 @@ pub struct PickConfig {
     pub(crate) policy: BalancingPolicy,
 }
 
-/// The balancing policy of a service, its constants converted to the units in which they are used.
+/// The balancing policy of a service, with its constants converted to the units in which they are used.
 #[derive(Clone, Copy, Debug)]
 pub struct BalancerConfig {
     pub(crate) pick_config: PickConfig,
@@ -31,11 +31,11 @@ pub struct BalancerConfig {
     pub(crate) smoothing: u32,
     /// Change of a cost per tick and unit of error, times 2^32.
     pub(crate) gain: u64,
-    /// The greatest cost; the least is its reciprocal. [`UNIT_COST`] is neutral.
+    /// Maximum cost; the minimum is its reciprocal. [`UNIT_COST`] is neutral.
     pub(crate) max_cost: u32,
-    /// Percentage of the mean load that a new endpoint starts with.
+    /// Initial load of a new endpoint, in percent of the mean load.
     pub(crate) warm_up: u32,
-    /// Excess subtracted by a rewarded response, in units of load.
+    /// Excess that a rewarded response subtracts, in units of load.
     pub(crate) reward: i64,
     pub(crate) consecutive: u32,
     pub(crate) failure_percent: u32,
@@ -46,7 +46,7 @@ pub struct BalancerConfig {
     pub(crate) max_ejection: u64,
 }
 
-/// The reported utilisation that is equalised.
+/// The reported utilisation that is equalised among endpoints.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Utilisation {
     None,
@@ -55,10 +55,10 @@ pub(crate) enum Utilisation {
 }
 
 impl BalancerConfig {
-    /// The configuration of a policy.
+    /// Converts the configuration of a policy.
     pub fn new(balancing: &Balancing) -> Self {
         let Balancing { policy, signal, score, outliers, .. } = balancing;
-        // The model keeps half-lives above 100 ms; no value leads to a division by zero.
+        // The model keeps half-lives above 100 ms, so no value leads to a division by zero.
         let half_life = u128::from(nanos(score.half_life).max(1));
         let ticks_per_nano = ((1_u128 << (64 + TICK_BITS)) / half_life).min(u128::from(u64::MAX)) as u64;
         let tick = half_life >> TICK_BITS;
@@ -107,7 +107,7 @@ impl BalancerConfig {
         (mean * warm_up / 100).min(mean + (warm_up << LoadEstimate::BITS) / 100).saturating_sub(others)
     }
 
-    /// The policy that compares endpoints.
+    /// The policy by which endpoints are compared.
     pub fn policy(&self) -> BalancingPolicy {
         self.pick_config.policy
     }
@@ -119,7 +119,7 @@ impl BalancerConfig {
 }
 
 impl PickConfig {
-    /// The policy that compares endpoints.
+    /// The policy by which endpoints are compared.
     #[inline]
     pub fn policy(&self) -> BalancingPolicy {
         self.policy
@@ -135,8 +135,8 @@ impl PickConfig {
         self.memory
     }
 
-    /// The time in ticks, at least 1, because 0 means "no report yet". Ticks wrap around after 2^32: 2.6 years at the
-    /// default half-life, 19 days at the shortest. A report of that age would count as fresh once.
+    /// Converts the time to ticks, at least 1, because 0 means "no report yet". Ticks wrap around after 2^32: 2.6 years
+    /// at the default half-life, 19 days at the shortest. A report of exactly that age would once count as fresh.
     #[inline]
     pub(crate) fn tick(&self, now: u64) -> u32 {
         // The low 32 bits of a monotonic count.

@@ -8,20 +8,20 @@ use fairmesh_model::BalancingPolicy;
 use crate::{
     BalancerConfig, LoadReport, Outcome, ReceivedReport,
     index_allocator::IndexAllocator,
+    load_report::ReportCell,
     outlier::OutlierState,
     pool_means::{PoolMeans, ReportUpdate},
-    report::ReportCell,
 };
 
-mod evidence;
 mod hot_block;
 mod hot_stats;
+mod last_successes;
 
-use evidence::LastSuccesses;
 use hot_block::HotBlock;
 use hot_block::SharedMemory;
 pub use hot_block::{BLOCK_ENDPOINTS, SharedBlock, SharedStats};
 pub(crate) use hot_stats::{HotStats, LoadEstimate, decay};
+use last_successes::LastSuccesses;
 
 /// Length of the first segment; each further segment doubles the total.
 const FIRST_SEGMENT: usize = BLOCK_ENDPOINTS;
@@ -46,21 +46,22 @@ const LATENCY_SHIFT: u32 = 8;
 #[derive(Debug, Default)]
 #[repr(C, align(64))]
 pub struct EndpointStats {
-    /// First field, so that groups of four entries align with cache lines.
+    /// Hot entries of the first segment. This field comes first, so that groups of four entries align with cache
+    /// lines.
     first: HotBlock,
-    /// Replaces `first` once it is shared.
+    /// Shared memory that replaces `first` once the statistics are shared with other processes.
     shared: OnceLock<SharedMemory>,
     /// Number of endpoints with a non-neutral outlier state. While 0, picks skip outlier states.
     suspects: AtomicU32,
-    /// Allocated with the first endpoint beyond the first segment.
+    /// Hot entries of the further segments, allocated with the first endpoint beyond the first segment.
     further: OnceLock<Box<FurtherSegments>>,
     pub(crate) pool_means: PoolMeans,
-    /// Allocated with the first failure, since most services have none.
+    /// Outlier states, allocated with the first failure, since most services have none.
     outliers: OnceLock<Box<OutlierSegments>>,
-    /// Allocated with the first report, since many servers send none.
+    /// Load reports, allocated with the first report, since many servers send none.
     reports: OnceLock<Box<ReportSegments>>,
-    /// Configuration of the newest snapshot. It applies to all responses, even of calls that began on an older
-    /// snapshot.
+    /// Balancing configuration of the newest snapshot. It applies to all responses, even of calls that began on an
+    /// older snapshot.
     config: RwLock<BalancerConfig>,
     last_successes: LastSuccesses,
     pub(crate) index_allocator: Mutex<IndexAllocator>,
@@ -71,18 +72,18 @@ type OutlierSegments = [OnceLock<Box<[OutlierState]>>; FURTHER_SEGMENTS + 1];
 type ReportSegments = [OnceLock<Box<[ReportCell]>>; FURTHER_SEGMENTS + 1];
 
 impl EndpointStats {
-    /// Calls in flight at `index`, streams excluded; 0 for an unassigned index.
+    /// Number of calls in flight at `index`, excluding streams; 0 for an unassigned index.
     #[inline]
     pub fn outstanding(&self, index: u32) -> u32 {
         self.hot(index).map_or(0, HotStats::calls)
     }
 
-    /// [Streams](Self::convert_to_stream) in flight at `index`.
+    /// Number of [streams](Self::convert_to_stream) in flight at `index`.
     pub fn streams(&self, index: u32) -> u32 {
         self.hot(index).map_or(0, HotStats::streams)
     }
 
-    /// Consecutive failures at `index`.
+    /// Number of consecutive failures at `index`.
     pub fn consecutive_failures(&self, index: u32) -> u32 {
         self.outlier(index).map_or(0, OutlierState::consecutive_failures)
     }
@@ -92,7 +93,7 @@ impl EndpointStats {
         self.outlier(index).map_or(0, |outlier| outlier.ejected_until(false))
     }
 
-    /// When the ejection in force at `now` began, and when it ends; `None` if the endpoint is not ejected.
+    /// Start and end of the ejection in force at `now`; `None` if the endpoint is not ejected.
     pub fn ejection(&self, index: u32, now: u64) -> Option<(u64, u64)> {
         self.outlier(index)?.ejection(now)
     }
@@ -105,8 +106,9 @@ impl EndpointStats {
         }
     }
 
-    /// Counts one of the calls in flight at `index` as a stream from now on (Uber, assisted balancing); end it with
-    /// [`finish_stream`](Self::finish_stream). Returns `false` and keeps it a call if there are too many streams.
+    /// Counts one of the calls in flight at `index` as a stream from now on (Uber, assisted balancing). End it with
+    /// [`finish_stream`](Self::finish_stream). Returns `false`, and keeps counting a call, if there are too many
+    /// streams.
     pub fn convert_to_stream(&self, index: u32) -> bool {
         self.hot(index).is_some_and(HotStats::convert_to_stream)
     }
@@ -118,7 +120,7 @@ impl EndpointStats {
         hot.finish_stream();
     }
 
-    /// Counts the end of a call at `index` and applies its outcome; `now` is the clock of the picks.
+    /// Counts the end of a call at `index` and applies its outcome. `now` is from the clock of the picks.
     #[inline]
     pub fn finish(&self, index: u32, outcome: Outcome, now: u64) {
         let Some(hot) = self.hot(index) else { return };
@@ -149,8 +151,8 @@ impl EndpointStats {
         self.store_report(index, load, true, now);
     }
 
-    /// Like [`record_report`](Self::record_report) without a reward (Uber, assisted balancing), for reports in failed
-    /// responses and polls: neither completed a request.
+    /// Like [`record_report`](Self::record_report), but without a reward (Uber, assisted balancing). For reports in
+    /// failed responses and in responses to polls, neither of which completed a request.
     pub fn record_unrewarded_report(&self, index: u32, load: LoadReport, now: u64) {
         self.store_report(index, load, false, now);
     }
@@ -240,7 +242,7 @@ impl EndpointStats {
         *self.config.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Number of endpoints with a non-neutral outlier state: an upper bound of the ejected ones.
+    /// Number of endpoints with a non-neutral outlier state, an upper bound of the number of ejected endpoints.
     #[inline]
     pub fn suspects(&self) -> u32 {
         self.suspects.load(Relaxed)
@@ -321,7 +323,7 @@ impl EndpointStats {
         }
     }
 
-    /// Counts a successful response of a suspect endpoint.
+    /// Counts a successful response from a suspect endpoint.
     #[cold]
     fn record_success(&self, index: u32) {
         let config = self.config();
@@ -350,7 +352,7 @@ impl EndpointStats {
         self.share_penalty(index);
     }
 
-    /// Ejects an overloaded endpoint briefly. Otherwise a server that refuses immediately would look idle.
+    /// Ejects an overloaded endpoint briefly. Without the ejection, a server that refuses at once would look idle.
     #[cold]
     fn record_overload(&self, hot: &HotStats, index: u32, now: u64) {
         let Some(outlier) = self.ensure_outlier(index) else { return };
@@ -363,7 +365,8 @@ impl EndpointStats {
 
     #[inline]
     pub(crate) fn hot(&self, index: u32) -> Option<&HotStats> {
-        // The first block is tried without arithmetic: it holds a typical subset, and every pick waits for this.
+        // The first block is tried without index arithmetic: it holds a typical subset, and every pick waits for this
+        // lookup.
         self.block().hot.get(index as usize).or_else(|| {
             let (segment, offset) = segment_of(index);
             self.further.get()?.get(segment.checked_sub(1)?)?.get()?.get(offset)
@@ -375,7 +378,7 @@ impl EndpointStats {
         self.outliers.get()?.get(segment)?.get()?.get(offset)
     }
 
-    /// Like `outlier`, but allocates the segment before its first failure.
+    /// Like `outlier`, but allocates the segment if this is its first failure.
     fn ensure_outlier(&self, index: u32) -> Option<&OutlierState> {
         let (segment, offset) = segment_of(index);
         let segments =
@@ -396,7 +399,8 @@ impl EndpointStats {
     }
 }
 
-/// Segment `s` holds `FIRST_SEGMENT << s` entries and starts at index `FIRST_SEGMENT * (2^s - 1)`.
+/// Returns the segment of `index` and the position within it. Segment `s` holds `FIRST_SEGMENT << s` entries and
+/// starts at index `FIRST_SEGMENT * (2^s - 1)`.
 #[inline]
 fn segment_of(index: u32) -> (usize, usize) {
     let shifted = index as usize + FIRST_SEGMENT;

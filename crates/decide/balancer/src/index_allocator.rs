@@ -7,27 +7,27 @@ use fairmesh_model::InstanceId;
 
 use crate::EndpointStats;
 
-/// Keeps the indices of one snapshot from being reassigned to other instances. Dropped with the snapshot.
+/// Prevents the indices of a snapshot from being reassigned to other instances. Dropped with the snapshot.
 #[derive(Clone, Debug)]
 pub struct IndexPin {
     _alive: Arc<()>,
 }
 
-/// The index of every instance. Only compilation reads it, never a call.
+/// Assigns an index to every instance. Read only during compilation, never by a call.
 #[derive(Debug, Default)]
 pub(crate) struct IndexAllocator {
     indices: HashMap<InstanceId, AssignedIndex>,
-    /// Indices that a snapshot removed, with the number of that snapshot.
+    /// Removed indices, with the number of the snapshot that removed them.
     retired: BTreeMap<u32, u64>,
     /// Snapshots that may still be in use, oldest first.
     snapshots: Vec<(u64, Weak<()>)>,
     /// Number of the newest snapshot.
     newest: u64,
-    /// Number of indices ever allocated.
+    /// Number of indices allocated so far.
     allocated: u32,
 }
 
-/// A process name and its incarnation.
+/// The index of an instance, with the process's incarnation.
 #[derive(Clone, Copy, Debug)]
 struct AssignedIndex {
     index: u32,
@@ -35,14 +35,14 @@ struct AssignedIndex {
 }
 
 impl EndpointStats {
-    /// Assigns an index to every instance in the given order: its present index, else an unpinned and idle one, else
-    /// a new one.
+    /// Assigns an index to every instance in the given order: its present index, otherwise an unpinned and idle one,
+    /// otherwise a new one.
     ///
-    /// An instance is identified together with its incarnation. A restarted process gets an index of its own, because it has
+    /// An instance is identified by its name and incarnation. A restarted process gets a new index, because it has
     /// neither failed a call nor sent a report.
     ///
-    /// An index is unpinned once no snapshot with its previous instance is left, and idle once it has no call in
-    /// flight. So counts never pass from one instance to another. `instances` is the complete new snapshot.
+    /// An index is unpinned once no snapshot with its previous instance is left, and idle once no call is in flight at
+    /// it. So counts never pass from one instance to another. `instances` is the complete new snapshot.
     pub fn assign_indices<'a>(
         &self,
         instances: impl IntoIterator<Item = (&'a InstanceId, u64)>,
@@ -69,8 +69,8 @@ impl EndpointStats {
             assigned.push(u32::MAX);
         }
         index_allocator.retired.extend(former.into_values().map(|gone| (gone.index, number)));
-        // Failures of all retired indices are cleared every time, because a late call may record one at an index that
-        // was retired earlier. One leftover would make every pick consult outlier states.
+        // Failures at all retired indices are cleared every time, because a late call may record a failure at an index
+        // that was retired earlier. A single leftover would make every pick consult outlier states.
         index_allocator.retired.keys().for_each(|&index| self.clear_failures(index));
         let mut reusable = index_allocator.take_reusable(self, new.len()).into_iter();
         for (position, instance, incarnation) in new {
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn replaced_process_does_not_inherit_earlier_state() {
+    fn new_process_does_not_inherit_endpoint_stats_of_its_predecessor() {
         let stats = EndpointStats::default();
         let a = InstanceId::new("a").unwrap();
         let (first, pin) = stats.assign_indices([(&a, 1)]);
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn an_instance_keeps_its_index_and_count_across_snapshots() {
+    fn instance_keeps_its_index_and_call_count_across_snapshots() {
         let stats = EndpointStats::default();
         let (first, _index_pin) = assign(&stats, &["a", "b", "c"]);
         assert_eq!(first, [0, 1, 2]);
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn an_index_is_reused_only_when_unpinned_and_idle() {
+    fn endpoint_index_is_reused_only_when_unpinned_and_idle() {
         let stats = EndpointStats::default();
         let (_, old) = assign(&stats, &["a"]);
         let (b, lease_b) = assign(&stats, &["b"]);
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn failures_of_a_removed_instance_are_cleared() {
+    fn failure_counts_of_removed_instance_are_cleared() {
         let stats = EndpointStats::default();
         let (_, _index_pin) = assign(&stats, &["a", "b"]);
         stats.finish(0, Outcome::Unreachable, 0);
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn an_old_snapshot_pins_its_indices_past_newer_ones() {
+    fn old_snapshot_keeps_its_endpoint_indices_from_reuse() {
         let stats = EndpointStats::default();
         let (_, oldest) = assign(&stats, &["a"]);
         for name in ["b", "c", "d"] {
@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn duplicate_instances_share_an_index_and_indices_stay_distinct() {
+    fn duplicate_instances_share_index_and_indices_stay_distinct() {
         let stats = EndpointStats::default();
         let (assigned, _) = assign(&stats, &["a", "a", "b"]);
         assert_eq!(assigned, [0, 0, 1]);

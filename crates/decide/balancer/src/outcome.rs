@@ -5,10 +5,11 @@ pub enum Outcome {
     Ok,
     /// A failure of the server (such as HTTP 5xx), a broken connection, or no response in time.
     Failed,
-    /// The server refused the call at once because it is overloaded: not a failure, but to be avoided briefly.
+    /// The server refused the call at once because it is overloaded. This is not a failure, but picks should avoid
+    /// the server briefly.
     Overloaded,
-    /// No connection: nothing could be sent.
+    /// No connection could be opened, so the server received nothing.
     Unreachable,
-    /// The attempt does not reflect on the endpoint, for example because the caller cancelled it.
+    /// The result says nothing about the endpoint, for example because the caller cancelled the attempt.
     Unknown,
 }

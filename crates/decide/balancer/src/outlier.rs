@@ -2,13 +2,13 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use crate::{BalancerConfig, Outcome};
 
-/// Size of the response window in multiples of `min_samples`; beyond it, older responses count half.
+/// Size of the response window in multiples of `min_samples`. Responses before the window count half.
 const WINDOW_SAMPLES: u64 = 4;
 /// Maximum number of doublings of the ejection time.
 const MAX_DOUBLINGS: u32 = 16;
-/// Duration of an ejection for overload, in nanoseconds, unless a call there finishes earlier.
+/// Duration of an ejection for overload, in nanoseconds, unless a call at the endpoint finishes earlier.
 const OVERLOAD_EJECTION: u64 = 20_000_000;
-/// Doublings of the first ejection by failure rate.
+/// Number of doublings in the first ejection by failure rate.
 const FAILURE_RATE_DOUBLINGS: u32 = 4;
 
 /// Outlier detection for one endpoint. Stored apart from [`HotStats`](crate::endpoint_stats::HotStats), since few
@@ -18,22 +18,22 @@ const FAILURE_RATE_DOUBLINGS: u32 = 4;
 /// mean of the others, over many responses, is not.
 #[derive(Debug, Default)]
 pub(crate) struct OutlierState {
-    /// Consecutive failures.
+    /// Number of consecutive failures.
     consecutive_failures: AtomicU32,
-    /// When the ejection for unreachability ends. Unreachability is certain evidence.
+    /// End of the ejection for unreachability, which is certain evidence.
     unreachable_until: AtomicU64,
-    /// When the ejection for failed responses ends. Those may be the callers' fault.
+    /// End of the ejection for failed responses, which may be the callers' fault.
     failing_until: AtomicU64,
-    /// When the current ejection began; meaningless without one.
+    /// Start of the current ejection; meaningless without one.
     ejected_since: AtomicU64,
     /// Number of ejections by failure rate.
     rate_ejections: AtomicU32,
-    /// When the endpoint has its full share again.
+    /// Time at which the endpoint has its full share again.
     ramp_end: AtomicU64,
     window: ResponseWindow,
 }
 
-/// Responses (low half) and failures among them (high half).
+/// A window of responses: their number (low half), and the number of failures among them (high half).
 #[derive(Debug, Default)]
 struct ResponseWindow(AtomicU64);
 
@@ -43,7 +43,7 @@ impl ResponseWindow {
         (word & u64::from(u32::MAX), word >> 32)
     }
 
-    /// Counts a response; at `capacity`, all earlier ones are halved.
+    /// Counts a response. At `capacity`, all earlier responses are halved.
     fn record(&self, failed: bool, capacity: u64) {
         let step = 1 | u64::from(failed) << 32;
         let (responses, failures) = self.get();
@@ -63,17 +63,17 @@ impl OutlierState {
         self.consecutive_failures.load(Relaxed)
     }
 
-    /// When the ejection for failed responses ends.
+    /// End of the ejection for failed responses.
     pub(crate) fn failing_until(&self) -> u64 {
         self.failing_until.load(Relaxed)
     }
 
-    /// When the endpoint has its full share again.
+    /// Time at which the endpoint has its full share again.
     pub(crate) fn ramp_end(&self) -> u64 {
         self.ramp_end.load(Relaxed)
     }
 
-    /// When the ejection ends; in panic, only unreachability counts.
+    /// End of the current ejection. In panic mode, only ejections for unreachability count.
     pub(crate) fn ejected_until(&self, panic: bool) -> u64 {
         let unreachable_until = self.unreachable_until.load(Relaxed);
         if panic { unreachable_until } else { unreachable_until.max(self.failing_until.load(Relaxed)) }
@@ -85,7 +85,8 @@ impl OutlierState {
         (until > now).then(|| (self.ejected_since.load(Relaxed).min(now), until))
     }
 
-    /// Notes the start of an ejection. Called before a failure is counted: a current ejection keeps its start.
+    /// Records the start of an ejection. Must be called before a failure is counted, so that an ejection in force
+    /// keeps its start.
     fn note_start(&self, now: u64) {
         if self.ejected_until(false) <= now {
             self.ejected_since.store(now, Relaxed);
@@ -99,7 +100,7 @@ impl OutlierState {
         if left == 0 || duration == 0 { 0 } else { (left.min(duration) << 8) / duration }
     }
 
-    /// Counts a success; returns whether the state is neutral again.
+    /// Counts a success. Returns whether the state is neutral again.
     pub(crate) fn record_success(&self, config: &BalancerConfig) -> bool {
         self.consecutive_failures.store(0, Relaxed);
         self.unreachable_until.store(0, Relaxed);
@@ -136,15 +137,15 @@ impl OutlierState {
         self.failing_until.fetch_max(now.saturating_add(OVERLOAD_EJECTION), Relaxed);
     }
 
-    /// The failure rate in 1/2^16, if there are enough samples and the policy compares failure rates.
+    /// The failure rate in 1/2^16; `None` without enough samples, or if the policy does not compare failure rates.
     pub(crate) fn failure_rate(&self, config: &BalancerConfig) -> Option<u64> {
         let (responses, failures) = self.window.get();
         (config.compares_failure_rates() && responses >= u64::from(config.min_samples))
             .then(|| (failures << 16) / responses)
     }
 
-    /// Ejects the endpoint if its failure rate exceeds the mean of the `others`, given as sum and number. Has no
-    /// effect without others.
+    /// Ejects the endpoint if its failure rate exceeds the mean rate of the `others`, given as their sum and number.
+    /// Does nothing if there are no others.
     pub(crate) fn compare_failure_rate(
         &self,
         rate: u64,
@@ -179,7 +180,7 @@ impl OutlierState {
 }
 
 impl BalancerConfig {
-    /// Ejection time in nanoseconds, doubled `doublings` times, at most `max_ejection`.
+    /// Ejection time in nanoseconds after this number of doublings, at most `max_ejection`.
     pub(crate) fn ejection_time(&self, doublings: u32) -> u64 {
         self.base_ejection.saturating_mul(1 << doublings.min(MAX_DOUBLINGS)).min(self.max_ejection)
     }

@@ -15,7 +15,7 @@ mod score;
 
 pub use score::SCORE_BITS;
 
-/// Up to this many endpoints are all compared: with so few, two random ones are often the wrong two.
+/// Maximum number of endpoints of which all are compared. With so few, two random ones are often the wrong two.
 pub const FULL_SCAN_MAX: usize = 4;
 
 /// Inputs of a pick besides the candidates.
@@ -32,24 +32,25 @@ pub struct PickContext<'a> {
     attempted: &'a [u32],
     now: u64,
     panic: bool,
-    /// Whether all ejections count, so that there is no panic.
+    /// Whether all ejections count, which excludes panic mode.
     keeps_ejections: bool,
 }
 
 impl<'a> PickContext<'a> {
-    /// `attempted` are the endpoints of earlier attempts of this call; `now` is in nanoseconds of the clock passed to
-    /// [`EndpointStats::finish`].
+    /// Creates a context. `attempted` are the endpoints of earlier attempts of this call. `now` is in nanoseconds of
+    /// the clock passed to [`EndpointStats::finish`].
     #[inline]
     pub fn new(stats: &'a EndpointStats, pick_config: PickConfig, attempted: &'a [u32], now: u64) -> Self {
         Self { stats, pick_config, attempted, now, panic: false, keeps_ejections: false }
     }
 
-    /// The same context without panic, for callers that use only the capacity of unejected candidates.
+    /// Returns the context without panic mode, for callers that use only the capacity of candidates that are not
+    /// ejected.
     pub fn keeping_ejections(&self) -> Self {
         Self { keeps_ejections: true, ..*self }
     }
 
-    /// The share of unejected candidates, in thousandths.
+    /// The share of candidates that are not ejected, in thousandths.
     pub fn unejected(&self, candidates: &Candidates<'_>) -> u32 {
         let ejected = |index: &&u32| self.stats.ejected_until(**index) > self.now;
         let ejected = candidates.indices().iter().filter(ejected).count();
@@ -60,7 +61,7 @@ impl<'a> PickContext<'a> {
 /// Why an endpoint should not be picked. The endpoint with the least exclusion wins, regardless of load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Exclusion {
-    /// No reason.
+    /// Nothing speaks against the endpoint.
     None,
     /// Ejected by outlier detection.
     Ejected,
@@ -84,17 +85,17 @@ pub struct ScoredEndpoint {
     pub index: u32,
     /// Weight of the endpoint.
     pub weight: u32,
-    /// This client's calls in flight at the endpoint.
+    /// Number of this client's calls in flight at the endpoint.
     pub outstanding: u32,
     /// Why the endpoint should not be picked.
     pub exclusion: Exclusion,
     /// Whether the pick is in panic and ignores ejections for failed responses.
     pub panic: bool,
-    /// Its score in 2^-[`SCORE_BITS`] requests on an ordinary endpoint; 0 for policies without a score.
+    /// Score in 2^-[`SCORE_BITS`] requests on an ordinary endpoint; 0 for policies without a score.
     pub score: i64,
 }
 
-/// Observes the candidates of a pick; `()` records nothing at no cost.
+/// Observes the candidates of a pick. `()` records nothing and costs nothing.
 pub trait PickTracer {
     /// Called for each candidate that the pick compares, in order.
     #[inline]
@@ -103,7 +104,7 @@ pub trait PickTracer {
 
 impl PickTracer for () {}
 
-/// Picks an endpoint by the policy of the context; `None` without candidates.
+/// Picks an endpoint by the policy of the context. Returns `None` without candidates.
 #[inline(always)]
 #[allow(clippy::inline_always, reason = "as for `score_endpoint`")]
 pub fn pick<W: PickTracer>(
@@ -139,9 +140,9 @@ fn pick_in_known_state<W: PickTracer>(
 }
 
 impl PickContext<'_> {
-    /// Compares all of up to [`FULL_SCAN_MAX`] endpoints. Otherwise draws two different ones by weight; the second
-    /// wins only if strictly better (power of two choices; ServiceRouter §3.4, §3.4.2). If both are excluded,
-    /// compares all. Ties are broken by weight.
+    /// Compares all endpoints if there are at most [`FULL_SCAN_MAX`]. Otherwise draws two different ones by weight, and
+    /// the second wins only if it is strictly better (power of two choices; ServiceRouter §3.4, §3.4.2). If both are
+    /// excluded, compares all. Ties are broken by weight.
     fn p2c<W: PickTracer>(
         &self,
         candidates: &Candidates<'_>,
@@ -210,8 +211,8 @@ impl PickContext<'_> {
         }
     }
 
-    /// Whether a suspect endpoint is ejected, and the increase of its score while it ramps up after an ejection. The
-    /// increase begins at one request and shrinks.
+    /// Whether a suspect endpoint is ejected, and the amount added to its score while it ramps up after an ejection.
+    /// The amount begins at one request and shrinks.
     #[cold]
     fn ejection(&self, index: u32) -> (bool, i64) {
         let Some(outlier) = self.stats.outlier(index) else { return (false, 0) };
@@ -234,7 +235,8 @@ impl PickContext<'_> {
         }
     }
 
-    /// Panic check with suspect endpoints. Scans the candidates only if enough are suspect to exceed the threshold.
+    /// Panic check for the case that there are suspect endpoints. Scans the candidates only if enough endpoints are
+    /// suspect to exceed the threshold.
     #[cold]
     fn is_panic_among(&self, candidates: &Candidates<'_>, suspects: u32) -> bool {
         let max_percent = u64::from(self.stats.config().panic_percent) * candidates.len() as u64;
@@ -251,7 +253,7 @@ impl PickContext<'_> {
         response_ejected.count() as u64 * 100 > max_percent
     }
 
-    /// Whether `a` is strictly better than `b`: less exclusion, then less load by the policy.
+    /// Whether `a` is strictly better than `b`: less excluded or, if equally excluded, less loaded by the policy.
     #[inline]
     fn is_better(&self, a: &ScoredEndpoint, b: &ScoredEndpoint) -> bool {
         if a.exclusion != b.exclusion {
@@ -302,7 +304,7 @@ impl PickContext<'_> {
         best
     }
 
-    /// Compares all candidates, outlined from the hot path.
+    /// Compares all candidates. A separate function, to keep this code out of the hot path.
     #[cold]
     fn best_candidate_cold<W: PickTracer>(
         &self,

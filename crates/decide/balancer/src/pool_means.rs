@@ -4,30 +4,32 @@ use crate::{
     BalancerConfig, LoadReport,
     config::{TICK_BITS, UNIT_COST, Utilisation},
     endpoint_stats::{HotStats, LoadEstimate, decay},
-    report::ReportCell,
+    load_report::ReportCell,
 };
 
-/// Fractional bits of a mean beyond those of its values.
+/// Fractional bits of a mean in addition to those of its values.
 const MEAN_BITS: u32 = 12;
-/// Ticks of each endpoint that a mean spans: half a half-life.
+/// Number of ticks that a mean spans for each endpoint: half a half-life.
 const MEAN_TICKS: u64 = 1 << (TICK_BITS - 1);
-/// Maximum error of utilisation: an endpoint is fully busy or fully idle relative to the mean.
+/// Maximum error of the utilisation: that of an endpoint that is completely busy or completely idle while the mean is
+/// the opposite.
 const MAX_ERROR: i64 = 1 << 10;
-/// Below this utilisation, in thousandths, differences are noise.
+/// Utilisation in thousandths below which differences are noise.
 const MIN_UTILISATION: u64 = 20;
-/// Up to this many requests of other callers, excess counts in requests; beyond, relative to the mean.
+/// Maximum number of other callers' requests for which excess is counted in requests. Above it, excess is relative to
+/// the mean.
 const ABSOLUTE_REQUESTS: i64 = 16;
 
-/// Means over the endpoints of this client's subset, for comparison with each endpoint.
+/// Means over the endpoints of this client's subset, with which each endpoint is compared.
 #[derive(Debug, Default)]
 pub(crate) struct PoolMeans {
     /// Number of endpoints in the subset.
     members: AtomicU32,
-    /// Other callers' requests in flight at an endpoint.
+    /// Mean number of other callers' requests in flight at an endpoint.
     others: Mean,
-    /// Reported utilisation.
+    /// Mean reported utilisation.
     utilisation: Mean,
-    /// Costs.
+    /// Mean cost.
     cost: Mean,
 }
 
@@ -41,8 +43,8 @@ pub(crate) struct ReportUpdate<'a> {
     pub(crate) tick: u32,
 }
 
-/// A mean over the endpoints. Each counts by the time since its previous report instead of by its number of reports,
-/// since a busy endpoint responds more often.
+/// A mean over the endpoints. Each endpoint is weighted by the time since its previous report rather than by its number
+/// of reports, since a busy endpoint responds more often.
 #[derive(Debug, Default)]
 struct Mean {
     /// The mean with [`MEAN_BITS`] more fractional bits, plus one; 0 before the first value.
@@ -89,13 +91,13 @@ impl PoolMeans {
         self.members.store(members, Relaxed);
     }
 
-    /// Mean of other callers' requests at an endpoint, in 1/256 requests; the mean latency if the policy uses
+    /// Mean number of other callers' requests at an endpoint, in 1/256 requests; the mean latency if the policy uses
     /// latency.
     pub(crate) fn others(&self) -> u64 {
         self.others.get().unwrap_or(0)
     }
 
-    /// Adds a latency of an endpoint last updated `age` ticks ago, in the unit of [`LoadEstimate::excess`].
+    /// Adds a latency, in the unit of [`LoadEstimate::excess`], of an endpoint that was last updated `age` ticks ago.
     pub(crate) fn add_latency(&self, latency: u64, age: u32) {
         self.others.add(latency, age.min(1 << TICK_BITS), self.members.load(Relaxed));
     }
@@ -117,12 +119,13 @@ impl PoolMeans {
             let others = (requests + streams).saturating_sub(own);
             let others = (others * u64::from(known.weight_ratio)) >> LoadEstimate::WEIGHT_RATIO_BITS;
             let others = (others * u64::from(cost)) >> LoadEstimate::COST_BITS;
-            // An implausible value must not starve the endpoint unless the others have nearly the same.
+            // An implausible value must not starve the endpoint, unless other endpoints report nearly the same.
             let others =
                 others.min(self.others.get().map_or(u64::MAX, |mean| 2 * mean + (8 << LoadEstimate::BITS)));
             let others = others.min(u64::from(u32::MAX));
             let mean = self.others.add(others, ticks, self.members.load(Relaxed)) as i64;
-            // One request more or less among hundreds is noise: beyond a few, differences count relative to the mean.
+            // One request more or less among hundreds is noise. Beyond a few requests, differences therefore count
+            // relative to the mean.
             (others as i64 - mean) * (ABSOLUTE_REQUESTS << LoadEstimate::BITS)
                 / mean.max(ABSOLUTE_REQUESTS << LoadEstimate::BITS)
         });
@@ -166,7 +169,7 @@ impl PoolMeans {
                 (u64::from(UNIT_COST) * u64::from(UNIT_COST) / u64::from(config.max_cost), config.max_cost);
             cost = (i128::from(cost) + step).clamp(min_cost.into(), max_cost.into()) as u32;
         } else if utilisation.is_none() {
-            // Reports continue, but without utilisation.
+            // Reports still arrive, but without utilisation.
             let over = i64::from(cost) - i64::from(UNIT_COST);
             cost = (i64::from(cost)
                 - over * i64::from(ticks) / i64::from(config.pick_config.memory.max(1 << TICK_BITS)))
@@ -177,18 +180,18 @@ impl PoolMeans {
     }
 }
 
-/// A cost `age` ticks after its last report. It is unchanged within `memory`, then fades to neutral with twice a
-/// report's half-life.
+/// Returns a cost `age` ticks after its last report. It is unchanged within `memory`, and then fades to neutral with
+/// twice the half-life of a report.
 #[inline]
 pub(crate) fn fade_cost(cost: u32, age: u32, memory: u32) -> u32 {
     match age.checked_sub(memory) {
         None => cost,
-        // The result lies between the two, so it is a u32.
+        // The result lies between both costs, so it is a u32.
         Some(over) => (i64::from(UNIT_COST) + decay(i64::from(cost) - i64::from(UNIT_COST), over / 2)) as u32,
     }
 }
 
-/// A quotient rounded to the nearest, halves away from zero.
+/// Returns a quotient rounded to the nearest integer, halves away from zero.
 fn rounded(value: i64, by: i64) -> i64 {
     (value + value.signum() * (by / 2)) / by
 }

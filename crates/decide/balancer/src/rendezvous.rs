@@ -10,19 +10,19 @@ use std::cmp::Reverse;
 
 use fairmesh_model::arith::{LOG_BITS, log2, mix_pair};
 
-/// The rank of a node for a chooser; the least is the first choice.
+/// The rank of a node for a chooser. The lowest rank is the first choice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Rank {
     /// The score, below 2^62.
     pub score: u64,
-    /// The draw, greater first.
+    /// The draw; of two equal scores, the greater draw comes first.
     pub draw: Reverse<u64>,
-    /// The node's hash.
+    /// Hash of the node.
     pub node: u64,
 }
 
 impl Rank {
-    /// The rank of `node` for `chooser`, both hashed already; a weight of 0 counts as 1.
+    /// Computes the rank of `node` for `chooser`, both already hashed. A weight of 0 counts as 1.
     #[inline]
     pub fn new(chooser: u64, node: u64, weight: u32) -> Self {
         let draw = mix_pair(chooser, node);
@@ -30,16 +30,16 @@ impl Rank {
         Self { score: (cost << 24) / u64::from(weight.max(1)), draw: Reverse(draw), node }
     }
 
-    /// The rank without the score. It orders by the draw, like equal weights, and is comparable only with ranks of the
-    /// same kind.
+    /// Computes a rank without score, for equal weights. It orders by the draw, and is comparable only with ranks of
+    /// the same kind.
     #[inline]
     pub fn unweighted(chooser: u64, node: u64) -> Self {
         Self { score: 0, draw: Reverse(mix_pair(chooser, node)), node }
     }
 }
 
-/// The positions of the `k` nodes, each `(hash, weight)`, with the lowest ranks for `chooser`, in order; all if `k`
-/// is 0.
+/// Returns the positions of the `k` nodes, each `(hash, weight)`, with the lowest ranks for `chooser`, in order; all
+/// nodes if `k` is 0.
 pub fn subset(chooser: u64, nodes: &[(u64, u32)], k: usize) -> Vec<usize> {
     let mut ranked: Vec<(Rank, usize)> = nodes
         .iter()

@@ -1,4 +1,4 @@
-//! The adaptive limit against a simulated server: workers, one queue, random arrivals.
+//! Tests of the adaptive limit with a simulated server: workers, one queue, and random arrivals.
 
 use std::{cmp::Reverse, collections::BinaryHeap, collections::VecDeque};
 
@@ -12,9 +12,9 @@ const SECOND: u64 = 1_000 * MS;
 #[derive(Clone, Copy, Debug)]
 enum ServiceTime {
     Fixed(u64),
-    /// Exponential with this mean.
+    /// Exponentially distributed with this mean.
     Exponential(u64),
-    /// One in ten takes ten times as long as the others, with this overall mean.
+    /// One request in ten takes ten times as long as the others, with this overall mean.
     Mixed(u64),
 }
 
@@ -40,7 +40,7 @@ fn exponential(mean: f64, random: &mut Generator) -> u64 {
     (-(1.0 - uniform).ln() * mean) as u64
 }
 
-/// Results of a server over a period.
+/// Results of a server over some time.
 #[derive(Clone, Copy, Debug, Default)]
 struct Totals {
     completed: u64,
@@ -56,7 +56,7 @@ struct Server {
     limit: AdaptiveConcurrency,
     now: u64,
     queue: VecDeque<u64>,
-    /// Completion time and arrival time.
+    /// Completion and arrival time of each request in progress.
     busy: BinaryHeap<Reverse<(u64, u64)>>,
     refused: u32,
 }
@@ -75,7 +75,7 @@ impl Server {
         }
     }
 
-    /// Requests per second that it can process.
+    /// Number of requests per second that the server can process.
     fn capacity(&self) -> f64 {
         self.workers as f64 * SECOND as f64 / self.work.mean() as f64
     }
@@ -168,7 +168,7 @@ fn overloaded(server: &mut Server, seconds: f64) -> (f64, f64) {
 }
 
 #[test]
-fn triple_overload_keeps_goodput_above_90_percent_with_bounded_queues() {
+fn adaptive_limit_keeps_goodput_above_90_percent_at_triple_load() {
     let mut failures = Vec::new();
     for mut server in servers(ConcurrencyConfig::default()) {
         let name = format!("{} workers, {:?}", server.workers, server.work);
@@ -178,7 +178,7 @@ fn triple_overload_keeps_goodput_above_90_percent_with_bounded_queues() {
         let (goodput, mean) = overloaded(&mut server, 40.0);
         server.run(rate, 1, 5.0);
         let after = server.run(rate, 1, 40.0);
-        // With one request queued, latency doubles, and the limit has headroom. A single worker queues requests even
+        // With one queued request, latency doubles, and the limit has headroom. A single worker queues requests even
         // under normal load.
         let is_normal =
             |totals: Totals| totals.refused * if server.workers == 1 { 50 } else { 1000 } <= totals.completed;
@@ -190,7 +190,7 @@ fn triple_overload_keeps_goodput_above_90_percent_with_bounded_queues() {
 }
 
 #[test]
-fn an_overload_from_the_first_request_is_detected() {
+fn adaptive_limit_detects_overload_from_first_request() {
     let mut failures = Vec::new();
     for mut server in servers(ConcurrencyConfig::default()).filter(|server| server.capacity() < 5_000.0) {
         overloaded(&mut server, 120.0);
@@ -202,8 +202,8 @@ fn an_overload_from_the_first_request_is_detected() {
     assert!(failures.is_empty(), "{failures:#?}");
 }
 
-/// Refusals per thousand responses under low traffic, with widely varying service times and occasional bursts within
-/// the server's capacity.
+/// Returns the refusals per thousand responses under low traffic, with widely varying service times and occasional
+/// bursts within the server's capacity.
 fn refused_of_few(config: ConcurrencyConfig) -> u64 {
     let mut sums = Totals::default();
     for seed in 0..20 {
@@ -219,19 +219,19 @@ fn refused_of_few(config: ConcurrencyConfig) -> u64 {
 }
 
 #[test]
-fn low_traffic_is_not_refused() {
+fn adaptive_concurrency_limit_does_not_refuse_low_traffic() {
     assert_eq!(refused_of_few(ConcurrencyConfig::default()), 0);
 }
 
 #[test]
-fn without_min_samples_low_traffic_would_be_refused() {
+fn adaptive_limit_without_min_samples_refuses_low_traffic() {
     let config = ConcurrencyConfig { min_samples: 1, ..ConcurrencyConfig::default() };
     let refused = refused_of_few(config);
     assert!(refused > 10, "the test would not detect it: {refused} per thousand");
 }
 
 #[test]
-fn a_slow_dependency_is_not_treated_as_overload() {
+fn adaptive_limit_does_not_treat_slow_dependency_as_overload() {
     let mut failures = Vec::new();
     for mut server in servers(ConcurrencyConfig::default()).filter(|server| server.workers == 64) {
         let rate = server.capacity() / 8.0;
@@ -254,7 +254,7 @@ fn a_slow_dependency_is_not_treated_as_overload() {
 }
 
 #[test]
-fn a_probe_ends_when_every_request_fails() {
+fn concurrency_limit_probe_ends_when_every_request_fails() {
     let mut server = Server::new(4, ServiceTime::Fixed(10 * MS), ConcurrencyConfig::default(), 1);
     // The limit is below its minimum only during a probe.
     let probes = |limit: &AdaptiveConcurrency| limit.limit() < ConcurrencyConfig::default().min_limit;

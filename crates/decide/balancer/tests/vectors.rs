@@ -1,13 +1,14 @@
-//! Compares arithmetic, rendezvous hashing and picks with `vectors/`; see the README there for how to change them.
+//! Compares arithmetic, rendezvous hashing and picks with `vectors/`. See the README there for how to change the
+//! vectors.
 
 #![allow(clippy::unwrap_used, reason = "a test that panics has found something")]
 
 use std::time::Duration;
 
 use fairmesh_balancer::{
-    BalancerConfig, CandidateSet, EndpointStats, LoadReport, Outcome, PickContext, pick,
-    poll::{EstimateInput, estimate},
-    rendezvous,
+    BalancerConfig, CandidateSet, EndpointStats, LoadReport, Outcome, PickContext,
+    load_poll::{EstimateInput, estimate},
+    pick, rendezvous,
 };
 use fairmesh_model::{
     Balancing, BalancingPolicy, InstanceId, Score,
@@ -43,7 +44,7 @@ fn numbers() -> Vec<u64> {
 }
 
 #[test]
-fn arithmetic() {
+fn balancer_arithmetic_matches_vectors() {
     let pairs = || numbers().into_iter().zip(numbers().into_iter().rev());
     let mix = numbers()
         .into_iter()
@@ -91,7 +92,7 @@ fn arithmetic() {
 }
 
 #[test]
-fn rendezvous_hashing() {
+fn rendezvous_hashing_matches_vectors() {
     let scores = numbers().into_iter().enumerate().map(|(i, chooser)| {
         let node = mix64(chooser ^ 7);
         let weight = [1, 500, 1000, 1001, 2000, 100_000][i % 6];
@@ -146,7 +147,7 @@ impl CallerState {
         })
     }
 
-    /// The state as stats, with the calls in flight.
+    /// Converts the state to endpoint statistics, with the calls in flight.
     fn stats(&self, config: &BalancerConfig) -> (EndpointStats, CandidateSet) {
         let stats = EndpointStats::default();
         let ids: Vec<_> =
@@ -170,7 +171,7 @@ fn config(policy: BalancingPolicy) -> BalancerConfig {
     BalancerConfig::new(&Balancing { policy, ..Balancing::default() })
 }
 
-/// The picks of seeds 0 to 7 at a time, in nanoseconds.
+/// Returns the picks with seeds 0 to 7 at a time in nanoseconds.
 fn picked(
     stats: &EndpointStats,
     members: &CandidateSet,
@@ -185,7 +186,7 @@ fn picked(
 }
 
 #[test]
-fn picks() {
+fn endpoint_picks_match_vectors() {
     let plain = |policy: BalancingPolicy, seed, cases| -> Vec<Value> {
         let (mut random, config) = (Generator::new(seed), config(policy));
         let case = |case| {
@@ -208,7 +209,7 @@ fn picks() {
 }
 
 #[test]
-fn round_robin() {
+fn round_robin_picks_match_vectors() {
     let (mut random, config) = (Generator::new(14), config(BalancingPolicy::RoundRobin));
     let cases = (0..24).map(|case| {
         let state = CallerState::draw(case, &mut random);
@@ -227,15 +228,15 @@ fn round_robin() {
     check("turns.json", &[("turns", cases.collect())]);
 }
 
-/// A number below 2^`bits`, small ones more often.
+/// Returns a number below 2^`bits`; small numbers are more frequent.
 fn up_to(random: &mut Generator, bits: u64) -> u64 {
     let bits = random.below(bits);
     random.below(1 << bits)
 }
 
-/// Load reports over time, with resulting scores and picks, with and without a reward.
+/// Load reports over time, with the resulting scores and picks, with and without a reward.
 #[test]
-fn reports() {
+fn load_report_parsing_matches_vectors() {
     let score = Score { reward: 5, ..Score::default() };
     let rewarding = BalancerConfig::new(&Balancing { score, ..Balancing::default() });
     let (plain, rewarded) =
@@ -279,9 +280,9 @@ fn report_cases(seed: u64, config: &BalancerConfig, cases: usize) -> Vec<Value> 
     (0..cases).map(case).collect()
 }
 
-/// When a server is polled for its load.
+/// Decisions when to poll a server for its load.
 #[test]
-fn estimates() {
+fn load_estimates_match_vectors() {
     let mut random = Generator::new(18);
     let cases = (0..40).map(|_| {
         let poll_after = (random.below(2) == 0).then(|| 1 + random.below(100));
@@ -302,7 +303,7 @@ fn estimates() {
 }
 
 #[test]
-fn latencies() {
+fn recorded_latencies_match_vectors() {
     let (mut random, config) = (Generator::new(16), config(BalancingPolicy::PeakEwma));
     let cases = (0..20).map(|case| {
         let state = CallerState {

@@ -1,13 +1,13 @@
-//! Sets of backends by their positions in the fleet.
+//! Sets of backends, as bit sets over their positions in the fleet.
 
 const BITS: usize = u64::BITS as usize;
 
-/// A set of backends, one bit for each of the fleet.
+/// A set of backends, one bit for each backend of the fleet.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct BackendSet(Box<[u64]>);
 
 impl BackendSet {
-    /// The empty set of a fleet.
+    /// The empty set for a fleet of `backends` backends.
     pub(crate) fn empty(backends: usize) -> Self {
         Self(vec![0; backends.div_ceil(BITS)].into())
     }
@@ -20,14 +20,14 @@ impl BackendSet {
         self.0[backend / BITS] &= !(1 << (backend % BITS));
     }
 
-    /// The set with one more.
+    /// The set plus `backend`.
     pub(crate) fn with(&self, backend: usize) -> Self {
         let mut set = self.clone();
         set.insert(backend);
         set
     }
 
-    /// The set with one less.
+    /// The set without `backend`.
     pub(crate) fn without(&self, backend: usize) -> Self {
         let mut set = self.clone();
         set.remove(backend);
@@ -46,12 +46,12 @@ impl BackendSet {
         self.0.iter().all(|word| *word == 0)
     }
 
-    /// Whether each of these is among those of `other`.
+    /// Whether this set is a subset of `other`.
     pub(crate) fn lies_within(&self, other: &Self) -> bool {
         self.0.iter().zip(&other.0).all(|(own, others)| own & !others == 0)
     }
 
-    /// In ascending order.
+    /// Positions of the backends, in ascending order.
     pub(crate) fn iter(&self) -> impl Iterator<Item = usize> {
         self.0.iter().enumerate().flat_map(|(at, word)| {
             let mut rest = *word;
@@ -69,7 +69,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sets_span_words() {
+    fn backend_set_holds_backends_beyond_first_word() {
         let mut set = BackendSet::empty(130);
         assert!(set.is_empty() && set.lies_within(&set));
         for backend in [129, 0, 64, 63] {

@@ -1,4 +1,4 @@
-//! The backends by their positions.
+//! The backends of the fleet, numbered by position.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,19 +9,19 @@ use crate::{
     input::{Backend, ELSEWHERE, HOME},
 };
 
-/// All backends, in the order of their names.
+/// All backends, ordered by name.
 #[derive(Debug)]
 pub(crate) struct Fleet<'a> {
     pub(crate) backends: Vec<&'a Backend>,
     positions: BTreeMap<&'a Label, usize>,
-    /// The zone of each backend, as its position among all zones.
+    /// Zone of each backend, as a position among all zones.
     zones: Vec<usize>,
     zone_names: Vec<&'a Zone>,
 }
 
 impl<'a> Fleet<'a> {
     pub(crate) fn new(backends: &'a [Backend]) -> Self {
-        // If two backends have one name, which records never do, the last one counts.
+        // Records never have two backends with one name. If it happens, the last one counts.
         let by_name: BTreeMap<&Label, &Backend> = backends.iter().map(|one| (&one.name, one)).collect();
         let positions = by_name.keys().enumerate().map(|(position, name)| (*name, position)).collect();
         let backends: Vec<&Backend> = by_name.into_values().collect();
@@ -35,7 +35,7 @@ impl<'a> Fleet<'a> {
         BackendSet::empty(self.backends.len())
     }
 
-    /// The backends with these names that still exist.
+    /// The set of the existing backends with these names.
     pub(crate) fn set_of(&self, names: &BTreeSet<Label>) -> BackendSet {
         let mut set = self.none();
         names.iter().filter_map(|name| self.positions.get(name)).for_each(|position| set.insert(*position));
@@ -50,7 +50,7 @@ impl<'a> Fleet<'a> {
         self.backends[backend].zone == *zone
     }
 
-    /// The backends that get further services.
+    /// Backends that accept further services.
     pub(crate) fn open(&self) -> BackendSet {
         let mut open = self.none();
         let positions = (0..self.backends.len()).filter(|backend| self.backends[*backend].is_open);
@@ -58,27 +58,29 @@ impl<'a> Fleet<'a> {
         open
     }
 
-    /// The position of a zone among those of the fleet.
+    /// Position of a zone among those of the fleet.
     pub(crate) fn zone(&self, name: &Zone) -> Option<usize> {
         self.zone_names.binary_search(&name).ok()
     }
 
-    /// The combinations of the least number of backends within a set, by their home zones: no other service can have one of these.
+    /// Number of minimum-size combinations within a set, by home zone. No other service can have one of these
+    /// combinations.
     pub(crate) fn combinations(&self, set: &BackendSet) -> Vec<u64> {
         let mut in_zone = vec![0_u64; self.zone_names.len()];
         set.iter().for_each(|backend| in_zone[self.zones[backend]] += 1);
         let all = set.len() as u64;
-        // Two at home, and one elsewhere.
+        // Two backends at home, one elsewhere.
         in_zone.into_iter().map(|home| home * home.saturating_sub(1) / 2 * (all - home)).collect()
     }
 
-    /// How many backends in the home zone, and in others, are missing of the least numbers.
+    /// Number of backends missing for the minimum in the home zone and in other zones.
     pub(crate) fn lacks(&self, set: &BackendSet, home: &Zone) -> (usize, usize) {
         let at_home = set.iter().filter(|backend| self.is_in(*backend, home)).count();
         (HOME.saturating_sub(at_home), ELSEWHERE.saturating_sub(set.len() - at_home))
     }
 
-    /// Whether a service with these backends survives the loss of a backend in its home zone, and the loss of the zone.
+    /// Whether a service with these backends survives the loss of one backend in its home zone, and the loss of the
+    /// whole zone.
     pub(crate) fn is_spread(&self, set: &BackendSet, home: &Zone) -> bool {
         self.lacks(set, home) == (0, 0)
     }

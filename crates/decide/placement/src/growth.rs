@@ -1,25 +1,26 @@
-//! More backends for a service.
+//! Adding backends to a service that grows.
 
 use fairmesh_model::arith::mix_pair;
 
 use crate::{
+    backend_choice::{Draft, Wish},
     backend_set::BackendSet,
-    choice::{Draft, Wish},
     input::MAX_ADDED_PERMILLE,
-    missing::Missing,
+    missing_backends::Missing,
 };
 
-/// Services that one growth moves, at most: of 10,000 on 60 backends, growth from three to ten backends moves about ten.
+/// Maximum number of services that one growth may move. With 10,000 services on 60 backends, growth from three to ten
+/// backends moves about ten.
 const MAX_DISPLACED: usize = 64;
-/// Those of other tenants among them.
+/// Maximum number of other tenants' services among the moved ones.
 const MAX_DISPLACED_OF_OTHERS: usize = 16;
 
 impl Draft<'_> {
-    /// Gives a placed service the backends that it lacks, and replaces one backend of each service that would lie among them. That service
-    /// has as many backends as before.
+    /// Gives a placed service the backends it lacks. For each service whose backends would all be among them, one
+    /// backend is replaced, so that the other service keeps its number of backends.
     ///
     /// # Errors
-    /// What is missing; nothing is changed.
+    /// What is missing. Nothing is changed then.
     pub(crate) fn grow(&mut self, wishes: &[Wish<'_>], wish: Wish<'_>) -> Result<(), Missing> {
         let Some(before) = self.occupied.remove(wish.service) else { return Ok(()) };
         let grown = self.grown(wishes, wish, &before);
@@ -31,14 +32,15 @@ impl Draft<'_> {
                 return Err(if wish.added > 0 { Missing::Relief(wish.home.clone()) } else { error });
             }
         };
-        // The others keep what they have of the combinations, whatever this tenant may take.
+        // The tenant's own limit of combinations does not apply to the services that are moved: they keep their number
+        // of combinations.
         let spare = self.spare.take();
         let displaced = self.displace(wishes, wish, (before, set));
         self.spare = spare;
         displaced
     }
 
-    /// Places a service on a set, and replaces one backend of each service within it.
+    /// Places a service on a set, and replaces one backend of each service that is within the set.
     fn displace(
         &mut self,
         wishes: &[Wish<'_>],
@@ -66,8 +68,8 @@ impl Draft<'_> {
         Ok(())
     }
 
-    /// Adds one backend after the other: that with which the fewest services of others lie among those of this one, and then the fewest
-    /// services.
+    /// Adds backends one by one. Each time the backend is chosen for which the fewest services of others lie within the
+    /// new set; ties go to the backend with the fewest services.
     fn grown(
         &mut self,
         wishes: &[Wish<'_>],
@@ -90,7 +92,7 @@ impl Draft<'_> {
                 }
                 let of_others = of_others(wishes, wish, &covered);
                 let chance = mix_pair(self.seed ^ wish.service as u64, backend as u64);
-                // Of backends that take over calls, the one with the most CPU to spare comes first.
+                // Among backends that take over calls, prefer the one with the most spare CPU.
                 let used = if is_added { u64::from(self.cpu(backend)) } else { self.used(backend) };
                 let cost = (of_others, covered.len(), used, chance);
                 if best.is_none_or(|(least, _)| cost < least) {
@@ -106,19 +108,20 @@ impl Draft<'_> {
         Ok(set)
     }
 
-    /// Whether a backend has CPU for calls of a service that grows.
+    /// Whether a backend has spare CPU for calls of a growing service.
     fn may_relieve(&self, wish: Wish<'_>, backend: usize) -> bool {
         self.fleet.is_in(backend, wish.home)
             && self.cpu(backend) <= MAX_ADDED_PERMILLE
             && !self.relieving.contains(&backend)
     }
 
-    /// The share of CPU that a backend uses, in thousandths; where it is unknown, it counts as busy.
+    /// CPU utilisation of a backend, in thousandths. An unknown utilisation counts as busy.
     fn cpu(&self, backend: usize) -> u32 {
         self.fleet.backends[backend].used_permille.unwrap_or(u32::MAX)
     }
 
-    /// Checks that a set lies within no other service, that few services lie within it, and that the tenant may take it.
+    /// Checks that a set lies within no other service, that few services lie within the set, and that the tenant may
+    /// take the set.
     fn claim(&mut self, wishes: &[Wish<'_>], wish: Wish<'_>, set: BackendSet) -> Result<BackendSet, Missing> {
         self.combinations += 1;
         let displaced: Vec<usize> = self.occupied.shorter_within(&set).into_iter().collect();
@@ -131,7 +134,7 @@ impl Draft<'_> {
     }
 }
 
-/// How many services are of other tenants.
+/// Number of `services` that belong to other tenants.
 fn of_others(wishes: &[Wish<'_>], wish: Wish<'_>, services: &[usize]) -> usize {
     services.iter().filter(|service| wishes[**service].name.tenant != wish.name.tenant).count()
 }

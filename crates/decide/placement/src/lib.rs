@@ -1,29 +1,30 @@
-//! Which backends of a gateway serve which service: shuffle sharding (Canal Mesh, section 4.2; mechanism of the AWS Builders'
-//! Library, "Workload isolation using shuffle-sharding").
+//! Assignment of services to backends of a gateway: shuffle sharding (Canal Mesh, section 4.2; mechanism of the AWS
+//! Builders' Library, "Workload isolation using shuffle-sharding").
 //!
-//! A backend is a group of replicas with one configuration, in one zone. [`plan`] is a function from the backends, the services
-//! and their present backends to the changes. Among the services that it places, the backends of one never all lie among those of
-//! another, whatever their numbers are. If a service takes all of its backends down, every other one has a backend that is up.
-//! It has no clock and no I/O; chance comes from a seed.
+//! A backend is a group of replicas with one configuration, in one zone. [`plan`] maps backends, services and their
+//! present backends to changes. No placed service has all of its backends among those of another one, whatever their
+//! numbers are. If a service takes down all of its backends, every other service still has a backend that is up. The
+//! crate has no clock and no I/O; randomness comes from a seed.
 //!
-//! One decision: a plan keeps what is in force and changes as little as possible. A service that grows takes the backends that hold
-//! the fewest other services completely, and one backend of each of these is replaced. Rejected: combinations from a fixed design,
-//! such as a finite geometry, in which any two meet in at most one backend. A design has a fixed number of combinations, and one that
-//! grows with the fleet moves every service.
+//! A plan keeps what is in force and changes as little as possible. A growing service takes the backends that would
+//! cover the fewest other services, and each covered service gets one of its backends replaced. Rejected: combinations
+//! from a fixed design, such as a finite geometry, in which any two meet in at most one backend. A design has a fixed
+//! number of combinations, and a design that grows with the fleet moves every service.
 //!
-//! A backend that is down changes nothing here. Nodes use the others, and services that are moved off it could take the next ones down.
+//! A backend that is down changes no plan. Nodes use the other backends, and services moved off the failed one could
+//! take down the next ones.
 
+mod backend_choice;
 mod backend_set;
-mod choice;
 mod fleet;
 mod growth;
 mod input;
-mod missing;
-mod occupied;
+mod missing_backends;
+mod occupied_backends;
 mod operator_choice;
 mod plan;
 
 pub use input::{Backend, MAX_ADDED_PERMILLE, MAX_BACKENDS, MIN_BACKENDS, PlacedService, PlanInput};
-pub use missing::Missing;
+pub use missing_backends::Missing;
 pub use operator_choice::{Unfit, check_choice};
 pub use plan::{Effort, Plan, plan};

@@ -1,4 +1,4 @@
-//! A plan: what is kept, what is repaired, what grows, and what is new.
+//! The plan: services are kept, repaired, grown, or newly placed.
 
 use std::{
     cmp::Reverse,
@@ -8,39 +8,39 @@ use std::{
 use fairmesh_model::{Label, ServiceName, Tenant};
 
 use crate::{
+    backend_choice::{Draft, Wish},
     backend_set::BackendSet,
-    choice::{Draft, Wish},
     fleet::Fleet,
     input::{MAX_BACKENDS, MAX_TENANT_BACKENDS, MIN_BACKENDS, PlacedService, PlanInput},
-    missing::Missing,
+    missing_backends::Missing,
 };
 
-/// What changes.
+/// Result of planning.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Plan {
-    /// Services with other backends than at present, and these. An empty set: none of its backends
+    /// Services whose backends change, with their new backends. An empty set means that none of the service's backends
     /// exists any more.
     pub changes: BTreeMap<ServiceName, BTreeSet<Label>>,
-    /// Services that do not get what they ask for. They keep the present backends that still exist, if they have any.
+    /// Services that do not get what they ask for. They keep their present backends, as far as these still exist.
     pub refused: BTreeMap<ServiceName, Missing>,
-    /// What the plan has cost.
+    /// Cost of computing the plan.
     pub effort: Effort,
 }
 
-/// The cost of a plan, in steps that do not depend on the machine.
+/// Cost of computing a plan, in steps that do not depend on the machine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Effort {
-    /// Combinations of backends that were tried.
+    /// Number of combinations of backends tried.
     pub combinations: u64,
-    /// Pairs of services whose backends were compared.
+    /// Number of pairs of services compared.
     pub comparisons: u64,
 }
 
 /// Plans the backends of all services.
 ///
-/// Pinned services keep what they have, and come first. Services that have what they ask for keep it. Exception: if a growing service would cover all backends of another
-/// service, one backend of the other service is replaced. Then come services that lost backends, services that grow,
-/// and new ones, each in the order of names.
+/// Pinned services keep their backends, and come first. Services that already have what they ask for keep their
+/// backends too, with one exception: if a growing service would cover all backends of another service, one backend of
+/// the other service is replaced. Order: services that lost backends, growing services, new services; each group by name.
 pub fn plan(input: PlanInput<'_>) -> Plan {
     let services: BTreeMap<&ServiceName, &PlacedService> =
         input.services.iter().map(|service| (&service.name, service)).collect();
@@ -52,7 +52,8 @@ pub fn plan(input: PlanInput<'_>) -> Plan {
     let bounds = Bounds {
         backends: most_backends(input),
         quotas: input.quotas,
-        // The first tenant gets one more of an odd number: one combination serves one tenant.
+        // With an odd number, the first tenant gets the additional combination, so that a single combination still
+        // serves one tenant.
         combinations: open.map(|all| all.into_iter().map(|all| all.div_ceil(2)).collect()),
     };
     let (used, refused) = (BTreeMap::new(), BTreeMap::new());
@@ -61,27 +62,27 @@ pub fn plan(input: PlanInput<'_>) -> Plan {
     planner.finish(services.into_values())
 }
 
-/// The most backends of all services of one tenant together: half of the places, if there are other tenants. Closed backends count, since
-/// their services stay.
+/// Maximum total number of backends of one tenant's services: half of the places if there are other tenants. Closed
+/// backends count, since their services stay.
 fn most_backends(input: PlanInput<'_>) -> usize {
     let places: u64 = input.backends.iter().map(|backend| u64::from(backend.capacity)).sum();
-    // Without any backend, the missing backends are the reason of a refusal.
+    // Without any backend, report missing backends instead of an exhausted limit.
     match input.is_shared && places > 0 {
         true => usize::try_from(places / 2).unwrap_or(usize::MAX).min(MAX_TENANT_BACKENDS),
         false => MAX_TENANT_BACKENDS,
     }
 }
 
-/// What the services of one tenant get together, at most.
+/// Limits for all services of one tenant together.
 struct Bounds<'a> {
-    /// The most backends of a tenant without a quota.
+    /// Maximum number of backends of a tenant without a quota.
     backends: usize,
     quotas: &'a BTreeMap<Tenant, usize>,
-    /// Combinations of backends by home zone; `None`: all.
+    /// Combinations by home zone. `None` means no limit.
     combinations: Option<Vec<u64>>,
 }
 
-/// What the services of a tenant have together.
+/// Backends and combinations in use by a tenant's services.
 #[derive(Clone, Default)]
 struct Used {
     backends: usize,
@@ -118,7 +119,7 @@ impl Used {
 struct Planner<'a> {
     draft: Draft<'a>,
     wishes: Vec<Wish<'a>>,
-    /// The present backends of each service that still exist.
+    /// The still existing backends of each service.
     kept: Vec<BackendSet>,
     used: BTreeMap<&'a Tenant, Used>,
     bounds: Bounds<'a>,
@@ -160,7 +161,7 @@ impl<'a> Planner<'a> {
             let kept = &self.kept[wish.service];
             match self.draft.fleet.is_spread(kept, wish.home) {
                 true => self.draft.occupied.insert(wish.service, kept.clone()),
-                // As long as it is not spread, it must not keep others from being placed.
+                // A service that is not spread over zones must not block the placement of others.
                 false => {
                     self.reserve(wish);
                     unsettled.push(wish);
@@ -177,7 +178,7 @@ impl<'a> Planner<'a> {
         }
     }
 
-    /// Keeps the places of a service until it is placed anew.
+    /// Reserves the places of a service until it is placed again.
     fn reserve(&mut self, wish: &Wish<'_>) {
         self.kept[wish.service].iter().for_each(|backend| self.draft.reserved[backend] += 1);
     }
@@ -186,23 +187,23 @@ impl<'a> Planner<'a> {
         self.kept[wish.service].iter().for_each(|backend| self.draft.reserved[backend] -= 1);
     }
 
-    /// The backends of a service, damaged or not.
+    /// Backends of a service, whether placed or waiting for repair.
     fn set(&self, wish: &Wish<'_>) -> &BackendSet {
         self.draft.occupied.get(wish.service).unwrap_or(&self.kept[wish.service])
     }
 
-    /// The number of backends of a service, damaged or not.
+    /// Number of backends of a service, whether placed or waiting for repair.
     fn length(&self, wish: &Wish<'_>) -> usize {
         self.set(wish).len()
     }
 
-    /// What a service has.
+    /// Backends and combinations that a service uses.
     fn taken(&self, wish: &Wish<'_>) -> Used {
         let set = self.set(wish);
         Used { backends: set.len(), combinations: self.draft.fleet.combinations(set) }
     }
 
-    /// Changes one service within the bounds of its tenant.
+    /// Changes one service within the limits of its tenant.
     fn try_one(&mut self, wish: &Wish<'a>, change: impl Fn(&mut Self, &Wish<'a>) -> Result<(), Missing>) {
         let tenant = &wish.name.tenant;
         let others = self.used.get(tenant).cloned().unwrap_or_default().without(&self.taken(wish));
@@ -223,8 +224,8 @@ impl<'a> Planner<'a> {
         self.used.insert(tenant, others.with(&self.taken(wish)));
     }
 
-    /// Places a service that is new, has lost backends, or shares all of its backends with another one. It gets the least number of
-    /// backends if it cannot have all that it asks for.
+    /// Places a service that is new, has lost backends, or whose backends another service contains. If the wanted
+    /// number is not possible, the service gets the minimum.
     fn settle(&mut self, wishes: &[Wish<'_>], wish: Wish<'_>) -> Result<(), Missing> {
         let Draft { fleet, .. } = &self.draft;
         let kept = self.draft.trim(wish, &self.kept[wish.service]);
@@ -237,7 +238,7 @@ impl<'a> Planner<'a> {
             Err(missing) => missing,
         };
         let least = kept.len() + home + elsewhere;
-        // A service that has lost backends gets the least number again, whatever its tenant has.
+        // A repaired service gets at least the minimum, regardless of its tenant's limits.
         let is_repaired = !self.kept[wish.service].is_empty();
         let spare = self.draft.spare.take_if(|_| is_repaired);
         let base = match (home, elsewhere) {
@@ -253,7 +254,7 @@ impl<'a> Planner<'a> {
         if is_complete { Ok(()) } else { self.draft.grow(wishes, wish) }
     }
 
-    /// Takes backends away that a service asks for no more, the fullest first, as long as the rest is spread and free.
+    /// Removes surplus backends of a service, the fullest first, as long as the rest stays spread over zones and free.
     fn shrink(&mut self, wish: Wish<'_>) {
         let draft = &mut self.draft;
         let Some(mut set) = draft.occupied.remove(wish.service) else { return };
@@ -272,7 +273,7 @@ impl<'a> Planner<'a> {
         draft.occupied.insert(wish.service, set);
     }
 
-    /// The difference between what is planned and what is present.
+    /// Difference between the planned and the present backends.
     fn finish<'s>(self, services: impl Iterator<Item = &'s PlacedService>) -> Plan {
         let Self { draft, wishes, mut refused, .. } = self;
         let mut plan = Plan::default();

@@ -1,4 +1,4 @@
-//! What plans keep to, whatever fleets and services do.
+//! Invariants of plans under any change of fleet and services.
 
 #![allow(clippy::unwrap_used, reason = "what a test cannot do without has failed it")]
 
@@ -8,7 +8,7 @@ use fairmesh_model::{Label, ServiceName, Tenant, Zone};
 use fairmesh_placement::{Backend, MIN_BACKENDS, Missing, PlacedService, Plan, PlanInput, plan};
 use proptest::prelude::*;
 
-/// A gateway and its services over several plans.
+/// A gateway and its services, over several plans.
 #[derive(Clone, Debug)]
 struct Gateway {
     backends: Vec<Backend>,
@@ -42,7 +42,7 @@ impl Gateway {
         }
     }
 
-    /// Plans, and brings the changes into force.
+    /// Computes a plan, and applies its changes.
     fn plan(&mut self) -> Plan {
         let Self { backends, services, is_shared, quotas } = &*self;
         let made = plan(PlanInput { backends, services, is_shared: *is_shared, quotas, seed: 7 });
@@ -62,7 +62,7 @@ impl Gateway {
         loads
     }
 
-    /// The backends of each service as bits.
+    /// Backends of each service as a bit mask.
     fn bits(&self) -> Vec<u64> {
         let bit = |name: &Label| 1 << self.backends.iter().position(|one| one.name == *name).unwrap();
         self.services.iter().map(|service| service.present.iter().map(bit).sum()).collect()
@@ -74,7 +74,7 @@ impl Gateway {
         service.present.iter().filter(at_home).count()
     }
 
-    /// Asserts what holds for all services that are placed as they ask.
+    /// Asserts the invariants for all services that are placed as they ask.
     fn check(&self, made: &Plan) {
         let whole: Vec<bool> = self.services.iter().map(|one| self.is_spread(one)).collect();
         let bits = self.bits();
@@ -84,7 +84,8 @@ impl Gateway {
             assert!(service.present.len() >= service.count || is_refused, "{service:?}");
             for (j, other) in self.services.iter().enumerate() {
                 let is_within = i != j && whole[i] && whole[j] && bits[i] & !bits[j] == 0;
-                // After the loss of backends there may be no combination for both: then one of them is refused, and keeps what it has.
+                // After a loss of backends there may be no combination for both services. Then one is refused, and
+                // keeps its backends.
                 let is_told = is_refused || made.refused.contains_key(&other.name);
                 assert!(!is_within || is_told, "{service:?} lies within {other:?}");
             }
@@ -100,7 +101,7 @@ impl Gateway {
     }
 }
 
-/// A change of the mesh.
+/// A change of the fleet or the services.
 #[derive(Clone, Debug)]
 enum Change {
     Count(usize, usize),
@@ -125,7 +126,7 @@ fn change() -> impl Strategy<Value = Change> {
 }
 
 impl Gateway {
-    /// Makes a change, and returns the services that it is about.
+    /// Applies a change, and returns the affected services.
     fn make(&mut self, change: &Change) {
         let (services, backends) = (self.services.len(), self.backends.len());
         match *change {
@@ -159,7 +160,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
     #[test]
-    fn no_service_lies_within_another_after_any_changes(
+    fn placement_invariants_hold_and_plans_settle_after_random_changes(
         (backends, zones, services) in (6..20_usize, 1..4_usize, 1..40_usize),
         capacity in 8..40_u32,
         changes in proptest::collection::vec(change(), 0..12),
@@ -171,7 +172,7 @@ proptest! {
             gateway.make(&change);
             let made = gateway.plan();
             gateway.check(&made);
-            // A refused change may be possible once others are made; then nothing changes any more.
+            // A refused change may become possible after other changes. Eventually a plan changes nothing.
             let is_settled = (0..6).any(|_| {
                 let again = gateway.plan();
                 gateway.check(&again);
@@ -182,7 +183,7 @@ proptest! {
     }
 
     #[test]
-    fn a_change_replaces_at_most_one_backend_of_other_services(
+    fn placement_change_replaces_at_most_one_backend_per_other_service(
         services in 10..60_usize, grown in 0..60_usize, count in 4..7_usize, gone in 0..18_usize,
     ) {
         let mut gateway = Gateway::new((18, 3, 100), services);
@@ -206,7 +207,7 @@ proptest! {
     }
 }
 
-/// With all backends of any one service dead, every other one has a backend that is up.
+/// Asserts that if all backends of any one service are dead, every other service has a live backend.
 fn assert_others_survive(bits: &[u64]) {
     for (number, dead) in bits.iter().enumerate() {
         let up = bits.iter().enumerate().all(|(other, backends)| other == number || backends & !dead != 0);
@@ -215,13 +216,14 @@ fn assert_others_survive(bits: &[u64]) {
 }
 
 #[test]
-fn ten_thousand_services_survive_the_death_of_any_one() {
+fn ten_thousand_services_survive_loss_of_all_backends_of_any_one() {
     let (services, grown) = (10_000, 10);
     let mut gateway = Gateway::new((60, 3, 1_000), services);
     let made = gateway.plan();
     assert!(made.refused.is_empty());
     assert_others_survive(&gateway.bits());
-    // The bound of time: of 22,800 combinations 10,000 are taken, so that two draws in three succeed.
+    // Bounds the running time: 10,000 of 22,800 combinations are taken, so a draw succeeds with a probability above one
+    // half.
     assert!(made.effort.combinations < 2 * services as u64, "{:?}", made.effort);
     assert_eq!(made.effort.comparisons, 0, "sets of one length are found by their value");
     let loads = gateway.loads();
@@ -234,7 +236,7 @@ fn ten_thousand_services_survive_the_death_of_any_one() {
     assert!(made.refused.is_empty(), "{:?}", made.refused);
     assert_others_survive(&gateway.bits());
     assert!(gateway.services.iter().step_by(services / grown).all(|service| service.present.len() == 10));
-    // A growth moves a few services, and compares those on 57 backends for each of seven places.
+    // One growth moves a few services, and compares with the services on 57 backends for each of seven places.
     assert!(made.changes.len() <= grown * 16, "{} services changed", made.changes.len());
     assert!(made.effort.comparisons < (grown * 7 * 57 * 600 * 2) as u64, "{:?}", made.effort);
 
@@ -252,8 +254,8 @@ fn refusal(gateway: &mut Gateway, service: usize) -> Option<Missing> {
 }
 
 #[test]
-fn services_that_cannot_be_placed_are_refused_with_what_is_missing() {
-    // z0 has two backends, z1 and z2 have one each.
+fn refused_placement_reports_missing_capacity() {
+    // z0 has two backends, z1 and z2 one each.
     let small = || Gateway::new((4, 3, 10), 1);
     assert_eq!(refusal(&mut small(), 0), None);
     let mut gateway = small();
@@ -271,7 +273,7 @@ fn services_that_cannot_be_placed_are_refused_with_what_is_missing() {
     assert_eq!(refusal(&mut gateway, 0), Some(Missing::Quota { tenant: tenant.clone(), quota: 2 }));
     gateway.quotas.insert(tenant, MIN_BACKENDS);
     assert_eq!(refusal(&mut gateway, 0), None, "a quota of the tenant's own comes first");
-    // One home pair and two other backends make two combinations.
+    // One home pair and two other backends: two combinations.
     let mut gateway = Gateway { is_shared: false, ..Gateway::new((4, 3, 10), 9) };
     gateway.services.iter_mut().for_each(|service| service.home = zone(0));
     let made = gateway.plan();
@@ -282,7 +284,7 @@ fn services_that_cannot_be_placed_are_refused_with_what_is_missing() {
 }
 
 #[test]
-fn service_that_asks_for_all_backends_leaves_combinations_to_others() {
+fn service_that_wants_more_than_half_of_backends_is_refused() {
     let mut gateway = Gateway::new((8, 2, 10), 1);
     gateway.services[0].count = 8;
     assert_eq!(refusal(&mut gateway, 0), Some(Missing::Share { wanted: 8, most: 4 }));
@@ -293,8 +295,8 @@ fn service_that_asks_for_all_backends_leaves_combinations_to_others() {
 }
 
 #[test]
-fn one_tenant_leaves_combinations_to_others_and_takes_all_alone() {
-    // Three backends at home and one elsewhere make three combinations.
+fn tenant_gets_at_most_half_of_backend_combinations_unless_alone() {
+    // Three backends at home and one elsewhere: three combinations.
     let of_tenants = |tenants: [usize; 4]| {
         let mut gateway = Gateway::new((4, 2, 100), 0);
         gateway.backends[1].zone = zone(0);
@@ -317,8 +319,8 @@ fn one_tenant_leaves_combinations_to_others_and_takes_all_alone() {
 }
 
 #[test]
-fn services_that_lose_backends_are_placed_anew_beyond_the_half() {
-    // The tenant has three of the six combinations. After a loss, it has all three that are left.
+fn placement_repair_may_exceed_tenants_half_of_combinations() {
+    // The tenant has three of the six combinations. After the loss, three are left, and it has all of them.
     let mut gateway = Gateway::new((5, 1, 100), 3);
     gateway.backends[4].zone = zone(1);
     gateway.services.iter_mut().for_each(|one| one.name.tenant = Tenant::new("t0").unwrap());
@@ -331,8 +333,8 @@ fn services_that_lose_backends_are_placed_anew_beyond_the_half() {
 }
 
 #[test]
-fn growth_that_moves_many_services_of_others_is_refused() {
-    // Half of the 3,968 combinations of two backends of 32 and one of eight are taken.
+fn service_growth_that_moves_many_services_of_other_tenants_is_refused() {
+    // Half of the 3,968 combinations (two of 32 backends, one of eight) are taken.
     let mut gateway = Gateway { is_shared: false, ..Gateway::new((40, 5, 1_000), 2_000) };
     gateway.backends.iter_mut().filter(|one| one.zone != zone(1)).for_each(|one| one.zone = zone(0));
     gateway.services.iter_mut().for_each(|one| one.home = zone(0));
@@ -360,7 +362,7 @@ fn growth_that_moves_many_services_of_others_is_refused() {
 }
 
 #[test]
-fn closed_and_full_backends_get_no_further_services() {
+fn closed_and_full_gateway_backends_get_no_services() {
     let mut gateway = Gateway::new((9, 3, 2), 2);
     gateway.plan();
     let closed = gateway.services[0].present.first().unwrap().clone();
@@ -375,7 +377,7 @@ fn closed_and_full_backends_get_no_further_services() {
 }
 
 #[test]
-fn backends_added_for_growth_are_at_home_and_have_cpu_to_spare() {
+fn backends_added_for_growth_are_in_home_zone_with_spare_cpu() {
     let mut gateway = Gateway::new((12, 2, 100), 6);
     gateway.plan();
     let present = gateway.services[0].present.clone();
@@ -385,11 +387,11 @@ fn backends_added_for_growth_are_at_home_and_have_cpu_to_spare() {
     };
     gateway.services[0].added = 1;
     gateway.services[0].count += 1;
-    // Nothing is known of any backend's CPU.
+    // No backend's CPU utilisation is known.
     let made = gateway.plan();
     assert_eq!(made.refused.get(&gateway.services[0].name), Some(&Missing::Relief(home.clone())));
     assert_eq!(gateway.services[0].present, present);
-    // All but one at home are busy.
+    // All home backends but one are busy.
     let idle =
         gateway.backends.iter().position(|one| one.zone == home && !present.contains(&one.name)).unwrap();
     for (number, backend) in gateway.backends.iter_mut().enumerate() {
@@ -400,7 +402,7 @@ fn backends_added_for_growth_are_at_home_and_have_cpu_to_spare() {
     let added: Vec<usize> =
         (0..gateway.backends.len()).filter(|at| is_new(&gateway, &gateway.backends[*at])).collect();
     assert_eq!(added, [idle]);
-    // It is given back.
+    // The added backend is given back.
     gateway.services[0].added = 0;
     gateway.services[0].count -= 1;
     gateway.plan();

@@ -6,15 +6,15 @@
 //! programs. Calls that callers sent to the parent were rejected as the divisor, since callers outside of the mesh report none.
 
 mod cycles;
-mod rises;
-mod sums;
+mod decayed_sums;
+mod demand_rises;
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use fairmesh_model::{CallNode, Region, ServiceName, TrafficReport};
 
 use cycles::cut_edges;
-use sums::{EdgeSums, NodeSums};
+use decayed_sums::{EdgeSums, NodeSums};
 
 /// The most nodes of a graph; calls of further ones are left out.
 pub const MAX_GRAPH_NODES: usize = 4_096;

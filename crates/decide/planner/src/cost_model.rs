@@ -5,11 +5,11 @@
 //! once several classes share a pool. Processor sharing says the same: what a call waits is proportional to its own work.
 //! Every fit has an error and a time, so that a planner can refuse one that is poor or old.
 
-mod linear;
+mod linear_solver;
+mod pool_costs;
 mod pool_latency;
-mod pools;
-mod work;
+mod work_regression;
 
+pub use pool_costs::{PoolCosts, PoolFit};
 pub use pool_latency::{LatencyFit, LatencyObservation, PoolLatency};
-pub use pools::{PoolCosts, PoolFit};
-pub use work::{ClassWork, WorkFit, WorkRegression};
+pub use work_regression::{ClassWork, WorkFit, WorkRegression};

@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn bill_charges_each_direction_its_price_and_each_call_once() {
+    fn egress_bill_charges_each_direction_its_price_and_each_call_once() {
         let mut bill = EgressBill::default();
         bill.add(&path("shop/web", ("eu", "us"), CountedBy::Caller), &calls(), &prices());
         bill.add(&path("shop/web", ("eu", "us"), CountedBy::Server), &calls(), &prices());
@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn zone_bytes_have_no_price() {
+    fn egress_bill_charges_nothing_between_zones_of_region() {
         let zone = |name: &str| Some(Zone::new(name).unwrap());
         let within = path("shop/web", ("eu", "eu"), CountedBy::Caller);
         let across = CountedPath { from_zone: zone("a"), to_zone: zone("b"), ..within };
@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn totals_are_by_sender_and_receiver_and_keep_the_price_of_their_time() {
+    fn egress_totals_are_per_direction_and_keep_price_at_time_of_call() {
         let mut totals = EgressTotals::default();
         let path = path("shop/web", ("eu", "us"), CountedBy::Caller);
         totals.add(&path, &calls(), &prices(), |_| true);
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn totals_leave_out_regions_that_are_not_known() {
+    fn egress_totals_leave_out_unknown_regions() {
         let mut totals = EgressTotals::default();
         let is_known = |region: &Region| ["eu", "us"].contains(&region.as_str());
         for invented in 0..MAX_PAIRS {

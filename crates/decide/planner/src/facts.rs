@@ -78,7 +78,7 @@ impl ServiceFacts {
     }
 
     /// The tables that a planner wrote.
-    fn planned_tables(&self) -> impl Iterator<Item = (&Region, &StoredTable)> {
+    pub(crate) fn planned_tables(&self) -> impl Iterator<Item = (&Region, &StoredTable)> {
         self.tables.iter().filter(|(_, stored)| stored.table.origin != TableOrigin::ByHand)
     }
 

@@ -10,23 +10,23 @@
 //! One decision: a planner reads snapshots of facts and keeps a memory of its own, so that another planner can decide from the
 //! same facts. A planner that owns its facts was rejected: two of them would disagree on the mesh.
 
-mod adjustment;
 mod call_graph;
 mod cost_model;
 mod egress_bill;
 mod facts;
 mod lone_shards;
 mod mesh_planner;
-mod now;
+mod model_adjustment;
 mod optimizer;
 mod path_templates;
+mod planning_time;
 mod region_drains;
 mod service_planner;
-mod tables;
+mod table_conversion;
+mod workers;
 
 pub use fairmesh_te::drain::Forecast;
 
-pub use adjustment::{Adjustments, Attempt, LatencyCorrection, Outcome, WorkCorrection};
 pub use call_graph::{CallGraph, GraphEdge, GraphNode, MAX_GRAPH_EDGES, MAX_GRAPH_NODES};
 pub use cost_model::{
     ClassWork, LatencyFit, LatencyObservation, PoolCosts, PoolFit, PoolLatency, WorkFit, WorkRegression,
@@ -38,13 +38,15 @@ pub use facts::{
 };
 pub use lone_shards::LoneShards;
 pub use mesh_planner::{MeshPlanner, ServiceRound};
-pub use now::Now;
+pub use model_adjustment::{Adjustments, Attempt, LatencyCorrection, Outcome, WorkCorrection};
 pub use optimizer::{
     Expectation, Fallback, OptimizerInput, OptimizerPlanner, Prediction, Scenario, ServicePlan, Verdict,
     WhatIf,
 };
 pub use path_templates::{PathTemplate, PathTemplates, ProposedClass, propose_classes};
+pub use planning_time::Now;
 pub use region_drains::{DrainWait, next_keep, why_not_drained};
 pub use service_planner::{
     DrainStep, KnownRegion, Refused, RegionZones, ServicePlanner, ShiftNote, TableWrite,
 };
+pub use workers::{InSequence, Workers};

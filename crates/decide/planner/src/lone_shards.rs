@@ -86,7 +86,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_shard_is_lone_if_one_of_its_roles_is_in_one_region_only() {
+    fn shard_is_lone_if_one_of_its_roles_exists_in_one_region_only() {
         let map = map(&[
             &[("primary", "eu"), ("primary", "us")],
             &[("primary", "eu")],

@@ -12,6 +12,7 @@ use crate::{
     facts::{ServiceFacts, TopologyFacts},
     optimizer::{OptimizerInput, OptimizerPlanner, Verdict},
     service_planner::{Prepared, Refused, ServicePlanner, TableWrite},
+    workers::Workers,
 };
 
 /// Plans every service by the planner that its policy asks for.
@@ -67,36 +68,23 @@ impl MeshPlanner {
         self.sum = Some((sum.clone(), now_ms));
     }
 
-    /// Plans the services that have anything to plan. `facts` has all services with a planner: others are forgotten.
+    /// Plans the services that have anything to plan, each by one of the workers. `facts` has all services with a planner: others are
+    /// forgotten.
     pub fn round(
         &mut self,
         facts: &BTreeMap<ServiceName, Arc<ServiceFacts>>,
         topology: &TopologyFacts,
+        workers: &impl Workers,
         now: Now,
     ) -> Vec<ServiceRound> {
-        self.services.retain(|service, _| facts.contains_key(service));
-        let mut rounds = Vec::new();
-        let mut prepared = BTreeMap::new();
-        for (service, facts) in facts {
-            let planner = self.services.entry(service.clone()).or_default();
-            let is_optimized = facts.traffic.is_optimized();
-            if !planner.is_due(facts, topology, now) && (is_optimized || planner.verdict.is_none()) {
-                continue;
-            }
-            let planner = Arc::make_mut(planner);
-            let own = planner.prepare(facts, topology, now);
-            match is_optimized {
-                true => drop(prepared.insert(service, own)),
-                false => rounds.push(finish((service, planner), facts, (own, None), now)),
-            }
-        }
+        let (mut rounds, mut prepared) = self.plan_by_rings(facts, topology, workers, now);
         self.count_sum();
         let refused = self.refused();
         self.optimizer.round(OptimizerInput { services: facts, refused: &refused, topology }, now);
         for (service, facts) in facts.iter().filter(|(_, facts)| facts.traffic.is_optimized()) {
             let verdict = self.optimizer.verdict(service);
-            let planner = self.services.entry(service.clone()).or_default();
             let own = prepared.remove(service);
+            let Some(planner) = self.services.get_mut(service) else { continue };
             if own.is_none() && planner.verdict.as_ref() == Some(&verdict) {
                 continue;
             }
@@ -105,6 +93,38 @@ impl MeshPlanner {
             rounds.push(finish((service, planner), facts, (own, Some(verdict)), now));
         }
         rounds
+    }
+
+    /// Rounds of services that rings plan, and the rounds by rings of services that ask for the optimizer.
+    fn plan_by_rings<'a>(
+        &mut self,
+        facts: &'a BTreeMap<ServiceName, Arc<ServiceFacts>>,
+        topology: &TopologyFacts,
+        workers: &impl Workers,
+        now: Now,
+    ) -> (Vec<ServiceRound>, BTreeMap<&'a ServiceName, Prepared>) {
+        self.services.retain(|service, _| facts.contains_key(service));
+        for service in facts.keys().filter(|service| !self.services.contains_key(service)).collect::<Vec<_>>()
+        {
+            self.services.insert(service.clone(), Arc::new(ServicePlanner::of(service)));
+        }
+        // Both maps have the same keys now, in the same order.
+        let due = self.services.values_mut().zip(facts).filter_map(|(planner, (service, facts))| {
+            let leaves_optimizer = !facts.traffic.is_optimized() && planner.verdict.is_some();
+            let is_due = leaves_optimizer || planner.is_due(facts, topology, now);
+            is_due.then_some(DueService { service, facts, planner, outcome: None })
+        });
+        let mut due: Vec<_> = due.collect();
+        workers.each(&mut due, |service| service.plan(topology, now));
+        let (mut rounds, mut prepared) = (Vec::new(), BTreeMap::new());
+        for DueService { service, outcome, .. } in due {
+            match outcome {
+                Some(Planned::ByRings(round)) => rounds.push(round),
+                Some(Planned::Prepared(own)) => drop(prepared.insert(service, own)),
+                None => {}
+            }
+        }
+        (rounds, prepared)
     }
 
     /// Counts the sum that is not counted yet, without services whose reports are refused.
@@ -128,6 +148,31 @@ impl MeshPlanner {
         if let Some(planner) = self.services.get_mut(service) {
             Arc::make_mut(planner).written(facts, tables, now);
         }
+    }
+}
+
+/// A service that a round plans.
+struct DueService<'a, 'b> {
+    service: &'a ServiceName,
+    facts: &'a ServiceFacts,
+    planner: &'b mut Arc<ServicePlanner>,
+    outcome: Option<Planned>,
+}
+
+enum Planned {
+    ByRings(ServiceRound),
+    /// The optimizer has yet to judge.
+    Prepared(Prepared),
+}
+
+impl DueService<'_, '_> {
+    fn plan(&mut self, topology: &TopologyFacts, now: Now) {
+        let planner = Arc::make_mut(self.planner);
+        let own = planner.prepare(self.facts, topology, now);
+        self.outcome = Some(match self.facts.traffic.is_optimized() {
+            true => Planned::Prepared(own),
+            false => Planned::ByRings(finish((self.service, planner), self.facts, (own, None), now)),
+        });
     }
 }
 

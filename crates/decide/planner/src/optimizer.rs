@@ -9,13 +9,13 @@
 //! One decision: the state in force is that of the stored tables, not that of the last plan. So a control plane that takes over, a write
 //! that failed and a person who changed a table are all the same case.
 
-mod flows;
+mod current_flows;
 mod graph_problem;
+mod missing_trace_context;
 mod service_model;
 mod service_plan;
-mod shifts;
-mod solving;
-mod trace_context;
+mod successive_solutions;
+mod trial_shifts;
 mod what_if;
 
 use std::{
@@ -31,16 +31,16 @@ pub use what_if::{Prediction, Scenario, WhatIf};
 
 use crate::{
     Now,
-    adjustment::{Adjustment, Outcome, Present},
     call_graph::{CallGraph, GraphEdge, GraphNode},
     cost_model::PoolCosts,
     facts::{ServiceFacts, TopologyFacts},
+    model_adjustment::{Adjustment, Outcome, Present},
 };
-use flows::Flows;
+use current_flows::Flows;
 use graph_problem::Sources;
+use missing_trace_context::TraceContexts;
 use service_model::{Known, check_settings, fits_of, nodes_of};
-use solving::Solving;
-use trace_context::TraceContexts;
+use successive_solutions::Solving;
 
 /// The half-life of demand: a plan is for the calls of the last seconds, by the graph and the costs of the last minutes.
 const DEMAND_HALF_LIFE_MS: f64 = 3_000.0;
@@ -211,6 +211,7 @@ impl OptimizerPlanner {
         let OptimizerInput { services, topology, .. } = input;
         let (nodes, edges) = self.graph_of_recent_demand(now_ms);
         self.learn_models(input, (standings, &nodes), now_ms);
+        self.forget_unnamed(input, now_ms);
         for (service, model) in &mut self.models {
             if !self.unheard.contains(service) {
                 self.adjustment.correct(service, model, now_ms);
@@ -227,9 +228,12 @@ impl OptimizerPlanner {
         let shifts = self.adjustment.shifts();
         let (nodes, edges, shifts) = (&nodes[..], &edges[..], &shifts[..]);
         let sources = Sources { nodes, edges, models, held, services, flows, topology, shifts };
-        let has_begun = match change {
-            Some(shift) if self.active.shift(sources, &shift, now_ms) => self.adjustment.is_trying(),
-            Some(_) => {
+        let has_begun = match change.map(|shift| self.active.shift(sources, &shift, now_ms)) {
+            Some(Some(fuller)) => {
+                self.adjustment.watch(fuller);
+                self.adjustment.is_trying()
+            }
+            Some(None) => {
                 // A change that cannot be taken back goes with the next plan.
                 if !self.adjustment.is_trying() {
                     self.active.republish();
@@ -249,15 +253,20 @@ impl OptimizerPlanner {
         }
         for service in self.models.keys() {
             let solving = if active.contains_key(service) { &self.active } else { &self.shadow };
-            let verdict = match solving.plan_of(service) {
-                Ok(plan) => {
-                    let adjustments = self.adjustment.of_service(service);
-                    Verdict::Optimized(Arc::new(ServicePlan { adjustments, ..ServicePlan::clone(plan) }))
-                }
-                Err(fallback) => Verdict::Rings(fallback),
-            };
-            self.verdicts.insert(service.clone(), verdict);
+            self.verdicts.insert(service.clone(), verdict(solving, &self.adjustment, service));
         }
+    }
+
+    /// Forgets corrections of what no service that asks for the optimizer has any more: regions with endpoints, and classes of the policy.
+    fn forget_unnamed(&mut self, input: OptimizerInput<'_>, now_ms: u64) {
+        let is_named = |service: &ServiceName, region: &Region, class: Option<&Label>| {
+            let facts = input.services.get(service).filter(|facts| facts.traffic.is_optimized());
+            facts.is_some_and(|facts| {
+                facts.endpoints.contains_key(region)
+                    && class.is_none_or(|class| facts.traffic.classes.contains(class))
+            })
+        };
+        self.adjustment.retain(is_named, now_ms);
     }
 
     /// Makes a model of each service, or says why there is none. The last one stays while reports are missing; while they are refused,
@@ -300,6 +309,17 @@ impl OptimizerPlanner {
                 },
             }
         }
+    }
+}
+
+/// Who plans a service with a model.
+fn verdict(solving: &Solving, adjustment: &Adjustment, service: &ServiceName) -> Verdict {
+    match solving.plan_of(service) {
+        Ok(plan) => {
+            let adjustments = adjustment.of_service(service);
+            Verdict::Optimized(Arc::new(ServicePlan { adjustments, ..ServicePlan::clone(plan) }))
+        }
+        Err(fallback) => Verdict::Rings(fallback),
     }
 }
 

@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn identifiers_become_variables_and_names_stay() {
+    fn path_identifiers_become_template_variables_and_names_stay() {
         let items = (0..50).map(|n| format!("/v1/items/{n}"));
         let orders =
             (0..20).map(|n| format!("/v1/users/3f2504e0-4f89-11d3-9a0c-0305e82c33{n:02}/orders/{n}?page=2"));
@@ -197,14 +197,14 @@ mod tests {
     }
 
     #[test]
-    fn many_names_below_one_segment_become_a_variable() {
+    fn many_names_below_one_path_segment_become_template_variable() {
         let letter = |n: u8| char::from(b'a' + n % 26);
         let names = (0..60_u8).map(|n| format!("/tags/{}{}/posts", letter(n), letter(n / 26)));
         expect(names, &[("/tags/{id}/posts", 60)]);
     }
 
     #[test]
-    fn long_paths_become_prefixes_and_the_tree_is_bounded() {
+    fn long_paths_become_prefix_templates_and_template_tree_is_bounded() {
         let mut templates = PathTemplates::default();
         templates.observe("GET", "/a/b/c/d/e/f/g/h/i/j", 1.0);
         templates.observe("GET", "/a", f64::NAN);

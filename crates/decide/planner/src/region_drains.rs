@@ -77,7 +77,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn drain_step_waits_for_every_service() {
+    fn region_drain_step_waits_for_every_service() {
         let name = |name: &str| ServiceName::new(name).unwrap();
         let share = |millionths| Share::of_millionths(millionths).unwrap();
         let drain = RegionDrain::begin(None, false, Duration::from_secs(10), 0);
@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn only_services_with_published_plans_are_drained() {
+    fn region_drain_moves_only_services_with_published_plans() {
         let of = |planner, mode| Traffic { planner, mode, ..Traffic::default() };
         let rings = Some(TrafficPlanner::Rings);
         assert_eq!(why_not_drained(Some(&of(rings, TrafficMode::Active)), false), None);

@@ -1,29 +1,29 @@
 //! The rounds of one service: from facts to the tables that are to be written. No clock, no I/O.
 
 mod drain;
-mod learn;
-mod optimized;
-mod outcome;
+mod facts_update;
+mod optimizer_shares;
 mod publish;
-mod zones;
+mod region_zones;
+mod round_outcome;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use fairmesh_model::{Label, LoadMetric, MAX_TABLE_REGIONS, Region, TrafficMode, TrafficShares};
+use fairmesh_model::{Label, LoadMetric, MAX_TABLE_REGIONS, Region, ServiceName, TrafficMode, TrafficShares};
 use fairmesh_te::{
     CallerReport, Destination, Doubt, LoadRing, Observation, Plan, PlanInput, PlannerState, Refusal,
     RegionObservation, RingMatrix, RingsPolicy, ServerReport, Shift, Tables, plan,
 };
 
 pub use drain::DrainStep;
-pub use outcome::{Refused, ShiftNote, TableWrite};
-pub use zones::RegionZones;
+pub use region_zones::RegionZones;
+pub use round_outcome::{Refused, ShiftNote, TableWrite};
 
 use crate::{
     facts::{CallerRates, ServiceFacts, TopologyFacts},
-    now::{MAX_START_MS, MIN_START_MS, Now},
     optimizer::Verdict,
-    tables::to_shares,
+    planning_time::{MAX_START_MS, MIN_START_MS, Now},
+    table_conversion::to_shares,
 };
 
 /// A service is planned anew after this time though none of its facts has changed: reports that stop are a change as well.
@@ -82,6 +82,10 @@ pub struct ServicePlanner {
     pub planned_at_ms: Option<u64>,
     /// When all tables were last written, by the same clock.
     pub confirmed_at_ms: Option<u64>,
+    /// When all tables that drop calls were last written.
+    drops_confirmed_at_ms: Option<u64>,
+    /// Shifts the confirmations of this service against those of others.
+    phase_ms: u64,
     /// Why the last round made no plan.
     pub refused: Option<Refused>,
     /// Rounds with a plan.
@@ -121,6 +125,8 @@ impl ServicePlanner {
             round: 0,
             planned_at_ms: None,
             confirmed_at_ms: None,
+            drops_confirmed_at_ms: None,
+            phase_ms: 0,
             refused: None,
             planned_rounds: 0,
             refused_rounds: 0,
@@ -134,6 +140,11 @@ impl ServicePlanner {
         }
     }
 
+    /// A planner of this service: its confirmations are spread among those of others.
+    pub fn of(service: &ServiceName) -> Self {
+        Self { phase_ms: publish::phase_ms(service), ..Self::new() }
+    }
+
     /// Whether there is anything to plan: facts have changed since the last round, it has moved calls and may move more, tables
     /// are to be confirmed, or it was made long ago.
     pub fn is_due(&self, facts: &ServiceFacts, topology: &TopologyFacts, now: Now) -> bool {
@@ -143,7 +154,7 @@ impl ServicePlanner {
         has_changed
             || seen.is_moving
             || now.ms.saturating_sub(seen.at_ms) >= QUIET_INTERVAL_MS
-            || (confirms && self.is_confirmation_due(now))
+            || (confirms && self.is_any_confirmation_due(now))
     }
 
     /// Plans, and returns the tables to be written, all in one batch.

@@ -1,22 +1,25 @@
-//! Probes between agents: which agent probes which, and what the results say of the network between two zones (Canal Mesh, section
-//! 6.2: full-mesh probes by application protocols in all availability zones tell a bad network from a bad service).
+//! Probes between agents: which agent probes which, and what the results show about the network between two zones
+//! (Canal Mesh, section 6.2: full-mesh probes by application protocols in all availability zones tell a bad network
+//! from a bad service).
 //!
-//! [`Board`] is what a control plane knows of its agents. An agent reports the results of its last round, and gets the targets of the
-//! next one. [`plan`] chooses them: every ordered pair of zones is probed by up to three agents in turn, and no agent probes more than
-//! [`MAX_TARGETS`] others, so that the number of probes grows with agents and never with their pairs. [`Matrix`] keeps the last result of
-//! each prober by pair of zones. Callers pass the time, the round and a seed.
+//! [`Board`] holds what a control plane knows about its agents. An agent reports the results of its last round and
+//! receives the targets of the next one. [`plan`] chooses the targets: each ordered pair of zones is probed by up to
+//! three agents in turn, and no agent probes more than [`MAX_TARGETS`] others. The number of probes therefore grows
+//! linearly with the number of agents. [`Matrix`] keeps the last result of each prober for each pair of zones. Callers
+//! pass the time, the round and a seed.
 //!
-//! One decision: the plan depends on the round alone, and no agent waits for another. Rejected: an elected prober for each zone, which
-//! would see the network from one machine, and could not tell its own fault from the zone's.
+//! The plan depends only on the known agents, the round and the seed; no agent waits for another. Rejected: an elected
+//! prober for each zone. It would see the network from one machine only, and could not tell its own fault from the
+//! zone's.
 
-mod board;
-mod matrix;
 mod outcome;
-mod place;
-mod plan;
+mod probe_coordinator;
+mod probe_targets;
+mod zone_matrix;
+mod zone_place;
 
-pub use board::{Assignment, Board, BoardCounts, MAX_AGENTS, ROUND, Report};
-pub use matrix::{Cell, Matrix, ProtocolView, Verdict};
 pub use outcome::{Outcomes, Protocol};
-pub use place::Place;
-pub use plan::{MAX_PLACES, MAX_TARGETS, plan};
+pub use probe_coordinator::{Assignment, Board, BoardCounts, MAX_AGENTS, ROUND, Report};
+pub use probe_targets::{MAX_PLACES, MAX_TARGETS, plan};
+pub use zone_matrix::{Cell, Matrix, ProtocolView, Verdict};
+pub use zone_place::Place;

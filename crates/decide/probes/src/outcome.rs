@@ -1,25 +1,25 @@
 use std::time::Duration;
 
-/// What a probe speaks. Each needs TCP; the order is that in which a fault is looked for.
+/// Protocol of a probe. All need TCP; they are ordered by layer, the order in which a fault is looked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Protocol {
-    /// A connection.
+    /// A TCP connection.
     Tcp,
-    /// A request of HTTP/1.1.
+    /// An HTTP/1.1 request.
     Http1,
-    /// A request of HTTP/2, with prior knowledge.
+    /// An HTTP/2 request with prior knowledge.
     Http2,
-    /// A unary call of gRPC.
+    /// A unary gRPC call.
     Grpc,
-    /// An upgrade, and a ping that is answered.
+    /// A WebSocket upgrade, and a ping that is answered.
     WebSocket,
 }
 
 impl Protocol {
-    /// All, in order.
+    /// All variants, in order.
     pub const ALL: [Self; 5] = [Self::Tcp, Self::Http1, Self::Http2, Self::Grpc, Self::WebSocket];
 
-    /// Its name in tables, JSON and labels.
+    /// Name in tables, JSON and labels.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Tcp => "tcp",
@@ -31,13 +31,13 @@ impl Protocol {
     }
 }
 
-/// The outcomes of one probe by protocol.
+/// Outcomes of one probe by protocol.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Outcomes([Outcome; Protocol::ALL.len()]);
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Outcome {
-    /// Without TCP nothing else is tried.
+    /// Not tried, since TCP failed.
     #[default]
     NotTried,
     Passed(Duration),
@@ -45,17 +45,17 @@ enum Outcome {
 }
 
 impl Outcomes {
-    /// Notes that a protocol passed, with the time that it took.
+    /// Records that a protocol succeeded, and its duration.
     pub fn pass(&mut self, protocol: Protocol, took: Duration) {
         self.0[protocol as usize] = Outcome::Passed(took);
     }
 
-    /// Notes that a protocol failed.
+    /// Records that a protocol failed.
     pub fn fail(&mut self, protocol: Protocol) {
         self.0[protocol as usize] = Outcome::Failed;
     }
 
-    /// The time that a protocol took, if it passed.
+    /// Duration of a protocol's probe, if it succeeded.
     pub fn took(&self, protocol: Protocol) -> Option<Duration> {
         match self.0[protocol as usize] {
             Outcome::Passed(took) => Some(took),
@@ -68,12 +68,12 @@ impl Outcomes {
         self.0[protocol as usize] == Outcome::Failed
     }
 
-    /// The first protocol that failed: the layer of the fault.
+    /// The first protocol that failed, which is the layer of the fault.
     pub fn fault(&self) -> Option<Protocol> {
         Protocol::ALL.into_iter().find(|protocol| self.has_failed(*protocol))
     }
 
-    /// Whether nothing was tried.
+    /// Whether no protocol was tried.
     pub fn is_empty(&self) -> bool {
         self.0.iter().all(|outcome| *outcome == Outcome::NotTried)
     }

@@ -1,7 +1,8 @@
-//! Authorization: whether a caller may make a call. Decided at the end of mutual TLS, and by `fairmesh explain --as`.
+//! Authorization: decides whether a caller may make a call. Used at the server end of mutual TLS, and by `fairmesh
+//! explain --as`.
 
 mod conditions;
-mod token;
+mod user_token;
 
 use std::{collections::BTreeSet, fmt};
 
@@ -11,40 +12,40 @@ use fairmesh_model::{
 };
 
 pub use conditions::RequestAttributes;
-pub use token::{ClaimValue, TokenRefusal, TokenVerifier, UserToken};
+pub use user_token::{ClaimValue, TokenRefusal, TokenVerifier, UserToken};
 
 /// The compiled authorization of a service.
 #[derive(Clone, Debug, Default)]
 pub struct AuthorizationTable {
-    /// The policy's rules; `None` applies the mesh default.
+    /// The policy's rules; `None` applies the mesh's default.
     policy: Option<Authorization>,
     default: DefaultAuthorization,
     mtls: MtlsMode,
-    /// How checkers find out whether an endpoint is healthy.
+    /// The policy's health probe, which checkers send to endpoints.
     probe: Option<Probe>,
-    /// The agents whose probes are admitted; `None` admits those of all agents.
+    /// The agents that may send the probe; `None` admits all agents.
     checkers: Option<BTreeSet<Label>>,
 }
 
-/// A call as seen by rules.
+/// A call in the form that rules match.
 #[derive(Clone, Copy, Debug)]
 pub struct AuthorizationRequest<'a> {
-    /// The caller; `None` without an identity.
+    /// Identity of the caller; `None` if it has none.
     pub caller: Option<&'a CallerId>,
-    /// The method, in upper case.
+    /// Method of the request, in upper case.
     pub method: &'a str,
-    /// The path, with or without a query.
+    /// Path of the request, with or without a query.
     pub path: &'a str,
-    /// What conditions of rules compare.
+    /// Attributes that the conditions of rules compare.
     pub attributes: RequestAttributes<'a>,
 }
 
-/// Decision on a call.
+/// The decision about a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AuthorizationDecision<'a> {
     /// Whether the call is allowed.
     pub is_allowed: bool,
-    /// Whether a call that is not allowed is let through, to discover what enforcement would refuse.
+    /// Whether a call that is not allowed is let through anyway, to discover what enforcement would refuse.
     pub is_audit: bool,
     /// The reason of the decision.
     pub reason: DecisionReason<'a>,
@@ -57,18 +58,19 @@ pub enum DecisionReason<'a> {
     Rule(&'a Label),
     /// The policy has rules, but none allows the call.
     NoRule,
-    /// It is the health check that the policy asks for, by an elected checker.
+    /// The call is the health check that the policy requests, made by an elected checker.
     HealthCheck,
-    /// The caller is of another trust domain, and no rule allows it by name.
+    /// The caller is from another trust domain, and no rule allows it by name.
     OtherDomain,
-    /// The policy has no rules for the call, so the mesh default applies.
+    /// The policy has no rules for the call, so the mesh's default applies.
     Default,
 }
 
 impl AuthorizationTable {
-    /// Compiles the authorization of a service with this policy. `checkers` are the elected checkers of all regions: a server
-    /// does not know for which region its endpoint is registered, and every checker may learn of all services. `None` where the control plane records none, as that of
-    /// the previous release: any agent of this mesh may be a checker.
+    /// Compiles the authorization of a service with this policy. `checkers` are the elected checkers of all regions: a
+    /// server does not know for which region its endpoint is registered, and every checker may learn of all services.
+    /// `None` means that the control plane records no checkers, as in the previous release; any agent of this mesh may
+    /// then be a checker.
     pub fn compile(
         policy: &Policy,
         default: DefaultAuthorization,
@@ -84,13 +86,13 @@ impl AuthorizationTable {
         self.mtls == MtlsMode::Permissive
     }
 
-    /// The callers that rules name by their whole id, in any trust domain.
+    /// The callers that rules name by their complete ID, in any trust domain.
     pub fn whole_ids(&self) -> BTreeSet<SpiffeId> {
         let rules = self.policy.iter().flat_map(|policy| &policy.rules).filter(|rule| !rule.denies);
         rules.flat_map(|rule| &rule.from).filter_map(CallerMatch::whole_id).collect()
     }
 
-    /// Whether a caller may state whom it calls for. Callers of other trust domains never may.
+    /// Whether a caller may state on whose behalf it calls. Callers from other trust domains never may.
     pub fn is_intermediary(&self, caller: &CallerId) -> bool {
         if caller.is_federated() {
             return false;
@@ -99,7 +101,7 @@ impl AuthorizationTable {
         named.into_iter().any(|one| one.matches(caller))
     }
 
-    /// Decides on a call.
+    /// Decides about a call.
     pub fn decide(&self, request: &AuthorizationRequest<'_>) -> AuthorizationDecision<'_> {
         let path = request.path.split_once('?').map_or(request.path, |(path, _)| path);
         if self.is_probe(request) {
@@ -114,9 +116,9 @@ impl AuthorizationTable {
         })
     }
 
-    /// Decides on all calls of a connection whose requests are not read: a rule for some of the requests allows none of
-    /// them, and denies all. A checker has no connection for its probe: what reads no requests makes [`probe_for`](Self::probe_for)
-    /// itself.
+    /// Decides about all calls of a connection whose requests are not parsed. A rule that covers only some requests
+    /// allows none of them, but denies all of them. A checker cannot use such a connection for its probe: a process
+    /// that does not parse requests makes the probe of [`probe_for`](Self::probe_for) itself.
     pub fn decide_connection(&self, caller: Option<&CallerId>) -> AuthorizationDecision<'_> {
         self.by_rules(caller, |rule| {
             matches_caller(rule, caller) && (rule.denies || rule.is_for_all_requests())
@@ -132,7 +134,7 @@ impl AuthorizationTable {
         let is_federated = caller.is_some_and(CallerId::is_federated);
         match decision.reason {
             _ if !is_federated => decision,
-            // Audit does not apply: a caller of another domain may do only what a rule allows.
+            // Audit mode does not apply: a caller from another trust domain may do only what a rule allows.
             DecisionReason::Rule(_) => AuthorizationDecision { is_audit: false, ..decision },
             _ => AuthorizationDecision {
                 is_allowed: false,
@@ -169,7 +171,8 @@ impl AuthorizationTable {
         AuthorizationDecision { is_allowed, is_audit: is_audit && !is_allowed, reason }
     }
 
-    /// The probe that a caller may have made whatever the rules are: that of the record, if the caller is an elected checker.
+    /// The probe that a caller may send regardless of the rules: the policy's probe if the caller is an elected
+    /// checker, otherwise `None`.
     pub fn probe_for(&self, caller: Option<&CallerId>) -> Option<&Probe> {
         self.probe.as_ref().filter(|_| caller.is_some_and(|caller| self.is_checker(caller)))
     }
@@ -183,7 +186,7 @@ impl AuthorizationTable {
         }
     }
 
-    /// Whether a request is to the letter the probe of the record, by an elected checker.
+    /// Whether a request exactly matches the policy's probe and comes from an elected checker.
     fn is_probe(&self, request: &AuthorizationRequest<'_>) -> bool {
         let probe = self.probe_for(request.caller).and_then(Probe::request);
         probe.is_some_and(|probe| probe == (request.method, request.path))
@@ -191,7 +194,7 @@ impl AuthorizationTable {
 }
 
 impl AuthorizationDecision<'_> {
-    /// What the default of the mesh decides.
+    /// The decision of the mesh's default.
     pub(crate) fn by_default(default: DefaultAuthorization) -> Self {
         Self {
             is_allowed: default == DefaultAuthorization::Allow,
@@ -200,7 +203,7 @@ impl AuthorizationDecision<'_> {
         }
     }
 
-    /// The same decision, by this default where no rule decided.
+    /// Returns the decision, replaced by this default if no rule decided.
     pub(crate) fn or_default(self, default: DefaultAuthorization) -> Self {
         if self.reason == DecisionReason::Default { Self::by_default(default) } else { self }
     }
@@ -243,8 +246,8 @@ fn matches_caller(rule: &AuthorizationRule, caller: Option<&CallerId>) -> bool {
     is_for_all || caller.is_some_and(|caller| rule.from.iter().any(|from| matches(from, caller)))
 }
 
-/// Servers may read a path that is not plain differently. Rules that allow never match such a path; rules that deny
-/// always do.
+/// Whether a rule matches a path. Servers may interpret a path that is not plain in different ways. Such a path never
+/// matches a rule that allows, and always matches a rule that denies.
 fn matches_path(rule: &AuthorizationRule, path: &str, is_plain: bool) -> bool {
     if rule.paths.is_empty() {
         return true;
@@ -261,18 +264,19 @@ fn matches_allowed_path(allowed: &PathMatch, path: &str) -> bool {
         PathMatch::Prefix(prefix) => {
             path.strip_prefix(prefix.as_str()).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
         }
-        // Validated policies have no such conditions.
+        // Validated policies contain no such conditions.
         PathMatch::Template(_) | PathMatch::Regex(_) => false,
     }
 }
 
-/// Many servers ignore the case of a path, a final slash, and everything after a decoded `?` or `#`. So a rule that denies
-/// ignores them too: it may refuse more than it names, but never less.
+/// Whether a path matches a rule that denies. Many servers ignore the case of a path, a final slash, and everything
+/// after a decoded `?` or `#`, so a rule that denies ignores them too. It may refuse more paths than it names, but
+/// never fewer.
 fn matches_denied_path(denied: &PathMatch, path: &str) -> bool {
     let (denied, is_prefix) = match denied {
         PathMatch::Exact(exact) => (exact.as_str(), false),
         PathMatch::Prefix(prefix) => (prefix.as_str(), true),
-        // Validated policies have no such conditions.
+        // Validated policies contain no such conditions.
         PathMatch::Template(_) | PathMatch::Regex(_) => return false,
     };
     let denied = denied.trim_end_matches('/').as_bytes();
@@ -282,7 +286,7 @@ fn matches_denied_path(denied: &PathMatch, path: &str) -> bool {
     })
 }
 
-/// The path up to the first encoded `?` or `#`.
+/// Returns the path up to the first encoded `?` or `#`.
 fn before_encoded_query(path: &str) -> &str {
     let is_end = |at: &usize| {
         let encoded = path.as_bytes().get(at + 1..at + 3).and_then(decode_hex);
@@ -292,8 +296,8 @@ fn before_encoded_query(path: &str) -> &str {
     end.map_or(path, |end| &path[..end])
 }
 
-/// Whether every server splits the path into the same segments: it has no empty or dot segments, no backslash, no
-/// path parameters, and encodes only necessary bytes.
+/// Whether every server splits the path into the same segments: it has no empty or dot segments, no backslash and no
+/// path parameters, and encodes only bytes that must be encoded.
 fn is_plain(path: &str) -> bool {
     let bytes = path.as_bytes();
     let is_unambiguous = bytes.iter().enumerate().all(|(at, byte)| match byte {

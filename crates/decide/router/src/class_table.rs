@@ -2,23 +2,25 @@ use fairmesh_model::{Label, Policy};
 
 use crate::{Headers, RequestView, routes::Routes};
 
-/// The routes of a policy, for a server that asks for the traffic class of a call that it received.
+/// The routes of a policy, for a server that looks up the traffic class of a call it received.
 ///
-/// It finds the route as callers do, so a class that the caller's route sets is found without a header. A header with the class
-/// was rejected: callers outside of the mesh could set any, and calls with one could not be forwarded from their read
-/// buffers. A server does not know the client id of its callers: routes for certain clients match none here. A route of
-/// another service that splits calls to this one, or that rewrites the path, is not seen either.
+/// The server finds the route as callers do, so a class set by the caller's route is found without a header. A header
+/// with the class was rejected: callers outside the mesh could set any class, and calls with such a header could not be
+/// forwarded from their read buffers.
+///
+/// A server does not know the client ID of its callers, so routes for certain clients match none here. Routes of
+/// another service that split calls to this one, or that rewrite the path, are not seen either.
 #[derive(Clone, Debug)]
 pub struct ClassTable(Routes);
 
 impl ClassTable {
-    /// Compiles the routes of a valid policy; `None` if none of them sets a class.
+    /// Compiles the routes of a valid policy. Returns `None` if no route sets a class.
     pub fn compile(policy: &Policy) -> Option<Self> {
         let has_class = policy.routes.iter().any(|route| route.class.is_some());
         has_class.then(|| Self(Routes::compile(&policy.routes, "", None)))
     }
 
-    /// The class of a call.
+    /// Returns the class of a call.
     #[inline]
     pub fn find<H: Headers + ?Sized>(&self, request: &RequestView<'_, H>) -> Option<&Label> {
         self.0.find(request)?.1.class.as_ref()
@@ -32,7 +34,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn class_is_that_of_the_first_route_for_any_client() {
+    fn call_class_comes_from_first_matching_route_for_all_clients() {
         let route = |name: &str, prefix: &str, class: Option<&str>, client: Option<&str>| Route {
             matches: Match {
                 path: Some(PathMatch::Prefix(prefix.into())),

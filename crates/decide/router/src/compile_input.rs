@@ -10,7 +10,7 @@ use crate::{ReceivedReport, ShardTable};
 /// The records from which a [`ServiceTable`](crate::ServiceTable) is compiled.
 #[derive(Clone, Copy, Debug)]
 pub struct CompileInput<'a> {
-    /// The service.
+    /// Name of the service.
     pub name: &'a ServiceName,
     /// Kind and protocol of the service.
     pub service: &'a Service,
@@ -18,32 +18,32 @@ pub struct CompileInput<'a> {
     pub policy: &'a Policy,
     /// The service's endpoints, in any order.
     pub endpoints: &'a [Endpoint],
-    /// The service's shard map. Compiled once per version ([`ShardTable::compile`]), not for each change of an
+    /// The service's shard map. It is compiled once per version ([`ShardTable::compile`]), not for every change of an
     /// endpoint.
     pub shards: Option<&'a Arc<ShardTable>>,
-    /// Where the caller runs.
+    /// Location of the caller.
     pub location: &'a Location,
     /// The regions of the fleet.
     pub regions: &'a Regions,
     /// Round trips between the regions, declared and measured.
     pub round_trips: &'a RoundTrips,
-    /// The region table of the caller's region, if any.
+    /// The table for the caller's region, if any.
     pub table: Option<TableInput<'a>>,
     /// Speeds of the machines of endpoints.
     pub hosts: &'a Hosts,
     /// Verdicts of active health checks.
     pub health: &'a Verdicts,
-    /// Time of the picks' clock in nanoseconds, for the age of this caller's own evidence.
+    /// Current time of the picks' clock in nanoseconds, from which the age of this caller's own evidence follows.
     pub now: u64,
-    /// The caller's id, for routes with a client condition.
+    /// The caller's ID, for routes with a client condition.
     pub client_id: &'a str,
-    /// Hash of the caller's id by [`fairmesh_model::arith::hash_text`]; the same after a restart.
+    /// Hash of the caller's ID by [`fairmesh_model::arith::hash_text`]; unchanged after a restart.
     pub client: u64,
-    /// Whether calls need mutual TLS unless the policy says `mtls: permissive`. True if the mesh has a trust domain, as the
-    /// caller knows from its identity or from the records.
+    /// Whether calls need mutual TLS unless the policy sets `mtls: permissive`. True if the mesh has a trust domain,
+    /// which the caller knows from its identity or from the records.
     pub requires_mtls: bool,
-    /// Whether this process decides for its own callers whether they may call, as a gateway does. Others leave that to servers, and
-    /// keep no rules: their tables allow no caller.
+    /// Whether this process authorizes the calls of its own callers, as a gateway does. Other processes leave that to
+    /// servers and keep no rules: their tables allow no caller.
     pub authorizes_callers: bool,
 }
 
@@ -54,22 +54,22 @@ impl CompileInput<'_> {
     }
 }
 
-/// A region table and its age.
+/// A region table with its age.
 #[derive(Clone, Copy, Debug)]
 pub struct TableInput<'a> {
-    /// The table of the caller's region.
+    /// The table for the caller's region.
     pub table: &'a RegionTable,
-    /// Time since the planner confirmed the table, by the age of the data. Compile again when the table
-    /// [weakens](RegionTable::weakens_at).
+    /// Time since the planner confirmed the table, by the age of the data. The service must be compiled again when the
+    /// table [weakens](RegionTable::weakens_at).
     pub age: Duration,
 }
 
-/// The identity that an endpoint proves by mutual TLS.
+/// The identity that an endpoint must prove by mutual TLS.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PeerIdentity {
     /// The service's identity.
     Service(ServiceName),
-    /// Another id declared by the service, possibly of a federated trust domain.
+    /// Another ID declared by the service, possibly in a federated trust domain.
     Id(SpiffeId),
 }
 
@@ -85,28 +85,28 @@ impl fmt::Display for PeerIdentity {
 /// An endpoint with all data that a caller needs to connect. Snapshots share the same `Arc` while it is unchanged.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EndpointTarget {
-    /// Its identity.
+    /// Identity of the instance.
     pub instance: InstanceId,
-    /// Where it listens.
+    /// Address at which the endpoint listens.
     pub address: SocketAddr,
-    /// Where it runs.
+    /// Location of the endpoint.
     pub location: Location,
-    /// Its lifecycle state.
+    /// Lifecycle state of the endpoint.
     pub state: EndpointState,
     /// The endpoint's own weight in thousandths.
     pub weight: u32,
-    /// The machine's speed in thousandths of an ordinary one.
+    /// Speed of the machine, in thousandths of an ordinary one.
     pub speed: u32,
-    /// The capacity used in picks: weight times speed, in thousandths of an ordinary instance.
+    /// Capacity used in picks: weight times speed, in thousandths of an ordinary instance.
     pub power: u32,
-    /// Its application protocol.
+    /// Application protocol of the endpoint.
     pub protocol: Protocol,
-    /// The identity that the endpoint proves by mutual TLS; `None` for plaintext.
+    /// The identity that the endpoint must prove by mutual TLS; `None` for plaintext.
     pub identity: Option<PeerIdentity>,
     /// Whether the policy permits plaintext. An endpoint with an identity then also accepts callers without one, and an
     /// endpoint without an identity may be called in a mesh with a trust domain.
     pub accepts_plaintext: bool,
-    /// The address of the pod, if a node listens in front of it.
+    /// Address of the pod, if a node listens at `address` on the pod's behalf.
     pub pod: Option<SocketAddr>,
     /// The load report metric by which the service is balanced, if any.
     pub metric: Option<Arc<str>>,
@@ -136,7 +136,7 @@ impl EndpointTarget {
                 Some(id) => Some(PeerIdentity::Id(id.clone())),
                 None => endpoint.mtls.then(|| PeerIdentity::Service(name.clone())),
             },
-            // A service that declares an id must not fall back to plaintext.
+            // A service that declares an ID must not fall back to plaintext.
             accepts_plaintext: service.identity.is_none() && mtls == MtlsMode::Permissive,
             pod: endpoint.pod(),
             metric: metric.cloned(),
@@ -145,40 +145,40 @@ impl EndpointTarget {
     }
 }
 
-/// Distance of a region. Regions are preferred in this order.
+/// Distance of a region from the caller. Regions are preferred in this order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RegionDistance {
-    /// The ring, from 0; `None` if the policy does not let this caller use the region.
+    /// Ring number, from 0; `None` if the policy does not let this caller use the region.
     pub ring: Option<u16>,
-    /// The round trip to the region, if known.
+    /// Round-trip time to the region, if known.
     pub round_trip: Option<Duration>,
-    /// The origin of the round trip, if known.
+    /// Origin of the round-trip time, if known.
     pub source: Option<DistanceSource>,
-    /// Whether the region is draining; it then comes after all others.
+    /// Whether the region is draining; if so, it comes after all others.
     pub draining: bool,
 }
 
-/// One endpoint of a snapshot, with this client's state.
+/// One endpoint of a snapshot, with the state that this client has recorded about it.
 #[derive(Clone, Debug)]
 pub struct Candidate<'a> {
     /// Index of the endpoint.
     pub index: u32,
-    /// Data for connecting.
+    /// The endpoint's address, identity and other data for connecting.
     pub target: &'a Arc<EndpointTarget>,
     /// Distance of the endpoint's region.
     pub distance: &'a RegionDistance,
-    /// Whether the endpoint is in this client's subset of its ring; unused rings have subsets too. True for every
-    /// callable endpoint of a service called by key, since the key chooses.
+    /// Whether the endpoint is in this client's subset of its ring; unused rings have subsets too. Always true for
+    /// callable endpoints of a service that is called by key, since the key chooses the endpoint.
     pub in_subset: bool,
     /// The last verdict of active health checks, even if it does not exclude the endpoint.
     pub verdict: Option<&'a Verdict>,
-    /// Calls in flight, without streams.
+    /// Number of calls in flight, excluding streams.
     pub outstanding: u32,
-    /// Calls in flight that turned out to be streams.
+    /// Number of calls in flight that have become streams.
     pub streams: u32,
-    /// Consecutive failures.
+    /// Number of consecutive failures.
     pub consecutive_failures: u32,
-    /// When the ejection ends, in nanoseconds of the caller's clock; 0 if not ejected.
+    /// End of the ejection, in nanoseconds of the caller's clock; 0 if not ejected.
     pub ejected_until: u64,
     /// Last load report of the endpoint.
     pub report: Option<ReceivedReport>,

@@ -1,5 +1,5 @@
-//! Routing decisions: compiles the records of one service into an immutable [`ServiceTable`], and picks an endpoint
-//! for each call.
+//! Routing decisions: compiles the records of one service into an immutable [`ServiceTable`], and picks an endpoint for
+//! each call.
 //!
 //! The order is fixed: route, shard, region, subset, pick. Every step is a function of (snapshot, counts, request, now,
 //! seed) in integers, without allocation, lock or clock. [`ServiceTable::explain`] runs the same code with a tracer
@@ -9,6 +9,7 @@
 mod authorization;
 mod class_table;
 mod compile_input;
+mod decision_trace;
 mod locality;
 mod request;
 mod request_key;
@@ -17,7 +18,6 @@ mod routes;
 mod service_table;
 mod shard_table;
 mod token_bucket;
-mod trace;
 
 pub use authorization::{
     AuthorizationDecision, AuthorizationRequest, AuthorizationTable, ClaimValue, DecisionReason,
@@ -25,6 +25,7 @@ pub use authorization::{
 };
 pub use class_table::ClassTable;
 pub use compile_input::{Candidate, CompileInput, EndpointTarget, PeerIdentity, RegionDistance, TableInput};
+pub use decision_trace::Step;
 pub use fairmesh_balancer::{EndpointStats, LoadReport, Outcome, ReceivedReport};
 pub use request::{EndpointPick, Headers, PickError, PickParams, RequestView, RouteDecision};
 pub use route_actions::{DirectResponse, RouteActions};
@@ -35,4 +36,3 @@ pub use shard_table::{
     ShardLocation, ShardTable,
 };
 pub use token_bucket::TokenBucket;
-pub use trace::Step;

@@ -4,23 +4,24 @@ use fairmesh_model::{EndpointState, Locality, Region, Regions, ReplicaState, Rin
 
 use crate::{CompileInput, RegionDistance};
 
-/// One caller's view of the regions: their rings, and the order in which their endpoints are used.
+/// The regions from the view of one caller: their rings, and the order in which their endpoints are used.
 ///
-/// The order is a single number, the rank; the lowest rank with a candidate is used (ServiceRouter §3.4.1). Ranks
-/// ascend by preference class, then draining regions after others, then by ring.
+/// The order is expressed as a single number, the rank. The lowest rank with a candidate is used (ServiceRouter
+/// §3.4.1). Ranks ascend by preference class first; within a class, draining regions come after others; then ranks
+/// ascend by ring.
 #[derive(Debug)]
 pub(crate) struct RegionRanks {
     home: Region,
-    /// Whether the caller's own region drains, for explanations. Its callers keep using it.
+    /// Whether the caller's own region is draining, for explanations. Callers inside a draining region keep using it.
     is_home_draining: bool,
     /// The caller's zone, if calls prefer it.
     zone: Option<Zone>,
     rings: Vec<Ring>,
-    /// Sorted by name.
+    /// Regions with their distances, sorted by name.
     regions: Box<[(Region, RegionDistance)]>,
 }
 
-/// Preference for calling an endpoint, in descending order.
+/// Preference for an endpoint, from highest to lowest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum PreferenceClass {
     /// The endpoint serves.
@@ -29,13 +30,13 @@ pub(crate) enum PreferenceClass {
     Stopping,
     /// The endpoint serves, but active health checks report it as probably unhealthy.
     Unhealthy,
-    /// The endpoint should not be called but may still respond.
+    /// Calls should avoid the endpoint, but it may still respond.
     LastResort,
 }
 
 impl PreferenceClass {
-    /// The class of an endpoint by its state and the effect of verdicts and expired leases; `None` if it may not be
-    /// called at all.
+    /// Returns the class of an endpoint from its state and the effect of verdicts and expired leases; `None` if it may
+    /// not be called at all.
     pub(crate) fn of(state: EndpointState, effect: VerdictEffect) -> Option<Self> {
         match state {
             EndpointState::Starting => None,
@@ -50,7 +51,8 @@ impl PreferenceClass {
         }
     }
 
-    /// The class of a shard copy at an endpoint of class `endpoint`; `None` if it may not be called at all.
+    /// Returns the class of a shard copy at an endpoint of class `endpoint`; `None` if the copy may not be called at
+    /// all.
     pub(crate) fn of_copy(endpoint: Self, copy: ReplicaState) -> Option<Self> {
         let class = match copy {
             ReplicaState::Starting => return None,
@@ -83,7 +85,7 @@ impl RegionRanks {
         Self { home, is_home_draining, zone, rings, regions: regions.into_iter().collect() }
     }
 
-    /// Every region that has an endpoint.
+    /// All regions with an endpoint.
     pub(crate) fn regions(&self) -> impl Iterator<Item = (&Region, &RegionDistance)> {
         self.regions.iter().map(|(region, distance)| (region, distance))
     }
@@ -93,7 +95,7 @@ impl RegionRanks {
         &self.home
     }
 
-    /// Whether the caller's own region drains.
+    /// Whether the caller's own region is draining.
     pub(crate) fn is_home_draining(&self) -> bool {
         self.is_home_draining
     }
@@ -103,20 +105,21 @@ impl RegionRanks {
         self.zone.as_ref()
     }
 
-    /// The distance of a region that has an endpoint.
+    /// The distance of a region with an endpoint.
     pub(crate) fn distance(&self, region: &Region) -> &RegionDistance {
         let found = self.regions.binary_search_by(|(known, _)| known.cmp(region));
         found.map_or(&Self::UNREACHABLE, |at| &self.regions[at].1)
     }
 
-    /// The rank of endpoints of this class and distance; `None` if the policy does not let the caller use the region.
+    /// Returns the rank of endpoints with this class and distance; `None` if the policy does not let the caller use the
+    /// region.
     pub(crate) fn rank(&self, class: PreferenceClass, distance: &RegionDistance) -> Option<u32> {
         let rings = self.rings.len() as u32;
         let drained = if distance.draining { rings } else { 0 };
         distance.ring.map(|ring| class as u32 * 2 * rings + drained + u32::from(ring))
     }
 
-    /// The first rank of endpoints that should not be called.
+    /// The lowest rank of endpoints that calls should avoid.
     pub(crate) fn last_resort(&self) -> u32 {
         2 * self.rings.len() as u32
     }
@@ -161,7 +164,7 @@ fn distance(input: &CompileInput<'_>, rings: &[Ring], local_only: bool, region: 
         ring: ring.map(|ring| u16::try_from(ring).unwrap_or(u16::MAX)),
         round_trip,
         source,
-        // Callers inside a draining region keep using it, because they leave with it.
+        // Callers inside a draining region keep using it, because they move away together with it.
         draining: !own && input.regions.regions.get(region).is_some_and(|info| info.draining),
     }
 }

@@ -4,25 +4,25 @@ use fairmesh_model::{KeyRange, Label, Region, Role, ServiceName, ShardId, ShardK
 
 use crate::RouteActions;
 
-/// Header lookup, so that routes match any request type.
+/// Access to headers, so that routes can match any request type.
 pub trait Headers {
-    /// The first value of the header `name` (lower case).
+    /// Returns the first value of the header `name`, which is in lower case.
     fn get(&self, name: &str) -> Option<&[u8]>;
 
-    /// Whether `matches` holds for any value of the header `name`; called for each value in turn.
+    /// Whether `matches` holds for any value of the header `name`. Called for each value in turn.
     fn any(&self, name: &str, matches: &mut dyn FnMut(&[u8]) -> bool) -> bool {
         self.get(name).is_some_and(matches)
     }
 }
 
-/// A request without headers.
+/// Stands for a request without headers.
 impl Headers for () {
     fn get(&self, _name: &str) -> Option<&[u8]> {
         None
     }
 }
 
-/// Headers as a list, for tools and tests; names in lower case.
+/// A list of headers, for tools and tests. Names are in lower case.
 impl Headers for [(String, String)] {
     fn get(&self, name: &str) -> Option<&[u8]> {
         self.iter().find(|(n, _)| n == name).map(|(_, value)| value.as_bytes())
@@ -35,7 +35,7 @@ impl Headers for Vec<(String, String)> {
     }
 }
 
-/// The parts of a request that routes match.
+/// The parts of a request that route conditions compare.
 #[derive(Debug)]
 pub struct RequestView<'a, H: Headers + ?Sized> {
     /// The authority or `Host` as sent to the server, in any case, with or without port; empty if absent.
@@ -58,8 +58,8 @@ pub struct RouteDecision<'a> {
     pub target: &'a ServiceName,
     /// The matching route; `None` for the service's default.
     pub route: Option<&'a Label>,
-    /// The position of the route and its backend in [`ServiceTable::route_backends`](crate::ServiceTable::route_backends), plus one; 0 without a
-    /// route.
+    /// Position of the route and its backend in [`ServiceTable::route_backends`](crate::ServiceTable::route_backends),
+    /// plus one; 0 without a route.
     pub route_backend: u32,
     /// The traffic class, if the route sets one.
     pub class: Option<&'a Label>,
@@ -71,39 +71,42 @@ pub struct RouteDecision<'a> {
     pub actions: Option<&'a Arc<RouteActions>>,
 }
 
-/// Inputs of a pick besides the snapshot.
+/// Inputs of a pick, in addition to the snapshot.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct PickParams<'a> {
     /// The key, for sharded and consistently hashed services.
     pub key: Option<ShardKey>,
-    /// The role that the replica must have: that of the call, else of its route. `None` leaves it to the policy of the service,
-    /// which accepts any by default.
+    /// The role that the replica must have: the role requested by the call, or otherwise the role of its route.
+    /// `None` leaves the choice to the service's policy, which by default accepts any role.
     pub role: Option<&'a Role>,
-    /// Indices used by earlier attempts of this call. They are picked again only if no other endpoint is left.
+    /// Indices of the endpoints of earlier attempts of this call. They are picked again only if no other endpoint is
+    /// left.
     pub avoid: &'a [u32],
     /// The call's traffic class, which selects shares of a region table.
     pub class: Option<&'a Label>,
-    /// A random number shared by all attempts of a call; a region table draws the call's region from it.
+    /// A random number shared by all attempts of a call. A region table uses it to draw the call's region.
     pub call_seed: u64,
-    /// Whether the call has made an attempt, so that region tables no longer drop it.
+    /// Whether the call has already made an attempt, so that region tables no longer drop it.
     pub admitted: bool,
-    /// The service whose route sends the call here; `None` if the call is for this service itself.
+    /// The service whose route sends the call here; `None` if the call was addressed to this service itself.
     pub routed_from: Option<&'a ServiceName>,
 }
 
 /// The result of a pick.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EndpointPick {
-    /// The endpoint, for [`ServiceTable::target`](crate::ServiceTable::target), `begin` and `finish`.
+    /// Index of the endpoint, to be passed to [`ServiceTable::target`](crate::ServiceTable::target), `begin` and
+    /// `finish`.
     pub index: u32,
     /// The shard that holds the key, for sharded services.
     pub shard: Option<ShardId>,
-    /// The version of the shard map; 0 without one.
+    /// Version of the shard map; 0 without one.
     pub map_version: u64,
-    /// Whether only endpoints were left that should not be called: draining or lost ones, or stopping copies. Callers
-    /// count this.
+    /// Whether only endpoints were left that calls should avoid: draining or lost endpoints, or stopping copies.
+    /// Callers count such picks.
     pub last_resort: bool,
-    /// Whether so many endpoints fail that ejections are ignored (panic mode). Callers count this.
+    /// Whether the pick was made in panic mode: so many endpoints fail that ejections are ignored. Callers count such
+    /// picks.
     pub panic: bool,
 }
 
@@ -139,10 +142,10 @@ pub enum PickError {
     KeyOutside {
         /// The key of the call.
         key: ShardKey,
-        /// The keys of the map.
+        /// The keys that the map covers.
         interval: KeyRange,
     },
-    /// No copy of the shard can serve the role for this caller.
+    /// No copy of the shard has the role and can be called by this caller.
     #[error("shard {shard} has no serving replica{} that this caller may use; assign one or request another role",
         .role.as_ref().map(|r| format!(" of role '{r}'")).unwrap_or_default())]
     NoReplica {
@@ -161,7 +164,7 @@ pub enum PickError {
         /// The dropped share of calls.
         share: Share,
     },
-    /// A route of another tenant's service sends the call here without the policy's consent.
+    /// A route of another tenant's service sends the call here, but the policy does not consent.
     #[error(
         "its policy accepts no routes from {from}, a service of another tenant; its operator can permit them with \
          'acceptRoutesFrom: [{from}]'"
@@ -170,7 +173,7 @@ pub enum PickError {
         /// The service with the route.
         from: ServiceName,
     },
-    /// The service is sharded, but its shard map does not exist yet.
+    /// The service is sharded, but has no shard map yet.
     #[error("the service is sharded and has no shard map yet; apply one")]
     NoShardMap,
 }

@@ -5,7 +5,7 @@ use crate::{
     routes::{cookie, decoded, parameter},
 };
 
-/// The key of a request, from the first source with a value.
+/// Reads the key of a request from the first source that has a value.
 pub(crate) fn read_first<H: Headers + ?Sized>(
     sources: &[KeySource],
     request: &RequestView<'_, H>,
@@ -13,8 +13,8 @@ pub(crate) fn read_first<H: Headers + ?Sized>(
     sources.iter().find_map(|source| read(source, request))
 }
 
-/// The key of a request, from the policy's source. A number is the key itself; other text is hashed, so that a
-/// session stays with its endpoint. Empty text is no key.
+/// Reads the key of a request from one source of the policy. A number is the key itself. Other text is hashed, so that
+/// a session stays with its endpoint. Empty text is no key.
 fn read<H: Headers + ?Sized>(source: &KeySource, request: &RequestView<'_, H>) -> Option<ShardKey> {
     match source {
         KeySource::Header(name) => request.headers.get(name).and_then(key_from_text),
@@ -45,7 +45,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn key_is_read_from_the_source_of_the_policy() {
+    fn request_key_is_read_from_each_kind_of_source() {
         let headers =
             [("x-user", "618"), ("cookie", "a=1; sid=tea")].map(|(n, v)| (n.to_owned(), v.to_owned()));
         let request = RequestView {

@@ -1,4 +1,4 @@
-//! Route actions other than the choice of a backend, decided from the request and a seed.
+//! Route actions other than the choice of a backend. Decisions depend on the request and a random seed.
 
 use std::{sync::Arc, time::Duration};
 
@@ -7,13 +7,13 @@ use fairmesh_model::{
     Redirect, Role, Scope, ServiceName, Share,
     arith::{Generator, mix64},
     host_name,
-    quota::ALL_PARTS,
+    rate_limit_quota::ALL_PARTS,
 };
 
 use crate::{Headers, RequestView, token_bucket::TokenBucket};
 
-/// Salts of independent random streams, which are also independent of splits and picks: `mix64(seed ^ stream)` begins
-/// each.
+/// Salts of independent random streams, which are also independent of splits and picks. Each stream begins with
+/// `mix64(seed ^ stream)`.
 const ABORT: u64 = 0x6162_6f72_7400_0000;
 const DELAY: u64 = 0x6465_6c61_7900_0000;
 const MIRROR: u64 = 0x6d69_7272_6f72_0000;
@@ -22,7 +22,7 @@ const MIRROR: u64 = 0x6d69_7272_6f72_0000;
 #[derive(Debug)]
 pub struct RouteActions {
     actions: Actions,
-    /// Length of the path prefix matched by the route.
+    /// Length of the path prefix that the route matches, in bytes.
     prefix: usize,
     bucket: Option<Arc<TokenBucket>>,
 }
@@ -32,20 +32,21 @@ pub struct RouteActions {
 pub enum DirectResponse {
     /// A redirect.
     Redirect {
-        /// The status.
+        /// Status of the redirect.
         status: u16,
-        /// The header `location`.
+        /// Value of the header `location`.
         location: String,
     },
     /// An injected failure.
     Abort {
-        /// The status.
+        /// Status of the response.
         status: u16,
     },
 }
 
 impl RouteActions {
-    /// `None` without actions. A rate limit unchanged since `before` keeps its state.
+    /// Compiles the actions of a route; `None` if there are none. A rate limit that is unchanged since `before` keeps
+    /// its state.
     pub(crate) fn compile(actions: &Actions, matches: &Match, before: Option<&Self>) -> Option<Self> {
         if *actions == Actions::default() {
             return None;
@@ -62,7 +63,7 @@ impl RouteActions {
         self.bucket.as_ref()
     }
 
-    /// The direct response to the call, if any.
+    /// The response that the route gives without calling a server, if any.
     pub fn direct_response<H: Headers + ?Sized>(
         &self,
         request: &RequestView<'_, H>,
@@ -76,7 +77,7 @@ impl RouteActions {
         Some(DirectResponse::Abort { status: abort.status })
     }
 
-    /// The injected delay before the call.
+    /// The injected delay of the call, if any.
     pub fn delay(&self, seed: u64) -> Option<Duration> {
         self.actions.delay.filter(|delay| is_sampled(delay.share, seed, DELAY)).map(|delay| delay.time)
     }
@@ -87,27 +88,27 @@ impl RouteActions {
         mirror.filter(|mirror| is_sampled(mirror.share, seed, MIRROR)).map(|mirror| &mirror.service)
     }
 
-    /// Sources of the key that fixes the split's backend.
+    /// The sources of the key that determines the split's backend.
     pub(crate) fn split_key(&self) -> &[KeySource] {
         &self.actions.split_key
     }
 
-    /// Whether calls that draw a backend without endpoints go to the others.
+    /// Whether the other backends get the calls for which a backend without endpoints was drawn.
     pub(crate) fn redistributes_empty(&self) -> bool {
         self.actions.redistributes_empty
     }
 
-    /// The role of the copies for calls that name no role.
+    /// The replica role for calls that request no role.
     pub fn role(&self) -> Option<&Role> {
         self.actions.role.as_ref()
     }
 
-    /// Whether a call that may be repeated is retried after a response with this status.
+    /// Whether a repeatable call is retried after a response with this status.
     pub fn retries_on(&self, status: u16) -> bool {
         self.actions.retry_on.contains(&status)
     }
 
-    /// The rewritten path and query, if they are rewritten.
+    /// The rewritten path and query; `None` if unchanged.
     pub fn path(&self, path: &str) -> Option<String> {
         self.actions.rewrite.path.as_ref().map(|rewrite| rewrite_path(rewrite, path, self.prefix))
     }
@@ -117,33 +118,33 @@ impl RouteActions {
         self.actions.rewrite.host.as_deref()
     }
 
-    /// Edits of the request headers.
+    /// Header edits for requests.
     pub fn request_headers(&self) -> &HeaderEdits {
         &self.actions.request_headers
     }
 
-    /// Edits of the response headers.
+    /// Header edits for responses.
     pub fn response_headers(&self) -> &HeaderEdits {
         &self.actions.response_headers
     }
 
-    /// The timeout of one attempt.
+    /// Timeout of a single attempt.
     pub fn attempt_timeout(&self) -> Option<Duration> {
         self.actions.attempt_timeout
     }
 
-    /// The longest deadline that is sent to a server.
+    /// Maximum deadline that is sent to servers.
     pub fn server_timeout(&self) -> Option<Duration> {
         self.actions.server_timeout
     }
 
-    /// The time without a response after which a hedged attempt is started.
+    /// Time without a response after which a hedged attempt is started.
     pub fn hedge_after(&self) -> Option<Duration> {
         self.actions.hedge_after
     }
 
-    /// The target of a redirect. Missing parts stay those of the request: a reference may omit the scheme, or scheme
-    /// and host (RFC 3986 4.2).
+    /// Builds the target of a redirect. Missing parts are taken from the request: a reference may omit the scheme, or
+    /// scheme and host (RFC 3986 4.2).
     fn location<H: Headers + ?Sized>(&self, redirect: &Redirect, request: &RequestView<'_, H>) -> String {
         let path = match &redirect.path {
             Some(rewrite) => rewrite_path(rewrite, request.path, self.prefix),
@@ -211,7 +212,7 @@ impl RouteActions {
             .then(|| format!("retries after {} too, where repeating is safe", statuses.join(", ")))
     }
 
-    /// What the route does to a share of its calls, whether to this one or not.
+    /// Describes what the route does to a share of its calls, whether or not it applies to this call.
     fn describe_shares(&self) -> impl Iterator<Item = String> {
         let Actions { abort, delay, mirror, .. } = &self.actions;
         let abort =
@@ -225,7 +226,7 @@ impl RouteActions {
     }
 }
 
-/// The bucket of a limit; the one in `before` if the limit is unchanged.
+/// Returns the token bucket of a limit: the bucket in `before` if the limit is unchanged, otherwise a new one.
 pub(crate) fn carry_over(
     limit: Option<RateLimit>,
     before: Option<&Arc<TokenBucket>>,
@@ -235,13 +236,13 @@ pub(crate) fn carry_over(
     Some(same.cloned().unwrap_or_else(|| Arc::new(TokenBucket::succeeding(limit, before.map(Arc::as_ref)))))
 }
 
-/// Whether this call belongs to the share, by an independent random stream.
+/// Whether this call is in the sampled share, drawn from an independent random stream.
 fn is_sampled(share: Share, seed: u64, stream: u64) -> bool {
     let all = u64::from(Share::ALL.millionths());
     Generator::new(mix64(seed ^ stream)).below(all) < u64::from(share.millionths())
 }
 
-/// A path and query with the path rewritten; `prefix` is the length of the matched prefix.
+/// Returns a path and query with the path rewritten. `prefix` is the length of the matched prefix.
 fn rewrite_path(rewrite: &PathRewrite, path_and_query: &str, prefix: usize) -> String {
     let end = path_and_query.find('?').unwrap_or(path_and_query.len());
     let (path, query) = path_and_query.split_at(end);
@@ -252,8 +253,8 @@ fn rewrite_path(rewrite: &PathRewrite, path_and_query: &str, prefix: usize) -> S
     single_leading_slash(path + query)
 }
 
-/// Ensures that a path begins with exactly one `/`. Clients would read text after `//` as a host, so the author of a
-/// link could choose a redirect's host.
+/// Ensures that a path begins with exactly one `/`. Clients would read the text after `//` as a host, so whoever wrote
+/// a link could choose the host of a redirect.
 fn single_leading_slash(path: String) -> String {
     let rest = path.trim_start_matches(['/', '\\']);
     match path.strip_prefix('/') {
@@ -262,7 +263,7 @@ fn single_leading_slash(path: String) -> String {
     }
 }
 
-/// `at most 100 calls in 1s of this caller to the route, 20 at once; 3 may pass now`.
+/// Describes a limit: `at most 100 calls in 1s of this caller to the route, 20 at once; 3 may pass now`.
 pub(crate) fn describe_limit(of: &str, bucket: &TokenBucket, now: u64) -> String {
     let RateLimit { calls, per, burst, scope } = *bucket.limit();
     let left = bucket.available(now);
@@ -305,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn a_prefix_is_replaced_by_whole_segments() {
+    fn rewrite_replaces_path_prefix_by_whole_segments() {
         let to = |new: &str, path| rewrite_path(&PathRewrite::Prefix(new.into()), path, "/foo".len());
         for (new, path, expected) in [
             ("/xyz", "/foo/bar", "/xyz/bar"),
@@ -323,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn a_redirect_keeps_the_parts_that_it_does_not_name() {
+    fn redirect_keeps_url_parts_it_does_not_name() {
         let none = Redirect { https: None, host: None, port: None, path: None, status: 301 };
         let path = Some(PathRewrite::Prefix("/new".into()));
         let to = |redirect: &Redirect| redirected(redirect.clone(), "cart.shop:8080", "/old/a?b=c");
@@ -345,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn a_redirect_cannot_be_steered_to_another_host() {
+    fn request_path_cannot_inject_redirect_host() {
         let bare = Redirect {
             https: None,
             host: None,
@@ -359,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn shares_hold_and_actions_are_independent() {
+    fn shares_of_route_actions_apply_independently_of_each_other() {
         let share = |text: &str| text.parse::<Share>().unwrap();
         let actions = Actions {
             abort: Some(Abort { share: share("10%"), status: 503 }),

@@ -17,46 +17,48 @@ use index::Index;
 pub(crate) use parameters::{cookie, decoded, parameter};
 pub use route_numbers::{ROUTE_ARMS, ROUTE_STEPS, RouteArm, RouteNumbers, RouteStep};
 
-/// Up to this number, routes are checked in order, since an index would cost more than it saves.
+/// Maximum number of routes that are checked in order. With so few, an index would cost more than it saves.
 const SCAN_UP_TO: usize = 6;
 
-/// Salt that makes a key's backend independent of other uses of the key: the bytes of `split`.
+/// Salt that makes the backend of a key independent of other uses of the key: the bytes of `split`.
 const SPLIT_SALT: u64 = 0x73_706c_6974;
 
-/// The routes of a policy, compiled so that a call checks only few.
+/// The routes of a policy, compiled so that a call has to check only a few.
 ///
-/// The index only excludes routes that cannot match; others are checked in full, in order. So an error in the index could skip a
-/// route (tests compare with an oracle), but never match a wrong one. Clones share the rules while the policy is unchanged. Each
-/// part is shared separately, since sharing the whole would cost every call another memory load before the rules.
+/// The index only excludes routes that cannot match; the others are checked completely, in order. An error in the index
+/// could therefore skip a route (tests compare with an oracle), but never match a wrong one. Clones share the rules
+/// while the policy is unchanged. Each part is shared separately, since sharing the whole would cost every call another
+/// memory load before the rules.
 #[derive(Clone, Debug)]
 pub(crate) struct Routes {
     rules: Arc<[Rule]>,
-    /// Behind a pointer, since most services have few routes and every call reads this struct.
+    /// Index of the routes, if there are many. Behind a pointer, since most services have few routes and every call
+    /// reads this struct.
     index: Option<Arc<Index>>,
 }
 
-/// One route of the policy without its [`RouteActions`]. Most routes have no actions, and actions would take most of
-/// a service's memory.
+/// One route of the policy, with its [`RouteActions`] behind a pointer. Most routes have no actions, and inline actions
+/// would take most of a service's memory.
 #[derive(Debug)]
 pub(crate) struct Rule {
     pub(crate) name: Label,
     matches: Match,
     split: Box<[Backend]>,
-    /// The position of the route's first backend among all routes' backends.
+    /// Position of the route's first backend among the backends of all routes.
     first_route_backend: u32,
     pub(crate) class: Option<Label>,
     pub(crate) timeouts: Timeouts,
     pub(crate) idempotent: bool,
     /// Whether the route's client condition matches this caller.
     matches_client: bool,
-    /// Cumulative weights of the split.
+    /// Cumulative weights of the split's backends.
     cumulative_weights: Box<[u64]>,
-    /// Further actions on the route's calls.
+    /// Route actions other than the choice of a backend.
     pub(crate) actions: Option<Arc<RouteActions>>,
 }
 
 impl Routes {
-    /// Compiles the routes of a valid policy. Rate limits unchanged since `before` keep their state.
+    /// Compiles the routes of a valid policy. Rate limits that are unchanged since `before` keep their state.
     pub(crate) fn compile(routes: &[Route], client: &str, before: Option<&Self>) -> Self {
         let same = |route: &Route| before?.rules.iter().find(|rule| rule.name == route.name);
         let mut first_route_backend = 0;
@@ -70,7 +72,7 @@ impl Routes {
         Self { rules, index }
     }
 
-    /// The first route that matches, with its position.
+    /// Returns the first route that matches, with its position.
     #[inline]
     pub(crate) fn find<H: Headers + ?Sized>(&self, request: &RequestView<'_, H>) -> Option<(usize, &Rule)> {
         if self.rules.is_empty() {
@@ -89,7 +91,7 @@ impl Routes {
         }
     }
 
-    /// Every route with each of its backends; a route without backends counts the service itself.
+    /// All routes with each of their backends. For a route without backends, the service itself counts as the backend.
     pub(crate) fn route_backends<'a>(
         &'a self,
         own: &'a ServiceName,
@@ -101,7 +103,7 @@ impl Routes {
         })
     }
 
-    /// The backends of routes that redistribute the calls of empty ones.
+    /// The backends of routes that redistribute the calls of empty backends.
     pub(crate) fn redistributed_backends(&self) -> impl Iterator<Item = &ServiceName> {
         let redistributes =
             |rule: &&Rule| rule.actions.as_ref().is_some_and(|actions| actions.redistributes_empty());
@@ -115,7 +117,7 @@ impl Routes {
         ours.filter_map(|rule| Some((rule.name.as_str(), rule.actions.as_ref()?.bucket()?)))
     }
 
-    /// Whether a route for this caller names this host in its condition, exactly or by a wildcard.
+    /// Whether a route for this caller names this host in its condition, exactly or with a wildcard.
     pub(crate) fn names_host(&self, host: &str) -> bool {
         let mut hosts =
             self.rules.iter().filter(|rule| rule.matches_client).flat_map(|rule| &rule.matches.hosts);
@@ -133,7 +135,7 @@ impl Routes {
 }
 
 impl Rule {
-    /// Whether the route names CONNECT among its methods; a rule for any method does not.
+    /// Whether the route names CONNECT among its methods. A rule for any method does not count.
     pub(crate) fn names_connect(&self) -> bool {
         self.matches.methods.iter().any(|method| method == "CONNECT")
     }
@@ -163,10 +165,11 @@ impl Rule {
         }
     }
 
-    /// The backend for this request and seed, `own` without a split, and its position among all routes' backends plus one. Among
-    /// several backends, the one whose interval of the cumulative weights contains `below(total)` of the generator seeded with
-    /// `mix64(seed)`, which is independent of the pick. If the route names key sources and the request has a key, the key
-    /// replaces the seed: changed weights then move only keys between old and new ends of intervals.
+    /// Returns the backend for this request and seed, which is `own` without a split, and its position among the
+    /// backends of all routes, plus one. With several backends, it is the one whose interval of the cumulative weights
+    /// contains `below(total)` of the generator seeded with `mix64(seed)`; this is independent of the pick. If the
+    /// route names key sources and the request has a key, the key replaces the seed. Changed weights then move only the
+    /// keys between the old and new ends of intervals.
     #[inline]
     pub(crate) fn backend<'a, H: Headers + ?Sized>(
         &'a self,
@@ -186,7 +189,7 @@ impl Rule {
         (target, self.first_route_backend + position as u32 + 1)
     }
 
-    /// The seed derived from a key, for routes with key sources.
+    /// Returns the seed derived from a request's key, for routes with key sources.
     #[inline]
     pub(crate) fn key_seed<H: Headers + ?Sized>(&self, request: &RequestView<'_, H>) -> Option<u64> {
         let sources = self.actions.as_ref()?.split_key();
@@ -194,8 +197,8 @@ impl Rule {
         request_key::read_first(sources, request).map(|key| mix_pair(hash_key(key.0), SPLIT_SALT))
     }
 
-    /// The backend in place of `drawn`, as [`backend`](Self::backend) returns it, if that is empty and the route redistributes its
-    /// calls; `None` if nothing changes.
+    /// Returns the replacement for the backend `drawn` by [`backend`](Self::backend), if that backend is empty and
+    /// the route redistributes the calls of empty backends; otherwise `None`.
     #[inline]
     pub(crate) fn redistributed<'a, H: Headers + ?Sized>(
         &'a self,
@@ -210,8 +213,9 @@ impl Rule {
         }
     }
 
-    /// Draws among the backends that are not empty, by their weights, with the number of the generator after that of the first draw: only
-    /// calls of empty backends move, and those with a key stay together. `None` if all are empty.
+    /// Draws one of the non-empty backends by their weights, with the second number of the generator. Thus only the
+    /// calls of empty backends move, and calls with the same key stay together. Returns `None` if all backends are
+    /// empty.
     #[inline(never)]
     fn draw_other(&self, seed: u64, is_empty: impl Fn(&ServiceName) -> bool) -> Option<(&ServiceName, u32)> {
         let mut draws = Generator::new(mix64(seed));
@@ -230,7 +234,7 @@ impl Rule {
         Some((&backend.service, self.first_route_backend + position as u32 + 1))
     }
 
-    /// `splits calls: 90.0 % to shop/cart, 10.0 % to shop/canary`; `None` without a choice.
+    /// Describes a split: `splits calls: 90.0 % to shop/cart, 10.0 % to shop/canary`; `None` without a choice.
     pub(crate) fn describe_split(&self) -> Option<String> {
         let total = *self.cumulative_weights.last().filter(|total| **total > 0)?;
         if self.split.len() < 2 {

@@ -13,9 +13,9 @@ use crate::{
     locality::RegionRanks, request_key, routes::Routes, token_bucket::TokenBucket,
 };
 
+mod call_division;
 mod compile;
 mod decide;
-mod division;
 mod eligible_copies;
 mod endpoint_ref;
 mod explain;
@@ -25,14 +25,14 @@ mod region_table;
 mod service_numbers;
 mod zones;
 
-use division::Division;
+use call_division::Division;
 pub use endpoint_ref::EndpointRef;
 use region_table::CompiledTable;
 pub use service_numbers::{CandidateNumbers, ServiceNumbers};
 
-/// The compiled routing table of one service for one caller: immutable except for the counters.
+/// The compiled routing table of one service for one caller. Immutable except for the counters.
 ///
-/// Fields read by every call come first, in this order, so that they share few cache lines.
+/// Fields that every call reads come first, in this order, so that they occupy few cache lines.
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub struct ServiceTable {
@@ -42,7 +42,7 @@ pub struct ServiceTable {
     /// The rate limit of the service.
     bucket: Option<Arc<TokenBucket>>,
     timeouts: Timeouts,
-    /// Endpoints from this rank on should not be called.
+    /// Lowest rank of endpoints that calls should avoid.
     last_resort: u32,
     /// The division of calls among regions or rings, if any.
     division: Option<Box<Division>>,
@@ -50,37 +50,37 @@ pub struct ServiceTable {
     name: ServiceName,
     /// Hash of the caller, salted with the service.
     client_hash: u64,
-    /// Targets by index; gaps are indices of removed instances.
+    /// Endpoint targets by index. Gaps are the indices of removed instances.
     targets: Box<[Option<Arc<EndpointTarget>>]>,
-    /// Parallel to `targets`.
+    /// Endpoint statuses, parallel to `targets`.
     statuses: Box<[EndpointStatus]>,
     policy: Policy,
-    /// Who may call, where this process decides for servers.
+    /// The authorization rules, if this process authorizes calls instead of servers.
     authorization: Option<Arc<AuthorizationTable>>,
     protocol: Protocol,
     locality: RegionRanks,
     /// Endpoints that are refused because they speak plaintext in a strict mesh.
     refused: Box<[InstanceId]>,
-    /// Regions where verdicts and expired leases affect more than half of the power.
+    /// Regions in which verdicts and expired leases affect more than half of the power.
     contested: Box<[(Region, Standing)]>,
     /// The error if no endpoint can be called.
     no_endpoint_error: PickError,
     _index_pin: IndexPin,
 }
 
-/// How candidates are selected.
+/// How the candidates of a call are selected.
 #[derive(Debug)]
 enum Selection {
-    /// Any of the endpoints, by rank.
+    /// A call may go to any endpoint, by rank.
     Replicated {
-        /// The lowest rank, if any.
+        /// Candidates of the lowest rank, if any.
         nearest: Tier<CandidateSet>,
-        /// The other ranks.
+        /// Candidates of the other ranks.
         further: Box<[Tier<CandidateSet>]>,
     },
-    /// By rank, the endpoint that rendezvous hashing ranks first for the key.
+    /// Rendezvous hashing chooses by the call's key, among the endpoints of each rank.
     Hashed(Box<[Tier<Hashed>]>),
-    /// The holders of the key's shard; `None` until the shard map exists.
+    /// The call goes to a holder of its key's shard; `None` until there is a shard map.
     Sharded(Option<Sharding>),
 }
 
@@ -89,7 +89,7 @@ enum Selection {
 #[repr(C)]
 struct Tier<T> {
     rank: u32,
-    /// Number of endpoints of the rank before subsetting.
+    /// Number of endpoints with this rank before subsetting.
     total: u32,
     candidates: T,
 }
@@ -98,7 +98,7 @@ struct Tier<T> {
 #[derive(Debug)]
 struct Hashed {
     nodes: Box<[Node]>,
-    /// Whether all weights are equal.
+    /// Whether all endpoints have equal weights.
     equal: bool,
 }
 
@@ -114,14 +114,14 @@ struct Node {
 #[derive(Debug)]
 struct Sharding {
     shards: Arc<ShardTable>,
-    /// Holders by index of the holding.
+    /// Holders by the index of their holding.
     holders: Box<[Holder]>,
     roles: Box<[Role]>,
-    /// The endpoints of the lowest rank.
+    /// Indices of the endpoints with the lowest rank.
     nearest: Box<[u32]>,
 }
 
-/// A holding resolved for this caller: [`Holder::UNAVAILABLE`] if it cannot be called.
+/// A holding resolved for this caller; [`Holder::UNAVAILABLE`] if it cannot be called.
 #[derive(Clone, Copy, Debug)]
 struct Holder {
     rank: u32,
@@ -130,7 +130,7 @@ struct Holder {
     weight: u32,
 }
 
-/// State of an endpoint relative to this caller.
+/// State of an endpoint as seen by this caller.
 #[derive(Clone, Debug)]
 struct EndpointStatus {
     distance: RegionDistance,
@@ -138,16 +138,16 @@ struct EndpointStatus {
     verdict: Option<Verdict>,
 }
 
-/// Explanation of why a call goes to its endpoint.
+/// Explains why a call goes to its endpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Explanation {
-    /// The reasons, in the order of the decision.
+    /// Steps that led to the endpoint, in the order of the decision.
     pub steps: Vec<Step>,
     /// The service that receives the call.
     pub target: ServiceName,
-    /// The call's key: from the caller, or read from the request by the policy.
+    /// The call's key: given by the caller, or read from the request as the policy says.
     pub key: Option<ShardKey>,
-    /// The role of the replica: that of the call, else of its route.
+    /// The replica role: the role requested by the call, or otherwise the role of its route.
     pub role: Option<Role>,
     /// The traffic class of the call, if its route sets one.
     pub class: Option<Label>,
@@ -159,8 +159,8 @@ pub struct Explanation {
 }
 
 impl ServiceTable {
-    /// Compiles the records. `endpoint_stats` hold the endpoints' state across snapshots. Parts unchanged since the
-    /// previous snapshot are shared with it.
+    /// Compiles the records. `endpoint_stats` contain the state of the endpoints across snapshots. Parts that are
+    /// unchanged since the previous snapshot are shared with it.
     pub fn compile(
         input: &CompileInput<'_>,
         endpoint_stats: &Arc<EndpointStats>,
@@ -172,15 +172,15 @@ impl ServiceTable {
         compile::compile(input, endpoint_stats, previous, (routes, authorization))
     }
 
-    /// Like [`compile`](Self::compile), after changes of records other than the policy: shares the compiled routes and rules
-    /// of `previous`. `input.policy` is that snapshot's policy; its routes and rules are not read, so
+    /// Like [`compile`](Self::compile), after changes of records other than the policy: shares the compiled routes and
+    /// rules of `previous`. `input.policy` must be the policy of that snapshot; its routes and rules are not read, so
     /// [`policy`](Self::policy) suffices.
     pub fn recompile(input: &CompileInput<'_>, endpoint_stats: &Arc<EndpointStats>, previous: &Self) -> Self {
         let compiled = (previous.routes.clone(), previous.authorization.clone());
         compile::compile(input, endpoint_stats, Some(previous), compiled)
     }
 
-    /// The service.
+    /// Name of the service.
     pub fn name(&self) -> &ServiceName {
         &self.name
     }
@@ -190,7 +190,7 @@ impl ServiceTable {
         self.locality.home()
     }
 
-    /// The policy without routes, rules of who may call, and shares of regions, which are compiled.
+    /// The policy without its routes, authorization rules and region shares, which are compiled.
     pub fn policy(&self) -> &Policy {
         &self.policy
     }
@@ -208,7 +208,7 @@ impl ServiceTable {
         }
     }
 
-    /// The keys that are routed like this one: its endpoint may receive calls for all of them.
+    /// Returns the range of keys that are routed like this one: the endpoint may receive calls for all of them.
     pub fn equivalent_keys(&self, key: ShardKey) -> KeyRange {
         let alone = KeyRange { first: key, last: key };
         match &self.selection {
@@ -220,15 +220,15 @@ impl ServiceTable {
         }
     }
 
-    /// The service that receives the call, and its rules; the first matching route wins, as in Envoy. No other service counts as
-    /// [empty](Self::route_past_empty).
+    /// Returns the service that receives the call, and its settings. The first matching route wins, as in Envoy. No
+    /// other service counts as [empty](Self::route_past_empty).
     #[inline]
     pub fn route<H: Headers + ?Sized>(&self, request: &RequestView<'_, H>, seed: u64) -> RouteDecision<'_> {
         self.route_past_empty(request, seed, |_| false)
     }
 
-    /// The same, for routes that redistribute the calls of empty backends: `is_empty` says whether another service has
-    /// [no endpoint](Self::is_empty).
+    /// Like [`route`](Self::route), for routes that redistribute the calls of empty backends. `is_empty` tells whether
+    /// another service has [no endpoint](Self::is_empty).
     #[inline]
     pub fn route_past_empty<H: Headers + ?Sized>(
         &self,
@@ -239,8 +239,8 @@ impl ServiceTable {
         self.decide_route(request, seed, is_empty, &mut ())
     }
 
-    /// Whether no endpoint should be called: this caller may use none, or all endpoints that it may use drain or are
-    /// lost.
+    /// Whether calls have no endpoint that they should use: either this caller may use none, or all that it may use
+    /// are draining or lost.
     pub fn is_empty(&self) -> bool {
         let first = match &self.selection {
             Selection::Replicated { nearest, .. } => (nearest.total > 0).then_some(nearest.rank),
@@ -251,7 +251,7 @@ impl ServiceTable {
         first.is_none_or(|rank| rank >= self.last_resort)
     }
 
-    /// Every route with each of its backends, in the order of positions in decisions.
+    /// All routes with each of their backends, in the order of positions in decisions.
     pub fn route_backends(&self) -> impl Iterator<Item = (&Label, &ServiceName)> {
         self.routes.route_backends(&self.name)
     }
@@ -261,18 +261,19 @@ impl ServiceTable {
         self.routes.redistributed_backends().filter(|name| **name != self.name)
     }
 
-    /// Whether the matching route names the method CONNECT, which allows tunnels. A route for any method does not.
+    /// Whether the matching route names the method CONNECT, which allows tunnels. A route for any method does not
+    /// count.
     pub fn names_connect<H: Headers + ?Sized>(&self, request: &RequestView<'_, H>) -> bool {
         self.routes.find(request).is_some_and(|(_, rule)| rule.names_connect())
     }
 
-    /// Whether a route's conditions name this host, given without port and trailing dot.
+    /// Whether the conditions of a route name this host, which is given without port and trailing dot.
     pub fn names_host(&self, host: &str) -> bool {
         self.routes.names_host(host)
     }
 
-    /// Admits a call at `now` by the rate limits of the service and the route, and counts it. The error is the time
-    /// until the limits would admit it.
+    /// Admits a call at `now` if the rate limits of the service and the route allow it, and counts the call.
+    /// Otherwise the error is the time until the limits would admit it.
     #[inline]
     pub fn admit(&self, routed: &RouteDecision<'_>, now: u64) -> Result<(), Duration> {
         match (&self.bucket, routed.actions) {
@@ -289,13 +290,13 @@ impl ServiceTable {
         }
     }
 
-    /// Mesh-wide limits with the names of their routes; the service's own limit has an empty name.
+    /// Mesh-wide limits with the names of their routes. The limit of the service itself has an empty name.
     pub fn mesh_limits(&self) -> impl Iterator<Item = (&str, &Arc<TokenBucket>)> {
         let own = self.bucket.iter().map(|bucket| ("", bucket));
         own.chain(self.routes.buckets()).filter(|(_, bucket)| bucket.limit().scope == Scope::Mesh)
     }
 
-    /// The key of a call without an explicit key, if the service is called by key and its policy names sources.
+    /// The key of a call without an explicit key, if the service is called by key and its policy names key sources.
     #[inline]
     pub fn key<H: Headers + ?Sized>(&self, request: &RequestView<'_, H>) -> Option<ShardKey> {
         match &self.selection {
@@ -306,8 +307,8 @@ impl ServiceTable {
         }
     }
 
-    /// Whether the policy allows a caller this call; `default` decides where no rule does. A table that was compiled without
-    /// [rules](CompileInput::authorizes_callers) allows none.
+    /// Whether the policy allows a caller to make this call. `default` decides if no rule does. A table compiled
+    /// without [rules](CompileInput::authorizes_callers) allows none.
     pub fn authorize(
         &self,
         request: &AuthorizationRequest<'_>,
@@ -319,7 +320,7 @@ impl ServiceTable {
         table.decide(request).or_default(default)
     }
 
-    /// The token of a request, if the policy accepts tokens; see [`AuthorizationTable::read_token`].
+    /// Returns the token of a request, if the policy accepts tokens; see [`AuthorizationTable::read_token`].
     ///
     /// # Errors
     /// [`TokenRefusal`].
@@ -331,7 +332,7 @@ impl ServiceTable {
         self.authorization.as_ref().map_or(Ok(None), |table| table.read_token(headers, verifier))
     }
 
-    /// The same for all calls of a connection whose requests are not read.
+    /// Like [`authorize`](Self::authorize), for all calls of a connection whose requests are not parsed.
     pub fn authorize_connection(
         &self,
         caller: &CallerId,
@@ -355,10 +356,11 @@ impl ServiceTable {
         }
     }
 
-    /// Picks the endpoint of one attempt. `now` is in nanoseconds of any monotonic clock, the same as for `finish`.
+    /// Picks the endpoint of one attempt. `now` is in nanoseconds of any monotonic clock, which must be the clock
+    /// passed to `finish`.
     ///
     /// # Errors
-    /// If no endpoint can be called; boxed, so that the pick is returned in registers.
+    /// No endpoint can be called. The error is boxed, so that the pick is returned in registers.
     #[inline]
     pub fn pick(&self, params: &PickParams<'_>, now: u64, seed: u64) -> Result<EndpointPick, Box<PickError>> {
         self.decide(params, now, seed, &mut ())
@@ -386,7 +388,7 @@ impl ServiceTable {
         self.endpoint_stats.record_report(index, load, now);
     }
 
-    /// Like [`record_report`](Self::record_report), for a failed response: it earns no reward.
+    /// Like [`record_report`](Self::record_report), for a failed response, which earns no reward.
     pub fn record_unrewarded_report(&self, index: u32, load: LoadReport, now: u64) {
         self.endpoint_stats.record_unrewarded_report(index, load, now);
     }
@@ -403,10 +405,10 @@ impl ServiceTable {
         self.endpoint_stats.last_report(index)
     }
 
-    /// The endpoint at an index that this snapshot picked.
+    /// Returns the endpoint at an index that this snapshot picked.
     ///
     /// # Panics
-    /// If this snapshot has no endpoint of that index.
+    /// This snapshot has no endpoint with that index.
     #[inline]
     pub fn target(&self, index: u32) -> &Arc<EndpointTarget> {
         match self.find_target(index) {
@@ -415,7 +417,7 @@ impl ServiceTable {
         }
     }
 
-    /// The endpoint at an index picked by any snapshot of the service; `None` if it was removed.
+    /// Returns the endpoint at an index picked by any snapshot of the service; `None` if it was removed.
     #[inline]
     pub fn find_target(&self, index: u32) -> Option<&Arc<EndpointTarget>> {
         self.targets.get(index as usize)?.as_ref()
@@ -446,12 +448,13 @@ impl ServiceTable {
         }
     }
 
-    /// Regions where verdicts and expired leases affect more than half of the power, and how this caller treats them.
+    /// Regions in which verdicts and expired leases affect more than half of the power, and how this caller treats
+    /// them.
     pub fn contested_regions(&self) -> &[(Region, Standing)] {
         &self.contested
     }
 
-    /// The regions where verdicts and expired leases are ignored.
+    /// The regions in which verdicts and expired leases are ignored.
     pub fn panicking_regions(&self) -> impl Iterator<Item = &Region> {
         let ignored = self.contested.iter().filter(|(_, standing)| *standing != Standing::Believed);
         ignored.map(|(region, _)| region)
@@ -464,12 +467,13 @@ impl ServiceTable {
             && *self.contested != *compile::judge(input, &self.endpoint_stats).contested
     }
 
-    /// Refused endpoints: they speak plaintext in a mesh with a trust domain, and the policy does not say `mtls: permissive`.
+    /// Refused endpoints: they speak plaintext in a mesh with a trust domain, and the policy does not set `mtls:
+    /// permissive`.
     pub fn refused(&self) -> &[InstanceId] {
         &self.refused
     }
 
-    /// All endpoints by index, including those that may not be called.
+    /// All endpoints by index, including endpoints that may not be called.
     pub fn candidates(&self) -> impl Iterator<Item = Candidate<'_>> {
         (0..).zip(self.targets.iter().zip(&self.statuses)).filter_map(|(index, (target, status))| {
             Some(Candidate {
@@ -494,7 +498,7 @@ impl ServiceTable {
 
     /// Number of endpoints that are ejected at `now`.
     pub fn ejected(&self, now: u64) -> usize {
-        // Most services have no suspects, and some have many endpoints.
+        // Most services have no suspects, and some have many endpoints, so this check avoids a scan.
         if self.endpoint_stats.suspects() == 0 {
             return 0;
         }
@@ -513,8 +517,8 @@ impl ServiceTable {
         self.explain_past_empty(request, params, (now, seed), &[])
     }
 
-    /// The same, like [`route_past_empty`](Self::route_past_empty): `empty` are those of
-    /// [`redistributed_backends`](Self::redistributed_backends) without endpoints. `at` is the time and the seed.
+    /// Like [`explain`](Self::explain), with [`route_past_empty`](Self::route_past_empty). `empty` are the services
+    /// among [`redistributed_backends`](Self::redistributed_backends) without endpoints. `at` is the time and the seed.
     pub fn explain_past_empty<H: Headers + ?Sized>(
         &self,
         request: &RequestView<'_, H>,

@@ -3,51 +3,52 @@ use std::fmt;
 use fairmesh_model::{KeyRange, ShardId, ShardKey, ShardMap};
 
 mod block;
+mod block_tree;
 mod build;
 mod holdings;
 mod segment;
-mod tree;
 
 pub use holdings::{Holding, HoldingInterner, Holdings};
 pub use segment::{Segment, SegmentBuilder, SegmentMemory};
 
-/// Shards of a segment. A change of one shard rebuilds its segment, while smaller segments would make a list beyond
-/// the L1 cache. With two copies of each shard and keys of 128 bits, a segment fills one large page of two megabytes.
+/// Number of shards per segment. A change of one shard rebuilds its segment, but smaller segments would make the list
+/// of segments exceed the L1 cache. With two copies of each shard and 128-bit keys, a segment fills one large page of
+/// two megabytes.
 pub const SEGMENT_SHARDS: usize = 86_016;
 
-/// A shard map compiled for lookups. It depends on neither endpoints nor caller: one compilation per version is
+/// A shard map compiled for lookups. It depends on neither endpoints nor caller, so one compilation per version is
 /// shared.
 ///
-/// Sixteen consecutive shards make a block with adjacent starts, ids and copies, so that a lookup among millions of
-/// shards misses the cache in one place. A small tree finds the block. Binary search over one array of starts was
-/// rejected: it misses at each of its last eight steps. Blocks and trees are stored in [segments](Segment) without
-/// pointers, so that one process can write them into shared memory for others. A new version shares unchanged
+/// Sixteen consecutive shards form a block with adjacent starts, IDs and copies, so that a lookup among millions of
+/// shards has cache misses in only one place. A small tree finds the block. Binary search over one array of starts was
+/// rejected: it has a cache miss at each of its last eight steps. Blocks and trees are stored in [segments](Segment)
+/// without pointers, so that one process can write them into shared memory for others. A new version shares unchanged
 /// segments.
 pub struct ShardTable {
     version: u64,
     interval: KeyRange,
     len: u32,
-    /// The first key of each segment, and the number of shards before it.
+    /// First key of each segment, with the number of shards before it.
     firsts: Box<[u128]>,
     before: Box<[u32]>,
     segments: Box<[Segment]>,
     holdings: Holdings,
 }
 
-/// Why a shard table cannot be read.
+/// Why a shard table is invalid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the shard table is damaged or of another release: {0}")]
 pub struct InvalidTable(&'static str);
 
-/// The result of a lookup.
+/// Result of a lookup.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ShardLocation {
     /// The shard.
     pub shard: ShardId,
-    /// Its position in the map.
+    /// Position of the shard in the map.
     pub position: u32,
     segment: u32,
-    /// The first line of the block's copies, and the position of the shard's copies among them.
+    /// First line of the block's copies, and position of the shard's copies among them.
     line: u32,
     from: u32,
     len: u32,
@@ -61,8 +62,8 @@ impl ShardLocation {
     }
 }
 
-/// Order-preserving map from keys of 128 bits to words of 64: relative to the first key, without low bits that the
-/// starts do not need. The cut bits are the rest, which is compared only if words are equal.
+/// An order-preserving map from 128-bit keys to 64-bit words: relative to the first key, without low bits that the
+/// starts do not need. The cut-off bits are the rest, which is compared only if words are equal.
 #[derive(Clone, Copy, Debug)]
 struct KeyScale {
     origin: u128,
@@ -70,13 +71,15 @@ struct KeyScale {
 }
 
 impl KeyScale {
-    /// Scales by the last start and not by the interval, which is often the whole key space even if keys are small.
+    /// Computes the scale from the last start rather than the interval, which is often the whole key space even if keys
+    /// are small.
     fn new(origin: ShardKey, last: ShardKey) -> Self {
         let bits = 128 - (last.0 - origin.0).leading_zeros();
         Self { origin: origin.0, shift: bits.saturating_sub(64) }
     }
 
-    /// The word and the rest of a key. A key that does not fit, above every start, maps to the greatest.
+    /// Splits a key into its word and rest. A key that does not fit is above every start, and maps to the greatest
+    /// word.
     #[inline]
     fn split(self, key: ShardKey) -> (u64, u64) {
         let relative = key.0.wrapping_sub(self.origin);
@@ -99,10 +102,10 @@ impl KeyScale {
 }
 
 impl ShardTable {
-    /// Compiles a valid map in this process's memory. Copies of a shard beyond the first 4,095 are ignored.
+    /// Compiles a valid map in the memory of this process. Copies of a shard beyond the first 4,095 are ignored.
     ///
     /// # Panics
-    /// If the map is not valid.
+    /// The map is not valid.
     pub fn compile(map: &ShardMap) -> Self {
         build::compile(map).unwrap_or_else(|invalid| unreachable!("of a valid map: {invalid}"))
     }
@@ -110,7 +113,7 @@ impl ShardTable {
     /// Assembles a map from segments.
     ///
     /// # Errors
-    /// If segments have gaps or overlap, come from different stores, or refer to holders that are not listed.
+    /// Segments have gaps or overlap, come from different stores, or refer to holders that are not listed.
     pub fn new(
         version: u64,
         interval: KeyRange,
@@ -153,12 +156,12 @@ impl ShardTable {
         self.len as usize
     }
 
-    /// Always false for a valid map.
+    /// Whether the map is empty: always false for a valid map.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// The shard that holds `key`, or `None` outside the interval.
+    /// Returns the shard that holds `key`, or `None` outside the interval.
     #[inline]
     pub fn locate(&self, key: ShardKey) -> Option<ShardLocation> {
         if !self.interval.contains(key) {
@@ -176,7 +179,7 @@ impl ShardTable {
         })
     }
 
-    /// The keys of a shard that [`locate`](Self::locate) of this map returned.
+    /// Returns the keys of a shard that [`locate`](Self::locate) of this map returned.
     pub fn range(&self, located: &ShardLocation) -> KeyRange {
         let number = located.segment as usize;
         let (segment, place) = (&self.segments[number], located.position - self.before[number]);
@@ -185,17 +188,17 @@ impl ShardTable {
         KeyRange { first, last }
     }
 
-    /// The `i`-th copy of a shard that [`locate`](Self::locate) of this map returned, as an index into
-    /// [`holdings`](Self::holdings); `i` is below its number of [copies](ShardLocation::copies).
+    /// Returns the `i`-th copy of a shard that [`locate`](Self::locate) of this map returned, as an index into
+    /// [`holdings`](Self::holdings). `i` must be below the shard's number of [copies](ShardLocation::copies).
     #[inline]
     pub fn copy(&self, located: &ShardLocation, i: usize) -> u32 {
         let copy =
             self.segments[located.segment as usize].copy(located.line as usize, located.from as usize + i);
-        // The copy exists; reading the segment checked it.
+        // The copy exists, since it was checked when the segment was read.
         copy.unwrap_or_default()
     }
 
-    /// Every combination of endpoint, role and state that holds a copy.
+    /// All combinations of endpoint, role and state that hold a copy.
     pub fn holdings(&self) -> &Holdings {
         &self.holdings
     }

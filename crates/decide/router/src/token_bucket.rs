@@ -5,22 +5,23 @@ use std::{
 
 use fairmesh_model::{
     RateLimit, Scope,
-    quota::{ALL_PARTS, DEFAULT_PARTS},
+    rate_limit_quota::{ALL_PARTS, DEFAULT_PARTS},
 };
 
 /// Value of `parts` before the first grant.
 const NOT_GRANTED: u32 = u32::MAX;
-/// A grant may be replaced after this time, so a caller that waits for the limit retries no later.
+/// Time after which a grant may be replaced. A caller that waits for the limit therefore retries after this time at
+/// the latest.
 const GRANT_LIFETIME: Duration = Duration::from_secs(2);
-/// Tolerated excess of the debt over its bound, in nanoseconds. Callers read their clocks earlier, and may arrive in
-/// any order.
+/// Tolerated excess of the debt over its limit, in nanoseconds. It is needed because callers read their clocks
+/// earlier and may arrive in any order.
 const CLOCK_SKEW: u64 = 100_000_000;
 
-/// A rate limiter by the generic cell rate algorithm (ITU-T I.371): a token bucket in one number.
+/// A rate limiter that uses the generic cell rate algorithm (ITU-T I.371): a token bucket in one number.
 ///
-/// The number is the time at which the bucket is full again without further calls. A call advances it by the interval
-/// of one token. If it is then further ahead than a whole burst, the call has to wait. Storing tokens and the time of
-/// the last refill was rejected, since two values cannot be changed atomically without a lock.
+/// The number is the time at which the bucket will be full again if no further calls are made. A call advances it by
+/// the interval of one token. If it is then further ahead than a whole burst, the call has to wait. Storing tokens and
+/// the time of the last refill was rejected, since two values cannot be changed atomically without a lock.
 ///
 /// For a mesh-wide limit, the bucket enforces the part granted to this caller.
 #[derive(Debug)]
@@ -31,13 +32,13 @@ pub struct TokenBucket {
     /// Maximum lead of `full_at` over now, in nanoseconds.
     tolerance: AtomicU64,
     full_at: AtomicU64,
-    /// Calls admitted and rejected; counted only for limits of the whole mesh.
+    /// Number of calls requested, whether admitted or rejected. Counted only for mesh-wide limits.
     requested: AtomicU64,
     parts: AtomicU32,
 }
 
 impl TokenBucket {
-    /// A full bucket.
+    /// Creates a full bucket.
     pub(crate) fn new(limit: RateLimit) -> Self {
         let bucket = Self {
             limit,
@@ -51,7 +52,7 @@ impl TokenBucket {
         bucket
     }
 
-    /// A full bucket that keeps its predecessor's granted part.
+    /// Creates a full bucket that keeps the granted part of its predecessor.
     pub(crate) fn succeeding(limit: RateLimit, before: Option<&Self>) -> Self {
         let bucket = Self::new(limit);
         if let Some(parts) = before.and_then(Self::parts).filter(|_| limit.scope == Scope::Mesh) {
@@ -60,7 +61,8 @@ impl TokenBucket {
         bucket
     }
 
-    /// Calls admitted and rejected since the bucket was made. Counted only for limits of the whole mesh.
+    /// Number of calls requested since the bucket was created, whether admitted or rejected. Counted only for
+    /// mesh-wide limits.
     pub fn requested(&self) -> u64 {
         self.requested.load(Relaxed)
     }
@@ -99,7 +101,7 @@ impl TokenBucket {
         let (interval, tolerance) = (self.interval.load(Relaxed), self.tolerance.load(Relaxed));
         let mut full_at = self.full_at.load(Relaxed);
         loop {
-            // The debt was taken from a smaller part and exceeds what the present part allows. It is forgiven once.
+            // The debt arose under a smaller part and exceeds what the present part allows. It is forgiven once.
             let most = now.saturating_add(tolerance).saturating_add(interval);
             if self.limit.scope == Scope::Mesh && full_at > most.saturating_add(CLOCK_SKEW) {
                 let _ = self.full_at.compare_exchange(full_at, most, Relaxed, Relaxed);
@@ -146,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mesh_limit_admits_the_granted_part_and_counts_all_requests() {
+    fn mesh_wide_rate_limit_admits_granted_part_and_counts_all_requests() {
         let limit = RateLimit { calls: 100, per: Duration::from_secs(1), burst: 20, scope: Scope::Mesh };
         let bucket = TokenBucket::new(limit);
         assert_eq!((bucket.parts(), passed(&bucket, SECOND)), (None, 2), "a tenth before the first grant");
@@ -171,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn a_burst_passes_and_then_calls_at_the_rate() {
+    fn rate_limit_admits_burst_then_steady_rate() {
         let bucket = bucket(10, 5);
         assert_eq!((bucket.available(SECOND), passed(&bucket, SECOND)), (5, 5));
         assert_eq!(bucket.try_acquire(SECOND), Err(Duration::from_millis(100)));
@@ -184,7 +186,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn out_of_order_clocks_admit_no_more(
+        fn rate_limit_admits_no_extra_calls_when_clocks_are_out_of_order(
             mesh in any::<bool>(), calls in 1..2000_u32, burst in 1..50_u32,
             times in proptest::collection::vec((0..20_000_000_u64, 0..CLOCK_SKEW), 1..300),
         ) {
@@ -209,7 +211,7 @@ mod tests {
         }
 
         #[test]
-        fn no_interval_admits_more_than_burst_and_rate(
+        fn rate_limit_admits_at_most_burst_plus_rate_in_any_interval(
             calls in 1..2000_u32, burst in 1..50_u32, gaps in proptest::collection::vec(0..20_000_000_u64, 1..300),
         ) {
             let bucket = bucket(calls, burst);

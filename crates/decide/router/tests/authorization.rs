@@ -1,4 +1,4 @@
-//! Compares authorization decisions with `vectors/`; its README says how to change them.
+//! Compares authorization decisions with `vectors/`. The README there describes how to change the vectors.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
@@ -20,7 +20,7 @@ use serde_json::{Value, json};
 #[allow(dead_code, reason = "other vectors have numbers of 64 bits")]
 mod support;
 
-/// A policy with this authorization.
+/// Returns a policy with this authorization.
 fn policy(authorization: &Value) -> Value {
     match authorization {
         Value::Null => json!({"service": "shop/cart"}),
@@ -28,7 +28,8 @@ fn policy(authorization: &Value) -> Value {
     }
 }
 
-/// What conditions compare of a call: `{source, headers, claims}`, headers as pairs and claims of a verified token as in JSON.
+/// The attributes of a call that conditions compare: `{source, headers, claims}`, with headers as pairs, and the claims
+/// of a verified token as JSON.
 #[derive(Default)]
 struct Brought {
     source: Option<std::net::IpAddr>,
@@ -80,7 +81,7 @@ fn object(claims: &serde_json::Map<String, Value>) -> BTreeMap<String, ClaimValu
     claims.iter().map(|(name, one)| (name.clone(), value(one))).collect()
 }
 
-/// A policy whose only rule allows under these conditions, and one whose rule denies under them.
+/// Returns two policies: one whose only rule allows under these conditions, and one whose rule denies under them.
 fn conditional(when: &Value) -> [Value; 2] {
     let tokens = json!([{"issuer": "https://idp.example", "audiences": ["cart", "shop"]}]);
     let rule = |name: &str, action: &str| json!({"name": name, "action": action, "when": when});
@@ -88,7 +89,7 @@ fn conditional(when: &Value) -> [Value; 2] {
     rules.map(|rules| policy(&json!({"tokens": tokens, "rules": rules})))
 }
 
-/// Conditions on claims, of rules that allow and that deny.
+/// Cases with conditions on claims, in rules that allow and rules that deny.
 fn claims() -> Vec<Value> {
     let with = |claims: Value| json!([WEB, "GET", "/", {"claims": claims}]);
     let groups = json!([
@@ -123,7 +124,7 @@ fn claims() -> Vec<Value> {
     ]
 }
 
-/// Conditions on headers and source addresses, of rules that allow and that deny.
+/// Cases with conditions on headers and source addresses, in rules that allow and rules that deny.
 fn headers_and_sources() -> Vec<Value> {
     let sent = |lines: &[&str]| {
         let lines: Vec<_> = lines.iter().map(|line| json!(["x-env", line])).collect();
@@ -156,7 +157,7 @@ fn headers_and_sources() -> Vec<Value> {
     ]
 }
 
-/// The calls of a policy, as `[caller, method, path]` and what conditions compare, with the decisions.
+/// The calls of a policy, as `[caller, method, path]` and the attributes that conditions compare, with the decisions.
 fn case(default: &str, policy: &Value, calls: &Value) -> Value {
     let spec: PolicySpec = serde_json::from_value(policy.clone()).unwrap();
     let default_spec = DefaultAuthorizationSpec { default: default.into() };
@@ -196,7 +197,7 @@ const WEB: &str = "spiffe://prod/shop/web";
 const BATCH: &str = "spiffe://prod/shop/batch";
 const BANK: &str = "spiffe://prod/bank/web";
 const AGENT: &str = "spiffe://prod/fairmesh/agent/web-1";
-/// Agents by name that are elected checkers, and an agent that is none.
+/// Names of agents that are elected checkers.
 const CHECKERS: [&str; 2] = ["web-1", "web-2"];
 const OTHER_AGENT: &str = "spiffe://prod/fairmesh/agent/red-1";
 
@@ -289,7 +290,7 @@ fn defaults() -> Vec<Value> {
     cases
 }
 
-/// Paths that servers may read differently: no rule allows them, and every denial covers them.
+/// Paths that servers may interpret differently: no rule allows them, and every denial covers them.
 fn paths() -> Vec<Value> {
     let spellings = [
         "/v1/a",
@@ -344,7 +345,7 @@ fn paths() -> Vec<Value> {
 }
 
 #[test]
-fn authorization_decisions_match_the_vectors() {
+fn authorization_decisions_match_vectors() {
     let cases = [
         ("rules", rules()),
         ("defaults", defaults()),
@@ -355,9 +356,9 @@ fn authorization_decisions_match_the_vectors() {
     support::check("authorization.json", &cases);
 }
 
-/// Neither the default, nor audit, nor a rule for members admits a caller of another trust domain.
+/// Neither the default, nor audit mode, nor a rule for members admits a caller from another trust domain.
 #[test]
-fn foreign_caller_is_allowed_only_by_rules_with_its_whole_id() {
+fn federated_caller_is_allowed_only_by_rules_with_its_complete_id() {
     const PARTNER: &str = "spiffe://partner/shop/web";
     let caller = CallerId::federated(PARTNER.parse().unwrap());
     let decided = |default: &str, authorization: Option<Value>| {

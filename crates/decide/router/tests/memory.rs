@@ -1,5 +1,5 @@
-//! Memory of a compiled service, since a shared proxy holds tens of thousands; and allocations of decisions, which must
-//! be zero.
+//! Memory of a compiled service, which matters since a shared proxy holds tens of thousands; and allocations of
+//! decisions, which must be zero.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 #![allow(unsafe_code, reason = "implements a counting global allocator")]
@@ -28,13 +28,13 @@ use fairmesh_test_support::endpoint;
 const MOST: i64 = 5_000;
 const SERVICES: i64 = 1_000;
 
-/// The system's allocator with a counter of bytes in use.
+/// The system allocator with a counter of bytes in use.
 struct Counting;
 
 static IN_USE: AtomicI64 = AtomicI64::new(0);
 
 thread_local! {
-    /// Allocations of this thread; tests may run in parallel.
+    /// Number of allocations by this thread, since tests may run in parallel.
     static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
 }
 
@@ -97,7 +97,7 @@ fn compiled(name: &str) -> (Arc<EndpointStats>, Box<ServiceTable>) {
 }
 
 #[test]
-fn a_service_with_two_routes_and_one_endpoint_fits_into_5000_bytes() {
+fn compiled_service_of_two_routes_and_one_endpoint_fits_5000_bytes() {
     let before = IN_USE.load(Relaxed);
     let services: Vec<_> = (0..SERVICES).map(|number| compiled(&format!("shop/s{number}"))).collect();
     let each = (IN_USE.load(Relaxed) - before) / SERVICES;
@@ -105,7 +105,7 @@ fn a_service_with_two_routes_and_one_endpoint_fits_into_5000_bytes() {
     drop(services);
 }
 
-/// 70 % to `eu`, 20 % to `us`, 10 % dropped.
+/// A table with 70 % to `eu`, 20 % to `us`, and 10 % dropped.
 fn table() -> RegionTable {
     let share = |text: &str| text.parse().unwrap();
     let to = [("eu", "70%"), ("us", "20%")].map(|(name, text)| (Region::new(name).unwrap(), share(text)));
@@ -146,7 +146,7 @@ fn with_table(kind: ServiceKind) -> ServiceTable {
 }
 
 #[test]
-fn a_decision_by_a_region_table_allocates_nothing() {
+fn routing_decision_with_region_table_allocates_no_memory() {
     for kind in [ServiceKind::Replicated, ServiceKind::ConsistentHash, ServiceKind::Sharded] {
         let compiled = with_table(kind);
         let (mut picked, mut dropped) = (0, 0);

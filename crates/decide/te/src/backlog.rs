@@ -1,6 +1,6 @@
 //! Whether servers work on calls that arrived earlier.
 
-use crate::{check::FULL, observation::ServerReport};
+use crate::{observation::ServerReport, observation_check::FULL};
 
 /// A region may be full below this utilisation only by its thresholds.
 const LEAST_FULL: f64 = 0.85;
@@ -11,6 +11,13 @@ const LONGEST_BACKLOG_MS: u64 = 30_000;
 /// Responses that are more than the calls that arrived, by this part of them and this many per second, end calls of earlier.
 const MORE_ANSWERED: f64 = 1.1;
 const MIN_ANSWERED: f64 = 5.0;
+/// Calls that arrived within this time may wait while those that end show what calls cost. Callers give up few of them so soon;
+/// servers may work on calls that were given up, and no count shows these.
+const SHORT_S: f64 = 0.5;
+/// With a greater share of calls that do not end in the same interval, the rest says too little.
+const MOST_FAILING: f64 = 0.5;
+/// Longer intervals between reports count as this one.
+const LONGEST_INTERVAL_MS: u64 = 5_000;
 
 /// A region that was full has calls waiting, and works on them while fewer arrive: its calls seem dearer than they are.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -21,6 +28,10 @@ pub(crate) struct Backlog {
     last_ms: u64,
     /// The last report.
     at_ms: u64,
+    /// Calls that have arrived since the region was full first, and have not ended.
+    waiting: f64,
+    /// Calls per second that ended in the last report, while few calls wait.
+    ended: Option<f64>,
 }
 
 impl Backlog {
@@ -32,12 +43,24 @@ impl Backlog {
         let is_full = (ceiling.clamp(LEAST_FULL, FULL)..=MOST_FULL).contains(&servers.load);
         let ends_calls = servers.answered > servers.received * MORE_ANSWERED + MIN_ANSWERED;
         if is_full || ends_calls {
+            let elapsed_ms = servers.at_ms.saturating_sub(self.at_ms).min(LONGEST_INTERVAL_MS);
+            let more = servers.received * servers.failing * elapsed_ms as f64 / 1e3;
+            self.waiting = (self.waiting + more).max(0.0);
             self.since_ms.get_or_insert(servers.at_ms);
             self.last_ms = servers.at_ms;
         } else if self.last_ms < self.at_ms {
-            self.since_ms = None;
+            (self.since_ms, self.waiting) = (None, 0.0);
         }
+        let is_counted = servers.answered > 0.0 && servers.failing <= MOST_FAILING;
+        let is_short = is_counted && !ends_calls && self.waiting <= SHORT_S * servers.received;
+        self.ended = is_short.then(|| servers.received * (1.0 - servers.failing));
         self.at_ms = servers.at_ms;
+    }
+
+    /// Calls per second that the load of the last report is that of, though more may have arrived; `None` while it may be that of
+    /// earlier calls.
+    pub(crate) fn ended(&self) -> Option<f64> {
+        self.ended
     }
 
     /// Whether the load of the last report may be that of earlier calls.

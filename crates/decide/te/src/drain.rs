@@ -3,11 +3,11 @@
 use fairmesh_model::RegionDrain;
 
 use crate::{
-    check::{Refusal, check},
-    fill::{Stranded, fill},
-    problem::Problem,
-    rings::PlanInput,
-    state::PlannerState,
+    observation_check::{Refusal, check},
+    planner_state::PlannerState,
+    ring_fill::{Stranded, fill},
+    rings_planner::PlanInput,
+    round_problem::Problem,
 };
 
 /// The share of a region's calls that one step moves.

@@ -1,4 +1,4 @@
-use crate::check::{GONE_AGE_MS, MAX_AGE_MS};
+use crate::observation_check::{GONE_AGE_MS, MAX_AGE_MS};
 
 /// What the control plane knows of one service at one time.
 ///

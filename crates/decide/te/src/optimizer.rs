@@ -11,26 +11,26 @@
 //! branch-and-bound solver that cannot prove its result within a minute from 60 variables on.
 
 mod admission;
-mod arcs;
-mod contenders;
+mod arc_flows;
+mod baselines;
+mod compiled_problem;
 mod dead_band;
 mod egress_cap;
-mod fill;
 mod line_search;
-mod network;
 mod newton;
 mod optimize;
-mod order;
 mod plan;
-mod pool;
+mod plan_tables;
+mod pool_cost;
 mod pricing;
 mod problem;
 mod solver;
-mod tables;
+mod topological_order;
 mod validation;
+mod waterfall;
 
 pub use admission::{Admission, admit};
-pub use contenders::{ring_by_criticality, waterfall};
+pub use baselines::{ring_by_criticality, waterfall};
 pub use dead_band::is_worth_publishing;
 pub use optimize::optimize;
 pub use plan::{Plan, Shares};

@@ -1,6 +1,6 @@
 use std::fmt;
 
-use crate::{policy::RingsPolicy, problem::Problem, rings::share, table::Tables};
+use crate::{rings_planner::share, rings_policy::RingsPolicy, round_problem::Problem, share_tables::Tables};
 
 /// A change of one share, with its reason.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -1,12 +1,12 @@
 //! Where the calls of a round should be, and how those that are away come back: home, or nearer.
 
 use crate::{
-    flows::Flows,
-    policy::RingsPolicy,
-    problem::Problem,
-    rings::{DEAD_BAND, share},
-    state::PlannerState,
-    table::{MIN_SHARE, Tables},
+    planner_state::PlannerState,
+    region_flows::Flows,
+    rings_planner::{DEAD_BAND, share},
+    rings_policy::RingsPolicy,
+    round_problem::Problem,
+    share_tables::{MIN_SHARE, Tables},
 };
 
 /// Loads within this of a ceiling are at it.
@@ -100,47 +100,65 @@ impl<'a> Targets<'a> {
         let limit = policy.rings.first().map_or(1.0, |ring| ring.load) - policy.margin;
         for (source, least) in sources {
             let offered = problem.offered(source);
-            let room = self.nearer(problem, source, (offered, limit), (flows, &loads)).2;
-            if room < least * offered {
+            let moves = self.moves_nearer(problem, source, limit, (flows, &loads));
+            let room: f64 = moves.iter().map(|one| one.rate).sum();
+            let mut left = room.min(most * offered);
+            // Less is not published.
+            if room < least * offered || left < share(MIN_SHARE) * offered {
                 continue;
             }
-            let (near, loads_then, moved) =
-                self.nearer(problem, source, (most * offered, limit), (flows, &loads));
-            // Less is not published.
-            if moved >= share(MIN_SHARE) * offered {
-                (*flows, loads) = (near, loads_then);
+            for Move { class, from, to, rate, load } in moves {
+                let rate = rate.min(left);
+                flows.add(source, class, from, -rate);
+                flows.add(source, class, to, rate);
+                loads[to] += rate * load;
+                left -= rate;
             }
         }
     }
 
-    /// The flows and loads once at most so many calls of a source were moved to nearer regions below a load, and how many were.
-    fn nearer(
+    /// The moves of calls of a source to nearer regions below a load, in the order in which they are to be made.
+    fn moves_nearer(
         &self,
         problem: &Problem<'_>,
         source: usize,
-        (most, limit): (f64, f64),
+        limit: f64,
         (flows, loads): (&Flows, &[f64]),
-    ) -> (Flows, Vec<f64>, f64) {
-        let (mut near, mut loads, mut left) = (flows.clone(), loads.to_vec(), most);
+    ) -> Vec<Move> {
+        let (mut moves, mut loads) = (Vec::new(), loads.to_vec());
+        let farthest_first = farthest_first(problem, source);
         for class in 0..problem.classes {
             // What the greatest demand of late is to the present one.
             let times = self.peaks.demand(source, class) / problem.demand(source, class);
-            for from in farthest_first(problem, source).into_iter().filter(|_| times.is_finite()) {
-                while let Some(to) = nearer_with_room(problem, (source, from), &loads, limit) {
-                    let room = (limit - loads[to]) / problem.cost[to] / times;
-                    let rate = near.get(source, class, from).min(left).min(room);
+            for from in farthest_first.iter().copied().filter(|_| times.is_finite()) {
+                let mut there = flows.get(source, class, from);
+                while there > 0.0
+                    && let Some(to) = nearer_with_room(problem, (source, from), &loads, limit)
+                {
+                    let load = times * problem.cost[to];
+                    let rate = there.min((limit - loads[to]) / load);
                     if rate <= 0.0 {
                         break;
                     }
-                    near.add(source, class, from, -rate);
-                    near.add(source, class, to, rate);
-                    loads[to] += rate * times * problem.cost[to];
-                    left -= rate;
+                    moves.push(Move { class, from, to, rate, load });
+                    loads[to] += rate * load;
+                    there -= rate;
                 }
             }
         }
-        (near, loads, most - left)
+        moves
     }
+}
+
+/// A move of calls of a source from one region to another.
+struct Move {
+    class: usize,
+    from: usize,
+    to: usize,
+    /// Calls per second.
+    rate: f64,
+    /// The load of the destination by each of them, by the greatest demand of late.
+    load: f64,
 }
 
 /// The other regions, those of the farthest ring around a source first.

@@ -98,7 +98,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn zone_keeps_calls_within_its_power_and_excess_goes_to_free_power() {
+    fn zone_keeps_calls_within_its_power_and_excess_goes_to_free_zones() {
         let mut zones = ZoneState::default();
         let shares = zones.plan(&[60.0, 30.0, 10.0], &[1.0, 1.0, 1.0]);
         assert_eq!(shares, [vec![5835, 520, 3645], vec![0, WHOLE, 0], vec![0, 0, WHOLE]]);
@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn small_changes_of_demand_leave_the_shares_as_they_are() {
+    fn small_demand_changes_leave_zone_shares_unchanged() {
         let mut zones = ZoneState::default();
         let before = zones.plan(&[60.0, 40.0], &[1.0, 1.0]).to_vec();
         assert_eq!(zones.plan(&[61.0, 40.0], &[1.0, 1.0]), before);
@@ -128,7 +128,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_zone_is_loaded_above_the_headroom_and_as_much_stays_as_that_allows(
+        fn zones_keep_own_calls_up_to_headroom_and_none_exceeds_it(
             zones in proptest::collection::vec((0.0..1_000.0_f64, 0.1..100.0_f64), 1..8),
         ) {
             let (demand, power): (Vec<f64>, Vec<f64>) = zones.into_iter().unzip();

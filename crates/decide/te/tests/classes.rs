@@ -15,7 +15,7 @@ fn served(world: &World, source: usize, class: usize) -> f64 {
 }
 
 #[test]
-fn important_calls_displace_unimportant_ones_of_other_regions() {
+fn important_calls_displace_less_important_ones_of_other_regions() {
     // The first region gets only important calls, the second only others, and both get more than they can serve.
     let mut world = World::new(vec![100.0; 2], vec![vec![60.0, 0.0], vec![0.0, 50.0]]);
     (0..3).for_each(|_| drop(world.round()));
@@ -28,7 +28,7 @@ fn important_calls_displace_unimportant_ones_of_other_regions() {
 }
 
 #[test]
-fn call_moves_on_for_a_class_that_reaches_fewer_regions() {
+fn call_moves_farther_to_make_room_for_class_that_reaches_fewer_regions() {
     // From the first region only the second is within 25 ms, and from the second one the third.
     let mut world = World::new(vec![100.0; 3], vec![vec![60.0, 0.0], vec![60.0, 0.0], vec![0.0, 60.0]]);
     world.policy.rings.truncate(2);
@@ -41,7 +41,7 @@ fn call_moves_on_for_a_class_that_reaches_fewer_regions() {
 }
 
 #[test]
-fn class_is_served_again_in_place_of_a_less_important_one() {
+fn important_class_is_served_again_in_place_of_less_important_one() {
     let mut world = World::new(vec![100.0; 2], vec![vec![40.0, 60.0], vec![40.0, 60.0]]);
     (0..10).for_each(|_| drop(world.round()));
     let mut tables = world.state.tables().clone();
@@ -128,7 +128,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: cases(), failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn as_many_calls_of_each_class_are_served_as_those_before_it_allow(world in worlds()) {
+    fn each_class_is_served_up_to_capacity_left_by_more_important_ones(world in worlds()) {
         let mut world = world;
         let full = world.demand.clone();
         let calm = |(demand, power): (&Vec<f64>, &f64)| {

@@ -6,7 +6,7 @@
 
 mod common;
 
-use common::{Noise, World, noisy_second, poisson};
+use common::{Noise, World, planned_seconds, poisson};
 use fairmesh_te::{LoadRing, WHOLE};
 
 /// How long the cause lasts, until it is gone for long, and how long rewrites are counted in each.
@@ -116,7 +116,7 @@ fn local(world: &World) -> f64 {
 
 /// Plays rounds; returns in how many tables changed.
 fn play(world: &mut World, rounds: usize, random: &mut Noise) -> usize {
-    (0..rounds).filter(|_| !noisy_second(world, poisson, random).shifts.is_empty()).count()
+    planned_seconds(world, rounds, poisson, random)
 }
 
 /// Plays the rounds of a cause; returns the longest time that a region was above a threshold though there was room.
@@ -157,7 +157,7 @@ fn faults(seed: u64) -> Vec<String> {
 }
 
 #[test]
-fn random_fleets_shed_right_and_come_to_rest() {
+fn tables_of_random_fleets_drop_correct_classes_and_settle() {
     let fleets = std::env::var("FLEETS").ok().and_then(|fleets| fleets.parse().ok()).unwrap_or(20);
     let faults: Vec<String> = (1..=fleets).flat_map(faults).collect();
     assert!(faults.is_empty(), "{} of {fleets} fleets: {faults:#?}", faults.len());

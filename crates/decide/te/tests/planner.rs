@@ -17,7 +17,7 @@ fn greatest(loads: &[f64]) -> f64 {
 }
 
 #[test]
-fn calls_stay_at_home_below_the_first_threshold() {
+fn calls_stay_in_their_region_below_first_load_threshold() {
     let mut world = World::new(vec![100.0; 4], vec![vec![64.0], vec![60.0], vec![10.0], vec![0.0]]);
     for _ in 0..5 {
         let plan = world.round();
@@ -28,7 +28,7 @@ fn calls_stay_at_home_below_the_first_threshold() {
 }
 
 #[test]
-fn the_excess_goes_to_the_least_loaded_region_of_the_opened_ring() {
+fn excess_calls_go_to_least_loaded_region_of_opened_ring() {
     // Region 3 is idle, and too far for the second ring.
     let mut world = World::new(vec![100.0; 4], vec![vec![60.0], vec![75.0], vec![40.0], vec![0.0]]);
     let plan = world.round();
@@ -46,7 +46,7 @@ fn the_excess_goes_to_the_least_loaded_region_of_the_opened_ring() {
 }
 
 #[test]
-fn calls_come_back_when_the_load_is_gone_and_not_before() {
+fn calls_return_only_after_load_falls_by_hysteresis_margin() {
     let mut world = World::new(vec![100.0; 3], vec![vec![90.0], vec![40.0], vec![40.0]]);
     for _ in 0..5 {
         world.round();
@@ -71,7 +71,7 @@ fn calls_come_back_when_the_load_is_gone_and_not_before() {
 }
 
 #[test]
-fn calls_return_at_their_pace_while_another_region_is_overloaded() {
+fn calls_return_at_limited_pace_while_another_region_is_overloaded() {
     // The second region sends calls to the first; the last one is too far for anything else to matter.
     let mut world = World::new(vec![100.0; 4], vec![vec![20.0], vec![100.0], vec![20.0], vec![60.0]]);
     for _ in 0..10 {
@@ -96,7 +96,7 @@ fn calls_return_at_their_pace_while_another_region_is_overloaded() {
 }
 
 #[test]
-fn calls_of_callers_that_do_not_report_are_a_load_that_stays() {
+fn calls_of_unreporting_callers_count_as_fixed_load() {
     // Callers outside of the mesh fill half of the second region. The first one has 30 calls too many, the third room.
     let mut world = World::new(vec![100.0; 3], vec![vec![95.0], vec![10.0], vec![10.0]]);
     for _ in 0..40 {
@@ -116,7 +116,7 @@ fn calls_of_callers_that_do_not_report_are_a_load_that_stays() {
 }
 
 #[test]
-fn six_regions_survive_the_loss_of_one() {
+fn loss_of_one_of_six_regions_overloads_none_and_drops_no_call() {
     let mut world = World::new(vec![100.0; 6], vec![vec![60.0]; 6]);
     world.round();
     world.power[0] = 0.0;
@@ -128,7 +128,7 @@ fn six_regions_survive_the_loss_of_one() {
 }
 
 #[test]
-fn a_lack_of_capacity_is_shed_from_the_lowest_class() {
+fn lack_of_capacity_drops_calls_of_lowest_priority_class() {
     let mut world = World::new(vec![100.0; 4], vec![vec![25.0, 25.0, 25.0]; 4]);
     world.round();
     world.power[3] = 0.0;
@@ -152,7 +152,7 @@ fn a_lack_of_capacity_is_shed_from_the_lowest_class() {
 }
 
 #[test]
-fn calls_of_a_higher_class_are_shed_where_none_of_a_lower_one_are_left() {
+fn important_calls_are_dropped_where_no_less_important_ones_are_left() {
     let mut world = World::new(vec![100.0; 2], vec![vec![120.0, 0.0, 10.0], vec![90.0, 0.0, 0.0]]);
     for _ in 0..30 {
         world.round();
@@ -166,7 +166,7 @@ fn calls_of_a_higher_class_are_shed_where_none_of_a_lower_one_are_left() {
 }
 
 #[test]
-fn sources_that_stay_do_not_hold_up_those_that_meet_in_a_region() {
+fn calls_return_without_overloading_region_that_other_source_uses() {
     let mut world = World::new(vec![100.0; 4], vec![vec![30.0], vec![35.0], vec![95.0], vec![64.0]]);
     for _ in 0..20 {
         world.round();
@@ -185,7 +185,7 @@ fn sources_that_stay_do_not_hold_up_those_that_meet_in_a_region() {
 }
 
 #[test]
-fn a_shortage_does_not_send_calls_back_and_forth() {
+fn lack_of_capacity_does_not_move_calls_back_and_forth() {
     let mut world = World::new(vec![100.0; 3], vec![vec![30.0, 180.0], vec![8.0, 30.0], vec![8.0, 30.0]]);
     for _ in 0..20 {
         world.round();
@@ -197,7 +197,7 @@ fn a_shortage_does_not_send_calls_back_and_forth() {
 }
 
 #[test]
-fn another_measure_of_load_is_planned_from_at_once() {
+fn changed_load_metric_is_used_at_once_after_work_is_forgotten() {
     let mut world = World::new(vec![100.0; 3], vec![vec![60.0], vec![30.0], vec![2.0]]);
     for _ in 0..5 {
         world.round();
@@ -269,7 +269,7 @@ fn changes_at(load: f64, noise: f64, seed: u64) -> usize {
 }
 
 #[test]
-fn tables_rest_while_a_steady_load_is_noisy() {
+fn tables_rarely_change_under_steady_noisy_load() {
     // The first threshold is 65 %, aims are 62 %, and calls come back below 58 %.
     for load in [0.56, 0.58, 0.60, 0.62, 0.64, 0.66, 0.68, 0.70, 0.75] {
         for noise in [0.05, 0.1] {
@@ -297,7 +297,7 @@ fn refusal(change: impl Fn(&mut Observation)) -> Refusal {
 }
 
 #[test]
-fn no_plan_is_made_from_input_that_cannot_be_true() {
+fn planner_refuses_absurd_stale_or_contradictory_reports() {
     let servers = |change: fn(&mut fairmesh_te::ServerReport)| {
         refusal(|observation| change(observation.regions[2].servers.as_mut().unwrap()))
     };
@@ -327,7 +327,7 @@ fn no_plan_is_made_from_input_that_cannot_be_true() {
 }
 
 #[test]
-fn a_release_that_makes_all_calls_cheaper_is_believed() {
+fn release_that_makes_calls_cheaper_in_all_regions_is_believed() {
     let mut world = World::new(vec![100.0; 4], vec![vec![50.0]; 4]);
     world.round();
     let mut observation = world.observation();
@@ -336,7 +336,7 @@ fn a_release_that_makes_all_calls_cheaper_is_believed() {
 }
 
 #[test]
-fn the_load_of_a_quiet_region_is_not_held_against_its_calls() {
+fn background_load_of_quiet_region_causes_no_refusal() {
     let mut world = World::new(vec![100.0; 4], vec![vec![60.0], vec![60.0], vec![60.0], vec![6.0]]);
     // Background work of 5 %, which is five times what the calls cost; then less than a CPU clock shows.
     for load in [0.05 + 0.06, 0.095, 0.0, 0.01, 0.09] {
@@ -359,7 +359,7 @@ fn the_load_of_a_quiet_region_is_not_held_against_its_calls() {
 }
 
 #[test]
-fn a_region_that_was_only_seen_quiet_is_believed_when_its_calls_come() {
+fn first_real_load_of_quiet_region_causes_no_refusal() {
     // Background work is nine tenths of what is seen of a lone region with few calls.
     let mut world = World::new(vec![100.0; 2], vec![vec![5.0], vec![5.0]]);
     for _ in 0..5 {
@@ -372,7 +372,7 @@ fn a_region_that_was_only_seen_quiet_is_believed_when_its_calls_come() {
 }
 
 #[test]
-fn a_drain_is_forecast_and_advances_while_there_is_room() {
+fn region_drain_is_forecast_and_advances_while_others_have_room() {
     let mut world = World::new(vec![100.0; 4], vec![vec![50.0]; 4]);
     world.round();
     let observation = world.observation();
@@ -398,7 +398,7 @@ fn a_drain_is_forecast_and_advances_while_there_is_room() {
 }
 
 #[test]
-fn a_drain_without_room_is_held_and_drops_nothing() {
+fn region_drain_without_room_elsewhere_is_held_and_drops_no_call() {
     let mut world = World::new(vec![100.0; 4], vec![vec![80.0]; 4]);
     world.round();
     let observation = world.observation();
@@ -420,7 +420,7 @@ fn a_drain_without_room_is_held_and_drops_nothing() {
 }
 
 #[test]
-fn calls_of_a_drained_region_stay_where_no_other_serves() {
+fn drained_region_serves_calls_when_no_other_region_serves() {
     let mut world = World::new(vec![100.0; 2], vec![vec![40.0], vec![40.0]]);
     world.round();
     world.keep[0] = 0.0;
@@ -440,7 +440,7 @@ fn calls_of_a_drained_region_stay_where_no_other_serves() {
 }
 
 #[test]
-fn calls_that_no_ring_reaches_go_to_the_region_that_serves() {
+fn calls_go_to_only_serving_region_even_beyond_last_ring() {
     // The last ring ends after 50 ms, and the region at 60 ms has all servers.
     let mut world = World::new(vec![0.0, 0.0, 0.0, 100.0], vec![vec![15.0]; 4]);
     world.policy.rings.pop();
@@ -473,7 +473,7 @@ fn dark_rounds(world: &mut World, region: usize, rounds: usize) -> Vec<Option<Re
 }
 
 #[test]
-fn no_call_is_dropped_for_those_that_vanished_with_their_region() {
+fn calls_of_vanished_region_cause_no_drops_in_others() {
     // Together they are more than one region can serve, and the second one sends calls to the first.
     let mut world = World::new(vec![100.0; 2], vec![vec![50.0], vec![80.0]]);
     for _ in 0..5 {
@@ -515,7 +515,7 @@ fn calls_of_vanished_region_are_not_planned_once_its_leases_can_expire() {
 }
 
 #[test]
-fn servers_that_come_back_are_used_at_once_where_calls_would_be_dropped() {
+fn returned_servers_are_used_at_once_if_calls_would_be_dropped() {
     let mut world = World::new(vec![100.0; 4], vec![vec![75.0]; 4]);
     world.round();
     world.power[1] = 0.0;
@@ -532,7 +532,7 @@ fn servers_that_come_back_are_used_at_once_where_calls_would_be_dropped() {
 }
 
 #[test]
-fn a_drained_region_gets_no_share_of_others_however_small() {
+fn draining_region_gets_no_small_share_of_other_regions_calls() {
     let mut world = World::new(vec![100.0; 3], vec![vec![80.0], vec![30.0], vec![30.0]]);
     for _ in 0..5 {
         world.round();
@@ -548,7 +548,7 @@ fn a_drained_region_gets_no_share_of_others_however_small() {
 }
 
 #[test]
-fn the_first_calls_of_a_class_find_no_drained_region() {
+fn class_without_calls_yet_gets_no_share_in_drained_region() {
     let mut world =
         World::new(vec![100.0, 100.0, 300.0], vec![vec![40.0, 0.0], vec![10.0, 5.0], vec![10.0, 5.0]]);
     world.keep[0] = 0.0;

@@ -202,12 +202,12 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: cases(), failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn plans_are_whole_deterministic_and_safe(worlds in changing_worlds()) {
+    fn rings_plans_are_complete_deterministic_and_fill_no_region_needlessly(worlds in changing_worlds()) {
         play(worlds)?;
     }
 
     #[test]
-    fn hostile_reports_never_break_a_table(
+    fn hostile_reports_never_produce_invalid_table(
         world in worlds(),
         numbers in prop::collection::vec(hostile(), 40),
         times in prop::collection::vec(any::<u64>(), 14),
@@ -229,7 +229,7 @@ proptest! {
     }
 
     #[test]
-    fn a_state_of_other_size_is_refused(world in worlds()) {
+    fn planner_state_with_other_region_or_class_count_is_refused(world in worlds()) {
         let mut world = world;
         world.state = PlannerState::new(world.power.len() + 1, world.policy.classes);
         let observation = world.observation_of_another_size();

@@ -34,7 +34,7 @@ fn after_crashes() -> World {
 }
 
 #[test]
-fn backlog_of_a_full_region_makes_no_call_dearer() {
+fn backlog_of_full_region_does_not_raise_estimated_cost_per_call() {
     let mut world = after_crashes();
     let before = dropped(&world, 2);
     // Servers work on the calls that waited for them, and fewer arrive.
@@ -52,7 +52,7 @@ fn backlog_of_a_full_region_makes_no_call_dearer() {
 }
 
 #[test]
-fn calls_that_end_in_greater_number_than_they_arrive_are_a_backlog() {
+fn calls_finished_faster_than_they_arrive_count_as_backlog() {
     let mut world = World::new(vec![100.0; 3], vec![vec![60.0]; 3]);
     (0..20).for_each(|_| drop(second(&mut world, |_| {})));
     // Concurrency is what such servers are short of: their CPU is not full while they work on what has waited.
@@ -66,7 +66,7 @@ fn calls_that_end_in_greater_number_than_they_arrive_are_a_backlog() {
 }
 
 #[test]
-fn region_that_stays_full_has_dearer_calls() {
+fn lasting_full_load_raises_estimated_cost_per_call() {
     let mut world = World::new(vec![100.0; 3], vec![vec![60.0]; 3]);
     (0..20).for_each(|_| drop(second(&mut world, |_| {})));
     let mut away = 0;
@@ -79,6 +79,30 @@ fn region_that_stays_full_has_dearer_calls() {
         away = WHOLE - world.state.tables().of(1, 0).shares[1];
     }
     assert!(away > 3_000, "{away}");
+}
+
+/// A second in which calls of the second region are so many times as dear: its servers answer as many as they can, and the others
+/// wait or get no response.
+fn dearer_second(world: &mut World, times: f64) {
+    second(world, |observation| {
+        let power = observation.regions[1].power;
+        let servers = observation.regions[1].servers.as_mut().unwrap();
+        servers.answered = servers.received.min(power / times);
+        servers.failing = 1.0 - servers.answered / servers.received;
+        servers.load = (servers.received * times / power).min(1.0);
+    });
+}
+
+#[test]
+fn higher_cost_per_call_is_learned_within_seconds_in_full_region() {
+    for times in [1.6, 1.8] {
+        let mut world = World::new(vec![100.0; 3], vec![vec![40.0], vec![64.0], vec![40.0]]);
+        (0..20).for_each(|_| drop(second(&mut world, |_| {})));
+        let load = |world: &World| world.arrivals(world.state.tables())[1] * times / 100.0;
+        let (before, seconds) = (load(&world), 8);
+        (0..seconds).for_each(|_| dearer_second(&mut world, times));
+        assert!(before > 1.0 && load(&world) < 0.95, "{before} to {} of {times}", load(&world));
+    }
 }
 
 /// A region whose neighbour has too many calls, and three others.
@@ -100,7 +124,7 @@ fn load_after(world: &mut World, change: impl Fn(&mut Observation)) -> f64 {
 }
 
 #[test]
-fn region_that_reports_half_its_load_is_not_filled() {
+fn region_that_reports_half_its_load_gets_no_more_calls() {
     let mut world = beside_an_overloaded_region();
     let half = |observation: &mut Observation| observation.regions[1].servers.as_mut().unwrap().load /= 2.0;
     let honest = load_after(&mut beside_an_overloaded_region(), |_| {});
@@ -116,7 +140,7 @@ fn region_that_reports_half_its_load_is_not_filled() {
 }
 
 #[test]
-fn region_of_faster_servers_is_believed_where_its_calls_are_faster() {
+fn low_reported_load_is_believed_if_calls_there_are_faster() {
     let with_time = |of_second: f64| {
         let mut world = beside_an_overloaded_region();
         let load = load_after(&mut world, |observation| {
@@ -140,7 +164,7 @@ fn reach(observation: &mut Observation, region: usize, reachable: f64) {
 }
 
 #[test]
-fn region_of_which_callers_reach_a_part_is_doubted_until_they_reach_more() {
+fn region_with_many_failed_calls_is_doubted_until_calls_succeed() {
     let mut world = World::new(vec![100.0; 3], vec![vec![55.0], vec![40.0], vec![40.0]]);
     (0..30).for_each(|_| drop(second(&mut world, |_| {})));
     for _ in 0..30 {
@@ -153,7 +177,7 @@ fn region_of_which_callers_reach_a_part_is_doubted_until_they_reach_more() {
 }
 
 #[test]
-fn calls_that_fail_in_all_regions_move_none() {
+fn failures_in_all_regions_move_no_calls() {
     let mut world = World::new(vec![100.0; 3], vec![vec![64.0], vec![40.0], vec![40.0]]);
     for _ in 0..60 {
         let plan = second(&mut world, |observation| {

@@ -90,7 +90,7 @@ fn step(world: &mut World, drain: &drain::Drain) -> f64 {
 }
 
 #[test]
-fn no_call_is_dropped_while_a_region_gets_its_calls_back() {
+fn undrain_of_region_drops_no_call() {
     for eu in 5..=20 {
         for us in [0.5, 1.0, 3.0, 6.0, 9.0] {
             for ap in [1.0, 3.0, 6.0] {
@@ -108,7 +108,7 @@ fn no_call_is_dropped_while_a_region_gets_its_calls_back() {
 }
 
 #[test]
-fn calls_that_a_drain_moved_far_come_back_to_the_nearer_region() {
+fn calls_moved_far_by_drain_return_to_nearer_region_after_undrain() {
     for eu in [11.0, 12.0, 13.0] {
         let mut world = world([eu, 1.3, 1.3]);
         seconds(&mut world, 60);
@@ -124,7 +124,7 @@ fn calls_that_a_drain_moved_far_come_back_to_the_nearer_region() {
 }
 
 #[test]
-fn calls_that_are_dropped_do_not_wait_for_the_pace_of_a_return() {
+fn undrain_advances_faster_while_calls_are_dropped() {
     let mut world = world_with([0.75, 0.8, 0.85, 0.9], [60.0, 20.0, 20.0]);
     seconds(&mut world, 30);
     assert_eq!(shift(&mut world, US, 0.0), 0.0);
@@ -142,7 +142,7 @@ fn calls_that_are_dropped_do_not_wait_for_the_pace_of_a_return() {
 }
 
 #[test]
-fn a_region_that_is_partly_drained_serves_what_others_would_drop() {
+fn partly_drained_region_serves_calls_that_would_be_dropped() {
     let mut world = world_with([0.75, 0.8, 0.85, 0.9], [60.0, 20.0, 20.0]);
     seconds(&mut world, 30);
     world.keep[US] = 0.5;
@@ -169,7 +169,7 @@ fn world_with_eu_alone(demand: [f64; 3]) -> World {
 }
 
 #[test]
-fn calls_are_recalled_only_from_where_that_relieves_a_full_region() {
+fn drained_region_takes_back_calls_only_if_full_region_is_relieved() {
     let mut world = world_with_eu_alone([100.0, 30.0, 40.0]);
     world.keep[AP] = 0.5;
     seconds(&mut world, 60);
@@ -178,7 +178,7 @@ fn calls_are_recalled_only_from_where_that_relieves_a_full_region() {
 }
 
 #[test]
-fn a_return_that_saves_no_call_keeps_its_pace() {
+fn undrain_keeps_its_pace_if_it_saves_no_dropped_call() {
     let mut world = world_with_eu_alone([100.0, 30.0, 40.0]);
     world.keep[AP] = 0.5;
     seconds(&mut world, 60);
@@ -189,7 +189,7 @@ fn a_return_that_saves_no_call_keeps_its_pace() {
 }
 
 #[test]
-fn a_change_that_brings_calls_nearer_says_so() {
+fn shift_of_calls_to_nearer_region_has_cause_nearer() {
     let mut world = world([12.0, 1.3, 1.3]);
     seconds(&mut world, 60);
     shift(&mut world, US, 0.0);

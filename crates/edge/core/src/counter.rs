@@ -19,7 +19,7 @@ impl Drop for GaugeGuard<'_> {
     }
 }
 
-/// Adds one.
+/// Increments a counter by one.
 pub fn increment(counter: &AtomicU64) {
     counter.fetch_add(1, Relaxed);
 }

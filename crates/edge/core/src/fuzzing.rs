@@ -1,4 +1,5 @@
-//! Entry points of fuzz targets: serves a connection over any stream as the proxy does, with responses of the caller.
+//! Entry points of fuzz targets: they serve a connection over any stream as the proxy does, with responses
+//! that the fuzz target chooses.
 
 use std::{pin::Pin, sync::Arc, time::Duration};
 
@@ -12,10 +13,10 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadHalf, copy, split};
 use crate::{
     http1::{
         connection::Connection,
-        outcome::{ConnectionEnd, ConnectionParts},
+        connection_end::{ConnectionEnd, ConnectionParts},
         request_body::IncomingBody,
         serve,
-        upgrade::OnUpgrade,
+        upgraded_stream::OnUpgrade,
     },
     http2::{
         rapid_reset::RapidResetGuard,
@@ -26,13 +27,13 @@ use crate::{
     tunnel::prefixed_io::PrefixedIo,
 };
 
-/// Time limit of request headers, as by default.
+/// Time limit of request headers; the default of [`Limits`](crate::limits::Limits).
 pub const IDLE_TIMEOUT: Duration = Duration::from_secs(75);
 
-/// The body of a request over either version.
+/// Body of an HTTP/1.1 or HTTP/2 request.
 pub type RequestBody = http_body_util::combinators::UnsyncBoxBody<Bytes, BoxError>;
 
-/// Whether the connection of a request may be upgraded; the server then echoes what the client sends.
+/// Whether the connection of a request may be upgraded. The server then echoes what the client sends.
 pub fn may_switch(request: &Request<RequestBody>) -> bool {
     request.extensions().get::<OnUpgrade>().is_some()
 }

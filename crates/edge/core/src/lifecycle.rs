@@ -1,5 +1,5 @@
 //! Start, stop, hot upgrade, and the service manager.
 
-pub mod handover;
+pub mod process_succession;
 pub mod service_manager;
-pub mod succession;
+pub mod socket_handover;

@@ -2,27 +2,28 @@
 
 use std::time::Duration;
 
-/// Limits of a proxy. Beyond them it rejects or delays work, and counts that.
+/// Limits of a proxy. Work beyond a limit is refused or delayed, and counted.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Maximum number of client connections; further ones wait in the accept queue.
+    /// Maximum number of client connections. Further connections wait in the accept queue.
     pub connections: usize,
     /// Maximum bytes of a request body; `None` is unlimited.
     pub body: Option<u64>,
-    /// Idle timeout of connections, and time limit of request headers and of reads by the client.
+    /// Idle timeout of connections, which is also the time limit for request headers and for each write to the
+    /// client.
     pub idle_timeout: Duration,
     /// Idle timeout of tunnels: WebSocket, `CONNECT`, TCP.
     pub tunnel_idle: Duration,
-    /// Drain deadline.
+    /// Time that open connections have after the shutdown starts.
     pub drain: Duration,
-    /// Maximum number of services; each takes memory here and in the agent.
+    /// Maximum number of services. Each takes memory here and in the agent.
     pub services: usize,
-    /// The option that sets [`services`](Self::services), for messages.
+    /// Name of the option that sets [`services`](Self::services), for messages.
     pub services_option: &'static str,
-    /// Time after its last call until a service is evicted. The mesh must drop it [shortly
+    /// Time without calls after which a service is evicted. The mesh must drop the service [shortly
     /// after](fairmesh_calls::MeshBuilder::idle_timeout).
     pub service_idle: Duration,
-    /// Time limit of a successor for its routing information; beyond it the running proxy continues.
+    /// Time limit for a successor to obtain its routing information. Afterwards the running proxy continues.
     pub handover_timeout: Duration,
 }
 
@@ -31,9 +32,9 @@ impl Default for Limits {
         Self {
             connections: 10_000,
             body: None,
-            // As nginx; clients avoid older idle connections.
+            // As in nginx; clients do not reuse connections that were idle for longer.
             idle_timeout: Duration::from_secs(75),
-            // Longer than common keepalive intervals; that of TCP is two hours.
+            // Longer than common keepalive intervals. The default interval of TCP keepalive is two hours.
             tunnel_idle: Duration::from_secs(3600),
             drain: Duration::from_secs(25),
             services: 65_536,

@@ -1,5 +1,5 @@
-//! The counters of a proxy. Labels are names of declared services and fixed classes, so that the number of series is
-//! bounded.
+//! The counters of a proxy. Labels are names of declared services and fixed classes, so the number of series
+//! is bounded.
 
 pub mod connections;
 pub mod requests;
@@ -12,12 +12,12 @@ use crate::metrics::{
     connections::ConnectionMetrics, requests::RequestMetrics, tls::TlsMetrics, tunnels::TunnelMetrics,
 };
 
-/// Counters by subject, except those of services and of the access log.
+/// All counters of a proxy, except those of services and of the access log.
 #[derive(Debug, Default)]
 pub struct EdgeMetrics {
     /// Connections of clients.
     pub connections: ConnectionMetrics,
-    /// Requests that are not counted by service.
+    /// Counters of requests that are not counted by service.
     pub requests: RequestMetrics,
     /// Tunnels.
     pub tunnels: TunnelMetrics,
@@ -26,7 +26,7 @@ pub struct EdgeMetrics {
 }
 
 impl EdgeMetrics {
-    /// Registers all counters as they are now.
+    /// Registers all counters with their current values.
     pub fn register(&self, registry: &mut Registry) {
         self.connections.register(registry);
         self.requests.register(registry);

@@ -22,19 +22,19 @@ use crate::{
     listen::{
         accept::{self, connection_limit},
         connection_permit::ConnectionPermit,
-        cores::Cores,
+        event_loops::Cores,
         silent_connections::SilentConnections,
     },
     shutdown::Shutdown,
     tls::Tls,
 };
 
-/// Shared by all listeners.
+/// Serves the connections of all listeners.
 #[derive(Debug)]
 pub struct ConnectionServer {
     /// Forwards the requests of all connections.
     pub forwarder: Arc<Forwarder>,
-    /// When connections have to end.
+    /// Signals when connections must end.
     pub shutdown: Arc<Shutdown>,
     /// Limits of connections and requests.
     pub limits: Limits,
@@ -51,18 +51,18 @@ pub struct AcceptedConnection {
     pub stream: TcpStream,
     /// Address of the client.
     pub caller: SocketAddr,
-    /// Held until everything that came of the connection has ended.
+    /// Permit held until everything that the connection started has ended.
     pub permit: Arc<ConnectionPermit>,
 }
 
 impl ConnectionServer {
-    /// A server without a certificate. `cores` serve the connections.
+    /// Creates a server without a certificate. The event loops `cores` serve the connections.
     pub fn new(forwarder: Arc<Forwarder>, shutdown: Arc<Shutdown>, cores: Cores, limits: Limits) -> Self {
         let permits = connection_limit(limits.connections);
         Self { forwarder, permits, silent: Arc::default(), shutdown, cores, limits, tls: None }
     }
 
-    /// Sets the certificate of listeners with TLS.
+    /// Sets the certificate for listeners with TLS.
     pub fn with_tls(self, tls: Option<Arc<Tls>>) -> Self {
         Self { tls, ..self }
     }
@@ -77,7 +77,8 @@ impl ConnectionServer {
         self.forwarder.metrics.connections.drain_timeouts.load(Relaxed)
     }
 
-    /// Accepts connections until the shutdown starts, and has each served by `serve` as one of the tasks `connections`.
+    /// Accepts connections until the shutdown starts. `serve` serves each of them, as a task tracked in
+    /// `connections`.
     pub async fn accept<S, F>(&self, listener: &TcpListener, connections: &TaskTracker, serve: S)
     where
         S: Fn(AcceptedConnection) -> F + Clone + Send + 'static,

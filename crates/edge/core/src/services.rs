@@ -1,4 +1,4 @@
-//! The table of services that are called through the proxy.
+//! The table of services called through the proxy.
 
 mod eviction;
 pub mod host_cache;
@@ -35,24 +35,24 @@ use crate::{
     },
 };
 
-/// Maximum number of services with their own metric series, in order of their first call. The others are counted
-/// together.
+/// Maximum number of services that have their own metric series, in the order of their first calls. All other
+/// services are counted together.
 const MAX_LABELLED: usize = 4096;
 
-/// Time limit for learning whether a service is declared: a request to the agent, and at most one from there to the
-/// control plane.
+/// Time limit for finding out whether a service is declared: one request to the agent, and at most one from
+/// the agent to the control plane.
 const LOOKUP_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Recently called services by name.
 #[derive(Debug)]
 pub struct Services {
-    /// The mesh that calls are made with.
+    /// The mesh through which calls are made.
     pub mesh: Mesh,
     pub(crate) limits: Limits,
     pub(crate) index: RwLock<ServiceIndex>,
-    /// Counters of evicted services.
+    /// Summed counters of evicted services.
     pub(crate) evicted: ServiceMetrics,
-    /// Likewise, those of the library.
+    /// Summed library statistics of evicted services.
     pub(crate) evicted_calls: Mutex<ServiceStats>,
     /// Maximum number of services.
     max: AtomicUsize,
@@ -60,23 +60,23 @@ pub struct Services {
     pub evictions: AtomicU64,
     /// Requests refused because the table was full.
     pub refused: AtomicU64,
-    /// The DNS zone beneath which hosts name services too.
+    /// DNS zone whose names also stand for services.
     zone: OnceLock<String>,
 }
 
-/// The sum of several services.
+/// Summed counters of several services.
 #[derive(Debug)]
 pub struct SummedServices {
-    /// Requests.
+    /// Sum of the request counters.
     pub metrics: ServiceMetrics,
-    /// Calls of the library.
+    /// Sum of the library's call statistics.
     pub calls: ServiceStats,
 }
 
 #[derive(Debug, Default)]
 pub(crate) struct ServiceIndex {
     pub(crate) by_name: HashMap<ServiceName, Arc<Target>>,
-    /// Number of services with their own series.
+    /// Number of services with metric series of their own.
     pub(crate) labelled: usize,
     /// When eviction for space last ran.
     pub(crate) last_eviction: Option<Instant>,
@@ -106,12 +106,13 @@ impl Services {
         }
     }
 
-    /// Hosts beneath this DNS zone name services too: `cart.shop.mesh` is shop/cart. Without effect where one was set before.
+    /// Makes hosts in this DNS zone name services: with zone `mesh`, `cart.shop.mesh` is `shop/cart`. Has no effect
+    /// if a zone was set earlier.
     pub fn set_zone(&self, zone: String) {
         let _ = self.zone.set(zone);
     }
 
-    /// A host without the zone, if it lies beneath it; else as it is.
+    /// Strips the zone from a host that lies beneath it. Other hosts are returned unchanged.
     pub(crate) fn without_zone<'a>(&self, host: &'a str) -> &'a str {
         let Some(zone) = self.zone.get() else { return host };
         let (name, length) = (host_name(host), zone.len() + 1);
@@ -131,7 +132,7 @@ impl Services {
         self.by_name(&service_name(self.without_zone(host))?)
     }
 
-    /// The service of a name; it joins the table with its first call.
+    /// The service of this name. It is added to the table with its first call.
     pub fn by_name(&self, name: &ServiceName) -> Result<Arc<Target>, HostError> {
         if let Some(target) = self.index.read().unwrap_or_else(PoisonError::into_inner).by_name.get(name) {
             return Ok(Arc::clone(target));
@@ -144,7 +145,7 @@ impl Services {
         if index.by_name.len() >= max && !self.make_room(&mut index) {
             return Err(HostError::TooManyServices { max, option: self.limits.services_option });
         }
-        // A parsed name is valid.
+        // Cannot fail, since a parsed name is valid.
         let handle =
             self.mesh.service(name.to_string()).map_err(|_| HostError::NotAService(name.to_string()))?;
         let handle = handle.keep_fault_responses();
@@ -160,17 +161,17 @@ impl Services {
         self.index.read().unwrap_or_else(PoisonError::into_inner).by_name.get(name).cloned()
     }
 
-    /// A service that was called through the proxy, or that gets calls as a backend of one that was.
+    /// Handle of a service that was called through the proxy, or that receives calls as a backend of one that was.
     pub fn handle_of(&self, name: &ServiceName) -> Option<ServiceHandle> {
         if let Some(target) = self.known(name) {
             return Some(target.handle.clone());
         }
-        // Followed already, for the service whose routes name it.
+        // The service whose routes name it follows it already.
         let is_backend = self.all().iter().any(|(_, target)| target.backends().contains(name));
         is_backend.then(|| self.mesh.service(name.to_string()).ok()).flatten()
     }
 
-    /// The services that get calls through the proxy, backends of others included.
+    /// Services that receive calls through the proxy, including backends of routes.
     pub(crate) fn called(&self) -> BTreeMap<ServiceName, ServiceHandle> {
         let all = self.all();
         let backends: BTreeSet<_> = all.iter().flat_map(|(_, target)| target.backends()).collect();
@@ -186,8 +187,8 @@ impl Services {
         called
     }
 
-    /// Whether the host names a declared service. `false` if that cannot be learned in time, so that the caller can
-    /// pass other traffic through while no agent is reachable.
+    /// Whether the host names a declared service. Returns `false` if this cannot be determined in time: the caller
+    /// can then pass other traffic through while no agent is reachable.
     pub async fn is_declared(&self, host: &str) -> bool {
         let Ok(target) = self.by_host(host) else { return false };
         let known = timeout(LOOKUP_TIMEOUT, target.handle.resolved()).await.is_ok();
@@ -222,7 +223,8 @@ impl Services {
         self.index.read().unwrap_or_else(PoisonError::into_inner).by_name.len()
     }
 
-    /// The services with their own series, sorted by name, and the sum of all others if any of them was called.
+    /// Services with their own series, sorted by name, and the sum over all other services if any of those was
+    /// called.
     pub fn labelled(&self) -> (Vec<(ServiceName, Arc<Target>)>, Option<SummedServices>) {
         let (labelled, others): (Vec<_>, Vec<_>) =
             self.all().into_iter().partition(|(_, target)| target.is_labelled);
@@ -237,7 +239,7 @@ impl Services {
         (labelled, any.then_some(SummedServices { metrics, calls }))
     }
 
-    /// Durations of the calls of all services. Calls without a caller of their own are those of `caller`.
+    /// Durations of calls to all services. Calls without their own caller are attributed to `caller`.
     pub fn call_rows(&self, caller: &str) -> Vec<CallRow> {
         let (labelled, others) = self.labelled();
         let mut rows = Vec::new();
@@ -250,10 +252,11 @@ impl Services {
         rows
     }
 
-    /// Waits without a time limit until the routing information of these services is known, which have listeners of their own.
+    /// Waits without a time limit until the routing information of these services is known. They are the services
+    /// that have their own listeners.
     pub async fn wait_ready(&self, named: impl IntoIterator<Item = &ServiceName>) {
         self.mesh.first_snapshot().await;
-        // Subscribes to all before waiting for the first.
+        // Subscribes to all services before waiting for the first.
         let targets: Vec<_> = named.into_iter().filter_map(|name| self.by_name(name).ok()).collect();
         for target in targets {
             // A service with its own listener must stay available while the agent is down.

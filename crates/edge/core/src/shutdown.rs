@@ -1,4 +1,4 @@
-//! Graceful shutdown: one deadline for all connections, and no request is lost that could be served.
+//! Graceful shutdown: all connections share one deadline, and no request that could be served is lost.
 
 use std::{
     sync::{Arc, OnceLock},
@@ -8,11 +8,11 @@ use std::{
 use tokio::time::{Instant, sleep, sleep_until};
 use tokio_util::sync::CancellationToken;
 
-/// How long an HTTP/1.1 connection stays open for one more request. Only a response can announce its end; a connection
-/// that is closed while idle may already carry a request, which would be lost.
+/// Time for which an idle HTTP/1.1 connection stays open for one more request. Only a response can announce the
+/// connection's end. A request may already be on its way, and would be lost if the connection closed at once.
 const IDLE_GRACE: Duration = Duration::from_secs(5);
 
-/// How long before the deadline streams are ended, so that the notice arrives.
+/// Time before the deadline at which long-lived streams are ended, so that clients get the notice in time.
 const STREAM_DRAIN_LEAD: Duration = Duration::from_secs(1);
 
 /// The shutdown of a proxy, or of some of its connections: starts once and has one deadline.
@@ -47,13 +47,14 @@ impl Shutdown {
         self.begin(Instant::now() + drain, Self::idle_grace(drain));
     }
 
-    /// How long idle connections stay open in a shutdown of so long: at most half of the time, so that the last request can complete.
+    /// Time for which idle connections stay open in a shutdown that lasts `drain`: at most half of it, so that the
+    /// last request can complete.
     pub fn idle_grace(drain: Duration) -> Duration {
         IDLE_GRACE.min(drain / 2)
     }
 
-    /// Starts the shutdown with this deadline, and closes idle connections at once: their clients know already that they have to
-    /// move. Must be called within a tokio runtime.
+    /// Starts the shutdown with this deadline, and closes idle connections at once, because their clients already
+    /// know that they must move. Must be called within a tokio runtime.
     pub fn start_without_grace(&self, deadline: Instant) {
         self.begin(deadline, Duration::ZERO);
     }
@@ -70,18 +71,19 @@ impl Shutdown {
         self.started.cancel();
     }
 
-    /// Cancelled when the shutdown starts: no connection is accepted any more, and responses announce the end of their
-    /// connections.
+    /// Token that is cancelled when the shutdown starts. From then on no connection is accepted, and responses
+    /// announce the end of their connections.
     pub fn started(&self) -> &CancellationToken {
         &self.started
     }
 
-    /// Cancelled when idle HTTP/1.1 connections, which cannot be notified, have stayed open long enough.
+    /// Token that is cancelled once idle HTTP/1.1 connections, which cannot be notified, have stayed open long
+    /// enough.
     pub fn idle_grace_over(&self) -> &CancellationToken {
         &self.idle_grace_over
     }
 
-    /// Whether the shutdown has started; without the token's lock.
+    /// Whether the shutdown has started. Does not take the token's lock.
     pub(crate) fn is_started(&self) -> bool {
         // Set just before the token is cancelled.
         self.ends_at().is_some()
@@ -99,7 +101,7 @@ impl Shutdown {
         self.ends_at().unwrap_or_else(Instant::now)
     }
 
-    /// Completes at the drain deadline; before that, wakes the task at each step of the shutdown.
+    /// Completes at the drain deadline. Before that, wakes the task at each step of the shutdown.
     pub async fn deadline_passed(&self) {
         let deadline = self.deadline().await;
         self.idle_grace_over.cancelled().await;
@@ -117,7 +119,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn one_deadline_applies_and_idle_grace_is_at_most_half_of_it() {
+    async fn first_shutdown_deadline_applies_and_idle_grace_is_at_most_half() {
         let shutdown = Shutdown::default();
         assert!(!shutdown.is_started(), "not started");
         let began = Instant::now();
@@ -153,7 +155,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn shutdown_without_grace_closes_idle_connections_at_once() {
+    async fn shutdown_without_grace_period_ends_idle_grace_at_once() {
         let (shutdown, began) = (Shutdown::default(), Instant::now());
         shutdown.start_without_grace(began + Duration::from_secs(4));
         shutdown.idle_grace_over().cancelled().await;

@@ -1,10 +1,10 @@
 //! TLS termination for clients.
 //!
-//! Uses rustls, as for etcd. All listeners have one certificate, whatever name the client requests; it should contain
-//! all names of the proxy. Its key may be on a key server. Sessions are resumed by tickets, so that no state is kept for
-//! clients that may not return.
+//! Uses rustls, like the connections to etcd. All listeners have the same certificate, regardless of the name that
+//! the client requests; it should contain all names of the proxy. The private key may be on a key server. Sessions
+//! are resumed by tickets, so that no state is kept for clients that may not return.
 
-pub mod files;
+pub mod certificate_files;
 pub(crate) mod handshake_pool;
 
 use std::{
@@ -36,19 +36,19 @@ use crate::{
     metrics::{EdgeMetrics, tls::TlsMetrics},
     shutdown::Shutdown,
     tls::{
-        files::{Fingerprint, Identity, TlsError, TlsFiles},
+        certificate_files::{Fingerprint, Identity, TlsError, TlsFiles},
         handshake_pool::HandshakePool,
     },
 };
 
 /// Time limit of a handshake: two round trips and a signature on a busy client.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
-/// Interval at which the files are checked.
+/// Interval at which the files are checked for changes.
 const RELOAD_INTERVAL: Duration = Duration::from_secs(2);
 /// ALPN protocols of HTTP listeners.
 const ALPN: [&[u8]; 2] = [b"h2", b"http/1.1"];
 
-/// The initial certificate, and its fingerprint.
+/// The initial certificate and its fingerprint.
 #[allow(missing_debug_implementations, reason = "a signer of certificates has none")]
 pub struct LoadedTls(Tls, Fingerprint);
 
@@ -57,7 +57,7 @@ pub struct LoadedTls(Tls, Fingerprint);
 pub(crate) enum Alpn {
     /// HTTP/2 and HTTP/1.1.
     Http,
-    /// None, for protocols that are not known.
+    /// No protocol, for TCP listeners whose protocol is unknown.
     None,
 }
 
@@ -66,12 +66,12 @@ pub(crate) enum Alpn {
 pub struct Tls {
     files: TlsFiles,
     keys: Keys,
-    /// Where handshakes run that a key server signs.
+    /// Pool for handshakes that a key server signs.
     pool: Option<HandshakePool>,
     current: RwLock<TlsConfigs>,
 }
 
-/// What stays the same when the certificate changes.
+/// Settings that stay the same when the certificate changes.
 #[derive(Debug)]
 struct Keys {
     tickets: Arc<dyn ProducesTickets>,
@@ -83,12 +83,13 @@ struct Keys {
 #[derive(Clone, Debug)]
 struct TlsConfigs {
     http: Arc<ServerConfig>,
-    /// For TCP listeners: without ALPN, since their protocol is unknown.
+    /// Configuration for TCP listeners: without ALPN, since their protocol is unknown.
     tcp: Arc<ServerConfig>,
 }
 
 impl Tls {
-    /// Loads the certificate. With a `key_server`, that signs, and the key in the files is not used.
+    /// Loads the certificate. With a `key_server`, the key server signs handshakes, and the key in the files
+    /// is not used.
     ///
     /// # Errors
     /// The files cannot be used.
@@ -107,8 +108,7 @@ impl Tls {
 
     /// Performs a handshake.
     ///
-    /// # Errors
-    /// It fails or exceeds `time_limit`.
+    /// # Errors The handshake fails or exceeds `time_limit`.
     pub(crate) async fn accept(
         &self,
         stream: TcpStream,
@@ -143,7 +143,7 @@ impl Tls {
             let files = self.files.clone();
             // Fails only when the runtime stops.
             let Ok((read, found)) = tokio::task::spawn_blocking(move || files.read()).await else { return };
-            // Each content is reported once, also an invalid one.
+            // Each content is reported once, even if invalid.
             if found == seen {
                 continue;
             }
@@ -179,7 +179,7 @@ impl TlsConfigs {
         let Identity { chain, key } = identity;
         let certified = Signer::certify(chain, key, keys.remote.clone(), &keys.signatures);
         let certified = SingleCertAndKey::from(certified.map_err(TlsError::of)?);
-        // What is signed in TLS 1.2 could be anything, so that key servers do not.
+        // In TLS 1.2 the signed bytes could be anything, so key servers do not sign for TLS 1.2.
         let versions = if keys.remote.is_some() { &[&TLS13][..] } else { &[&TLS13, &TLS12] };
         let builder = ServerConfig::builder_with_provider(Arc::new(crypto_provider()));
         let builder = builder.with_protocol_versions(versions).map_err(TlsError::Unusable)?;

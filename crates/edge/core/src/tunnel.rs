@@ -1,12 +1,12 @@
 //! Tunnels: connections that carry bytes instead of messages, after an upgrade, after `CONNECT`, and over TCP.
 //!
-//! A tunnel keeps its connection permit, and counts at its endpoint as a stream (Uber, assisted balancing). When the
-//! proxy stops, a tunnel is closed as soon as it pauses, so that its client reconnects elsewhere; only HTTP could
-//! announce the end.
+//! A tunnel keeps its connection permit, and counts as a stream at its endpoint (Uber, assisted balancing).
+//! When the proxy stops, a tunnel is closed as soon as it pauses, so that its client reconnects elsewhere;
+//! unlike in HTTP, there is no way to announce the end.
 
+pub mod client_upgrade;
 pub mod copy;
 pub mod prefixed_io;
-pub mod upgrade;
 
 use std::{
     future::pending,
@@ -30,17 +30,17 @@ use crate::{
     metrics::EdgeMetrics,
     shutdown::Shutdown,
     tunnel::{
+        client_upgrade::{ClientUpgrade, UpgradeRequest, set_upgrade_headers},
         copy::{BidirectionalCopy, BytesCopied},
-        upgrade::{ClientUpgrade, UpgradeRequest, set_upgrade_headers},
     },
 };
 
-/// How long a tunnel must be idle to be closed when the proxy stops.
+/// Time without traffic after which a tunnel is closed while the proxy stops.
 const DRAIN_IDLE: Duration = Duration::from_secs(1);
-/// Number of checks within the idle timeout; a tunnel is closed at most one check late.
+/// Number of checks per idle timeout. A tunnel is closed at most one check late.
 const IDLE_CHECKS: u32 = 4;
 
-/// Shared by all tunnels.
+/// Starts tunnels, with the limits, counters and tasks that they share.
 #[derive(Clone, Debug)]
 pub struct Tunnels {
     limits: Limits,
@@ -56,12 +56,12 @@ enum TunnelEnd {
     Closed,
     /// One side failed.
     Failed,
-    /// Idle for too long.
+    /// The tunnel was idle for too long.
     Idle,
 }
 
 impl Tunnels {
-    /// Tunnels that end by these limits and this shutdown. They are tasks of `tasks`.
+    /// Creates tunnels with these limits and this shutdown. They run as tasks of `tasks`.
     pub fn new(
         limits: Limits,
         metrics: Arc<EdgeMetrics>,
@@ -71,9 +71,9 @@ impl Tunnels {
         Self { limits, metrics, shutdown, tasks }
     }
 
-    /// Starts the tunnel after the response that `client` waits for: a task of its own, since the response is yet to be
-    /// sent, and over HTTP/2 other requests share the connection. The tunnel ends early when `revoked` resolves, which is dropped at
-    /// its end with all that it holds.
+    /// Starts the tunnel once the client has been sent its response. The tunnel is a separate task, since the
+    /// response is yet to be sent, and since over HTTP/2 other requests share the connection. The tunnel ends early
+    /// when `revoked` resolves. `revoked` and everything it holds are dropped when the tunnel ends.
     pub fn spawn<S, R>(&self, client: ClientUpgrade, server: S, revoked: R)
     where
         S: AsyncRead + AsyncWrite + Send + 'static,
@@ -90,8 +90,8 @@ impl Tunnels {
         });
     }
 
-    /// Starts the tunnel after a 101 response of the server, whose connection is `server`, and returns the response to the client.
-    /// `revoked` is as for [`spawn`](Self::spawn).
+    /// Starts the tunnel after a 101 response of the server, whose connection is `server`. Returns the
+    /// response for the client. For `revoked` see [`spawn`](Self::spawn).
     pub fn switch_protocols<S, R>(
         &self,
         mut response: Response<()>,
@@ -110,7 +110,7 @@ impl Tunnels {
                 self.spawn(client, server, revoked);
                 response.map(|()| Body::empty())
             }
-            // Only upgrades that were requested are forwarded; one without a protocol is invalid.
+            // Only requested upgrades are forwarded, and a 101 without a protocol is invalid.
             _ => {
                 let message = "the server switched protocols without naming one\n".to_owned();
                 error_response::plain_text(StatusCode::BAD_GATEWAY, message)
@@ -118,7 +118,8 @@ impl Tunnels {
         }
     }
 
-    /// Copies bytes between client and server until both sides close, one fails, or both are idle. Returns how many were copied.
+    /// Copies bytes between client and server until both sides close, one fails, or both are idle. Returns the number
+    /// of copied bytes.
     pub async fn carry(
         &self,
         client: impl AsyncRead + AsyncWrite,
@@ -127,7 +128,7 @@ impl Tunnels {
         self.carry_until(client, server, pending()).await
     }
 
-    /// As [`carry`](Self::carry), at most until `revoked` resolves.
+    /// Like [`carry`](Self::carry), but ends when `revoked` resolves.
     async fn carry_until(
         &self,
         client: impl AsyncRead + AsyncWrite,
@@ -164,12 +165,12 @@ impl Tunnels {
     }
 }
 
-/// Holds a value until a tunnel ends that nothing revokes.
+/// Holds a value until the tunnel ends, and never resolves. For tunnels that nothing revokes.
 pub(crate) async fn hold<H>(_held: H) {
     pending().await
 }
 
-/// Copies until both sides have closed or no byte was copied for `idle_timeout`.
+/// Copies until both sides have closed, or no byte was copied for `idle_timeout`.
 async fn copy_until_idle<A, B>(
     mut copy: Pin<&mut BidirectionalCopy<A, B>>,
     idle_timeout: Duration,
@@ -204,7 +205,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn tunnel_ends_when_its_caller_is_no_longer_allowed() {
+    async fn tunnel_ends_when_caller_is_no_longer_allowed() {
         let tunnels = Tunnels::new(Limits::default(), Arc::default(), Arc::default(), TaskTracker::new());
         let ((mut client, near), (far, mut server)) = (duplex(64), duplex(64));
         let (revoke, revoked) = tokio::sync::oneshot::channel::<()>();
@@ -214,7 +215,7 @@ mod tests {
             let mut read = [0; 3];
             server.read_exact(&mut read).await.unwrap();
             revoke.send(()).unwrap();
-            // Both sides stay open here, so that only the tunnel can end.
+            // Neither side closes here, so only the tunnel itself can end.
             (client.read(&mut read).await.unwrap(), server.read(&mut [0; 3]).await.unwrap())
         };
         let (copied, ended) = tokio::join!(carried, traffic);

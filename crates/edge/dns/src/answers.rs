@@ -1,4 +1,4 @@
-//! Answers to queries (RFC 1035, RFC 2308).
+//! Answers to DNS queries (RFC 1035, RFC 2308).
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -11,24 +11,26 @@ use hickory_proto::{
 };
 
 use crate::{
-    directory::{Directory, Unavailable},
     metrics::{Metrics, increment},
+    service_directory::{Directory, Unavailable},
     zone::{Zone, ZoneName},
 };
 
-/// How long others may keep an address, in seconds: a service that is removed is called no longer than that.
+/// Time for which resolvers may cache an address, in seconds. Clients may call a removed service for this time.
 const TTL: u32 = 30;
-/// How long others may keep that a name does not exist, in seconds: a new service is found after that.
+/// Time for which resolvers may cache that a name does not exist, in seconds. A new service is found after at most
+/// this time.
 const NEGATIVE_TTL: u32 = 5;
-/// The longest response over UDP, which no network fragments (DNS flag day 2020). Without EDNS it is 512 bytes.
+/// Maximum length of a response over UDP, in bytes. No network fragments it (DNS flag day 2020). Without EDNS
+/// the maximum is 512 bytes.
 const MAX_UDP: u16 = 1232;
 const MAX_PLAIN_UDP: u16 = 512;
-/// Bytes of a header.
+/// Length of a message header, in bytes.
 const HEADER: usize = 12;
-/// The bit of a header by which a message is a response.
+/// The QR bit of the header: set in responses.
 const RESPONSE_BIT: u8 = 0x80;
 
-/// What carries a query.
+/// The transport that carries a query.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Carrier {
     Udp,
@@ -39,7 +41,7 @@ pub(crate) enum Carrier {
 #[derive(Debug)]
 pub(crate) struct Answers {
     zone: Zone,
-    /// Addresses of services without a virtual address.
+    /// Addresses for services without a virtual address.
     addresses: Vec<IpAddr>,
     pub(crate) directory: Directory,
     pub(crate) metrics: Metrics,
@@ -50,7 +52,8 @@ impl Answers {
         Self { zone, addresses, directory, metrics: Metrics::default() }
     }
 
-    /// The response to a query; `None` to what has no header, or is a response: two servers could answer each other for ever.
+    /// The response to a query. `None` for bytes without a complete header, and for responses: two servers
+    /// could otherwise answer each other forever.
     pub(crate) async fn respond(&self, bytes: &[u8], carrier: Carrier) -> Option<Vec<u8>> {
         let flags = *bytes.get(2).filter(|_| bytes.len() >= HEADER)?;
         if flags & RESPONSE_BIT != 0 {
@@ -73,7 +76,7 @@ impl Answers {
             (Carrier::Udp, Some(edns)) => edns.max_payload().clamp(MAX_PLAIN_UDP, MAX_UDP),
             (Carrier::Udp, None) => MAX_PLAIN_UDP,
         };
-        // Fails for no message that has been read.
+        // Cannot fail for a message that was parsed.
         let encoded = response.to_vec().ok()?;
         match encoded.len() <= usize::from(limit) {
             true => Some(encoded),
@@ -117,7 +120,7 @@ impl Answers {
         response.add_answers(records);
     }
 
-    /// The addresses of a service, of the family that is asked for.
+    /// Records with the service's addresses of the requested family.
     fn records(&self, asked: &Query, address: Option<SocketAddr>) -> Vec<Record> {
         let own: Vec<IpAddr> = address.map(|address| address.ip()).into_iter().collect();
         let addresses = if own.is_empty() { &self.addresses } else { &own };
@@ -144,14 +147,15 @@ impl Answers {
         }
     }
 
-    /// Its minimum and its own time to live bound how long a missing name is remembered (RFC 2308, 5).
+    /// The SOA record of the zone. Its minimum and its own time to live limit how long resolvers cache a
+    /// missing name (RFC 2308, 5).
     fn soa(&self) -> Record {
         let (server, contact) = (self.server_name(), self.server_name());
         let soa = SOA::new(server, contact, 1, 3600, 600, 86_400, NEGATIVE_TTL);
         Record::from_rdata(self.zone.name().clone(), NEGATIVE_TTL, RData::SOA(soa))
     }
 
-    /// The zone has one server. Its name is of no importance, since no other zone delegates to this zone.
+    /// Name of the zone's only server. Any name would do, since no other zone delegates to this zone.
     fn server_name(&self) -> Name {
         self.zone.name().clone()
     }
@@ -161,7 +165,7 @@ fn response_to(query: &Message) -> Message {
     let mut response = Message::new();
     response.set_id(query.id()).set_message_type(MessageType::Response).set_op_code(query.op_code());
     response.set_recursion_desired(query.recursion_desired()).set_authoritative(true);
-    // Several are refused, and are not sent back: a response must be no larger than what asks for it.
+    // Several questions are refused and not copied: a response must not be larger than its query.
     if let [asked] = query.queries() {
         response.add_query(asked.clone());
     }
@@ -173,7 +177,7 @@ fn response_to(query: &Message) -> Message {
     response
 }
 
-/// The question of a query, or why there is none to answer.
+/// The question of a query, or the response code with which the query is refused.
 fn refusal(query: &Message) -> Result<&Query, ResponseCode> {
     if query.op_code() != OpCode::Query {
         return Err(ResponseCode::NotImp);
@@ -198,7 +202,8 @@ mod tests {
 
     const CAPTURED: Ipv4Addr = Ipv4Addr::new(240, 0, 0, 1);
 
-    /// Shop has a service without, one with a virtual address, and one whose name has two labels.
+    /// Answers for shop with one service without a virtual address, one with it, and one whose name has two
+    /// labels.
     fn answers() -> Answers {
         let directory = Directory::of_services([
             (ServiceName::new("shop/cart").unwrap(), None),
@@ -228,7 +233,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn services_have_their_virtual_or_the_captured_address() {
+    async fn service_name_resolves_to_virtual_or_captured_address() {
         for (name, address) in [
             ("cart.shop.mesh.", CAPTURED),
             ("Cart.SHOP.mesh.", CAPTURED),
@@ -251,7 +256,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn missing_names_are_negative_answers_and_other_zones_are_refused() {
+    async fn dns_query_for_missing_name_is_nxdomain_and_for_other_zone_refused() {
         for (name, code) in [
             ("nosuch.shop.mesh.", ResponseCode::NXDomain),
             ("cart.other.mesh.", ResponseCode::NXDomain),
@@ -271,7 +276,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn both_families_are_answered_where_both_are_captured() {
+    async fn dns_any_query_returns_both_captured_address_families() {
         let own = Answers { addresses: vec![CAPTURED.into(), Ipv6Addr::LOCALHOST.into()], ..answers() };
         let any =
             own.respond(&query("cart.shop.mesh.", RecordType::ANY).to_vec().unwrap(), Carrier::Tcp).await;
@@ -279,7 +284,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn malformed_messages_get_an_error_and_responses_nothing() {
+    async fn malformed_dns_query_gets_error_and_dns_response_gets_none() {
         let own = answers();
         let plain = query("cart.shop.mesh.", RecordType::A).to_vec().unwrap();
         for cut in HEADER..plain.len() {

@@ -7,15 +7,15 @@ use futures_util::FutureExt as _;
 
 use crate::{
     answers::{Answers, Carrier},
-    directory::Directory,
+    service_directory::Directory,
 };
 
-/// The response over UDP to a query for the zone `mesh` with the service shop/cart. The two texts are valid.
+/// The response over UDP to a query for the zone `mesh` with the service shop/cart.
 pub fn respond(query: &[u8]) -> Option<Vec<u8>> {
     let cart = ServiceName::new("shop/cart").expect("it is a name");
     let zone = "mesh".parse().expect("it is a zone");
     let directory = Directory::of_services([(cart, None)]);
     let answers = Answers::new(zone, vec![Ipv4Addr::LOCALHOST.into()], directory);
-    // It waits for nothing, since it follows nothing.
+    // Completes at once, since the directory has no upstream.
     answers.respond(query, Carrier::Udp).now_or_never()?
 }

@@ -1,17 +1,19 @@
-//! A DNS server beside a proxy: `cart.shop.mesh` is the address at which programs reach the service shop/cart.
+//! A DNS server beside a proxy: `cart.shop.mesh` resolves to the address at which programs reach the service
+//! shop/cart.
 //!
-//! It answers for one zone, from the declarations of services, with the virtual address of a service or an address that the proxy captures.
-//! It asks no other server, so that nothing from outside can be cached in it: the machine's resolver sends it the queries for the zone.
-//! hickory reads and writes messages (RFC 1035). Its server was rejected: the zone has no records but one address a name, and the server
-//! brings a cache, zone files and transports that are not needed here.
+//! The server answers for one zone, from the declarations of services, with the virtual address of a service
+//! or an address that the proxy captures. It queries no other server, so nothing from outside can be cached
+//! in it; the machine's resolver forwards queries for the zone to it. hickory reads and writes messages (RFC
+//! 1035). hickory's server was rejected: the zone has only one address per name, and that server brings a
+//! cache, zone files and transports that are not needed here.
 
-mod admin;
+mod admin_pages;
 mod answers;
-mod directory;
 #[doc(hidden)]
 pub mod fuzzing;
 mod metrics;
 mod server;
+mod service_directory;
 mod zone;
 
 use std::{
@@ -21,28 +23,28 @@ use std::{
     sync::Arc,
 };
 
-use fairmesh_listen::{Listeners, table::DNS_ADMIN};
+use fairmesh_listen::{Listeners, listener_table::DNS_ADMIN};
 use fairmesh_pages::AdminListener;
 use fairmesh_wire::transport::{Address, Transport};
 use tokio::net::{TcpListener, UdpSocket};
 pub use zone::{InvalidZone, Zone};
 
-use crate::{admin::Pages, answers::Answers, directory::Directory, server::Server};
+use crate::{admin_pages::Pages, answers::Answers, server::Server, service_directory::Directory};
 
-/// The configuration of a DNS server.
+/// Configuration of the DNS server.
 #[derive(Debug)]
 pub struct DnsConfig {
-    /// Addresses for queries, each over UDP and TCP.
+    /// Addresses on which the server listens, each over UDP and TCP.
     pub listen: Vec<SocketAddr>,
-    /// The zone.
+    /// The zone that the server answers for.
     pub zone: Zone,
-    /// The addresses of services without a virtual address: at most one of each family counts.
+    /// The addresses for services without a virtual address: the first of each family is used.
     pub addresses: Vec<IpAddr>,
-    /// The agent or control plane that is followed.
+    /// The agent or control plane whose records the server follows.
     pub upstream: Address,
-    /// How it is followed.
+    /// Transport for the connection to the upstream.
     pub transport: Transport,
-    /// The address of the admin pages.
+    /// Address of the admin pages; `None` serves none.
     pub admin: Option<SocketAddr>,
 }
 
@@ -54,7 +56,7 @@ pub enum DnsError {
         "cannot listen on {address}: {source}; choose another with --listen, or stop the process that uses it"
     )]
     Listen {
-        /// The address.
+        /// The address that cannot be bound.
         address: SocketAddr,
         /// Error of the operating system.
         source: io::Error,
@@ -64,7 +66,8 @@ pub enum DnsError {
     Admin(#[from] fairmesh_pages::BindError),
 }
 
-/// Answers queries until `shutdown` completes. A query for a tenant whose services are not known waits for them, two seconds at most.
+/// Answers queries until `shutdown` completes. A query for a tenant whose services are not known yet waits up
+/// to two seconds for them.
 ///
 /// # Errors
 /// An address cannot be bound.

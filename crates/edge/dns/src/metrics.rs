@@ -5,28 +5,29 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use fairmesh_metrics::Register as _;
 use prometheus_client::registry::Registry;
 
-/// The counters.
+/// Counters of queries and responses.
 #[derive(Debug, Default)]
 pub(crate) struct Metrics {
     pub(crate) queries: AtomicU64,
     pub(crate) answered: AtomicU64,
     pub(crate) unknown_names: AtomicU64,
-    /// Responses SERVFAIL.
+    /// Responses with SERVFAIL.
     pub(crate) failures: AtomicU64,
     pub(crate) refused: AtomicU64,
     pub(crate) malformed: AtomicU64,
-    /// Queries over UDP that were dropped, since too many waited.
+    /// Queries over UDP that were dropped because too many others waited.
     pub(crate) shed: AtomicU64,
     pub(crate) connections: AtomicU64,
 }
 
-/// Adds one.
+/// Increments a counter by one.
 pub(crate) fn increment(counter: &AtomicU64) {
     counter.fetch_add(1, Relaxed);
 }
 
 impl Metrics {
-    /// Registers the counters as they are now, with the number of tenants that are followed, and whether the upstream is connected.
+    /// Registers the counters with their current values, the number of followed tenants, and whether the
+    /// upstream is connected.
     pub(crate) fn register(&self, (tenants, is_connected): (usize, bool), registry: &mut Registry) {
         let counters = [
             ("queries", "Queries", &self.queries),

@@ -21,18 +21,20 @@ use crate::{
     metrics::increment,
 };
 
-/// The longest query: a name, and options of EDNS. A longer one is malformed over UDP, and ends a connection.
+/// Maximum length of a query, in bytes: a name and EDNS options. A longer query is malformed over UDP, and ends the
+/// connection over TCP.
 const MAX_QUERY: usize = 4096;
-/// Queries over UDP of a socket that wait for the services of a tenant; further ones are dropped, and asked again by their clients.
+/// Maximum number of UDP queries per socket that wait for the services of a tenant. Further queries are
+/// dropped; their clients repeat them.
 const MAX_WAITING: usize = 256;
-/// Connections of a socket; further ones wait to be accepted.
+/// Maximum number of connections per socket. Further connections wait to be accepted.
 const MAX_CONNECTIONS: usize = 256;
-/// How long a connection may be idle, and take for a query or to read a response.
+/// Time limit for a connection to be idle, to send a query, and to read a response.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Delay after an error of a socket.
 const RETRY: Duration = Duration::from_millis(100);
 
-/// The tasks that serve.
+/// The tasks that serve queries.
 #[derive(Debug)]
 pub(crate) struct Server {
     stopping: CancellationToken,
@@ -40,7 +42,7 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    /// Serves at these sockets.
+    /// Serves queries on these sockets.
     pub(crate) fn start(sockets: Vec<(UdpSocket, TcpListener)>, answers: &Arc<Answers>) -> Self {
         let (stopping, tasks) = (CancellationToken::new(), TaskTracker::new());
         for (udp, tcp) in sockets {
@@ -53,7 +55,7 @@ impl Server {
         Self { stopping, tasks }
     }
 
-    /// Ends. Clients ask again.
+    /// Stops serving. Clients repeat unanswered queries.
     pub(crate) async fn stop(self) {
         self.stopping.cancel();
         self.tasks.wait().await;
@@ -66,7 +68,7 @@ async fn serve_udp(socket: UdpSocket, answers: Arc<Answers>) {
     loop {
         let (length, client) = match socket.recv_from(&mut buffer).await {
             Ok(received) => received,
-            // Such as the ICMP error of an earlier response.
+            // For instance the ICMP error for an earlier response.
             Err(error) => {
                 tracing::debug!(%error, "cannot receive a query");
                 sleep(RETRY).await;
@@ -75,7 +77,7 @@ async fn serve_udp(socket: UdpSocket, answers: Arc<Answers>) {
         };
         let (own, query) = (Arc::clone(&answers), buffer[..length].to_vec());
         let mut responding = Box::pin(async move { own.respond(&query, Carrier::Udp).await });
-        // Nearly always at once, since the services are known.
+        // Nearly always ready at once, since the services are known.
         if let Some(response) = responding.as_mut().now_or_never() {
             send(&socket, client, response).await;
             continue;
@@ -115,7 +117,7 @@ async fn serve_tcp(listener: TcpListener, answers: Arc<Answers>, stopping: Cance
         };
         increment(&answers.metrics.connections);
         tokio::spawn(async move {
-            // Ends when the client closes it, or is idle.
+            // Ends when the client closes the connection, or the connection is idle.
             let _ = stopping.run_until_cancelled(serve_connection(stream, &answers)).await;
             drop(place);
         });
@@ -133,7 +135,7 @@ async fn serve_connection(mut stream: TcpStream, answers: &Answers) -> io::Resul
     }
 }
 
-/// A message behind its length.
+/// Reads a length-prefixed message.
 async fn read_message(stream: &mut TcpStream) -> io::Result<Vec<u8>> {
     let length = usize::from(stream.read_u16().await?);
     if length > MAX_QUERY {
@@ -153,7 +155,7 @@ mod tests {
     };
 
     use super::*;
-    use crate::directory::Directory;
+    use crate::service_directory::Directory;
 
     fn query() -> Vec<u8> {
         let name = Name::from_ascii("cart.shop.mesh.").unwrap();
@@ -161,7 +163,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn queries_are_answered_over_udp_and_tcp() {
+    async fn dns_queries_are_answered_over_udp_and_tcp() {
         let directory = Directory::of_services([(ServiceName::new("shop/cart").unwrap(), None)]);
         let answers = Answers::new("mesh".parse().unwrap(), vec![[240, 0, 0, 1].into()], directory);
         let udp = UdpSocket::bind("127.0.0.1:0").await.unwrap();

@@ -9,23 +9,23 @@ use hickory_proto::rr::Name;
 #[derive(Clone, Debug)]
 pub struct Zone(Name);
 
-/// A text that names no zone.
+/// Error for a text that is not the name of a zone.
 #[derive(Debug, thiserror::Error)]
 #[error("'{0}' is no zone; write a domain such as mesh or mesh.example.org")]
 pub struct InvalidZone(String);
 
-/// What a name is in the zone.
+/// The meaning of a name in the zone.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum ZoneName {
-    /// It lies outside of the zone.
+    /// A name outside of the zone.
     Outside,
     /// The zone itself.
     Apex,
-    /// The services of a tenant lie beneath it.
+    /// The parent name of a tenant's services.
     Tenant(Tenant),
-    /// `cart.shop` for shop/cart.
+    /// The name of a service: `cart.shop` for shop/cart.
     Service(ServiceName),
-    /// No service can have this name.
+    /// A name within the zone that no service can have.
     Invalid,
 }
 
@@ -34,14 +34,14 @@ impl Zone {
         &self.0
     }
 
-    /// What a name is. Case is ignored (RFC 4343).
+    /// Classifies a name. Case is ignored (RFC 4343).
     pub(crate) fn find(&self, name: &Name) -> ZoneName {
         if !self.0.zone_of(name) {
             return ZoneName::Outside;
         }
-        // `num_labels` leaves out a leading `*`.
+        // `num_labels` does not count a leading `*`.
         let count = name.iter().count() - self.0.iter().count();
-        // A label may contain any byte, a dot too, and a name of a service no other than these.
+        // A label may contain any byte, even a dot; service names contain only these.
         let text = |label: &[u8]| {
             let is_plain = label.iter().all(|byte| byte.is_ascii_alphanumeric() || b"-_".contains(byte));
             is_plain.then(|| String::from_utf8_lossy(label).to_ascii_lowercase())
@@ -86,7 +86,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_beneath_the_zone_are_services_and_tenants() {
+    fn dns_names_beneath_zone_are_services_and_tenants() {
         let zone: Zone = "Mesh.".parse().unwrap();
         assert_eq!(zone.to_string(), "mesh");
         let found = |name: &str| zone.find(&Name::from_ascii(name).unwrap());
@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn zone_of_no_or_strange_labels_is_refused() {
+    fn dns_zone_without_labels_or_with_invalid_labels_is_refused() {
         for wrong in ["", ".", "a b", "*.mesh", "me/sh"] {
             assert!(wrong.parse::<Zone>().is_err(), "{wrong}");
         }

@@ -9,13 +9,14 @@ use fairmesh_wire::transport::{Address, Transport};
 /// Configuration of a replica of a gateway.
 #[derive(Clone, Debug)]
 pub struct GatewayConfig {
-    /// Where nodes connect.
+    /// Address to which nodes connect.
     pub listen: SocketAddr,
-    /// The identity of the gateway, which nodes and the endpoints of pods require.
+    /// The identity of the gateway. Nodes and the endpoints of pods require it.
     pub transport: Transport,
-    /// The agent, whose records say which service has which virtual address.
+    /// The agent, whose records hold the virtual addresses of services.
     pub agent: Address,
-    /// The backend of the replica: services that are placed on others alone get a 421 response. `None` serves all.
+    /// The backend of this replica. Requests for services placed only on other backends get a 421 response.
+    /// `None` serves all services.
     pub backend: Option<Label>,
     /// Address of `/metrics`, `/healthz` and `/readyz`.
     pub admin: Option<SocketAddr>,
@@ -23,16 +24,17 @@ pub struct GatewayConfig {
     pub handover: Option<PathBuf>,
     /// Threads that serve connections; the mesh must be built for the same number.
     pub cores: usize,
-    /// Limits. Those of connections and services are of one tenant.
+    /// Limits. The limits of connections and services apply to each tenant.
     pub limits: Limits,
-    /// Maximum number of connections of all tenants; further ones are refused.
+    /// Maximum number of connections of all tenants. Further ones are refused.
     pub connections: usize,
-    /// Maximum number of connections whose caller has not proved its identity; further ones wait in the accept queue.
+    /// Maximum number of connections whose caller is not authenticated yet. Further ones wait in the accept
+    /// queue.
     pub handshakes: usize,
-    /// Maximum number of requests of one tenant in flight; further ones are refused.
+    /// Maximum number of requests in flight per tenant. Further ones are refused.
     pub tenant_requests: usize,
-    /// Maximum number of tenants whose connections are served; those of one more are refused.
+    /// Maximum number of tenants. Connections of further tenants are refused.
     pub tenants: usize,
-    /// Access log.
+    /// Configuration of the access log.
     pub access_log: AccessLogConfig,
 }

@@ -1,4 +1,4 @@
-//! How many connections begin in a second, of a tenant or to a service.
+//! Limits the number of new connections per second, of a tenant or to a service.
 
 use std::{
     sync::{
@@ -16,18 +16,18 @@ const SECOND: Duration = Duration::from_secs(1);
 /// began as early as it may. After a quiet second, those of one second may begin at once.
 #[derive(Debug, Default)]
 pub(crate) struct ConnectionRate {
-    /// Zero: any number.
+    /// Connections per second; zero means unlimited.
     per_second: AtomicU32,
     next: Mutex<Option<Instant>>,
 }
 
 impl ConnectionRate {
-    /// Changes the rate; `None` admits any number.
+    /// Changes the rate; `None` means unlimited.
     pub(crate) fn set(&self, per_second: Option<u32>) {
         self.per_second.store(per_second.unwrap_or_default(), Relaxed);
     }
 
-    /// Whether a connection may begin now, which then counts.
+    /// Whether a connection may begin now. If so, counts it.
     pub(crate) fn admits(&self, now: Instant) -> bool {
         let per_second = self.per_second.load(Relaxed);
         if per_second == 0 {
@@ -48,7 +48,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rate_admits_those_of_one_second_and_then_one_after_the_other() {
+    fn connection_rate_admits_burst_of_one_second_then_steady_rate() {
         let (rate, now) = (ConnectionRate::default(), Instant::now());
         let admitted = |at| (0..10).filter(|_| rate.admits(at)).count();
         assert_eq!(admitted(now), 10, "without a quota");

@@ -1,25 +1,28 @@
 //! A gateway that routes for many tenants (Canal Mesh, section 4.2).
 //!
-//! It sits on `edge`, whose parts serve each tenant with a table of services, counters and limits of the tenant's own. Nodes open
-//! connections with the certificates of their pods: a certificate says which tenant and service calls, never an address. The host of a
-//! request, or the virtual address that a pod connected to, names a service of that tenant. Routes may lead to services of other tenants,
-//! with the consent of both; the policy of the service that gets a call decides here whether the caller is allowed.
+//! It is built on `edge`, and serves each tenant with a separate table of services, counters and limits.
+//! Nodes open connections with the certificates of their pods: the certificate tells which tenant and service
+//! calls, never an address. The host of a request, or the virtual address that a pod connected to, names a
+//! service of that tenant. Routes may lead to services of other tenants, with the consent of both; the
+//! gateway enforces the policy of the called service.
 //!
-//! Endpoints of pods are reached through their nodes, so that equal addresses of two tenants' pods never meet.
+//! Endpoints of pods are reached through their nodes, so equal addresses of two tenants' pods are never
+//! confused.
 //!
-//! One process serves all tenants, and one table of routes is not shared among them. Rejected: a process for each tenant, which is
-//! the cost of sidecars again, and one table of services by name, whose bounds one tenant could use up for all.
+//! One process serves all tenants, with separate route tables. Rejected: a process for each tenant, which
+//! would cost as much as sidecars; and one common table of services, whose limits one tenant could exhaust
+//! for all.
 
+mod admin_pages;
 mod config;
-mod connection;
 mod connection_rate;
-mod directory;
-mod loads;
+mod load_reporter;
 mod metrics;
-mod origin;
-mod pages;
+mod node_connections;
+mod pod_connection;
 mod run;
 mod service_connections;
+mod tenant_directory;
 mod tenants;
 
 pub use config::GatewayConfig;

@@ -1,4 +1,4 @@
-//! Counters of a gateway, by tenant and by service. A service's name begins with its tenant.
+//! Counters of a gateway, by tenant and by service. Service names begin with their tenant.
 
 use std::{
     borrow::Cow,
@@ -18,22 +18,23 @@ use prometheus_client::{
     registry::{Registry, Unit},
 };
 
-use crate::{connection::Connections, tenants::TenantServer};
+use crate::{node_connections::Connections, tenants::TenantServer};
 
-/// Counters of connections before their tenant is known, and of what is refused.
+/// Counters of connections whose tenant is not known yet, and of refusals.
 #[derive(Debug, Default)]
 pub(crate) struct GatewayMetrics {
-    /// Connections as they are accepted.
+    /// Counters of accepted connections.
     pub(crate) edge: Arc<EdgeMetrics>,
-    /// Connections whose peer did not prove the identity of a tenant's service, or sent no valid header.
+    /// Connections whose peer did not prove the identity of a tenant's service, or sent no valid PROXY
+    /// protocol header.
     pub(crate) refused_peers: AtomicU64,
-    /// Connections of tenants beyond the maximum.
+    /// Connections refused because the maximum number of tenants was reached.
     pub(crate) tenants_refused: AtomicU64,
-    /// Connections beyond the maximum of all tenants.
+    /// Connections refused because the maximum of all tenants was reached.
     pub(crate) refused_connections: AtomicU64,
-    /// Connections of tenants whose virtual addresses are not known yet.
+    /// Connections refused because the virtual addresses of their tenant were not known yet.
     pub(crate) unrouted: AtomicU64,
-    /// Reports of the load that no control plane took.
+    /// Load reports that failed.
     pub(crate) failed_reports: AtomicU64,
 }
 
@@ -43,7 +44,7 @@ enum Kind {
     Gauge,
 }
 
-/// What is shown of each tenant.
+/// Kind and value of a metric of each tenant.
 type TenantSeries = (Kind, fn(&TenantServer) -> u64);
 
 static TENANT_SERIES: &[(&str, &str, TenantSeries)] = &[
@@ -81,7 +82,7 @@ static TENANT_SERIES: &[(&str, &str, TenantSeries)] = &[
     ),
 ];
 
-/// Registers all metrics as they are now.
+/// Registers all metrics with their current values.
 pub(crate) fn register(registry: &mut Registry, connections: &Arc<Connections>) {
     let metrics = &connections.metrics;
     for (name, help, counter) in [

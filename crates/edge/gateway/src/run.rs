@@ -17,9 +17,9 @@ use fairmesh_calls::{
 };
 use fairmesh_edge::{
     forward::forwarder::Forwarder,
-    lifecycle::succession::{Ended, Stop, Succession, SuccessionError},
+    lifecycle::process_succession::{Ended, Stop, Succession, SuccessionError},
     limits::Limits,
-    listen::{accept::connection_limit, cores::Cores, unidentified::Unidentified},
+    listen::{accept::connection_limit, event_loops::Cores, unidentified_peers::Unidentified},
     observe::observer::{ObserverConfig, RequestObserver},
     server::ConnectionServer,
     services::Services,
@@ -36,26 +36,26 @@ use tokio::{
 use tokio_util::task::TaskTracker;
 
 use crate::{
+    admin_pages::{self, Pages},
     config::GatewayConfig,
-    connection::Connections,
-    directory::{Directory, Quotas},
-    loads::LoadReporter,
+    load_reporter::LoadReporter,
     metrics::GatewayMetrics,
-    pages::{self, Pages},
+    node_connections::Connections,
+    tenant_directory::{Directory, Quotas},
     tenants::{Shared, Tenants},
 };
 
-/// How often a gateway without a certificate looks for it.
+/// Interval at which a gateway without a certificate checks whether it has one.
 const READY_INTERVAL: Duration = Duration::from_millis(100);
-/// Maximum interval at which idle tenants are looked for.
+/// Maximum interval between searches for idle tenants.
 const MAX_FORGET_INTERVAL: Duration = Duration::from_secs(30);
-/// Time for the last lines of the access log.
+/// Time limit for writing the last lines of the access log.
 const LAST_LINES: Duration = Duration::from_secs(2);
 
 /// Why a gateway cannot run.
 #[derive(Debug, thiserror::Error)]
 pub enum GatewayError {
-    /// An address cannot be bound, or the running gateway not be replaced.
+    /// An address cannot be bound, or the running gateway cannot be replaced.
     #[error(transparent)]
     Succession(#[from] SuccessionError),
     /// Threads cannot be started.
@@ -63,18 +63,19 @@ pub enum GatewayError {
         "cannot start {count} threads to serve connections: {source}; lower --cores, or raise the limits of processes"
     )]
     Cores {
-        /// Number of threads.
+        /// Number of threads that were to be started.
         count: usize,
         /// Error of the operating system.
         source: io::Error,
     },
 }
 
-/// Runs a gateway until `stop` completes or a successor takes over, and then drains it: it accepts no more connections, responses tell
-/// clients to reconnect, and open connections have until the drain deadline.
+/// Runs a gateway until `stop` completes or a successor takes over, and then drains it: it accepts no more
+/// connections, responses tell clients to reconnect, and open connections have until the drain deadline.
 ///
 /// # Errors
-/// An address cannot be bound, threads cannot be started, or the running gateway cannot be replaced; that one continues.
+/// An address cannot be bound, threads cannot be started, or the running gateway cannot be replaced; the
+/// running gateway then continues.
 pub async fn run(
     config: GatewayConfig,
     mesh: Mesh,
@@ -84,12 +85,12 @@ pub async fn run(
     let mut succession = Succession::bind(&addresses, config.handover.as_deref()).await?;
     let admin = config.admin.and_then(|_| succession.listeners.pop());
     exclude_addresses(&mesh, addresses);
-    // A gateway on loopback is of a mesh on one machine, where pods are there as well.
+    // A gateway on loopback belongs to a mesh on one machine, where pods use loopback addresses too.
     if !config.listen.ip().is_loopback() {
         exclude_loopback(&mesh);
     }
     let gateway = Gateway::start(&config, mesh.clone())?;
-    let mut admin = admin.map(|bound| pages::start(bound, gateway.pages()));
+    let mut admin = admin.map(|bound| admin_pages::start(bound, gateway.pages()));
     let ended = gateway.run((succession, &mut admin), &config.limits, stop).await;
     mesh.close().await;
     if let Some(admin) = admin {
@@ -99,7 +100,7 @@ pub async fn run(
 }
 
 struct Gateway {
-    /// Accepts connections; their requests are forwarded by the server of their tenant.
+    /// Accepts connections. The server of their tenant forwards the requests.
     server: Arc<ConnectionServer>,
     connections: Arc<Connections>,
     observer: Arc<RequestObserver>,
@@ -118,7 +119,7 @@ impl Gateway {
         let cores = cores.map_err(|source| GatewayError::Cores { count: config.cores, source })?;
         let limits = Limits { connections: config.handshakes, ..config.limits };
         let tunnels = Tunnels::new(limits, Arc::clone(&metrics.edge), Arc::clone(&shutdown), tasks.clone());
-        // It accepts only, and forwards nothing: no service is known before the tenant is.
+        // This server only accepts: no service can be looked up before the tenant is known.
         let none = Services::start(mesh.clone(), limits);
         let forwarder = Forwarder::new(none, Arc::clone(&metrics.edge), Arc::clone(&observer), tunnels);
         let server = ConnectionServer::new(Arc::new(forwarder), Arc::clone(&shutdown), cores, limits);
@@ -185,7 +186,7 @@ impl Gateway {
             self.is_ready.store(false, Relaxed);
         };
         if succession.run(self.ready(), accept, ends, stop).await? == Ended::Succeeded {
-            // The successor serves them from now on.
+            // The successor serves the admin pages from now on.
             if let Some(admin) = admin.take() {
                 admin.stop().await;
             }
@@ -196,7 +197,8 @@ impl Gateway {
         Ok(())
     }
 
-    /// Completes once nodes accept the gateway's certificate, and it is known what applies to services without rules.
+    /// Completes once the gateway has a certificate that nodes accept, and the authorization of services
+    /// without rules is known.
     async fn ready(&self) {
         while let Some(problem) = self.connections.transport.lacks_certificate() {
             tracing::debug!(problem, "not ready");
@@ -219,7 +221,7 @@ impl Gateway {
 async fn follow_quotas(connections: Weak<Connections>, mut quotas: watch::Receiver<Quotas>) {
     while quotas.changed().await.is_ok() {
         let Some(connections) = connections.upgrade() else { return };
-        // Copied, since a tenant that is admitted reads them under the lock of all tenants.
+        // Copied, since `server_of` reads the quotas while it holds the lock of all tenants.
         let current = quotas.borrow_and_update().clone();
         connections.tenants.set_quotas(&current);
     }

@@ -1,4 +1,4 @@
-//! What each tenant has of its own: a table of services, counters, tunnels and limits.
+//! The state of each tenant: a table of services, counters, tunnels and limits.
 
 use std::{
     collections::BTreeMap,
@@ -13,7 +13,7 @@ use fairmesh_calls::{Mesh, forwarding::Principal};
 use fairmesh_edge::{
     forward::{forwarder::Forwarder, request_limit::RequestLimit},
     limits::Limits,
-    listen::{accept::connection_limit, cores::Cores},
+    listen::{accept::connection_limit, event_loops::Cores},
     metrics::EdgeMetrics,
     observe::observer::RequestObserver,
     server::ConnectionServer,
@@ -29,24 +29,24 @@ use tokio::{
 };
 use tokio_util::task::TaskTracker;
 
-use crate::{connection_rate::ConnectionRate, directory::Quotas};
+use crate::{connection_rate::ConnectionRate, tenant_directory::Quotas};
 
 /// A tenant whose pods have connected.
 #[derive(Debug)]
 pub(crate) struct TenantServer {
-    /// Serves its connections.
+    /// Serves the connections of the tenant.
     pub(crate) server: Arc<ConnectionServer>,
-    /// Lines that its connections cause.
+    /// Limits the log lines that the tenant's connections cause.
     pub(crate) log: Arc<LogLimiter>,
-    /// Permits of its mirrored calls.
+    /// Permits of the tenant's mirrored calls.
     pub(crate) mirrors: Arc<Semaphore>,
-    /// Counts its connections.
+    /// Counts the tenant's open connections.
     permits: Arc<Semaphore>,
     /// Limits the connections that begin in a second.
     handshakes: ConnectionRate,
     /// Limits its requests in flight.
     pub(crate) requests: Arc<RequestLimit>,
-    /// Connections accepted, those refused at the tenant's limit, and those refused at its rate.
+    /// Connections accepted, connections refused at the tenant's limit, and connections refused at its rate.
     pub(crate) accepted: AtomicU64,
     pub(crate) refused: AtomicU64,
     pub(crate) refused_by_rate: AtomicU64,
@@ -54,22 +54,22 @@ pub(crate) struct TenantServer {
     limit: AtomicUsize,
 }
 
-/// What the servers of all tenants share.
+/// Settings and objects that the servers of all tenants share.
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) mesh: Mesh,
     pub(crate) observer: Arc<RequestObserver>,
     pub(crate) shutdown: Arc<Shutdown>,
     pub(crate) connections: TaskTracker,
-    /// Limits of one tenant.
+    /// Limits of each tenant.
     pub(crate) limits: Limits,
-    /// Maximum number of requests of one tenant in flight.
+    /// Maximum number of requests in flight per tenant.
     pub(crate) requests: usize,
     /// Maximum number of tenants.
     pub(crate) tenants: usize,
 }
 
-/// The tenants whose pods have connected, until they have not for a while.
+/// The tenants whose pods have connected. A tenant without connections is forgotten after a while.
 #[derive(Debug)]
 pub(crate) struct Tenants {
     shared: Shared,
@@ -79,7 +79,7 @@ pub(crate) struct Tenants {
 #[derive(Debug)]
 struct KnownTenant {
     server: Arc<TenantServer>,
-    /// The number of its connections when none was found open, and since when.
+    /// Number of accepted connections when no open connection was found first, and the time of that check.
     quiet: Option<(u64, Instant)>,
 }
 
@@ -88,7 +88,8 @@ impl Tenants {
         Self { shared, by_name: Mutex::default() }
     }
 
-    /// The server of a tenant; `None` at the maximum number of tenants. A new one takes its quota of these.
+    /// The server of a tenant. `None` for a new tenant at the maximum number of tenants. A new server gets
+    /// the tenant's quota from `quotas`.
     pub(crate) fn server_of(
         &self,
         tenant: &Tenant,
@@ -102,26 +103,26 @@ impl Tenants {
             return None;
         }
         let server = Arc::new(TenantServer::new(&self.shared));
-        // Under the lock, so that a change is applied here or by `set_quotas`.
+        // Done under the lock, so that a change of quotas is applied either here or by `set_quotas`.
         server.set_quota(&self.shared, quotas.borrow().get(tenant).copied());
         by_name.insert(tenant.clone(), KnownTenant { server: Arc::clone(&server), quiet: None });
         Some(server)
     }
 
-    /// Applies the quotas of all tenants, to connections and requests that begin from now on.
+    /// Applies the quotas of all tenants to connections and requests that begin from now on.
     pub(crate) fn set_quotas(&self, quotas: &Quotas) {
         for (tenant, known) in &*self.lock() {
             known.server.set_quota(&self.shared, quotas.get(tenant).copied());
         }
     }
 
-    /// All tenants, by name.
+    /// All tenants with their servers, sorted by name.
     pub(crate) fn all(&self) -> Vec<(Tenant, Arc<TenantServer>)> {
         self.lock().iter().map(|(tenant, known)| (tenant.clone(), Arc::clone(&known.server))).collect()
     }
 
-    /// Forgets the tenants without connections for the time after which services are evicted, with their counters. `forgotten` is told of
-    /// each before it can connect again.
+    /// Forgets tenants, with their counters, that had no connection for the time after which services are
+    /// evicted. Calls `forgotten` for each tenant before the tenant can connect again.
     pub(crate) fn forget_idle(&self, now: Instant, forgotten: impl Fn(&Tenant)) {
         let idle_for = self.shared.limits.service_idle;
         self.lock().retain(|tenant, known| {
@@ -139,7 +140,8 @@ impl Tenants {
 }
 
 impl KnownTenant {
-    /// Whether it had no connection for `idle_for`. One that is being admitted holds the server.
+    /// Whether the tenant had no connection for `idle_for`. A connection that is being admitted holds a
+    /// reference to the server.
     fn is_idle(&mut self, now: Instant, idle_for: Duration) -> bool {
         if Arc::strong_count(&self.server) > 1 {
             return false;
@@ -160,7 +162,7 @@ impl KnownTenant {
 }
 
 impl TenantServer {
-    /// Must be called within a tokio runtime.
+    /// Creates the server of a tenant. Must be called within a tokio runtime.
     fn new(shared: &Shared) -> Self {
         let Shared { mesh, observer, shutdown, connections, limits, requests, .. } = shared;
         let metrics = Arc::<EdgeMetrics>::default();
@@ -168,13 +170,13 @@ impl TenantServer {
         let services = Services::start(mesh.clone(), *limits);
         let forwarder = Forwarder::new(services, metrics, Arc::clone(observer), tunnels);
         let forwarder = Arc::new(forwarder.with_max_body(limits.body));
-        // Its connections run where they were accepted.
+        // Connections are served on the core that accepted them.
         let server = ConnectionServer::new(forwarder, Arc::clone(shutdown), Cores::default(), *limits);
         Self {
             server: Arc::new(server),
             log: Arc::new(LogLimiter::new()),
             mirrors: Principal::mirror_permits(),
-            // They only count, so that the limit may change while connections are open.
+            // The permits only count, so that the limit may change while connections are open.
             permits: connection_limit(Semaphore::MAX_PERMITS),
             handshakes: ConnectionRate::default(),
             requests: RequestLimit::new(*requests, "--max-tenant-requests"),
@@ -185,7 +187,7 @@ impl TenantServer {
         }
     }
 
-    /// Sets the limits of a quota, or those of the options.
+    /// Sets the limits of a quota; `None` sets the limits of the options.
     fn set_quota(&self, shared: &Shared, quota: Option<GatewayQuota>) {
         let quota = quota.unwrap_or_default();
         let or = |limit: Option<u32>, option: usize| limit.map_or(option, |limit| limit as usize);
@@ -195,14 +197,16 @@ impl TenantServer {
         self.server.forwarder.services.set_max(or(quota.services, shared.limits.services));
     }
 
-    /// A place among the tenant's connections, and counts it; `None` at the limit, or if too many began in the last second.
+    /// Takes a permit for a connection of the tenant, and counts the connection. `None` at the limit, or if
+    /// too many connections began in the last second.
     pub(crate) fn enter(&self) -> Option<OwnedSemaphorePermit> {
         if !self.handshakes.admits(Instant::now()) {
             self.refused_by_rate.fetch_add(1, Relaxed);
             return None;
         }
         let permit = Arc::clone(&self.permits).try_acquire_owned().ok();
-        // The own permit counts as well, so that connections at one moment do not exceed the limit together.
+        // The connection's own permit is counted too, so that concurrent connections cannot exceed the limit
+        // together.
         let permit = permit.filter(|_| self.open() <= self.limit.load(Relaxed) as u64);
         let counter = if permit.is_some() { &self.accepted } else { &self.refused };
         counter.fetch_add(1, Relaxed);

@@ -16,23 +16,25 @@ use aya::{
 
 use crate::{
     KernelError,
+    bpf_object::{self, ACCEPTED, ADDRESS_PROGRAMS, CallerProgram, RESPOND, SEND, TRACK},
+    bpf_pins::{self, LINK, Release, is_link},
     cgroup::{self, Cgroup, contains, normal},
-    groups::{self, Groups},
-    layout::{AttachmentValue, CALLERS, LocalConnection, SELECTED, SERVERS, SelectionValue, network_order},
-    left_programs,
-    object::{self, ACCEPTED, ADDRESS_PROGRAMS, CallerProgram, RESPOND, SEND, TRACK},
+    cgroup_in_flight::{self, Groups},
+    map_layout::{
+        AttachmentValue, CALLERS, LocalConnection, SELECTED, SERVERS, SelectionValue, network_order,
+    },
     pinned_links,
-    pins::{self, LINK, Release, is_link},
     status::{attachments, proxy_process, takes_short_cut},
+    tcp_only_programs,
 };
 
 /// The port whose connections are redirected if none is given.
 const DEFAULT_PORT: u16 = 80;
 
-/// The kernel refuses a mode on links: links always allow other programs.
+/// Mode of links. The kernel refuses any other mode, since links always allow other programs.
 const LINK_MODE: CgroupAttachMode = CgroupAttachMode::Single;
 
-/// Which connects of a cgroup are redirected.
+/// Selects which connects of a cgroup are redirected.
 #[derive(Clone, Debug, Default)]
 pub struct Selection {
     /// Networks: an address and a prefix length of at most 32. If empty, the networks of an earlier attachment stay, or
@@ -43,14 +45,14 @@ pub struct Selection {
 }
 
 impl Selection {
-    /// The map value. `before` is the value of an earlier attachment.
+    /// Converts the selection to the map value. `before` is the value of an earlier attachment.
     fn value(&self, before: Option<SelectionValue>) -> Result<SelectionValue, KernelError> {
         if self.networks.len() > SELECTED || self.ports.len() > SELECTED {
             return Err(KernelError::TooManySelected { max: SELECTED });
         }
         let mut value = before.unwrap_or_else(|| SelectionValue::of_port(DEFAULT_PORT));
         if !self.networks.is_empty() {
-            // The length is at most eight.
+            // Cannot truncate: the length is at most eight.
             value.networks = self.networks.len() as u32;
         }
         for (at, (address, prefix)) in self.networks.iter().enumerate() {
@@ -68,22 +70,22 @@ impl Selection {
     }
 }
 
-/// The programs of this machine to attach to. Options that are `None` keep an earlier attachment's value.
+/// Cgroups to attach programs to. An option that is `None` keeps an earlier attachment's value.
 #[derive(Clone, Debug, Default)]
 pub struct Attachments {
     /// The cgroup of the callers.
     pub callers: String,
     /// The callers' connects to redirect.
     pub selection: Selection,
-    /// Whether the callers may reach only services, and fail while no proxy listens. The default lets them reach
-    /// everything.
+    /// Whether the callers may reach only services; their connections then fail while no proxy listens. By default
+    /// they may reach everything.
     pub only_services: Option<bool>,
     /// Limit of the callers' requests in flight in the kernel; 0, the default, sets no limit.
     pub max_in_flight: Option<u32>,
     /// Cgroups of servers. The kernel moves requests directly to their sockets, and moves the responses back.
     pub servers: Vec<String>,
-    /// Whether the proxy's responses to callers and requests to servers take the short cut, in all attached cgroups. The default
-    /// is true.
+    /// Whether the proxy's responses to callers and requests to servers take the short cut, in all attached
+    /// cgroups. The default is true.
     pub short_cut: Option<bool>,
     /// The user of a proxy without capabilities; this user owns the maps.
     pub owner: Option<u32>,
@@ -100,7 +102,7 @@ pub fn attach(pins: &Path, to: &Attachments) -> Result<(), KernelError> {
     let cgroups = || to.servers.iter().chain([&to.callers]);
     cgroups().try_for_each(|cgroup| cgroup::parts(cgroup).map(drop))?;
     to.selection.value(None)?;
-    match pins::release(pins)? {
+    match bpf_pins::release(pins)? {
         Release::Nothing if pins.exists() => remove_unused(pins)?,
         Release::Own | Release::Nothing => {}
         Release::Other => return Err(KernelError::OtherRelease(pins.to_owned())),
@@ -117,7 +119,7 @@ pub fn attach(pins: &Path, to: &Attachments) -> Result<(), KernelError> {
     let short_cut = decide_short_cut(pins, &before, to.short_cut)?;
     let own = attach_one(pins, &to.callers, CALLERS, |cgroup, entry| {
         let is_first = entry.roles & CALLERS == 0;
-        entry.group = groups::position(&before, cgroup.id)
+        entry.group = cgroup_in_flight::position(&before, cgroup.id)
             .ok_or_else(|| wrong(&to.callers, "is one too many: 64 can be attached to"))?;
         entry.selection = to.selection.value((!is_first).then_some(entry.selection))?;
         if let Some(only_services) = to.only_services {
@@ -136,8 +138,8 @@ pub fn attach(pins: &Path, to: &Attachments) -> Result<(), KernelError> {
     Ok(())
 }
 
-/// Whether responses take the short cut: as requested, or as before. The short cut cannot be switched off, since
-/// programs stay on a socket map as long as the map exists.
+/// Whether responses take the short cut: as requested, otherwise as in the earlier attachment. It cannot be switched
+/// off later, since programs stay on a socket map as long as the map exists.
 fn decide_short_cut(
     pins: &Path,
     before: &[(u64, AttachmentValue)],
@@ -153,20 +155,20 @@ fn decide_short_cut(
 }
 
 fn limit(pins: &Path, entry: &AttachmentValue, most: u32) -> Result<(), KernelError> {
-    Groups::open(&pins::map(pins, "groups")?).map(|groups| groups.limit(entry.group, most))
+    Groups::open(&bpf_pins::map(pins, "groups")?).map(|groups| groups.limit(entry.group, most))
 }
 
 fn wrong(path: &str, problem: &'static str) -> KernelError {
     KernelError::Cgroup { path: path.to_owned(), problem }
 }
 
-/// Refuses the cgroup of the proxy.
+/// Refuses to attach to the proxy's cgroup.
 fn keep_out_proxy(pins: &Path, path: &str) -> Result<(), KernelError> {
     let problem = "contains the proxy, whose own connections would be redirected to it";
     keep_out(path, proxy_process(pins), problem)
 }
 
-/// Refuses a cgroup that this process is in.
+/// Refuses to attach to a cgroup that contains `process`.
 fn keep_out(path: &str, process: Option<u32>, problem: &'static str) -> Result<(), KernelError> {
     match process.is_some_and(|process| contains(path, process)) {
         true => Err(wrong(path, problem)),
@@ -174,7 +176,7 @@ fn keep_out(path: &str, process: Option<u32>, problem: &'static str) -> Result<(
     }
 }
 
-/// Attaches programs to a cgroup in a role. `attach` receives the earlier entry and changes it.
+/// Attaches programs to a cgroup in a role. `attach` receives the earlier entry and updates it.
 fn attach_one(
     pins: &Path,
     path: &str,
@@ -188,12 +190,13 @@ fn attach_one(
     let attached = (|| {
         let entry = before.or_else(|| AttachmentValue::new(&normal(path), cgroup.was_created, 0));
         let mut entry = entry.ok_or_else(|| wrong(path, "is too long"))?;
-        pins::create(pins)?;
+        bpf_pins::create(pins)?;
         pinned_links::remove_new(pins, cgroup.id, links)?;
         let mut programs = attach(&cgroup, &mut entry)?;
         entry.roles |= role;
         record(&mut programs, cgroup.id, entry)?;
-        // A proxy that starts now looks at the record after it listens, so one of the two sees the other.
+        // A proxy that starts now checks the record after it listens, so at least one of the two sees the
+        // other.
         keep_out_proxy(pins, path)?;
         pinned_links::replace(pins, cgroup.id, links).map(|()| entry)
     })();
@@ -215,10 +218,10 @@ fn links_of(role: u32) -> &'static [&'static str] {
     }
 }
 
-/// Opens the maps and gives them to the owner at once, because a proxy without capabilities may already be looking for
-/// them.
+/// Opens the maps, and gives them to the owner at once, because a proxy without capabilities may already be
+/// waiting for them.
 fn open(pins: &Path, own: &CallerProgram, owner: Option<u32>) -> Result<Ebpf, KernelError> {
-    let programs = object::open(pins, own)?;
+    let programs = bpf_object::open(pins, own)?;
     owner.map_or(Ok(()), |owner| give_maps(pins, owner))?;
     Ok(programs)
 }
@@ -231,45 +234,49 @@ fn attach_callers(
 ) -> Result<Ebpf, KernelError> {
     let own = CallerProgram { selection: entry.selection, group: entry.group };
     let mut programs = open(pins, &own, owner)?;
-    for name in
-        ADDRESS_PROGRAMS.iter().chain(&[TRACK, SEND, object::SHORT_CUT, object::FORWARD, object::LOOK])
-    {
-        object::load(&mut programs, name)?;
+    for name in ADDRESS_PROGRAMS.iter().chain(&[
+        TRACK,
+        SEND,
+        bpf_object::SHORT_CUT,
+        bpf_object::FORWARD,
+        bpf_object::LOOK,
+    ]) {
+        bpf_object::load(&mut programs, name)?;
     }
     attach_to_sockets::<u64>(&mut programs, SEND, "caller_sockets")?;
-    attach_to_sockets::<u64>(&mut programs, object::LOOK, "asking_sockets")?;
+    attach_to_sockets::<u64>(&mut programs, bpf_object::LOOK, "asking_sockets")?;
     attach_sock_ops(pins, &mut programs, TRACK, cgroup)?;
     let folder = File::open(&cgroup.folder).map_err(KernelError::file(&cgroup.folder))?;
     for name in ADDRESS_PROGRAMS {
         let refused = |error| KernelError::refused("a link", &error);
-        let program = object::sock_addr(&mut programs, name)?;
+        let program = bpf_object::sock_addr(&mut programs, name)?;
         let link = program.attach(&folder, LINK_MODE).map_err(refused)?;
         let link = program.take_link(link).map_err(refused)?;
         pinned_links::pin(pins, cgroup, name, link.try_into())?;
     }
     if entry.short_cut != 0 {
-        attach_to_sockets::<u64>(&mut programs, object::SHORT_CUT, "proxy_sockets")?;
-        attach_to_sockets::<LocalConnection>(&mut programs, object::FORWARD, "forwarding_sockets")?;
+        attach_to_sockets::<u64>(&mut programs, bpf_object::SHORT_CUT, "proxy_sockets")?;
+        attach_to_sockets::<LocalConnection>(&mut programs, bpf_object::FORWARD, "forwarding_sockets")?;
     }
     Ok(programs)
 }
 
 fn attach_servers(pins: &Path, cgroup: &Cgroup, owner: Option<u32>) -> Result<Ebpf, KernelError> {
     let mut programs = open(pins, &CallerProgram::default(), owner)?;
-    object::load(&mut programs, ACCEPTED)?;
-    object::load(&mut programs, RESPOND)?;
+    bpf_object::load(&mut programs, ACCEPTED)?;
+    bpf_object::load(&mut programs, RESPOND)?;
     attach_to_sockets::<LocalConnection>(&mut programs, RESPOND, "server_sockets")?;
-    left_programs::leave_listeners(&mut programs, cgroup)?;
+    tcp_only_programs::leave_listeners(&mut programs, cgroup)?;
     attach_sock_ops(pins, &mut programs, ACCEPTED, cgroup)?;
     Ok(programs)
 }
 
-/// Attaches a send program to a socket map, until the map is gone.
+/// Attaches a send program to a socket map. The attachment lasts as long as the map.
 fn attach_to_sockets<K: Pod>(programs: &mut Ebpf, name: &str, map: &str) -> Result<(), KernelError> {
     let map = programs.map(map).ok_or(KernelError::NoPrograms)?;
     let sockets: SockHash<_, K> = map.try_into().map_err(|error| KernelError::refused(name, &error))?;
     let sockets = sockets.fd().try_clone().map_err(|error| KernelError::refused(name, &error))?;
-    let program = object::sk_msg(programs, name)?;
+    let program = bpf_object::sk_msg(programs, name)?;
     let refused = |error| KernelError::refused(name, &error);
     let link = program.attach(&sockets).map_err(refused)?;
     // Dropping the link would detach the program.
@@ -280,22 +287,22 @@ fn attach_to_sockets<K: Pod>(programs: &mut Ebpf, name: &str, map: &str) -> Resu
 fn attach_sock_ops(pins: &Path, programs: &mut Ebpf, name: &str, cgroup: &Cgroup) -> Result<(), KernelError> {
     let folder = File::open(&cgroup.folder).map_err(KernelError::file(&cgroup.folder))?;
     let refused = |error| KernelError::refused("a link", &error);
-    let program = object::sock_ops(programs, name)?;
+    let program = bpf_object::sock_ops(programs, name)?;
     let link = program.attach(&folder, LINK_MODE).map_err(refused)?;
     let link = program.take_link(link).map_err(refused)?;
     pinned_links::pin(pins, cgroup, name, link.try_into())
 }
 
-/// Gives the maps to `owner`, but not the links, since their owner may detach. The maps of addresses in kernel memory,
-/// which the programs read, stay with root too.
+/// Gives the maps to `owner`, but not the links, since the owner of a link may detach it. Root also keeps the maps
+/// with addresses of kernel memory, which only the programs read.
 fn give_maps(pins: &Path, owner: u32) -> Result<(), KernelError> {
     let kept = [LINK, "caller_addresses", "exchange_addresses"];
     let is_given = |pin: &PathBuf| kept.iter().all(|prefix| !is_link(pin, prefix));
-    let maps = pins::list(pins).into_iter().filter(is_given);
+    let maps = bpf_pins::list(pins).into_iter().filter(is_given);
     maps.into_iter().try_for_each(|pin| chown(&pin, Some(owner), None).map_err(KernelError::file(pin)))
 }
 
-/// Records an attachment, for `status` and for later attachments.
+/// Records an attachment, for `status` and later attachments.
 fn record(programs: &mut Ebpf, id: u64, entry: AttachmentValue) -> Result<(), KernelError> {
     let refused = |error| KernelError::refused("map attachments", &error);
     let map = programs.map_mut("attachments").ok_or(KernelError::NoPrograms)?;
@@ -307,7 +314,7 @@ fn record(programs: &mut Ebpf, id: u64, entry: AttachmentValue) -> Result<(), Ke
 fn restore(pins: &Path, id: u64, before: Option<AttachmentValue>) -> Result<(), KernelError> {
     let refused = |error| KernelError::refused("map attachments", &error);
     let mut entries: HashMap<_, u64, AttachmentValue> =
-        pins::map(pins, "attachments")?.try_into().map_err(refused)?;
+        bpf_pins::map(pins, "attachments")?.try_into().map_err(refused)?;
     match before {
         Some(before) => entries.insert(id, before, 0).map_err(refused),
         None => entries.remove(&id).map_err(refused),
@@ -319,7 +326,7 @@ fn restore(pins: &Path, id: u64, before: Option<AttachmentValue>) -> Result<(), 
 pub struct Detached {
     /// Paths of the detached cgroups.
     pub cgroups: Vec<String>,
-    /// Cgroups that still exist, because programs run in them or `attach` did not create them.
+    /// Cgroups that still exist, because processes run in them or `attach` did not create them.
     pub left: Vec<String>,
 }
 
@@ -333,9 +340,10 @@ pub fn detach(pins: &Path) -> Result<Detached, KernelError> {
     }
     let entries = attachments(pins).unwrap_or_default();
     // Links are removed first: without maps they could not redirect correctly.
-    let (links, maps): (Vec<_>, Vec<_>) = pins::list(pins).into_iter().partition(|pin| is_link(pin, LINK));
-    pins::remove(links)?;
-    pins::remove(maps)?;
+    let (links, maps): (Vec<_>, Vec<_>) =
+        bpf_pins::list(pins).into_iter().partition(|pin| is_link(pin, LINK));
+    bpf_pins::remove(links)?;
+    bpf_pins::remove(maps)?;
     fs::remove_dir(pins).map_err(KernelError::file(pins))?;
     let mut cgroups: Vec<_> =
         entries.iter().map(|(_, entry)| (entry.path().to_owned(), entry.was_created)).collect();
@@ -352,11 +360,11 @@ pub fn detach(pins: &Path) -> Result<Detached, KernelError> {
 
 /// Removes the maps if nothing is attached.
 fn remove_unused(pins: &Path) -> Result<(), KernelError> {
-    let all = pins::list(pins);
+    let all = bpf_pins::list(pins);
     if all.iter().any(|pin| is_link(pin, LINK)) {
         return Ok(());
     }
-    pins::remove(all)?;
+    bpf_pins::remove(all)?;
     fs::remove_dir(pins).map_err(KernelError::file(pins))
 }
 
@@ -365,7 +373,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn networks_are_compared_in_network_byte_order() {
+    fn kernel_map_stores_selected_networks_in_network_byte_order() {
         let networks = vec![(Ipv4Addr::new(127, 96, 3, 4), 16), (Ipv4Addr::new(10, 1, 2, 3), 0)];
         let value = Selection { networks, ports: vec![81] }.value(None).unwrap();
         assert_eq!(value.address[0].to_ne_bytes(), [127, 96, 0, 0]);
@@ -377,7 +385,7 @@ mod tests {
     }
 
     #[test]
-    fn attach_keeps_earlier_options_that_are_not_given() {
+    fn repeated_attach_keeps_values_of_omitted_options() {
         let networks = || vec![(Ipv4Addr::new(127, 96, 0, 0), 16)];
         let first = Selection { networks: networks(), ports: Vec::new() }.value(None).unwrap();
         assert_eq!((first.networks(), first.ports()), (networks(), vec![80]));

@@ -1,4 +1,4 @@
-//! Cgroups of version 2, named by their path below the root.
+//! Cgroups v2, named by their path below the root.
 
 use std::{
     fs, io,
@@ -10,7 +10,7 @@ use rustix::mount::{MountFlags, mount};
 
 use crate::KernelError;
 
-/// Mount point for a hierarchy of our own, if none is mounted.
+/// Mount point for our own cgroup2 hierarchy, used if none is mounted.
 const OWN_MOUNT: &str = "/run/fairmesh/cgroup2";
 const MOUNTS: &str = "/proc/self/mounts";
 
@@ -20,11 +20,11 @@ pub(crate) struct Cgroup {
     pub(crate) folder: PathBuf,
     /// The cgroup's id in the kernel.
     pub(crate) id: u64,
-    /// How many folders were created: the cgroup and its parents.
+    /// Number of directories that were created: the cgroup and its missing parents.
     pub(crate) was_created: u32,
 }
 
-/// The components of a path. Refuses paths that lead to no cgroup below the root.
+/// The components of a path. Fails if the path does not lead to a cgroup below the root.
 pub(crate) fn parts(path: &str) -> Result<Vec<&str>, KernelError> {
     let wrong = |path: &str, problem| Err(KernelError::Cgroup { path: path.to_owned(), problem });
     let parts: Vec<_> = path.split('/').filter(|part| !part.is_empty()).collect();
@@ -61,7 +61,7 @@ impl Cgroup {
     }
 }
 
-/// The cgroup of a process, such as `/shop`; `None` without a hierarchy of version 2.
+/// The cgroup of a process, such as `/shop`; `None` without a cgroup2 hierarchy.
 fn cgroup_of(process: &str) -> Option<String> {
     let text = fs::read_to_string(format!("/proc/{process}/cgroup")).ok()?;
     text.lines().find_map(|line| line.strip_prefix("0::")).map(str::to_owned)
@@ -82,7 +82,7 @@ pub(crate) fn normal(path: &str) -> String {
     path.split('/').filter(|part| !part.is_empty()).map(|part| format!("/{part}")).collect()
 }
 
-/// Moves this process into a cgroup and creates a missing cgroup.
+/// Moves this process into a cgroup, and creates the cgroup if it is missing.
 ///
 /// # Errors
 /// When `path` is the root, or the system refuses.
@@ -91,8 +91,8 @@ pub fn enter_cgroup(path: &str) -> Result<(), KernelError> {
     fs::write(&members, "0").map_err(KernelError::file(members))
 }
 
-/// Removes up to `count` folders, from a cgroup upwards, and stops at the first one in use. Returns whether the cgroup
-/// still exists.
+/// Removes up to `count` directories, from a cgroup upwards, and stops at the first one in use. Returns
+/// whether the cgroup still exists.
 pub(crate) fn remove_empty(path: &str, count: u32) -> Result<bool, KernelError> {
     let own = hierarchy()?.join(path.trim_start_matches('/'));
     let mut folders = own.ancestors().take(count as usize);
@@ -101,13 +101,18 @@ pub(crate) fn remove_empty(path: &str, count: u32) -> Result<bool, KernelError> 
     Ok(own.exists())
 }
 
-/// The folder of a cgroup, such as `/shop`; `None` without a hierarchy or such a cgroup.
+/// The directory of a cgroup such as `/shop`; `None` without a hierarchy, or if the cgroup does not exist.
 pub(crate) fn existing(path: &str) -> Option<PathBuf> {
-    let folder = mounted(&fs::read_to_string(MOUNTS).ok()?)?.join(path.trim_start_matches('/'));
+    let folder = mounted_cgroup2()?.join(path.trim_start_matches('/'));
     folder.exists().then_some(folder)
 }
 
-/// The mount point of the hierarchy; mounts one if there is none.
+/// The mount point of the cgroup2 hierarchy, on machines with version 1 often beside that; `None` if it is not mounted.
+pub fn mounted_cgroup2() -> Option<PathBuf> {
+    mounted(&fs::read_to_string(MOUNTS).ok()?)
+}
+
+/// The mount point of the cgroup2 hierarchy. Mounts one if there is none.
 fn hierarchy() -> Result<PathBuf, KernelError> {
     let mounts = fs::read_to_string(MOUNTS).map_err(KernelError::file(MOUNTS))?;
     if let Some(found) = mounted(&mounts) {
@@ -121,7 +126,7 @@ fn hierarchy() -> Result<PathBuf, KernelError> {
     Ok(OWN_MOUNT.into())
 }
 
-/// The first hierarchy of version 2 in a list of mounts.
+/// The mount point of the first cgroup2 hierarchy in a list of mounts.
 fn mounted(mounts: &str) -> Option<PathBuf> {
     mounts.lines().find_map(|line| {
         let mut words = line.split(' ');
@@ -143,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn the_root_and_paths_out_of_the_hierarchy_are_refused() {
+    fn root_cgroup_and_paths_outside_hierarchy_are_refused() {
         for path in ["/", "", "//", "/shop/../..", "/./shop"] {
             let refused = Cgroup::at(path);
             assert!(matches!(refused, Err(KernelError::Cgroup { .. })), "{path}: {refused:?}");

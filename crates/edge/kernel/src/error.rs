@@ -31,7 +31,7 @@ pub enum KernelError {
     /// More networks or ports than the programs can compare.
     #[error("a cgroup can have {max} networks and {max} ports")]
     TooManySelected {
-        /// The limit of each.
+        /// Maximum number of networks, and of ports.
         max: usize,
     },
     /// The pin directory is not on a BPF file system.
@@ -47,7 +47,7 @@ pub enum KernelError {
         /// Why the cgroup is refused.
         problem: &'static str,
     },
-    /// There is no cgroup hierarchy of version 2, and none can be mounted.
+    /// There is no cgroup2 hierarchy, and none can be mounted.
     #[error("cannot mount a cgroup2 hierarchy at {path}: {source}; mount one, or run as root")]
     NoHierarchy {
         /// The intended mount point.
@@ -58,7 +58,7 @@ pub enum KernelError {
     /// A system file cannot be used.
     #[error("{path}: {source}; this needs root (CAP_BPF, CAP_NET_ADMIN and write access)")]
     File {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
         /// The system's error.
         source: io::Error,

@@ -10,7 +10,7 @@ use std::{
 use aya::maps::{HashMap, Map, MapData, SockHash};
 use rustix::net::sockopt::socket_cookie;
 
-use crate::{KernelError, layout::LocalConnection};
+use crate::{KernelError, map_layout::LocalConnection};
 
 /// The maps in which the programs find these connections.
 pub(crate) struct ForwardingSockets {
@@ -28,11 +28,11 @@ impl ForwardingSockets {
         Ok(Self { accepted: accepted.try_into().map_err(refused)?, sockets })
     }
 
-    /// Lets requests and responses of this connection take the short cut while it is open. They pass TCP if the server is not in
-    /// an attached cgroup or the kernel refuses.
+    /// Lets requests and responses of this connection take the short cut while the connection is open. They
+    /// pass TCP if the server is not in an attached cgroup, or if the kernel refuses.
     pub(crate) fn add(&self, proxy: SocketAddr, server: SocketAddr, socket: BorrowedFd<'_>) {
         let Some(connection) = LocalConnection::new(proxy, server) else { return };
-        // Asking for the cookie makes the kernel assign one; the programs find the socket by it.
+        // Reading the cookie makes the kernel assign one; the programs find the socket by it.
         if self.accepted.get(&connection, 0).is_ok() && socket_cookie(socket).is_ok() {
             let mut sockets = self.sockets.lock().unwrap_or_else(PoisonError::into_inner);
             let _ = sockets.insert(connection, socket, 0);

@@ -1,19 +1,20 @@
-//! Unused positions of an array.
+//! Allocates unused positions of an array.
 
 use std::{collections::VecDeque, time::Duration};
 
-use crate::slots::QUARANTINE;
+use crate::connection_slots::QUARANTINE;
 
-/// Allocates positions of an array. A released position is reused only after a quarantine, because a preempted program may have
-/// read the position and not used it yet. Times are those of [`program_clock`](crate::program_clock).
+/// Allocates positions of an array. A released position is reused only after a quarantine, because a preempted
+/// program may have read the position and not yet used it. Times are readings of
+/// [`program_clock`](crate::program_clock).
 #[derive(Debug)]
 pub(crate) struct FreePositions {
-    /// When each position was released, oldest first; 0 for positions never used.
+    /// Free positions with the time of their release, oldest first; time 0 for positions that were never used.
     free: VecDeque<(Duration, u32)>,
 }
 
 impl FreePositions {
-    /// All positions are free; those for which `was_used` is true count as released at `now`.
+    /// Starts with all positions free. Positions for which `was_used` is true count as released at `now`.
     pub(crate) fn new(all: impl Iterator<Item = u32>, was_used: impl Fn(u32) -> bool, now: Duration) -> Self {
         let (used, unused): (Vec<_>, Vec<_>) = all.partition(|at| was_used(*at));
         let free = unused.into_iter().map(|at| (Duration::ZERO, at));
@@ -22,7 +23,7 @@ impl FreePositions {
 
     /// Allocates a position; `None` while all are in use or in quarantine.
     pub(crate) fn take(&mut self, now: Duration) -> Option<u32> {
-        // The front has been free for the longest.
+        // The front is the position that has been free for the longest time.
         let (since, _) = self.free.front()?;
         let is_unused = since.is_zero() || now.saturating_sub(*since) >= QUARANTINE;
         if is_unused { self.free.pop_front().map(|(_, at)| at) } else { None }
@@ -38,7 +39,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn released_position_is_reused_after_its_quarantine() {
+    fn released_map_position_is_reused_after_quarantine() {
         let at = |seconds| Duration::from_secs(100) + Duration::from_secs_f64(seconds);
         let mut free = FreePositions::new(0..3, |at| at == 0, at(0.0));
         assert_eq!([free.take(at(0.1)), free.take(at(0.1)), free.take(at(0.1))], [Some(1), Some(2), None]);

@@ -1,44 +1,49 @@
-//! Requests sent by the kernel: the eBPF programs of `bpf/`, their attachment to cgroups, and the maps shared with the proxy.
+//! Lets the kernel send requests: the eBPF programs of `bpf/`, their attachment to cgroups, and the maps
+//! shared with the proxy.
 //!
-//! The crate lies beneath `proxy` and contains no HTTP; with the mesh it shares only the numbers of a pick. clang compiles the
-//! programs when this crate is built, and the binary contains them. Programs and maps are pinned in a BPF file system, so that
-//! they outlive the command that attached them and the proxy. libbpf was rejected: it brings libelf (LGPL) and zlib, while aya
-//! needs no C library.
+//! *Callers* and *servers* are programs in attached cgroups. A *link* is a caller's connection to the proxy, a
+//! *slot* is a pooled connection to an endpoint, and an *arm* is a backend of a split. On the *short cut*, data
+//! goes from one socket of this machine directly to the queue of another one, without TCP.
+//!
+//! The crate lies beneath `proxy` and contains no HTTP; with the mesh it shares only the numbers that a pick
+//! needs. clang compiles the programs when this crate is built, and the binary contains them. Programs and
+//! maps are pinned in a BPF file system, so that they outlive the proxy and the command that attached them.
+//! libbpf was rejected: it brings libelf (LGPL) and zlib, while aya needs no C library.
 
 mod attach;
-mod blocks;
+mod bpf_object;
+mod bpf_pins;
+mod caller_links;
+mod caller_read_probe;
 mod cgroup;
-mod completed;
-mod destinations;
+mod cgroup_in_flight;
+mod completed_calls;
+mod connection_slots;
 mod error;
 mod forwarding_sockets;
 mod free_positions;
-mod groups;
-mod layout;
-mod left_programs;
-mod links;
-mod looker;
-mod mapped;
-mod object;
+mod map_layout;
+mod mapped_array;
 mod pinned_links;
-mod pins;
-mod policies;
-mod probe;
-mod sender;
-mod slots;
+mod proxy_maps;
+mod published_services;
+mod send_maps;
+mod stats_blocks;
 mod status;
+mod support_check;
+mod tcp_only_programs;
 
 pub use attach::{Attachments, Detached, Selection, attach, detach};
-pub use cgroup::{enter_cgroup, own_cgroup};
-pub use completed::{COMPLETED_AT_ONCE, CompletedCall};
-pub use destinations::{Destination, ProxyMaps, own_attachment};
+pub use bpf_pins::DEFAULT_PINS;
+pub use caller_links::{Link, Settled};
+pub use cgroup::{enter_cgroup, mounted_cgroup2, own_cgroup};
+pub use completed_calls::{COMPLETED_AT_ONCE, CompletedCall};
+pub use connection_slots::{EndpointSlots, SentRequest, Slot, program_clock};
 pub use error::KernelError;
-pub use layout::{Counter, MAX_REQUEST};
-pub use left_programs::left_programs;
-pub use links::{Link, Settled};
-pub use pins::DEFAULT_PINS;
-pub use policies::{ArmTarget, Policy, PolicyKey, PublishedPolicy};
-pub use probe::{Check, probe};
-pub use sender::KernelSender;
-pub use slots::{EndpointSlots, SentRequest, Slot, program_clock};
+pub use map_layout::{Counter, MAX_REQUEST};
+pub use proxy_maps::{Destination, ProxyMaps, own_attachment};
+pub use published_services::{ArmTarget, Policy, PolicyKey, PublishedPolicy};
+pub use send_maps::KernelSender;
 pub use status::{Attachment, Counters, Status, status};
+pub use support_check::{Check, probe};
+pub use tcp_only_programs::left_programs;

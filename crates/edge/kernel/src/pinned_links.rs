@@ -1,7 +1,7 @@
 //! Links of programs to cgroups, pinned beside the maps.
 //!
-//! A new link gets a name of its own beside the link that it replaces. So programs stay attached throughout, and the earlier ones
-//! remain if something fails.
+//! A new link is pinned under a temporary name beside the link that it replaces. Programs therefore stay
+//! attached throughout, and the earlier ones remain if something fails.
 #![allow(unsafe_code, reason = "two commands of bpf(2) that aya does not offer")]
 
 use std::{
@@ -18,18 +18,18 @@ use aya::programs::links::{FdLink, LinkError};
 
 use crate::{
     KernelError,
+    bpf_pins::{self, LINK},
     cgroup::Cgroup,
-    pins::{self, LINK},
 };
 
-/// Suffix of links that are not in force yet.
+/// Suffix of new links that are not in force yet.
 const NEW: &str = "-new";
 
 /// Commands of bpf(2).
 const OBJ_GET: libc::c_int = 7;
 const LINK_DETACH: libc::c_int = 34;
 
-/// Attributes of `BPF_OBJ_GET`.
+/// Attributes of the `BPF_OBJ_GET` command.
 #[derive(Default)]
 #[repr(C)]
 struct ObjGet {
@@ -69,10 +69,10 @@ pub(crate) fn replace(pins: &Path, id: u64, names: &[&str]) -> Result<(), Kernel
     })
 }
 
-/// Detaches new links that are not in force, such as those of a failed attempt.
+/// Detaches new links that are not in force, such as links of a failed attempt.
 pub(crate) fn remove_new(pins: &Path, id: u64, names: &[&str]) -> Result<(), KernelError> {
     let links = names.iter().map(|name| new_path(pins, id, name));
-    pins::remove(links.filter(|pin| pin.exists()))
+    bpf_pins::remove(links.filter(|pin| pin.exists()))
 }
 
 /// A pinned link; `None` if there is none.
@@ -87,7 +87,7 @@ fn open(path: &Path) -> Option<OwnedFd> {
     Some(unsafe { OwnedFd::from_raw_fd(descriptor) })
 }
 
-/// Detaches a link at once. After removing only the pin, the kernel would detach the link some time later.
+/// Detaches a link at once. If only the pin were removed, the kernel would detach the link some time later.
 fn detach(link: &OwnedFd) {
     let descriptor: RawFd = link.as_raw_fd();
     // SAFETY: the kernel reads the attribute, with its given size; it outlives the call. If the kernel refuses, the link ends

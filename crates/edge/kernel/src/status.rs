@@ -12,13 +12,13 @@ use aya::maps::{Array, HashMap, MapData, PerCpuArray, SockHash};
 
 use crate::{
     Counter, KernelError,
-    groups::Groups,
-    layout::{AttachmentValue, CALLERS, ProxyConfig, SERVERS},
-    pins::{self, LINK},
-    slots,
+    bpf_pins::{self, LINK},
+    cgroup_in_flight::Groups,
+    connection_slots,
+    map_layout::{AttachmentValue, CALLERS, ProxyConfig, SERVERS},
 };
 
-/// The state of the kernel form.
+/// The state of the kernel form: attachments, proxy and counters.
 #[derive(Debug)]
 pub struct Status {
     /// Where maps and links are pinned.
@@ -27,7 +27,7 @@ pub struct Status {
     pub attachments: Vec<Attachment>,
     /// The process of the proxy, if one listens.
     pub proxy: Option<u32>,
-    /// Whether connections fail while no proxy listens, by the last proxy's setting.
+    /// Whether connections fail while no proxy listens, by the setting of the last proxy.
     pub only_services: bool,
     /// Requests sent by the kernel and awaiting a response.
     pub in_flight: usize,
@@ -50,13 +50,14 @@ pub struct Attachment {
     pub networks: Vec<(Ipv4Addr, u8)>,
     /// Redirected ports.
     pub ports: Vec<u16>,
-    /// Whether the cgroup's programs may reach only services, and fail while no proxy listens.
+    /// Whether the cgroup's programs may reach only services. Their connections then fail while no proxy
+    /// listens.
     pub only_services: bool,
     /// Whether the proxy's responses to these programs take the short cut.
     pub short_cut: bool,
     /// Whether requests are moved directly to servers in the cgroup.
     pub has_servers: bool,
-    /// Connections of the callers in the maps.
+    /// Number of the callers' connections in the maps.
     pub connections: u32,
     /// Requests of the callers sent by the kernel and awaiting a response.
     pub in_flight: u32,
@@ -69,8 +70,8 @@ pub struct Attachment {
 /// # Errors
 /// When nothing is attached, or maps cannot be opened.
 pub fn status(pins: &Path) -> Result<Status, KernelError> {
-    pins::require_own(pins)?;
-    let groups = Groups::open(&pins::map(pins, "groups")?)?;
+    bpf_pins::require_own(pins)?;
+    let groups = Groups::open(&bpf_pins::map(pins, "groups")?)?;
     let entries = attachments(pins)?;
     let short_cut = takes_short_cut(&entries);
     let attachments = entries.into_iter().map(|(id, entry)| {
@@ -91,11 +92,11 @@ pub fn status(pins: &Path) -> Result<Status, KernelError> {
         }
     });
     let mut attachments: Vec<_> = attachments.collect();
-    // The map is unordered.
+    // The entries of the map are unordered.
     attachments.sort_unstable_by(|one: &Attachment, other| one.cgroup.cmp(&other.cgroup));
     let counters = Counters::open(pins)?.read()?;
     let memory = memory(pins)?;
-    let in_flight = slots::in_flight(&pins::map(pins, "slots")?)?;
+    let in_flight = connection_slots::in_flight(&bpf_pins::map(pins, "slots")?)?;
     let only_services = config(pins).is_some_and(|config| config.only_services != 0);
     let proxy = proxy_process(pins);
     Ok(Status { pins: pins.to_owned(), attachments, proxy, only_services, in_flight, counters, memory })
@@ -104,13 +105,13 @@ pub fn status(pins: &Path) -> Result<Status, KernelError> {
 /// The memory of each pinned map that this user may open, by name.
 fn memory(pins: &Path) -> Result<Vec<(String, u64)>, KernelError> {
     let mut memory = Vec::new();
-    for pin in pins::list(pins) {
+    for pin in bpf_pins::list(pins) {
         let name = pin.file_name().unwrap_or_default().to_string_lossy().into_owned();
         // Links share the directory with the maps.
         if name.starts_with(LINK) {
             continue;
         }
-        // One map belongs to root alone.
+        // One map can be opened only by root.
         let Ok(map) = MapData::from_pin(&pin) else { continue };
         let info = format!("/proc/self/fdinfo/{}", map.fd().as_fd().as_raw_fd());
         let text = fs::read_to_string(&info).map_err(KernelError::file(info))?;
@@ -125,25 +126,26 @@ fn memory(pins: &Path) -> Result<Vec<(String, u64)>, KernelError> {
 pub(crate) fn attachments(pins: &Path) -> Result<Vec<(u64, AttachmentValue)>, KernelError> {
     let refused = |error| KernelError::refused("map attachments", &error);
     let entries: HashMap<_, u64, AttachmentValue> =
-        pins::map(pins, "attachments")?.try_into().map_err(refused)?;
+        bpf_pins::map(pins, "attachments")?.try_into().map_err(refused)?;
     entries.iter().collect::<Result<_, _>>().map_err(refused)
 }
 
-/// Whether the proxy's responses take the short cut. The setting applies to the maps, so to all cgroups or none.
+/// Whether the proxy's responses take the short cut. The setting belongs to the maps, so it is the same for
+/// all cgroups.
 pub(crate) fn takes_short_cut(entries: &[(u64, AttachmentValue)]) -> bool {
     entries.iter().any(|(_, entry)| entry.short_cut != 0)
 }
 
-/// The process of the listening proxy. Its socket leaves the map when closed.
+/// The process of the listening proxy. A closed socket leaves the map.
 pub(crate) fn proxy_process(pins: &Path) -> Option<u32> {
-    let sockets: SockHash<_, u32> = pins::map(pins, "listener").ok()?.try_into().ok()?;
+    let sockets: SockHash<_, u32> = bpf_pins::map(pins, "listener").ok()?.try_into().ok()?;
     sockets.keys().next()?.ok()?;
     config(pins).map(|config| config.pid)
 }
 
 /// The configuration recorded by the last proxy.
 fn config(pins: &Path) -> Option<ProxyConfig> {
-    let config: Array<_, ProxyConfig> = pins::map(pins, "config").ok()?.try_into().ok()?;
+    let config: Array<_, ProxyConfig> = bpf_pins::map(pins, "config").ok()?.try_into().ok()?;
     config.get(&0, 0).ok()
 }
 
@@ -156,7 +158,7 @@ impl Counters {
     /// # Errors
     /// When nothing is attached, or this user may not open the map.
     pub fn open(pins: &Path) -> Result<Self, KernelError> {
-        let map = pins::map(pins, "counters")?.try_into();
+        let map = bpf_pins::map(pins, "counters")?.try_into();
         map.map(Self).map_err(|error| KernelError::refused("map counters", &error))
     }
 

@@ -11,54 +11,55 @@ use fairmesh_edge::limits::Limits;
 use fairmesh_model::{Invalid, ServiceName, Zone};
 use fairmesh_wire::transport::{Address, Transport};
 
-/// A pod: a network namespace with an address, whose connections this node captures.
+/// A pod: an address in a network namespace, whose connections this node captures.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PodConfig {
-    /// The service that it is; its certificate names the pod's tenant.
+    /// The service of the pod. Its certificate names the pod's tenant.
     pub service: ServiceName,
-    /// The address of its connections.
+    /// The source address of the pod's connections.
     pub address: IpAddr,
-    /// Where it serves, if it is an endpoint of its service.
+    /// The addresses at which the pod serves, if it is an endpoint of its service.
     pub served: Option<ServedPod>,
 }
 
 /// The addresses of a pod that is an endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ServedPod {
-    /// Where this node listens for gateways. Pods of one service may share the address.
+    /// Address at which this node listens for gateways. Pods of one service may share it.
     pub node: SocketAddr,
-    /// Where the pod listens, in its own network.
+    /// Address at which the pod listens, in its own network.
     pub pod: SocketAddr,
 }
 
 /// Configuration of a node.
 #[derive(Clone, Debug)]
 pub struct NodeConfig {
-    /// The pods, each with the identity of its service. All are of one tenant.
+    /// The pods, each with the transport for its service's identity. All belong to one tenant.
     pub pods: Vec<(PodConfig, Transport)>,
-    /// Where captured connections arrive, with their original destination (`IP_TRANSPARENT`).
+    /// Address at which captured connections arrive, with their original destination (`IP_TRANSPARENT`).
     pub capture: SocketAddr,
-    /// The replicas of the gateway.
+    /// Addresses of the gateway's replicas.
     pub gateways: Vec<SocketAddr>,
-    /// The zone whose backends of the gateway come first; `None`: the home zone of each service.
+    /// The zone whose gateway backends are preferred; `None` prefers the home zone of each service.
     pub zone: Option<Zone>,
-    /// The agent: where pods are registered, and whose records say which service is placed where.
+    /// The agents at which pods are registered, and whose records hold the placements of services.
     pub registry: Vec<Address>,
     /// Address of `/metrics`, `/healthz` and `/readyz`.
     pub admin: Option<SocketAddr>,
     /// Unix socket for hot upgrades.
     pub handover: Option<PathBuf>,
-    /// Limits of connections and time; limits of requests do not apply.
+    /// Limits of connections and times. Limits of requests do not apply.
     pub limits: Limits,
     /// Whether each connection is logged when it ends.
     pub logs_connections: bool,
 }
 
 impl NodeConfig {
-    /// Checks that pods are of one tenant, that each address is one pod, and that each listener is of one service.
+    /// Checks that all pods belong to one tenant, that no two pods share an address, and that each listener
+    /// serves one service.
     ///
     /// # Errors
-    /// The first pod that does not fit.
+    /// The first pod that violates a rule.
     pub fn check(&self) -> Result<(), Invalid> {
         let pods: Vec<&PodConfig> = self.pods.iter().map(|(pod, _)| pod).collect();
         if self.gateways.is_empty() {
@@ -105,7 +106,8 @@ fn check_pair(one: &PodConfig, other: &PodConfig) -> Result<(), Invalid> {
 impl FromStr for PodConfig {
     type Err = Invalid;
 
-    /// Parses `red/batch=10.1.0.3`, a pod that only calls, or `red/web@192.0.2.7:7432=10.1.0.2:80`.
+    /// Parses `red/batch=10.1.0.3`, a pod that only calls, or `red/web@192.0.2.7:7432=10.1.0.2:80`, a pod
+    /// that serves as well.
     fn from_str(text: &str) -> Result<Self, Invalid> {
         let wrong = |problem: &str| {
             let hint = "write TENANT/SERVICE=IP for a pod that only calls, or TENANT/SERVICE@NODE-IP:PORT=POD-IP:PORT";
@@ -154,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn pods_are_parsed_and_displayed() {
+    fn node_pod_configuration_parses_as_displayed() {
         for text in
             ["red/batch=10.1.0.3", "red/web@192.0.2.7:7432=10.1.0.2:80", "red/v6@[fd00::7]:1=[fd00:1::2]:80"]
         {
@@ -172,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn pods_of_two_tenants_or_one_listener_of_two_services_are_refused() {
+    fn listener_with_pods_of_two_tenants_or_two_services_is_refused() {
         let web = "red/web@192.0.2.7:7432=10.1.0.2:80";
         config(&[web, "red/web@192.0.2.7:7432=10.1.0.3:80", "red/batch=10.1.0.4"]).check().unwrap();
         for (pods, problem) in [

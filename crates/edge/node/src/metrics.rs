@@ -5,7 +5,7 @@ use std::sync::{
     atomic::{AtomicU64, Ordering::Relaxed},
 };
 
-use fairmesh_edge::{listen::unidentified::Unidentified, metrics::EdgeMetrics};
+use fairmesh_edge::{listen::unidentified_peers::Unidentified, metrics::EdgeMetrics};
 use fairmesh_metrics::Register as _;
 use prometheus_client::registry::Registry;
 
@@ -19,26 +19,26 @@ pub(crate) struct PodMetrics {
     pub(crate) captured: AtomicU64,
     /// Captured connections that no gateway accepted.
     pub(crate) unreachable: AtomicU64,
-    /// Connections of gateways.
+    /// Connections that gateways opened to the pod.
     pub(crate) accepted: AtomicU64,
     /// Connections of gateways that the pod did not accept.
     pub(crate) refused: AtomicU64,
 }
 
-/// Counters of the node, for connections of no pod.
+/// Counters of the node, for connections that belong to no pod.
 #[derive(Debug)]
 pub(crate) struct NodeMetrics {
-    /// Connections whose peer has not proved to be a gateway.
+    /// Connections whose peer is not yet authenticated as a gateway.
     pub(crate) unidentified: Arc<Unidentified>,
     /// Accepts that waited for a permit or a file descriptor.
     pub(crate) accepts_delayed: AtomicU64,
-    /// Connections of gateways beyond the maximum.
+    /// Connections of gateways refused at the maximum.
     pub(crate) refused_connections: AtomicU64,
-    /// Captured connections whose source is no pod, or that were not redirected.
+    /// Captured connections whose source is no pod, or which were not redirected.
     pub(crate) unknown_sources: AtomicU64,
-    /// Connections of peers that are no gateway, or whose handshake failed.
+    /// Connections whose peer is not a gateway, or whose handshake failed.
     pub(crate) refused_peers: AtomicU64,
-    /// Connections of gateways without a valid header, or with one that names no pod of the listener.
+    /// Connections of gateways without a valid header, or whose header names no pod of the listener.
     pub(crate) invalid_headers: AtomicU64,
 }
 
@@ -62,13 +62,13 @@ impl PodMetrics {
         Self { edge, captured: zero(), unreachable: zero(), accepted: zero(), refused: zero() }
     }
 
-    /// Counts bytes that were sent before the connection was carried.
+    /// Counts bytes that were sent before `carry` took over the connection.
     pub(crate) fn count_sent(&self, bytes: u64) {
         self.edge.tunnels.add_bytes(bytes, 0);
     }
 }
 
-/// Registers all metrics as they are now.
+/// Registers all metrics with their current values.
 pub(crate) fn register(registry: &mut Registry, node: &NodeMetrics, pods: &Pods) {
     for (name, help, counter) in [
         (
@@ -123,7 +123,7 @@ enum Kind {
     Gauge,
 }
 
-/// What is shown of each pod.
+/// Kind and value of a metric of each pod.
 type Series = (Kind, fn(&PodMetrics) -> u64);
 
 static SERIES: &[(&str, &str, Series)] = &[

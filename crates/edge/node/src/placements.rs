@@ -1,4 +1,4 @@
-//! The replicas of the gateway that serve a service, by the records that the node follows.
+//! The replicas of the gateway that serve a service, from the records that the node follows.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -14,7 +14,7 @@ use fairmesh_rib::{
     ArrivedRecord, Mirror, Snapshot, Update,
     follower::{Backoff, Follower, FollowerConfig, FollowerHandle, Sink},
 };
-use fairmesh_wire::records;
+use fairmesh_wire::record_encoding;
 use tokio::sync::watch;
 use tokio_util::task::AbortOnDropHandle;
 
@@ -30,7 +30,7 @@ pub(crate) struct Placements {
     _acks: AbortOnDropHandle<()>,
 }
 
-/// The copy of the records.
+/// Local copy of the records.
 #[derive(Debug, Default)]
 struct PlacementRecords {
     addresses: VirtualAddresses,
@@ -46,7 +46,8 @@ struct PlacementSink {
 }
 
 impl Placements {
-    /// Follows the records of the node's agents, one at a time, as the first pod. `None` for a node without pods or without an agent.
+    /// Follows the records of one of the node's agents at a time, with the identity of the first pod. `None`
+    /// for a node without pods or without an agent.
     pub(crate) fn follow(config: &NodeConfig) -> Option<Self> {
         let (pod, transport) = config.pods.first().filter(|_| !config.registry.is_empty())?;
         let tenant = pod.service.tenant.clone();
@@ -81,14 +82,15 @@ impl Placements {
         records.addresses.service_at(&self.tenant, address).cloned()
     }
 
-    /// Whether the gateway has backends, or may have some that have not arrived, so that a replica may refuse a service.
+    /// Whether a replica may refuse a service: the gateway has backends, or may have backends whose records
+    /// have not arrived.
     pub(crate) fn are_used(&self) -> bool {
         let records = self.records.read().unwrap_or_else(PoisonError::into_inner);
         !records.are_backends_known || !records.backends.is_empty()
     }
 
-    /// The replicas that serve a service, in the order in which they are tried; none for a service without a placement. `turn` says which
-    /// backend of each zone, and which replica of each backend, comes first.
+    /// The replicas that serve a service, in the order in which they are tried; empty for a service without a
+    /// placement. `turn` rotates the backends of each zone and the replicas of each backend.
     pub(crate) fn replicas_of(&self, service: &ServiceName, turn: usize) -> Vec<SocketAddr> {
         let records = self.records.read().unwrap_or_else(PoisonError::into_inner);
         records.replicas_of(service, self.zone.as_ref(), turn)
@@ -100,7 +102,7 @@ impl PlacementRecords {
         let Some(placement) = self.placements.get(service) else { return Vec::new() };
         let mut replicas = Vec::new();
         for backends in placement.in_order(zone) {
-            // Each backend is first as often as the others, and each of its replicas too.
+            // Divided, so that each backend comes first equally often, and each of its replicas too.
             let turn_within = turn / backends.len().max(1);
             let known = rotated(backends, turn).filter_map(|name| self.backends.get(name));
             known.for_each(|addresses| replicas.extend(rotated(addresses, turn_within)));
@@ -109,7 +111,7 @@ impl PlacementRecords {
     }
 }
 
-/// The members of a set, beginning with a later one.
+/// The members of a set, rotated by `turn`.
 fn rotated<T>(set: &BTreeSet<T>, turn: usize) -> impl Iterator<Item = &T> {
     set.iter().cycle().skip(turn % set.len().max(1)).take(set.len())
 }
@@ -143,7 +145,7 @@ impl Mirror for PlacementSink {
 
     fn put(&mut self, key: RecordKey, record: ArrivedRecord<'_>) {
         let mut records = self.records.write().unwrap_or_else(PoisonError::into_inner);
-        match (records::decode(&key, record.value), key) {
+        match (record_encoding::decode(&key, record.value), key) {
             (Ok(Record::Service(declared)), RecordKey::Service(service)) => {
                 records.addresses.set(&service, declared.virtual_address);
             }
@@ -154,7 +156,7 @@ impl Mirror for PlacementSink {
                 records.backends.insert(name, backend.replicas);
             }
             (Ok(_), _) => {}
-            // The last one stays in force.
+            // The last valid record stays in force.
             (Err(error), key) => {
                 tracing::error!(%error, %key, "a record is not understood; keeping the last one");
             }
@@ -183,7 +185,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn replicas_are_tried_by_backend_and_zone() {
+    fn gateway_replicas_are_ordered_by_zone_and_backend() {
         let name = |text: &str| Label::new(text).unwrap();
         let zone = |text: &str| Zone::new(text).unwrap();
         let address = |port: u16| SocketAddr::from(([10, 0, 0, 1], port));

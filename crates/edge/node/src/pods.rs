@@ -1,4 +1,4 @@
-//! The pods of a node by their addresses.
+//! The pods of a node, by address.
 
 use std::{
     collections::BTreeMap,
@@ -13,15 +13,15 @@ use tokio_util::task::TaskTracker;
 
 use crate::{config::PodConfig, metrics::PodMetrics};
 
-/// A pod, with what its connections are opened and counted by.
+/// A pod, with its transport, tunnels and counters.
 #[derive(Debug)]
 pub(crate) struct Pod {
     pub(crate) service: ServiceName,
     pub(crate) address: IpAddr,
-    /// Proves the identity of the service.
+    /// Transport with the identity of the service.
     pub(crate) transport: Transport,
     pub(crate) metrics: Arc<PodMetrics>,
-    /// Carries its connections, and counts them.
+    /// Forwards and counts the pod's connections.
     pub(crate) tunnels: Tunnels,
 }
 
@@ -31,18 +31,18 @@ pub(crate) struct NodeListener {
     pub(crate) address: SocketAddr,
     pub(crate) service: ServiceName,
     pub(crate) transport: Transport,
-    /// By the address that the PROXY protocol header names.
+    /// The pods, by the destination that the PROXY protocol header names.
     pub(crate) pods: BTreeMap<SocketAddr, Arc<Pod>>,
 }
 
-/// All pods.
+/// All pods of the node.
 #[derive(Debug)]
 pub(crate) struct Pods {
     by_address: BTreeMap<IpAddr, Arc<Pod>>,
     pub(crate) listeners: Vec<Arc<NodeListener>>,
 }
 
-/// What ends the connections of all pods.
+/// Limits, shutdown and task tracker, shared by the connections of all pods.
 #[derive(Clone, Debug)]
 pub(crate) struct Ends {
     pub(crate) limits: Limits,
@@ -79,7 +79,7 @@ impl Pods {
         self.by_address.values()
     }
 
-    /// Why some identity is missing, if one is.
+    /// A description of a missing certificate, if some pod has none.
     pub(crate) fn lacks_certificate(&self) -> Option<String> {
         self.iter().find_map(|pod| {
             pod.transport

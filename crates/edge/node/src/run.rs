@@ -10,11 +10,11 @@ use std::{
 };
 
 use fairmesh_edge::{
-    lifecycle::succession::{Ended, Stop, Succession, SuccessionError},
+    lifecycle::process_succession::{Ended, Stop, Succession, SuccessionError},
     listen::{
         accept::{connection_limit, next_connection},
-        transparent::set_transparent,
-        unidentified::Unidentified,
+        transparent_proxying::set_transparent,
+        unidentified_peers::Unidentified,
     },
     shutdown::Shutdown,
 };
@@ -29,26 +29,27 @@ use tokio::{
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
-    arriving::Arriving,
-    captured::{Captured, ConnectionIds},
+    admin_pages::{self, Pages},
     config::NodeConfig,
-    gateways::Gateways,
+    gateway_replicas::Gateways,
+    inbound::Arriving,
     metrics::NodeMetrics,
-    pages::{self, Pages},
+    outbound::{Captured, ConnectionIds},
     placements::Placements,
+    pod_registration::RegisteredPod,
     pods::{Ends, Pods},
-    registered::RegisteredPod,
 };
 
-/// How often a node without a certificate looks for it.
+/// Interval at which a node without a certificate checks whether it has one.
 const READY_INTERVAL: Duration = Duration::from_millis(100);
-/// Maximum number of connections whose peer has not proved to be a gateway. Few gateways connect, and they keep their connections.
+/// Maximum number of connections whose peer is not yet authenticated as a gateway. Few gateways connect, and
+/// they keep their connections.
 const MAX_HANDSHAKES: usize = 1024;
 
 /// Why a node cannot run.
 #[derive(Debug, thiserror::Error)]
 pub enum NodeError {
-    /// An address cannot be bound, or the running node not be replaced.
+    /// An address cannot be bound, or the running node cannot be replaced.
     #[error(transparent)]
     Succession(#[from] SuccessionError),
     /// The listener cannot accept connections to other addresses.
@@ -56,7 +57,7 @@ pub enum NodeError {
         "cannot accept connections to other addresses on {address}: {source}; --capture requires CAP_NET_RAW or CAP_NET_ADMIN"
     )]
     Transparent {
-        /// The address.
+        /// The address of the listener.
         address: SocketAddr,
         /// Error of the operating system.
         source: io::Error,
@@ -66,11 +67,12 @@ pub enum NodeError {
     Invalid(Invalid),
 }
 
-/// Runs a node until `stop` completes or a successor takes over, and then drains it: callers leave its pods, it accepts no more
-/// connections, and open ones have until the drain deadline.
+/// Runs a node until `stop` completes or a successor takes over, and then drains it: callers leave its pods,
+/// it accepts no more connections, and open connections have until the drain deadline.
 ///
 /// # Errors
-/// The configuration is invalid, an address cannot be bound, or the running node cannot be replaced; that one continues.
+/// The configuration is invalid, an address cannot be bound, or the running node cannot be replaced; the
+/// running node then continues.
 pub async fn run(config: NodeConfig, stop: impl Future<Output = ()>) -> Result<(), NodeError> {
     config.check().map_err(NodeError::Invalid)?;
     let node = Node::new(&config);
@@ -88,7 +90,7 @@ pub async fn run(config: NodeConfig, stop: impl Future<Output = ()>) -> Result<(
         RegisteredPod::new(&pod.service, served, (&config.registry, transport)).map_err(NodeError::Invalid)
     });
     let registered = registered.collect::<Result<Vec<_>, _>>()?;
-    let mut admin = admin.map(|bound| pages::start(bound, node.pages()));
+    let mut admin = admin.map(|bound| admin_pages::start(bound, node.pages()));
     let ended = node.run((succession, &mut admin), registered, &config, stop).await;
     if let Some(admin) = admin {
         admin.stop().await;
@@ -103,13 +105,14 @@ struct Node {
     permits: Permits,
 }
 
-/// Permits of connections by direction. Neither direction takes permits of the other, and strangers take none.
+/// Connection permits by direction. Neither direction uses up permits of the other, and unauthenticated peers use up
+/// neither.
 struct Permits {
-    /// For captured connections.
+    /// Permits of captured connections.
     captured: Arc<Semaphore>,
-    /// For peers that have not proved to be gateways.
+    /// Permits of peers that are not yet authenticated as gateways.
     handshakes: Arc<Semaphore>,
-    /// For gateways.
+    /// Permits of connections from gateways.
     arriving: Arc<Semaphore>,
 }
 
@@ -159,10 +162,10 @@ impl Node {
             leases.wait().await;
         };
         let ended = succession.run(self.ready(), accept, ends, stop).await;
-        // A successor keeps the endpoints.
+        // Leases end without deregistration: a successor keeps the endpoints.
         left.cancel();
         if ended? == Ended::Succeeded {
-            // And serves the pages.
+            // The successor also serves the admin pages.
             if let Some(admin) = admin.take() {
                 admin.stop().await;
             }
@@ -188,7 +191,8 @@ impl Node {
         }
     }
 
-    /// Accepts the connections of gateways on all listeners but the last, where captured ones arrive.
+    /// Accepts connections of gateways on all listeners except the last one, which accepts captured
+    /// connections.
     fn accept(&self, mut listeners: Vec<TcpListener>, accepting: &TaskTracker, config: &NodeConfig) {
         let Some(capture) = listeners.pop() else { return };
         let captured = Arc::new(Captured {
@@ -225,7 +229,7 @@ impl Node {
         }
     }
 
-    /// Accepts connections within the limit until the shutdown starts. Those beyond it wait in the accept queue.
+    /// Accepts connections within the limit until the shutdown starts. Further ones wait in the accept queue.
     fn accept_on<S, F>(
         &self,
         (listener, permits): (TcpListener, &Arc<Semaphore>),

@@ -2,7 +2,7 @@
 
 mod endpoints_page;
 pub(crate) mod metrics;
-mod pages;
+mod process_pages;
 pub(crate) mod proxy_info;
 mod routes_page;
 pub(crate) mod server;

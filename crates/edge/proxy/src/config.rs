@@ -4,7 +4,7 @@ use fairmesh_calls::ServiceName;
 use fairmesh_edge::{
     limits::Limits,
     observe::{access_log::AccessLogConfig, endpoint_metrics::EndpointMetrics, spans::TraceConfig},
-    tls::files::TlsFiles,
+    tls::certificate_files::TlsFiles,
 };
 use fairmesh_identity::RemoteKey;
 
@@ -13,35 +13,38 @@ use crate::{inbound::server::ServedEndpoint, listeners::listener_config::Listene
 /// Configuration of a proxy.
 #[derive(Clone, Debug)]
 pub struct ProxyConfig {
-    /// Listeners for clients; none for a proxy that only serves in front of a program.
+    /// Listeners for clients. None for a proxy that only serves in front of a program.
     pub listen: Vec<ListenerConfig>,
-    /// Certificate of listeners with TLS; required if there is one.
+    /// Certificate of listeners with TLS; required if there are any.
     pub tls: Option<TlsFiles>,
-    /// The certificate's key on a key server, preferred to the key in a file.
+    /// Key server with the certificate's key. Preferred to a key in a file.
     pub key_server: Option<Arc<RemoteKey>>,
     /// Address of the admin pages; `/` lists them.
     pub admin: Option<SocketAddr>,
-    /// Unix socket for hot upgrades: this proxy takes over from the proxy running there, and later hands over to its
-    /// successor.
+    /// Unix socket for hot upgrades. This proxy takes over from the proxy running there, and later hands over
+    /// to its successor.
     pub handover: Option<PathBuf>,
-    /// Threads that serve connections, each with an event loop. With 0, connections are served on the runtime that runs
-    /// the proxy, as with 1 on a single-threaded runtime. The mesh must be [built for the same
-    /// number](fairmesh_calls::forwarding::with_event_loops).
+    /// Number of threads that serve connections, each with an event loop. With 0, or with 1 on a
+    /// single-threaded runtime, connections are served on the runtime that runs the proxy. The mesh must be
+    /// [built for the same number](fairmesh_calls::forwarding::with_event_loops).
     pub cores: usize,
-    /// Limits.
+    /// Limits of connections, requests and times.
     pub limits: Limits,
-    /// Access log.
+    /// Configuration of the access log.
     pub access_log: AccessLogConfig,
     /// Export of requests as spans; `None` exports none.
     pub traces: Option<TraceConfig>,
-    /// Metrics by endpoint; must be an observer of the mesh that the proxy calls with.
+    /// Metrics by endpoint, if enabled. They must be registered as an observer of the mesh through which the proxy
+    /// calls.
     pub endpoints: Option<Arc<EndpointMetrics>>,
-    /// The service whose programs call through the proxy, as the caller in metrics; `None` for a proxy of any programs.
+    /// The service whose programs call through the proxy; metrics name it as the caller. `None` for a proxy that any
+    /// programs use.
     pub service: Option<ServiceName>,
-    /// The DNS zone beneath which hosts name services too, such as `mesh` for `cart.shop.mesh`.
+    /// DNS zone whose names also stand for services, such as `mesh` for `cart.shop.mesh`.
     pub zone: Option<String>,
-    /// Further options for the page `/config`; must not contain secrets.
+    /// Further options to be shown on the page `/config`. Must not contain secrets.
     pub options: BTreeMap<&'static str, String>,
-    /// The endpoint that the proxy serves for a local program: for the admin pages, and to log and trace its requests.
+    /// The endpoint that the proxy serves for a local program. The admin pages show it, and its requests are
+    /// logged and traced.
     pub inbound: Option<ServedEndpoint>,
 }

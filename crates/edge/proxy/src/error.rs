@@ -1,6 +1,6 @@
 use std::{io, net::SocketAddr, path::PathBuf, time::Duration};
 
-use fairmesh_edge::tls::files::TlsError;
+use fairmesh_edge::tls::certificate_files::TlsError;
 use fairmesh_model::Invalid;
 
 /// Error that prevents a proxy from starting.
@@ -12,7 +12,7 @@ pub enum ProxyError {
          uses it"
     )]
     Listen {
-        /// The address.
+        /// The address that cannot be bound.
         address: SocketAddr,
         /// Error of the operating system.
         source: io::Error,
@@ -23,7 +23,7 @@ pub enum ProxyError {
          CAP_NET_ADMIN, for example AmbientCapabilities=CAP_NET_RAW in a systemd unit"
     )]
     Transparent {
-        /// The address.
+        /// The address of the listener.
         address: SocketAddr,
         /// Error of the operating system.
         source: io::Error,
@@ -34,7 +34,7 @@ pub enum ProxyError {
          and open files"
     )]
     Cores {
-        /// Number of threads.
+        /// Number of threads that were to be started.
         count: usize,
         /// Error of the operating system.
         source: io::Error,
@@ -46,9 +46,9 @@ pub enum ProxyError {
         path.display()
     )]
     Handover {
-        /// Path of the socket.
+        /// Path of the handover socket.
         path: PathBuf,
-        /// Error of the operating system or of the protocol.
+        /// Error of the operating system or of the handover protocol.
         source: io::Error,
     },
     /// The inbound endpoint is invalid.
@@ -57,22 +57,22 @@ pub enum ProxyError {
     /// TLS cannot be configured.
     #[error(transparent)]
     Tls(#[from] TlsError),
-    /// No routing information within the time limit of a hot upgrade; the running proxy continues.
+    /// No routing information arrived within the time limit of a hot upgrade. The running proxy continues.
     #[error(
         "no routing information within {waited:?}: the agent or control plane did not respond, or has none; the \
          running proxy continues; check --agent or --control, and start again"
     )]
     Uninformed {
-        /// The time limit.
+        /// The time that the proxy waited.
         waited: Duration,
     },
-    /// The endpoint was not registered within the time limit of a hot upgrade; the running proxy continues.
+    /// The endpoint was not registered within the time limit of a hot upgrade. The running proxy continues.
     #[error(
         "the endpoint of --inbound was not registered within {waited:?}; the running proxy continues; check --agent or --control, and \
          start again"
     )]
     Unregistered {
-        /// The time limit.
+        /// The time that the proxy waited.
         waited: Duration,
     },
 }

@@ -4,6 +4,6 @@ pub use fairmesh_edge::listen::first_bytes::FirstBytes;
 
 /// Classifies the first bytes of a captured connection; `None` if more are needed.
 pub fn classify(bytes: &[u8]) -> Option<FirstBytes> {
-    // It changes what it reads.
+    // Copied, since classification modifies the bytes.
     FirstBytes::classify(&mut bytes.to_vec())
 }

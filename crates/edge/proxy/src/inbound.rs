@@ -1,4 +1,5 @@
-//! The proxy in front of a server: registers a program without the library as an endpoint, and forwards its calls.
+//! The proxy in front of a server: registers a program that does not link the library as an endpoint, and
+//! forwards calls to it.
 
 mod caller_handler;
 mod caller_headers;

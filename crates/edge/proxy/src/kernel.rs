@@ -7,16 +7,16 @@
 //! the kernel sends itself. Otherwise the task of the caller's connection (`caller`) handles the copy as if it had read the
 //! request: with the same routes, counters, timeouts and retries, except that the first attempt was sent.
 
-pub(crate) mod attached;
+pub(crate) mod attached_maps;
+pub(crate) mod attachment;
 pub(crate) mod caller;
 pub(crate) mod caller_stream;
-mod completed;
-mod endpoint;
+mod completed_calls;
 pub(crate) mod metrics;
-pub(crate) mod origin;
 mod policy;
-mod pooled;
-mod published;
-pub(crate) mod redirected;
-mod relay;
+mod pooled_connection;
+mod published_endpoint;
+mod published_services;
+pub(crate) mod redirected_connection;
+mod response_relay;
 mod served_caller;

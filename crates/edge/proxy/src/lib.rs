@@ -1,9 +1,10 @@
-//! The client library behind a listener, for programs that cannot link it (ServiceRouter §2.1).
+//! The client library behind a listener, for programs that cannot link the library (ServiceRouter §2.1).
 //!
-//! `fairmesh_edge` serves connections and forwards requests. This crate adds the parts of a sidecar: listeners and their
-//! configuration (`listeners`), captured connections, which continue to their original destination if they are for no service
-//! (`passthrough`), connections and requests redirected by eBPF programs (`kernel`), a server in front of a program (`inbound`),
-//! the admin pages (`admin`), and start, stop and hot upgrade (`lifecycle`).
+//! `fairmesh_edge` serves connections and forwards requests. This crate adds the parts of a sidecar:
+//! listeners and their configuration (`listeners`); captured connections, which continue to their original
+//! destination unless they are for a service (`passthrough`); connections and requests redirected by eBPF
+//! programs (`kernel`); a server in front of a program (`inbound`); the admin pages (`admin`); and start,
+//! stop and hot upgrade (`lifecycle`).
 
 mod admin;
 mod config;
@@ -26,7 +27,7 @@ pub use fairmesh_edge::{
         observer::{ObserverConfig, RequestObserver},
         spans::TraceConfig,
     },
-    tls::files::{TlsError, TlsFiles},
+    tls::certificate_files::{TlsError, TlsFiles},
 };
 pub use fairmesh_otlp::{Collector, Environment, RootSampler, Sampler};
 pub use inbound::{

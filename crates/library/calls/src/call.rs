@@ -1,15 +1,15 @@
-//! The state machine of one call, without a transport: every form of Fairmesh runs it around each attempt.
+//! The state machine of one call, without a transport. Every form of Fairmesh runs it around each attempt.
 //!
-//! A [`Call`] is routed once; then `pick` chooses an endpoint for each attempt and `finish` decides what follows it. An
-//! attempt counts as outstanding until the call is dropped or the response that it was handed over
-//! to ends, so that no exit, cancellation included, can leak a count.
+//! A [`Call`] is routed once. Then `pick` chooses an endpoint for each attempt, and `finish` decides what follows the
+//! attempt. An attempt counts as outstanding until the call is dropped, or until the response it was handed over to
+//! ends. So no exit, not even cancellation, can leak a count.
 
 mod clock;
 mod context;
+mod end_report;
 mod outcome;
 mod pick;
 mod principal;
-mod report;
 mod retry;
 mod route;
 mod state;

@@ -1,11 +1,11 @@
-//! From records to the state of each service that calls are decided by.
+//! Turns records into the state of each service, from which calls are decided.
 //!
-//! A [`Resolver`] keeps one [`Subscription`] per service: it follows the service's records and publishes a compiled
+//! A [`Resolver`] keeps one [`Subscription`] per service. It follows the service's records and publishes a compiled
 //! [`ServiceState`] whenever they change.
 
 mod endpoint_transport;
 mod readiness;
-mod received_table;
+mod region_table_age;
 mod resolver;
 mod retry_budget;
 mod route_backends;

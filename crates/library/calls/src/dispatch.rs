@@ -1,29 +1,29 @@
-//! Calls over the network: attempts, each decided by a [`Call`](crate::call::Call) and sent by an endpoint pool.
+//! Sends calls over the network. A [`Call`](crate::call::Call) decides each attempt, and an endpoint pool sends it.
 //!
-//! Decision: policies (retries, deadlines, budgets) are applied around each attempt, and not by a stack of tower
-//! layers. Layers were rejected because each of them boxes or wraps the request and its body, and because the fast path
-//! could not share them.
+//! Decision: policies (retries, deadlines, budgets) are applied around each attempt, not by a stack of tower layers.
+//! Layers were rejected because each of them boxes or wraps the request and its body, and because the fast path could
+//! not share them.
 
 mod attempt;
 mod authorize;
 mod borrowed_headers;
 mod classify;
-mod completed;
+mod completed_call;
 mod context;
-mod direct;
+mod direct_client;
 mod execute;
 mod fast_path;
 mod fault_response;
 mod hedge;
 mod load_poll;
-mod lookaside;
+mod lookaside_pick;
 mod mirror;
 mod pick;
 mod request;
 mod retry;
 mod route;
 mod route_actions;
-mod sent;
+mod sent_request;
 mod tunnel;
 
 use std::{pin::Pin, sync::Arc};
@@ -35,14 +35,14 @@ use tracing::{Instrument as _, Span};
 
 pub use self::{
     authorize::AllowedCall,
-    completed::CompletedCall,
-    direct::{DirectBody, DirectClient},
+    completed_call::CompletedCall,
+    direct_client::{DirectBody, DirectClient},
     fast_path::{FastCall, SlowCall},
-    sent::SentRequest,
+    sent_request::SentRequest,
     tunnel::ConnectResult,
 };
 pub(crate) use self::{
-    completed::record_completed,
+    completed_call::record_completed,
     fast_path::try_fast,
     request::{body_error, request_authority},
     tunnel::{connect, open_tunnel},
@@ -55,14 +55,15 @@ use crate::{
     service::handle::Handle,
 };
 
-/// A part of a call that is boxed: because it is rare or large, and each future around it is moved. Functions that return one
-/// are compiled with this crate; those that are `async` are compiled again in each program that calls.
+/// Boxed future of a part of a call. Boxing suits parts that are rare, or so large that moving them with every outer
+/// future would be slow. Functions that return this type are compiled in this crate; `async` functions are compiled
+/// again in each program that calls them.
 type CallFuture<'a> = Pin<Box<dyn Future<Output = Result<Response<Body>, Fault>> + Send + 'a>>;
 
-/// Makes a call, by records or by leases. Its body was taken over already.
+/// Makes a call, from records or leases. Its body was already taken over.
 ///
-/// Large values are borrowed from here on: a future holds its arguments beside its own state, and is moved with
-/// all of them to where it is polled.
+/// From here on, large values are borrowed: a future stores its arguments beside its own state, and is moved with all
+/// of them to the place where it is polled.
 pub(crate) async fn call(
     handle: &Handle,
     parts: &mut Parts,
@@ -82,7 +83,7 @@ pub(crate) async fn call(
     }
 }
 
-/// Makes a call within its span.
+/// Makes a call inside its tracing span.
 async fn traced(
     span: Span,
     call: impl Future<Output = Result<Response<Body>, Fault>>,
@@ -92,8 +93,8 @@ async fn traced(
     result
 }
 
-/// Makes a call by the leases for its key and role. A server that no longer holds its shard reports that they are
-/// outdated; the caller gets its response all the same, since the request is gone.
+/// Makes a call with the leases for its key and role. If the server no longer holds the shard, it reports that the
+/// leases are outdated; the caller still gets that response, since the request has been consumed.
 async fn call_by_leases(
     leases: &Leases,
     handle: &Handle,
@@ -110,7 +111,7 @@ async fn call_by_leases(
     Ok(response)
 }
 
-/// Counts a call, and its fault where it fails.
+/// Counts a call, and its fault if the call fails.
 async fn counted<T>(handle: &Handle, call: impl Future<Output = Result<T, Fault>>) -> Result<T, Fault> {
     let counters = &handle.mesh.counters;
     count(&counters.calls);

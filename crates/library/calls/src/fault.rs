@@ -14,11 +14,11 @@ use tonic::Status;
 pub use self::kind::{FaultKind, Origin, Retry};
 pub(crate) use self::kind::{carried_fault, grpc_code_of};
 
-/// Why a call got no response of its service. Responses of services, good or bad, are not faults.
+/// Why a call got no response from its service. Responses of services, good or bad, are not faults.
 ///
-/// Its text has the message and every cause, in one line, so that its [`source`](StdError::source) repeats none: see
-/// [`cause`](Self::cause). Only over tower, where the caller may be a tonic client, the source is the `Status` of tonic from which
-/// it takes the code.
+/// The text contains the message and every cause in one line. [`source`](StdError::source) therefore repeats none of
+/// them: use [`cause`](Self::cause). Only over tower, where the caller may be a tonic client, the source is a tonic
+/// `Status`, from which the client takes the code.
 pub struct Fault(Box<FaultState>);
 
 struct FaultState {
@@ -28,12 +28,12 @@ struct FaultState {
     status: Status,
     retry_after: Option<Duration>,
     attempts: usize,
-    /// Whether a tonic client may look for its status.
+    /// Whether `source` contains a status that a tonic client reads.
     is_status_source: bool,
 }
 
 impl Fault {
-    /// A fault; the message says what happened and what to do.
+    /// Creates a fault. The message says what happened and what to do.
     pub fn new(kind: FaultKind, message: impl Into<String>) -> Self {
         let status = Status::new(kind.code(), message);
         let (origin, retry) = (kind.origin(), kind.retry());
@@ -48,61 +48,61 @@ impl Fault {
         }))
     }
 
-    /// The same fault with its cause.
+    /// Returns the fault with `source` as its cause.
     #[must_use]
     pub fn caused_by(mut self, source: impl Into<BoxError>) -> Self {
         self.0.status.set_source(source.into().into());
         self
     }
 
-    /// The same fault for a caller that may be a tonic client.
+    /// Returns the fault in the form for a caller that may be a tonic client.
     #[must_use]
     pub(crate) fn for_tonic(mut self) -> Self {
         self.0.is_status_source = true;
         self
     }
 
-    /// The error that caused it, if there was one.
+    /// The error that caused the fault, if any.
     pub fn cause(&self) -> Option<&(dyn StdError + 'static)> {
         self.0.status.source()
     }
 
-    /// The same fault, known to be safe or unsafe to retry.
+    /// Returns the fault with `retry`, which says whether a retry is safe.
     #[must_use]
     pub fn with_retry(mut self, retry: Retry) -> Self {
         self.0.retry = retry;
         self
     }
 
-    /// The same fault, which passes after this time.
+    /// Returns the fault with the time after which a call may succeed.
     #[must_use]
     pub fn with_retry_after(mut self, wait: Duration) -> Self {
         self.0.retry_after = Some(wait);
         self
     }
 
-    /// The same fault, after this number of attempts.
+    /// Returns the fault with the number of attempts made.
     pub(crate) fn after(mut self, attempts: usize) -> Self {
         self.0.attempts = attempts;
         self
     }
 
-    /// The number of attempts of the call.
+    /// Number of attempts of the call.
     pub fn attempts(&self) -> usize {
         self.0.attempts
     }
 
-    /// After which time a call may succeed, where that is known.
+    /// Time after which a call may succeed, if known.
     pub fn retry_after(&self) -> Option<Duration> {
         self.0.retry_after
     }
 
-    /// Its kind.
+    /// The kind of the fault.
     pub fn kind(&self) -> FaultKind {
         self.0.kind
     }
 
-    /// Its cause.
+    /// The party that caused the fault.
     pub fn origin(&self) -> Origin {
         self.0.origin
     }
@@ -112,10 +112,10 @@ impl Fault {
         self.0.retry
     }
 
-    /// Its gRPC trailers: `grpc-status` and `grpc-message`.
+    /// The gRPC trailers of the fault: `grpc-status` and `grpc-message`.
     pub(crate) fn grpc_headers(&self) -> HeaderMap {
         let mut headers = HeaderMap::new();
-        // Fails only for metadata, of which there is none.
+        // Fails only for metadata, and there is none.
         let _ = self.0.status.add_header(&mut headers);
         headers
     }
@@ -127,14 +127,14 @@ impl Fault {
 }
 
 impl fmt::Display for Fault {
-    /// The message and every cause, in one line.
+    /// Writes the message and every cause in one line.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.message())?;
         let mut written = String::new();
         let mut next = self.0.status.source();
         while let Some(cause) = next {
             let text = cause.to_string();
-            // Some errors quote their cause.
+            // Some errors already quote their cause.
             if !written.contains(&text) {
                 write!(f, ": {text}")?;
                 written = text;
@@ -158,7 +158,7 @@ impl fmt::Debug for Fault {
 }
 
 impl ResetReason for Fault {
-    /// A call that timed out is not needed any more, which is no error of the proxy.
+    /// Reset reason. A call that timed out is no longer needed, which is not an error of the proxy.
     fn reset_reason(&self) -> Reason {
         match self.kind() {
             FaultKind::Deadline => Reason::CANCEL,
@@ -173,7 +173,7 @@ impl StdError for Fault {
     }
 }
 
-/// For handlers of gRPC that pass the failure of a call on by `?`.
+/// Converts a fault to a gRPC status, so that handlers can pass it on with `?`.
 impl From<Fault> for Status {
     fn from(fault: Fault) -> Self {
         let mut status = Self::new(fault.kind().code(), fault.message());
@@ -192,7 +192,7 @@ mod tests {
     use fairmesh_connections::SendError;
 
     #[test]
-    fn a_fault_says_every_cause_once() {
+    fn fault_text_contains_every_cause_once() {
         let refused = SendError::Unreachable(io::Error::from(io::ErrorKind::ConnectionRefused));
         let fault = Fault::new(FaultKind::Unreachable, "cart-0 cannot be reached").caused_by(refused);
         assert_eq!(fault.to_string(), "cart-0 cannot be reached: no connection: connection refused");
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn a_grpc_client_sees_the_code_of_the_fault() {
+    fn grpc_client_receives_code_of_fault() {
         let fault =
             || Fault::new(FaultKind::KeyOutside, "no shard holds key 5").caused_by("the map ends at 4");
         assert!(fault().source().is_none(), "its text has all, which reports of errors would repeat");

@@ -1,5 +1,5 @@
-//! What a proxy needs of calls, besides what programs use: calls from its read buffer, tunnels, observed response bodies,
-//! requests to one server past the mesh, and services as numbers for the kernel.
+//! API for proxies, beyond what programs use: calls from the read buffer, tunnels, observed response bodies, requests
+//! to one server outside the mesh, and services as numbers for the in-kernel proxy.
 
 use std::{net::SocketAddr, sync::Arc};
 
@@ -30,39 +30,41 @@ pub use crate::{
 pub use fairmesh_connections::{ConnectionOwner, EndpointConnection, set_event_loop};
 pub use fairmesh_router::{EndpointStats, ServiceNumbers, TokenRefusal, TokenVerifier, UserToken};
 
-/// The number of event loops that make calls, each run by a thread of its own that has declared its number by
-/// [`set_event_loop`]: each then has connections of its own. The default is one set of connections that all threads share.
+/// Sets the number of event loops that make calls. Each event loop has its own thread, which declares its number with
+/// [`set_event_loop`], and its own connections. By default, all threads share one set of connections.
 #[must_use]
 pub fn with_event_loops(builder: MeshBuilder, event_loops: usize) -> MeshBuilder {
     builder.event_loops(event_loops)
 }
 
-/// Excludes the addresses of listeners of this process, whose requests it forwards: an endpoint at one of them counts as
-/// unreachable.
+/// Excludes this process's own listeners, so that it never forwards a request to itself. An endpoint at one of these
+/// addresses counts as unreachable.
 pub fn exclude_addresses(mesh: &Mesh, addresses: impl IntoIterator<Item = SocketAddr>) {
     mesh.state.transport.own_addresses.add(addresses);
 }
 
-/// Excludes all loopback addresses, where processes trust their machine: an endpoint at one of them counts as unreachable.
+/// Excludes loopback addresses, where processes trust their machine. An endpoint at a loopback address counts as
+/// unreachable.
 pub fn exclude_loopback(mesh: &Mesh) {
     mesh.state.transport.own_addresses.add_loopback();
 }
 
-/// Has calls made by mutual TLS alone, whatever policies permit: an endpoint in plaintext proves nothing, so that its record could lead calls
-/// for tenants to any address.
+/// Makes all calls over mutual TLS, regardless of policies. A plaintext endpoint proves no identity, so its record
+/// could direct tenants' calls to any address.
 #[must_use]
 pub fn with_identities_only(builder: MeshBuilder) -> MeshBuilder {
     builder.identities_only()
 }
 
-/// Has calls made for [principals](Principal), which the policies of services have to allow. Without it, the policies' rules are not
-/// compiled, and each call for a principal is refused.
+/// Enables calls on behalf of [principals](Principal), which the policies of services must allow. By default, the
+/// rules of policies are not compiled, and calls for a principal are refused.
 #[must_use]
 pub fn with_principals(builder: MeshBuilder) -> MeshBuilder {
     builder.authorizes_callers()
 }
 
-/// Has this told of each plaintext connection over HTTP/1.1 that calls make, before its first request. The first such hook stays.
+/// Calls `hook` for each plaintext HTTP/1.1 connection opened for calls, before its first request. Only the first hook
+/// is used.
 pub fn on_connection(mesh: &Mesh, hook: impl Fn(&TcpStream) + Send + Sync + 'static) {
     mesh.state.transport.connection_hook.set(hook);
 }
@@ -72,7 +74,7 @@ pub fn service_state(handle: &ServiceHandle) -> Arc<ServiceState<impl EndpointTr
     handle.inner.subscription.state()
 }
 
-/// Records a call that another component made from its request to its response; returns its route and backend.
+/// Records a call that another component made, from its request to its response. Returns its route and backend.
 pub fn record_completed(
     handle: &ServiceHandle,
     request: &BorrowedRequest<'_>,
@@ -82,10 +84,10 @@ pub fn record_completed(
     dispatch::record_completed(&handle.inner, request, endpoint, completed)
 }
 
-/// As [`ServiceHandle::send_unpin`], with notes of a call that fails too.
+/// Like [`ServiceHandle::send_unpin`]. Also fills in `call_info`, even for a call that fails.
 ///
 /// # Errors
-/// As [`ServiceHandle::send`].
+/// As for [`ServiceHandle::send`].
 pub async fn send_noted<B>(
     handle: &ServiceHandle,
     request: Request<B>,
@@ -100,14 +102,14 @@ where
     dispatch::call(&handle.inner, &mut parts, &mut body, call_info).await
 }
 
-/// The names of a route and backend of the service.
+/// Names of one route and backend pair of the service.
 pub fn route_backend_name(handle: &ServiceHandle, index: RouteBackendIndex) -> RouteBackend {
     handle.inner.subscription.route_backend_name(index)
 }
 
-/// Begins a call on the fast path, with a request that is sent from the buffer that it was read into, to its own
-/// host or, unless `keeps_host`, to the service's; it `began` when the request arrived. `None` where the request
-/// has to be parsed before a decision, and nothing was counted.
+/// Begins a call on the fast path: the request is sent from the buffer it was read into, to its own host if
+/// `keeps_host`, otherwise to the service's. `began` is the time when the request arrived. Returns `None` if the
+/// request must be parsed before a decision; nothing was counted then.
 #[inline]
 pub fn try_fast<'a>(
     handle: &'a ServiceHandle,
@@ -118,13 +120,13 @@ pub fn try_fast<'a>(
     dispatch::try_fast(&handle.inner, request, keeps_host, began)
 }
 
-/// Opens a tunnel for a CONNECT request. It is routed as any request, and the limits, redirects, faults,
-/// splits and timeouts of its route apply to it. Its path is `/`, and its host that of its URI.
+/// Opens a tunnel for a CONNECT request. The request is routed like any other, and the limits, redirects, faults,
+/// splits and timeouts of its route apply. Its path is `/`, and its host is that of its URI.
 ///
-/// It has to be `allowed`, or its route has to name CONNECT among its methods: no route sees the bytes in a tunnel.
+/// The tunnel must be `allowed`, or its route must name CONNECT among its methods: no route sees the bytes in a tunnel.
 ///
 /// # Errors
-/// As [`ServiceHandle::open_connection`].
+/// As for [`ServiceHandle::open_connection`].
 pub async fn open_tunnel(
     handle: &ServiceHandle,
     request: Request<()>,

@@ -1,4 +1,4 @@
-//! Entry points of fuzz targets: connections to servers over streams that the caller provides.
+//! Entry points for fuzz targets: connections to servers over streams that the caller provides.
 
 use std::{fmt, sync::Arc, time::Duration};
 
@@ -12,10 +12,10 @@ use tokio::io::{AsyncRead, AsyncWrite};
 
 use crate::{BoxError, response_body::Body};
 
-/// The time limit of a call.
+/// Time limit of a call.
 const CALL_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// A connection of HTTP/2 to a server.
+/// An HTTP/2 connection to a server.
 pub struct Http2(Arc<SharedConnection>);
 
 impl fmt::Debug for Http2 {
@@ -33,7 +33,7 @@ impl Http2 {
         Self(fairmesh_connections::start(stream))
     }
 
-    /// Makes a call; `None` where the connection accepts no more.
+    /// Makes a call. Returns `None` if the connection accepts no more calls.
     ///
     /// # Errors
     /// Why there is no response.

@@ -1,12 +1,13 @@
-//! Calls of a mesh: what the client library, proxies and lookasides are built on.
+//! Calls of a mesh: the basis of the client library, proxies and lookasides.
 //!
-//! It is built on `rib` (records from the agent), `router` (routing and balancing) and [`fairmesh_connections`] (pooled connections to
-//! endpoints). [`discovery`] follows records and publishes the state of each service; [`call`] is the state machine that every form of
-//! Fairmesh runs around an attempt, without a transport; `dispatch` sends the attempts. [`Mesh`] and
-//! [`ServiceHandle`] are what programs call by, and [`forwarding`] is what a proxy needs besides.
+//! The crate builds on `rib` (records from the agent), `router` (routing and balancing) and [`fairmesh_connections`]
+//! (pooled connections to endpoints). [`discovery`] follows records and publishes the state of each service. [`call`]
+//! is the state machine, without a transport, that every form of Fairmesh runs around an attempt. `dispatch` sends the
+//! attempts. Programs call through [`Mesh`] and [`ServiceHandle`]; proxies also use [`forwarding`].
 //!
-//! Decision: `fairmesh-client` names what programs use, so that everything here may change between releases. Rejected: one crate
-//! whose internals are hidden from its documentation, which the compiler does not keep apart.
+//! Decision: `fairmesh-client` re-exports what programs use, so that everything here may change between releases.
+//! Rejected: one crate that hides its internals only from its documentation, since the compiler would not enforce the
+//! separation.
 
 #![warn(clippy::missing_errors_doc)]
 

@@ -1,4 +1,4 @@
-//! Load reports in responses.
+//! Records load reports in responses.
 
 use fairmesh_connections::EndpointPool;
 use fairmesh_headers::{LOAD, LOAD_BIN, LoadReport, load_from_binary, load_from_text};
@@ -16,8 +16,8 @@ pub(crate) struct LoadRecorder<'a> {
 }
 
 impl LoadRecorder<'_> {
-    /// Records the report in the headers of a response; that of a gRPC response with a body is in its trailers.
-    /// `succeeded` unless the headers report a failure.
+    /// Records the report in the headers of a response. For a gRPC response with a body, the report is in the
+    /// trailers instead. `succeeded` means that the headers report no failure.
     pub(crate) fn record_headers(self, headers: &HeaderMap, has_grpc_status: bool, succeeded: bool) {
         let target = self.pool.target();
         let metric = target.metric.as_deref();
@@ -33,7 +33,7 @@ impl LoadRecorder<'_> {
         self.record(load, succeeded);
     }
 
-    /// Records the report in the trailers of a response; `succeeded` unless they report a failure.
+    /// Records the report in the trailers of a response. `succeeded` means that they report no failure.
     pub(crate) fn record_trailers(self, trailers: &HeaderMap, succeeded: bool) {
         let metric = self.pool.target().metric.as_deref();
         let load = trailers.get(&LOAD_BIN).map(|value| load_from_binary(value.as_bytes(), metric));
@@ -50,7 +50,7 @@ impl LoadRecorder<'_> {
         }
     }
 
-    /// Records the report of a successful response over HTTP/1.1: the value of its header.
+    /// Records the report of a successful HTTP/1.1 response from the value of its header.
     #[inline]
     pub(crate) fn record_text(self, value: &[u8]) {
         let metric = self.pool.target().metric.as_deref();

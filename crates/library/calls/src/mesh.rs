@@ -1,16 +1,16 @@
 mod builder;
 #[cfg(feature = "fixed")]
-mod fixed;
+mod fixed_mesh;
 mod service_name;
-mod source;
 pub(crate) mod state;
+mod state_source;
 
 use std::{sync::Arc, time::Duration};
 
 use fairmesh_model::{Invalid, SpiffeId};
 
 #[cfg(feature = "fixed")]
-pub use self::fixed::{FixedMesh, Injection};
+pub use self::fixed_mesh::{FixedMesh, Injection};
 use self::state::MeshState;
 pub use self::{builder::MeshBuilder, service_name::IntoServiceName};
 use crate::{
@@ -19,56 +19,58 @@ use crate::{
     service::ServiceHandle,
 };
 
-/// The entry point: one per program, cheap to clone. Dropping the last clone and the last handle ends it.
+/// The entry point of the library: one per program, cheap to clone. It ends when the last clone and the last handle
+/// are dropped.
 #[derive(Clone, Debug)]
 pub struct Mesh {
     pub(crate) state: Arc<MeshState>,
 }
 
 impl Mesh {
-    /// Connects as the environment configures: by the agent at `FAIRMESH_AGENT`, else the control plane at `FAIRMESH_CONTROL`, else
-    /// the agent at its default socket.
+    /// Connects as the environment configures: to the agent at `FAIRMESH_AGENT`, otherwise the control plane at
+    /// `FAIRMESH_CONTROL`, otherwise the agent at its default socket.
     ///
     /// # Errors
-    /// When a variable is malformed. A missing agent is no error: see [`MeshBuilder::connect`].
+    /// A variable is malformed. A missing agent is no error: see [`MeshBuilder::connect`].
     pub async fn connect() -> Result<Self, Invalid> {
         Self::builder().connect().await
     }
 
-    /// As [`connect`](Self::connect), and waits until there are records to decide calls by.
+    /// Like [`connect`](Self::connect), but also waits until there are records to decide calls from.
     ///
     /// # Errors
-    /// As [`MeshBuilder::connect_ready`]: there are none within `timeout`.
+    /// As for [`MeshBuilder::connect_ready`]: there are no records within `timeout`.
     pub async fn connect_ready(timeout: Duration) -> Result<Self, Fault> {
         Self::builder().connect_ready(timeout).await
     }
 
-    /// Configures what the environment does not.
+    /// Returns a builder for settings that the environment does not configure.
     pub fn builder() -> MeshBuilder {
         MeshBuilder::default()
     }
 
-    /// A service by its name, such as `shop/cart`. Returns immediately; the records that calls need are fetched in the
-    /// background, and kept current from then on.
+    /// Returns a service by its name, such as `shop/cart`. Returns immediately: the records that calls need are fetched
+    /// in the background and kept current from then on.
     ///
     /// # Errors
-    /// When the name is malformed. Whether the service is declared, the first call reports.
+    /// The name is malformed. Whether the service is declared is only reported by the first call.
     pub fn service(&self, name: impl IntoServiceName) -> Result<ServiceHandle, Invalid> {
         let subscription = self.state.source.subscription(&name.into_service_name()?);
         Ok(ServiceHandle::new(Arc::clone(&self.state), subscription))
     }
 
-    /// Waits without a bound until the first snapshot has arrived, from the agent or from its copy on disk. For
-    /// programs that must not serve before. Calls wait by themselves, but not for long while there is no agent: without its copy
-    /// on disk, they fail until it responds.
+    /// Waits without a limit until the first snapshot has arrived, from the agent or from its copy on disk. For
+    /// programs that must not serve earlier. Calls also wait by themselves, but only briefly: without an agent and a
+    /// copy on disk they fail until the agent responds.
     pub async fn first_snapshot(&self) {
         self.state.source.first_snapshot().await;
     }
 
-    /// Reports the last calls, for views of the mesh, and tells the agent that this program makes no more, so that drains do not wait
-    /// for it to reconnect. Returns within two seconds. For programs that end; services of this mesh are not followed any more.
+    /// Reports the last calls, for views of the mesh, and tells the agent that this program makes no more calls, so
+    /// that drains do not wait for it to reconnect. Returns within two seconds. For programs that are ending; services
+    /// of this mesh are no longer followed.
     ///
-    /// Certificates that are revoked afterwards are not refused any more by calls in flight, unless the mesh was connected by
+    /// From then on, calls in flight no longer refuse revoked certificates, unless the mesh was connected with
     /// [`MeshBuilder::transport`]: such a transport keeps its identity.
     pub async fn close(self) {
         let identity = async {
@@ -79,12 +81,12 @@ impl Mesh {
         tokio::join!(self.state.source.close(), self.state.service_lookasides.close(), identity);
     }
 
-    /// The age and the source of the records.
+    /// Age and source of the records.
     pub fn freshness(&self) -> Freshness {
         self.state.freshness()
     }
 
-    /// The identity by which services know this program, once its agent has given it one.
+    /// The identity by which services know this program, once the agent has issued it.
     pub fn identity(&self) -> Option<SpiffeId> {
         self.state.transport.transport.id()
     }

@@ -1,4 +1,4 @@
-//! Observation of calls: counters, per-call traces, observers, and explanations of decisions.
+//! Observation of calls: counters, traces of single calls, observers, and explanations of decisions.
 
 mod call_info;
 mod endpoint_status;

@@ -28,7 +28,7 @@ use crate::{
 use fairmesh_headers::{Deadline, SpanContext, is_grpc};
 use fairmesh_http::BoxError;
 
-/// A service to call: cheap to clone, and a `tower::Service` that is always ready.
+/// A handle to call a service. Cheap to clone, and a `tower::Service` that is always ready.
 #[derive(Clone)]
 pub struct ServiceHandle {
     /// Shared, since every call over tower clones its handle.
@@ -45,8 +45,8 @@ impl ServiceHandle {
         self.inner.subscription.name()
     }
 
-    /// The same service with a key for its calls: a number of any width, or a [`ShardKey`]. Servers receive it as
-    /// `x-fairmesh-key`.
+    /// Returns a handle whose calls have this key: an integer of any width, or a [`ShardKey`]. Servers receive the
+    /// key in `x-fairmesh-key`.
     #[must_use]
     pub fn key(mut self, key: impl Into<ShardKey>) -> Self {
         let key = key.into();
@@ -57,10 +57,10 @@ impl ServiceHandle {
         self
     }
 
-    /// The same service, calling only replicas of this role.
+    /// Returns a handle that calls only replicas with this role.
     ///
     /// # Errors
-    /// When the role is malformed.
+    /// The role is malformed.
     pub fn role(mut self, role: impl AsRef<str>) -> Result<Self, Invalid> {
         let role = Role::new(role)?;
         let inner = Arc::make_mut(&mut self.inner);
@@ -69,25 +69,25 @@ impl ServiceHandle {
         Ok(self)
     }
 
-    /// The same service, whose calls may be repeated although their methods are not idempotent.
+    /// Returns a handle whose calls may be repeated, even with methods that are not idempotent.
     #[must_use]
     pub fn idempotent(mut self) -> Self {
         Arc::make_mut(&mut self.inner).context.idempotent = true;
         self
     }
 
-    /// The same service with a timeout for calls, or the policy's where that is shorter. It bounds the whole call, the
-    /// response's body included, and is sent to the server as its deadline; without it, only idle timeouts end a call
-    /// (`docs/proxy-http.md`, Timeouts).
+    /// Returns a handle with a timeout for calls; the policy's timeout applies if it is shorter. The timeout limits the
+    /// whole call, including the response body, and is sent to the server as its deadline. Without a timeout, only idle
+    /// timeouts end a call (`docs/proxy-http.md`, Timeouts).
     #[must_use]
     pub fn timeout(mut self, timeout: Duration) -> Self {
         Arc::make_mut(&mut self.inner).context.timeout = Some(timeout);
         self
     }
 
-    /// The same service with a deadline for calls: the work of a server for a caller ends when the caller no longer
-    /// waits. The earliest of this, the timeout and the request's own deadline applies. A call whose deadline has
-    /// passed is not sent.
+    /// Returns a handle with a deadline for calls, so that a server's work on behalf of a caller ends when the caller no
+    /// longer waits. The earliest of this, the timeout and the request's own deadline applies. A call whose deadline
+    /// has passed is not sent.
     ///
     /// ```no_run
     /// # use fairmesh_headers::Deadline;
@@ -105,8 +105,8 @@ impl ServiceHandle {
         self
     }
 
-    /// The same service, whose calls belong to the trace of this span: such as that of the request in whose course they are
-    /// made. It is sent as `traceparent` with requests that have none.
+    /// Returns a handle whose calls belong to the trace of this span, for example the span of the request being served.
+    /// The span is sent as `traceparent` with requests that have none.
     ///
     /// ```no_run
     /// # use fairmesh_client::{Body, ServiceHandle, SpanContext};
@@ -123,24 +123,24 @@ impl ServiceHandle {
         self
     }
 
-    /// The same service, whose calls return responses that carry a fault of the mesh (`x-fairmesh-fault`) as they are,
-    /// in place of the [`Fault`]: for programs that relay them.
+    /// Returns a handle whose calls return responses that carry a fault of the mesh (`x-fairmesh-fault`) unchanged,
+    /// instead of a [`Fault`]; for programs that relay responses.
     #[must_use]
     pub fn keep_fault_responses(mut self) -> Self {
         Arc::make_mut(&mut self.inner).keeps_fault_responses = true;
         self
     }
 
-    /// Waits until calls can be decided, so that the first one does not wait.
+    /// Waits until calls can be decided, so that the first call does not have to wait.
     ///
     /// # Errors
-    /// As a call would fail: the service is not declared, or its records do not arrive in time.
+    /// The same as for a call: the service is not declared, or its records do not arrive in time.
     pub async fn prepare(&self) -> Result<(), Fault> {
         let timeout = self.inner.context.timeout.unwrap_or(DEFAULT_READY_TIMEOUT);
         wait_ready(&self.called_subscription(), timeout).await.map(|_| ())
     }
 
-    /// The subscription by which calls with the handle's own key and role are decided.
+    /// Subscription that decides calls with the handle's key and role.
     fn called_subscription(&self) -> Arc<Subscription<Arc<EndpointPool>>> {
         let Handle { mesh, subscription, context, .. } = &*self.inner;
         match mesh.source.leases() {
@@ -149,8 +149,8 @@ impl ServiceHandle {
         }
     }
 
-    /// Waits without a bound until the records of the service have arrived: calls can be decided, or it is not
-    /// declared. For programs that must not serve before.
+    /// Waits without a limit until the service's records have arrived. Afterwards calls can be decided, or the
+    /// service is known to be undeclared. For programs that must not serve earlier.
     pub async fn resolved(&self) {
         let subscription = self.called_subscription();
         let mut state = subscription.state();
@@ -160,19 +160,19 @@ impl ServiceHandle {
         }
     }
 
-    /// Sends one request and waits for the head of the response.
+    /// Sends a request and waits for the head of the response.
     ///
-    /// Its key and role come from the handle, or from the headers `x-fairmesh-key` and `x-fairmesh-role`;
-    /// `x-fairmesh-deadline`, `grpc-timeout` and a [`Deadline`] in its extensions bound its time, and
-    /// `x-fairmesh-idempotent: true` allows to repeat it. The host comes from the header `host`, else from the URI,
-    /// else from the service's name. A [`RawPath`](fairmesh_http::path::RawPath) in its extensions is sent in place of
-    /// the URI's path, and a
-    /// [`Trace`](crate::Trace) there records its attempts. Dropping the future, or the response's body, cancels the call.
+    /// Key and role come from the handle, or from the headers `x-fairmesh-key` and `x-fairmesh-role`.
+    /// `x-fairmesh-deadline`, `grpc-timeout` and a [`Deadline`] in the extensions limit its time.
+    /// `x-fairmesh-idempotent: true` allows repeating it. The host comes from the header `host`, otherwise from the
+    /// URI, otherwise from the service's name. A [`RawPath`](fairmesh_http::path::RawPath) in the extensions is sent
+    /// instead of the URI's path, and a [`Trace`](crate::Trace) in them records the attempts. Dropping the future, or
+    /// the response's body, cancels the call.
     ///
     /// # Errors
-    /// When no server responded, or Fairmesh responded on the way, such as with an overload or a deadline that passed at
-    /// the server; see [`FaultKind`](crate::FaultKind). Responses of the service are no errors, whatever their status,
-    /// nor are aborts that a policy injects, which stand for them.
+    /// No server responded, or Fairmesh responded on the way, for example because of overload or a deadline that passed
+    /// at the server; see [`FaultKind`](crate::FaultKind). Responses of the service are not errors, whatever their
+    /// status; neither are aborts injected by a policy, which stand for such responses.
     pub async fn send<B>(&self, request: Request<B>) -> Result<Response<Body>, Fault>
     where
         B: http_body::Body<Data = Bytes> + Send + 'static,
@@ -183,10 +183,10 @@ impl ServiceHandle {
         dispatch::call(&self.inner, &mut parts, &mut body, &CallInfo::default()).await
     }
 
-    /// The same for a body that is `Unpin`, which is not boxed where all of it is ready.
+    /// Like [`send`](Self::send), for a body that is `Unpin`. The body is not boxed if all of it is ready.
     ///
     /// # Errors
-    /// As [`send`](Self::send).
+    /// As for [`send`](Self::send).
     pub async fn send_unpin<B>(&self, request: Request<B>) -> Result<Response<Body>, Fault>
     where
         B: http_body::Body<Data = Bytes> + Unpin + Send + 'static,
@@ -197,21 +197,21 @@ impl ServiceHandle {
         dispatch::call(&self.inner, &mut parts, &mut body, &CallInfo::default()).await
     }
 
-    /// Counters of the calls of this handle and of its clones.
+    /// Counters of the calls of this handle and its clones.
     pub fn stats(&self) -> ServiceStats {
         self.inner.counters.read()
     }
 }
 
 impl ServiceHandle {
-    /// Connects to a server of the service, for a protocol other than HTTP. It is picked as for a request with this
-    /// head, and retried at another endpoint where it cannot be reached.
+    /// Connects to a server of the service, for a protocol other than HTTP. The server is picked as for a request with
+    /// this head; if it cannot be reached, another endpoint is tried.
     ///
-    /// Key, role and deadline are set as for [`send`](Self::send); the deadline, like the policy's timeout, bounds
-    /// connecting. Without either, that may take 15 s.
+    /// Key, role and deadline are set as for [`send`](Self::send). The deadline and the policy's timeout limit
+    /// connecting; without either, connecting may take 15 s.
     ///
     /// # Errors
-    /// When no server could be connected to; see [`FaultKind`](crate::FaultKind).
+    /// No server could be connected to; see [`FaultKind`](crate::FaultKind).
     pub async fn open_connection(&self, request: Request<()>) -> Result<Tunnel, Fault> {
         dispatch::connect(&self.inner, request.into_parts().0).await
     }
@@ -232,7 +232,7 @@ where
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
         let this = self.clone();
-        // Of a tonic client, maybe. Others would print the text of a fault again for its source.
+        // The caller may be a tonic client. Others would print the text of a fault twice if it had a source.
         let is_grpc = is_grpc(request.headers());
         Box::pin(async move {
             let sent = this.send(request).await;

@@ -1,8 +1,8 @@
-//! The embeddable library: a program calls another service by name, and the call goes straight to the right server.
+//! The client library: a program calls another service by name, and the call goes straight to the right server.
 //!
-//! [`Mesh`] is the entry point; a [`ServiceHandle`] is a `tower::Service` over `http` requests that hyper HTTP/1.1 and
-//! HTTP/2 servers and every generated tonic client accept. `fairmesh-server` is the other end, and `docs/library.md` has
-//! an example for each kind of program.
+//! [`Mesh`] is the entry point. A [`ServiceHandle`] is a `tower::Service` over `http` requests, which hyper HTTP/1.1
+//! and HTTP/2 servers and all generated tonic clients accept. `fairmesh-server` is the server side, and
+//! `docs/library.md` has an example for each kind of program.
 //!
 //! ```no_run
 //! # async fn call() -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
@@ -14,9 +14,9 @@
 //! # Ok(()) }
 //! ```
 //!
-//! Decision: this crate names what programs use, and has no code of its own: proxies and lookasides make calls by the same
-//! `fairmesh-calls`, whose other items are subject to change. Rejected: hiding those from the documentation of one
-//! crate, where programs can still use them, and the compiler keeps nothing apart.
+//! Decision: this crate re-exports what programs use, and has no code of its own. Proxies and lookasides make calls
+//! with the same `fairmesh-calls`, whose other items are subject to change. Rejected: hiding those items only from the
+//! documentation of a single crate, where programs could still use them and the compiler would enforce nothing.
 
 #[doc(inline)]
 pub use fairmesh_calls::{

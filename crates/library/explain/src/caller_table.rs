@@ -4,26 +4,26 @@ use fairmesh_model::{Endpoint, ServiceKind, ServiceName, arith};
 use fairmesh_router::{CompileInput, ServiceTable, ShardTable, TableInput};
 use fairmesh_views::{HypotheticalCall, View, states, table_age};
 
-/// A service as a caller has it.
+/// A service as seen by a caller.
 #[derive(Debug)]
 pub struct CallerTable {
-    /// What the caller decides by.
+    /// The table from which the caller decides.
     pub table: ServiceTable,
-    /// The revision of its newest record.
+    /// Revision of the service's newest record.
     pub revision: u64,
-    /// Whether keys and roles matter.
+    /// Kind of the service, which decides whether keys and roles matter.
     pub kind: ServiceKind,
-    /// Endpoints that health checks found unhealthy, each with the checker and the time.
+    /// Endpoints that health checks found unhealthy, with the checker and time of each verdict.
     pub avoided: Vec<(String, String)>,
 }
 
-/// A service without a declaration.
+/// Error: the service is not declared.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0} is not declared, so that callers cannot find it")]
 pub struct Undeclared(pub ServiceName);
 
 impl CallerTable {
-    /// The service in these records, as the caller of `call` has it.
+    /// Compiles the service in these records from the view of the caller of `call`.
     pub(crate) fn compile(
         view: &View,
         name: &ServiceName,

@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use crate::Explained;
 
-/// The decision for programs: `steps`, `goesTo`, `answered` and `unhealthy`.
+/// Formats the decision for programs, with the fields `steps`, `goesTo`, `answered` and `unhealthy`.
 pub fn document(Explained { report, last }: &Explained) -> Value {
     let unhealthy = last.avoided.iter().map(|(instance, why)| json!({ "instance": instance, "why": why }));
     let unhealthy: Vec<Value> = unhealthy.collect();

@@ -1,7 +1,8 @@
-//! The decision of a caller that does not exist: from records, by the code of the library, with its reasons.
+//! Explains the decision of a hypothetical caller, from records and with the code of the library.
 //!
-//! `fairmesh explain` and the page *why* of the control plane decide here, so that they agree with each other and with programs.
-//! Explaining at an agent was rejected: it would answer for its own region alone, and need a program there.
+//! `fairmesh explain` and the control plane's page *why* use this crate, so that they agree with each other and with
+//! programs. Explaining at an agent was rejected: an agent could only answer for its own region, and would have to run
+//! there.
 
 mod caller_table;
 mod document;
@@ -16,17 +17,17 @@ use fairmesh_views::{HypotheticalCall, View};
 pub use caller_table::{CallerTable, Undeclared};
 pub use document::document;
 
-/// A decision, and what is known of the last service of the call.
+/// A decision, and the caller's view of the call's last service.
 #[derive(Debug)]
 pub struct Explained {
     /// The decision.
     pub report: CallExplanation,
-    /// The last service as the caller has it.
+    /// The call's last service as seen by the caller.
     pub last: CallerTable,
 }
 
-/// Decides about `call` by the records of its service. If a route sends it to [another one](CallExplanation::next_service), that
-/// has yet to decide: see [`go_on`].
+/// Decides about `call` from the records of its service. If a route sends the call to [another
+/// service](CallExplanation::next_service), that service must still decide: see [`go_on`].
 ///
 /// # Errors
 /// [`Undeclared`] if the service is not declared.
@@ -37,7 +38,7 @@ pub fn begin(call: &HypotheticalCall, records: &View) -> Result<Explained, Undec
     Ok(Explained { report, last: table })
 }
 
-/// Decides further by the records of the service to which the route of the first one sends the call.
+/// Continues the decision with the records of the service to which the first service's route sends the call.
 ///
 /// # Errors
 /// [`Undeclared`] if that service is not declared.
@@ -52,7 +53,7 @@ pub fn go_on(
     Ok(Explained { report, last: table })
 }
 
-/// The backends whose calls a route of the service redistributes while they have no endpoints.
+/// Returns the backends whose calls a route of the service redistributes while they have no endpoints.
 ///
 /// # Errors
 /// [`Undeclared`] if the service is not declared.
@@ -64,7 +65,7 @@ pub fn redistributed_backends(
     Ok(table.redistributed_backends().cloned().collect())
 }
 
-/// Whether a service has endpoints for the caller. One that is not declared has none.
+/// Whether a service has endpoints for the caller. An undeclared service has none.
 pub fn has_endpoints(call: &HypotheticalCall, (name, records): (&ServiceName, &View)) -> bool {
     CallerTable::compile(records, name, call).is_ok_and(|of| !of.table.is_empty())
 }

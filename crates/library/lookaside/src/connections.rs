@@ -1,4 +1,4 @@
-//! Connections of callers: bounded, and closed by GOAWAY when the lookaside stops.
+//! Connections of callers, limited in number and closed by GOAWAY when the lookaside stops.
 
 use std::{pin::pin, sync::Arc, time::Duration};
 
@@ -16,10 +16,10 @@ use tower::{Layer as _, ServiceExt as _};
 
 use crate::{metrics::add, picker::Picker};
 
-/// Concurrent calls of one connection.
+/// Maximum number of concurrent calls per connection.
 const MAX_CONCURRENT_STREAMS: u32 = 256;
 
-/// Serves `calls` until `stopping`; returns once every connection has ended or was cut after `drain`.
+/// Serves `calls` until `stopping`. Returns once every connection has ended, or was closed after `drain`.
 pub(crate) async fn serve(
     listener: Listener,
     calls: Routes,
@@ -45,7 +45,7 @@ async fn connection(
     picker: Arc<Picker>,
     stopping: CancellationToken,
 ) {
-    // It ends with the lookaside, as a connection without calls does.
+    // A connection in the handshake ends with the lookaside, like a connection without calls.
     let socket = match stopping.run_until_cancelled(accepted.handshake()).await {
         Some(Ok(socket)) => socket,
         Some(Err(error)) => return tracing::debug!(%error, "a connection ended before it began"),

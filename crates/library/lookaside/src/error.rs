@@ -1,6 +1,6 @@
 use fairmesh_wire::transport::BindError;
 
-/// Why a lookaside did not start.
+/// Why a lookaside failed to start.
 #[derive(Debug, thiserror::Error)]
 pub enum LookasideError {
     /// The listener cannot be opened.

@@ -1,25 +1,24 @@
 use std::collections::{HashMap, VecDeque};
 
-/// The live leases by id, in the order of expiry.
+/// Live leases by id, in the order of expiry.
 ///
-/// All have the same duration, so the order of insertion is the order of expiry, and a queue suffices instead of a
-/// heap.
+/// All leases have the same duration, so insertion order is expiry order, and a queue suffices instead of a heap.
 #[derive(Debug)]
 pub(crate) struct LeaseTable<T> {
     leases: HashMap<u64, T>,
-    /// Expiry and id; removed leases are skipped.
+    /// Expiry and id of each lease. Removed leases are skipped.
     order: VecDeque<(u64, u64)>,
     capacity: usize,
 }
 
 impl<T> LeaseTable<T> {
-    /// A table of at most `capacity` leases.
+    /// Creates a table for at most `capacity` leases.
     pub(crate) fn new(capacity: usize) -> Self {
         Self { leases: HashMap::new(), order: VecDeque::new(), capacity: capacity.max(1) }
     }
 
-    /// Inserts a lease that expires at `ends`, not before those inserted earlier; returns the oldest lease if the table
-    /// was full.
+    /// Inserts a lease that expires at `ends`, which must not be before the expiry of leases inserted earlier. Returns
+    /// the oldest lease if the table was full.
     pub(crate) fn insert(&mut self, id: u64, lease: T, ends: u64) -> Option<T> {
         self.leases.insert(id, lease);
         self.order.push_back((ends, id));
@@ -39,7 +38,7 @@ impl<T> LeaseTable<T> {
         self.leases.remove(&id)
     }
 
-    /// Removes a lease that has expired by `now`; `None` without one.
+    /// Removes a lease that has expired by `now`. Returns `None` if there is none.
     pub(crate) fn pop_expired(&mut self, now: u64) -> Option<T> {
         self.take_oldest(|ends| ends <= now)
     }
@@ -64,7 +63,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn leases_expire_once_in_order_unless_removed() {
+    fn lookaside_leases_expire_once_in_order_unless_removed() {
         let mut leases = LeaseTable::new(10);
         for id in 0..4 {
             assert_eq!(leases.insert(id, id, 100 + id), None);

@@ -1,17 +1,17 @@
-//! Picks endpoints for callers without an agent (ServiceRouter §2.1): the decisions of the client library, over gRPC.
+//! Picks endpoints for callers without an agent (ServiceRouter §2.1): makes the decisions of the client library over
+//! gRPC.
 //!
-//! A pick is leased, for a time and a number of calls, so that a caller sends one request for many calls. A lease
-//! counts as a call in flight at its endpoint, and callers report results, which update the endpoint statistics as the
-//! library's own calls do: both influence the next picks. Records, tables and decisions are those of `client` and
-//! `router`.
+//! A pick is leased for a limited time and number of calls, so that a caller sends one request for many calls. A lease
+//! counts as a call in flight at its endpoint. Callers report results, which update the endpoint statistics like the
+//! library's own calls. Both influence later picks. Records, tables and decisions are those of `client` and `router`.
 //!
-//! Streaming whole tables to callers was rejected: they would need memory for endpoints that they do not call, and the
+//! Streaming whole tables to callers was rejected: callers would need memory for endpoints they do not call, and the
 //! code that decides, which is the purpose of an agent and the library.
 
-mod admin;
+mod admin_pages;
+mod caller_grants;
 mod connections;
 mod error;
-mod grants;
 mod lease_table;
 mod metrics;
 mod picker;
@@ -25,40 +25,41 @@ pub use error::LookasideError;
 use fairmesh_wire::transport::{Address, Transport};
 pub use run::run;
 
-/// The configuration of a lookaside.
+/// Configuration of a lookaside.
 #[derive(Clone, Debug)]
 pub struct LookasideConfig {
-    /// How connections are accepted, and opened to upstreams.
+    /// Accepts connections, and opens connections to upstreams.
     pub transport: Transport,
-    /// Agents or control planes whose records say what callers may read.
+    /// Agents or control planes whose records determine what callers may read.
     pub upstreams: Vec<Address>,
     /// The address for callers.
     pub listen: Address,
-    /// The address of `/metrics`, `/healthz` and `/readyz`.
+    /// Address that serves `/metrics`, `/healthz` and `/readyz`.
     pub admin: Option<SocketAddr>,
     /// The terms of leases.
     pub lease_terms: LeaseTerms,
-    /// Its bounds.
+    /// Limits of the lookaside.
     pub limits: Limits,
 }
 
-/// The terms of leases.
+/// Duration and number of calls of a lease.
 #[derive(Clone, Copy, Debug)]
 pub struct LeaseTerms {
-    /// Their duration. A caller may go on calling a draining endpoint, or a moved copy, for as long.
+    /// Duration of a lease. For this time, a caller may still call an endpoint that is draining, or a copy that has
+    /// moved.
     pub ttl: Duration,
-    /// The number of calls of each.
+    /// Number of calls per lease.
     pub calls: u32,
 }
 
-/// Bounds of a lookaside.
+/// Limits of a lookaside.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Concurrent connections; further ones wait to be accepted.
+    /// Maximum number of concurrent connections. Further connections wait to be accepted.
     pub connections: usize,
-    /// Leases that are counted at a time; beyond it, the oldest stay valid but no longer count.
+    /// Maximum number of leases that are counted. Beyond it, the oldest leases stay valid but are no longer counted.
     pub leases: usize,
-    /// The time limit of calls in flight after the stop.
+    /// Time limit for calls in flight when the lookaside stops.
     pub drain: Duration,
 }
 

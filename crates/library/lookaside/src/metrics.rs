@@ -1,21 +1,21 @@
-//! The counters of a lookaside, without labels, so that callers cannot make them grow.
+//! Counters of a lookaside, without labels, so that callers cannot increase the number of series.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use fairmesh_metrics::Register as _;
 use prometheus_client::registry::Registry;
 
-/// The counters.
+/// Counters of a lookaside.
 #[derive(Debug, Default)]
 pub(crate) struct Metrics {
     pub(crate) picks: AtomicU64,
     pub(crate) lookups: AtomicU64,
     pub(crate) errors: AtomicU64,
     pub(crate) leases: AtomicU64,
-    /// Leases that were evicted since the table was full.
+    /// Leases that were evicted because the table was full.
     pub(crate) evicted: AtomicU64,
     pub(crate) reports: AtomicU64,
-    /// Results of expired leases.
+    /// Results reported for expired leases.
     pub(crate) unknown: AtomicU64,
     pub(crate) failures: AtomicU64,
     pub(crate) connections: AtomicU64,

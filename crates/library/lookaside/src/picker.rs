@@ -1,4 +1,4 @@
-//! Picks endpoints for callers, and records their reports.
+//! Picks endpoints for callers, and records the results that they report.
 
 use std::{
     collections::{HashMap, hash_map::RandomState},
@@ -29,29 +29,31 @@ use tonic::Status;
 
 use crate::{
     LeaseTerms, Limits,
-    grants::Grants,
+    caller_grants::Grants,
     lease_table::LeaseTable,
     metrics::{Metrics, add},
 };
 
 /// How long a pick waits for the first records of a service.
 const FIRST_PICK_TIMEOUT: Duration = Duration::from_secs(5);
-/// The most services of one lookaside: each costs a subscription, and callers may name any.
+/// Maximum number of services per lookaside. Each costs a subscription, and callers may name any service.
 const MAX_SERVICES: usize = 4096;
-/// The most endpoints of one pick.
+/// Maximum number of empty backends that one pick tries before the caller is asked to retry.
+const MAX_EMPTY_BACKENDS: usize = 16;
+/// Maximum number of endpoints per pick.
 pub(crate) const MAX_ENDPOINTS: usize = 32;
-/// Further failures in a row have no further effect.
+/// Maximum number of consecutive failures that have an effect.
 const MAX_FAILURES: u32 = 16;
 
-/// An endpoint that a caller may call.
+/// A leased endpoint, which a caller may call.
 #[derive(Debug)]
 struct Lease {
     held: EndpointRef,
-    /// Where its calls are counted, if a planner needs them.
+    /// Counters for the lease's calls; `None` if no planner needs the counts.
     counters: Option<Arc<CallCounters>>,
 }
 
-/// The request of a caller.
+/// A caller's request for a pick.
 #[derive(Clone, Debug)]
 pub(crate) struct PickQuery {
     pub(crate) caller: Identity,
@@ -59,23 +61,23 @@ pub(crate) struct PickQuery {
     pub(crate) key: Option<ShardKey>,
     pub(crate) role: Option<Role>,
     pub(crate) endpoints: usize,
-    /// Endpoints that failed it recently.
+    /// Endpoints that recently failed for the caller.
     pub(crate) avoid: Vec<InstanceId>,
 }
 
-/// The response to a caller.
+/// The result of a pick for a caller.
 #[derive(Debug)]
 pub(crate) struct PickResult {
     pub(crate) service: ServiceName,
     pub(crate) protocol: Protocol,
-    /// The part of the policy that callers apply.
+    /// The part of the policy that callers apply themselves.
     pub(crate) policy: Policy,
     pub(crate) revision: u64,
     pub(crate) keys: KeyRange,
     pub(crate) leases: Vec<(u64, Arc<EndpointTarget>)>,
 }
 
-/// The report of a caller about a lease.
+/// A caller's report about a lease.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct LeaseReport {
     pub(crate) calls: u32,
@@ -115,7 +117,7 @@ impl Picker {
     /// Picks endpoints and leases them.
     ///
     /// # Errors
-    /// The fault of a call of the library, or that the caller may not know the service.
+    /// The fault that a call of the library would have, or the caller may not know the service.
     pub(crate) async fn pick(&self, query: &PickQuery) -> Result<PickResult, Status> {
         let picked = self.try_pick(query).await;
         match &picked {
@@ -129,25 +131,43 @@ impl Picker {
         let requested = self.ready(&query.service).await;
         self.permit(query, (&query.service, requested.as_ref().ok())).await?;
         let requested = requested?;
-        let target = match &*service_state(&requested) {
-            ServiceState::Ready(ready) => self.route_target(ready).clone(),
-            _ => return Err(changing(&query.service).into()),
-        };
-        let routed = match target == query.service {
-            true => requested,
-            false => {
-                let routed = self.ready(&target).await?;
-                self.permit(query, (&target, Some(&routed))).await?;
-                routed
-            }
-        };
+        let (target, routed) = self.routed(query, requested).await?;
         match &*service_state(&routed) {
             ServiceState::Ready(ready) => self.lease(ready, query).map_err(Status::from),
             _ => Err(changing(&target).into()),
         }
     }
 
-    /// Whether the caller may be told of a service, whose records are in the handle if it has any.
+    /// Returns the service that gets the call. The caller must be permitted to know that service.
+    async fn routed(
+        &self,
+        query: &PickQuery,
+        requested: ServiceHandle,
+    ) -> Result<(ServiceName, ServiceHandle), Status> {
+        let seed = self.next_seed();
+        let target = || match &*service_state(&requested) {
+            ServiceState::Ready(ready) => Ok(Self::route_target(ready, seed).clone()),
+            _ => Err(changing(&query.service)),
+        };
+        let mut backend = target()?;
+        for _ in 0..MAX_EMPTY_BACKENDS {
+            if backend == query.service {
+                return Ok((backend, requested));
+            }
+            let known = self.ready(&backend).await;
+            // The route may give the calls of a backend that turns out to be empty to another one.
+            let routed = target()?;
+            if routed == backend {
+                let known = known?;
+                self.permit(query, (&backend, Some(&known))).await?;
+                return Ok((backend, known));
+            }
+            backend = routed;
+        }
+        Err(changing(&query.service).into())
+    }
+
+    /// Checks that the caller may learn about a service. The handle has the service's records, if they exist.
     async fn permit(
         &self,
         query: &PickQuery,
@@ -160,13 +180,13 @@ impl Picker {
         self.grants.check(&query.caller, service, authorization).await
     }
 
-    /// The service that a call is routed to, without its path and headers.
-    fn route_target<'a, T: EndpointTransport>(&self, ready: &'a ReadyService<T>) -> &'a ServiceName {
+    /// The service to which a call without path and headers is routed.
+    fn route_target<T: EndpointTransport>(ready: &ReadyService<T>, seed: u64) -> &ServiceName {
         let upstream = &ready.upstream;
         let grpc = upstream.protocol() == Protocol::Grpc;
         let request = RequestView { host: "", path: "/", method: "POST", headers: &(), grpc };
         let is_empty = |name: &ServiceName| ready.is_empty_backend(name);
-        upstream.route_past_empty(&request, self.next_seed(), is_empty).target
+        upstream.route_past_empty(&request, seed, is_empty).target
     }
 
     fn lease<T: EndpointTransport>(
@@ -177,7 +197,7 @@ impl Picker {
         let (upstream, revision) = (&ready.upstream, ready.revision);
         let keys = query.key.map_or(KeyRange::ALL, |key| upstream.equivalent_keys(key));
         let now = self.clock.now();
-        // Where the key alone determines the endpoint, the others are for its failure only.
+        // If the key alone determines the endpoint, the other endpoints are only for its failure.
         let is_hashed = query.key.is_some() && keys != KeyRange::ALL && upstream.shards().is_none();
         let limit = if is_hashed { 1 } else { query.endpoints.clamp(1, MAX_ENDPOINTS) };
         let picked = choose(upstream, query, limit, || (now, self.next_seed()));
@@ -218,7 +238,7 @@ impl Picker {
         })
     }
 
-    /// Records a report of a lease; `false` for an unknown or expired one.
+    /// Records a report about a lease. Returns `false` if the lease is unknown or has expired.
     pub(crate) fn record(&self, id: u64, report: LeaseReport) -> bool {
         let now = self.clock.now();
         let mut leases = self.lease_table();
@@ -250,7 +270,7 @@ impl Picker {
         true
     }
 
-    /// Ends the leases that have expired.
+    /// Ends expired leases.
     pub(crate) fn expire_leases(&self) {
         let now = self.clock.now();
         let mut leases = self.lease_table();
@@ -264,13 +284,13 @@ impl Picker {
         self.mesh.first_snapshot().await;
     }
 
-    /// Registers the metrics as they are now.
+    /// Registers the metrics with their current values.
     pub(crate) fn register_metrics(&self, registry: &mut Registry) {
         let active = self.lease_table().len();
         self.metrics.register((active, self.mesh.stats().data_age.as_secs_f64()), registry);
     }
 
-    /// The handle of a service whose records have arrived.
+    /// Returns the handle of a service once its records have arrived.
     async fn ready(&self, name: &ServiceName) -> Result<ServiceHandle, Fault> {
         let service = self.service(name)?;
         match service.clone().timeout(FIRST_PICK_TIMEOUT).prepare().await {
@@ -303,13 +323,13 @@ impl Picker {
         self.leases.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A different number each time, since the mixing is a bijection.
+    /// Returns a seed that differs from all earlier ones, since the mixing function is a bijection.
     fn next_seed(&self) -> u64 {
         mix64(self.seeds.fetch_add(0x9e37_79b9_7f4a_7c15, Relaxed))
     }
 }
 
-/// Chooses up to `limit` different endpoints of the same ring and state as the first, and counts a call at each.
+/// Chooses up to `limit` distinct endpoints in the first endpoint's ring and state, and counts a call at each.
 fn choose(
     upstream: &ServiceTable,
     query: &PickQuery,
@@ -350,8 +370,8 @@ fn choose(
     Ok(chosen)
 }
 
-/// Whether a further pick is another endpoint in the same ring and state as the first; with a region table also in the
-/// same region, since callers would divide their calls evenly.
+/// Whether a further pick is a different endpoint in the same ring and state as the first one. With a region table it
+/// must also be in the same region, since callers divide their calls evenly over the endpoints.
 fn is_equivalent(upstream: &ServiceTable, first: &EndpointPick, picked: &EndpointPick) -> bool {
     let reach = |index| {
         let found = upstream.candidates().find(|candidate| candidate.index == index);
@@ -371,7 +391,7 @@ fn failed_indexes(upstream: &ServiceTable, instances: &[InstanceId]) -> Vec<u32>
     failed.map(|candidate| candidate.index).collect()
 }
 
-/// Its records were there a moment ago.
+/// Returns the fault for a service whose records have just disappeared.
 fn changing(service: &ServiceName) -> Fault {
     Fault::new(FaultKind::Unavailable, format!("{service}: its records are changing; retry"))
 }

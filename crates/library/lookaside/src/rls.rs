@@ -1,7 +1,7 @@
 //! gRPC's Route Lookup Service (RLS), for gRPC clients with the RLS load-balancing policy.
 //!
 //! The client's configuration maps headers to the keys `service`, `key` and `role`. These clients do not report
-//! results, so their leases expire.
+//! results, so their leases simply expire.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -18,7 +18,7 @@ use crate::{
     service::invalid_argument,
 };
 
-/// The targets of a response: one, and two for failover.
+/// Maximum number of targets per response: one, and two for failover.
 const TARGETS: usize = 3;
 
 /// Serves gRPC clients.
@@ -73,7 +73,7 @@ fn service(text: &str) -> Result<ServiceName, Invalid> {
     }
 }
 
-/// Header data for the server: the key, the role and the revision of the pick.
+/// Returns the header data that the client sends to the server: key, role and revision of the pick.
 fn header_data(query: &PickQuery, service: &ServiceName, revision: u64) -> String {
     let mut text = format!("service={service};revision={revision}");
     if let Some(key) = query.key {
@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn lookup_keys_convert_to_a_query() {
+    fn rls_keys_are_converted_to_pick_query() {
         for name in ["shop/cart", "cart.shop", "cart.shop:80"] {
             assert_eq!(
                 pick_query(Identity::Anonymous, &keys(&[("service", name)])).unwrap().service.to_string(),

@@ -19,23 +19,23 @@ use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
 
 use crate::{
-    LookasideConfig, LookasideError, admin::Pages, connections::serve, grants::Grants, picker::Picker,
-    rls::RouteLookups, service::LookasideService,
+    LookasideConfig, LookasideError, admin_pages::Pages, caller_grants::Grants, connections::serve,
+    picker::Picker, rls::RouteLookups, service::LookasideService,
 };
 
-/// How often expired leases are ended.
+/// Interval at which expired leases are ended.
 const EXPIRY_INTERVAL: Duration = Duration::from_millis(200);
-/// The longest message of a caller, in bytes: a thousand results take far less.
+/// Maximum size of a caller's message, in bytes. A thousand results take far less.
 const MAX_MESSAGE: usize = 64 * 1024;
 
-/// Runs a lookaside until `shutdown` completes, then sends GOAWAY to callers and lets calls in flight end within
+/// Runs a lookaside until `shutdown` completes. Then sends GOAWAY to callers, and lets calls in flight end within
 /// [`Limits::drain`](crate::Limits::drain).
 ///
-/// It accepts no connection before it has routing information, from the agent or from the agent's copy on disk: callers
-/// then connect to another one.
+/// Accepts no connection before it has routing information, from the agent or from the agent's copy on disk. Callers
+/// then connect to another lookaside.
 ///
 /// # Errors
-/// When an address cannot be listened on.
+/// An address cannot be listened on.
 pub async fn run(
     config: LookasideConfig,
     mesh: Mesh,
@@ -46,11 +46,12 @@ pub async fn run(
     let picker = Arc::new(Picker::new(mesh.clone(), grants, (lease_terms, limits)));
     let listeners = Listeners::default();
     let calls_of = listeners.acceptor(
-        &listen::table::LOOKASIDE_GRPC,
+        &listen::listener_table::LOOKASIDE_GRPC,
         listen::Limits::calls().with_connections(limits.connections),
     );
     let ready = Arc::<AtomicBool>::default();
-    let admin = AdminListener::bind_optional(admin, &listeners, &listen::table::LOOKASIDE_HTTP).await?;
+    let admin =
+        AdminListener::bind_optional(admin, &listeners, &listen::listener_table::LOOKASIDE_HTTP).await?;
     let pages = Pages { picker: Arc::clone(&picker), ready: Arc::clone(&ready), listeners };
     let admin = admin.map(|listener| listener.start(fairmesh_pages::router(Arc::new(pages))));
     let stopping = CancellationToken::new();

@@ -1,4 +1,4 @@
-//! `fairmesh.lookaside.v1.Lookaside`.
+//! The gRPC service `fairmesh.lookaside.v1.Lookaside`.
 
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ use crate::{
     picker::{LeaseReport, MAX_ENDPOINTS, PickQuery, PickResult, Picker},
 };
 
-/// The most results of one report.
+/// Maximum number of results per report.
 const MAX_RESULTS: usize = 1024;
 
 /// Serves callers.
@@ -125,7 +125,7 @@ fn protocol(protocol: Protocol) -> v1::service::Protocol {
     }
 }
 
-/// The response to an invalid request.
+/// Returns the status for an invalid request.
 pub(crate) fn invalid_argument(problem: &Invalid) -> Status {
     Status::invalid_argument(problem.to_string())
 }

@@ -1,4 +1,4 @@
-//! Whom a lookaside tells of which services, in a mesh with a trust domain.
+//! Grants of callers in a mesh with a trust domain.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 #[path = "../../../control-plane/control/tests/support/mod.rs"]
@@ -17,7 +17,7 @@ use fairmesh_model::{
 use fairmesh_test_support::free_port;
 use fairmesh_wire::{
     lookaside::v1::{PickRequest, lookaside_client::LookasideClient},
-    records,
+    record_encoding,
     transport::{Address, connect_channel},
     v1,
 };
@@ -49,7 +49,7 @@ async fn declare(control: &TestControl, service: &str, allowed: Option<&str>) {
     let rule = AuthorizationRule::allowing("one".parse().unwrap(), from);
     let authorization = Some(Box::new(Authorization { rules: vec![rule], ..Authorization::default() }));
     let policy = Policy { authorization, ..Policy::default() };
-    let op = put(policy_key(service), records::encode(&Record::Policy(policy)).to_vec());
+    let op = put(policy_key(service), record_encoding::encode(&Record::Policy(policy)).to_vec());
     connection.rib().write(v1::WriteRequest { ops: vec![op] }).await.unwrap();
 }
 
@@ -68,10 +68,10 @@ async fn pick(member: &TestMember, lookaside: &Address, service: &str) -> Result
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn lookaside_picks_only_for_callers_that_may_read_the_service() {
+async fn lookaside_picks_only_for_callers_allowed_to_read_service() {
     let folder = tempfile::tempdir().unwrap();
     let control = start_strict(folder.path()).await;
-    let default = records::encode(&Record::DefaultAuthorization(DefaultAuthorization::Deny)).to_vec();
+    let default = record_encoding::encode(&Record::DefaultAuthorization(DefaultAuthorization::Deny)).to_vec();
     let ops = vec![put(RecordKey::DefaultAuthorization.to_string(), default)];
     own(&control).await.rib().write(v1::WriteRequest { ops }).await.unwrap();
     declare(&control, "blue/vault", None).await;

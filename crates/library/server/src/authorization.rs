@@ -1,4 +1,4 @@
-//! Authorization of calls. The policy of the service decides for each request, and the server follows the policy.
+//! Authorizes calls. The server follows its service's policy, which decides about each request.
 
 mod accepted_call;
 mod caller;
@@ -39,28 +39,29 @@ use crate::{
     layer::{caller_counts::DeniedCounts, processed_call::ServedClasses},
 };
 
-/// Log lines for refused calls per second. The counters include all calls.
+/// Maximum number of log lines about refused calls per second. The counters include all calls.
 const MAX_LINES: u64 = 5;
 const LOG_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Decides which calls a server accepts. Without a policy it accepts all.
+/// Decides which calls a server accepts. Without a policy it accepts all calls.
 #[derive(Debug, Default)]
 pub(crate) struct Authorizer {
     service: Option<ServiceName>,
-    /// How callers connect, which a server may learn later than that it is called.
+    /// Transport through which callers connect. A server may learn only after its first calls whether callers prove
+    /// identities.
     transport: Transport,
     /// Tracks callers without an identity on a mutual TLS server; the policy may permit them.
     plaintext_callers: Option<Arc<PlaintextCallers>>,
-    /// The callers of other trust domains that the policy may name.
+    /// The callers from other trust domains that the policy may name.
     federated_callers: Option<Arc<FederatedCallers>>,
     table: AtomicOptionArc<AuthorizationTable>,
-    /// By whose keys tokens of end users are verified.
+    /// The issuers whose keys verify end users' tokens.
     issuers: AtomicOptionArc<Issuers>,
-    /// Counts changes of the table.
+    /// Counter of table changes.
     changes: watch::Sender<u64>,
     refused: AtomicU64,
     audited: AtomicU64,
-    /// Calls that the rules do not allow, for reports.
+    /// Calls that the rules do not allow, for traffic reports.
     pub(crate) denied: DeniedCounts,
     log_limit: LogLimit,
 }
@@ -68,16 +69,16 @@ pub(crate) struct Authorizer {
 /// Why a call is not accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NotAccepted {
-    /// The policy does not allow it.
+    /// The policy does not allow the call.
     Refused,
-    /// The policy, or the keys of the issuers of tokens, are not known yet.
+    /// The policy, or the keys of token issuers, are unknown so far.
     Unknown,
-    /// The token is not accepted.
+    /// The end user's token is not accepted.
     BadToken,
 }
 
 impl Authorizer {
-    /// The authorizer of a server of this service behind `transport`.
+    /// Creates the authorizer for a server of this service behind `transport`.
     pub(crate) fn of_server(service: ServiceName, transport: &Transport) -> Self {
         let plaintext_callers = transport.plaintext_callers().cloned();
         let federated_callers = transport.federated_callers().cloned();
@@ -85,13 +86,14 @@ impl Authorizer {
         Self { service: Some(service), transport, plaintext_callers, federated_callers, ..Self::default() }
     }
 
-    /// Whether to accept no call before the policy is known, because callers prove identities. A plaintext server cannot tell
-    /// callers apart, so it works without its agent.
+    /// Whether calls are refused until the policy is known. This is the case if callers prove identities. A plaintext
+    /// server cannot distinguish callers, so it works without its agent.
     fn waits_for_policy(&self) -> bool {
         self.transport.is_tls()
     }
 
-    /// Follows the policy until the returned subscription is dropped. The same policy names the classes of calls.
+    /// Follows the policy until the returned subscription is dropped. The policy also defines the traffic classes of
+    /// calls.
     pub(crate) fn follow(
         self: &Arc<Self>,
         registry: &RegistryClient,
@@ -121,7 +123,7 @@ impl Authorizer {
         self.changes.send_modify(|changes| *changes += 1);
     }
 
-    /// Puts the issuers of tokens in force.
+    /// Replaces the issuers of tokens.
     pub(crate) fn set_issuers(&self, issuers: Issuers) {
         self.issuers.store(Some(Arc::new(issuers)));
     }
@@ -157,7 +159,7 @@ impl Authorizer {
         if permits { Ok(()) } else { Err(NotAccepted::Refused) }
     }
 
-    /// The caller of a request: its peer, or the one that the peer states as an intermediary.
+    /// Returns the caller of a request: its peer, or the caller that an intermediary states.
     fn caller(
         &self,
         table: &AuthorizationTable,
@@ -172,21 +174,21 @@ impl Authorizer {
                 stated_caller(headers, &peer).map(Some).map_err(|NotStated| self.refuse_peer(Some(&peer)))
             }
             peer => {
-                // Only intermediaries may state a caller, so others' headers are removed before handlers see them.
+                // Only intermediaries may state a caller, so the header is removed before handlers see it.
                 remove_all_spellings(headers, &[CALLER]);
                 Ok(peer)
             }
         }
     }
 
-    /// Counts a request of a peer that is refused before its call is judged.
+    /// Counts a request that is refused because of its peer before the call itself is authorized.
     fn refuse_peer(&self, peer: Option<&Caller>) -> NotAccepted {
         self.refused.fetch_add(1, Relaxed);
         self.denied.count(peer.map(|peer| peer.verified().as_str()), None, false);
         NotAccepted::Refused
     }
 
-    /// The token of a request that counts for this service.
+    /// Returns the request's token if this service accepts it.
     fn token(
         &self,
         table: &AuthorizationTable,
@@ -210,8 +212,9 @@ impl Authorizer {
         }
     }
 
-    /// The caller of a request whose connection was accepted: the peer, as long as its connection is; of an intermediary, the caller that
-    /// it states or itself, by whom the request is judged.
+    /// Returns the caller of a request on an accepted connection: the peer, as long as its connection stays accepted.
+    /// For an intermediary, returns the caller that it states, or otherwise the intermediary itself; the request is
+    /// authorized for that caller.
     pub(crate) fn caller_through<B>(
         &self,
         request: &mut Request<B>,
@@ -245,14 +248,14 @@ impl Authorizer {
         if is_accepted { Ok(Some(caller)) } else { Err(NotAccepted::Refused) }
     }
 
-    /// Whether a peer is one that states who calls.
+    /// Whether a peer is an intermediary, which may state callers.
     pub(crate) fn is_intermediary(&self, peer: &Identity) -> bool {
         let caller = Caller::of(peer);
         let table = self.table.load();
         caller.zip(table.as_ref()).is_some_and(|(caller, table)| table.is_intermediary(caller.verified()))
     }
 
-    /// Resolves when an accepted call would no longer be allowed, or its token has ended.
+    /// Resolves once an accepted call is no longer allowed, or its token has expired.
     pub(crate) async fn call_revoked(&self, call: &AcceptedCall) {
         let mut changes = self.changes();
         let revoked = async {
@@ -266,7 +269,7 @@ impl Authorizer {
         }
     }
 
-    /// Whether an accepted call would be allowed now. A health check opens no connection that outlives it.
+    /// Whether an accepted call is still allowed. A health check opens no connection that outlives it.
     fn still_accepts_call(&self, call: &AcceptedCall) -> bool {
         let table = self.table.load();
         let Some(table) = table.as_ref() else { return !self.waits_for_policy() };
@@ -320,30 +323,30 @@ impl Authorizer {
         if decision.permits() { Ok(()) } else { Err(NotAccepted::Refused) }
     }
 
-    /// The probe that a peer may send even if it may not use the service.
+    /// The health probe that a peer may send even without permission to use the service.
     pub(crate) fn probe_for(&self, peer: &Identity) -> Option<Probe> {
         let caller = Caller::of(peer);
         let table = self.table.load();
         table.as_ref()?.probe_for(caller.as_ref().map(Caller::verified)).cloned()
     }
 
-    /// Whether callers without an identity are refused. They may have connected in plaintext while the policy permitted
-    /// it.
+    /// Whether callers without an identity are refused. They may have connected in plaintext while the policy
+    /// permitted plaintext.
     fn requires_identity(&self, table: &AuthorizationTable) -> bool {
         self.plaintext_callers.is_some() && self.transport.is_tls() && !table.permits_plaintext()
     }
 
-    /// Notifies when another decision is possible. The authorizer has to outlive it.
+    /// Returns a value that notifies when decisions may change. The authorizer must outlive it.
     pub(crate) fn changes(&self) -> Changes {
         Changes { policy: self.changes.subscribe(), tls: self.transport.tls_changes() }
     }
 
-    /// Totals of refused calls, and of calls that were not allowed but let through.
+    /// Total number of refused calls, and of calls that the rules do not allow but that were let through.
     pub(crate) fn counts(&self) -> (u64, u64) {
         (self.refused.load(Relaxed), self.audited.load(Relaxed))
     }
 
-    /// Total of connections accepted in plaintext, which the policy permitted.
+    /// Total number of plaintext connections accepted because the policy permits them.
     pub(crate) fn plaintext_connections(&self) -> u64 {
         self.plaintext_callers.as_ref().map_or(0, |callers| callers.connections())
     }
@@ -367,11 +370,11 @@ impl Authorizer {
     }
 }
 
-/// Signals that calls may be decided differently from now on.
+/// Notifies when decisions about calls may change.
 #[derive(Debug)]
 pub(crate) struct Changes {
     policy: watch::Receiver<u64>,
-    /// Changes when callers begin or cease to prove identities.
+    /// Changes when callers start or stop proving identities.
     tls: watch::Receiver<()>,
 }
 
@@ -385,12 +388,13 @@ impl Changes {
     }
 }
 
-/// The time since 1970, by which tokens are valid.
+/// Time since 1970, for the validity of tokens.
 pub(crate) fn system_time() -> Duration {
     SystemClock.now()
 }
 
-/// Headers allowed in a probe. Others could change its meaning for some programs: another path, another method, an upgrade.
+/// Headers allowed in a probe. Other headers could change its meaning for some programs, for example to another path,
+/// another method or an upgrade.
 const PROBE_HEADERS: [HeaderName; 9] = [
     header::HOST,
     header::USER_AGENT,
@@ -403,7 +407,8 @@ const PROBE_HEADERS: [HeaderName; 9] = [
     HeaderName::from_static("grpc-timeout"),
 ];
 
-/// Strips a request down to a probe's headers. Returns whether the result is a probe; over HTTP it must have no body.
+/// Removes everything from a request that a probe must not have. Returns whether the result is a probe; over HTTP, a
+/// probe must have no body.
 fn reduce_to_probe<B>(request: &mut Request<B>) -> bool {
     let has_body = [header::CONTENT_LENGTH, header::TRANSFER_ENCODING]
         .iter()
@@ -421,10 +426,10 @@ fn reduce_to_probe<B>(request: &mut Request<B>) -> bool {
     true
 }
 
-/// An intermediary did not state exactly one caller of its trust domain.
+/// Error: an intermediary did not state exactly one caller of its trust domain.
 struct NotStated;
 
-/// The caller stated by an intermediary; the intermediary itself if it states none.
+/// Returns the caller stated by an intermediary, or the intermediary itself if it states none.
 fn stated_caller(headers: &HeaderMap, peer: &Caller) -> Result<Caller, NotStated> {
     let mut stated = headers.get_all(CALLER).iter();
     let Some(first) = stated.next() else { return Ok(peer.clone()) };
@@ -435,7 +440,7 @@ fn stated_caller(headers: &HeaderMap, peer: &Caller) -> Result<Caller, NotStated
     }
 }
 
-/// Limits log lines per second.
+/// Limits the number of log lines per second.
 #[derive(Debug, Default)]
 struct LogLimit(Mutex<Option<(Instant, u64)>>);
 

@@ -33,10 +33,10 @@ use crate::{
     shards::{self, shard_load::ShardLoadReports},
 };
 
-/// How long `start` waits for the first registration before it continues in the background.
+/// Time for which `start` waits for the first registration. Registration then continues in the background.
 const START_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Configures an endpoint before it starts; from [`MeshServer::builder`].
+/// Configures an endpoint before it starts; see [`MeshServer::builder`].
 #[derive(Clone, Debug)]
 #[must_use = "nothing is registered before start"]
 pub struct ServerBuilder {
@@ -89,43 +89,43 @@ impl ServerBuilder {
         }
     }
 
-    /// The identity of this endpoint, the same after a restart; by default, host name and port.
+    /// Sets the identity of this endpoint, which must stay the same after a restart. The default is host name and port.
     pub fn instance(mut self, instance: impl Into<String>) -> Self {
         self.instance = Some(instance.into());
         self
     }
 
-    /// The address for callers is that of a listener. It is bound before anything is registered, so that a second copy of
-    /// a program fails without taking the place of the first.
+    /// Uses the address of a listener as the address for callers. The listener is bound before anything is registered,
+    /// so that a second copy of a program fails instead of replacing the first.
     ///
     /// # Errors
-    /// When the system does not report the address.
+    /// The system does not report the address.
     pub fn listener(self, listener: &TcpListener) -> io::Result<Self> {
         Ok(self.address(listener.local_addr()?))
     }
 
-    /// The address for callers, where it differs from that of the listener; there is no default.
+    /// Sets the address for callers, if it differs from that of the listener. There is no default.
     pub fn address(mut self, address: SocketAddr) -> Self {
         self.address = Some(address);
         self
     }
 
-    /// How connections are accepted, and opened to the registry. With TLS, the endpoint is registered as one that accepts
-    /// mutual TLS only. By default that is with the identity of the service that the agent gives, if the mesh has a trust
-    /// domain, and plaintext otherwise. While the agent does not answer or has reached no control plane, the server accepts plaintext and is
-    /// not registered; it decides as soon as the agent knows.
+    /// Sets how connections are accepted, and opened to the registry. With TLS, the endpoint is registered as accepting
+    /// only mutual TLS. By default, the server uses the identity of its service that the agent issues if the mesh has a
+    /// trust domain, and plaintext otherwise. While the agent does not answer or has not reached a control plane, the
+    /// server accepts plaintext and is not registered; it decides as soon as the agent knows.
     pub fn transport(mut self, transport: Transport) -> Self {
         (self.transport, self.shares_identity) = (Some(transport), true);
         self
     }
 
-    /// Its location; by default, region `FAIRMESH_REGION`, else as the agent reports.
+    /// Sets the location. The default is the region in `FAIRMESH_REGION`, otherwise the agent's location.
     pub fn location(mut self, location: Location) -> Self {
         self.location = Some(location);
         self
     }
 
-    /// Relative compute capacity in thousandths; by default 1000, an ordinary host.
+    /// Sets the relative compute capacity in thousandths. The default, 1000, is an ordinary host.
     pub fn weight(mut self, weight: u32) -> Self {
         self.weight = weight;
         self
@@ -140,96 +140,100 @@ impl ServerBuilder {
         self
     }
 
-    /// Its protocol. Declares the service if it is not declared yet, so that callers find it at once.
+    /// Sets the protocol. If the service is not declared yet, it is declared with this protocol, so that callers find
+    /// it at once.
     pub fn protocol(mut self, protocol: Protocol) -> Self {
         self.protocol = Some(protocol);
         self
     }
 
-    /// How long the endpoint stays live without renewal; 10 s by default.
+    /// Sets how long the endpoint stays live without a renewal. The default is 10 s.
     pub fn lease(mut self, lease: Duration) -> Self {
         self.lease = lease;
         self
     }
 
-    /// How long a graceful stop may take; by default `FAIRMESH_DRAIN_DEADLINE`, else 25 s.
+    /// Sets how long a graceful stop may take. The default is `FAIRMESH_DRAIN_DEADLINE`, otherwise 25 s.
     pub fn drain_deadline(mut self, deadline: Duration) -> Self {
         self.drain_deadline = Some(deadline);
         self
     }
 
-    /// The agent to register through. Addresses given here and by [`control`](Self::control) are tried in that order;
-    /// without any, those that the environment names: agents in `FAIRMESH_AGENT`, else control planes in `FAIRMESH_CONTROL`, else
-    /// the agent at its default socket.
+    /// Adds an agent to register through. Addresses added here and by [`control`](Self::control) are tried in that
+    /// order. Without any, the environment names them: agents in `FAIRMESH_AGENT`, otherwise control planes in
+    /// `FAIRMESH_CONTROL`, otherwise the agent at its default socket.
     pub fn agent(mut self, address: Address) -> Self {
         self.knows_agent = true;
         self.addresses.push(address);
         self
     }
 
-    /// Has this process remember the trace (`traceparent`) of each request, so that it finds the parent of calls that the program
-    /// behind it makes through the process: of a proxy on both sides of a program.
+    /// Makes this process remember each request's trace (`traceparent`). It can then find the parent of calls that
+    /// the program makes through it. For a proxy that handles both the calls to and the calls from a program.
     #[doc(hidden)]
     pub fn remember_traces(self) -> Self {
         TraceParents::enable(Instant::now().into_std());
         self
     }
 
-    /// The service forwards bodies of requests, and counts them by the [`RequestBytes`](crate::RequestBytes) in their extensions.
+    /// Declares that the service forwards request bodies. The service itself counts them with the
+    /// [`RequestBytes`](crate::RequestBytes) in their extensions.
     #[doc(hidden)]
     pub fn forwards_bodies(mut self) -> Self {
         self.forwards_bodies = true;
         self
     }
 
-    /// A control plane to register with, where there is no agent. It does not know the location of this program: set
+    /// Adds a control plane to register with, without an agent. It does not know this program's location, so set
     /// [`location`](Self::location) or `FAIRMESH_REGION` as well.
     pub fn control(mut self, address: Address) -> Self {
         self.addresses.push(address);
         self
     }
 
-    /// Registers as starting: no calls arrive before [`MeshServer::ready`].
+    /// Registers the endpoint as starting: no calls arrive before [`MeshServer::ready`].
     pub fn starting(mut self) -> Self {
         self.starting = true;
         self
     }
 
-    /// Registers only once [`MeshServer::register`] is called, since another process has the registration until then.
+    /// Registers the endpoint only when [`MeshServer::register`] is called, because another process holds the
+    /// registration until then.
     #[doc(hidden)]
     pub fn register_later(mut self) -> Self {
         self.registers_later = true;
         self
     }
 
-    /// Continues calls after the caller's deadline. By default they are [cancelled](ServerLayer). For services whose
+    /// Continues calls after the caller's deadline; by default they are [cancelled](ServerLayer). For services whose
     /// calls must not be dropped halfway.
     pub fn finish_late_calls(mut self) -> Self {
         self.finishes_late = true;
         self
     }
 
-    /// Limit of concurrent calls and streams, at least 1; unlimited by default. Further calls get 503, or gRPC
-    /// `UNAVAILABLE`, at once, marked so that callers send them to another server within their retry budget and do not
-    /// count them as failures of this one.
+    /// Limits the number of concurrent calls and streams to `calls`, at least 1; unlimited by default. Further calls
+    /// get 503, or gRPC `UNAVAILABLE`, at once. These responses are marked, so that callers send the calls to another
+    /// server within their retry budget and do not count them as failures of this one.
     pub fn at_most(mut self, calls: u32) -> Self {
         self.at_most = Some(calls.max(1));
         self
     }
 
-    /// Lowers the limit while latency rises with concurrency, and rejects the other calls [likewise](Self::at_most);
-    /// see [`AdaptiveConcurrency`](fairmesh_balancer::AdaptiveConcurrency). It starts at the given limit, or 1024.
-    /// Streams are not counted.
+    /// Lowers the concurrency limit while latency rises with concurrency, and rejects excess calls as
+    /// [`at_most`](Self::at_most) does; see [`AdaptiveConcurrency`](fairmesh_balancer::AdaptiveConcurrency). The limit
+    /// starts at the one given, or at 1024. Streams are not counted.
     pub fn adaptive(mut self) -> Self {
         self.adaptive = true;
         self
     }
 
-    /// Loads a shard that this server is to hold, before any call for it arrives. A failure is logged and retried. The
-    /// endpoint accepts no calls before the shards it holds at start are loaded, and a move of a shard to it waits.
+    /// Sets a hook that loads a shard which this server will hold, before any call for the shard arrives. A failure is
+    /// logged and retried. The endpoint accepts no calls before the shards it holds at start are loaded, and a move of
+    /// a shard to this server waits for the hook.
     ///
-    /// A split starts the new shard, whose keys this server holds already. A merge starts the remaining shard again,
-    /// with its wider range, all of which this server holds already; the merged one is not stopped.
+    /// A split starts the new shard, whose keys this server already holds. A merge starts the remaining shard again
+    /// with its wider range, all of which this server already holds; the merged shard is not stopped.
     pub fn on_shard_start<F>(mut self, hook: impl Fn(ShardId, KeyRange) -> F + Send + Sync + 'static) -> Self
     where
         F: Future<Output = HookResult> + Send + 'static,
@@ -238,8 +242,9 @@ impl ServerBuilder {
         self
     }
 
-    /// Releases a shard that this server no longer holds; calls for it have ended. A shard that returns is loaded
-    /// after this has ended; a cancelled load is dropped before this begins.
+    /// Sets a hook that releases a shard which this server no longer holds, after the shard's calls have ended. If
+    /// the shard is assigned again, it is loaded only after this hook has ended. A cancelled load is dropped before
+    /// this hook begins.
     pub fn on_shard_stop<F>(mut self, hook: impl Fn(ShardId) -> F + Send + Sync + 'static) -> Self
     where
         F: Future<Output = HookResult> + Send + 'static,
@@ -248,12 +253,12 @@ impl ServerBuilder {
         self
     }
 
-    /// Registers and keeps registered. Waits at most 2 s for the registry: without one, it retries in the background,
-    /// and the program serves meanwhile. Must be called within a tokio runtime.
+    /// Registers the endpoint and keeps it registered. Waits at most 2 s for the registry; after that it retries in the
+    /// background, and the program serves meanwhile. Must be called within a tokio runtime.
     ///
     /// # Errors
-    /// Invalid configuration, here or in the environment; or no region, where neither an agent nor the control plane
-    /// knows one: the program could never be registered.
+    /// The configuration, here or in the environment, is invalid. Or neither an agent nor the control plane knows a
+    /// region, so that the program could never be registered.
     pub async fn start(mut self) -> Result<MeshServer, Invalid> {
         let mut registration = self.registration()?;
         let drain_deadline = drain_deadline(self.drain_deadline)?;
@@ -269,7 +274,7 @@ impl ServerBuilder {
         let layer = ServerLayer { shared: Arc::new(self.shared(&registration, &transport)) };
         let policy = layer.shared.authorizer.follow(&registry, &layer.shared.served);
         registry.wait_for_policy(&layer.shared.authorizer);
-        // Callers that find this server before it knows who may call would be turned away.
+        // Before the server knows who may call, it would refuse the callers that find it.
         let _ = timeout_at(started, layer.shared.authorizer.ready()).await;
         let lease = Arc::new(self.keep_lease(&registry, &registration));
         let (cpu, load) = (Cpu::of_this_program(), &layer.shared.load);
@@ -314,7 +319,7 @@ impl ServerBuilder {
         lease
     }
 
-    /// The state that it registers with.
+    /// The state in which the endpoint is first registered.
     fn first_state(&self) -> EndpointState {
         match self.starting || self.hooks.is_some() {
             true => EndpointState::Starting,
@@ -322,7 +327,7 @@ impl ServerBuilder {
         }
     }
 
-    /// How connections are accepted, which the registration tells callers.
+    /// Chooses how connections are accepted. The registration states this choice for callers.
     async fn open_transport(
         &mut self,
         addresses: &[Address],
@@ -337,7 +342,7 @@ impl ServerBuilder {
     }
 
     fn shared(&self, registration: &Registration, transport: &Transport) -> LayerState {
-        // Different for each server of a service, so that they do not probe their limits in step.
+        // Differs between the servers of a service, so that they do not probe their limits in step.
         let seed = self.adaptive.then(|| hash_text(registration.instance.as_str()));
         let concurrency_limit = ConcurrencyLimit::new(self.at_most, seed);
         let name = format!("{}/{}", registration.service, registration.instance);
@@ -398,18 +403,18 @@ fn software(registration: &Registration) -> String {
 /// How a server accepts connections.
 #[derive(Clone, Debug, Default)]
 pub struct ServerTransport {
-    /// Accepts connections, and opens the connections to the registry.
+    /// Accepts connections, and opens connections to the registry.
     pub transport: Transport,
-    /// The identity of the transport, while the agent has not said whether the mesh has a trust domain; see
+    /// Identity of the transport, until the agent has said whether the mesh has a trust domain; see
     /// [`RegistryClient::undecided`].
     pub undecided: Option<Arc<LateIdentity>>,
 }
 
-/// How a server of the endpoint accepts connections: with the identity of its service, if the agent among the addresses
-/// of the registry is a member of a trust domain, or the environment names a Workload API; or, where there is no agent, holds a token
-/// with which to join.
+/// Chooses how a server of the endpoint accepts connections. It uses the identity of its service if the agent among the
+/// registry's addresses is a member of a trust domain, if the environment names a Workload API, or if, without an
+/// agent, it has a token to join with.
 pub async fn transport_of_agent(addresses: &[Address], registration: &Registration) -> ServerTransport {
-    // A malformed variable was refused before.
+    // A malformed variable was already reported as an error.
     let workload_api = environment::workload_api().ok().flatten();
     let token = JoinToken::of_environment().ok().flatten();
     let is_local = |address: &&Address| matches!(address, Address::Unix(_));
@@ -439,7 +444,7 @@ pub async fn transport_of_agent(addresses: &[Address], registration: &Registrati
     }
 }
 
-/// Waits for the registration. Its result is logged by the lease, which continues either way.
+/// Waits for the registration. The lease logs the result, and continues either way.
 async fn wait_registered(lease: &Lease, until: Instant) {
     if !lease.has_begun() {
         return;
@@ -449,8 +454,8 @@ async fn wait_registered(lease: &Lease, until: Instant) {
     let _ = timeout_at(until, registered).await;
 }
 
-/// Fails where the registry that responds within `deadline` does not know the location of this program; no response is
-/// no failure.
+/// Fails if a registry responds within `deadline` and does not know this program's location. A missing response is no
+/// failure.
 async fn check_location(registry: &RegistryClient, deadline: Instant) -> Result<(), Invalid> {
     match timeout_at(deadline, registry.location()).await {
         Ok(Ok(None)) => Err(Invalid::new(
@@ -462,10 +467,10 @@ async fn check_location(registry: &RegistryClient, deadline: Instant) -> Result<
     }
 }
 
-/// The default identity: host name and port, which a restart keeps.
+/// Returns the default identity: host name and port, which stay the same after a restart.
 ///
 /// # Errors
-/// When the host name is no valid identity.
+/// The host name is not a valid identity.
 pub fn default_instance(address: SocketAddr) -> Result<InstanceId, Invalid> {
     let host = environment::host_name()
         .unwrap_or_else(|| address.ip().to_string().trim_start_matches(':').to_owned());

@@ -1,11 +1,12 @@
-//! CPU time and CPU limit of a program: from its own cgroup if it has one, else from its processes.
+//! CPU time and CPU limit of a program, read from its own cgroup if it has one, otherwise from its processes.
 //!
-//! A cgroup is preferred, because limits and accounting are set by it. It is the program's own where it contains only
-//! the program, its ancestors and its descendants; where several servers share a cgroup (a login, a supervisor in a
-//! container), its usage would be counted once for each. Rejected: a setting, since the process table shows it.
+//! A cgroup is preferred, because the kernel applies limits and accounting to it. A cgroup is the program's own if it
+//! contains only the program, its ancestors and its descendants. If several servers share a cgroup (a login, a
+//! supervisor in a container), its usage would be counted once for each server. Rejected: a setting, since the process
+//! table shows the same.
 //!
-//! The limit is determined separately, even in a shared cgroup: a quota applies in any case, and in version 1 the
-//! limiting group may differ from the accounting one.
+//! The limit is determined separately, even in a shared cgroup: a quota applies in any case, and in cgroup v1 the
+//! limiting group may differ from the accounting group.
 
 mod cgroup;
 mod process;
@@ -23,18 +24,18 @@ use cgroup::{Cgroup, Limits};
 /// CPU counters of a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CpuTime {
-    /// When they were read.
+    /// When the counters were read.
     pub at: Instant,
     /// Total CPU time, in microseconds; comparable only within an epoch.
     pub used_us: u64,
     /// CPU limit, in thousandths of a core.
     pub limit_millicores: u32,
-    /// Changes with the source of the counters.
+    /// Number that changes when the source of the counters changes.
     pub epoch: u32,
 }
 
-/// Measures a program: this one, or one that was started. Reads files, which takes well below a millisecond. Clones
-/// share their state.
+/// Measures a program: this one, or one that this process started. Reading takes well below a millisecond, as it reads
+/// a few files. Clones share their state.
 #[derive(Clone, Debug)]
 pub struct Cpu {
     reader: Arc<Mutex<Reader>>,
@@ -74,7 +75,7 @@ impl Cpu {
         Self { reader: Arc::new(Mutex::new(reader)) }
     }
 
-    /// Reads the counters; `None` where the system has none, and after the program has ended.
+    /// Reads the counters. Returns `None` if the system has none, or the program has ended.
     pub fn read(&self) -> Option<CpuTime> {
         self.reader().read()
     }
@@ -85,7 +86,7 @@ impl Cpu {
     }
 
     fn reader(&self) -> MutexGuard<'_, Reader> {
-        // Each field is consistent at any time.
+        // Each field is consistent at any time, even after a panic elsewhere.
         self.reader.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -97,7 +98,7 @@ impl Reader {
             Source::Cgroup(cgroup) => cgroup.used_us()?,
             Source::Processes => process::used_us(&self.proc, self.pid)?,
         };
-        // Immediately: a throttled program may be stopped for most of a period before its next step.
+        // Read immediately: a throttled program may be stopped for most of a period before its next step.
         let at = Instant::now();
         let cores = process::cores(&self.proc, self.pid);
         let limit_millicores = self.limits.millicores().unwrap_or(u32::MAX).min(cores.saturating_mul(1000));
@@ -131,7 +132,7 @@ impl Reader {
         process::any_unrelated(&self.proc, self.pid, cgroup.members())
     }
 
-    /// Permanent: a cgroup that was shared once is never considered the program's own again.
+    /// Switches to processes permanently: a cgroup that was shared once is never considered the program's own again.
     fn use_processes(&mut self, reason: &str) {
         self.how = match self.limits.millicores() {
             Some(quota) => {

@@ -1,4 +1,4 @@
-//! Graceful stop: registry, then callers, then calls, then connections (ServiceRouter §3.2).
+//! Graceful stop, in this order: registry, callers, calls, connections (ServiceRouter §3.2).
 
 use std::{env, future, sync::Arc, time::Duration};
 
@@ -10,26 +10,26 @@ use tokio::{
 
 use crate::{Drained, Inner, MeshServer, Outstanding, RegistrationState, layer::server_load::ServerLoad};
 
-/// Default time for a graceful stop: below the 30 s after which cluster managers kill.
+/// Default time for a graceful stop: below the 30 s after which cluster managers kill a process.
 const DEFAULT_DEADLINE: Duration = Duration::from_secs(25);
 
-/// No call for so long, after all callers have moved, means that none is in flight to this server. Well above the
-/// longest round trip (ServiceRouter §3.4.1), since a call may have been sent, maybe over a new connection, just
-/// before its caller moved.
+/// Time without calls after which no call can be in flight, once all callers have moved. It is well above the longest
+/// round trip (ServiceRouter §3.4.1), since a caller may have sent a call, perhaps over a new connection, just before
+/// it moved.
 const QUIET: Duration = Duration::from_millis(500);
 
-/// How long before the drain deadline it is counted what will not end in time: at the deadline itself, connections close,
+/// Time before the drain deadline at which unfinished calls are counted. At the deadline itself, connections close
 /// and their calls are gone.
 const COUNT_BEFORE: Duration = Duration::from_millis(10);
 
 /// Progress of a graceful stop.
 #[derive(Clone, Debug)]
 pub(crate) enum Phase {
-    /// Serving.
+    /// The endpoint is serving.
     Running,
-    /// Callers are moving, calls are finishing.
+    /// Callers are moving and calls are finishing.
     Draining,
-    /// Connections must close, at the latest at this time.
+    /// Connections must be closed by this time.
     Closing(Instant),
     /// The endpoint is deregistered.
     Deregistered(Drained),
@@ -51,18 +51,19 @@ impl MeshServer {
         }
     }
 
-    /// Registers the endpoint, for [`register_later`](crate::ServerBuilder::register_later), and returns once the registry has it.
+    /// Registers the endpoint after [`register_later`](crate::ServerBuilder::register_later). Returns once the registry
+    /// has the endpoint.
     #[doc(hidden)]
     pub async fn register(&self) {
         self.inner.lease.begin();
         let mut state = self.registration_state();
-        // The sender lives in `self`.
+        // The sender is owned by `self`.
         let _ = state.wait_for(|now| matches!(now, RegistrationState::Registered(_))).await;
     }
 
-    /// Closes connections gracefully, and leaves the registration to a process that has registered the same instance at the same
-    /// address and accepts connections there. Callers need not move, so that none is asked. Those with an idle connection do not know
-    /// that it ends: for `grace` they may still use it.
+    /// Closes connections gracefully and leaves the registration to a successor, which has registered the same
+    /// instance at the same address and accepts connections there. Callers are not asked to move. A caller with an
+    /// idle connection does not know that the connection will end, so it may still use it for `grace`.
     #[doc(hidden)]
     pub fn hand_over(&self, grace: Duration) {
         if self.leaves_running() {
@@ -70,7 +71,7 @@ impl MeshServer {
         }
     }
 
-    /// Leaves the phase in which it serves; `false` if it had left before.
+    /// Leaves the serving phase. Returns `false` if it was left earlier.
     fn leaves_running(&self) -> bool {
         self.inner.phase.send_if_modified(|phase| {
             let leaves = matches!(phase, Phase::Running);
@@ -85,7 +86,7 @@ impl MeshServer {
 async fn drain(server: Arc<Inner>) {
     let (begin, total) = (Instant::now(), server.drain_deadline);
     let load = &server.layer.shared.load;
-    // Six tenths for callers to move and two for their calls leave two for connections and streams.
+    // 6/10 of the time for callers to move and 2/10 for their calls leave 2/10 for connections and streams.
     let drained = server.lease.drain(total * 6 / 10).await;
     if !matches!(drained, Drained::Unreported(_)) {
         quiet(load, begin + total * 8 / 10, QUIET.min(total / 10)).await;
@@ -135,7 +136,7 @@ async fn hand_over(server: Arc<Inner>, grace: Duration) {
     close(&server, drained).await;
 }
 
-/// Ends what the server follows and reports.
+/// Ends everything that the server follows and reports.
 async fn close(server: &Inner, drained: Drained) {
     let policy = async {
         if let Some(policy) = &server.policy {
@@ -151,10 +152,11 @@ async fn close(server: &Inner, drained: Drained) {
     server.phase.send_replace(Phase::Deregistered(drained));
 }
 
-/// Waits until calls and streams have ended, at most until `end`; those that have not, which are broken off then.
+/// Waits until calls and streams have ended, at most until `end`. Returns the unfinished ones, which are then cut
+/// off.
 async fn unfinished(load: &ServerLoad, end: Instant) -> Option<Outstanding> {
     let count_at = end.checked_sub(COUNT_BEFORE).unwrap_or(end);
-    // Streams end when their connections are asked to close.
+    // Streams end only when their connections are asked to close.
     while load.outstanding() != Outstanding::default() && Instant::now() < count_at {
         sleep_until((Instant::now() + Duration::from_millis(20)).min(count_at)).await;
     }
@@ -169,8 +171,8 @@ async fn unfinished(load: &ServerLoad, end: Instant) -> Option<Outstanding> {
     Some(unfinished)
 }
 
-/// Waits until no call was in flight for `quiet`, at most until `end`. Polls, since notifications would cost every
-/// call.
+/// Waits until no call was in flight for `quiet`, at most until `end`. Polls, since notifications would add a cost to
+/// every call.
 async fn quiet(load: &ServerLoad, end: Instant, quiet: Duration) {
     let mut since = Instant::now();
     let mut seen = load.activity();
@@ -185,9 +187,9 @@ async fn quiet(load: &ServerLoad, end: Instant, quiet: Duration) {
     }
 }
 
-/// Resolves at SIGTERM or SIGINT, which from then on do not end the program by themselves.
+/// Resolves at SIGTERM or SIGINT. From the call on, these signals no longer end the program by themselves.
 ///
-/// A signal whose handler cannot be installed keeps its default effect.
+/// If a signal handler cannot be installed, that signal keeps its default effect.
 pub async fn terminated() {
     let wait = |kind| async move {
         match signal(kind) {
@@ -203,10 +205,11 @@ pub async fn terminated() {
     }
 }
 
-/// Time for a graceful stop: `given`, else `FAIRMESH_DRAIN_DEADLINE` (such as `25s`) unless it is empty, else 25 s.
+/// Returns the time for a graceful stop: `given`, otherwise `FAIRMESH_DRAIN_DEADLINE` (such as `25s`) unless it is
+/// empty, otherwise 25 s.
 ///
 /// # Errors
-/// When `FAIRMESH_DRAIN_DEADLINE` is malformed.
+/// `FAIRMESH_DRAIN_DEADLINE` is malformed.
 pub fn drain_deadline(given: Option<Duration>) -> Result<Duration, Invalid> {
     const NAME: &str = "FAIRMESH_DRAIN_DEADLINE";
     read_deadline(given, env::var(NAME).ok().as_deref()).map_err(|e| e.within(NAME))

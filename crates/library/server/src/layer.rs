@@ -22,7 +22,7 @@ use fairmesh_model::{Invalid, ShardKey};
 use fairmesh_signals::ServedCall;
 use fairmesh_wire::transport::{Stream, Transport};
 use hazarc::AtomicOptionArc;
-use http::{HeaderMap, Method, Request, Response, StatusCode};
+use http::{HeaderMap, Request, Response, StatusCode};
 use http_body::Body;
 use pin_project_lite::pin_project;
 use tokio::time::{Sleep, sleep_until};
@@ -43,14 +43,16 @@ use crate::{
     load_report,
     shards::{ownership::Ownership, shard_load::KeyedCall},
 };
-use fairmesh_headers::{CallerProtocol, Deadline, GRPC_STATUS, KEY, LOAD_PATH, ROLE, read_deadline};
+use fairmesh_headers::{
+    CallerProtocol, Deadline, GRPC_STATUS, KEY, ROLE, is_distance_probe, is_load_poll, read_deadline,
+};
 
-/// State of the layer, shared by all its copies.
+/// State of the layer, shared by all its clones.
 #[derive(Debug, Default)]
 pub(crate) struct LayerState {
     pub(crate) load: Arc<ServerLoad>,
-    /// `None` while no shard map is known: then every key is accepted, since rejecting calls without a map could only
-    /// do harm.
+    /// Shards that this server holds; `None` while no shard map is known. Every key is accepted then, since rejecting
+    /// calls without a map could only do harm.
     pub(crate) ownership: AtomicOptionArc<Ownership>,
     /// Whether calls continue after their deadline.
     pub(crate) finishes_late: bool,
@@ -59,40 +61,41 @@ pub(crate) struct LayerState {
     pub(crate) served: Arc<ServedClasses>,
     /// Counts of calls by caller.
     pub(crate) callers: Arc<CallerCounts>,
-    /// Whether bodies of requests are forwarded to a program, and counted as they pass.
+    /// Whether request bodies are forwarded to a program, and counted as they pass.
     pub(crate) forwards_bodies: bool,
 }
 
-/// Wraps the service of a hyper, axum or tonic server; from [`MeshServer::layer`](crate::MeshServer::layer).
+/// Wraps the service of a hyper, axum or tonic server; see [`MeshServer::layer`](crate::MeshServer::layer).
 ///
-/// It counts calls in flight, adds a load report to each response (header `endpoint-load-metrics`, for gRPC trailer
-/// `endpoint-load-metrics-bin`; ORCA, as in Uber, assisted balancing) and rejects calls whose `x-fairmesh-key` and
-/// `x-fairmesh-role` belong to another server: HTTP 421, or gRPC `FAILED_PRECONDITION`, with `fairmesh-wrong-shard:
-/// <map version>` (ServiceRouter §4.1). A call without a key, with a malformed one, or before any map is known,
-/// passes.
+/// The layer counts calls in flight, and adds a load report to each response (header `endpoint-load-metrics`, for gRPC
+/// trailer `endpoint-load-metrics-bin`; ORCA, as in Uber, assisted balancing). It rejects calls whose `x-fairmesh-key`
+/// and `x-fairmesh-role` belong to another server with HTTP 421, or gRPC `FAILED_PRECONDITION`, and
+/// `fairmesh-wrong-shard: <map version>` (ServiceRouter §4.1). A call without a key, with a malformed key, or before
+/// any map is known, is accepted.
 ///
-/// Calls that the policy of the service does not allow get 403, or gRPC `PERMISSION_DENIED`; the others have the
+/// Calls that the service's policy does not allow get 403, or gRPC `PERMISSION_DENIED`. Allowed calls have the
 /// [`Caller`](crate::Caller) in their extensions, if it proved an identity.
 ///
-/// The report holds the measurements of the layer and the metrics set by [`metric`](Self::metric), and the fields of a
-/// report that the service wrote itself, where that is well formed. Its `cpu_utilization` replaces that of the layer. A
-/// service that forwards responses of other servers should remove their reports.
+/// The report contains the measurements of the layer, the metrics set by [`metric`](Self::metric), and the fields of a
+/// well-formed report that the service wrote itself, whose `cpu_utilization` replaces that of the layer. A service that
+/// forwards responses of other servers should remove their reports.
 ///
-/// The metrics of a report that the service wrote go to planners too, as those of [`metric`](Self::metric) do: the first
-/// eight names, each until ten seconds have passed and a response came without it. Without calls they are 0 then.
+/// Metrics in reports written by the service also go to planners, like those set by [`metric`](Self::metric). The first
+/// eight names are used. A name is given up once ten seconds have passed and a response came without it. While there
+/// are no calls, these metrics are reported as 0.
 ///
-/// A `GET` for [`LOAD_PATH`] gets a response of the layer with the load alone (ServiceRouter §3.4.3), and is not
+/// A `GET` for [`LOAD_PATH`] gets a response from the layer with only the load (ServiceRouter §3.4.3), and is not
 /// counted.
 ///
 /// A call with a deadline, from `x-fairmesh-deadline` or `grpc-timeout`, has a [`Deadline`] in its extensions: pass it
-/// to the handles of the services called on its behalf. It counts from when the layer received the request, so that
-/// queueing behind the layer counts too. Where it passes before the response headers, or before a gRPC response is
-/// complete, the service's future is dropped, as when a client disconnects, and the layer responds: 504, or gRPC
-/// `DEADLINE_EXCEEDED` (ServiceRouter §4.1). Tasks spawned by the service continue.
+/// to the handles of services that are called on its behalf. The deadline counts from the time when the layer received
+/// the request, so that queueing behind the layer counts too. If it passes before the response headers, or before a
+/// gRPC response is complete, the service's future is dropped, as when a client disconnects, and the layer responds
+/// with 504, or gRPC `DEADLINE_EXCEEDED` (ServiceRouter §4.1). Tasks spawned by the service continue.
 ///
 /// The default value counts and reports but knows no shards: for programs that are registered from outside.
 ///
-/// An upgraded connection (WebSocket) counts until the upgrade only.
+/// An upgraded connection (WebSocket) counts only until the upgrade.
 #[derive(Clone, Debug, Default)]
 pub struct ServerLayer {
     pub(crate) shared: Arc<LayerState>,
@@ -104,7 +107,7 @@ impl ServerLayer {
         self.shared.load.outstanding()
     }
 
-    /// The limit, and rejected calls.
+    /// The concurrency limit, and the number of rejected calls.
     pub fn admission(&self) -> Admission {
         let (LayerState { concurrency_limit, load, .. }, refusals) =
             (&*self.shared, self.shared.load.refusals());
@@ -122,7 +125,7 @@ impl ServerLayer {
         }
     }
 
-    /// Performs the handshake on a connection of the server, and counts a failed one.
+    /// Performs the handshake on a connection of the server, and counts a failed handshake.
     pub(crate) async fn handshake(
         &self,
         transport: &Transport,
@@ -132,19 +135,19 @@ impl ServerLayer {
         accepted.inspect_err(|_| self.shared.load.refusals().count_failed_handshake())
     }
 
-    /// Resolves when the policy would no longer allow this call, so that the connection that it opened has to end.
+    /// Resolves once the policy no longer allows this call. The connection that the call opened must then end.
     #[doc(hidden)]
     pub async fn revoked(&self, call: &AcceptedCall) {
         self.shared.authorizer.call_revoked(call).await;
     }
 
-    /// Reports a metric of the program's own, such as the length of its queue, in every response, until it is set
-    /// again. Cheap: set it whenever it changes; thousandths are kept. A policy with `signal: metric:NAME` balances
-    /// calls so that it becomes equal on all servers: it must grow with the load.
+    /// Reports a metric of the program, such as the length of its queue, in every response until it is set again.
+    /// Cheap: set it whenever the value changes. Values are kept in thousandths. A policy with `signal: metric:NAME`
+    /// balances calls so that the metric becomes equal on all servers, so the metric must grow with the load.
     ///
     /// # Errors
-    /// The name is not one of 1 to 63 letters, digits, `_`, `-`, `.`, is reported by the layer itself, or would be the
-    /// ninth; the value is not finite, is negative, or above 4,000,000. The metric keeps its value.
+    /// The name does not consist of 1 to 63 letters, digits, `_`, `-` or `.`, is reported by the layer itself, or would
+    /// be the ninth. Or the value is not finite, negative, or above 4,000,000. The metric then keeps its value.
     pub fn metric(&self, name: &str, value: f64) -> Result<(), Invalid> {
         self.shared.load.metrics().set(name, value)
     }
@@ -158,7 +161,7 @@ impl<S> Layer<S> for ServerLayer {
     }
 }
 
-/// A service behind [`ServerLayer`].
+/// Inner service wrapped by [`ServerLayer`].
 #[derive(Clone, Debug)]
 pub struct ServerService<S> {
     inner: S,
@@ -179,7 +182,7 @@ where
     }
 
     fn call(&mut self, mut request: Request<A>) -> ServerFuture<S::Future> {
-        if request.uri().path() == LOAD_PATH && request.method() == Method::GET {
+        if is_load_poll(&request) || is_distance_probe(&request) {
             return ServerFuture { state: State::LoadQuery { load: Arc::clone(&self.shared.load) } };
         }
         let caller = CallerProtocol::of(request.headers());
@@ -209,7 +212,7 @@ where
         let deadline = deadline.filter(|_| !self.shared.finishes_late);
         let (processed, mut served) = self.shared.served.begin(&request, counted.origin());
         let future = {
-            // Some services begin before their future is polled.
+            // Some services begin their work before their future is polled.
             let _entered = served.enter();
             self.inner.call(request)
         };
@@ -226,7 +229,7 @@ impl<S> ServerService<S> {
 }
 
 impl LayerState {
-    /// Admits a call where both limits do.
+    /// Admits a call if both the fixed and the adaptive limit do.
     fn enter(
         self: &Arc<Self>,
         keyed: impl FnOnce() -> Option<KeyedCall>,
@@ -235,7 +238,8 @@ impl LayerState {
         Some((self.load.enter(&self.concurrency_limit, keyed)?, permit))
     }
 
-    /// The version of the shard map by which a call for `key` belongs to another server, or `None`.
+    /// Returns the version of the shard map that assigns the call's key to another server; `None` if this server
+    /// holds the key.
     fn refuses(&self, key: ShardKey, headers: &HeaderMap) -> Option<u64> {
         let ownership = self.ownership.load();
         let ownership = ownership.as_ref()?;
@@ -250,7 +254,7 @@ fn key(headers: &HeaderMap) -> Option<ShardKey> {
 }
 
 pin_project! {
-    /// The future of a [`ServerService`].
+    /// The future returned by [`ServerService`].
     #[derive(Debug)]
     pub struct ServerFuture<F> {
         #[pin]
@@ -258,17 +262,17 @@ pin_project! {
     }
 }
 
-/// State of a call in the service.
+/// State of a call while the service handles it.
 #[derive(Debug)]
 pub(crate) struct Call {
     /// Counts the call until it is dropped.
     pub(crate) guard: Option<CallGuard>,
     pub(crate) caller: CallerProtocol,
-    /// When the call is cancelled.
+    /// The time at which the call is cancelled.
     pub(crate) deadline: Option<Deadline>,
-    /// The parent of calls made while it is polled.
+    /// The parent of calls that are made while this call is polled.
     pub(crate) served: ServedCall,
-    /// Counts the call for its caller.
+    /// Counter of the call for its caller.
     pub(crate) counted: Option<CountedCall>,
 }
 
@@ -276,7 +280,7 @@ pin_project! {
     #[derive(Debug)]
     #[project = StateProjection]
     enum State<F> {
-        // The timer is made when the service is first pending, which many never are.
+        // The timer is created when the service is first pending, which many calls never are.
         Calling { #[pin] future: F, call: Call, timer: Option<Pin<Box<Sleep>>>, permit: Option<ConcurrencyPermit>, processed: Option<ProcessedCall> },
         Refused { refusal: Refusal, caller: CallerProtocol, load: Arc<ServerLoad> },
         LoadQuery { load: Arc<ServerLoad> },
@@ -324,10 +328,10 @@ where
             }
             StateProjection::Refused { refusal, caller, load } => refusal.response(caller, load),
             StateProjection::LoadQuery { load } => load_response(load),
-            // Polled after completion.
+            // The future was polled after completion.
             StateProjection::Done => return Poll::Pending,
         };
-        // The call's resources are released now, and not when the future is dropped.
+        // The call's resources are released now rather than when the future is dropped.
         state.set(State::Done);
         Poll::Ready(Ok(response))
     }
@@ -344,38 +348,38 @@ impl Call {
         }
     }
 
-    /// Polls the service's future as the processing of this call.
+    /// Polls the service's future with this call as the current parent.
     #[inline]
     fn poll<F: Future>(&mut self, future: Pin<&mut F>, cx: &mut Context<'_>) -> Poll<F::Output> {
         let _entered = self.served.enter();
         future.poll(cx)
     }
 
-    /// Counts the call as processed. Failed and late ones count too, since the calls made for them do.
+    /// Counts the call as processed. Failed and late calls count too, because the calls made on their behalf count.
     fn end_processing(&self, processed: Option<ProcessedCall>) {
         if let (Some(processed), Some(guard)) = (processed, &self.guard) {
             processed.end(&self.served, guard.report().cpu);
         }
     }
 
-    /// The response to a call whose deadline has passed.
+    /// Returns the response to a call whose deadline has passed.
     fn deadline_response<B>(&mut self) -> Response<ServerBody<B>> {
         if let Some(counted) = &self.counted {
             counted.refuse(Refusal::Late);
         }
         match self.guard.take().map(CallGuard::end) {
             Some(load) => Refusal::Late.response(&self.caller, &load),
-            // The guard is there until the response begins.
+            // The guard exists until the response begins.
             None => Response::new(ServerBody::text("")),
         }
     }
 }
 
-/// Adds the load report to headers; the body adds it to gRPC trailers.
+/// Adds the load report to the headers. The body adds it to gRPC trailers.
 fn with_load_report<B>(mut response: Response<B>, call: Call) -> Response<ServerBody<B>> {
     let headers = response.headers_mut();
-    // The service processed the call. Marks that it forwards from another server must not read as "not processed"
-    // here.
+    // The service has processed the call. A mark that it forwards from another server must not be read as "not
+    // processed" here.
     Refusal::remove_marks(headers);
     if let Some(guard) = &call.guard {
         if !call.caller.is_grpc() {
@@ -389,7 +393,7 @@ fn with_load_report<B>(mut response: Response<B>, call: Call) -> Response<Server
     response.map(|body| ServerBody::of(body, call))
 }
 
-/// The response to a load poll.
+/// Returns the response to a load poll or a distance probe.
 fn load_response<B>(load: &ServerLoad) -> Response<ServerBody<B>> {
     let mut response = Response::new(ServerBody::text(""));
     *response.status_mut() = StatusCode::NO_CONTENT;

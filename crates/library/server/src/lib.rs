@@ -15,11 +15,15 @@
 //! # Ok(()) }
 //! ```
 //!
-//! Any other hyper, axum or tonic server works as well: put [`MeshServer::layer`] around the service, pass
-//! [`MeshServer::draining`] to its graceful shutdown, call [`MeshServer::drain_on`] with [`terminated`], stop waiting for it
-//! at [`MeshServer::gone`], and await [`MeshServer::shutdown`] once it has returned. Servers with their own accept loop do not
-//! limit the time until the first request: serve axum's router by [`serve_http`], and tonic's server with connections
-//! from [`incoming`].
+//! Any other hyper, axum or tonic server works as well:
+//! - wrap the service in [`MeshServer::layer`],
+//! - pass [`MeshServer::draining`] to the server's graceful shutdown,
+//! - call [`MeshServer::drain_on`] with [`terminated`],
+//! - stop waiting for the server at [`MeshServer::gone`],
+//! - and await [`MeshServer::shutdown`] once the server has returned.
+//!
+//! Servers with their own accept loop do not limit the time until the first request. Therefore serve axum's router with
+//! [`serve_http`], and tonic's server with connections from [`incoming`].
 //!
 //! ```no_run
 //! # use fairmesh_server::{MeshServer, terminated};
@@ -35,8 +39,8 @@
 //! # Ok(()) }
 //! ```
 //!
-//! Decision: the program keeps its own lease, by the same task that `fairmesh register` uses for other programs.
-//! Rejected: the agent watches processes; it would have to know how each is started and stopped.
+//! Decision: the program keeps its own lease, with the same task that `fairmesh register` uses for other programs.
+//! Rejected: the agent watches processes, because it would have to know how each is started and stopped.
 
 #![warn(clippy::missing_errors_doc)]
 
@@ -50,9 +54,9 @@ mod parent_call;
 mod registration;
 mod serve;
 mod shards;
-mod signals;
 #[cfg(test)]
 mod tests;
+mod usage_reports;
 
 use std::{future::Future, sync::Arc, time::Duration};
 
@@ -72,12 +76,12 @@ pub use layer::{
 pub use parent_call::{ParentCall, ParentScope};
 pub use registration::lease::{Drained, RegistrationState};
 pub use serve::{
-    incoming::{IncomingStream, incoming},
+    incoming_streams::{IncomingStream, incoming},
     serve_http,
 };
 pub use shards::HookResult;
 
-// What `fairmesh register` and the proxy are built on, beside the public API: no promise is made for it.
+// Items for `fairmesh register` and the proxy, in addition to the public API; no promise is made about them.
 #[doc(hidden)]
 pub use {
     authorization::{AcceptedCall, ConnectionAuthorizer, CountedBody, CountedRequest, identity_of},
@@ -94,7 +98,7 @@ pub use {
     },
     serve::{CallerConnection, CallerLayer, serve_connections},
     shards::ShardHooks,
-    signals::SignalReports,
+    usage_reports::SignalReports,
 };
 
 use authorization::PolicySubscription;
@@ -109,7 +113,7 @@ pub struct MeshServer {
     inner: Arc<Inner>,
 }
 
-/// The former name.
+/// Former name of [`MeshServer`].
 #[deprecated = "name it MeshServer: programs of gRPC have tonic's Server too"]
 pub type Server = MeshServer;
 
@@ -120,7 +124,7 @@ struct Inner {
     phase: watch::Sender<Phase>,
     drain_deadline: Duration,
     transport: Transport,
-    /// Whether the program gave the transport, and may use its identity elsewhere too.
+    /// Whether the program provided the transport and may use its identity elsewhere too.
     shares_identity: bool,
     shards: shards::RunningShardWatch,
     signals: SignalReports,
@@ -135,7 +139,7 @@ impl MeshServer {
         ServerBuilder::new(service.into())
     }
 
-    /// The layer to put around the service, once.
+    /// The layer to wrap the service in. Apply it only once.
     pub fn layer(&self) -> ServerLayer {
         self.inner.layer.clone()
     }
@@ -145,21 +149,21 @@ impl MeshServer {
         self.inner.layer.outstanding()
     }
 
-    /// The limit, and rejected calls.
+    /// The concurrency limit, and the number of rejected calls.
     pub fn admission(&self) -> Admission {
         self.inner.layer.admission()
     }
 
-    /// Reports a metric of the program's own, such as the length of its queue, in every response, until it is set
-    /// again; see [`ServerLayer::metric`].
+    /// Reports a metric of the program, such as the length of its queue, in every response until it is set again; see
+    /// [`ServerLayer::metric`].
     ///
     /// # Errors
-    /// The name or value is invalid; the metric keeps its value.
+    /// The name or value is invalid. The metric then keeps its value.
     pub fn metric(&self, name: &str, value: f64) -> Result<(), Invalid> {
         self.inner.layer.metric(name, value)
     }
 
-    /// The state of the registration, and its changes.
+    /// The state of the registration, with notification of changes.
     pub fn registration_state(&self) -> watch::Receiver<RegistrationState> {
         self.inner.lease.registration_state()
     }
@@ -169,9 +173,10 @@ impl MeshServer {
         self.inner.lease.set(EndpointState::Serving);
     }
 
-    /// Drains, and returns when the endpoint is deregistered: callers are asked to move, then calls in flight finish,
-    /// then [`draining`](Self::draining) resolves so that the program's server closes its connections, and finally the
-    /// endpoint is deregistered. All within the drain deadline. A second call joins the drain in progress.
+    /// Drains, and returns when the endpoint is deregistered. First callers are asked to move, then calls in flight
+    /// finish. Then [`draining`](Self::draining) resolves, so that the program's server closes its connections. Finally
+    /// the endpoint is deregistered. All of this takes place within the drain deadline. A second call joins the drain
+    /// in progress.
     pub async fn shutdown(&self) -> Drained {
         self.begin_drain();
         let mut phase = self.inner.phase.subscribe();
@@ -179,7 +184,7 @@ impl MeshServer {
             if let Phase::Deregistered(drained) = &*phase.borrow_and_update() {
                 return drained.clone();
             }
-            // The sender lives in `self`.
+            // The sender is owned by `self`.
             if phase.changed().await.is_err() {
                 return Drained::Unreported("the server was dropped".into());
             }
@@ -197,16 +202,17 @@ impl MeshServer {
         });
     }
 
-    /// Resolves when callers have moved and their calls are complete: the time to stop accepting and to close
-    /// connections gracefully. For `serve_with_shutdown` and the like.
+    /// Resolves when callers have moved and their calls are complete. The program must then stop accepting, and close
+    /// connections gracefully. For `serve_with_shutdown` and similar functions.
     pub fn draining(&self) -> impl Future<Output = ()> + Send + 'static {
         self.reaches(Phase::is_closing)
     }
 
     /// Resolves when a drain is over: nothing is in flight or the drain deadline has passed, and the endpoint is
-    /// deregistered. Unlike [`shutdown`](Self::shutdown) it starts no drain.
+    /// deregistered. Unlike [`shutdown`](Self::shutdown), it does not start a drain.
     ///
-    /// Servers that close gracefully wait for every stream, however long; stop waiting for them here.
+    /// Servers that close gracefully wait for every stream, however long it lasts. Stop waiting for them when this
+    /// resolves.
     pub fn gone(&self) -> impl Future<Output = ()> + Send + 'static {
         self.reaches(|phase| matches!(phase, Phase::Deregistered(_)))
     }
@@ -215,7 +221,7 @@ impl MeshServer {
         let mut phase = self.inner.phase.subscribe();
         async move {
             if phase.wait_for(is_there).await.is_err() {
-                // All handles were dropped without a drain: it never closes.
+                // All handles were dropped without a drain, so the drain never ends.
                 std::future::pending::<()>().await;
             }
         }

@@ -1,10 +1,10 @@
 //! Load reports in ORCA form: text in a header of HTTP responses, protobuf in a binary trailer of gRPC responses.
 //!
-//! Where the CPU utilization is unknown, nearly every response reports a small number of calls and no stream: those
-//! values are encoded once per process. With the CPU utilization there would be too many.
+//! If the CPU utilization is unknown, almost every response reports a small number of calls and no stream. These values
+//! are encoded once per process. With the CPU utilization there would be too many of them.
 
 pub(crate) mod custom_metrics;
-pub(crate) mod program_report;
+pub(crate) mod response_metrics;
 
 use std::{fmt::Write as _, sync::LazyLock};
 
@@ -17,18 +17,18 @@ use fairmesh_headers::{
     LOAD, LOAD_BIN, OUTSTANDING, STREAMS, decode_binary_report, load_from_binary, load_from_text,
 };
 
-/// Counts below this have preencoded values.
+/// Counts below this value have pre-encoded reports.
 const PREENCODED: u32 = 1024;
 
 static TEXTS: LazyLock<Vec<HeaderValue>> = LazyLock::new(|| preencoded(text));
 static BINARIES: LazyLock<Vec<HeaderValue>> = LazyLock::new(|| preencoded(binary));
 static NO_METRICS: Metrics = Metrics::none();
 
-/// Encodes a report, merged with a well-formed one of the service.
+/// Function that encodes a report, merged with the service's own well-formed report.
 type Format = fn(LoadSnapshot<'_>, Option<&str>) -> String;
 
-/// Leaks the values: a clone of a static value touches no reference count, which all cores would otherwise contend
-/// for.
+/// Encodes reports in advance. The values are leaked on purpose: cloning a static value touches no reference count,
+/// on which all cores would contend.
 fn preencoded(format: Format) -> Vec<HeaderValue> {
     let report = |calls| LoadSnapshot {
         outstanding: Outstanding { calls, streams: 0 },
@@ -63,19 +63,19 @@ fn add(
         _ => HeaderValue::try_from(format(load, existing)).ok(),
     };
     if let Some(value) = value {
-        // With a full header map the report is dropped, not the response.
+        // If the header map is full, the report is dropped rather than the response.
         let _ = headers.try_insert(name, value);
     }
 }
 
-/// The text form, `TEXT name=value,…`; `BIN` and the binary form where the service chose that.
+/// Encodes the text form, `TEXT name=value,…`; or `BIN` and the binary form if the service chose that.
 fn text(load: LoadSnapshot<'_>, existing: Option<&str>) -> String {
     let existing = existing.filter(|existing| load_from_text(existing.as_bytes(), None).is_some());
     if let Some(message) = existing.and_then(|existing| existing.strip_prefix("BIN ")) {
         return format!("BIN {}", binary(load, Some(message)));
     }
     let existing = existing.map(|existing| existing.strip_prefix("TEXT ").unwrap_or(existing));
-    // The service knows its own utilization better: this process may only stand in front of it.
+    // The service knows its own utilization better: this process may only be a proxy in front of it.
     let has_cpu = existing.is_some_and(|existing| existing.split(',').any(|pair| name_of(pair) == CPU));
     let own = pairs(LoadSnapshot { cpu: load.cpu.filter(|_| !has_cpu), ..load });
     let mut text = String::with_capacity(96);
@@ -117,8 +117,9 @@ fn pairs(
     pairs
 }
 
-/// The protobuf form in base64, as gRPC encodes binary metadata. Two concatenated messages are one, in which the later
-/// fields win: the service's own CPU utilization, and the counts of this process.
+/// Encodes the protobuf form in base64, as gRPC encodes binary metadata. The report concatenates two messages: the
+/// service's own CPU utilization, then the counts of this process. Protobuf reads them as one message in which later
+/// fields win.
 fn binary(load: LoadSnapshot<'_>, existing: Option<&str>) -> String {
     const CPU_UTILIZATION: u8 = 1 << 3 | 1;
     let LoadSnapshot { outstanding: Outstanding { calls, streams }, cpu, metrics } = load;
@@ -142,8 +143,8 @@ fn binary(load: LoadSnapshot<'_>, existing: Option<&str>) -> String {
     String::from_utf8_lossy(encoded.as_encoded_bytes()).into_owned()
 }
 
-/// An entry of `map<string, double> named_metrics = 8`; encoded by hand, since the generated message would build the
-/// map first. Names are under 100 bytes, so every length is one byte.
+/// Appends an entry of `map<string, double> named_metrics = 8`. Encoded by hand, since the generated message would
+/// first build the map. Names are shorter than 100 bytes, so every length takes one byte.
 fn put_named_metric(message: &mut Vec<u8>, name: &str, value: f64) {
     const NAMED_METRICS: u8 = 8 << 3 | 2;
     const KEY: u8 = 1 << 3 | 2;
@@ -185,7 +186,7 @@ mod tests {
         }
     }
 
-    /// The result of merging with `existing`, in the text or the binary form.
+    /// Returns the result of merging with `existing`, in text or binary form.
     fn merged(existing: &'static str, binary: bool, cpu: Option<u16>) -> OrcaReport {
         let metrics = Metrics::none();
         metrics.set("queue", 12.5).unwrap();
@@ -215,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn report_of_the_program_is_merged() {
+    fn program_load_report_is_merged_with_server_metrics() {
         let existing = |cpu_utilization| OrcaReport {
             cpu_utilization,
             eps: 2.0,
@@ -245,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn a_malformed_report_is_replaced() {
+    fn malformed_program_load_report_is_replaced() {
         let own = [("queue", 12.5), (OUTSTANDING, 3.0)].map(|(name, value)| (name.to_owned(), value));
         let own = OrcaReport { named_metrics: own.into(), ..OrcaReport::default() };
         for existing in ["", "JSON {\"eps\": 1}", "nonsense", "cpu=-1,eps=2", "BIN !"] {

@@ -7,11 +7,11 @@ use std::{
 use fairmesh_signals::ServedCall;
 use pin_project_lite::pin_project;
 
-/// The call that the server is processing, as the parent of the calls that are made for it.
+/// The call that the server is processing, as the parent of the calls made on its behalf.
 ///
-/// Reports of calls name their parent, so that the control plane knows the call graph (`fairmesh traffic graph`). Calls that a
-/// handler makes in its own future have the right parent without this. A task that it spawns, or another thread, gets the
-/// parent from the handler:
+/// Traffic reports name the parent of each call, so that the control plane knows the call graph (`fairmesh traffic
+/// graph`). Calls that a handler makes in its own future get the right parent automatically. A task or thread that the
+/// handler spawns must be given the parent:
 ///
 /// ```
 /// # use fairmesh_server::ParentCall;
@@ -25,20 +25,20 @@ use pin_project_lite::pin_project;
 /// # }
 /// ```
 ///
-/// They also carry the origin of the chain of calls, by which CPU is attributed (`fairmesh cost`).
+/// Calls in the scope also carry the origin of the call chain, to which CPU time is attributed (`fairmesh cost`).
 ///
-/// Where no call is processed, such as in a timer of the program, it is no parent: calls in its scope are demand of their own.
-/// Exclusive times of a call do not see the calls of other tasks.
+/// If no call is being processed, for example in a timer of the program, this is no parent: calls in its scope count as
+/// demand of their own. The exclusive time of a call includes the time of calls in other tasks.
 #[derive(Clone, Copy, Debug)]
 pub struct ParentCall(ServedCall);
 
 impl ParentCall {
-    /// The call whose future is polled now.
+    /// Returns the call whose future is currently being polled.
     pub fn current() -> Self {
         Self(ServedCall::new(ServedCall::current_node(), ServedCall::current_origin()))
     }
 
-    /// Makes it the parent of calls that `future` makes while it is polled.
+    /// Makes this the parent of calls that `future` makes while it is polled.
     pub fn scope<F: Future>(self, future: F) -> ParentScope<F> {
         ParentScope { future, call: self.0 }
     }

@@ -10,42 +10,42 @@ use std::{collections::BTreeMap, net::SocketAddr, time::Duration};
 use fairmesh_model::{Endpoint, EndpointState, InstanceId, Invalid, Location, Region, Service, ServiceName};
 use fairmesh_wire::v1;
 
-/// The label of a server that reports its loaded shards itself.
+/// Label of a server that itself reports its loaded shards.
 pub const SHARDS_LABEL: &str = "fairmesh.shards";
 /// The value of [`SHARDS_LABEL`].
 pub const SHARDS_AWARE: &str = "aware";
 
-/// The default term of a lease: a server that dies is marked lost after it.
+/// Default term of a lease. A server that dies is marked lost after this time.
 pub const DEFAULT_LEASE: Duration = Duration::from_secs(10);
 
-/// An endpoint as it is registered.
+/// An endpoint as sent to the registry.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Registration {
-    /// The service.
+    /// Name of the service.
     pub service: ServiceName,
-    /// Its identity, the same after a restart.
+    /// Identity of the endpoint, the same after a restart.
     pub instance: InstanceId,
-    /// The address for callers.
+    /// Address for callers.
     pub address: SocketAddr,
-    /// Its location; `None` for that of the agent.
+    /// Location of the endpoint; `None` uses the agent's location.
     pub location: Option<Location>,
     /// Relative compute capacity in thousandths of an ordinary host.
     pub weight: u32,
-    /// How long it stays live without renewal; 1 s to 1 h.
+    /// How long the endpoint stays live without renewal, from 1 s to 1 h.
     pub lease: Duration,
-    /// Whether it accepts mutual TLS only.
+    /// Whether the endpoint accepts only mutual TLS.
     pub mtls: bool,
-    /// Labels.
+    /// Labels of the endpoint.
     pub labels: BTreeMap<String, String>,
     /// The declaration of the service, used if there is none yet.
     pub declaration: Option<Service>,
 }
 
 impl Registration {
-    /// Checks what the types do not, such as that callers can use the address.
+    /// Validates what the types do not guarantee, for example that callers can use the address.
     ///
     /// # Errors
-    /// The first field that is not valid.
+    /// The first invalid field.
     pub fn validate(&self) -> Result<(), Invalid> {
         if self.address.ip().is_unspecified() {
             return Err(Invalid::new(

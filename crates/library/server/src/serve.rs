@@ -2,7 +2,7 @@
 
 mod caller_connection;
 mod caller_service;
-pub(crate) mod incoming;
+pub(crate) mod incoming_streams;
 
 use std::{error::Error, io, pin::pin, task::Context, time::Duration};
 
@@ -28,24 +28,26 @@ use tower_service::Service;
 pub use self::caller_connection::{CallerConnection, CallerLayer};
 use crate::{MeshServer, SpiffeId, drain::Phase, terminated};
 
-/// Interval of HTTP/2 keep-alive PINGs and their timeout: connections of vanished callers are closed within the sum.
+/// Interval of HTTP/2 keep-alive PINGs, and their timeout. The sum bounds the time until connections of vanished
+/// callers close.
 const KEEP_ALIVE: (Duration, Duration) = (Duration::from_secs(20), Duration::from_secs(10));
 
 /// Receive window of a stream, in bytes.
 const STREAM_WINDOW: u32 = 256 * 1024;
-/// Receive window of a connection, in bytes: more than all of its streams hold, so that a request that is not read stalls
-/// no other.
+/// Receive window of a connection, in bytes. It exceeds the sum of its streams' windows, so that an unread request
+/// does not stall other requests.
 const CONNECTION_WINDOW: u32 = 1 << 30;
 
-/// How long an idle connection may take to close once the endpoint is deregistered.
+/// Maximum time for idle connections to close once the endpoint is deregistered.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Serves HTTP/1.1 and HTTP/2 (prior knowledge, so gRPC too) behind [`MeshServer::layer`] until SIGTERM, SIGINT or
-/// [`MeshServer::shutdown`], then drains, and returns when the endpoint is deregistered and every connection is closed, at
-/// the latest at the drain deadline.
+/// Serves HTTP/1.1 and HTTP/2 (with prior knowledge, so gRPC too) behind [`MeshServer::layer`] until SIGTERM, SIGINT or
+/// [`MeshServer::shutdown`]. Then drains, and returns when the endpoint is deregistered and every connection is closed,
+/// at the latest at the drain deadline.
 ///
-/// A connection that has not sent its preface or the headers of a request within 10 s is closed, and above half of the
-/// file descriptors of the process, quiet connections are closed for new ones (`docs/limits.md`).
+/// A connection that has not sent its preface or the headers of a request within 10 s is closed. If connections use
+/// more than half of the process's file descriptors, quiet connections are closed in favour of new ones
+/// (`docs/limits.md`).
 ///
 /// `service` is any hyper service: a `tower::service_fn`, an `axum::Router`, or tonic's `Routes`. It must not have the
 /// layer already.
@@ -69,11 +71,12 @@ where
     serve_connections(listener, server, Limits::program(), serve).await
 }
 
-/// Accepts connections until the server closes them, has each served by `serve` once its handshake is done, and returns when the endpoint is
-/// deregistered and all have ended. `limits` bound the connections. The service of each has to be within [`CallerConnection::layer`] and [`MeshServer::layer`].
+/// Accepts connections until the server closes them, and lets `serve` serve each one after its handshake. Returns when
+/// the endpoint is deregistered and all connections have ended. `limits` bound the connections. The service of each
+/// connection must be wrapped in [`CallerConnection::layer`] and [`MeshServer::layer`].
 ///
 /// # Errors
-/// As [`serve_http`].
+/// As for [`serve_http`].
 pub async fn serve_connections<F>(
     listener: TcpListener,
     server: &MeshServer,
@@ -120,8 +123,8 @@ where
     let service = connection.layer().layer(service);
     let (interval, patience) = KEEP_ALIVE;
     let mut builder = auto::Builder::new(TokioExecutor::new());
-    // The acceptor bounds the time of headers: hyper's limit also runs while a kept-alive connection is idle, and
-    // would close connections that callers are about to use.
+    // The acceptor limits the time for headers. hyper's limit would also run while a kept-alive connection is idle, and
+    // close connections that callers are about to use.
     builder.http1().timer(TokioTimer::new()).header_read_timeout(None);
     let mut http2 = builder.http2();
     http2.initial_stream_window_size(STREAM_WINDOW).initial_connection_window_size(CONNECTION_WINDOW);
@@ -147,13 +150,13 @@ impl MeshServer {
         self.inner.transport.id()
     }
 
-    /// Resolves when connections have to be closed gracefully, with the time at which those that are still open are broken off.
+    /// Resolves when connections must be closed gracefully. Returns the time at which open connections are cut off.
     #[doc(hidden)]
     pub async fn closing(&self) -> Instant {
         self.draining().await;
         match *self.inner.phase.borrow() {
             Phase::Closing(end) => end,
-            // Nothing is in flight; GOAWAY or a close remains.
+            // Nothing is in flight; only GOAWAY or the close remains.
             _ => Instant::now() + CLOSE_TIMEOUT,
         }
     }

@@ -1,5 +1,5 @@
-//! Follows the service's shard map: which shards are held here, and the hooks that load and release them
-//! (ServiceRouter §4.1).
+//! Follows the service's shard map: determines which shards are held here, and runs the hooks that load and release
+//! them (ServiceRouter §4.1).
 
 mod held_shards;
 mod hooks;
@@ -33,10 +33,10 @@ pub use hooks::{HookResult, ShardHooks};
 /// How long a starting server waits for the shard map before it serves without one.
 const MAP_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How often shards that wait for their move are reported again, in case the registry has forgotten.
+/// Interval at which shards of waiting moves are reported again, in case the registry has forgotten them.
 const REPORT_INTERVAL: Duration = Duration::from_secs(3);
 
-/// State of the task that follows the map.
+/// State of the task that follows the shard map.
 pub(super) struct ShardWatch {
     pub(super) registry: Arc<RegistryClient>,
     pub(super) lease: Arc<Lease>,
@@ -46,7 +46,7 @@ pub(super) struct ShardWatch {
     pub(super) serves_when_loaded: bool,
 }
 
-/// A [`ShardWatch`] that follows the map until this is dropped.
+/// A running [`ShardWatch`]. Dropping it stops following the map.
 #[derive(Debug)]
 pub(super) struct RunningShardWatch {
     map: Arc<MapSubscription>,
@@ -54,8 +54,8 @@ pub(super) struct RunningShardWatch {
 }
 
 impl RunningShardWatch {
-    /// Tells the agent that this server follows the map no more, so that drains of others do not wait for it to reconnect.
-    /// Returns within a second.
+    /// Tells the agent that this server no longer follows the map, so that drains of other servers do not wait for it
+    /// to reconnect. Returns within a second.
     pub(super) async fn close(&self) {
         self.map.close().await;
     }
@@ -99,7 +99,7 @@ impl ShardWatch {
         }
     }
 
-    /// The region whose part of the map concerns this endpoint, once known; `None` where it has none.
+    /// The region whose part of the map concerns this endpoint, once known; `None` for an endpoint without a region.
     fn region(&self) -> impl Future<Output = Option<Region>> + use<> {
         let given = self.registration.location.as_ref().map(|location| location.region.clone());
         let registry = Arc::clone(&self.registry);
@@ -118,14 +118,14 @@ impl ShardWatch {
     }
 }
 
-/// Controls the shards held here.
+/// Controls the shards that this server holds.
 struct ShardController {
     watching: ShardWatch,
     held: HeldShards,
-    /// The region whose part of the map is followed; `None` for the whole map, or before it is known.
+    /// The region whose part of the map is followed; `None` for the whole map, or before the region is known.
     region: Option<Region>,
     map: Option<Arc<ShardMap>>,
-    /// The version of the map for which it was logged that it names nothing here.
+    /// Version of the map for which the warning was logged that this server holds no shard.
     idle_in: Option<u64>,
     map_seen: bool,
     served: bool,
@@ -152,7 +152,7 @@ impl ShardController {
         }
     }
 
-    /// Applies a new map; `None` where the service has none.
+    /// Applies a new map; `None` if the service has none.
     fn follow(&mut self, map: Option<Arc<ShardMap>>) {
         self.map_seen = true;
         let changes = self.held.follow(map.as_deref());
@@ -167,7 +167,8 @@ impl ShardController {
         self.publish();
     }
 
-    /// Logs once per version that the map assigns nothing to this server, which then rejects every call with a key.
+    /// Logs once per version that the map assigns no shard to this server. The server then rejects every call with a
+    /// key.
     fn warn_when_idle(&mut self) {
         let Some(map) = self.map.as_ref().filter(|_| self.held.is_empty()) else { return };
         if self.idle_in.replace(map.version) == Some(map.version) {
@@ -207,8 +208,8 @@ impl ShardController {
         }
     }
 
-    /// Serves once everything held at start is loaded, or when no map arrived in time: an unreachable control plane is
-    /// no reason to reject calls.
+    /// Marks the server as serving once all shards held at start are loaded, or if no map arrived in time: an
+    /// unreachable control plane is no reason to reject calls.
     fn serve_when_loaded(&mut self, start_by: Instant) {
         let late = !self.map_seen && Instant::now() >= start_by;
         if !self.served && (late || self.map_seen && !self.running.is_loading()) {
@@ -221,12 +222,12 @@ impl ShardController {
     fn next_report(&self, start_by: Instant) -> Instant {
         let never = Instant::now() + Duration::from_secs(3600);
         let start = if self.served || self.map_seen { never } else { start_by };
-        // A report in flight is awaited; what became due meanwhile follows at once.
+        // A report in flight is awaited. Reports that became due meanwhile follow at once.
         self.report_at.filter(|_| self.reports.is_empty()).unwrap_or(never).min(start)
     }
 
-    /// Reports loaded shards that wait for their move. In a separate task, since a hanging registry must not keep this
-    /// server from following its map.
+    /// Reports loaded shards whose moves are waiting. Runs in a separate task, since a hanging registry must not keep
+    /// this server from following its map.
     fn report(&mut self) {
         let waiting = self.held.waiting();
         if waiting.is_empty() {

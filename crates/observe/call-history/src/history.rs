@@ -4,24 +4,26 @@ use fairmesh_model::{CallCounts, CountedInterval, CountedPath, CpuPath, DeniedPa
 use fairmesh_signals::{beyond_shares, own_service};
 
 use crate::{
-    cell::Counted,
+    counted_step::Counted,
     minute_sums::{MinuteSums, first_minute},
-    ring::{MINUTES, Ring, STEP_MS, STEPS, STEPS_OF_MINUTE},
+    step_history::{MINUTES, Ring, STEP_MS, STEPS, STEPS_OF_MINUTE},
 };
 
-/// The longest interval of a report. What is longer counts in its last part.
+/// Maximum length of a report's interval, in milliseconds. For a longer interval, all counts go to its last part.
 const MAX_SPAN_MS: u64 = 120_000;
-/// When the history is full, this part of it is folded at once, so that sorting rows by size is seldom.
+/// Divisor of the limits: this part of them is freed at once when the history is full, so that rows are rarely sorted
+/// by size.
 const FOLDED_PART: usize = 16;
-/// The weight of a call of a path's first interval: that of a path which has as many in each ten seconds, in the long run.
+/// Weight of a call in the first interval of a path: the long-run weight of a path that has as many calls every ten
+/// seconds.
 const FIRST_WEIGHT: u64 = 16 * STEPS_OF_MINUTE;
 
-/// Bounds of the memory of a [`CallHistory`].
+/// Memory limits of a [`CallHistory`].
 #[derive(Clone, Copy, Debug)]
 pub struct HistoryLimits {
-    /// Paths that are told apart.
+    /// Maximum number of paths that are recorded separately.
     pub rows: usize,
-    /// Bytes of all rows.
+    /// Maximum size of all rows, in bytes.
     pub bytes: usize,
 }
 
@@ -31,20 +33,20 @@ impl HistoryLimits {
 }
 
 /// Calls by path in the last hour. Beyond the limits, the smallest paths of services that report more than their
-/// [share](beyond_shares) become one row.
+/// [share](beyond_shares) are merged into one row.
 #[derive(Debug)]
 pub struct CallHistory {
     limits: HistoryLimits,
     rows: HashMap<CountedPath, Row>,
     other: Row,
-    /// The weight of the largest row that was folded of each service beyond its share. Smaller ones are folded as they come: else each
-    /// report would fill the history anew.
+    /// For each service beyond its share, the weight of the largest row that was folded. New rows of at most this
+    /// weight are folded at once; otherwise each report would fill the history again.
     floors: HashMap<Option<ServiceName>, u64>,
     denied: MinuteSums<DeniedPath>,
-    /// CPU of servers, in microseconds.
+    /// CPU time of servers, in microseconds.
     cpu: MinuteSums<CpuPath>,
     bytes: usize,
-    /// Rows that came too late, or had no room below.
+    /// Number of rows that arrived too late, or for which processes below this one had no room.
     left_out: u64,
     swept_minute: u64,
 }
@@ -53,31 +55,32 @@ pub struct CallHistory {
 struct Row {
     steps: Ring,
     minutes: Ring,
-    /// End of the last interval.
+    /// End of the last interval, in milliseconds.
     to_ms: u64,
-    /// Decayed number of calls: a sixteenth is forgotten each minute. Rows are folded by this size.
+    /// Decayed number of calls: every minute a sixteenth is subtracted. The rows with the smallest weight are folded
+    /// first.
     weight: u64,
-    /// Bytes of the steps and minutes.
+    /// Size of the steps and minutes, in bytes.
     bytes: usize,
 }
 
 /// The sum of a row over a window.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RowSum<'a> {
-    /// Its path; `None` for the smallest paths, which are not told apart.
+    /// Path of the row. `None` for the smallest paths, which are merged into one row.
     pub path: Option<&'a CountedPath>,
-    /// The sum.
+    /// Sum of the counts.
     pub counts: CallCounts,
-    /// The part of the window that reports cover.
+    /// Part of the window that reports cover.
     pub covered: Duration,
-    /// Time since the end of the last interval that was reported.
+    /// Time since the end of the last reported interval.
     pub age: Duration,
-    /// Calls in each step of the window, the oldest first; `None`: no report.
+    /// Number of calls in each step of the window, oldest first; `None` for a step without a report.
     pub series: Vec<Option<u64>>,
 }
 
 impl CallHistory {
-    /// An empty history.
+    /// Creates an empty history.
     pub fn new(limits: HistoryLimits) -> Self {
         Self {
             limits,
@@ -92,27 +95,28 @@ impl CallHistory {
         }
     }
 
-    /// Paths that are told apart.
+    /// Returns the number of paths that are recorded separately.
     pub fn rows(&self) -> usize {
         self.rows.len()
     }
 
-    /// Bytes of all rows, as far as they are known: allocators may need some more.
+    /// Returns the approximate size of all rows, in bytes. Allocators may need somewhat more.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// Rows that came too late, or had no room below.
+    /// Returns the number of rows that arrived too late, or for which processes below this one had no room.
     pub fn left_out(&self) -> u64 {
         self.left_out
     }
 
-    /// Notes rows that had no room in processes below.
+    /// Counts rows for which processes below this one had no room.
     pub fn leave_out(&mut self, rows: u64) {
         self.left_out = self.left_out.saturating_add(rows);
     }
 
-    /// Records an interval that ended its age before `now_ms`. An interval over several steps is divided among them by time.
+    /// Records an interval, which ended `interval.age` before `now_ms`. Counts of an interval over several steps are
+    /// divided among the steps by time.
     pub fn record(&mut self, interval: CountedInterval, now_ms: u64) {
         self.sweep(now_ms);
         let to_ms = now_ms.saturating_sub(millis(interval.age));
@@ -158,14 +162,14 @@ impl CallHistory {
         self.bytes = self.bytes.saturating_add_signed(change);
     }
 
-    /// Whether a path that comes for the first time is smaller than what was folded of its service.
+    /// Whether a new path is no larger than the rows that were folded for its service.
     fn is_folded(&self, path: &CountedPath, counts: &CallCounts) -> bool {
         let floor = || self.floors.get(&own_service(path).cloned());
         !self.floors.is_empty() && floor().is_some_and(|floor| first_weight(counts) <= *floor)
     }
 
-    /// The sums of the selected rows over the last `window`, and the sum of the rows that are not told apart. Windows
-    /// up to ten minutes have steps of ten seconds, longer ones of minutes.
+    /// Returns the sums of the selected rows over the last `window`, and the sum of the merged rows. Windows up to
+    /// ten minutes have steps of ten seconds, longer windows have steps of a minute.
     pub fn read(
         &self,
         window: Duration,
@@ -178,8 +182,8 @@ impl CallHistory {
         (sums, self.other.sum(None, &window, now_ms))
     }
 
-    /// The sums of the selected rows by step of the last `window`, the oldest first, each with the part of the step that reports cover;
-    /// `None` for a gap. Steps are as long as those of [`read`](Self::read).
+    /// Returns the sum of the selected rows for each step of the last `window`, oldest first, with the part of the
+    /// step that reports cover; `None` for a gap. Steps are as long as in [`read`](Self::read).
     pub fn steps(
         &self,
         window: Duration,
@@ -199,12 +203,13 @@ impl CallHistory {
         steps
     }
 
-    /// Calls that rules do not allow, over the last `window` in whole minutes and the present one.
+    /// Returns the calls that rules do not allow, over the last `window` in whole minutes plus the current minute.
     pub fn denied(&self, window: Duration, now_ms: u64) -> impl Iterator<Item = (&DeniedPath, u64)> {
         self.denied.since(minute_of(now_ms).saturating_sub(whole_minutes(window)))
     }
 
-    /// CPU of the selected paths in each minute of the last `window`, and in the present one, in microseconds, the oldest first.
+    /// Returns the CPU time of the selected paths in microseconds, for each minute of the last `window` and the
+    /// current minute, oldest first.
     pub fn cpu(
         &self,
         window: Duration,
@@ -215,12 +220,12 @@ impl CallHistory {
         self.cpu.series(now.saturating_sub(whole_minutes(window))..=now, is_selected)
     }
 
-    /// Length of a step of [`RowSum::series`] over this window.
+    /// Returns the length of a step of [`RowSum::series`] for this window.
     pub fn step(window: Duration) -> Duration {
         Duration::from_millis(Window::of(window, 0).step_ms)
     }
 
-    /// Forgets what is too old, once a minute.
+    /// Drops data that is too old. Does nothing more than once a minute.
     fn sweep(&mut self, now_ms: u64) {
         let minute = minute_of(now_ms);
         if minute == self.swept_minute {
@@ -248,7 +253,7 @@ impl CallHistory {
         });
     }
 
-    /// Adds rows to the one of all others, until the rest is within the limits.
+    /// Folds rows into the merged row until the limits hold.
     fn fold_beyond_limits(&mut self) {
         let HistoryLimits { rows, bytes } = self.limits;
         if self.rows.len() > rows {
@@ -299,7 +304,7 @@ impl CallHistory {
 }
 
 impl Row {
-    /// Divides counts among the steps of their time; the change of the row's size.
+    /// Divides counts among the steps of their interval. Returns the change of the row's size in bytes.
     fn add(&mut self, mut counts: CallCounts, (from_ms, to_ms): (u64, u64), now_ms: u64) -> isize {
         self.weight = self.weight.saturating_add(counts.calls());
         self.to_ms = self.to_ms.max(to_ms);
@@ -313,7 +318,7 @@ impl Row {
             let end_ms = to_ms.min(begin_ms + STEP_MS);
             let part = counts.take_part(end_ms - at_ms, to_ms - at_ms);
             let is_last = end_ms >= to_ms;
-            // The last part has what rounding left.
+            // The last part also gets what remains from rounding.
             let part = if is_last { std::mem::take(&mut counts).plus(&part) } else { part };
             let covered = (at_ms - begin_ms, end_ms - begin_ms);
             if step >= first_step {
@@ -329,7 +334,7 @@ impl Row {
         }
     }
 
-    /// Adds what another row counted; the change of this row's size.
+    /// Adds the counts of another row. Returns the change of this row's size in bytes.
     fn absorb(&mut self, other: &Self) -> isize {
         self.to_ms = self.to_ms.max(other.to_ms);
         let steps: isize = other.steps.iter().map(|(step, counted)| self.steps.add(step, &counted)).sum();
@@ -354,7 +359,7 @@ impl Row {
         if window.step_ms == STEP_MS { &self.steps } else { &self.minutes }
     }
 
-    /// The sum over a window; `None` if it is one gap.
+    /// Returns the sum over a window; `None` if the whole window is a gap.
     fn sum<'a>(&self, path: Option<&'a CountedPath>, window: &Window, now_ms: u64) -> Option<RowSum<'a>> {
         let ring = self.ring(window);
         let (mut sum, mut covered_ms, mut has_data) = (CallCounts::ZERO, 0, false);
@@ -376,7 +381,7 @@ impl Row {
     }
 }
 
-/// Steps of a window, by their numbers.
+/// The steps of a window, by step number.
 struct Window {
     step_ms: u64,
     first: u64,
@@ -400,9 +405,9 @@ impl Window {
     }
 }
 
-/// Bytes of a row without its rings: its path, itself, and its place in the map.
+/// Returns the size of a row without its rings, in bytes: its path, the row itself, and its place in the map.
 fn size_of_row(path: &CountedPath) -> usize {
-    /// Bytes of a name on the heap.
+    /// Size of a name on the heap, without its text.
     const NAME: usize = 32;
     let name = |name: &str| NAME + name.len();
     let service = |one: &fairmesh_model::ServiceName| name(one.tenant.as_str()) + name(one.service.as_str());
@@ -415,7 +420,7 @@ fn size_of_row(path: &CountedPath) -> usize {
             .flatten()
             .map(|zone| name(zone.as_str()))
             .sum::<usize>();
-    // Maps are at least seven sixteenths full.
+    // Hash maps are at least seven sixteenths full.
     names + (size_of::<CountedPath>() + size_of::<Row>()) * 16 / 7
 }
 
@@ -423,7 +428,7 @@ fn first_weight(counts: &CallCounts) -> u64 {
     counts.calls().saturating_mul(FIRST_WEIGHT)
 }
 
-/// The minutes that a window covers.
+/// Returns the number of whole minutes that a window covers.
 fn whole_minutes(window: Duration) -> u64 {
     millis(window).div_ceil(STEP_MS * STEPS_OF_MINUTE).clamp(1, MINUTES)
 }

@@ -1,18 +1,20 @@
-//! Who called whom in the last hour: steps of ten seconds for ten minutes, and minutes for an hour, in bounded memory.
+//! Records who called whom in the last hour, in bounded memory: in steps of ten seconds for ten minutes, and in
+//! minutes for an hour.
 //!
-//! The control plane records the counts that processes report ([`CountedInterval`]), and views of the mesh read sums over a
-//! window. No clock, no randomness, no I/O: callers pass the time of a clock that only advances, and intervals are durations
-//! before now, so that clocks of other machines do not matter.
+//! The control plane records the counts that processes report ([`CountedInterval`]), and views of the mesh read sums
+//! over a window. The crate has no clock, randomness or I/O: callers pass the time of a clock that only advances.
+//! Intervals are given as ages, so that clocks of other machines do not matter.
 //!
-//! One decision: a step without a report is a gap, which is not the same as zero. Rates are calls by the time that reports cover.
-//! Filling gaps was rejected: a mesh whose reports stop would look like one without calls. Longer history is Prometheus's.
+//! Decision: a step without a report is a gap, which differs from zero. Rates are calls divided by the time that
+//! reports cover. Filling gaps with zero was rejected: a mesh whose reports stop would look like a mesh without
+//! calls. A longer history is left to Prometheus.
 //!
 //! [`CountedInterval`]: fairmesh_model::CountedInterval
 
-mod cell;
+mod counted_step;
 mod history;
 mod minute_sums;
-mod ring;
+mod step_history;
 
 pub use history::{CallHistory, HistoryLimits, RowSum};
-pub use ring::{MINUTES, STEP_MS, STEPS};
+pub use step_history::{MINUTES, STEP_MS, STEPS};

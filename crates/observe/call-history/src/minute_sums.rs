@@ -3,20 +3,20 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use fairmesh_model::{CpuPath, CpuUser, DeniedPath, ServiceName};
 use fairmesh_signals::beyond_shares;
 
-use crate::ring::MINUTES;
+use crate::step_history::MINUTES;
 
-/// The caller that stands for those beyond the bound.
+/// Name of the caller that stands for all callers beyond the maximum.
 const OTHER: &str = "(other)";
 
-/// What is summed by minute: paths of a service, of which some can stand for those beyond the bound.
+/// A path whose counts are summed by minute. Paths beyond the maximum are merged.
 pub(crate) trait SummedPath: Ord + Clone {
-    /// The most paths.
+    /// Maximum number of separate paths. Further paths are merged.
     const MOST: usize;
 
-    /// The service that reports it.
+    /// Returns the service that reports the path.
     fn service(&self) -> &ServiceName;
 
-    /// The path that stands for this one among those that are not told apart.
+    /// Returns the path into which this path is merged.
     fn of_others(&self) -> Self;
 }
 
@@ -49,11 +49,11 @@ impl SummedPath for CpuPath {
 #[derive(Debug)]
 pub(crate) struct MinuteSums<P> {
     paths: BTreeMap<P, Minutes>,
-    /// The last minute in which making room left little of it.
+    /// The last minute in which merging freed little room.
     crowded_in: Option<u64>,
 }
 
-/// The sums of successive minutes, of which those that are absent are zeros.
+/// Sums of successive minutes. Absent minutes are zero.
 #[derive(Debug, Default)]
 struct Minutes {
     first: u64,
@@ -67,11 +67,12 @@ impl<P> Default for MinuteSums<P> {
 }
 
 impl<P: SummedPath> MinuteSums<P> {
-    /// Paths beyond the bound are those of services with more than their share of this.
+    /// Number of paths that is shared among services when the maximum is reached. Services beyond their share are
+    /// folded.
     const SHARED: usize = P::MOST * 3 / 4;
 
-    /// Adds to the sum of a minute. Beyond the bound, services with more than their share have paths that are not told apart, and with too
-    /// many services nothing is added: `false`.
+    /// Adds a count to a path's minute. At the maximum, the smallest paths of services beyond their share are merged.
+    /// If there are still too many paths, adds nothing and returns false.
     pub(crate) fn add(&mut self, path: P, minute: u64, count: u64) -> bool {
         let mut path = path;
         if !self.paths.contains_key(&path) && self.paths.len() >= P::MOST {
@@ -90,7 +91,7 @@ impl<P: SummedPath> MinuteSums<P> {
         true
     }
 
-    /// Adds the smallest paths of services with more than their share to those of their others.
+    /// Merges the smallest paths of services with more than their share, one merged path per service.
     fn fold_beyond_shares(&mut self) {
         let shares = beyond_shares(self.paths.keys().map(|path| (Some(path.service()), 1)), Self::SHARED);
         let mut smallest = BTreeMap::<&ServiceName, BTreeSet<(u64, &P)>>::new();
@@ -119,13 +120,13 @@ impl<P: SummedPath> MinuteSums<P> {
         });
     }
 
-    /// The sums from a minute on.
+    /// Returns the sum of each path since a minute.
     pub(crate) fn since(&self, minute: u64) -> impl Iterator<Item = (&P, u64)> {
         let sums = self.paths.iter().map(move |(path, minutes)| (path, minutes.since(minute)));
         sums.filter(|(_, count)| *count > 0)
     }
 
-    /// The sums of each of these minutes, of the selected paths with one.
+    /// Returns the sums of the selected paths for each of these minutes. Skips paths without counts.
     pub(crate) fn series(
         &self,
         minutes: std::ops::RangeInclusive<u64>,
@@ -140,7 +141,7 @@ impl<P: SummedPath> MinuteSums<P> {
 }
 
 impl Minutes {
-    /// Minutes are within an hour of each other.
+    /// Adds a count. All minutes must be within an hour of each other.
     fn add(&mut self, minute: u64, count: u64) {
         if self.sums.is_empty() {
             self.first = minute;
@@ -173,7 +174,7 @@ impl Minutes {
     }
 }
 
-/// The first minute of an hour that ends with this one.
+/// Returns the first minute of the hour that ends with this minute.
 pub(crate) fn first_minute(minute: u64) -> u64 {
     (minute + 1).saturating_sub(MINUTES)
 }
@@ -188,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn callers_beyond_the_share_of_a_service_are_others() {
+    fn callers_beyond_share_of_service_are_merged_in_minute_sums() {
         let mut denied = MinuteSums::<DeniedPath>::default();
         (0..100).for_each(|n| assert!(denied.add(path("bank/rates", &format!("few-{n}")), 1, 1)));
         (0..3 * DeniedPath::MOST)
@@ -212,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn services_beyond_the_bound_are_not_added() {
+    fn services_beyond_maximum_are_not_added_to_minute_sums() {
         let mut denied = MinuteSums::<DeniedPath>::default();
         let added =
             (0..3 * DeniedPath::MOST).filter(|n| denied.add(path(&format!("shop/s{n}"), "one"), 1, 1));
@@ -220,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn minutes_are_in_order_whenever_they_are_added() {
+    fn minute_sums_added_out_of_order_are_sorted() {
         let mut sums = MinuteSums::<DeniedPath>::default();
         let path = path("shop/cart", "one");
         for (minute, count) in [(7, 2), (5, 1), (7, 4)] {

@@ -18,17 +18,17 @@ use crate::{
     v1::{ExportTraceServiceRequest, ExportTraceServiceResponse},
 };
 
-/// Default path of traces in OTLP over HTTP.
+/// Default path of traces in OTLP/HTTP.
 const DEFAULT_PATH: &str = "/v1/traces";
-/// Maximum size of a response.
+/// Maximum size of a response, in bytes.
 const MAX_RESPONSE: usize = 64 * 1024;
 
-/// Address of a collector: `http://HOST:PORT` for OTLP over HTTP, or `grpc://HOST:PORT`.
+/// Address of a collector: `http://HOST:PORT` for OTLP/HTTP, or `grpc://HOST:PORT` for OTLP/gRPC.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Collector {
     protocol: Protocol,
     uri: Uri,
-    /// Sent with every batch.
+    /// Headers sent with every batch.
     headers: HeaderMap,
 }
 
@@ -38,7 +38,7 @@ enum Protocol {
     Grpc,
 }
 
-/// A text is not an address of a collector.
+/// Error: a text is not the address of a collector.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("'{0}' is not a collector; write http://HOST:4318 for OTLP over HTTP, or grpc://HOST:4317")]
 pub struct InvalidCollector(String);
@@ -49,14 +49,14 @@ pub(crate) enum ExportClient {
     Grpc(Box<Grpc<Channel>>, HeaderMap),
 }
 
-/// A request of OTLP.
+/// An OTLP export request.
 pub(crate) trait ExportRequest: prost::Message + Clone + 'static {
     type Response: prost::Message + Default + 'static;
 
-    /// Path of the call of gRPC.
+    /// Path of the gRPC method.
     const METHOD: &'static str;
 
-    /// The number of spans or data points that the collector rejected.
+    /// Returns the number of spans or data points that the collector rejected.
     fn rejected(response: &Self::Response) -> i64;
 }
 
@@ -83,10 +83,10 @@ impl ExportRequest for ExportMetricsServiceRequest {
 /// Why an export failed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ExportError {
-    /// A retry may succeed.
+    /// A failure after which a retry may succeed.
     #[error("{0}")]
     Retryable(String),
-    /// A retry would fail too.
+    /// A failure that a retry would repeat.
     #[error("{0}")]
     Permanent(String),
 }
@@ -116,7 +116,7 @@ impl FromStr for Collector {
 }
 
 impl Collector {
-    /// The same, with headers for every batch: metadata over gRPC.
+    /// Adds headers that are sent with every batch. Over gRPC they are sent as metadata.
     #[must_use]
     pub fn with_headers(mut self, headers: impl IntoIterator<Item = (HeaderName, HeaderValue)>) -> Self {
         self.headers.extend(headers);
@@ -135,7 +135,7 @@ impl fmt::Display for Collector {
 }
 
 impl ExportClient {
-    /// Connects on first use.
+    /// Creates a client that connects on first use.
     pub(crate) fn new(collector: &Collector) -> Self {
         let (uri, headers) = (collector.uri.clone(), collector.headers.clone());
         match collector.protocol {
@@ -149,7 +149,7 @@ impl ExportClient {
         }
     }
 
-    /// Exports a batch; returns the number of rejected spans or data points.
+    /// Exports a batch. Returns the number of rejected spans or data points.
     pub(crate) async fn send<R: ExportRequest>(&mut self, batch: &R) -> Result<u64, ExportError> {
         let response = match self {
             Self::Http(client, uri, headers) => {
@@ -185,7 +185,7 @@ async fn post<T: prost::Message + Default>(
     match status {
         // The body only reports a partial success.
         StatusCode::OK => Ok(body.ok().and_then(|body| T::decode(body.to_bytes()).ok()).unwrap_or_default()),
-        // Retryable status codes of OTLP.
+        // Status codes that OTLP declares retryable.
         _ if matches!(status.as_u16(), 429 | 502..=504) => {
             Err(ExportError::Retryable(format!("the collector responds with {status}")))
         }
@@ -222,7 +222,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_of_collectors_round_trip() {
+    fn collector_address_round_trips() {
         for (text, shown) in [
             ("http://127.0.0.1:4318", "http://127.0.0.1:4318/v1/traces"),
             ("http://otel.internal:4318/custom/traces", "http://otel.internal:4318/custom/traces"),

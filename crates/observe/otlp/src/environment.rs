@@ -1,5 +1,5 @@
-//! The environment variables of OpenTelemetry (specification, SDK configuration by environment variables; OTLP exporter
-//! configuration), as far as they concern traces and metrics.
+//! Reads the OpenTelemetry environment variables for traces and metrics (specifications: SDK configuration by
+//! environment variables; OTLP exporter configuration).
 
 use std::time::Duration;
 
@@ -7,36 +7,38 @@ use http::{HeaderName, HeaderValue};
 
 use crate::{Collector, RootSampler, Sampler};
 
-/// What is exported.
+/// The exported signal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Exported {
     Traces,
     Metrics,
 }
 
-/// Values that are set. A variable that cannot be used is left out and named in the warnings, as the specification says.
+/// Values of the variables that are set. A variable with an invalid value counts as unset and is named in `warnings`,
+/// as the specification requires.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Environment {
-    /// `OTEL_SDK_DISABLED`, or `none` as `OTEL_TRACES_EXPORTER` or `OTEL_METRICS_EXPORTER`.
+    /// Set by `OTEL_SDK_DISABLED`, and by `none` in `OTEL_TRACES_EXPORTER` or `OTEL_METRICS_EXPORTER`.
     pub disabled: bool,
-    /// `OTEL_EXPORTER_OTLP_ENDPOINT` with the protocol of `OTEL_EXPORTER_OTLP_PROTOCOL`, or those of traces or metrics alone.
+    /// `OTEL_EXPORTER_OTLP_ENDPOINT` with the protocol in `OTEL_EXPORTER_OTLP_PROTOCOL`, or the corresponding
+    /// variables for traces or metrics only.
     pub collector: Option<Collector>,
-    /// `OTEL_EXPORTER_OTLP_HEADERS`, for every collector.
+    /// `OTEL_EXPORTER_OTLP_HEADERS`, sent to every collector.
     pub headers: Vec<(HeaderName, HeaderValue)>,
     /// `OTEL_RESOURCE_ATTRIBUTES`, and `OTEL_SERVICE_NAME` as `service.name`.
     pub resource: Vec<(String, String)>,
     /// `OTEL_TRACES_SAMPLER` with `OTEL_TRACES_SAMPLER_ARG`.
     pub sampler: Option<Sampler>,
-    /// `OTEL_METRIC_EXPORT_INTERVAL`: how often metrics are exported.
+    /// `OTEL_METRIC_EXPORT_INTERVAL`: interval between exports of metrics.
     pub interval: Option<Duration>,
-    /// `OTEL_METRIC_EXPORT_TIMEOUT`: the time limit of an export of metrics.
+    /// `OTEL_METRIC_EXPORT_TIMEOUT`: time limit for an export of metrics.
     pub timeout: Option<Duration>,
-    /// What cannot be used, and why.
+    /// Invalid variables, and why they are invalid.
     pub warnings: Vec<String>,
 }
 
 impl Environment {
-    /// Reads the variables that concern traces. An empty one counts as unset.
+    /// Reads the variables for traces. An empty variable counts as unset.
     pub fn read(variable: impl Fn(&str) -> Option<String>) -> Self {
         let get = |name: &str| set(&variable, name);
         let mut this = Self::read_common(Exported::Traces, &get);
@@ -46,7 +48,7 @@ impl Environment {
         this
     }
 
-    /// Reads the variables that concern metrics. An empty one counts as unset.
+    /// Reads the variables for metrics. An empty variable counts as unset.
     pub fn read_metrics(variable: impl Fn(&str) -> Option<String>) -> Self {
         let get = |name: &str| set(&variable, name);
         let mut this = Self::read_common(Exported::Metrics, &get);
@@ -101,7 +103,8 @@ impl Environment {
         self.warnings.push(warning);
     }
 
-    /// The endpoint of all signals is a base, below which each has a `path` of its own.
+    /// Sets the collector. `path` is the path of this signal below an endpoint that is the base for all signals;
+    /// `None` means that the endpoint is used as written.
     fn read_endpoint(&mut self, endpoint: &str, protocol: Option<&str>, path: Option<&str>) {
         let is_grpc = match protocol {
             Some("grpc") => true,
@@ -134,7 +137,7 @@ impl Environment {
             let header = name.parse().ok().zip(HeaderValue::from_str(&value).ok());
             match header {
                 Some((name, mut value)) => {
-                    // It may be a password.
+                    // The value may be a password.
                     value.set_sensitive(true);
                     self.headers.push((name, value));
                 }
@@ -176,7 +179,7 @@ impl Environment {
 }
 
 impl Exported {
-    /// As the variables name it.
+    /// Returns the signal's name in the variables.
     const fn name(self) -> &'static str {
         match self {
             Self::Traces => "TRACES",
@@ -184,7 +187,7 @@ impl Exported {
         }
     }
 
-    /// Its path below the endpoint of all signals, in OTLP over HTTP.
+    /// Returns the signal's path below the base endpoint, in OTLP/HTTP.
     const fn path(self) -> &'static str {
         match self {
             Self::Traces => "/v1/traces",
@@ -193,12 +196,12 @@ impl Exported {
     }
 }
 
-/// The value of a variable that is set and not empty.
+/// Returns the value of a variable that is set and not empty.
 fn set(variable: &impl Fn(&str) -> Option<String>, name: &str) -> Option<String> {
     variable(name).map(|value| value.trim().to_owned()).filter(|value| !value.is_empty())
 }
 
-/// `key=value` separated by commas, percent-encoded as in W3C Baggage.
+/// Parses `key=value` pairs separated by commas and percent-encoded, as in W3C Baggage.
 fn pairs(text: &str) -> impl Iterator<Item = (String, String)> {
     let pairs = text.split(',').filter_map(|pair| pair.split_once('='));
     pairs.map(|(key, value)| (decoded(key.trim()), decoded(value.trim())))
@@ -233,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn the_endpoint_of_all_signals_is_a_base_and_that_of_traces_is_whole() {
+    fn otlp_endpoint_gets_signal_path_and_traces_endpoint_is_used_verbatim() {
         let to = |variables: &[(&str, &str)]| read(variables).collector.map(|to| to.to_string());
         let base = ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://otel:4318/");
         assert_eq!(to(&[base]).as_deref(), Some("http://otel:4318/v1/traces"));
@@ -257,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn names_and_headers_are_decoded_and_the_name_of_the_service_wins() {
+    fn otel_attributes_are_decoded_and_service_name_variable_wins() {
         let read = read(&[
             ("OTEL_RESOURCE_ATTRIBUTES", "service.name=no,deployment.environment.name=a%2Cb, x = y ,junk"),
             ("OTEL_SERVICE_NAME", "edge"),
@@ -274,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn samplers_match_the_opentelemetry_specification() {
+    fn samplers_match_opentelemetry_specification() {
         let sampler = |name, argument: &str| {
             read(&[("OTEL_TRACES_SAMPLER", name), ("OTEL_TRACES_SAMPLER_ARG", argument)]).sampler
         };
@@ -291,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn metrics_have_variables_of_their_own() {
+    fn otel_metrics_are_configured_by_separate_variables() {
         let variables = [
             ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://otel:4318"),
             ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "http://tempo:4318/v1/traces"),

@@ -1,4 +1,4 @@
-//! Families of Prometheus's data model as metrics of OTLP.
+//! Converts metric families of the Prometheus data model to OTLP metrics.
 
 use fairmesh_metrics::ATTRIBUTES;
 use prometheus_client::encoding::prometheus_protobuf::prometheus_data_model as prometheus;
@@ -14,25 +14,25 @@ use crate::{
     v1::KeyValue,
 };
 
-/// Nanoseconds since 1970.
+/// Timestamps, in nanoseconds since 1970.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Times {
-    /// When the counters began.
+    /// When the counters started at zero.
     pub(crate) start: u64,
     pub(crate) now: u64,
 }
 
 const CUMULATIVE: i32 = AggregationTemporality::Cumulative as i32;
 
-/// A family as a metric of OTLP. Metrics and labels that OpenTelemetry's conventions name get
-/// these names.
+/// Converts a family to an OTLP metric. Metrics and labels with a name in OpenTelemetry's semantic conventions get
+/// that name.
 pub(crate) fn metric(family: &prometheus::MetricFamily, times: Times) -> v1::Metric {
     let is_conventional = family.name.starts_with("http_") || family.name.starts_with("rpc_");
     let name = match is_conventional {
         true => family.name.trim_end_matches("_seconds").replace('_', "."),
         false => family.name.strip_suffix("_total").unwrap_or(&family.name).to_owned(),
     };
-    // Units of UCUM.
+    // Units are UCUM codes.
     let unit = match &*family.unit {
         "seconds" => "s",
         "bytes" => "By",
@@ -46,7 +46,7 @@ pub(crate) fn metric(family: &prometheus::MetricFamily, times: Times) -> v1::Met
     }
 }
 
-/// Splits a metric into ones of at most so many bytes; a single data point stays whole.
+/// Splits a metric into metrics of at most `max_bytes` each. A metric with a single data point is not split.
 pub(crate) fn split(mut metric: v1::Metric, max_bytes: usize) -> Vec<v1::Metric> {
     let is_long = metric.encoded_len() > max_bytes;
     let Some(rest) = metric.data.as_mut().filter(|_| is_long).and_then(take_half) else {
@@ -58,7 +58,7 @@ pub(crate) fn split(mut metric: v1::Metric, max_bytes: usize) -> Vec<v1::Metric>
     [split(metric, max_bytes), split(rest, max_bytes)].concat()
 }
 
-/// Takes out the second half of the data points; `None` of a single one.
+/// Takes out the second half of the data points; `None` if there is only one data point.
 fn take_half(data: &mut Data) -> Option<Data> {
     fn half<T>(points: &mut Vec<T>) -> Option<Vec<T>> {
         (points.len() > 1).then(|| points.split_off(points.len() / 2))
@@ -118,7 +118,7 @@ fn number(metric: &prometheus::Metric, times: Times) -> v1::NumberDataPoint {
     let counter = metric.counter.as_ref().map(|counter| counter.value);
     let value = counter.or(metric.gauge.as_ref().map(|gauge| gauge.value));
     v1::NumberDataPoint {
-        // A gauge has no beginning.
+        // A gauge has no start time.
         start_time_unix_nano: counter.map_or(0, |_| times.start),
         time_unix_nano: times.now,
         value: value.map(number_data_point::Value::AsDouble),
@@ -164,7 +164,8 @@ fn exponential(metric: &prometheus::Metric, times: Times) -> v1::ExponentialHist
     }
 }
 
-/// All buckets from the first to the last one. Prometheus numbers a bucket by its upper bound, OpenTelemetry by its lower one.
+/// Returns all buckets from the first to the last non-empty one. Prometheus numbers a bucket by its upper bound,
+/// OpenTelemetry by its lower bound.
 fn buckets(histogram: &prometheus::Histogram) -> Buckets {
     let mut deltas = histogram.positive_delta.iter();
     let (mut bucket_counts, mut count) = (Vec::new(), 0_i64);

@@ -24,27 +24,28 @@ use crate::{
     v1::{InstrumentationScope, Resource},
 };
 
-/// Maximum bytes of the metrics in a request, so that it stays below the 4 MiB that collectors take by gRPC.
+/// Maximum size of the metrics in a request, in bytes. It keeps requests below the 4 MiB that collectors accept over
+/// gRPC.
 const MAX_BYTES: usize = 2 << 20;
-/// Maximum number of attempts for a request, and the first backoff, which doubles.
+/// Maximum number of attempts per request, and the first backoff, which doubles with each attempt.
 const MAX_ATTEMPTS: u32 = 4;
 const INITIAL_BACKOFF: Duration = Duration::from_millis(500);
 
-/// Where and how often metrics are exported.
+/// Where metrics are exported to, and how often.
 #[derive(Clone, Debug)]
 pub struct MetricsConfig {
-    /// Receiver of the metrics.
+    /// Collector that receives the metrics.
     pub to: Collector,
-    /// Time between two exports.
+    /// Interval between two exports.
     pub interval: Duration,
-    /// Time limit of an export with its retries.
+    /// Time limit for an export, including retries.
     pub timeout: Duration,
     /// Attributes of this process, such as `service.name`.
     pub resource: Vec<(String, AttributeValue)>,
 }
 
-/// Exports all metrics periodically, from a task of its own. Nothing is queued: values are totals since the start, so that the next
-/// export makes up for a failed one.
+/// Exports all metrics periodically, from a separate task. Nothing is queued: values are totals since the start, so
+/// the next export makes up for a failed one.
 pub struct MetricsExporter {
     counters: Arc<Counters>,
     stopping: Mutex<Option<oneshot::Sender<()>>>,
@@ -58,19 +59,20 @@ struct Counters {
     rejected: AtomicU64,
 }
 
-/// Outcomes of all exports so far.
+/// Number of exports so far, by outcome.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MetricsCounts {
-    /// Exports that the collector accepted.
+    /// Number of exports that the collector accepted.
     pub succeeded: u64,
-    /// Exports that were given up, or that the collector refused.
+    /// Number of exports that the collector refused, or that were given up.
     pub failed: u64,
-    /// Data points that the collector rejected.
+    /// Number of data points that the collector rejected.
     pub rejected_points: u64,
 }
 
 impl MetricsExporter {
-    /// Starts a task, so that it must be called within a tokio runtime. `gather` reads the present values, and may block.
+    /// Starts an exporter with its task; must be called within a tokio runtime. `gather` reads the current values,
+    /// and may block.
     pub fn start(
         config: MetricsConfig,
         gather: impl Fn() -> Vec<MetricFamily> + Send + Sync + 'static,
@@ -89,7 +91,7 @@ impl MetricsExporter {
         Self { counters, stopping: Mutex::new(Some(stopping)), task: Mutex::new(Some(task)) }
     }
 
-    /// Outcomes of all exports so far.
+    /// Returns the number of exports so far, by outcome.
     pub fn counts(&self) -> MetricsCounts {
         let Counters { succeeded, failed, rejected } = &*self.counters;
         let [succeeded, failed, rejected_points] =
@@ -97,7 +99,7 @@ impl MetricsExporter {
         MetricsCounts { succeeded, failed, rejected_points }
     }
 
-    /// Exports the last values, and waits for that at most until the deadline.
+    /// Exports the last values, and waits for this no longer than the deadline.
     pub async fn stop(&self, deadline: Instant) {
         drop(self.stopping.lock().unwrap_or_else(PoisonError::into_inner).take());
         let task = self.task.lock().unwrap_or_else(PoisonError::into_inner).take();
@@ -117,13 +119,13 @@ impl Drop for MetricsExporter {
     }
 }
 
-/// The exporting task.
+/// The task that exports.
 struct Worker {
     client: ExportClient,
     resource: Resource,
     config: MetricsConfig,
     counters: Arc<Counters>,
-    /// Nanoseconds since 1970.
+    /// Time at which the exporter was started, in nanoseconds since 1970.
     start: u64,
     failing: bool,
 }
@@ -135,7 +137,7 @@ impl Worker {
     {
         let mut ticks = interval(self.config.interval);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        // The first one is immediate, when there is nothing to tell yet.
+        // The first tick is immediate, when there is nothing to report yet.
         ticks.tick().await;
         let mut is_last = false;
         while !is_last {
@@ -166,7 +168,8 @@ impl Worker {
             }
             Err(error) => {
                 self.counters.failed.fetch_add(1, Relaxed);
-                // Only the first of consecutive failures: an unavailable collector must not fill the log.
+                // Logs only the first of consecutive failures, because an unavailable collector must not fill the
+                // log.
                 if !std::mem::replace(&mut self.failing, true) {
                     let collector = self.config.to.to_string();
                     tracing::warn!(collector, %error, "cannot export metrics; check the address, and that it speaks OTLP");
@@ -175,7 +178,7 @@ impl Worker {
         }
     }
 
-    /// Sends all requests, those after a failed one too; returns the number of rejected data points, or the first error.
+    /// Sends all requests, even after a failed one. Returns the number of rejected data points, or the first error.
     async fn deliver(&mut self, requests: &[ExportMetricsServiceRequest]) -> Result<u64, ExportError> {
         let mut delivered = Ok(0);
         for request in requests {

@@ -1,33 +1,33 @@
 use std::fmt;
 
-/// Which traces are exported.
+/// Decides which traces are exported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sampler {
-    /// Whether the parent's `sampled` flag decides where there is a parent.
+    /// Whether the parent's `sampled` flag decides for spans with a parent.
     pub follows_parent: bool,
-    /// Decides otherwise.
+    /// Sampler for all other spans.
     pub roots: RootSampler,
 }
 
-/// Which traces are exported that no parent decides on.
+/// Decides which traces are exported if no parent decides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RootSampler {
-    /// One of this many; 0 for none.
+    /// Exports one in N traces; 0 exports none.
     OneIn(u64),
-    /// Those whose trace id is below a bound, so that all processes of one share choose the same traces.
+    /// Exports traces whose id is below a bound, so that all processes with the same share choose the same traces.
     Share {
-        /// Compared with the low 63 bits of the id.
+        /// Upper bound for the low 63 bits of the trace id.
         below: u64,
     },
 }
 
 impl RootSampler {
-    /// The sampler `traceidratio` of OpenTelemetry for this share, from 0 to 1.
+    /// Creates OpenTelemetry's `traceidratio` sampler for a share from 0 to 1.
     pub fn share(share: f64) -> Self {
         Self::Share { below: (share.clamp(0.0, 1.0) * (1_u64 << 63) as f64) as u64 }
     }
 
-    /// Whether a trace is exported, which is the `number`th.
+    /// Whether a trace is exported. `number` returns the number of the trace in this process.
     #[inline]
     pub fn takes(self, trace: u128, number: impl FnOnce() -> u64) -> bool {
         match self {

@@ -13,15 +13,15 @@ pub struct Span {
     pub state: String,
     /// Low-cardinality name of the span.
     pub name: String,
-    /// Side of the request.
+    /// Side of the request on which the span was recorded.
     pub kind: SpanKind,
-    /// Nanoseconds since 1970.
+    /// Start of the span, in nanoseconds since 1970.
     pub start: u64,
-    /// Nanoseconds since 1970, not before `start`.
+    /// End of the span, in nanoseconds since 1970; not before `start`.
     pub end: u64,
-    /// Attributes, by the semantic conventions of OpenTelemetry.
+    /// Attributes, named as in OpenTelemetry's semantic conventions.
     pub attributes: Vec<(&'static str, AttributeValue)>,
-    /// The error, if it failed.
+    /// Error of the request, if it failed.
     pub error: Option<String>,
 }
 
@@ -64,7 +64,7 @@ impl From<Span> for v1::Span {
             end_time_unix_nano: span.end,
             attributes: attributes(span.attributes),
             status: span.error.map(error),
-            // Sampled: unsampled spans are not exported.
+            // The `sampled` flag: unsampled spans are not exported.
             flags: 1,
         }
     }

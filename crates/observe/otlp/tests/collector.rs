@@ -1,4 +1,5 @@
-//! Spans reach a collector by either protocol, and an unavailable or slow one does not block the exporter.
+//! Tests that spans reach a collector with either protocol, and that an unavailable or slow collector does not block
+//! the exporter.
 #![allow(clippy::unwrap_used, reason = "what a test cannot do without has failed it")]
 
 use std::{net::SocketAddr, time::Duration};
@@ -81,7 +82,7 @@ async fn spans_arrive_over_http_unchanged() {
     let (address, mut received) = over_http(vec![StatusCode::SERVICE_UNAVAILABLE]).await;
     let exporter = exporter(&format!("http://{address}"));
     exporter.export([span(1), span(2)]);
-    // Stopped at once: the queue is exported all the same, though the first attempt is refused.
+    // The exporter is stopped at once. The queue is still exported, although the first attempt is refused.
     assert_eq!(stop(&exporter).await, Counts { exported: 2, dropped: 0, refused: 0 });
     let batch = received.recv().await.unwrap().resource_spans.remove(0);
     assert_eq!(batch.resource.unwrap().attributes[0].key, "service.name");
@@ -111,7 +112,7 @@ async fn spans_are_exported_over_grpc_and_rejected_spans_are_counted() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn unavailable_collector_loses_only_spans() {
+async fn unavailable_collector_drops_spans_but_does_not_block() {
     let closed = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let exporter = exporter(&format!("http://{closed}"));
     exporter.export((1..=10_000).map(span));
@@ -123,7 +124,7 @@ async fn unavailable_collector_loses_only_spans() {
 }
 
 #[tokio::test]
-async fn a_permanent_failure_is_not_retried() {
+async fn permanent_span_export_failure_is_not_retried() {
     let (address, _received) = over_http(vec![StatusCode::BAD_REQUEST]).await;
     let exporter = exporter(&format!("http://{address}"));
     exporter.export([span(1)]);

@@ -1,4 +1,5 @@
-//! Metrics reach a collector by either protocol with the names of OpenTelemetry, and an unavailable one costs nothing but values.
+//! Tests that metrics reach a collector with either protocol under OpenTelemetry's names, and that an unavailable
+//! collector costs nothing but values.
 #![allow(clippy::unwrap_used, reason = "what a test cannot do without has failed it")]
 
 use std::{
@@ -45,7 +46,7 @@ fn family(name: &str, kind: MetricType, metric: prometheus::Metric) -> MetricFam
     }
 }
 
-/// A counter, a gauge, and calls with an exemplar.
+/// Returns a counter, a gauge, and call durations with an exemplar.
 fn families() -> Vec<MetricFamily> {
     let counter = Some(Counter { value: 7.0, ..Counter::default() });
     let gauge = Some(Gauge { value: 0.5 });
@@ -96,7 +97,7 @@ async fn stop(exporter: &MetricsExporter) -> MetricsCounts {
     exporter.counts()
 }
 
-/// Responds with these statuses, then with success.
+/// Starts a collector that responds with `statuses`, and with success afterwards.
 async fn over_http(statuses: Vec<StatusCode>) -> (SocketAddr, Received) {
     let (sender, received) = mpsc::unbounded_channel();
     let left = Arc::new(Mutex::new(statuses));
@@ -135,10 +136,10 @@ fn metrics(mut request: ExportMetricsServiceRequest) -> Vec<Metric> {
 }
 
 #[tokio::test]
-async fn metrics_arrive_over_http_with_names_of_opentelemetry() {
+async fn metrics_arrive_over_http_with_opentelemetry_names() {
     let (address, mut received) = over_http(vec![StatusCode::SERVICE_UNAVAILABLE]).await;
     let exporter = start(&format!("http://{address}/v1/metrics"), Duration::from_hours(1));
-    // Stopped at once: the last values are exported all the same, though the first attempt is refused.
+    // The exporter is stopped at once. The last values are still exported, although the first attempt is refused.
     assert_eq!(stop(&exporter).await, MetricsCounts { succeeded: 1, ..MetricsCounts::default() });
     let metrics = metrics(received.recv().await.unwrap());
     let names: Vec<_> = metrics.iter().map(|metric| (&*metric.name, &*metric.unit)).collect();
@@ -159,7 +160,7 @@ async fn metrics_arrive_over_http_with_names_of_opentelemetry() {
     let Some(Data::ExponentialHistogram(calls)) = &metrics[2].data else { panic!("{:?}", metrics[2]) };
     let point = &calls.data_points[0];
     assert_eq!((point.count, point.sum, point.scale), (6, Some(8.05), 3));
-    // Prometheus's bucket 0 ends at 1 s, as OpenTelemetry's bucket -1 does.
+    // Prometheus's bucket 0 ends at 1 s, as does OpenTelemetry's bucket -1.
     let buckets = point.positive.as_ref().unwrap();
     assert_eq!((buckets.offset, &buckets.bucket_counts[..]), (-1, &[3, 1, 0, 0, 0, 0, 0, 0, 2][..]));
     assert_eq!(point.exemplars[0].trace_id, 0xab_u128.to_be_bytes());
@@ -182,7 +183,7 @@ async fn metrics_are_exported_over_grpc_and_rejected_points_are_counted() {
     let server = tonic::transport::Server::builder().add_service(service);
     tokio::spawn(server.serve_with_incoming(TcpListenerStream::new(listener)));
     let exporter = start(&format!("grpc://{address}"), Duration::from_millis(20));
-    // Without a stop, by the interval.
+    // The exporter is not stopped, so it exports at its interval.
     for _ in 0..2 {
         assert_eq!(metrics(received.recv().await.unwrap()).len(), 3);
     }
@@ -191,7 +192,7 @@ async fn metrics_are_exported_over_grpc_and_rejected_points_are_counted() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn unavailable_collector_holds_no_values() {
+async fn unavailable_collector_queues_no_metrics() {
     let closed = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let gathered = Arc::<AtomicU64>::default();
     let counting = Arc::clone(&gathered);
@@ -224,8 +225,8 @@ async fn refused_metrics_are_not_retried() {
 }
 
 #[tokio::test]
-async fn large_family_is_split_and_a_failed_part_stops_no_other() {
-    // The first request is refused.
+async fn large_metric_family_is_split_and_refused_part_does_not_stop_rest() {
+    // The collector refuses the first request.
     let (address, mut received) = over_http(vec![StatusCode::BAD_REQUEST]).await;
     let config = MetricsConfig {
         to: format!("http://{address}/v1/metrics").parse().unwrap(),

@@ -1,12 +1,14 @@
-//! The page `/metrics` of every process: its own metrics, those of the process and of the build, in the format that the reader accepts.
+//! The page `/metrics` of every process: the metrics that it registers, and those of its build and of the operating
+//! system's process. The format is the one that the client accepts.
 //!
-//! All metrics become families of Prometheus's data model first, from which each format and the push by OTLP are made. The text
-//! encoder of the client library was rejected: it cannot be given exemplars, and has no form of Prometheus's older text format.
+//! All metrics are first converted to families of the Prometheus data model. Each format, and the push with OTLP, is
+//! made from these. The text encoder of the client library was rejected: it does not support exemplars, nor the older
+//! Prometheus text format.
 
 mod call_durations;
 mod negotiation;
-mod process;
-mod text;
+mod process_metrics;
+mod text_format;
 
 use fairmesh_metrics::Register as _;
 use fairmesh_otlp::MetricsCounts;
@@ -18,14 +20,15 @@ use prometheus_client::{
 };
 use prost::Message as _;
 
-pub use process::resident_memory;
+pub use process_metrics::resident_memory;
 
 use crate::{Process, exposition::negotiation::Format};
 
-/// All metrics of a process as they are now. `pushes` are the outcomes of pushes to a collector, if there are any.
+/// Returns the current values of all metrics of a process. `pushes` has the outcomes of pushes to a collector, if
+/// any.
 pub(crate) fn gather<P: Process>(process: &P, pushes: Option<MetricsCounts>) -> Vec<MetricFamily> {
     let mut all = Registry::default();
-    process::register(all.sub_registry_with_prefix("process"));
+    process_metrics::register(all.sub_registry_with_prefix("process"));
     let mesh = all.sub_registry_with_prefix("fairmesh");
     let build = Info::new(vec![("process", P::KIND), ("version", env!("CARGO_PKG_VERSION"))]);
     mesh.register("build", "Version of this process", build);
@@ -33,7 +36,7 @@ pub(crate) fn gather<P: Process>(process: &P, pushes: Option<MetricsCounts>) -> 
         register_pushes(mesh.sub_registry_with_prefix(P::KIND), counts);
     }
     process.register(mesh);
-    // No metric of the mesh fails to encode.
+    // Encoding fails for no metric of the mesh.
     let mut families = prometheus_protobuf::encode(&all).unwrap_or_default();
     families.extend(process.calls().into_iter().map(call_durations::family));
     families
@@ -47,7 +50,7 @@ fn register_pushes(own: &mut Registry, counts: MetricsCounts) {
     own.counter("metrics_points_rejected", help, counts.rejected_points);
 }
 
-/// The page with these metrics for a request with these headers.
+/// Returns the page with these metrics, in the format that the request's headers ask for.
 pub(crate) fn page(families: &[MetricFamily], headers: &HeaderMap) -> Response<Vec<u8>> {
     let format = negotiation::format(headers);
     let body = match format {
@@ -56,8 +59,8 @@ pub(crate) fn page(families: &[MetricFamily], headers: &HeaderMap) -> Response<V
             let families = families.iter().filter(|family| !family.metric.is_empty());
             families.flat_map(|family| family.encode_length_delimited_to_vec()).collect()
         }
-        Format::OpenMetrics => text::open_metrics(families).into_bytes(),
-        Format::Text => text::prometheus(families).into_bytes(),
+        Format::OpenMetrics => text_format::open_metrics(families).into_bytes(),
+        Format::Text => text_format::prometheus(families).into_bytes(),
     };
     let mut response = Response::new(body);
     response.headers_mut().insert(CONTENT_TYPE, http::HeaderValue::from_static(format.content_type()));

@@ -1,15 +1,16 @@
-//! The admin pages of every process: `/metrics`, `/healthz` and `/readyz`, and pages that a process adds.
+//! The admin pages of every process: `/metrics`, `/healthz` and `/readyz`, and further pages of the process.
 //!
-//! It is independent of the mesh: a process says by [`Process`] what it counts and whether it is ready, and adds routes of its
-//! own to [`router`]. [`AdminListener`] serves them all within the limits of pages.
+//! The crate is independent of the mesh. A process implements [`Process`] to provide its metrics and readiness, and
+//! adds its own routes to [`router`]. [`AdminListener`] serves all pages within the limits of admin pages.
 //!
-//! A server in each process was rejected: bounds, formats and the refusal of health checks had to be kept equal by hand.
+//! A separate server in each process was rejected: limits, formats and the refusal of health checks had to be kept
+//! equal by hand.
 
 mod exposition;
-mod push;
-mod router;
+mod metrics_push;
+mod page_router;
 mod server;
 
 pub use exposition::resident_memory;
-pub use router::{Process, ProcessRouter, Readiness, router};
+pub use page_router::{Process, ProcessRouter, Readiness, router};
 pub use server::{AdminListener, AdminServer, BindError};

@@ -2,7 +2,9 @@
 
 use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 
-use fairmesh_listen::{GuardedStream, Limits, Listeners, PageListener, Securing, table::ListenerInfo};
+use fairmesh_listen::{
+    GuardedStream, Limits, Listeners, PageListener, Securing, listener_table::ListenerInfo,
+};
 use fairmesh_model::Probe;
 use fairmesh_otlp::MetricsExporter;
 use tokio::{
@@ -15,18 +17,19 @@ use tokio_util::sync::CancellationToken;
 
 use crate::ProcessRouter;
 
-/// Time limit of requests in flight at a stop, and of the last push: neither a slow reader nor a slow collector delays the end of a process.
+/// Time limit for requests in flight and for the last push when the process stops. Neither a slow client nor a slow
+/// collector may delay the stop.
 const STOP_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// The address of the admin pages cannot be listened on.
+/// The process cannot listen on the address of its admin pages.
 #[derive(Debug, thiserror::Error)]
 pub enum BindError {
-    /// Another process has it.
+    /// Another process listens on the address.
     #[error(
         "admin pages: another process already listens on {0}; stop it, or choose another address with --admin"
     )]
     InUse(SocketAddr),
-    /// The system refuses it.
+    /// The operating system refused the address.
     #[error(
         "admin pages: cannot listen on {address}: {source}; choose an address of this machine and a port open to this user with \
          --admin"
@@ -34,17 +37,17 @@ pub enum BindError {
     Refused {
         /// The address.
         address: SocketAddr,
-        /// The system's error.
+        /// Error from the operating system.
         source: io::Error,
     },
 }
 
-/// Accepts the connections of admin pages.
+/// Listener for the admin pages.
 #[derive(Debug)]
 pub struct AdminListener(PageListener);
 
 impl AdminListener {
-    /// Listens on `address`, as the row `info` of the table of listeners.
+    /// Listens on `address`, as the row `info` in the table of listeners.
     ///
     /// # Errors
     /// [`BindError`] with the address and a remedy.
@@ -61,10 +64,10 @@ impl AdminListener {
         Ok(Self::refusing_probes(bound))
     }
 
-    /// The same where there may be no address.
+    /// Like [`AdminListener::bind`], but returns `None` if there is no address.
     ///
     /// # Errors
-    /// As [`AdminListener::bind`].
+    /// As for [`AdminListener::bind`].
     pub async fn bind_optional(
         address: Option<SocketAddr>,
         listeners: &Listeners,
@@ -76,12 +79,12 @@ impl AdminListener {
         }
     }
 
-    /// Accepts from a bound listener.
+    /// Creates a listener from a bound TCP listener.
     pub fn of(bound: TcpListener, listeners: &Listeners, info: &'static ListenerInfo) -> Self {
         Self::refusing_probes(PageListener::new(bound, listeners.acceptor(info, Limits::pages())))
     }
 
-    /// A verdict of a health check never carries the content of these pages.
+    /// Refuses requests of health checks, so that no verdict can reveal the content of these pages.
     fn refusing_probes(listener: PageListener) -> Self {
         Self(listener.refusing(Probe::USER_AGENT))
     }
@@ -89,12 +92,12 @@ impl AdminListener {
     /// The listening address.
     ///
     /// # Errors
-    /// When the system does not report it.
+    /// When the operating system does not report the address.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         self.0.local_addr()
     }
 
-    /// Serves the pages in plaintext, in a task.
+    /// Serves the pages in plaintext, in a separate task.
     pub fn start(self, pages: ProcessRouter) -> AdminServer {
         let stopping = CancellationToken::new();
         let ProcessRouter { routes, push } = pages;
@@ -102,8 +105,8 @@ impl AdminListener {
         AdminServer { served, stopping, push }
     }
 
-    /// Serves the pages over connections that `secure` establishes, until `stopping`, and lets requests in flight finish for at
-    /// most `drain`.
+    /// Serves the pages over connections that `secure` establishes, until `stopping`. Afterwards, requests in flight
+    /// may take at most `drain`.
     pub async fn serve_secured<T, F>(
         self,
         pages: ProcessRouter,
@@ -129,7 +132,7 @@ impl AdminListener {
     }
 }
 
-/// Admin pages that are served until they are stopped.
+/// Running admin pages.
 #[derive(Debug)]
 pub struct AdminServer {
     served: JoinHandle<()>,
@@ -138,7 +141,7 @@ pub struct AdminServer {
 }
 
 impl AdminServer {
-    /// Stops, and pushes the last values of metrics to a collector. Each may take a second.
+    /// Stops serving, and pushes the last values of metrics to the collector. Each of the two may take a second.
     pub async fn stop(mut self) {
         self.stopping.cancel();
         // The runtime has reported a panic of the task.

@@ -1,4 +1,4 @@
-//! What every process shows of itself, over connections.
+//! Tests the admin pages of a process over connections.
 
 #![allow(clippy::unwrap_used, reason = "what a test cannot do without has failed it")]
 
@@ -12,7 +12,7 @@ use std::{
 };
 
 use axum::routing::get;
-use fairmesh_listen::{Listeners, table};
+use fairmesh_listen::{Listeners, listener_table};
 use fairmesh_model::Probe;
 use fairmesh_pages::{AdminListener, AdminServer, BindError, Process, Readiness};
 use prometheus_client::{metrics::counter::ConstCounter, registry::Registry};
@@ -45,14 +45,15 @@ impl Process for Toy {
 
 async fn start(toy: &Arc<Toy>) -> (SocketAddr, AdminServer) {
     let any = "127.0.0.1:0".parse().unwrap();
-    let listener = AdminListener::bind(any, &Listeners::default(), &table::AGENT_HTTP).await.unwrap();
+    let listener =
+        AdminListener::bind(any, &Listeners::default(), &listener_table::AGENT_HTTP).await.unwrap();
     let slow = get(async || std::future::pending::<()>().await);
     let own = axum::Router::new().route("/ui/", get(async || "graph\n")).route("/slow", slow);
     let pages = fairmesh_pages::router(Arc::clone(toy)).merge(own);
     (listener.local_addr().unwrap(), listener.start(pages))
 }
 
-/// Sends a request; the response is to be read.
+/// Sends a request, and returns the connection from which the response can be read.
 async fn send(address: SocketAddr, path: &str, header: &str) -> TcpStream {
     let mut stream = TcpStream::connect(address).await.unwrap();
     let request = format!("GET {path} HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\n{header}\r\n");
@@ -60,7 +61,7 @@ async fn send(address: SocketAddr, path: &str, header: &str) -> TcpStream {
     stream
 }
 
-/// The status and the body of a page.
+/// Requests a page, and returns its status and body.
 async fn page(address: SocketAddr, path: &str, header: &str) -> (u16, String) {
     let mut response = String::new();
     send(address, path, header).await.read_to_string(&mut response).await.unwrap();
@@ -69,7 +70,7 @@ async fn page(address: SocketAddr, path: &str, header: &str) -> (u16, String) {
 }
 
 #[tokio::test]
-async fn process_shows_metrics_health_readiness_and_pages_of_its_own() {
+async fn process_serves_metrics_health_readiness_and_own_pages() {
     let toy = Arc::<Toy>::default();
     let (address, server) = start(&toy).await;
     assert_eq!(page(address, "/healthz", "").await, (200, "ok\n".into()));
@@ -90,7 +91,7 @@ async fn process_shows_metrics_health_readiness_and_pages_of_its_own() {
 }
 
 #[tokio::test]
-async fn health_check_of_an_endpoint_reads_no_page() {
+async fn endpoint_health_check_is_refused_on_every_page() {
     let (address, server) = start(&Arc::default()).await;
     let probe = format!("user-agent: {}\r\n", Probe::USER_AGENT);
     for path in ["/healthz", "/readyz", "/metrics", "/ui/"] {
@@ -100,18 +101,18 @@ async fn health_check_of_an_endpoint_reads_no_page() {
 }
 
 #[tokio::test]
-async fn request_that_never_ends_does_not_delay_the_stop() {
+async fn unanswered_request_does_not_delay_stop() {
     let (address, server) = start(&Arc::default()).await;
     let _unanswered = send(address, "/slow", "").await;
-    // The connection is accepted before the next one is.
+    // Connections are accepted in order, so the connection before was accepted too.
     assert_eq!(page(address, "/healthz", "").await.0, 200);
     timeout(Duration::from_secs(10), server.stop()).await.unwrap();
 }
 
 #[tokio::test]
-async fn address_in_use_is_refused_with_the_option_to_change() {
+async fn address_in_use_error_names_option_to_change() {
     let (address, server) = start(&Arc::default()).await;
-    let again = AdminListener::bind(address, &Listeners::default(), &table::AGENT_HTTP).await;
+    let again = AdminListener::bind(address, &Listeners::default(), &listener_table::AGENT_HTTP).await;
     let error = again.unwrap_err();
     assert!(matches!(error, BindError::InUse(_)), "{error:?}");
     assert!(error.to_string().contains("--admin"), "{error}");

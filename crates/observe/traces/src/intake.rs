@@ -1,4 +1,4 @@
-//! Takes what processes export by OTLP over HTTP.
+//! Receives spans that processes export with OTLP/HTTP.
 
 use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -23,15 +23,15 @@ use tokio::{
 
 use crate::{TraceLimits, TraceStore, TraceView, read_spans};
 
-/// The longest request, in bytes.
+/// Maximum size of a request, in bytes.
 const MAX_REQUEST: usize = 4 << 20;
-/// The most requests that are read at once. Others are told to come again.
+/// Maximum number of concurrent requests. Further requests are refused with 503, so that exporters retry.
 const MAX_AT_ONCE: usize = 4;
-/// How long a request may take to arrive.
+/// Time limit for receiving a request.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 const PROTOBUF: &str = "application/x-protobuf";
 
-/// Traces that processes export to this one. Clones share them.
+/// Traces exported to this process. Clones share them.
 #[derive(Clone, Debug)]
 pub struct Traces(Arc<Shared>);
 
@@ -43,18 +43,18 @@ struct Shared {
 }
 
 impl Traces {
-    /// None yet.
+    /// Creates an empty store of traces.
     pub fn new(limits: TraceLimits) -> Self {
         let (store, turns) = (Mutex::new(TraceStore::new(limits)), Semaphore::new(MAX_AT_ONCE));
         Self(Arc::new(Shared { store, began: Instant::now(), turns }))
     }
 
-    /// `/v1/traces`, for exporters: protobuf without compression, 4 MiB at most.
+    /// Returns the route `/v1/traces` for exporters: protobuf without compression, at most 4 MiB.
     pub fn router(&self) -> Router {
         Router::new().route("/v1/traces", post(export)).with_state(self.clone())
     }
 
-    /// The traces of a view, or the one with this id; `None` if there is none.
+    /// Returns the traces in a view, or only the trace with this id; `None` if there is no such trace.
     pub fn read(&self, view: &TraceView, id: Option<u128>) -> Option<v1::ReadTracesResponse> {
         let (now_ms, store) = (self.now_ms(), self.store());
         match id {
@@ -63,13 +63,13 @@ impl Traces {
         }
     }
 
-    /// Traces, their bytes, and spans that had no room.
+    /// Returns the number of traces, their size in bytes, and the number of spans for which there was no room.
     pub fn size(&self) -> (usize, usize, u64) {
         let store = self.store();
         (store.len(), store.bytes(), store.left_out())
     }
 
-    /// Takes spans; returns how many were malformed.
+    /// Records the spans of a request, and returns the number of malformed spans.
     fn record(&self, request: ExportTraceServiceRequest) -> u64 {
         let (spans, malformed) = read_spans(request);
         self.store().record(spans, self.now_ms());
@@ -92,7 +92,7 @@ async fn export(State(traces): State<Traces>, headers: HeaderMap, body: Body) ->
         let remedy = "export spans as http/protobuf, without compression\n";
         return (StatusCode::UNSUPPORTED_MEDIA_TYPE, remedy).into_response();
     }
-    // Exporters repeat what gets this status, after a pause.
+    // Exporters retry after this status, with a pause.
     let Ok(_turn) = traces.0.turns.try_acquire() else {
         return (StatusCode::SERVICE_UNAVAILABLE, [(header::RETRY_AFTER, "1")]).into_response();
     };
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn export_is_kept_and_malformed_spans_are_named() {
+    async fn exported_spans_are_stored_and_malformed_ones_reported() {
         let traces = Traces::new(TraceLimits::CONTROL_PLANE);
         let span = Span { trace_id: vec![1; 16], span_id: vec![2; 8], ..Span::default() };
         let malformed = Span { trace_id: vec![1; 3], ..span.clone() };
@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn exports_of_other_kinds_and_sizes_are_refused() {
+    async fn trace_exports_of_wrong_type_or_size_are_refused() {
         let traces = Traces::new(TraceLimits::CONTROL_PLANE);
         let refused = |kind, body| {
             let traces = traces.clone();

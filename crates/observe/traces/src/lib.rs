@@ -1,11 +1,12 @@
-//! The slowest and the failed traces of the last hour, by service, in bounded memory.
+//! Keeps the slowest and the failed traces of the last hour for each service, in bounded memory.
 //!
-//! [`read_spans`] reads what processes export by OTLP, [`TraceStore`] keeps it, and [`TraceView`] is what a caller may see of it. These know
-//! no clock and no I/O: callers pass the time of a clock that only advances. Times within a trace are those of the processes that export it.
-//! [`Traces`] takes exports over HTTP.
+//! [`read_spans`] reads spans exported with OTLP, [`TraceStore`] keeps them, and [`TraceView`] is what a caller may
+//! see of the store. These three have no clock and no I/O: callers pass the time of a clock that only advances. Times
+//! within a trace are those of the exporting processes. [`Traces`] receives exports over HTTP.
 //!
-//! Decision: a trace is kept for as long as it is one of the slowest or the last failed of any of its services. A sample of all traces was
-//! rejected: what is looked for is rare. A store of all traces is another program's: processes can export to it instead.
+//! Decision: a trace is kept as long as it is among the slowest or the last failed traces of any of its services. A
+//! sample of all traces was rejected, because operators look for rare cases. A store of all traces is left to other
+//! software, to which processes can export instead.
 
 #![warn(missing_docs)]
 

@@ -1,4 +1,4 @@
-//! Spans as processes export them.
+//! Reads spans from OTLP requests.
 
 use fairmesh_otlp::v1::{
     AnyValue, ExportTraceServiceRequest, KeyValue, Span, any_value::Value, span, status::StatusCode,
@@ -6,10 +6,11 @@ use fairmesh_otlp::v1::{
 
 use crate::span::{SpanKind, TracedSpan};
 
-/// The longest text of a span that is kept, in characters.
+/// Maximum length of a stored text, in characters.
 const MAX_TEXT: usize = 256;
 
-/// The spans of a request, and how many were malformed. Texts are cut, and have no control characters.
+/// Returns the spans of a request, and the number of malformed spans. Texts are truncated, and control characters are
+/// removed.
 pub fn read_spans(request: ExportTraceServiceRequest) -> (Vec<TracedSpan>, u64) {
     let (mut spans, mut malformed) = (Vec::new(), 0);
     for resource in request.resource_spans {
@@ -25,7 +26,7 @@ pub fn read_spans(request: ExportTraceServiceRequest) -> (Vec<TracedSpan>, u64) 
     (spans, malformed)
 }
 
-/// A span of this process; `None` without ids, or if it ends before it begins.
+/// Reads a span that `process` exported; `None` if an id is missing or the span ends before it starts.
 fn read_span(span: Span, process: &str) -> Option<TracedSpan> {
     let trace = u128::from_be_bytes(span.trace_id.as_slice().try_into().ok()?);
     let id = u64::from_be_bytes(span.span_id.as_slice().try_into().ok()?);
@@ -62,7 +63,7 @@ fn read_span(span: Span, process: &str) -> Option<TracedSpan> {
     })
 }
 
-/// Why a span failed.
+/// Returns why a span failed; empty if it did not fail.
 fn error(span: &Span) -> String {
     let status = span.status.as_ref().filter(|status| status.code() == StatusCode::Error);
     let Some(status) = status else { return String::new() };
@@ -102,7 +103,7 @@ fn number(attributes: &[KeyValue], key: &str) -> Option<i64> {
     }
 }
 
-/// A text of any process, for a terminal or a page.
+/// Makes a text from an untrusted process safe for a terminal or a page.
 fn shown(text: &str) -> String {
     text.chars().filter(|character| !character.is_control()).take(MAX_TEXT).collect()
 }
@@ -149,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn attempt_of_a_proxy_is_read_with_its_endpoint_and_revision() {
+    fn proxy_attempt_span_is_read_with_endpoint_and_revision() {
         let (spans, malformed) = read(vec![span()]);
         let expected = TracedSpan {
             trace: 7,
@@ -171,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn malformed_spans_are_left_out_alone_and_texts_are_cut() {
+    fn only_malformed_spans_are_skipped_and_texts_are_truncated() {
         let long = Span { name: "é".repeat(10_000), attributes: Vec::new(), status: None, ..span() };
         let without_id = Span { span_id: Vec::new(), ..span() };
         let without_trace = Span { trace_id: vec![0; 16], ..span() };

@@ -1,62 +1,62 @@
-/// Which side of a call a span is of.
+/// Side of a call that recorded a span.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum SpanKind {
-    /// Neither, such as a step within a program.
+    /// Neither side, for example a step within a program.
     #[default]
     Internal,
-    /// A server's: the whole call.
+    /// Server side: the span covers the whole call.
     Server,
-    /// A caller's: one attempt.
+    /// Caller side: the span covers one attempt.
     Client,
 }
 
-/// A span, with what is shown of it.
+/// A span, with the fields that are shown.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TracedSpan {
-    /// The trace; not zero.
+    /// Trace id; not zero.
     pub trace: u128,
-    /// Its own number within the trace; not zero.
+    /// Span id within the trace; not zero.
     pub id: u64,
-    /// The span that it is part of; 0: none.
+    /// Id of the parent span; 0 if there is none.
     pub parent: u64,
-    /// The side.
+    /// Side of the call.
     pub kind: SpanKind,
-    /// The service that is called, as `tenant/service`, or the name that a program gives itself.
+    /// Called service, as `tenant/service`, or a name that the program chose.
     pub service: String,
-    /// The process that exports it: the service that it stands for.
+    /// Service of the process that exported the span.
     pub process: String,
-    /// Its name.
+    /// Name of the span.
     pub name: String,
-    /// When it began, in nanoseconds since 1970.
+    /// Start of the span, in nanoseconds since 1970.
     pub start_ns: u64,
-    /// When it ended, no earlier.
+    /// End of the span, in nanoseconds since 1970; not before the start.
     pub end_ns: u64,
-    /// The status of HTTP; 0: none.
+    /// HTTP status; 0 if there is none.
     pub status: u32,
-    /// Why it failed, in words or as a kind; empty if it did not.
+    /// Why the span failed, as a message or an error type; empty if it did not fail.
     pub error: String,
-    /// The instance that served it.
+    /// Instance that served the call.
     pub instance: String,
-    /// The address of that instance, or the host.
+    /// Address of the instance, or the host.
     pub address: String,
-    /// The region of that instance.
+    /// Region of the instance.
     pub region: String,
-    /// The revision of the routing information base by which it was decided; 0: not known.
+    /// Revision of the routing information base with which the call was routed; 0 if unknown.
     pub revision: u64,
 }
 
 impl TracedSpan {
-    /// How long it took, in nanoseconds.
+    /// Returns the duration of the span, in nanoseconds.
     pub fn took_ns(&self) -> u64 {
         self.end_ns - self.start_ns
     }
 
-    /// Whether it failed.
+    /// Whether the span failed.
     pub fn is_failed(&self) -> bool {
         !self.error.is_empty()
     }
 
-    /// Bytes that it takes, as far as they are known.
+    /// Returns the approximate size of the span, in bytes.
     pub(crate) fn size(&self) -> usize {
         let texts = [
             &self.service,

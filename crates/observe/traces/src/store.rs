@@ -5,84 +5,85 @@ use std::{
 
 use crate::span::TracedSpan;
 
-/// How long a trace is kept at most, in milliseconds.
+/// Maximum age of a trace, in milliseconds.
 const KEPT_MS: u64 = 60 * 60 * 1_000;
-/// How long further spans of a trace may follow, in milliseconds: processes export every few seconds.
+/// Time for which further spans of a trace may arrive, in milliseconds. Processes export every few seconds.
 const SETTLED_MS: u64 = 30_000;
-/// How often traces are looked for that are to be forgotten, in milliseconds.
+/// Interval at which the store looks for traces to drop, in milliseconds.
 const SWEEP_MS: u64 = 1_000;
-/// Bytes of a trace without its spans: itself, and its places in the maps.
+/// Size of a trace without its spans, in bytes: the trace itself and its places in the maps.
 const TRACE_BYTES: usize = 512;
 
-/// Bounds of a [`TraceStore`].
+/// Limits of a [`TraceStore`].
 #[derive(Clone, Copy, Debug)]
 pub struct TraceLimits {
-    /// Bytes of all traces.
+    /// Maximum size of all traces, in bytes.
     pub bytes: usize,
-    /// The slowest traces that are kept of each service, and as many of the last failed.
+    /// Maximum number per service of slowest traces, and of last failed traces, that are kept.
     pub of_service: usize,
-    /// Services; those of a further one are kept as long as other services of the same trace need them.
+    /// Maximum number of services that have their own lists. A trace of a further service is kept only while another
+    /// service lists it.
     pub services: usize,
-    /// Spans of a trace.
+    /// Maximum number of spans per trace.
     pub spans: usize,
 }
 
 impl TraceLimits {
-    /// Of a control plane.
+    /// Limits of a control plane.
     pub const CONTROL_PLANE: Self = Self { bytes: 64 << 20, of_service: 32, services: 2_048, spans: 512 };
 }
 
-/// Traces of the last hour. Beyond the limits, those go first that are none of the slowest or the failed, and then those of services with
-/// the most bytes.
+/// Traces of the last hour. Beyond the limits, traces that are in no service's list of slowest or failed traces are
+/// dropped first, then traces of the services with the most bytes.
 #[derive(Debug)]
 pub struct TraceStore {
     limits: TraceLimits,
     traces: HashMap<u128, Trace>,
     services: BTreeMap<String, ServiceTraces>,
-    /// All traces in the order of their first spans.
+    /// Arrival time and id of all traces, ordered by the arrival of their first span.
     order: VecDeque<(u64, u128)>,
     bytes: usize,
     left_out: u64,
     swept_ms: u64,
 }
 
-/// A trace, as far as its spans have arrived.
+/// A trace, with the spans that have arrived.
 #[derive(Debug, Default)]
 pub(crate) struct Trace {
     pub(crate) spans: Vec<TracedSpan>,
     pub(crate) arrived_ms: u64,
     bytes: usize,
-    /// The lists of services that it is in.
+    /// Number of services that list the trace.
     listed: usize,
 }
 
 /// The traces of a service.
 #[derive(Debug, Default)]
 struct ServiceTraces {
-    /// By the longest span of the service.
+    /// Traces with the slowest spans of the service, ranked by duration.
     slowest: Longest,
-    /// By the time at which the last failed span arrived.
+    /// Traces with failed spans of the service, ranked by the arrival of the last failed span.
     failed: Longest,
 }
 
-/// The traces with the greatest ranks.
+/// A bounded list of the traces with the greatest ranks.
 #[derive(Debug, Default)]
 struct Longest {
     by_rank: BTreeSet<(u64, u128)>,
     ranks: HashMap<u128, u64>,
 }
 
-/// What a list does with a trace.
+/// Result of adding a trace to a list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Listed {
-    /// It is in the list, in place of another one if there is one.
+    /// The trace was added, in place of another one if the list was full.
     InPlaceOf(Option<u128>),
     Already,
     TooSmall,
 }
 
 impl TraceStore {
-    /// An empty store.
+    /// Creates an empty store.
     pub fn new(limits: TraceLimits) -> Self {
         Self {
             limits,
@@ -95,27 +96,27 @@ impl TraceStore {
         }
     }
 
-    /// Traces.
+    /// Returns the number of traces.
     pub fn len(&self) -> usize {
         self.traces.len()
     }
 
-    /// Whether there is none.
+    /// Whether the store is empty.
     pub fn is_empty(&self) -> bool {
         self.traces.is_empty()
     }
 
-    /// Bytes of all traces, as far as they are known.
+    /// Returns the approximate size of all traces, in bytes.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// Spans that had no room.
+    /// Returns the number of spans for which there was no room.
     pub fn left_out(&self) -> u64 {
         self.left_out
     }
 
-    /// Adds spans that arrive now. A span that comes twice is kept once.
+    /// Adds spans that have just arrived. Repeated spans are ignored.
     pub fn record(&mut self, spans: Vec<TracedSpan>, now_ms: u64) {
         for span in spans {
             self.record_span(span, now_ms);
@@ -150,7 +151,7 @@ impl TraceStore {
         }
     }
 
-    /// Lists the trace of a span as one of its service's.
+    /// Adds the trace of a span to the lists of the span's service.
     fn list(&mut self, span: &TracedSpan, now_ms: u64) {
         let (of_service, services) = (self.limits.of_service, self.limits.services);
         if span.service.is_empty()
@@ -172,7 +173,7 @@ impl TraceStore {
         }
     }
 
-    /// Forgets traces that are in no list and whose first spans arrived before this time.
+    /// Drops traces that are in no list and whose first span arrived before `before_ms`.
     fn forget_unlisted(&mut self, before_ms: u64) {
         let unlisted = |(at_ms, id): &&(u64, u128)| {
             *at_ms < before_ms && self.traces.get(id).is_some_and(|trace| trace.listed == 0)
@@ -181,7 +182,7 @@ impl TraceStore {
         self.forget(&unlisted);
     }
 
-    /// Forgets traces whose first spans arrived before this time.
+    /// Drops traces whose first span arrived before `before_ms`.
     fn forget_before(&mut self, before_ms: u64) {
         let old: Vec<_> =
             self.order.iter().take_while(|(at_ms, _)| *at_ms < before_ms).map(|(_, id)| *id).collect();
@@ -193,17 +194,18 @@ impl TraceStore {
             return;
         }
         self.forget_unlisted(u64::MAX);
-        // A sixteenth at once, so that it is seldom.
+        // Frees a sixteenth of the limit at once, so that this is rarely needed.
         let victims = self.largest(self.bytes.saturating_sub(self.limits.bytes - self.limits.bytes / 16));
         self.forget(&victims);
     }
 
-    /// Traces with at least this many bytes: of the service whose traces have the most, that which arrived first, and again.
+    /// Selects traces with at least `excess` bytes in total. Repeatedly takes the oldest trace of the service whose
+    /// traces take the most bytes.
     fn largest(&self, mut excess: usize) -> Vec<u128> {
         let trace = |id: &u128| Some((self.traces.get(id)?.arrived_ms, *id, self.traces.get(id)?.bytes));
         let of = |lists: &ServiceTraces| {
             let mut traces: Vec<_> = lists.ids().iter().filter_map(trace).collect();
-            // The first comes last, where it is taken.
+            // Sorted so that the oldest trace comes last, from where it is taken.
             traces.sort_unstable_by_key(|one| Reverse(*one));
             traces
         };
@@ -245,12 +247,12 @@ impl TraceStore {
         self.order.retain(|(_, id)| !forgotten.contains(id));
     }
 
-    /// The trace with this id.
+    /// Returns the trace with this id.
     pub(crate) fn trace(&self, id: u128) -> Option<&Trace> {
         self.traces.get(&id)
     }
 
-    /// Traces in the lists of the selected services, each once.
+    /// Returns the traces in the lists of the selected services, each of them once.
     pub(crate) fn listed(&self, is_selected: impl Fn(&str) -> bool) -> impl Iterator<Item = (u128, &Trace)> {
         let selected = self.services.iter().filter(|(service, _)| is_selected(service));
         let ids: BTreeSet<_> = selected.flat_map(|(_, lists)| lists.ids()).collect();
@@ -265,7 +267,7 @@ impl ServiceTraces {
 }
 
 impl Longest {
-    /// Adds a trace with a rank, of which the greatest counts.
+    /// Adds a trace with a rank. If the trace is added again, its greatest rank counts.
     fn add(&mut self, id: u128, rank: u64, most: usize) -> Listed {
         if let Some(known) = self.ranks.get_mut(&id) {
             if rank > *known {
@@ -317,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn slowest_and_last_failed_traces_of_a_service_are_kept() {
+    fn slowest_and_last_failed_traces_of_service_are_kept() {
         let mut store = TraceStore::new(LIMITS);
         for trace in 1..=20 {
             let one = span(trace, 1, "shop/cart", (trace % 7) as u64 * 1_000);
@@ -337,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn trace_is_whole_as_long_as_one_of_its_services_keeps_it() {
+    fn trace_stays_complete_while_any_service_lists_it() {
         let mut store = TraceStore::new(LIMITS);
         store.record(vec![span(1, 1, "shop/web", 10), span(1, 2, "shop/cart", 9_000)], 0);
         for trace in 2..10 {
@@ -349,7 +351,7 @@ mod tests {
     }
 
     #[test]
-    fn spans_and_services_are_bounded() {
+    fn trace_store_bounds_spans_and_services() {
         let mut store = TraceStore::new(LIMITS);
         store.record((1..=8).map(|id| span(1, id, "shop/web", id)).collect(), 0);
         assert_eq!((store.left_out(), store.trace(1).unwrap().spans.len()), (3, 5));
@@ -360,7 +362,7 @@ mod tests {
     }
 
     #[test]
-    fn service_with_the_most_bytes_makes_room() {
+    fn service_with_most_bytes_loses_traces_first() {
         let mut store = TraceStore::new(TraceLimits { bytes: 60_000, of_service: 100, ..LIMITS });
         store.record(vec![span(1, 1, "shop/quiet", 1)], 0);
         for trace in 2..200 {
@@ -373,7 +375,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn sums_and_lists_agree_with_the_traces(
+        fn trace_store_sums_and_lists_match_its_traces(
             spans in prop::collection::vec((1_u128..30, 1_u64..8, 0_usize..6, 0_u64..50, any::<bool>(), 0_u64..20_000), 0..300)
         ) {
             let mut store = TraceStore::new(TraceLimits { bytes: 12_000, ..LIMITS });

@@ -1,4 +1,4 @@
-//! What a caller may see of traces.
+//! The part of the traces that a caller may see.
 
 use std::cmp::Reverse;
 
@@ -10,22 +10,22 @@ use crate::{
     store::{Trace, TraceStore},
 };
 
-/// The most traces of a response.
+/// Maximum number of traces in a response.
 const MAX_SHOWN: usize = 200;
 
-/// Which traces, and which of their spans: those of services of other tenants are hidden.
+/// Selects traces, and which of their spans are shown. Spans from services of other tenants are hidden.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TraceView {
-    /// All.
+    /// All traces.
     All,
-    /// Those in which services of a tenant take part.
+    /// Traces in which services of a tenant take part.
     Tenant(Tenant),
-    /// Those in which a service takes part.
+    /// Traces in which a service takes part.
     Service(ServiceName),
 }
 
 impl TraceView {
-    /// The slowest first.
+    /// Lists the selected traces, slowest first.
     pub fn list(&self, store: &TraceStore, now_ms: u64) -> v1::ReadTracesResponse {
         let listed = store.listed(|service| self.has(service));
         let mut traces: Vec<_> = listed.filter_map(|(id, trace)| self.summary(id, trace, now_ms)).collect();
@@ -35,7 +35,7 @@ impl TraceView {
         v1::ReadTracesResponse { traces, not_shown, left_out: store.left_out(), ..Default::default() }
     }
 
-    /// A trace with its spans, by their beginnings; `None` if there is none that may be seen.
+    /// Returns a trace with its spans, ordered by start; `None` if no span is visible.
     pub fn read(&self, store: &TraceStore, id: u128, now_ms: u64) -> Option<v1::ReadTracesResponse> {
         let trace = store.trace(id)?;
         let summary = self.summary(id, trace, now_ms)?;
@@ -55,7 +55,7 @@ impl TraceView {
         trace.spans.iter().filter(|span| self.shows(&span.service)).collect()
     }
 
-    /// Whether traces of a service are listed.
+    /// Whether the view lists traces of a service.
     fn has(&self, service: &str) -> bool {
         match self {
             Self::Service(name) => ServiceName::new(service).is_ok_and(|service| service == *name),
@@ -63,7 +63,7 @@ impl TraceView {
         }
     }
 
-    /// Whether spans of a service are shown. Names that are none of services have no tenant.
+    /// Whether the view shows spans of a service. A name that is not a service name belongs to no tenant.
     fn shows(&self, service: &str) -> bool {
         let tenant = match self {
             Self::All => return true,
@@ -73,7 +73,7 @@ impl TraceView {
         ServiceName::new(service).is_ok_and(|service| service.tenant == *tenant)
     }
 
-    /// A trace by the spans that are shown; `None` if there is none.
+    /// Summarises a trace by its visible spans; `None` if there are none.
     fn summary(&self, id: u128, trace: &Trace, now_ms: u64) -> Option<v1::TraceSummary> {
         let seen = self.seen(trace);
         if let Self::Service(_) = self
@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn trace_is_shown_from_its_first_span_on() {
+    fn trace_times_are_relative_to_first_span() {
         let read = TraceView::All.read(&store(), 1, 7).unwrap();
         let spans: Vec<_> =
             read.spans.iter().map(|span| (span.id, span.start_us, span.duration_us)).collect();

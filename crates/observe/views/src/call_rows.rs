@@ -1,41 +1,41 @@
-//! Rows of calls, and their sums.
+//! Rows of calls, and sums of rows.
 
 use std::collections::BTreeSet;
 
 use fairmesh_model::CallCounts;
 use fairmesh_wire::{
-    convert::counts::read_counts,
+    convert::call_counts::read_counts,
     v1::{CallsRow, CountedCalls},
 };
 
-/// Stands for an unknown name.
+/// Shown instead of an unknown name.
 pub const UNKNOWN: &str = "-";
-/// The name of the smallest paths, which the control plane does not tell apart.
+/// Name of the row into which the control plane merges the smallest paths.
 pub const OTHER: &str = "(other)";
 
 /// Calls of one path.
 #[derive(Clone, Debug, Default)]
 pub struct CallRow {
-    /// The calling service, as tenant/service.
+    /// Calling service, as `tenant/service`.
     pub caller: String,
-    /// The called service.
+    /// Called service, as `tenant/service`.
     pub service: String,
-    /// The class of the route.
+    /// Class of the route.
     pub class: String,
-    /// The region of the callers.
+    /// Region of the callers.
     pub from: String,
-    /// The region of the servers.
+    /// Region of the servers.
     pub to: String,
-    /// What was counted.
+    /// Counts of the calls.
     pub counts: CallCounts,
-    /// The part of the window that reports cover, in milliseconds.
+    /// Part of the window that reports cover, in milliseconds.
     pub covered_ms: u64,
-    /// Since the end of the last interval that was reported, in milliseconds.
+    /// Time since the end of the last reported interval, in milliseconds.
     pub age_ms: u64,
 }
 
 impl CallRow {
-    /// A row of a response, with [`UNKNOWN`] for what it does not name.
+    /// Converts a row of a response. Missing names become [`UNKNOWN`].
     pub fn of(row: &CallsRow) -> Self {
         let none = CountedCalls::default();
         let calls = row.calls.as_ref().unwrap_or(&none);
@@ -57,22 +57,22 @@ impl CallRow {
     }
 }
 
-/// The sum of rows, and then their rates.
+/// A sum of rows, which [`per_second`](Self::per_second) turns into rates.
 #[derive(Clone, Debug)]
 pub struct CallSum {
-    /// What was counted.
+    /// Sum of the counts.
     pub counts: CallCounts,
-    /// Calls, and after [`per_second`](Self::per_second) calls per second; so are the next three.
+    /// Number of calls. After [`per_second`](Self::per_second), this field and the next three are per second.
     pub rate: f64,
-    /// Calls that failed.
+    /// Number of failed calls.
     pub failures: f64,
-    /// Attempts after the first of their call.
+    /// Number of retries: attempts after the first attempt of a call.
     pub retries: f64,
-    /// Bytes between regions.
+    /// Bytes sent between regions.
     pub egress: f64,
-    /// The greatest part of the window that one of the rows covers, in milliseconds. Rows that cover less had no calls before.
+    /// Longest part of the window that any row covers, in milliseconds. Rows that cover less had no earlier calls.
     pub covered_ms: u64,
-    /// Since the newest data, in milliseconds.
+    /// Age of the newest data, in milliseconds.
     pub age_ms: u64,
 }
 
@@ -84,7 +84,7 @@ impl Default for CallSum {
 }
 
 impl CallSum {
-    /// Adds a row.
+    /// Adds a row to the sum.
     pub fn add(&mut self, row: &CallRow) {
         self.rate += row.counts.calls() as f64;
         self.failures += row.counts.failures() as f64;
@@ -97,7 +97,7 @@ impl CallSum {
         self.age_ms = self.age_ms.min(row.age_ms);
     }
 
-    /// Turns the sums of all rows into rates, by the time that reports cover.
+    /// Turns the sum into rates over the time that reports cover. Call this after the last row was added.
     pub fn per_second(&mut self) {
         let seconds = self.covered_ms as f64 / 1_000.0;
         for sum in [&mut self.rate, &mut self.failures, &mut self.retries, &mut self.egress] {
@@ -105,16 +105,17 @@ impl CallSum {
         }
     }
 
-    /// The part of calls that failed; `None` without calls.
+    /// Returns the share of calls that failed; `None` without calls.
     pub fn failed_part(&self) -> Option<f64> {
         (self.rate > 0.0).then(|| (self.failures / self.rate).min(1.0))
     }
 }
 
-/// Rows that count each call once. Where callers and servers count the same calls, the servers' rows are left out: a
-/// caller knows retries, faults and regions. The servers of a service that prove no caller count the calls of all
-/// callers in one row, which is left out then. Where the servers know callers, this row has only calls from outside the
-/// mesh, and calls that no one else counts.
+/// Selects rows so that each call is counted once. If both caller and servers count the same calls, the servers' row
+/// is left out: a caller knows retries, faults and regions. If the servers of a service never authenticate callers,
+/// they count the calls of all callers in one row, which is left out if any caller counts calls to the service. If
+/// they do authenticate callers, the row without a caller stays: it has only calls from outside the mesh, and other
+/// calls that no caller counts.
 pub fn counted_once(rows: &[CallsRow]) -> impl Iterator<Item = &CallsRow> {
     let of_callers = rows.iter().filter_map(|row| row.calls.as_ref()).filter(|calls| !calls.by_server);
     let of_servers = rows.iter().filter_map(|row| row.calls.as_ref()).filter(|calls| calls.by_server);
@@ -151,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn calls_that_both_sides_count_are_shown_once() {
+    fn calls_counted_by_both_sides_are_shown_once() {
         let rows = vec![
             row("shop/web", "shop/cart", false, 10),
             row("shop/web", "shop/cart", true, 10),

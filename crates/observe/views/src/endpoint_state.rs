@@ -1,7 +1,7 @@
-//! The state of endpoints as callers see it: that of the registration, and what health checks found.
+//! The state of endpoints as callers see it: the registered state, combined with the verdicts of health checks.
 //!
-//! Ejections are not here: each caller makes its own from the outcomes of its calls, and tells no one else.
-//! `fairmesh proxy endpoints` shows those of a proxy.
+//! Outlier ejections are not included: each caller ejects endpoints by the outcomes of its own calls, and does not
+//! report this. `fairmesh proxy endpoints` shows the ejections of a proxy.
 
 use std::collections::HashSet;
 
@@ -10,20 +10,21 @@ use serde_json::{Value, json};
 
 use crate::view::{ServiceView, View, instant};
 
-/// The state of one endpoint, for display.
+/// State of one endpoint, for display.
 #[derive(Clone, Debug)]
 pub struct DisplayedState<'a> {
-    /// `starting`, `serving`, `draining`, `lost`, or of an endpoint that is registered as serving, `refused` or `unhealthy`.
+    /// `starting`, `serving`, `draining` or `lost`. For an endpoint registered as serving, also `refused` or
+    /// `unhealthy`.
     pub state: &'static str,
     verdict: Option<(&'a Verdict, &'static str)>,
     endpoint: &'a Endpoint,
 }
 
-/// Why callers refuse an endpoint.
+/// Text that explains why callers refuse an endpoint.
 pub const REFUSED: &str =
     "plaintext endpoint in a strict mesh: callers use it only where the policy says 'mtls: permissive'";
 
-/// The states of the endpoints of a service, in their order.
+/// Returns the states of a service's endpoints, in the same order.
 pub fn states<'a>(one: &'a ServiceView, view: &View) -> Vec<DisplayedState<'a>> {
     let hosts = &view.hosts.value;
     let refused: HashSet<&InstanceId> = match view.has_trust_domain {
@@ -47,7 +48,8 @@ pub fn states<'a>(one: &'a ServiceView, view: &View) -> Vec<DisplayedState<'a>> 
 }
 
 impl DisplayedState<'_> {
-    /// Who found it unhealthy, drained it or lost it, since when and why, or why callers refuse it; empty of one that serves.
+    /// Returns the reason for the state: who found the endpoint unhealthy, drained it or lost it, since when and why,
+    /// or why callers refuse it. Empty for a serving endpoint.
     pub fn reason(&self) -> String {
         match self.verdict {
             Some((verdict, effect)) if self.state == "unhealthy" => format!(
@@ -73,7 +75,7 @@ impl DisplayedState<'_> {
         }
     }
 
-    /// Likewise for programs: the last verdict, if any.
+    /// Returns the last verdict of health checks as JSON, if there is any.
     pub fn health(&self) -> Value {
         self.verdict.map_or(Value::Null, |(verdict, effect)| {
             json!({
@@ -88,7 +90,7 @@ impl DisplayedState<'_> {
     }
 }
 
-/// That an endpoint is lost, since when, and why.
+/// Describes since when and why an endpoint is lost.
 pub fn lost_words(endpoint: &Endpoint) -> String {
     match endpoint.lost() {
         Some((at_ms, Endpoint::REPORTED)) => {
@@ -99,7 +101,7 @@ pub fn lost_words(endpoint: &Endpoint) -> String {
     }
 }
 
-/// Effect of a verdict on callers.
+/// Describes the effect of a verdict on callers.
 pub fn effect(verdict: &Verdict, force: VerdictEffect, panic: bool) -> &'static str {
     match force {
         VerdictEffect::Exclusion => "last resort",

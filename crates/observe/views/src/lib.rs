@@ -1,11 +1,11 @@
-//! What operators see of the mesh, as values: records grouped by service, the state of endpoints as callers see it, and calls that
-//! both sides count, counted once.
+//! What operators see of the mesh, as plain values: records grouped by service, the state of endpoints as callers see
+//! it, and calls, where calls reported by both sides are counted once.
 //!
-//! Commands and the web page of the control plane show the same numbers and words, since both get them here. This crate knows no
-//! connection and no process: who reads the records is a matter of its users.
+//! Commands and the web page of the control plane both use this crate, so that they show the same numbers and words.
+//! The crate has no connections and knows no processes: its users read the records.
 //!
-//! Views are values of one moment. Views that follow the mesh were rejected: a page or a table of several moments at once
-//! contradicts itself.
+//! A view shows a single moment. Views that follow changes of the mesh were rejected: a page or table that mixes
+//! several moments contradicts itself.
 
 mod call_rows;
 mod endpoint_state;

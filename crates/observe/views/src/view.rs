@@ -13,88 +13,88 @@ use fairmesh_model::{
     RegionDrain, RegionTable, Regions, RoundTrips, Service, ServiceName, ShardMap, ShardMove, TableOrigin,
     Tenant, Verdicts, WorkloadEntry, Zone, access::RoleBinding,
 };
-use fairmesh_wire::{records, shards};
+use fairmesh_wire::{record_encoding, shard_encoding};
 
-/// A stored record.
+/// A stored record, not decoded.
 #[derive(Debug)]
 pub struct StoredRecord {
-    /// Its key.
+    /// Key of the record.
     pub key: RecordKey,
-    /// Its encoded value.
+    /// Encoded value of the record.
     pub value: Bytes,
-    /// The revision that wrote it.
+    /// Revision that wrote the record.
     pub revision: u64,
 }
 
-/// A record and the revision that wrote it.
+/// A decoded record, and the revision that wrote it.
 #[derive(Clone, Debug)]
 pub struct At<T> {
     /// The decoded record.
     pub value: T,
-    /// The revision that wrote it; 0 if there is no record.
+    /// Revision that wrote the record; 0 if there is no record.
     pub revision: u64,
 }
 
 /// All records of one service.
 #[derive(Debug, Default)]
 pub struct ServiceView {
-    /// The declaration.
+    /// Declaration of the service.
     pub service: Option<At<Service>>,
-    /// The policy as written, with the rules of authorization in force.
+    /// Policy as written, with the authorization rules in force.
     pub policy: Option<At<Policy>>,
-    /// The defaults of its tenant and of the mesh, if they were read, and the newest revision that wrote them.
+    /// Defaults of the tenant and of the mesh if they were read, and the newest revision that wrote any of them.
     pub inherited: At<InheritedDefaults>,
-    /// In the order of their names.
+    /// Endpoints, ordered by name.
     pub endpoints: Vec<At<Endpoint>>,
-    /// What active health checks found.
+    /// Verdicts of active health checks.
     pub health: Verdicts,
     /// The shard map, if the service is sharded.
     pub shards: Option<ShardMap>,
-    /// Moves of shards under way.
+    /// Shard moves in flight.
     pub moves: Vec<ShardMove>,
-    /// By the region of the callers.
+    /// Region tables of the planner, by region of the callers.
     pub tables: BTreeMap<Region, At<RegionTable>>,
-    /// The programs that have the identity of the service.
+    /// Programs that have the identity of the service.
     pub workload: Option<At<WorkloadEntry>>,
-    /// The record of the rules; those in force are in the policy.
+    /// Record of the service's own authorization rules; the rules in force are in the policy.
     pub authorization: Option<At<Authorization>>,
-    /// How it uses a gateway with backends.
+    /// How the service uses a gateway with backends.
     pub gateway: Option<At<GatewayService>>,
-    /// The backends of the gateway that serve it.
+    /// Backends of the gateway that serve the service.
     pub placement: Option<At<Placement>>,
 }
 
-/// A part of the RIB.
+/// Decoded records of a part of the RIB.
 #[derive(Debug, Default)]
 pub struct View {
-    /// By name.
+    /// Services by name.
     pub services: BTreeMap<ServiceName, ServiceView>,
-    /// The declared topology.
+    /// Declared topology.
     pub regions: At<Regions>,
-    /// Measured distances of regions.
+    /// Measured round-trip times between regions.
     pub round_trips: RoundTrips,
     /// Host types and their speeds.
     pub hosts: At<Hosts>,
-    /// The default of services without rules.
+    /// Default for services without authorization rules.
     pub authorization: Option<DefaultAuthorization>,
-    /// Defaults of policies, if they were read.
+    /// Policy defaults by scope, if they were read.
     pub policy_defaults: DefaultsByScope,
-    /// The revisions of the defaults of policies.
+    /// Revisions that wrote the policy defaults.
     pub defaults_revisions: BTreeMap<DefaultsScope, u64>,
     /// Drains of whole regions, if they were read.
     pub drains: BTreeMap<Region, RegionDrain>,
-    /// Who may do what with the records, if they were read.
+    /// Role bindings for access to records, if they were read.
     pub roles: BTreeMap<Label, At<RoleBinding>>,
-    /// The backends of the gateway, if they were read.
+    /// Backends of the gateway, if they were read.
     pub gateway_backends: BTreeMap<Label, At<GatewayBackend>>,
-    /// What tenants may have at the gateway.
+    /// Quotas of tenants at the gateway.
     pub gateway_quotas: BTreeMap<Tenant, At<GatewayQuota>>,
     /// Whether the mesh has a trust domain.
     pub has_trust_domain: bool,
 }
 
 impl ServiceView {
-    /// The rules in force.
+    /// Returns the authorization rules in force.
     pub fn rules(&self) -> Option<&Authorization> {
         self.policy.as_ref()?.value.authorization.as_deref()
     }
@@ -106,20 +106,20 @@ impl<T: Default> Default for At<T> {
     }
 }
 
-/// Time since a moment in milliseconds since 1970, for display; zero if this machine's clock is behind.
+/// Returns the time since a moment in milliseconds since 1970, for display. Zero if this machine's clock is behind.
 pub fn age_of(at_ms: u64) -> Duration {
     #[allow(clippy::disallowed_methods, reason = "ages of records are shown by the wall clock")]
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
     now.saturating_sub(Duration::from_millis(at_ms))
 }
 
-/// A time in milliseconds since 1970, as RFC 3339 writes it.
+/// Formats a time in milliseconds since 1970 as RFC 3339.
 pub fn instant(at_ms: u64) -> String {
     let time = i64::try_from(at_ms).ok().and_then(|ms| jiff::Timestamp::from_millisecond(ms).ok());
     time.map(|time| time.to_string()).unwrap_or_default()
 }
 
-/// The age of a table by the clock of this machine; routers go by the age of their data.
+/// Returns the age of a table by this machine's clock, for display. Routers use the age of their data instead.
 pub fn table_age(table: &RegionTable) -> Duration {
     match table.origin {
         TableOrigin::ByHand => Duration::ZERO,
@@ -127,7 +127,7 @@ pub fn table_age(table: &RegionTable) -> Duration {
     }
 }
 
-/// The services that a command reads.
+/// The services that a command or page shows.
 #[derive(Clone, Debug)]
 pub enum Scope {
     /// Every service.
@@ -138,17 +138,17 @@ pub enum Scope {
     Service(ServiceName),
 }
 
-/// The prefix of the records of all tenants.
+/// Prefix of the records of all tenants.
 pub const ALL_TENANTS: &str = "/t/";
 
-/// All kinds of records of services, without their earlier values.
+/// Returns all kinds of records that belong to services, except their history.
 pub fn every_kind() -> Vec<RecordKind> {
     let of_services = RecordKind::ALL.iter().copied().filter(|kind| kind.scope() == KindScope::Service);
     of_services.filter(|kind| *kind != RecordKind::History).collect()
 }
 
 impl Scope {
-    /// The prefixes of the defaults of its policies.
+    /// Returns the prefixes of the policy defaults that concern the scope.
     pub fn policy_defaults(&self) -> Vec<Prefix> {
         let of = |scope| Prefix::from(&RecordKey::PolicyDefaults(scope));
         let tenant = match self {
@@ -161,7 +161,7 @@ impl Scope {
 
     fn prefixes(&self, kinds: &[RecordKind]) -> Vec<Prefix> {
         match self {
-            // There is no list of tenants, so all of them are read and filtered here.
+            // There is no list of tenants, so all services are read and filtered here.
             Self::All => Prefix::new(ALL_TENANTS).into_iter().collect(),
             Self::Tenant(tenant) => kinds.iter().map(|kind| Prefix::tenant(tenant, *kind)).collect(),
             Self::Service(name) => kinds.iter().map(|kind| kind.prefix_of(name)).collect(),
@@ -170,7 +170,7 @@ impl Scope {
 }
 
 impl View {
-    /// The prefixes of the records of `scope` of these kinds, of the topology, and of records that concern all
+    /// Returns the prefixes to read: records of `scope` of these kinds, the topology, and records that concern all
     /// services.
     pub fn prefixes(scope: &Scope, kinds: &[RecordKind]) -> Vec<Prefix> {
         let mut prefixes = scope.prefixes(kinds);
@@ -180,10 +180,10 @@ impl View {
         prefixes
     }
 
-    /// Decodes records.
+    /// Decodes records into a view.
     ///
     /// # Errors
-    /// If one cannot be decoded, with its key.
+    /// If a record cannot be decoded; the error names its key.
     pub fn of(stored: Vec<StoredRecord>) -> Result<Self, Invalid> {
         let mut view = Self::default();
         let mut parts: BTreeMap<ServiceName, Vec<(RecordKey, Bytes)>> = BTreeMap::new();
@@ -197,14 +197,14 @@ impl View {
             }
         }
         for (name, parts) in parts {
-            let map = shards::decode_map(parts).map_err(|e| e.within(format!("shards of {name}")))?;
+            let map = shard_encoding::decode_map(parts).map_err(|e| e.within(format!("shards of {name}")))?;
             view.services.entry(name).or_default().shards = map;
         }
         view.inherit();
         Ok(view)
     }
 
-    /// Gives services the defaults of their policies.
+    /// Adds the inherited policy defaults to each service.
     fn inherit(&mut self) {
         for (name, service) in &mut self.services {
             let revisions = self.defaults_revisions.iter().filter(|(scope, _)| scope.includes(&name.tenant));
@@ -213,14 +213,14 @@ impl View {
         }
     }
 
-    /// Decodes the records that this release can read, and leaves out others: one of them must not hide a whole mesh. Shard maps are
-    /// left out too.
+    /// Decodes the records that this release can read, and skips all others, because one unreadable record must not
+    /// hide a whole mesh. Shard maps are skipped too.
     pub fn of_readable(stored: Vec<StoredRecord>) -> Self {
         let mut view = Self::default();
         for one in stored {
             let is_part = matches!(one.key, RecordKey::ShardManifest(..) | RecordKey::ShardChunk(..));
             if !is_part && !matches!(one.key, RecordKey::History(..) | RecordKey::MeshHistory(..)) {
-                // What is left out is an error of `of`.
+                // A record that is skipped here would be an error of `of`.
                 let _ = view.take(one);
             }
         }
@@ -228,10 +228,11 @@ impl View {
         view
     }
 
-    /// Takes a record. A kind of record without an arm does not compile.
+    /// Adds a record to the view. The `match` has no wildcard, so that a new kind of record without an arm does not
+    /// compile.
     fn take(&mut self, stored: StoredRecord) -> Result<(), Invalid> {
         let StoredRecord { key, value, revision } = stored;
-        let record = records::decode(&key, &value).map_err(|e| e.within(key.to_string()))?;
+        let record = record_encoding::decode(&key, &value).map_err(|e| e.within(key.to_string()))?;
         match record {
             Record::Service(value) => self.set(&key, |of| of.service = Some(At { value, revision })),
             Record::Policy(value) => self.set(&key, |of| of.policy = Some(At { value, revision })),
@@ -276,7 +277,7 @@ impl View {
                 }
             }
             Record::TrustBundle(_) => self.has_trust_domain = true,
-            // `fairmesh identity` and `explain` read them by themselves.
+            // `fairmesh identity` and `explain` read these records themselves.
             Record::Revocations(_) | Record::FederatedDomains(_) | Record::TokenIssuers(_) => {}
             Record::JoinedAgent(_) | Record::ElectedChecker(_) => {}
         }
@@ -290,7 +291,7 @@ impl View {
         }
     }
 
-    /// Takes a record of the gateway.
+    /// Adds a record of the gateway to the view.
     fn take_gateway(&mut self, key: RecordKey, record: Record, revision: u64) {
         match (record, key) {
             (Record::GatewayBackend(value), RecordKey::GatewayBackend(name)) => {
@@ -309,20 +310,20 @@ impl View {
         }
     }
 
-    /// Changes what is known of the service of a key.
+    /// Changes the view of the service that a key belongs to.
     fn set(&mut self, key: &RecordKey, change: impl FnOnce(&mut ServiceView)) {
         if let Some(name) = key.service() {
             change(self.services.entry(name.clone()).or_default());
         }
     }
 
-    /// The number of known services that a backend of the gateway serves.
+    /// Returns the number of known services that a gateway backend serves.
     pub fn services_on(&self, backend: &Label) -> usize {
         let placements = self.services.values().filter_map(|one| one.placement.as_ref());
         placements.filter(|placement| placement.value.has(backend)).count()
     }
 
-    /// The zones of a region in which endpoints are, or that its tables name.
+    /// Returns the zones of a region that have endpoints or occur in its tables.
     pub fn zones_in(&self, region: &Region) -> BTreeSet<Zone> {
         let mut zones = BTreeSet::new();
         for service in self.services.values() {
@@ -338,7 +339,7 @@ impl View {
         zones
     }
 
-    /// Every region that is declared, has endpoints or takes part in measured distances.
+    /// Returns every region that is declared, has endpoints, or occurs in measured round trips.
     pub fn region_names(&self) -> Vec<Region> {
         let used = self.services.values().flat_map(|service| &service.endpoints);
         let used = used.map(|endpoint| endpoint.value.location.region.clone());
@@ -352,19 +353,19 @@ impl View {
 }
 
 impl ServiceView {
-    /// Its endpoints that callers of a mesh with a trust domain refuse, since they speak plaintext.
+    /// Returns the endpoints that callers refuse, because they use plaintext in a mesh with a trust domain.
     pub fn refused(&self) -> impl Iterator<Item = &Endpoint> {
         let (mode, service) = (self.mtls(), self.service.as_ref().map(|at| &at.value));
         let endpoints = self.endpoints.iter().map(|at| &at.value);
         endpoints.filter(move |endpoint| mode.refuses(service, endpoint))
     }
 
-    /// Whether its policy permits plaintext.
+    /// Returns whether the service's policy permits plaintext.
     pub fn mtls(&self) -> MtlsMode {
         self.policy.as_ref().map(|policy| policy.value.mtls).unwrap_or_default()
     }
 
-    /// The revision of the newest record by which a caller in `region` decides.
+    /// Returns the newest revision among the records by which a caller in `region` decides.
     pub fn revision(&self, region: &Region) -> u64 {
         let endpoints = self.endpoints.iter().map(|endpoint| endpoint.revision);
         let policy = self.policy.as_ref().map(|policy| policy.revision);
@@ -374,12 +375,13 @@ impl ServiceView {
         newest.max(self.inherited.revision)
     }
 
-    /// The policy in force: as written, with the defaults of tenant and mesh, and the built-in values.
+    /// Returns the policy in force: as written, completed with the defaults of tenant and mesh and with built-in
+    /// values.
     pub fn effective_policy(&self) -> Policy {
         self.merged_policy().0
     }
 
-    /// The policy in force, and where its fields with defaults come from.
+    /// Returns the policy in force, and the origin of each field that has a default.
     pub fn merged_policy(&self) -> (Policy, [(PolicyField, FieldOrigin); PolicyField::ALL.len()]) {
         let written = self.policy.as_ref().map(|policy| policy.value.clone());
         self.inherited.value.merge(written.unwrap_or_default())

@@ -1,4 +1,5 @@
-//! What the page reads: `/ui/api/…`. Who may read it is decided before, by the tenant and the service that are named.
+//! The API that the web page reads, at `/ui/api/…`. Access is checked before, by the tenant and the service that a
+//! request names.
 
 mod mesh;
 mod service;
@@ -20,30 +21,31 @@ use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
 
 use crate::{
-    commands::Commands,
-    files::BUILD,
-    inventory::Inventories,
-    shown::{Shown, text},
-    snapshots::Snapshots,
-    source::{Refusal, Source},
-    streams::{Part, Streams},
+    command_queries::Commands,
+    event_delta::{Shown, text},
+    event_streams::{Part, Streams},
+    page_files::BUILD,
+    page_source::{Refusal, Source},
+    service_inventory::Inventories,
+    shared_snapshots::Snapshots,
 };
 
-/// The window of a request without one, in seconds.
+/// Default window of a request, in seconds.
 const DEFAULT_WINDOW: u64 = 60;
-/// The windows of pages, in seconds. Others are rounded up to them: each is a reading of the whole history.
+/// Windows that the page offers, in seconds. Other windows are rounded up to these, because each distinct window
+/// costs a read of the whole history.
 const WINDOWS: [u64; 4] = [10, 60, 600, 3_600];
-/// Pairs without a report in the window are shown as unknown if they had one in this time.
+/// Time within which a pair without a report in the window must have had a report to be shown as unknown.
 const EARLIER: Duration = Duration::from_secs(600);
-/// Intervals between two looks at records, and at what other processes report.
+/// Number of intervals between two updates of parts made from records or from reports of other processes.
 const RECORDS_EVERY: u32 = 2;
-/// Intervals between two looks at what changes by minutes, or takes long to read.
+/// Number of intervals between two updates of parts that change every few minutes, or are slow to read.
 const SLOW_EVERY: u32 = 5;
 
-/// The most questions at once: an answer may need a large shard map.
+/// Maximum number of concurrent one-off requests. Their responses may need a large shard map.
 const MAX_QUESTIONS: usize = 2;
 
-/// What the handlers share.
+/// State shared by the handlers.
 #[derive(Clone, Debug)]
 pub(crate) struct Served {
     source: Arc<dyn Source>,
@@ -67,7 +69,7 @@ impl Served {
         Self { source, commands, version, streams, snapshots, inventories, questions }
     }
 
-    /// A part of a stream. Pages whose parts have the same `key` share what is made.
+    /// Creates a part of a stream. Pages whose parts have the same `key` share its snapshots.
     fn part(
         &self,
         name: &'static str,
@@ -103,17 +105,17 @@ pub(crate) fn router(served: Served) -> Router {
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct Asked {
-    /// Only this tenant; empty: all tenants.
+    /// Show only this tenant; if empty, all tenants.
     tenant: String,
-    /// Only calls from or to this region; empty: calls of all regions.
+    /// Show only calls from or to this region; if empty, all calls.
     region: String,
-    /// `region`: services of each region are told apart.
+    /// `region` shows a service separately for each region.
     split: String,
-    /// Seconds.
+    /// Length of the window, in seconds.
     window: u64,
-    /// Breakdown of wasted cores.
+    /// Field by which wasted cores are broken down.
     by: String,
-    /// Window of wasted cores, in minutes.
+    /// Window for wasted cores, in minutes.
     minutes: u32,
 }
 
@@ -132,7 +134,7 @@ impl Asked {
     }
 }
 
-/// Error body, as in the registry.
+/// JSON body of an error response, as in the registry.
 #[derive(Serialize)]
 struct Failure {
     error: String,
@@ -153,7 +155,7 @@ fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// The release and the build, by which a page knows that it is older than its control plane.
+/// Returns the release and the build, by which a page notices that it is older than its control plane.
 fn hello(version: &str) -> String {
     text(&json!({ "version": version, "build": *BUILD }))
 }
@@ -183,7 +185,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn window_is_rounded_up_to_one_of_the_page() {
+    fn requested_call_window_is_rounded_up_to_offered_one() {
         let rounded = |window| Asked { window, ..Asked::default() }.window().as_secs();
         assert_eq!([0, 1, 10, 11, 601, 9_999].map(rounded), [60, 10, 10, 60, 3_600, 3_600]);
     }

@@ -1,28 +1,28 @@
-//! The web page of the control plane at `/ui/`: who calls whom and how well, one service, why a call goes where it goes, and the mesh by
-//! regions, waste, security and processes.
+//! The web page of the control plane at `/ui/`. It shows who calls whom and how well, single services, why a call
+//! goes where it goes, and the mesh by regions, waste, security and processes.
 //!
-//! The files of the page are built in `web/`, and are part of the program. Beneath `/ui/api/` it reads what a [`Source`] knows and what
-//! gRPC services respond to commands, once or as a stream of events, and changes nothing. Who may read what is decided in front of it,
-//! by the path and the query.
+//! The files of the page are built in `web/` and embedded in the program. At `/ui/api/` the page reads what a
+//! [`Source`] knows and what gRPC services respond to commands, once or as a stream of events. It changes nothing.
+//! Access is checked in front of the page, by path and query.
 //!
-//! Calls are added up here by pair, and laid out in the browser: a stream carries numbers, not pictures, and its size is that
-//! of the pairs. Having the page read metrics of Prometheus was rejected: it would need one, and an operator of one tenant would see
-//! all.
+//! Calls are summed by pair here, and drawn in the browser: a stream carries numbers instead of pictures, and its
+//! size depends on the number of pairs. Reading metrics from Prometheus was rejected: the page would need a
+//! Prometheus, and an operator of one tenant would see all tenants.
 
 mod api;
-mod commands;
-mod files;
-mod graph;
-mod history;
-mod inventory;
+mod browser_security;
+mod call_graph;
+mod command_queries;
+mod event_delta;
+mod event_streams;
+mod explain_form;
+mod page_files;
+mod page_source;
 mod panels;
-mod security;
+mod policy_history;
 mod service;
-mod shown;
-mod snapshots;
-mod source;
-mod streams;
-mod why;
+mod service_inventory;
+mod shared_snapshots;
 
 use std::sync::Arc;
 
@@ -30,26 +30,26 @@ use axum::{Router, middleware::from_fn_with_state};
 use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
 
-pub use security::HostNames;
-pub use source::{AuditLog, Audited, Certificate, InstanceLoad, Refusal, Source};
+pub use browser_security::HostNames;
+pub use page_source::{AuditLog, Audited, Certificate, InstanceLoad, Refusal, Source};
 
-/// What the page needs besides its source.
+/// Configuration of the page besides its source.
 #[derive(Debug)]
 pub struct PageConfig {
-    /// Host names by which browsers may address the page, besides `localhost` and IP addresses.
+    /// Host names under which browsers may address the page, besides `localhost` and IP addresses.
     pub hosts: HostNames,
-    /// The release of the process, for people.
+    /// Release of the process, for display.
     pub version: &'static str,
-    /// The gRPC services of the process, without a check of callers.
+    /// gRPC services of the process, without access checks.
     pub services: Routes,
-    /// Ends streams when the process stops.
+    /// Cancelled when the process stops, to end streams.
     pub closing: CancellationToken,
 }
 
-/// The routes of the page.
+/// Returns the routes of the page.
 pub fn router(source: Arc<dyn Source>, config: PageConfig) -> Router {
     let PageConfig { hosts, version, services, closing } = config;
     let served = api::Served::new(source, services, (version, closing));
-    let pages = files::router().merge(api::router(served));
-    pages.layer(from_fn_with_state(Arc::new(hosts), security::guard))
+    let pages = page_files::router().merge(api::router(served));
+    pages.layer(from_fn_with_state(Arc::new(hosts), browser_security::guard))
 }

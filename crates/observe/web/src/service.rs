@@ -13,12 +13,12 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use crate::{
-    graph::{Numbers, rows},
-    shown::Shown,
-    source::InstanceLoad,
+    call_graph::{Numbers, rows},
+    event_delta::Shown,
+    page_source::InstanceLoad,
 };
 
-/// The kinds of records that a service is shown by.
+/// Kinds of records that are read to show a service.
 pub(crate) const KINDS: &[RecordKind] = &[
     RecordKind::Service,
     RecordKind::Policy,
@@ -27,7 +27,7 @@ pub(crate) const KINDS: &[RecordKind] = &[
     RecordKind::Authorization,
 ];
 
-/// The records of a service, as the page shows them.
+/// Shows the records of a service.
 pub(crate) fn records(name: &ServiceName, view: &View, loads: &[InstanceLoad]) -> Shown {
     let empty = ServiceView::default();
     let one = view.services.get(name).unwrap_or(&empty);
@@ -47,7 +47,7 @@ pub(crate) fn records(name: &ServiceName, view: &View, loads: &[InstanceLoad]) -
     }))
 }
 
-/// What happens to calls of services without rules, as documents of kind Authorization name it.
+/// Returns the default for services without rules, as named in documents of kind Authorization.
 pub(crate) const fn default_name(default: DefaultAuthorization) -> &'static str {
     match default {
         DefaultAuthorization::Allow => "allow",
@@ -56,12 +56,13 @@ pub(crate) const fn default_name(default: DefaultAuthorization) -> &'static str 
     }
 }
 
-/// The revision of the newest record by which callers of a service decide.
+/// Returns the newest revision among the records by which callers of a service decide.
 pub(crate) fn newest_revision(stored: &[StoredRecord]) -> u64 {
     stored.iter().filter(|one| one.key.service().is_some()).map(|one| one.revision).max().unwrap_or_default()
 }
 
-/// Endpoints with the share of their region's calls that is due to them, by their power, and the share that they received.
+/// Returns endpoints, each with two shares of its region's calls: the share that its power entitles it to, and the
+/// share that it received.
 fn endpoints(one: &ServiceView, view: &View, loads: &[InstanceLoad]) -> Vec<Value> {
     let hosts = &view.hosts.value;
     let mut power: BTreeMap<&Region, u64> = BTreeMap::new();
@@ -107,18 +108,18 @@ fn serves(endpoint: &Endpoint) -> bool {
     endpoint.state == EndpointState::Serving
 }
 
-/// What was counted in a step, and the part of it that reports cover.
+/// Counts of a step, and the part of the step that reports cover.
 type Step = (CallCounts, Duration);
 
-/// Calls from and to a service, over a window.
+/// Calls from and to a service over a window.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct ServiceCalls {
-    /// Callers, regions, and the calls from there.
+    /// Calls to the service, by caller and regions.
     callers: Vec<Path>,
-    /// Called services, regions, and the calls there.
+    /// Calls of the service, by called service and regions.
     called: Vec<Path>,
-    /// Calls to the service by response class and by fault.
+    /// Number of calls to the service, by response class and by fault.
     outcomes: BTreeMap<&'static str, u64>,
     denied: Vec<Denied>,
     steps: Steps,
@@ -126,7 +127,7 @@ pub(crate) struct ServiceCalls {
     history_ms: u64,
 }
 
-/// The other service, its class, both regions, and the calls.
+/// Path of calls: the other service, the class, both regions, and the figures.
 #[derive(Debug, Serialize)]
 struct Path(String, String, [String; 2], Numbers);
 
@@ -138,7 +139,7 @@ struct Denied {
     count: u64,
 }
 
-/// Steps of the window, the oldest first; `null` for a gap.
+/// Figures for each step of the window, oldest first; `null` for a gap.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Steps {
@@ -149,7 +150,7 @@ struct Steps {
     p99_us: Vec<Option<u64>>,
 }
 
-/// The calls of a response about one service.
+/// Reads the calls of one service from a response.
 pub(crate) fn calls(
     name: &ServiceName,
     response: &v1::ReadCallsResponse,
@@ -219,10 +220,10 @@ impl Steps {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::graph::tests::row;
+    use crate::call_graph::tests::row;
 
     #[test]
-    fn a_service_has_its_callers_and_those_that_it_calls() {
+    fn service_page_lists_callers_and_called_services() {
         let rows = vec![
             row("shop/web", "shop/cart", ("eu", "eu"), 100),
             row("shop/web", "shop/cart", ("us", "eu"), 10),

@@ -1,6 +1,6 @@
 use tokio::task::JoinHandle;
 
-/// A task that ends with its owner.
+/// A task that is aborted when this handle is dropped.
 #[derive(Debug)]
 pub(crate) struct AbortOnDrop(pub(crate) JoinHandle<()>);
 

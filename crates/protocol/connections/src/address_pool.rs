@@ -1,4 +1,4 @@
-//! Connections to one address that is no endpoint of a service.
+//! Connections to a single address that is not an endpoint of a service.
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
@@ -6,30 +6,32 @@ use fairmesh_wire::transport::Transport;
 use tokio::time::{Instant, sleep};
 
 use super::{
+    attempt_waits::AttemptTimeouts,
     connector::Connector,
     error::{SendError, Unanswered},
     h1, h2,
     raw_connection::RawConnection,
     request::Request,
     response::{EndpointResponse, SendResult},
-    wait::AttemptTimeouts,
 };
 
-/// Time limit of a connect: the address is near.
+/// Connect timeout; short, because the address is near.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
-/// How long a connection over HTTP/1.1 is kept idle: shorter than servers keep one, so that few are reused while they close.
+/// Maximum idle time of an HTTP/1.1 connection. Servers keep idle connections longer, so few connections are reused
+/// while the server closes them.
 const MAX_IDLE: Duration = Duration::from_secs(1);
-/// How long after a request was sent the end of its connection may be the server's close of an idle connection, which crossed the
-/// request. The server is near: only a busy machine delays the close so long. A server that ends a connection later has read the request.
+/// Time after a request was sent within which the end of a reused connection means that the server closed it while
+/// idle, before it read the request. The server is near, so only a busy machine delays the close that long. A server
+/// that ends the connection later has read the request.
 const CLOSE_RACE: Duration = Duration::from_millis(100);
-/// Checks of HTTP/1.1 connections between two checks of HTTP/2 connections. [`h2::Pool`] closes a connection after
-/// three idle checks, that is after a minute. A new HTTP/2 connection costs more than a new HTTP/1.1 connection, and a
-/// server announces by GOAWAY that it closes one.
+/// Number of checks of HTTP/1.1 connections per check of HTTP/2 connections. [`h2::Pool`] closes a connection after
+/// three idle checks, that is after a minute. HTTP/2 connections stay longer because a new one costs more, and because
+/// a server announces by GOAWAY that it closes one.
 const H1_CHECKS: u32 = 60;
-/// No limit: the caller's own deadlines apply.
+/// A wait that is practically unlimited: the caller's own deadlines apply.
 const UNLIMITED: Duration = Duration::from_secs(1 << 30);
 
-/// Connections in plaintext to one address.
+/// Plaintext connections to one address.
 pub struct AddressPool {
     connector: Connector,
     h1: h1::Pool,
@@ -37,7 +39,8 @@ pub struct AddressPool {
 }
 
 impl AddressPool {
-    /// To a server that speaks HTTP/2 if it is `multiplexed`, else HTTP/1.1. Must be called within a tokio runtime.
+    /// Creates a pool for a server that speaks HTTP/2 if `multiplexed`, otherwise HTTP/1.1. Must be called within a
+    /// tokio runtime.
     pub fn start(address: SocketAddr, multiplexed: bool) -> Arc<Self> {
         let connector = Connector {
             transport: Transport::default(),
@@ -68,9 +71,9 @@ impl AddressPool {
 
     /// Sends a request and waits for the head of the response. Dropping the future cancels the request.
     ///
-    /// An idempotent request over HTTP/1.1 is sent once more where its connection had been idle and ended at once, without a byte of a
-    /// response: the server has closed it while the request was on its way (RFC 9112 9.3.1). Over HTTP/2 the server says which requests
-    /// it has not read (RFC 9113 6.8).
+    /// An idempotent HTTP/1.1 request is sent once more if its reused connection ended at once without a byte of a
+    /// response: the server closed the idle connection while the request was on its way (RFC 9112 9.3.1). Over HTTP/2
+    /// the server reports which requests it has not read (RFC 9113 6.8).
     ///
     /// # Errors
     /// There is no response, or the request cannot be sent.
@@ -100,7 +103,7 @@ impl AddressPool {
         Box::pin(h1::send_over_new(&self.connector, &mut pending, timeouts())).await.map(EndpointResponse::H1)
     }
 
-    /// A connection for any protocol.
+    /// Opens a connection for any protocol.
     ///
     /// # Errors
     /// No connection within a second.
@@ -108,7 +111,7 @@ impl AddressPool {
         self.connector.connect_raw(Instant::now() + CONNECT_TIMEOUT).await
     }
 
-    /// Keeps the connection of a response that was read to its end, unless its request is still being sent.
+    /// Returns the connection of a completely read response to the pool, unless its request is still being sent.
     pub fn keep(&self, body: &mut h1::ResponseBody) {
         if let Some(connection) = body.take_reusable() {
             self.h1.put_used(connection);

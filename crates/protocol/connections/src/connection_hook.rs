@@ -5,15 +5,15 @@ use std::{
 
 use tokio::net::TcpStream;
 
-/// Told of each new plaintext connection over HTTP/1.1.
+/// Callback for each new plaintext HTTP/1.1 connection.
 type Hook = Box<dyn Fn(&TcpStream) + Send + Sync>;
 
-/// Shared by all endpoint pools of a mesh.
+/// A hook that all endpoint pools of a mesh share.
 #[derive(Clone, Default)]
 pub struct ConnectionHook(Arc<OnceLock<Hook>>);
 
 impl ConnectionHook {
-    /// The first one stays.
+    /// Sets the hook. Only the first call has an effect.
     pub fn set(&self, hook: impl Fn(&TcpStream) + Send + Sync + 'static) {
         let _ = self.0.set(Box::new(hook));
     }

@@ -1,4 +1,4 @@
-//! Opening connections to one endpoint.
+//! Opens connections to one endpoint.
 
 use std::{
     io,
@@ -8,7 +8,7 @@ use std::{
 };
 
 use bytes::BytesMut;
-use fairmesh_http::socket;
+use fairmesh_http::socket_options;
 use fairmesh_router::PeerIdentity;
 use fairmesh_wire::{
     proxy_protocol::{self, Addresses, Version},
@@ -25,29 +25,29 @@ use super::{
 };
 use crate::counters::PoolCounters;
 
-/// How long a connect may take.
+/// Connect timeout.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// An endpoint that did not accept a connection in this time counts as unreachable. Shorter waits say more about the
-/// call's deadline.
+/// Minimum wait after which an endpoint that does not accept a connection counts as unreachable. After a shorter
+/// wait, the call's deadline was the cause rather than the endpoint.
 const CONCLUSIVE_WAIT: Duration = Duration::from_millis(250);
 
 /// Configuration that all endpoint pools of a mesh share.
 #[derive(Clone, Debug, Default)]
 pub struct TransportContext {
-    /// Opens connections, by mutual TLS where the process has an identity.
+    /// Opens connections, over mutual TLS if the process has an identity.
     pub transport: Transport,
     /// Counters of all pools.
     pub counters: Arc<PoolCounters>,
-    /// The address that connections are made from; the system's choice where none is given.
+    /// Local address of connections; `None` leaves the choice to the system.
     pub local: Option<IpAddr>,
-    /// Listeners of this process, to which no connection is made.
+    /// Listener addresses of this process. Connections to them are refused.
     pub own_addresses: OwnAddresses,
-    /// Of the component for which calls are forwarded.
+    /// Hook of the component on whose behalf calls are forwarded.
     pub connection_hook: ConnectionHook,
-    /// The number of event loops that make calls.
+    /// Number of event loops that make calls.
     pub event_loops: usize,
-    /// Whether no connection is made in plaintext, whatever policies permit.
+    /// Whether plaintext connections are refused, whatever the policies permit.
     pub identities_only: bool,
 }
 
@@ -55,9 +55,9 @@ pub struct TransportContext {
 pub(crate) struct Connector {
     pub(super) transport: Transport,
     pub(super) address: SocketAddr,
-    /// The pod behind a node that listens at the address.
+    /// Address of the pod, if a node listens at the endpoint's address on the pod's behalf.
     pub(super) pod: Option<SocketAddr>,
-    /// Whose identity the endpoint proves by mutual TLS; `None` for plaintext.
+    /// Identity that the endpoint must prove by mutual TLS; `None` for plaintext.
     pub(super) identity: Option<PeerIdentity>,
     /// Whether the policy permits plaintext.
     pub(super) accepts_plaintext: bool,
@@ -69,16 +69,16 @@ pub(crate) struct Connector {
 }
 
 impl Connector {
-    /// Opens a connection for the declared protocol.
+    /// Opens a connection for the endpoint's declared protocol.
     pub(super) async fn connect(&self) -> Result<Stream, SendError> {
         let stream = self.dial().await?;
         if let Some(socket) = stream.tcp().filter(|_| self.multiplexed) {
-            socket::limit_unacknowledged(socket);
+            socket_options::limit_unacknowledged(socket);
         }
         Ok(stream)
     }
 
-    /// Opens a connection for any protocol; fails after `connected_by`.
+    /// Opens a connection for any protocol. Fails at `connected_by`.
     pub(super) async fn connect_raw(&self, connected_by: Instant) -> Result<RawConnection, SendError> {
         let io = connect_by(connected_by, self.dial()).await?;
         Ok(RawConnection { io, input: BytesMut::new(), _open: Some(self.counters.open_connection()) })
@@ -109,13 +109,14 @@ impl Connector {
         let late = || io::Error::new(io::ErrorKind::TimedOut, "no connection within 2 s");
         let stream = connected.unwrap_or_else(|_| Err(late())).map_err(SendError::from_connect)?;
         if let Some(socket) = stream.tcp() {
-            socket::configure(socket);
+            socket_options::configure(socket);
         }
         Ok(stream)
     }
 }
 
-/// Tells a node for which of its pods a connection is, after the handshake: nothing between here and the node reads or changes it.
+/// Tells a node which of its pods the connection is for. Sent after the handshake, so that nothing on the way can
+/// read or change it.
 async fn name_pod(stream: &mut Stream, pod: SocketAddr) -> io::Result<()> {
     let unknown = SocketAddr::new(pod.ip(), 0);
     let source = stream.tcp().and_then(|socket| socket.local_addr().ok()).unwrap_or(unknown);

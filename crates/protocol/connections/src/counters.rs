@@ -1,18 +1,18 @@
-//! What endpoint pools count.
+//! Counters of endpoint pools.
 
 use std::sync::{
     Arc,
     atomic::{AtomicU64, Ordering::Relaxed},
 };
 
-use fairmesh_balancer::poll::EstimateCounters;
+use fairmesh_balancer::load_poll::EstimateCounters;
 
 /// Counters of all endpoint pools of a mesh.
 #[derive(Debug, Default)]
 pub struct PoolCounters {
-    /// Load reports that were malformed or implausible.
+    /// Load reports ignored as malformed or implausible.
     pub reports_ignored: AtomicU64,
-    /// Endpoints by the age of their load reports.
+    /// Numbers of endpoints by the age of their load reports.
     pub estimates: EstimateCounters,
     opened: AtomicU64,
     closed: AtomicU64,
@@ -23,7 +23,7 @@ pub struct PoolCounters {
 #[derive(Debug)]
 pub struct OpenConnection(Arc<PoolCounters>);
 
-/// Counts one.
+/// Increments a counter.
 #[inline]
 pub fn count(counter: &AtomicU64) {
     counter.fetch_add(1, Relaxed);
@@ -40,15 +40,15 @@ impl PoolCounters {
         OpenConnection(Arc::clone(self))
     }
 
-    /// Connections opened since the start, and those open now.
+    /// Returns the number of connections opened since the start, and the number now open.
     pub fn connections(&self) -> (u64, u64) {
-        // Closed first: a connection opened and closed in between must not make the difference negative.
+        // `closed` is read first: a connection opened and closed in between must not make the difference negative.
         let closed = self.closed.load(Relaxed);
         let opened = self.opened.load(Relaxed);
         (opened, opened.saturating_sub(closed))
     }
 
-    /// Attempts over a connection that had carried another before.
+    /// Number of attempts on a connection that had carried another attempt before.
     pub fn connection_reuses(&self) -> u64 {
         self.connection_reuses.load(Relaxed)
     }

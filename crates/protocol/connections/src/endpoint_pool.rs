@@ -7,13 +7,14 @@ use std::{
 };
 
 use bytes::BytesMut;
-use fairmesh_balancer::poll::{PollState, PollTarget};
+use fairmesh_balancer::load_poll::{PollState, PollTarget};
 use fairmesh_router::{EndpointRef, EndpointTarget};
 use fairmesh_wire::transport::Stream;
 use http::{Method, response};
 use tokio::time::Instant;
 
 use super::{
+    attempt_waits::AttemptTimeouts,
     connector::{Connector, TransportContext},
     error::SendError,
     h1::{self, BorrowedExchange},
@@ -22,7 +23,6 @@ use super::{
     raw_connection::RawConnection,
     request::{PendingRequest, Request},
     response::{EndpointResponse, SendResult},
-    wait::AttemptTimeouts,
 };
 use crate::{counters::PoolCounters, event_loops::PerEventLoop};
 
@@ -37,7 +37,7 @@ pub struct EndpointPool {
 }
 
 impl EndpointPool {
-    /// Without a connection yet.
+    /// Creates a pool without connections.
     pub fn new(context: &TransportContext, endpoint: EndpointRef) -> Self {
         let target = endpoint.target();
         let multiplexed = target.protocol.is_multiplexed();
@@ -63,29 +63,28 @@ impl EndpointPool {
         }
     }
 
-    /// The endpoint was removed, moved to another address or left this client's subset: closes idle connections now,
-    /// and the others when their calls end.
+    /// Retires the pool because the endpoint was removed, moved to another address or left this client's subset. Closes
+    /// idle connections now, and the others when their calls end.
     pub fn retire(&self) {
         self.retired.store(true, Relaxed);
         self.h1.all().for_each(h1::Pool::retire);
         self.h2.all().for_each(h2::Pool::retire);
     }
 
-    /// Closes connections that were idle for too long; called periodically.
+    /// Closes connections that were idle for too long. Called periodically.
     pub fn close_idle(&self) {
         self.h1.all().for_each(h1::Pool::close_idle);
         self.h2.all().for_each(h2::Pool::close_idle);
     }
 
-    /// Closes idle connections that have ended: those whose peers were revoked.
+    /// Closes idle connections that have ended because their peers were revoked.
     pub fn close_ended(&self) {
-        // Each connection of HTTP/2 is read by a task of its own, which ends with it.
+        // An HTTP/2 connection is read by its own task, which ends with the connection.
         self.h1.all().for_each(h1::Pool::close_ended);
     }
 
-    /// Sends a request by the endpoint's protocol and waits for the head of the response. Dropping the future cancels
-    /// the request. Fails where there is no connection until `connected_by`, which leaves time to retry at another
-    /// endpoint.
+    /// Sends a request in the endpoint's protocol and waits for the head of the response. Dropping the future cancels
+    /// the request. Fails if there is no connection by `connected_by`, which leaves time to retry at another endpoint.
     ///
     /// # Errors
     /// There is no response, or the request cannot be sent.
@@ -104,7 +103,7 @@ impl EndpointPool {
     /// Opens a plaintext HTTP/1.1 connection for another component.
     ///
     /// # Errors
-    /// There is no connection, or it would be one over TLS.
+    /// No connection could be opened, or it would use TLS.
     pub async fn open(&self) -> Result<EndpointConnection, SendError> {
         let Stream::Tcp(stream) = self.connector.connect().await? else {
             return Err(SendError::Unreachable(io::Error::other("the endpoint requires TLS")));
@@ -129,15 +128,17 @@ impl EndpointPool {
         h1::receive(connection, method, timeouts).await.map(EndpointResponse::H1)
     }
 
-    /// A connection for any protocol, whichever is declared; `connected_by` as for [`send`](Self::send).
+    /// Opens a connection for any protocol, regardless of the declared one. `connected_by` is as for
+    /// [`send`](Self::send).
     ///
     /// # Errors
-    /// There is no connection.
+    /// No connection could be opened.
     pub async fn open_raw(&self, connected_by: Instant) -> Result<RawConnection, SendError> {
         self.connector.connect_raw(connected_by).await
     }
 
-    /// Sends a borrowed request over an idle HTTP/1.1 connection; `None` where there is none. `head` writes its head.
+    /// Sends a borrowed request over an idle HTTP/1.1 connection. Returns `None` if none is idle. `head` writes the
+    /// request head.
     #[inline]
     pub fn begin_borrowed(&self, head: impl FnOnce(&mut Vec<u8>), body: &[u8]) -> Option<BorrowedExchange> {
         let exchange = BorrowedExchange::begin(self.h1.here(), head, body)?;
@@ -145,7 +146,7 @@ impl EndpointPool {
         Some(exchange)
     }
 
-    /// Keeps the connection of an exchange whose response was borrowed.
+    /// Returns the connection of an exchange whose response was borrowed to the pool.
     #[inline]
     pub fn keep_borrowed(&self, exchange: BorrowedExchange) {
         if let Some(connection) = exchange.into_reusable()
@@ -155,7 +156,7 @@ impl EndpointPool {
         }
     }
 
-    /// Keeps the connection of a response that was read to its end, unless its request is still being sent.
+    /// Returns the connection of a completely read response to the pool, unless its request is still being sent.
     pub fn keep(&self, body: &mut h1::ResponseBody) {
         if let Some(connection) = body.take_reusable()
             && !self.is_retired()
@@ -164,9 +165,9 @@ impl EndpointPool {
         }
     }
 
-    /// Sends a request that is no attempt of a call over a connection that is open already, and waits for the head of
-    /// the response; `None` where nothing was sent, since there is no such connection. An otherwise idle connection
-    /// keeps its idle time.
+    /// Sends a load poll, which is no attempt of a call, over an open connection, and waits for the head of the
+    /// response. Returns `None` if no connection is open, in which case nothing was sent. The poll does not reset the
+    /// connection's idle time.
     pub async fn poll_load(&self, request: Request) -> Option<Result<response::Parts, SendError>> {
         let mut pending = Some(request);
         if self.connector.multiplexed {
@@ -174,13 +175,13 @@ impl EndpointPool {
         }
         let response = self.h1.here().send_if_connected(&mut pending).await;
         if self.is_retired() {
-            // It may have been retired before the connection was put back.
+            // The pool may have been retired before the connection was put back.
             self.h1.here().retire();
         }
         response
     }
 
-    /// The endpoint, and its statistics.
+    /// The endpoint with its statistics.
     pub fn endpoint(&self) -> &EndpointRef {
         &self.endpoint
     }
@@ -195,7 +196,7 @@ impl EndpointPool {
         &self.connector.counters
     }
 
-    /// Whether the endpoint is not to be called any more.
+    /// Whether the endpoint must no longer be called.
     pub fn is_retired(&self) -> bool {
         self.retired.load(Relaxed)
     }
@@ -216,7 +217,7 @@ impl PollTarget for EndpointPool {
         &self.poll_state
     }
 
-    /// Whether a request could be sent immediately, over a connection that is open already.
+    /// Whether a request could be sent immediately, over an open connection.
     fn is_connected(&self) -> bool {
         match self.connector.multiplexed {
             true => self.h2.here().has_capacity(),

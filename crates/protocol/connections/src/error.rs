@@ -3,13 +3,13 @@ use std::io;
 use fairmesh_http::{BoxError, h1::Malformed, h2::StreamError};
 use fairmesh_wire::transport::{NoIdentity, PlaintextRefused};
 
-use super::wait::IdleTimeout;
+use super::attempt_waits::IdleTimeout;
 
-/// Codes of the system errors that no file descriptor is left on this machine (`ENFILE`) or for this process
-/// (`EMFILE`), for which the standard library has no kind.
+/// Error codes for an exhausted supply of file descriptors, on the machine (`ENFILE`) or in the process (`EMFILE`). The
+/// standard library has no `ErrorKind` for them.
 const NO_DESCRIPTOR: [i32; 2] = [23, 24];
 
-/// What a program lacks that has no identity because of how it was built.
+/// Why a program of this build has no identity.
 const NO_TLS: &str = match cfg!(feature = "tls") {
     true => "",
     false => " (this program is built without the feature `tls` of fairmesh-client)",
@@ -18,45 +18,45 @@ const NO_TLS: &str = match cfg!(feature = "tls") {
 /// Why there is no response.
 #[derive(Debug, thiserror::Error)]
 pub enum SendError {
-    /// No connection.
+    /// No connection could be opened.
     #[error("no connection")]
     Unreachable(#[source] io::Error),
-    /// The endpoint accepts mutual TLS only, and this program has no identity.
+    /// The endpoint accepts only mutual TLS, and this program has no identity.
     #[error("{0}{NO_TLS}")]
     NoIdentity(NoIdentity),
     /// The endpoint speaks plaintext, which is not permitted.
     #[error("{0}")]
     PlaintextRefused(PlaintextRefused),
-    /// No connection within the little time that the call could wait for one.
+    /// No connection was opened within the short time that the call could wait. This says nothing about the server.
     #[error("no connection in the time that was left")]
     ConnectTimedOut,
-    /// No connection, since this machine has no descriptor or port left for one: no statement about the server.
+    /// This machine has no descriptor or port left for a connection. This says nothing about the server.
     #[error(
         "this machine has no file descriptor or port left; raise its limits (ulimit -n), or have fewer connections"
     )]
     LocalResources(#[source] io::Error),
-    /// The server refused the request unprocessed.
+    /// The server refused the request without processing it.
     #[error("the server refused the request unprocessed")]
     Refused(#[source] BoxError),
-    /// The connection was closing, and the server has not read the request.
+    /// The connection was closing, and the server did not read the request.
     #[error("the connection was closing")]
     Stale(#[source] BoxError),
-    /// The connection broke after the request was sent; it may have been processed.
+    /// The connection broke after the request was sent. The server may have processed it.
     #[error("the connection broke")]
     Broken(#[source] BoxError),
-    /// No response in the time of the attempt.
+    /// No response arrived within the time of the attempt.
     #[error("no response in time")]
     TimedOut,
-    /// Nothing moved for longer than an idle timeout.
+    /// No progress was made for longer than an idle timeout.
     #[error("nothing moved for {:?}", .0.duration())]
     Idle(IdleTimeout),
-    /// The caller's body failed.
+    /// The caller's request body failed.
     #[error("the request's body failed")]
     Body(#[source] BoxError),
-    /// The server rejected the request as malformed: no statement about the server.
+    /// The server rejected the request as malformed. This says nothing about the server.
     #[error("the server rejected the request")]
     Rejected(#[source] BoxError),
-    /// The request cannot be sent as it is.
+    /// The request cannot be sent in its form.
     #[error("the request cannot be sent")]
     Invalid(#[source] BoxError),
 }
@@ -67,7 +67,7 @@ pub enum SendError {
 pub(crate) struct Unanswered(pub(crate) io::Error);
 
 impl SendError {
-    /// A failed connect, attributed to the server or to this machine.
+    /// Converts a connect error, attributing it to the server or to this machine.
     pub(super) fn from_connect(error: io::Error) -> Self {
         if let Some(missing) = error.get_ref().and_then(|source| source.downcast_ref::<NoIdentity>()) {
             return Self::NoIdentity(*missing);
@@ -84,7 +84,7 @@ impl SendError {
     }
 }
 
-/// Whether a connection broke because the server violated the protocol, and not because it ended.
+/// Whether the connection broke because the server violated the protocol, rather than because it ended.
 pub fn violates_protocol(error: &BoxError) -> bool {
     error.is::<Malformed>() || error.downcast_ref::<StreamError>().is_some_and(StreamError::is_violation)
 }
@@ -94,7 +94,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_lack_of_local_resources_is_not_attributed_to_the_server() {
+    fn exhausted_local_descriptors_and_ports_are_not_blamed_on_server() {
         for code in NO_DESCRIPTOR {
             let error = SendError::from_connect(io::Error::from_raw_os_error(code));
             assert!(matches!(error, SendError::LocalResources(_)));

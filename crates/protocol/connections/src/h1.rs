@@ -1,10 +1,9 @@
-//! HTTP/1.1: one call at a time on a connection, idle ones kept.
+//! HTTP/1.1: one call at a time per connection; idle connections are kept for reuse.
 //!
-//! A connection is a value that the call which uses it owns: the call itself writes its request and reads its response,
-//! so that nothing has to wake anything else. Rejected: a task per connection, as hyper has it, which costs two context
-//! switches per call.
+//! The call that uses a connection owns it, writes its request and reads its response itself, so no other task has to
+//! be woken. Rejected: a task per connection, as in hyper, which costs two context switches per call.
 
-mod borrowed;
+mod borrowed_exchange;
 mod connection;
 mod pool;
 mod response_body;
@@ -15,7 +14,7 @@ mod tests;
 
 pub(super) use self::pool::{MAX_IDLE_CHECKS, Pool, receive, send_over_new};
 pub use self::{
-    borrowed::{BorrowedExchange, BorrowedOutcome},
+    borrowed_exchange::{BorrowedExchange, BorrowedOutcome},
     pool::call_over,
     response_body::ResponseBody,
 };

@@ -1,4 +1,4 @@
-//! HTTP/2: calls share a connection, and another one is opened when the server allows no more streams on it.
+//! HTTP/2: calls share a connection, and another one is opened when the server allows no more streams.
 
 mod connection;
 mod pool;

@@ -1,4 +1,4 @@
-//! Connections to an endpoint that another component sends requests on.
+//! Connections to an endpoint on which another component sends its own requests.
 
 use std::fmt;
 
@@ -7,17 +7,18 @@ use tokio::net::TcpStream;
 
 use crate::counters::OpenConnection;
 
-/// Owns a connection beyond single requests. Dropped instead, the connection was closed.
+/// Owner of a connection that is used for several requests. If the owner is dropped without `take_back`, the
+/// connection was closed.
 pub trait ConnectionOwner: fmt::Debug + Send + Sync {
-    /// Takes back the connection after a response, ready for the next request.
+    /// Takes the connection back after a response, ready for the next request.
     fn take_back(self: Box<Self>, connection: EndpointConnection);
 }
 
-/// A connection that is counted as open while it lives.
+/// A connection, counted as open while this value lives.
 pub struct EndpointConnection {
     /// The socket.
     pub stream: TcpStream,
-    /// The beginning of the response, which its owner has read.
+    /// The beginning of the response, which the owner has already read.
     pub read: BytesMut,
     pub(super) open: Option<OpenConnection>,
 }
@@ -29,7 +30,7 @@ pub struct OwnedConnection {
 }
 
 impl EndpointConnection {
-    /// The connection as one that returns to its owner after the response.
+    /// Turns the connection into one that returns to `owner` after the response.
     pub fn owned_by(self, owner: Box<dyn ConnectionOwner>) -> OwnedConnection {
         OwnedConnection { connection: self, owner }
     }

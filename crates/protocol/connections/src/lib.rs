@@ -1,25 +1,26 @@
-//! Connections to endpoints of services: one [`EndpointPool`] per endpoint, over HTTP/1.1 or HTTP/2.
+//! Connections to the endpoints of services: one [`EndpointPool`] per endpoint, over HTTP/1.1 or HTTP/2.
 //!
-//! It stands between [`fairmesh_wire`], which opens connections, and `calls`, which decides what to send where: a pool sends one
-//! request, reports why there is no response as a [`SendError`], and knows neither routes nor retries.
+//! This crate stands between [`fairmesh_wire`], which opens connections, and `calls`, which decides what to send where.
+//! A pool sends one request, and reports a missing response as a [`SendError`]. It knows neither routes nor retries.
 //!
-//! Decision: a call itself writes and reads its connection, or the calls that share a connection do so together. Rejected: hyper,
-//! whose client wraps every connection in a task and every request in a channel.
+//! Decision: a call writes to and reads from its connection itself, or the calls that share a connection do so
+//! together. Rejected: hyper, whose client wraps every connection in a task and passes every request through a channel.
 
 #![warn(clippy::missing_errors_doc)]
 
 mod abort_on_drop;
 mod address_pool;
+mod attempt_waits;
 mod connection_hook;
 mod connector;
 mod counters;
-mod debug;
 mod endpoint_pool;
 mod error;
 mod event_loops;
 mod h1;
 mod h2;
 mod lent_connection;
+mod opaque_debug;
 mod own_addresses;
 mod raw_connection;
 mod recorded_body;
@@ -27,10 +28,10 @@ mod request;
 mod request_body;
 mod response;
 mod timer;
-mod wait;
 
 pub use self::{
     address_pool::AddressPool,
+    attempt_waits::{AttemptTimeouts, IdleTimeout},
     connection_hook::ConnectionHook,
     connector::TransportContext,
     counters::{OpenConnection, PoolCounters, count},
@@ -46,5 +47,4 @@ pub use self::{
     request_body::{Replay, RequestBody},
     response::{EndpointResponse, SendResult},
     timer::PooledTimer,
-    wait::{AttemptTimeouts, IdleTimeout},
 };

@@ -1,18 +1,18 @@
-//! Addresses of listeners whose calls this process forwards: a connection to one of them would forward a call in a circle.
+//! Addresses of this process's own forwarding listeners. A connection to one of them would forward a call in a circle.
 
 use std::{
     net::{IpAddr, SocketAddr, UdpSocket},
     sync::{Arc, PoisonError, RwLock},
 };
 
-/// Shared by all endpoint pools of a mesh, and checked once for each new connection.
+/// Addresses of this process, shared by all endpoint pools of a mesh. Checked once for each new connection.
 #[derive(Clone, Debug, Default)]
 pub struct OwnAddresses(Arc<RwLock<Own>>);
 
 #[derive(Debug, Default)]
 struct Own {
     listeners: Vec<SocketAddr>,
-    /// Whether all loopback addresses count.
+    /// Whether all loopback addresses count as own.
     has_loopback: bool,
 }
 
@@ -35,14 +35,14 @@ impl OwnAddresses {
     }
 }
 
-/// Whether a listener at one address gets the connections to another one.
+/// Whether a listener at `listener` receives connections to `address`.
 fn covers(listener: IpAddr, address: IpAddr) -> bool {
-    // The unspecified address of IPv6 takes connections of both families.
+    // The unspecified IPv6 address accepts connections of both families.
     let any = listener.is_unspecified() && (listener.is_ipv6() || address.is_ipv4());
     listener == address || any && is_local(address)
 }
 
-/// Whether an address is one of this machine, the only ones at which the system binds a socket.
+/// Whether an address belongs to this machine. The system binds sockets only to such addresses.
 fn is_local(address: IpAddr) -> bool {
     UdpSocket::bind((address, 0)).is_ok()
 }
@@ -52,7 +52,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_listener_on_all_addresses_covers_those_of_this_machine_alone() {
+    fn listener_on_unspecified_address_covers_only_local_addresses() {
         let own = OwnAddresses::default();
         own.add(["127.0.0.1:80", "0.0.0.0:81", "[::]:82"].map(|address| address.parse().unwrap()));
         for (address, is_own) in [
@@ -69,7 +69,7 @@ mod tests {
     }
 
     #[test]
-    fn loopback_addresses_are_own_once_added() {
+    fn proxy_knows_its_loopback_addresses_once_added() {
         let own = OwnAddresses::default();
         let addresses = ["127.0.0.1:7441", "[::1]:80", "[::ffff:127.0.0.2]:80", "192.0.2.1:7441"];
         let excluded = |own: &OwnAddresses| addresses.map(|address| own.contains(address.parse().unwrap()));

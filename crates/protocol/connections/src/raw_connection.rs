@@ -10,13 +10,13 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use crate::counters::OpenConnection;
 
-/// A connection that carries no messages any more.
+/// A connection that no longer carries HTTP messages.
 pub struct RawConnection<I = Stream> {
     /// The stream.
     pub io: I,
-    /// Bytes read that belong to no message.
+    /// Bytes that were read after the last message.
     pub input: BytesMut,
-    /// Counts it as open.
+    /// Counts the connection as open.
     pub _open: Option<OpenConnection>,
 }
 
@@ -33,7 +33,7 @@ impl<I: AsyncRead + Unpin> AsyncRead for RawConnection<I> {
         buffer.put_slice(&self.input[..size]);
         self.input.advance(size);
         if self.input.is_empty() {
-            // The connection may be open for days.
+            // Frees the buffer, since the connection may stay open for days.
             self.input = BytesMut::new();
         }
         Poll::Ready(Ok(()))

@@ -11,31 +11,32 @@ use http_body::{Body, Frame, SizeHint};
 
 use super::request_body::{MAX_BUFFERED, UnbufferedBody};
 
-/// Bytes below which a recorded piece is copied: buffers of connections are larger.
+/// Recorded pieces below this size, in bytes, are copied, since read buffers are larger.
 const COPY_BELOW: usize = 16 * 1024;
 
-/// The part of a body that is not ready yet, recorded while it is sent: a request that was not processed can then be
-/// sent again, whether its body arrived in one piece or in several.
+/// Records the part of a body that is not ready yet while it is sent. A request that was not processed can then be sent
+/// again, whether its body arrived in one piece or several.
 ///
-/// The recording is bounded. Beyond the bound it is dropped, and the body can be sent once. It ends when this is dropped.
+/// The recording is bounded. Beyond the bound it is dropped, and the body can be sent only once. Recording ends when
+/// this value is dropped.
 pub(super) struct RecordedBody(Shared);
 
 type Shared = Arc<Mutex<Recording>>;
 
 struct Recording {
     source: UnbufferedBody,
-    /// The frames taken from the source; `None` where they exceed the bound.
+    /// Frames taken from the source; `None` once they exceed the bound.
     frames: Option<Vec<RecordedFrame>>,
-    /// Bytes that they take.
+    /// Size of the recorded frames in bytes.
     length: usize,
     has_ended: bool,
-    /// The source has failed: what was read is no whole body.
+    /// The source has failed, so the recording is not a complete body.
     has_failed: bool,
-    /// Whether what is read may be read again.
+    /// Whether the recorded frames may be read again.
     is_repeatable: bool,
-    /// The reader that may read: each attempt has one, and ends that of the attempt before.
+    /// Number of the current reader. Each attempt has its own reader, which ends the previous reader.
     reader: u32,
-    /// It waits for the source.
+    /// Waker of the current reader while it waits for the source.
     waker: Option<Waker>,
 }
 
@@ -53,7 +54,7 @@ pub(super) struct RecordedReader {
 }
 
 impl RecordedBody {
-    /// Records what is read of `source`, of whose body `buffered` bytes are kept elsewhere.
+    /// Records the frames that are read from `source`. The first `buffered` bytes of the body are kept elsewhere.
     pub(super) fn new(source: UnbufferedBody, buffered: usize) -> Self {
         Self(Arc::new(Mutex::new(Recording {
             source,
@@ -67,13 +68,14 @@ impl RecordedBody {
         })))
     }
 
-    /// Whether all that was read can be read again.
+    /// Whether everything read so far can be read again.
     pub(super) fn is_whole(&self) -> bool {
         let recording = lock(&self.0);
         recording.frames.is_some() && !recording.has_failed
     }
 
-    /// A reader from the beginning; `None` where that is no longer kept. The reader before it gets an error.
+    /// Returns a reader from the beginning; `None` if the beginning is no longer available. The previous reader gets
+    /// an error.
     pub(super) fn reader(&self) -> Option<RecordedReader> {
         let mut recording = lock(&self.0);
         recording.frames.as_ref().filter(|_| !recording.has_failed)?;
@@ -81,7 +83,7 @@ impl RecordedBody {
         let number = recording.reader;
         let previous = recording.waker.take();
         drop(recording);
-        // The source will wake the new reader alone.
+        // The source will wake only the new reader.
         previous.into_iter().for_each(Waker::wake);
         Some(RecordedReader { recording: Arc::clone(&self.0), number, position: 0 })
     }
@@ -99,7 +101,7 @@ fn lock(recording: &Mutex<Recording>) -> MutexGuard<'_, Recording> {
 }
 
 impl Recording {
-    /// Takes the next frame from the source, for a reader that has read all recorded ones.
+    /// Takes the next frame from the source, for a reader that has read all recorded frames.
     fn poll_source(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
         if self.has_failed {
             return Poll::Ready(Some(Err("the body of the request has failed".into())));
@@ -110,12 +112,12 @@ impl Recording {
         let polled = self.source.as_mut().poll_frame(context);
         self.waker = polled.is_pending().then(|| context.waker().clone());
         let frame = ready!(polled).transpose();
-        // A source may end as if it were whole after its error.
+        // A source may seem to end normally after its error.
         self.has_failed = frame.is_err();
         let frame = frame?;
         self.has_ended = frame.is_none();
         let Some(frame) = frame else { return Poll::Ready(None) };
-        // With the record itself, since a body may come in many small frames.
+        // The size of the record counts too, since a body may consist of many small frames.
         let length = size_of::<RecordedFrame>() + frame.data_ref().map_or(0, Bytes::len);
         self.length = self.length.saturating_add(length);
         if self.length > MAX_BUFFERED || !self.is_repeatable {
@@ -130,7 +132,7 @@ impl Recording {
 
 impl RecordedFrame {
     fn of(frame: &Frame<Bytes>) -> Option<Self> {
-        // A small piece is copied: it would keep the buffer that it was read into.
+        // A small piece is copied, since it would otherwise keep its read buffer alive.
         let kept =
             |data: &Bytes| if data.len() < COPY_BELOW { Bytes::copy_from_slice(data) } else { data.clone() };
         let data = frame.data_ref().map(|data| Self::Data(kept(data)));
@@ -148,7 +150,7 @@ impl From<RecordedFrame> for Frame<Bytes> {
 }
 
 impl RecordedReader {
-    /// The frames that are recorded and not read by this reader.
+    /// Recorded frames that this reader has not read.
     fn unread<'a>(&self, recording: &'a Recording) -> &'a [RecordedFrame] {
         recording.frames.as_ref().and_then(|frames| frames.get(self.position..)).unwrap_or_default()
     }
@@ -197,7 +199,7 @@ impl Body for RecordedReader {
         }
         let mut hint = SizeHint::new();
         hint.set_lower(source.lower().saturating_add(unread));
-        // Trailers need a chunked body in HTTP/1.1, so no length may be declared.
+        // In HTTP/1.1, trailers need a chunked body, so no length may be declared.
         if !has_trailers
             && !recording.has_failed
             && let Some(upper) = source.upper().and_then(|upper| upper.checked_add(unread))
@@ -218,7 +220,7 @@ mod tests {
 
     type Frames = UnboundedSender<Result<Frame<Bytes>, BoxError>>;
 
-    /// A body whose frames are sent to it, and its copy.
+    /// Returns the sender of a body's frames, the body, and its replay.
     async fn body() -> (Frames, RequestBody, crate::Replay) {
         let (frames, received) = unbounded_channel();
         let stream = futures_util::stream::unfold(received, |mut received| async move {
@@ -231,14 +233,14 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn body_in_pieces_is_sent_again_from_its_beginning() {
+    async fn recorded_request_body_in_pieces_is_sent_again_from_beginning() {
         let (frames, mut first, replay) = body().await;
         frames.send(Ok(Frame::data("pot".into()))).unwrap();
         for piece in ["tea", "pot"] {
             assert_eq!(first.frame().await.unwrap().unwrap().into_data().unwrap(), piece);
         }
         let mut second = replay.to_body().unwrap();
-        // The first attempt takes nothing from the second.
+        // The first attempt takes nothing away from the second.
         frames.send(Ok(Frame::data("s".into()))).unwrap();
         assert!(first.frame().await.unwrap().is_err());
         assert_eq!(second.frame().await.unwrap().unwrap().into_data().unwrap(), "tea");
@@ -254,7 +256,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn body_that_failed_is_not_repeated() {
+    async fn failed_request_body_is_not_sent_again() {
         let (frames, mut first, replay) = body().await;
         first.frame().await.unwrap().unwrap();
         let mut second = replay.to_body().unwrap();
@@ -268,7 +270,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn body_beyond_the_bound_is_sent_once() {
+    async fn request_body_beyond_recording_limit_is_sent_only_once() {
         let (frames, mut first, replay) = body().await;
         first.frame().await.unwrap().unwrap();
         for _ in 0..3 {
@@ -287,7 +289,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn attempt_that_waits_for_its_body_ends_when_the_next_begins() {
+    async fn attempt_waiting_for_request_body_ends_when_next_attempt_begins() {
         let (_frames, mut first, replay) = body().await;
         first.frame().await.unwrap().unwrap();
         let waiting = tokio::spawn(async move { first.frame().await });
@@ -297,7 +299,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn small_frames_are_recorded_within_the_bound() {
+    async fn recording_of_small_body_frames_stays_within_limit() {
         let (frames, mut first, replay) = body().await;
         first.frame().await.unwrap().unwrap();
         for _ in 0..=MAX_BUFFERED / size_of::<RecordedFrame>() {
@@ -308,7 +310,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn body_is_recorded_no_further_once_it_is_not_repeated() {
+    async fn recording_of_request_body_stops_once_it_cannot_be_repeated() {
         let (frames, first, replay) = body().await;
         let mut second = replay.to_body().unwrap();
         drop(first);

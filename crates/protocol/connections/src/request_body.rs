@@ -12,29 +12,30 @@ use http_body::{Body, Frame, SizeHint};
 use super::recorded_body::RecordedBody;
 use fairmesh_http::BoxError;
 
-/// This much of a body in pieces is buffered at first, and kept for another attempt where that is all of it. Of a
-/// larger one, the first piece is taken whatever its size: a body of one piece can be sent again without a copy.
+/// Number of bytes that are buffered first of a body in pieces. A body of at most this length can be sent again from
+/// the buffer. The first piece of a larger body is taken regardless of its size, so a body of one piece can be sent
+/// again without a copy.
 pub(super) const MAX_BUFFERED: usize = 64 * 1024;
 
 /// The part of a body that is not buffered.
 pub(super) type UnbufferedBody = Pin<Box<dyn Body<Data = Bytes, Error = BoxError> + Send>>;
 
-/// The body of a request to be sent.
+/// The body of a request to send.
 pub struct RequestBody {
     pub(super) buffered: Chunks,
     pub(super) rest: Option<UnbufferedBody>,
     /// The length that the caller declared.
     pub(super) declared: Option<u64>,
-    /// Whether the body was not at its end from the beginning: over HTTP/2, DATA then ends the request, even where
-    /// there are no bytes.
+    /// Whether the body was not at its end from the beginning. Over HTTP/2, DATA then ends the request, even if the
+    /// body is empty.
     pub(super) has_body: bool,
 }
 
-/// The buffered part of a body. One chunk, nearly always; more are rare enough for a list. A copy shares the bytes.
+/// The buffered part of a body. Usually one chunk, so that a list is needed only rarely. Clones share the bytes.
 #[derive(Clone, Default)]
 pub(crate) struct Chunks {
     first: Option<Bytes>,
-    /// Boxed, since requests are moved a few times and next to none has this.
+    /// Parts that almost no request has. Boxed, since requests are moved several times.
     rare: Option<Box<Rare>>,
 }
 
@@ -44,7 +45,7 @@ struct Rare {
     trailers: Option<HeaderMap>,
 }
 
-/// A body to be sent again.
+/// A copy of a body for another attempt.
 pub struct Replay {
     chunks: Chunks,
     /// The part that was not buffered.
@@ -54,16 +55,16 @@ pub struct Replay {
 }
 
 impl RequestBody {
-    /// No body.
+    /// Returns an absent body.
     pub fn empty() -> Self {
         Self { buffered: Chunks::default(), rest: None, declared: Some(0), has_body: false }
     }
 
-    /// Takes a body over and buffers what is ready, so that a body which is ready as a whole is sent without
+    /// Takes ownership of a body and buffers what is ready. A body that is ready as a whole is then sent without
     /// chunking and can be sent again without a copy. Never waits for the body.
     ///
     /// # Errors
-    /// That of the body, where it fails at once.
+    /// The body's error, if it fails at once.
     pub async fn take<B>(body: B) -> Result<Self, BoxError>
     where
         B: Body<Data = Bytes> + Send + 'static,
@@ -82,10 +83,10 @@ impl RequestBody {
         Ok(this)
     }
 
-    /// The same for a body that is `Unpin`: it is boxed only where a part of it is not ready.
+    /// Like [`take`](Self::take), for a body that is `Unpin`: it is boxed only if a part of it is not ready.
     ///
     /// # Errors
-    /// As [`take`](Self::take).
+    /// As for [`take`](Self::take).
     pub async fn take_unpin<B>(mut body: B) -> Result<Self, BoxError>
     where
         B: Body<Data = Bytes> + Unpin + Send + 'static,
@@ -104,29 +105,29 @@ impl RequestBody {
         Ok(this)
     }
 
-    /// For this body, of which nothing is buffered yet.
+    /// Wraps this body, which is not buffered at all yet.
     fn for_body<B: Body>(body: &B) -> Self {
         let (declared, has_body) = (body.size_hint().exact(), !body.is_end_stream());
         Self { buffered: Chunks::default(), rest: None, declared, has_body }
     }
 
-    /// The buffered part, in bytes.
+    /// Number of buffered bytes.
     pub fn buffered_len(&self) -> u64 {
         self.buffered.len()
     }
 
-    /// Has `count` told the bytes of the part that is not buffered as the caller sends them, if there is such a part.
+    /// Calls `count` with the number of bytes of each piece of the unbuffered part, if any, as the caller sends it.
     pub fn count_rest(&mut self, count: impl Fn(u64) + Unpin + Send + 'static) {
         self.rest =
             self.rest.take().map(|source| -> UnbufferedBody { Box::pin(CountedRest { source, count }) });
     }
 
-    /// Whether a part of it is not buffered.
+    /// Whether a part of the body is not buffered.
     pub fn has_rest(&self) -> bool {
         self.rest.is_some()
     }
 
-    /// A copy to send again, where the whole body is buffered.
+    /// Returns a copy to send again, if the whole body is buffered.
     pub fn replay(&self) -> Option<Replay> {
         let Self { buffered, rest, declared, has_body } = self;
         let copy =
@@ -134,9 +135,9 @@ impl RequestBody {
         rest.is_none().then(copy)
     }
 
-    /// A copy to send again. The part that is not buffered is recorded while it is sent.
+    /// Returns a copy to send again. The unbuffered part is recorded while it is sent.
     pub fn record_replay(&mut self) -> Replay {
-        // More than the bound is kept in no case.
+        // Nothing above the bound is ever kept.
         let buffered = usize::try_from(self.buffered_len()).unwrap_or(usize::MAX);
         let rest = self.rest.take().map(|source| RecordedBody::new(source, buffered));
         self.rest =
@@ -147,7 +148,8 @@ impl RequestBody {
 }
 
 impl Replay {
-    /// The body again; `None` where it is no longer available. Another copy of it is sent no further.
+    /// Returns the body for another attempt; `None` if it is no longer available. Any other copy that is being sent
+    /// fails.
     pub fn to_body(&self) -> Option<RequestBody> {
         let Self { chunks, rest, declared, has_body } = self;
         let rest = match rest {
@@ -162,13 +164,13 @@ impl Replay {
         self.rest.as_ref().is_none_or(RecordedBody::is_whole)
     }
 
-    /// Whether all of the body was there before it was sent. Several copies may then be sent at once.
+    /// Whether the whole body was available before it was sent. Several copies may then be sent at once.
     pub fn is_complete(&self) -> bool {
         self.rest.is_none()
     }
 }
 
-/// Buffers what is ready; whether the body has ended.
+/// Buffers the pieces that are ready. Returns whether the body has ended.
 fn buffer_ready<B>(
     mut body: Pin<&mut B>,
     chunks: &mut Chunks,
@@ -206,17 +208,17 @@ impl Chunks {
         }
     }
 
-    /// The next chunk, without removing it.
+    /// Returns the next chunk without removing it.
     pub(super) fn first(&self) -> Option<&Bytes> {
         self.first.as_ref().or_else(|| self.rare.as_ref()?.more.front())
     }
 
-    /// The next chunk.
+    /// Removes the next chunk.
     pub(super) fn pop(&mut self) -> Option<Bytes> {
         self.first.take().or_else(|| self.rare.as_mut()?.more.pop_front())
     }
 
-    /// The trailers, once every chunk is popped.
+    /// Removes the trailers. Call this once every chunk was removed.
     pub(super) fn pop_trailers(&mut self) -> Option<HeaderMap> {
         self.rare.as_mut()?.trailers.take()
     }
@@ -226,7 +228,7 @@ impl Chunks {
         self.rare.as_ref()?.trailers.as_ref()
     }
 
-    /// Whether nothing is left, trailers included.
+    /// Whether nothing is left, including trailers.
     pub(super) fn is_empty(&self) -> bool {
         self.first.is_none()
             && self.rare.as_ref().is_none_or(|rare| rare.more.is_empty() && rare.trailers.is_none())
@@ -268,7 +270,7 @@ impl Body for RequestBody {
     fn size_hint(&self) -> SizeHint {
         let buffered = self.buffered.len();
         let Some(rest) = &self.rest else {
-            // Trailers need a chunked body in HTTP/1.1, so no length may be declared.
+            // In HTTP/1.1, trailers need a chunked body, so no length may be declared.
             return if self.buffered.trailers().is_none() {
                 SizeHint::with_exact(buffered)
             } else {
@@ -277,7 +279,7 @@ impl Body for RequestBody {
         };
         let rest = rest.size_hint();
         let mut hint = SizeHint::new();
-        // The bound of a body may be `u64::MAX`.
+        // The upper bound of a body may be `u64::MAX`.
         if let Some(upper) = rest.upper().and_then(|upper| upper.checked_add(buffered)) {
             hint.set_upper(upper);
             hint.set_lower(buffered + rest.lower());
@@ -288,7 +290,7 @@ impl Body for RequestBody {
     }
 }
 
-/// The part of a body that is not buffered, whose bytes are counted.
+/// The unbuffered part of a body, whose bytes are counted.
 struct CountedRest<F> {
     source: UnbufferedBody,
     count: F,
@@ -352,7 +354,7 @@ where
 mod tests {
     use super::*;
 
-    /// Has one chunk ready, and an upper bound of `u64::MAX`.
+    /// A body with one chunk ready and an upper bound of `u64::MAX`.
     struct Vast(bool);
 
     impl Body for Vast {
@@ -377,7 +379,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_large_body_of_one_piece_can_be_sent_again() {
+    async fn large_request_body_in_one_piece_can_be_sent_again() {
         let body = http_body_util::Full::new(Bytes::from(vec![7; 10 * MAX_BUFFERED]));
         let taken = RequestBody::take(body).await.unwrap();
         let again = taken.replay().expect("all of it is buffered").to_body().unwrap();
@@ -390,7 +392,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_empty_body_differs_from_none_also_when_it_is_sent_again() {
+    async fn empty_request_body_differs_from_absent_one_when_sent_again() {
         use http_body_util::{Empty, StreamBody};
         let bytes = futures_util::stream::empty::<Result<Frame<Bytes>, BoxError>>();
         let empty = RequestBody::take_unpin(StreamBody::new(bytes)).await.unwrap();
@@ -402,14 +404,14 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn bytes_are_counted_as_they_pass_and_not_as_declared() {
+    async fn request_body_bytes_are_counted_as_sent_not_as_declared() {
         use http_body_util::{BodyExt as _, Full};
         use std::sync::{
             Arc,
             atomic::{AtomicU64, Ordering::Relaxed},
         };
 
-        /// Declares more than it has.
+        /// A body that declares more bytes than it has.
         struct Liar(Vast, Full<Bytes>);
 
         impl Body for Liar {
@@ -445,7 +447,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_bound_of_a_body_may_be_the_maximum() {
+    async fn request_body_with_upper_size_hint_u64_max_is_accepted() {
         let hint = RequestBody::take(Vast(true)).await.unwrap().size_hint();
         assert_eq!((hint.lower(), hint.upper()), (3, None));
     }

@@ -2,11 +2,11 @@ use http::{HeaderMap, Response, StatusCode};
 
 use super::{error::SendError, h1, h2};
 
-/// The head of a response, and the body to be read from its connection.
+/// The head of a response, with a body that is read from its connection.
 pub enum EndpointResponse {
-    /// Over HTTP/1.1.
+    /// A response over HTTP/1.1.
     H1(Response<h1::ResponseBody>),
-    /// Over HTTP/2.
+    /// A response over HTTP/2.
     H2(Response<h2::ResponseBody>),
 }
 

@@ -10,25 +10,26 @@ use tokio::time::{Instant, Sleep, sleep_until};
 use super::error::SendError;
 use crate::event_loops;
 
-/// The most timers that a thread pools for its next calls.
+/// Maximum number of timers that a thread pools for its next calls.
 const MAX_POOLED: usize = 64;
 
 thread_local! {
-    /// Only on threads that run one event loop for life: a timer expires on the loop that it was made on.
+    /// Timers for reuse. Used only on threads that run one event loop for life, because a timer expires on the loop
+    /// on which it was created.
     static TIMERS: RefCell<Vec<DeadlineTimer>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Expires at the deadline of a call. It stays with the connection and is reset only where it would expire too late:
-/// nearly every call ends long before, and setting a timer for each and cancelling it costs two locks. One that was set
-/// for an earlier call wakes a later one once, spuriously.
+/// Timer for the deadlines of calls. It stays with the connection and is reset only if it would expire too late:
+/// almost every call ends long before its deadline, and setting and cancelling a timer for each call would cost two
+/// locks. A timer set for an earlier call may wake a later call once, spuriously.
 #[derive(Debug, Default)]
 pub(super) struct DeadlineTimer(Option<Pin<Box<Sleep>>>);
 
-/// A timer from the pool of this event loop, to which it returns.
+/// A timer from this event loop's pool. Dropping it returns it to the pool.
 pub struct PooledTimer(DeadlineTimer);
 
 impl DeadlineTimer {
-    /// Whether `until` has passed; the task is woken then at the latest.
+    /// Whether `until` has passed. If not, the task is woken no later than that.
     pub(super) fn has_expired(&mut self, until: Instant, context: &mut Context<'_>) -> bool {
         let sleep = self.0.get_or_insert_with(|| Box::pin(sleep_until(until)));
         if sleep.deadline() > until {
@@ -43,7 +44,7 @@ impl DeadlineTimer {
         false
     }
 
-    /// The polled result, or [`SendError::TimedOut`] where that is pending and `until` has passed.
+    /// Returns the polled result, or [`SendError::TimedOut`] if the result is pending and `until` has passed.
     pub(super) fn bound<T>(
         &mut self,
         polled: Poll<Result<T, SendError>>,
@@ -58,12 +59,12 @@ impl DeadlineTimer {
 }
 
 impl PooledTimer {
-    /// A timer of this event loop's pool, or a new one.
+    /// Takes a timer from this event loop's pool, or creates one.
     pub fn take() -> Self {
         Self(TIMERS.with_borrow_mut(Vec::pop).unwrap_or_default())
     }
 
-    /// Whether `until` has passed; the task is woken then at the latest.
+    /// Whether `until` has passed. If not, the task is woken no later than that.
     pub fn has_expired(&mut self, until: Instant, context: &mut Context<'_>) -> bool {
         self.0.has_expired(until, context)
     }
@@ -79,7 +80,7 @@ impl Drop for PooledTimer {
             return;
         }
         let timer = mem::take(&mut self.0);
-        // Fails only where the thread ends.
+        // Fails only while the thread is ending.
         let _ = TIMERS.try_with(|timers| {
             let mut timers = timers.borrow_mut();
             if timers.len() < MAX_POOLED {
@@ -109,7 +110,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn it_expires_in_time_for_each_call_after_any_earlier_setting() {
+    async fn reset_timer_expires_at_its_new_time() {
         let mut timer = DeadlineTimer::default();
         let now = Instant::now();
         let in_ms = |ms| now + Duration::from_millis(ms);
@@ -130,7 +131,7 @@ mod tests {
         assert!(is_about(begun.elapsed(), ms), "{:?}", begun.elapsed());
     }
 
-    /// Makes calls one after another; how many timers the thread keeps then.
+    /// Makes calls one after another. Returns the number of timers that the thread then keeps.
     fn calls() -> usize {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build();
         runtime.unwrap().block_on(async {
@@ -149,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn event_loop_reuses_one_timer_and_other_threads_pool_none() {
+    fn timers_are_reused_on_event_loops_and_not_on_other_threads() {
         assert_eq!(calls(), 0);
         let event_loop = std::thread::spawn(|| {
             crate::event_loops::set_event_loop(0);

@@ -5,34 +5,34 @@ use tokio::time::Instant;
 
 use super::{DEADLINE, GRPC_TIMEOUT};
 
-/// The largest number of eight digits, the most that the gRPC protocol allows.
+/// The largest number with eight digits, the most that the gRPC protocol allows.
 const MAX_DIGITS: u128 = 99_999_999;
 
-/// When a call must be complete. It is transmitted as the time left, since clocks of two machines differ, and is an
-/// instant within a process.
+/// The time by which a call must be complete. Within a process it is an instant. Between machines it is transmitted as
+/// the time left, since their clocks differ.
 ///
-/// In the extensions of a request it is the caller's deadline. A client handle that sends a request with it waits no
-/// longer, and sends the time left to the next server.
+/// As an extension of a request it is the caller's deadline. A client handle that sends the request waits no longer
+/// than that, and sends the time left to the next server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Deadline(Instant);
 
 impl Deadline {
-    /// The deadline of an incoming call that was received just now, by [`read_deadline`].
+    /// Reads the deadline of an incoming call that has just been received, as [`read_deadline`] does.
     pub fn read(headers: &HeaderMap) -> Option<Self> {
         read_deadline(headers).and_then(Self::after)
     }
 
-    /// The instant after this time; `None` where the clock cannot represent it.
+    /// Returns the deadline after this time; `None` if the clock cannot represent it.
     pub fn after(left: Duration) -> Option<Self> {
         Instant::now().checked_add(left).map(Self)
     }
 
-    /// The instant.
+    /// The deadline as an instant.
     pub fn instant(self) -> std::time::Instant {
         self.0.into_std()
     }
 
-    /// The time left, zero where it has passed.
+    /// The time left; zero if the deadline has passed.
     pub fn left(self) -> Duration {
         self.0.saturating_duration_since(Instant::now())
     }
@@ -44,8 +44,8 @@ impl From<std::time::Instant> for Deadline {
     }
 }
 
-/// The time left for an incoming call, the shorter of `x-fairmesh-deadline` and `grpc-timeout`; `None` where neither
-/// is present and valid, since a malformed deadline must not fail a call.
+/// Returns the time left for an incoming call: the shorter of `x-fairmesh-deadline` and `grpc-timeout`. `None` if
+/// neither is present and valid, since a malformed deadline must not fail a call.
 pub fn read_deadline(headers: &HeaderMap) -> Option<Duration> {
     let ours = headers.get(&DEADLINE).and_then(|value| digits(value.as_bytes())).map(Duration::from_millis);
     let grpc = headers.get(&GRPC_TIMEOUT).and_then(|value| grpc_timeout(value.as_bytes()));
@@ -55,8 +55,8 @@ pub fn read_deadline(headers: &HeaderMap) -> Option<Duration> {
     }
 }
 
-/// Writes the time that the server has: `x-fairmesh-deadline`, and `grpc-timeout` for gRPC. Replaces existing values;
-/// `None` removes them, since they were malformed.
+/// Writes the time left for the server: `x-fairmesh-deadline`, and for gRPC also `grpc-timeout`. Replaces existing
+/// values. `None` removes them, since they were malformed.
 pub fn write_deadline(headers: &mut HeaderMap, left: Option<Duration>, grpc: bool) {
     let Some(left) = left else {
         headers.remove(DEADLINE);
@@ -72,7 +72,7 @@ pub fn write_deadline(headers: &mut HeaderMap, left: Option<Duration>, grpc: boo
     }
 }
 
-/// A `grpc-timeout`: at most eight digits, in the finest unit that fits.
+/// Encodes a `grpc-timeout`: at most eight digits, in the finest unit that fits.
 pub fn encode_grpc_timeout(left: Duration) -> HeaderValue {
     let units = [
         (left.as_micros(), b'u'),
@@ -97,7 +97,7 @@ pub fn encode_grpc_timeout(left: Duration) -> HeaderValue {
     HeaderValue::from_bytes(&text[at..]).unwrap_or(HeaderValue::from_static("0m"))
 }
 
-/// Parses a `grpc-timeout`; `None` where it is malformed.
+/// Parses a `grpc-timeout`; `None` if it is malformed.
 pub fn grpc_timeout(value: &[u8]) -> Option<Duration> {
     let (unit, number) = value.split_last()?;
     if number.len() > 8 {
@@ -125,7 +125,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_timeout_reads_back_within_its_unit() {
+    fn grpc_timeout_round_trips_within_its_unit() {
         for (millis, text) in [(0, "0u"), (250, "250000u"), (99_999, "99999000u"), (3_600_000, "3600000m")] {
             let value = encode_grpc_timeout(Duration::from_millis(millis));
             assert_eq!(value, text);
@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn the_shorter_deadline_counts_and_a_malformed_one_does_not() {
+    fn shorter_deadline_header_applies_and_malformed_one_is_ignored() {
         let mut headers = HeaderMap::new();
         assert_eq!(read_deadline(&headers), None);
         headers.insert(DEADLINE, HeaderValue::from_static("500"));

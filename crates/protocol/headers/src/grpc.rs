@@ -1,32 +1,32 @@
 use http::{HeaderMap, HeaderValue, header::CONTENT_TYPE};
 
-/// Server-Sent Events.
+/// Content type of Server-Sent Events.
 const EVENTS: &[u8] = b"text/event-stream";
 const GRPC: &[u8] = b"application/grpc";
-/// gRPC-Web: the same framing, with the trailers in the body.
+/// Content type of gRPC-Web: gRPC framing with the trailers in the body.
 const WEB: &[u8] = b"application/grpc-web";
-/// gRPC-Web in base64.
+/// Content type of gRPC-Web in base64.
 pub const WEB_TEXT: &str = "application/grpc-web-text";
 
-/// Whether these are headers of a gRPC call: the content type is `application/grpc`, maybe with a suffix. gRPC-Web is
-/// excluded, as it has no HTTP trailers.
+/// Whether these are the headers of a gRPC call: the content type is `application/grpc`, perhaps with a suffix.
+/// gRPC-Web does not count, as it has no HTTP trailers.
 pub fn is_grpc(headers: &HeaderMap) -> bool {
     headers.get(CONTENT_TYPE).is_some_and(|kind| is(kind, GRPC))
 }
 
-/// Whether these are headers of a gRPC-Web call or response.
+/// Whether these are the headers of a gRPC-Web call or response.
 pub fn is_grpc_web(headers: &HeaderMap) -> bool {
     headers.get(CONTENT_TYPE).is_some_and(|kind| is(kind, WEB) || is(kind, WEB_TEXT.as_bytes()))
 }
 
-/// Whether these are headers of a response that lasts as long as there are events: Server-Sent Events, or gRPC-Web.
+/// Whether these are the headers of a response that lasts as long as events arrive: Server-Sent Events or gRPC-Web.
 pub fn is_event_stream(headers: &HeaderMap) -> bool {
     let Some(kind) = headers.get(CONTENT_TYPE) else { return false };
     is(kind, EVENTS) || is(kind, WEB) || is(kind, WEB_TEXT.as_bytes())
 }
 
-/// The content type of a response made without a server, for callers that read `grpc-status` from its headers: that of
-/// the request, where it is gRPC or gRPC-Web.
+/// Returns the content type for a response made without a server, so that gRPC callers read `grpc-status` from its
+/// headers: the content type of the request if that is gRPC or gRPC-Web, otherwise `None`.
 pub fn grpc_content_type(headers: &HeaderMap) -> Option<HeaderValue> {
     match CallerProtocol::of(headers) {
         CallerProtocol::Http => None,
@@ -34,19 +34,19 @@ pub fn grpc_content_type(headers: &HeaderMap) -> Option<HeaderValue> {
     }
 }
 
-/// How a caller reads the outcome of a call, with the content type for gRPC.
+/// How a caller reads the outcome of a call. Holds the content type for gRPC.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CallerProtocol {
-    /// From the status.
+    /// From the HTTP status.
     Http,
-    /// From `grpc-status`, in trailers or, without a body, in headers.
+    /// From `grpc-status` in the trailers or, if there is no body, in the headers.
     Grpc(HeaderValue),
-    /// From `grpc-status` within the body, or in headers.
+    /// From `grpc-status` within the body or in the headers.
     GrpcWeb(HeaderValue),
 }
 
 impl CallerProtocol {
-    /// The protocol of a request or response with these headers.
+    /// Returns the protocol of a request or response with these headers.
     pub fn of(headers: &HeaderMap) -> Self {
         match headers.get(CONTENT_TYPE) {
             Some(kind) if is(kind, GRPC) => Self::Grpc(without_sharing(kind)),
@@ -57,14 +57,14 @@ impl CallerProtocol {
         }
     }
 
-    /// Whether HTTP trailers end its responses.
+    /// Whether HTTP trailers end responses in this protocol.
     pub fn is_grpc(&self) -> bool {
         matches!(self, Self::Grpc(_))
     }
 }
 
-/// The same content type; common ones do not share the request's memory, so that no reference count is touched for
-/// each call.
+/// Returns a copy of the content type. Copies of common types do not share the request's memory, so that no reference
+/// count is touched per call.
 fn without_sharing(kind: &HeaderValue) -> HeaderValue {
     const PROTO: &str = "application/grpc+proto";
     match kind.as_bytes() {
@@ -74,7 +74,7 @@ fn without_sharing(kind: &HeaderValue) -> HeaderValue {
     }
 }
 
-/// Whether a content type is this one, maybe with a suffix or parameters.
+/// Whether a content type is `base`, perhaps with a suffix or parameters.
 fn is(kind: &HeaderValue, base: &[u8]) -> bool {
     let rest = kind.as_bytes().strip_prefix(base);
     rest.is_some_and(|rest| matches!(rest.first(), None | Some(b'+' | b';')))
@@ -91,7 +91,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn event_streams_are_distinguished() {
+    fn event_stream_responses_are_recognised_by_content_type() {
         for (kind, is_stream) in [
             ("text/event-stream; charset=utf-8", true),
             ("application/grpc-web-text", true),
@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn the_forms_of_grpc_are_distinguished() {
+    fn grpc_and_grpc_web_are_distinguished() {
         for (kind, grpc, expected) in [
             ("application/grpc", true, Some("application/grpc")),
             ("application/grpc+proto", true, Some("application/grpc+proto")),

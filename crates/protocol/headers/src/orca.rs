@@ -6,28 +6,28 @@ use prost::Message as _;
 use super::OUTSTANDING;
 
 /// A load report as protobuf (ORCA, `xds.data.orca.v3.OrcaLoadReport`), as Envoy and gRPC read it. 0 means not
-/// reported. For tests: the codecs of the request path are compared with it.
+/// reported. Used only in tests, which compare the codecs of the request path with it.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(crate) struct OrcaReport {
-    /// Share of the CPU limit in use, 0 to 1; above 1 where a server bursts.
+    /// Share of the CPU limit in use, 0 to 1; above 1 while a server bursts.
     #[prost(double, tag = "1")]
     pub cpu_utilization: f64,
     /// Share of the memory limit in use, 0 to 1.
     #[prost(double, tag = "2")]
     pub mem_utilization: f64,
-    /// Cost of this request, by a name of the server's own.
+    /// Cost of this request, under names that the server chooses.
     #[prost(btree_map = "string, double", tag = "4")]
     pub request_cost: BTreeMap<String, f64>,
     /// Utilization of other resources, 0 to 1.
     #[prost(btree_map = "string, double", tag = "5")]
     pub utilization: BTreeMap<String, f64>,
-    /// Requests a second.
+    /// Requests per second.
     #[prost(double, tag = "6")]
     pub rps_fractional: f64,
-    /// Failed requests a second.
+    /// Failed requests per second.
     #[prost(double, tag = "7")]
     pub eps: f64,
-    /// Metrics by name, among them [`OUTSTANDING`].
+    /// Metrics by name, including [`OUTSTANDING`].
     #[prost(btree_map = "string, double", tag = "8")]
     pub named_metrics: BTreeMap<String, f64>,
     /// The server's own measure of its utilization, 0 to 1.
@@ -36,19 +36,19 @@ pub(crate) struct OrcaReport {
 }
 
 impl OrcaReport {
-    /// A report of requests begun and not finished.
+    /// Creates a report of requests in flight.
     pub(crate) fn of_outstanding(outstanding: u32) -> Self {
         let named_metrics = BTreeMap::from([(OUTSTANDING.to_owned(), outstanding.into())]);
         Self { named_metrics, ..Self::default() }
     }
 
-    /// Requests in flight when the server wrote this, without the one that carries it, where reported.
+    /// Requests in flight when the server wrote the report, excluding the one that carries it; `None` if not reported.
     pub(crate) fn outstanding(&self) -> Option<u32> {
         let value = *self.named_metrics.get(OUTSTANDING)?;
         (0.0..=f64::from(u32::MAX)).contains(&value).then_some(value as u32)
     }
 
-    /// The text form of the header `endpoint-load-metrics`.
+    /// Encodes the text form, for the header `endpoint-load-metrics`.
     pub(crate) fn to_text(&self) -> String {
         let mut text = String::from("TEXT ");
         let mut put = |name: &str, key: &str, value: f64| {
@@ -70,8 +70,8 @@ impl OrcaReport {
         text
     }
 
-    /// Parses the text form, with or without the leading `TEXT`. Unknown names are skipped. `None` for another form
-    /// (`JSON`, `BIN`) or where nothing could be parsed.
+    /// Parses the text form, with or without the leading `TEXT`. Unknown names are skipped. Returns `None` for another
+    /// form (`JSON`, `BIN`), or if nothing could be parsed.
     pub(crate) fn from_text(text: &str) -> Option<Self> {
         let pairs = text.strip_prefix("TEXT ").unwrap_or(text);
         let mut report = Self::default();
@@ -85,12 +85,12 @@ impl OrcaReport {
         any.then_some(report)
     }
 
-    /// The protobuf form of the trailer `endpoint-load-metrics-bin`, before base64.
+    /// Encodes the protobuf form of the trailer `endpoint-load-metrics-bin`, before base64.
     pub(crate) fn to_binary(&self) -> Bytes {
         self.encode_to_vec().into()
     }
 
-    /// Parses the protobuf form; `None` where it is malformed.
+    /// Parses the protobuf form. Returns `None` if it is malformed.
     pub(crate) fn from_binary(bytes: &[u8]) -> Option<Self> {
         Self::decode(bytes).ok()
     }
@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn foreign_reports_parse_and_malformed_ones_are_rejected() {
+    fn orca_reports_of_other_tools_parse_and_malformed_ones_are_rejected() {
         let report =
             OrcaReport::from_text("cpu=0.5, named_metrics.concurrent_requests=7, new_thing=1").unwrap();
         assert_eq!((report.cpu_utilization, report.outstanding()), (0.5, Some(7)));

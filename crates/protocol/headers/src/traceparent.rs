@@ -2,35 +2,35 @@
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 
-/// The trace of a request, its parent span, and whether that is recorded.
+/// The trace of a request, its parent span, and whether that span is recorded.
 pub const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 /// Vendor data of a trace; ignored without a valid [`TRACEPARENT`].
 pub const TRACESTATE: HeaderName = HeaderName::from_static("tracestate");
 
-/// The flag of a recorded trace.
+/// Flag of a recorded trace.
 const SAMPLED: u8 = 1;
-/// Two digits, 32, 16 and two, with dashes in between.
+/// Length of version 00: 2, 32, 16 and 2 digits, separated by dashes.
 const LENGTH: usize = 55;
 
-/// The span of a request.
+/// The span that a request belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SpanContext {
-    /// The trace; not zero.
+    /// Trace ID, never zero.
     pub trace: u128,
-    /// The span; not zero.
+    /// Span ID, never zero.
     pub span: u64,
-    /// Whether the caller records it.
+    /// Whether the caller records the span.
     pub sampled: bool,
 }
 
 impl SpanContext {
-    /// The span of a request; `None` where there is none, or it is invalid: two of them, digits in upper case, numbers
-    /// that are zero.
+    /// Reads the span of a request. `None` if there is none, or if it is invalid: repeated, with digits in upper case,
+    /// or with an ID of zero.
     pub fn read(headers: &HeaderMap) -> Option<Self> {
         Self::read_values(headers.get_all(TRACEPARENT).iter().map(HeaderValue::as_bytes))
     }
 
-    /// The same of the values of its headers [`TRACEPARENT`].
+    /// Like [`read`](Self::read), from the values of the header [`TRACEPARENT`].
     pub fn read_values<'a>(mut values: impl Iterator<Item = &'a [u8]>) -> Option<Self> {
         match (values.next(), values.next()) {
             (Some(value), None) => Self::parse(value),
@@ -42,7 +42,7 @@ impl SpanContext {
         let fields = text.get(..LENGTH)?;
         let [version, trace, span, flags] = [0..2, 3..35, 36..52, 53..55].map(|range| &fields[range]);
         let dashes = [2, 35, 52].iter().all(|at| fields[*at] == b'-');
-        // A later version may append fields behind a further dash.
+        // A later version may append fields after another dash.
         let length = match number(version)? {
             0 => text.len() == LENGTH,
             255 => false,
@@ -54,7 +54,7 @@ impl SpanContext {
         (dashes && length && trace != 0 && span != 0).then_some(Self { trace, span, sampled })
     }
 
-    /// The header value.
+    /// Encodes the header value.
     pub fn header(&self) -> HeaderValue {
         let flags = u8::from(self.sampled);
         let text = format!("00-{:032x}-{:016x}-{flags:02x}", self.trace, self.span);
@@ -63,7 +63,7 @@ impl SpanContext {
     }
 }
 
-/// Hexadecimal digits in lower case; at most 32.
+/// Parses hexadecimal digits in lower case; at most 32.
 fn number(digits: &[u8]) -> Option<u128> {
     digits.iter().try_fold(0, |number, digit| {
         let digit = match digit {
@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn a_context_round_trips() {
+    fn span_context_round_trips() {
         let context = read(&[WELL_FORMED]).unwrap();
         assert_eq!((context.trace, context.sampled), (0x4bf92f3577b34da6a3ce929d0e0e4736, true));
         assert_eq!(context.header(), WELL_FORMED);
@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn malformed_contexts_are_ignored() {
+    fn malformed_span_contexts_are_ignored() {
         let with = |from: &str, to: &str| WELL_FORMED.replace(from, to);
         for wrong in [
             String::new(),
@@ -126,13 +126,13 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_context_survives(trace in 1_u128.., span in 1_u64.., sampled: bool) {
+        fn arbitrary_span_context_round_trips(trace in 1_u128.., span in 1_u64.., sampled: bool) {
             let context = SpanContext { trace, span, sampled };
             prop_assert_eq!(read(&[context.header().to_str().unwrap()]), Some(context));
         }
 
         #[test]
-        fn any_text_is_parsed_or_ignored(text in "[ -~]{0,80}") {
+        fn arbitrary_traceparent_text_is_parsed_or_ignored(text in "[ -~]{0,80}") {
             let _ = read(&[&text]);
         }
     }

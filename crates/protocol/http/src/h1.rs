@@ -1,18 +1,18 @@
 //! HTTP/1.1 messages as bytes (RFC 9112), without sockets: shared by client connections and proxy listeners.
 //!
-//! The sender frames a body by its known length, never by its headers. The receiver rejects messages that two parsers
-//! could read differently; hyper's client, which this replaced, is more lenient there.
+//! The sender frames a body by its known length, never by the caller's headers. The receiver rejects messages that two
+//! parsers could read differently (request smuggling); hyper's client, which this code replaced, accepts more of them.
 
 mod body_decoder;
-mod borrowed;
+mod borrowed_message;
 mod encoder;
+mod later_versions;
 mod read_buffer;
 mod request_head;
+mod request_target;
 mod response_encoder;
 mod response_head;
-mod target;
 pub mod thread_buffers;
-mod version;
 mod write_buffer;
 
 #[cfg(test)]
@@ -21,27 +21,29 @@ mod tests;
 use http::{HeaderMap, HeaderValue, header};
 
 pub use body_decoder::{Decoder, Piece};
-pub use borrowed::{BorrowedRequest, BorrowedResponse, HeaderStorage, REMAINDER_WAIT, header_storage};
-pub use borrowed::{is_nearly_complete_response, nearly_complete_request};
+pub use borrowed_message::{
+    BorrowedRequest, BorrowedResponse, HeaderStorage, REMAINDER_WAIT, header_storage,
+};
+pub use borrowed_message::{is_nearly_complete_response, nearly_complete_request};
 pub use encoder::{
     Encoder, Framing, UnsupportedTransferCoding, WrongLength, begin_request, end_headers, write_field,
     write_fields, write_number,
 };
+pub use later_versions::lower_version;
 pub use read_buffer::{MAX_READ, MIN_READ, ReadBuffer};
 pub use request_head::{ReceivedRequest, RequestError, RequestReader};
 pub use response_encoder::{ResponseContext, write_informational, write_response};
 pub use response_head::{ReceivedResponse, ResponseReader};
-pub use version::lower_version;
 pub use write_buffer::WriteBuffer;
 
-/// Bytes that are not HTTP/1.1, or that two parsers could read differently, with the reason.
+/// Bytes that are not HTTP/1.1, or that two parsers could read differently. Holds the reason.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("malformed or ambiguous HTTP/1.1: {0}")]
 pub struct Malformed(&'static str);
 
-/// Most header fields of a message, or of its trailers: requests and responses, HTTP/1.1 and HTTP/2.
+/// Maximum number of header fields, or of trailer fields, in a message. Applies to both HTTP/1.1 and HTTP/2.
 pub(crate) const MAX_FIELDS: usize = 128;
-/// Most bytes of the headers including the first line, in HTTP/1.1 form: offsets within them fit 16 bits.
+/// Maximum size of the headers with the first line, in bytes of their HTTP/1.1 form. Offsets within them fit 16 bits.
 pub(crate) const MAX_HEAD_BYTES: usize = u16::MAX as usize;
 
 /// The value of `content-length`; it may be repeated, but only with the same value.
@@ -59,7 +61,8 @@ pub(crate) fn content_length(headers: &HeaderMap) -> Result<Option<u64>, Malform
     Ok(length)
 }
 
-/// The length of a body. Makes the header a single number, since other parsers may misread a list (RFC 9110 8.6).
+/// Returns the length of the body, and rewrites the header as a single number, since other parsers may misread a list
+/// (RFC 9110 8.6).
 ///
 /// # Errors
 /// The header is invalid, or its values differ.
@@ -80,8 +83,8 @@ fn is_single_number(headers: &HeaderMap) -> bool {
     first && values.next().is_none()
 }
 
-/// ASCII digits only, which `str::parse` would not enforce, up to 2^63 - 1: many parsers read lengths as signed
-/// numbers.
+/// Parses ASCII digits only, which `str::parse` would not enforce, up to 2^63 - 1, because many parsers read lengths
+/// as signed numbers.
 fn parse_length(text: &[u8]) -> Option<u64> {
     let digit = |byte: u8| byte.is_ascii_digit().then(|| i64::from(byte - b'0'));
     let number = |sum: i64, byte: &u8| sum.checked_mul(10)?.checked_add(digit(*byte)?);
@@ -89,14 +92,14 @@ fn parse_length(text: &[u8]) -> Option<u64> {
     u64::try_from(number).ok()
 }
 
-/// Whether a comma-separated list header contains this token, ignoring case.
+/// Whether a comma-separated list header contains the token `word`, ignoring case.
 fn has_token(headers: &HeaderMap, name: header::HeaderName, word: &[u8]) -> bool {
     let mut words =
         headers.get_all(name).into_iter().flat_map(|value| value.as_bytes().split(|byte| *byte == b','));
     words.any(|one| one.trim_ascii().eq_ignore_ascii_case(word))
 }
 
-/// Whether the headers close the connection after their message.
+/// Whether the headers contain `connection: close`.
 pub fn has_connection_close(headers: &HeaderMap) -> bool {
     has_token(headers, header::CONNECTION, b"close")
 }
@@ -112,7 +115,7 @@ pub fn join_cookies(headers: &mut HeaderMap) {
         return;
     }
     let parts: Vec<&[u8]> = headers.get_all(header::COOKIE).iter().map(HeaderValue::as_bytes).collect();
-    // Joined valid values are a valid value.
+    // Valid values joined by `; ` form a valid value.
     if let Ok(joined) = HeaderValue::from_bytes(&parts.join(&b"; "[..])) {
         headers.insert(header::COOKIE, joined);
     }

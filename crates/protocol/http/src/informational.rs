@@ -1,11 +1,12 @@
 //! Informational responses (RFC 9110 15.2), such as 103 (Early Hints), on their way from a server to the client of a
 //! proxy.
 //!
-//! They precede the response of a call, which usually has none. A connection to a server delivers them while the call
-//! is polled; a proxy polls the call within [`collect`], and forwards those that arrived meanwhile. Elsewhere they are
-//! dropped, as for callers of the library and mirrored calls. 100 (Continue) and 101 concern the connection alone and
-//! are never delivered. Rejected: a channel in the extensions of each request, which would cost every call an
-//! allocation.
+//! Informational responses precede the response of a call; most calls have none. A connection to a server delivers them
+//! while the call is polled. A proxy polls the call within [`collect`], and forwards the informational responses that
+//! arrived meanwhile. Elsewhere they are dropped, for example in mirrored calls and for users of the library. 100
+//! (Continue) and 101 concern the connection alone and are never delivered.
+//!
+//! Rejected: a channel in the extensions of each request, because it would cost every call an allocation.
 
 use std::cell::RefCell;
 
@@ -13,17 +14,18 @@ use http::{HeaderMap, HeaderName, HeaderValue, Response, header};
 
 use crate::h2::keep_allowed;
 
-/// Most informational responses before one response, 100 (Continue) included.
+/// Maximum number of informational responses before one response, including 100 (Continue).
 const MAX_RESPONSES: u32 = 32;
-/// Most bytes of their headers together, as for one response.
+/// Maximum total size of their headers in bytes, as for one response.
 const MAX_BYTES: usize = 64 * 1024;
 
 thread_local! {
-    /// Those delivered during [`collect`]. Such calls are polled on the thread that reads their responses.
+    /// Responses delivered during [`collect`]. Calls within [`collect`] are polled on the thread that reads their
+    /// responses.
     static DELIVERED: RefCell<Option<Vec<Response<()>>>> = const { RefCell::new(None) };
 }
 
-/// Polls a call; returns its result, and the informational responses delivered meanwhile, in order.
+/// Polls a call. Returns its result, and the informational responses delivered meanwhile, in order.
 #[inline]
 pub fn collect<T>(poll: impl FnOnce() -> T) -> (T, Vec<Response<()>>) {
     let outer = DELIVERED.replace(Some(Vec::new()));
@@ -31,7 +33,7 @@ pub fn collect<T>(poll: impl FnOnce() -> T) -> (T, Vec<Response<()>>) {
     (polled, DELIVERED.replace(outer).unwrap_or_default())
 }
 
-/// Delivers one, without its hop-by-hop headers.
+/// Delivers an informational response, without its hop-by-hop headers.
 #[cold]
 pub fn deliver(mut response: Response<()>) {
     DELIVERED.with_borrow_mut(|delivered| {
@@ -42,7 +44,7 @@ pub fn deliver(mut response: Response<()>) {
     });
 }
 
-/// Removes hop-by-hop headers (RFC 9110 7.6.1), and a length, which such a response must not have (8.6).
+/// Removes hop-by-hop headers (RFC 9110 7.6.1), and the length, which an informational response must not have (8.6).
 fn strip(headers: &mut HeaderMap) {
     let named = |value: &HeaderValue| {
         let names = value.as_bytes().split(|byte| *byte == b',');
@@ -64,12 +66,12 @@ pub(crate) struct Budget {
 }
 
 impl Budget {
-    /// Whether no response was counted.
+    /// Whether no informational response was counted.
     pub(crate) fn is_unused(&self) -> bool {
         self.responses == 0
     }
 
-    /// Counts one whose headers take so many bytes; whether it is within the bounds.
+    /// Counts an informational response whose headers take `bytes`. Returns whether it is within the bounds.
     pub(crate) fn admits(&mut self, bytes: usize) -> bool {
         self.responses += 1;
         self.bytes += bytes;
@@ -109,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn hop_by_hop_headers_are_removed() {
+    fn hop_by_hop_headers_of_informational_responses_are_removed() {
         let ((), seen) = collect(|| {
             deliver(hints(&[
                 ("connection", "close, X-Own"),

@@ -1,16 +1,16 @@
 //! The path and query of a request, byte for byte as they are sent.
 //!
-//! `http::Uri` rejects `<`, `>` and backticks in paths, and `"`, `<`, `>` in queries, which clients send nevertheless
-//! (`?q={"a":1}`) and other proxies forward. A request with one of them carries its path beside its URI, in which
-//! these bytes are percent-encoded; other requests are unaffected. Rejected: an own URI type, because callers, tower
-//! and hyper use `http::Request`.
+//! `http::Uri` rejects `<`, `>` and backticks in paths, and `"`, `<`, `>` in queries. Clients send these characters
+//! nevertheless (`?q={"a":1}`), and other proxies forward them. A request with one of them carries its raw path beside
+//! a URI in which these bytes are percent-encoded; other requests are unaffected. Rejected: an own URI type, because
+//! callers, tower and hyper use `http::Request`.
 
 use std::sync::Arc;
 
 use http::{Extensions, uri::PathAndQuery};
 
-/// A path and query that `http::Uri` cannot hold. In the extensions of a request, beside a URI with
-/// [`uri`](Self::uri), it is what routes match and servers receive.
+/// A path and query that `http::Uri` cannot hold. It is an extension of the request, whose URI holds the encoded form
+/// [`uri`](Self::uri). Routes match the raw path, and servers receive it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RawPath {
     text: Arc<str>,
@@ -20,15 +20,15 @@ pub struct RawPath {
 /// A path and query.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Path {
-    /// Valid in `http::Uri`, as nearly every path. It begins with a slash, or is an asterisk.
+    /// Valid in `http::Uri`, as almost every path is. It begins with a slash, or is an asterisk.
     Uri(PathAndQuery),
-    /// Any other.
+    /// Any other path.
     Raw(RawPath),
 }
 
 impl RawPath {
-    /// `None` where the text does not begin with a slash, or has spaces, control characters, `#`, or bytes that are
-    /// not UTF-8.
+    /// Parses a raw path. Returns `None` if the text does not begin with a slash, or contains spaces, control
+    /// characters, `#`, or bytes that are not UTF-8.
     pub fn new(text: &[u8]) -> Option<Self> {
         let text = std::str::from_utf8(text).ok()?;
         if !text.starts_with('/') || !text.bytes().all(is_allowed) {
@@ -47,7 +47,7 @@ impl RawPath {
         Some(Self { text: text.into(), uri: encoded.try_into().ok()? })
     }
 
-    /// As it is sent.
+    /// The path as it is sent.
     pub fn as_str(&self) -> &str {
         &self.text
     }
@@ -62,7 +62,7 @@ impl Path {
     /// Parses a path and query, or the asterisk of OPTIONS (RFC 9113 8.3.1).
     ///
     /// # Errors
-    /// Why it is none.
+    /// Why the text is not a valid path.
     pub fn read(text: &[u8]) -> Result<Self, &'static str> {
         match text {
             [] => Err("an empty path"),
@@ -76,7 +76,7 @@ impl Path {
         }
     }
 
-    /// The path of a request: the raw path in its extensions as long as that belongs to the same URI; if the URI was
+    /// Returns the path of a request: the raw path from its extensions if it belongs to the current URI. If the URI was
     /// changed since, the raw path is ignored.
     pub fn of(uri: Option<PathAndQuery>, raw: Option<&RawPath>) -> Self {
         let uri = uri.unwrap_or_else(|| PathAndQuery::from_static("/"));
@@ -86,7 +86,7 @@ impl Path {
         }
     }
 
-    /// As it is sent.
+    /// The path as it is sent.
     pub fn as_str(&self) -> &str {
         match self {
             Self::Uri(path) => path.as_str(),
@@ -94,7 +94,7 @@ impl Path {
         }
     }
 
-    /// The path for the URI; a raw path goes into the extensions.
+    /// Returns the path for the URI. A raw path goes into the extensions.
     pub(crate) fn into_parts(self, extensions: &mut Extensions) -> PathAndQuery {
         match self {
             Self::Uri(path) => path,
@@ -108,7 +108,7 @@ impl Path {
 }
 
 impl From<PathAndQuery> for Path {
-    /// A URI may have a query without a path, a request line may not (RFC 9112 3.2.1).
+    /// A URI may have a query without a path, but a request line may not (RFC 9112 3.2.1).
     fn from(path: PathAndQuery) -> Self {
         match path.as_str() {
             text if text.starts_with('/') || text == "*" => Self::Uri(path),
@@ -117,7 +117,7 @@ impl From<PathAndQuery> for Path {
     }
 }
 
-/// Whether a byte may be in a path or query: all but spaces, control characters and `#`.
+/// Whether a byte may be in a path or query: every byte except spaces, control characters and `#`.
 const fn is_allowed(byte: u8) -> bool {
     matches!(byte, 0x21..=0x7e | 0x80..) && byte != b'#'
 }
@@ -127,7 +127,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn raw_path_is_preserved_with_its_encoded_form() {
+    fn request_path_is_preserved_raw_and_encoded() {
         for (text, uri) in [
             (r#"/?q={"a":1}"#, "/?q={%22a%22:1}"),
             ("/<a>`b", "/%3Ca%3E%60b"),
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn path_keeps_exactly_the_allowed_bytes() {
+    fn request_path_keeps_exactly_allowed_bytes_unencoded() {
         for byte in 0..0x80 {
             for text in [[b'/', byte, b'a'].to_vec(), [b'/', b'?', byte].to_vec()] {
                 let path = Path::read(&text);
@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn a_query_without_path_gets_a_slash() {
+    fn request_target_with_query_but_no_path_gets_slash() {
         let path = |text| Path::from(PathAndQuery::from_static(text));
         assert_eq!((path("?a").as_str(), path("/?a").as_str(), path("*").as_str()), ("/?a", "/?a", "*"));
     }

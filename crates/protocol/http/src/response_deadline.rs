@@ -1,9 +1,9 @@
-//! The end of a response whose client does not read.
+//! Ends responses whose client does not read.
 
 use tokio::time::Instant;
 
-/// When a response has to be sent completely. A connection that cannot send it by then, because its peer does not take
-/// what was sent, ends it: the body is not polled meanwhile, so that no timer inside it could. An extension of
-/// responses, set only where a call has a deadline.
+/// The time by which a response must be sent completely; an extension of responses, set only if the call has a
+/// deadline. A connection that cannot send the response by then, because its peer does not read, ends the response
+/// itself: the body is not polled meanwhile, so no timer inside the body could fire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ResponseDeadline(pub Instant);

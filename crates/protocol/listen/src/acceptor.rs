@@ -15,17 +15,18 @@ use tokio::{sync::Notify, time::timeout};
 use crate::{
     GuardedStream, Limits, Memory,
     connection::{CloseReason, Connection},
-    idle_reaper::reap,
+    reaper::reap,
 };
 
-/// Pause after a failed accept, such as when file descriptors run out, and interval between searches for a quiet
-/// connection where there is none.
+/// Pause after a failed accept, for example without free file descriptors. If no quiet connection was found to close,
+/// also the interval of further searches.
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 
-/// Numbers connections of all acceptors, since acceptors share [`Memory`], which goes by connection.
+/// Source of connection ids. They are unique across all acceptors, because acceptors share [`Memory`], which accounts
+/// per connection.
 static CONNECTION_IDS: AtomicU64 = AtomicU64::new(1);
 
-/// Accepts the connections of listeners with one purpose, within its limits. Cheap to clone.
+/// Accepts the connections of all listeners that serve one purpose, within their limits. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Acceptor {
     shared: Arc<AcceptorState>,
@@ -41,19 +42,19 @@ pub(crate) struct AcceptorState {
     max_open: usize,
     table: Mutex<ConnectionTable>,
     slot_freed: Notify,
-    /// Seconds since the first connection, from 1.
+    /// Seconds since the first connection, beginning at 1.
     now: AtomicU32,
     is_swept: AtomicBool,
     pub(crate) counts: Counts,
 }
 
-/// The connections of an acceptor.
+/// The open connections of an acceptor.
 #[derive(Debug, Default)]
 struct ConnectionTable {
     open: HashMap<u64, Arc<Connection>>,
-    /// Those of the open ones that were closed, and are dropped when their tasks run.
+    /// Ids of connections that were closed and are dropped when their tasks next run.
     closing: HashSet<u64>,
-    /// Those of unknown peers, the oldest first.
+    /// Connections of unknown peers, the oldest first.
     unknown: BTreeMap<u64, Arc<Connection>>,
 }
 
@@ -69,7 +70,7 @@ pub(crate) struct Counts {
 }
 
 impl Acceptor {
-    /// An acceptor whose incomplete requests are bounded by `memory`; `name` labels its metrics.
+    /// Creates an acceptor. `memory` limits its incomplete requests, and `name` labels its metrics.
     #[must_use]
     pub fn new(name: &'static str, limits: Limits, memory: Memory) -> Self {
         let (displace_above, max_open) = limits.bounds();
@@ -89,8 +90,8 @@ impl Acceptor {
         Self { shared: Arc::new(shared) }
     }
 
-    /// The next connection from `poll_accept`, once the limits admit one. An error is logged, and the accept retried
-    /// after a pause. Must be called within a tokio runtime; cancel-safe.
+    /// Returns the next connection from `poll_accept`, once the limits admit one. Errors are logged, and the accept is
+    /// retried after a pause. Must be called within a tokio runtime; cancel-safe.
     pub async fn accept<S>(
         &self,
         mut poll_accept: impl FnMut(&mut Context<'_>) -> Poll<io::Result<S>>,
@@ -127,12 +128,12 @@ impl Acceptor {
         let shared = &self.shared;
         let mut is_delayed = false;
         loop {
-            // Registered before the count, so that a connection closed in between is noticed.
+            // Registered before the count is read, so that a connection closed in between is noticed.
             let slot_freed = shared.slot_freed.notified();
             if shared.remaining() >= shared.displace_above {
                 shared.displace(shared.displace_above / DISPLACED_DIVISOR + 1);
             }
-            // A closed connection is dropped when its task runs, and has its descriptor until then.
+            // A closed connection keeps its descriptor until its task runs and drops it.
             let (open, closing) = shared.open_and_closing();
             if open < shared.max_open + closing.min(MAX_CLOSING) {
                 return;
@@ -150,25 +151,26 @@ impl Acceptor {
     }
 }
 
-/// Errors of Linux without a free descriptor, or memory for a socket: ENFILE, EMFILE, ENOMEM and ENOBUFS.
+/// Linux error codes for exhausted descriptors or socket memory: ENFILE, EMFILE, ENOMEM and ENOBUFS.
 const EXHAUSTION_ERRORS: [i32; 4] = [23, 24, 12, 105];
 
-/// Whether closing connections helps against an accept error.
+/// Whether closing other connections helps against an accept error.
 fn is_exhaustion(error: &io::Error) -> bool {
     error.raw_os_error().is_some_and(|code| EXHAUSTION_ERRORS.contains(&code))
 }
 
-/// Whether an accept error concerns only the connection to be accepted, so that the next may be accepted at once
-/// (accept(2)).
+/// Whether an accept error concerns only the connection that was to be accepted, so that the next accept may follow at
+/// once (accept(2)).
 fn is_connection_error(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::ConnectionAborted | io::ErrorKind::ConnectionReset)
 }
 
-/// One in this many connections is displaced at once: each search scans all.
+/// Divisor of the number of connections: each search closes up to this part of them, and at least one, since it scans
+/// the whole table.
 const DISPLACED_DIVISOR: usize = 64;
-/// Maximum of connections of unknown peers.
+/// Maximum number of connections of unknown peers.
 const MAX_UNKNOWN: usize = 512;
-/// Maximum of connections above the limit while closed ones are being dropped.
+/// Maximum number of connections above the limit while closed connections are being dropped.
 const MAX_CLOSING: usize = 16;
 
 impl AcceptorState {
@@ -200,7 +202,7 @@ impl AcceptorState {
         (table.open.len(), table.closing.len())
     }
 
-    /// Number of open connections that were not closed.
+    /// Number of open connections that were not yet closed.
     fn remaining(&self) -> usize {
         let (open, closing) = self.open_and_closing();
         open - closing
@@ -245,7 +247,7 @@ impl AcceptorState {
         connection
     }
 
-    /// Closes at most `some` quiet connections, of which none was closed before. Returns how many were closed.
+    /// Closes up to `some` quiet connections that were not yet closed. Returns how many it closed.
     fn displace(&self, some: usize) -> usize {
         let mut quiet: Vec<_> = self
             .table()
@@ -263,8 +265,8 @@ impl AcceptorState {
         some
     }
 
-    /// The peer of a connection is unknown. Closes the oldest such connection if there are too many: an honest peer needs its
-    /// connection for a call or two.
+    /// Marks a connection's peer as unknown. If there are too many such connections, closes the oldest: an honest peer
+    /// needs its connection for only a call or two.
     pub(crate) fn add_unknown(&self, id: u64) {
         let mut table = self.table();
         if let Some(connection) = table.open.get(&id).cloned() {
@@ -277,7 +279,7 @@ impl AcceptorState {
         }
     }
 
-    /// The peer of a connection is no longer unknown.
+    /// Marks a connection's peer as known.
     pub(crate) fn remove_unknown(&self, id: u64) {
         let removed = self.table().unknown.remove(&id);
         drop(removed);
@@ -309,7 +311,7 @@ mod tests {
         Acceptor::new("test", Limits::pages().with_connections(connections), Memory::default())
     }
 
-    /// Seconds until a silent connection is closed.
+    /// Returns the number of seconds until a silent connection is closed.
     async fn closed_after(stream: &mut GuardedStream<DuplexStream>) -> u64 {
         let began = Instant::now();
         let mut read = Vec::new();
@@ -319,7 +321,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn an_incomplete_preface_or_header_closes_the_connection() {
+    async fn incomplete_preface_or_header_times_out_and_closes_connection() {
         let acceptor = pages(10);
         for beginning in ["", "GET / HT", "PRI * HTTP/2.0\r\n\r\nSM\r\n\r"] {
             let (mut stream, mut far) = accepted(&acceptor).await;
@@ -332,7 +334,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn idle_and_header_timeouts_apply_between_requests() {
+    async fn connection_idle_and_header_timeouts_apply_between_requests() {
         let acceptor = pages(10);
         let (mut stream, mut far) = accepted(&acceptor).await;
         let connection = Arc::clone(stream.connection().unwrap());
@@ -350,13 +352,13 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_new_connection_displaces_the_longest_quiet_one() {
+    async fn new_connection_displaces_longest_quiet_one_at_limit() {
         let acceptor = pages(2);
         let (served, _far) = accepted(&acceptor).await;
         drop(served.connection().unwrap().begin_request());
         tokio::time::sleep(Duration::from_secs(2)).await;
         let (mut silent, _far) = accepted(&acceptor).await;
-        // In production its task would drop it once it is closed.
+        // In production, the connection's task would drop it after it is closed.
         let (third, _far) = accepted(&acceptor).await;
         assert_eq!(closed_after(&mut silent).await, 0, "one without a request goes first");
         drop(silent);
@@ -375,7 +377,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn displacement_waits_for_displaced_connections_to_drop() {
+    async fn new_connection_waits_until_displaced_connections_are_dropped() {
         let acceptor = pages(128);
         let max_open = acceptor.shared.max_open;
         let part = (acceptor.shared.displace_above / DISPLACED_DIVISOR + 1) as u64;
@@ -395,7 +397,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn unknown_peers_displace_only_unknown_peers() {
+    async fn connections_of_unidentified_peers_displace_only_each_other() {
         let acceptor = Acceptor::new("test", Limits::calls(), Memory::default());
         let (known, _far) = accepted(&acceptor).await;
         let mut unknown = Vec::new();
@@ -414,7 +416,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn only_descriptor_exhaustion_displaces_connections() {
+    async fn quiet_connections_are_closed_early_only_if_descriptors_run_out() {
         let acceptor = pages(1000);
         let (_quiet, _far) = accepted(&acceptor).await;
         for (error, expected) in [

@@ -9,24 +9,24 @@ use std::sync::{
 
 pub(crate) use self::waker_slot::WakerSlot;
 use self::{refusals::Refusals, unbegun_streams::UnbegunStreams};
-use crate::{Memory, acceptor::AcceptorState, memory::Holder, unread_responses::UnreadResponses};
+use crate::{Memory, acceptor::AcceptorState, request_memory::Holder, unread_responses::UnreadResponses};
 
 /// Why this side closed a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CloseReason {
-    /// Timeout of the preface or of a request's headers.
+    /// The preface or the headers of a request were not complete in time.
     Headers = 1,
-    /// Idle timeout.
+    /// Idle for too long.
     Idle = 2,
-    /// Timeout of a write: the peer read nothing.
+    /// A write timed out, since the peer did not read.
     Stalled = 3,
-    /// Quiet when a new connection needed its slot.
+    /// The connection was quiet when a new connection needed its slot.
     Displaced = 4,
-    /// The peer left more responses unread than others, and the memory of responses was full.
+    /// The peer left more responses unread than any other peer while the memory for responses was full.
     Unread = 5,
-    /// Too many of its requests were refused.
+    /// Too many of the connection's requests were refused.
     Refused = 6,
-    /// Its user has the most connections of a user.
+    /// Its user has more connections than any other user.
     User = 7,
 }
 
@@ -36,7 +36,7 @@ impl CloseReason {
     pub(crate) const ALL: [Self; Self::COUNT] =
         [Self::Headers, Self::Idle, Self::Stalled, Self::Displaced, Self::Unread, Self::Refused, Self::User];
 
-    /// Label in metrics.
+    /// Label of the reason in metrics.
     #[cfg(feature = "metrics")]
     pub(crate) fn label(self) -> &'static str {
         match self {
@@ -51,11 +51,11 @@ impl CloseReason {
     }
 }
 
-/// Seconds without a request after which a used connection counts as quiet. Before that its peer may be about to send a
-/// request, which would be lost.
+/// Seconds without a request after which a used connection counts as quiet. Earlier, its peer might be about to send
+/// a request, which would be lost.
 const QUIET_AFTER: u32 = 5;
 
-/// Detected protocol of a connection.
+/// The detected protocol of a connection.
 #[repr(u8)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Protocol {
@@ -66,31 +66,31 @@ enum Protocol {
     Other,
 }
 
-/// State of an open connection. Times are those of the acceptor, in seconds.
+/// State of an open connection. Times are in seconds on the acceptor's clock.
 #[derive(Debug)]
 pub struct Connection {
     id: u64,
     shared: Arc<AcceptorState>,
     protocol: AtomicU8,
     in_flight: AtomicU32,
-    /// Requests in a queue for a shared resource.
+    /// Number of requests that are queued for a shared resource.
     queued: AtomicU32,
     /// Whether a request was received.
     served: AtomicBool,
     /// Whether a preface or headers are incomplete.
     incomplete: AtomicBool,
-    /// Since when they are incomplete, or since when the connection is idle.
+    /// Time since which the preface or headers are incomplete, or the connection is idle.
     since: AtomicU32,
-    /// Since when writes are blocked; 0 if they are not.
+    /// Time since which writes are blocked; 0 if they are not blocked.
     write_blocked: AtomicU32,
     unread: UnreadResponses,
     unbegun: UnbegunStreams,
     refusals: Refusals,
-    /// The user of this machine who opened it, once the kernel has said so.
+    /// The user of this machine who opened the connection, once the kernel has reported it.
     user: OnceLock<u32>,
-    /// Whether the peer has shown neither certificate nor token, where one of them is required.
+    /// Whether the peer has presented neither certificate nor token although one of them is required.
     unknown: AtomicBool,
-    /// The reason to close it; 0 if there is none.
+    /// The reason why the connection must be closed; 0 if it stays open.
     closed: AtomicU8,
     waker: WakerSlot,
 }
@@ -122,13 +122,14 @@ impl Connection {
         self.id
     }
 
-    /// Charges its memory to this user of the machine, who opened it over a Unix socket.
+    /// Sets the user of this machine who opened the connection over a Unix socket. The connection's memory counts
+    /// against that user.
     pub fn set_user(&self, uid: u32) {
-        // The kernel says the same each time.
+        // The kernel reports the same user each time.
         let _ = self.user.set(uid);
     }
 
-    /// By whom its memory is held.
+    /// The connection and user against whom memory is counted.
     pub(crate) fn holder(&self) -> Holder {
         Holder { connection: self.id, user: self.user.get().copied() }
     }
@@ -137,12 +138,12 @@ impl Connection {
         &self.shared
     }
 
-    /// Bytes of responses that the peer has not read.
+    /// Bytes of responses that the peer has not yet read.
     pub(crate) fn unread(&self) -> &UnreadResponses {
         &self.unread
     }
 
-    /// Starts a request whose headers are complete.
+    /// Registers a request whose headers are complete.
     pub fn begin_request(self: &Arc<Self>) -> InFlight {
         self.in_flight.fetch_add(1, Relaxed);
         self.served.store(true, Relaxed);
@@ -153,24 +154,25 @@ impl Connection {
         InFlight(Arc::clone(self))
     }
 
-    /// The number of its requests in queues.
+    /// Number of the connection's requests in queues.
     pub(crate) fn queued(&self) -> &AtomicU32 {
         &self.queued
     }
 
-    /// The memory for its incomplete requests.
+    /// The memory for the connection's incomplete requests.
     pub(crate) fn memory(&self) -> &Memory {
         if self.is_unknown() { self.shared.unknown_memory() } else { self.shared.memory() }
     }
 
-    /// The peer has shown neither certificate nor token. Until [`set_known`](Self::set_known), its requests share the memory of
-    /// unknown peers, and its connection is closed after a few refusals or for newer ones of unknown peers.
+    /// Marks the peer as unknown, because it has presented neither certificate nor token. Until
+    /// [`set_known`](Self::set_known), its requests share the memory of unknown peers. The connection is closed after
+    /// a few refusals, or in favour of newer connections of unknown peers.
     pub fn set_unknown(&self) {
         self.unknown.store(true, Relaxed);
         self.shared.add_unknown(self.id);
     }
 
-    /// The peer has proved who it is.
+    /// Marks the peer as known: it has proved its identity.
     pub fn set_known(&self) {
         if self.unknown.swap(false, Relaxed) {
             self.shared.remove_unknown(self.id);
@@ -181,19 +183,20 @@ impl Connection {
         self.unknown.load(Relaxed)
     }
 
-    /// Counts a refused request, which cost the peer less than this process. After too many, the connection is closed.
+    /// Counts a refused request that cost this process more than its peer. After too many, the connection is closed.
     pub(crate) fn count_refusal(&self) {
         if self.refusals.exceed(!self.is_unknown(), self.shared.now()) {
             self.close(CloseReason::Refused);
         }
     }
 
-    /// Streams whose requests have not begun.
+    /// Streams whose requests have not yet begun.
     pub(crate) fn unbegun(&self) -> &UnbegunStreams {
         &self.unbegun
     }
 
-    /// Whether reading pauses until requests of open streams have begun; the current task is woken then.
+    /// Whether reading must pause until requests of open streams have begun. If so, the current task is woken once
+    /// they have.
     pub(crate) fn poll_paused(&self, cx: &std::task::Context<'_>) -> bool {
         self.unbegun.are_many() && {
             self.waker.register(cx.waker());
@@ -201,39 +204,39 @@ impl Connection {
         }
     }
 
-    /// Ends a pause for streams that the server has refused by itself.
+    /// Ends a pause that was caused by streams the server itself refused.
     pub(crate) fn sweep_streams(&self) {
         if self.unbegun.sweep() {
             self.waker.wake();
         }
     }
 
-    /// Lifts the time limits, for a stream with limits of its own: a watch, a tunnel.
+    /// Removes the time limits, for a stream with limits of its own, such as a watch or a tunnel.
     pub fn exempt(&self) {
         self.protocol.store(Protocol::Other as u8, Relaxed);
         self.incomplete.store(false, Relaxed);
         self.in_flight.fetch_add(1, Relaxed);
     }
 
-    /// Whether the protocol is known: the complete preface of HTTP/2 was received, or the first bytes of another
-    /// protocol.
+    /// Whether the protocol is known: the complete HTTP/2 preface, or the first bytes of another protocol, were
+    /// received.
     pub fn has_begun(&self) -> bool {
         self.protocol.load(Relaxed) != Protocol::Unknown as u8
     }
 
-    /// The first bytes are not those of the HTTP/2 preface.
+    /// Records that the first bytes are not the HTTP/2 preface.
     pub(crate) fn set_http1(&self) {
         self.protocol.store(Protocol::Http1 as u8, Relaxed);
     }
 
-    /// The HTTP/2 preface is complete; from here keep-alives apply.
+    /// Records that the HTTP/2 preface is complete. From here on, HTTP/2 keep-alives apply.
     pub(crate) fn set_http2(&self) {
         self.protocol.store(Protocol::Http2 as u8, Relaxed);
         self.incomplete.store(false, Relaxed);
         self.since.store(self.shared.now(), Relaxed);
     }
 
-    /// Bytes were read. Between requests of HTTP/1.1 they start the headers of the next one.
+    /// Records that bytes were read. Between HTTP/1.1 requests, they begin the headers of the next request.
     pub(crate) fn received(&self) {
         let between =
             self.protocol.load(Relaxed) == Protocol::Http1 as u8 && self.in_flight.load(Relaxed) == 0;
@@ -251,7 +254,7 @@ impl Connection {
         }
     }
 
-    /// The time limit that it exceeds at `now`, if any.
+    /// Returns the time limit that the connection exceeds at `now`, if any.
     pub(crate) fn exceeded_limit(&self, now: u32) -> Option<CloseReason> {
         let limits = self.shared.limits();
         let longer_than =
@@ -273,8 +276,8 @@ impl Connection {
         (idle && limits.idle.is_some_and(|limit| longer_than(since, limit))).then_some(CloseReason::Idle)
     }
 
-    /// Order in which quiet connections are displaced: first those without a request so far, then the longest idle.
-    /// `None` if it is not quiet.
+    /// Sort key for closing quiet connections: connections without any request come first, then the longest idle.
+    /// `None` if the connection is not quiet.
     pub(crate) fn quiet_order(&self) -> Option<(bool, u32, u64)> {
         let (served, since) = (self.served.load(Relaxed), self.since.load(Relaxed));
         let is_quiet = self.in_flight.load(Relaxed) == 0 && self.closed.load(Relaxed) == 0;
@@ -282,7 +285,7 @@ impl Connection {
         (is_quiet && is_idle).then_some((served, since, self.id))
     }
 
-    /// Closes it at its next read or write.
+    /// Closes the connection at its next read or write.
     pub(crate) fn close(&self, reason: CloseReason) {
         if self.closed.compare_exchange(0, reason as u8, SeqCst, SeqCst).is_ok() {
             self.shared.record_close(self.id, reason);
@@ -290,12 +293,12 @@ impl Connection {
         }
     }
 
-    /// Closes it, since its user has the most connections of a user.
+    /// Closes the connection because its user has more connections than any other user.
     pub fn close_for_user(&self) {
         self.close(CloseReason::User);
     }
 
-    /// Whether it is to be closed; otherwise the current task is woken when it is.
+    /// Whether the connection must be closed. If not, the current task is woken once it must be.
     pub(crate) fn poll_closed(&self, cx: &std::task::Context<'_>) -> bool {
         self.is_closed() || {
             self.waker.register(cx.waker());
@@ -308,12 +311,12 @@ impl Connection {
     }
 }
 
-/// A request in flight: its connection is not quiet until this is dropped.
+/// A request in flight. Its connection is not quiet until this value is dropped.
 #[derive(Debug)]
 pub struct InFlight(Arc<Connection>);
 
 impl InFlight {
-    /// The connection of the request.
+    /// The connection that carries the request.
     pub fn connection(&self) -> &Arc<Connection> {
         &self.0
     }

@@ -1,23 +1,23 @@
-//! Counts the streams that a peer opens, before a server of HTTP/2 has read them.
+//! Counts the streams that a peer opens, before the HTTP/2 server has read them.
 
-/// Length of the header of a frame (RFC 9113 §4.1).
+/// Length of a frame header in bytes (RFC 9113 §4.1).
 const FRAME_HEADER_LEN: usize = 9;
 /// Type of the frame that opens a stream (RFC 9113 §6.2).
 const HEADERS: u8 = 1;
 
-/// Follows the frames of a connection, without their payloads.
+/// Follows the frames of a connection without storing their payloads.
 #[derive(Debug, Default)]
 pub(crate) struct Http2Frames {
-    /// The received part of a frame's header, and the length of that part.
+    /// Received part of a frame header, and the length of that part in bytes.
     header: ([u8; FRAME_HEADER_LEN], usize),
-    /// Bytes left of the payload.
+    /// Remaining bytes of the payload.
     left: usize,
     last_stream: u32,
 }
 
 impl Http2Frames {
-    /// Reads the next bytes after the preface, until they have opened `max` streams; trailers open none. Returns how many bytes
-    /// were read, at least one, and how many streams they open.
+    /// Reads the next bytes after the preface, until they have opened `max` streams; trailers open none. Returns how
+    /// many bytes were read, at least one, and how many streams they open.
     pub(crate) fn read(&mut self, bytes: &[u8], max: u32) -> (usize, u32) {
         let (mut read, mut opened) = (0, 0);
         loop {
@@ -56,7 +56,7 @@ mod tests {
     }
 
     #[test]
-    fn new_stream_headers_are_counted_across_split_reads() {
+    fn new_http2_streams_are_counted_across_split_reads() {
         let frames = [
             frame(4, 0, 6),
             frame(1, 1, 7),
@@ -74,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn reading_stops_at_the_last_stream_that_may_open() {
+    fn reading_stops_at_last_admitted_http2_stream() {
         let bytes = [frame(4, 0, 6), frame(1, 1, 7), frame(1, 3, 2)].concat();
         let mut frames = Http2Frames::default();
         assert_eq!(frames.read(&bytes, 1), (24, 1), "to the end of the header of the first");

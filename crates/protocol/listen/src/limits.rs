@@ -5,32 +5,35 @@ use hyper_util::{rt::TokioTimer, server::conn::auto};
 
 use crate::descriptor_limit;
 
-/// Listeners get their share of the process's descriptors in eighths.
+/// Number of parts into which the process's descriptors are divided: limits are in eighths.
 const PARTS: usize = 8;
 
-/// Limits of the listeners of one purpose.
+/// Limits of all listeners that serve one purpose.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Maximum of open connections. At the maximum a quiet one is closed for each new one; without a quiet one, new
-    /// ones wait unaccepted.
+    /// Maximum number of open connections. At the maximum, each new connection displaces a quiet one; if none is quiet,
+    /// new connections wait unaccepted.
     pub connections: usize,
-    /// Eighths of the process's descriptors for connections. The rest is for other listeners, files and outgoing
-    /// connections.
+    /// Eighths of the process's descriptors available for connections. The rest is for other listeners, files and
+    /// outgoing connections.
     pub descriptors: usize,
-    /// Eighths above which quiet connections are closed for new ones, though more would be accepted.
+    /// Eighths of the descriptors above which quiet connections are closed for new ones, although more would be
+    /// accepted.
     pub crowded: usize,
-    /// Timeout of the preface or headers: of the first request from the accept, of later ones from their first byte.
+    /// Timeout of the preface or headers. It runs from the accept for the first request, and from the first byte for
+    /// later ones.
     pub headers: Duration,
-    /// Timeout of a request's body, from its headers.
+    /// Timeout of a request's body, counted from its headers.
     pub body: Duration,
-    /// Idle timeout of HTTP/1.1 connections between requests; `None`: only limited by the maximum of connections.
+    /// Idle timeout of HTTP/1.1 connections between requests; `None` limits them only by `connections`.
     pub idle: Option<Duration>,
-    /// Timeout of a peer that reads nothing of its responses; `None`: no limit, and unread responses are not bounded.
+    /// Timeout of a peer that reads nothing of its responses. With `None`, neither this time nor unread responses are
+    /// limited.
     pub stall: Option<Duration>,
 }
 
 impl Limits {
-    /// For gRPC between processes of the mesh, whose connections are persistent and have keep-alives of their own.
+    /// Limits for gRPC between processes of the mesh, whose connections are persistent and have their own keep-alives.
     #[must_use]
     pub const fn calls() -> Self {
         Self {
@@ -44,7 +47,7 @@ impl Limits {
         }
     }
 
-    /// For HTTP of operators and tools, over short-lived connections.
+    /// Limits for the HTTP pages that operators and tools read over short-lived connections.
     #[must_use]
     pub const fn pages() -> Self {
         Self {
@@ -56,19 +59,20 @@ impl Limits {
         }
     }
 
-    /// For the server of a program: limited by its descriptors only, of which it may need another one for each request.
+    /// Limits for a program's server: only its descriptors are limited, because each request may need another one.
     #[must_use]
     pub const fn program() -> Self {
         Self { connections: usize::MAX, descriptors: 7, crowded: 4, stall: None, ..Self::calls() }
     }
 
-    /// With another maximum of connections, at least one.
+    /// Sets another maximum number of connections, at least one.
     #[must_use]
     pub const fn with_connections(self, connections: usize) -> Self {
         Self { connections: if connections == 0 { 1 } else { connections }, ..self }
     }
 
-    /// The number of connections above which quiet ones are closed, and the maximum, given the process's descriptors.
+    /// Returns the number of connections above which quiet ones are closed, and the maximum, given the process's
+    /// descriptors.
     pub(crate) fn bounds(&self) -> (usize, usize) {
         let descriptors = descriptor_limit();
         let of = |eighths: usize| (descriptors / PARTS * eighths).min(self.connections).max(1);
@@ -76,27 +80,27 @@ impl Limits {
     }
 }
 
-/// HTTP/2 settings of a server for calls with messages of a few megabytes at most.
+/// HTTP/2 settings of a server for calls with messages of up to a few megabytes.
 #[derive(Clone, Copy, Debug)]
 pub struct Http2Settings {
-    /// Maximum of concurrent streams on one connection.
+    /// Maximum number of concurrent streams per connection.
     pub streams: u32,
 }
 
 impl Http2Settings {
-    /// Interval of keep-alive pings on a quiet connection, and timeout of the response.
+    /// Interval of keep-alive PINGs on a quiet connection, and timeout of their acknowledgement.
     pub const KEEP_ALIVE: (Duration, Duration) = (Duration::from_secs(10), Duration::from_secs(5));
-    /// Flow-control window of a stream, in bytes: 4 MB take 32 round trips.
+    /// Flow-control window of a stream, in bytes. A 4 MB message takes 32 round trips.
     pub const STREAM_WINDOW: u32 = 128 * 1024;
-    /// Flow-control window of a connection, in bytes: more than requests that wait for memory can hold, so that they
-    /// never block those that have it.
+    /// Flow-control window of a connection, in bytes. It exceeds the bytes that requests waiting for memory can hold,
+    /// so that these never block requests that have memory.
     pub const CONNECTION_WINDOW: u32 = 16 * 1024 * 1024;
-    /// Maximum of bytes of a request's headers.
+    /// Maximum size of a request's headers, in bytes.
     pub const HEADERS: u32 = 16 * 1024;
-    /// Maximum of streams opened and reset before they were accepted (rapid reset, CVE-2023-44487).
+    /// Maximum number of streams opened and reset before they were accepted (rapid reset, CVE-2023-44487).
     pub const RESETS: usize = 64;
 
-    /// Applies all settings.
+    /// Applies all settings to a server builder.
     #[cfg(feature = "http")]
     pub fn apply<E>(self, builder: &mut auto::Builder<E>) {
         let (interval, timeout) = Self::KEEP_ALIVE;

@@ -1,6 +1,6 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::{Acceptor, Limits, Memory, table::ListenerInfo};
+use crate::{Acceptor, Limits, Memory, listener_table::ListenerInfo};
 
 /// The listeners of one process. Cheap to clone.
 #[derive(Clone, Debug, Default)]
@@ -10,7 +10,7 @@ pub struct Listeners {
 }
 
 impl Listeners {
-    /// An acceptor for the listeners of a row of the [table](crate::table).
+    /// Creates an acceptor for the listeners of one row of the [table](crate::listener_table).
     pub fn acceptor(&self, listener: &ListenerInfo, limits: Limits) -> Acceptor {
         let acceptor = Acceptor::new(listener.name, limits, self.memory.clone());
         // No code that holds the lock panics.

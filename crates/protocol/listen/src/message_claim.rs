@@ -1,20 +1,21 @@
 use std::task::Context;
 
-use crate::{Connection, memory::Claim};
+use crate::{Connection, request_memory::Claim};
 
-/// Memory of an incomplete message on a connection that carries no requests of HTTP, released when this is dropped.
+/// Memory claimed for an incomplete message on a connection that does not carry HTTP requests. Dropping the claim
+/// releases the memory.
 #[derive(Debug)]
 pub struct MessageClaim(Claim);
 
 impl Connection {
-    /// Claims memory for an incomplete message of `bytes`; `None` if none is available.
+    /// Claims memory for an incomplete message of `bytes`. Returns `None` if no memory is available.
     pub fn claim_message(&self, bytes: usize) -> Option<MessageClaim> {
         self.shared().memory().claim_wait(self.holder(), bytes).map(MessageClaim)
     }
 }
 
 impl MessageClaim {
-    /// Whether it was revoked for another connection; otherwise the current task is woken when it is.
+    /// Whether the claim was revoked for another connection. If not, the current task is woken once it is.
     pub fn poll_revoked(&self, cx: &Context<'_>) -> bool {
         self.0.poll_revoked(cx)
     }

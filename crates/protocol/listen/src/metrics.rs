@@ -36,7 +36,7 @@ impl Listeners {
     }
 }
 
-/// One series for each listener.
+/// A metric with one series per listener.
 #[derive(Debug)]
 struct Family {
     kind: Kind,
@@ -77,7 +77,7 @@ impl Kind {
         matches!(self, Self::Open | Self::Limit)
     }
 
-    /// Values, by a second label if the metric has one.
+    /// Returns the values, one per value of the second label if the metric has one.
     fn values(self, shared: &AcceptorState) -> Vec<(Option<&'static str>, u64)> {
         let counts = &shared.counts;
         match self {

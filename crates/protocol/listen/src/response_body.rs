@@ -14,31 +14,31 @@ use crate::{RequestGuard, unread_responses::MAX_PIECE};
 
 type BoxError = Box<dyn Error + Send + Sync>;
 
-/// The next frame of a body.
+/// The next frame of a body; `None` at its end.
 type NextFrame = Option<Result<Frame<Bytes>, BoxError>>;
 
 pin_project! {
-    /// The body of a response; the request is in flight until its end. If responses are counted, its unread bytes are
-    /// counted.
+    /// The body of a response. Its request is in flight until the body ends. If the listener limits unread responses,
+    /// the body's unread bytes are counted.
     #[derive(Debug)]
     pub struct ResponseBody<B> {
         #[pin]
         inner: Option<B>,
-        // Replaces the handler's body.
+        // Text that replaces the handler's body.
         text: Option<Bytes>,
         counted: Option<CountedBody<B>>,
         guard: Option<RequestGuard>,
     }
 }
 
-/// A body whose first frame is produced before the connection polls for it: with a closed HTTP/2 window it may never do
-/// so, and the source of the frame takes memory too.
+/// A body whose first frame is produced before the connection polls for it. With a closed HTTP/2 window the
+/// connection may never poll, although the source of the frame also takes memory.
 #[derive(Debug)]
 struct CountedBody<B> {
     inner: Pin<Box<B>>,
     /// The first frame, until it is polled.
     first: Option<NextFrame>,
-    /// The part of the last frame that was not polled yet.
+    /// The part of the last frame that was not yet polled.
     rest: Bytes,
 }
 
@@ -48,7 +48,7 @@ impl<B> ResponseBody<B> {
         Self { inner: None, text, counted: None, guard: None }
     }
 
-    /// The response to health checks.
+    /// The response to health checks, 403.
     #[cfg(feature = "http")]
     pub(crate) fn forbidden() -> Response<Self> {
         let mut response = Response::new(Self::text("health checks do not reach the mesh's own ports\n"));
@@ -86,7 +86,7 @@ impl<B: Body<Data = Bytes, Error: Into<BoxError>>> CountedBody<B> {
         counted
     }
 
-    /// The next frame, whose bytes are counted as unread.
+    /// Returns the next frame, whose bytes are counted as unread.
     fn poll_inner(&mut self, guard: &RequestGuard, cx: &mut Context<'_>) -> Poll<NextFrame> {
         self.inner.as_mut().poll_frame(cx).map(|next| {
             next.map(|frame| {
@@ -96,7 +96,7 @@ impl<B: Body<Data = Bytes, Error: Into<BoxError>>> CountedBody<B> {
         })
     }
 
-    /// The next part of a frame.
+    /// Returns the next part of a frame.
     fn poll_frame(&mut self, guard: &RequestGuard, cx: &mut Context<'_>) -> Poll<NextFrame> {
         if self.rest.is_empty() {
             let next = match self.first.take() {
@@ -110,7 +110,7 @@ impl<B: Body<Data = Bytes, Error: Into<BoxError>>> CountedBody<B> {
                 None => return Poll::Ready(None),
             }
         }
-        // The connection polls for more only once the peer has room for some of it.
+        // The connection polls for more only once the peer has room for it, so the peer has read something.
         guard.connection().record_read();
         let piece = self.rest.len().min(MAX_PIECE);
         Poll::Ready(Some(Ok(Frame::data(self.rest.split_to(piece)))))
@@ -124,7 +124,7 @@ impl<B: Body<Data = Bytes, Error: Into<BoxError>>> CountedBody<B> {
         is_over && self.rest.is_empty()
     }
 
-    /// The remaining size: the inner body does not count frames that it has produced.
+    /// Remaining size: bytes buffered here plus what the inner body has left.
     fn size_hint(&self) -> SizeHint {
         let first = self.first.as_ref().and_then(|next| next.as_ref()?.as_ref().ok()?.data_ref());
         let made = (self.rest.len() + first.map_or(0, Bytes::len)) as u64;
@@ -180,7 +180,7 @@ mod tests {
     use crate::{Acceptor, Limits, Memory};
 
     #[tokio::test]
-    async fn a_response_counts_before_it_is_polled_and_until_its_last_piece_is_sent() {
+    async fn response_memory_counts_as_unread_from_creation_until_fully_sent() {
         let acceptor = Acceptor::new("test", Limits::calls(), Memory::default());
         let stream = acceptor.accept(|_| Poll::Ready(Ok(duplex(1).0))).await;
         let connection = stream.connection().unwrap();

@@ -1,5 +1,5 @@
-//! Bounds responses that peers have not read yet and that wait in memory: HTTP/2 flow control lets a peer read as
-//! little as it wants of each stream.
+//! Limits responses that wait in memory because peers have not read them: HTTP/2 flow control lets a peer read as
+//! little of each stream as it wants.
 
 use std::{
     collections::HashMap,
@@ -15,36 +15,36 @@ use tokio::{sync::Notify, time::timeout};
 
 use crate::{CloseReason, Connection, acceptor::AcceptorState};
 
-/// Bytes that one connection may leave unread before its further requests wait.
+/// Number of bytes that one connection may leave unread before its further requests wait.
 const MAX_UNREAD_PER_CONNECTION: usize = 8 << 20;
-/// The same while all connections of the process leave more than [`MAX_UNREAD`] unread.
+/// Number of bytes that one connection may leave unread while all connections of the process exceed [`MAX_UNREAD`].
 const MIN_UNREAD_PER_CONNECTION: usize = 256 * 1024;
-/// Bytes that all connections of a process may leave unread before the one with the most for [`CLOSABLE_AGE`] is
-/// closed.
+/// Number of unread bytes in a process above which the connection with the most is closed, if its bytes have been
+/// unread for [`CLOSABLE_AGE`].
 const MAX_UNREAD: usize = 64 << 20;
-/// Bytes that they may leave unread before the one with the most is closed at once.
+/// Number of unread bytes in a process above which the connection with the most is closed at once.
 const MAX_UNREAD_HARD: usize = 2 * MAX_UNREAD;
-/// Minimum seconds of unread bytes before a connection is closed for others.
+/// Minimum time in seconds that bytes must be unread before their connection is closed in favour of others.
 const CLOSABLE_AGE: u32 = 5;
-/// Memory of a stream besides the bytes of its response.
+/// Memory of a stream in bytes, in addition to its response.
 const STREAM_OVERHEAD: usize = 1024;
-/// Maximum of bytes passed to a connection at once: only between two pieces it is known that the peer reads.
+/// Maximum number of bytes passed to a connection at once. Reads by the peer are noticed only between two pieces.
 pub(crate) const MAX_PIECE: usize = 64 * 1024;
-/// Interval at which a waiting request checks for room by itself.
+/// Interval at which a waiting request checks for room without being woken.
 const ROOM_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Unread responses of one connection. Times are those of its acceptor, in seconds.
+/// Unread responses of one connection. Times are in seconds on its acceptor's clock.
 #[derive(Debug, Default)]
 pub(crate) struct UnreadResponses {
     bytes: AtomicUsize,
-    /// Since when there are unread bytes.
+    /// Time since which there are unread bytes.
     since: AtomicU32,
-    /// Time of the last read by the peer.
+    /// Time of the peer's last read.
     last_read: AtomicU32,
     room: Notify,
 }
 
-/// Counts the bytes of a response until they are dropped.
+/// Bytes of a response, counted as unread until they are dropped.
 #[derive(Debug)]
 struct CountedResponse {
     data: Bytes,
@@ -81,7 +81,7 @@ impl Connection {
         self.shared().limits().stall.is_some()
     }
 
-    /// Returns the same bytes, counted as unread until their last part is dropped.
+    /// Returns `data`, counted as unread until its last part is dropped.
     pub(crate) fn count_unread(self: &Arc<Self>, data: Bytes) -> Bytes {
         let (unread, bytes) = (self.unread(), data.len() + STREAM_OVERHEAD);
         if unread.bytes.fetch_add(bytes, Relaxed) == 0 {
@@ -95,7 +95,7 @@ impl Connection {
         Bytes::from_owner(CountedResponse { data, connection: Arc::clone(self) })
     }
 
-    /// Records a read by the peer.
+    /// Records that the peer has read something.
     pub(crate) fn record_read(&self) {
         self.unread().last_read.store(self.shared().now(), Relaxed);
     }
@@ -136,8 +136,8 @@ impl AcceptorState {
         self.close_largest(MAX_UNREAD, CLOSABLE_AGE);
     }
 
-    /// Closes the connections with the most unread bytes, at least `age` seconds old, until less than `limit` is left: those of
-    /// the user of this machine first who leaves the most unread.
+    /// Closes the connections with the most unread bytes that are at least `age` seconds old, until less than `limit`
+    /// is left. Begins with the connections of the local user who leaves the most unread.
     fn close_largest(&self, limit: usize, age: u32) {
         let mut total = self.memory().unread().load(Relaxed);
         if total <= limit {
@@ -147,7 +147,7 @@ impl AcceptorState {
         for connection in self.connections() {
             let bytes = connection.unread().bytes();
             if connection.is_closed() {
-                // It is dropped when its task runs, and counts until then.
+                // The connection is dropped, and its bytes stop counting, only when its task runs.
                 total = total.saturating_sub(bytes);
             } else if bytes > 0 && now.saturating_sub(connection.unread().since.load(Relaxed)) >= age {
                 holders.push((bytes, connection));
@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn requests_wait_for_reads_and_unreading_connections_close() {
+    async fn unread_responses_block_requests_and_stalled_peer_is_closed() {
         let acceptor = calls();
         let (_stream, connection) = accepted(&acceptor).await;
         drop(connection.begin_request());
@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn user_with_the_most_unread_loses_its_connections_first() {
+    async fn connections_of_user_with_most_unread_bytes_are_closed_first() {
         let acceptor = calls();
         let (mut held, mut streams) = (Vec::new(), Vec::new());
         let flood = (0..300).map(|_| (7, MIN_UNREAD_PER_CONNECTION));

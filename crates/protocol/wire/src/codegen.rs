@@ -1,4 +1,4 @@
-//! What the generated code names: tonic's, without the crates that only servers of gRPC need.
+//! Replacements for the tonic items that generated code refers to, without the crates that only gRPC servers need.
 
 use std::{error::Error, marker::PhantomData};
 
@@ -19,7 +19,7 @@ pub(crate) use {
 #[cfg(not(feature = "server"))]
 pub(crate) type StdError = Box<dyn Error + Send + Sync>;
 
-/// Messages of gRPC in protobuf.
+/// Codec for gRPC messages in protobuf.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ProstCodec<T, U>(PhantomData<(T, U)>);
 

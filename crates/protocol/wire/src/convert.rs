@@ -1,29 +1,30 @@
-//! Conversion between messages and the model.
+//! Conversions between protobuf messages and the model.
 //!
-//! `From` converts to messages and cannot fail; `TryFrom` converts back and validates, with the path of the field in
-//! errors. Durations are whole milliseconds or microseconds on the wire, as each field says; fractions are cut.
+//! `From` converts to messages and cannot fail. `TryFrom` converts back and validates; its errors contain the path of
+//! the field. Durations are whole milliseconds or microseconds on the wire, as each field says; fractions are cut
+//! off.
 
-mod access;
 mod endpoint;
 mod gateway;
 mod health;
-mod hosts;
+mod host_speeds;
 mod policy;
 mod revision;
+mod role_bindings;
 mod shard;
-mod signals;
 mod topology;
 mod traffic;
-mod trust;
+mod traffic_report;
+mod trust_bundle;
 mod workload;
 
 use bytes::Bytes;
 use fairmesh_model::{Invalid, ShardKey, StoreId};
 pub use shard::interval;
-pub use signals::counts;
 pub use traffic::{read_shares, write_shares};
+pub use traffic_report::call_counts;
 
-/// The 16 bytes, big endian, of a store id.
+/// Encodes a store id as 16 bytes, big endian.
 pub fn store_id_bytes(id: StoreId) -> Bytes {
     Bytes::copy_from_slice(&id.0.to_be_bytes())
 }
@@ -33,23 +34,23 @@ pub fn store_id(bytes: &[u8]) -> Result<StoreId, Invalid> {
     read_u128("store_id", bytes).map(StoreId)
 }
 
-/// The 16 bytes, big endian, of a key of a sharded service.
+/// Encodes a shard key as 16 bytes, big endian.
 pub fn shard_key_bytes(key: ShardKey) -> Bytes {
     Bytes::copy_from_slice(&key.0.to_be_bytes())
 }
 
-/// Parses a key of a sharded service.
+/// Parses a shard key.
 pub fn shard_key(bytes: &[u8]) -> Result<ShardKey, Invalid> {
     read_u128("", bytes).map(ShardKey)
 }
 
-/// Parses 128 bits, big endian.
+/// Parses a 128-bit number, big endian.
 pub(crate) fn read_u128(field: &str, bytes: &[u8]) -> Result<u128, Invalid> {
     let wide = bytes.try_into().map(u128::from_be_bytes);
     wide.map_err(|_| Invalid::new(field, format!("has {} bytes", bytes.len()), "send 16 bytes, big endian"))
 }
 
-/// Parses an enum; numbers that only a newer release knows are rejected.
+/// Parses an enum. Numbers that only a newer release knows are rejected.
 pub(crate) fn read_enum<E: TryFrom<i32>>(field: &str, number: i32) -> Result<E, Invalid> {
     E::try_from(number).map_err(|_| {
         Invalid::new(field, format!("{number} is unknown here"), "upgrade this side, or send a known value")

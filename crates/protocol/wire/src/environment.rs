@@ -1,7 +1,8 @@
-//! Defaults that a process takes from its environment: the paths of an agent's socket and state, the region, the host name.
+//! Defaults that a process takes from its environment: the paths of an agent's socket and state, the region, the host
+//! name.
 //!
-//! Paths are system folders for root and the user's own folders otherwise. The binary and the library share them, so
-//! that each finds the files and sockets of the other.
+//! Root uses system folders, and other users use their own folders. The binary and the library share these defaults,
+//! so that each finds the files and sockets of the other.
 
 use std::{
     env, fs,
@@ -13,13 +14,13 @@ use fairmesh_model::{Invalid, Location, Region};
 
 use crate::transport::Address;
 
-/// The folder in which `part`, `agent` or `control`, keeps its state when it runs as root.
+/// State folder of `part` (`agent` or `control`) when it runs as root.
 pub fn system_state(part: &str) -> PathBuf {
     Path::new("/var/lib/fairmesh").join(part)
 }
 
-/// The folder in which it does when it runs as this user: below `XDG_STATE_HOME`, else `~/.local/state`. `None` of a
-/// user without a home.
+/// The state folder of `part` when it runs as this user: below `XDG_STATE_HOME`, otherwise below `~/.local/state`.
+/// `None` for a user without a home.
 pub fn own_state(part: &str) -> Option<PathBuf> {
     let base = folder("XDG_STATE_HOME").or_else(|| Some(folder("HOME")?.join(".local/state")))?;
     Some(base.join("fairmesh").join(part))
@@ -30,19 +31,20 @@ pub fn system_socket() -> PathBuf {
     "/run/fairmesh/agent.sock".into()
 }
 
-/// The socket of an agent that runs as this user: below `XDG_RUNTIME_DIR`, else beside its state, as in a session of cron
-/// or `su`. `None` of a user without a home. A folder in `/tmp` was rejected: any user can make it first.
+/// Socket of an agent that runs as this user: below `XDG_RUNTIME_DIR`, otherwise beside its state, for example in a
+/// session of cron or `su`. `None` for a user without a home. A folder in `/tmp` was rejected: any user could create
+/// it first.
 pub fn own_socket() -> Option<PathBuf> {
     own_sockets().into_iter().flatten().next()
 }
 
-/// The same in every session of this user, in order of preference.
+/// Sockets that an agent of this user may use in different kinds of sessions, in order of preference.
 fn own_sockets() -> [Option<PathBuf>; 2] {
     [folder("XDG_RUNTIME_DIR").map(|folder| folder.join("fairmesh/agent.sock")), own_state("run/agent.sock")]
 }
 
-/// Where a program finds an agent: at the machine's socket, or one of the user's own if that exists and the machine's does
-/// not. While there is none, where one that this user starts will be.
+/// The socket at which a program finds an agent: the machine's socket, or the user's own socket if only that exists.
+/// If neither exists, the socket that an agent started by this user will create.
 pub fn agent() -> Address {
     let own = own_sockets();
     let usual = if is_root() { own[0].clone() } else { own_socket() };
@@ -57,51 +59,51 @@ fn first_existing(sockets: impl IntoIterator<Item = Option<PathBuf>>) -> Option<
     sockets.into_iter().flatten().find(|socket| socket.exists())
 }
 
-/// The name of this machine; `None` where it has none or `/proc` is not mounted.
+/// The host name of this machine; `None` if it has none or `/proc` is not mounted.
 pub fn host_name() -> Option<String> {
     let name = fs::read_to_string("/proc/sys/kernel/hostname").ok()?;
     Some(name.trim().to_owned()).filter(|name| !name.is_empty())
 }
 
-/// By the owner of the process; false where `/proc` is not mounted.
+/// Whether the process runs as root, judged by the owner of `/proc/self`. False if `/proc` is not mounted.
 fn is_root() -> bool {
     fs::metadata("/proc/self").is_ok_and(|process| process.uid() == 0)
 }
 
-/// The sockets of a control plane on this machine with the default data directory, for its user: the user's own, and the
-/// system's.
+/// Sockets of control planes on this machine that use the default data directory: the user's own, then the system's.
+/// Only sockets that this user may use.
 pub fn control_sockets() -> impl Iterator<Item = Address> {
     let folders = [own_state("control"), Some(system_state("control"))];
     folders.into_iter().flatten().map(|folder| Address::Unix(folder.join(CONTROL_SOCKET)))
 }
 
-/// Where a control plane listens over TCP by default.
+/// The default TCP address of a control plane.
 pub const CONTROL_ADDRESS: &str = "127.0.0.1:7400";
 
-/// The socket for users of the machine within the data directory of a control plane, if the mesh has a trust domain.
+/// The socket for local users in the data directory of a control plane, if the mesh has a trust domain.
 pub const CONTROL_SOCKET: &str = "control.sock";
 
-/// Where a command finds a control plane: at its socket, if it can be seen, else over TCP.
+/// The address at which a command finds a control plane: its socket if that exists, otherwise TCP.
 pub fn control() -> Address {
     let is_there = |address: &Address| matches!(address, Address::Unix(path) if path.exists());
     control_sockets().find(is_there).unwrap_or_else(|| Address::Tcp(CONTROL_ADDRESS.to_owned()))
 }
 
-/// Where a program gets records and registers.
+/// Where a program reads records and registers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Upstream {
-    /// By agents, tried in this order; at least one.
+    /// Agents, tried in this order; at least one address.
     Agents(Vec<Address>),
-    /// By control planes, where there is no agent; at least one.
+    /// Control planes, for programs without an agent; at least one address.
     ControlPlanes(Vec<Address>),
 }
 
-/// What the environment names, for callers and servers alike: agents in `FAIRMESH_AGENT`, else control planes in
-/// `FAIRMESH_CONTROL`, several separated by commas; else the [agent](agent()) of this machine. An empty variable counts as
-/// one that is not set.
+/// The upstream that the environment configures, for both callers and servers: the agents in `FAIRMESH_AGENT`,
+/// otherwise the control planes in `FAIRMESH_CONTROL`, otherwise the [agent](agent()) of this machine. Several
+/// addresses are separated by commas. An empty variable counts as unset.
 ///
 /// # Errors
-/// Where a variable holds no address.
+/// If a variable contains an invalid address.
 pub fn upstream() -> Result<Upstream, Invalid> {
     if let Some(agents) = addresses("FAIRMESH_AGENT")? {
         return Ok(Upstream::Agents(agents));
@@ -114,7 +116,7 @@ fn addresses(name: &str) -> Result<Option<Vec<Address>>, Invalid> {
     read_addresses(&env::var(name).unwrap_or_default()).map_err(|e| e.within(name))
 }
 
-/// Addresses separated by commas; `None` of an empty text.
+/// Parses addresses separated by commas; `None` for an empty text.
 fn read_addresses(text: &str) -> Result<Option<Vec<Address>>, Invalid> {
     match text.trim() {
         "" => Ok(None),
@@ -122,29 +124,29 @@ fn read_addresses(text: &str) -> Result<Option<Vec<Address>>, Invalid> {
     }
 }
 
-/// The SPIFFE Workload API from which this process takes its identity, if `FAIRMESH_IDENTITY` says so: `spiffe:unix:/path`, or
-/// `spiffe` for the socket that `SPIFFE_ENDPOINT_SOCKET` names. Without it, or with `agent`, identities come from the agent:
-/// `SPIFFE_ENDPOINT_SOCKET` alone may be meant for another mesh.
+/// The SPIFFE Workload API from which this process takes its identity, if `FAIRMESH_IDENTITY` selects one:
+/// `spiffe:unix:/path`, or `spiffe` for the socket in `SPIFFE_ENDPOINT_SOCKET`. If it is unset or `agent`, identities
+/// come from the agent: `SPIFFE_ENDPOINT_SOCKET` alone may be meant for another mesh.
 ///
 /// # Errors
-/// Where a variable holds something else.
+/// If a variable contains anything else.
 pub fn workload_api() -> Result<Option<Address>, Invalid> {
     let text = |name| env::var(name).unwrap_or_default();
     read_identity(&text(IDENTITY), &text(SPIFFE_SOCKET))
 }
 
-/// The folder in which this process keeps its certificate and key, if `FAIRMESH_IDENTITY_DIR` names one: so that it can start while
-/// its agent is away.
+/// Folder in which this process stores its certificate and key, from `FAIRMESH_IDENTITY_DIR`. A process with stored
+/// files can start while its agent is unavailable.
 pub fn identity_dir() -> Option<PathBuf> {
     env::var_os(IDENTITY_DIR).filter(|folder| !folder.is_empty()).map(PathBuf::from)
 }
 
-/// The join token of this process, if `FAIRMESH_JOIN_TOKEN` holds one.
+/// The join token in `FAIRMESH_JOIN_TOKEN`; `None` if it is empty or unset.
 pub fn join_token() -> Option<String> {
     env::var(JOIN_TOKEN).ok().filter(|text| !text.trim().is_empty())
 }
 
-/// The variable with the token with which an agent joins, or a program that runs without one.
+/// Environment variable with the join token of an agent, or of a program without an agent.
 pub const JOIN_TOKEN: &str = "FAIRMESH_JOIN_TOKEN";
 const IDENTITY: &str = "FAIRMESH_IDENTITY";
 const IDENTITY_DIR: &str = "FAIRMESH_IDENTITY_DIR";
@@ -166,25 +168,26 @@ fn read_identity(identity: &str, socket: &str) -> Result<Option<Address>, Invali
     };
     match text.parse().map_err(|error: Invalid| error.within(name))? {
         address @ Address::Unix(_) => Ok(Some(address)),
-        // Private keys would travel in the clear, to a server that knows no user.
+        // Private keys would be sent in plaintext, to a server that cannot identify the user.
         Address::Tcp(_) => Err(Invalid::new(name, format!("'{text}' is no Unix socket"), hint)),
     }
 }
 
-/// The folder with the copy of records that an agent keeps on disk: `FAIRMESH_STATE_DIR`, else by [`agent_copy`].
+/// The folder with the agent's copy of records on disk: `FAIRMESH_STATE_DIR`, otherwise [`agent_copy`].
 pub fn copy_on_disk() -> PathBuf {
     folder("FAIRMESH_STATE_DIR").unwrap_or_else(agent_copy)
 }
 
-/// The copy that an agent left: the machine's or the user's own, whichever can be read and was written last.
+/// Newest readable copy of records that an agent on this machine wrote: the machine's agent or the user's own agent.
 pub fn agent_copy() -> PathBuf {
     last_written([Some(system_state("agent")), own_state("agent")]).unwrap_or_else(|| system_state("agent"))
 }
 
-/// The location of this program: `given`, else the region in `FAIRMESH_REGION`; `None` leaves it to the agent.
+/// The location of this program: `given`, otherwise the region in `FAIRMESH_REGION`. `None` leaves the location to
+/// the agent.
 ///
 /// # Errors
-/// Where `FAIRMESH_REGION` is not the name of a region.
+/// If `FAIRMESH_REGION` is not a region name.
 pub fn location(given: Option<Location>) -> Result<Option<Location>, Invalid> {
     const NAME: &str = "FAIRMESH_REGION";
     match (given, env::var(NAME)) {
@@ -201,7 +204,7 @@ fn last_written(folders: impl IntoIterator<Item = Option<PathBuf>>) -> Option<Pa
     readable.max_by_key(|folder| fs::metadata(folder).and_then(|found| found.modified()).ok())
 }
 
-/// Relative paths do not count (XDG Base Directory Specification).
+/// Absolute path in an environment variable. Relative paths are ignored (XDG Base Directory Specification).
 fn folder(variable: &str) -> Option<PathBuf> {
     env::var_os(variable).map(PathBuf::from).filter(|path| path.is_absolute())
 }
@@ -216,7 +219,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_variable_holds_addresses_separated_by_commas() {
+    fn address_variable_is_split_at_commas() {
         let read = |text| read_addresses(text).map(|found| found.map(|all| all.len()));
         assert_eq!((read(""), read(" ")), (Ok(None), Ok(None)));
         assert_eq!(read("127.0.0.1:7400"), Ok(Some(1)));
@@ -248,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_socket_that_exists_is_used() {
+    fn first_existing_agent_socket_is_used() {
         let root = tempfile::tempdir().unwrap();
         let [system, session, state] = ["system", "session", "state"].map(|name| root.path().join(name));
         let found =
@@ -265,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn the_copy_written_last_is_read() {
+    fn most_recently_written_agent_copy_is_used() {
         let root = tempfile::tempdir().unwrap();
         let [system, own] = ["system", "own"].map(|name| root.path().join(name));
         let either = || last_written([Some(system.clone()), None, Some(own.clone())]);

@@ -1,9 +1,9 @@
 //! Negotiation of the protocol version between two processes.
 //!
-//! The client sends its versions in `Rib.Hello`, the server picks the newest common one, and every later call carries
-//! it as metadata. The version belongs to calls and not to the connection, because a channel reconnects by itself and
-//! may then reach a process of another release at the same address. A [watch](crate::watch) is a single connection and
-//! begins with the same exchange.
+//! The client sends its versions in `Rib.Hello`, the server picks the newest common version, and every later call
+//! carries this version as metadata. The version belongs to calls rather than to the connection, because a channel
+//! reconnects by itself and may then reach a process of another release at the same address. A [watch](crate::watch)
+//! is a single connection and begins with the same exchange.
 
 mod client;
 mod server;
@@ -21,21 +21,22 @@ pub use version_check::{VersionCheck, VersionChecked};
 
 use crate::{convert, v1};
 
-/// What begins the name by which control planes introduce themselves: only they take tokens of users.
+/// Prefix of a control plane's description of itself. Clients send user tokens only to a server with this prefix.
 pub const CONTROL_PLANE: &str = "control plane ";
 
-/// The protocol versions of this build. A release supports its own and the previous one (the first has none).
+/// The protocol versions of this build. A release supports its own version and the previous one (the first release
+/// has no previous one).
 pub const PROTOCOL: RangeInclusive<u32> = 1..=1;
 
-/// The metadata key of the version, on every call but Hello.
+/// Metadata key of the version, in every call except Hello.
 pub(crate) const VERSION_KEY: &str = "fairmesh-version";
-/// The metadata key of the client's description, for display.
+/// Metadata key of the client's description of itself, for display.
 pub(crate) const SOFTWARE_KEY: &str = "fairmesh-software";
 
-/// The metadata key that distinguishes version errors from other failed preconditions.
+/// Metadata key that distinguishes version errors from other failed preconditions.
 pub(crate) const REFUSED_KEY: &str = "fairmesh-version-refused";
 
-/// Without the token.
+/// Formats the request without its token.
 impl fmt::Debug for v1::HelloRequest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { oldest_version, newest_version, software, bearer_token } = self;
@@ -53,11 +54,11 @@ impl fmt::Debug for v1::HelloRequest {
 pub struct Hello {
     /// The negotiated version.
     pub version: u32,
-    /// The store of the server; `None` for an agent that has never reached a control plane.
+    /// The server's store; `None` for an agent that has never reached a control plane.
     pub store: Option<StoreId>,
-    /// The location of an agent.
+    /// The server's location; only agents send it.
     pub location: Option<Location>,
-    /// The description of the server, for display: `control plane 0.1.0`.
+    /// The server's description of itself, for display: `control plane 0.1.0`.
     pub software: String,
 }
 

@@ -1,44 +1,45 @@
 //! The protocol of Fairmesh: protobuf and gRPC types, their conversion to and from the model, and connections between
-//! processes. It is built on `fairmesh-model`, and used by every crate that communicates with another process or
-//! stores bytes for one.
+//! processes. Built on `fairmesh-model`, and used by every crate that communicates with other processes or stores
+//! records.
 //!
-//! * [`v1`] is generated from `proto/fairmesh/v1`, [`keys`], [`lookaside`], [`grpc_lookup`] and [`spiffe`] from the
-//!   folders beside it.
-//! * [`convert`] converts messages to validated model values, and back.
-//! * [`records`] and [`shards`] are the encodings of values at RIB keys.
-//! * [`lock_file`] excludes other processes.
+//! * [`v1`] is generated from `proto/fairmesh/v1`. [`keys`], [`lookaside`], [`grpc_lookup`] and [`spiffe`] are
+//!   generated from the folders beside it.
+//! * [`convert`] converts between messages and validated model values.
+//! * [`record_encoding`] and [`shard_encoding`] encode the values of RIB keys.
+//! * [`lock_file`] locks out other processes.
 //! * [`run_blocking`] runs expensive work off the event loops.
-//! * [`transport`] opens and accepts connections, which may begin with a header of the [`proxy_protocol`]; [`handshake`] negotiates the protocol version; [`rpc`] has the
-//!   clients and services with their size limits; [`watch`] is the protocol for changes of the RIB.
+//! * [`transport`] opens and accepts connections, which may begin with a header of the [`proxy_protocol`].
+//! * [`handshake`] negotiates the protocol version. [`grpc_stubs`] has the clients and services with their size limits.
+//! * [`watch`] is the protocol that delivers changes of the RIB.
 //!
-//! Records of the RIB are protobuf, as the calls are: one schema language, and readers skip fields that newer writers
-//! added. Serialising the model with serde was rejected: renames in the model would change the format.
+//! RIB records are encoded in protobuf like calls: there is one schema language, and readers skip fields that newer
+//! writers added. Serialising the model with serde was rejected: renames in the model would change the format.
 
+mod blocking_work;
 mod codegen;
 pub mod convert;
 pub mod environment;
+pub mod grpc_stubs;
 pub mod handshake;
 mod lock_file;
 mod log_limiter;
-mod offload;
 pub mod proxy_protocol;
-pub mod records;
-pub mod rpc;
-pub mod shards;
+pub mod record_encoding;
+pub mod shard_encoding;
 pub mod transport;
 pub mod watch;
 
+pub use blocking_work::run_blocking;
 pub use handshake::software_of;
 pub use lock_file::lock_file;
 pub use log_limiter::LogLimiter;
-pub use offload::run_blocking;
 #[cfg(feature = "server")]
 pub use transport::program_of;
 pub use transport::{
     CallerAgent, ON_BEHALF_OF, RELAYED, STATEMENT, agent_of, identity_of, on_behalf_of, set_on_behalf_of,
 };
 
-/// Signatures with the keys of a key server: the generated types of `proto/fairmesh/keys`, documented there.
+/// Key server: signs for proxies and keeps the keys. Generated types of `proto/fairmesh/keys`, documented there.
 #[allow(missing_docs, missing_debug_implementations, unreachable_pub)]
 #[allow(clippy::all, clippy::too_many_lines, clippy::cognitive_complexity, clippy::disallowed_methods)]
 pub mod keys {
@@ -47,8 +48,9 @@ pub mod keys {
     }
 }
 
-/// Picks for callers without records: the generated types of `proto/fairmesh/lookaside`, documented there.
-// The package name determines the path to `v1`.
+/// Lookaside: picks endpoints for callers that hold no records. Generated types of `proto/fairmesh/lookaside`,
+/// documented there.
+// The number of nested modules must match the package name, since generated code refers to `v1` by a relative path.
 #[allow(missing_docs, missing_debug_implementations, unreachable_pub)]
 #[allow(clippy::all, clippy::too_many_lines, clippy::cognitive_complexity, clippy::disallowed_methods)]
 pub mod lookaside {
@@ -70,7 +72,7 @@ pub mod grpc_lookup {
 pub mod spiffe {
     include!("generated/_.rs");
 
-    /// Without the private key.
+    /// Formats the message without its private key.
     impl std::fmt::Debug for X509svid {
         fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
             f.debug_struct("X509svid").field("spiffe_id", &self.spiffe_id).finish_non_exhaustive()
@@ -79,7 +81,7 @@ pub mod spiffe {
 }
 
 /// The generated protobuf and gRPC types of `proto/fairmesh/v1`, documented there.
-// Our lints apply to hand-written code.
+// The workspace lints apply only to hand-written code.
 #[allow(missing_docs, missing_debug_implementations, unreachable_pub)]
 #[allow(clippy::all, clippy::too_many_lines, clippy::cognitive_complexity, clippy::disallowed_methods)]
 pub mod v1 {

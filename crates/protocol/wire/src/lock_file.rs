@@ -1,4 +1,4 @@
-//! Locks between processes, as files.
+//! File locks between processes.
 
 use std::{
     fs::{File, Permissions, TryLockError},
@@ -6,18 +6,19 @@ use std::{
     path::Path,
 };
 
-/// Only the user of the process: who can open the file for reading can lock it, and keep the process from starting.
+/// Mode of lock files: only the process's own user may open them. Any other user who could open the file could lock
+/// it and keep the process from starting.
 const MODE: u32 = 0o600;
 
-/// Takes the lock in the file at `path`, which is made where it is missing. The system releases it when the process ends in any
-/// way.
+/// Locks the file at `path`, which is created if missing. The system releases the lock when the process ends, however
+/// it ends.
 ///
 /// # Errors
-/// `WouldBlock` while another process has it; else why the file cannot be opened or locked.
+/// `WouldBlock` while another process holds the lock; otherwise why the file cannot be opened or locked.
 pub fn lock_file(path: &Path) -> Result<File, TryLockError> {
     let file = File::options().create(true).truncate(false).write(true).mode(MODE).open(path);
     let file = file.map_err(TryLockError::Error)?;
-    // One of a release before may be open to others. That of another user stays as it is.
+    // A file created by the previous release may be open to other users. A file of another user is left unchanged.
     if file.metadata().is_ok_and(|facts| facts.permissions().mode() & 0o077 != 0) {
         let _ = file.set_permissions(Permissions::from_mode(MODE));
     }
@@ -30,7 +31,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lock_is_taken_once_and_by_its_user_only() {
+    fn file_lock_is_exclusive_and_private_to_its_user() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("lock");
         std::fs::write(&path, "").unwrap();

@@ -7,11 +7,12 @@ use std::{
 
 use tokio::time::Instant;
 
-/// LogLimiter of one kind in a [`PERIOD`]; further ones are counted.
+/// Maximum number of lines of one kind per [`PERIOD`]. Further lines are suppressed and counted.
 const MAX_LINES: u32 = 10;
 const PERIOD: Duration = Duration::from_secs(10);
 
-/// Rate limit for lines of one kind. A burst causes a few lines, and the next line reports how many were suppressed:
+/// Rate limit for log lines of one kind. A burst causes a few lines, and the next line reports how many were
+/// suppressed:
 ///
 /// ```ignore
 /// static LOST: LogLimiter = LogLimiter::new();
@@ -31,13 +32,14 @@ struct State {
 }
 
 impl LogLimiter {
-    /// A limiter without history.
+    /// Creates a limiter that has not seen any line.
     #[allow(clippy::new_without_default, reason = "used in statics")]
     pub const fn new() -> Self {
         Self(Mutex::new(State { since: None, written: 0, suppressed: 0 }))
     }
 
-    /// Whether to write the next line: if so, the number of lines suppressed before it.
+    /// Returns whether the next line may be written: `Some` with the number of lines suppressed before it, or `None`
+    /// to suppress it.
     pub fn next(&self) -> Option<u64> {
         self.next_at(Instant::now())
     }
@@ -61,7 +63,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn log_burst_is_limited_and_suppressed_lines_counted() {
+    async fn log_limiter_bounds_burst_and_counts_suppressed_lines() {
         let (lines, start) = (LogLimiter::new(), Instant::now());
         let written = (0..100_000).filter(|_| lines.next_at(start).is_some()).count();
         assert_eq!(written, 10);

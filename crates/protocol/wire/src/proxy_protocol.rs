@@ -1,8 +1,8 @@
-//! The PROXY protocol, versions 1 and 2, as bytes: a header with the addresses of a connection, which a load balancer
-//! sends first.
+//! The PROXY protocol, versions 1 and 2: a header that a load balancer sends first, with the addresses of the
+//! connection.
 //!
-//! Where the specification leaves a choice, input that two implementations could interpret differently is refused: a
-//! forged header would determine the address that a connection is attributed to.
+//! If the specification leaves a choice, input that two implementations could interpret differently is refused: a
+//! forged header would determine the address to which a connection is attributed.
 
 mod binary;
 mod text;
@@ -12,64 +12,65 @@ mod tests;
 
 use std::{fmt, net::SocketAddr};
 
-/// Length of the first read; no header is shorter.
+/// Number of bytes to read first: the length of the shortest header.
 pub const MIN_LENGTH: usize = 15;
 
-/// Version of the header.
+/// Version of the PROXY protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Version {
-    /// Text.
+    /// The text format.
     V1,
-    /// Binary.
+    /// The binary format.
     V2,
 }
 
 /// The addresses of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Addresses {
-    /// The client.
+    /// The address of the client.
     pub source: SocketAddr,
-    /// The address it connected to.
+    /// The address to which the client connected.
     pub destination: SocketAddr,
 }
 
-/// The header at the beginning of a connection.
+/// Result of parsing the beginning of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Header {
-    /// At least this many further bytes belong to the header.
+    /// The header is incomplete: at least this many further bytes belong to it.
     Incomplete(usize),
     /// The header is complete.
     Complete {
         /// Length in bytes.
         length: usize,
-        /// `None` if the header has no TCP addresses, as for health checks of the load balancer; the connection's own
-        /// addresses apply.
+        /// The addresses in the header. `None` if the header has no TCP addresses, as for health checks by the load
+        /// balancer; then the connection's own addresses apply.
         addresses: Option<Addresses>,
-        /// The id of the connection, if its sender gave it one of 16 bytes.
+        /// Id of the connection; `None` if the header has no id of 16 bytes.
         connection_id: Option<ConnectionId>,
     },
 }
 
-/// Identifies a connection in the logs and metrics of all processes on its way: `PP2_TYPE_UNIQUE_ID` of the specification.
+/// Identifies a connection in the logs and metrics of all processes on its path: `PP2_TYPE_UNIQUE_ID` in the
+/// specification.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ConnectionId(pub u128);
 
 impl fmt::Display for ConnectionId {
-    /// 32 hexadecimal digits.
+    /// Formats the id as 32 hexadecimal digits.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:032x}", self.0)
     }
 }
 
-/// Bytes that are no header, or an ambiguous one.
+/// The bytes are not a header, or an ambiguous one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("invalid PROXY protocol header: {0}")]
 pub struct InvalidHeader(&'static str);
 
-/// Parses the beginning of a connection.
+/// Parses the header at the beginning of a connection.
 ///
 /// # Errors
-/// The bytes cannot become a valid header.
+/// If the bytes cannot become a valid header.
 pub fn read(bytes: &[u8]) -> Result<Header, InvalidHeader> {
     match bytes.first() {
         None => Ok(Header::Incomplete(MIN_LENGTH)),
@@ -87,13 +88,14 @@ pub fn write(version: Version, addresses: Addresses) -> Vec<u8> {
     }
 }
 
-/// Encodes a header of version 2 with the id of the connection.
+/// Encodes a version 2 header with the id of the connection.
 pub fn write_with_id(addresses: Addresses, connection_id: ConnectionId) -> Vec<u8> {
     binary::write(addresses.same_family(), Some(connection_id))
 }
 
 impl Addresses {
-    /// A header holds addresses of one family: if they differ, the IPv4 address is mapped to IPv6.
+    /// Converts both addresses to one address family, as a header requires. If the families differ, the IPv4 address
+    /// is mapped to IPv6.
     fn same_family(self) -> Self {
         let Self { source, destination } = self;
         if source.is_ipv4() == destination.is_ipv4() {

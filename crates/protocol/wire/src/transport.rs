@@ -1,20 +1,20 @@
-//! Connections between processes: opened, accepted and secured here.
+//! Opens, accepts and secures connections between processes.
 //!
-//! TCP between machines, Unix sockets within one, where the kernel authenticates the peer's user. A [`Transport`] is
-//! passed to all code that opens or accepts connections, both the mesh's own and those of calls and probes. By default
-//! connections over TCP are plaintext, and their peers anonymous; with a [`TlsIdentity`] both sides prove theirs.
+//! Connections use TCP between machines, and Unix sockets within a machine, where the kernel authenticates the peer's
+//! user. A [`Transport`] is passed to all code that opens or accepts connections: those of the mesh's processes, and
+//! those of calls and probes. By default TCP connections are plaintext and their peers are anonymous. With a
+//! [`TlsIdentity`] both sides prove their identity.
 //!
-//! TLS itself is the identity's: keys, certificates and the verification of names are not this crate's subject.
+//! The identity implements TLS itself: keys, certificates and the verification of names are outside this crate.
 
 mod address;
 mod bearer_token;
 #[cfg(feature = "server")]
-mod calls;
+mod call_guard;
 mod channel;
 mod federated_callers;
-mod identity;
 #[cfg(feature = "server")]
-mod joining;
+mod join_check;
 #[cfg(feature = "server")]
 mod listener;
 #[cfg(feature = "server")]
@@ -24,11 +24,12 @@ mod plaintext_callers;
 mod serve;
 mod socket;
 mod stream;
+mod tls_identity;
 #[cfg(feature = "server")]
 mod unix_authority;
 #[cfg(feature = "server")]
 mod user_places;
-mod waits;
+mod wait_limits;
 
 use std::{
     error::Error,
@@ -40,21 +41,15 @@ use std::{
 pub use address::Address;
 pub use bearer_token::BearerToken;
 #[cfg(feature = "server")]
-pub use calls::{CallGuard, GuardedCalls};
+pub use call_guard::{CallGuard, GuardedCalls};
 pub use channel::{CONNECT_TIMEOUT, Channel, connect_channel, connect_channel_lazy};
 use fairmesh_listen::GuardedStream;
 #[cfg(feature = "server")]
 use fairmesh_model::ProgramFacts;
 use fairmesh_model::{Identity, Label, SpiffeId};
 pub use federated_callers::FederatedCallers;
-pub(crate) use identity::LacksCertificate;
-use identity::is_no_identity;
-pub use identity::{
-    Closed, ExpectedPeer, HANDSHAKE_FAILED, Handshake, NoIdentity, PlaintextRefused, SecureStream,
-    StatedCall, TlsIdentity,
-};
 #[cfg(feature = "server")]
-pub use joining::WithoutCertificate;
+pub use join_check::WithoutCertificate;
 #[cfg(feature = "server")]
 pub use listener::{Accepted, BindError, Listener};
 pub use plaintext_callers::{PlaintextCaller, PlaintextCallers};
@@ -64,30 +59,36 @@ pub use serve::{Services, serve};
 pub use socket::Peer;
 pub use socket::Socket;
 pub use stream::Stream;
+pub(crate) use tls_identity::LacksCertificate;
+use tls_identity::is_no_identity;
+pub use tls_identity::{
+    Closed, ExpectedPeer, HANDSHAKE_FAILED, Handshake, NoIdentity, PlaintextRefused, SecureStream,
+    StatedCall, TlsIdentity,
+};
 use tokio::{
     net::{TcpSocket, TcpStream, UnixStream},
     sync::watch,
 };
 #[cfg(feature = "server")]
 pub use user_places::{UserPlace, UserPlaces};
-pub use waits::Waits;
+pub use wait_limits::Waits;
 
-/// How connections are opened and accepted, and peers authenticated. A process has one, from its configuration; cheap to
-/// clone. The default is plaintext.
+/// How connections are opened and accepted, and how peers are authenticated. A process has one transport, from its
+/// configuration. Cheap to clone. The default is plaintext.
 #[derive(Clone, Debug, Default)]
 pub struct Transport {
     identity: Option<Arc<dyn TlsIdentity>>,
     plaintext_callers: Option<Arc<PlaintextCallers>>,
     federated_callers: Option<Arc<FederatedCallers>>,
     token: Option<BearerToken>,
-    /// The processes of the mesh that it connects to.
+    /// Kinds of mesh processes that this transport accepts as servers.
     dialed: Dialed,
 }
 
-/// The processes of the mesh that a transport connects to.
+/// Kinds of mesh processes that a transport accepts as servers.
 #[derive(Clone, Copy, Debug, Default)]
 enum Dialed {
-    /// All that have records.
+    /// Any process that serves records.
     #[default]
     Any,
     /// Control planes and replicas.
@@ -96,14 +97,18 @@ enum Dialed {
 }
 
 impl Transport {
-    /// Mutual TLS by `identity`: with endpoints that speak it, as a server with callers, and over TCP with processes of
-    /// the mesh once they are [secured](TlsIdentity::secures_mesh). Unix sockets stay as they are.
+    /// Creates a transport that uses mutual TLS with `identity`:
+    /// - to endpoints with mutual TLS;
+    /// - as a server for callers;
+    /// - over TCP with mesh processes, once these connections are [secured](TlsIdentity::secures_mesh).
+    ///
+    /// Unix sockets are not affected.
     pub fn tls(identity: Arc<dyn TlsIdentity>) -> Self {
         Self { identity: Some(identity), ..Self::default() }
     }
 
-    /// The same for one server, which may be permitted to accept plaintext beside mutual TLS, and callers of federated trust
-    /// domains. A clone is of the same server.
+    /// Adapts the transport to one server, which may then also accept plaintext and callers from federated trust
+    /// domains, if permitted. Clones belong to the same server.
     #[must_use]
     pub fn of_server(self) -> Self {
         let plaintext_callers = self.identity.as_ref().map(|_| Arc::default());
@@ -111,73 +116,75 @@ impl Transport {
         Self { plaintext_callers, federated_callers, ..self }
     }
 
-    /// The same for a user with a token, which calls and watches of control planes carry beside the identity.
+    /// Adds a user token. Calls and watches of control planes then carry the token besides the identity.
     #[must_use]
     pub fn with_token(self, token: BearerToken) -> Self {
         Self { token: Some(token), ..self }
     }
 
-    /// The same for connections to a key server: no other process of the mesh is accepted in its place.
+    /// Restricts mesh connections to key servers: no other mesh process is accepted as the peer.
     #[must_use]
     pub fn to_key_server(self) -> Self {
         Self { dialed: Dialed::KeyServers, ..self }
     }
 
-    /// The same for an agent or a replica, which follows control planes and replicas: an agent or a proxy is not accepted in their
-    /// place, whose certificate an agent gives to programs of its machine.
+    /// Restricts mesh connections to control planes and replicas, as agents and replicas need. Agents and proxies are
+    /// not accepted as peers, since an agent gives such certificates to programs on its machine.
     #[must_use]
     pub fn to_upstreams(self) -> Self {
         Self { dialed: Dialed::Upstreams, ..self }
     }
 
-    /// The token of the user.
+    /// The user token.
     pub(crate) fn token(&self) -> Option<&BearerToken> {
         self.token.as_ref()
     }
 
-    /// The callers in plaintext of a [server](Self::of_server) that speaks mutual TLS.
+    /// The plaintext callers of a [server](Self::of_server) with mutual TLS.
     pub fn plaintext_callers(&self) -> Option<&Arc<PlaintextCallers>> {
         self.plaintext_callers.as_ref()
     }
 
-    /// The callers of other trust domains of a [server](Self::of_server) that speaks mutual TLS.
+    /// The federated callers accepted by a [server](Self::of_server) with mutual TLS.
     pub fn federated_callers(&self) -> Option<&Arc<FederatedCallers>> {
         self.federated_callers.as_ref()
     }
 
-    /// Whether callers are accepted with mutual TLS only.
+    /// Whether callers must use mutual TLS.
     pub fn is_tls(&self) -> bool {
         self.of_callers().is_some()
     }
 
-    /// For connections of callers.
+    /// Identity for connections from callers; `None` if callers use plaintext.
     fn of_callers(&self) -> Option<&Arc<dyn TlsIdentity>> {
         self.identity.as_ref().filter(|identity| identity.speaks_tls())
     }
 
-    /// Whether connections with processes of the mesh over TCP are secured, and not in plaintext.
+    /// Whether TCP connections with mesh processes are secured rather than plaintext.
     pub fn secures_mesh(&self) -> bool {
         self.of_mesh().is_some()
     }
 
-    /// The identity of this process, once it has a certificate.
+    /// The SPIFFE id of this process, once it has a certificate.
     pub fn id(&self) -> Option<SpiffeId> {
         self.identity.as_ref().and_then(|identity| identity.id())
     }
 
-    /// Why this process does not have the certificate that its connections need; `None` if it has it, or needs none.
+    /// Why this process lacks the certificate that its connections need; `None` if it has the certificate or needs
+    /// none.
     pub fn lacks_certificate(&self) -> Option<String> {
         let identity = self.of_callers().filter(|identity| !identity.is_ready())?;
         Some(identity.problem().unwrap_or_else(|| "it has not been issued yet".to_owned()))
     }
 
-    /// Why connections with processes of the mesh over TCP fail whether they respond or not: they have to be secured, and there
-    /// is no certificate.
+    /// Why no TCP connection with a mesh process can succeed: connections must be secured, and this process has no
+    /// certificate. `None` if connections can succeed.
     pub fn lacks_identity(&self) -> Option<String> {
         self.of_mesh().and_then(|_| self.lacks_certificate())
     }
 
-    /// The error of a connection with a process of the mesh: what this process lacks for it, if that is why.
+    /// The error of a connection with a mesh process. If a missing certificate caused the error, says why it is
+    /// missing.
     pub(crate) fn reason(
         &self,
         error: impl Into<Box<dyn Error + Send + Sync>>,
@@ -190,56 +197,57 @@ impl Transport {
         }
     }
 
-    /// Neither opens nor accepts connections with processes of the mesh in plaintext from now on: it is known that the mesh
-    /// has a trust domain. Without effect on a transport that has no identity and cannot get one.
+    /// Stops opening and accepting plaintext connections with mesh processes, because the mesh is known to have a
+    /// trust domain. Has no effect on a transport that has no identity.
     pub fn require_identity(&self) {
         if let Some(identity) = &self.identity {
             identity.require();
         }
     }
 
-    /// Changes when peers are revoked. Pools of connections that nothing reads have to look for those that ended.
+    /// Receiver that changes when peers are revoked. Pools must then look for ended connections, since nothing reads
+    /// idle connections.
     pub fn revocation_changes(&self) -> watch::Receiver<u64> {
         let changes = self.identity.as_ref().and_then(|identity| identity.revocation_changes());
         changes.unwrap_or_else(|| watch::channel(0).1)
     }
 
-    /// Changes after [`is_tls`](Self::is_tls) has. Without a sender if it never does.
+    /// Receiver that changes after [`is_tls`](Self::is_tls) has changed. Its sender is closed if that never changes.
     pub fn tls_changes(&self) -> watch::Receiver<()> {
         let changes = self.identity.as_ref().and_then(|identity| identity.tls_changes());
         changes.unwrap_or_else(|| watch::channel(()).1)
     }
 
-    /// As [`TlsIdentity::close`]; every transport with the same identity is concerned.
+    /// Like [`TlsIdentity::close`]. Affects every transport with the same identity.
     pub async fn close(&self) {
         if let Some(identity) = &self.identity {
             identity.close().await;
         }
     }
 
-    /// A statement of a call of this process to a peer, if it signs any.
+    /// Signs a statement about this process's call to a peer; `None` if this process signs no statements.
     fn sign_call(&self, call: StatedCall<'_>, peer: &Identity) -> Option<Vec<u8>> {
         self.identity.as_ref()?.sign_call(call, peer)
     }
 
-    /// Who signed a statement of a call, by the roots that this process trusts.
+    /// Verifies a statement about a call by the roots that this process trusts. Returns the signer.
     ///
     /// # Errors
-    /// Why the statement does not prove it, for its sender.
+    /// Why the statement is not proved, as a message for its sender.
     pub fn verify_call(&self, statement: &[u8], call: StatedCall<'_>) -> Result<SpiffeId, String> {
-        let identity = self.identity.as_ref().ok_or_else(|| identity::NO_TRUST.to_owned())?;
+        let identity = self.identity.as_ref().ok_or_else(|| tls_identity::NO_TRUST.to_owned())?;
         identity.verify_call(statement, call)
     }
 
-    /// For connections with processes of the mesh.
+    /// Identity for connections with mesh processes; `None` if these connections are plaintext.
     fn of_mesh(&self) -> Option<&Arc<dyn TlsIdentity>> {
         self.identity.as_ref().filter(|identity| identity.secures_mesh())
     }
 
-    /// Opens a connection to a process of the mesh. The caller applies a timeout.
+    /// Opens a connection to a mesh process. The caller applies a timeout.
     ///
     /// # Errors
-    /// When there is no connection.
+    /// If the connection cannot be established.
     pub async fn dial(&self, address: &Address) -> io::Result<Socket> {
         let stream = match address {
             Address::Tcp(address) => {
@@ -263,9 +271,9 @@ impl Transport {
     /// Opens a connection to an endpoint, for calls or probes. The caller applies a timeout.
     ///
     /// # Errors
-    /// When there is no connection: with [`NoIdentity`] as its source if the endpoint speaks mutual TLS and this
-    /// process has no identity, with [`PlaintextRefused`] if it speaks plaintext, which is not permitted, and this process
-    /// is of a mesh with a trust domain.
+    /// If the connection cannot be established. The source is [`NoIdentity`] if the endpoint requires mutual TLS and
+    /// this process has no identity. The source is [`PlaintextRefused`] if the endpoint uses plaintext without
+    /// permission, and this process belongs to a mesh with a trust domain.
     pub async fn connect_endpoint(&self, endpoint: EndpointAddress<'_>) -> io::Result<Stream> {
         let EndpointAddress { address, peer, accepts_plaintext, from } = endpoint;
         let identity = self.identity.as_ref().filter(|identity| identity.is_ready());
@@ -295,7 +303,7 @@ impl Transport {
         }
     }
 
-    /// Starts to listen for processes of the mesh.
+    /// Starts to listen for mesh processes.
     ///
     /// # Errors
     /// [`BindError`] with the address.
@@ -304,11 +312,11 @@ impl Transport {
         Listener::bind(address, self.clone()).await
     }
 
-    /// Performs the server's handshake on an accepted connection of a caller. For a task of its own, since the peer may
-    /// be slow. A failed handshake closes the connection.
+    /// Performs the server's handshake on a connection accepted from a caller. Must run in a separate task, since the
+    /// peer may be slow. A failed handshake closes the connection.
     ///
     /// # Errors
-    /// When the handshake fails, or a limit of the listener closed the connection.
+    /// If the handshake fails, or a limit of the listener closed the connection.
     pub async fn accept(&self, stream: GuardedStream<Stream>) -> io::Result<GuardedStream<Stream>> {
         let Some(identity) = self.of_callers() else { return Ok(stream) };
         let secure = |stream| match &self.federated_callers {
@@ -335,11 +343,11 @@ impl Transport {
         })
     }
 
-    /// Performs the server's handshake on an accepted connection of a client of pages, where that begins with TLS. It needs no
-    /// certificate.
+    /// Performs the server's handshake on a connection accepted for HTTP pages, if the connection begins with TLS.
+    /// The client needs no certificate.
     ///
     /// # Errors
-    /// When the handshake fails, or a limit of the listener closed the connection.
+    /// If the handshake fails, or a limit of the listener closed the connection.
     #[cfg(feature = "server")]
     pub async fn accept_pages(&self, stream: GuardedStream<TcpStream>) -> io::Result<GuardedStream<Stream>> {
         let Some(identity) = &self.identity else {
@@ -352,7 +360,7 @@ impl Transport {
         stream.establish(either).await
     }
 
-    /// Performs the server's handshake on an accepted connection of a process of the mesh.
+    /// Performs the server's handshake on a connection accepted from a mesh process.
     #[cfg(feature = "server")]
     async fn accept_mesh(
         &self,
@@ -367,21 +375,21 @@ impl Transport {
     }
 }
 
-/// An endpoint, for a connection to it.
+/// Where and how to connect to an endpoint.
 #[derive(Clone, Copy, Debug)]
 pub struct EndpointAddress<'a> {
-    /// Where it listens.
+    /// The address on which the endpoint listens.
     pub address: SocketAddr,
-    /// Whose identity it proves by mutual TLS; `None` for plaintext.
+    /// The identity that the endpoint must prove by mutual TLS; `None` for plaintext.
     pub peer: Option<ExpectedPeer<'a>>,
-    /// Whether plaintext is permitted: to an endpoint that proves an identity, for a process that has none; to one that proves
-    /// none, in a mesh with a trust domain too.
+    /// Whether plaintext is permitted. If so, a process without an identity may connect to an endpoint that requires
+    /// one, and a process in a mesh with a trust domain may connect to a plaintext endpoint.
     pub accepts_plaintext: bool,
-    /// The address to connect from, if that is given and of the same address family.
+    /// Local address to connect from, used if it has the endpoint's address family.
     pub from: Option<IpAddr>,
 }
 
-/// Secures a connection over TCP.
+/// Secures a TCP connection.
 async fn establish(
     stream: GuardedStream<Stream>,
     accept: impl Fn(TcpStream) -> Handshake,
@@ -393,38 +401,38 @@ async fn establish(
     stream.establish(handshake).await
 }
 
-/// Prepares a socket for calls, which are small and latency-sensitive: Nagle's algorithm would delay each by a round
-/// trip.
+/// Configures a socket for calls, which are small and latency-sensitive. Nagle's algorithm would delay each call by a
+/// round trip.
 fn configure(stream: &TcpStream) -> io::Result<()> {
     stream.set_nodelay(true)
 }
 
-/// The agent that registers endpoints for programs of its machine, among the extensions of a request whose caller was
-/// checked.
+/// The caller's agent, which registers endpoints for programs on its machine. Stored in the extensions of a request
+/// once the caller is checked.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CallerAgent(pub Label);
 
-/// The agent of the caller's machine, if it called through one that proved its identity.
+/// The agent of the caller's machine, if the caller called through an agent that proved its identity.
 pub fn agent_of<T>(request: &tonic::Request<T>) -> Option<&Label> {
     request.extensions().get::<CallerAgent>().map(|CallerAgent(agent)| agent)
 }
 
-/// The metadata key by which a forwarding process names the original caller.
+/// Metadata key with which a forwarding process names the original caller.
 pub const ON_BEHALF_OF: &str = "fairmesh-on-behalf-of";
 
-/// The metadata with the statement of the process that made a forwarded call.
+/// Metadata key of the statement signed by the original process of a forwarded call.
 pub const STATEMENT: &str = "fairmesh-statement-bin";
 
-/// The metadata of a call that carries the statement of a process other than the one that sends it.
+/// Metadata key that marks a call whose statement was signed by another process than the sender.
 pub const RELAYED: &str = "fairmesh-relayed";
 
-/// The original caller as stated by the forwarding process, for display: an agent knows the programs of its machine.
-/// Empty if not stated. No decision may depend on it, since every client that reaches the port can claim it.
+/// The original caller as named by the forwarding process, for display: an agent knows the programs on its machine.
+/// Empty if not named. No decision may depend on it, since every client that reaches the port can set it.
 pub fn on_behalf_of<T>(request: &tonic::Request<T>) -> &str {
     request.metadata().get(ON_BEHALF_OF).and_then(|value| value.to_str().ok()).unwrap_or_default()
 }
 
-/// States in a forwarded call that its original caller is `identity`.
+/// Names `identity` as the original caller of a forwarded call.
 pub fn set_on_behalf_of<T>(request: &mut tonic::Request<T>, identity: &Identity) {
     // Identities are displayed in ASCII.
     if let Ok(value) = identity.to_string().parse() {
@@ -432,12 +440,12 @@ pub fn set_on_behalf_of<T>(request: &mut tonic::Request<T>, identity: &Identity)
     }
 }
 
-/// The caller's identity, as established by the transport of its connection.
+/// The caller's identity, as authenticated by the transport.
 pub fn identity_of<T>(request: &tonic::Request<T>) -> Identity {
     request.extensions().get::<Identity>().cloned().unwrap_or_default()
 }
 
-/// What the kernel says of the calling program; `None` unless the call came over a Unix socket of an
+/// Facts about the calling program from the kernel. `None` unless the call came over a Unix socket of an
 /// [attesting](Listener::attesting) listener.
 #[cfg(feature = "server")]
 pub fn program_of<T>(request: &tonic::Request<T>) -> Option<&ProgramFacts> {

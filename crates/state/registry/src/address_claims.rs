@@ -1,5 +1,5 @@
-//! The last registration of each address: the address of a dead endpoint may belong to another service by now. Pure:
-//! callers pass `now`.
+//! Records which service registered each address last: another service may have reused the address of a dead
+//! endpoint. Pure: callers pass `now`.
 
 use std::{collections::HashMap, net::SocketAddr};
 
@@ -7,10 +7,10 @@ use tokio::time::Instant;
 
 use crate::{InstanceClaim, InstanceRef};
 
-/// Up to this many claims, ended claims are not searched for.
+/// [`AddressClaims::prune`] removes nothing until claims outnumber twice the leases by this number.
 const PRUNED_FROM: usize = 1024;
 
-/// The last registration of each address, and the lost endpoints that had one.
+/// The last registration of each address, and the lost endpoints that had registered an address before.
 ///
 /// A plaintext endpoint does not prove its service. While it is lost, callers may still use it as a last resort and would
 /// reach whichever process listens there. Only one process listens at an address, so a later registration for another
@@ -36,7 +36,7 @@ struct LostClaim {
 }
 
 impl AddressClaims {
-    /// Notes a registration. Returns the lost endpoints of other services that had the address before. Repeating a
+    /// Records a registration. Returns the lost endpoints of other services that had the same address. Repeating a
     /// registration changes nothing.
     pub(crate) fn claim(
         &mut self,
@@ -53,7 +53,7 @@ impl AddressClaims {
         displaced.map(|lost| lost.instance.clone()).collect()
     }
 
-    /// The endpoint of another service that registered the address after this one last renewed its lease.
+    /// Returns the endpoint of another service that registered `address` after `instance` last renewed its lease.
     pub(crate) fn displacing(
         &self,
         address: SocketAddr,
@@ -65,20 +65,20 @@ impl AddressClaims {
         Some(&claim.holder.instance)
     }
 
-    /// Drops claims without a lease once they are the majority; removals do not search for them.
+    /// Drops claims without a lease once they are the majority: ending a lease does not remove its claim.
     pub(crate) fn prune(&mut self, leases: usize, has_lease: impl Fn(&InstanceRef) -> bool) {
         if self.claims.len() > 2 * leases + PRUNED_FROM {
             self.claims.retain(|_, claim| has_lease(&claim.holder.instance));
         }
     }
 
-    /// Notes an endpoint whose lease expired.
+    /// Records an endpoint whose lease expired.
     pub(crate) fn note_lost(&mut self, address: SocketAddr, instance: &InstanceRef, renewed: Instant) {
         self.note_gone(address, instance);
         self.lost.entry(address).or_default().push(LostClaim { instance: instance.clone(), renewed });
     }
 
-    /// Notes an endpoint that was removed or is alive again.
+    /// Forgets a lost endpoint because it was removed or is alive again.
     pub(crate) fn note_gone(&mut self, address: SocketAddr, instance: &InstanceRef) {
         if let Some(lost) = self.lost.get_mut(&address) {
             lost.retain(|known| known.instance != *instance);
@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn address_belongs_to_the_service_that_registered_it_last() {
+    async fn endpoint_address_belongs_to_service_that_registered_it_last() {
         let (address, start) = ("10.0.0.1:80".parse().unwrap(), Instant::now());
         let at = |seconds| start + Duration::from_secs(seconds);
         let [cart, web] = ["shop/cart", "shop/web"].map(|name| claim_of(name, 1));

@@ -1,4 +1,4 @@
-//! Services that were declared by their first registration.
+//! Services declared by their first registration instead of by an operator.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -9,19 +9,19 @@ use std::{
 use fairmesh_model::ServiceName;
 use tokio::time::Instant;
 
-/// The most services declared by registrations at a time; further ones have to be applied.
+/// Maximum number of services declared by registrations at any time. Operators must apply further services.
 pub const MAX_AUTO_DECLARED: usize = 20_000;
 
-/// How many declarations are scanned at a time.
+/// Number of declarations checked per scan.
 const SCAN_BATCH: usize = 2_000;
-/// What authors without an identity begin with.
+/// Prefix of author names without an identity.
 const ANONYMOUS: &str = "anonymous";
 
-/// The known declarations by registration.
+/// The known services declared by registrations.
 #[derive(Debug, Default)]
 pub(crate) struct AutoDeclarations {
     known: BTreeMap<ServiceName, AutoDeclaration>,
-    /// The number of declarations of each peer.
+    /// The number of declarations by each peer.
     by_peer: HashMap<Arc<str>, usize>,
     /// The service at which the last scan ended.
     scan_cursor: Option<ServiceName>,
@@ -29,14 +29,14 @@ pub(crate) struct AutoDeclarations {
 
 #[derive(Debug, Default)]
 struct AutoDeclaration {
-    /// Since when the service has no endpoints.
+    /// Time since which no record has depended on the service; `None` while it is in use.
     unused: Option<Instant>,
     /// The peer whose registration declared the service; `None` after a restart, and for peers without an identity.
     peer: Option<Arc<str>>,
 }
 
-/// The peer in an author, without the program for which it registers. `None` without an identity, since all such peers would be
-/// one.
+/// Returns the peer in an author's name, without the program for which the peer registers. `None` for an author
+/// without an identity: all such peers would count as one.
 pub(crate) fn peer_of(author: &str) -> Option<Arc<str>> {
     let peer = author.split(" for ").next().unwrap_or_default();
     (!peer.starts_with(ANONYMOUS)).then(|| peer.into())
@@ -56,17 +56,17 @@ impl AutoDeclarations {
         self.release(removed);
     }
 
-    /// Notes that records depend on a declaration.
+    /// Records that other records depend on the declaration of `service`.
     pub(crate) fn note_used(&mut self, service: ServiceName) {
         self.known.entry(service).or_default().unused = None;
     }
 
-    /// Since when no record depends on a declaration, which none does now.
+    /// Returns when the service became unused. Call this only for a service on which no record depends.
     pub(crate) fn unused_since(&mut self, service: ServiceName, now: Instant) -> Instant {
         *self.known.entry(service).or_default().unused.get_or_insert(now)
     }
 
-    /// A declaration of a peer is gone.
+    /// Subtracts a removed declaration from the count of its peer.
     fn release(&mut self, removed: Option<AutoDeclaration>) {
         let Some(peer) = removed.and_then(|removed| removed.peer) else { return };
         if let Some(count) = self.by_peer.get_mut(&peer) {
@@ -77,8 +77,8 @@ impl AutoDeclarations {
         }
     }
 
-    /// Whether a peer may declare another service, besides `more` in the same batch. A peer may have as many as it leaves free,
-    /// so that no peer takes all.
+    /// Whether `peer` may declare another service, besides `more` in the same batch. A peer may hold at most as many
+    /// declarations as remain free, so that no peer takes all.
     pub(crate) fn admits(&self, peer: Option<&str>, more: usize) -> bool {
         let all = self.known.len() + more;
         let own = peer.map_or(0, |peer| self.by_peer.get(peer).copied().unwrap_or_default() + more);
@@ -89,7 +89,7 @@ impl AutoDeclarations {
         self.known.len()
     }
 
-    /// The services of the next scan, round robin.
+    /// Returns the services to check in the next scan, round robin.
     pub(crate) fn next_batch(&mut self) -> Vec<ServiceName> {
         let after = self.scan_cursor.take().map_or(Bound::Unbounded, Bound::Excluded);
         let next = self.known.range((after, Bound::Unbounded)).take(SCAN_BATCH);
@@ -104,7 +104,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn peer_cannot_exhaust_automatic_declarations() {
+    fn one_peer_cannot_use_up_limit_of_automatic_declarations() {
         let mut declarations = AutoDeclarations::default();
         let name = |number: usize| format!("shop/s{number}").parse::<ServiceName>().unwrap();
         let greedy = peer_of("spiffe://prod/fairmesh/agent/a for local uid 7");

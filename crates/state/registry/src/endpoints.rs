@@ -13,17 +13,18 @@ pub use states::DrainOutcome;
 
 use crate::{InstanceClaim, InstanceRef, Registry, RegistryError, stored_records::StoredEndpoint};
 
-/// The most registrations, reports or instances in one call.
+/// Maximum number of registrations, reports or instances in one call.
 pub const MAX_BATCH: usize = 1000;
 
 /// The registration of an endpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Registration {
-    /// The service that the endpoint is a copy of.
+    /// The service that the endpoint belongs to.
     pub service: ServiceName,
     /// The endpoint.
     pub endpoint: Endpoint,
-    /// Whether the state was given explicitly. Without it, a repeated registration leaves a draining endpoint draining.
+    /// Whether the program gave the state explicitly. Otherwise, a repeated registration leaves a draining endpoint
+    /// draining.
     pub explicit_state: bool,
     /// The declaration for an undeclared service. Without one, the service is declared as replicated, with the
     /// protocol in the endpoint's label `fairmesh.protocol`.
@@ -31,7 +32,7 @@ pub struct Registration {
 }
 
 impl Registration {
-    /// Records the agent that registers the endpoint, and overrides any value from the program.
+    /// Records the agent that registers the endpoint. Replaces any value that the program sent.
     pub(crate) fn owned_by(&mut self, agent: Option<&Label>) {
         let labels = &mut self.endpoint.labels;
         match agent {
@@ -44,14 +45,15 @@ impl Registration {
 /// A new state for an endpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StateReport {
-    /// The instance and the reporting process.
+    /// The instance, and the process that reports the state.
     pub claim: InstanceClaim,
     /// The state.
     pub state: EndpointState,
 }
 
 impl Registry {
-    /// The registered endpoints of `instances`, in that order; `None` for missing ones. Each service is read once.
+    /// Returns the registered endpoints of `instances` in the same order; `None` for missing endpoints. Reads each
+    /// service once.
     fn find(&self, instances: &[InstanceRef]) -> Vec<Option<StoredEndpoint>> {
         let mut wanted: BTreeMap<&ServiceName, HashSet<&str>> = BTreeMap::new();
         for instance in instances {
@@ -64,14 +66,15 @@ impl Registry {
         instances.iter().map(|instance| found.get(instance).cloned()).collect()
     }
 
-    /// The registered endpoints of `claims`; `None` also if another process is registered.
+    /// Returns the registered endpoints of `claims`; `None` for a missing endpoint or one registered by another
+    /// process.
     fn find_claimed(&self, claims: &[InstanceClaim]) -> Vec<Option<StoredEndpoint>> {
         let instances: Vec<_> = claims.iter().map(|claim| claim.instance.clone()).collect();
         let found = self.find(&instances).into_iter().zip(claims);
         found.map(|(held, claim)| held.filter(|held| claim.matches(held.endpoint.incarnation()))).collect()
     }
 
-    /// The registered endpoints of `claims`, or an error unless every one is registered.
+    /// Returns the registered endpoints of `claims`, or an error if any is not registered.
     fn find_all(&self, field: &str, claims: &[InstanceClaim]) -> Result<Vec<StoredEndpoint>, RegistryError> {
         let missing = |i: usize| {
             let InstanceRef { service, instance } = &claims[i].instance;
@@ -90,13 +93,13 @@ impl Registry {
 }
 
 impl StoredEndpoint {
-    /// The narrowest prefix that watchers of this endpoint subscribe to.
+    /// Returns the narrowest prefix with which watchers subscribe to this endpoint.
     fn region_prefix(&self) -> Prefix {
         Prefix::endpoints(&self.service, Some(&self.endpoint.location.region))
     }
 }
 
-/// Refuses batches that are too large or have duplicates.
+/// Refuses batches with too many entries or with duplicates.
 fn check_batch<'a>(
     field: &str,
     instances: impl ExactSizeIterator<Item = InstanceRef> + 'a,

@@ -8,10 +8,10 @@ pub enum RegistryError {
     /// The request is invalid.
     #[error("{0}")]
     Invalid(#[from] Invalid),
-    /// An object of the request does not exist.
+    /// An object that the request names does not exist.
     #[error("{0}")]
     NotFound(Invalid),
-    /// The request conflicts with the present state; it may succeed later, or after another call.
+    /// The request conflicts with the present state. It may succeed later, or after another call.
     #[error("{0}")]
     Refused(Invalid),
     /// Another writer changed the record concurrently.
@@ -31,7 +31,7 @@ impl RegistryError {
         Self::Refused(Invalid::new(field, problem, hint))
     }
 
-    /// Field, problem and hint, for structured responses.
+    /// Returns field, problem and hint, for structured responses.
     pub fn reason(&self) -> &Invalid {
         let (Self::Invalid(reason)
         | Self::NotFound(reason)

@@ -1,4 +1,4 @@
-//! Endpoints from files: a second source beside the API, for servers that do not register themselves.
+//! Registers endpoints from files, for servers that do not register themselves through the API.
 
 mod scan;
 mod sync;
@@ -16,19 +16,20 @@ use fairmesh_model::ServiceName;
 use crate::Registry;
 use scan::{FileState, Source};
 
-/// The label with the full path of an endpoint's source file. File names alone would collide between folders.
+/// Label with the full path of the file that lists the endpoint. File names alone would collide between folders.
 pub const SOURCE_LABEL: &str = "fairmesh.source";
 
-/// Interval of reading files.
+/// Interval between two reads of the files.
 const SCAN_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Registers the endpoints that a YAML file, or every `*.yaml` and `*.yml` of a folder, lists (documents of `kind:
-/// Endpoints` only).
+/// Registers the endpoints that a YAML file lists, or every `*.yaml` and `*.yml` file of a folder. The files may have
+/// documents of `kind: Endpoints` only.
 ///
-/// The source owns the endpoints that it wrote, which carry [`SOURCE_LABEL`] with the file's path. It removes endpoints
-/// that are no longer listed, including those of files deleted while the process was down. Content is accepted once two
-/// consecutive scans find it, since a file may be half written or about to be renamed. An unreadable or invalid file
-/// changes nothing: the last valid state stays, and [`FileSource::status`] and the log show the error.
+/// The source owns the endpoints that it wrote: their label [`SOURCE_LABEL`] has the file's path. It removes
+/// endpoints that are no longer listed, including those of files deleted while the process was down. New content is
+/// accepted once two consecutive scans have read it, since a file may be half written or about to be renamed. An
+/// unreadable or invalid file changes nothing: the last valid state stays, and [`FileSource::status`] and the log
+/// show the error.
 #[derive(Debug)]
 pub struct FileSource {
     registry: Registry,
@@ -39,44 +40,44 @@ pub struct FileSource {
 /// The status of a [`FileSource`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FileStatus {
-    /// The number of listed endpoints.
+    /// Number of listed endpoints.
     pub endpoints: usize,
-    /// Present errors by file; empty if everything listed is registered.
+    /// Current errors by file; empty once all listed endpoints are registered.
     pub errors: BTreeMap<String, String>,
 }
 
-/// State between two scans.
+/// State of the files between two scans.
 #[derive(Debug, Default)]
 struct KnownFiles {
     /// The state of every file.
     files: BTreeMap<String, FileState>,
-    /// Services in which each file may have endpoints.
+    /// Services for which each file may have registered endpoints.
     services: BTreeMap<String, BTreeSet<ServiceName>>,
 }
 
 impl FileSource {
-    /// A source for a file or a folder.
+    /// Creates a source for a file or a folder.
     pub fn new(registry: Registry, path: impl Into<PathBuf>) -> Self {
         let path = path.into();
-        // Fails only for an empty path, which reading reports.
+        // Fails only for an empty path; reading that path reports the error.
         let path = std::path::absolute(&path).unwrap_or(path);
         Self { registry, path, status: Arc::default() }
     }
 
-    /// The files that a source at this path reads: the file, or those of the folder.
+    /// Returns the files that a source at this path reads: the file itself, or those in the folder.
     ///
     /// # Errors
-    /// When no file exists or one is unreadable.
+    /// When no file exists, or one is unreadable.
     pub fn files(path: &Path) -> io::Result<Vec<PathBuf>> {
         Ok(scan::files(path)?.into_values().collect())
     }
 
-    /// The status; current while [`FileSource::run`] runs.
+    /// Returns the status. It is current while [`FileSource::run`] runs.
     pub fn status(&self) -> FileStatus {
         self.status.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Follows the files until `shutdown` completes. The endpoints stay registered.
+    /// Follows the files until `shutdown` completes. Endpoints stay registered afterwards.
     pub async fn run(&self, shutdown: impl Future<Output = ()> + Send) {
         tokio::select! {
             () = self.follow() => {}
@@ -117,7 +118,7 @@ impl FileSource {
         self.publish_status(known, errors);
     }
 
-    /// Publishes the status, and logs new errors.
+    /// Publishes the status and logs new errors.
     fn publish_status(&self, known: &KnownFiles, errors: BTreeMap<String, String>) {
         let mut status = self.status.lock().unwrap_or_else(PoisonError::into_inner);
         for (file, error) in &errors {

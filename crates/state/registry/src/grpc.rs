@@ -1,29 +1,29 @@
 use std::time::Duration;
 
 use fairmesh_model::{Invalid, Revision, ServiceName, ShardId, ShardMove};
-use fairmesh_store::author;
+use fairmesh_store::write_author;
 use fairmesh_wire::{agent_of, convert, identity_of, on_behalf_of, transport::Waits, v1};
 use tokio::task::spawn_blocking;
 use tonic::{Request, Response, Status};
 
-mod load;
-mod plaintext;
+mod load_messages;
+mod plaintext_messages;
 
 use crate::{InstanceClaim, InstanceRef, Registration, Registry, RegistryError, StateReport};
 
-/// The registry over gRPC.
+/// gRPC service of the registry.
 #[derive(Clone, Debug)]
 pub struct RegistryService {
     registry: Registry,
 }
 
 impl RegistryService {
-    /// Serves `registry`.
+    /// Serves `registry` over gRPC.
     pub fn new(registry: Registry) -> Self {
         Self { registry }
     }
 
-    /// The revision with this number, of the registry's own store.
+    /// Returns the revision `number` of the registry's own store.
     fn at(&self, number: u64) -> Option<v1::Revision> {
         Some(Revision { number, ..self.registry.node().revision() }.into())
     }
@@ -44,7 +44,7 @@ impl From<RegistryError> for Status {
     }
 }
 
-/// Logs the caller and returns the message.
+/// Logs the caller of a request and returns the message.
 fn log_and_open<T>(call: &'static str, request: Request<T>) -> T {
     tracing::debug!(call, by = %identity_of(&request), for_whom = on_behalf_of(&request), "registry");
     request.into_inner()
@@ -67,7 +67,7 @@ impl v1::registry_server::Registry for RegistryService {
     async fn renew(&self, request: Request<v1::RenewRequest>) -> RpcResult<v1::RenewResponse> {
         let v1::RenewRequest { instances, plaintext_callers } = request.into_inner();
         let instances = each("instances", instances, claim)?;
-        let callers = each("plaintext_callers", plaintext_callers, plaintext::read)?;
+        let callers = each("plaintext_callers", plaintext_callers, plaintext_messages::read)?;
         let unknown = self.registry.renew(&instances).await?;
         let renewed = instances.into_iter().map(|claim| claim.instance);
         let renewed: Vec<_> = renewed.filter(|instance| !unknown.contains(instance)).collect();
@@ -85,7 +85,8 @@ impl v1::registry_server::Registry for RegistryService {
         request: Request<v1::ReadPlaintextCallersRequest>,
     ) -> RpcResult<v1::ReadPlaintextCallersResponse> {
         let servers = self.registry.plaintext_callers(&service(&request.into_inner().service)?);
-        let servers = servers.into_iter().map(|(instance, callers)| plaintext::server(&instance, &callers));
+        let servers =
+            servers.into_iter().map(|(instance, callers)| plaintext_messages::server(&instance, &callers));
         Ok(Response::new(v1::ReadPlaintextCallersResponse { servers: servers.collect() }))
     }
 
@@ -104,7 +105,7 @@ impl v1::registry_server::Registry for RegistryService {
         let v1::DrainRequest { instances, deadline_ms, by_operator } = log_and_open("drain", request);
         let instances = each("instances", instances, claim)?;
         let patience = Duration::from_millis(deadline_ms.into());
-        let author = author::current();
+        let author = write_author::current();
         let author = author.as_deref().unwrap_or("an operator");
         let drained = match by_operator {
             true => waits.run(self.registry.drain_by_operator(&instances, author, patience)).await??,
@@ -196,7 +197,7 @@ impl v1::registry_server::Registry for RegistryService {
         let mut request = request.into_inner();
         let instance = required("instance", request.instance.take())?;
         let instance = claim(instance).map_err(|e| RegistryError::from(e.within("instance")))?;
-        let report = load::report(request).map_err(RegistryError::from)?;
+        let report = load_messages::report(request).map_err(RegistryError::from)?;
         let outcome = self.registry.report_load(&instance, &report).as_str().into();
         Ok(Response::new(v1::ReportShardLoadResponse { outcome }))
     }
@@ -207,7 +208,7 @@ impl v1::registry_server::Registry for RegistryService {
     ) -> RpcResult<v1::ReadShardLoadsResponse> {
         let loads = self.registry.loads(&service(&request.into_inner().service)?)?;
         Ok(Response::new(v1::ReadShardLoadsResponse {
-            servers: loads.into_iter().map(load::server).collect(),
+            servers: loads.into_iter().map(load_messages::server).collect(),
         }))
     }
 
@@ -217,16 +218,16 @@ impl v1::registry_server::Registry for RegistryService {
     ) -> RpcResult<v1::ProposeMovesResponse> {
         let request = log_and_open("propose_moves", request);
         let service = service(&request.service)?;
-        let options = load::options(request).map_err(RegistryError::from)?;
+        let options = load_messages::options(request).map_err(RegistryError::from)?;
         let registry = self.registry.clone();
-        // Planning takes seconds for a map of millions of shards.
+        // Planning takes seconds for a map with millions of shards.
         let plan = spawn_blocking(move || registry.propose(&service, &options)).await;
         let plan = plan.map_err(|stopped| Status::internal(stopped.to_string()))??;
-        Ok(Response::new(load::plan(plan)))
+        Ok(Response::new(load_messages::plan(plan)))
     }
 }
 
-/// Decodes a list; the error names the entry.
+/// Decodes every message of a list. An error names the list entry.
 fn each<M, T>(
     field: &str,
     messages: Vec<M>,
@@ -288,7 +289,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn refusals_carry_a_code_a_field_and_a_hint() {
+    async fn registry_refusals_carry_grpc_code_field_and_hint() {
         let test = TestRegistry::new();
         let service = RegistryService::new(test.registry.clone());
         let mut wrong = message(endpoint("a").endpoint);
@@ -310,7 +311,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_registration_with_a_state_sets_it_and_one_without_keeps_a_drain() {
+    async fn registration_with_state_sets_it_and_without_state_keeps_drain() {
         use fairmesh_model::EndpointState::{Draining, Serving};
         let test = TestRegistry::new();
         let service = RegistryService::new(test.registry.clone());

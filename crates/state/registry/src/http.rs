@@ -1,16 +1,17 @@
-//! The registry over HTTP/1.1 and JSON, for programs without gRPC. Bodies are specs, as in YAML files.
+//! The registry over HTTP/1.1 and JSON, for programs without gRPC. Bodies have the same fields as specs in YAML
+//! files.
 //!
 //! | call | body | response |
 //! |---|---|---|
 //! | `POST /v1/register` | `{service, endpoints: [{instance, address, region, …}]}` | `{revision}` |
-//! | `POST /v1/renew` | `{service, instances: []}` | `{unknown: []}`: instances that have to register again |
+//! | `POST /v1/renew` | `{service, instances: []}` | `{unknown: []}`: instances that must register again |
 //! | `POST /v1/report` | `{service, reports: [{instance, state}]}` | `{revision}` |
 //! | `POST /v1/drain` | `{service, instances: [], deadline: "30s"}` | `{revision, callersMoved, behind: []}` |
 //! | `POST /v1/deregister` | `{service, instances: []}` | `{revision}` |
 //! | `GET /v1/shards/{tenant}/{service}` | | the map, with its version |
-//! | `PUT /v1/shards/{tenant}/{service}` | the map, with the version that was read, 0 or none to create | `{version}` |
-//! | `POST /v1/shards/{tenant}/{service}/split` | `{shard, at}`; without `at` in the middle | `{version}` |
-//! | `POST /v1/shards/{tenant}/{service}/merge` | `{shard}`: merges the next one into it | `{version}` |
+//! | `PUT /v1/shards/{tenant}/{service}` | the map, with the version that was read; version 0 or none creates a map | `{version}` |
+//! | `POST /v1/shards/{tenant}/{service}/split` | `{shard, at}`; without `at`, splits in the middle | `{version}` |
+//! | `POST /v1/shards/{tenant}/{service}/merge` | `{shard}`: merges the next shard into this one | `{version}` |
 //! | `GET /v1/shards/{tenant}/{service}/moves` | | `{moves: [{shard, role, from, to, phase}]}` |
 //! | `POST /v1/shards/{tenant}/{service}/moves` | `{shard, role, from, to}`; without `from` it adds a copy, without `to` it drops one | `{}` with status 202 |
 //! | `GET /v1/shards/{tenant}/{service}/loads` | | `{servers: [{instance, work, shards, …}]}` |
@@ -36,14 +37,14 @@ use fairmesh_model::Invalid;
 use crate::Registry;
 use json::Failure;
 
-/// The hint of errors about paths, methods and fields.
+/// Hint in errors about paths, methods and fields.
 const REFERENCE: &str = "see docs/http.md for the calls and their fields";
 
-/// The largest body, in bytes.
+/// Maximum size of a body, in bytes.
 const MAX_BODY: usize = 1 << 20;
 
 impl Registry {
-    /// The HTTP/JSON routes, with fallbacks for unknown paths and methods.
+    /// Returns the HTTP/JSON routes, with fallbacks for unknown paths and methods.
     pub fn router(&self) -> Router {
         Router::new()
             .route("/v1/register", post(endpoints::register))

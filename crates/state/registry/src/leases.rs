@@ -26,7 +26,7 @@ struct Lease {
     incarnation: u64,
     term: Duration,
     due: Instant,
-    /// The state before the endpoint was lost, if it is.
+    /// Previous state of a lost endpoint; `None` if the endpoint is not lost.
     lost: Option<EndpointState>,
 }
 
@@ -35,14 +35,14 @@ struct Lease {
 pub(crate) enum Renewal {
     /// The lease had not expired, and its term starts anew.
     Renewed,
-    /// The lease had expired: restore the record first, then grant the lease.
+    /// The lease had expired. The caller must first restore the record, then grant the lease.
     WasLost,
     /// There is no lease, or another process holds it.
     Unknown,
 }
 
 impl Leases {
-    /// Starts a full term; returns whether the endpoint was lost.
+    /// Starts a full term. Returns whether the endpoint was lost before.
     pub(crate) fn grant(&mut self, holder: InstanceClaim, term: Duration, now: Instant) -> bool {
         let InstanceClaim { instance, incarnation } = holder;
         let before = self.remove(&instance);
@@ -50,7 +50,8 @@ impl Leases {
         before.is_some_and(|lease| lease.lost.is_some())
     }
 
-    /// Adds an endpoint found lost and retains it from now on. A known lost endpoint is unchanged.
+    /// Adds an endpoint whose record says that it is lost, and retains it from `now` on. Has no effect if the
+    /// endpoint is already known to be lost.
     pub(crate) fn adopt_lost(&mut self, holder: InstanceClaim, term: Duration, now: Instant) {
         let InstanceClaim { instance, incarnation } = holder;
         if self.is_lost(&instance) {
@@ -61,7 +62,7 @@ impl Leases {
         self.put(instance, Lease { incarnation, term, due: now + LOST_RETENTION, lost });
     }
 
-    /// Renews the lease of its holder.
+    /// Renews the lease for the process that holds it.
     pub(crate) fn renew(&mut self, holder: &InstanceClaim, now: Instant) -> Renewal {
         match self.leases.get(&holder.instance).copied() {
             Some(lease) if !holder.matches(lease.incarnation) => Renewal::Unknown,
@@ -74,38 +75,38 @@ impl Leases {
         }
     }
 
-    /// Whether the process holds a lease, even while lost.
+    /// Whether the process holds the lease, even if its endpoint is lost.
     pub(crate) fn is_held_by(&self, holder: &InstanceClaim) -> bool {
         self.leases.get(&holder.instance).is_some_and(|lease| holder.matches(lease.incarnation))
     }
 
-    /// Number of leases, including lost ones.
+    /// Returns the number of leases, including those of lost endpoints.
     pub(crate) fn len(&self) -> usize {
         self.leases.len()
     }
 
-    /// Whether the instance has a lease, even while lost.
+    /// Whether the instance has a lease, even if its endpoint is lost.
     pub(crate) fn is_known(&self, holder: &InstanceRef) -> bool {
         self.leases.contains_key(holder)
     }
 
-    /// When the lease was last renewed; `None` if lost or without a lease.
+    /// Returns when the lease was last renewed; `None` for a lost endpoint or one without a lease.
     pub(crate) fn renewed_at(&self, holder: &InstanceRef) -> Option<Instant> {
         let lease = self.leases.get(holder).filter(|lease| lease.lost.is_none())?;
         lease.due.checked_sub(lease.term)
     }
 
-    /// Whether the term, or the retention of a lost endpoint, is over.
+    /// Whether the lease term, or the retention of a lost endpoint, is over.
     pub(crate) fn is_due(&self, holder: &InstanceRef, now: Instant) -> bool {
         self.leases.get(holder).is_some_and(|lease| lease.due <= now)
     }
 
-    /// Whether the endpoint is lost and only retained.
+    /// Whether the endpoint is lost and only retained so that it can return.
     pub(crate) fn is_lost(&self, holder: &InstanceRef) -> bool {
         self.leases.get(holder).is_some_and(|lease| lease.lost.is_some())
     }
 
-    /// At most `most` due holders, the longest due first.
+    /// Returns at most `most` holders of due leases, the longest due first.
     pub(crate) fn due(&self, now: Instant, most: usize) -> Vec<InstanceRef> {
         self.order
             .iter()
@@ -115,12 +116,12 @@ impl Leases {
             .collect()
     }
 
-    /// When the next lease is due.
+    /// Returns when the next lease is due.
     pub(crate) fn next_due(&self) -> Option<Instant> {
         self.order.first().map(|(due, _)| *due)
     }
 
-    /// Marks the endpoint as lost. Returns false if it renewed meanwhile; then its record has to be restored.
+    /// Marks the endpoint as lost. Returns false if it renewed meanwhile; the caller must then restore its record.
     pub(crate) fn mark_lost(&mut self, holder: &InstanceRef, before: EndpointState, now: Instant) -> bool {
         let Some(lease) = self.leases.get(holder).copied().filter(|lease| lease.due <= now) else {
             return false;
@@ -130,7 +131,7 @@ impl Leases {
         true
     }
 
-    /// The endpoint's state before it was lost.
+    /// Returns the endpoint's state before it was lost.
     pub(crate) fn state_before(&self, holder: &InstanceRef) -> EndpointState {
         self.leases.get(holder).and_then(|lease| lease.lost).unwrap_or_default()
     }
@@ -167,7 +168,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn only_the_process_that_holds_a_lease_renews_it() {
+    async fn only_lease_holder_can_renew() {
         let (mut leases, start) = (Leases::default(), Instant::now());
         let process = |incarnation| InstanceClaim { incarnation, ..claim("a") };
         leases.grant(process(2), TERM, start);
@@ -181,7 +182,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_lease_expires_unless_it_is_renewed() {
+    async fn lease_expires_unless_renewed() {
         let (mut leases, start) = (Leases::default(), Instant::now());
         leases.grant(claim("a"), TERM, start);
         leases.grant(claim("b"), TERM, start);
@@ -194,7 +195,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_lost_instance_may_return_until_its_retention_ends() {
+    async fn lost_instance_can_renew_lease_until_retention_ends() {
         let (mut leases, start) = (Leases::default(), Instant::now());
         leases.grant(claim("a"), TERM, start);
         assert!(leases.mark_lost(&instance_ref("a"), EndpointState::Starting, start + TERM));
@@ -206,7 +207,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn renewal_during_marking_prevents_loss() {
+    async fn lease_renewal_while_being_marked_lost_prevents_loss() {
         let (mut leases, start) = (Leases::default(), Instant::now());
         leases.grant(claim("a"), TERM, start);
         let now = start + TERM;

@@ -1,16 +1,15 @@
-//! The sources of endpoints and shards: an API with leases (gRPC and HTTP/JSON), watched files, and the reconciler that
-//! moves shards (ServiceRouter §3.1, §3.2, §3.3, §4.1).
+//! The sources of endpoints and shards: an API with leases (gRPC and HTTP/JSON), watched files, and the reconciler
+//! that moves shards (ServiceRouter §3.1, §3.2, §3.3, §4.1).
 //!
-//! The crate reads the RIB through a `rib` node and writes it through a `store`, like the control plane's
-//! configuration; no router talks to it. [`manifest`] parses YAML files, for `fairmesh apply` too.
+//! The crate reads the RIB through a `rib` node and writes it through a `store`, as the control plane does with its
+//! configuration. No router talks to the registry. [`manifest`] parses YAML files, for `fairmesh apply` too.
 //!
-//! Leases are kept in memory: only a change of state writes the RIB, a renewal does not. Leases in the RIB were
-//! rejected, because renewals of 100,000 endpoints every few seconds would be most of the store's load. The price is
-//! that a restarted control plane grants every lease a full term before it may mark an endpoint as lost.
+//! Leases are kept in memory: a renewal writes nothing, only a change of state writes the RIB. Leases in the RIB were
+//! rejected, because the renewals of 100,000 endpoints every few seconds would be most of the store's load. The
+//! price: a restarted control plane grants every lease a full term before it may mark an endpoint as lost.
 
 mod address_claims;
 mod auto_declarations;
-mod balance;
 mod endpoints;
 mod error;
 mod file_source;
@@ -21,6 +20,7 @@ mod leases;
 pub mod manifest;
 mod plaintext_callers;
 mod registry;
+mod shard_balance;
 mod shard_map_cache;
 mod shards;
 mod stored_records;
@@ -28,10 +28,6 @@ mod stored_records;
 mod testing;
 
 pub use auto_declarations::MAX_AUTO_DECLARED;
-pub use balance::{
-    Forecast, LoadReport, MovePlan, PlanInput, PlanNote, PlanOptions, ReportOutcome, Server, ServerLoad,
-    ShardWork, Work, WorkByShard, plan,
-};
 pub use endpoints::{DrainOutcome, MAX_BATCH, Registration, StateReport};
 pub use error::RegistryError;
 pub use file_source::{FileSource, FileStatus, SOURCE_LABEL};
@@ -39,4 +35,8 @@ pub use grpc::RegistryService;
 pub use instance::{InstanceClaim, InstanceRef};
 pub use plaintext_callers::PlaintextCaller;
 pub use registry::{DECLARATION_GRACE, Registry, adopt_declaration};
+pub use shard_balance::{
+    Forecast, LoadReport, MovePlan, PlanInput, PlanNote, PlanOptions, ReportOutcome, Server, ServerLoad,
+    ShardWork, Work, WorkByShard, plan,
+};
 pub use shards::{AWARE_LABEL, MoveStatus, Phase};

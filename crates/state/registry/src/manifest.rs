@@ -1,4 +1,4 @@
-//! YAML files: documents, each with its `kind`.
+//! YAML files with one or more documents; each document names its `kind`.
 //!
 //! A file is accepted or refused as a whole. An error has a position (line, column, byte span) and a hint.
 
@@ -6,8 +6,8 @@ mod documents;
 mod error;
 mod ignore_kind;
 mod kubernetes;
-mod locate;
 mod recovery;
+mod value_position;
 
 use fairmesh_model::{
     Invalid,
@@ -32,7 +32,7 @@ pub struct Document {
     pub line: usize,
 }
 
-/// Parses a file. `file` is its name in errors; documents without content are skipped.
+/// Parses a file. Errors name it `file`; documents without content are skipped.
 ///
 /// # Errors
 /// The first error: YAML syntax, an unknown field or an invalid value.
@@ -43,15 +43,15 @@ pub fn parse(file: &str, text: &str) -> Result<Vec<Document>, ManifestError> {
     documents::split(text).iter().map(read).collect()
 }
 
-/// All errors of a file that [`parse`] refuses: of every document, up to twenty of each.
+/// Returns all errors of a file that [`parse`] refuses: up to twenty errors per document.
 pub fn errors(file: &str, text: &str) -> Vec<ManifestError> {
     documents::split(text).iter().flat_map(|piece| recovery::errors(file, text, piece)).collect()
 }
 
-/// Parses a file with one document of the caller's type, such as a scenario. `check` validates the document.
+/// Parses a file with a single document of the caller's type, such as a scenario. `check` validates the document.
 ///
 /// # Errors
-/// The first error, as for [`parse`]; or the number of documents, if it is not one.
+/// The first error, as for [`parse`], or an error if the file does not have exactly one document.
 pub fn read<T: DeserializeOwned>(
     file: &str,
     text: &str,
@@ -66,15 +66,16 @@ pub fn read<T: DeserializeOwned>(
     };
     let read = body::<T>(piece).and_then(|value| match check(&value) {
         Ok(()) => Ok(value),
-        Err(invalid) => Err(locate::locate(piece.text, invalid)),
+        Err(invalid) => Err(value_position::locate(piece.text, invalid)),
     });
     read.map_err(|diagnostic| ManifestError::new(file, text, piece, diagnostic))
 }
 
-/// The `kind` of a file's single document. `None` for any other number of documents, which [`read`] reports.
+/// Returns the `kind` of a file with a single document. `None` for any other number of documents, which [`read`]
+/// reports.
 ///
 /// # Errors
-/// [`ManifestError`] for invalid YAML, and for a kind that is not `known`.
+/// [`ManifestError`] for invalid YAML, and for a kind that is not in `known`.
 pub fn kind_of(file: &str, text: &str, known: &[&str]) -> Result<Option<String>, ManifestError> {
     let pieces = documents::split(text);
     let [piece] = pieces.as_slice() else { return Ok(None) };
@@ -115,7 +116,7 @@ fn document(piece: &DocumentText<'_>) -> Result<Document, Diagnostic> {
         return Err(Diagnostic::at(kind.referenced, format!("there is no kind '{}'", kind.value), hint));
     };
     let spec = spec?;
-    let resource = spec.validate().map_err(|invalid| locate::locate(piece.text, invalid))?;
+    let resource = spec.validate().map_err(|invalid| value_position::locate(piece.text, invalid))?;
     Ok(Document { spec, resource, line: piece.first_line })
 }
 
@@ -127,7 +128,7 @@ impl ReadFields for &DocumentText<'_> {
     }
 }
 
-/// Reads all fields but `kind`.
+/// Deserializes all fields except `kind`.
 fn body<'de, T: Deserialize<'de>>(piece: &DocumentText<'de>) -> Result<T, Diagnostic> {
     let read = |deserializer: serde_saphyr::Deserializer<'de, '_>| {
         T::deserialize(ignore_kind::IgnoreKind(deserializer))
@@ -136,7 +137,7 @@ fn body<'de, T: Deserialize<'de>>(piece: &DocumentText<'de>) -> Result<T, Diagno
         .map_err(|e| parse_error(&e))
 }
 
-/// Parser limits: room for a shard map of about 100,000 shards, with bounded depth and aliases, so that no file
+/// Parser limits: room for a shard map with about 100,000 shards, with bounded depth and aliases, so that no file
 /// exhausts memory.
 fn options() -> Options {
     serde_saphyr::options! {

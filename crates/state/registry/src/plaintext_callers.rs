@@ -1,5 +1,5 @@
-//! Callers that use plaintext with mutual TLS servers, as permissive policies allow. Servers report them with renewals;
-//! the reports are kept in memory.
+//! Callers that connect without TLS to servers that expect mutual TLS, as permissive policies allow. Servers report
+//! these callers with their renewals; the reports are kept in memory.
 
 use std::{collections::BTreeMap, net::IpAddr, time::Duration};
 
@@ -8,20 +8,20 @@ use tokio::time::Instant;
 
 use crate::InstanceRef;
 
-/// How long a server's report counts. A server without such callers sends an empty report, which ends the earlier one
-/// at once.
+/// Time for which a server's report is valid. A server without plaintext callers sends an empty report, which
+/// replaces the earlier one at once.
 const RETENTION: Duration = Duration::from_secs(300);
-/// The callers of one server.
+/// Maximum number of reported callers of one server.
 pub(crate) const MAX_CALLERS: usize = 64;
-/// The servers with callers in plaintext.
+/// Maximum number of servers with plaintext callers.
 const MAX_SERVERS: usize = 10_000;
 
 /// A plaintext caller, as reported by its server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PlaintextCaller {
-    /// Its address.
+    /// IP address of the caller.
     pub address: IpAddr,
-    /// Connections opened since the caller was first listed.
+    /// Number of connections opened since the caller was first listed.
     pub connections: u64,
     /// Time of the caller's last connection, on this process's clock.
     pub last: Instant,
@@ -40,10 +40,10 @@ struct Report {
 }
 
 impl PlaintextReports {
-    /// Replaces the report of a server. One that has no room is left out.
+    /// Replaces the report of a server. Ignores reports of further servers once [`MAX_SERVERS`] have one.
     pub(crate) fn put(&mut self, server: &InstanceRef, callers: &[PlaintextCaller], now: Instant) {
         let report = || Report { arrived: now, callers: callers.to_vec() };
-        // Nearly every renewal ends here with one look-up, however many reports exist.
+        // Nearly every renewal ends here after one look-up, regardless of the number of reports.
         match self.reports.get_mut(server) {
             None if callers.is_empty() => return,
             Some(known) if !callers.is_empty() => return *known = report(),
@@ -55,7 +55,7 @@ impl PlaintextReports {
         }
     }
 
-    /// The current reports of the servers of a service.
+    /// Returns the current reports of a service's servers.
     pub(crate) fn of(&self, service: &ServiceName, now: Instant) -> Vec<(InstanceId, Vec<PlaintextCaller>)> {
         let current = |(server, report): &(&InstanceRef, &Report)| {
             server.service == *service && now < report.arrived + RETENTION
@@ -64,7 +64,7 @@ impl PlaintextReports {
         found.map(|(server, report)| (server.instance.clone(), report.callers.clone())).collect()
     }
 
-    /// Whether no server has such callers.
+    /// Whether no server has plaintext callers.
     pub(crate) fn is_empty(&self) -> bool {
         self.reports.is_empty()
     }
@@ -75,7 +75,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn plaintext_report_replaces_the_last_and_expires() {
+    fn plaintext_caller_report_replaces_previous_one_and_expires() {
         let (mut reports, start) = (PlaintextReports::default(), Instant::now());
         let service = ServiceName::new("shop/cart").unwrap();
         let server =

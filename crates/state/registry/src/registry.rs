@@ -1,6 +1,6 @@
 mod declarations;
-mod plaintext_callers;
-mod records;
+mod plaintext_reports;
+mod planning_records;
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -20,18 +20,18 @@ use crate::{
     InstanceRef, RegistryError,
     address_claims::AddressClaims,
     auto_declarations::AutoDeclarations,
-    balance::LoadWindows,
     leases::Leases,
     plaintext_callers::PlaintextReports,
+    shard_balance::LoadWindows,
     shard_map_cache::ShardMapCache,
     shards::{Readiness, UndoneMoves},
 };
 
 pub use declarations::{DECLARATION_GRACE, adopt_declaration};
 
-/// The most attempts of a change when other writers change the same records.
+/// Maximum number of attempts for a change while other writers change the same records.
 const MAX_ATTEMPTS: usize = 16;
-/// How long the node may take to apply a store commit; normally milliseconds.
+/// Maximum time for the node to apply a commit of the store; normally milliseconds.
 const MAX_NODE_LAG: Duration = Duration::from_secs(5);
 
 /// The endpoints, leases and shard maps of a control plane. Cheap to clone; clones share their state.
@@ -53,19 +53,20 @@ pub(crate) struct RegistryState {
     undone_moves: Mutex<UndoneMoves>,
     windows: Mutex<LoadWindows>,
     plaintext_reports: Mutex<PlaintextReports>,
-    /// Origin of the ages of load reports.
+    /// Start time, from which the ages of load reports are measured.
     created: Instant,
     pub(crate) map_cache: ShardMapCache,
     declarations: Mutex<AutoDeclarations>,
-    /// Read-locked by each registration, write-locked while declarations are removed.
+    /// Lock against concurrent removal of declarations: each registration reads, a removal writes.
     pub(crate) registering: tokio::sync::RwLock<()>,
     pub(crate) declarations_refused: AtomicU64,
     pub(crate) declarations_removed: AtomicU64,
-    /// Serializes writes of shard maps by this process: concurrent moves of one service would only conflict.
+    /// Lock that serializes this process's writes of shard maps, because concurrent moves of one service would
+    /// conflict.
     pub(crate) map_writer: tokio::sync::Mutex<()>,
-    /// Notified when a lease is due earlier than before.
+    /// Notified when a new lease becomes due earlier than all others.
     pub(crate) lease_granted: Notify,
-    /// Requested moves that are not started yet.
+    /// Requested moves that have not started yet.
     pending_moves: Mutex<BTreeSet<RecordKey>>,
     /// Notified when a move is requested.
     pub(crate) move_requested: Notify,
@@ -73,19 +74,19 @@ pub(crate) struct RegistryState {
     pub(crate) reports: watch::Sender<()>,
 }
 
-/// The result of a change.
+/// The result of a committed change.
 #[derive(Debug)]
 pub(crate) struct Committed<T> {
-    /// The revision of the change, or the node's own if nothing had to be written.
+    /// Revision of the change, or the node's revision if nothing had to be written.
     pub(crate) revision: u64,
     /// The output of the plan.
     pub(crate) output: T,
 }
 
 impl Registry {
-    /// A registry that reads `node` and writes `store`. The node must follow the store's commits.
+    /// Creates a registry that reads `node` and writes `store`. The node must follow the store's commits.
     ///
-    /// Every lease gets a full term from the start of [`Registry::run`].
+    /// Every lease gets a full term when [`Registry::run`] starts.
     pub fn new(store: Arc<dyn Store>, node: Node) -> Self {
         let shared = RegistryState {
             store,
@@ -170,9 +171,9 @@ impl Registry {
         self.windows().forget(instance);
     }
 
-    /// Writes the change that `plan` derives from the present records, and plans again after a conflict.
+    /// Writes the change that `plan` derives from the current records, and plans again after a conflict.
     ///
-    /// On return the node has applied the change, so later reads see it.
+    /// When this returns, the node has applied the change, so later reads see it.
     pub(crate) async fn change<T>(
         &self,
         plan: impl Fn() -> Result<(Vec<Op>, T), RegistryError> + Send + Sync,
@@ -194,15 +195,15 @@ impl Registry {
         }
     }
 
-    /// Writes one batch. On return the node has applied it.
+    /// Writes one batch. When this returns, the node has applied the batch.
     pub(crate) async fn write(&self, ops: Vec<Op>) -> Result<u64, WriteError> {
         let revision = self.shared.store.write(Batch { ops }).await?.number;
         self.wait_for_node(revision).await;
         Ok(revision)
     }
 
-    /// Waits until the node has applied a revision of the store. Needed after a conflict and after a write, because
-    /// the store may respond before its followers have the commit.
+    /// Waits until the node has applied a revision of the store. Needed after a conflict and after a write: the store
+    /// may respond before the node has received the commit.
     async fn wait_for_node(&self, revision: u64) {
         if tokio::time::timeout(MAX_NODE_LAG, self.node().wait_applied(revision)).await.is_err() {
             tracing::warn!(revision, "the node does not follow the store; readers see older records");
@@ -211,6 +212,6 @@ impl Registry {
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // No code under these locks panics halfway through a change.
+    // No code that holds these locks panics halfway through a change.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -11,11 +11,11 @@ use fairmesh_rib::Entry;
 
 use crate::stored_records::StoredShardMap;
 
-/// The most cached maps: usually enough for all services with concurrent moves.
+/// Maximum number of cached maps: usually enough for all services with concurrent moves.
 const MAX_CACHED: usize = 8;
 
-/// Identifies a version of a map's records. Every change either writes some of them at a new revision, or leaves
-/// fewer records by deletion.
+/// Fingerprint of a map's records. It changes with every change of the map, because a change writes some records at a
+/// new revision or deletes some.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct MapFingerprint {
     newest: u64,
@@ -29,12 +29,12 @@ impl MapFingerprint {
     }
 }
 
-/// The cached maps; the last decoded one is at the end.
+/// The cached maps, with the most recently decoded map last.
 #[derive(Debug, Default)]
 pub(crate) struct ShardMapCache(Mutex<VecDeque<(ServiceName, MapFingerprint, Arc<StoredShardMap>)>>);
 
 impl ShardMapCache {
-    /// The map of a service with these records. Decodes the map if it is not cached.
+    /// Returns the map of a service with this fingerprint. Decodes the map if it is not cached.
     pub(crate) fn get(
         &self,
         service: &ServiceName,
@@ -73,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_map_is_decoded_once_for_each_fingerprint_and_few_are_cached() {
+    fn shard_map_is_decoded_once_per_change_and_cache_is_bounded() {
         let (maps, decoded) = (ShardMapCache::default(), Cell::new(0));
         let look = |service: &str, newest, records| {
             let decode = || {

@@ -1,5 +1,5 @@
-//! Shard maps: the replicas of each key range (ServiceRouter §3.3), changed by compare-and-set, and moved
-//! make-before-break (ServiceRouter §4.1).
+//! Shard maps: the replicas of each key range (ServiceRouter §3.3). They are changed by compare-and-set, and shards
+//! are moved make-before-break (ServiceRouter §4.1).
 
 mod map_edit;
 mod map_writer;
@@ -21,17 +21,17 @@ pub use move_status::{MoveStatus, Phase};
 
 use crate::{InstanceClaim, InstanceRef, Registry, RegistryError, stored_records::StoredShardMap};
 
-/// An endpoint with this label, set to `aware`, reports its loaded shards; others count as ready at once.
+/// Label whose value `aware` marks endpoints that report their loaded shards. Other endpoints count as ready at once.
 pub const AWARE_LABEL: &str = "fairmesh.shards";
 
-/// Shards that servers reported as loaded.
+/// Loaded shards as reported by each server.
 pub(crate) type Readiness = HashMap<InstanceRef, BTreeSet<ShardId>>;
 
 impl Registry {
-    /// The shard map of a service.
+    /// Returns the shard map of a service.
     ///
     /// # Errors
-    /// `NotFound` when it has none.
+    /// `NotFound` when the service has no shard map.
     pub fn shards(&self, service: &ServiceName) -> Result<ShardMap, RegistryError> {
         Ok(self.map_of(service)?.map.clone())
     }
@@ -80,8 +80,8 @@ impl Registry {
     /// same copies. Returns the new version of the map.
     ///
     /// # Errors
-    /// `NotFound` for an unknown shard, `Invalid` for a key that leaves one half empty, `Refused` while a copy of it
-    /// moves.
+    /// `NotFound` for an unknown shard, `Invalid` for a key that leaves one half empty, `Refused` while a move of the
+    /// shard is in flight.
     pub async fn split_shard(
         &self,
         service: &ServiceName,
@@ -95,10 +95,11 @@ impl Registry {
         self.edit_map(service, change).await
     }
 
-    /// Merges a shard with the next one by key, whose id is dropped. Returns the new version of the map.
+    /// Merges the next shard by key into this one and drops its id. Returns the new version of the map.
     ///
     /// # Errors
-    /// `NotFound` for an unknown shard, `Refused` when the two have different copies, or while a copy of one moves.
+    /// `NotFound` for an unknown shard, `Refused` when the two shards have different copies or a move of either is in
+    /// flight.
     pub async fn merge_shards(&self, service: &ServiceName, shard: ShardId) -> Result<u64, RegistryError> {
         let change = |map: &mut ShardMap| {
             self.check_not_moving(service, &[shard, map_edit::next(map, shard)?.id])?;
@@ -107,7 +108,7 @@ impl Registry {
         self.edit_map(service, change).await
     }
 
-    /// Refuses while a move of one of these shards is recorded.
+    /// Refuses if a move of any of these shards is recorded.
     fn check_not_moving(&self, service: &ServiceName, shards: &[ShardId]) -> Result<(), RegistryError> {
         let moves = self.moves(service);
         let Some((_, shard_move, _)) =
@@ -133,11 +134,11 @@ impl Registry {
         self.change_map(service, edit).await
     }
 
-    /// Records the loaded shards of a server, among those starting on it. Reports are kept in memory only, so the
-    /// server repeats them until the shards serve.
+    /// Records which shards that are starting on a server have been loaded there. Reports are kept in memory only, so
+    /// the server repeats them until the shards serve.
     ///
     /// # Errors
-    /// `NotFound` when the server is not registered, or another process is.
+    /// `NotFound` when the server is not registered, or is registered by another process.
     pub fn report_shards(
         &self,
         claim: &InstanceClaim,
@@ -154,13 +155,13 @@ impl Registry {
         Ok(())
     }
 
-    /// Requests a move, an added copy (without source) or a dropped one (without target), and returns at once. The
-    /// move is executed in the background and survives a restart. Repeating the same request is harmless.
+    /// Requests a move, an added copy (without source) or a dropped copy (without target), and returns at once. The
+    /// move is executed in the background and survives a restart. Repeating a request is harmless.
     ///
     /// # Errors
-    /// `NotFound` when the map, the shard or the target does not exist; `Refused` when the source does not hold the
-    /// copy, or holds the last one in its role and there is no target, the target holds one already or is going away,
-    /// or another move of the shard is in flight.
+    /// `NotFound` when the map, the shard or the target does not exist. `Refused` when the source does not hold the
+    /// copy, when the source holds the last copy in its role and there is no target, when the target already holds a
+    /// copy or is leaving, or when another move of the shard is in flight.
     pub async fn move_shard(
         &self,
         service: &ServiceName,
@@ -175,7 +176,7 @@ impl Registry {
     }
 }
 
-/// Error if the map existed when its edit began but another writer deleted it.
+/// Returns the error for a map that another writer deleted during an edit.
 fn map_deleted() -> RegistryError {
     RegistryError::not_found("service", "the map has just been deleted".into(), "create it again")
 }

@@ -1,15 +1,15 @@
-//! Records with the revisions that a compare-and-set needs.
+//! Records, with the revisions that a compare-and-set needs.
 
 use std::{collections::BTreeMap, sync::Arc};
 
 use bytes::Bytes;
 use fairmesh_model::{Endpoint, Invalid, Record, RecordKey, ServiceName, ShardMap, ShardMove, ShardPart};
 use fairmesh_rib::{Entry, Expect, Op};
-use fairmesh_wire::{LogLimiter, records, shards};
+use fairmesh_wire::{LogLimiter, record_encoding, shard_encoding};
 
 static UNREADABLE: LogLimiter = LogLimiter::new();
 
-/// An endpoint record of the RIB.
+/// An endpoint record in the RIB.
 #[derive(Clone, Debug)]
 pub(crate) struct StoredEndpoint {
     pub(crate) key: Arc<str>,
@@ -19,29 +19,29 @@ pub(crate) struct StoredEndpoint {
 }
 
 impl StoredEndpoint {
-    /// Overwrites the record if it is unchanged since it was read.
+    /// Returns a write of `endpoint` that fails if the record has changed since it was read.
     pub(crate) fn put(&self, endpoint: &Endpoint) -> Op {
-        let value = records::encode(&Record::Endpoint(endpoint.clone()));
+        let value = record_encoding::encode(&Record::Endpoint(endpoint.clone()));
         Op::put(self.key.clone(), value).expecting(Expect::Revision(self.revision))
     }
 
-    /// Deletes the record if it is unchanged since it was read.
+    /// Returns a deletion that fails if the record has changed since it was read.
     pub(crate) fn delete(&self) -> Op {
         Op::delete(self.key.clone()).expecting(Expect::Revision(self.revision))
     }
 }
 
-/// A shard map of the RIB.
+/// A shard map in the RIB.
 #[derive(Clone, Debug)]
 pub(crate) struct StoredShardMap {
     pub(crate) map: ShardMap,
-    /// Every key below the map's prefix, unreferenced ones included.
+    /// Every record below the map's prefix, including unreferenced ones.
     pub(crate) entries: BTreeMap<RecordKey, Bytes>,
-    /// The revision of the manifest of ranges, which every change of the map writes.
+    /// Revision of the manifest of ranges, which every change of the map rewrites.
     pub(crate) revision: u64,
 }
 
-/// The shard map in records below its prefix; none without any.
+/// Decodes the shard map from the records below its prefix; `None` if there are none.
 pub(crate) fn decode_map(
     service: &ServiceName,
     read: Vec<(Arc<str>, Entry)>,
@@ -55,15 +55,15 @@ pub(crate) fn decode_map(
         }
         entries.insert(key, entry.value);
     }
-    let map = shards::decode_map(entries.clone())?;
+    let map = shard_encoding::decode_map(entries.clone())?;
     Ok(map.map(|map| StoredShardMap { map, entries, revision }))
 }
 
-/// The endpoint of a record; none if it cannot be read.
+/// Decodes an endpoint record; `None` if it cannot be decoded.
 pub(crate) fn decode_endpoint(key: Arc<str>, entry: &Entry) -> Option<StoredEndpoint> {
     let parsed = RecordKey::parse(&key).ok()?;
     let RecordKey::Endpoint(service, ..) = &parsed else { return None };
-    match records::decode(&parsed, &entry.value) {
+    match record_encoding::decode(&parsed, &entry.value) {
         Ok(Record::Endpoint(endpoint)) => {
             Some(StoredEndpoint { service: service.clone(), key, endpoint, revision: entry.revision })
         }
@@ -77,10 +77,10 @@ pub(crate) fn decode_endpoint(key: Arc<str>, entry: &Entry) -> Option<StoredEndp
     }
 }
 
-/// The move of a record; none if it cannot be read.
+/// Decodes a move record; `None` if it cannot be decoded.
 pub(crate) fn move_record(key: &str, entry: &Entry) -> Option<(RecordKey, ShardMove, u64)> {
     let key = RecordKey::parse(key).ok()?;
-    match records::decode(&key, &entry.value) {
+    match record_encoding::decode(&key, &entry.value) {
         Ok(Record::Move(shard_move)) => Some((key, shard_move, entry.revision)),
         Ok(_) => None,
         Err(error) => {

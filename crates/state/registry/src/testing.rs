@@ -1,4 +1,4 @@
-//! Fixtures of the tests of this crate: a store in memory that applies commits to its node.
+//! Test fixtures of this crate: an in-memory store that applies commits to its node.
 
 use std::{
     sync::{
@@ -18,7 +18,8 @@ use crate::{InstanceClaim, InstanceRef, Registration, Registry};
 pub(crate) struct MemoryStore {
     node: Node,
     pub(crate) full: AtomicBool,
-    /// Responds some time after its commit, like a store that waits for its disk; a caller may leave meanwhile.
+    /// Whether responses after a commit are delayed, as by a store that waits for its disk. The caller may be
+    /// cancelled meanwhile.
     pub(crate) slow: AtomicBool,
 }
 
@@ -80,7 +81,7 @@ impl TestRegistry {
         Self { registry: Registry::new(store.clone(), node.clone()), node, store }
     }
 
-    /// Starts a registry that runs as long as the test.
+    /// Starts a registry that runs until the test ends.
     pub(crate) fn running() -> Self {
         let test = Self::new();
         test.run();
@@ -92,7 +93,7 @@ impl TestRegistry {
         tokio::spawn(async move { registry.run(std::future::pending()).await });
     }
 
-    /// Another process on the same store.
+    /// Starts another process on the same store.
     pub(crate) fn restarted(&self) -> Self {
         let registry = Registry::new(self.store.clone(), self.node.clone());
         Self { registry, node: self.node.clone(), store: self.store.clone() }
@@ -131,7 +132,7 @@ pub(crate) fn instance_ref(instance: &str) -> InstanceRef {
     InstanceRef { service: cart(), instance: instance.parse().unwrap() }
 }
 
-/// The claim of any process of this instance.
+/// A claim of the instance by any process.
 pub(crate) fn any_process(instance: &str) -> InstanceClaim {
     instance_ref(instance).into()
 }

@@ -1,4 +1,4 @@
-//! The registry on a store on disk, across restarts of the process.
+//! Tests the registry with an on-disk store across restarts of the process.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
@@ -22,7 +22,7 @@ struct Process {
 }
 
 impl Process {
-    /// Opens the store; the reconcilers run only on request.
+    /// Opens the store. Runs the registry's background tasks only if `runs` is set.
     async fn start(path: &Path, runs: bool) -> Self {
         let store = Arc::new(RedbStore::open(path).unwrap());
         let (revision, entries) = store.load().await.unwrap();
@@ -84,7 +84,7 @@ fn map() -> ShardMap {
 }
 
 #[tokio::test]
-async fn requested_move_survives_a_restart() {
+async fn requested_shard_move_survives_control_plane_restart() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("store");
     let first = Process::start(&path, false).await;
@@ -110,7 +110,7 @@ async fn requested_move_survives_a_restart() {
 }
 
 #[tokio::test]
-async fn fleet_registering_concurrently_is_registered_completely() {
+async fn concurrent_registrations_of_fleet_all_succeed() {
     let folder = tempfile::tempdir().unwrap();
     let process = Process::start(&folder.path().join("store"), true).await;
     let mut fleet = JoinSet::new();

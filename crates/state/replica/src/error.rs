@@ -1,22 +1,22 @@
 use fairmesh_store::StoreError;
 use fairmesh_wire::transport::BindError;
 
-/// Why a replica cannot start or has ended.
+/// Why a replica cannot start or has stopped.
 #[derive(Debug, thiserror::Error)]
 pub enum ReplicaError {
-    /// There is no upstream.
+    /// No upstream is configured.
     #[error("no upstream is configured; give at least one control plane or replica, such as 127.0.0.1:7400")]
     NoUpstream,
-    /// There is no address to serve.
+    /// No address to serve is configured.
     #[error("no address to serve is configured; give at least one, such as 127.0.0.1:7403")]
     NoAddress,
     /// The copy on disk cannot be used.
     #[error("the replica's copy on disk: {0}")]
     Copy(#[from] StoreError),
-    /// An address cannot be listened on.
+    /// The replica cannot listen on an address.
     #[error(transparent)]
     Listen(#[from] BindError),
-    /// The address of the admin pages cannot be listened on.
+    /// The replica cannot listen on the address of the admin pages.
     #[error(transparent)]
     Admin(#[from] fairmesh_pages::BindError),
     /// Serving failed.

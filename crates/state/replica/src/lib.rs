@@ -1,28 +1,30 @@
-//! A replica: a process that holds the whole routing information base and serves it, so that a fleet's watchers are
-//! distributed over a tree of replicas and the control plane serves only its root (ServiceRouter §3.1, §4.1).
+//! A replica: a process that holds the whole routing information base and serves it. A fleet's watchers are spread
+//! over a tree of replicas, so that the control plane serves only the root of the tree (ServiceRouter §3.1, §4.1).
 //!
-//! A replica follows one upstream, the control plane or another replica, with one subscription to everything. It
-//! serves any number of watchers with `rib`'s server, which coalesces bursts by key and bounds the keys held for a
-//! slow watcher. Acknowledgements of its watchers are aggregated upwards. After a restart without a reachable
-//! upstream, it serves from its copy on disk, and later resumes with only the missed changes.
+//! A replica follows one upstream, the control plane or another replica, with a single subscription to everything. It
+//! serves any number of watchers with the server in `rib`, which coalesces bursts by key and bounds the keys held for
+//! a slow watcher. Acknowledgements of its watchers are aggregated and passed upstream. After a restart without a
+//! reachable upstream, it serves from its copy on disk, and later fetches only the changes that it missed.
 //!
-//! Holding only the watchers' prefixes, as agents do, was rejected. A region's agents together subscribe to nearly
-//! everything. A replica that holds everything also knows when a whole revision has arrived, which reads may wait for.
+//! Holding only the prefixes that watchers follow, as agents do, was rejected. The agents of a region together
+//! subscribe to nearly everything. A replica that holds everything also knows when a whole revision has arrived, for
+//! which reads may wait.
 
-mod admin;
-mod disk;
+mod admin_pages;
+mod authorization;
+mod disk_writer;
 mod error;
-mod gate;
 mod metrics;
+mod reports;
 mod served_rib;
-mod signals;
 mod upstream_sink;
 
 use std::{future::Future, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 
-use disk::Disk;
+use authorization::{Gate, guard_calls};
+use disk_writer::Disk;
 pub use error::ReplicaError;
-use fairmesh_listen::{Limits, Listeners, table};
+use fairmesh_listen::{Limits, Listeners, listener_table};
 use fairmesh_model::{Prefix, Region};
 use fairmesh_pages::AdminListener;
 use fairmesh_rib::{
@@ -33,45 +35,44 @@ use fairmesh_rib::{
 use fairmesh_signals::SumLimits;
 use fairmesh_store::ReplicaContents;
 use fairmesh_wire::{
-    rpc,
+    grpc_stubs,
     transport::{Address, Listener, Services, Transport, serve},
 };
-use gate::{Gate, guard_calls};
+use reports::Reports;
 use served_rib::ReplicaRib;
-use signals::Reports;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
 use upstream_sink::{ReplicaState, UpstreamSink};
 
-/// Time limit of calls in flight after the stop; watches end at once.
+/// Time limit for calls in flight when the replica stops; watches end at once.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The file of the copy within the state folder.
+/// Name of the copy's file in the state folder.
 const COPY_FILE: &str = "copy.redb";
 
-/// The configuration of a replica.
+/// Configuration of a replica.
 #[derive(Clone, Debug)]
 pub struct ReplicaConfig {
     /// How connections are opened and accepted.
     pub transport: Transport,
     /// Control planes or other replicas, tried in turn; at least one.
     pub upstreams: Vec<Address>,
-    /// The addresses for agents and further replicas; at least one.
+    /// Addresses for agents and further replicas; at least one.
     pub listen: Vec<Address>,
-    /// The folder of the copy, for this replica alone.
+    /// Folder of the on-disk copy. Each replica needs a separate folder.
     pub state_dir: PathBuf,
-    /// Addresses at which `fairmesh rib status` reaches the replica. Empty means the addresses in `listen`.
+    /// Addresses at which `fairmesh rib status` reaches the replica. If empty, the addresses in `listen`.
     pub advertise: Vec<Address>,
-    /// Name of this replica, for operators.
+    /// Name of this replica, shown to operators.
     pub name: String,
-    /// Region of this replica, for operators.
+    /// Region of this replica, shown to operators.
     pub region: Option<Region>,
-    /// The address of `/metrics`, `/healthz` and `/readyz`, if any.
+    /// Address of `/metrics`, `/healthz` and `/readyz`, if any.
     pub metrics: Option<SocketAddr>,
 }
 
-/// A replica that is ready to serve: its copy is loaded and its addresses are bound.
+/// A replica that is ready to serve: its copy is loaded, and it listens on its addresses.
 #[derive(Debug)]
 pub struct Replica {
     config: ReplicaConfig,
@@ -83,10 +84,10 @@ pub struct Replica {
 }
 
 impl Replica {
-    /// Opens the copy and binds every address. An unreachable upstream is not an error.
+    /// Opens the copy and listens on every address. An unreachable upstream is not an error.
     ///
     /// # Errors
-    /// [`ReplicaError`] naming the folder or address and the remedy.
+    /// [`ReplicaError`] with the folder or address and the remedy.
     pub async fn start(config: ReplicaConfig) -> Result<Self, ReplicaError> {
         if config.upstreams.is_empty() {
             return Err(ReplicaError::NoUpstream);
@@ -96,21 +97,22 @@ impl Replica {
         }
         let (disk, held) = Disk::open(config.state_dir.join(COPY_FILE)).await?;
         let bounded = Listeners::default();
-        let calls = bounded.acceptor(&table::REPLICA_GRPC, Limits::calls());
+        let calls = bounded.acceptor(&listener_table::REPLICA_GRPC, Limits::calls());
         let mut listeners = Vec::new();
         for address in &config.listen {
             listeners.push(config.transport.bind(address).await?.with_joining().within(calls.clone()));
         }
-        let admin = AdminListener::bind_optional(config.metrics, &bounded, &table::REPLICA_HTTP).await?;
+        let admin =
+            AdminListener::bind_optional(config.metrics, &bounded, &listener_table::REPLICA_HTTP).await?;
         Ok(Self { config, shared: Arc::new(ReplicaState::new(disk)), held, listeners, admin, bounded })
     }
 
-    /// The listening addresses, in the order of the configuration, with the ports chosen for port 0.
+    /// Returns the listening addresses in the order of the configuration, with the actual ports instead of port 0.
     pub fn addresses(&self) -> std::io::Result<Vec<Address>> {
         self.listeners.iter().map(Listener::address).collect()
     }
 
-    /// Serves until `shutdown` completes. On return everything is on disk.
+    /// Serves until `shutdown` completes. When this returns, everything is on disk.
     ///
     /// # Errors
     /// When serving failed.
@@ -126,12 +128,12 @@ impl Replica {
         let rates = ReportRelay::new(upstream.clone(), None, SumLimits::TREE);
         let reporting = tokio::spawn(rates.clone().run(stopping.clone()));
         let counts = CountRelay::new(upstream.clone(), SumLimits::TREE.reporters);
-        // Those that stop beside this replica report their last counts while it drains.
+        // Processes that stop at the same time as this replica report their last counts while it drains.
         let all_served = CancellationToken::new();
         let _count_with_me = all_served.clone().drop_guard();
         let counting = tokio::spawn(counts.clone().run(all_served.clone()));
         let forward = Forwarder::new(upstream, "replica", stopping.clone());
-        let pages = admin::Pages { backend: backend.clone(), rates: rates.clone(), listeners: bounded };
+        let pages = admin_pages::Pages { backend: backend.clone(), rates: rates.clone(), listeners: bounded };
         let reports = Reports { forward, rates, counts };
         let admin = admin.map(|listener| listener.start(fairmesh_pages::router(Arc::new(pages))));
         let saving = tokio::spawn(shared.save_all(stopping.clone()));
@@ -153,7 +155,7 @@ impl Replica {
             ended = ended.and(serve_result(served));
         }
         all_served.cancel();
-        // The runtime has reported a panic in one of these; the stop continues.
+        // The runtime has reported a panic in any of these tasks; the stop continues.
         let _ = saving.await;
         let _ = reporting.await;
         let _ = counting.await;
@@ -172,7 +174,7 @@ pub async fn run(config: ReplicaConfig, shutdown: impl Future<Output = ()>) -> R
     Replica::start(config).await?.run(shutdown).await
 }
 
-/// How the replica presents itself to its upstream.
+/// Returns the description of this replica for its upstream.
 fn peer_info(config: &ReplicaConfig, listeners: &[Listener]) -> PeerInfo {
     let addresses = match config.advertise.is_empty() {
         true => listeners.iter().filter_map(|listener| listener.address().ok()).collect(),
@@ -187,7 +189,7 @@ fn peer_info(config: &ReplicaConfig, listeners: &[Listener]) -> PeerInfo {
     }
 }
 
-/// Starts from the copy on disk and follows the upstream.
+/// Restores the copy from disk and follows the upstream.
 fn follow(
     config: &ReplicaConfig,
     shared: &Arc<ReplicaState>,
@@ -222,12 +224,12 @@ fn services(
     stopping: &CancellationToken,
 ) -> Services {
     let forward = reports.forward.clone();
-    let others = Routes::new(rpc::registry_server(forward.clone()))
-        .add_service(rpc::signals_server(reports.clone()))
-        .add_service(rpc::imbalance_server(reports))
-        .add_service(rpc::quota_server(forward.clone()))
-        .add_service(rpc::identity_server(forward.clone()))
-        .add_service(rpc::checker_server(forward));
+    let others = Routes::new(grpc_stubs::registry_server(forward.clone()))
+        .add_service(grpc_stubs::signals_server(reports.clone()))
+        .add_service(grpc_stubs::imbalance_server(reports))
+        .add_service(grpc_stubs::quota_server(forward.clone()))
+        .add_service(grpc_stubs::identity_server(forward.clone()))
+        .add_service(grpc_stubs::checker_server(forward));
     let gate = Gate { shared: Arc::clone(&backend.shared), transport };
     let services = RibServer::new(backend, stopping.clone()).with_services(others);
     services.map_calls(|calls| guard_calls(calls, gate))

@@ -3,9 +3,9 @@ use std::sync::atomic::Ordering::Relaxed;
 use fairmesh_metrics::Register as _;
 use prometheus_client::registry::Registry;
 
-use crate::admin::Pages;
+use crate::admin_pages::Pages;
 
-/// Registers the replica's present metrics.
+/// Registers the current metrics of the replica.
 pub(crate) fn register(Pages { backend, rates, listeners }: &Pages, registry: &mut Registry) {
     let shared = &backend.shared;
     let connected = backend.upstream.state().borrow().connected;

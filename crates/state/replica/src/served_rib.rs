@@ -17,7 +17,7 @@ pub(crate) struct ReplicaRib {
     pub(crate) shared: Arc<ReplicaState>,
     pub(crate) upstream: FollowerHandle,
     software: Arc<str>,
-    /// The followed addresses, for operators.
+    /// Addresses of the upstreams, shown to operators.
     upstreams: Arc<str>,
 }
 
@@ -38,7 +38,7 @@ impl ServedRib for ReplicaRib {
         self.software.to_string()
     }
 
-    /// A replica is not on its callers' machine, so it has no location to offer.
+    /// A replica is on another machine than its callers, so it has no location to send.
     fn location(&self) -> Option<Location> {
         None
     }
@@ -51,7 +51,7 @@ impl ServedRib for ReplicaRib {
     }
 
     fn permits(&self, caller: &Caller, prefix: &Prefix) -> Result<(), String> {
-        // Without records, no rights are known.
+        // Without records, the caller's permissions are unknown.
         if matches!(caller.identity, Identity::Spiffe(_)) && !self.shared.has_copy() {
             return Err("this replica has no copy yet; it cannot tell what this caller may read".into());
         }
@@ -62,11 +62,11 @@ impl ServedRib for ReplicaRib {
         Some(self.shared.access.changes())
     }
 
-    /// Returns once there is any copy. A copy from disk is served at once, with its age.
+    /// Waits until the replica has a copy. A copy from disk is served at once, with its age.
     async fn ready(&self, _: &Prefix) -> Result<(), String> {
         let mut changes = self.shared.age_changes();
         while !self.shared.has_copy() {
-            // The sender lives in `self`, so this cannot fail.
+            // The sender lives in `self`, so the wait cannot fail.
             let _ = changes.changed().await;
         }
         Ok(())

@@ -1,4 +1,4 @@
-//! Applies the upstream's updates to the node, and records changed keys for the disk.
+//! Applies the upstream's updates to the node, and records changed keys for the writer to disk.
 
 use std::{
     sync::{
@@ -19,35 +19,36 @@ use fairmesh_store::ReplicaContents;
 use fairmesh_wire::transport::Transport;
 use tokio::{sync::watch, time::Instant};
 
-use crate::disk::{Disk, wall_clock};
+use crate::disk_writer::{Disk, wall_clock};
 
 /// State shared by the parts of a replica.
 #[derive(Debug)]
 pub(crate) struct ReplicaState {
     pub(crate) node: Node,
-    /// Read permissions.
+    /// Authorizes reads and calls.
     pub(crate) access: AccessControl,
-    /// The freshness of the only subscription.
+    /// Freshness of the replica's only subscription.
     freshness: Mutex<Freshness>,
     pub(crate) disk: Disk,
-    /// Notified when the copy arrives, or starts or stops aging.
+    /// Notified when the first copy arrives, and when the copy starts or stops aging.
     age_changes: watch::Sender<u64>,
     pub(crate) deltas: AtomicU64,
     pub(crate) snapshots: AtomicU64,
 }
 
-/// The sink of the replica's upstream.
+/// Receives the updates of the replica's upstream.
 #[derive(Debug)]
 pub(crate) struct UpstreamSink {
     shared: Arc<ReplicaState>,
     transport: Transport,
-    /// The key of the trust bundle.
+    /// Key of the trust bundle's record.
     bundle: String,
     is_secured: bool,
 }
 
 impl UpstreamSink {
-    /// Applies updates to `shared`. Reports the trust domain to `transport` once the records contain it.
+    /// Creates a sink that applies updates to `shared`. Once the records contain a trust domain, the sink informs
+    /// `transport`.
     pub(crate) fn new(shared: Arc<ReplicaState>, transport: Transport) -> Self {
         let mut sink =
             Self { shared, transport, bundle: RecordKey::TrustBundle.to_string(), is_secured: false };
@@ -55,7 +56,7 @@ impl UpstreamSink {
         sink
     }
 
-    /// Requires identities of peers once the records contain a trust domain.
+    /// Requires peers to have an identity once the records contain a trust domain.
     fn secure(&mut self) {
         if !self.is_secured && self.shared.node.get(&self.bundle).is_some() {
             self.is_secured = true;
@@ -105,7 +106,7 @@ impl ReplicaState {
         }
     }
 
-    /// Starts from the copy on disk.
+    /// Restores the node from the copy on disk.
     pub(crate) fn restore(&self, held: ReplicaContents) {
         let ReplicaContents { revision, at, entries, floor, log } = held;
         let age = wall_clock().duration_since(at).unwrap_or_default();
@@ -116,7 +117,7 @@ impl ReplicaState {
         self.access.changed();
     }
 
-    /// How old the copy may be; zero while connected to the source.
+    /// Returns the maximum age of the copy; zero while connected up to the source.
     pub(crate) fn age(&self) -> Duration {
         self.freshness().age(Instant::now())
     }
@@ -126,13 +127,13 @@ impl ReplicaState {
         *self.freshness() != Freshness::Missing
     }
 
-    /// Notified when the copy arrives, or starts or stops aging.
+    /// Returns a receiver that is notified when the first copy arrives, and when the copy starts or stops aging.
     pub(crate) fn age_changes(&self) -> watch::Receiver<u64> {
         self.age_changes.subscribe()
     }
 
     fn freshness(&self) -> MutexGuard<'_, Freshness> {
-        // No code under the lock panics.
+        // No code under this lock panics.
         self.freshness.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -145,7 +146,8 @@ impl ReplicaState {
         let entered = snapshots.chain(update.resumed.iter().map(|resumed| resumed.age)).max();
         self.snapshots.fetch_add(update.snapshots.len() as u64, Relaxed);
         self.deltas.fetch_add(u64::from(!update.puts.is_empty() || !update.deletes.is_empty()), Relaxed);
-        // The lock is held during the node's change, so that each file write has the node's state at one revision.
+        // The lock is held while the node changes, so that each write to the file has the node's state at one
+        // revision.
         let mut dirty = self.disk.dirty();
         let concerns_access = !update.snapshots.is_empty()
             || update.puts.iter().any(|(key, _)| AccessControl::concerns(key))
@@ -157,7 +159,7 @@ impl ReplicaState {
                 }
                 dirty.add(changed);
             }
-            // The follower refuses lagging upstreams, so this is a bug.
+            // The follower refuses updates from lagging upstreams, so this is a bug.
             Err(behind) => return tracing::error!(%behind, "an update was dropped"),
         }
         drop(dirty);

@@ -1,8 +1,8 @@
-//! Repeatedly kills a replica that follows a stream of writes, on the same state. After each kill, the replica's copy
-//! must open and equal exactly one revision of the upstream.
+//! Repeatedly kills a replica that follows a stream of writes, always with the same state folder. After each kill,
+//! the replica's copy must open and equal exactly one revision of the upstream.
 //!
-//! The test runs itself as the child. After a kill only a duplicate of the file is read, so that the next child opens
-//! the original as it was left.
+//! The test runs itself as the child process. After a kill only a duplicate of the file is read, so that the next
+//! child opens the original as the kill left it.
 #![allow(clippy::unwrap_used, reason = "a failed precondition fails the test")]
 
 #[path = "../../rib/tests/watch/support.rs"]
@@ -29,7 +29,7 @@ use tokio::time::Instant;
 
 const ROUNDS: u64 = 20;
 const CHILD: &str = "FAIRMESH_REPLICA_KILL_TEST";
-/// The number of keys, each about a page, so that a write takes long enough to be interrupted.
+/// Number of keys. Each value takes about a page, so that a write takes long enough to be interrupted.
 const KEYS: u64 = 400;
 
 fn main() {
@@ -37,7 +37,7 @@ fn main() {
     if let Some(folder) = env::var_os(CHILD) {
         return runtime.block_on(child(&PathBuf::from(folder)));
     }
-    // The test runner lists tests like in the standard harness; none is ignored here.
+    // Lists this test when the test runner asks, like the standard harness. No test is ignored here.
     let arguments: Vec<String> = env::args().skip(1).collect();
     if arguments.iter().any(|argument| argument == "--list") {
         if !arguments.iter().any(|argument| argument == "--ignored") {
@@ -45,13 +45,13 @@ fn main() {
         }
         return;
     }
-    // Names of other tests.
+    // Arguments that name other tests.
     if arguments.iter().any(|argument| !argument.starts_with('-') && argument != "kill") {
         return;
     }
     let found = runtime.block_on(rounds());
     println!("{ROUNDS} kills: the copy is always one revision, at last {found}");
-    // The standard harness's line, so that this test is counted.
+    // Prints the same line as the standard harness, so that this test is counted.
     println!("test result: ok. 1 passed; 0 failed");
 }
 
@@ -79,11 +79,11 @@ async fn rounds() -> u64 {
     let memory = Memory::new(1);
     let control = Server::start(memory.clone(), &upstream(folder.path()).to_string()).await;
     let mut last = 0;
-    // Any fixed seed.
+    // A fixed seed; its value does not matter.
     let mut dice = 7_u64;
     for round in 0..ROUNDS {
         dice = dice.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        // Kills during the first write after a start, during later writes, and between them.
+        // Kills the replica during the first write after a start, during later writes, and between writes.
         let life = Duration::from_micros((dice >> 33) % if round % 4 == 0 { 2_500_000 } else { 150_000 });
         run_and_kill(folder.path(), &memory, life).await;
         let found = check(folder.path(), round);
@@ -95,7 +95,7 @@ async fn rounds() -> u64 {
     last
 }
 
-/// Starts a replica, writes while it watches, and kills it after `life`.
+/// Starts a replica, writes while it follows, and kills it after `life`.
 async fn run_and_kill(folder: &Path, memory: &Memory, life: Duration) {
     let mut child =
         KilledOnDrop(Command::new(env::current_exe().unwrap()).env(CHILD, folder).spawn().unwrap());
@@ -110,21 +110,21 @@ async fn run_and_kill(folder: &Path, memory: &Memory, life: Duration) {
     }
     child.0.kill().unwrap();
     child.0.wait().unwrap();
-    // Waits until the watcher is gone, so that the next replica is not mistaken for it.
+    // Waits until the watcher is gone, so that the next replica is not mistaken for this one.
     let mut left = memory.node.acks();
     while !memory.node.watchers(&prefix("/")).is_empty() {
         left.changed().await.unwrap();
     }
 }
 
-/// Commits the next revision's changes, some thousand per second.
+/// Commits the changes of the next revision; called some thousand times per second.
 async fn write(memory: &Memory) {
     let changes = changes(memory.node.revision().number + 1);
     memory.commit(changes.iter().map(|(key, value)| (key.as_str(), value.clone())));
     tokio::time::sleep(Duration::from_micros(300)).await;
 }
 
-/// The changes of a revision: some keys are written, one is deleted.
+/// Returns the changes of a revision: some keys are written, one is deleted.
 fn changes(revision: u64) -> Vec<(String, Option<Bytes>)> {
     let key = |number: u64| format!("/k/{:03}", number % KEYS);
     let value = Bytes::from(format!("{revision:04096}"));
@@ -133,7 +133,7 @@ fn changes(revision: u64) -> Vec<(String, Option<Bytes>)> {
     changes
 }
 
-/// Opens a copy of the file, compares it with the content expected at its revision, and returns the revision.
+/// Opens a duplicate of the file, compares it with the content expected at its revision, and returns the revision.
 fn check(folder: &Path, round: u64) -> u64 {
     let (file, aside) = (folder.join("state/copy.redb"), folder.join(format!("copy-{round}.redb")));
     if !file.exists() {
@@ -145,7 +145,7 @@ fn check(folder: &Path, round: u64) -> u64 {
     fs::remove_file(&aside).unwrap();
     assert!(!aside.with_extension("unreadable").exists(), "round {round}: the copy is damaged");
     let Some(copied) = copied else { return 0 };
-    // The last number of each key in the log.
+    // The last revision of each key in the log.
     let logged: BTreeMap<&str, u64> = copied.log.iter().map(|(number, key)| (&**key, *number)).collect();
     let mut expected = BTreeMap::new();
     for revision in 1..=copied.revision.number {

@@ -1,12 +1,12 @@
-//! Authorization by the records of a node, shared by the control plane and replicas.
+//! Authorizes callers by the records of a node. Shared by the control plane and replicas.
 //!
-//! Only a mesh with a trust domain knows its callers. A mesh without one is open.
+//! Only a mesh with a trust domain can authenticate callers. In a mesh without one, every caller may do everything.
 
-mod judge;
-mod methods;
-mod needs;
+mod call_authorization;
+mod call_needs;
+mod method_needs;
 mod report_rows;
-pub mod requests;
+pub mod request_needs;
 
 use std::{
     fmt,
@@ -22,48 +22,48 @@ use fairmesh_model::{
     RecordKey, RecordKind, Region, ServiceName, SpiffePath, TrustDomain,
     access::{Grants, Machine, MachineCallers, Reach, RoleBinding, Subject, admits, admits_caller},
 };
-use fairmesh_wire::{ON_BEHALF_OF, records};
+use fairmesh_wire::{ON_BEHALF_OF, record_encoding};
 use http::{Extensions, HeaderMap};
 use tokio::{sync::watch, time::Instant};
 
 use crate::Node;
 
-pub use judge::{CompleteCall, MAX_BODY};
-pub use methods::{METHODS, Method, MethodAccess};
-pub use needs::Need;
+pub use call_authorization::{CompleteCall, MAX_BODY};
+pub use call_needs::Need;
+pub use method_needs::{METHODS, Method, MethodAccess};
 pub use report_rows::{CountedRows, RefusedRows, RefusedSubjects, RowSubject, is_refusal};
-pub use requests::needs_of_value;
+pub use request_needs::needs_of_value;
 
-/// A caller.
+/// A caller, as authenticated by its connection or by the signature of its call.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Caller {
-    /// The identity proved by the connection, or by the signature of the call.
+    /// Identity authenticated by the connection, or by the signature of the call.
     pub identity: Identity,
-    /// Whether another process forwards the call without a proof of its content.
+    /// Whether another process forwards the call without proof of the call's content.
     pub is_forwarded: bool,
-    /// Whether the connection comes from this machine, from this process's own user or root.
+    /// Whether the connection comes from root or this process's own user on this machine.
     pub is_beside: bool,
-    /// The user of the call's token.
+    /// User identified by the call's token, if any.
     pub user: Option<Arc<User>>,
 }
 
-/// A user as identified by the issuer of the call's token.
+/// A user, as identified by the issuer of the call's token.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct User {
-    /// The issuer of the token.
+    /// Issuer of the token.
     pub issuer: Arc<str>,
     /// Name of the user at the issuer.
     pub name: String,
-    /// The groups of the user.
+    /// Groups of the user.
     pub groups: Vec<String>,
-    /// When the token expires, since 1970.
+    /// Expiry of the token, as time since 1970.
     pub expires_at: Duration,
-    /// When watches with the token end.
+    /// When watches authorized by this token are terminated.
     pub ends: Instant,
 }
 
 impl fmt::Display for User {
-    /// Includes the issuer, since another issuer may have a user of the same name.
+    /// Formats the name with the issuer, because another issuer may have a user with the same name.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}#{}", self.issuer, self.name)
     }
@@ -72,7 +72,7 @@ impl fmt::Display for User {
 /// A role binding that applies to a caller.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BoundRole {
-    /// The name of the binding.
+    /// Name of the binding.
     pub name: Label,
     /// The binding.
     pub binding: RoleBinding,
@@ -80,7 +80,7 @@ pub struct BoundRole {
     pub subject: Subject,
 }
 
-/// Authorizes callers by the records of a node. Clones share their state.
+/// Authorizes callers by the records of a node. Clones share state.
 #[derive(Clone, Debug)]
 pub struct AccessControl {
     shared: Arc<Shared>,
@@ -89,20 +89,21 @@ pub struct AccessControl {
 #[derive(Debug)]
 struct Shared {
     node: Node,
-    /// Counts changes of the records behind decisions.
+    /// Number of changes to records on which decisions depend.
     changes: watch::Sender<u64>,
-    /// Whether the mesh has a trust domain, even if its record is not known yet.
+    /// Whether grants are required, because the mesh has a trust domain. Set even if the domain's record is not known
+    /// yet.
     is_required: AtomicBool,
     cached: Mutex<Option<(u64, Arc<Rules>)>>,
 }
 
-/// Records used by decisions about many callers.
+/// Decoded records that affect decisions about many callers.
 #[derive(Debug)]
 struct Rules {
     is_strict: bool,
     bindings: Vec<RoleBinding>,
     default: DefaultAuthorization,
-    /// The recorded trust domain.
+    /// The trust domain, if it is recorded.
     domain: Option<TrustDomain>,
 }
 
@@ -122,17 +123,17 @@ impl From<Identity> for Caller {
 }
 
 impl Caller {
-    /// The caller as proved by its connection.
+    /// The caller, as authenticated by its connection.
     pub fn of_connection(headers: &HeaderMap, extensions: &Extensions) -> Self {
         let identity = extensions.get::<Identity>().cloned().unwrap_or_default();
         let is_beside = matches!(identity, Identity::Local { uid } if is_own_user(uid));
         Self { identity, is_forwarded: headers.contains_key(ON_BEHALF_OF), is_beside, user: None }
     }
 
-    /// The subject of a binding that matches the caller.
+    /// Returns the subject of a binding that matches the caller.
     fn subject<'a>(&self, binding: &'a RoleBinding) -> Option<&'a Subject> {
         let user = self.user.as_ref().map(|user| (user.name.as_str(), user.groups.as_slice()));
-        // No user has this id: forwarded calls do not prove the user of the connection.
+        // No user has this id. Forwarded calls do not prove the user on whose behalf they are made.
         let unproved = Identity::Local { uid: u32::MAX };
         let identity = if self.is_forwarded { &unproved } else { &self.identity };
         binding.subjects.iter().find(|one| one.matches(identity, user))
@@ -140,14 +141,15 @@ impl Caller {
 }
 
 impl AccessControl {
-    /// Decides by the records of `node`. The owner reports changes with [`changed`](Self::changed).
+    /// Creates an access control that decides by the records of `node`. Its owner must report changes with
+    /// [`changed`](Self::changed).
     pub fn new(node: Node) -> Self {
         let (changes, is_required) = (watch::Sender::new(0), AtomicBool::new(false));
         let shared = Shared { node, changes, is_required, cached: Mutex::default() };
         Self { shared: Arc::new(shared) }
     }
 
-    /// Whether decisions use a record with this key.
+    /// Whether decisions depend on the record at this key.
     pub fn concerns(key: &str) -> bool {
         RecordKind::of(key).is_some_and(|kind| {
             matches!(kind.group(), "roles" | "identity" | "authorization") || kind == RecordKind::Policy
@@ -160,22 +162,22 @@ impl AccessControl {
         self.changed();
     }
 
-    /// Reports that records which [concern](Self::concerns) decisions have changed.
+    /// Reports that records on which decisions [depend](Self::concerns) have changed.
     pub fn changed(&self) {
         self.shared.changes.send_modify(|changes| *changes += 1);
     }
 
-    /// Notifies when decisions may have changed.
+    /// Returns a receiver that is notified when decisions may have changed.
     pub fn changes(&self) -> watch::Receiver<u64> {
         self.shared.changes.subscribe()
     }
 
-    /// Whether callers need grants, because the mesh has a trust domain.
+    /// Whether callers need grants. They do if the mesh has a trust domain.
     pub fn is_strict(&self) -> bool {
         self.rules().is_strict
     }
 
-    /// The grants of a caller.
+    /// Returns the grants of a caller.
     pub fn grants(&self, caller: &Caller) -> Grants {
         let rules = self.rules();
         if !rules.is_strict {
@@ -187,13 +189,13 @@ impl AccessControl {
         grants
     }
 
-    /// The role bindings that apply to a caller.
+    /// Returns the role bindings that apply to a caller.
     pub fn roles(&self, caller: &Caller) -> Vec<BoundRole> {
         let (_, entries) = self.shared.node.read(&[Prefix::roles()]);
         let bound = |key: &str, value: &[u8]| {
             let key = RecordKey::parse(key).ok()?;
             let (RecordKey::RoleBinding(name), Ok(Record::RoleBinding(binding))) =
-                (&key, records::decode(&key, value))
+                (&key, record_encoding::decode(&key, value))
             else {
                 return None;
             };
@@ -203,17 +205,17 @@ impl AccessControl {
         entries.iter().filter_map(|(key, entry)| bound(key, &entry.value)).collect()
     }
 
-    /// Whether a caller may read or watch a prefix.
+    /// Whether a caller with these grants may read or watch a prefix.
     pub fn may_read(&self, grants: &Grants, prefix: &Prefix) -> bool {
         grants.may_read(prefix, |service| self.is_callable(grants, service))
     }
 
-    /// Whether a caller may read the records of a service.
+    /// Whether a caller with these grants may read the records of a service.
     pub fn may_view(&self, grants: &Grants, service: &ServiceName) -> bool {
         grants.may_view(service, || self.is_callable(grants, service))
     }
 
-    /// Whether programs of the caller's machine may call a service.
+    /// Whether programs on the caller's machine may call a service.
     pub fn is_callable(&self, grants: &Grants, service: &ServiceName) -> bool {
         if grants.machine.is_none() {
             return false;
@@ -226,7 +228,7 @@ impl AccessControl {
         self.admits(grants, policy.as_ref().and_then(|policy| policy.authorization.as_deref()))
     }
 
-    /// Whether programs of the caller's machine may call a service with this authorization in its policy.
+    /// Whether programs on the caller's machine may call a service whose policy has this authorization.
     pub fn admits(&self, grants: &Grants, authorization: Option<&Authorization>) -> bool {
         let Some(machine) = &grants.machine else { return false };
         let rules = self.rules();
@@ -234,7 +236,7 @@ impl AccessControl {
         admits(authorization, rules.default, &callers)
     }
 
-    /// Whether a service with this authorization in its policy may accept some call of a caller.
+    /// Whether a service whose policy has this authorization may accept at least some calls of a caller.
     pub fn admits_caller(&self, authorization: Option<&Authorization>, caller: &CallerId) -> bool {
         admits_caller(authorization, self.rules().default, caller)
     }
@@ -242,7 +244,7 @@ impl AccessControl {
     /// Whether a caller may read and watch a prefix.
     ///
     /// # Errors
-    /// The refusal. It is the same whether or not records exist below the prefix.
+    /// The text of the refusal. It is the same whether or not records exist below the prefix.
     pub fn permits(&self, caller: &Caller, prefix: &Prefix) -> Result<(), String> {
         if self.may_read(&self.grants(caller), prefix) {
             return Ok(());
@@ -250,14 +252,14 @@ impl AccessControl {
         Err(format!("there is nothing at {prefix} that {caller} may read; a role binding can permit it"))
     }
 
-    /// The grants that follow from a caller's identity alone.
+    /// Returns the grants that follow from a caller's identity alone.
     fn machine_role(&self, caller: &Caller) -> Grants {
         match &caller.identity {
             Identity::Local { uid } if is_own_user(*uid) => match caller.is_forwarded {
                 false => Grants::admin(),
                 true => of_machine(Machine { agent: None, region: None, is_agent: true }, Reach::Everything),
             },
-            // Identities of other trust domains are no members.
+            // Identities of other trust domains are not members of this mesh.
             Identity::Anonymous | Identity::Local { .. } | Identity::Federated(_) => Grants::default(),
             Identity::Spiffe(id) => match &id.path {
                 SpiffePath::Service(service) => Grants {
@@ -268,8 +270,8 @@ impl AccessControl {
                 },
                 SpiffePath::Mesh(MeshRole::Agent, name) => match self.joined(name) {
                     Some(joined) => {
-                        // The kernel vouches for an agent on the control plane's machine, which may change its region
-                        // without a new token.
+                        // The kernel vouches for an agent on the control plane's own machine. Such an agent may
+                        // change its region without a new token.
                         let region = joined.region.filter(|_| !caller.is_beside);
                         let machine = Machine { agent: Some(name.clone()), region, is_agent: true };
                         of_machine(machine, Reach::of(&joined.tenants))
@@ -280,14 +282,14 @@ impl AccessControl {
                     self.of_process(*role, name)
                 }
                 SpiffePath::Mesh(MeshRole::Control, _) => Grants::admin(),
-                // A key server needs only what everyone may read, such as roots and revocations.
+                // A key server needs only what every caller may read, such as roots and revocations.
                 SpiffePath::Mesh(MeshRole::Operator | MeshRole::KeyServer, _) => Grants::default(),
             },
         }
     }
 
-    /// Grants of a process of a machine. A proxy, gateway, lookaside or replica reads what its agent may read, and registers
-    /// nothing.
+    /// Returns the grants of another process on a machine. A proxy, gateway, lookaside or replica may read what its
+    /// agent may read, and may register nothing.
     fn of_process(&self, role: MeshRole, name: &Label) -> Grants {
         let Some((agent, joined)) = self.agent_of(name) else { return Grants::default() };
         let view = Reach::of(&joined.tenants);
@@ -297,8 +299,9 @@ impl AccessControl {
         Grants { view, machine: Some(machine), relays_reports, is_gateway, ..Grants::default() }
     }
 
-    /// The agent that vouches for a process: its name is a prefix of the process's name. The longest name counts, so that
-    /// no agent can vouch for processes of an agent whose name continues its own.
+    /// Returns the agent that vouches for a process: the agent's name is a prefix of the process's name. The longest
+    /// matching name counts. Otherwise an agent could vouch for processes of another agent whose name begins with its
+    /// own.
     pub fn agent_of(&self, name: &Label) -> Option<(Label, JoinedAgent)> {
         let ends = name.as_str().match_indices('.').map(|(at, _)| at).collect::<Vec<_>>();
         ends.into_iter().rev().find_map(|end| {
@@ -317,11 +320,11 @@ impl AccessControl {
 
     fn record(&self, key: &RecordKey) -> Option<Record> {
         let entry = self.shared.node.get(&key.to_string())?;
-        records::decode(key, &entry.value).ok()
+        record_encoding::decode(key, &entry.value).ok()
     }
 
     fn rules(&self) -> Arc<Rules> {
-        // Read before the records, so that a change during the read causes another one.
+        // Read before the records, so that a change during the read causes another read.
         let at = *self.shared.changes.borrow();
         let mut cached = self.shared.cached.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((known, rules)) = cached.as_ref().filter(|(known, _)| *known == at) {
@@ -335,11 +338,12 @@ impl AccessControl {
 
     fn read_rules(&self) -> Rules {
         let (_, entries) = self.shared.node.read(&[Prefix::roles()]);
-        let binding = |key: &str, value: &[u8]| match records::decode(&RecordKey::parse(key).ok()?, value) {
-            Ok(Record::RoleBinding(binding)) => Some(binding),
-            // A record of a newer release grants nothing.
-            _ => None,
-        };
+        let binding =
+            |key: &str, value: &[u8]| match record_encoding::decode(&RecordKey::parse(key).ok()?, value) {
+                Ok(Record::RoleBinding(binding)) => Some(binding),
+                // A record of a newer release grants nothing.
+                _ => None,
+            };
         let default = match self.record(&RecordKey::DefaultAuthorization) {
             Some(Record::DefaultAuthorization(default)) => default,
             _ => DefaultAuthorization::default(),
@@ -362,12 +366,12 @@ fn of_machine(machine: Machine, tenants: Reach) -> Grants {
     Grants { view: tenants.clone(), serve: tenants, machine: Some(machine), ..Grants::default() }
 }
 
-/// Whether a user of this machine is this process's own user or root.
+/// Whether `uid` is root or this process's own user.
 pub fn is_own_user(uid: u32) -> bool {
     uid == 0 || uid == rustix::process::geteuid().as_raw()
 }
 
-/// The refusal of reports for a region by a caller that may not report for it.
+/// Returns the refusal for a caller that may not report for a region.
 pub fn region_refusal(identity: &Identity, region: &Region) -> String {
     format!(
         "{identity} does not report for the region {region}; an agent reports for the one in which it joined"

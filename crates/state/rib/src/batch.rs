@@ -3,19 +3,20 @@ use std::{collections::BTreeSet, sync::Arc};
 use bytes::Bytes;
 use fairmesh_model::Invalid;
 
-/// The most operations in one batch.
+/// Maximum number of operations in one batch.
 pub const MAX_OPS: usize = 10_000;
-/// The most bytes of keys and values in one batch. etcd refuses requests above 1.5 MB, and a batch must fit into one.
+/// Maximum size of keys and values in one batch, in bytes. A batch must fit in one etcd request, and etcd refuses
+/// requests above 1.5 MB.
 pub const MAX_BATCH_BYTES: usize = 1_400_000;
-/// The most bytes of one value.
-pub const MAX_VALUE_BYTES: usize = fairmesh_wire::records::MAX_VALUE;
-/// The most bytes of one key.
+/// Maximum size of a value, in bytes.
+pub const MAX_VALUE_BYTES: usize = fairmesh_wire::record_encoding::MAX_VALUE;
+/// Maximum size of a key, in bytes.
 pub const MAX_KEY_BYTES: usize = 512;
 
-/// Writes that happen together or not at all, and get one revision.
+/// Writes that are applied together or not at all, and get one revision.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Batch {
-    /// The writes, with each key at most once.
+    /// The writes. Each key occurs at most once.
     pub ops: Vec<Op>,
 }
 
@@ -26,7 +27,7 @@ pub struct Op {
     pub key: Arc<str>,
     /// The new value; `None` deletes the key.
     pub value: Option<Bytes>,
-    /// The precondition of the write.
+    /// Precondition of the write.
     pub expect: Expect,
 }
 
@@ -38,29 +39,29 @@ pub enum Expect {
     Any,
     /// The key must not exist.
     Absent,
-    /// This revision must have written the key last.
+    /// The key must last have been written at this revision.
     Revision(u64),
 }
 
-/// The changes of one batch, which are never split on their way.
+/// The changes of one batch. They are never split in transit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Commit {
-    /// The number of the batch, greater than every earlier one of the store.
+    /// Revision of the batch, greater than all earlier revisions of the store.
     pub revision: u64,
-    /// The keys with their new values; `None` was deleted.
+    /// The changed keys with their new values; `None` for a deleted key.
     pub changes: Vec<(Arc<str>, Option<Bytes>)>,
 }
 
-/// A value with the number of the revision that wrote it.
+/// A value, and the revision that wrote it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
     /// The value.
     pub value: Bytes,
-    /// The number of the revision that wrote it.
+    /// Revision that wrote the value.
     pub revision: u64,
 }
 
-/// The precondition of a write failed: another writer changed the key first.
+/// A write's precondition does not hold, because another writer changed the key first.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{key} {}, but {}; the store is at revision {current}: read it again and repeat the change",
@@ -68,13 +69,13 @@ pub struct Entry {
     found_text(.found)
 )]
 pub struct Conflict {
-    /// The key whose precondition failed.
+    /// Key whose precondition does not hold.
     pub key: Arc<str>,
     /// The precondition.
     pub expected: Expect,
-    /// The revision that wrote the present value; `None` if the key does not exist.
+    /// Revision that wrote the current value; `None` if the key does not exist.
     pub found: Option<u64>,
-    /// The last revision of the store.
+    /// Latest revision of the store.
     pub current: u64,
 }
 
@@ -94,17 +95,17 @@ fn found_text(writer: &Option<u64>) -> String {
 }
 
 impl Op {
-    /// Writes `value` without a precondition.
+    /// Creates a write of `value` without a precondition.
     pub fn put(key: impl Into<Arc<str>>, value: impl Into<Bytes>) -> Self {
         Self { key: key.into(), value: Some(value.into()), expect: Expect::Any }
     }
 
-    /// Deletes the key without a precondition.
+    /// Creates a deletion without a precondition.
     pub fn delete(key: impl Into<Arc<str>>) -> Self {
         Self { key: key.into(), value: None, expect: Expect::Any }
     }
 
-    /// The same write with a precondition.
+    /// Adds a precondition to the write.
     #[must_use]
     pub fn expecting(mut self, expect: Expect) -> Self {
         self.expect = expect;
@@ -113,7 +114,7 @@ impl Op {
 }
 
 impl Batch {
-    /// Checks the bounds above, and that no key is written twice: the order would be ambiguous.
+    /// Checks the limits above, and that no key occurs twice: the order of two writes of one key would be ambiguous.
     pub fn validate(&self) -> Result<(), Invalid> {
         if self.ops.is_empty() || self.ops.len() > MAX_OPS {
             let problem = format!("a batch of {} operations", self.ops.len());
@@ -140,7 +141,7 @@ impl Batch {
         Ok(())
     }
 
-    /// The commit of this batch, with the number that the store assigned.
+    /// Returns the commit of this batch, with the revision that the store assigned.
     pub fn into_commit(self, revision: u64) -> Commit {
         Commit { revision, changes: self.ops.into_iter().map(|op| (op.key, op.value)).collect() }
     }
@@ -172,7 +173,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn batches_over_a_limit_are_refused_with_the_limit() {
+    fn write_batch_over_limit_is_refused_with_limit_in_error() {
         let refusal = |ops: Vec<Op>| Batch { ops }.validate().unwrap_err().to_string();
         assert!(refusal(Vec::new()).contains("10000"));
         assert!(refusal(vec![Op::put("/a", "1"), Op::delete("/a")]).contains("written twice"));
@@ -183,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn a_conflict_names_both_revisions_and_the_remedy() {
+    fn write_conflict_error_names_both_revisions_and_remedy() {
         let conflict =
             Conflict { key: "/a".into(), expected: Expect::Revision(7), found: Some(9), current: 12 };
         let text = conflict.to_string();

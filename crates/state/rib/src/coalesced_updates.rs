@@ -5,46 +5,49 @@ use std::{
 };
 
 use fairmesh_model::{Prefix, RecordKey};
-use fairmesh_wire::records;
+use fairmesh_wire::record_encoding;
 
 use crate::{Entry, Snapshot, Update};
 
-/// Pending updates of a reader, merged into one. The size grows with the number of changed keys, not with the number of
-/// changes.
+/// Pending updates of one reader, merged into a single update. The size grows with the number of changed keys, not
+/// with the number of changes.
 ///
-/// An invalid value hides neither a valid one nor a deletion that waits: a reader that takes one update after the other refuses it.
+/// An invalid value hides neither a pending valid value nor a pending deletion, because a reader that applied the
+/// updates one by one would refuse the invalid value.
 ///
-/// A queue of updates was rejected, as for [watchers](crate): it grows with the slowest reader and delivers outdated values.
+/// A queue of updates was rejected, as for [watchers](crate): a queue grows with the slowest reader and delivers
+/// outdated values.
 #[derive(Debug, Default)]
 pub struct CoalescedUpdates {
-    /// The pending update without its changes; `None` if nothing is pending.
+    /// The pending update, whose puts and deletes are in `changes`; `None` if nothing is pending.
     update: Option<Update>,
     /// The last value of each changed key; `None` for a deleted key.
     changes: BTreeMap<Arc<str>, Option<Entry>>,
 }
 
 impl CoalescedUpdates {
-    /// Adds an update that follows all earlier ones.
+    /// Merges in an update that follows all earlier ones.
     pub fn add(&mut self, update: Update) {
         let Update { revision, resumed, mut snapshots, puts, deletes } = update;
         self.replace_invalid(&mut snapshots);
         match &mut self.update {
             Some(waiting) => {
                 waiting.revision = revision;
-                // A set, because an update after a reconnect has tens of thousands of prefixes.
+                // A set, because the update after a reconnect may resume tens of thousands of prefixes.
                 let again: HashSet<_> = resumed.iter().map(|resumed| &resumed.prefix).collect();
                 waiting.resumed.retain(|earlier| !again.contains(&earlier.prefix));
                 let again: HashSet<_> = snapshots.iter().map(|snapshot| &snapshot.prefix).collect();
                 waiting.snapshots.retain(|earlier| !again.contains(&earlier.prefix));
                 again.into_iter().for_each(|prefix| remove_below(&mut self.changes, prefix));
-                // Snapshots keep their order: one may cover a part of another.
+                // Snapshots keep their order, because one may cover a part of another.
                 waiting.resumed.extend(resumed);
                 waiting.snapshots.extend(snapshots);
             }
             None => self.update = Some(Update { resumed, snapshots, ..Update::empty(revision) }),
         }
         for (key, entry) in puts {
-            // Without a change that waits, the reader gets the snapshots first, and refuses the value itself.
+            // Without a pending change, the reader gets the snapshots first and then refuses the invalid value
+            // itself.
             let is_refused = self.changes.contains_key(&key) && !is_valid(&key, &entry);
             if !is_refused || self.effect(&key) == Effect::None {
                 self.changes.insert(key, Some(entry));
@@ -53,7 +56,7 @@ impl CoalescedUpdates {
         self.changes.extend(deletes.into_iter().map(|key| (key, None)));
     }
 
-    /// Replaces invalid values of snapshots by what waits for their keys.
+    /// Replaces invalid values in snapshots with the pending values of their keys.
     fn replace_invalid(&self, snapshots: &mut [Snapshot]) {
         let waiting = self.update.iter().flat_map(|update| &update.snapshots);
         let waiting: HashSet<_> = waiting.map(|snapshot| &snapshot.prefix).collect();
@@ -76,7 +79,7 @@ impl CoalescedUpdates {
         }
     }
 
-    /// What all that waits does to a key.
+    /// Returns the combined effect of all pending changes on a key's value.
     fn effect(&self, key: &str) -> Effect<'_> {
         match self.changes.get(key) {
             Some(None) => return Effect::Removed,
@@ -94,7 +97,7 @@ impl CoalescedUpdates {
         Effect::None
     }
 
-    /// Takes all pending changes as one update; `None` without any.
+    /// Returns all pending changes as one update; `None` if nothing is pending.
     pub fn take(&mut self) -> Option<Update> {
         let mut update = self.update.take()?;
         for (key, value) in std::mem::take(&mut self.changes) {
@@ -107,21 +110,21 @@ impl CoalescedUpdates {
     }
 }
 
-/// The effect of updates on one key.
+/// Effect of pending updates on one key.
 #[derive(Debug, PartialEq, Eq)]
 enum Effect<'a> {
-    /// The reader keeps what it has.
+    /// The reader's value stays.
     None,
     Removed,
     Value(&'a Entry),
 }
 
-/// Whether a reader would use the value. Parts of shard maps have no value of their own.
+/// Whether a reader would use the value. Parts of shard maps have no valid value by themselves.
 fn is_valid(key: &str, entry: &Entry) -> bool {
-    RecordKey::parse(key).is_ok_and(|key| records::decode(&key, &entry.value).is_ok())
+    RecordKey::parse(key).is_ok_and(|key| record_encoding::decode(&key, &entry.value).is_ok())
 }
 
-/// Removes the changes covered by a snapshot of this prefix. Their keys are adjacent.
+/// Removes the changes that a snapshot of `prefix` covers. Their keys are adjacent.
 fn remove_below(changes: &mut BTreeMap<Arc<str>, Option<Entry>>, prefix: &Prefix) {
     let from = (Bound::Included(prefix.as_str()), Bound::Unbounded);
     let below = changes.range::<str, _>(from).map(|(key, _)| key);
@@ -142,7 +145,7 @@ mod tests {
     use super::*;
     use crate::{ArrivedRecord, Mirror, Resumed};
 
-    /// The valid values of a reader, by key.
+    /// The valid values of a reader by key.
     #[derive(Debug, Default, PartialEq)]
     struct Copy(BTreeMap<String, Bytes>);
 
@@ -173,7 +176,7 @@ mod tests {
         format!("/t/shop/services/s{service}").into()
     }
 
-    /// A value with its number in a field that this release does not know, 100.
+    /// Returns a valid value that contains `number` in field 100, which this release does not know.
     fn entry(number: u64) -> Entry {
         let mut value = vec![0xa0, 0x06];
         prost::encoding::encode_varint(number, &mut value);
@@ -184,14 +187,14 @@ mod tests {
         Entry { value: vec![0xff].into(), revision: number }
     }
 
-    /// The prefix of one service, or of all.
+    /// Returns the prefix of one service, or of all services.
     fn prefix(service: Option<u8>) -> Prefix {
         let text = service.map_or("/t/shop/services/".to_owned(), |service| key(service).to_string());
         Prefix::new(text).unwrap()
     }
 
     #[test]
-    fn waiting_updates_use_memory_only_for_their_keys() {
+    fn pending_record_updates_use_memory_per_key_not_per_change() {
         let mut waiting = CoalescedUpdates::default();
         for number in 1..=10_000 {
             let change = (key((number % 3) as u8), entry(number));
@@ -206,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn valid_values_are_told_from_invalid_ones() {
+    fn undecodable_record_values_are_recognised() {
         assert!(
             is_valid(&key(1), &entry(1))
                 && is_valid(&key(1), &entry(10_000))
@@ -214,7 +217,7 @@ mod tests {
         );
     }
 
-    /// An update: puts a key, deletes it, or brings a snapshot of one prefix or of all.
+    /// A generated update: puts a key, deletes a key, or delivers a snapshot of one prefix or of all prefixes.
     #[derive(Clone, Debug)]
     enum Step {
         Put(u8),
@@ -240,8 +243,8 @@ mod tests {
 
     proptest! {
         #[test]
-        fn coalesced_updates_equal_their_sequence(steps in prop::collection::vec(step(), 0..40)) {
-            // The reader has values already.
+        fn coalesced_record_updates_equal_sequential_ones(steps in prop::collection::vec(step(), 0..40)) {
+            // The reader already has values.
             let before: BTreeMap<_, _> =
                 (0..6).map(|service| (key(service).to_string(), entry(0).value)).collect();
             let (mut one_by_one, mut at_once) = (Copy(before.clone()), Copy(before));

@@ -1,4 +1,4 @@
-//! Bounds the prefixes that all watches of a node follow together.
+//! Limits the prefixes that all watches of a node follow together.
 
 use std::{
     collections::HashMap,
@@ -10,25 +10,26 @@ use std::{
 
 use fairmesh_model::Prefix;
 
-/// The most prefixes of one watch: a shared proxy follows at least three for each of 50,000 services, and its agent
-/// those of several proxies. Each costs about 0.5 KB here.
+/// Maximum number of prefixes in one watch. A shared proxy follows at least three prefixes for each of 50,000
+/// services, and its agent follows the prefixes of several proxies. Each prefix costs about 0.5 KB here.
 pub const MAX_PREFIXES: usize = 262_144;
-/// Memory of one followed prefix besides its text: entries in the session, the hub and the backend.
+/// Memory of a followed prefix besides its text, in bytes: entries in the session, the hub and the backend.
 const PREFIX_BYTES: usize = 448;
-/// Maximum memory of all watches' prefixes, in bytes.
+/// Maximum memory for the prefixes of all watches, in bytes.
 pub const MAX_FOLLOWED_BYTES: usize = 512 << 20;
-/// Memory for prefixes that a watch may use almost regardless of others: about twenty services.
+/// Memory for prefixes that each watch may use regardless of other watches, until the reserve is used up; in bytes.
+/// Enough for about twenty services.
 const MIN_PER_WATCH: usize = 32 << 10;
-/// Divisor of the maximum: the part that all watches of one peer may use.
+/// All watches of one peer together may use one in this many parts of the maximum memory.
 const PER_PEER: usize = 4;
-/// Divisor of the maximum: the part reserved for watches that use no more than the minimum.
+/// One in this many parts of the maximum memory is reserved for watches within the minimum.
 const RESERVED: usize = 4;
 
-/// Counts the memory of followed prefixes, and refuses more than the maximum. Cheap to clone.
+/// Counts the memory of followed prefixes, and refuses prefixes beyond the maximum. Cheap to clone.
 ///
-/// A watch may use as much of the shared part as it leaves free (a dynamic threshold, as in shared switch buffers), and
-/// a little of the reserved part. However many watches take their share, some memory is left for smaller watches. First
-/// come, first served was rejected: a few watches would exclude all others.
+/// A watch may use at most as much of the shared part as remains free (a dynamic threshold, as in shared switch
+/// buffers), and a little of the reserved part. Some memory is therefore always left for smaller watches, however
+/// many watches there are. First come, first served was rejected: a few watches would exclude all others.
 #[derive(Clone, Debug)]
 pub struct FollowedPrefixes(Arc<Counts>);
 
@@ -39,21 +40,21 @@ struct Counts {
     followed: AtomicUsize,
     bytes: AtomicUsize,
     refused: AtomicU64,
-    /// Bytes of each peer with an identity and a watch.
+    /// Memory used by each peer that has an identity and a watch, in bytes.
     peers: Mutex<HashMap<String, Weak<AtomicUsize>>>,
 }
 
-/// The prefixes of one watch.
+/// Counts the prefixes of one watch.
 #[derive(Clone, Debug)]
 pub(crate) struct WatchPrefixes {
     all: FollowedPrefixes,
     bytes: Arc<AtomicUsize>,
-    /// Bytes of all watches of the same peer.
+    /// Memory used by all watches of the same peer, in bytes.
     of_peer: Arc<AtomicUsize>,
     max_of_peer: usize,
 }
 
-/// One followed prefix, counted until dropped.
+/// One followed prefix, counted until the guard is dropped.
 #[derive(Debug)]
 pub(crate) struct FollowedPrefix {
     watch: WatchPrefixes,
@@ -67,7 +68,7 @@ impl Default for FollowedPrefixes {
 }
 
 impl FollowedPrefixes {
-    /// Other bounds, in bytes: the maximum of all watches, and the minimum of each watch.
+    /// Creates other limits, in bytes: the maximum for all watches, and the minimum for each watch.
     pub fn at_most(max: usize, min_per_watch: usize) -> Self {
         let counts = Counts {
             max,
@@ -80,23 +81,23 @@ impl FollowedPrefixes {
         Self(Arc::new(counts))
     }
 
-    /// Number of followed prefixes.
+    /// Returns the number of followed prefixes.
     pub fn count(&self) -> usize {
         self.0.followed.load(Relaxed)
     }
 
-    /// Memory of the followed prefixes, in bytes.
+    /// Returns the memory of the followed prefixes, in bytes.
     pub fn bytes(&self) -> usize {
         self.0.bytes.load(Relaxed)
     }
 
-    /// Number of refused prefixes.
+    /// Returns the number of refused prefixes.
     pub fn refused(&self) -> u64 {
         self.0.refused.load(Relaxed)
     }
 
-    /// The prefixes of a new watch. All watches of a peer share the peer's bound. Peers without an identity cannot be
-    /// distinguished, so each of their watches counts separately.
+    /// Creates the counter of a new watch. All watches of one peer share the peer's limit. Peers without an identity
+    /// cannot be distinguished, so each of their watches counts separately.
     pub(crate) fn watch(&self, peer: Option<String>) -> WatchPrefixes {
         let max = self.0.max;
         let (of_peer, max_of_peer) =
@@ -118,7 +119,7 @@ impl FollowedPrefixes {
 }
 
 impl WatchPrefixes {
-    /// Admits one more prefix; `None` if refused.
+    /// Admits another prefix; `None` if it is refused.
     pub(crate) fn admit(&self, prefix: &Prefix) -> Option<FollowedPrefix> {
         let (counts, bytes) = (&self.all.0, PREFIX_BYTES + prefix.as_str().len());
         counts.followed.fetch_add(1, Relaxed);
@@ -156,7 +157,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn greedy_watches_leave_memory_to_others() {
+    fn watch_gets_reserved_memory_despite_greedy_watches() {
         const MAX: usize = 16 << 20;
         let followed = FollowedPrefixes::at_most(MAX, 8 << 10);
         let long = Prefix::new(format!("/{}/", "a".repeat(500))).unwrap();
@@ -177,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn all_watches_of_a_peer_share_its_part() {
+    fn watches_of_one_peer_share_its_prefix_limit() {
         const MAX: usize = 16 << 20;
         let followed = FollowedPrefixes::at_most(MAX, 0);
         let long = &Prefix::new(format!("/{}/", "a".repeat(500))).unwrap();

@@ -1,4 +1,4 @@
-//! Follows the routing information base of another process (a control plane, a replica or an agent) or of a node in
+//! Follows the routing information base of another process (a control plane, a replica or an agent), or of a node in
 //! this process.
 
 mod ack_batcher;
@@ -46,27 +46,27 @@ use crate::{PeerInfo, Update};
 /// Which upstreams to follow, and how.
 #[derive(Clone, Debug)]
 pub struct FollowerConfig {
-    /// Addresses of upstreams, tried in turn; at least one. If there are several, an upstream that is itself stale is
-    /// left after some seconds.
+    /// Addresses of upstreams, tried in turn; at least one. If there are several, the follower leaves a stale
+    /// upstream after some seconds.
     pub addresses: Vec<Address>,
     /// How to connect to upstreams.
     pub transport: Transport,
-    /// The name of this process, for operators: `agent host-7`.
+    /// Name of this process, shown to operators, such as `agent host-7`.
     pub software: String,
-    /// How long to wait between attempts.
+    /// Backoff between connection attempts.
     pub backoff: Backoff,
-    /// Whether to leave an upstream whose revision is behind an earlier one. Processes that serve revisions to others
-    /// need this. Other processes prefer an old copy, such as from an agent's disk, to none. A single prefix never
-    /// goes backwards either way.
+    /// Whether to leave an upstream whose revision is older than one seen before. Processes that serve revisions to
+    /// others need this. Other processes prefer an old copy, for example from an agent's disk, to none. In either
+    /// case, the copy of a single prefix never goes back to an older revision.
     pub refuse_lagging: bool,
 }
 
-/// Pauses between attempts: a random time up to a bound that doubles with every failure.
+/// Pauses between attempts: random, up to a bound that doubles with every failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Backoff {
     /// The bound after the first failure.
     pub first: Duration,
-    /// The greatest bound.
+    /// Maximum of the bound.
     pub longest: Duration,
 }
 
@@ -76,30 +76,34 @@ impl Default for Backoff {
     }
 }
 
-/// Receives the messages of an upstream, in order from one task. Must not block.
+/// Receives the messages of an upstream, in order and from one task. Implementations must not block.
 pub trait Sink: Send + 'static {
-    /// All changes up to `update.revision`, to be applied as one change. Acknowledge the revision with
-    /// [`FollowerHandle::ack`] once decisions use it.
+    /// Whether decisions use an update as soon as [`Sink::update`] returns. The follower then acknowledges it, and
+    /// [`FollowerHandle::ack`] is not needed.
+    const APPLIES_AT_ONCE: bool = false;
+
+    /// Delivers all changes up to `update.revision`, which must be applied as one change. Acknowledge the revision
+    /// with [`FollowerHandle::ack`] once decisions use it: drains and shard moves wait for a follower that does not.
     ///
-    /// A revision of another store invalidates all current data: later updates bring the parts that this update does
-    /// not.
+    /// A revision of another store invalidates all current data. Later updates deliver the parts that are missing in
+    /// this update.
     fn update(&mut self, update: Update);
 
-    /// The upstream does not serve this prefix. The prefix is requested again over the next connection.
+    /// Called if the upstream does not serve this prefix. The prefix is requested again on the next connection.
     fn refused(&mut self, prefix: &Prefix, reason: &str);
 
-    /// The upstream lost its own upstream: the copy is at most `age` old and ages from now on. Zero means that it is
-    /// current again.
+    /// Called if the upstream lost its own upstream. The copy is at most `age` old, and ages from now on. Zero means
+    /// that the copy is current again.
     fn age_update(&mut self, _age: Duration) {}
 
-    /// The connection is lost: the copy ages from now on.
+    /// Called when the connection is lost. The copy ages from now on.
     fn disconnected(&mut self) {}
 
-    /// Whether [`Sink::patch_base`] returns values as sent by the upstream. Large values with small changes are then
-    /// sent as patches.
+    /// Whether [`Sink::patch_base`] returns values exactly as sent by the upstream. Large values with small changes
+    /// are then sent as patches.
     const TAKES_PATCHES: bool = false;
 
-    /// The value of a key as last sent by the upstream; `None` without one, or if it is unavailable.
+    /// Returns the value of a key as last sent by the upstream; `None` if there is none or it is unavailable.
     fn patch_base(&self, _key: &str) -> Option<Bytes> {
         None
     }
@@ -108,26 +112,26 @@ pub trait Sink: Send + 'static {
 /// Time limit of [`FollowerHandle::close`].
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// The state of the connection to the upstream.
+/// State of the connection to the upstream.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FollowerState {
     /// Whether the connection is established, including its handshake.
     pub connected: bool,
     /// When `connected` last changed.
     pub since: Instant,
-    /// Consecutive failed attempts, as of the last attempt that began or ended.
+    /// Number of consecutive failed attempts when the last attempt began or ended.
     pub failures: u32,
-    /// The location of the upstream, by its last handshake; only agents send theirs.
+    /// Location of the upstream, from its last handshake. Only agents send theirs.
     pub location: Option<Location>,
-    /// The store of the upstream, by its last handshake.
+    /// Store of the upstream, from its last handshake.
     pub store: Option<StoreId>,
-    /// The address last attempted or connected.
+    /// Address of the last attempt or connection.
     pub address: Option<Address>,
-    /// Why the last attempt or connection ended, for operators.
+    /// Why the last attempt or connection ended, shown to operators.
     pub error: Option<String>,
 }
 
-/// Controls a follower; dropping the last clone ends the connection.
+/// Controls a follower. Dropping the last clone ends the connection.
 #[derive(Clone, Debug)]
 pub struct FollowerHandle {
     desired: Arc<Desired>,
@@ -139,12 +143,12 @@ pub struct FollowerHandle {
     _alive: Arc<DropGuard>,
 }
 
-/// Connects, subscribes, and reconnects.
+/// Connects to upstreams, subscribes, and reconnects.
 #[derive(Debug)]
 pub struct Follower;
 
-/// The desired subscriptions, reconciled with the requested ones whenever `changed` is notified. This is a state and
-/// not a queue, so that an owner that is faster than the connection costs no memory.
+/// Desired subscriptions. A notification of `changed` starts reconciliation with the requested subscriptions. Desired
+/// subscriptions are a state and not a queue, so that an owner faster than the connection costs no memory.
 #[derive(Debug, Default)]
 struct Desired {
     subscriptions: Mutex<DesiredSubscriptions>,
@@ -154,25 +158,25 @@ struct Desired {
 #[derive(Debug, Default)]
 struct DesiredSubscriptions {
     prefixes: BTreeMap<Prefix, DesiredSubscription>,
-    /// Prefixes changed since the last reconciliation; `None` if the present connection has had none and compares
-    /// all.
+    /// Prefixes changed since the last reconciliation. `None` if the current connection has had no reconciliation
+    /// yet, and must compare all prefixes.
     changed: Option<BTreeSet<Prefix>>,
     ack: Option<Revision>,
     peer: Option<PeerInfo>,
-    /// Number of changes of the prefixes.
+    /// Number of changes to the desired prefixes.
     changes: u64,
 }
 
-/// A desired prefix. Subscribing again after unsubscribing gives another number, because the copy is gone.
+/// A desired prefix. Unsubscribing and subscribing again assigns another number, because the copy is gone.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct DesiredSubscription {
     number: u64,
-    /// Boxed, since most prefixes have no copy when they are subscribed.
+    /// Boxed, because most prefixes have no copy when they are subscribed.
     held: Option<Box<Revision>>,
 }
 
 impl Follower {
-    /// Starts a follower on the current runtime.
+    /// Starts a follower in the current runtime.
     pub fn spawn(config: FollowerConfig, sink: impl Sink) -> FollowerHandle {
         let desired = Arc::new(Desired::default());
         let alive = CancellationToken::new();
@@ -195,10 +199,10 @@ impl Follower {
         }
     }
 
-    /// Follows a node of this process, which counts as an upstream that is always connected.
+    /// Follows a node in this process. The node counts as an upstream that is always connected.
     #[cfg(feature = "node")]
     pub fn spawn_local(node: &Node, software: &str, sink: impl Sink) -> FollowerHandle {
-        // The first reconciliation is implied: there is no earlier state to compare with.
+        // The first reconciliation is already done: there is no earlier state to compare with.
         let subscriptions =
             DesiredSubscriptions { changed: Some(BTreeSet::new()), ..DesiredSubscriptions::default() };
         let desired = Arc::new(Desired { subscriptions: Mutex::new(subscriptions), changed: Notify::new() });
@@ -221,24 +225,24 @@ impl Follower {
 }
 
 impl FollowerHandle {
-    /// Describes this process to upstreams, on this and every later connection, until changed.
+    /// Sets the description of this process for upstreams. It is sent on this and every later connection.
     pub fn set_peer_info(&self, info: PeerInfo) {
         self.desired.lock().peer = Some(info);
         self.desired.changed.notify_one();
     }
 
-    /// Follows a prefix. Following it twice is not an error.
+    /// Follows a prefix. Following a prefix twice is not an error.
     pub fn subscribe(&self, prefix: Prefix) {
         self.follow([(prefix, None)]);
     }
 
-    /// Follows several prefixes, requested together.
+    /// Follows several prefixes, which are requested together.
     pub fn subscribe_all(&self, prefixes: impl IntoIterator<Item = Prefix>) {
         self.follow(prefixes.into_iter().map(|prefix| (prefix, None)));
     }
 
-    /// Follows prefixes from copies at these revisions. They are requested together, so that a process that serves
-    /// revisions to others gets the missed changes of all of them as one change.
+    /// Follows prefixes, resuming from copies at the given revisions. They are requested together: a process that
+    /// serves revisions to others then gets the missed changes of all prefixes as one change.
     pub fn subscribe_from(&self, held: impl IntoIterator<Item = (Prefix, Revision)>) {
         self.follow(held.into_iter().map(|(prefix, revision)| (prefix, Some(revision))));
     }
@@ -253,50 +257,49 @@ impl FollowerHandle {
         self.desired.changed.notify_one();
     }
 
-    /// Acknowledges everything up to `revision`: decisions use it from now on. The acknowledgement is sent within a
-    /// second, or at once if the upstream requested it.
+    /// Acknowledges all revisions up to `revision`: decisions use it from now on. The acknowledgement is sent within
+    /// a second, or at once if the upstream requested it.
     pub fn ack(&self, revision: Revision) {
-        self.desired.lock().ack = Some(revision);
-        self.desired.changed.notify_one();
+        self.desired.ack(revision);
     }
 
-    /// Ends the connection for good, and tells the upstream that no decision uses its records any more, so that it does not
-    /// wait for a reconnect. Only for a process that serves its copy to no other. Returns within a second, even if the
-    /// upstream could not be reached.
+    /// Ends the connection for good. Tells the upstream that decisions no longer use its records, so that it does not
+    /// wait for a reconnect. Only for processes that do not serve their copy to others. Returns within a second, even
+    /// if the upstream cannot be reached.
     pub async fn close(&self) {
         self.closing.cancel();
         let mut state = self.state.clone();
-        // The wait fails once the task has ended.
+        // The wait returns an error once the task has ended.
         let ended = async { while state.changed().await.is_ok() {} };
         let _ = tokio::time::timeout(CLOSE_TIMEOUT, ended).await;
     }
 
-    /// Ends a pause after a failure and connects at once. Has no effect on an established connection.
+    /// Ends the backoff after a failure and connects at once. Has no effect on an established connection.
     pub fn retry(&self) {
         self.retry.send_replace(());
     }
 
-    /// The revision whose acknowledgement the upstream requested.
+    /// Returns a receiver of the latest revision that the upstream asked to acknowledge.
     pub(crate) fn ack_requested(&self) -> watch::Receiver<Option<Revision>> {
         self.ack_requested.clone()
     }
 
-    /// The state of the connection, as it changes.
+    /// Returns a receiver of the connection state.
     pub fn state(&self) -> watch::Receiver<FollowerState> {
         self.state.clone()
     }
 
-    /// A second connection to the same process for other calls; `None` without one.
+    /// Returns a second connection to the same process, for other calls; `None` while disconnected.
     pub fn connection(&self) -> Option<Connection> {
         self.connection.borrow().clone()
     }
 
-    /// The connection, once there is one; pending forever after the follower ended.
+    /// Waits until there is a connection, and returns it. Stays pending forever if the follower has ended.
     pub async fn connected(&self) -> Connection {
         let mut connection = self.connection.clone();
         match connection.wait_for(Option::is_some).await.map(|connection| connection.clone()) {
             Ok(Some(connection)) => connection,
-            // The follower ended; `wait_for` never returns `None`.
+            // The follower has ended; `wait_for` never returns `None`.
             Ok(None) | Err(_) => std::future::pending().await,
         }
     }
@@ -317,8 +320,13 @@ impl FollowerHandle {
 
 impl Desired {
     fn lock(&self) -> MutexGuard<'_, DesiredSubscriptions> {
-        // No code under the lock panics.
+        // No code under this lock panics.
         self.subscriptions.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn ack(&self, revision: Revision) {
+        self.lock().ack = Some(revision);
+        self.changed.notify_one();
     }
 }
 
@@ -338,8 +346,8 @@ impl DesiredSubscriptions {
 }
 
 impl Backoff {
-    /// The pause after `failures` consecutive failures: uniform up to the bound, so that a fleet that lost its
-    /// upstream at one moment does not reconnect at one moment. `random` is any number.
+    /// Returns the pause after `failures` consecutive failures: uniform up to the bound, so that a fleet that lost
+    /// its upstream at the same moment does not reconnect at the same moment. `random` may be any number.
     pub fn delay(&self, failures: u32, random: u64) -> Duration {
         let bound = self.first.saturating_mul(1 << failures.saturating_sub(1).min(20)).min(self.longest);
         let nanos = u64::try_from(bound.as_nanos()).unwrap_or(u64::MAX);
@@ -347,7 +355,7 @@ impl Backoff {
     }
 }
 
-/// A random number, to spread the actions of a fleet.
+/// Returns a random number, with which processes of a fleet spread their actions over time.
 pub fn random() -> u64 {
     mix64(RandomState::new().build_hasher().finish())
 }
@@ -357,7 +365,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn delays_lie_anywhere_below_a_bound_that_doubles_up_to_the_longest() {
+    fn reconnect_backoff_is_uniform_below_bound_that_doubles_to_maximum() {
         let backoff = Backoff::default();
         let longest = |failures| (0..1000).map(|i| backoff.delay(failures, i * 7_919_000_017)).max().unwrap();
         assert!(longest(1) <= Duration::from_millis(50) && longest(1) > Duration::from_millis(45));

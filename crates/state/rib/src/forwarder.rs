@@ -18,33 +18,33 @@ use tonic::{Code, Request, Response, Status, metadata::MetadataValue};
 
 use crate::follower::FollowerHandle;
 
-/// The metadata that carries a call's deadline.
+/// Metadata key of a call's deadline.
 const TIMEOUT: &str = "grpc-timeout";
 
 /// A forwarded response stream.
 type ForwardedStream<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
-/// Forwards calls of the registry, the election of health checkers, reports, the imbalance indicator and mesh-wide
-/// limits to the control plane behind an upstream.
+/// Forwards the calls of several gRPC services to the control plane behind an upstream: the registry, the election of
+/// health checkers, reports, the imbalance indicator and mesh-wide limits.
 ///
-/// A `Signals` report to an upstream without this method is not converted to `Imbalance.Report` here: its maker signed the method
-/// too, and sends the report again by the other method.
+/// If the upstream does not serve `Signals/Report`, a report is not converted to `Imbalance/Report` here: the
+/// original caller signed the method too, and sends the report again with the other method.
 #[derive(Clone, Debug)]
 pub struct Forwarder {
     upstream: FollowerHandle,
-    /// The kind of this process: `agent`.
+    /// Kind of this process, such as `agent`.
     kind: &'static str,
     closing: CancellationToken,
 }
 
 impl Forwarder {
-    /// Forwards to `upstream`. `kind` names this process in errors, such as `agent`; streams end once `closing` is
-    /// cancelled.
+    /// Creates a forwarder to `upstream`. `kind` names this process in errors, such as `agent`. Streams end once
+    /// `closing` is cancelled.
     pub fn new(upstream: FollowerHandle, kind: &'static str, closing: CancellationToken) -> Self {
         Self { upstream, kind, closing }
     }
 
-    /// The upstream that it forwards to.
+    /// Returns the upstream to which calls are forwarded.
     pub fn upstream(&self) -> &FollowerHandle {
         &self.upstream
     }
@@ -62,7 +62,7 @@ impl Forwarder {
         ))
     }
 
-    /// Replaces a connection failure by an error that names its cause. Every other response stays unchanged.
+    /// Replaces a connection failure with an error that names its cause. All other responses stay unchanged.
     fn forward_response<T>(&self, response: Result<Response<T>, Status>) -> Result<Response<T>, Status> {
         match response {
             Ok(response) => Ok(Response::new(response.into_inner())),
@@ -74,7 +74,7 @@ impl Forwarder {
         if is_connection_failure(status) {
             return self.unavailable();
         }
-        // The control plane refuses this process's version, not the caller's.
+        // The control plane refuses the version of this process, not that of the caller.
         if is_version_refusal(status) {
             return Status::unavailable(status.message());
         }
@@ -82,13 +82,13 @@ impl Forwarder {
     }
 }
 
-/// Whether the connection failed. A status sent by the control plane has no source here.
+/// Whether the connection failed. A status sent by the control plane has no source error.
 fn is_connection_failure(status: &Status) -> bool {
     matches!(status.code(), Code::Unavailable | Code::Unknown) && status.source().is_some()
 }
 
-/// The message with the caller's deadline and identity, without its other metadata. A signed statement of the call is
-/// forwarded unchanged.
+/// Returns the request with the caller's deadline and identity, and without other metadata. A signed statement of the
+/// call is forwarded unchanged.
 fn forwarded_request<T>(request: Request<T>) -> Request<T> {
     let statement = request.metadata().get_bin(STATEMENT).cloned();
     let stated_for = request.metadata().get(ON_BEHALF_OF).cloned().filter(|_| statement.is_some());
@@ -174,7 +174,7 @@ forward! {
 impl Checker for Forwarder {
     type CampaignStream = ForwardedStream<v1::CampaignResponse>;
 
-    /// Leadership ends when either connection of the stream ends.
+    /// Leadership ends when the connection on either side of the stream ends.
     async fn campaign(
         &self,
         request: Request<v1::CampaignRequest>,
@@ -221,7 +221,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn forwarded_call_carries_the_verified_caller_not_its_metadata() {
+    fn forwarded_call_carries_verified_caller_instead_of_metadata() {
         let mut request = Request::new(());
         set_on_behalf_of(&mut request, &Identity::Local { uid: 0 });
         request.extensions_mut().insert(Identity::Local { uid: 7 });
@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn forwarded_statement_keeps_its_program() {
+    fn forwarded_signed_statement_keeps_program_it_names() {
         let mut request = Request::new(());
         set_on_behalf_of(&mut request, &Identity::Local { uid: 7 });
         request.metadata_mut().insert_bin(STATEMENT, MetadataValue::from_bytes(b"signed"));

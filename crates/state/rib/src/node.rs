@@ -9,30 +9,30 @@ use tokio::{sync::watch, time::Instant};
 use crate::{
     Batch, Commit, Conflict, Entry, PeerInfo, PendingUpdate, Table, WatcherInfo,
     followed_prefixes::FollowedPrefixes,
-    hub::{Hub, WatcherId},
-    progress::ProgressSchedule,
+    progress_schedule::ProgressSchedule,
     terminated_watches::TerminatedWatches,
+    watcher_hub::{Hub, WatcherId},
 };
 
-mod behind_watcher;
-mod disconnected;
-mod replica;
+mod disconnected_watchers;
+mod lagging_watcher;
+mod replica_updates;
 mod watcher;
 
-use disconnected::DisconnectedWatchers;
+use disconnected_watchers::DisconnectedWatchers;
 
-pub use behind_watcher::BehindWatcher;
-pub use replica::StaleUpdate;
+pub use lagging_watcher::BehindWatcher;
+pub use replica_updates::StaleUpdate;
 pub use watcher::Watcher;
 use watcher::WatcherWaker;
 
-/// The id of an unknown store; no store draws it.
+/// Placeholder for the id of an unknown store. No store has this id.
 const NO_STORE: StoreId = StoreId(0);
 
-/// A copy of the routing information base with its watchers: complete in a control plane or replica, partial in an
-/// agent.
+/// A copy of the routing information base with its watchers. The copy is complete in a control plane or replica, and
+/// partial in an agent.
 ///
-/// Cheap to clone; clones are the same node. Every call takes one short lock, and no call blocks on a watcher.
+/// Cheap to clone; clones are the same node. Every call takes one short lock, and no call waits for a watcher.
 #[derive(Clone, Debug)]
 pub struct Node {
     shared: Arc<NodeShared>,
@@ -58,10 +58,10 @@ struct NodeInner {
     progress: ProgressSchedule,
 }
 
-/// Records in the order of keys.
+/// Records, ordered by key.
 pub type Entries = Vec<(Arc<str>, Entry)>;
 
-/// Keys with their entries; `None` for keys that do not exist.
+/// Keys with their entries; `None` for a key that does not exist.
 pub type Values = Vec<(Arc<str>, Option<Entry>)>;
 
 /// The result of a wait for acknowledgements.
@@ -74,17 +74,19 @@ pub struct AckStatus {
 }
 
 impl Node {
-    /// An empty node of a store.
+    /// Creates an empty node of a store.
     pub fn new(store: StoreId) -> Self {
         Self::with_table(store, Table::default())
     }
 
-    /// A node that follows another one and does not know its store yet. Watchers wait until the store is known.
+    /// Creates a node that follows another node and does not know its store yet. Watchers wait until the store is
+    /// known.
     pub fn replica() -> Self {
         Self::new(NO_STORE)
     }
 
-    /// A node with the persisted content of its store at `revision`. Its earlier watchers count as disconnected.
+    /// Creates a node with the persisted content of its store at `revision`. Watchers of the previous process count
+    /// as disconnected.
     pub fn load(store: StoreId, revision: u64, entries: impl IntoIterator<Item = (Arc<str>, Entry)>) -> Self {
         let mut table = Table::default();
         table.load(revision, entries);
@@ -95,12 +97,12 @@ impl Node {
         node
     }
 
-    /// A node with a given table, such as one with a shorter log.
+    /// Creates a node with a given table, for example one with a shorter log.
     pub fn with_table(store: StoreId, table: Table) -> Self {
         Self::bounded(store, table, FollowedPrefixes::default())
     }
 
-    /// A node whose watches together follow no more prefixes than `followed` admits.
+    /// Creates a node whose watches together follow no more prefixes than `followed` admits.
     pub fn bounded(store: StoreId, table: Table, followed: FollowedPrefixes) -> Self {
         let (applied, acks) = (watch::Sender::new(table.revision()), watch::Sender::new(0));
         let progress = ProgressSchedule::new(table.changes());
@@ -116,8 +118,8 @@ impl Node {
         Self { shared: Arc::new(NodeShared { inner, applied, acks, followed, terminated_watches }) }
     }
 
-    /// The folders of a record kind, one for each tenant with records. Finding a tenant takes one step, regardless of
-    /// its size.
+    /// Returns the prefix of a record kind for each tenant that has records. Finding a tenant takes one step,
+    /// regardless of the number of its records.
     pub fn tenant_prefixes(&self, kind: RecordKind) -> Vec<Prefix> {
         let mut prefixes = Vec::new();
         let mut from = "/t/".to_owned();
@@ -125,24 +127,24 @@ impl Node {
             let Some((tenant, _)) = key.strip_prefix("/t/").and_then(|rest| rest.split_once('/')) else {
                 break;
             };
-            // '0' follows '/', so this is past all keys of the tenant.
+            // The character '0' follows '/', so this key is past all keys of the tenant.
             from = format!("/t/{tenant}0");
             prefixes.extend(Tenant::new(tenant).map(|tenant| Prefix::tenant(&tenant, kind)));
         }
         prefixes
     }
 
-    /// The prefixes followed by all watches, as counted by this node's servers.
+    /// Returns the counts of prefixes that all watches of this node's servers follow.
     pub fn followed(&self) -> &FollowedPrefixes {
         &self.shared.followed
     }
 
-    /// Watches terminated by this node's servers, by reason.
+    /// Returns the number of watches that this node's servers terminated, by reason.
     pub fn terminated_watches(&self) -> &TerminatedWatches {
         &self.shared.terminated_watches
     }
 
-    /// The store of the node's revisions, once it is known.
+    /// Returns the store to which the node's revisions belong, once it is known.
     pub fn store(&self) -> Option<StoreId> {
         Some(self.lock().store).filter(|store| *store != NO_STORE)
     }
@@ -152,7 +154,8 @@ impl Node {
         self.lock().revision()
     }
 
-    /// Applies commits of the store, in order. Returns false for a commit that was applied before.
+    /// Applies a commit of the store. Commits must be applied in order. Returns false for a commit that was applied
+    /// before.
     pub fn apply(&self, commit: Commit) -> bool {
         let mut inner = self.lock();
         let keys: Vec<_> = commit.changes.iter().map(|(key, _)| key.clone()).collect();
@@ -164,14 +167,14 @@ impl Node {
         applied
     }
 
-    /// Everything below the prefixes at one revision, in the order of keys.
+    /// Reads everything below the prefixes at one revision, ordered by key.
     pub fn read(&self, prefixes: &[Prefix]) -> (Revision, Entries) {
         let inner = self.lock();
         (inner.revision(), inner.table.read(prefixes))
     }
 
-    /// Everything below the prefixes, as for `read`; `None` if it exceeds `max_bytes` of keys and values plus 32 bytes
-    /// each.
+    /// Reads everything below the prefixes, like `read`. Returns `None` instead if keys and values, plus 32 bytes per
+    /// entry, exceed `max_bytes`.
     pub fn read_at_most(&self, prefixes: &[Prefix], max_bytes: usize) -> (Revision, Option<Entries>) {
         let inner = self.lock();
         let mut bytes = 0;
@@ -182,12 +185,12 @@ impl Node {
         (inner.revision(), entries.collect())
     }
 
-    /// The earliest number from which a watcher can resume.
+    /// Returns the earliest revision from which a watcher can resume.
     pub fn floor(&self) -> u64 {
         self.lock().table.floor()
     }
 
-    /// The entries of these keys, all at one revision.
+    /// Returns the entries of these keys, all at one revision.
     pub fn values(&self, keys: impl IntoIterator<Item = Arc<str>>) -> (Revision, Values) {
         let inner = self.lock();
         let value = |key: Arc<str>| {
@@ -197,8 +200,8 @@ impl Node {
         (inner.revision(), keys.into_iter().map(value).collect())
     }
 
-    /// The present entries of keys that changed after revision `number` and for which `concerns` returns true, each once, with
-    /// the present revision; `None` if the log does not reach back that far.
+    /// Returns the current revision, and the current entry of each key that changed after revision `number` and for
+    /// which `concerns` returns true. `None` if the log does not reach back that far.
     pub fn changes_since(&self, number: u64, concerns: impl Fn(&str) -> bool) -> Option<(u64, Values)> {
         let inner = self.lock();
         let changed = inner.table.changes_since(number)?.map(|(_, key)| key).filter(|key| concerns(key));
@@ -210,20 +213,20 @@ impl Node {
         Some((inner.table.revision(), changed.into_iter().map(value).collect()))
     }
 
-    /// The entry at `key`.
+    /// Returns the entry at `key`.
     pub fn get(&self, key: &str) -> Option<Entry> {
         self.lock().table.get(key).cloned()
     }
 
-    /// The first key at or after `from`, for skipping whole folders.
+    /// Returns the first key at or after `from`, for skipping whole folders.
     pub fn key_from(&self, from: &str) -> Option<Arc<str>> {
         self.lock().table.key_from(from).cloned()
     }
 
-    /// Checks the preconditions of the batch.
+    /// Checks the preconditions of a batch.
     ///
     /// # Errors
-    /// The first failed precondition.
+    /// The first precondition that does not hold.
     pub fn check(&self, batch: &Batch) -> Result<(), Conflict> {
         self.lock().table.check(batch)
     }
@@ -231,21 +234,21 @@ impl Node {
     /// Waits until this revision or a later one is applied.
     pub async fn wait_applied(&self, at_least: u64) {
         let mut applied = self.shared.applied.subscribe();
-        // The sender lives in `self`, so this cannot fail.
+        // The sender lives in `self`, so the wait cannot fail.
         let _ = applied.wait_for(|number| *number >= at_least).await;
     }
 
-    /// Notifies of the last applied revision.
+    /// Returns a receiver of the last applied revision.
     pub fn revisions(&self) -> watch::Receiver<u64> {
         self.shared.applied.subscribe()
     }
 
-    /// Notifies after every acknowledgement and disconnect of a watcher.
+    /// Returns a receiver that is notified after every acknowledgement and disconnect of a watcher.
     pub fn acks(&self) -> watch::Receiver<u64> {
         self.shared.acks.subscribe()
     }
 
-    /// Adds a watcher; dropping it removes it. `software` names it for operators.
+    /// Adds a watcher, which is removed when dropped. `software` names it to operators.
     pub fn watch(&self, software: impl Into<String>, identity: Identity) -> Watcher {
         let waker = Arc::<WatcherWaker>::default();
         let mut inner = self.lock();
@@ -254,7 +257,7 @@ impl Node {
         Watcher::new(self.clone(), id, waker)
     }
 
-    /// The watchers of a prefix above or below `prefix`, or of `prefix` itself.
+    /// Returns the watchers of `prefix`, and of any prefix above or below it.
     pub fn watchers(&self, prefix: &Prefix) -> Vec<WatcherInfo> {
         let inner = self.lock();
         inner.hub.watchers(prefix, inner.table.revision())
@@ -265,8 +268,8 @@ impl Node {
         self.lock().hub.len()
     }
 
-    /// The revision that every watcher has applied, including recently disconnected ones; the node's own if all are
-    /// current.
+    /// Returns the revision that every watcher has applied, including recently disconnected ones. If all watchers are
+    /// current, this is the node's revision.
     pub fn applied_by_all(&self) -> Revision {
         let inner = self.lock();
         let present = inner.hub.least_applied(inner.table.revision());
@@ -274,19 +277,19 @@ impl Node {
         Revision { number: disconnected.map_or(present, |number| number.min(present)), ..inner.revision() }
     }
 
-    /// Waits until the grace period of a disconnected watcher ends. Without such a watcher it returns now and then, so
-    /// that a caller that read the state just before the last period ended reads it again.
+    /// Waits until the grace period of a disconnected watcher ends. If there is no such watcher, returns after a
+    /// while, because the last period may have ended just after the caller read the state.
     pub async fn grace_expired(&self) {
         let next = self.lock().disconnected.next_expiry(Instant::now());
         match next {
             Some(at) => tokio::time::sleep_until(at).await,
-            None => tokio::time::sleep(disconnected::RECONNECT_GRACE).await,
+            None => tokio::time::sleep(disconnected_watchers::RECONNECT_GRACE).await,
         }
     }
 
-    /// Waits up to `deadline` until every watcher of a part of `prefix` has applied `revision`, and requests their
-    /// acknowledgements. A disconnected watcher keeps using its copy, so it counts until it reconnects or its grace
-    /// period ends.
+    /// Requests acknowledgements and waits up to `deadline` until every watcher of a part of `prefix` has applied
+    /// `revision`. A disconnected watcher keeps using its copy, so it counts until it reconnects or its grace period
+    /// ends.
     pub async fn wait_acked(&self, prefix: &Prefix, revision: u64, deadline: Instant) -> AckStatus {
         let (mut acks, mut applied) = (self.acks(), self.revisions());
         let mut late = Vec::new();
@@ -308,15 +311,15 @@ impl Node {
         }
     }
 
-    /// Requests acknowledgements from all watchers that have not applied `number`.
+    /// Requests acknowledgements from all watchers that have not applied revision `number`.
     pub fn request_ack(&self, number: u64) {
         let inner = self.lock();
         let late = inner.hub.behind(&Prefix::everything(), number, inner.table.revision());
         inner.request_ack(&late, number);
     }
 
-    /// Whether every watcher has applied `revision`. `late` caches the late watchers of the last call: while one of
-    /// them is late, the others need not be scanned. Requests acknowledgements from late watchers.
+    /// Whether every watcher has applied `revision`. Requests acknowledgements from watchers that have not. `late`
+    /// caches them between calls: while any of them is still late, no other watcher need be scanned.
     fn all_acked(&self, prefix: &Prefix, revision: u64, late: &mut Vec<WatcherId>) -> bool {
         let inner = self.lock();
         let current = inner.table.revision();
@@ -338,11 +341,12 @@ impl Node {
     }
 
     fn lock(&self) -> MutexGuard<'_, NodeInner> {
-        // No code under the lock panics. If it did, serving the present state is better than ending the process.
+        // No code under this lock panics. If it did, serving the current state would be better than ending the
+        // process.
         self.shared.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Publishes the table's revision. Called under the lock, so that it never goes backwards.
+    /// Publishes the table's revision. Called under the lock, so that the published revision never goes backwards.
     fn announce(&self, inner: &NodeInner) {
         self.shared.applied.send_replace(inner.table.revision());
     }
@@ -353,7 +357,7 @@ impl NodeInner {
         Revision { store: self.store, partition: 0, number: self.table.revision() }
     }
 
-    /// Marks changed keys for the watchers, and sends idle watchers their revision before the log drops it.
+    /// Marks changed keys as dirty for their watchers. Sends idle watchers their revision before the log drops it.
     fn notify_changes(&mut self, keys: &[Arc<str>]) {
         let mut woken = self.hub.mark_dirty(keys);
         if self.progress.due(self.table.changes()) {
@@ -379,7 +383,7 @@ impl Node {
         if let Some(from) = &from
             && let Some((software, identity)) = inner.hub.identity_of(id)
         {
-            // Numbers of another store cannot be compared.
+            // Revisions of another store cannot be compared.
             let held = if from.store == inner.store { from.number(0) } else { 0 };
             inner.disconnected.reconnected(software, identity, &prefix, held);
         }

@@ -4,12 +4,12 @@ use fairmesh_model::{Cursor, Identity, Prefix, StoreId};
 
 use crate::{
     Commit, Table, Update,
-    hub::{Hub, WatcherId},
-    progress::ProgressSchedule,
+    progress_schedule::ProgressSchedule,
+    watcher_hub::{Hub, WatcherId},
 };
 
-/// The decisions of a [`crate::Node`] without I/O: a table with its watchers, without lock, clock or tasks. For callers
-/// with their own time, such as a simulation.
+/// The decisions of a [`crate::Node`] without I/O: a table with its watchers, without lock, clock or tasks. For
+/// callers with simulated time.
 #[derive(Debug)]
 pub struct NodeCore {
     store: StoreId,
@@ -18,11 +18,11 @@ pub struct NodeCore {
     progress: ProgressSchedule,
 }
 
-/// Watchers that may have something to pull.
+/// Watchers that may have changes to pull.
 pub type WokenWatchers = BTreeSet<WatcherId>;
 
 impl NodeCore {
-    /// A node of this store without watchers.
+    /// Creates a node of this store without watchers.
     pub fn new(store: StoreId, table: Table) -> Self {
         let progress = ProgressSchedule::new(table.changes());
         Self { store, table, hub: Hub::default(), progress }
@@ -33,13 +33,13 @@ impl NodeCore {
         &self.table
     }
 
-    /// Applies commits of the store, in order. A commit that was applied before is ignored.
+    /// Applies a commit of the store. Commits must be applied in order. A commit that was applied before is ignored.
     pub fn apply(&mut self, commit: Commit) -> WokenWatchers {
         let keys: Vec<_> = commit.changes.iter().map(|(key, _)| key.clone()).collect();
         if self.table.apply(commit) { self.notify_changes(&keys) } else { WokenWatchers::new() }
     }
 
-    /// Applies an update of an upstream of the same store as one change. An update older than the table is ignored.
+    /// Applies an update from an upstream of the same store as one change. An update older than the table is ignored.
     pub fn apply_update(&mut self, update: Update) -> WokenWatchers {
         if update.revision.number < self.table.revision() {
             return WokenWatchers::new();
@@ -48,8 +48,8 @@ impl NodeCore {
         self.notify_changes(&keys)
     }
 
-    /// Simulates a restart with the same table: all watchers are gone. With `remembers`, the log of changes survives,
-    /// as replicas store it on disk, so that returning watchers resume. A control plane loses the log.
+    /// Simulates a restart with the same table and without watchers. If `remembers` is set, the log of changes
+    /// survives and returning watchers resume: replicas keep their log on disk. A control plane loses its log.
     pub fn restart(&mut self, remembers: bool) {
         self.hub = Hub::default();
         if !remembers {
@@ -72,22 +72,22 @@ impl NodeCore {
         self.hub.subscribe(id, prefix, from);
     }
 
-    /// Takes the pending changes, like [`crate::Watcher::pull`]; `None` without any.
+    /// Takes the pending changes, like [`crate::Watcher::pull`]; `None` if there are none.
     pub fn pull(&mut self, id: WatcherId) -> Option<Update> {
         self.hub.pull(id, self.store, &self.table).map(|pulled| pulled.update)
     }
 
-    /// Acknowledges everything up to `number` for the watcher.
+    /// Records that the watcher acknowledges all revisions up to `number`.
     pub fn ack(&mut self, id: WatcherId, number: u64) {
         self.hub.ack(id, number);
     }
 
-    /// The number that every watcher has applied; the node's own if all are current.
+    /// Returns the revision that every watcher has applied. If all watchers are current, this is the node's revision.
     pub fn applied_by_all(&self) -> u64 {
         self.hub.least_applied(self.table.revision())
     }
 
-    /// The memory of the table and of the watchers, in bytes.
+    /// Returns the memory of the table and of the watchers, in bytes.
     pub fn memory_bytes(&self) -> (u64, u64) {
         (self.table.memory_bytes(), self.hub.memory_bytes())
     }

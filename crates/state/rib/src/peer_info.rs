@@ -1,30 +1,30 @@
 use fairmesh_model::{Invalid, MAX_ROOTS, Region};
 use fairmesh_wire::{transport::Address, v1};
 
-/// The most addresses stored of a watcher.
+/// Maximum number of addresses stored per watcher.
 const MAX_ADDRESSES: usize = 8;
-/// The most characters stored of a version.
+/// Maximum length of a stored version, in characters.
 const MAX_VERSION: usize = 64;
 
-/// Description of a watcher for operators. No decision depends on it.
+/// Description of a watcher, shown to operators. No decision depends on it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PeerInfo {
     /// The kind of process.
     pub kind: PeerKind,
     /// Region of the process.
     pub region: Option<Region>,
-    /// Addresses that list the process's own watchers.
+    /// Addresses of admin pages that list the watchers of the process itself.
     pub addresses: Vec<Address>,
     /// Release of the process; `None` for releases that do not send it.
     pub version: Option<String>,
-    /// The SHA-256 of each trusted root of the trust domain; sent by agents with a certificate.
+    /// SHA-256 of each trusted root of the trust domain. Sent by agents that have a certificate.
     pub roots: Vec<[u8; 32]>,
 }
 
-/// Processes that serve a part or all of the routing information base to others.
+/// Processes that serve all or a part of the routing information base to others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PeerKind {
-    /// A machine's agent.
+    /// The agent of a machine.
     Agent,
     /// A replica.
     Replica,
@@ -59,7 +59,7 @@ impl TryFrom<v1::PeerInfo> for PeerInfo {
         };
         let region = Some(message.region).filter(|region| !region.is_empty());
         let region = region.map(Region::new).transpose().map_err(|e| e.within("region"))?;
-        // An unreadable address has a newer form and is useless here.
+        // An address that cannot be parsed has a newer form, and is of no use here.
         let addresses = message.addresses.iter().take(MAX_ADDRESSES);
         let addresses = addresses.filter_map(|address| address.parse().ok()).collect();
         let version = message.version.chars().take(MAX_VERSION).collect();
@@ -80,7 +80,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn peer_info_round_trips_and_bounds_its_addresses() {
+    fn watcher_info_round_trips_and_bounds_its_addresses() {
         let region = Some(Region::new("eu").unwrap());
         let addresses = vec!["10.0.0.1:7403".parse().unwrap()];
         let (version, roots) = (Some("0.1.0".into()), vec![[7; 32]]);

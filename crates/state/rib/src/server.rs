@@ -1,4 +1,4 @@
-//! Serves `fairmesh.v1.Rib` and watches from a node, at control planes, replicas and agents.
+//! Serves `fairmesh.v1.Rib` and watches from a node, in control planes, replicas and agents.
 
 mod decode_batch;
 mod delta_cache;
@@ -20,8 +20,9 @@ use delta_cache::DeltaCache;
 
 use fairmesh_model::{Cursor, Identity, Invalid, Location, Prefix, Revision};
 use fairmesh_wire::{
+    grpc_stubs,
     handshake::{self, Hello},
-    identity_of, records, rpc, run_blocking,
+    identity_of, record_encoding, run_blocking,
     transport::{Services, Socket, UserPlace, UserPlaces, Waits, WithoutCertificate},
     v1,
     watch::WatchServer,
@@ -36,29 +37,29 @@ use crate::{
     access::{Caller, is_own_user},
 };
 
-/// The part of the RIB that a process serves. Control plane, replica and agent differ in these methods.
+/// The part of the RIB that a process serves. The methods differ between control plane, replica and agent.
 pub trait ServedRib: Clone + Send + Sync + 'static {
-    /// The served node.
+    /// Returns the served node.
     fn node(&self) -> &Node;
 
-    /// The name of the server in the handshake, for operators: `control plane 0.1.0`.
+    /// Returns the name of the server for the handshake, shown to operators, such as `control plane 0.1.0`.
     fn software(&self) -> String;
 
-    /// Location of the process. Agents send theirs to their callers.
+    /// Returns the location of the process. Agents send theirs to their callers.
     fn location(&self) -> Option<Location>;
 
-    /// Writes a well-formed batch within all bounds, and returns once it is durable.
+    /// Writes a well-formed batch within all limits, and returns once it is durable.
     fn write(
         &self,
         batch: Batch,
         identity: Identity,
     ) -> impl Future<Output = Result<Revision, WriteError>> + Send;
 
-    /// The caller of a watch: the identity proved by its connection, and the user of its token, if any. A token is accepted only
-    /// if others cannot read the connection.
+    /// Returns the caller of a watch: the identity authenticated by its connection, and the user of its token, if
+    /// any. A token is accepted only if others cannot read the connection.
     ///
     /// # Errors
-    /// The problem with the token or its connection.
+    /// The problem with the token or the connection.
     fn watcher(
         &self,
         identity: Identity,
@@ -76,40 +77,41 @@ pub trait ServedRib: Clone + Send + Sync + 'static {
     /// Whether a caller may read and watch a prefix.
     ///
     /// # Errors
-    /// The refusal. It is the same whether or not records exist below the prefix.
+    /// The text of the refusal. It is the same whether or not records exist below the prefix.
     fn permits(&self, _caller: &Caller, _prefix: &Prefix) -> Result<(), String> {
         Ok(())
     }
 
-    /// Notifies when [`ServedRib::permits`] may have changed; `None` if it never does.
+    /// Returns a receiver that is notified when the result of [`ServedRib::permits`] may have changed; `None` if it
+    /// never does.
     fn permission_changes(&self) -> Option<watch::Receiver<u64>> {
         None
     }
 
-    /// Acquires a prefix for a caller that uses `held` others. Each success is followed by one
+    /// Acquires a prefix for a caller that already holds `held` others. Each success must be followed by one
     /// [`ServedRib::release`].
     ///
     /// # Errors
-    /// The exceeded limit, for the caller.
+    /// The limit that is exceeded, as a text for the caller.
     fn acquire(&self, _prefix: &Prefix, _held: usize) -> Result<(), String> {
         Ok(())
     }
 
-    /// The acquired prefixes by user of this machine, if limits apply to users. Otherwise a user could have many watches, each
-    /// with a caller's share.
+    /// Number of acquired prefixes by local user; `None` if users are not limited. Without a limit, a user could open
+    /// many watches, each with the share of one caller.
     fn acquired_by_users(&self) -> Option<&UserPlaces> {
         None
     }
 
-    /// Returns when the node has an acquired prefix; at once if it has everything.
+    /// Waits until the node has an acquired prefix. Returns at once if the node has everything.
     ///
     /// # Errors
-    /// Why the prefix cannot be served, for the caller.
+    /// Why the prefix cannot be served, as a text for the caller.
     fn ready(&self, _prefix: &Prefix) -> impl Future<Output = Result<(), String>> + Send {
         std::future::ready(Ok(()))
     }
 
-    /// Whether reads may wait here for a revision. A partial node never advances past changes of other parts.
+    /// Whether reads here may wait for a revision. A partial node never advances past changes to other parts.
     ///
     /// # Errors
     /// Why reads cannot wait, and where to read instead.
@@ -117,8 +119,8 @@ pub trait ServedRib: Clone + Send + Sync + 'static {
         Ok(())
     }
 
-    /// Returns when the node has every acknowledged write, so that the next read is linearizable. Nodes that follow
-    /// another node return at once; reads there name a revision instead.
+    /// Waits until the node has every acknowledged write, so that the next read is linearizable. Nodes that follow
+    /// another node return at once; readers there name a revision instead.
     ///
     /// # Errors
     /// Why this cannot be determined, and where to read instead.
@@ -129,18 +131,19 @@ pub trait ServedRib: Clone + Send + Sync + 'static {
     /// Releases a prefix that the caller no longer uses.
     fn release(&self, _prefix: &Prefix) {}
 
-    /// Maximum age of the node's copy of the prefix; zero if it is current with its upstream.
+    /// Returns the maximum age of the node's copy of a prefix; zero if the copy is current with the upstream.
     fn age(&self, _prefix: &Prefix) -> Duration {
         Duration::ZERO
     }
 
-    /// The greatest [`ServedRib::age`] of all prefixes. Read first, so that a watch looks up the age of each prefix
-    /// only while some of them age.
+    /// Returns the greatest [`ServedRib::age`] of all prefixes. Watches check this first, and look up the age of each
+    /// prefix only while any prefix ages.
     fn max_age(&self) -> Duration {
         Duration::ZERO
     }
 
-    /// Notifies when the [`ServedRib::age`] of a prefix may have become zero or nonzero; `None` if it is always zero.
+    /// Returns a receiver that is notified when the [`ServedRib::age`] of a prefix may have become zero or nonzero;
+    /// `None` if it is always zero.
     fn age_changes(&self) -> Option<watch::Receiver<u64>> {
         None
     }
@@ -152,13 +155,13 @@ pub enum WriteError {
     /// A precondition failed.
     #[error(transparent)]
     Conflict(#[from] Conflict),
-    /// The batch is not well formed or out of bounds.
+    /// The batch is malformed or exceeds a limit.
     #[error(transparent)]
     Invalid(#[from] Invalid),
-    /// This process takes no writes. The text names one that does.
+    /// This process accepts no writes. The text names a process that does.
     #[error("{0}")]
     NotWritable(String),
-    /// The store failed. The text says how, and the remedy.
+    /// The store failed. The text has the cause and the remedy.
     #[error("{0}")]
     Failed(String),
 }
@@ -175,16 +178,16 @@ impl From<WriteError> for Status {
     }
 }
 
-/// The most prefixes of one read.
+/// Maximum number of prefixes in one read.
 const MAX_READ_PREFIXES: usize = 4096;
-/// The most concurrent watches: each costs a task and its dirty keys.
+/// Maximum number of concurrent watches. Each costs a task and its dirty keys.
 const MAX_WATCHES: usize = 65_536;
-/// The longest wait of a read for a revision, for callers without a deadline.
+/// Maximum time that a read waits for a revision, for callers without a deadline.
 const MAX_READ_WAIT: Duration = Duration::from_secs(30);
-/// The most bytes of one read, below the limit of a message.
-const MAX_READ_BYTES: usize = rpc::MAX_MESSAGE - 512 * 1024;
+/// Maximum size of a read's response, in bytes; below the limit of a message.
+const MAX_READ_BYTES: usize = grpc_stubs::MAX_MESSAGE - 512 * 1024;
 
-/// Serves the node of a backend.
+/// Serves the node of a backend over gRPC and watches.
 #[derive(Clone, Debug)]
 pub struct RibServer<B> {
     backend: B,
@@ -194,14 +197,14 @@ pub struct RibServer<B> {
 }
 
 impl<B: ServedRib> RibServer<B> {
-    /// Serves a backend. Cancelling `closing` ends watches, and their callers reconnect.
+    /// Creates a server for a backend. Cancelling `closing` ends all watches, so that their callers reconnect.
     pub fn new(backend: B, closing: CancellationToken) -> Self {
         Self { backend, watches: Arc::new(Semaphore::new(MAX_WATCHES)), delta_cache: Arc::default(), closing }
     }
 
-    /// The calls of `fairmesh.v1.Rib` and of `others`, and watches.
+    /// Returns the gRPC services `fairmesh.v1.Rib` and `others`, and watches.
     pub fn with_services(self, others: Routes) -> Services {
-        let calls = others.add_service(rpc::rib_server(self.clone()));
+        let calls = others.add_service(grpc_stubs::rib_server(self.clone()));
         Services::new(calls, move |socket| self.clone().watch(socket))
     }
 
@@ -233,7 +236,7 @@ impl<B: ServedRib> RibServer<B> {
         terminated.count(&session.run(self.closing).await);
     }
 
-    /// Negotiates a watch's version, and determines its caller and its place.
+    /// Negotiates the version of a watch, and determines its caller and a place among the concurrent watches.
     async fn greet(
         &self,
         greeting: &v1::HelloRequest,
@@ -283,7 +286,7 @@ impl<B: ServedRib> RibServer<B> {
             self.backend.ready(prefix).await.map_err(Status::unavailable)?;
         }
         self.backend.ensure_linearizable().await.map_err(Status::unavailable)?;
-        // Permissions are known only once there is a copy.
+        // Permissions are known only once the node has a copy.
         for prefix in &prefixes {
             self.backend.permits(caller, prefix).map_err(Status::not_found)?;
         }
@@ -299,7 +302,7 @@ impl<B: ServedRib> RibServer<B> {
         Ok(v1::ReadResponse { at: Some(Cursor::at(revision).into()), entries })
     }
 
-    /// The number that a read has to wait for, if waiting can help.
+    /// Returns the revision for which a read must wait. Refuses if waiting cannot succeed.
     fn number(&self, at_least: v1::Cursor) -> Result<u64, Status> {
         let at_least = Cursor::try_from(at_least).map_err(|e| refused(e.within("at_least")))?;
         self.backend.supports_at_least().map_err(Status::failed_precondition)?;
@@ -330,7 +333,7 @@ impl<B: ServedRib> v1::rib_server::Rib for RibServer<B> {
     async fn write(&self, request: Request<v1::WriteRequest>) -> Result<Response<v1::WriteResponse>, Status> {
         let (identity, waits) = (identity_of(&request), Waits::of(&request));
         let request = request.into_inner();
-        let batch = match request.ops.iter().any(|op| records::is_costly(&op.key)) {
+        let batch = match request.ops.iter().any(|op| record_encoding::is_costly(&op.key)) {
             true => run_blocking(&waits, || decode_batch(request)).await?,
             false => decode_batch(request),
         };
@@ -378,7 +381,7 @@ impl<B: ServedRib> v1::rib_server::Rib for RibServer<B> {
     }
 }
 
-/// The caller found by an earlier check, or else proved by its connection.
+/// Returns the caller found by an earlier check, or otherwise authenticated by the connection.
 fn caller_of<T>(request: &Request<T>) -> Caller {
     request.extensions().get::<Caller>().cloned().unwrap_or_else(|| identity_of(request).into())
 }
@@ -392,8 +395,8 @@ struct PrefixGuard<B: ServedRib> {
 }
 
 impl<B: ServedRib> PrefixGuard<B> {
-    /// Acquires a prefix for a caller that uses `held` others. Users other than root and this process's own share their limit
-    /// among all their watches.
+    /// Acquires a prefix for a caller that already holds `held` others. All watches of a user share one limit, except
+    /// for root and this process's own user.
     fn new(backend: &B, caller: &Caller, (prefix, held): (&Prefix, usize)) -> Result<Self, String> {
         let place = match caller.identity {
             Identity::Local { uid } if !is_own_user(uid) => {
@@ -430,7 +433,7 @@ mod tests {
 
     use super::*;
 
-    /// Takes one prefix.
+    /// A backend that admits a single prefix.
     #[derive(Clone)]
     struct OnePrefix {
         node: Node,
@@ -476,7 +479,7 @@ mod tests {
     }
 
     #[test]
-    fn refused_prefix_guard_releases_nothing() {
+    fn refused_watch_prefix_releases_no_prefix_of_others() {
         let backend = OnePrefix::new();
         let prefix = Prefix::new("/a/").unwrap();
         let first = PrefixGuard::new(&backend, &Caller::default(), (&prefix, 0));
@@ -487,7 +490,7 @@ mod tests {
     }
 
     #[test]
-    fn watches_of_another_user_count_together() {
+    fn watches_of_one_user_share_prefix_limit() {
         let users = UserPlaces::new(MAX_PREFIXES);
         let backend = OnePrefix { users: Some(users.clone()), ..OnePrefix::new() };
         let (prefix, other) = (Prefix::new("/a/").unwrap(), Identity::Local { uid: 54_001 });

@@ -9,29 +9,29 @@ use fairmesh_model::Prefix;
 use crate::{Batch, Commit, Conflict, Entry, Expect, covering};
 
 mod apply_update;
-mod memory;
+mod memory_size;
 mod previous_values;
 
 use previous_values::PreviousValues;
 
-/// How many changes a table remembers at least, so that returning watchers need no snapshot.
+/// Minimum number of changes in a table's log. Watchers that return within the log need no snapshot.
 pub const DEFAULT_LOG_LEN: usize = 100_000;
-/// A large table remembers one change for this many entries. At this size the log costs less memory than the avoided
-/// snapshots cost bandwidth: gigabytes for a watcher that was away for a minute.
+/// Number of entries per logged change in a large table. A log of this length costs less memory than the bandwidth of
+/// the avoided snapshots, which are gigabytes for a watcher that was away for a minute.
 const ENTRIES_PER_LOGGED_CHANGE: usize = 2;
 
 /// The content of the routing information base, and the recently changed keys.
 ///
-/// The log contains only keys: a returning watcher gets the last value of each.
+/// The log contains only keys: a returning watcher gets the latest value of each key.
 #[derive(Clone, Debug)]
 pub struct Table {
     entries: BTreeMap<Arc<str>, Entry>,
     revision: u64,
     log: VecDeque<(u64, Arc<str>)>,
     max_log: usize,
-    /// The total number of changes.
+    /// Total number of changes.
     changes: u64,
-    /// The log has every change after this number.
+    /// The log has every change after this revision.
     floor: u64,
     previous: PreviousValues,
 }
@@ -43,7 +43,8 @@ impl Default for Table {
 }
 
 impl Table {
-    /// An empty table that remembers at most `max_log` changes, or half as many as it has entries if that is more.
+    /// Creates an empty table. Its log holds at most `max_log` changes, or half the number of entries if that is
+    /// greater.
     pub fn new(max_log: usize) -> Self {
         Self {
             entries: BTreeMap::new(),
@@ -56,27 +57,27 @@ impl Table {
         }
     }
 
-    /// Loads the content of a store at `revision`. Watchers with an earlier revision need snapshots.
+    /// Loads the content of a store at `revision`. Watchers with an earlier revision then need snapshots.
     pub fn load(&mut self, revision: u64, entries: impl IntoIterator<Item = (Arc<str>, Entry)>) {
         self.restore(revision, revision, entries);
     }
 
-    /// The number of the last change.
+    /// Returns the revision of the last change.
     pub fn revision(&self) -> u64 {
         self.revision
     }
 
-    /// The earliest number from which a watcher can resume.
+    /// Returns the earliest revision from which a watcher can resume.
     pub fn floor(&self) -> u64 {
         self.floor
     }
 
-    /// The entry at `key`.
+    /// Returns the entry at `key`.
     pub fn get(&self, key: &str) -> Option<&Entry> {
         self.entries.get(key)
     }
 
-    /// Checks the preconditions of the batch.
+    /// Checks the preconditions of a batch.
     pub fn check(&self, batch: &Batch) -> Result<(), Conflict> {
         for op in &batch.ops {
             let found = self.get(&op.key).map(|entry| entry.revision);
@@ -93,7 +94,7 @@ impl Table {
         Ok(())
     }
 
-    /// Applies a commit. Returns false, and changes nothing, if the commit is not newer than the table.
+    /// Applies a commit. If the commit is not newer than the table, changes nothing and returns false.
     pub fn apply(&mut self, commit: Commit) -> bool {
         let Commit { revision, changes } = commit;
         if revision <= self.revision {
@@ -107,18 +108,18 @@ impl Table {
         true
     }
 
-    /// The first key at or after `from`.
+    /// Returns the first key at or after `from`.
     pub(crate) fn key_from(&self, from: &str) -> Option<&Arc<str>> {
         self.entries.range::<str, _>((Bound::Included(from), Bound::Unbounded)).next().map(|(key, _)| key)
     }
 
-    /// Everything below the prefixes in the order of keys, each key once even if prefixes overlap.
+    /// Reads everything below the prefixes, ordered by key. Each key occurs once even if prefixes overlap.
     pub fn read(&self, prefixes: &[Prefix]) -> Vec<(Arc<str>, Entry)> {
         self.entries_below(prefixes).map(|(key, entry)| (key.clone(), entry.clone())).collect()
     }
 
-    /// The entries copied by [`read`](Self::read). Each is visited once, so that a request for thousands of
-    /// overlapping prefixes costs no more than one for all records.
+    /// Returns the entries copied by [`read`](Self::read). Each entry is visited once, so that a request for
+    /// thousands of overlapping prefixes costs no more than a request for all records.
     pub(crate) fn entries_below<'a>(
         &'a self,
         prefixes: &'a [Prefix],
@@ -131,8 +132,8 @@ impl Table {
         outermost.into_iter().flat_map(|prefix| self.below(prefix))
     }
 
-    /// Every key that changed after `cursor`, in order and as often as it changed, with the change's number; `None`
-    /// if the log does not reach back that far or the cursor is ahead.
+    /// Returns every key that changed after `cursor`, in order and as often as it changed, with the revision of the
+    /// change. `None` if the log does not reach back that far or the cursor is ahead of the table.
     pub(crate) fn changes_since(&self, cursor: u64) -> Option<impl Iterator<Item = &(u64, Arc<str>)>> {
         if cursor < self.floor || cursor > self.revision {
             return None;
@@ -141,14 +142,14 @@ impl Table {
         Some(self.log.range(from..))
     }
 
-    /// Drops the log up to `revision`. Watchers with an earlier revision need snapshots.
+    /// Drops the log up to `revision`. Watchers with an earlier revision then need snapshots.
     pub fn compact_before(&mut self, revision: u64) {
         self.floor = self.floor.max(revision.min(self.revision));
         let gone = self.log.partition_point(|(revision, _)| *revision <= self.floor);
         self.log.drain(..gone);
     }
 
-    /// The entries below one prefix.
+    /// Returns the entries below one prefix.
     pub(crate) fn below<'a>(&'a self, prefix: &'a Prefix) -> impl Iterator<Item = (&'a Arc<str>, &'a Entry)> {
         self.entries
             .range::<str, _>((Bound::Included(prefix.as_str()), Bound::Unbounded))
@@ -175,7 +176,7 @@ impl Table {
         }
     }
 
-    /// The total number of changes, and the maximum number in the log.
+    /// Returns the total number of changes, and the maximum number of changes in the log.
     pub(crate) fn changes(&self) -> (u64, usize) {
         (self.changes, self.max_log())
     }
@@ -184,7 +185,7 @@ impl Table {
         self.max_log.max(self.entries.len() / ENTRIES_PER_LOGGED_CHANGE)
     }
 
-    /// Advances to `revision` without a change.
+    /// Advances the revision without a change.
     pub(crate) fn advance(&mut self, revision: u64) {
         self.revision = self.revision.max(revision);
     }
@@ -204,7 +205,8 @@ impl Table {
         self.previous.keep(self.changes);
     }
 
-    /// The values after this many changes of keys that changed since, if remembered.
+    /// Returns the remembered values of keys that changed after change number `changes`, as they were before these
+    /// changes.
     pub(crate) fn previous(&self, changes: u64) -> HashMap<&str, Option<&Entry>> {
         self.previous.at(changes)
     }
@@ -215,12 +217,12 @@ impl Table {
         while self.log.len() > self.max_log()
             && let Some((oldest, _)) = self.log.pop_front()
         {
-            // The remaining changes of that revision in the log are incomplete.
+            // The remaining changes of this revision in the log are incomplete.
             self.floor = oldest;
         }
     }
 
-    /// Removes a key without watchers, and does not log the change.
+    /// Removes a key without watchers, and logs no change.
     pub(crate) fn forget(&mut self, key: &str) {
         self.entries.remove(key);
     }
@@ -243,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failed_precondition_names_the_present_revision() {
+    fn failed_write_precondition_names_current_revision() {
         let mut table = Table::default();
         table.apply(commit(3, &["/a"]));
         let check =
@@ -255,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn a_repeated_commit_changes_nothing() {
+    fn repeated_commit_changes_no_table_row() {
         let mut table = Table::default();
         assert!(table.apply(commit(2, &["/a"])));
         assert!(!table.apply(commit(2, &["/b"])));
@@ -263,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn the_log_resumes_within_its_bound_and_never_from_half_a_commit() {
+    fn table_log_resumes_within_its_limit_and_never_inside_commit() {
         let mut table = Table::new(3);
         table.apply(commit(1, &["/a", "/b"]));
         table.apply(commit(2, &["/c"]));
@@ -276,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn overlapping_prefixes_give_each_key_once() {
+    fn snapshot_of_overlapping_prefixes_contains_each_key_once() {
         let mut table = Table::default();
         table.apply(commit(1, &["/a/b/c", "/a/d", "/ab"]));
         let prefixes = ["/a/", "/a/b/", "/ab"].map(|text| Prefix::new(text).unwrap());

@@ -5,21 +5,21 @@ use std::sync::{
 
 use tonic::{Code, Status};
 
-/// Counts watches that this side terminated, by reason: the peer was silent, sent invalid data or exceeded a limit.
-/// Cheap to clone.
+/// Number of watches that this side terminated, by reason: the peer was silent, sent invalid data or exceeded a
+/// limit. Cheap to clone.
 #[derive(Clone, Debug, Default)]
 pub struct TerminatedWatches(Arc<[AtomicU64; 3]>);
 
 impl TerminatedWatches {
     const REASONS: [&str; 3] = ["timeout", "malformed", "limit"];
 
-    /// Each reason with its count.
+    /// Returns each reason with its count.
     pub fn counts(&self) -> impl Iterator<Item = (&'static str, u64)> {
         Self::REASONS.into_iter().zip(self.0.iter().map(|count| count.load(Relaxed)))
     }
 
-    /// Counts a watch that ended with this status. Connections closed by peers, and the end of this process, are not
-    /// counted.
+    /// Counts a watch that ended with this status. Watches that ended because the peer closed the connection or this
+    /// process stops are not counted.
     pub(crate) fn count(&self, status: &Status) {
         let reason = match status.code() {
             Code::DeadlineExceeded => 0,

@@ -4,7 +4,8 @@ use fairmesh_model::{Prefix, Revision};
 
 use crate::Entry;
 
-/// The changes between two revisions of a reader. They are applied as one change: snapshots first, then the rest.
+/// The changes from one revision of a reader to another. They are applied as one change: snapshots first, then the
+/// rest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Update {
     /// The reader's revision after the update, for every subscribed prefix.
@@ -13,7 +14,7 @@ pub struct Update {
     pub resumed: Vec<Resumed>,
     /// Snapshots of whole prefixes.
     pub snapshots: Vec<Snapshot>,
-    /// Keys with their last values.
+    /// Changed keys with their latest values.
     pub puts: Vec<(Arc<str>, Entry)>,
     /// Deleted keys.
     pub deletes: Vec<Arc<str>>,
@@ -28,12 +29,12 @@ pub struct Resumed {
     pub age: Duration,
 }
 
-/// Every entry below a prefix. A snapshot replaces the reader's entries there.
+/// Every entry below a prefix. A snapshot replaces all the reader's entries below that prefix.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Snapshot {
     /// The subscribed prefix.
     pub prefix: Prefix,
-    /// The entries in the order of keys.
+    /// The entries, ordered by key.
     pub entries: Vec<(Arc<str>, Entry)>,
     /// Maximum age of the entries; zero if the serving node is current with its own upstream.
     pub age: Duration,
@@ -45,7 +46,7 @@ impl Snapshot {
         self.get(key).is_some()
     }
 
-    /// The entry with this key.
+    /// Returns the entry with this key.
     pub(crate) fn get(&self, key: &str) -> Option<&Entry> {
         let position = self.entries.binary_search_by(|(held, _)| (**held).cmp(key)).ok()?;
         Some(&self.entries[position].1)
@@ -53,7 +54,7 @@ impl Snapshot {
 }
 
 impl Update {
-    /// An update without changes.
+    /// Creates an update without changes.
     pub fn empty(revision: Revision) -> Self {
         Self { revision, resumed: Vec::new(), snapshots: Vec::new(), puts: Vec::new(), deletes: Vec::new() }
     }

@@ -1,8 +1,9 @@
-//! The wall clock, for records that others read.
+//! The wall clock, for timestamps that other processes read.
 
 use std::time::UNIX_EPOCH;
 
-/// Milliseconds since 1970, for records that others read, the logs of writes, display, and to detect incarnations from the future.
+/// Returns milliseconds since 1970. Used for records, write logs, display, and to detect incarnations from the
+/// future.
 #[allow(clippy::disallowed_methods, reason = "the one reading of the wall clock for records")]
 pub fn now_ms() -> u64 {
     let since = std::time::SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();

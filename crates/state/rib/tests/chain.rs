@@ -1,5 +1,6 @@
-//! A store's node, an agent's node that follows it and forgets, restarts and restores, and a reader behind both. After
-//! any sequence of steps, the reader has the store's part and has never seen an older value on the way.
+//! Tests a store's node, an agent's node that follows it (and forgets, restarts and restores), and a reader behind
+//! both. After any sequence of steps, the reader has its part of the store and has never seen an older value on the
+//! way.
 #![allow(clippy::unwrap_used, reason = "helpers of tests fail by panicking")]
 
 use std::{
@@ -50,12 +51,13 @@ type Entries = Vec<(Arc<str>, Entry)>;
 struct Chain {
     store: Node,
     agent: Node,
-    /// The agent's watch of the store, and each prefix's revision; `None` before the first snapshot.
+    /// The agent's watch of the store, and the revision of each prefix; `None` before the prefix's first snapshot.
     upstream: Watcher,
     followed: BTreeMap<Prefix, Option<Revision>>,
     saved: BTreeMap<Prefix, (Revision, Entries)>,
     reader: Watcher,
-    /// Prefixes that the reader follows, whether the agent has each yet, and the reader's revision of each.
+    /// Prefixes that the reader wants to follow, those requested upstream, those that the agent has, and the reader's
+    /// revision of each prefix.
     wants: BTreeSet<Prefix>,
     requested: BTreeSet<Prefix>,
     live: BTreeSet<Prefix>,
@@ -245,7 +247,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 1000, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn reader_behind_an_agent_converges_to_the_store(steps in prop::collection::vec(step(), 1..80)) {
+    fn reader_behind_agent_converges_to_store(steps in prop::collection::vec(step(), 1..80)) {
         let mut chain = Chain::new();
         for step in &steps {
             chain.step(step);
@@ -255,7 +257,7 @@ proptest! {
 }
 
 #[test]
-fn copies_of_different_revisions_count_as_the_earliest() {
+fn agent_restarted_from_saved_copies_has_earliest_saved_revision() {
     let (a, b, all, only_b) = (0, 2, 63, 0b1000);
     let steps = [
         Step::Commit { keys: all, delete: 0 },
@@ -267,7 +269,7 @@ fn copies_of_different_revisions_count_as_the_earliest() {
         Step::Commit { keys: only_b, delete: 0 },
         Step::AgentPull,
         Step::Save { prefix: b },
-        // The agent is back at the first revision, with a later copy of `b` that the reader has not seen.
+        // The agent restarts at the first revision, with a later copy of `b` that the reader has not seen.
         Step::AgentRestart,
     ];
     let mut chain = Chain::new();

@@ -1,4 +1,4 @@
-//! Compares the memory that a node reports with its allocations.
+//! Compares the memory that a node reports with the memory that it allocates.
 
 #![allow(clippy::unwrap_used, reason = "a failed precondition fails the test")]
 #![allow(unsafe_code, reason = "an allocator that counts is one")]
@@ -16,7 +16,7 @@ const STORE: StoreId = StoreId(1);
 const RECORDS: usize = 50_000;
 const WATCHERS: usize = 400;
 
-/// The system's allocator with a counter of bytes in use.
+/// The system allocator with a counter of bytes in use.
 struct Counting;
 
 static IN_USE: AtomicI64 = AtomicI64::new(0);
@@ -24,7 +24,7 @@ static IN_USE: AtomicI64 = AtomicI64::new(0);
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-// SAFETY: both calls are forwarded to the system's allocator with unchanged arguments.
+// SAFETY: both calls are forwarded to the system allocator with unchanged arguments.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         IN_USE.fetch_add(layout.size() as i64, Relaxed);
@@ -44,13 +44,13 @@ fn near(reported: u64, allocated: i64) {
     assert!((0.9..1.1).contains(&ratio), "it reports {reported} and allocated {allocated}");
 }
 
-/// The key of a record; each service has a hundred records.
+/// Returns the key of a record. Each service has a hundred records.
 fn key(record: usize) -> String {
     format!("/t/shop/endpoints/s{:06}/east/i{record:06}", record / 100)
 }
 
 #[test]
-fn reported_memory_matches_allocations() {
+fn memory_reported_by_rib_matches_allocations() {
     let empty = IN_USE.load(Relaxed);
     let entry = |record: usize| {
         let value = Bytes::from(vec![1; 300 + record % 200]);

@@ -9,20 +9,20 @@ use std::{
 use fairmesh_rib::Commit;
 use tokio::sync::watch;
 
-/// Commits retained for subscribers that start late or fall behind.
+/// Maximum number of commits retained for subscribers that start late or fall behind.
 const MAX_COMMITS: usize = 4096;
-/// Bytes of keys and values in the retained commits.
+/// Maximum size of keys and values in the retained commits, in bytes.
 const MAX_BYTES: usize = 32 << 20;
-/// Factor on both bounds for commits that a subscriber has not read yet. A compacted subscriber has to load the whole
-/// store, possibly gigabytes, which blocks every write. So a subscriber may lag for seconds under the heaviest stream
-/// of writes.
+/// Factor by which both bounds are larger for commits that a subscriber has not read yet. A compacted subscriber must
+/// load the whole store, possibly gigabytes, which blocks every write. With this factor, a subscriber may lag for
+/// seconds under the heaviest stream of writes.
 const UNREAD_FACTOR: usize = 8;
 
-/// The requested commits are no longer retained; the subscriber has to load the store and subscribe again.
+/// The requested commits are no longer retained. The subscriber must load the store and subscribe again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("revision {after} is compacted: commits are retained from {oldest}; load the store again")]
 pub struct Compacted {
-    /// Last revision that the subscriber has.
+    /// Last revision that the subscriber has read.
     pub after: u64,
     /// Oldest revision that is still available.
     pub oldest: u64,
@@ -31,7 +31,7 @@ pub struct Compacted {
 /// The retained commits, by ascending revision. A store may skip revisions.
 #[derive(Debug)]
 struct RecentCommits {
-    /// Every commit with a greater revision is retained.
+    /// The log retains every commit with a revision greater than this one.
     after: u64,
     commits: VecDeque<Commit>,
     bytes: usize,
@@ -44,7 +44,7 @@ impl RecentCommits {
         Self { after: revision, commits: VecDeque::new(), bytes: 0, subscribers: Vec::new() }
     }
 
-    /// Drops the oldest commits that exceed the bounds.
+    /// Drops the oldest commits until the bounds hold.
     fn trim(&mut self) {
         self.subscribers.retain(|reader| reader.strong_count() > 0);
         let read = self.subscribers.iter().filter_map(Weak::upgrade).map(|reader| reader.load(Relaxed)).min();
@@ -61,11 +61,11 @@ impl RecentCommits {
     }
 }
 
-/// Position of a log.
+/// Newest position of a log.
 #[derive(Clone, Copy, Debug)]
 struct LogPosition {
     revision: u64,
-    /// Whether no commit follows.
+    /// Whether the log is closed, so that no commit follows.
     closed: bool,
 }
 
@@ -77,7 +77,7 @@ pub(crate) struct CommitLog {
 }
 
 impl CommitLog {
-    /// A log that begins after `revision`.
+    /// Creates a log that begins after `revision`.
     pub(crate) fn after(revision: u64) -> Self {
         let recent = RecentCommits::after(revision);
         let newest = watch::Sender::new(LogPosition { revision, closed: false });
@@ -102,7 +102,8 @@ impl CommitLog {
         self.newest.send_modify(|now| now.revision = newest);
     }
 
-    /// Continues after `revision` although the commits up to it are unknown. Earlier subscribers are compacted.
+    /// Continues after `revision` although commits up to it are unknown. Subscribers at an older revision get
+    /// [`Compacted`].
     pub(crate) fn skip_to(&self, revision: u64) {
         let mut recent = lock(&self.recent);
         if revision <= self.newest() {
@@ -116,12 +117,12 @@ impl CommitLog {
         self.newest.send_modify(|now| now.revision = revision);
     }
 
-    /// Ends every subscription. Nothing is published afterwards.
+    /// Ends every subscription. Nothing may be published afterwards.
     pub(crate) fn close(&self) {
         self.newest.send_modify(|now| now.closed = true);
     }
 
-    /// Every commit after `after`, past and future.
+    /// Subscribes to every commit after the revision `after`, past and future.
     pub(crate) fn subscribe(&self, after: u64) -> Commits {
         let read_up_to = Arc::new(AtomicU64::new(after));
         lock(&self.recent).subscribers.push(Arc::downgrade(&read_up_to));
@@ -134,7 +135,7 @@ fn commit_size(commit: &Commit) -> usize {
 }
 
 fn lock(recent: &Mutex<RecentCommits>) -> MutexGuard<'_, RecentCommits> {
-    // Under the lock only a failed allocation can panic halfway, and that ends the process.
+    // Only a failed allocation can panic halfway under this lock, and it ends the process.
     recent.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -144,12 +145,12 @@ pub struct Commits {
     recent: Arc<Mutex<RecentCommits>>,
     newest: watch::Receiver<LogPosition>,
     after: u64,
-    /// The last read revision, shared with the log, which retains unread commits longer.
+    /// Last revision that this subscription has read. The log retains unread commits longer.
     read_up_to: Arc<AtomicU64>,
 }
 
 impl Commits {
-    /// The next commit; `None` once the store is closed and everything is read. Cancel safe.
+    /// Returns the next commit; `None` once the store is closed and every commit is read. Cancel safe.
     ///
     /// # Errors
     /// [`Compacted`] when the next commit is no longer retained. This is permanent: load the store and subscribe again.
@@ -198,7 +199,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn revisions_may_have_gaps_and_a_subscription_may_start_inside_one() {
+    async fn commit_subscription_may_start_at_unused_revision() {
         let log = CommitLog::after(5);
         log.publish([7, 8, 12].map(commit).into());
         let mut subscribers = [5, 6, 7, 11, 12, 20].map(|after| log.subscribe(after));
@@ -213,7 +214,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_skip_compacts_older_subscriptions_and_keeps_newer_ones() {
+    async fn skipping_revisions_ends_only_older_commit_subscriptions() {
         let log = CommitLog::after(5);
         log.publish(vec![commit(7)]);
         let (mut behind, mut level) = (log.subscribe(7), log.subscribe(30));
@@ -228,7 +229,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_subscription_older_than_the_retained_commits_is_compacted() {
+    async fn commit_subscription_older_than_retained_commits_fails_as_compacted() {
         let log = CommitLog::after(0);
         log.publish((1..=MAX_COMMITS as u64 + 2).map(|i| commit(i * 10)).collect());
         let mut late = log.subscribe(0);
@@ -237,7 +238,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn unread_commits_are_retained_longer_but_bounded() {
+    async fn unread_commits_are_retained_longer_but_in_bounded_number() {
         let many = MAX_COMMITS as u64;
         let log = CommitLog::after(0);
         let mut slow = log.subscribe(0);

@@ -38,7 +38,7 @@ pub enum StoreError {
         /// The content that was found instead of a store.
         problem: String,
     },
-    /// The format belongs to a later release.
+    /// The store has a format of a later release.
     #[error(
         "store {location}: it has format {found} and this release reads up to {known}; start the release that wrote it"
     )]
@@ -63,7 +63,7 @@ pub enum StoreError {
     Io {
         /// Location of the store, or the directory that should contain it.
         location: StoreLocation,
-        /// Error of the operating system.
+        /// Error from the operating system.
         source: io::Error,
     },
     /// No member of the etcd cluster responds.
@@ -73,15 +73,15 @@ pub enum StoreError {
     Unavailable {
         /// Location of the store.
         location: StoreLocation,
-        /// Outcome of the last attempt.
+        /// Result of the last attempt.
         problem: String,
     },
-    /// Etcd refused the call, or its keys are not this store.
+    /// Etcd refused the call, or the keys below the root belong to another store or application.
     #[error("store {location}: {problem}")]
     Refused {
         /// Location of the store.
         location: StoreLocation,
-        /// The reason, and what to do.
+        /// The reason and the remedy.
         problem: String,
     },
 }
@@ -112,7 +112,7 @@ pub enum WriteError {
     Failed {
         /// Location of the store.
         location: StoreLocation,
-        /// Error of the disk.
+        /// Error from the disk.
         source: io::Error,
     },
     /// No member of the etcd cluster accepted the batch. Nothing is written.
@@ -120,7 +120,7 @@ pub enum WriteError {
     Unavailable {
         /// Location of the store.
         location: StoreLocation,
-        /// Outcome of the last attempt.
+        /// Result of the last attempt.
         problem: String,
     },
     /// Etcd refused the batch. Nothing is written.
@@ -128,7 +128,7 @@ pub enum WriteError {
     Refused {
         /// Location of the store.
         location: StoreLocation,
-        /// The reason, and what to do.
+        /// The reason and the remedy.
         problem: String,
     },
     /// The outcome is unknown: the batch was sent, but no response came. It is not acknowledged, and is stored whole

@@ -1,14 +1,14 @@
-//! The store in one etcd cluster: outlives a machine and serves several control planes.
+//! A store in one etcd cluster. It survives the loss of a machine and serves several control planes.
 //!
-//! Revisions are etcd's own, so that every control plane of a cluster counts alike. A batch is one transaction, and
-//! one watch receives the commits of all writers. Revisions counted by Fairmesh were rejected: every batch would have
-//! to expect one shared key, so that one of two concurrent writers would always have to retry.
+//! Revisions are etcd's own, so that every control plane uses the same numbers. A batch is one transaction, and one
+//! watch receives the commits of all writers. Revisions counted by Fairmesh were rejected: every batch would have to
+//! expect one shared key, so that one of two concurrent writers would always have to retry.
 
 mod call_error;
 mod client;
 mod config;
 mod connect;
-mod layout;
+mod key_layout;
 mod load;
 mod partitioned;
 mod state;
@@ -18,8 +18,8 @@ mod watch_loop;
 mod write_admission;
 mod writer_lease;
 
-/// Messages of etcd, generated from `proto/etcd.proto`.
-// Lints apply to written code only.
+/// Protobuf messages of etcd, generated from `proto/etcd.proto`.
+// Lints apply to hand-written code only.
 #[allow(missing_docs, missing_debug_implementations, unreachable_pub, dead_code)]
 #[allow(clippy::all, clippy::too_many_lines, clippy::cognitive_complexity, clippy::disallowed_methods)]
 mod proto {
@@ -47,24 +47,26 @@ use tokio::{
 use crate::{BoxFuture, Commits, Store, StoreError, StoreSnapshot, WriteError};
 use client::{Client, RetryPolicy};
 pub use config::{EtcdAddress, EtcdConfig, EtcdLogin, EtcdTls};
-use layout::{Identity, Layout, StoreMeta};
+use key_layout::{Identity, Layout, StoreMeta};
 pub use partitioned::{PartitionedStore, SplitEvent, SplitRequest, is_partitioned};
 use state::EtcdState;
 use watch_loop::{read_meta, watch_commits};
 use writer_lease::WriterLease;
 
-/// Value of `--max-txn-ops` that fits every batch: its operations, and one that records the revision.
+/// Value of etcd's `--max-txn-ops` that suffices for every batch: its operations, and one that records the revision.
 const MAX_TXN_OPS: usize = fairmesh_rib::MAX_OPS + 1;
-/// Value of `--max-request-bytes` that fits every batch: a transaction contains a key up to three times.
+/// Value of etcd's `--max-request-bytes` that suffices for every batch: a transaction contains each key up to three
+/// times.
 const MAX_REQUEST_BYTES: usize = 8 << 20;
 /// Time limit for releasing the lease on close.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
-/// The fence of a process that waits for the writer lease: no key is created at this revision.
+/// Fence of a process that waits for the writer lease: no key is ever created at this revision.
 const UNHELD_FENCE: u64 = i64::MAX as u64;
 /// The only partition of a store in one cluster.
 const PARTITION: u32 = 0;
 
-/// A store in an etcd cluster, which any number of processes may open. Lives within the tokio runtime that opened it.
+/// A store in an etcd cluster. Any number of processes may open it. It must not outlive the tokio runtime that opened
+/// it.
 #[derive(Debug)]
 pub struct EtcdStore {
     shared: Arc<EtcdState>,
@@ -76,12 +78,12 @@ pub struct EtcdStore {
 #[derive(Debug)]
 struct LeaseKeeper {
     task: AbortHandle,
-    /// Current lease.
+    /// Id of the current lease.
     lease_id: Arc<AtomicI64>,
 }
 
 impl EtcdStore {
-    /// Opens the store, and creates it if absent.
+    /// Opens the store, or creates it if absent.
     ///
     /// # Errors
     /// [`StoreError`] when no member responds for ten seconds, when etcd denies access, or when the keys below the root
@@ -92,29 +94,31 @@ impl EtcdStore {
             |failure: call_error::CallError| failure.into_store_error(&config.address.location());
         let mut meta = read_meta(&client, &layout).await.map_err(store_error)?;
         if meta.identity.is_none() {
-            let create =
-                txn::create(&layout, &layout::encode_identity(Identity::SingleCluster(random_id(&client)?)));
-            // Idempotent: the second attempt finds the store that the first attempt or another process created.
+            let create = txn::create(
+                &layout,
+                &key_layout::encode_identity(Identity::SingleCluster(random_id(&client)?)),
+            );
+            // Idempotent: a second attempt finds the store that the first attempt or another process created.
             client.txn(RetryPolicy::Repeatable, create).await.map_err(store_error)?;
             meta = read_meta(&client, &layout).await.map_err(store_error)?;
         }
         let StoreMeta { last, revision, identity, .. } = meta;
         let identity = identity.unwrap_or_default();
-        let id = layout::single_cluster_id(&identity, &client.location)?;
+        let id = key_layout::single_cluster_id(&identity, &client.location)?;
         let shared = Arc::new(EtcdState::new(client, layout, id, identity, last));
         let watcher = tokio::spawn(watch_commits(shared.clone(), revision + 1)).abort_handle();
         Ok(Self { shared, watcher, lease_keeper: OnceLock::new() })
     }
 
-    /// Waits until no other process holds the writer lease, and acquires it. From then on only this process writes,
-    /// among processes that use leases. `holder` is a name for people. Another process can acquire the lease `ttl`
-    /// after the last renewal. Call this once, before anything is written.
+    /// Waits until no other process holds the writer lease, and acquires it. From then on no other process that uses
+    /// leases can write. `holder` names this process in messages. Another process can acquire the lease `ttl` after
+    /// the last renewal. Call this once, before anything is written.
     ///
-    /// In a full etcd no lease can be acquired. This returns then, and the lease is acquired once there is space. Until then the
-    /// store can be read, possibly stale, and refuses writes.
+    /// A full etcd grants no lease. In this case the call returns, and the lease is acquired in the background once
+    /// there is space. Until then the store serves reads, possibly stale, and refuses writes.
     ///
-    /// When the lease is lost, such as after a pause longer than `ttl` in which another process acquired it, nothing
-    /// more is written and the store reports a [`fatal_error`](Store::fatal_error).
+    /// If the lease is lost, nothing more is written and the store reports a [`fatal_error`](Store::fatal_error).
+    /// This happens, for example, when another process acquires the lease during a pause longer than `ttl`.
     ///
     /// # Errors
     /// As for [`EtcdStore::open`].
@@ -135,7 +139,7 @@ impl EtcdStore {
             }
             Err(failure) => return Err(failure.into_store_error(&self.shared.client.location)),
         };
-        // On a second call the newer lease expires.
+        // If called twice, the second lease is not kept and expires.
         let _ = self.lease_keeper.set(LeaseKeeper { task, lease_id });
         Ok(())
     }
@@ -150,8 +154,8 @@ impl EtcdStore {
         }
     }
 
-    /// Gives the store another id and returns it. Do this once after restoring an older snapshot of etcd. Processes
-    /// that have the store open end.
+    /// Gives the store a new id and returns it. Do this once after restoring an older snapshot of etcd. Processes
+    /// that have the store open then stop with an error.
     ///
     /// # Errors
     /// As for [`EtcdStore::open`]; a missing store is an error too.
@@ -165,10 +169,10 @@ impl EtcdStore {
         };
         let meta = read_meta(&client, &layout).await.map_err(store_error)?;
         let before = meta.identity.ok_or_else(|| refused("there is no store; leave --new-store-id out"))?;
-        layout::single_cluster_id(&before, &client.location)?;
+        key_layout::single_cluster_id(&before, &client.location)?;
         let id = random_id(&client)?;
         let renew =
-            txn::regenerate_id(&layout, &before, &layout::encode_identity(Identity::SingleCluster(id)));
+            txn::regenerate_id(&layout, &before, &key_layout::encode_identity(Identity::SingleCluster(id)));
         match client.txn(RetryPolicy::NonRepeatable, renew).await.map_err(store_error)?.succeeded {
             true => Ok(id),
             false => {
@@ -186,7 +190,7 @@ impl EtcdStore {
             batch.validate()?;
             let (permit, shared) =
                 (self.shared.admission.admit(&batch, &self.shared.client.location)?, self.shared.clone());
-            // In a task of its own, so that a cancelled caller does not cancel a write in flight.
+            // Spawned as a task, so that cancelling the caller does not cancel a write in flight.
             let written = tokio::spawn(async move {
                 let _permit = permit;
                 shared.write(batch).await

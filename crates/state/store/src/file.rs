@@ -1,4 +1,4 @@
-//! The store of one machine: a redb file and the one thread that writes it.
+//! The store of a single machine: a redb file, and one thread that writes it.
 
 mod backend;
 mod format;
@@ -29,7 +29,7 @@ use writer::{Queue, WriteRequest};
 /// The only partition of a store on one machine.
 const PARTITION: u32 = 0;
 
-/// A store in one redb file, locked by this process. Dropping it waits for the writes in flight.
+/// A store in one redb file, locked by this process. Dropping the store waits for writes in flight.
 #[derive(Debug)]
 pub struct RedbStore {
     shared: Arc<FileState>,
@@ -38,13 +38,13 @@ pub struct RedbStore {
 }
 
 impl RedbStore {
-    /// Opens the store at `path`, and creates it (and the directory) if absent. Blocks on the disk.
+    /// Opens the store at `path`, or creates it and its directory if absent. Blocks on the disk.
     ///
-    /// The whole file is verified first, without writing to it. A lock file, `path` with `.lock` appended, excludes
-    /// other processes. A file that other users may read is made private to its owner.
+    /// The whole file is verified first, without writing to it. A lock file, whose name is `path` with `.lock`
+    /// appended, excludes other processes. If other users may read the file, their access is removed.
     ///
     /// # Errors
-    /// [`StoreError`] when the file is not a sound store of a known format; it is unchanged then.
+    /// [`StoreError`] when the file is not an undamaged store of a known format; the file stays unchanged.
     pub fn open(path: impl Into<PathBuf>) -> Result<Self, StoreError> {
         let path = path.into();
         let lock = lock::acquire(&path)?;
@@ -60,8 +60,9 @@ impl RedbStore {
 
     /// Gives the store at `path` a new id and returns it. Blocks on the disk.
     ///
-    /// Do this once after restoring a backup, before serving it. Readers that saw later revisions of the old id would
-    /// otherwise wait for the store to catch up, and then mix two histories. With a new id they take a snapshot.
+    /// Do this once after restoring a backup, before serving it. Readers that saw later revisions under the old id
+    /// would otherwise wait until the store catches up, and then mix two histories. With a new id they take a
+    /// snapshot.
     ///
     /// # Errors
     /// As for [`RedbStore::open`]; a missing file is an error too.
@@ -75,7 +76,7 @@ impl RedbStore {
         format::regenerate_id(&db).map_err(|e| open::store_error(&path, e))
     }
 
-    /// Opens or creates a store on another backend than a file, named `name` in messages; for crash tests.
+    /// Opens or creates a store on a storage backend instead of a file, for crash tests. Messages call it `name`.
     #[doc(hidden)]
     pub fn with_backend(name: impl Into<PathBuf>, backend: OpenBackend) -> Result<Self, StoreError> {
         let name = name.into();
@@ -95,7 +96,7 @@ impl RedbStore {
         &self.shared.path
     }
 
-    /// The entries of `keys`, by ascending key; for callers whose data exceeds memory.
+    /// Returns the entries in the key range `keys`, by ascending key; for callers whose data exceeds memory.
     ///
     /// # Errors
     /// [`StoreError`] when the file cannot be read.
@@ -177,7 +178,7 @@ impl Store for RedbStore {
 
 impl Drop for RedbStore {
     fn drop(&mut self) {
-        // The writer ends with its queue; joining it closes the file properly.
+        // The writer thread ends when its queue is closed and empty; joining it closes the file properly.
         self.queue.take();
         if let Some(writer) = self.writer.take()
             && writer.join().is_err()

@@ -1,16 +1,16 @@
-//! Persistence of the routing information base (RIB): one trait, implemented by redb in a file on one machine, and by
-//! etcd in one cluster or several.
+//! Persistence of the routing information base (RIB). One trait has two implementations: redb in a file on one
+//! machine, and etcd in one or several clusters.
 //!
-//! The control plane and the registry write here; routers never use this crate. An acknowledged write is durable.
-//! `rib` serves readers, and follows [`Store::commits`].
+//! The control plane and the registry write to a store; routers never use this crate. An acknowledged write is
+//! durable. The crate `rib` serves readers, and follows [`Store::commits`].
 //!
-//! In a file one transaction commits many queued batches, but each batch keeps its own revision and its own result. The
-//! alternative, one transaction per batch, was rejected: a disk takes some hundred syncs a second, and a thousand
-//! endpoints that register at once would wait for seconds.
+//! In a file, one transaction commits many queued batches, but each batch keeps its own revision and result. One
+//! transaction per batch was rejected: a disk completes some hundred syncs a second, and a thousand endpoints that
+//! register at once would wait for seconds.
 
-pub mod author;
 mod error;
 mod etcd;
+pub mod write_author;
 
 mod commit_log;
 mod file;
@@ -33,7 +33,7 @@ pub use file::OpenBackend;
 pub use file::{RedbStore, ReplicaContents, ReplicaFile, ReplicaUpdate};
 pub use location::StoreLocation;
 
-/// A future behind a trait object.
+/// A boxed future, for methods of trait objects.
 pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
 /// The whole contents of a store: its newest revision, and the entries by ascending key.
@@ -41,10 +41,11 @@ pub type StoreSnapshot = (u64, Vec<(Arc<str>, Entry)>);
 
 /// A durable, versioned key space with linearizable, batched compare-and-set writes (ServiceRouter §3.1).
 pub trait Store: Debug + Send + Sync + 'static {
-    /// Identity of the revision sequence; random, chosen when the store was created.
+    /// Identity of the revision sequence; chosen at random when the store is created.
     fn id(&self) -> StoreId;
 
-    /// The partition that contains `key` now. A batch over several partitions is still one revision.
+    /// Returns the partition that currently contains `key`. A batch over several partitions still has a single
+    /// revision.
     fn partition(&self, key: &str) -> u32;
 
     /// Writes a batch, whole or not at all, and returns its revision once it is durable.
@@ -56,43 +57,43 @@ pub trait Store: Debug + Send + Sync + 'static {
     /// Reads the whole store at one revision.
     fn load(&self) -> BoxFuture<'_, Result<StoreSnapshot, StoreError>>;
 
-    /// Every commit after the revision `after`, in order and complete, until the store is closed. Revisions ascend, and
-    /// may have gaps.
+    /// Subscribes to every commit after the revision `after`, in order and complete, until the store is closed.
+    /// Revisions ascend and may have gaps.
     ///
-    /// A bounded number of past commits is retained: subscribe with the revision that [`Store::load`] returned, soon
-    /// after it.
+    /// Only a bounded number of past commits is retained. Subscribe with the revision that [`Store::load`] returned,
+    /// soon after the load.
     fn commits(&self, after: u64) -> Commits;
 
-    /// Why nothing can be written until the process is restarted; `None` while the store works.
+    /// Why no write can succeed until the process is restarted; `None` while the store works.
     fn fatal_error(&self) -> Option<&str> {
         None
     }
 
-    /// Why the last write failed, such as a full disk; `None` if it succeeded. Unlike [`Store::fatal_error`] it may be
-    /// temporary.
+    /// Why the last write failed, for example because the disk is full; `None` if it succeeded. Unlike
+    /// [`Store::fatal_error`], the reason may be temporary.
     fn write_failure(&self) -> Option<String> {
         None
     }
 
-    /// Tests whether a write would succeed now, without changing anything; `None` if the store cannot test this.
+    /// Tests whether a write would succeed now, without changing anything; `None` if the store has no such test.
     ///
     /// # Errors
-    /// Why it would fail.
+    /// Why a write would fail.
     fn probe_write(&self) -> Option<BoxFuture<'_, Result<(), String>>> {
         None
     }
 
-    /// Reads the copy on this machine's disk and compares checksums, as at open. Writes wait meanwhile.
+    /// Reads the copy on this machine's disk and compares checksums, as on open. Writes wait meanwhile.
     ///
     /// # Errors
-    /// The damage. Nothing is changed, and reads do not use that copy.
+    /// The damage. Nothing is changed, and reads are not served from the damaged copy.
     fn verify(&self) -> BoxFuture<'_, Result<(), StoreError>> {
         Box::pin(async { Ok(()) })
     }
 
-    /// Until when no other process can write to this store, by this process's clock. Renewals advance it. Once it is
-    /// in the past, another process may have written data that is not visible here. `None` if no other process ever
-    /// can, or no lease was acquired.
+    /// Time until which no other process can write to this store, by this process's clock. Renewals advance it.
+    /// Afterwards, another process may have written data that is not visible here. `None` if no other process can
+    /// ever write, or if no lease was acquired.
     fn lease_expiry(&self) -> Option<watch::Receiver<Instant>> {
         None
     }
@@ -103,7 +104,7 @@ pub trait Store: Debug + Send + Sync + 'static {
         Box::pin(async {})
     }
 
-    /// Disk usage in bytes on this machine; 0 if none or unknown.
+    /// Returns the disk usage on this machine in bytes; 0 if none or unknown.
     fn disk_bytes(&self) -> u64 {
         0
     }

@@ -4,7 +4,7 @@ use std::{
     sync::Arc,
 };
 
-/// Location of a store, for people: the path of its file, or the address of its etcd.
+/// Location of a store for messages: the path of its file, or the address of its etcd.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoreLocation(Arc<str>);
 

@@ -1,5 +1,5 @@
-//! The contract of every store, in a file and in one or several etcd clusters: conflicts, atomicity, order, restarts,
-//! limits.
+//! The contract of every store, tested in a file and in one or several etcd clusters: conflicts, atomicity, order,
+//! restarts and limits.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod support;
@@ -13,7 +13,7 @@ use fairmesh_test_support::Etcd;
 use support::{batch, delete, etcd_config, put};
 use tokio::sync::mpsc;
 
-/// Where a store persists.
+/// Where a store keeps its data.
 enum Backend {
     File(tempfile::TempDir),
     Etcd(Etcd),
@@ -21,7 +21,7 @@ enum Backend {
 }
 
 impl Backend {
-    /// The home partition, and another with some of the services that the tests use.
+    /// Creates a home partition, and another partition with some of the services that the tests use.
     async fn partitioned() -> Self {
         let (first, second) = (Etcd::with(&["--max-txn-ops=1000"]), Etcd::with(&["--max-txn-ops=1000"]));
         let into = etcd_config(&[&second.client()], "").address;
@@ -51,7 +51,7 @@ impl Backend {
         }
     }
 
-    /// Discards the commit history, as a restart does for a file.
+    /// Discards the commit history, as a restart does for a store in a file.
     fn compact_history(&self, newest: u64) {
         if let Self::Etcd(etcd) = self {
             etcd.post("kv/compaction", &format!("{{\"revision\":{newest}}}"));
@@ -59,7 +59,7 @@ impl Backend {
     }
 }
 
-/// Instantiates each test for each store.
+/// Instantiates each test for each kind of store.
 macro_rules! for_each_store {
     ($($property:ident,)*) => {
         mod file {
@@ -84,28 +84,29 @@ macro_rules! for_each_store {
 }
 
 for_each_store! {
-    a_restart_keeps_id_revision_and_entries,
-    a_stale_batch_conflicts_as_a_whole_and_reports_both_revisions,
-    the_first_failed_expectation_is_reported,
-    exactly_one_of_many_concurrent_writers_of_a_key_wins_each_round,
-    commits_after_the_loaded_revision_are_complete_and_in_order,
-    a_delete_of_an_absent_key_has_a_revision_too,
-    a_subscription_before_the_retained_commits_is_compacted,
-    batches_out_of_bounds_are_refused_and_an_empty_batch_takes_no_revision,
-    a_store_of_many_pages_loads_completely,
+    restart_keeps_id_revision_and_entries,
+    stale_batch_conflicts_as_whole_and_reports_both_revisions,
+    first_failed_expectation_is_reported,
+    exactly_one_of_concurrent_writers_of_key_wins_each_round,
+    commits_after_loaded_revision_are_complete_and_in_order,
+    deletion_of_absent_key_gets_revision,
+    subscription_before_retained_commits_is_compacted,
+    oversized_batch_is_refused_and_empty_batch_takes_no_revision,
+    store_with_many_pages_loads_completely,
 }
 
-/// Stores in one and in several etcd clusters share the queue, and filling it takes disk time.
+/// Tests of a full write queue. They run once per kind of queue, because filling it takes disk time: stores in one
+/// and in several etcd clusters share the queue.
 mod queue {
-    use super::{Backend, Etcd, batches_beyond_the_queue_are_refused_and_queued_ones_are_written as full};
+    use super::{Backend, Etcd, batches_beyond_queue_capacity_are_refused_and_queued_ones_written as full};
 
     #[tokio::test]
-    async fn file_queue_refuses_batches_beyond_its_capacity() {
+    async fn file_write_queue_refuses_batches_beyond_its_capacity() {
         full(Backend::File(tempfile::tempdir().unwrap())).await;
     }
 
     #[tokio::test]
-    async fn etcd_queue_refuses_batches_beyond_its_capacity() {
+    async fn etcd_write_queue_refuses_batches_beyond_its_capacity() {
         full(Backend::Etcd(Etcd::start())).await;
     }
 }
@@ -130,7 +131,7 @@ async fn conflict(store: &Arc<dyn Store>, batch: Batch) -> Conflict {
     }
 }
 
-async fn a_restart_keeps_id_revision_and_entries(backend: Backend) {
+async fn restart_keeps_id_revision_and_entries(backend: Backend) {
     let store = backend.open().await;
     let id = store.id();
     assert_eq!(rows(&store).await, []);
@@ -158,7 +159,7 @@ async fn a_restart_keeps_id_revision_and_entries(backend: Backend) {
     assert!(third.number > second.number);
 }
 
-async fn a_stale_batch_conflicts_as_a_whole_and_reports_both_revisions(backend: Backend) {
+async fn stale_batch_conflicts_as_whole_and_reports_both_revisions(backend: Backend) {
     let store = backend.open().await;
     let mut written = Vec::new();
     for value in ["1", "2"] {
@@ -188,7 +189,7 @@ async fn a_stale_batch_conflicts_as_a_whole_and_reports_both_revisions(backend: 
     assert_eq!(store.load().await.unwrap().0, second, "a refused batch takes no revision");
 }
 
-async fn the_first_failed_expectation_is_reported(backend: Backend) {
+async fn first_failed_expectation_is_reported(backend: Backend) {
     let store = backend.open().await;
     let first = store
         .write(batch([
@@ -211,7 +212,7 @@ async fn the_first_failed_expectation_is_reported(backend: Backend) {
     );
 }
 
-async fn exactly_one_of_many_concurrent_writers_of_a_key_wins_each_round(backend: Backend) {
+async fn exactly_one_of_concurrent_writers_of_key_wins_each_round(backend: Backend) {
     let store = backend.open().await;
     let mut last = None;
     for round in 0..5 {
@@ -230,7 +231,7 @@ async fn exactly_one_of_many_concurrent_writers_of_a_key_wins_each_round(backend
     assert_eq!(Some(number(&store).await), last);
 }
 
-async fn commits_after_the_loaded_revision_are_complete_and_in_order(backend: Backend) {
+async fn commits_after_loaded_revision_are_complete_and_in_order(backend: Backend) {
     let store = backend.open().await;
     store.write(batch([put("/t/test/services/before", "", Expect::Any)])).await.unwrap();
     let (loaded, _) = store.load().await.unwrap();
@@ -259,7 +260,7 @@ async fn commits_after_the_loaded_revision_are_complete_and_in_order(backend: Ba
     assert_eq!(commits.next().await, Ok(None), "the stream ends with the store");
 }
 
-async fn a_delete_of_an_absent_key_has_a_revision_too(backend: Backend) {
+async fn deletion_of_absent_key_gets_revision(backend: Backend) {
     let store = backend.open().await;
     let (loaded, _) = store.load().await.unwrap();
     let mut commits = store.commits(loaded);
@@ -270,7 +271,7 @@ async fn a_delete_of_an_absent_key_has_a_revision_too(backend: Backend) {
     assert!(revision > loaded && changes.iter().all(|(_, value)| value.is_none()), "{changes:?}");
 }
 
-async fn a_subscription_before_the_retained_commits_is_compacted(backend: Backend) {
+async fn subscription_before_retained_commits_is_compacted(backend: Backend) {
     let store = backend.open().await;
     let before = number(&store).await;
     let newest = store.write(batch([put("/t/test/services/a", "", Expect::Any)])).await.unwrap().number;
@@ -281,7 +282,7 @@ async fn a_subscription_before_the_retained_commits_is_compacted(backend: Backen
     assert_eq!(commits.next().await, Err(Compacted { after: before, oldest: newest + 1 }));
 }
 
-async fn batches_out_of_bounds_are_refused_and_an_empty_batch_takes_no_revision(backend: Backend) {
+async fn oversized_batch_is_refused_and_empty_batch_takes_no_revision(backend: Backend) {
     let store = backend.open().await;
     let large = || vec![7; MAX_VALUE_BYTES];
     let over = [
@@ -298,7 +299,7 @@ async fn batches_out_of_bounds_are_refused_and_an_empty_batch_takes_no_revision(
     assert_eq!(store.write(Batch::default()).await.unwrap(), written);
 }
 
-async fn batches_beyond_the_queue_are_refused_and_queued_ones_are_written(backend: Backend) {
+async fn batches_beyond_queue_capacity_are_refused_and_queued_ones_written(backend: Backend) {
     let store = backend.open().await;
     let mut writers = tokio::task::JoinSet::new();
     for writer in 0..100 {
@@ -314,7 +315,7 @@ async fn batches_beyond_the_queue_are_refused_and_queued_ones_are_written(backen
     assert_eq!(rows(&store).await.len(), taken.len() * 5);
 }
 
-async fn a_store_of_many_pages_loads_completely(backend: Backend) {
+async fn store_with_many_pages_loads_completely(backend: Backend) {
     let store = backend.open().await;
     let mut expected = Vec::new();
     for part in 0..8 {

@@ -1,4 +1,4 @@
-//! A damaged or foreign store file is refused with a hint and unchanged; it is never taken for an empty one.
+//! A damaged or foreign store file is refused with a hint and stays unchanged. It is never taken for an empty store.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod support;
@@ -31,7 +31,7 @@ fn runtime() -> tokio::runtime::Runtime {
     tokio::runtime::Builder::new_current_thread().build().unwrap()
 }
 
-/// The store is refused, the error names its path, and the file is unchanged.
+/// Asserts that the store is refused, that the error names its path, and that the file is unchanged.
 fn refused(path: &Path) -> StoreError {
     let before = fs::read(path).unwrap();
     let refusal = rows(path).unwrap_err();
@@ -41,7 +41,7 @@ fn refused(path: &Path) -> StoreError {
 }
 
 #[test]
-fn foreign_files_are_refused() {
+fn files_of_other_formats_are_refused_as_store() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("store");
     fs::write(&path, "kind: Service\n".repeat(1000)).unwrap();
@@ -57,7 +57,7 @@ fn foreign_files_are_refused() {
 }
 
 #[test]
-fn a_newer_format_requires_the_newer_release() {
+fn store_file_of_newer_format_is_refused_as_newer() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("store");
     drop(fill(&path));
@@ -71,7 +71,7 @@ fn a_newer_format_requires_the_newer_release() {
 }
 
 #[test]
-fn an_empty_or_truncated_file_is_damaged_and_not_new() {
+fn empty_or_truncated_store_file_counts_as_damaged() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("store");
     drop(fill(&path));
@@ -89,7 +89,7 @@ fn an_empty_or_truncated_file_is_damaged_and_not_new() {
 }
 
 #[test]
-fn flipped_bits_are_detected_or_harmless() {
+fn flipped_bits_in_store_file_are_detected_or_harmless() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("store");
     let store = fill(&path);
@@ -101,7 +101,7 @@ fn flipped_bits_are_detected_or_harmless() {
     for whole in [closed, killed] {
         let mut detected = 0;
         for round in 0..400 {
-            // Every byte of the header, then anywhere.
+            // Flips every byte of the header first, then bytes anywhere.
             let at =
                 if round < 320 { round } else { usize::try_from(random.below(whole.len() as u64)).unwrap() };
             let mut damaged = whole.clone();
@@ -117,7 +117,7 @@ fn flipped_bits_are_detected_or_harmless() {
 }
 
 #[test]
-fn an_interrupted_creation_is_started_over() {
+fn interrupted_creation_of_store_is_restarted() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("store");
     fs::write(folder.path().join("store.new"), "half a header").unwrap();
@@ -126,7 +126,7 @@ fn an_interrupted_creation_is_started_over() {
 }
 
 #[test]
-fn verify_finds_flipped_bits_in_an_open_store() {
+fn store_verification_finds_flipped_bits_while_open() {
     use std::os::unix::fs::FileExt as _;
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("store");
@@ -136,7 +136,7 @@ fn verify_finds_flipped_bits_in_an_open_store() {
     runtime().block_on(store.verify()).unwrap();
     let whole = fs::read(&path).unwrap();
     let file = fs::OpenOptions::new().write(true).open(&path).unwrap();
-    // Wherever values lie, since pages that are free are not looked at.
+    // Overwrites all values wherever they lie, because free pages are not verified.
     for (start, _) in whole.windows(100).enumerate().filter(|(_, bytes)| *bytes == [b'v'; 100]).step_by(50) {
         file.write_at(b"w", start as u64).unwrap();
     }

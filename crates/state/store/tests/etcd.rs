@@ -1,5 +1,5 @@
-//! Behaviour specific to a store in etcd: lost connections, failing members, compacted revisions, foreign keys, limits
-//! of etcd, users and certificates.
+//! Behaviour specific to a store in etcd: lost connections, failing members, compacted revisions, foreign keys, etcd's
+//! limits, users and certificates.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod support;
@@ -18,14 +18,14 @@ use support::{
 };
 use tokio::time::{Instant, timeout};
 
-/// Time limit of operations that take moments.
+/// Time limit for operations that normally take moments.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
 async fn open(members: &[&str], root: &str) -> EtcdStore {
     EtcdStore::open(&etcd_config(members, root)).await.unwrap()
 }
 
-/// Writes a value that is written nowhere else; if the response is lost, checks whether it was written.
+/// Writes a value that is used only once. If the response is lost, checks whether the value was written.
 async fn write(store: &EtcdStore, key: &str, value: &'static str) -> u64 {
     loop {
         match store.write(batch([put(key, value, Expect::Any)])).await {
@@ -55,7 +55,7 @@ fn large() -> Vec<u8> {
 }
 
 #[tokio::test]
-async fn stores_share_a_root_and_are_isolated_by_different_roots() {
+async fn etcd_stores_with_same_root_share_data_and_others_are_isolated() {
     let etcd = Etcd::start();
     let member = etcd.client();
     let (one, same, other) =
@@ -85,7 +85,7 @@ async fn stores_share_a_root_and_are_isolated_by_different_roots() {
 }
 
 #[tokio::test]
-async fn a_restarted_member_loses_and_repeats_no_commit() {
+async fn etcd_member_restart_loses_and_repeats_no_commit() {
     let mut etcd = Etcd::start();
     let store = std::sync::Arc::new(open(&["127.0.0.1:1", &etcd.client()], "").await);
     let mut commits = store.commits(0);
@@ -96,7 +96,7 @@ async fn a_restarted_member_loses_and_repeats_no_commit() {
         assert_eq!(next_number(&mut commits).await, before);
         etcd.kill();
         let writer = store.clone();
-        // No member accepts it, so it waits for the member to return.
+        // No member accepts the write, so it waits for the member to return.
         let waiting = tokio::spawn(async move { write(&writer, "/b", round).await });
         tokio::task::yield_now().await;
         etcd.restart();
@@ -108,7 +108,7 @@ async fn a_restarted_member_loses_and_repeats_no_commit() {
 }
 
 #[tokio::test]
-async fn commits_made_during_a_disconnect_arrive_complete_in_fragments() {
+async fn commits_during_etcd_disconnect_arrive_complete_afterwards() {
     let etcd = Etcd::start();
     let proxy = Proxy::to(etcd.client()).await;
     let (cut, direct) = (open(&[&proxy.address], "").await, open(&[&etcd.client()], "").await);
@@ -128,7 +128,7 @@ async fn commits_made_during_a_disconnect_arrive_complete_in_fragments() {
 }
 
 #[tokio::test]
-async fn a_watcher_behind_a_compaction_has_to_load_and_then_continues() {
+async fn store_watcher_behind_etcd_compaction_must_load_and_then_continues() {
     let etcd = Etcd::start();
     let proxy = Proxy::to(etcd.client()).await;
     let (lagging, direct) = (open(&[&proxy.address], "").await, open(&[&etcd.client()], "").await);
@@ -157,7 +157,7 @@ async fn a_watcher_behind_a_compaction_has_to_load_and_then_continues() {
 }
 
 #[tokio::test]
-async fn a_compaction_of_foreign_keys_requires_no_load() {
+async fn etcd_compaction_of_foreign_keys_requires_no_load() {
     let etcd = Etcd::start();
     let proxy = Proxy::to(etcd.client()).await;
     let lagging = open(&[&proxy.address], "").await;
@@ -173,7 +173,7 @@ async fn a_compaction_of_foreign_keys_requires_no_load() {
 }
 
 #[tokio::test]
-async fn a_write_whose_response_is_lost_has_an_unknown_outcome() {
+async fn etcd_write_with_lost_response_has_unknown_outcome() {
     let etcd = Etcd::start();
     let proxy = Proxy::to(etcd.client()).await;
     let (muted, direct) =
@@ -195,7 +195,7 @@ async fn a_write_whose_response_is_lost_has_an_unknown_outcome() {
 }
 
 #[tokio::test]
-async fn a_batch_above_the_limits_of_etcd_names_the_flag_and_passes_with_it() {
+async fn batch_above_etcd_limits_names_flag_and_passes_with_it() {
     let keys = |count: usize, long: usize| {
         batch((0..count).map(move |i| put(format!("/{i:0long$}"), "", Expect::Absent)))
     };
@@ -220,11 +220,11 @@ async fn a_batch_above_the_limits_of_etcd_names_the_flag_and_passes_with_it() {
 }
 
 #[tokio::test]
-async fn a_full_etcd_explains_how_to_free_space() {
+async fn full_etcd_error_explains_how_to_free_space() {
     let etcd = Etcd::with(&["--quota-backend-bytes=1000000"]);
     let store = open(&[&etcd.client()], "").await;
     let mut refusal = None;
-    // Etcd updates its size only now and then.
+    // Etcd updates its recorded size only at intervals.
     for i in 0..400 {
         refusal = store.write(batch([put(format!("/{i}"), large(), Expect::Any)])).await.err();
         if refusal.is_some() {
@@ -236,7 +236,7 @@ async fn a_full_etcd_explains_how_to_free_space() {
 }
 
 #[tokio::test]
-async fn a_replaced_store_fails_and_is_not_written() {
+async fn replaced_etcd_store_fails_and_is_not_written() {
     let mut etcd = Etcd::start();
     let store = open(&[&etcd.client()], "").await;
     let mut commits = store.commits(store.load().await.unwrap().0);
@@ -263,15 +263,15 @@ async fn a_replaced_store_fails_and_is_not_written() {
 #[tokio::test]
 async fn foreign_keys_are_refused_and_unchanged() {
     let etcd = Etcd::start();
-    // "/fairmesh/meta/store" = "hello"
+    // The keys decode to "/fairmesh/meta/store" = "hello".
     etcd.post("kv/put", r#"{"key":"L2ZhaXJtZXNoL21ldGEvc3RvcmU=","value":"aGVsbG8="}"#);
     let refusal = EtcdStore::open(&etcd_config(&[&etcd.client()], "")).await.unwrap_err().to_string();
     assert!(refusal.contains("give another root"), "{refusal}");
 }
 
-// With paused time, timeouts take none.
+// With paused time, timeouts elapse at once.
 #[tokio::test(start_paused = true)]
-async fn an_unreachable_etcd_is_named_in_the_error() {
+async fn unreachable_etcd_is_named_in_error() {
     let refusal = EtcdStore::open(&etcd_config(&["127.0.0.1:1", "127.0.0.1:2"], "/x")).await.unwrap_err();
     assert!(matches!(refusal, StoreError::Unavailable { .. }), "{refusal}");
     let text = refusal.to_string();
@@ -297,7 +297,7 @@ async fn etcd_user_logs_in_again_and_accesses_only_its_root() {
         ("user/grant", r#"{"user":"root","role":"root"}"#),
         ("user/add", r#"{"name":"mesh","password":"secret"}"#),
         ("role/add", r#"{"name":"mesh"}"#),
-        // From "/fairmesh/" to "/fairmesh0".
+        // From "/fairmesh/" to "/fairmesh0", in base64.
         (
             "role/grant",
             r#"{"name":"mesh","perm":{"permType":"READWRITE","key":"L2ZhaXJtZXNoLw==","range_end":"L2ZhaXJtZXNoMA=="}}"#,
@@ -316,7 +316,7 @@ async fn etcd_user_logs_in_again_and_accesses_only_its_root() {
 
     let store = EtcdStore::open(&right).await.unwrap();
     let mut commits = store.commits(store.load().await.unwrap().0);
-    // Etcd keeps tokens in memory: a restart invalidates them.
+    // Etcd keeps tokens in memory, so a restart invalidates them.
     etcd.kill();
     etcd.restart();
     let first = write(&store, "/a", "1").await;
@@ -335,7 +335,7 @@ async fn paused_writer_writes_nothing_and_fails_after_takeover() {
     let second = std::sync::Arc::new(open(&[&etcd.client()], "").await);
     let standby = second.clone();
     let mut taking = tokio::spawn(async move { standby.acquire_writer_lease("second", ttl).await });
-    // Longer than the TTL: only renewals keep the other waiting.
+    // Longer than the TTL, so only renewals keep the other process waiting.
     assert!(timeout(ttl * 2, &mut taking).await.is_err(), "the first holds the lease");
     let mut expiry = first.lease_expiry().unwrap();
     timeout(TIMEOUT, expiry.wait_for(|expiry| Instant::now() < *expiry)).await.unwrap().unwrap();
@@ -351,7 +351,7 @@ async fn paused_writer_writes_nothing_and_fails_after_takeover() {
     let taken = write(&second, "/a", "2").await;
     let before = second.load().await.unwrap();
     proxy.set(Link::Open);
-    // It may have been sent and lost while the link was cut, but never applied.
+    // The write may have been sent and lost while the link was cut, but it was never applied.
     let late = first.write(batch([put("/a", "late", Expect::Any), put("/b", "late", Expect::Any)])).await;
     assert!(late.is_err(), "{late:?}");
     assert_eq!(second.load().await.unwrap(), before);
@@ -360,7 +360,7 @@ async fn paused_writer_writes_nothing_and_fails_after_takeover() {
     }
     assert!(first.fatal_error().unwrap().contains("another process took over"), "{:?}", first.fatal_error());
 
-    // A lease that is released is free at once.
+    // A released lease is free at once.
     second.close().await;
     let third = open(&[&etcd.client()], "").await;
     timeout(TIMEOUT, third.acquire_writer_lease("third", Duration::from_secs(3600))).await.unwrap().unwrap();
@@ -368,7 +368,7 @@ async fn paused_writer_writes_nothing_and_fails_after_takeover() {
 }
 
 #[tokio::test]
-async fn an_expired_lease_is_reacquired_if_no_other_process_wrote() {
+async fn expired_lease_is_reacquired_if_no_other_process_wrote() {
     let etcd = Etcd::start();
     let proxy = Proxy::to(etcd.client()).await;
     let store = open(&[&proxy.address], "").await;
@@ -387,7 +387,7 @@ async fn an_expired_lease_is_reacquired_if_no_other_process_wrote() {
         loop {
             match store.write(batch([put("/a", "2", Expect::Any)])).await {
                 Ok(written) => return written.number,
-                // Until the lease is reacquired.
+                // Writes are refused until the lease is reacquired.
                 Err(refusal) => {
                     assert_eq!(store.fatal_error(), None, "{refusal}");
                     tokio::task::yield_now().await;
@@ -422,7 +422,7 @@ fn certificates(folder: &Path, authority: &str, name: &str) {
 }
 
 #[tokio::test]
-async fn mutual_tls_accepts_only_the_configured_authority() {
+async fn mutual_tls_accepts_only_configured_authority() {
     let folder = tempfile::tempdir().unwrap();
     certificates(folder.path(), "ca", "node");
     certificates(folder.path(), "stranger", "other");
@@ -442,7 +442,7 @@ async fn mutual_tls_accepts_only_the_configured_authority() {
 
     let refused = async |config| EtcdStore::open(&config).await.unwrap_err().to_string();
     let plain = etcd_config(&[&etcd.client()], "");
-    // Each attempt fails at once; retries take ten seconds, so all run concurrently.
+    // Each attempt fails at once, but its retries take ten seconds, so all attempts run concurrently.
     let (stranger, unsigned, nobody, plain) = tokio::join!(
         refused(with("stranger.pem", Some("node"))),
         refused(with("ca.pem", Some("other"))),
@@ -468,7 +468,7 @@ async fn replaced_certificates_apply_to_new_connections() {
     let store = EtcdStore::open(&config).await.unwrap();
     write(&store, "/a", "1").await;
     etcd.kill();
-    // Another authority with the same names: neither side accepts the certificates of before.
+    // Another authority with the same names: neither side accepts the previous certificates.
     certificates(folder.path(), "ca", "node");
     etcd.restart();
     let writing = async {

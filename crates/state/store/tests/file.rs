@@ -1,4 +1,4 @@
-//! Behaviour specific to a store in a file; `contract.rs` has the contract of every store.
+//! Behaviour specific to a store in a file; `contract.rs` tests the contract of every store.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod support;
@@ -35,7 +35,7 @@ async fn rows(store: &impl Store) -> Vec<(String, Vec<u8>, u64)> {
 }
 
 #[tokio::test]
-async fn a_range_includes_its_start_and_excludes_its_end() {
+async fn store_range_includes_start_and_excludes_end() {
     let folder = Folder::new();
     let store = folder.open();
     let keys = ["/a", "/b/1", "/b/2", "/b0", "/c"].map(|key| put(key, "1", Expect::Any));
@@ -50,7 +50,7 @@ async fn a_range_includes_its_start_and_excludes_its_end() {
 }
 
 #[tokio::test]
-async fn two_stores_have_different_ids() {
+async fn new_stores_have_different_ids() {
     let (one, other) = (Folder::new(), Folder::new());
     assert_ne!(one.open().id(), other.open().id());
 }
@@ -60,7 +60,7 @@ fn mode(path: &Path) -> u32 {
 }
 
 #[test]
-fn opened_store_file_becomes_private() {
+fn opened_store_file_is_readable_by_owner_only() {
     let folder = Folder::new();
     let copy = folder.0.path().join("copy");
     for path in [folder.file(), copy] {
@@ -81,7 +81,7 @@ fn opened_store_file_becomes_private() {
 }
 
 #[test]
-fn a_store_in_use_is_not_opened_twice() {
+fn store_in_use_cannot_be_opened_again() {
     let folder = Folder::new();
     let first = folder.open();
     let refusal = RedbStore::open(folder.file()).unwrap_err();
@@ -91,7 +91,7 @@ fn a_store_in_use_is_not_opened_twice() {
 }
 
 #[test]
-fn an_unusable_directory_is_named_in_the_error() {
+fn unusable_data_directory_is_named_in_error() {
     let folder = Folder::new();
     let taken = folder.0.path().join("data");
     fs::write(&taken, "a file where a directory should be").unwrap();
@@ -101,7 +101,7 @@ fn an_unusable_directory_is_named_in_the_error() {
 }
 
 #[tokio::test]
-async fn a_restored_backup_can_get_a_new_id_and_keeps_its_records() {
+async fn restored_backup_gets_new_id_and_keeps_records() {
     let folder = Folder::new();
     assert!(matches!(RedbStore::regenerate_id(folder.file()), Err(StoreError::Io { .. })), "no file, no id");
     let store = folder.open();

@@ -1,4 +1,4 @@
-//! A full disk, and one that fails a sync: batches are refused, reads continue, and writes work again later.
+//! A full disk, and a disk that fails a sync: batches are refused, reads continue, and writes succeed again later.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod support;
@@ -10,7 +10,7 @@ use fairmesh_store::{Store, StoreError, WriteError};
 use support::{batch, disk::Disk, put};
 
 #[tokio::test]
-async fn a_full_disk_refuses_writes_serves_reads_and_recovers() {
+async fn store_on_full_disk_refuses_writes_serves_reads_and_recovers() {
     let disk = Disk::default();
     let store = disk.open().unwrap();
     store.write(batch([put("/a", "1", Expect::Absent)])).await.unwrap();
@@ -35,7 +35,7 @@ async fn a_full_disk_refuses_writes_serves_reads_and_recovers() {
 }
 
 #[tokio::test]
-async fn a_store_on_a_full_disk_is_refused_with_a_hint() {
+async fn store_on_full_disk_is_refused_with_hint() {
     let refused = |disk: &Disk| {
         let refusal = disk.open().map(drop).unwrap_err();
         assert!(matches!(refusal, StoreError::DiskFull { .. }), "{refusal:?}");
@@ -59,9 +59,9 @@ async fn a_store_on_a_full_disk_is_refused_with_a_hint() {
 /// Outcome of a write whose sync failed.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum WriteOutcome {
-    /// Found when the file was reopened, and then acknowledged.
+    /// The batch was found when the file was reopened, and was then acknowledged.
     Acknowledged,
-    /// Refused, since the file could not be reopened, and found there later.
+    /// The batch was refused because the file could not be reopened, and was found there later.
     FoundLater,
     Refused,
 }
@@ -94,9 +94,9 @@ async fn write_over_failing_syncs(healthy: usize, failures: usize) -> WriteOutco
 }
 
 #[tokio::test]
-async fn after_failed_syncs_published_and_stored_commits_agree() {
+async fn published_and_stored_commits_agree_after_failed_fsync() {
     let mut outcomes = BTreeSet::new();
-    // A commit syncs its pages, then the header; reopening syncs too.
+    // A commit syncs its pages and then the header. Reopening syncs too.
     for healthy in 0..3 {
         for failures in 1..6 {
             outcomes.insert(write_over_failing_syncs(healthy, failures).await);

@@ -1,8 +1,8 @@
-//! Repeatedly kills a writing process on the same file. No acknowledged batch may be missing, no batch stored in part,
-//! and no revision left out.
+//! Repeatedly kills a process that writes to the same file. No acknowledged batch may be missing, no batch stored in
+//! part, and no revision left out.
 //!
-//! The test runs itself as the child. Only a copy of the file is read after a kill, so that each child finds the file
-//! as its predecessor left it.
+//! The test runs itself as the child process. After a kill only a copy of the file is read, so that each child finds
+//! the file as its predecessor left it.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod support;
@@ -24,14 +24,14 @@ use support::{
 };
 
 const CHILD: &str = "FAIRMESH_STORE_KILL_TEST";
-/// Time limit for the next acknowledgement of a child.
+/// Time limit for a child's next acknowledgement.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
 fn main() {
     if let Some(path) = env::var_os(CHILD) {
         return child(PathBuf::from(path));
     }
-    // The test runner lists tests like in the standard harness; none is ignored here.
+    // Lists this test when the test runner asks, like the standard harness. No test is ignored here.
     let arguments: Vec<String> = env::args().skip(1).collect();
     if arguments.iter().any(|argument| argument == "--list") {
         if !arguments.iter().any(|argument| argument == "--ignored") {
@@ -39,7 +39,7 @@ fn main() {
         }
         return;
     }
-    // Names of other tests.
+    // Arguments that name other tests.
     if arguments.iter().any(|argument| !argument.starts_with('-') && argument != "kill") {
         return;
     }
@@ -58,7 +58,7 @@ fn main() {
     }
     assert!(acknowledged.len() as u64 > rounds * 5, "the kills came too early to prove anything");
     println!("{rounds} kills: {} acknowledged batches are all there and whole", acknowledged.len());
-    // The standard harness's line, so that this test is counted.
+    // Prints the same line as the standard harness, so that this test is counted.
     println!("test result: ok. 1 passed; 0 failed");
 }
 
@@ -71,7 +71,8 @@ fn runtime() -> tokio::runtime::Runtime {
     tokio::runtime::Builder::new_current_thread().build().unwrap()
 }
 
-/// Starts a child, kills it shortly after a random number of acknowledgements, and records all that it reported.
+/// Starts a child, kills it shortly after a random number of acknowledgements, and records every acknowledgement that
+/// it printed.
 fn run_and_kill(path: &Path, random: &mut Random, acknowledged: &mut Vec<Acknowledged>) {
     let mut child = KilledOnDrop(
         Command::new(env::current_exe().unwrap()).env(CHILD, path).stdout(Stdio::piped()).spawn().unwrap(),
@@ -80,7 +81,7 @@ fn run_and_kill(path: &Path, random: &mut Random, acknowledged: &mut Vec<Acknowl
     let lines = BufReader::new(child.0.stdout.take().unwrap()).lines();
     let reader = std::thread::spawn(move || {
         for line in lines.map_while(Result::ok) {
-            // A line truncated by the kill is no acknowledgement.
+            // A line truncated by the kill is not an acknowledgement.
             let numbers: Vec<u64> = line.split(' ').map_while(|number| number.parse().ok()).collect();
             if let [writer, number, revision, 0] = numbers[..] {
                 report.send(Acknowledged { writer, number, revision }).unwrap();
@@ -90,7 +91,7 @@ fn run_and_kill(path: &Path, random: &mut Random, acknowledged: &mut Vec<Acknowl
     for _ in 0..random.below(40) {
         acknowledged.push(reports.recv_timeout(TIMEOUT).expect("the child writes"));
     }
-    // Not a wait for a condition: kills at another point of the next write each time.
+    // Waits for no condition: each kill hits another point of the next write.
     std::thread::sleep(Duration::from_micros(random.below(4000)));
     child.0.kill().unwrap();
     child.0.wait().unwrap();

@@ -1,4 +1,4 @@
-//! A store in a cluster of three members, some of which fail.
+//! A store in a cluster of three members, while some of them fail.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod support;
@@ -10,10 +10,10 @@ use fairmesh_store::{Commits, EtcdStore, Store, WriteError};
 use support::{batch, etcd_config, members::Members, put};
 use tokio::time::timeout;
 
-/// Time limit of operations that take moments.
+/// Time limit for operations that normally take moments.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Writes with retries until it succeeds.
+/// Writes a key, with retries until the write succeeds.
 async fn write(store: &EtcdStore, key: &str) -> u64 {
     let written = async {
         loop {
@@ -29,7 +29,7 @@ async fn write(store: &EtcdStore, key: &str) -> u64 {
     timeout(TIMEOUT, written).await.unwrap()
 }
 
-/// Reads commits up to a revision, each newer than the one before, and returns their number.
+/// Reads commits up to a revision, asserts that revisions ascend, and returns the number of commits.
 async fn read_to(commits: &mut Commits, revision: u64) -> usize {
     let (mut read, mut last) = (0, 0);
     while last < revision {
@@ -42,7 +42,7 @@ async fn read_to(commits: &mut Commits, revision: u64) -> usize {
 }
 
 #[tokio::test]
-async fn writes_survive_minority_loss_and_fail_without_a_majority() {
+async fn etcd_writes_survive_minority_loss_and_fail_without_majority() {
     let mut members = Members::start();
     let store = EtcdStore::open(&etcd_config(&members.clients(), "")).await.unwrap();
     store.acquire_writer_lease("the test", Duration::from_secs(2)).await.unwrap();
@@ -52,7 +52,7 @@ async fn writes_survive_minority_loss_and_fail_without_a_majority() {
 
     let leader = members.leader();
     members.kill(leader);
-    // A write of unknown outcome may have been repeated; none is lost.
+    // A write with an unknown outcome may have been repeated, but none is lost.
     let last = write(&store, "/b").await;
     assert!(read_to(&mut commits, last).await >= 1);
     for key in ["/c", "/d", "/e"] {

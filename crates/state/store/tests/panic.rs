@@ -1,4 +1,5 @@
-//! A database that panics during a write: no caller waits forever, each gets the reason, and the file is intact.
+//! A database that panics during a write: no caller waits forever, each caller gets the reason, and the file is
+//! undamaged.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod support;
@@ -8,7 +9,7 @@ use fairmesh_store::Store;
 use support::{batch, disk::Disk, put};
 
 #[tokio::test]
-async fn a_panicking_writer_ends_the_store_and_keeps_acknowledged_batches() {
+async fn panicking_writer_ends_store_and_keeps_acknowledged_batches() {
     let disk = Disk::default();
     let store = disk.open().unwrap();
     store.write(batch([put("/a", "1", Expect::Absent)])).await.unwrap();

@@ -30,16 +30,16 @@ use tokio::{
     time::{Instant, timeout},
 };
 
-/// Time limit of operations that take moments.
+/// Time limit for operations that normally take moments.
 const TIMEOUT: Duration = Duration::from_secs(30);
-/// TTL of the writer lease, and how long it outlives a killed process.
+/// TTL of the writer lease, which is also how long the lease outlives a killed process.
 const LEASE_TTL: Duration = Duration::from_secs(3);
 
 async fn open(home: &str) -> PartitionedStore {
     PartitionedStore::open(&etcd_config(&[home], ""), "the test", LEASE_TTL).await.unwrap()
 }
 
-/// Moves services to the cluster at `into`; none named moves half of all.
+/// Moves services to the cluster at `into`. If `services` is empty, half of all services are moved.
 async fn split(
     store: &PartitionedStore,
     into: &str,
@@ -91,7 +91,7 @@ async fn rows(store: &PartitionedStore) -> (u64, Rows) {
     (newest, rows)
 }
 
-/// Applies a commit.
+/// Applies a commit to `rows`.
 fn apply(rows: &mut Rows, commit: Commit) {
     for (key, value) in commit.changes {
         match value {
@@ -105,7 +105,7 @@ fn apply(rows: &mut Rows, commit: Commit) {
     }
 }
 
-/// Reads commits up to a revision, each newer than the one before.
+/// Reads commits up to a revision, asserts that revisions ascend, and applies them to `rows`.
 async fn follow(commits: &mut Commits, rows: &mut Rows, (mut at, until): (u64, u64)) -> BTreeSet<u64> {
     let mut numbers = BTreeSet::new();
     while at < until {
@@ -118,7 +118,7 @@ async fn follow(commits: &mut Commits, rows: &mut Rows, (mut at, until): (u64, u
     numbers
 }
 
-/// Writes services of its own until stopped, and returns the revisions.
+/// Writes services that no other writer uses until `stop` is set, and returns the revisions.
 async fn keep_writing(store: Arc<PartitionedStore>, stop: Arc<AtomicBool>, writer: u32) -> Vec<u64> {
     let mut numbers = Vec::new();
     for round in 0.. {
@@ -127,7 +127,7 @@ async fn keep_writing(store: Arc<PartitionedStore>, stop: Arc<AtomicBool>, write
         }
         let service = |i: u32| key(&format!("s{}", writer * 25 + (round + i) % 25));
         let value = format!("{writer}/{round}");
-        // Some batches write two services, which may be in two partitions, and some delete one.
+        // Some batches write two services, which may be in two partitions. Some batches delete a service.
         let ops = match round % 4 {
             0 => vec![put(service(0), value.clone(), Expect::Any), put(service(7), value, Expect::Any)],
             1 => vec![delete(service(3), Expect::Any)],
@@ -139,7 +139,7 @@ async fn keep_writing(store: Arc<PartitionedStore>, stop: Arc<AtomicBool>, write
 }
 
 #[tokio::test]
-async fn moving_services_under_steady_writes_loses_and_repeats_no_commit() {
+async fn service_move_under_writes_loses_and_repeats_no_commit() {
     let (home, first, second) = (Etcd::start(), Etcd::start(), Etcd::start());
     let store = Arc::new(open(&home.client()).await);
     let (began, mut seen) = rows(&store).await;
@@ -154,7 +154,7 @@ async fn moving_services_under_steady_writes_loses_and_repeats_no_commit() {
     }
     let half = split(&store, &first.client(), &[]).await.unwrap();
     let named = split(&store, &second.client(), &["shop/s1", "shop/s2"]).await;
-    // They may be in different partitions by now, which is refused.
+    // The named services may be in different partitions by now. The split is then refused.
     if named.is_err() {
         split(&store, &second.client(), &["shop/s1"]).await.unwrap();
     }
@@ -179,7 +179,7 @@ async fn moving_services_under_steady_writes_loses_and_repeats_no_commit() {
     assert_eq!(rows(&store).await, (newest, seen), "readers continue");
 }
 
-/// A store in a runtime of its own, which can be killed at any moment like a process.
+/// A store in a separate runtime, which can be killed at any moment like a process.
 struct Process {
     runtime: Runtime,
     store: Arc<PartitionedStore>,
@@ -199,7 +199,7 @@ impl Process {
     }
 }
 
-/// Number of keys of an etcd in a range, both ends in base64.
+/// Returns the number of keys in a range of an etcd; both ends are base64.
 fn count(etcd: &Etcd, from: &str, until: &str) -> usize {
     let ask = format!(r#"{{"key":"{from}","range_end":"{until}","count_only":true}}"#);
     let response = etcd.post("kv/range", &ask);
@@ -207,15 +207,15 @@ fn count(etcd: &Etcd, from: &str, until: &str) -> usize {
     rest.split_once('"').unwrap().0.parse().unwrap()
 }
 
-/// Number of records of any partition.
+/// Returns the number of records in an etcd, in whichever partition.
 fn records(etcd: &Etcd) -> usize {
-    // From "/fairmesh/records/" to "/fairmesh/records0".
+    // From "/fairmesh/records/" to "/fairmesh/records0", in base64.
     count(etcd, "L2ZhaXJtZXNoL3JlY29yZHMv", "L2ZhaXJtZXNoL3JlY29yZHMw")
 }
 
-/// Number of intents: committed batches that are not applied everywhere.
+/// Returns the number of intents, which are committed batches that are not applied in every partition.
 fn intents(etcd: &Etcd) -> usize {
-    // From "/fairmesh/meta/intent/" to "/fairmesh/meta/intent0".
+    // From "/fairmesh/meta/intent/" to "/fairmesh/meta/intent0", in base64.
     count(etcd, "L2ZhaXJtZXNoL21ldGEvaW50ZW50Lw==", "L2ZhaXJtZXNoL21ldGEvaW50ZW50MA==")
 }
 
@@ -233,7 +233,7 @@ async fn killed_partition_move_keeps_records_and_is_repeatable() {
         let last = acknowledged.clone();
         process.runtime.spawn(async move {
             for value in 1.. {
-                // Both change together, in whichever partitions they are.
+                // Both services change in one batch, in whichever partitions they are.
                 let both =
                     ["a", "b"].map(|service| put(key(service), format!("{events}{value:06}"), Expect::Any));
                 written.write(batch(both)).await.unwrap();
@@ -269,7 +269,7 @@ async fn killed_partition_move_keeps_records_and_is_repeatable() {
     assert_eq!(records(&home) + records(&part), before.1.len(), "no leftovers");
 }
 
-/// A store whose service "far" is behind a link that can be cut; "near" is in the home.
+/// A store whose service "far" is in a partition behind a link that can be cut; "near" is in the home partition.
 async fn partitioned_store(home: &Etcd, part: &Etcd) -> (PartitionedStore, Proxy) {
     let link = Proxy::to(part.client()).await;
     let store = open(&home.client()).await;
@@ -280,7 +280,7 @@ async fn partitioned_store(home: &Etcd, part: &Etcd) -> (PartitionedStore, Proxy
 }
 
 #[tokio::test]
-async fn unresponsive_partition_blocks_no_other_and_publishes_later() {
+async fn unresponsive_partition_blocks_no_other_and_catches_up() {
     let (home, part) = (Etcd::start(), Etcd::start());
     let (store, link) = partitioned_store(&home, &part).await;
     let store = Arc::new(store);
@@ -315,7 +315,7 @@ async fn unresponsive_partition_blocks_no_other_and_publishes_later() {
     assert_eq!(next(&mut commits).await.unwrap().unwrap().revision, again.number);
 }
 
-/// Revision of an etcd.
+/// Returns the current revision of an etcd.
 fn etcd_revision(etcd: &Etcd) -> u64 {
     let response = etcd.post("maintenance/status", "{}");
     let (_, rest) = response.split_once(r#""revision":""#).unwrap();
@@ -323,7 +323,7 @@ fn etcd_revision(etcd: &Etcd) -> u64 {
 }
 
 #[tokio::test]
-async fn partitions_accept_writes_during_a_home_outage() {
+async fn partitions_accept_writes_during_home_outage() {
     let (mut home, part) = (Etcd::start(), Etcd::start());
     let (store, _way) = partitioned_store(&home, &part).await;
     let (began, mut seen) = rows(&store).await;
@@ -338,7 +338,7 @@ async fn partitions_accept_writes_during_a_home_outage() {
     assert!(matches!(refusal, WriteError::Unavailable { .. }), "{refusal}");
     home.restart();
     let both = || batch(["near", "far"].map(|service| put(key(service), "both", Expect::Any)));
-    // The lease may have to be reacquired first.
+    // The lease may have to be reacquired before.
     let written = timeout(TIMEOUT, async {
         loop {
             match store.write(both()).await {
@@ -355,7 +355,7 @@ async fn partitions_accept_writes_during_a_home_outage() {
 }
 
 #[tokio::test]
-async fn next_process_makes_readers_with_gaps_load_again() {
+async fn store_readers_with_missing_revisions_load_again_after_takeover() {
     let (home, part) = (Etcd::start(), Etcd::start());
     let (store, link) = partitioned_store(&home, &part).await;
     store.close().await;
@@ -387,7 +387,7 @@ async fn next_process_makes_readers_with_gaps_load_again() {
 }
 
 #[tokio::test]
-async fn a_committed_multi_partition_batch_is_completed_by_the_next_process() {
+async fn committed_multi_partition_batch_is_completed_after_takeover() {
     let (home, part) = (Etcd::start(), Etcd::start());
     let (store, _way) = partitioned_store(&home, &part).await;
     store.close().await;
@@ -414,7 +414,7 @@ async fn a_committed_multi_partition_batch_is_completed_by_the_next_process() {
 }
 
 #[tokio::test]
-async fn a_multi_partition_batch_is_atomic_and_reports_the_first_conflict() {
+async fn multi_partition_batch_is_atomic_and_reports_first_conflict() {
     let (home, part) = (Etcd::start(), Etcd::start());
     let (store, link) = partitioned_store(&home, &part).await;
     let (newest, held) = rows(&store).await;
@@ -436,7 +436,7 @@ async fn a_multi_partition_batch_is_atomic_and_reports_the_first_conflict() {
     link.set(Link::Open);
     let mut written = None;
     while written.is_none() {
-        // Nothing was written in part: both expectations still hold.
+        // Nothing was written in part, so both expectations still hold.
         written = store.write(both()).await.ok();
     }
     let (_, held) = rows(&store).await;
@@ -444,7 +444,7 @@ async fn a_multi_partition_batch_is_atomic_and_reports_the_first_conflict() {
 }
 
 #[tokio::test]
-async fn a_former_holder_of_the_home_writes_nothing_in_any_partition() {
+async fn former_writer_writes_nothing_in_any_partition() {
     let (home, part) = (Etcd::start(), Etcd::start());
     let (store, _open) = partitioned_store(&home, &part).await;
     store.close().await;
@@ -462,7 +462,7 @@ async fn a_former_holder_of_the_home_writes_nothing_in_any_partition() {
     );
     let taken = write(&second, "far", "2").await;
     let before = rows(&second).await;
-    // Its link to that partition is open.
+    // The former holder's link to that partition is open.
     let late = timeout(TIMEOUT, first.write(batch([put(key("far"), "late", Expect::Any)]))).await.unwrap();
     assert!(matches!(late, Err(WriteError::Refused { .. })), "{late:?}");
     link.set(Link::Open);
@@ -475,7 +475,7 @@ async fn a_former_holder_of_the_home_writes_nothing_in_any_partition() {
 }
 
 #[tokio::test]
-async fn batches_blocked_by_an_unresponsive_partition_use_no_lanes_of_others() {
+async fn unresponsive_partition_leaves_write_capacity_to_others() {
     let (home, part) = (Etcd::start(), Etcd::start());
     let (store, link) = partitioned_store(&home, &part).await;
     let store = Arc::new(store);
@@ -488,7 +488,7 @@ async fn batches_blocked_by_an_unresponsive_partition_use_no_lanes_of_others() {
     };
     begin(vec![near.clone(), put(key("far"), "1", Expect::Any)]);
     eventually("an intent is written", || intents(&home) > 0).await;
-    // More than the lanes of one partition.
+    // More batches than one partition has lanes.
     for _ in 0..64 {
         begin(vec![near.clone()]);
     }
@@ -498,7 +498,7 @@ async fn batches_blocked_by_an_unresponsive_partition_use_no_lanes_of_others() {
 }
 
 #[tokio::test]
-async fn a_process_with_an_unknown_outcome_publishes_nothing_after_it() {
+async fn partitioned_store_publishes_nothing_after_unknown_write_outcome() {
     let (home, part) = (Etcd::start(), Etcd::start());
     let (store, link) = partitioned_store(&home, &part).await;
     let store = Arc::new(store);
@@ -508,7 +508,7 @@ async fn a_process_with_an_unknown_outcome_publishes_nothing_after_it() {
     let ops = || batch([put(key("far"), "1", Expect::Any)]);
     let stuck = tokio::spawn(async move { writer.write(ops()).await });
     eventually("etcd has another revision", || etcd_revision(&part) != before).await;
-    // Another process takes the partition over: "/fairmesh/meta/fence" is greater than any of this process.
+    // Another process takes the partition over: its "/fairmesh/meta/fence" is greater than any fence of this process.
     part.post("kv/put", r#"{"key":"L2ZhaXJtZXNoL21ldGEvZmVuY2U=","value":"//////////8="}"#);
     link.set(Link::Cut);
     write(&store, "near", "1").await;
@@ -516,14 +516,14 @@ async fn a_process_with_an_unknown_outcome_publishes_nothing_after_it() {
     let lost = timeout(TIMEOUT, stuck).await.unwrap().unwrap();
     assert!(matches!(lost, Err(WriteError::Unknown { .. })), "{lost:?}");
     assert!(store.fatal_error().is_some());
-    // A gap was recorded for the commits published before: readers of the next process load again.
+    // A gap was recorded for the commits published before, so readers of the next process load again.
     while next(&mut ending).await.unwrap().is_some() {}
     let near = store.write(batch([put(key("near"), "2", Expect::Any)])).await;
     assert!(matches!(near, Err(WriteError::Refused { .. })), "{near:?}");
 }
 
 #[tokio::test]
-async fn converting_a_store_keeps_its_id_records_and_revisions() {
+async fn store_conversion_keeps_id_records_and_revisions() {
     let (home, part) = (Etcd::start(), Etcd::start());
     let config = etcd_config(&[&home.client()], "");
     let whole = EtcdStore::open(&config).await.unwrap();
@@ -546,7 +546,7 @@ async fn converting_a_store_keeps_its_id_records_and_revisions() {
     assert_eq!(store.write(batch([])).await.unwrap().number, newest);
     split(&store, &part.client(), &[]).await.unwrap();
     assert_eq!(store.load().await.unwrap().1.len(), 299);
-    // From "/fairmesh/rib/" to "/fairmesh/rib0": records in the unpartitioned format.
+    // From "/fairmesh/rib/" to "/fairmesh/rib0", in base64: records in the unpartitioned format.
     assert_eq!(count(&home, "L2ZhaXJtZXNoL3JpYi8=", "L2ZhaXJtZXNoL3JpYjA="), 0);
     store.close().await;
     drop(store);
@@ -559,7 +559,7 @@ async fn converting_a_store_keeps_its_id_records_and_revisions() {
 }
 
 #[tokio::test]
-async fn impossible_split_is_refused_and_dry_run_changes_nothing() {
+async fn impossible_store_split_is_refused_and_dry_run_changes_nothing() {
     let (home, part, other) = (Etcd::start(), Etcd::start(), Etcd::start());
     let (store, _way) = partitioned_store(&home, &part).await;
     let stranger = EtcdStore::open(&etcd_config(&[&other.client()], "")).await.unwrap();
@@ -582,7 +582,7 @@ async fn impossible_split_is_refused_and_dry_run_changes_nothing() {
     assert_eq!((receiver.recv().await, store.partition(&key("near"))), (None, 0));
     let wish = |services: &str, into| SplitRequest { into, services: vec![services.into()], dry_run: false };
     store.split(wish("shop/near", into), mpsc::channel(9).0).await.unwrap();
-    // And back to the home, a partition like any other.
+    // Moves the service back: the home can be a target like any other partition.
     let home = etcd_config(&[&home.client()], "").address;
     store.split(wish("shop/far", home), mpsc::channel(9).0).await.unwrap();
     assert_eq!(["near", "far"].map(|service| store.partition(&key(service))), [2, 0]);

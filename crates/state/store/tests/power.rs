@@ -14,16 +14,16 @@ use support::{
     workload::{self, Acknowledged, WRITERS},
 };
 
-/// Maximum number of batches of a writer before the power fails: a store that never reached the disk would not detect
-/// the failure.
+/// Maximum number of batches that a writer writes before the power fails. Without a maximum, a store that never
+/// reached the disk would not notice the failure.
 const MAX_BATCHES: u64 = 100;
 
-/// How often the power fails. In the short form, syncs that a disk ignores are detected just as well.
+/// Number of power failures. The short run detects ignored syncs just as reliably.
 fn rounds() -> u64 {
     if is_soak() { 100 } else { 30 }
 }
 
-/// Runs the workload on a disk whose power fails again and again, until the first violation.
+/// Runs the workload on a disk whose power fails repeatedly, until the first violation or the last round.
 fn cut_power(disk: &Disk, loss: Loss, seed: u64) -> Result<usize, String> {
     let mut random = Random::new(seed);
     let acknowledged = Arc::new(Mutex::new(Vec::new()));
@@ -35,7 +35,7 @@ fn cut_power(disk: &Disk, loss: Loss, seed: u64) -> Result<usize, String> {
         let store = disk.open().map_err(|e| format!("round {round}: {e}"))?;
         let loaded = runtime().block_on(store.load()).map_err(|e| format!("round {round}: {e}"))?;
         workload::check(&loaded, &acknowledged).map_err(|e| format!("round {round}: {e}"))?;
-        // The next round starts from the state after the crash instead of a properly closed store.
+        // The next round starts from the state after the crash, not from a properly closed store.
         disk.cut_power_after(0);
         drop(store);
         disk.crash(loss, &mut random);
@@ -45,7 +45,7 @@ fn cut_power(disk: &Disk, loss: Loss, seed: u64) -> Result<usize, String> {
 }
 
 fn write_until_power_failure(disk: &Disk, acknowledged: &Arc<Mutex<Vec<Acknowledged>>>) {
-    // The power may fail while the store is being opened; then nothing is written in this round.
+    // The power may fail while the store is opened; this round then writes nothing.
     let Ok(store) = disk.open() else { return };
     let store = Arc::new(store);
     runtime().block_on(async {
@@ -67,7 +67,7 @@ fn runtime() -> tokio::runtime::Runtime {
 }
 
 #[test]
-fn acknowledged_batches_survive_the_loss_of_unsynced_writes() {
+fn acknowledged_batches_survive_power_loss_without_unsynced_writes() {
     let disk = Disk::default();
     drop(disk.open().unwrap());
     let acknowledged = cut_power(&disk, Loss::Everything, 11).unwrap();
@@ -78,7 +78,7 @@ fn acknowledged_batches_survive_the_loss_of_unsynced_writes() {
 }
 
 #[test]
-fn acknowledged_batches_survive_torn_unsynced_writes() {
+fn acknowledged_batches_survive_power_loss_with_torn_unsynced_writes() {
     for seed in 0..3 {
         let disk = Disk::default();
         drop(disk.open().unwrap());
@@ -87,7 +87,7 @@ fn acknowledged_batches_survive_torn_unsynced_writes() {
 }
 
 #[test]
-fn without_syncs_a_lost_acknowledgement_is_detected() {
+fn power_loss_test_detects_lost_writes_if_store_never_syncs() {
     let disk = Disk::default();
     drop(disk.open().unwrap());
     disk.ignore_syncs();
@@ -96,7 +96,7 @@ fn without_syncs_a_lost_acknowledgement_is_detected() {
 }
 
 #[test]
-fn without_syncs_torn_writes_are_detected() {
+fn power_loss_test_detects_torn_writes_if_store_never_syncs() {
     let disk = Disk::default();
     drop(disk.open().unwrap());
     disk.ignore_syncs();

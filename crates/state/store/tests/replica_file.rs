@@ -1,4 +1,4 @@
-//! The file of a replica's copy.
+//! Tests of a replica's on-disk copy.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 use std::{
@@ -29,7 +29,7 @@ fn keys(contents: &ReplicaContents) -> Vec<(&str, u64)> {
 }
 
 #[test]
-fn updates_accumulate_and_another_store_replaces_them() {
+fn replica_file_accumulates_updates_until_store_changes() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("state/copy.redb");
     let (mut file, contents) = ReplicaFile::open(&path).unwrap();
@@ -63,7 +63,7 @@ fn updates_accumulate_and_another_store_replaces_them() {
 }
 
 #[test]
-fn the_log_survives_a_restart_and_never_reaches_before_its_floor() {
+fn replica_change_log_survives_restart_and_starts_at_retained_revision() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("copy.redb");
     let write = |number, floor, keys| {
@@ -91,7 +91,7 @@ fn the_log_survives_a_restart_and_never_reaches_before_its_floor() {
 }
 
 #[test]
-fn a_replica_file_is_locked_by_one_process() {
+fn replica_file_is_locked_by_one_process() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("copy.redb");
     let _first = ReplicaFile::open(&path).unwrap();
@@ -99,7 +99,7 @@ fn a_replica_file_is_locked_by_one_process() {
 }
 
 #[test]
-fn an_unreadable_file_is_moved_aside() {
+fn unreadable_replica_file_is_moved_aside() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("copy.redb");
     for damage in ["", "no copy at all"] {

@@ -1,18 +1,19 @@
-//! Documentation tests, which `cargo test --doc` compiles and runs: one job beside the others, each test counted.
+//! Documentation tests, which `cargo test --doc` compiles and runs: one job next to the others, in which each test is
+//! counted.
 
 use std::time::Duration;
 
 use tokio::time::Instant;
 
 use crate::{
-    build::cargo,
     run::{Finished, Outcome, run_command},
+    test_binaries::cargo,
 };
 
-/// The name of the job.
+/// Name of the job.
 pub(crate) const NAME: &str = "documentation tests";
 
-/// Runs them all.
+/// Runs all documentation tests.
 ///
 /// # Errors
 /// When cargo cannot be started.
@@ -26,7 +27,8 @@ pub(crate) async fn run() -> Result<Vec<Finished>, String> {
     if !status.is_some_and(|status| status.success()) && !found {
         finished.push(of(NAME, Outcome::Failed("they do not compile, or do not end".into())));
     }
-    // How long each takes is not known; the output has what every failure of the job is about.
+    // The duration of each test is unknown. The first failed test gets the output, which explains all failures of the
+    // job.
     if let Some(failed) = finished.iter_mut().find(|test| matches!(test.outcome, Outcome::Failed(_))) {
         failed.output = output;
         failed.took = began.elapsed();
@@ -38,7 +40,7 @@ fn of(name: &str, outcome: Outcome) -> Finished {
     Finished { name: name.to_owned(), outcome, took: Duration::ZERO, output: String::new() }
 }
 
-/// Lines as `test src/lib.rs - Mesh (line 12) ... ok`.
+/// Parses lines such as `test src/lib.rs - Mesh (line 12) ... ok`.
 fn parse(output: &str) -> Vec<Finished> {
     let tests = output.lines().filter_map(|line| line.strip_prefix("test ")?.split_once(" ... "));
     let tests = tests.filter_map(|(name, result)| {

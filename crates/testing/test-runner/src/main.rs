@@ -1,20 +1,21 @@
-//! Runs the tests of the workspace: each test in a process of its own, several at a time over all test binaries.
+//! Runs the tests of the workspace: each test in its own process, several at a time over all test binaries.
 //!
-//! `cargo test` runs one test binary after another, each with as many threads as there are cores. Most of our tests wait for
-//! processes and timers, so that the cores were half idle. `cargo-nextest` runs tests as this does; it has no notion of a test that finds
-//! out at run time that the machine lacks something, runs no documentation tests, and has to be compiled for minutes on a fresh machine.
+//! `cargo test` runs one test binary after another, each with as many threads as there are cores. Most of our tests
+//! wait for processes and timers, so the cores were half idle. `cargo-nextest` runs tests as this program does, but a
+//! test cannot report at run time that the machine lacks something, it runs no documentation tests, and compiling it
+//! takes minutes on a fresh machine.
 //!
-//! A test tells the runner two things, by the functions of `fairmesh-test-support`: that it needs the machine for itself (exit code
-//! `NEEDS_MACHINE`, after which it is run again when no other test runs), and that it was skipped (a line of its output that
-//! begins with `SKIPPED`).
+//! A test reports two things to the runner through functions of `fairmesh-test-support`: that it needs the machine for
+//! itself (exit code `NEEDS_MACHINE`, after which it runs again when no other test runs), and that it was skipped (an
+//! output line that begins with `SKIPPED`).
 
-mod build;
 mod doc_tests;
-mod listing;
 mod options;
 mod report;
 mod run;
 mod schedule;
+mod test_binaries;
+mod test_listing;
 
 use std::process::ExitCode;
 
@@ -29,17 +30,17 @@ async fn main() -> ExitCode {
         Ok(false) => ExitCode::FAILURE,
         Err(error) => {
             println!("test-runner: {error}");
-            // A line of counts closes every run.
+            // Every run ends with a line of counts.
             println!("0 passed, 1 failed");
             ExitCode::FAILURE
         }
     }
 }
 
-/// Builds, lists, runs and reports; whether the run counts as successful.
+/// Builds, lists, runs and reports. Returns whether the run was successful.
 async fn run_all(options: &Options) -> Result<bool, String> {
-    let binaries = build::test_binaries(&options.cargo_selection()).await?;
-    let listed = listing::list(&binaries).await?;
+    let binaries = test_binaries::test_binaries(&options.cargo_selection()).await?;
+    let listed = test_listing::list(&binaries).await?;
     let selected: Vec<_> =
         listed.tests.into_iter().filter(|test| options.selects(&test.full_name())).collect();
     let doc_tests = options.with_doc_tests();

@@ -2,7 +2,7 @@ use std::thread::available_parallelism;
 
 use clap::Parser;
 
-/// Tests in flight for each core: most of them wait for processes and timers.
+/// Concurrent tests per core. More than one, because most tests wait for processes and timers.
 const JOBS_PER_CORE: usize = 3;
 
 /// Runs the tests of the workspace, several at a time.
@@ -28,7 +28,7 @@ pub(crate) struct Options {
 }
 
 impl Options {
-    /// Arguments of `cargo test` that choose what is built.
+    /// Arguments of `cargo test` that select what is built.
     pub(crate) fn cargo_selection(&self) -> Vec<String> {
         let mut arguments: Vec<String> =
             self.test.iter().flat_map(|name| ["--test".into(), name.clone()]).collect();
@@ -41,7 +41,7 @@ impl Options {
         !self.doc && (self.filters.is_empty() || self.filters.iter().any(|filter| name.contains(filter)))
     }
 
-    /// Documentation tests run with everything else, or by themselves.
+    /// Whether documentation tests run: with everything else, or alone.
     pub(crate) fn with_doc_tests(&self) -> bool {
         self.doc || self.filters.is_empty() && self.test.is_empty() && !self.lib
     }
@@ -61,7 +61,7 @@ mod tests {
     }
 
     #[test]
-    fn a_selection_leaves_out_documentation_tests() {
+    fn selection_of_test_targets_excludes_documentation_tests() {
         assert!(options(&[]).with_doc_tests() && options(&["--doc"]).with_doc_tests());
         for selection in [&["tls"][..], &["--test", "faults"], &["--lib"]] {
             assert!(!options(selection).with_doc_tests(), "{selection:?}");
@@ -69,7 +69,7 @@ mod tests {
     }
 
     #[test]
-    fn filter_matches_part_of_a_name() {
+    fn test_filter_matches_part_of_name() {
         let some = options(&["tls::", "mesh::poll"]);
         assert!(some.selects("fairmesh::faults::tls::a") && some.selects("client::mesh::poll::b"));
         assert!(!some.selects("client::mesh::policy::c"));

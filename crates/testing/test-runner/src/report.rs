@@ -4,29 +4,29 @@ use tokio::time::Instant;
 
 use crate::run::{Finished, Outcome};
 
-/// How many of the slowest tests the close names.
+/// Number of slowest tests in the final summary.
 const SLOWEST: usize = 10;
-/// A run of no more tests than this prints a line for each that passes.
+/// Maximum number of tests in a run that prints a line for each passed test.
 const FEW: usize = 60;
-/// Maximum of flaky tests in a successful run.
+/// Maximum number of flaky tests in a successful run.
 const MAX_FLAKY: usize = 2;
 
-/// What was seen so far.
+/// Results so far.
 pub(crate) struct Report {
     began: Instant,
     selected: usize,
     no_skips: bool,
     passed: usize,
     failed: Vec<String>,
-    /// Failed at first, and passed when they ran again alone.
+    /// Tests that failed at first and passed when run again alone.
     flaky: Vec<String>,
-    /// Names with reasons.
+    /// Names of skipped tests, with reasons.
     skipped: Vec<(String, String)>,
     took: Vec<(Duration, String)>,
 }
 
 impl Report {
-    /// For so many tests; with `no_skips`, one that is skipped has failed.
+    /// A report for `selected` tests. With `no_skips`, a skipped test counts as failed.
     pub(crate) fn new(selected: usize, no_skips: bool) -> Self {
         Self {
             began: Instant::now(),
@@ -40,7 +40,7 @@ impl Report {
         }
     }
 
-    /// Counts a test, and prints it if it failed or was skipped, with its output if it failed.
+    /// Counts a test. If it failed, prints it with its output; if it was skipped, prints it.
     pub(crate) fn add(&mut self, test: Finished) {
         let seconds = test.took.as_secs_f64();
         match test.outcome {
@@ -71,7 +71,7 @@ impl Report {
         self.failed.push(name.to_owned());
     }
 
-    /// Counts the second run of a failed test. One that passes now is flaky; one that does anything else stays failed.
+    /// Counts the second run of a failed test. If it passes now, it is flaky; otherwise it stays failed.
     pub(crate) fn add_repeated(&mut self, again: Finished) {
         let (seconds, name) = (again.took.as_secs_f64(), again.name);
         let passed = again.outcome == Outcome::Passed;
@@ -87,7 +87,7 @@ impl Report {
         }
     }
 
-    /// Says how far the run is and what it waits for.
+    /// Prints the progress of the run, and the tests it waits for.
     pub(crate) fn progress(&self, running: &BTreeSet<String>) {
         let names: Vec<&str> = running.iter().map(String::as_str).collect();
         println!(
@@ -100,8 +100,8 @@ impl Report {
         );
     }
 
-    /// Prints the close of a run; whether it was successful: something ran, nothing failed twice, and at most [`MAX_FLAKY`] tests are
-    /// flaky.
+    /// Prints the summary of a run. Returns whether it was successful: something ran, nothing failed twice, and at most
+    /// [`MAX_FLAKY`] tests are flaky.
     pub(crate) fn close(mut self, ignored: &[String]) -> bool {
         self.took.sort_by_key(|(took, _)| std::cmp::Reverse(*took));
         println!("\nslowest:");
@@ -125,14 +125,14 @@ impl Report {
             println!("no test ran");
             self.failed.push(String::new());
         }
-        // With `no_skips`, each of them is among the failed.
+        // With `no_skips`, skipped tests count among the failed ones.
         let skipped = if self.no_skips { 0 } else { self.skipped.len() };
         println!("in {:.0} s", self.began.elapsed().as_secs_f64());
         println!("{} passed, {} failed, {skipped} skipped", self.passed, self.failed.len());
         self.failed.is_empty()
     }
 
-    /// Lists the flaky tests, and counts them: as passed, or as failed where they are too many.
+    /// Lists the flaky tests, and counts them as passed, or as failed if there are too many.
     fn close_flaky(&mut self) {
         if self.flaky.is_empty() {
             return;
@@ -162,13 +162,13 @@ mod tests {
     }
 
     #[test]
-    fn run_succeeds_if_tests_ran_and_none_failed() {
+    fn test_run_succeeds_if_tests_ran_and_none_failed() {
         assert!(close(&[Outcome::Passed], true));
         assert!(!close(&[], false), "nothing ran");
         assert!(!close(&[Outcome::Passed, Outcome::Failed("exit code 101".into())], false));
     }
 
-    /// Whether a run is successful in which so many tests fail, and end so when they run again.
+    /// Whether a run is successful if this many tests fail, with these outcomes of their second run.
     fn close_repeated(again: &[Outcome]) -> bool {
         let mut report = Report::new(again.len(), true);
         let finished = |at: usize, outcome: &Outcome| Finished {
@@ -184,13 +184,13 @@ mod tests {
     }
 
     #[test]
-    fn three_flaky_tests_fail_the_run() {
+    fn three_flaky_tests_fail_test_run() {
         assert!(close_repeated(&[Outcome::Passed, Outcome::Passed]));
         assert!(!close_repeated(&[Outcome::Passed, Outcome::Passed, Outcome::Passed]));
     }
 
     #[test]
-    fn repeatedly_failing_test_fails_the_run() {
+    fn repeatedly_failing_test_fails_test_run() {
         for again in [
             Outcome::Failed("exit code 101".into()),
             Outcome::Skipped("no etcd".into()),
@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn skipped_test_fails_the_run_only_if_forbidden() {
+    fn skipped_test_fails_test_run_only_if_forbidden() {
         let outcomes = [Outcome::Passed, Outcome::Skipped("no etcd".into())];
         assert!(close(&outcomes, false));
         assert!(!close(&outcomes, true));

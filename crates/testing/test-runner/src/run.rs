@@ -13,20 +13,20 @@ use tokio::{
     time::{Instant, timeout},
 };
 
-use crate::listing::Test;
+use crate::test_listing::Test;
 
-/// A test that takes longer hangs. The longest takes under two minutes on a machine of its own; documentation tests may have to be
-/// compiled first, for minutes on two cores.
+/// Time limit of a test; a test that takes longer hangs. The longest test takes under two minutes on an idle machine.
+/// Documentation tests may first have to be compiled, which takes minutes on two cores.
 const TIME_LIMIT: Duration = Duration::from_secs(900);
-/// The end of a test's output that is kept, in bytes.
+/// Maximum number of bytes kept from the end of a test's output.
 const OUTPUT_LIMIT: u64 = 256 << 10;
 
-/// What runs beside a test.
+/// Whether other tests run at the same time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mode {
-    /// Other tests.
+    /// Other tests run at the same time.
     Shared,
-    /// Nothing.
+    /// No other test runs.
     Alone,
 }
 
@@ -34,11 +34,11 @@ pub(crate) enum Mode {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
     Passed,
-    /// With how its process ended.
+    /// The test failed, with the exit status of its process.
     Failed(String),
-    /// With the reason.
+    /// The test was skipped, with the reason.
     Skipped(String),
-    /// Has to run again, alone.
+    /// The test must run again, without other tests.
     NeedsMachine,
 }
 
@@ -48,11 +48,11 @@ pub(crate) struct Finished {
     pub(crate) name: String,
     pub(crate) outcome: Outcome,
     pub(crate) took: Duration,
-    /// The end of what it printed.
+    /// The end of the test's output.
     pub(crate) output: String,
 }
 
-/// Runs one test to its end, or to the time limit.
+/// Runs one test to its end, or until the time limit.
 ///
 /// # Errors
 /// When its process cannot be started.
@@ -67,9 +67,10 @@ pub(crate) async fn run(test: &Test, mode: Mode) -> Result<Finished, String> {
     Ok(Finished { name, outcome, took: began.elapsed(), output })
 }
 
-/// Runs a command in a process group of its own; its exit status, `None` at the time limit, and the end of its output.
+/// Runs a command in its own process group. Returns its exit status (`None` at the time limit), and the end of its
+/// output.
 pub(crate) async fn run_command(mut command: Command) -> std::io::Result<(Option<ExitStatus>, String)> {
-    // A file, not a pipe: a process that outlives the test would hold a pipe open.
+    // A file instead of a pipe: a process that outlives the test would keep a pipe open.
     let mut file = tempfile::tempfile()?;
     command.stdout(file.try_clone()?).stderr(file.try_clone()?).process_group(0);
     let mut group = Group(command.spawn()?);
@@ -79,14 +80,14 @@ pub(crate) async fn run_command(mut command: Command) -> std::io::Result<(Option
     Ok((ended.ok().transpose()?, output))
 }
 
-/// A process and those that it started; dropped before it has ended, all are killed.
+/// A process with its descendants. If dropped before the process has ended, all are killed.
 struct Group(Child);
 
 impl Drop for Group {
     fn drop(&mut self) {
         let leader = self.0.id().and_then(|id| Pid::from_raw(id.cast_signed()));
         if let Some(leader) = leader {
-            // It may be ending at this moment.
+            // The process may be ending at this moment.
             let _ = kill_process_group(leader, Signal::KILL);
         }
     }
@@ -136,7 +137,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn cancelled_run_kills_its_processes() {
+    async fn cancelled_test_run_kills_its_processes() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("pid");
         let mut command = Command::new("sh");

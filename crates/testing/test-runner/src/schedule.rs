@@ -8,18 +8,18 @@ use tokio::{
 
 use crate::{
     doc_tests,
-    listing::Test,
     report::Report,
     run::{self, Finished, Mode, Outcome},
+    test_listing::Test,
 };
 
-/// Maximum of failed tests that run again.
+/// Maximum number of failed tests that run again.
 const MAX_REPEATED: usize = 10;
-/// How often the runner says what it waits for.
+/// Interval at which the runner prints which tests it waits for.
 const PROGRESS: Duration = Duration::from_secs(15);
 
-/// Parts of the names of tests that take longest, which begin first so that none of them is the last to run. The closing list of the
-/// slowest tests says what belongs here.
+/// Parts of the names of the longest tests. They start first, so that none of them is the last to run. The final list
+/// of slowest tests shows candidates for this list.
 const LONGEST: &[&str] = &[
     "fairmesh::outages::",
     "::imbalance::",
@@ -36,7 +36,7 @@ const LONGEST: &[&str] = &[
     "fairmesh::faults::",
 ];
 
-/// Sorts tests by when they begin.
+/// Orders tests by when they start.
 pub(crate) fn order(mut tests: Vec<Test>) -> Vec<Test> {
     tests.sort_by_cached_key(|test| rank(&test.full_name()));
     tests
@@ -46,7 +46,7 @@ fn rank(name: &str) -> usize {
     LONGEST.iter().position(|part| name.contains(part)).unwrap_or(LONGEST.len())
 }
 
-/// What one job of the runner has come to.
+/// Result of one job of the runner.
 type Job = Result<(Option<Test>, Vec<Finished>), String>;
 
 struct Schedule<'a> {
@@ -55,16 +55,16 @@ struct Schedule<'a> {
     names: BTreeSet<String>,
     progress: Interval,
     interrupts: [Signal; 2],
-    /// Failed in their first run.
+    /// Tests that failed in their first run.
     failed: Vec<Test>,
     report: &'a mut Report,
 }
 
-/// Runs tests, `jobs` at a time. Tests that need the machine for themselves run afterwards, one by one; failed tests run once more,
-/// alone.
+/// Runs tests, `jobs` at a time. Tests that need the machine for themselves run afterwards, one by one; failed tests
+/// run once more, alone.
 ///
 /// # Errors
-/// When a test cannot be started, or on an interrupt; what runs is killed.
+/// When a test cannot be started, or on an interrupt; running tests are killed.
 pub(crate) async fn run(
     tests: Vec<Test>,
     doc_tests: bool,
@@ -92,7 +92,7 @@ pub(crate) async fn run(
 }
 
 impl Schedule<'_> {
-    /// Runs these to their ends; the answer is those that need the machine for themselves.
+    /// Runs these tests to their ends. Returns the tests that must run without others.
     async fn run_all(&mut self, tests: Vec<Test>, mode: Mode) -> Result<Vec<Test>, String> {
         let (mut waiting, mut alone) = (tests.into_iter(), Vec::new());
         loop {
@@ -120,7 +120,8 @@ impl Schedule<'_> {
         }
     }
 
-    /// Runs failed tests again, each alone. More of them than [`MAX_REPEATED`] stay failed: the fault is not one of chance.
+    /// Runs failed tests again, each alone. If there are more than [`MAX_REPEATED`], they stay failed, because the
+    /// fault is not flakiness.
     async fn repeat_failed(&mut self) -> Result<(), String> {
         let failed = std::mem::take(&mut self.failed);
         if failed.len() > MAX_REPEATED {
@@ -137,7 +138,7 @@ impl Schedule<'_> {
         Ok(())
     }
 
-    /// The next job that is finished; `None` when none runs.
+    /// The next finished job; `None` if none is running.
     async fn next(&mut self) -> Result<Option<(Option<Test>, Vec<Finished>)>, String> {
         loop {
             let [interrupt, terminate] = &mut self.interrupts;
@@ -162,7 +163,7 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::build::Binary;
+    use crate::test_binaries::Binary;
 
     #[test]
     fn longest_tests_are_scheduled_first() {

@@ -1,4 +1,4 @@
-//! A client's verifier that accepts every server, for tests in which the server judges.
+//! A client's certificate verifier that accepts every server, for tests in which the server verifies.
 
 use tokio_rustls::rustls::{
     DigitallySignedStruct, Error, SignatureScheme,

@@ -7,14 +7,14 @@ use std::{
 
 use crate::eventually_within;
 
-/// How long programs that were killed may take to leave their cgroup.
+/// Maximum time for killed programs to leave their cgroup.
 const LIMIT: Duration = Duration::from_secs(10);
 
-/// Removes the cgroup of a test, such as `/fairmesh-test-1-name`, those below it and those whose names continue its own with `-`, once
-/// the programs in them have ended.
+/// Removes the cgroup of a test, such as `/fairmesh-test-1-name`, the cgroups below it, and those whose names start
+/// with its name and `-`, once their programs have ended.
 ///
 /// # Panics
-/// When one of them stays, unless the test has failed anyway.
+/// If a cgroup cannot be removed, unless the test has already failed.
 pub fn remove_cgroups(cgroup: &str) {
     let Some(hierarchy) = hierarchy() else { return };
     let name = cgroup.trim_start_matches('/');
@@ -32,7 +32,7 @@ pub fn remove_cgroups(cgroup: &str) {
     assert!(left.is_ok() || thread::panicking(), "a cgroup of {cgroup} is left: {left:?}");
 }
 
-/// Removes a cgroup and those below it.
+/// Removes a cgroup and the cgroups below it.
 fn remove(folder: &Path) -> io::Result<()> {
     folders(folder).iter().try_for_each(|below| remove(below))?;
     match fs::remove_dir(folder) {
@@ -49,7 +49,7 @@ fn folders(of: &Path) -> Vec<PathBuf> {
         .collect()
 }
 
-/// Where cgroups of version 2 are mounted.
+/// Mount point of cgroup v2.
 fn hierarchy() -> Option<PathBuf> {
     let mounts = fs::read_to_string("/proc/self/mounts").unwrap();
     mounts.lines().find_map(|line| {

@@ -2,7 +2,7 @@ use fairmesh_model::{Endpoint, EndpointState, FULL_WEIGHT, InstanceId, Location,
 
 /// A serving endpoint of full weight in a region, without lease or labels, at an address where nothing listens.
 ///
-/// What a test is about it sets itself: `Endpoint { weight: 500, ..endpoint("a", "eu") }`.
+/// A test sets the fields that matter to it: `Endpoint { weight: 500, ..endpoint("a", "eu") }`.
 ///
 /// # Panics
 /// When a name is not valid.

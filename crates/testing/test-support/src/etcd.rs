@@ -9,7 +9,7 @@ use std::{
 
 use crate::free_port;
 
-/// Time limit of operations that take moments.
+/// Timeout of short operations.
 const TIMEOUT: Duration = Duration::from_secs(30);
 /// Interval at which the port is tried.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
@@ -25,12 +25,12 @@ pub struct Etcd {
 }
 
 impl Etcd {
-    /// Starts etcd as it is by default.
+    /// Starts etcd with default options.
     pub fn start() -> Self {
         Self::with(&[])
     }
 
-    /// Starts etcd with further arguments.
+    /// Starts etcd with additional arguments.
     pub fn with(arguments: &[&str]) -> Self {
         Self::begin(arguments.iter().map(|&argument| argument.to_owned()).collect(), "http")
     }
@@ -50,7 +50,7 @@ impl Etcd {
     fn begin(arguments: Vec<String>, scheme: &'static str) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let mut etcd = Self { folder, arguments, scheme, port: 0, process: None };
-        // A free port may be taken before etcd binds it.
+        // Another process may take a free port before etcd binds it.
         for _ in 0..5 {
             etcd.port = free_port();
             if etcd.run() {
@@ -65,7 +65,7 @@ impl Etcd {
         format!("127.0.0.1:{}", self.port)
     }
 
-    /// Kills it, and keeps its data.
+    /// Kills etcd, but keeps its data.
     pub fn kill(&mut self) {
         if let Some(mut process) = self.process.take() {
             process.kill().unwrap();
@@ -73,7 +73,7 @@ impl Etcd {
         }
     }
 
-    /// Restarts it on the same ports.
+    /// Restarts etcd on the same ports.
     pub fn restart(&mut self) {
         assert!(self.process.is_none() && self.run(), "{}", self.log());
     }
@@ -83,7 +83,7 @@ impl Etcd {
         std::fs::remove_dir_all(self.data()).unwrap();
     }
 
-    /// Response to a call of its HTTP interface, which has to succeed.
+    /// Makes a call to etcd's HTTP interface, which must succeed, and returns the response.
     pub fn post(&self, path: &str, body: &str) -> String {
         call(&self.client(), path, body).unwrap()
     }
@@ -135,7 +135,7 @@ impl Drop for Etcd {
     }
 }
 
-/// Response to a call of the HTTP interface of the etcd at `client`; an error when it is unreachable or refuses.
+/// The response to a call of the HTTP interface of the etcd at `client`, or an error if it is unreachable or refuses.
 pub fn call(client: &str, path: &str, body: &str) -> std::io::Result<String> {
     let mut stream = TcpStream::connect(client)?;
     stream.set_read_timeout(Some(TIMEOUT))?;

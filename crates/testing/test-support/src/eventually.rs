@@ -2,25 +2,25 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep, timeout};
 
-/// How long a condition may take to hold: long, since it only decides when a broken test gives up.
+/// Maximum time for a condition to become true. Long, because it only decides when a broken test gives up.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 /// Interval between checks of a condition.
 const INTERVAL: Duration = Duration::from_millis(5);
-/// The same where a check may be a process or a thread.
+/// Interval between checks that may start a process or a thread.
 const BLOCKING_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Waits until a condition holds.
 ///
 /// # Panics
-/// When it does not within [`PATIENCE`].
+/// If it does not hold within [`PATIENCE`].
 pub async fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     eventually_async(what, async || holds()).await;
 }
 
-/// As [`eventually`], for a condition that takes calls to find out.
+/// As [`eventually`], for an async condition.
 ///
 /// # Panics
-/// When it does not hold within [`PATIENCE`].
+/// If it does not hold within [`PATIENCE`].
 pub async fn eventually_async(what: &str, mut holds: impl AsyncFnMut() -> bool) {
     let waited = timeout(PATIENCE, async {
         while !holds().await {
@@ -33,13 +33,13 @@ pub async fn eventually_async(what: &str, mut holds: impl AsyncFnMut() -> bool) 
 /// As [`eventually`], blocking the thread.
 ///
 /// # Panics
-/// When it does not hold within [`PATIENCE`].
+/// If it does not hold within [`PATIENCE`].
 #[track_caller]
 pub fn eventually_blocking(what: &str, holds: impl FnMut() -> bool) {
     assert!(eventually_within(PATIENCE, holds), "not within {PATIENCE:?}: {what}");
 }
 
-/// Waits until a condition holds, blocking the thread; false when it does not within `limit`.
+/// Waits until a condition holds, blocking the thread. Returns false if it does not hold within `limit`.
 pub fn eventually_within(limit: Duration, mut holds: impl FnMut() -> bool) -> bool {
     let began = Instant::now();
     while !holds() {

@@ -1,4 +1,4 @@
-//! Network namespaces as hosts. To make them takes root.
+//! Network namespaces as hosts. Creating them requires root.
 
 use std::{
     env, fs,
@@ -12,12 +12,12 @@ use std::{
 
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
-/// Where network namespaces have names.
+/// Directory of named network namespaces.
 const NAMED: &str = "/run/netns";
-/// What the names of ours begin with; the number of the process follows.
+/// Prefix of the names of our namespaces; the process id follows.
 const OURS: &str = "fairmesh-";
 
-/// A network namespace of this process, deleted with the value.
+/// A network namespace of this process, deleted on drop.
 #[derive(Debug)]
 pub struct Namespace {
     name: String,
@@ -25,10 +25,10 @@ pub struct Namespace {
 }
 
 impl Namespace {
-    /// Makes one called `fairmesh-PID-NAME`; `name` is unique within this process.
+    /// Creates a namespace called `fairmesh-PID-NAME`; `name` must be unique within this process.
     ///
     /// # Errors
-    /// Why this process cannot make it.
+    /// Why this process cannot create it.
     pub fn new(name: &str) -> Result<Self, String> {
         let name = format!("{OURS}{}-{name}", process::id());
         ip(&["netns", "add", &name])?;
@@ -41,7 +41,7 @@ impl Namespace {
         &self.name
     }
 
-    /// Runs `ip` in it.
+    /// Runs `ip` in the namespace.
     ///
     /// # Errors
     /// The message of `ip`.
@@ -49,7 +49,7 @@ impl Namespace {
         ip(&[&["-n", &self.name], arguments].concat())
     }
 
-    /// Runs a function on a thread of its own in it; the sockets that it opens and the processes that it starts stay there.
+    /// Runs a function on a separate thread in the namespace. Its sockets and child processes stay there.
     pub fn within<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
         thread::scope(|scope| {
             let there = scope.spawn(|| {
@@ -60,7 +60,7 @@ impl Namespace {
         })
     }
 
-    /// Moves this thread to it, and the processes that this thread starts.
+    /// Moves this thread, and processes that it starts, to the namespace.
     pub fn enter(&self) {
         move_into_link_name_space(self.file.as_fd(), Some(LinkNameSpaceType::Network)).unwrap();
     }
@@ -72,7 +72,7 @@ impl Drop for Namespace {
     }
 }
 
-/// Removes namespaces of test processes that were killed before they could.
+/// Removes namespaces of test processes that were killed before they could remove them.
 pub fn remove_orphans() {
     let entries = fs::read_dir(NAMED).into_iter().flatten().flatten();
     for name in entries.filter_map(|entry| entry.file_name().into_string().ok()) {
@@ -83,7 +83,7 @@ pub fn remove_orphans() {
     }
 }
 
-/// A namespace that cannot be removed is said to be left, and fails no test.
+/// Removes a namespace. A failure is printed, but fails no test.
 fn remove(name: &str) {
     if let Err(problem) = ip(&["netns", "del", name]) {
         eprintln!("the network namespace {name} is left: {problem}");
@@ -104,7 +104,7 @@ pub fn ip(arguments: &[&str]) -> Result<(), String> {
     Err(format!("ip {}: {}", arguments.join(" "), complaint.trim()))
 }
 
-/// Folders where programs are looked for: those of the system first, which a user's path may lack.
+/// Search path for programs: system folders first, which a user's path may lack.
 pub fn path() -> String {
     format!("/usr/sbin:/usr/bin:/sbin:/bin:{}", env::var("PATH").unwrap_or_default())
 }

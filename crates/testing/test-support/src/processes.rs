@@ -16,20 +16,20 @@ use tokio::{
 
 use crate::PATIENCE;
 
-/// How a process is started.
+/// Command of a process.
 #[derive(Clone, Debug)]
 pub struct Program {
-    /// The program.
+    /// Path of the program.
     pub binary: PathBuf,
-    /// Its arguments.
+    /// Arguments of the program.
     pub args: Vec<OsString>,
-    /// Its whole environment.
+    /// Complete environment of the program.
     pub env: Vec<(&'static str, String)>,
-    /// Where its output goes.
+    /// File to which the program's output is written.
     pub log: PathBuf,
 }
 
-/// A process of its own; dropping it kills it.
+/// A child process. Dropping it kills it.
 #[derive(Debug)]
 pub struct Process {
     program: Program,
@@ -37,7 +37,7 @@ pub struct Process {
 }
 
 impl Program {
-    /// The binary under test with arguments that hold no blanks, and an empty environment.
+    /// The binary under test with blank-separated arguments, and an empty environment.
     pub fn fairmesh(log: PathBuf, args: &str) -> Self {
         let args = args.split(' ').map(OsString::from).collect();
         Self { binary: binary(), args, env: Vec::new(), log }
@@ -45,36 +45,36 @@ impl Program {
 }
 
 impl Process {
-    /// Starts it. Takes an async runtime, as all that follows.
+    /// Starts the program. Requires an async runtime, like the other methods.
     pub fn start(program: Program) -> Self {
         let child = spawn(&program);
         Self { program, child }
     }
 
-    /// Ends it at once, as a crash would.
+    /// Kills the process at once, as a crash would.
     pub async fn kill(&mut self) {
         self.child.kill().await.unwrap();
     }
 
-    /// Sends it a signal.
+    /// Sends a signal to the process.
     pub fn signal(&self, signal: Signal) {
         kill_process(self.pid(), signal).unwrap();
     }
 
-    /// Its process id, while it runs.
+    /// Process id while it runs.
     pub fn pid(&self) -> Pid {
         Pid::from_raw(i32::try_from(self.child.id().unwrap()).unwrap()).unwrap()
     }
 
-    /// Starts it again after it ended.
+    /// Restarts the process after it has ended.
     pub fn restart(&mut self) {
         self.child = spawn(&self.program);
     }
 
-    /// Waits for its end.
+    /// Waits for the process to end.
     ///
     /// # Panics
-    /// When it does not end within [`PATIENCE`]; the message has its log.
+    /// If it does not end within [`PATIENCE`]; the message has its log.
     pub async fn end(&mut self) -> ExitStatus {
         match timeout(PATIENCE, self.child.wait()).await {
             Ok(status) => status.unwrap(),
@@ -82,12 +82,12 @@ impl Process {
         }
     }
 
-    /// How it ended, if it has.
+    /// Exit status, if the process has ended.
     pub fn has_ended(&mut self) -> Option<ExitStatus> {
         self.child.try_wait().unwrap()
     }
 
-    /// What it has printed.
+    /// Output of the process so far.
     pub fn log(&self) -> String {
         fs::read_to_string(&self.program.log).unwrap_or_default()
     }
@@ -107,51 +107,51 @@ fn spawn(program: &Program) -> Child {
         .unwrap()
 }
 
-/// What a command left behind.
+/// Result of a command.
 #[derive(Debug)]
 pub struct Run {
-    /// Its exit code, unless a signal ended it.
+    /// Exit code, unless a signal ended the command.
     pub code: Option<i32>,
-    /// Its standard output.
+    /// Standard output.
     pub out: String,
-    /// Its standard error.
+    /// Standard error.
     pub err: String,
 }
 
 impl Run {
-    /// Its output, when it succeeded.
+    /// Standard output of a successful command.
     ///
     /// # Panics
-    /// When it did not.
+    /// If it failed.
     #[track_caller]
     pub fn ok(self) -> String {
         assert_eq!(self.code, Some(0), "{self:?}");
         self.out
     }
 
-    /// Its complaint, when it failed; line breaks and frames of the report are left out.
+    /// The error message of a failed command, without line breaks and frames of the report.
     ///
     /// # Panics
-    /// When it did not fail with code 1.
+    /// If it did not fail with code 1.
     #[track_caller]
     pub fn fails(self) -> String {
         self.fails_with(1)
     }
 
-    /// As [`fails`](Self::fails), with another code.
+    /// As [`fails`](Self::fails), with another exit code.
     ///
     /// # Panics
-    /// When it did not fail with that code.
+    /// If it did not fail with that code.
     #[track_caller]
     pub fn fails_with(self, code: i32) -> String {
         assert_eq!(self.code, Some(code), "{self:?}");
         self.err.split_whitespace().filter(|word| *word != "│").collect::<Vec<_>>().join(" ")
     }
 
-    /// Its output as JSON, when it succeeded.
+    /// Standard output of a successful command, parsed as JSON.
     ///
     /// # Panics
-    /// When it did not, or the output is not JSON.
+    /// If it failed, or the output is not JSON.
     #[track_caller]
     pub fn json(self) -> serde_json::Value {
         let text = self.ok();
@@ -159,10 +159,10 @@ impl Run {
     }
 }
 
-/// Runs a command, with an empty environment, to its end.
+/// Runs a command with an empty environment to its end.
 ///
 /// # Panics
-/// When it does not end within `patience`.
+/// If it does not end within `patience`.
 pub async fn run(mut command: Command, input: &str, patience: Duration) -> Run {
     let mut child = command
         .env_clear()
@@ -172,7 +172,7 @@ pub async fn run(mut command: Command, input: &str, patience: Duration) -> Run {
         .kill_on_drop(true)
         .spawn()
         .unwrap();
-    // A command that reads no input may be gone already.
+    // A command that reads no input may have ended already.
     let _ = child.stdin.take().unwrap().write_all(input.as_bytes()).await;
     let output = timeout(patience, child.wait_with_output()).await;
     let output = output.unwrap_or_else(|_| panic!("still running after {patience:?}: {command:?}")).unwrap();
@@ -190,7 +190,7 @@ pub fn fairmesh(args: &[&str]) -> Command {
 /// The binary `fairmesh`, which cargo puts into the folder above that of the tests.
 ///
 /// # Panics
-/// When it is not built.
+/// If it is not built.
 pub fn binary() -> PathBuf {
     let test = env::current_exe().unwrap();
     let path = test.ancestors().nth(2).unwrap().join("fairmesh");
@@ -198,7 +198,7 @@ pub fn binary() -> PathBuf {
     path
 }
 
-/// A program that `scripts/setup.sh` has built, or that is on the path.
+/// A program built by `scripts/setup.sh`, or found in the path.
 pub fn tool(name: &str) -> Option<PathBuf> {
     let cache = env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
     let cache = cache.or_else(|| Some(PathBuf::from(env::var_os("HOME")?).join(".cache")));

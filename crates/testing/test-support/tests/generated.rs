@@ -1,11 +1,11 @@
-//! The generated types of `wire` are checked in, so that users of the library build no compiler of protobuf. This is a test of
-//! another crate, so that it runs while `wire` does not compile.
+//! The generated types of `wire` are checked in, so that users of the library need no protobuf compiler. This test is
+//! in another crate, so that it runs even if `wire` does not compile.
 
 #![allow(clippy::unwrap_used, reason = "what a test cannot do without has failed it")]
 
 use std::{collections::BTreeMap, env, fs, path::Path};
 
-/// Set, the files are written anew.
+/// If set, the files are written again.
 const UPDATE: &str = "UPDATE_GENERATED";
 
 const FILES: [&str; 15] = [
@@ -27,17 +27,18 @@ const FILES: [&str; 15] = [
 ];
 
 #[test]
-fn generated_types_match_the_protocol() {
+fn generated_types_match_proto_files() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../..");
     let descriptors = protox::compile(FILES, [root.join("proto")]).unwrap();
     let out = tempfile::tempdir().unwrap();
-    // Ordered maps, so that a record has one encoding and unchanged records have equal bytes.
+    // Ordered maps, so that a record has only one encoding, and unchanged records have equal bytes.
     tonic_prost_build::configure()
         .bytes(".")
         .btree_map(".")
-        // They have a token and a private key, and show none: `wire/src/handshake.rs`, `wire/src/lib.rs`.
+        // These messages contain a token or a private key, which their own Debug implementations hide:
+        // `wire/src/handshake.rs`, `wire/src/lib.rs`.
         .skip_debug([".fairmesh.v1.HelloRequest", ".X509SVID"])
-        // Claims of tokens, which are never read: the types of Google's would be another crate in every program.
+        // Claims of tokens are never read. The types of Google would add another crate to every program.
         .extern_path(".google.protobuf.Struct", "()")
         .build_transport(false)
         .codec_path("crate::codegen::ProstCodec")
@@ -62,7 +63,7 @@ fn generated_types_match_the_protocol() {
     );
 }
 
-/// The files of a folder, by name.
+/// The files of a folder by name.
 fn files(folder: &Path) -> BTreeMap<String, String> {
     let entries = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap());
     let read = |entry: fs::DirEntry| {

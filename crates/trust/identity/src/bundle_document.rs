@@ -7,9 +7,9 @@ use fairmesh_model::{MAX_CERTIFICATE, MAX_ROOTS, TrustBundle, TrustDomain};
 use serde::Deserialize;
 use tokio_rustls::rustls::pki_types::{CertificateDer, pem::PemObject as _};
 
-use crate::{Trust, trust};
+use crate::{Trust, chain_verification};
 
-/// Upper bound of a document, in bytes: the maximum number of roots in base64, and the text around them.
+/// Maximum size of a document, in bytes: the maximum number of roots in base64, and the text around them.
 pub const MAX_BUNDLE_DOCUMENT: usize = 2 * MAX_ROOTS * MAX_CERTIFICATE;
 
 /// Why a document is refused.
@@ -19,7 +19,8 @@ pub const MAX_BUNDLE_DOCUMENT: usize = 2 * MAX_ROOTS * MAX_CERTIFICATE;
 )]
 pub struct BundleDocumentError(String);
 
-/// A SPIFFE trust bundle: a JWK set. Only its keys for X.509-SVIDs are read (SPIFFE Trust Domain and Bundle, 4).
+/// A SPIFFE trust bundle, which is a JWK set. Only its keys for X.509-SVIDs are read (SPIFFE Trust Domain and Bundle,
+/// 4).
 #[derive(Deserialize)]
 struct SpiffeBundle {
     keys: Vec<BundleKey>,
@@ -37,10 +38,10 @@ struct BundleKey {
     x5c: Vec<String>,
 }
 
-/// Reads a trust domain's roots from PEM certificates or from the JSON of a SPIFFE bundle endpoint.
+/// Reads the roots of a trust domain, either from PEM certificates or from the JSON of a SPIFFE bundle endpoint.
 ///
 /// # Errors
-/// When the document holds no root, too many, or one that is no authority's certificate.
+/// When the document has no roots or too many, or a root is not the certificate of an authority.
 pub fn read_bundle_document(
     domain: TrustDomain,
     document: &[u8],
@@ -59,7 +60,7 @@ pub fn read_bundle_document(
     }
     for root in &roots {
         let certificate = CertificateDer::from(root.as_slice());
-        let parsed = trust::parse(&certificate).map_err(|error| refuse(error.to_string()))?;
+        let parsed = chain_verification::parse(&certificate).map_err(|error| refuse(error.to_string()))?;
         if !parsed.is_ca() || root.len() > MAX_CERTIFICATE {
             return Err(refuse(format!("'{}' is no certificate of an authority", parsed.subject())));
         }
@@ -72,14 +73,14 @@ pub fn read_bundle_document(
 /// Metadata of a SPIFFE bundle.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BundleHints {
-    /// How soon the bundle should be read again.
+    /// Time after which the bundle should be read again.
     pub refresh: Option<Duration>,
-    /// Sequence number; it grows with each change.
+    /// Sequence number, which increases with each change.
     pub sequence: Option<u64>,
 }
 
 impl BundleHints {
-    /// The metadata in a document. PEM has none.
+    /// Reads the metadata of a document. PEM has none.
     pub fn of(document: &[u8]) -> Self {
         let Ok(bundle) = serde_json::from_slice::<SpiffeBundle>(document) else { return Self::default() };
         Self {

@@ -1,4 +1,4 @@
-//! Roots in the identity folder, read again when their file changes.
+//! Trusts the roots in an identity's folder, which are read again when their file changes.
 
 use std::{path::Path, time::Duration};
 
@@ -6,12 +6,12 @@ use tokio::time::sleep;
 
 use crate::{Credentials, IdentityError, Workload};
 
-/// How often the file is compared with its last content.
+/// Interval at which the file is compared with its last content.
 const INTERVAL: Duration = Duration::from_secs(5);
 
-/// Follows `bundle.pem` in an identity's [folder](Credentials::save) and trusts its roots for new connections when the file
-/// changes. An operator can thereby add or remove a root before a control plane reports it. The next renewal restores the
-/// recorded roots. Never returns.
+/// Follows `bundle.pem` in an identity's [folder](Credentials::save). When the file changes, new connections trust
+/// its roots. An operator can thus add or remove a root before a control plane reports it. The next renewal restores
+/// the recorded roots. Never returns.
 pub async fn follow_bundle(workload: &Workload, folder: &Path) {
     let mut seen = Credentials::read_bundle(folder).ok().flatten();
     loop {
@@ -32,7 +32,7 @@ pub async fn follow_bundle(workload: &Workload, folder: &Path) {
     }
 }
 
-/// Trusts the roots in the file if they changed. Each content is used or reported once.
+/// Trusts the roots in the file if they changed. Unchanged content is not used or reported again.
 fn use_bundle(
     workload: &Workload,
     folder: &Path,

@@ -3,13 +3,13 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-/// Wall-clock time for certificate validity. Tests use a clock of their own.
+/// Wall-clock time for the validity of certificates. Tests use their own clocks.
 pub trait Clock: fmt::Debug + Send + Sync {
-    /// Time since 1970.
+    /// Returns the time since 1970.
     fn now(&self) -> Duration;
 }
 
-/// The clock of the system.
+/// The system clock.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SystemClock;
 
@@ -19,7 +19,7 @@ impl Clock for SystemClock {
         reason = "the one place where certificates meet the clock of the system"
     )]
     fn now(&self) -> Duration {
-        // A clock before 1970 makes all certificates not yet valid.
+        // With a clock before 1970, no certificate is valid yet.
         SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
     }
 }

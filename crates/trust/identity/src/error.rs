@@ -3,21 +3,21 @@ use std::{io, path::PathBuf, time::Duration};
 use fairmesh_model::TrustDomain;
 use time::OffsetDateTime;
 
-/// Why an identity cannot be made, saved or used.
+/// Why an identity cannot be created, saved or used.
 #[derive(Debug, thiserror::Error)]
 pub enum IdentityError {
     /// A file cannot be read or written.
     #[error("{}: {source}; check the disk and the permissions of this user", path.display())]
     Io {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// The error of the system.
+        /// Error from the operating system.
         source: io::Error,
     },
     /// A file has unexpected content.
     #[error("{} {problem}; restore it from a copy, or remove it to begin anew", path.display())]
     InvalidFile {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
         /// The defect.
         problem: String,
@@ -25,71 +25,71 @@ pub enum IdentityError {
     /// The folder belongs to another trust domain.
     #[error("{} holds the authority of the trust domain {found}, not {expected}; give its name", path.display())]
     OtherDomain {
-        /// The folder.
+        /// Path of the folder.
         path: PathBuf,
-        /// The domain of its files.
+        /// Trust domain in the folder's files.
         found: TrustDomain,
-        /// The domain in the configuration.
+        /// Trust domain in the configuration.
         expected: TrustDomain,
     },
-    /// Only the root can sign a new intermediate.
+    /// The root's key is missing, and only the root can sign a new intermediate.
     #[error("the key of the root is not at {}; put it there for as long as this takes", path.display())]
     RootKeyAbsent {
-        /// Where it is expected.
+        /// Path at which the key is expected.
         path: PathBuf,
     },
-    /// A request for a certificate is malformed or not signed by its key.
+    /// A signing request is malformed or not signed by its key.
     #[error("the signing request is not valid: {0}; make it anew")]
     InvalidRequest(String),
-    /// A certificate or a key is not usable.
+    /// A certificate or a key cannot be used.
     #[error("cannot use the certificate or key: {0}")]
     Crypto(String),
-    /// An issued certificate does not verify.
+    /// Verification of an issued certificate failed.
     #[error("the certificate that was issued is refused: {0}")]
     Refused(#[from] crate::Refused),
     /// A join token is malformed.
     #[error("the join token is not valid; copy it as a whole, as `fairmesh identity token` prints it")]
     InvalidToken,
-    /// Running programs may not trust the signing root yet.
+    /// Some running programs may not trust the signing root yet.
     #[error(
         "the root {root} is so new that not all programs trust it: they do once they have renewed their certificates, by {}; \
          rotate then, or with --force, where programs that have not renewed fail until they have, or are started again",
         time(*until)
     )]
     YoungRoot {
-        /// The SHA-256 of the root, in hexadecimal.
+        /// SHA-256 of the root, in hexadecimal.
         root: String,
-        /// When all programs have renewed, since 1970.
+        /// When all programs have renewed, as time since 1970.
         until: Duration,
     },
-    /// A root cannot be retired because it signs.
+    /// A root cannot be retired because it signs certificates.
     #[error("the root {root} {why}")]
     RootInUse {
-        /// The SHA-256 of the root, in hexadecimal.
+        /// SHA-256 of the root, in hexadecimal.
         root: String,
-        /// Its use, and the step that ends it.
+        /// How the root is used, and the step that ends this use.
         why: &'static str,
     },
-    /// No root leads to an intermediate.
+    /// None of the roots issued the intermediate.
     #[error(
         "no root in bundle.pem beside it leads to {}: it was retired, or is not there; put an intermediate of a present root there, or \
          the key of the newest root into root.key",
         path.display()
     )]
     OrphanIssuer {
-        /// The file of the intermediate.
+        /// Path of the intermediate's file.
         path: PathBuf,
     },
-    /// The root's key does not belong to a root of the domain.
+    /// The root's key does not belong to any root of the domain.
     #[error(
         "the root {root} in {} is not in bundle.pem beside it: it was retired, or the files are of different times; put there those of \
          the control plane that began the newest root",
         path.display()
     )]
     OtherRootKey {
-        /// The file of the root's key.
+        /// Path of the file with the root's key.
         path: PathBuf,
-        /// The SHA-256 of the root, in hexadecimal.
+        /// SHA-256 of the root, in hexadecimal.
         root: String,
     },
     /// Certificates under a root may not have expired yet.
@@ -98,12 +98,12 @@ pub enum IdentityError {
         time(*until)
     )]
     RecentRoot {
-        /// The SHA-256 of the root, in hexadecimal.
+        /// SHA-256 of the root, in hexadecimal.
         root: String,
-        /// When all have expired, since 1970.
+        /// When all of these certificates have expired, as time since 1970.
         until: Duration,
     },
-    /// The bundle already holds the maximum number of roots.
+    /// The bundle already has the maximum number of roots.
     #[error(
         "the trust bundle has {0} roots, the most that it may have; retire one that is not needed any more with `fairmesh identity \
          retire`"
@@ -117,7 +117,7 @@ impl IdentityError {
     }
 }
 
-/// A time since 1970, for people (RFC 3339).
+/// Formats a time since 1970 for messages (RFC 3339).
 fn time(since_1970: Duration) -> String {
     let seconds = i64::try_from(since_1970.as_secs()).ok();
     let Some(time) = seconds.and_then(|seconds| OffsetDateTime::from_unix_timestamp(seconds).ok()) else {

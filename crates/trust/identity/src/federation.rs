@@ -1,18 +1,18 @@
-//! Federated trust domains known to a process.
+//! The federated trust domains that a process knows.
 
 use std::sync::{Arc, PoisonError, RwLock};
 
 use fairmesh_model::{FederatedDomains, TrustDomain};
 
-use crate::{IdentityError, Refused, Trust, trust::RootDigest};
+use crate::{IdentityError, Refused, Trust, chain_verification::RootDigest};
 
-/// The federated trust domains, shared by everything in a process that verifies certificates.
+/// The federated trust domains. Shared by all parts of the process that verify certificates.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Federation(Arc<RwLock<Arc<Vec<Trust>>>>);
 
 impl Federation {
-    /// Replaces the domains and returns whether they changed. A domain whose roots are no certificates is skipped, so that one
-    /// mistake does not affect the others.
+    /// Replaces the domains and returns whether they changed. Skips a domain with an invalid root, so that one
+    /// mistake does not affect the other domains.
     pub(crate) fn set(&self, domains: FederatedDomains) -> bool {
         let read = |bundle| {
             let trust: Result<Trust, IdentityError> = Trust::new(bundle);
@@ -25,7 +25,7 @@ impl Federation {
         changed
     }
 
-    /// The verifier of a domain's certificates; `None` if the domain is not federated.
+    /// Returns the verifier for certificates of a domain; `None` if the domain is not federated.
     pub(crate) fn find(&self, domain: &TrustDomain) -> Option<Trust> {
         self.current().iter().find(|trust| trust.domain() == domain).cloned()
     }

@@ -12,8 +12,9 @@ use tokio_rustls::rustls::{ServerConfig, pki_types::CertificateDer};
 
 use crate::{Credentials, IdentityError, PrivateKey, Workload, tls_config};
 
-/// Serves web clients in a process of the mesh with a certificate for the host's names. Clients may show a certificate of the
-/// mesh or none. One certificate with both host names and identity was rejected: callers would have to choose between the names.
+/// Serves web clients from a process of the mesh, with a certificate for its host names. Clients may send a
+/// certificate of the mesh, or none. One certificate with both host names and identity was rejected: callers would
+/// have to choose between the names.
 pub struct HostCertificate {
     workload: Arc<Workload>,
     config: RwLock<Option<Arc<ServerConfig>>>,
@@ -26,15 +27,15 @@ impl fmt::Debug for HostCertificate {
 }
 
 impl HostCertificate {
-    /// For a process with this identity, still without a host certificate.
+    /// Creates the state for a process with this identity. It has no host certificate yet.
     pub fn new(workload: Arc<Workload>) -> Self {
         Self { workload, config: RwLock::default() }
     }
 
-    /// Replaces the certificate for new connections. Clients are verified as `own` verifies them.
+    /// Replaces the certificate for new connections. Clients are verified with the roots of `own`.
     ///
     /// # Errors
-    /// When the certificate does not fit the key.
+    /// When the certificate was issued for another key.
     pub fn install(
         &self,
         own: &Credentials,

@@ -1,4 +1,4 @@
-//! Responses with issued certificates. A response answers one request and is signed, because replicas forward it.
+//! Responses with issued certificates. A response is signed and bound to one request, because replicas forward it.
 
 use std::time::Duration;
 
@@ -10,30 +10,32 @@ use tonic::Status;
 use crate::{
     Trust,
     renewal::Certified,
-    signed::{self, Purpose},
+    signed_message::{self, Purpose},
 };
 
-/// Opens the response to the request with this `csr`, and verifies that a control plane signed it.
+/// Opens the response to the request with the signing request `csr`. Verifies that a control plane signed the
+/// response.
 ///
 /// # Errors
-/// When the signature or the request does not fit.
+/// When the signature is invalid, or the response belongs to another request.
 pub fn open(
     trust: &Trust,
     csr: &[u8],
     response: &SignedMessage,
     now: Duration,
 ) -> Result<IssueResponse, Status> {
-    let signer = signed::verify(trust, Purpose::IssueResponse, csr, response, now).map_err(refused)?;
+    let signer =
+        signed_message::verify(trust, Purpose::IssueResponse, csr, response, now).map_err(refused)?;
     if !matches!(signer.path, SpiffePath::Mesh(MeshRole::Control, _)) {
         return Err(refused(format!("{signer} is no control plane")));
     }
     IssueResponse::decode(response.payload.clone()).map_err(refused)
 }
 
-/// The certificate in a response, verified as by [`open`].
+/// Opens a response like [`open`], and returns its certificate and roots.
 ///
 /// # Errors
-/// The same.
+/// As for [`open`].
 pub fn certified(
     trust: &Trust,
     csr: &[u8],
@@ -45,16 +47,16 @@ pub fn certified(
     Ok(Certified { chain, bundle: bundle(response)? })
 }
 
-/// The roots in a response that is not verified yet.
+/// Returns the roots in a response that is not verified yet.
 ///
 /// # Errors
-/// When the response holds no roots.
+/// When the response has no roots.
 pub fn bundle(response: &SignedMessage) -> Result<TrustBundle, Status> {
     let decoded = IssueResponse::decode(response.payload.clone()).map_err(refused)?;
     decoded.bundle.unwrap_or_default().try_into().map_err(refused)
 }
 
-/// Error for a response that is refused.
+/// Returns the error for a refused response.
 pub fn refused(error: impl ToString) -> Status {
     Status::unauthenticated(format!("the response of the control plane is refused: {}", error.to_string()))
 }

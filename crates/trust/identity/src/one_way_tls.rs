@@ -1,4 +1,4 @@
-//! One-way TLS: a client that verifies its server and has no certificate. It shows the token of a user.
+//! One-way TLS: the client verifies the server and has no certificate. It authenticates with a user's token instead.
 
 use std::{fmt, io, path::Path, sync::Arc};
 
@@ -7,9 +7,13 @@ use fairmesh_wire::transport::{ExpectedPeer, FederatedCallers, Handshake, NoIden
 use tokio::net::TcpStream;
 use tokio_rustls::rustls::ClientConfig;
 
-use crate::{Clock, IdentityError, SystemClock, Trust, authority, files, tls_config, tls_stream::TlsStream};
+use crate::{
+    Clock, IdentityError, SystemClock, Trust, certificate_authority, pem_files, tls_config,
+    tls_stream::TlsStream,
+};
 
-/// Verifies processes of the mesh by its roots and sends no certificate: for commands on a machine without an agent.
+/// TLS without a client certificate: verifies mesh processes with the mesh's roots. For commands on a machine without
+/// an agent.
 pub struct OneWayTls(Arc<ClientConfig>);
 
 impl fmt::Debug for OneWayTls {
@@ -19,16 +23,16 @@ impl fmt::Debug for OneWayTls {
 }
 
 impl OneWayTls {
-    /// Reads the roots in a file, such as `ca/bundle.pem` of a control plane.
+    /// Reads the roots from a file, such as `ca/bundle.pem` of a control plane.
     ///
     /// # Errors
-    /// When the file does not hold the roots of exactly one trust domain.
+    /// When the file does not have the roots of exactly one trust domain.
     pub fn open(path: &Path) -> Result<Self, IdentityError> {
         let invalid =
             |problem: &str| IdentityError::InvalidFile { path: path.to_owned(), problem: problem.into() };
-        let content = files::read(path)?.ok_or_else(|| invalid("does not exist"))?;
-        let roots = files::certificates_of(path, &content)?;
-        let domain = authority::domain_of(&roots[0])?;
+        let content = pem_files::read(path)?.ok_or_else(|| invalid("does not exist"))?;
+        let roots = pem_files::certificates_of(path, &content)?;
+        let domain = certificate_authority::domain_of(&roots[0])?;
         let domain = domain.ok_or_else(|| invalid("names no trust domain as the organization of a root"))?;
         let trust = Trust::new(TrustBundle::new(domain, roots.iter().map(|root| root.to_vec()).collect()))?;
         let clock: Arc<dyn Clock> = Arc::new(SystemClock);
@@ -56,7 +60,7 @@ impl TlsIdentity for OneWayTls {
     fn connect(&self, peer: ExpectedPeer<'_>, stream: TcpStream) -> Handshake {
         let config = match peer {
             ExpectedPeer::Mesh | ExpectedPeer::Upstream => Ok(Arc::clone(&self.0)),
-            // They accept only callers with an identity.
+            // Such peers accept only callers with an identity.
             ExpectedPeer::Service(_)
             | ExpectedPeer::Id(_)
             | ExpectedPeer::KeyServer

@@ -1,5 +1,5 @@
-//! The identity of a program: from its machine's agent, from a SPIFFE Workload API, or from the control plane for a program
-//! without an agent.
+//! The identity of a program. It comes from the machine's agent, from a SPIFFE Workload API, or, without an agent,
+//! from the control plane.
 
 mod control_plane_source;
 mod late_identity;
@@ -35,57 +35,57 @@ use crate::{
 use control_plane_source::ControlPlaneSource;
 pub use late_identity::LateIdentity;
 
-/// The method by which a gateway reports its load.
+/// The gRPC method with which a gateway reports its load.
 const REPORT_GATEWAY: &str = "/fairmesh.v1.Signals/ReportGateway";
 
-/// How long one request may take.
+/// Time limit for one request.
 const TIMEOUT: Duration = Duration::from_secs(12);
 
-/// How long a starting program waits for the revocations.
+/// Time for which a starting program waits for the record of revocations.
 const REVOCATIONS_WAIT: Duration = Duration::from_secs(1);
 
-/// Pause before a program without an identity asks again, while the agent does not answer or the mesh has no trust
-/// domain.
+/// Pauses before a program without an identity asks again: while the agent does not respond, and while the mesh has
+/// no trust domain.
 const NO_AGENT_INTERVAL: Duration = Duration::from_secs(5);
 const NO_DOMAIN_INTERVAL: Duration = Duration::from_secs(60);
 
-/// Gets certificates from the agent at an address.
+/// Obtains certificates from the agent at an address.
 #[derive(Debug)]
 struct AgentSource {
     agent: Address,
-    /// The identity's path. Empty for an operator: the agent then chooses the name.
+    /// Path of the identity. Empty for an operator, whose name the agent chooses.
     path: String,
     software: String,
-    /// Where the certificate is saved, for a start during an agent's outage.
+    /// Folder in which the certificate is saved, for starts during an outage of the agent.
     kept: Option<PathBuf>,
     workload: Arc<Workload>,
     progress: Arc<Progress>,
 }
 
-/// The agent's last response.
+/// What is known from the agent's last response.
 #[derive(Debug, Default)]
 struct Progress {
     /// Whether the mesh has a trust domain.
     is_required: AtomicBool,
-    /// Why the agent issued nothing at the last attempt.
+    /// Why the agent issued no certificate at the last attempt.
     problem: watch::Sender<Option<String>>,
 }
 
-/// Why an agent issued nothing.
+/// Why an agent issued no certificate.
 enum NotIssued {
     /// The mesh has no trust domain, or the agent does not serve identities.
     NoDomain,
-    /// There is no such agent.
+    /// No agent listens at the address.
     NoAgent(String),
     /// The agent does not know yet whether the mesh has a trust domain.
     Undecided(String),
-    /// The agent is a member of a trust domain but cannot issue now.
+    /// The agent is a member of a trust domain but cannot issue certificates now.
     Unavailable(String),
-    /// The agent refused, or its response is not usable.
+    /// The agent refused, or its response is invalid.
     Failed(String),
 }
 
-/// The identity of this program. Until dropped, it is renewed and its revocations are followed.
+/// The identity of this program. Until dropped, it renews its certificate and follows revocations.
 #[derive(Clone, Debug)]
 pub struct ProgramIdentity {
     workload: Arc<Workload>,
@@ -95,7 +95,7 @@ pub struct ProgramIdentity {
     _tasks: Arc<[AbortOnDropHandle<()>; 2]>,
 }
 
-/// The task that follows revocations.
+/// The task that follows the record of revocations.
 #[derive(Clone, Debug, Default)]
 struct RevocationTask {
     stop: CancellationToken,
@@ -105,21 +105,22 @@ struct RevocationTask {
 /// How a server accepts connections.
 #[derive(Clone, Debug)]
 pub enum ServerIdentity {
-    /// By mutual TLS only.
+    /// With mutual TLS only.
     Secured(ProgramIdentity),
-    /// In plaintext: the mesh has no trust domain.
+    /// In plaintext, because the mesh has no trust domain.
     Plaintext,
-    /// In plaintext for now, since the agent does not answer or has reached no control plane yet. The mesh may still turn out to have a
-    /// trust domain. Ask again before the server is registered; until then it must not be called.
+    /// In plaintext for now, because the agent does not respond or has not reached a control plane yet. The mesh may
+    /// still turn out to have a trust domain. Ask again before the server is registered; until then it must not be
+    /// called.
     Undecided(Arc<LateIdentity>),
 }
 
 /// Whether the mesh has a trust domain, as far as the agent of a machine knows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Membership {
-    /// The agent is a member of one.
+    /// The agent is a member of a trust domain.
     Member,
-    /// The mesh has none.
+    /// The mesh has no trust domain.
     NoDomain,
     /// The agent has reached no control plane since it started.
     Undecided,
@@ -127,30 +128,31 @@ pub enum Membership {
     NoAgent,
 }
 
-/// Where a program gets its identity.
+/// Where a program gets its identity, and which identity.
 #[derive(Clone, Debug)]
 pub struct IdentityRequest {
-    /// The agent, at a Unix socket: only there the agent learns the user. With a Workload API, any process of the mesh
-    /// that serves the revocations.
+    /// Address of the agent. It must be a Unix socket, where the agent can see the user. With a Workload API: address
+    /// of any process of the mesh that serves the revocations.
     pub agent: Address,
-    /// The Unix socket of a SPIFFE Workload API to use instead; see
+    /// Unix socket of a SPIFFE Workload API to use instead of the agent; see
     /// [`environment::workload_api`](fairmesh_wire::environment::workload_api).
     pub workload_api: Option<Address>,
-    /// The control planes that a program without an agent asks itself, if it has a token or a saved certificate.
+    /// Control planes from which a program without an agent gets its certificates, if it has a token or a saved
+    /// certificate.
     pub control_planes: Vec<Address>,
-    /// The token with which it joins them; see [`JoinToken::of_environment`].
+    /// Token with which the program joins at these control planes; see [`JoinToken::of_environment`].
     pub token: Option<JoinToken>,
-    /// The identity; `None` means an operator, named after machine and user.
+    /// The requested identity. `None` requests an operator's identity, named after machine and user.
     pub path: Option<SpiffePath>,
-    /// The name and version of the program, for display.
+    /// Name and version of the program, for display.
     pub software: String,
     /// How long to wait for the first certificate.
     pub patience: Duration,
 }
 
 impl ProgramIdentity {
-    /// The identity of a caller. Without a certificate within the patience, the identity arrives later; until then
-    /// the caller cannot call endpoints that accept only mutual TLS. `None` if no agent can give an identity.
+    /// Gets the identity of a caller. If no certificate arrives within the patience, it arrives later; until then the
+    /// caller cannot call endpoints that require mutual TLS. `None` if no agent can issue an identity.
     pub async fn of_caller(request: IdentityRequest) -> Option<Self> {
         if let Some(socket) = &request.workload_api {
             return Some(Self::of_workload_api(&request, socket.clone()).await);
@@ -167,8 +169,8 @@ impl ProgramIdentity {
         Some(this)
     }
 
-    /// The identity of a server. The server accepts only mutual TLS if the agent is a member of a trust domain, and
-    /// decides this once. Without a certificate within the patience, connections fail until one arrives.
+    /// Gets the identity of a server. If the agent is a member of a trust domain, the server accepts only mutual TLS;
+    /// this is decided once. If no certificate arrives within the patience, connections fail until one arrives.
     pub async fn of_server(request: IdentityRequest) -> ServerIdentity {
         match Self::for_server(&request).await {
             Ok(Some(identity)) => ServerIdentity::Secured(identity),
@@ -177,10 +179,10 @@ impl ProgramIdentity {
         }
     }
 
-    /// The identity of a server; `None` if the mesh has no trust domain.
+    /// Gets the identity of a server; `None` if the mesh has no trust domain.
     ///
     /// # Errors
-    /// While the agent does not say whether it has one.
+    /// While the agent cannot say whether the mesh has a trust domain.
     async fn for_server(request: &IdentityRequest) -> Result<Option<Self>, Membership> {
         if let Some(socket) = &request.workload_api {
             return Ok(Some(Self::of_workload_api(request, socket.clone()).await));
@@ -209,7 +211,7 @@ impl ProgramIdentity {
         Ok(Some(Self::of_agent(source)))
     }
 
-    /// Gets the identity from a Workload API. Connections are never in plaintext, since the API was configured
+    /// Gets the identity from a Workload API. Connections never use plaintext, because the API was configured
     /// explicitly.
     async fn of_workload_api(request: &IdentityRequest, socket: Address) -> Self {
         let (workload, progress) = (Arc::<Workload>::default(), Arc::<Progress>::default());
@@ -235,8 +237,8 @@ impl ProgramIdentity {
         this
     }
 
-    /// Gets the identity by joining a control plane. Connections are never in plaintext, since joining was configured
-    /// explicitly.
+    /// Gets the identity by joining at a control plane. Connections never use plaintext, because joining was
+    /// configured explicitly.
     async fn of_control_plane(request: &IdentityRequest, source: ControlPlaneSource) -> Self {
         let progress = Arc::clone(&source.progress);
         progress.is_required.store(true, Ordering::Relaxed);
@@ -249,7 +251,7 @@ impl ProgramIdentity {
         source.begin();
         let (workload, tried) = (Arc::clone(&source.workload), source.tried());
         let this = Self::keep((workload, progress), source, revocations);
-        // The task goes on after the patience: a request that is cancelled may have used up the token.
+        // The task continues after the patience has run out: cancelling a request might waste the token.
         let mut problems = this.progress.problem.subscribe();
         let refused = async {
             // The sender lives in `this`.
@@ -265,8 +267,8 @@ impl ProgramIdentity {
         this
     }
 
-    /// Waits for the revocations, so that the first connections are checked against them. An agent that has none and
-    /// reaches no control plane sends them late; the program then starts without them.
+    /// Waits for the record of revocations, so that the first connections are checked against it. An agent that has
+    /// no record and reaches no control plane sends it late; the program then starts without it.
     async fn know_revocations(&self) {
         let _ = timeout(REVOCATIONS_WAIT, self.workload.revocations_known()).await;
     }
@@ -294,21 +296,22 @@ impl ProgramIdentity {
         Self { workload, progress, following, states_calls: false, _tasks: tasks }
     }
 
-    /// Signs each call that others forward, so that the control plane judges the call by this identity instead of the
-    /// agent's. Programs that act as services leave signing to their agent, because the agent owns their endpoints.
+    /// Signs each call that other processes forward, so that the control plane authorizes the call by this identity
+    /// instead of the agent's. Programs that act as services leave signing to their agent, because the agent owns
+    /// their endpoints.
     #[must_use]
     pub fn stating_calls(self) -> Self {
         Self { states_calls: true, ..self }
     }
 
-    /// The transport of calls and connections with this identity. The identity is renewed while a clone of the transport
-    /// lives.
+    /// Returns a transport for calls and connections with this identity. The identity is renewed until the last clone
+    /// of the transport is dropped.
     pub fn transport(self) -> Transport {
         Transport::tls(Arc::new(self))
     }
 }
 
-/// A handle, and the future that follows an identity's revocations until the handle stops it.
+/// Returns a future that follows an identity's revocations, and a handle that stops it.
 fn follow_revocations(
     workload: &Arc<Workload>,
     source: RevocationSource,
@@ -316,7 +319,7 @@ fn follow_revocations(
     let following = RevocationTask::default();
     let RevocationTask { stop, ended } = following.clone();
     let followed = revocations::follow_until(Arc::clone(workload), source, stop);
-    // The guard is dropped with the task, even if the task never ran: `close` never waits for an aborted task.
+    // The guard is dropped with the task, even if the task never ran, so `close` never waits for an aborted task.
     let ended = ended.drop_guard();
     let followed = async move {
         followed.await;
@@ -344,7 +347,7 @@ impl IdentityRequest {
 
     fn source(&self) -> Option<AgentSource> {
         let Address::Unix(_) = &self.agent else { return None };
-        // Control planes do not tell a program its name.
+        // The program has no agent then, and control planes do not assign names to programs.
         if !self.control_planes.is_empty() {
             return None;
         }
@@ -361,15 +364,15 @@ impl IdentityRequest {
     }
 }
 
-/// Where an identity's certificate is saved. Each identity has a folder of its own, since programs may share the
-/// environment variable.
+/// Returns the folder in which an identity's certificate is saved. Each identity has a separate folder, because
+/// programs may share the environment variable.
 fn kept_folder(path: &str) -> Option<PathBuf> {
     let of_path = if path.is_empty() { "fairmesh/operator" } else { path };
     environment::identity_dir().map(|folder| folder.join(of_path))
 }
 
 impl AgentSource {
-    /// The first certificate, if the agent issues one at once.
+    /// Gets the first certificate, if the agent issues one within the patience.
     async fn first(&self, patience: Duration) -> Result<(), NotIssued> {
         let issuing = async {
             self.check_issues().await?;
@@ -384,7 +387,7 @@ impl AgentSource {
             Err(NotIssued::NoAgent(error)) => self.use_kept(error).map_err(NotIssued::NoAgent),
             Err(NotIssued::Undecided(error)) => self.use_kept(error).map_err(NotIssued::Undecided),
             Err(NotIssued::Unavailable(error)) => self.use_kept(error).map_err(NotIssued::Unavailable),
-            // The agent refused, so it is not a member any more.
+            // The agent refused, so it is no longer a member.
             Err(refused) => Err(refused),
         };
         self.progress.note(&issued);
@@ -399,7 +402,7 @@ impl AgentSource {
         }
     }
 
-    /// Uses the certificate that an earlier start saved, because the agent issues none for this reason.
+    /// Uses the certificate saved by an earlier start, because the agent issues none for `reason`.
     fn use_kept(&self, reason: String) -> Result<(), String> {
         let Some(folder) = &self.kept else { return Err(reason) };
         let now = self.workload.now();
@@ -420,7 +423,7 @@ impl AgentSource {
     async fn connect(&self) -> Result<Connection, NotIssued> {
         let connected = handshake::connect(&Transport::default(), &self.agent, &self.software).await;
         connected.map_err(|error| match error {
-            // An agent that hangs, and not none.
+            // The agent exists but hangs.
             ConnectError::NoHello { status, .. } if status.code() == Code::DeadlineExceeded => self.late(),
             error => NotIssued::NoAgent(error.to_string()),
         })
@@ -430,8 +433,9 @@ impl AgentSource {
         NotIssued::Unavailable(format!("the agent at {} has not responded yet", self.agent))
     }
 
-    /// Checks, without a key, that the agent issues certificates: the first key of a process takes about 20 ms of entropy, and
-    /// programs of a mesh without a trust domain need none. The agent refuses an empty signing request only if it is a member.
+    /// Checks, without a key, that the agent issues certificates. The first key of a process takes about 20 ms to
+    /// collect entropy, and programs of a mesh without a trust domain need no key. The agent refuses an empty signing
+    /// request only if it is a member.
     async fn check_issues(&self) -> Result<(), NotIssued> {
         match self.request(Vec::new()).await {
             Ok(_) | Err(NotIssued::Failed(_)) => Ok(()),
@@ -467,7 +471,8 @@ impl AgentSource {
 }
 
 impl Progress {
-    /// Notes that the agent is a member of a trust domain if it issued a certificate or failed to.
+    /// Records that the mesh has a trust domain if the agent issued a certificate, or was a member and failed to
+    /// issue one.
     fn note<T>(&self, issued: &Result<T, NotIssued>) {
         if matches!(issued, Ok(_) | Err(NotIssued::Unavailable(_) | NotIssued::Failed(_))) {
             self.is_required.store(true, Ordering::Relaxed);
@@ -544,9 +549,9 @@ impl TlsIdentity for ProgramIdentity {
         self.workload.id()
     }
 
-    /// Signs calls through a replica, and other calls if this identity states all of them. An agent vouches for its
-    /// machine's programs, and a control plane sees the caller itself; a replica does neither. An agent vouches for no gateway's
-    /// report, so that one is always stated.
+    /// Signs calls through a replica, and all other calls too if `states_calls` is set. No signature is needed where
+    /// an agent vouches for the programs of its machine, or where a control plane sees the caller itself. A gateway's
+    /// load report is always signed, because agents do not vouch for it.
     fn sign_call(&self, call: StatedCall<'_>, peer: &Identity) -> Option<Vec<u8>> {
         let is_replica =
             matches!(peer, Identity::Spiffe(SpiffeId { path: SpiffePath::Mesh(MeshRole::Replica, _), .. }));

@@ -1,5 +1,5 @@
-//! Renews an identity: a new key and certificate after 8 of 24 hours, so that calls survive an issuer's outage of 15
-//! hours.
+//! Renews an identity: after 8 of its 24 hours, a certificate is replaced by one for a new key. Calls thus survive an
+//! outage of the issuer of 15 hours.
 
 use std::{future::Future, sync::Arc, time::Duration};
 
@@ -7,19 +7,19 @@ use fairmesh_model::TrustBundle;
 use tokio_rustls::rustls::pki_types::CertificateDer;
 use tokio_util::sync::CancellationToken;
 
-use crate::{CertificateInfo, Credentials, IdentityError, PrivateKey, Workload, token};
+use crate::{CertificateInfo, Credentials, IdentityError, PrivateKey, Workload, join_token};
 
-/// Age at which a certificate is renewed, at the latest. Renewals are spread over the tenth before, so that processes
-/// started together do not renew together.
+/// Maximum age at which a certificate is renewed. Renewals are spread over the tenth before this age, so that
+/// processes started together do not renew together.
 pub const RENEWAL: Duration = Duration::from_secs(8 * 3600);
-/// With less validity left, failed renewals are logged as errors.
+/// Remaining validity below which failed renewals are logged as errors.
 const ALARM: Duration = Duration::from_secs(12 * 3600);
-/// How often the wall clock is read while a renewal waits, since the clock may be set.
+/// Interval at which a waiting renewal reads the wall clock, because the clock may be set.
 const CLOCK_CHECK: Duration = Duration::from_secs(60);
-/// Pauses between failed attempts.
+/// Pauses between failed attempts: the first and the longest.
 const BACKOFF: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(300));
 
-/// A certificate and the roots, as a source issues them.
+/// A certificate and the roots, as issued by a source.
 #[derive(Clone, Debug)]
 pub struct Certified {
     /// The certificate and its issuer's certificate.
@@ -28,12 +28,12 @@ pub struct Certified {
     pub bundle: TrustBundle,
 }
 
-/// Issues certificates: an agent for a program, a control plane for an agent.
+/// Issues certificates: an agent to a program, or a control plane to an agent.
 pub trait Source: Send + Sync {
     /// Issues a certificate for the key of a signing request. The error is a message for people.
     fn certify(&self, request: Vec<u8>) -> impl Future<Output = Result<Certified, String>> + Send;
 
-    /// Whether to renew at once, because peers may no longer accept the present certificate.
+    /// Whether to renew at once, because peers may no longer accept the current certificate.
     fn has_to_try(&self) -> bool {
         false
     }
@@ -47,7 +47,7 @@ pub trait Source: Send + Sync {
     }
 }
 
-/// Gets a certificate for a new key from `certify`, and installs it.
+/// Requests a certificate for a new key with `certify`, and installs it.
 pub(crate) async fn renew_from<E: From<String>>(
     workload: &Workload,
     certify: impl AsyncFnOnce(Vec<u8>) -> Result<Certified, E>,
@@ -74,7 +74,7 @@ async fn install<E: From<String>>(
     Ok(())
 }
 
-/// Renews until `stop`. Begins at once if there is no certificate yet.
+/// Renews the certificate until `stop`. Starts at once if there is no certificate yet.
 pub async fn keep_fresh(workload: Arc<Workload>, source: impl Source, stop: CancellationToken) {
     stop.run_until_cancelled(async {
         let mut backoff = BACKOFF.0;
@@ -83,7 +83,7 @@ pub async fn keep_fresh(workload: Arc<Workload>, source: impl Source, stop: Canc
             let renewed =
                 install(&workload, |request| source.certify(request), |made| source.save(made)).await;
             let renewed = match renewed {
-                // The issuer's clock is behind the clock that dated the revocation.
+                // The issuer's clock is behind the clock of the process that made the revocation.
                 Ok(()) if workload.is_revoked() => Err("the new certificate is revoked too".to_owned()),
                 renewed => renewed,
             };
@@ -104,35 +104,35 @@ async fn wait_until_due(workload: &Workload, source: &impl Source) {
     while let Some(credentials) = workload.credentials() {
         let mut changes = workload.revocation_changes();
         let due = due_at(&credentials).saturating_sub(workload.now());
-        // If a whole identity is revoked, its new certificates are refused until it is restored.
+        // If a whole identity is revoked, its new certificates are refused too, until the identity is restored.
         if due.is_zero() || workload.is_revoked() || source.has_to_try() {
             return;
         }
         tokio::select! {
             () = tokio::time::sleep(due.min(CLOCK_CHECK)) => {}
-            // The sender lives as long as the borrow of the workload.
+            // The sender lives as long as the workload is borrowed.
             _ = changes.changed() => {}
         }
     }
 }
 
-/// When a certificate is due for renewal.
+/// Returns when a certificate is due for renewal.
 pub(crate) fn due_at(credentials: &Credentials) -> Duration {
     let (begin, end) = credentials.validity();
     let age = RENEWAL.min((end - begin) / 3);
     begin + age - spread(&credentials.chain[0], age / 10)
 }
 
-/// A fraction of `range`, derived from the certificate.
+/// Derives a fraction of `range` from the certificate.
 fn spread(certificate: &[u8], range: Duration) -> Duration {
-    let digest = token::digest(certificate);
+    let digest = join_token::digest(certificate);
     range * u32::from(u16::from_be_bytes([digest[0], digest[1]])) / u32::from(u16::MAX)
 }
 
 fn jitter(workload: &Workload, range: Duration) -> Duration {
     match workload.credentials() {
         Some(credentials) => spread(&credentials.chain[0], range),
-        // Process ids differ between processes.
+        // Process ids differ between the processes of a machine.
         None => spread(&std::process::id().to_be_bytes(), range),
     }
 }

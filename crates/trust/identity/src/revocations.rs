@@ -8,7 +8,7 @@ use fairmesh_rib::{
     follower::{Backoff, Follower, FollowerConfig, Sink},
 };
 use fairmesh_wire::{
-    records,
+    record_encoding,
     transport::{Address, Transport},
 };
 use tokio::sync::watch;
@@ -16,25 +16,26 @@ use tokio_util::sync::CancellationToken;
 
 use crate::Workload;
 
-/// The followed records. The last one is followed only if the source asks for roots.
+/// The followed records. The trust bundle is followed only if the source asks for roots.
 const FOLLOWED: [RecordKey; 3] =
     [RecordKey::Revocations, RecordKey::FederatedDomains, RecordKey::TrustBundle];
 
-/// Where the records are followed.
+/// Where to follow the records.
 #[derive(Clone, Debug)]
 pub struct RevocationSource {
-    /// The machine's agent, or other processes of the mesh that serve the records; tried in this order.
+    /// Addresses of the machine's agent, or of other processes of the mesh that serve the records; tried in this
+    /// order.
     pub addresses: Vec<Address>,
-    /// How to connect to the addresses.
+    /// Transport for connections to these addresses.
     pub transport: Transport,
-    /// The description of this process, for operators.
+    /// Description of this process, shown to operators.
     pub software: String,
-    /// Whether changes of the roots of the domain are [noted](Workload::root_changes) too.
+    /// Whether to [report](Workload::root_changes) changes of the domain's roots too.
     pub with_roots: bool,
 }
 
-/// Keeps the revocations and federated trust domains of `workload` as the records say. Begins with the first certificate and
-/// never returns. The last records stay in force while the agent is away.
+/// Keeps the revocations and federated trust domains of `workload` up to date with the records. Starts when the first
+/// certificate is installed, and never returns. The last records stay in force while the agent is unreachable.
 pub async fn follow_revocations(workload: Arc<Workload>, source: RevocationSource) {
     follow_until(workload, source, CancellationToken::new()).await;
 }
@@ -65,9 +66,9 @@ pub(crate) async fn follow_until(workload: Arc<Workload>, source: RevocationSour
 struct RevocationSink {
     workload: Arc<Workload>,
     applied: watch::Sender<Option<Revision>>,
-    /// Records that have not been read yet.
+    /// Prefixes of records that have not been received yet.
     unknown: Vec<Prefix>,
-    /// The roots of the domain when last read.
+    /// The domain's roots as last received.
     roots: Option<TrustBundle>,
 }
 
@@ -78,8 +79,8 @@ impl RevocationSink {
         }
     }
 
-    /// Notes that the roots changed. The record is only a hint, since replicas forward it; the roots themselves come
-    /// from a control plane.
+    /// Reports that the roots changed. The record is only a hint, because replicas forward it; the roots themselves
+    /// come from a control plane.
     fn note_roots(&mut self, bundle: TrustBundle) {
         let before = self.roots.replace(bundle);
         if before.is_some() && before != self.roots {
@@ -113,12 +114,12 @@ impl Mirror for RevocationSink {
     }
 
     fn put(&mut self, key: RecordKey, record: ArrivedRecord<'_>) {
-        match records::decode(&key, record.value) {
+        match record_encoding::decode(&key, record.value) {
             Ok(Record::Revocations(revocations)) => self.workload.revoke(revocations),
             Ok(Record::FederatedDomains(domains)) => self.workload.federate(domains),
             Ok(Record::TrustBundle(bundle)) => self.note_roots(bundle),
             Ok(_) => {}
-            // The last revocations stay in force.
+            // The last valid revocations stay in force.
             Err(error) => {
                 tracing::error!(%error, %key, "a record is not understood; keeping the last one")
             }
@@ -128,7 +129,7 @@ impl Mirror for RevocationSink {
     fn delete(&mut self, _: &str, key: &RecordKey) {
         match key {
             RecordKey::FederatedDomains => self.workload.federate(FederatedDomains::default()),
-            // A mesh never loses its trust domain.
+            // A mesh never loses its trust domain, so a deletion is ignored.
             RecordKey::TrustBundle => {}
             _ => self.workload.revoke(Revocations::default()),
         }

@@ -1,4 +1,4 @@
-//! Signatures of a server's TLS handshakes, with a local key or on a key server.
+//! Signs a server's TLS handshakes, with a local key or on a key server.
 
 mod certificate_verify;
 mod counts;
@@ -21,12 +21,13 @@ pub use self::{
     counts::{SignatureCounts, SignedBy},
     remote_key::{RemoteKey, RemoteKeyConfig, RemoteKeyError},
 };
-use crate::trust::{self, algorithms};
+use crate::chain_verification::{self, algorithms};
 
-/// Signs handshakes for a certificate with a local key or on a key server. With both, the local key is the fallback.
+/// Signs handshakes for a certificate with a local key or on a key server. If both are given, the local key is the
+/// fallback.
 ///
-/// A key server's signature blocks the thread, since rustls signs synchronously. Such handshakes need threads of their
-/// own.
+/// A signature on a key server blocks the thread, because rustls signs synchronously. Such handshakes need separate
+/// threads.
 #[derive(Debug)]
 pub struct Signer {
     local: Option<Arc<dyn SigningKey>>,
@@ -34,7 +35,7 @@ pub struct Signer {
     counts: Arc<SignatureCounts>,
 }
 
-/// A key on a key server, and the certificate that its signatures must fit.
+/// A key on a key server, and the certificate whose public key its signatures must match.
 #[derive(Debug)]
 struct RemoteSigner {
     key: Arc<RemoteKey>,
@@ -53,10 +54,11 @@ struct HandshakeSigner {
 }
 
 impl Signer {
-    /// A certificate chain with its key. `remote` is preferred to `local`; at least one must be given.
+    /// Combines a certificate chain with its key. `remote` is preferred over `local`; at least one of them must be
+    /// given.
     ///
     /// # Errors
-    /// When the certificate or a key cannot be used, or they do not belong together.
+    /// When the certificate or a key cannot be used, or the key does not belong to the certificate.
     pub fn certify(
         chain: Vec<CertificateDer<'static>>,
         local: Option<PrivateKeyDer<'static>>,
@@ -101,7 +103,7 @@ impl SigningKey for Signer {
 }
 
 impl HandshakeSigner {
-    /// Signs with the key server, unless it is failing and a local key exists.
+    /// Signs on the key server, unless the key server is failing and there is a local key.
     fn sign_remotely(
         &self,
         remote: &RemoteSigner,
@@ -147,7 +149,8 @@ impl RemoteSigner {
         Ok(Self { key, certificate, algorithm, schemes })
     }
 
-    /// Signs and verifies the signature. A wrong signature counts as a failure of the key server.
+    /// Signs on the key server and verifies the signature. An invalid signature counts as a failure of the key
+    /// server.
     fn sign(&self, scheme: SignatureScheme, message: &[u8]) -> Result<Vec<u8>, RemoteKeyError> {
         let hash = certificate_verify::transcript_hash(message).ok_or(RemoteKeyError::OtherMessage)?;
         let signature = self.key.sign(scheme.into(), hash)?;
@@ -161,7 +164,7 @@ impl RemoteSigner {
         let Ok(certificate) = EndEntityCert::try_from(&self.certificate) else { return false };
         let known = algorithms().mapping.iter().find(|(known, _)| *known == scheme);
         known.is_some_and(|(_, algorithms)| {
-            // In TLS 1.3, an ECDSA scheme has exactly one curve, the first.
+            // In TLS 1.3, an ECDSA scheme has exactly one curve, which comes first.
             algorithms
                 .first()
                 .is_some_and(|algorithm| certificate.verify_signature(*algorithm, message, signature).is_ok())
@@ -169,11 +172,11 @@ impl RemoteSigner {
     }
 }
 
-/// The type of a certificate's key, and its TLS 1.3 schemes in order of preference.
+/// Returns the type of a certificate's key, and its TLS 1.3 signature schemes in order of preference.
 fn schemes_of(certificate: &CertificateDer<'_>) -> Option<(SignatureAlgorithm, &'static [SignatureScheme])> {
     use SignatureScheme as Scheme;
     const RSA: &[SignatureScheme] = &[Scheme::RSA_PSS_SHA256, Scheme::RSA_PSS_SHA384, Scheme::RSA_PSS_SHA512];
-    let parsed = trust::parse(certificate).ok()?;
+    let parsed = chain_verification::parse(certificate).ok()?;
     let key = parsed.public_key();
     if key.algorithm.algorithm == OID_SIG_ED25519 {
         return Some((SignatureAlgorithm::ED25519, &[Scheme::ED25519]));

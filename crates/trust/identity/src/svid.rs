@@ -1,4 +1,4 @@
-//! Identities in the format of the SPIFFE Workload API.
+//! Conversions of identities from and to the format of the SPIFFE Workload API.
 
 use std::time::Duration;
 
@@ -6,10 +6,10 @@ use fairmesh_model::TrustBundle;
 use fairmesh_wire::spiffe::X509svid;
 use x509_parser::{certificate::X509Certificate, prelude::FromDer as _};
 
-use crate::{Credentials, IdentityError, PrivateKey, Usage, renewal, trust};
+use crate::{Credentials, IdentityError, PrivateKey, Usage, chain_verification, renewal};
 
 impl Credentials {
-    /// Converts to an SVID with the private key, for a program on this machine that trusts `bundle`.
+    /// Converts the credentials to an SVID with the private key, for a program on this machine that trusts `bundle`.
     pub fn to_svid(&self, bundle: &TrustBundle) -> X509svid {
         X509svid {
             spiffe_id: self.id().to_string(),
@@ -20,7 +20,7 @@ impl Credentials {
         }
     }
 
-    /// Reads the SVID that a Workload API gave to this program.
+    /// Reads an SVID received from a Workload API.
     ///
     /// # Errors
     /// When peers would refuse the SVID now, or Fairmesh does not support its form.
@@ -30,17 +30,17 @@ impl Credentials {
         })?;
         let chain: Vec<_> = certificates(&svid.x509_svid)?.into_iter().map(Into::into).collect();
         let first = chain.first().ok_or_else(|| IdentityError::Crypto("there is no certificate".into()))?;
-        let domain = trust::id_of(first, Usage::Client)?.domain;
+        let domain = chain_verification::id_of(first, Usage::Client)?.domain;
         Self::new(key, chain, TrustBundle::new(domain, certificates(&svid.bundle)?), now)
     }
 
-    /// When the certificate should be replaced, since 1970: after 8 of its 24 hours.
+    /// Returns when the certificate should be replaced, as time since 1970: after 8 of its 24 hours.
     pub fn renewal_due(&self) -> Duration {
         renewal::due_at(self)
     }
 }
 
-/// Splits a concatenation of certificates in DER.
+/// Splits concatenated DER certificates.
 fn certificates(mut der: &[u8]) -> Result<Vec<Vec<u8>>, IdentityError> {
     let mut found = Vec::new();
     while !der.is_empty() {

@@ -1,4 +1,4 @@
-//! Configurations of rustls that verify SPIFFE ids.
+//! rustls configurations that verify SPIFFE ids.
 
 use std::{collections::BTreeSet, fmt, sync::Arc};
 
@@ -16,15 +16,15 @@ use tokio_rustls::rustls::{
 
 use crate::{
     Clock, Credentials, IdentityError, JoinToken, PrivateKey, Refused, Trust, Usage,
+    chain_verification::{self, algorithms},
     federation::Federation,
-    trust::{self, algorithms},
 };
 
 /// The peer that a client expects.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Expected {
     Service(ServiceName),
-    /// This id, from any domain that is trusted for it.
+    /// Exactly this id, which may belong to any trusted domain.
     Id(SpiffeId),
     Mesh,
     Upstream,
@@ -48,7 +48,7 @@ impl From<ExpectedPeer<'_>> for Expected {
 impl Expected {
     fn check(&self, found: SpiffeId) -> Result<(), Refused> {
         let fits = match (self, &found.path) {
-            // Processes of the mesh do not serve calls, even if a record names one as a server.
+            // Processes of the mesh serve no calls, even if a record names one as a server.
             (Self::Id(expected), SpiffePath::Service(_)) => *expected == found,
             (Self::Service(service), SpiffePath::Service(found)) => service == found,
             (Self::Mesh, SpiffePath::Mesh(role, _)) => {
@@ -78,19 +78,19 @@ impl fmt::Display for Expected {
     }
 }
 
-/// Verifies peers by their certificate alone. Names and addresses of the connection do not count.
+/// Verifies peers by their certificate alone. The name and address of the connection do not matter.
 #[derive(Debug)]
 struct Verifier {
     trust: Trust,
     clock: Arc<dyn Clock>,
-    /// The server that a client expects. `None` on a server, which accepts any client of the domain.
+    /// The server that a client expects. `None` for a server, which accepts any client of the domain.
     expected: Option<Expected>,
     /// Whether clients without a certificate are accepted too.
     with_joining: bool,
-    /// Federated domains whose peers are verified too; `None` accepts only the own domain.
+    /// Federated domains whose peers are verified too. `None` accepts only this process's own domain.
     federation: Option<Federation>,
-    /// The accepted clients of federated domains. Others are refused by an alert. Closing the connection instead would look as if
-    /// the request might have been read.
+    /// Accepted clients of federated domains. Other clients are refused with an alert. If the connection were closed
+    /// instead, a client would have to assume that its request may have been read.
     named: Arc<BTreeSet<SpiffeId>>,
 }
 
@@ -107,7 +107,7 @@ impl Verifier {
             None => self.trust.verify(&chain, usage, self.clock.now()),
         };
         let checked = verified.and_then(|found| match &self.expected {
-            // Within the domain, a service proves its own identity; no record can replace it.
+            // Within the domain, a service must prove its own identity. No record can replace it.
             Some(expected @ Expected::Id(id)) if id.domain == *self.trust.domain() => {
                 Err(Refused::Unexpected { found, expected: expected.to_string() })
             }
@@ -119,16 +119,17 @@ impl Verifier {
         })
     }
 
-    /// The verifier of the federated domain that a certificate names. The roots of one domain vouch for no other.
+    /// Returns the verifier of the federated domain that a certificate names. The roots of a domain vouch only for
+    /// that domain.
     fn foreign_trust(&self, chain: &[CertificateDer<'_>], usage: Usage) -> Option<Trust> {
         let federation = self.federation.as_ref()?;
-        let domain = trust::id_of(chain.first()?, usage).ok()?.domain;
+        let domain = chain_verification::id_of(chain.first()?, usage).ok()?.domain;
         if domain == *self.trust.domain() { None } else { federation.find(&domain) }
     }
 }
 
-/// Signatures of handshakes, which verifiers of servers and of clients check alike: TLS 1.3 alone, by the algorithms of this crate. The
-/// traits of both sides have the same methods, and no trait in common.
+/// Verifies signatures of handshakes. It is the same for servers and clients: only TLS 1.3, with the algorithms of
+/// this crate. A macro, because the two rustls traits have the same methods but no common supertrait.
 macro_rules! tls13_signatures {
     () => {
         fn verify_tls12_signature(
@@ -193,7 +194,7 @@ impl ClientCertVerifier for Verifier {
     tls13_signatures!();
 }
 
-/// Verifies a server by its root's digest.
+/// Verifies a server by the digest of its root.
 #[derive(Debug)]
 struct PinnedVerifier {
     token: JoinToken,
@@ -221,11 +222,11 @@ impl ServerCertVerifier for PinnedVerifier {
     tls13_signatures!();
 }
 
-/// The TLS provider of all connections. Its hybrid key exchange protects recorded traffic from future quantum computers. Peers
-/// without support take X25519, whose share is sent along.
+/// Returns the TLS provider for all connections. Its hybrid key exchange protects recorded traffic against future
+/// quantum computers. Peers without support use X25519, whose key share is sent along.
 pub fn crypto_provider() -> CryptoProvider {
     use aws_lc_rs::kx_group::{SECP256R1, SECP384R1, X25519, X25519MLKEM768};
-    // The list is explicit, so that features of other crates do not change it.
+    // The list is explicit, so that Cargo features of other crates cannot change it.
     let kx_groups = vec![X25519MLKEM768, X25519, SECP256R1, SECP384R1];
     CryptoProvider { kx_groups, ..aws_lc_rs::default_provider() }
 }
@@ -234,15 +235,15 @@ fn provider() -> Arc<CryptoProvider> {
     Arc::new(crypto_provider())
 }
 
-/// The configuration of a client that expects this peer. Each expected peer has its own session store, so sessions
-/// are resumed only with a server that proved this identity.
+/// Returns the configuration of a client that expects this peer. Each expected peer has a separate session store, so
+/// sessions are resumed only with a server that proved this identity.
 pub(crate) fn client(
     own: &Credentials,
     expected: Expected,
     (clock, federation): (&Arc<dyn Clock>, &Federation),
 ) -> Result<Arc<ClientConfig>, IdentityError> {
     let (trust, clock) = (own.trust.clone(), Arc::clone(clock));
-    // Only clients that expect an id of another domain verify by that domain's roots.
+    // Only clients that expect an id of another domain verify with the roots of that domain.
     let federation = matches!(expected, Expected::Id(_)).then(|| federation.clone());
     let verifier = Arc::new(Verifier {
         trust,
@@ -259,7 +260,7 @@ pub(crate) fn client(
     config.map(Arc::new).map_err(IdentityError::crypto)
 }
 
-/// The configuration of a client without a certificate that expects a process of the mesh.
+/// Returns the configuration of a client without a certificate that expects a process of the mesh.
 pub(crate) fn one_way(trust: Trust, clock: &Arc<dyn Clock>) -> Result<Arc<ClientConfig>, IdentityError> {
     let expected = Some(Expected::Mesh);
     let clock = Arc::clone(clock);
@@ -271,8 +272,8 @@ pub(crate) fn one_way(trust: Trust, clock: &Arc<dyn Clock>) -> Result<Arc<Client
     Ok(Arc::new(config.with_no_client_auth()))
 }
 
-/// The configuration of a server with a host certificate. Web clients need no certificate; members of the mesh may send
-/// theirs.
+/// Returns the configuration of a server with a host certificate. Web clients need no certificate; members of the
+/// mesh may send one.
 pub(crate) fn of_host(
     (key, chain): (&PrivateKey, Vec<CertificateDer<'static>>),
     trust: Trust,
@@ -286,8 +287,8 @@ pub(crate) fn of_host(
     config.with_single_cert(chain, key.rustls()).map(Arc::new).map_err(IdentityError::crypto)
 }
 
-/// The configuration of a client without a certificate that joins with a token. The server sends its root and proves to be
-/// a process of the mesh under the root that the token pins.
+/// Returns the configuration of a client without a certificate that joins with a token. The server sends its root,
+/// and must prove to be a process of the mesh under the root that the token pins.
 pub(crate) fn joining(token: &JoinToken, clock: &Arc<dyn Clock>) -> Result<Arc<ClientConfig>, IdentityError> {
     let verifier = Arc::new(PinnedVerifier { token: token.clone(), clock: Arc::clone(clock) });
     let config = ClientConfig::builder_with_provider(provider()).with_protocol_versions(&[&TLS13]);
@@ -296,19 +297,19 @@ pub(crate) fn joining(token: &JoinToken, clock: &Arc<dyn Clock>) -> Result<Arc<C
     Ok(Arc::new(config.with_no_client_auth()))
 }
 
-/// The clients accepted by a server.
+/// Clients that a server accepts.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum AcceptedClients<'a> {
-    /// Every identity of the domain.
+    /// Clients with any identity of the domain.
     Domain,
-    /// Clients without an identity as well. The server sends them its root, since they know only the root's digest.
+    /// Also clients without an identity. The server sends them its root, because they know only its digest.
     DomainAndJoining,
-    /// The given clients of federated domains as well. They are checked again after the handshake, because a resumed
+    /// Also the given clients of federated domains. They are checked again after the handshake, because a resumed
     /// session verifies nothing.
     DomainAndFederated(&'a Federation, &'a Arc<BTreeSet<SpiffeId>>),
 }
 
-/// The configuration of a server.
+/// Returns the configuration of a server.
 pub(crate) fn server(
     own: &Credentials,
     clock: &Arc<dyn Clock>,
@@ -342,7 +343,7 @@ mod tests {
     use super::*;
     use crate::{Authority, PrivateKey, SystemClock};
 
-    /// The key exchange group of a handshake between members. With `only`, the client offers just this group.
+    /// Returns the key exchange group that two members negotiate. With `only`, the client offers just this group.
     async fn negotiated(only: Option<NamedGroup>) -> NamedGroup {
         let folder = tempfile::tempdir().unwrap();
         let (domain, clock): (_, Arc<dyn Clock>) = (TrustDomain::new("prod").unwrap(), Arc::new(SystemClock));
@@ -385,7 +386,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn key_exchange_is_hybrid_if_both_sides_support_it() {
+    async fn tls_key_exchange_is_hybrid_if_both_sides_support_it() {
         assert_eq!(negotiated(None).await, NamedGroup::X25519MLKEM768);
         assert_eq!(negotiated(Some(NamedGroup::X25519)).await, NamedGroup::X25519);
         assert_eq!(negotiated(Some(NamedGroup::secp256r1)).await, NamedGroup::secp256r1);

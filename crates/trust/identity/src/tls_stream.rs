@@ -19,34 +19,33 @@ use tokio_rustls::{
 };
 
 use crate::{
-    Trust, Usage,
-    connections::{CertificateFacts, Connections, StreamHalf, TrackedConnection},
-    trust,
+    Trust, Usage, chain_verification,
+    tracked_connections::{CertificateFacts, Connections, StreamHalf, TrackedConnection},
 };
 
-/// How long, and for how many bytes, a server reads on after a failed handshake.
+/// Maximum time for which, and bytes up to which, a server keeps reading after a failed handshake.
 const LINGER: Duration = Duration::from_secs(1);
 const MAX_DISCARDED: u64 = 64 * 1024;
 
-/// TLS over TCP.
+/// A TLS connection over TCP.
 #[derive(Debug)]
 pub(crate) struct TlsStream {
     stream: tokio_rustls::TlsStream<TcpStream>,
-    /// `None` if the peer sent no certificate, or none that was verified.
+    /// `None` if the peer sent no certificate, or none that can be verified.
     tracked: Option<TrackedConnection>,
-    /// Whether the peer is of another trust domain than this process.
+    /// Whether the peer belongs to another trust domain than this process.
     is_foreign: bool,
 }
 
 impl TlsStream {
-    /// Performs the handshake of a client.
+    /// Performs the handshake as a client.
     pub(crate) async fn connect(config: Arc<ClientConfig>, stream: TcpStream) -> io::Result<Self> {
         let name = ServerName::IpAddress(stream.peer_addr()?.ip().into());
         let handshake = TlsConnector::from(config).connect(name, stream).await;
         Ok(Self { stream: handshake.map_err(failed_handshake)?.into(), tracked: None, is_foreign: false })
     }
 
-    /// Performs the handshake of a server.
+    /// Performs the handshake as a server.
     pub(crate) async fn accept(config: Arc<ServerConfig>, stream: TcpStream) -> io::Result<Self> {
         match TlsAcceptor::from(config).accept(stream).into_fallible().await {
             Ok(stream) => Ok(Self { stream: stream.into(), tracked: None, is_foreign: false }),
@@ -58,12 +57,13 @@ impl TlsStream {
         }
     }
 
-    /// Ends the stream when the peer's certificate is revoked. Peers of other domains are also cut off when their domain or its
-    /// root is no longer federated; `own` holds the roots of this process. A resumed session verified none of this.
+    /// Checks the peer after the handshake, because a resumed session verified nothing. The stream ends when the
+    /// peer's certificate is revoked. A peer of another domain is also cut off when its domain or its root is no
+    /// longer federated. `own` has the roots of this process.
     ///
     /// # Errors
-    /// When the certificate is revoked or has expired at `now`, or belongs to another domain and `accepts` refuses its
-    /// id.
+    /// When the certificate is revoked or has expired at `now`, or belongs to another domain and `accepts` returns
+    /// false for its id.
     pub(crate) fn within(
         self,
         connections: &Arc<Connections>,
@@ -86,7 +86,7 @@ impl TlsStream {
         Ok(Self { tracked: Some(tracked), is_foreign, ..self })
     }
 
-    /// The usage of the peer's certificate.
+    /// Returns the usage for which the peer's certificate must be valid.
     fn usage_of_peer(&self) -> Usage {
         match &self.stream {
             tokio_rustls::TlsStream::Client(_) => Usage::Server,
@@ -94,12 +94,12 @@ impl TlsStream {
         }
     }
 
-    /// Fails if the peer is revoked.
+    /// Returns an error if the peer is revoked.
     fn check(&self) -> io::Result<()> {
         self.tracked.as_ref().map_or(Ok(()), TrackedConnection::check)
     }
 
-    /// Registers a waiting half to be woken by a revocation.
+    /// Registers a waiting half, so that a revocation wakes it.
     fn or_revoked<T>(
         &self,
         polled: Poll<io::Result<T>>,
@@ -121,8 +121,10 @@ impl SecureStream for TlsStream {
     fn peer(&self) -> Identity {
         let (_, session) = self.stream.get_ref();
         let usage = self.usage_of_peer();
-        // The handshake has verified the certificate.
-        let id = session.peer_certificates().and_then(|chain| trust::id_of(chain.first()?, usage).ok());
+        // The handshake has already verified the certificate.
+        let id = session
+            .peer_certificates()
+            .and_then(|chain| chain_verification::id_of(chain.first()?, usage).ok());
         let identity = if self.is_foreign { Identity::Federated } else { Identity::Spiffe };
         id.map_or(Identity::Anonymous, identity)
     }
@@ -133,7 +135,7 @@ impl SecureStream for TlsStream {
     }
 }
 
-/// Reads and drops bytes until the peer closes the connection.
+/// Reads and discards bytes until the peer closes the connection.
 async fn discard(mut stream: TcpStream) -> io::Result<()> {
     stream.shutdown().await?;
     copy(&mut stream.take(MAX_DISCARDED), &mut sink()).await.map(drop)
@@ -142,16 +144,16 @@ async fn discard(mut stream: TcpStream) -> io::Result<()> {
 fn failed_handshake(error: io::Error) -> io::Error {
     let source = error.get_ref().and_then(|source| source.downcast_ref());
     let reason = match source {
-        // `Display` of this error prints its `Debug` form.
+        // The `Display` form of this error prints its `Debug` form.
         Some(rustls::Error::InvalidCertificate(CertificateError::Other(refused))) => refused.0.to_string(),
         _ => error.to_string(),
     };
     io::Error::new(error.kind(), format!("{HANDSHAKE_FAILED}: {reason}"))
 }
 
-/// Maps alerts to a refusal. In TLS 1.3 a client sends requests before the server has judged its certificate. The server
-/// reads none of them, so the connection was refused and did not break. These alerts end only handshakes (RFC 8446
-/// §6.2).
+/// Maps alerts to a refused connection. In TLS 1.3 a client sends requests before the server has verified its
+/// certificate. The server reads none of these requests, so the connection was refused and did not break. These
+/// alerts occur only in handshakes (RFC 8446 §6.2).
 fn as_refusal(error: io::Error) -> io::Error {
     use AlertDescription::{
         AccessDenied, BadCertificate, CertificateExpired, CertificateRequired, CertificateRevoked,

@@ -1,4 +1,4 @@
-//! TLS to servers outside of the mesh, verified by the public web authorities.
+//! TLS to servers outside the mesh, verified by public web authorities.
 
 use std::{env, fs, io, path::Path, sync::Arc};
 
@@ -16,7 +16,7 @@ use tokio_rustls::{
 
 use crate::crypto_provider;
 
-/// Where systems store their trusted authorities; the first existing file is used.
+/// Where operating systems store their trusted authorities. The first existing file is used.
 const SYSTEM_ROOTS: [&str; 4] = [
     "/etc/ssl/certs/ca-certificates.crt",
     "/etc/pki/tls/certs/ca-bundle.crt",
@@ -24,17 +24,17 @@ const SYSTEM_ROOTS: [&str; 4] = [
     "/etc/ssl/cert.pem",
 ];
 
-/// Environment variable that names another file of authorities.
+/// Environment variable with the path of another file of authorities.
 const SYSTEM_ROOTS_VARIABLE: &str = "SSL_CERT_FILE";
 
-/// The authorities that vouch for the names of servers.
+/// Certificate authorities that vouch for the host names of servers.
 #[derive(Clone, Debug)]
 pub struct WebRoots {
     config: Arc<ClientConfig>,
 }
 
 impl WebRoots {
-    /// Reads the authorities in a PEM file, or those of the system.
+    /// Reads the authorities from a PEM file, or those of the operating system.
     ///
     /// # Errors
     /// When no authorities are found.
@@ -62,10 +62,10 @@ impl WebRoots {
         Ok(Self { config: Arc::new(config) })
     }
 
-    /// Performs the TLS handshake with the server `host`. The caller applies a timeout.
+    /// Performs the TLS handshake with the server `host`. The caller must apply a timeout.
     ///
     /// # Errors
-    /// When the server does not prove the name `host`.
+    /// When the server's certificate is not valid for `host`.
     pub async fn connect(
         &self,
         host: &str,

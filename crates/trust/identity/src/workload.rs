@@ -13,46 +13,46 @@ use tokio::{net::TcpStream, sync::watch};
 use tokio_rustls::rustls::{ClientConfig, ServerConfig};
 
 use crate::{
-    Clock, Credentials, IdentityError, RevocationList, SystemClock, Usage,
-    connections::Connections,
+    Clock, Credentials, IdentityError, RevocationList, SystemClock, Usage, call_statement,
+    chain_verification::RootDigest,
     federation::Federation,
-    statement,
     tls_config::{self, AcceptedClients, Expected},
     tls_stream::TlsStream,
-    trust::RootDigest,
+    tracked_connections::Connections,
 };
 
-/// Upper bound of services with resumable sessions. Beyond it, all sessions begin anew.
+/// Maximum number of services with resumable sessions. Beyond it, all sessions start with a full handshake.
 const MAX_EXPECTED: usize = 1024;
 
-/// Upper bound of configurations, one for each set of callers of federated trust domains. Beyond it, all sessions begin anew.
+/// Maximum number of server configurations, one for each set of callers from federated trust domains. Beyond it, all
+/// sessions start with a full handshake.
 const MAX_CALLER_SETS: usize = 16;
 
-/// The identity of a process. It may arrive later, and each renewal changes it.
+/// The identity of a process. It may be empty at first, and each renewal replaces it.
 pub struct Workload {
     clock: Arc<dyn Clock>,
     installed: RwLock<Option<Arc<InstalledIdentity>>>,
     ready: watch::Sender<bool>,
     connections: Arc<Connections>,
-    /// How often the record of revocations was read.
+    /// Number of times that the record of revocations was read.
     revoked: watch::Sender<u64>,
-    /// How often the record of the roots has changed.
+    /// Number of changes to the record of roots.
     roots: watch::Sender<u64>,
 }
 
-/// A certificate, and the TLS configurations with it.
+/// A certificate, and the TLS configurations that use it.
 struct InstalledIdentity {
     credentials: Arc<Credentials>,
     server: Arc<ServerConfig>,
-    /// Also accepts clients without a certificate, which join.
+    /// Also accepts clients without a certificate, which join here.
     joining_server: Arc<ServerConfig>,
-    /// Also accept given clients of federated trust domains. They are made anew when roots change, since their sessions
+    /// Also accept the given clients of federated trust domains. Rebuilt when roots change, because their sessions
     /// can be resumed.
     federated_servers: Mutex<Vec<FederatedServer>>,
     clients: Mutex<HashMap<Expected, Arc<ClientConfig>>>,
 }
 
-/// The accepted clients of federated trust domains, and the server configuration for them.
+/// Accepted clients of federated trust domains, and the server configuration for them.
 type FederatedServer = (Arc<BTreeSet<SpiffeId>>, Arc<ServerConfig>);
 
 impl fmt::Debug for Workload {
@@ -68,7 +68,7 @@ impl Default for Workload {
 }
 
 impl Workload {
-    /// A workload without a certificate yet.
+    /// Creates a workload without a certificate.
     pub fn new(clock: Arc<dyn Clock>) -> Self {
         Self {
             clock,
@@ -83,7 +83,7 @@ impl Workload {
     /// Replaces the certificate for new connections.
     ///
     /// # Errors
-    /// When the certificate cannot be used; the previous one remains.
+    /// When the certificate cannot be used; the previous one stays in use.
     pub fn install(&self, mut credentials: Credentials) -> Result<(), IdentityError> {
         credentials.trust.revocations = self.connections.revocations.clone();
         let server = |clients| tls_config::server(&credentials, &self.clock, clients);
@@ -100,26 +100,26 @@ impl Workload {
     /// Trusts only these roots from now on. Returns false if nothing changed or there is no certificate.
     ///
     /// # Errors
-    /// When peers with these roots would refuse this process's certificate; the previous roots remain.
+    /// When peers with these roots would refuse this process's certificate; the previous roots stay in use.
     pub fn trust_roots(&self, roots: &[Vec<u8>]) -> Result<bool, IdentityError> {
         let Some(own) = self.credentials().filter(|own| own.trust.bundle().roots != roots) else {
             return Ok(false);
         };
         let renewed = own.with_roots(roots, self.now())?;
-        // A concurrent renewal brought roots of its own.
+        // A concurrent renewal installed other roots.
         if !self.credentials().is_some_and(|current| Arc::ptr_eq(&current, &own)) {
             return Ok(false);
         }
         self.install(renewed).map(|()| true)
     }
 
-    /// Replaces the revocations: revoked peers are refused, and their open connections end.
+    /// Replaces the revocations. Revoked peers are refused from now on, and their open connections end.
     pub fn revoke(&self, revocations: Revocations) {
         self.connections.revoke(revocations);
         self.note_revocations();
     }
 
-    /// Replaces the federated trust domains. Open connections end if their peer's domain or root is gone.
+    /// Replaces the federated trust domains. Connections of peers whose domain or root was removed end.
     pub fn federate(&self, domains: FederatedDomains) {
         if self.connections.federate(domains)
             && let Some(installed) = self.installed()
@@ -128,7 +128,7 @@ impl Workload {
         }
     }
 
-    /// The list of revocations; it shows later changes too.
+    /// Returns the list of revocations, which also reflects later changes.
     pub fn revocations(&self) -> &RevocationList {
         &self.connections.revocations
     }
@@ -143,33 +143,33 @@ impl Workload {
         self.roots.send_modify(|changes| *changes += 1);
     }
 
-    /// Notes the roots above peers' certificates, for new connections.
+    /// Records the roots of peers on new connections from now on.
     pub fn note_roots_of_peers(&self) {
         self.connections.note_roots();
     }
 
-    /// The connected peers with an unexpired certificate under a root, if [roots are
-    /// noted](Self::note_roots_of_peers).
+    /// Returns the connected peers with an unexpired certificate under a root, if [roots are
+    /// recorded](Self::note_roots_of_peers).
     ///
     /// # Errors
-    /// When the root is no certificate.
+    /// When the root is not a certificate.
     pub fn peers_beneath(&self, root: &[u8]) -> Result<BTreeSet<SpiffeId>, IdentityError> {
         Ok(self.connections.peers_beneath(&RootDigest::of_certificate(root)?, self.now()))
     }
 
-    /// Notifies when the record of roots changes, if the record is followed. The record itself is not trusted: a
-    /// control plane must sign the roots.
+    /// Returns a receiver that is notified when the record of roots changes, if the record is followed. The record
+    /// itself is not trusted: a control plane must sign the roots.
     pub fn root_changes(&self) -> watch::Receiver<u64> {
         self.roots.subscribe()
     }
 
-    /// Waits until the record of revocations was read once.
+    /// Waits until the record of revocations was read at least once.
     pub(crate) async fn revocations_known(&self) {
         // The sender lives as long as this borrow.
         let _ = self.revoked.subscribe().wait_for(|reads| *reads > 0).await;
     }
 
-    /// Notifies when the record of revocations was read.
+    /// Returns a receiver that is notified each time the record of revocations was read.
     pub fn revocation_changes(&self) -> watch::Receiver<u64> {
         self.revoked.subscribe()
     }
@@ -181,17 +181,17 @@ impl Workload {
         })
     }
 
-    /// The identity; `None` before there is a certificate.
+    /// Returns the identity; `None` until there is a certificate.
     pub fn id(&self) -> Option<SpiffeId> {
         self.installed().map(|installed| installed.credentials.id().clone())
     }
 
-    /// The certificate and its key.
+    /// Returns the certificate and its key; `None` until there is a certificate.
     pub fn credentials(&self) -> Option<Arc<Credentials>> {
         self.installed().map(|installed| Arc::clone(&installed.credentials))
     }
 
-    /// The clock that certificates are verified by.
+    /// Returns the clock with which certificates are verified.
     pub fn clock(&self) -> &Arc<dyn Clock> {
         &self.clock
     }
@@ -199,13 +199,13 @@ impl Workload {
     /// Signs a statement of a call.
     pub(crate) fn state_call(&self, call: StatedCall<'_>) -> Option<Vec<u8>> {
         let own = self.credentials()?;
-        // Without a statement, the call counts as the forwarder's own.
-        statement::state(&own, call, self.now())
+        // Without a statement, the call counts as a call of the process that forwards it.
+        call_statement::state(&own, call, self.now())
             .inspect_err(|error| tracing::warn!(%error, "a call was not signed"))
             .ok()
     }
 
-    /// Time since 1970.
+    /// Returns the time since 1970.
     pub fn now(&self) -> Duration {
         self.clock.now()
     }
@@ -215,7 +215,7 @@ impl Workload {
         self.installed().is_some_and(|installed| installed.credentials.validity().1 > self.now())
     }
 
-    /// Notifies when a certificate is installed or the trusted roots change.
+    /// Returns a receiver that is notified when a certificate is installed or the trusted roots change.
     pub fn installations(&self) -> watch::Receiver<bool> {
         self.ready.subscribe()
     }
@@ -263,7 +263,8 @@ impl Workload {
         self.accept_over(config, stream, federated)
     }
 
-    /// Performs the handshake of a server with a configuration, possibly with another certificate than this identity's.
+    /// Performs the handshake as a server with a given configuration, possibly with another certificate than this
+    /// identity's.
     pub(crate) fn accept_over(
         &self,
         config: Option<Arc<ServerConfig>>,
@@ -287,7 +288,8 @@ fn no_identity() -> io::Error {
 }
 
 impl InstalledIdentity {
-    /// The server configuration for a set of callers of federated trust domains. A process has few sets.
+    /// Returns the server configuration for a set of callers from federated trust domains. A process has few such
+    /// sets.
     fn federated_server(
         &self,
         (federation, callers): (&Federation, &FederatedCallers),
@@ -310,8 +312,8 @@ impl InstalledIdentity {
         Ok(config)
     }
 
-    /// Makes all foreign sessions begin anew. A resumed session of a peer whose old root is gone would be refused, even if the
-    /// peer has a new certificate by now.
+    /// Makes all foreign sessions start with a full handshake. A resumed session of a peer whose old root was removed
+    /// would be refused, even if the peer has a new certificate meanwhile.
     fn forget_foreign_sessions(&self) {
         let mut clients = self.clients.lock().unwrap_or_else(PoisonError::into_inner);
         clients.retain(|expected, _| !matches!(expected, Expected::Id(_)));
@@ -330,7 +332,8 @@ impl TlsIdentity for Workload {
 
     fn verify_call(&self, statement: &[u8], call: StatedCall<'_>) -> Result<SpiffeId, String> {
         let own = self.credentials().ok_or_else(|| NoIdentity.to_string())?;
-        statement::verify(own.trust(), statement, call, self.now()).map_err(|refused| refused.to_string())
+        call_statement::verify(own.trust(), statement, call, self.now())
+            .map_err(|refused| refused.to_string())
     }
 
     fn revocation_changes(&self) -> Option<watch::Receiver<u64>> {
@@ -344,7 +347,7 @@ impl TlsIdentity for Workload {
         Box::pin(async move {
             let (config, own) = config?;
             let stream = TlsStream::connect(config, stream).await?;
-            // The handshake, or the one of the resumed session, verified the expected server.
+            // The handshake, or that of the resumed session, verified the expected server.
             let stream = stream.within(&connections, (own.trust(), clock.now()), |_| is_named)?;
             Ok(Box::new(stream) as Box<_>)
         })

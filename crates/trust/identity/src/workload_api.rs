@@ -1,4 +1,4 @@
-//! The identity of a process from a SPIFFE Workload API, such as SPIRE's, instead of Fairmesh's own agent.
+//! Gets the identity of a process from a SPIFFE Workload API, such as SPIRE's, instead of Fairmesh's agent.
 
 use std::{convert::Infallible, sync::Arc, time::Duration};
 
@@ -12,23 +12,23 @@ use tonic::{Code, Request, Status, metadata::MetadataValue};
 
 use crate::{CertificateInfo, Credentials, Workload, renewal};
 
-/// A metadata key that the specification requires on each call.
+/// Metadata key that the SPIFFE specification requires on each call.
 const HEADER: &str = "workload.spiffe.io";
-/// Pauses between failed attempts.
+/// Pauses between failed attempts: the first and the longest.
 const BACKOFF: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
 
-/// A Workload API and the wanted identity.
+/// A Workload API, and the identity to request from it.
 #[derive(Clone, Debug)]
 pub struct WorkloadApi {
-    /// Its Unix socket.
+    /// Unix socket of the API.
     pub socket: Address,
-    /// The identity to choose among those offered; `None` takes the first.
+    /// Identity to choose among those offered; `None` uses the first.
     pub path: Option<SpiffePath>,
 }
 
 impl WorkloadApi {
-    /// Installs the certificates and roots that the API sends. `note` receives each problem, and `None` once it is solved.
-    /// Never returns; received certificates stay in use while the API is away.
+    /// Installs the certificates and roots that the API sends. Calls `note` with each problem, and with `None` once
+    /// the problem is solved. Never returns. Received certificates stay in use while the API is unreachable.
     pub async fn follow(self, workload: Arc<Workload>, note: impl Fn(Option<String>)) {
         let mut pause = BACKOFF.0;
         loop {
@@ -45,7 +45,7 @@ impl WorkloadApi {
             });
             let Err(problem) = streamed.await;
             renewal::report(&workload, &problem);
-            // The last noted problem still describes the state.
+            // The last problem still describes the state.
             if has_responded {
                 pause = BACKOFF.0;
             } else {

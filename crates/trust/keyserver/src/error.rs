@@ -9,36 +9,36 @@ pub enum KeyServerError {
     /// A file cannot be read.
     #[error("cannot read {}: {source}; check that it exists and that this user may read it", path.display())]
     Read {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// The error of the system.
+        /// Error from the operating system.
         source: io::Error,
     },
-    /// A file holds no key that can be used.
+    /// A file does not have a supported private key.
     #[error(
         "{} {problem}; it takes RSA of 2048 bits and more, ECDSA P-256 and P-384, or Ed25519, in PEM (PKCS #8) without a \
          password: openssl pkey -in OLD -out NEW",
         path.display()
     )]
     NoKey {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
         /// The defect.
         problem: &'static str,
     },
-    /// Two keys have one name.
+    /// Two keys have the same name.
     #[error("two keys are named {0}; give each another name with --key NAME=FILE")]
     SameName(Label),
     /// No caller may use a key.
     #[error("no caller may use the key {0}; add --allow {0}=SPIFFE_ID, or remove the key")]
     NoCaller(Label),
-    /// Callers are permitted to use a key that there is not.
+    /// A caller is permitted to use a key that does not exist.
     #[error("--allow names the key {0}, which there is not; add --key {0}=FILE")]
     NoSuchKey(Label),
-    /// The system has no randomness.
+    /// The system provides no randomness.
     #[error("the system has no randomness, or encryption fails; check /dev/urandom")]
     Encryption,
-    /// The process cannot be protected from being read.
+    /// The process's memory cannot be protected against other processes.
     #[error(
         "cannot keep other processes and core dumps from reading the memory of this one: {0}; check seccomp filters"
     )]
@@ -46,7 +46,7 @@ pub enum KeyServerError {
     /// The listener cannot be opened.
     #[error(transparent)]
     Bind(#[from] BindError),
-    /// The address of the admin pages cannot be listened on.
+    /// The process cannot listen on the address of the admin pages.
     #[error(transparent)]
     Admin(#[from] fairmesh_pages::BindError),
     /// Serving failed.

@@ -1,7 +1,7 @@
 //! Reads a private key without leaving copies of it in memory.
 //!
-//! Parsers of PEM in libraries keep parts of the text in buffers of their own, which are freed as they are. Here every buffer has its
-//! size from the start, and is zeroised.
+//! PEM parsers in libraries keep parts of the text in internal buffers, which are freed without being zeroised. Here
+//! every buffer has its final size from the start, and is zeroised.
 
 use std::{
     fs::File,
@@ -14,12 +14,12 @@ use zeroize::Zeroizing;
 
 use crate::KeyServerError;
 
-/// The largest file, in bytes: RSA of 16384 bits takes 13 KB.
+/// Maximum size of the file, in bytes. A 16384-bit RSA key takes 13 KB.
 const MAX_FILE: u64 = 64 * 1024;
 const BEGIN: &[u8] = b"-----BEGIN PRIVATE KEY-----";
 const END: &[u8] = b"-----END PRIVATE KEY-----";
 
-/// The PKCS #8 document in a file.
+/// Reads the PKCS #8 document in a file.
 pub(crate) fn read(path: &Path) -> Result<Zeroizing<Vec<u8>>, KeyServerError> {
     let text = contents(path).map_err(|source| KeyServerError::Read { path: path.to_owned(), source })?;
     let no_key = |problem| KeyServerError::NoKey { path: path.to_owned(), problem };
@@ -33,7 +33,7 @@ pub(crate) fn read(path: &Path) -> Result<Zeroizing<Vec<u8>>, KeyServerError> {
     Ok(der)
 }
 
-/// A file as a whole, which a file that grows meanwhile cannot exceed.
+/// Reads a whole file. Refuses a file larger than the limit, even if it grows meanwhile.
 fn contents(path: &Path) -> io::Result<Zeroizing<Vec<u8>>> {
     let mut file = File::open(path)?;
     let mut bytes = Zeroizing::new(vec![0; usize::try_from(MAX_FILE).unwrap_or(usize::MAX)]);
@@ -51,7 +51,7 @@ fn contents(path: &Path) -> io::Result<Zeroizing<Vec<u8>>> {
     Ok(bytes)
 }
 
-/// What is between the first BEGIN and the END after it.
+/// Returns the text between the first BEGIN line and the END line after it.
 fn body(text: &[u8]) -> Option<&[u8]> {
     let begin = find(text, BEGIN)? + BEGIN.len();
     let length = find(&text[begin..], END)?;
@@ -69,7 +69,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn key_is_found_anywhere_in_its_file() {
+    fn private_key_is_found_anywhere_in_pem_file() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("key");
         let read = |text: &str| {

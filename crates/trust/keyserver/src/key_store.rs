@@ -12,8 +12,8 @@ use zeroize::Zeroizing;
 
 use crate::{AllowedCaller, KeyFile, KeyServerError, key_file, private_key::KeyType};
 
-/// The keys of a key server, encrypted in memory with a key that nothing else holds and that ends with the process. One is
-/// decrypted only while it signs, and zeroised then.
+/// Keys of a key server, encrypted in memory. The encryption key exists only in this process. A key is decrypted only
+/// while it signs; the plaintext is zeroised afterwards.
 pub struct KeyStore {
     sealing: RandomizedNonceKey,
     keys: BTreeMap<Label, SealedKey>,
@@ -34,10 +34,10 @@ impl fmt::Debug for KeyStore {
 }
 
 impl KeyStore {
-    /// Reads keys, and who may use each.
+    /// Reads keys, and the callers that may use each key.
     ///
     /// # Errors
-    /// When a file holds no key, or names of keys and callers do not fit.
+    /// When a file has no key, or the names of keys and permitted callers do not match.
     pub fn load(files: &[KeyFile], allowed: &[AllowedCaller]) -> Result<Self, KeyServerError> {
         let mut secret = Zeroizing::new([0; 32]);
         rand::fill(&mut *secret).map_err(|_| KeyServerError::Encryption)?;
@@ -64,19 +64,19 @@ impl KeyStore {
         }
     }
 
-    /// The names of the keys.
+    /// Returns the names of the keys.
     pub(crate) fn names(&self) -> impl Iterator<Item = &Label> {
         self.keys.keys()
     }
 
-    /// The name and the key, if this caller may use it.
+    /// Returns the key and its name if this caller is permitted to use the key.
     pub(crate) fn permitted(&self, caller: &Identity, name: &str) -> Option<(&Label, &SealedKey)> {
         let Identity::Spiffe(caller) = caller else { return None };
         let found = self.keys.get_key_value(&Label::new(name).ok()?)?;
         found.1.allowed.contains(caller).then_some(found)
     }
 
-    /// Encrypts a key in the buffer that holds it.
+    /// Encrypts a key in place.
     fn seal(
         &self,
         name: &Label,
@@ -90,7 +90,7 @@ impl KeyStore {
         Ok(SealedKey { of, nonce: *nonce.as_ref(), sealed, allowed: BTreeSet::new() })
     }
 
-    /// Signs with a key that is open meanwhile; `None` if that fails.
+    /// Signs with a key, which is decrypted only during signing; `None` if signing fails.
     pub(crate) fn sign(&self, name: &Label, scheme: u32, message: &[u8]) -> Option<Vec<u8>> {
         let key = self.keys.get(name)?;
         let mut opened = Zeroizing::new(key.sealed.clone());
@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn key_signs_for_permitted_callers_and_is_encrypted() {
+    fn encrypted_key_signs_only_for_permitted_callers() {
         let folder = tempfile::tempdir().unwrap();
         let pair = EcdsaKeyPair::generate(&ECDSA_P256_SHA256_ASN1_SIGNING).unwrap();
         let der = pair.to_pkcs8v1().unwrap();

@@ -1,27 +1,27 @@
 //! A key server: signs TLS handshakes with private keys that never leave it (Canal Mesh §4.1.3, appendix B).
 //!
-//! It is for listeners whose machine should not hold the key of their certificate, such as a gateway that many tenants share:
-//! the tenant runs the key server. Callers are known by mutual TLS and permitted by key. It is above `identity`, whose
-//! [`RemoteKey`](fairmesh_identity::RemoteKey) is the other side.
+//! A key server is for listeners whose machine should not hold the private key of their certificate. An example is a
+//! gateway that many tenants share: each tenant runs its key server. Callers authenticate with mutual TLS and are
+//! permitted by key. The crate is above `identity`, whose [`RemoteKey`](fairmesh_identity::RemoteKey) is the client.
 //!
-//! * [`KeyStore`] has the keys, encrypted in memory; one is open only while it signs.
+//! * [`KeyStore`] has the keys, encrypted in memory. A key is decrypted only while it signs.
 //! * [`run`] serves `fairmesh.keys.v1.KeyServer`.
 //!
-//! It makes the message that it signs, from the transcript hash, so that a caller gets nothing signed but handshakes of TLS 1.3.
-//! Returning the secrets of sessions, as key servers for TLS 1.2 with RSA do, was rejected: a stolen connection would reveal
-//! them, and TLS 1.3 has none to return.
+//! The key server builds the message to sign from a transcript hash, so that callers can get signatures only for TLS
+//! 1.3 handshakes. Returning session secrets, as key servers for TLS 1.2 with RSA do, was rejected: a stolen
+//! connection would reveal them, and in TLS 1.3 there are no such secrets to return.
 
-mod admin;
+mod admin_pages;
 mod error;
 mod key_file;
+mod key_permissions;
 mod key_store;
 mod metrics;
-mod permissions;
 mod private_key;
 mod run;
 mod service;
 
 pub use error::KeyServerError;
+pub use key_permissions::{AllowedCaller, KeyFile};
 pub use key_store::KeyStore;
-pub use permissions::{AllowedCaller, KeyFile};
 pub use run::{KeyServerConfig, protect_memory, run};

@@ -1,4 +1,5 @@
-//! The counters of a key server. Labels are names of configured keys and fixed reasons, so that callers cannot make them grow.
+//! The counters of a key server. Label values are names of configured keys and fixed reasons, so that callers cannot
+//! create new ones.
 
 use std::{
     collections::BTreeMap,
@@ -10,16 +11,16 @@ use fairmesh_metrics::Register as _;
 use fairmesh_model::Label;
 use prometheus_client::registry::Registry;
 
-/// Why nothing was signed.
+/// Why a request was not signed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Refusal {
-    /// There is no such key, or the caller may not use it.
+    /// The key does not exist, or the caller may not use it.
     NotPermitted,
-    /// The request is no handshake of TLS 1.3 for this type of key.
+    /// The request is not a TLS 1.3 handshake for this type of key.
     Invalid,
-    /// Too many requests at a time.
+    /// Too many requests are in progress.
     Overloaded,
-    /// The signature failed.
+    /// Signing failed.
     Failed,
 }
 
@@ -36,14 +37,14 @@ impl Refusal {
     }
 }
 
-/// The counters.
+/// The counters of a key server.
 #[derive(Debug)]
 pub(crate) struct Metrics {
     signed: BTreeMap<Label, Signatures>,
     refused: [AtomicU64; Refusal::ALL.len()],
 }
 
-/// Signatures with one key.
+/// Number and duration of signatures with one key.
 #[derive(Debug, Default)]
 struct Signatures {
     count: AtomicU64,

@@ -1,4 +1,4 @@
-//! Private keys in PKCS #8: their types, and signatures with them.
+//! Private keys in PKCS #8 format: their types, and signing with them.
 
 use aws_lc_rs::{
     rand::SystemRandom,
@@ -20,7 +20,7 @@ pub(crate) enum KeyType {
 impl KeyType {
     const ALL: [Self; 4] = [Self::EcdsaP256, Self::EcdsaP384, Self::Ed25519, Self::Rsa];
 
-    /// The type of the key in a document; `None` if it holds none that can be used.
+    /// Returns the type of the key in a document; `None` if the document has no supported key.
     pub(crate) fn of(pkcs8: &[u8]) -> Option<Self> {
         Self::ALL.into_iter().find(|of| match of {
             Self::EcdsaP256 => ecdsa(&ECDSA_P256_SHA256_ASN1_SIGNING, pkcs8).is_some(),
@@ -30,7 +30,7 @@ impl KeyType {
         })
     }
 
-    /// Whether a key of this type signs by a scheme of TLS 1.3.
+    /// Whether a key of this type can sign with a TLS 1.3 signature scheme.
     pub(crate) fn has_scheme(self, scheme: u32) -> bool {
         match self {
             Self::EcdsaP256 => scheme == 0x0403,
@@ -40,7 +40,7 @@ impl KeyType {
         }
     }
 
-    /// Signs with the key in the document. The library clears what it derived from the key when it frees it.
+    /// Signs with the key in the document. The library zeroises values derived from the key when it frees them.
     pub(crate) fn sign(self, pkcs8: &[u8], scheme: u32, message: &[u8]) -> Option<Vec<u8>> {
         let random = SystemRandom::new();
         match self {

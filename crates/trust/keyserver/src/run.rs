@@ -1,6 +1,6 @@
 use std::{future::Future, net::SocketAddr, sync::Arc, time::Duration};
 
-use fairmesh_listen::{Limits, Listeners, table};
+use fairmesh_listen::{Limits, Listeners, listener_table};
 use fairmesh_pages::AdminListener;
 use fairmesh_wire::{
     keys::v1::key_server_server::KeyServerServer,
@@ -11,50 +11,50 @@ use tonic::service::Routes;
 
 use crate::{
     KeyServerError, KeyStore,
-    admin::Pages,
+    admin_pages::Pages,
     metrics::Metrics,
     service::{KeyService, MAX_MESSAGE},
 };
 
-/// The time limit of requests in progress after the stop.
+/// Time limit for requests in progress when the server stops.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The configuration of a key server.
+/// Configuration of a key server.
 #[derive(Debug)]
 pub struct KeyServerConfig {
-    /// How connections are accepted. It must have an identity.
+    /// How connections are accepted. The transport must have an identity.
     pub transport: Transport,
-    /// The address for callers.
+    /// Listening address for callers.
     pub listen: SocketAddr,
-    /// The address of `/metrics`, `/healthz` and `/readyz`.
+    /// Address of `/metrics`, `/healthz` and `/readyz`.
     pub admin: Option<SocketAddr>,
-    /// The keys.
+    /// The private keys, and the callers that may use them.
     pub keys: KeyStore,
-    /// Requests in progress at a time; further ones are refused.
+    /// Maximum number of requests in progress; further requests are refused.
     pub max_requests: usize,
 }
 
-/// Keeps other processes of this user, and core dumps, from reading the memory of this process. For the beginning, before keys
-/// are read.
+/// Prevents other processes of this user, and core dumps, from reading the memory of this process. Call it at
+/// startup, before keys are read.
 ///
 /// # Errors
-/// When the system refuses.
+/// When the operating system refuses.
 pub fn protect_memory() -> Result<(), KeyServerError> {
     set_dumpable_behavior(DumpableBehavior::NotDumpable)
         .map_err(|error| KeyServerError::Undumpable(error.into()))
 }
 
-/// Runs a key server until `shutdown` completes, and then lets requests in progress end.
+/// Runs a key server until `shutdown` completes, and then waits for requests in progress.
 ///
 /// # Errors
-/// When an address cannot be listened on, or serving fails.
+/// When the server cannot listen on an address, or serving fails.
 pub async fn run(config: KeyServerConfig, shutdown: impl Future<Output = ()>) -> Result<(), KeyServerError> {
     let KeyServerConfig { transport, listen, admin, keys, max_requests } = config;
     let metrics = Arc::new(Metrics::new(keys.names()));
     let listeners = Listeners::default();
-    let calls = listeners.acceptor(&table::KEYSERVER_GRPC, Limits::calls());
+    let calls = listeners.acceptor(&listener_table::KEYSERVER_GRPC, Limits::calls());
     let listener = transport.bind(&Address::Tcp(listen.to_string())).await?.within(calls);
-    let admin = AdminListener::bind_optional(admin, &listeners, &table::KEYSERVER_HTTP).await?;
+    let admin = AdminListener::bind_optional(admin, &listeners, &listener_table::KEYSERVER_HTTP).await?;
     let pages = Pages { metrics: Arc::clone(&metrics), listeners, transport };
     let admin = admin.map(|listener| listener.start(fairmesh_pages::router(Arc::new(pages))));
     tracing::info!(address = %listen, keys = ?keys, "the key server serves");

@@ -1,4 +1,4 @@
-//! `fairmesh.keys.v1.KeyServer`.
+//! The gRPC service `fairmesh.keys.v1.KeyServer`.
 
 use std::{sync::Arc, thread};
 
@@ -17,14 +17,14 @@ use crate::{
     private_key::KeyType,
 };
 
-/// The longest request, in bytes.
+/// Maximum size of a request, in bytes.
 pub(crate) const MAX_MESSAGE: usize = 1024;
-/// How much of the name of an unknown key is logged.
+/// Maximum length of an unknown key's name in the log.
 const MAX_NAME: usize = 64;
 
 static REFUSALS: LogLimiter = LogLimiter::new();
 
-/// Signs for callers.
+/// Signs TLS handshakes for callers.
 #[derive(Clone, Debug)]
 pub(crate) struct KeyService(Arc<State>);
 
@@ -32,9 +32,10 @@ pub(crate) struct KeyService(Arc<State>);
 struct State {
     keys: Arc<KeyStore>,
     metrics: Arc<Metrics>,
-    /// Requests that may be in progress.
+    /// Permits for requests in progress.
     requests: Semaphore,
-    /// Long signatures that are made at a time: more than processors would only slow each other down.
+    /// Permits for slow signatures that are computed at the same time. More than one per processor would only slow
+    /// them all down.
     processors: Semaphore,
 }
 
@@ -45,7 +46,8 @@ impl KeyService {
         Self(Arc::new(State { keys: Arc::new(keys), metrics, requests, processors }))
     }
 
-    /// The key, if the caller may use it. What it may not use does not exist for it.
+    /// Returns the key if the caller may use it. Otherwise returns the error for a nonexistent key, which reveals
+    /// nothing.
     fn permitted(&self, caller: &Identity, name: &str) -> Result<(&Label, &SealedKey), Status> {
         self.0.keys.permitted(caller, name).ok_or_else(|| {
             let shown: String = name.chars().take(MAX_NAME).collect();
@@ -93,9 +95,9 @@ impl KeyServer for KeyService {
         let overloaded = || Status::resource_exhausted("too many requests at a time; raise --max-requests");
         let _request =
             self.0.requests.try_acquire().map_err(|_| refuse(Refusal::Overloaded, overloaded()))?;
-        // Shorter ones take less than another thread would.
+        // Fast signatures take less time than a switch to another thread would.
         let takes_long = matches!(key.key_type(), KeyType::Rsa | KeyType::EcdsaP384);
-        // It is never closed.
+        // The semaphore is never closed.
         let processor = if takes_long { self.0.processors.acquire().await.ok() } else { None };
         let began = Instant::now();
         let signed = match processor {

@@ -1,4 +1,4 @@
-//! Claims that every token has, and claims as conditions of rules compare them.
+//! Validates the claims that every token must have, and converts claims for comparison with the conditions of rules.
 
 use std::{collections::BTreeMap, fmt, time::Duration};
 
@@ -7,19 +7,20 @@ use serde_json::{Map, Value};
 
 use crate::{Claims, Refusal};
 
-/// Maximum clock difference between an issuer and this machine.
+/// Maximum clock skew between an issuer and this machine.
 pub const LEEWAY: Duration = Duration::from_secs(60);
-/// The latest time in a claim: the year 9999.
+/// Latest time accepted in a claim, in seconds since 1970: the end of the year 9999.
 const MAX_TIME: f64 = 253_402_300_799.0;
-/// The longest connection that a token opens. The bound keeps sums of times representable.
+/// Maximum time for which a token keeps a connection open. It also keeps sums of times representable.
 const MAX_VALIDITY: Duration = Duration::from_secs(365 * 24 * 3600);
-/// How deep objects of claims are read. Conditions name at most four levels.
+/// Maximum depth of nested claims that is read. Conditions name at most four levels.
 const MAX_DEPTH: usize = 4;
 
-/// When a token ends (`exp`), since 1970. It must not have ended (RFC 7519, 4.1.4), and must have begun (`nbf`).
+/// Returns when a token expires (`exp`), as time since 1970. The token must not have expired (RFC 7519, 4.1.4), and
+/// must be valid already (`nbf`).
 ///
 /// # Errors
-/// [`Refusal::Claim`].
+/// [`Refusal::Claim`] for a token that is expired, not valid yet, or has a missing or malformed time.
 pub fn valid_until(claims: &Claims, now: Duration) -> Result<Duration, Refusal> {
     let expires_at = time(claims, "exp")?.ok_or_else(|| Refusal::claim("exp", "is missing"))?;
     if now >= expires_at + LEEWAY {
@@ -47,7 +48,7 @@ fn audiences(claims: &Claims) -> impl Iterator<Item = &str> {
     list.iter().filter_map(Value::as_str)
 }
 
-/// A verified token of an issuer, as conditions of rules compare it.
+/// Converts a verified token for comparison with the conditions of rules.
 pub(crate) fn user_token(issuer: String, valid_for: Duration, claims: &Claims) -> UserToken {
     let audiences = audiences(claims).map(ToOwned::to_owned).collect();
     let valid_for = valid_for.min(MAX_VALIDITY);
@@ -75,7 +76,7 @@ fn text(value: &Value) -> Option<String> {
     }
 }
 
-/// A `NumericDate` (RFC 7519, 2).
+/// Reads a `NumericDate` claim (RFC 7519, 2).
 fn time(claims: &Claims, claim: &str) -> Result<Option<Duration>, Refusal> {
     let Some(value) = claims.get(claim) else { return Ok(None) };
     match value.as_f64() {
@@ -84,7 +85,7 @@ fn time(claims: &Claims, claim: &str) -> Result<Option<Duration>, Refusal> {
     }
 }
 
-/// A time for people.
+/// A duration, formatted for people.
 struct Seconds(Duration);
 
 impl fmt::Display for Seconds {

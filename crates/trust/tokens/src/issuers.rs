@@ -1,4 +1,4 @@
-//! The issuers that the mesh knows, as tokens of callers are verified by them.
+//! The token issuers that the mesh knows. They verify the tokens of callers.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -9,22 +9,22 @@ use serde::Deserialize;
 
 use crate::{KeySet, LEEWAY, Refusal, claims::user_token, read_claims, read_header, valid_until};
 
-/// The keys of the issuers of the record.
+/// The issuers in the record, with their public keys.
 #[derive(Debug)]
 pub struct Issuers {
-    /// By issuer; `None` while the record is not known.
+    /// Keys by issuer; `None` until the record is known.
     known: Option<BTreeMap<String, KeySet>>,
-    /// The time since 1970.
+    /// Returns the time since 1970.
     clock: fn() -> Duration,
 }
 
 impl Issuers {
-    /// The record is not known yet.
+    /// Creates the state in which the record is not known yet.
     pub const fn unknown(clock: fn() -> Duration) -> Self {
         Self { known: None, clock }
     }
 
-    /// The issuers of a record. Those whose keys cannot be read are left out, and returned by name.
+    /// Reads the issuers of a record. Issuers whose keys cannot be read are skipped, and returned by name.
     pub fn of(record: &TokenIssuers, clock: fn() -> Duration) -> (Self, Vec<&str>) {
         let (mut known, mut unreadable) = (BTreeMap::new(), Vec::new());
         for one in &record.issuers {
@@ -36,7 +36,8 @@ impl Issuers {
         (Self { known: Some(known), clock }, unreadable)
     }
 
-    /// The issuer that a token names chooses the keys. It counts once one of these keys has signed it.
+    /// Verifies a token with the keys of the issuer that the token names. The issuer's name is trusted only after one
+    /// of these keys has verified the signature.
     fn find(known: &BTreeMap<String, KeySet>, token: &str, now: Duration) -> Result<UserToken, Refusal> {
         let (algorithm, key_id) = read_header(token)?;
         let unknown = || Refusal::claim("iss", "names no issuer that the mesh knows");
@@ -56,7 +57,7 @@ impl TokenVerifier for Issuers {
     }
 }
 
-/// The issuer in the claims of a token, unverified.
+/// Returns the issuer named in a token's claims, without verification.
 fn stated_issuer(token: &str) -> Option<String> {
     #[derive(Deserialize)]
     struct Stated {

@@ -1,4 +1,4 @@
-//! The keys of an issuer.
+//! The public keys of an issuer.
 
 use fairmesh_model::MAX_ISSUER_KEYS;
 use jsonwebtoken::{
@@ -8,9 +8,9 @@ use jsonwebtoken::{
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-/// The members of a key that verification needs (RFC 7518, 6; RFC 8037, 2).
+/// Members of a JSON Web Key that verification needs (RFC 7518, 6; RFC 8037, 2).
 const MEMBERS: [&str; 10] = ["kty", "use", "key_ops", "alg", "kid", "crv", "x", "y", "n", "e"];
-/// The most keys of a set.
+/// Maximum number of keys in a set.
 const MAX_KEYS: usize = 100;
 
 /// Public keys that verify tokens.
@@ -22,40 +22,41 @@ pub struct KeySet {
 #[derive(Debug)]
 struct Key {
     id: Option<String>,
-    /// The only permitted algorithm, if the set names one or the key fits no other.
+    /// The only permitted algorithm, if the key set names one or the key supports only one.
     algorithm: Option<Algorithm>,
     key: DecodingKey,
 }
 
-/// A JWKS. Keys are parsed separately, so that a key of a new kind does not hide the others.
+/// A JSON Web Key Set (JWKS). Keys are parsed one by one, so that a key of an unknown kind does not affect other
+/// keys.
 #[derive(Deserialize)]
 struct Document {
     keys: Vec<Value>,
 }
 
-/// Why a document has no keys. The messages go on after its name.
+/// Why a document has no usable keys. Each message continues a sentence that begins with the document's name.
 #[derive(Debug, thiserror::Error)]
 pub enum JwksError {
-    /// It is no JWKS.
+    /// The document is not a JWKS.
     #[error("is no JWKS: {0}")]
     Malformed(#[from] serde_json::Error),
-    /// It has too many keys.
+    /// The JWKS has too many keys.
     #[error("has {0} keys, of at most {MAX_KEYS}")]
     TooManyKeys(usize),
-    /// It has no usable key.
+    /// The JWKS has no usable key.
     #[error("has no key that verifies tokens: RSA, EC (P-256, P-384) or OKP (Ed25519) for signatures")]
     NoKey,
-    /// They are more than a record holds.
+    /// The keys do not fit in a record.
     #[error("has more than {MAX_ISSUER_KEYS} bytes of keys")]
     TooLarge,
 }
 
 impl KeySet {
-    /// A JWKS of the usable keys of another one, in an order of their own and with what verification needs. Equal keys have equal
-    /// bytes, however their server writes them.
+    /// Reduces a JWKS to the usable keys, in a canonical order, with only the members that verification needs. Equal
+    /// keys give equal bytes, however the issuer's server writes them.
     ///
     /// # Errors
-    /// When no key verifies tokens, or they do not fit into a record.
+    /// When no key can verify tokens, or the keys do not fit in a record.
     pub fn reduce(document: &[u8]) -> Result<Vec<u8>, JwksError> {
         Self::parse(document)?;
         let document: Document = serde_json::from_slice(document)?;
@@ -66,10 +67,10 @@ impl KeySet {
         if reduced.len() > MAX_ISSUER_KEYS { Err(JwksError::TooLarge) } else { Ok(reduced) }
     }
 
-    /// Reads a JWKS. Keys for other uses and symmetric ones are left out.
+    /// Parses a JWKS. Skips symmetric keys, and keys for other uses.
     ///
     /// # Errors
-    /// When it has none that verifies tokens.
+    /// When no key can verify tokens.
     pub fn parse(document: &[u8]) -> Result<Self, JwksError> {
         let document: Document = serde_json::from_slice(document)?;
         if document.keys.len() > MAX_KEYS {
@@ -79,7 +80,7 @@ impl KeySet {
         if keys.is_empty() { Err(JwksError::NoKey) } else { Ok(Self { keys }) }
     }
 
-    /// Whether it has no keys: none were parsed yet.
+    /// Whether the set has no keys, as before the first document is parsed.
     pub fn is_empty(&self) -> bool {
         self.keys.is_empty()
     }
@@ -89,7 +90,7 @@ impl KeySet {
         self.keys.len()
     }
 
-    /// The key of a token. A token without a key id needs exactly one fitting key.
+    /// Returns the key for a token. If the token has no key id, exactly one key must match.
     pub fn find(&self, id: Option<&str>, algorithm: Algorithm) -> Option<&DecodingKey> {
         let mut fitting = self.keys.iter().filter(|key| {
             key.key.family() == algorithm.family()
@@ -101,7 +102,7 @@ impl KeySet {
     }
 }
 
-/// The members of a key that verification needs.
+/// Returns a key with only the members that verification needs.
 fn needed(mut key: Value) -> Value {
     if let Some(members) = key.as_object_mut() {
         members.retain(|name, _| MEMBERS.contains(&name.as_str()));

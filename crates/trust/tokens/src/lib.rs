@@ -1,10 +1,10 @@
-//! Tokens of end users: JSON Web Tokens (RFC 7519), verified by the keys of their issuers (RFC 7517).
+//! Tokens of end users: JSON Web Tokens (RFC 7519), verified with the keys of their issuers (RFC 7517).
 //!
-//! Used where a token is judged: by the control plane for users of an identity provider, by servers and gateways for the callers of a
-//! service. It fetches no keys, and no error has anything of a token.
+//! The control plane verifies the tokens of users of an identity provider here, and servers and gateways those of a
+//! service's callers. The crate does not fetch keys, and no error contains any part of a token.
 //!
-//! Opaque tokens, which need a request to their issuer for each call, were rejected: no call may wait for another company's
-//! service.
+//! Opaque tokens were rejected, because each call would need a request to the issuer: no call may wait for another
+//! company's service.
 
 mod claims;
 mod issuers;
@@ -24,8 +24,8 @@ pub use key_set::{JwksError, KeySet};
 /// The claims of a token.
 pub type Claims = Map<String, Value>;
 
-/// The accepted signature algorithms. Algorithms with a shared secret (HS256 …) are excluded: with a public key as the
-/// secret, everyone could sign.
+/// Accepted signature algorithms. Algorithms with a shared secret (HS256 …) are excluded: if a public key were used
+/// as the secret, anyone could sign.
 const ALGORITHMS: [Algorithm; 9] = [
     Algorithm::RS256,
     Algorithm::RS384,
@@ -38,44 +38,44 @@ const ALGORITHMS: [Algorithm; 9] = [
     Algorithm::EdDSA,
 ];
 
-/// Why a token is refused. The text contains nothing from the token.
+/// Why a token is refused. The text contains no part of the token.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
-    /// It is too long.
+    /// The token is too long.
     #[error("it has more than {MAX_TOKEN} bytes")]
     TooLong,
-    /// Its header cannot be read, or names another algorithm.
+    /// The token's header cannot be read, or names an unsupported algorithm.
     #[error(
         "it is no JWT, or is signed in a way that proves no issuer ('alg'): RS256 to 512, PS256 to 512, ES256, ES384 and EdDSA do"
     )]
     Header,
-    /// It has to be read by an extension.
+    /// The token requires an extension (`crit`), and no extension is supported.
     #[error("its header asks for an extension ('crit'), and none is supported")]
     Critical,
-    /// Its issuer has no such key.
+    /// The issuer has no key with the token's key id.
     #[error("the key that signed it ('kid') is not among those of the issuer")]
     UnknownKey,
-    /// The key did not sign it.
+    /// The signature was not made with the key.
     #[error("its signature is not of the key that it names")]
     Signature,
-    /// A claim is missing or wrong.
+    /// A claim is missing or invalid.
     #[error("its claim '{claim}' {problem}")]
     Claim {
-        /// The claim.
+        /// Name of the claim.
         claim: String,
-        /// What is wrong.
+        /// What is wrong with the claim.
         problem: String,
     },
 }
 
 impl Refusal {
-    /// A claim that is missing or wrong.
+    /// Creates the refusal for a missing or invalid claim.
     pub fn claim(claim: impl Into<String>, problem: impl fmt::Display) -> Self {
         Self::Claim { claim: claim.into(), problem: problem.to_string() }
     }
 }
 
-/// The algorithm and key id of a token, both unverified.
+/// Returns the algorithm and key id in a token's header, both unverified.
 ///
 /// # Errors
 /// [`Refusal`] of a token that no key can verify.
@@ -93,16 +93,17 @@ pub fn read_header(token: &str) -> Result<(Algorithm, Option<String>), Refusal> 
     }
 }
 
-/// The claims of a token signed by this key.
+/// Verifies a token with this key, and returns its claims.
 ///
 /// # Errors
-/// [`Refusal::Signature`].
+/// [`Refusal::Signature`] if the key did not sign the token.
 pub fn read_claims(token: &str, algorithm: Algorithm, key: &DecodingKey) -> Result<Claims, Refusal> {
     let read: Result<TokenData<_>, _> = decode(token, key, &of_signature(algorithm));
     read.map(|token| token.claims).map_err(|_| Refusal::Signature)
 }
 
-/// Verifies only the signature. Claims are compared by an injected time, and with errors that name them.
+/// Returns a validation of the signature alone. Claims are checked separately, with an injected time, and with errors
+/// that name the claim.
 fn of_signature(algorithm: Algorithm) -> Validation {
     let mut validation = Validation::new(algorithm);
     validation.required_spec_claims.clear();

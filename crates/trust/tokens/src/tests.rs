@@ -30,7 +30,7 @@ fn issuer(name: &str, keys: &Value) -> TokenIssuer {
 }
 
 #[test]
-fn issuer_vouches_for_its_own_tokens_only() {
+fn keys_of_token_issuer_verify_only_its_own_tokens() {
     let [one, two] = [(); 2].map(|()| Ed25519KeyPair::generate().unwrap());
     let record = TokenIssuers {
         issuers: vec![
@@ -62,7 +62,7 @@ fn issuer_vouches_for_its_own_tokens_only() {
 }
 
 #[test]
-fn reduced_keys_are_equal_however_they_are_written() {
+fn reduced_jwks_is_independent_of_order_and_unused_fields() {
     let [one, two] = [(); 2].map(|()| jwk(&Ed25519KeyPair::generate().unwrap()));
     let mut verbose = one.clone();
     verbose["x5c"] = json!(["x".repeat(100_000)]);

@@ -1,4 +1,4 @@
-//! Caches of services: whose records are used depends on which region's calls are served together.
+//! Caches of services: hits depend on which regions' calls are served together.
 
 use std::collections::BTreeMap;
 
@@ -9,22 +9,23 @@ use crate::{
     sampling::exponential,
 };
 
-/// Salt of a call's random draws: its record, and the time to fetch it.
+/// Salt of a call's random draws: the record that it reads, and the time to fetch it.
 const RECORD_SALT: u64 = 7;
 
 /// The caches of an application, and the records that calls read.
 #[derive(Debug)]
 pub(super) struct Caches {
     regions: usize,
-    /// By service.
+    /// Caches, by service.
     kinds: Vec<Option<Cache>>,
-    /// First record and number of records, by operation × regions + region of the caller; none are read where the number is 0.
+    /// First record and number of records that calls read, by operation × regions + region of the caller. If the
+    /// number is 0, the calls read no record.
     reads: Vec<(u32, u32)>,
-    /// By service × regions + region.
+    /// Cached records, by service × regions + region.
     contents: Vec<LastUsed>,
 }
 
-/// Records in the order of their last use.
+/// Records in the order of their last use (LRU).
 #[derive(Clone, Debug, Default)]
 struct LastUsed {
     uses: u64,
@@ -49,7 +50,8 @@ impl Caches {
         }
     }
 
-    /// Nanoseconds until the record of a call is there; `pool` is the service and region that serves the call.
+    /// Returns the time until the record of a call is available, in nanoseconds. `pool` is the service and region
+    /// that serves the call.
     pub(super) fn wait(&mut self, (operation, source): (u16, u16), pool: (u16, u16), seed: u64) -> u64 {
         let Some(cache) = self.kinds[usize::from(pool.0)] else { return 0 };
         let (first, count) = self.reads[usize::from(operation) * self.regions + usize::from(source)];
@@ -67,7 +69,7 @@ impl Caches {
 }
 
 impl LastUsed {
-    /// Whether a record is there; it is from now on, instead of the one that was not used for the longest time.
+    /// Whether a record is cached. If it is not, adds it and evicts the least recently used one.
     fn has(&mut self, record: u32, room: usize) -> bool {
         self.uses += 1;
         let before = self.used_at.insert(record, self.uses);
@@ -89,7 +91,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn cache_forgets_the_record_unused_for_longest() {
+    fn simulated_cache_evicts_least_recently_used_record() {
         let mut cache = LastUsed::default();
         let reads = [(1, false), (2, false), (1, true), (3, false), (1, true), (2, false)];
         for (record, is_there) in reads {

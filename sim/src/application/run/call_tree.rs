@@ -1,4 +1,4 @@
-//! Call trees: which calls an operation makes, and how far each call in flight has come.
+//! Call trees: the calls that an operation makes, and the progress of each call in flight.
 
 use std::collections::BTreeSet;
 
@@ -14,9 +14,9 @@ use crate::{
     scenario::Requests,
 };
 
-/// No call is the parent of clients' calls.
+/// Stands for the parent of clients' calls, which have none.
 const NO_PARENT: u32 = u32::MAX;
-/// Salts of a call's random draws: its demand and the number of calls that it makes.
+/// Salts for the random draws of a call: its demand, and the number of calls that it makes.
 const DEMAND_SALT: u64 = 5;
 const TIMES_SALT: u64 = 6;
 
@@ -24,26 +24,26 @@ const TIMES_SALT: u64 = 6;
 #[derive(Clone, Debug)]
 pub(crate) struct CallTrees {
     pub(crate) operations: Vec<TreeOperation>,
-    /// Those of clients first, then those of operations in order, as in the optimizer's problem.
+    /// Edges from clients first, then edges from operations in order, as in the optimizer's problem.
     pub(crate) edges: Vec<TreeEdge>,
-    /// The edge of each group of clients.
+    /// Index of the edge for each group of clients.
     pub(crate) client_edges: Vec<u32>,
 }
 
 #[derive(Clone, Debug)]
 pub(crate) struct TreeOperation {
-    /// Position of its service.
+    /// Position of the operation's service.
     pub(crate) service: u16,
     pub(crate) node: CallNode,
     demand: Requests,
-    /// Edges of each stage: the first, and the one after the last.
+    /// Edges of each stage, as half-open ranges.
     stages: Vec<(u32, u32)>,
 }
 
 #[derive(Clone, Debug)]
 pub(crate) struct TreeEdge {
     pub(crate) operation: u16,
-    /// The operation that makes the calls; `None` of clients.
+    /// The calling operation; `None` for clients.
     pub(crate) parent: Option<u16>,
     times: f64,
     is_parallel: bool,
@@ -55,7 +55,7 @@ pub(crate) struct TreeEdge {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct NewCall {
     pub(crate) edge: u32,
-    /// Further calls over the edge, each after the response to the one before.
+    /// Number of calls over the edge that remain; each is made after the response to the previous one.
     pub(crate) left: u16,
     pub(crate) seed: u64,
 }
@@ -65,26 +65,26 @@ pub(crate) struct NewCall {
 pub(crate) enum CallEnd {
     Responded,
     Failed,
-    /// By a table, before it was sent.
+    /// A table dropped the call before it was sent.
     Dropped,
 }
 
-/// A call in flight as a part of its tree.
+/// A call in flight as part of its tree.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct TreeCall {
     pub(crate) edge: u32,
     pub(crate) left: u16,
-    /// What is drawn for the call and those below it depends on this alone, so that all planners get the same trees.
+    /// Seed of all random draws of the call and its children, so that all planners get the same trees.
     seed: u64,
     parent: u32,
-    /// The generation of the parent's entry, by which a lost parent is recognised.
+    /// Generation of the parent's entry, by which the loss of the parent is recognised.
     pub(crate) parent_generation: u32,
     stage: u16,
-    /// Chains of calls of the present stage that have not ended.
+    /// Unfinished chains of calls in the current stage.
     pub(crate) pending: u16,
     /// Whether a call that it made has failed.
     pub(crate) has_failed: bool,
-    /// Since when no call that it made has been in flight, and the sum of such times before.
+    /// Time since which none of its own calls is in flight, and the sum of earlier such times.
     pub(crate) alone_since: u64,
     pub(crate) exclusive: u64,
 }
@@ -105,7 +105,7 @@ impl TreeCall {
         }
     }
 
-    /// What is drawn for the call depends on it alone.
+    /// Seed of the call's random draws.
     pub(super) fn seed(&self) -> u64 {
         self.seed
     }
@@ -114,7 +114,7 @@ impl TreeCall {
         (self.parent != NO_PARENT).then_some(self.parent)
     }
 
-    /// The next call of its chain.
+    /// The next call of the chain.
     pub(crate) fn next_of_chain(&self) -> Option<NewCall> {
         let left = self.left.checked_sub(1)?;
         Some(NewCall { edge: self.edge, left, seed: mix_pair(self.seed, u64::from(left)) })
@@ -157,7 +157,7 @@ impl CallTrees {
         self.operations.iter().map(|operation| usize::from(operation.service) + 1).max().unwrap_or(0)
     }
 
-    /// The services that operations of a service call.
+    /// Returns the services that the operations of `service` call.
     pub(crate) fn called_by(&self, service: u16) -> BTreeSet<u16> {
         let is_of = |parent: u16| self.operations[usize::from(parent)].service == service;
         let edges = self.edges.iter().filter(|edge| edge.parent.is_some_and(is_of));
@@ -168,7 +168,7 @@ impl CallTrees {
         self.edges[edge as usize].operation
     }
 
-    /// What a call demands of its server.
+    /// Demand of a call on its server.
     pub(crate) fn demand(&self, call: &NewCall) -> Demand {
         let requests = &self.operations[usize::from(self.operation_of(call.edge))].demand;
         let mut random = Generator::new(mix_pair(call.seed, DEMAND_SALT));
@@ -193,7 +193,7 @@ impl CallTrees {
         new
     }
 
-    /// The calls over an edge: its mean number, rounded by chance.
+    /// Draws the number of calls over an edge: the mean, rounded up or down at random.
     fn draw(&self, seed: u64, number: u32, new: &mut Vec<NewCall>) {
         let edge = &self.edges[number as usize];
         let seed = mix_pair(seed, u64::from(number));
@@ -221,7 +221,7 @@ impl TreeEdge {
     }
 }
 
-/// The node of an operation. The first operation of a service is its calls without a class.
+/// The node of an operation. The first operation of a service stands for calls without a class.
 fn node(scenario: &Scenario, operation: usize) -> Result<CallNode, Invalid> {
     let of = &scenario.operations[operation];
     let service = scenario.service(&of.service).unwrap_or_default();

@@ -1,4 +1,4 @@
-//! Planners that know the application's true model, and learn only of demand by reports.
+//! Planners that know the application's true model, and learn only the demand from reports.
 
 use std::sync::Arc;
 
@@ -12,29 +12,29 @@ use fairmesh_te::optimizer::{
 use super::{controller::Planner, reports::Names};
 use crate::application::Scenario;
 
-/// The part of a new interval in what demand is taken to be: a single second of Poisson arrivals is off by several percent.
+/// Weight of a new interval in the demand estimate: a single second of Poisson arrivals is off by several percent.
 const WEIGHT: f64 = 0.3;
-/// Loads that are tried for the best threshold of Waterfall.
+/// Loads to try when searching for Waterfall's best threshold.
 const THRESHOLDS: [f64; 9] = [0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95, 1.0];
 const EFFORT: Effort = Effort { gap: 1e-3, iterations: 300 };
-/// Plans that are less than this part better are not published.
+/// A plan must be better by at least this relative amount to be published.
 const DEAD_BAND: f64 = 0.01;
 
-/// Tables of services by the region of the callers.
+/// Tables of services, by region of the callers.
 pub(super) type ServiceShares = Vec<(usize, Vec<(Region, TrafficShares)>)>;
 
 /// A planner of all services.
 #[derive(Debug)]
 pub(super) struct Contender {
     planner: Planner,
-    /// The threshold of Waterfall and ring by criticality.
+    /// Threshold of Waterfall and ring by criticality.
     load: f64,
     problem: Problem,
-    /// By service: its operations, and the labels of all but the first.
+    /// By service: its operations, and the class labels of all but the first.
     nodes: Vec<(Vec<usize>, Vec<Label>)>,
     in_force: Option<Plan>,
     has_heard: bool,
-    /// The oracle's, which knows what events do to servers.
+    /// The scenario, for the oracle, which knows the effect of events on servers.
     scenario: Option<Scenario>,
 }
 
@@ -56,7 +56,7 @@ impl Contender {
         Ok(Self { planner, load, problem, nodes, in_force: None, has_heard: false, scenario })
     }
 
-    /// Tables for the demand of the last reports; none where the last plan is as good, or there is no plan.
+    /// Computes tables for the demand in the last reports. Empty if the last plan is as good, or if there is no plan.
     pub(super) fn plan(&mut self, facts: &[Arc<ServiceFacts>], names: &Names, now: u64) -> ServiceShares {
         if let Some(scenario) = &self.scenario {
             let Problem { services, corrections, .. } = scenario.problem_at(now);
@@ -65,7 +65,7 @@ impl Contender {
         if !self.learn_demand(facts, names) {
             return Vec::new();
         }
-        // A problem of a valid scenario is refused only where no server is left; tables stay then.
+        // A problem of a valid scenario is refused only if no server is left; tables then stay.
         let Ok(Some(plan)) = self.next_plan() else { return Vec::new() };
         let tables = self.nodes.iter().enumerate().map(|(service, (nodes, labels))| {
             let tables = plan.tables(&self.problem, nodes);
@@ -95,7 +95,7 @@ impl Contender {
         }
     }
 
-    /// Takes offered calls of clients from reports, and which regions have servers; `false` before there are any calls.
+    /// Learns offered client calls, and regions with servers, from reports. Returns false before there are any calls.
     fn learn_demand(&mut self, facts: &[Arc<ServiceFacts>], names: &Names) -> bool {
         let weight = if self.has_heard { WEIGHT } else { 1.0 };
         for edge in &mut self.problem.edges {
@@ -118,7 +118,7 @@ impl Contender {
     }
 }
 
-/// The threshold at which Waterfall is fastest by the model, at the rates of the scenario.
+/// The threshold with which Waterfall is fastest according to the model, at the scenario's rates.
 fn best_threshold(scenario: &Scenario) -> f64 {
     let problem = scenario.problem();
     let mean = |load: &f64| waterfall(&problem, *load).map_or(f64::INFINITY, |plan| plan.mean_latency);

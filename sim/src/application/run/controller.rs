@@ -1,4 +1,4 @@
-//! The planner of an application: facts by service, as a control plane has them, and who makes tables of them.
+//! The planner of an application: facts by service, as in a control plane, and the planner that makes tables from them.
 
 use std::{collections::BTreeSet, sync::Arc};
 
@@ -7,7 +7,8 @@ use fairmesh_model::{
     TrafficPlanner, TrafficReport,
 };
 use fairmesh_planner::{
-    Attempt, MeshPlanner, Now, ServiceFacts, ServiceReports, StoredTable, TableWrite, TopologyFacts, Verdict,
+    Attempt, InSequence, MeshPlanner, Now, ServiceFacts, ServiceReports, StoredTable, TableWrite,
+    TopologyFacts, Verdict,
 };
 use fairmesh_signals::{ReportSums, SumLimits};
 use serde::{Deserialize, Serialize};
@@ -15,32 +16,33 @@ use serde::{Deserialize, Serialize};
 use super::{contender::Contender, reports::Names};
 use crate::application::Scenario;
 
-/// Who plans.
+/// Planner of an application.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Planner {
     /// The rings planner of each service.
     Rings,
-    /// Waterfall, up to the load of the scenario.
+    /// Waterfall, filling regions up to the load in the scenario.
     Waterfall,
-    /// Waterfall, up to the load that the model finds best for the scenario's rates.
+    /// Waterfall, filling regions up to the load that is best for the scenario's rates according to the model.
     WaterfallBest,
     /// Ring by criticality.
     Criticality,
     /// The optimizer, which learns its model from reports.
     Optimizer,
-    /// The same, but it does not correct its model by what it measures of its plans.
+    /// The optimizer without corrections of its model by the measured effect of its plans.
     OptimizerAlone,
-    /// The optimizer with the true model from the start; it knows events of servers as they happen, and nothing of caches.
+    /// The optimizer with the true model from the start. It knows events of servers as they happen, but nothing about
+    /// caches.
     Oracle,
 }
 
 impl Planner {
-    /// The planners of reports, in their order.
+    /// The planners compared in reports, in display order.
     pub const ALL: [Self; 6] =
         [Self::Rings, Self::Waterfall, Self::WaterfallBest, Self::Criticality, Self::Optimizer, Self::Oracle];
 
-    /// Its name in reports.
+    /// Name in reports.
     pub fn name(self) -> &'static str {
         match self {
             Self::Rings => "rings",
@@ -54,12 +56,12 @@ impl Planner {
     }
 }
 
-/// Facts, and the planner that reads them.
+/// Facts, and the planner that uses them.
 #[derive(Debug)]
 pub(super) struct Controller {
     kind: Kind,
     names: Names,
-    /// By service.
+    /// Facts by service.
     facts: Vec<Arc<ServiceFacts>>,
     topology: TopologyFacts,
     sums: ReportSums,
@@ -68,7 +70,7 @@ pub(super) struct Controller {
 
 #[derive(Debug)]
 enum Kind {
-    /// Those of production.
+    /// The production planners.
     Mesh(Box<MeshPlanner>),
     Contender(Box<Contender>),
 }
@@ -96,14 +98,14 @@ impl Controller {
         })
     }
 
-    /// Reports arrive.
+    /// Receives reports.
     pub(super) fn receive(&mut self, reports: Vec<TrafficReport>, now: u64) {
         for report in reports {
             self.sums.record(report, now / 1_000_000);
         }
     }
 
-    /// Plans with the power of each service's servers by region; returns services and regions whose shares are others.
+    /// Plans with the power of each service's servers by region. Returns the services and regions whose shares changed.
     pub(super) fn plan(&mut self, serving: &[Vec<Vec<u32>>], now_nanos: u64) -> Vec<(u16, u16)> {
         let now_ms = now_nanos / 1_000_000;
         let now = Now { ms: now_ms, started_ms: 0, wall_ms: now_ms };
@@ -112,7 +114,7 @@ impl Controller {
             Kind::Mesh(planner) => {
                 planner.observe(&self.sums.sum_of_all(now_ms), now_ms);
                 let facts = self.names.services.iter().cloned().zip(self.facts.iter().cloned()).collect();
-                let rounds = planner.round(&facts, &self.topology, now).into_iter();
+                let rounds = planner.round(&facts, &self.topology, &InSequence, now).into_iter();
                 rounds
                     .filter_map(|round| Some((self.names.position(&round.service)?, round.tables)))
                     .collect()
@@ -138,7 +140,7 @@ impl Controller {
         Some(&self.facts[usize::from(service)].tables.get(region)?.table)
     }
 
-    /// The latest changes of plans that the optimizer tried out.
+    /// The latest plan changes that the optimizer tried out.
     pub(super) fn attempts(&self) -> Vec<Attempt> {
         let Kind::Mesh(planner) = &self.kind else { return Vec::new() };
         let plans = planner.services().values().filter_map(|service| match &service.verdict {
@@ -169,7 +171,7 @@ impl Controller {
         }
     }
 
-    /// Writes are in force at once, and none fails. Returns all writes but mere confirmations.
+    /// Applies writes immediately; none fails. Returns all writes except pure confirmations.
     fn write(&mut self, service: usize, writes: &[TableWrite]) -> Vec<(u16, u16)> {
         self.revision += u64::from(!writes.is_empty());
         let tables = &mut Arc::make_mut(&mut self.facts[service]).tables;

@@ -1,25 +1,25 @@
-//! Counts of one interval: calls by edge and pair of regions, what servers processed, and what they used.
+//! Counters of one interval: calls by edge and pair of regions, calls processed by servers, and used CPU.
 
 use fairmesh_model::UTILISATION_BUCKETS;
 
 use crate::{registry::Registry, server::Server};
 
-/// Utilisations that are told apart, and the unknown one.
+/// Number of utilisation buckets, including the unknown one.
 const BUCKETS: usize = UTILISATION_BUCKETS as usize + 1;
-/// Thousandths in a bucket of utilisation.
+/// Thousandths per utilisation bucket.
 const MILLI_PER_BUCKET: u16 = 1_000 / UTILISATION_BUCKETS as u16;
 
 /// Counts since the interval began.
 #[derive(Clone, Debug)]
 pub(crate) struct Counters {
     regions: usize,
-    /// By edge, source and destination.
+    /// Counts by edge, source and destination.
     calls: Vec<CallCounts>,
     /// Calls that tables dropped, by edge and source.
     dropped: Vec<u64>,
-    /// By operation, region and bucket.
+    /// Counts by operation, region and utilisation bucket.
     served: Vec<ServedCounts>,
-    /// By server, when the interval began: busy time and requests.
+    /// State of each server at the start of the interval: busy time and requests.
     starts: Vec<(f64, u64)>,
     began: u64,
 }
@@ -44,17 +44,17 @@ pub(super) struct ServedCounts {
 pub(super) struct PoolCounts {
     pub(super) servers: u32,
     pub(super) cores: f64,
-    /// Cores in use, on average.
+    /// Mean number of cores in use.
     pub(super) busy: f64,
     pub(super) received: u64,
 }
 
-/// What one interval was.
+/// Result of one interval.
 #[derive(Clone, Debug)]
 pub(crate) struct Interval {
     pub(super) counts: Counters,
     pub(super) seconds: f64,
-    /// By service × regions + region.
+    /// Counts by service × regions + region.
     pub(super) pools: Vec<PoolCounts>,
 }
 
@@ -86,7 +86,7 @@ impl Counters {
         self.dropped[edge as usize * self.regions + usize::from(source)] += 1;
     }
 
-    /// A server responds; `cpu` is its utilisation in thousandths.
+    /// Records a server's response; `cpu` is the server's utilisation in thousandths.
     pub(crate) fn record_served(&mut self, operation: u16, region: u16, cpu: Option<u16>, exclusive: u64) {
         let last = BUCKETS - 2;
         let bucket = cpu.map_or(BUCKETS - 1, |cpu| usize::from(cpu / MILLI_PER_BUCKET).min(last));
@@ -109,7 +109,7 @@ impl Counters {
         self.dropped[edge * self.regions + from]
     }
 
-    /// Calls of an operation that a region's servers processed, by tenths of utilisation; `None` where it is not known.
+    /// Calls of an operation that a region's servers processed, by tenths of utilisation; `None` if unknown.
     pub(super) fn served(
         &self,
         operation: usize,

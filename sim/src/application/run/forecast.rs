@@ -1,4 +1,4 @@
-//! What the true model predicts of the tables in force.
+//! Prediction of the true model for the tables in force.
 
 use fairmesh_model::{RegionTable, Share};
 use fairmesh_te::optimizer::{Caller, Plan, Problem, Shares};
@@ -6,8 +6,8 @@ use fairmesh_te::optimizer::{Caller, Plan, Problem, Shares};
 use super::{controller::Controller, reports::Names};
 use crate::application::{Figures, Scenario};
 
-/// Figures of the tables in force at the rates that the scenario ends with; `None` where there is no model of it, as with a service that has lost
-/// all servers.
+/// Predicted figures of the tables in force, at the final rates of the scenario. `None` if the model does not apply,
+/// such as when a service has lost all servers.
 pub(super) fn forecast(scenario: &Scenario, controller: &Controller, names: &Names) -> Option<Figures> {
     let mut problem = scenario.problem();
     let mut admitted = vec![1.0; problem.edges.len()];
@@ -29,7 +29,7 @@ pub(super) fn forecast(scenario: &Scenario, controller: &Controller, names: &Nam
     Some(Figures::new("forecast", scenario, &problem, &plan))
 }
 
-/// Tables as shares of the model. Without a table, the nearest region gets all calls.
+/// Tables as shares of the model. Without a table, all calls go to the nearest region.
 fn shares(problem: &Problem, controller: &Controller, names: &Names) -> Shares {
     let rows = problem.edges.iter().flat_map(|edge| {
         let service = problem.nodes[edge.callee].service as u16;

@@ -1,4 +1,4 @@
-//! What clients saw of an application, and what it cost.
+//! Measured client latency and cost of an application.
 
 use fairmesh_model::{RegionTable, TrafficShares};
 use fairmesh_planner::Attempt;
@@ -11,88 +11,88 @@ use crate::{
     metrics::latency_histogram,
 };
 
-/// Bytes of the unit that prices of egress are for.
+/// Number of bytes to which egress prices refer.
 const BYTES_OF_PRICE: f64 = 1e9;
-/// Shares that differ by less, in millionths, are not a change worth recording.
+/// Smaller differences between shares, in millionths, are not recorded as a change.
 const SAME_SHARE: u32 = 20_000;
-/// The most recorded changes of tables.
+/// Maximum number of recorded table changes.
 const MAX_CHANGES: usize = 2_000;
 
-/// What one planner did, measured after the warm-up unless said otherwise.
+/// Measured figures of one planner, after the warm-up unless stated otherwise.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Measured {
-    /// Its name.
+    /// Name of the planner.
     pub planner: String,
-    /// Client calls that ended.
+    /// Number of completed client calls.
     pub calls: u64,
-    /// Client calls that failed, by deadlines or full queues.
+    /// Number of client calls that failed because of deadlines or full queues.
     pub failed: u64,
-    /// Client calls that tables dropped.
+    /// Number of client calls dropped by tables.
     pub dropped: u64,
-    /// Mean milliseconds of client calls that were served.
+    /// Mean latency of served client calls, in milliseconds.
     pub mean_ms: f64,
-    /// Their median.
+    /// Median latency of served client calls.
     pub p50_ms: f64,
-    /// Their 99th percentile.
+    /// 99th percentile of the latency of served client calls.
     pub p99_ms: f64,
-    /// What the true model predicts of the last tables for the mean, at the last rates; 0 where it predicts nothing.
+    /// Mean latency that the true model predicts for the last tables at the last rates; 0 without a prediction.
     pub predicted_ms: f64,
-    /// By list of clients.
+    /// Figures of each entry of `clients`.
     pub classes: Vec<MeasuredClass>,
     /// Dollars per second for egress.
     pub egress: f64,
-    /// The same by pair of regions.
+    /// Egress by pair of regions.
     pub pairs: Vec<EgressFigures>,
-    /// The greatest mean utilisation of a pool.
+    /// Maximum of the pools' mean utilisations.
     pub greatest_load: f64,
     /// Pools with servers.
     pub pools: Vec<MeasuredPool>,
-    /// Figures over time, warm-up included.
+    /// Figures over time, including the warm-up.
     pub windows: Vec<WindowFigures>,
-    /// Tables over time, warm-up included.
+    /// Tables over time, including the warm-up.
     pub tables: Vec<TableChange>,
-    /// The latest changes of plans that the optimizer tried out.
+    /// The latest plan changes that the optimizer tried out.
     pub attempts: Vec<TriedChange>,
 }
 
-/// A change of a plan that was tried out, and what came of it.
+/// A plan change that was tried out, and its outcome.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct TriedChange {
-    /// When it began, in seconds.
+    /// Start, in seconds.
     pub at: f64,
     /// The service.
     pub service: String,
-    /// The region of the callers, the one that got fewer of their calls, and the one that got more.
+    /// The region of the callers, the region that got fewer of their calls, and the region that got more.
     pub regions: [String; 3],
-    /// The part of the calls that was moved.
+    /// Share of the calls that moved.
     pub share: f64,
-    /// Mean milliseconds of a call to the service before.
+    /// Mean latency of a call to the service before the change, in milliseconds.
     pub before_ms: f64,
-    /// The same afterwards.
+    /// Mean latency of a call to the service after the change, in milliseconds.
     pub after_ms: Option<f64>,
-    /// How it ended.
+    /// Outcome of the change.
     pub outcome: String,
 }
 
-/// Calls of one list of clients.
+/// Figures of one entry of `clients`.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct MeasuredClass {
-    /// The operation.
+    /// The called operation.
     pub to: String,
-    /// Calls that ended.
+    /// Number of completed calls.
     pub calls: u64,
-    /// Calls that failed or were dropped.
+    /// Number of failed or dropped calls.
     pub failed: u64,
-    /// Mean milliseconds of the others.
+    /// Mean latency of the other calls, in milliseconds.
     pub mean_ms: f64,
-    /// Their median.
+    /// Median latency of the other calls.
     pub p50_ms: f64,
-    /// Their 99th percentile.
+    /// 99th percentile of the latency of the other calls.
     pub p99_ms: f64,
-    /// What the true model predicts of the last tables for the mean.
+    /// Mean latency that the true model predicts for the last tables.
     pub predicted_ms: f64,
 }
 
@@ -108,33 +108,33 @@ pub struct MeasuredPool {
     pub load: f64,
 }
 
-/// Client calls that ended in a window.
+/// Client calls that ended within a window.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct WindowFigures {
-    /// When it ends, in seconds.
+    /// End of the window, in seconds.
     pub at: f64,
-    /// Calls that were served.
+    /// Number of served calls.
     pub calls: u64,
-    /// Calls that were not.
+    /// Number of calls that were not served.
     pub failed: u64,
-    /// Mean milliseconds of the served ones; 0 without any.
+    /// Mean latency of served calls in milliseconds; 0 without any.
     pub mean_ms: f64,
     /// Dollars per second for egress.
     pub egress: f64,
 }
 
-/// Other shares of calls to a service from a region.
+/// A change of the shares of calls to a service from a region.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct TableChange {
-    /// When, in seconds.
+    /// Time of the change, in seconds.
     pub at: f64,
     /// The service.
     pub service: String,
     /// The region of the callers.
     pub from: String,
-    /// By class, such as `- or 70% ut 30%`.
+    /// Shares by class, such as `- or 70% ut 30%`.
     pub shares: Vec<String>,
 }
 
@@ -153,16 +153,16 @@ pub(crate) struct Measurements {
     end: u64,
     window: u64,
     regions: usize,
-    /// Dollars per byte by pair of regions.
+    /// Dollars per byte, by pair of regions.
     prices: Vec<f64>,
     classes: Vec<ClassSums>,
     windows: Vec<WindowFigures>,
-    /// By pair of regions.
+    /// Bytes by pair of regions.
     bytes: Vec<f64>,
-    /// Busy core-seconds and core-seconds, by service × regions + region.
+    /// Busy core-seconds and available core-seconds, by service × regions + region.
     pools: Vec<(f64, f64)>,
     tables: Vec<TableChange>,
-    /// The shares recorded last, by service and region.
+    /// Shares recorded last, by service and region.
     recorded: std::collections::BTreeMap<(u16, u16), TrafficShares>,
 }
 
@@ -187,14 +187,14 @@ impl Measurements {
         }
     }
 
-    /// A client's call has ended.
+    /// Records the end of a client call.
     pub(crate) fn record_call(&mut self, clients: u32, began: u64, now: u64, end: CallEnd) {
         let nanos = now - began;
         if let Some(window) = self.windows.get_mut((now / self.window) as usize) {
             match end {
                 CallEnd::Responded => {
                     window.calls += 1;
-                    // A sum until the end.
+                    // Holds a sum until the end.
                     window.mean_ms += nanos as f64 / 1e6;
                 }
                 CallEnd::Failed | CallEnd::Dropped => window.failed += 1,
@@ -214,7 +214,7 @@ impl Measurements {
         }
     }
 
-    /// Bytes are sent from one region to another.
+    /// Records bytes sent from one region to another.
     pub(crate) fn record_bytes(&mut self, (from, to): (u16, u16), bytes: f64, now: u64) {
         if from == to {
             return;
@@ -238,7 +238,7 @@ impl Measurements {
         }
     }
 
-    /// A table is in force.
+    /// Records a table that takes effect.
     pub(super) fn record_table(
         &mut self,
         names: &Names,
@@ -264,7 +264,7 @@ impl Measurements {
         let mut all = latency_histogram();
         let (mut nanos, mut failed, mut dropped) = (0, 0, 0);
         for class in &self.classes {
-            // Both have the same bounds.
+            // Both have the same bounds, so this cannot fail.
             let _ = all.add(&class.latency);
             nanos += class.nanos;
             failed += class.failed;
@@ -372,7 +372,7 @@ fn quantile_ms(latency: &Histogram<u64>, quantile: f64) -> f64 {
     latency.value_at_quantile(quantile) as f64 / 1e3
 }
 
-/// Whether no share of one differs from that of the other by much.
+/// Whether all shares differ by less than the recorded minimum.
 fn differ_little(known: &TrafficShares, new: &TrafficShares) -> bool {
     known.iter().count() == new.iter().count()
         && known.iter().zip(new.iter()).all(|((class, known), (other, new))| {

@@ -1,4 +1,4 @@
-//! What regions report of an interval, as agents' sums reach a control plane, with the faults of the scenario.
+//! Reports of regions about an interval, as agents' sums reach a control plane, including the scenario's faults.
 
 use std::time::Duration;
 
@@ -17,26 +17,26 @@ use crate::{
     scenario::{RegionFault, RegionReportFault, SimTime},
 };
 
-/// Thousandths in one.
+/// Factor from one to thousandths.
 const MILLI: f64 = 1_000.0;
-/// Nanoseconds in a microsecond.
+/// Nanoseconds per microsecond.
 const MICRO: f64 = 1_000.0;
-/// Factor of reports that say too much or too little.
+/// Factor of reports that exaggerate or understate.
 const LIE: u64 = 10;
 
-/// What the mesh calls the parts of an application.
+/// Names of the parts of an application in the mesh.
 #[derive(Clone, Debug)]
 pub(crate) struct Names {
     pub(super) services: Vec<ServiceName>,
     pub(super) regions: Vec<Region>,
-    /// By operation.
+    /// Nodes by operation.
     pub(super) nodes: Vec<CallNode>,
-    /// By edge: the called operation, and the one that makes the calls.
+    /// By edge: the called operation and the calling one.
     edges: Vec<(u16, Option<u16>)>,
     bytes: Vec<(f64, f64)>,
 }
 
-/// Reports on their way to the planner.
+/// Reports in transit to the planner.
 #[derive(Debug)]
 pub(super) struct PendingReports {
     delay: u64,
@@ -66,13 +66,13 @@ impl Names {
         self.services.iter().position(|name| name == service)
     }
 
-    /// The classes of a service with shares of their own: all operations but the first.
+    /// The classes of a service with their own shares: all operations but the first.
     pub(super) fn classes(&self, service: &ServiceName) -> Vec<Label> {
         let nodes = self.nodes.iter().filter(|node| node.service == *service);
         nodes.filter_map(|node| node.class.clone()).collect()
     }
 
-    /// The reports of all regions.
+    /// Reports of all regions.
     pub(super) fn messages(&self, interval: &Interval, every: u64) -> Vec<TrafficReport> {
         let message = |region: usize| TrafficReport {
             reporter: region as u64,
@@ -196,10 +196,10 @@ impl PendingReports {
         }
     }
 
-    /// The reports that have arrived, as old as they are by now.
+    /// The reports that have arrived, with their current age.
     pub(super) fn arrived(&mut self, now: u64) -> Vec<TrafficReport> {
         let mut arrived: Vec<Arrival> = self.on_the_way.extract_if(.., |one| one.at <= now).collect();
-        // The newer one of two reports of a region counts.
+        // The newer one of two reports from a region counts.
         arrived.sort_by_key(|arrival| arrival.sent);
         let aged = |Arrival { sent, mut report, .. }: Arrival| {
             let age = Duration::from_nanos(now - sent);
@@ -211,7 +211,7 @@ impl PendingReports {
     }
 }
 
-/// What a fault makes of a report that arrives.
+/// Applies a fault to an arriving report.
 fn damage(report: &mut TrafficReport, fault: RegionReportFault) {
     for servers in report.servers.values_mut() {
         match fault {

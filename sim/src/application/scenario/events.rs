@@ -1,15 +1,15 @@
-//! What events make of the true model.
+//! Effect of events on the true model.
 
 use fairmesh_te::optimizer::Problem;
 
 use super::{MS_PER_SECOND, Scenario};
 use crate::scenario::{Action, SimTime};
 
-/// Times of calls on an idle pool that a call takes at half load: slower cores make it longer in proportion.
+/// Latency at half load, as a multiple of that of an idle pool: with slower cores, latency grows in proportion.
 const AT_HALF_LOAD: f64 = 2.0;
 
 impl Scenario {
-    /// The problem as the events that are in force make it. Speed, cores and delays count.
+    /// The problem under the current events: changed speeds, cores and delays.
     pub(crate) fn problem_at(&self, now: u64) -> Problem {
         let mut problem = self.problem();
         let is_in_force = |at: SimTime, action: &Action| {

@@ -12,36 +12,36 @@ use crate::scenario::{Action, RegionFault, RegionReportFault, SimTime, within_ra
 pub struct Play {
     /// Random seed; the same seed gives the same result.
     pub seed: u64,
-    /// Simulated time, warm-up included.
+    /// Simulated time, including the warm-up.
     pub duration: SimTime,
-    /// Time at the beginning that is excluded from all figures but those over time.
+    /// Initial time excluded from all figures except those over time.
     pub warmup: SimTime,
-    /// Length of the windows of the figures over time.
+    /// Length of the windows of figures over time.
     pub window: SimTime,
-    /// Length of an interval of reports, after which planners plan.
+    /// Length of a report interval, after which planners plan.
     pub every: SimTime,
     /// From the end of an interval to the arrival of its reports at the planner.
     pub report_delay: SimTime,
-    /// Range of delays after which callers learn of tables and of the registry.
+    /// Range of delays until callers learn of tables and registry changes.
     pub propagation: [SimTime; 2],
-    /// Deadline of each call, nested calls included.
+    /// Deadline of each call, including nested calls.
     pub timeout: String,
-    /// What happens to pools.
+    /// Events of pools.
     pub events: Vec<PoolEvent>,
     /// Faults of the reports of regions.
     pub faults: Vec<RegionFault>,
 }
 
-/// An event of the servers of a service.
+/// An event of a service's servers.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct PoolEvent {
-    /// When it begins.
+    /// Start of the event.
     pub at: SimTime,
-    /// The service; by default, all.
+    /// The affected service; all by default.
     #[serde(default)]
     pub service: Option<String>,
-    /// The region; by default, all.
+    /// The affected region; all by default.
     #[serde(default)]
     pub region: Option<String>,
     /// The action, as in scenarios of fleets.
@@ -66,7 +66,7 @@ impl Default for Play {
 }
 
 impl Play {
-    /// Checks what the simulation of the fleet does not.
+    /// Checks what the fleet simulation does not check.
     pub(super) fn validate(&self, scenario: &Scenario) -> Result<(), Invalid> {
         let seconds = |field: &str, time: SimTime| within_range(field, time.as_seconds(), 1.0, 86_400.0);
         seconds("duration", self.duration)?;
@@ -100,7 +100,7 @@ impl Play {
 }
 
 impl PoolEvent {
-    /// Whether it is of the servers of a service in a region.
+    /// Whether the event affects the servers of a service in a region.
     pub(crate) fn is_of(&self, service: &str, region: &str) -> bool {
         let matches = |wanted: &Option<String>, name| wanted.as_ref().is_none_or(|wanted| wanted == name);
         matches(&self.service, service) && matches(&self.region, region)

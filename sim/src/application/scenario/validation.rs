@@ -5,14 +5,14 @@ use fairmesh_model::{Invalid, Ring};
 use super::{Call, Operation, Scenario};
 use crate::scenario::{rings_policy, within_range};
 
-/// Maximum number of services, operations and lists of clients.
+/// Maximum number of services, of operations, and of entries of `clients`.
 const MAX_COUNT: f64 = 1_000.0;
 const MAX_CORES: f64 = 1e6;
 const MAX_RATE: f64 = 1e9;
 const MAX_BYTES: f64 = 1e12;
 
 impl Scenario {
-    /// Checks what the types do not; the error's field is a path such as `operations[1].calls[0][0].to`.
+    /// Checks what the types cannot express; the error's field is a path such as `operations[1].calls[0][0].to`.
     ///
     /// # Errors
     /// The first field that is not valid.
@@ -126,7 +126,7 @@ impl Scenario {
         Ok(())
     }
 
-    /// Operations whose callees are all done are done; those that never are call each other.
+    /// Refuses cycles: repeatedly marks operations whose callees are all marked; unmarked ones call each other.
     fn check_cycles(&self) -> Result<(), Invalid> {
         let mut is_done = vec![false; self.operations.len()];
         for _ in 0..self.operations.len() {

@@ -12,21 +12,21 @@ use crate::scenario::{RegionFault, within_range};
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Variant {
-    /// Its name, appended to that of the application.
+    /// Name, appended to that of the application.
     pub name: String,
-    /// Factors of the rates by operation that clients call.
+    /// Factors on the rates, by called operation.
     #[serde(default)]
     pub times: BTreeMap<String, f64>,
-    /// Factors of the rates by region; the load of these regions does not change over time.
+    /// Factors on the rates, by region. The load of these regions does not change over time.
     #[serde(default)]
     pub load: BTreeMap<String, f64>,
-    /// Servers that do not exist.
+    /// Pools that do not exist in the variant.
     #[serde(default)]
     pub without: Vec<Pool>,
-    /// Further events.
+    /// Additional events.
     #[serde(default)]
     pub events: Vec<PoolEvent>,
-    /// Further faults of reports.
+    /// Additional report faults.
     #[serde(default)]
     pub faults: Vec<RegionFault>,
 }
@@ -42,14 +42,14 @@ pub struct Pool {
 }
 
 impl Scenario {
-    /// The application itself, and its variants as applications of their own.
+    /// The application and its variants, each as an application.
     pub fn variants(&self) -> Vec<Self> {
         let base = Self { variants: Vec::new(), ..self.clone() };
         let variants = self.variants.iter().map(|variant| variant.of(&base));
         std::iter::once(base.clone()).chain(variants).collect()
     }
 
-    /// The variant of this name; `None` if there is none.
+    /// The variant with this name; `None` if there is none.
     pub fn variant(&self, name: &str) -> Option<Self> {
         let variant = self.variants.iter().find(|variant| variant.name == name)?;
         Some(variant.of(&Self { variants: Vec::new(), ..self.clone() }))

@@ -10,14 +10,14 @@ use crate::replica_tree::process::ProcessId;
 const ROUND_TRIPS: u64 = 2;
 
 impl Engine<'_> {
-    /// A process loses its connection to a scenario event; messages in transit to it are lost.
+    /// Breaks the connection of a process because of a scenario event; messages in transit to it are lost.
     pub(super) fn disconnect(&mut self, child: ProcessId, event: usize) {
         let process = &mut self.processes[child];
         let connection = &mut process.connection;
         if let Some(previous) =
             connection.disconnected_by.replace(event).and_then(|earlier| self.disconnections.get_mut(earlier))
         {
-            // From now on it counts for the later event.
+            // From now on the process counts for the later event.
             previous.missing -= 1;
         }
         self.disconnections[event].missing += 1;

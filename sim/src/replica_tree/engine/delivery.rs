@@ -8,7 +8,7 @@ use super::{Engine, Event, ROOT};
 use crate::replica_tree::process::{Message, ProcessId};
 
 impl Engine<'_> {
-    /// Watchers of a process may have something to pull.
+    /// Wakes a process whose watchers may have something to pull.
     pub(super) fn wake(&mut self, parent: ProcessId, woken: WokenWatchers) {
         for watcher in woken {
             if let Some(&child) = self.processes[parent].children.get(&watcher) {
@@ -169,7 +169,7 @@ impl Engine<'_> {
     }
 }
 
-/// Two different elements at once.
+/// Mutable references to two different elements.
 fn two<T>(all: &mut [T], one: usize, other: usize) -> (&mut T, &mut T) {
     // Parents come before their children in the list.
     let (left, right) = all.split_at_mut(other);

@@ -41,7 +41,7 @@ impl Engine<'_> {
         }
     }
 
-    /// Stops a process with all its connections; its disk is kept.
+    /// Stops a process with all its connections; its disk stays.
     fn stop(&mut self, id: ProcessId, event: usize) {
         let children: Vec<ProcessId> = self.processes[id].children.values().copied().collect();
         children.into_iter().for_each(|child| self.disconnect(child, event));

@@ -107,7 +107,7 @@ impl Engine<'_> {
         created
     }
 
-    /// Creates the simulated processes of a group; the others are divided among them.
+    /// Creates the simulated processes of a group, each representing an equal part of the others.
     fn create_children(&mut self, parent: ProcessId, group: &Group) -> Vec<ProcessId> {
         let simulated = group.simulated.unwrap_or(group.count);
         let (region, above) = (self.processes[parent].region, self.processes[parent].represents);
@@ -151,7 +151,7 @@ impl Engine<'_> {
         services.iter().flat_map(|service| self.catalogue.prefixes(*service)).collect()
     }
 
-    /// A node with the root's records that a process follows.
+    /// A node with the subset of the root's records that a process follows.
     fn filtered_node(&self, id: ProcessId) -> Option<NodeCore> {
         let root = self.processes[ROOT].node.as_ref()?;
         Some(node(&root.table().read(&self.processes[id].prefixes)))
@@ -173,7 +173,7 @@ impl Engine<'_> {
     }
 }
 
-/// A node with these records. Keys and values are shared, as they never change; the tree of each node is its own.
+/// A node with these records. Keys and values are shared, because they never change; each node has its own tree.
 fn node(entries: &Entries) -> NodeCore {
     let mut table = Table::new(DEFAULT_LOG_LEN);
     table.load(INITIAL_REVISION, entries.iter().cloned());

@@ -98,8 +98,8 @@ impl Engine<'_> {
         }
     }
 
-    /// Megabytes of the largest table, and of the watchers of the process that has most, including those that simulated
-    /// ones represent.
+    /// Megabytes of the largest table, and of the watchers of the process with the most, including watchers represented
+    /// by simulated ones.
     fn memory(&self, processes: &[&Process]) -> (f64, f64) {
         let mut largest = (0.0_f64, 0.0_f64);
         for process in processes {

@@ -61,7 +61,7 @@ pub enum Action {
 pub struct Expect {
     /// Upper bound of the median time from a commit to a program, before the first event.
     pub p50_below: Option<SimTime>,
-    /// The same for the 99th percentile.
+    /// Upper bound of the 99th percentile of the time from a commit to a program, before the first event.
     pub p99_below: Option<SimTime>,
     /// How soon after each event all processes must be connected and current again.
     pub back_within: Option<SimTime>,

@@ -17,27 +17,27 @@ use tokio::{
 
 use super::{
     super::super::{BoxError, Protocol, payload_of},
+    connection::{LARGEST, Link, ROOM, hear_all},
     frames::{DATA, END_HEADERS, END_STREAM, Frame, HEADERS, PREFACE, RST_STREAM, WINDOW_UPDATE, push},
     header_block::{Head, is_ok},
-    link::{LARGEST, Link, ROOM, hear_all},
 };
-use crate::load::Call;
+use crate::load_generator::Call;
 
-/// Calls over a few connections, each in its turn.
+/// Calls over a few connections in turn.
 #[derive(Clone)]
 pub(crate) struct Caller(Arc<Connections>);
 
 struct Connections {
     all: Vec<Arc<Connection>>,
     turn: AtomicUsize,
-    /// They end with their callers.
+    /// Connection tasks; they end with the caller.
     _driven: JoinSet<()>,
 }
 
 struct Connection {
     request: Request,
     state: Mutex<State>,
-    /// There is something to write.
+    /// Notified when there is something to write.
     wake: Notify,
 }
 
@@ -50,9 +50,9 @@ struct State {
     link: Link,
     last_stream: u32,
     calls: HashMap<u32, Pending>,
-    /// Those for which there is no room yet.
+    /// Calls that wait for room to be sent.
     held: VecDeque<Answered>,
-    /// Why nothing goes any more.
+    /// Reason why the connection has ended, if so.
     ended: Option<String>,
 }
 
@@ -66,7 +66,8 @@ struct Pending {
 }
 
 impl Caller {
-    /// Over one connection to each of these, with so many bytes there and back; HTTP/2 without any is a `GET`.
+    /// Connects to each of these addresses, with `payload` bytes in each request and response; for HTTP/2, 0 means a
+    /// `GET`.
     pub(crate) async fn connect(
         protocol: Protocol,
         servers: &[SocketAddr],
@@ -142,7 +143,7 @@ impl Request {
     }
 }
 
-/// A message of gRPC with this payload, as it lies in a body.
+/// A gRPC message with this payload, as it appears in a body.
 fn message(payload: &[u8]) -> Bytes {
     let encoded =
         prost::Message::encode_to_vec(&super::super::super::v1::Payload { data: payload.to_vec().into() });
@@ -162,7 +163,7 @@ impl Connection {
         self.wake.notify_one();
     }
 
-    /// Writes and reads until either ends, then wakes pending requests.
+    /// Writes and reads until either fails, then fails all pending requests.
     async fn drive(self: Arc<Self>, stream: TcpStream) {
         let ended = self.exchange(stream).await.map_or_else(|why| why, |()| "the proxy hung up".into());
         let mut state = self.lock();
@@ -222,7 +223,7 @@ impl State {
         }
         let Some(call) = self.calls.get_mut(&frame.stream) else { return Ok(()) };
         let ends = match frame.kind {
-            // What follows a body are trailers.
+            // HEADERS after a body are trailers.
             HEADERS => {
                 call.is_ok |= is_ok(frame.payload);
                 frame.is(END_STREAM)

@@ -10,7 +10,7 @@ pub(super) const GOAWAY: u8 = 0x7;
 pub(super) const WINDOW_UPDATE: u8 = 0x8;
 pub(super) const CONTINUATION: u8 = 0x9;
 
-/// Of SETTINGS and PING.
+/// ACK flag of SETTINGS and PING.
 pub(super) const ACK: u8 = 0x1;
 pub(super) const END_STREAM: u8 = 0x1;
 pub(super) const END_HEADERS: u8 = 0x4;
@@ -18,7 +18,7 @@ pub(super) const PADDED: u8 = 0x8;
 
 const HEAD: usize = 9;
 
-/// A frame that has come.
+/// A received frame.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Frame<'a> {
     pub(super) kind: u8,
@@ -28,7 +28,7 @@ pub(super) struct Frame<'a> {
 }
 
 impl<'a> Frame<'a> {
-    /// The first frame of these bytes and how long it is, once all of it is there.
+    /// Parses the first frame, and returns it with its length. `None` while incomplete.
     pub(super) fn first(bytes: &'a [u8]) -> Option<(Self, usize)> {
         let head = bytes.first_chunk::<HEAD>()?;
         let [l0, l1, l2, kind, flags, stream @ ..] = *head;
@@ -41,19 +41,19 @@ impl<'a> Frame<'a> {
         self.flags & flag != 0
     }
 
-    /// What a WINDOW_UPDATE adds.
+    /// Increment of a WINDOW_UPDATE.
     pub(super) fn increment(&self) -> i64 {
         self.payload.first_chunk().map_or(0, |bytes| u32::from_be_bytes(*bytes).into())
     }
 
-    /// Numbers and values of SETTINGS.
+    /// Identifiers and values of a SETTINGS frame.
     pub(super) fn settings(&self) -> impl Iterator<Item = (u16, u32)> {
         let settings = self.payload.as_chunks::<6>().0.iter();
         settings.map(|&[n0, n1, value @ ..]| (u16::from_be_bytes([n0, n1]), u32::from_be_bytes(value)))
     }
 }
 
-/// Writes one; the payload is shorter than 16 MB.
+/// Appends a frame to `out`; the payload is shorter than 16 MB.
 pub(super) fn push(out: &mut Vec<u8>, kind: u8, flags: u8, stream: u32, payload: &[u8]) {
     let [_, length @ ..] = (payload.len() as u32).to_be_bytes();
     out.extend_from_slice(&length);

@@ -1,28 +1,28 @@
 //! Header blocks of messages (RFC 7541), without Huffman coding.
 
-/// The first index of the table that a connection fills.
+/// First index of the dynamic table.
 const DYNAMIC: usize = 62;
 /// `:status: 200`.
 pub(super) const OK: u8 = 0x88;
 
-/// A header block that is the same each time.
+/// A header block that is the same for each message.
 #[derive(Debug)]
 pub(super) struct Head {
-    /// As it is first written, which fills the table.
+    /// Encoding in the first message of a connection, which fills the dynamic table.
     first: Vec<u8>,
-    /// As it is written from then on.
+    /// Encoding in later messages.
     later: Vec<u8>,
 }
 
 impl Head {
-    /// From fields of the static table, encoded, and others that follow them; `below` is the number of fields that
-    /// other header blocks insert into the dynamic table after these.
+    /// From encoded fields of the static table, followed by other fields; `below` is the number of fields that later
+    /// header blocks insert into the dynamic table.
     pub(super) fn new(known: &[u8], fields: &[(&str, &str)], below: usize) -> Self {
         let (mut first, mut later) = (known.to_vec(), known.to_vec());
         for (at, (name, value)) in fields.iter().enumerate() {
             first.push(0x40);
             for text in [name, value] {
-                // Shorter than 127 bytes, all of them.
+                // All lengths are below 127.
                 first.push(text.len() as u8);
                 first.extend_from_slice(text.as_bytes());
             }
@@ -31,13 +31,13 @@ impl Head {
         Self { first, later }
     }
 
-    /// As it is written the first time on a connection, or another.
+    /// Encoding for the first message on a connection, or for a later one.
     pub(super) fn bytes(&self, is_first: bool) -> &[u8] {
         if is_first { &self.first } else { &self.later }
     }
 }
 
-/// Whether a header block begins with a status of 200, after an optional table size update.
+/// Whether a header block starts with status 200, after an optional table size update.
 pub(super) fn is_ok(mut head: &[u8]) -> bool {
     while let [size, rest @ ..] = head
         && size & 0xe0 == 0x20

@@ -10,15 +10,15 @@ use tokio::{
 
 use super::{
     super::super::{BoxError, Protocol},
+    connection::{Link, ROOM, hear_all},
     frames::{DATA, END_HEADERS, END_STREAM, Frame, HEADERS, PREFACE, RST_STREAM, WINDOW_UPDATE, push},
     header_block::{Head, OK},
-    link::{Link, ROOM, hear_all},
 };
 
 /// The beginning and the end of every response.
 struct Answers {
     head: Head,
-    /// Of gRPC.
+    /// Trailers; gRPC only.
     trailers: Option<Head>,
 }
 
@@ -42,7 +42,7 @@ impl Answers {
     }
 }
 
-/// Accepts for ever, and echoes the body of each request.
+/// Accepts forever, and echoes the body of each request.
 pub(crate) async fn serve(listener: TcpListener, protocol: Protocol) -> Result<(), BoxError> {
     let answers = Arc::new(Answers::new(protocol));
     loop {
@@ -50,7 +50,7 @@ pub(crate) async fn serve(listener: TcpListener, protocol: Protocol) -> Result<(
         stream.set_nodelay(true)?;
         let answers = Arc::clone(&answers);
         tokio::spawn(async move {
-            // A client with an invalid request, or that disconnects, is dropped; the caller reports it.
+            // A client that sends an invalid request or disconnects is dropped; the caller reports the error.
             let _ = Connection::new(answers).serve(stream).await;
         });
     }
@@ -59,9 +59,9 @@ pub(crate) async fn serve(listener: TcpListener, protocol: Protocol) -> Result<(
 struct Connection {
     answers: Arc<Answers>,
     link: Link,
-    /// Bodies that have begun.
+    /// Incomplete request bodies by stream.
     open: HashMap<u32, Vec<u8>>,
-    /// Those for which there is no room yet.
+    /// Responses that wait for room in the window.
     held: VecDeque<(u32, Vec<u8>)>,
     is_first: bool,
 }
@@ -114,7 +114,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Responds as far as flow control allows.
+    /// Responds as far as flow control permits.
     fn answer(&mut self) {
         while let Some((stream, body)) = self.held.pop_front() {
             let size = body.len() as i64;

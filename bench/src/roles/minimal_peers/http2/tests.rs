@@ -10,7 +10,7 @@ use super::{
     },
     Caller, serve,
 };
-use crate::load::Call;
+use crate::load_generator::Call;
 
 async fn listen() -> (TcpListener, SocketAddr) {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
@@ -18,7 +18,7 @@ async fn listen() -> (TcpListener, SocketAddr) {
     (listener, address)
 }
 
-/// Enough calls that windows must be updated and headers refer to the dynamic table.
+/// Makes enough calls that windows are updated and headers refer to the dynamic table.
 async fn calls(call: impl Call) {
     for _ in 0..300 {
         call.call().await.unwrap();
@@ -26,7 +26,7 @@ async fn calls(call: impl Call) {
 }
 
 #[tokio::test]
-async fn servers_of_others_understand_what_is_called() {
+async fn minimal_benchmark_callers_work_with_other_servers() {
     for (protocol, payload) in
         [(Protocol::Http2, 1), (Protocol::Http2, 4096), (Protocol::Grpc, 0), (Protocol::Grpc, 4096)]
     {
@@ -37,7 +37,7 @@ async fn servers_of_others_understand_what_is_called() {
 }
 
 #[tokio::test]
-async fn callers_of_others_understand_what_is_answered() -> Result<(), BoxError> {
+async fn minimal_benchmark_servers_work_with_other_callers() -> Result<(), BoxError> {
     for payload in [0, 4096] {
         let (listener, address) = listen().await;
         tokio::spawn(serve(listener, Protocol::Http2));
@@ -51,8 +51,8 @@ async fn callers_of_others_understand_what_is_answered() -> Result<(), BoxError>
 }
 
 #[tokio::test]
-async fn answers_that_are_wrong_are_no_answers() {
-    // A server of gRPC ends what is no message with trailers, and sends nothing back.
+async fn minimal_caller_reports_wrong_response_as_error() {
+    // A gRPC server rejects an invalid message with trailers only.
     let (listener, address) = listen().await;
     tokio::spawn(serve_plain(listener, routes(Protocol::Grpc), None));
     let call = Caller::connect(Protocol::Http2, &[address], 16).await.unwrap();

@@ -9,11 +9,11 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     MapName,
-    build::{Builder, BuiltMap},
     map_records::{
         BuildError::{self, ChunkMissing},
         MapRecords,
     },
+    table_builder::{Builder, BuiltMap},
 };
 use crate::state::AgentState;
 

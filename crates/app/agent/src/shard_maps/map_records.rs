@@ -5,8 +5,8 @@ use std::{
 
 use bytes::Bytes;
 use fairmesh_model::{ChunkHash, Invalid, KeyRange, Prefix, RecordKey, Region, ShardPart, StoreId};
-use fairmesh_rib::cache::Cache;
-use fairmesh_wire::shards::{Manifest, read_manifest};
+use fairmesh_rib::disk_cache::Cache;
+use fairmesh_wire::shard_encoding::{Manifest, read_manifest};
 
 use super::prefix_records::PrefixRecords;
 

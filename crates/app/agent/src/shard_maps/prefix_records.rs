@@ -66,7 +66,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn values_of_saved_chunks_are_dropped_and_manifests_stay() {
+    fn saved_shard_chunks_leave_memory_and_manifests_stay() {
         let manifest: Arc<str> = "/t/shop/shards/cart/ranges/manifest".into();
         let chunk: Arc<str> = format!("/t/shop/shards/cart/ranges/chunks/{:032x}", 7).into();
         let entry = |value: &'static str| Entry { value: value.into(), revision: 1 };

@@ -1,4 +1,5 @@
-//! One probe of another agent by every protocol, each over a connection of its own, except gRPC, which follows HTTP/2.
+//! One probe of another agent by every protocol. Each protocol has its own connection, except gRPC, which reuses that
+//! of HTTP/2.
 
 use std::{
     io,
@@ -19,18 +20,18 @@ use tokio::{
 };
 use tokio_util::task::AbortOnDropHandle;
 
-use super::answer::{
+use super::probe_responder::{
     EMPTY_MESSAGE, MASKED, PING, PING_PAYLOAD, PONG, WEBSOCKET_ACCEPT, WEBSOCKET_KEY, read_head,
 };
 
-/// Time limit of each protocol.
+/// Timeout of each protocol.
 const TIMEOUT: Duration = Duration::from_millis(1_500);
-/// Maximum size of a body.
+/// Maximum size of a body, in bytes.
 const MAX_BODY: usize = 1024;
-/// The masking key of the ping. It hides nothing: RFC 6455 wants one of clients.
+/// The masking key of the ping. It hides nothing, but RFC 6455 requires clients to mask frames.
 const MASK: [u8; 4] = [0x37, 0xfa, 0x21, 0x3d];
 
-/// Probes `target`, from this local address if one is given.
+/// Probes `target`, from the local address `from` if given.
 pub(super) async fn probe(target: SocketAddr, from: Option<IpAddr>) -> Outcomes {
     let mut outcomes = Outcomes::default();
     let connected = timed(connect(target, from)).await;
@@ -53,7 +54,7 @@ fn note(outcomes: &mut Outcomes, protocol: Protocol, took: Option<Duration>) {
     }
 }
 
-/// The result and its time; `None` after an error, or too late.
+/// Returns the result and its duration. `None` after an error or timeout.
 async fn timed<T>(work: impl Future<Output = io::Result<T>>) -> Option<(T, Duration)> {
     let began = Instant::now();
     let done = timeout(TIMEOUT, work).await.ok()?.ok()?;
@@ -102,7 +103,7 @@ async fn websocket(mut stream: TcpStream, target: SocketAddr) -> io::Result<()> 
     }
 }
 
-/// The times of both, over one connection. Without HTTP/2 there is no gRPC.
+/// Durations of HTTP/2 and gRPC over one connection. If HTTP/2 fails, gRPC is not tried.
 async fn http2_and_grpc(target: SocketAddr, from: Option<IpAddr>) -> (Option<Duration>, Option<Duration>) {
     let open = async {
         let stream = TokioIo::new(connect(target, from).await?);
@@ -122,7 +123,7 @@ async fn http2_and_grpc(target: SocketAddr, from: Option<IpAddr>) -> (Option<Dur
     (Some(http2), timed(call).await.map(|((), took)| took))
 }
 
-/// Sends a request; returns the status of gRPC in its trailers.
+/// Sends a request, and returns the gRPC status from the trailers.
 async fn call(
     sender: &mut SendRequest<Full<Bytes>>,
     target: SocketAddr,
@@ -145,18 +146,18 @@ async fn call(
 mod tests {
     use tokio::net::TcpListener;
 
-    use super::{super::answer, *};
+    use super::{super::probe_responder, *};
 
     async fn listener() -> (TcpListener, SocketAddr) {
-        let listener = answer::bind("127.0.0.1:0".parse().unwrap()).await.unwrap();
+        let listener = probe_responder::bind("127.0.0.1:0".parse().unwrap()).await.unwrap();
         let address = listener.local_addr().unwrap();
         (listener, address)
     }
 
     #[tokio::test]
-    async fn agent_answers_a_probe_by_every_protocol() {
+    async fn agent_answers_zone_probes_of_every_protocol() {
         let (listener, address) = listener().await;
-        let serving = tokio::spawn(answer::serve(listener));
+        let serving = tokio::spawn(probe_responder::serve(listener));
         let outcomes = probe(address, Some("127.0.0.1".parse().unwrap())).await;
         for protocol in Protocol::ALL {
             assert!(outcomes.took(protocol).is_some(), "{protocol:?}: {outcomes:?}");
@@ -165,7 +166,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn closed_port_fails_by_tcp_alone() {
+    async fn zone_probe_of_closed_port_fails_at_tcp() {
         let (listener, address) = listener().await;
         drop(listener);
         let outcomes = probe(address, None).await;
@@ -174,7 +175,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn peer_that_speaks_http1_alone_fails_by_http2_first() {
+    async fn zone_probe_reports_http2_failure_of_http1_only_peer() {
         let (listener, address) = listener().await;
         let serving = tokio::spawn(async move {
             loop {

@@ -32,7 +32,7 @@ async fn connect(fixture: &AgentFixture) -> Connection {
 }
 
 #[tokio::test]
-async fn agent_sends_location_and_refuses_writes_with_control_plane_address() {
+async fn agent_tells_its_location_and_names_control_plane_when_refusing_writes() {
     let fixture = AgentFixture::new();
     let agent = fixture.agent();
     let connection = connect(&fixture).await;
@@ -95,7 +95,7 @@ async fn get(address: SocketAddr, path: &str) -> String {
 }
 
 #[tokio::test]
-async fn metrics_describe_the_copy_and_readiness_its_usability() {
+async fn agent_metrics_describe_its_copy_and_readiness_requires_usable_copy() {
     let mut fixture = AgentFixture::new();
     let free = ([127, 0, 0, 1], free_port()).into();
     fixture.metrics = Some(free);

@@ -8,7 +8,7 @@ use fairmesh_agent::AgentError;
 use fairmesh_model::{Location, Region, Revision, StoreId};
 use fairmesh_rib::{
     Entry,
-    cache::{Cache, CacheError, SavedCopy},
+    disk_cache::{Cache, CacheError, SavedCopy},
 };
 
 use crate::{
@@ -36,7 +36,7 @@ fn save(fixture: &AgentFixture, store: u128, number: u64, keys: &[&str]) {
 }
 
 #[tokio::test]
-async fn without_a_control_plane_the_agent_serves_saved_copies_with_their_age() {
+async fn agent_without_control_plane_serves_saved_copies_and_their_age() {
     let fixture = AgentFixture::new();
     save(&fixture, 1, 1, &["/a/1", "/a/2"]);
     fs::write(fixture.state().join("damaged.copy"), "no copy at all").unwrap();
@@ -59,7 +59,7 @@ async fn without_a_control_plane_the_agent_serves_saved_copies_with_their_age() 
 }
 
 #[tokio::test]
-async fn a_reader_that_resumes_without_a_control_plane_gets_the_age_of_its_copy() {
+async fn resuming_reader_is_told_age_of_agents_copy_without_control_plane() {
     let fixture = AgentFixture::new();
     let memory = Memory::new(1);
     memory.put(&[("/a/1", "x")]);
@@ -80,7 +80,7 @@ async fn a_reader_that_resumes_without_a_control_plane_gets_the_age_of_its_copy(
 }
 
 #[tokio::test]
-async fn readers_are_notified_once_of_each_loss_and_return_of_the_control_plane() {
+async fn readers_are_notified_once_per_control_plane_loss_and_return() {
     let fixture = AgentFixture::new();
     let memory = Memory::new(1);
     memory.put(&[("/a/1", "x"), ("/b/1", "x")]);
@@ -108,7 +108,7 @@ async fn readers_are_notified_once_of_each_loss_and_return_of_the_control_plane(
 }
 
 #[tokio::test]
-async fn changes_before_a_stop_are_saved() {
+async fn agent_saves_last_changes_when_it_stops() {
     let fixture = AgentFixture::new();
     let memory = Memory::new(1);
     memory.put(&[("/a/1", "x"), ("/b/1", "x")]);
@@ -134,7 +134,7 @@ async fn changes_before_a_stop_are_saved() {
 }
 
 #[tokio::test]
-async fn saved_copies_of_another_store_are_replaced() {
+async fn saved_agent_copies_of_another_store_are_replaced() {
     let fixture = AgentFixture::new();
     save(&fixture, 9, 500, &["/a/1", "/a/old"]);
     let memory = Memory::new(1);
@@ -152,7 +152,7 @@ async fn saved_copies_of_another_store_are_replaced() {
 }
 
 #[tokio::test]
-async fn copy_of_the_last_use_is_served_while_the_control_plane_is_away() {
+async fn retired_prefix_copy_is_served_while_control_plane_is_unreachable() {
     let fixture = AgentFixture::new();
     save(&fixture, 1, 1, &["/a/1"]);
     Cache::open(fixture.state()).unwrap().retire(&prefix("/a/")).unwrap();
@@ -177,7 +177,7 @@ async fn copy_of_the_last_use_is_served_while_the_control_plane_is_away() {
 }
 
 #[tokio::test]
-async fn two_agents_cannot_share_a_state_directory() {
+async fn second_agent_cannot_use_same_state_directory() {
     let fixture = AgentFixture::new();
     let _other = Cache::open(fixture.state()).unwrap();
     let error = fixture.agent().ended().await.unwrap_err();
@@ -185,7 +185,7 @@ async fn two_agents_cannot_share_a_state_directory() {
 }
 
 #[tokio::test]
-async fn agent_location_is_saved_for_programs_that_start_without_the_agent() {
+async fn agent_location_is_saved_for_programs_starting_without_agent() {
     let fixture = AgentFixture::new();
     let agent = fixture.agent();
     let reader = Reader::start(&[&fixture.socket], true);
@@ -196,7 +196,7 @@ async fn agent_location_is_saved_for_programs_that_start_without_the_agent() {
 }
 
 #[tokio::test]
-async fn an_uncached_prefix_is_refused_until_the_control_plane_is_back() {
+async fn uncached_prefix_is_refused_until_control_plane_returns() {
     let fixture = AgentFixture::new();
     save(&fixture, 1, 1, &["/a/1"]);
     let agent = fixture.agent();

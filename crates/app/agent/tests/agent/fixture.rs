@@ -32,7 +32,7 @@ impl AgentFixture {
         self.folder.path().join("state")
     }
 
-    /// An upstream, at the same address each time.
+    /// Starts an upstream, at the same address each time.
     pub(crate) async fn control(&self, memory: &Memory) -> Server {
         Server::start(memory.clone(), &self.control_address().to_string()).await
     }
@@ -67,7 +67,7 @@ impl Agent {
         self.ended().await.unwrap();
     }
 
-    /// Waits until the agent ends by itself.
+    /// Waits until the agent ends without being stopped.
     pub(crate) async fn ended(self) -> Result<(), AgentError> {
         timeout(BOUND, self.task).await.expect("the agent ends").unwrap()
     }

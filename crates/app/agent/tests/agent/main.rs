@@ -4,7 +4,7 @@
 mod calls;
 mod disk;
 mod fixture;
-// The upstream and the reader of rib's own tests.
+// The upstream and the reader from the tests of crate `rib`.
 #[path = "../../../../state/rib/tests/watch/support.rs"]
 #[allow(dead_code, reason = "these tests use a part of it")]
 mod support;
@@ -17,7 +17,7 @@ use support::{BOUND, Memory, Reader, copy, prefix};
 use tokio::time::Instant;
 
 #[tokio::test]
-async fn readers_of_one_prefix_share_one_subscription_upstream() {
+async fn readers_of_one_prefix_share_one_upstream_subscription() {
     let fixture = AgentFixture::new();
     let memory = Memory::new(1);
     memory.put(&[("/a/1", "x"), ("/b/1", "x")]);
@@ -38,7 +38,7 @@ async fn readers_of_one_prefix_share_one_subscription_upstream() {
 }
 
 #[tokio::test]
-async fn the_agent_acknowledges_a_revision_once_its_last_reader_has() {
+async fn agent_acknowledges_revision_only_after_its_last_reader() {
     let fixture = AgentFixture::new();
     let memory = Memory::new(1);
     memory.put(&[("/a/1", "x"), ("/quiet/1", "x")]);
@@ -46,7 +46,7 @@ async fn the_agent_acknowledges_a_revision_once_its_last_reader_has() {
     let agent = fixture.agent();
     let mut quick = Reader::following(&[&fixture.socket], &["/a/"]).await;
     let mut slow = Reader::following(&[&fixture.socket], &["/a/"]).await;
-    // Has applied its snapshot and gets no further update, but must not delay acknowledgements.
+    // This reader has applied its snapshot and gets no further update, but must not delay acknowledgements.
     let mut quiet = Reader::start(&[&fixture.socket], true);
     quiet.handle.subscribe(prefix("/quiet/"));
     let revision = quiet.update().await.revision;
@@ -73,7 +73,7 @@ async fn the_agent_acknowledges_a_revision_once_its_last_reader_has() {
 }
 
 #[tokio::test]
-async fn readers_keep_their_copy_over_a_restart_of_the_agent() {
+async fn readers_keep_their_copy_when_agent_restarts() {
     let fixture = AgentFixture::new();
     let memory = Memory::new(1);
     memory.put(&[("/a/1", "x"), ("/a/2", "x")]);
@@ -92,7 +92,7 @@ async fn readers_keep_their_copy_over_a_restart_of_the_agent() {
 }
 
 #[tokio::test]
-async fn a_new_store_upstream_replaces_the_copy_of_readers() {
+async fn readers_replace_their_copy_when_upstream_has_new_store() {
     let fixture = AgentFixture::new();
     let (old, new) = (Memory::new(1), Memory::new(2));
     for _ in 0..9 {

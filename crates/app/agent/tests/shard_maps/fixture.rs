@@ -17,7 +17,7 @@ use fairmesh_rib::{
 };
 use fairmesh_router::ShardTable;
 use fairmesh_wire::{
-    records, shards,
+    record_encoding, shard_encoding,
     transport::{Address, Transport, serve},
 };
 use tokio::{
@@ -26,7 +26,7 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-/// Bound of every wait. It is long because it only matters when a test fails.
+/// Maximum time of every wait. Long, because it only matters when a test fails.
 pub(crate) const BOUND: Duration = Duration::from_secs(60);
 
 #[derive(Clone)]
@@ -95,7 +95,7 @@ impl Fixture {
         starts.sort_unstable();
         starts.dedup();
         let shard = |(start, id): (u128, u32)| Shard {
-            // Ids in another order than keys, as after years of splits and merges.
+            // Ids are ordered differently from keys, as after years of splits and merges.
             id: ShardId(id.wrapping_mul(7919) % 1_000_003),
             start: ShardKey(start),
             replicas: ["eu", "us"].map(|region| replica(random.below(50), region)).to_vec(),
@@ -117,7 +117,7 @@ impl Fixture {
                 (RecordKey::Service(cart()), declared.into()),
                 (RecordKey::Policy(cart()), Policy::default().into()),
             ]
-            .map(|(key, record)| (key, Some(records::encode(&record)))),
+            .map(|(key, record)| (key, Some(record_encoding::encode(&record)))),
         );
         fixture.change(|_| {});
         fixture
@@ -133,7 +133,7 @@ impl Fixture {
         change(&mut self.map);
         self.map.version += 1;
         self.map.validate().unwrap();
-        let after = shards::encode_map(&cart(), &self.map);
+        let after = shard_encoding::encode_map(&cart(), &self.map);
         let gone = self.entries.keys().filter(|key| !after.contains_key(*key)).map(|key| (key.clone(), None));
         let new = after.iter().filter(|(key, value)| self.entries.get(*key) != Some(value));
         let changes: Vec<_> =

@@ -9,7 +9,7 @@ use fairmesh_router::SEGMENT_SHARDS;
 use fairmesh_shared_memory::{DescriptorChannel, SealedMemory};
 use fairmesh_wire::{
     handshake,
-    shards::decode_map,
+    shard_encoding::decode_map,
     transport::Transport,
     v1::{self, map_response::Kind},
 };
@@ -42,7 +42,7 @@ async fn assert_maps(programs: &[fixture::Program], fixture: &Fixture) {
 const ONE_SEGMENT: u32 = 20_000;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn every_change_reaches_every_program_and_old_tables_are_freed() {
+async fn shard_map_changes_reach_all_programs_and_free_old_tables() {
     let _alone = EXCLUSIVE.lock().await;
     let mut fixture = Fixture::new(TWO_SEGMENTS);
     let source = fixture.serve(&fixture.upstream()).await;
@@ -53,7 +53,7 @@ async fn every_change_reaches_every_program_and_old_tables_are_freed() {
     }
     wait_for_mapped_segments(6).await;
     fixture.acknowledged().await;
-    // A move to a server without copies, a removed copy and an added copy.
+    // A replica on a server without copies, a removed replica and an added replica.
     fixture.change(|map| map.shards[TWO_SEGMENTS as usize / 2].replicas[0] = replica(99, "eu"));
     fixture.change(|map| drop(map.shards[5].replicas.remove(1)));
     fixture.change(|map| map.shards[TWO_SEGMENTS as usize - 1].replicas.push(replica(3, "ap")));
@@ -98,7 +98,7 @@ async fn every_change_reaches_every_program_and_old_tables_are_freed() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn readers_never_see_a_mix_of_versions() {
+async fn shared_map_readers_never_see_mixed_versions() {
     let _alone = EXCLUSIVE.lock().await;
     let mut fixture = Fixture::new(ONE_SEGMENT);
     let source = fixture.serve(&fixture.upstream()).await;
@@ -133,7 +133,7 @@ async fn readers_never_see_a_mix_of_versions() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn program_keeps_map_while_agent_is_stopped_and_follows_next_agent() {
+async fn program_keeps_shard_map_without_agent_and_follows_next_agent() {
     let _alone = EXCLUSIVE.lock().await;
     let mut fixture = Fixture::new(ONE_SEGMENT);
     let source = fixture.serve(&fixture.upstream()).await;
@@ -143,13 +143,13 @@ async fn program_keeps_map_while_agent_is_stopped_and_follows_next_agent() {
     agent.stop().await.unwrap();
     program.assert_map(&fixture.map);
     assert_eq!(mapped_segments(), 1, "the program's mapping");
-    // Built from the copy on disk without a control plane.
+    // The agent builds the map from the copy on disk, without a control plane.
     source.stop().await;
     let agent = fixture.agent();
     let newcomer = fixture.program("b");
     newcomer.wait_for_map(&fixture.map).await;
     wait_for_mapped_segments(3).await;
-    // Then from the control plane.
+    // Then the change arrives from the control plane.
     fixture.change(|map| map.shards[77].replicas[1] = replica(99, "us"));
     let source = fixture.serve(&fixture.upstream()).await;
     newcomer.wait_for_map(&fixture.map).await;
@@ -160,7 +160,7 @@ async fn program_keeps_map_while_agent_is_stopped_and_follows_next_agent() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_program_without_an_agent_follows_the_records_itself() {
+async fn program_without_agent_builds_shard_map_from_records() {
     let _alone = EXCLUSIVE.lock().await;
     let mut fixture = Fixture::new(ONE_SEGMENT);
     let source = fixture.serve(&fixture.upstream()).await;
@@ -184,7 +184,7 @@ async fn a_program_without_an_agent_follows_the_records_itself() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn raw_record_watchers_coexist_with_shared_maps() {
+async fn shard_record_watchers_work_beside_shared_maps() {
     let _alone = EXCLUSIVE.lock().await;
     let mut fixture = Fixture::new(ONE_SEGMENT);
     let source = fixture.serve(&fixture.upstream()).await;
@@ -207,7 +207,7 @@ async fn raw_record_watchers_coexist_with_shared_maps() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_session_that_follows_no_map_is_closed() {
+async fn shared_map_session_that_requests_no_map_is_closed() {
     let _alone = EXCLUSIVE.lock().await;
     let fixture = Fixture::new(ONE_SEGMENT);
     let source = fixture.serve(&fixture.upstream()).await;
@@ -234,9 +234,9 @@ async fn a_session_that_follows_no_map_is_closed() {
     source.stop().await;
 }
 
-/// A server that sends unsealed memory, no table, or mismatched tables is not trusted.
+/// Tests that programs reject unsealed memory, a missing table, and mismatched tables.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn untrusted_memory_is_not_read() {
+async fn program_rejects_unsealed_or_mismatched_shared_memory() {
     let _alone = EXCLUSIVE.lock().await;
     let fixture = Fixture::new(ONE_SEGMENT);
     let served = fixture.serve(&fixture.socket()).await;

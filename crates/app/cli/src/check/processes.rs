@@ -1,4 +1,4 @@
-//! Processes: whether they respond, which releases they are, and the age of their data.
+//! Processes: whether they respond, their releases, and the age of their data.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -10,7 +10,7 @@ use fairmesh_console::{
     connect::{SOFTWARE, transport, transport_of_user},
     failure::Failure,
     process_stat::ProcessStat,
-    view::age_of,
+    view_reader::age_of,
 };
 use fairmesh_model::{Cursor, Prefix, spec::write_duration};
 use fairmesh_wire::{
@@ -24,16 +24,17 @@ use tonic::Code;
 
 use super::{
     CheckArgs,
-    page::{Fetched, Page, fetch},
+    page_fetch::{Fetched, Page, fetch},
 };
-use crate::finding::{Level, Report, listed};
+use crate::findings_report::{Level, Report, listed};
 
-/// Difference of clocks from which certificates and ages of records go wrong; the `date` of a page has whole seconds.
+/// Clock difference above which certificates and the ages of records become wrong. It allows for the `date` of a
+/// page, which has whole seconds.
 const MAX_CLOCK_DIFFERENCE: Duration = Duration::from_secs(5);
-/// Age of an agent's data from which it misses changes that callers need.
+/// Age of an agent's data above which the agent lacks changes that callers need.
 const MAX_DATA_AGE: Duration = Duration::from_secs(10);
 
-/// Examines the control plane; returns the connection to it.
+/// Checks the control plane, and returns the connection to it.
 pub(super) async fn control(args: &CheckArgs, report: &mut Report) -> Result<Option<Connection>, Failure> {
     let address = &args.target.address();
     let connected = handshake::connect(&transport_of_user(&args.target).await?, address, SOFTWARE).await;
@@ -71,9 +72,11 @@ pub(super) async fn control(args: &CheckArgs, report: &mut Report) -> Result<Opt
     Ok(connection)
 }
 
-/// Whether readers hold later revisions than the control plane has, which a restored store leads to. They get no changes.
+/// Checks whether any reader holds a later revision than the control plane, as after a restore. Such readers get no
+/// changes.
 pub(super) async fn readers(control: &Connection, report: &mut Report) {
-    // A watcher may apply a write between two reads of the control plane; one that is ahead is so of the next one too.
+    // A watcher may apply a write between two reads of the control plane. A watcher that is really ahead is still ahead
+    // at the second read.
     let Some((_, ahead)) =
         readers_ahead(control, &BTreeMap::new()).await.filter(|(_, ahead)| !ahead.is_empty())
     else {
@@ -94,13 +97,14 @@ pub(super) async fn readers(control: &Connection, report: &mut Report) {
     );
 }
 
-/// The revision of a control plane, and its readers that hold later ones: of all, or those with the revisions `known` before.
+/// Returns the revision of a control plane, and its watchers with later revisions. If `known` watchers from an
+/// earlier read are given, only these count, each with the lower of its two revisions.
 async fn readers_ahead(
     control: &Connection,
     known: &BTreeMap<String, u64>,
 ) -> Option<(u64, BTreeMap<String, u64>)> {
     let request = WatchersRequest { prefix: Prefix::everything().to_string() };
-    // Who may not read everything is told nothing.
+    // A caller who may not read everything gets no list of watchers.
     let answer = control.rib().watchers(request).await.ok()?.into_inner();
     let at = Cursor::try_from(answer.at?).ok()?;
     let ahead = answer.watchers.into_iter().filter_map(|watcher| {
@@ -112,7 +116,7 @@ async fn readers_ahead(
     Some((at.number(0), ahead.collect()))
 }
 
-/// Examines the agent of this machine.
+/// Checks the agent of this machine.
 pub(super) async fn agent(args: &CheckArgs, control: Option<&Connection>, report: &mut Report) {
     let address = args.agent.address();
     let connection = match handshake::connect(&transport(), &address, SOFTWARE).await {
@@ -125,7 +129,7 @@ pub(super) async fn agent(args: &CheckArgs, control: Option<&Connection>, report
     report.ok("agent", format!("the agent responds at {address}: {}", hello.software));
     version("agent.version", "the agent", &hello.software, report);
     match (hello.store, control.map(|control| control.hello.store)) {
-        // An agent takes its store from the first records that a program follows.
+        // An agent learns its store from the first records that a program follows.
         (None, _) => {
             report.add(
                 "agent.store",
@@ -145,7 +149,7 @@ pub(super) async fn agent(args: &CheckArgs, control: Option<&Connection>, report
     agent_pages(args, report).await;
 }
 
-/// Examines whether the agent is connected, and the age of what it serves.
+/// Checks that the agent is connected, and how old its records are.
 async fn agent_pages(args: &CheckArgs, report: &mut Report) {
     let Some(metrics) = args.agent_admin.0 else { return };
     let page = match fetch(metrics, "/readyz").await {
@@ -186,7 +190,7 @@ fn whole(age: Duration) -> Duration {
     Duration::from_secs(age.as_secs())
 }
 
-/// Examines a proxy.
+/// Checks a proxy.
 pub(super) async fn proxy(args: &CheckArgs, report: &mut Report) {
     let Some(admin) = args.admin.0 else { return };
     let page = match fetch(admin, "/config?json").await {
@@ -217,7 +221,7 @@ pub(super) async fn proxy(args: &CheckArgs, report: &mut Report) {
         report.add("proxy.ready", Level::Error, "the proxy is not ready", remedy);
     }
     let services = config["services"].as_array().into_iter().flatten();
-    // Several services may have one backend.
+    // Several services may share one backend.
     let avoided: BTreeSet<&str> = services
         .filter(|service| service["ejected"].as_u64().is_some_and(|ejected| ejected > 0))
         .flat_map(|service| {
@@ -230,7 +234,7 @@ pub(super) async fn proxy(args: &CheckArgs, report: &mut Report) {
     }
 }
 
-/// Examines the endpoints of a service that a proxy avoids.
+/// Checks which endpoints of a service a proxy avoids.
 async fn ejections(admin: SocketAddr, name: &str, report: &mut Report) {
     let Fetched::Page(page) = fetch(admin, &format!("/services/{name}/endpoints")).await else { return };
     let rows: Value = serde_json::from_str(&page.body).unwrap_or_default();
@@ -256,7 +260,7 @@ async fn ejections(admin: SocketAddr, name: &str, report: &mut Report) {
     );
 }
 
-/// Whether the endpoint is ejected for longer than a server is that was busy for a moment.
+/// Whether the endpoint is ejected for longer than a server that was only briefly busy.
 fn is_ejected(row: &Value) -> bool {
     let seconds = |field: &str| row[field].as_f64().unwrap_or_default();
     row["state"] == json!("ejected") && seconds("ejectedSeconds") + seconds("returnsInSeconds") >= 0.1
@@ -265,7 +269,7 @@ fn is_ejected(row: &Value) -> bool {
 fn ready(check: &'static str, what: &str, page: &Page, report: &mut Report) {
     match (page.status.is_success(), page.body.as_str()) {
         (true, "ready") => report.ok(check, format!("{what} is ready")),
-        // A damaged store, while the process goes on from memory.
+        // The store is damaged, but the process continues from memory.
         (true, why) => {
             let remedy = "save all records now with 'fairmesh rib export', then restore them";
             report.add(check, Level::Warning, format!("{what} says: {why}"), remedy);
@@ -277,7 +281,7 @@ fn ready(check: &'static str, what: &str, page: &Page, report: &mut Report) {
     }
 }
 
-/// Compares the clock of another machine to this one's.
+/// Compares the clock of another machine with the local clock.
 fn clock(page: &Page, report: &mut Report) {
     let parsed = page.date.as_deref().and_then(|date| DateTimeParser::new().parse_timestamp(date).ok());
     let Some(theirs) = parsed.map(Timestamp::as_millisecond).and_then(|ms| u64::try_from(ms).ok()) else {
@@ -299,7 +303,7 @@ fn clock(page: &Page, report: &mut Report) {
     }
 }
 
-/// Compares a release with that of this command.
+/// Compares a process's release with that of this command.
 fn version(check: &'static str, what: &str, software: &str, report: &mut Report) {
     let own = env!("CARGO_PKG_VERSION");
     let theirs = software.rsplit(' ').next().unwrap_or(software);
@@ -357,8 +361,8 @@ async fn unreachable(
     }
 }
 
-/// Describes a process that accepts connections and does not respond, and says what to do. At a Unix socket, the
-/// message names the process that listens; at a TCP address, it may be another program.
+/// Describes a process that accepts connections but does not respond, and the remedy. For a Unix socket, the message
+/// names the listening process; at a TCP address, it may be another program.
 async fn silent_peer(what: &str, address: &Address) -> (String, String) {
     let process = match address {
         Address::Unix(path) => ProcessStat::listening_at(path).await,
@@ -380,7 +384,7 @@ async fn silent_peer(what: &str, address: &Address) -> (String, String) {
     }
 }
 
-/// An HTTP port that accepts connections and does not respond.
+/// Reports an HTTP port that accepts connections and does not respond.
 fn silent(check: &'static str, what: &str, option: &str, report: &mut Report) {
     report.add(
         check,

@@ -1,4 +1,4 @@
-//! Records: services without endpoints, endpoints without callers, and names of what does not exist.
+//! Records: services without endpoints, endpoints without callers, and references to missing records.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -7,7 +7,7 @@ use std::{
 
 use fairmesh_console::{
     failure::Failure,
-    view::{ReadView, Scope, ServiceView, View, every_kind},
+    view_reader::{ReadView, Scope, ServiceView, View, every_kind},
 };
 use fairmesh_model::{
     Endpoint, EndpointState, ServiceKind, ServiceName,
@@ -18,11 +18,13 @@ use fairmesh_wire::handshake::Connection;
 
 use super::subsets;
 use crate::{
-    finding::{Level, Report, listed},
-    records::apply::warnings::{Mention, mentioned, replica_warnings, shares, unreachable_routes},
+    findings_report::{Level, Report, listed},
+    records::apply::warnings::{
+        Mention, mentioned, replica_warnings, unknown_traffic_names, unreachable_routes,
+    },
 };
 
-/// Examines all records.
+/// Checks all records.
 pub(super) async fn check(connection: &Connection, report: &mut Report) -> Result<(), Failure> {
     let view = View::read(connection, &Scope::All, &every_kind()).await?;
     for (name, one) in &view.services {
@@ -57,7 +59,7 @@ fn undeclared(name: &ServiceName, one: &ServiceView, report: &mut Report) {
     }
 }
 
-/// Endpoints that callers refuse, since they speak plaintext.
+/// Reports endpoints that callers refuse because they use plaintext.
 fn plaintext(name: &ServiceName, one: &ServiceView, report: &mut Report) {
     let refused: BTreeSet<String> = one.refused().map(|endpoint| endpoint.instance.to_string()).collect();
     if refused.is_empty() {
@@ -75,7 +77,7 @@ fn plaintext(name: &ServiceName, one: &ServiceView, report: &mut Report) {
     );
 }
 
-/// Whether calls of a declared service have an endpoint.
+/// Checks whether a declared service has an endpoint for its calls.
 fn endpoints(name: &ServiceName, one: &ServiceView, view: &View, report: &mut Report) {
     let states = states(one, view);
     let serving = one.endpoints.iter().filter(|at| at.value.state == EndpointState::Serving).count();
@@ -114,7 +116,8 @@ fn endpoints(name: &ServiceName, one: &ServiceView, view: &View, report: &mut Re
     }
 }
 
-/// Endpoints of a service with serving ones that are lost, or that an operator drained and may have forgotten.
+/// Reports endpoints that are out of service while others of the same service are serving: lost ones, and ones that
+/// an operator drained and may have forgotten.
 fn some_out(name: &ServiceName, one: &ServiceView, report: &mut Report) {
     let named = |is_one: fn(&Endpoint) -> bool| -> BTreeSet<String> {
         let found = one.endpoints.iter().map(|at| &at.value).filter(|endpoint| is_one(endpoint));
@@ -143,7 +146,8 @@ fn some_out(name: &ServiceName, one: &ServiceView, report: &mut Report) {
     }
 }
 
-/// Addresses with endpoints of several services, which reach one program.
+/// Reports addresses that endpoints of several services use, since calls to all of these services reach the same
+/// program.
 fn shared_addresses(view: &View, report: &mut Report) {
     let mut services: BTreeMap<SocketAddr, BTreeSet<String>> = BTreeMap::new();
     for (name, one) in &view.services {
@@ -162,7 +166,7 @@ fn shared_addresses(view: &View, report: &mut Report) {
     }
 }
 
-/// Names in the policy of a service.
+/// Checks references in the policy of a service.
 fn policy(name: &ServiceName, one: &ServiceView, view: &View, report: &mut Report) {
     let Some(policy) = &one.policy else { return };
     let resource = Resource::Policy(name.clone(), policy.value.clone());
@@ -181,7 +185,7 @@ fn policy(name: &ServiceName, one: &ServiceView, view: &View, report: &mut Repor
     }
 }
 
-/// Routes of a policy that no call reaches.
+/// Reports routes of a policy that no call reaches.
 fn unreachable(name: &ServiceName, one: &ServiceView, report: &mut Report) {
     let Some(policy) = &one.policy else { return };
     for warning in unreachable_routes(name, &policy.value) {
@@ -192,7 +196,7 @@ fn unreachable(name: &ServiceName, one: &ServiceView, report: &mut Report) {
     }
 }
 
-/// Faults that the routes of a policy inject: meant as a test, and easily forgotten.
+/// Reports faults that the routes of a policy inject. They are meant as a test, and are easily forgotten.
 fn injected(name: &ServiceName, one: &ServiceView, report: &mut Report) {
     let Some(policy) = &one.policy else { return };
     for route in &policy.value.routes {
@@ -212,14 +216,14 @@ fn injected(name: &ServiceName, one: &ServiceView, report: &mut Report) {
     }
 }
 
-/// Regions and classes in the traffic section of a policy that nothing else knows.
+/// Reports regions and classes in the traffic section of a policy that occur nowhere else.
 fn traffic(name: &ServiceName, one: &ServiceView, view: &View, report: &mut Report) {
     let Some(policy) = &one.policy else { return };
     let stored = view.services.iter().filter_map(|(name, one)| Some((name, &one.policy.as_ref()?.value)));
-    let regions = shares::regions(view, &[]);
+    let regions = unknown_traffic_names::regions(view, &[]);
     let unknown = [
-        ("policy.unknownRegion", shares::unknown_regions(name, &policy.value, &regions)),
-        ("policy.unknownClass", shares::unknown_classes(name, &policy.value, stored)),
+        ("policy.unknownRegion", unknown_traffic_names::unknown_regions(name, &policy.value, &regions)),
+        ("policy.unknownClass", unknown_traffic_names::unknown_classes(name, &policy.value, stored)),
     ];
     for (check, warning) in unknown {
         let Some(warning) = warning else { continue };
@@ -230,7 +234,7 @@ fn traffic(name: &ServiceName, one: &ServiceView, view: &View, report: &mut Repo
     }
 }
 
-/// Replicas that callers do not find, and servers that hold no shard.
+/// Reports replicas that callers do not find, and servers without a shard.
 fn shards(name: &ServiceName, one: &ServiceView, report: &mut Report) {
     let sharded = one.service.as_ref().is_some_and(|service| service.value.kind == ServiceKind::Sharded);
     let Some(map) = &one.shards else {
@@ -264,7 +268,7 @@ fn shards(name: &ServiceName, one: &ServiceView, report: &mut Report) {
     }
 }
 
-/// Regions of endpoints that a declared topology does not have.
+/// Reports regions that endpoints are in but the declared topology does not have.
 fn regions(view: &View, report: &mut Report) {
     let declared = &view.regions.value.regions;
     if declared.is_empty() {

@@ -1,12 +1,12 @@
-//! Services whose callers are too few for their subsets to cover all endpoints.
+//! Services with too few callers for the callers' subsets to cover all endpoints.
 
-use fairmesh_console::view::View;
+use fairmesh_console::view_reader::View;
 use fairmesh_model::{EndpointState, Prefix, ServiceKind};
 use fairmesh_wire::{handshake::Connection, v1::WatchersRequest};
 
-use crate::finding::{Level, Report};
+use crate::findings_report::{Level, Report};
 
-/// Examines services with more serving endpoints than one caller's subset has.
+/// Checks services that have more serving endpoints than the subset of one caller.
 pub(super) async fn check(connection: &Connection, view: &View, report: &mut Report) {
     for (name, one) in &view.services {
         let is_replicated = one.service.as_ref().is_some_and(|at| at.value.kind == ServiceKind::Replicated);
@@ -33,8 +33,8 @@ pub(super) async fn check(connection: &Connection, view: &View, report: &mut Rep
     }
 }
 
-/// How many endpoints are expected in no subset, rounded: each caller chooses by itself, as if by chance (rendezvous hashing),
-/// so that an endpoint is missed by all of them with probability (1 - subset / endpoints) ^ callers.
+/// Expected number of endpoints in no subset, rounded. Each caller chooses its subset independently and pseudorandomly
+/// (rendezvous hashing), so all callers miss an endpoint with probability (1 - subset / endpoints) ^ callers.
 fn uncalled(endpoints: usize, subset: usize, callers: usize) -> usize {
     let missed = 1.0 - subset.min(endpoints) as f64 / endpoints.max(1) as f64;
     (endpoints as f64 * missed.powi(i32::try_from(callers).unwrap_or(i32::MAX))).round() as usize
@@ -45,7 +45,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn few_callers_leave_endpoints_without_calls() {
+    fn check_counts_endpoints_outside_all_caller_subsets() {
         assert_eq!(uncalled(60, 20, 3), 18, "19 in a trial");
         assert_eq!(uncalled(60, 20, 30), 0);
         assert_eq!(uncalled(20, 20, 1), 0);

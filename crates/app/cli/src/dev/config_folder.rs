@@ -12,7 +12,8 @@ use tokio::time::sleep;
 
 use crate::{manifests, records::apply};
 
-/// How often the folder is read. Contents count once two reads in a row agree: a file may be half written.
+/// Interval at which the folder is read. Its contents are used once two successive reads agree, because a file may be
+/// half written.
 const INTERVAL: Duration = Duration::from_millis(250);
 
 /// Paths and contents of the files of a folder.
@@ -21,7 +22,7 @@ type Contents = Vec<(PathBuf, Vec<u8>)>;
 /// A folder of YAML files, or one file.
 pub(super) struct ConfigFolder {
     path: PathBuf,
-    /// What was applied, or refused, last.
+    /// Contents that were last applied or refused.
     known: Contents,
 }
 
@@ -35,13 +36,13 @@ impl ConfigFolder {
         self.load().map(drop)
     }
 
-    /// Applies the folder as it is now.
+    /// Applies the current contents of the folder.
     pub(super) async fn apply(&mut self, connection: &Connection) -> Result<(), Failure> {
         self.known = self.read();
         apply::apply_and_print(connection, self.load()?).await
     }
 
-    /// Applies the folder after each change; what is refused is printed, and changes nothing.
+    /// Applies the folder after each change. A refused change is printed, and nothing is written.
     pub(super) async fn follow(mut self, target: &TargetArgs) -> Result<Infallible, Failure> {
         let mut last = self.known.clone();
         loop {
@@ -61,7 +62,7 @@ impl ConfigFolder {
         manifests::load(&Files { files: vec![self.path.clone()] })
     }
 
-    /// Files that cannot be read are left out here; applying them reports the error.
+    /// Reads the folder. Unreadable files are left out here, because applying them will report the error.
     fn read(&self) -> Contents {
         let paths = manifests::yaml_files(&self.path).unwrap_or_default();
         paths.into_iter().filter_map(|path| Some((path.clone(), fs::read(path).ok()?))).collect()

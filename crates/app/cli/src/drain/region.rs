@@ -1,4 +1,4 @@
-//! `fairmesh drain --region` and `fairmesh undrain --region`: a whole region, at a pace, with a forecast.
+//! `fairmesh drain --region` and `fairmesh undrain --region`: a whole region, at a configurable pace, with a forecast.
 
 use std::{
     collections::BTreeMap,
@@ -21,19 +21,19 @@ use tokio::time::{Instant, sleep};
 
 use fairmesh_traffic::region_drain;
 
-/// How often the progress is read.
+/// Interval at which the progress is read.
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
-/// What a step waits for is told once it has waited for this long.
+/// Time of a step's wait after which the reason is printed.
 const LONG_WAIT: Duration = Duration::from_secs(5);
-/// How long a drain takes if nothing else is asked for.
+/// Default duration of a drain.
 const DEFAULT_OVER: Duration = Duration::from_secs(600);
 
-/// What is asked for.
+/// The requested operation.
 #[derive(Debug)]
 pub(super) struct RegionArgs<'a> {
     pub(super) region: &'a Region,
     pub(super) undrain: bool,
-    /// `None` is the default, or the schedule of what is under way.
+    /// Duration of the operation. `None` means the default duration, or the schedule that is already in progress.
     pub(super) over: Option<Duration>,
     pub(super) yes: bool,
     pub(super) dry_run: bool,
@@ -43,13 +43,13 @@ pub(super) struct RegionArgs<'a> {
 }
 
 impl RegionArgs<'_> {
-    /// Whether this is what a drain does already: repeating a command begins no schedule of its own.
+    /// Whether a drain in progress already does this. Repeating a command does not restart its schedule.
     fn is_under_way(&self, drain: &RegionDrain) -> bool {
         drain.returns == self.undrain && self.over.is_none_or(|over| over == drain.over)
     }
 }
 
-/// Forecasts, asks, begins, and waits until the region has arrived.
+/// Shows a forecast, asks for confirmation, starts the operation, and waits until it has finished.
 pub(super) async fn run(args: RegionArgs<'_>) -> Result<ExitCode, Failure> {
     let connection = connect::connect(args.target).await?;
     let before = drain_of(&connection, args.region).await?;
@@ -65,7 +65,7 @@ pub(super) async fn run(args: RegionArgs<'_>) -> Result<ExitCode, Failure> {
         if args.dry_run {
             return finish(&args, &item);
         }
-        // What goes on anyway needs no confirmation.
+        // An operation that is already under way needs no confirmation.
         if under_way.is_none() {
             confirm(&args, &forecast, over)?;
         }
@@ -81,7 +81,7 @@ pub(super) async fn run(args: RegionArgs<'_>) -> Result<ExitCode, Failure> {
     }
     let stop = stop_signals::stop_signal().map_err(Failure::failed)?;
     let mut seen = None;
-    // With the forecast of what has stayed: it may take as long as the control plane.
+    // This includes the forecast of what stays, which may take as long as the control plane needs.
     let ended = tokio::select! {
         code = until_arrived(&connection, &args, &mut seen, &mut item) => Ok(code?),
         signal = stop => Err(signal),
@@ -106,7 +106,7 @@ async fn forecast(connection: &Connection, region: &Region) -> Result<v1::Foreca
     Ok(connection.traffic_planner().forecast_drain(request).await?.into_inner())
 }
 
-/// What the control plane says of the drain of a region.
+/// The control plane's status of a region drain.
 async fn status_of(
     connection: &Connection,
     region: &Region,
@@ -115,7 +115,7 @@ async fn status_of(
     Ok(drains.into_iter().find(|drain| drain.region == region.as_str()))
 }
 
-/// The drain of a region, or its way back; `None` also of one that a later release began.
+/// Returns the drain or undrain of a region; `None` also if a later release began it.
 async fn drain_of(connection: &Connection, region: &Region) -> Result<Option<RegionDrain>, Failure> {
     Ok(status_of(connection, region).await?.as_ref().and_then(read))
 }
@@ -124,7 +124,7 @@ fn read(status: &v1::RegionDrainStatus) -> Option<RegionDrain> {
     status.drain.and_then(|drain| RegionDrain::try_from(drain).ok())
 }
 
-/// Says that the command begins nothing.
+/// Message that the command joins an operation in progress instead of starting one.
 fn follows(region: &Region, drain: &RegionDrain) -> String {
     let sentence = region_drain::sentence(region.as_str(), drain);
     match drain.phase() {
@@ -133,7 +133,7 @@ fn follows(region: &Region, drain: &RegionDrain) -> String {
     }
 }
 
-/// Waits until a drain has arrived; the exit code.
+/// Waits until a drain has finished, and returns the exit code.
 async fn until_arrived(
     connection: &Connection,
     args: &RegionArgs<'_>,
@@ -144,7 +144,7 @@ async fn until_arrived(
     arrived(connection, args, &arrival, item).await
 }
 
-/// Says how the drain has ended; the exit code.
+/// Prints the result of a finished drain, and returns the exit code.
 async fn arrived(
     connection: &Connection,
     args: &RegionArgs<'_>,
@@ -172,7 +172,7 @@ fn finish(args: &RegionArgs<'_>, item: &Value) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// How a drain has ended, or its way back.
+/// Describes a finished drain or undrain.
 fn done(undrain: bool, moves: bool, stays: &[String]) -> String {
     match (undrain, moves) {
         (true, _) => "has its calls back".to_owned(),
@@ -185,7 +185,8 @@ fn done(undrain: bool, moves: bool, stays: &[String]) -> String {
     }
 }
 
-/// Says how far the drain has come: the record is what drains, and not this command. The exit code.
+/// Prints the progress of an interrupted drain, which continues without this command because its record controls it.
+/// Returns the exit code.
 fn interrupted(
     args: &RegionArgs<'_>,
     seen: Option<&v1::RegionDrainStatus>,
@@ -199,7 +200,7 @@ fn interrupted(
     signal.exit_code()
 }
 
-/// What goes on after an interruption.
+/// Describes what continues after an interruption.
 fn interruption(region: &Region, undrain: bool, seen: Option<&v1::RegionDrainStatus>) -> String {
     let (what, other) = if undrain { ("return", "drain") } else { ("drain", "undrain") };
     let is_drained = |status: &&v1::RegionDrainStatus| {
@@ -217,14 +218,14 @@ fn interruption(region: &Region, undrain: bool, seen: Option<&v1::RegionDrainSta
     }
 }
 
-/// What a drain that has arrived leaves in the region: services with serving endpoints there that are not moved, and shards
-/// without a copy elsewhere.
+/// Returns the calls and shards that stay in a drained region: services with serving endpoints there whose calls are
+/// not moved, and shards without a copy elsewhere.
 async fn stays(connection: &Connection, region: &Region, arrival: &Arrival) -> Result<Vec<String>, Failure> {
     let unmoved = unmoved_by_reason(&forecast(connection, region).await?);
     Ok(unmoved.into_iter().chain(arrival.staying.iter().cloned()).collect())
 }
 
-/// Asks a person; without one, `--yes` is needed.
+/// Asks the user for confirmation. Without a terminal, `--yes` is required.
 fn confirm(
     args: &RegionArgs<'_>,
     forecast: &v1::ForecastDrainResponse,
@@ -260,17 +261,17 @@ fn confirm(
     }
 }
 
-/// What is left of a drain that has arrived.
+/// What stays in the region after a finished drain.
 #[derive(Debug)]
 struct Arrival {
-    /// Whether it moves the calls of any service.
+    /// Whether the drain moves the calls of any service.
     moves: bool,
-    /// Why calls of services stay.
+    /// Reasons why the calls of some services stay.
     staying: Vec<String>,
 }
 
-/// Prints each step of the drain, and what it waits for where that takes long, until it has arrived. Interrupted, the drain goes
-/// on, as far as `seen`.
+/// Prints each step of the drain, and long waits with their reason, until it has finished. `seen` keeps the last
+/// status, for the case of an interruption.
 async fn follow(
     connection: &Connection,
     region: &Region,
@@ -283,7 +284,7 @@ async fn follow(
         let drain = status.and_then(|status| Some((status.drain?, status)));
         let (drain, status) = match drain {
             Some((drain, status)) if drain.returns == returns => (drain, status),
-            // The record of a region that has all calls back is deleted.
+            // The record is deleted once the region has all its calls back.
             None if returns => return Ok(Arrival { moves: true, staying: Vec::new() }),
             _ => {
                 let hint = "see 'fairmesh traffic status'";
@@ -296,7 +297,7 @@ async fn follow(
         let mut line = region_drain::progress(&status);
         status.staying.iter().for_each(|why| line.push_str(&format!("; calls stay: {why}")));
         let is_news = status.is_held || has_arrived(&drain, &status.state);
-        if progress.is_told((drain.keep, line.clone()), is_news, Instant::now()) {
+        if progress.should_print((drain.keep, line.clone()), is_news, Instant::now()) {
             output::note(&line);
         }
         let has_arrived = has_arrived(&drain, &status.state);
@@ -309,39 +310,39 @@ async fn follow(
     }
 }
 
-/// What was told of a drain. Most of what it waits for is over in a second.
+/// Printed progress of a drain. Most waits end within a second and are not printed.
 #[derive(Debug, Default)]
 struct Progress {
-    /// The share that the region kept when something was told last, and the line.
-    told: Option<(u32, String)>,
-    /// Since when it waits for the same.
+    /// The last printed line, with the region's remaining share in it.
+    last_printed: Option<(u32, String)>,
+    /// The current wait, and when it started.
     waits: Option<(String, Instant)>,
 }
 
 impl Progress {
-    /// Whether to print a line: of each step, of what is told at once, and of what has lasted.
-    fn is_told(&mut self, (keep, line): (u32, String), is_news: bool, now: Instant) -> bool {
+    /// Whether to print a line: at each step, for immediate news, and for a lasting wait.
+    fn should_print(&mut self, (keep, line): (u32, String), is_news: bool, now: Instant) -> bool {
         if self.waits.as_ref().is_none_or(|(same, _)| *same != line) {
             self.waits = Some((line.clone(), now));
         }
         let lasts = self.waits.as_ref().is_some_and(|(_, since)| now.duration_since(*since) >= LONG_WAIT);
-        let is_step = self.told.as_ref().is_none_or(|(before, _)| *before != keep);
-        let is_same = self.told.as_ref().is_some_and(|(_, told)| *told == line);
+        let is_step = self.last_printed.as_ref().is_none_or(|(before, _)| *before != keep);
+        let is_same = self.last_printed.as_ref().is_some_and(|(_, printed)| *printed == line);
         let tells = is_step || ((is_news || lasts) && !is_same);
         if tells {
-            self.told = Some((keep, line));
+            self.last_printed = Some((keep, line));
         }
         tells
     }
 }
 
-/// Whether no call goes to the region any more. A way back has arrived only when its record is gone: until the next
-/// round, its state may still be the state of the drain before.
+/// Whether a drain has finished, so that no call goes to the region. Always false for an undrain, which has finished
+/// only when its record is gone: until the next round, its state may still be that of the earlier drain.
 fn has_arrived(drain: &v1::RegionDrain, state: &str) -> bool {
     !drain.returns && drain.keep == Share::NONE.millionths() && state == "done"
 }
 
-/// The forecast for people. `before` is the drain or way back that is under way.
+/// Describes the forecast. `before` is the drain or undrain in progress.
 fn text(region: &Region, forecast: &v1::ForecastDrainResponse, before: Option<&RegionDrain>) -> String {
     let mut text = String::new();
     let mut rows = Vec::new();
@@ -366,7 +367,7 @@ fn text(region: &Region, forecast: &v1::ForecastDrainResponse, before: Option<&R
     if !rows.is_empty() {
         text = format!("{}{text}", output::table(&head, &rows));
     }
-    // From the first step on the region gets no calls of others; reports are of a second before.
+    // After its first step, the region gets no calls from other regions, but reports lag by a second.
     let of_others = match before.is_some_and(|drain| drain.keep < Share::ALL) {
         true => {
             "of other regions still come here: they leave with the tables of the first step, which is made"
@@ -396,13 +397,13 @@ fn text(region: &Region, forecast: &v1::ForecastDrainResponse, before: Option<&R
     text
 }
 
-/// The services that stay, by the reason.
+/// Returns the services that stay, grouped by reason.
 fn unmoved_by_reason(forecast: &v1::ForecastDrainResponse) -> Vec<String> {
     let text = unmoved(forecast);
     text.lines().map(|line| line.trim_start_matches("not moved: ").to_owned()).collect()
 }
 
-/// The services that stay, a line for each reason.
+/// Lists the services that stay, with one line per reason.
 fn unmoved(forecast: &v1::ForecastDrainResponse) -> String {
     let mut by_reason = BTreeMap::<&str, Vec<&str>>::new();
     let (services, more): (Vec<_>, Vec<_>) =
@@ -410,7 +411,7 @@ fn unmoved(forecast: &v1::ForecastDrainResponse) -> String {
     for unmoved in services {
         by_reason.entry(&unmoved.reason).or_default().push(&unmoved.service);
     }
-    // A control plane of a release before gives no reasons.
+    // A control plane of an earlier release gives no reasons.
     if by_reason.is_empty() && !forecast.unmoved.is_empty() {
         let names = forecast.unmoved.join(", ");
         return format!("not moved, since no planner plans for them or they stay in their region: {names}\n");
@@ -483,10 +484,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn region_drain_prints_each_step_and_lasting_waits() {
+    fn region_drain_prints_each_step_and_waits_of_several_seconds() {
         let (mut progress, start) = (Progress::default(), Instant::now());
         let mut told = |keep, line: &str, is_news, at_ms| {
-            progress.is_told((keep, line.to_owned()), is_news, start + Duration::from_millis(at_ms))
+            progress.should_print((keep, line.to_owned()), is_news, start + Duration::from_millis(at_ms))
         };
         assert!(told(900_000, "waits for tables", false, 0));
         assert!(!told(900_000, "waits for an agent", false, 500));
@@ -500,7 +501,7 @@ mod tests {
     }
 
     #[test]
-    fn forecast_of_a_running_drain_has_no_first_step() {
+    fn forecast_of_advanced_region_drain_omits_first_step() {
         let service = v1::ServiceForecast { of_others: 1.1, ..v1::ServiceForecast::default() };
         let forecast =
             v1::ForecastDrainResponse { services: vec![service], ..v1::ForecastDrainResponse::default() };
@@ -524,7 +525,7 @@ mod tests {
     }
 
     #[test]
-    fn undrain_starts_unfinished_after_a_finished_drain() {
+    fn undrain_is_unfinished_when_previous_drain_was_done() {
         let drain = |keep, returns| v1::RegionDrain { keep, returns, ..v1::RegionDrain::default() };
         assert!(has_arrived(&drain(0, false), "done"));
         assert!(

@@ -1,11 +1,11 @@
-//! Whether a caller may make the call, as the server decides.
+//! Whether a caller is authorized, as the server decides.
 
 use std::{collections::BTreeMap, net::IpAddr, time::Duration};
 
 use fairmesh_console::{
     failure::Failure,
     rib_reader,
-    view::{ReadView, Scope, View},
+    view_reader::{ReadView, Scope, View},
 };
 use fairmesh_model::{CallerId, Invalid, RecordKind, ServiceName, SpiffeId, SpiffePath, TrustDomain};
 use fairmesh_router::{
@@ -17,12 +17,12 @@ use serde_json::{Value, json};
 
 use crate::identity::describe_revocations_of;
 
-/// A caller as an argument.
+/// A caller given as an argument.
 #[derive(Clone, Debug)]
 pub(super) enum CallerArgument {
-    /// Within the trust domain of the mesh.
+    /// An identity in the trust domain of the mesh.
     Path(SpiffePath),
-    /// Any.
+    /// A SPIFFE ID of any trust domain.
     Id(SpiffeId),
 }
 
@@ -34,7 +34,7 @@ pub(super) fn caller(text: &str) -> Result<CallerArgument, Invalid> {
     }
 }
 
-/// What conditions of rules compare.
+/// Attributes of the call that rule conditions compare.
 pub(super) struct Brought<'a> {
     source: Option<IpAddr>,
     headers: &'a [(String, String)],
@@ -42,7 +42,7 @@ pub(super) struct Brought<'a> {
 }
 
 impl<'a> Brought<'a> {
-    /// A call with these headers, and a token that has these claims and is accepted.
+    /// Attributes of a call with these headers, and with an accepted token that has these claims.
     pub(super) fn new(
         source: Option<IpAddr>,
         headers: &'a [(String, String)],
@@ -84,15 +84,15 @@ pub(super) fn claim(text: &str) -> Result<(String, String), Invalid> {
     Ok((name.to_owned(), value.to_owned()))
 }
 
-/// The decision of a server.
+/// The authorization decision of a server.
 pub(super) struct Decided {
-    /// Whether the call is made.
+    /// Whether the call is made: the decision permits it, and the caller's identity is not revoked.
     pub(super) is_made: bool,
     pub(super) words: String,
     pub(super) json: Value,
 }
 
-/// Decides on a call of a service, its method and its path.
+/// Decides whether a service accepts a call with its method and path.
 pub(super) async fn decide(
     connection: &Connection,
     caller: &CallerArgument,
@@ -112,7 +112,7 @@ pub(super) async fn decide(
     };
     let view = View::read(connection, &Scope::Service(service.clone()), &[RecordKind::Policy]).await?;
     let policy = view.services.get(service).map(|one| one.effective_policy()).unwrap_or_default();
-    // Without a recorded checker, servers admit the probes of all agents.
+    // If no checker is recorded, servers accept health checks from all agents.
     let checkers = Some(rib_reader::checkers(connection).await).filter(|known| !known.is_empty());
     let table = AuthorizationTable::compile(&policy, view.authorization.unwrap_or_default(), checkers);
     let attributes = brought.attributes();
@@ -139,7 +139,7 @@ pub(super) async fn decide(
     })
 }
 
-/// Whether an identity of the mesh is revoked as a whole, and what of it is, for people.
+/// Whether an identity of the mesh is revoked completely, and its revocations as text.
 async fn revoked(connection: &Connection, path: Option<&SpiffePath>) -> (bool, Option<String>) {
     let Some(path) = path else { return (false, None) };
     let revocations = rib_reader::revocations(connection).await;

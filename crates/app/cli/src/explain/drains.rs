@@ -1,21 +1,21 @@
-//! Drains of regions, as far as they have to do with a call.
+//! Region drains that affect a call.
 
-use fairmesh_console::view::{ServiceView, View};
+use fairmesh_console::view_reader::{ServiceView, View};
 use fairmesh_model::{Region, RegionDrain};
 use serde_json::{Value, json};
 
 use fairmesh_traffic::region_drain;
 
-/// A drain of a region that calls of a service leave from or go to.
+/// A region drain that affects the service's calls from or to the region.
 #[derive(Debug)]
 pub(super) struct DrainOfCalls {
     region: Region,
     drain: RegionDrain,
-    /// Why it moves none of these calls; `None` if it does.
+    /// Reason why the drain moves none of these calls; `None` if it moves them.
     why_not: Option<&'static str>,
 }
 
-/// Adds the drains of regions that have to do with the call.
+/// Adds the region drains that affect the call.
 pub(super) fn add(drains: &[DrainOfCalls], whole: &mut Value, text: &mut String) {
     let item = |one: &DrainOfCalls| {
         let mut item = region_drain::item(&one.drain);
@@ -34,7 +34,7 @@ pub(super) fn add(drains: &[DrainOfCalls], whole: &mut Value, text: &mut String)
     }
 }
 
-/// The drains of the caller's region and of those with endpoints.
+/// Drains of the caller's region, and of regions with endpoints.
 pub(super) fn of(view: &View, one: &ServiceView, from: &Region) -> Vec<DrainOfCalls> {
     let policy = one.effective_policy();
     let why_not = region_drain::why_unmoved(&policy);

@@ -1,4 +1,4 @@
-//! Where the fields of a policy that have defaults come from.
+//! Origins of policy fields that have defaults.
 
 use fairmesh_model::{FieldOrigin, Policy, PolicyField, ServiceName, Tenant, spec::PolicySpec};
 use serde_json::{Value, json};
@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 pub(super) struct OriginatedField {
     field: PolicyField,
     origin: FieldOrigin,
-    /// As in documents; null for a built-in value.
+    /// Value as in documents; null for a built-in value.
     value: Value,
 }
 

@@ -1,4 +1,4 @@
-//! The agents that joined, the programs without an agent that are connected, and the identities that are revoked.
+//! Joined agents, connected programs without an agent, and revoked identities.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use fairmesh_model::{
     JoinedAgent, MeshRole, Prefix, Record, RecordKey, Revocation, Revocations, SpiffeId, SpiffePath,
     TrustBundle,
 };
-use fairmesh_wire::{handshake::Connection, records, v1::WatchersRequest};
+use fairmesh_wire::{handshake::Connection, record_encoding, v1::WatchersRequest};
 use serde_json::{Value, json};
 
 use super::{ReadArgs, revoke, timestamp};
@@ -19,7 +19,7 @@ pub(super) async fn list(args: ReadArgs) -> Result<(), Failure> {
     let mut agents = Vec::new();
     let mut revoked = Revocations::default();
     for stored in rib_reader::read(&connection, &[Prefix::identity()]).await? {
-        match (&stored.key, records::decode(&stored.key, &stored.value)?) {
+        match (&stored.key, record_encoding::decode(&stored.key, &stored.value)?) {
             (_, Record::TrustBundle(found)) => bundle = Some(found),
             (_, Record::Revocations(found)) => revoked = found,
             (RecordKey::JoinedAgent(name), Record::JoinedAgent(agent)) => agents.push((name.clone(), agent)),
@@ -42,10 +42,10 @@ pub(super) async fn list(args: ReadArgs) -> Result<(), Failure> {
     rows.listing.print(args.output.format())
 }
 
-/// Services of which programs follow the control plane by themselves, with a token or with an identity of SPIRE: only those
-/// that are connected are known, since no record is made of them.
+/// Services whose programs follow the control plane directly, with a token or an identity from SPIRE. Only connected
+/// programs are known, since they have no record.
 async fn programs(connection: &Connection) -> BTreeMap<SpiffePath, usize> {
-    // All verify their peers, and so follow what is revoked.
+    // All such programs verify their peers, and therefore follow the revocations.
     let request = WatchersRequest { prefix: Prefix::from(&RecordKey::Revocations).to_string() };
     let watchers = connection.rib().watchers(request).await;
     let watchers = watchers.map(|response| response.into_inner().watchers).unwrap_or_default();
@@ -61,7 +61,7 @@ async fn programs(connection: &Connection) -> BTreeMap<SpiffePath, usize> {
 struct Rows {
     listing: Listing,
     bundle: Option<TrustBundle>,
-    /// Of identities without a row.
+    /// Revocations of identities without a row.
     revoked: Revocations,
 }
 

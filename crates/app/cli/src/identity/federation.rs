@@ -20,7 +20,7 @@ use fairmesh_model::{
 };
 use fairmesh_wire::{
     handshake::Connection,
-    records,
+    record_encoding,
     v1::{ApplyRequest, Condition, Op, condition::Kind},
 };
 use serde_json::{Value, json};
@@ -43,8 +43,8 @@ pub enum FederationCommand {
 pub struct AddArgs {
     /// The other trust domain.
     domain: TrustDomain,
-    /// Its roots: a file in PEM, or with the JSON of a SPIFFE bundle endpoint (- reads standard input), or the https URL of such an
-    /// endpoint, which control planes ask again then.
+    /// The domain's roots: a file in PEM or with the JSON of a SPIFFE bundle endpoint (- reads standard input), or the
+    /// https URL of a bundle endpoint, which control planes then poll.
     #[arg(long, value_name = "FILE|URL")]
     bundle: String,
     #[command(flatten)]
@@ -85,7 +85,7 @@ async fn list(args: ReadArgs) -> Result<(), Failure> {
     listing.print(args.output.format())
 }
 
-/// Where the roots of a domain are served, without a query, which may have a key.
+/// URL of the roots of a domain, without its query, which may contain a key.
 fn url_of(domains: &FederatedDomains, domain: &TrustDomain) -> Option<String> {
     let endpoint = domains.endpoints.iter().find(|one| one.domain == *domain)?;
     Some(endpoint.url.parse::<WebUrl>().map_or_else(|_| "unreadable".into(), |url| url.to_string()))
@@ -116,7 +116,7 @@ async fn add(args: AddArgs) -> Result<(), Failure> {
     output::print_one(args.of.output.format(), &value(&bundle)?, &text)
 }
 
-/// Refuses the domain of the mesh itself, and its roots under another name: they vouch for no id of another domain.
+/// Refuses the mesh's own domain, and its own roots under another name: they vouch for no id of another domain.
 async fn refuse_own(connection: &Connection, bundle: &TrustBundle) -> Result<(), Failure> {
     let own = rib_reader::trust_bundle(connection).await?.ok_or_else(|| {
         Failure::failed("the mesh has no trust domain; start a control plane with --trust-domain NAME")
@@ -152,7 +152,7 @@ async fn remove(args: RemoveArgs) -> Result<(), Failure> {
     output::print_one(args.of.output.format(), &json!({ "domain": domain.to_string() }), &text)
 }
 
-/// Where the roots are served, if a URL was given.
+/// Bundle endpoint of the roots, if a URL was given.
 fn endpoint(args: &AddArgs) -> Result<Option<(WebUrl, BundleEndpoint)>, Failure> {
     if !args.bundle.contains("://") {
         return Ok(None);
@@ -162,7 +162,7 @@ fn endpoint(args: &AddArgs) -> Result<Option<(WebUrl, BundleEndpoint)>, Failure>
 }
 
 fn document(path: &Path) -> Result<Vec<u8>, Failure> {
-    // One byte more than is accepted, so that a longer one is noticed.
+    // One byte more than the limit, so that a longer document is noticed.
     let most = MAX_BUNDLE_DOCUMENT as u64 + 1;
     let mut document = Vec::new();
     let read = match path.as_os_str() == "-" {
@@ -173,7 +173,7 @@ fn document(path: &Path) -> Result<Vec<u8>, Failure> {
     Ok(document)
 }
 
-/// The bundle of one of the domains in JSON, with where it is served.
+/// The bundle of a domain as JSON, with its URL.
 pub(crate) fn federated_value(domains: &FederatedDomains, bundle: &TrustBundle) -> Result<Value, Failure> {
     let mut value = value(bundle)?;
     if let (Some(fields), Some(url)) = (value.as_object_mut(), url_of(domains, &bundle.domain)) {
@@ -182,7 +182,7 @@ pub(crate) fn federated_value(domains: &FederatedDomains, bundle: &TrustBundle) 
     Ok(value)
 }
 
-/// A bundle in JSON.
+/// A bundle as JSON.
 pub(crate) fn value(bundle: &TrustBundle) -> Result<Value, Failure> {
     let root = |root: &Vec<u8>| {
         let info = CertificateInfo::of(root).map_err(Failure::failed)?;
@@ -192,19 +192,19 @@ pub(crate) fn value(bundle: &TrustBundle) -> Result<Value, Failure> {
     Ok(json!({ "domain": bundle.domain.to_string(), "roots": roots }))
 }
 
-/// The record, and the condition that it has not changed since.
+/// Reads the record, and the condition that it is unchanged when written.
 async fn read(connection: &Connection) -> Result<(FederatedDomains, Kind), Failure> {
     let key = RecordKey::FederatedDomains;
     let mut found = (FederatedDomains::default(), Kind::Absent(true));
     for stored in rib_reader::read(connection, &[Prefix::from(&key)]).await? {
-        if let Record::FederatedDomains(domains) = records::decode(&key, &stored.value)? {
+        if let Record::FederatedDomains(domains) = record_encoding::decode(&key, &stored.value)? {
             found = (domains, Kind::Revision(stored.revision));
         }
     }
     Ok(found)
 }
 
-/// Changes the record, unless another change comes between.
+/// Changes the record, unless another change comes first.
 async fn change(
     connection: &Connection,
     message: &str,
@@ -215,7 +215,7 @@ async fn change(
     all.validate()?;
     let op = Op {
         key: RecordKey::FederatedDomains.to_string(),
-        value: Some(records::encode(&Record::FederatedDomains(all))),
+        value: Some(record_encoding::encode(&Record::FederatedDomains(all))),
         condition: Some(Condition { kind: Some(unchanged) }),
     };
     let request = ApplyRequest { ops: vec![op], dry_run: false, message: message.to_owned() };

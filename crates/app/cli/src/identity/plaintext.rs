@@ -2,7 +2,7 @@
 
 use fairmesh_console::{connect, failure::Failure, output::Listing, rib_reader};
 use fairmesh_model::{MtlsMode, Prefix, Record, RecordKey, ServiceName};
-use fairmesh_wire::{handshake::Connection, records, v1};
+use fairmesh_wire::{handshake::Connection, record_encoding, v1};
 use serde_json::json;
 
 use super::ReadArgs;
@@ -38,12 +38,12 @@ pub(super) async fn run(args: PlaintextArgs) -> Result<(), Failure> {
     listing.print(args.read.output.format())
 }
 
-/// The services whose policy is permissive.
+/// The services with a permissive policy.
 async fn permissive(connection: &Connection) -> Result<Vec<ServiceName>, Failure> {
     let mut services = Vec::new();
     for stored in rib_reader::read(connection, &[Prefix::everything()]).await? {
         if let RecordKey::Policy(service) = &stored.key
-            && let Record::Policy(policy) = records::decode(&stored.key, &stored.value)?
+            && let Record::Policy(policy) = record_encoding::decode(&stored.key, &stored.value)?
             && policy.mtls == MtlsMode::Permissive
         {
             services.push(service.clone());

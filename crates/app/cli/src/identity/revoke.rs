@@ -9,7 +9,7 @@ use fairmesh_model::{
 };
 use fairmesh_wire::{
     handshake::Connection,
-    records,
+    record_encoding,
     v1::{ApplyRequest, Condition, Op, condition::Kind},
 };
 use serde_json::{Value, json};
@@ -17,9 +17,10 @@ use tokio::time::sleep;
 
 use super::{ChangeArgs, timestamp};
 
-/// Revocations of certificates that have expired since are dropped after this time: their life, and the skew of clocks.
+/// Revocations of certificates are removed after this time, when the certificates have expired: their lifetime plus
+/// clock skew.
 const KEPT: Duration = Duration::from_secs(25 * 3600);
-/// How often the clock is read while a second passes.
+/// Interval at which the clock is read while waiting for the next second.
 const CLOCK_CHECK: Duration = Duration::from_millis(20);
 
 /// Arguments of `fairmesh identity revoke`.
@@ -42,7 +43,7 @@ pub struct RevokeArgs {
 /// Arguments of `fairmesh identity restore`.
 #[derive(Debug, Args)]
 pub struct RestoreArgs {
-    /// The identity, of which all revocations are removed.
+    /// The identity whose revocations are all removed.
     #[arg(value_parser = read_path)]
     id: SpiffePath,
     #[command(flatten)]
@@ -53,7 +54,7 @@ pub struct RestoreArgs {
 #[derive(Clone, Debug)]
 struct Serial(Vec<u8>);
 
-/// Revokes, for every process within seconds.
+/// Adds a revocation, which reaches every process within seconds.
 pub(super) async fn revoke(args: RevokeArgs) -> Result<(), Failure> {
     let certificates = match (args.serial, args.issued_before) {
         (Some(Serial(serial)), _) => RevokedCertificates::Serial(serial),
@@ -105,7 +106,7 @@ pub(super) async fn restore(args: RestoreArgs) -> Result<(), Failure> {
     output::print_one(args.of.output.format(), &item, &format!("{} is accepted again\n", args.id))
 }
 
-/// Changes the record, unless another change comes between.
+/// Changes the record, unless another change comes first.
 async fn change(
     connection: &Connection,
     message: &str,
@@ -114,7 +115,7 @@ async fn change(
     let key = RecordKey::Revocations;
     let (mut all, mut unchanged) = (Revocations::default(), Kind::Absent(true));
     for stored in rib_reader::read(connection, &[Prefix::from(&key)]).await? {
-        if let Record::Revocations(found) = records::decode(&key, &stored.value)? {
+        if let Record::Revocations(found) = record_encoding::decode(&key, &stored.value)? {
             (all, unchanged) = (found, Kind::Revision(stored.revision));
         }
     }
@@ -122,7 +123,7 @@ async fn change(
     all.validate()?;
     let op = Op {
         key: key.to_string(),
-        value: Some(records::encode(&Record::Revocations(all))),
+        value: Some(record_encoding::encode(&Record::Revocations(all))),
         condition: Some(Condition { kind: Some(unchanged) }),
     };
     let request = ApplyRequest { ops: vec![op], dry_run: false, message: message.to_owned() };
@@ -130,7 +131,7 @@ async fn change(
     Ok(())
 }
 
-/// Which certificates, for people.
+/// The revoked certificates as text.
 pub(crate) fn describe(certificates: &RevokedCertificates) -> String {
     match certificates {
         RevokedCertificates::All => "all certificates".into(),
@@ -139,14 +140,14 @@ pub(crate) fn describe(certificates: &RevokedCertificates) -> String {
     }
 }
 
-/// Which certificates of an identity are revoked, for people; `None` if none are.
+/// The revoked certificates of an identity as text; `None` if there are none.
 pub(crate) fn describe_of(revocations: &Revocations, path: &SpiffePath) -> Option<String> {
     let of_path = revocations.entries.iter().filter(|one| one.path == *path);
     let described: Vec<_> = of_path.map(|one| describe(&one.certificates)).collect();
     (!described.is_empty()).then(|| described.join(", "))
 }
 
-/// A revocation in JSON.
+/// A revocation as JSON.
 pub(super) fn value(one: &Revocation) -> Value {
     let (serial, before) = match &one.certificates {
         RevokedCertificates::All => (None, None),
@@ -156,7 +157,7 @@ pub(super) fn value(one: &Revocation) -> Value {
     json!({ "id": one.path.to_string(), "serial": serial, "issuedBefore": before, "revoked": one.at })
 }
 
-/// Bytes as digits.
+/// Formats bytes as hexadecimal digits.
 pub(super) fn hexadecimal(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
@@ -184,7 +185,7 @@ fn read_serial(text: &str) -> Result<Serial, String> {
 fn read_time(text: &str) -> Result<u64, String> {
     let now = now();
     if text == "now" {
-        // Certificates say the second in which they were issued, and this one has not passed.
+        // Certificates record the second in which they were issued, and this second has not ended.
         return Ok(now + 1);
     }
     let time: jiff::Timestamp =
@@ -195,7 +196,8 @@ fn read_time(text: &str) -> Result<u64, String> {
     }
 }
 
-/// Waits until a second has begun, at most the next one, so that certificates that replace revoked ones are issued in it.
+/// Waits until a second has begun (at most the next one), so that replacements of revoked certificates are issued in
+/// it.
 async fn wait_until(second: u64) {
     while now() < second {
         sleep(CLOCK_CHECK).await;

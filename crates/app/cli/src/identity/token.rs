@@ -27,7 +27,7 @@ pub struct TokenArgs {
     /// A tenant whose services the agent may vouch for; may be repeated [default: all].
     #[arg(long = "tenant", value_name = "NAME")]
     tenants: Vec<Tenant>,
-    /// The region of the agent, which alone it may check and report for [default: the one that it joins with].
+    /// The only region that the agent may check and report for [default: the region with which it joins].
     #[arg(long)]
     region: Option<Region>,
     /// How long the token can be used; at most 168h.
@@ -39,7 +39,7 @@ pub struct TokenArgs {
     output: OutputArgs,
 }
 
-/// Makes a token, and prints it alone on standard output.
+/// Creates a token, and prints it alone on standard output.
 pub(super) async fn run(args: TokenArgs) -> Result<(), Failure> {
     let connection = connect::connect(&args.target).await?;
     let request = CreateTokenRequest {

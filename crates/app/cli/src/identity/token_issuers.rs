@@ -1,4 +1,4 @@
-//! Issuers whose tokens of end users servers verify.
+//! Issuers of end-user tokens that servers verify.
 
 use std::{
     fs::File,
@@ -18,7 +18,7 @@ use fairmesh_model::{Invalid, Prefix, Record, RecordKey, TokenIssuer, TokenIssue
 use fairmesh_tokens::KeySet;
 use fairmesh_wire::{
     handshake::Connection,
-    records,
+    record_encoding,
     v1::{ApplyRequest, Condition, Op, condition::Kind},
 };
 use serde_json::{Value, json};
@@ -119,7 +119,7 @@ async fn remove(args: RemoveArgs) -> Result<(), Failure> {
 }
 
 fn document(path: &Path) -> Result<Vec<u8>, Failure> {
-    // One byte more than is accepted, so that a longer one is noticed.
+    // One byte more than the limit, so that a longer document is noticed.
     let most = MAX_JWKS_DOCUMENT as u64 + 1;
     let mut document = Vec::new();
     let read = match path.as_os_str() == "-" {
@@ -133,7 +133,7 @@ fn document(path: &Path) -> Result<Vec<u8>, Failure> {
     }
 }
 
-/// Where the keys of an issuer are served, without a query, which may have a secret.
+/// URL of the keys of an issuer, without its query, which may contain a secret.
 fn url_of(issuer: &TokenIssuer) -> Option<String> {
     let url = issuer.url.as_ref()?;
     Some(url.parse::<WebUrl>().map_or_else(|_| "unreadable".into(), |url| url.to_string()))
@@ -143,24 +143,24 @@ fn keys_of(issuer: &TokenIssuer) -> usize {
     KeySet::parse(&issuer.keys).map_or(0, |keys| keys.len())
 }
 
-/// An issuer in JSON, with the number of its keys.
+/// An issuer as JSON, with the number of its keys.
 pub(crate) fn value(issuer: &TokenIssuer) -> Value {
     json!({ "issuer": issuer.issuer, "keys": keys_of(issuer), "url": url_of(issuer) })
 }
 
-/// The record, and the condition that it has not changed since.
+/// Reads the record, and the condition that it is unchanged when written.
 async fn read(connection: &Connection) -> Result<(TokenIssuers, Kind), Failure> {
     let key = RecordKey::TokenIssuers;
     let mut found = (TokenIssuers::default(), Kind::Absent(true));
     for stored in rib_reader::read(connection, &[Prefix::from(&key)]).await? {
-        if let Record::TokenIssuers(issuers) = records::decode(&key, &stored.value)? {
+        if let Record::TokenIssuers(issuers) = record_encoding::decode(&key, &stored.value)? {
             found = (issuers, Kind::Revision(stored.revision));
         }
     }
     Ok(found)
 }
 
-/// Changes the record, unless another change comes between.
+/// Changes the record, unless another change comes first.
 async fn change(
     connection: &Connection,
     message: &str,
@@ -171,7 +171,7 @@ async fn change(
     all.validate()?;
     let op = Op {
         key: RecordKey::TokenIssuers.to_string(),
-        value: Some(records::encode(&all.into())),
+        value: Some(record_encoding::encode(&all.into())),
         condition: Some(Condition { kind: Some(unchanged) }),
     };
     let request = ApplyRequest { ops: vec![op], dry_run: false, message: message.to_owned() };

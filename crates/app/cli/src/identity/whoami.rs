@@ -1,4 +1,4 @@
-//! Who the caller is to the control plane.
+//! The caller's identity as seen by the control plane.
 
 use fairmesh_console::{connect, failure::Failure, output};
 use fairmesh_wire::v1::{
@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use super::{ReadArgs, timestamp};
 
-/// Prints the caller as the control plane sees it.
+/// Prints the caller's identity as the control plane sees it.
 pub(super) async fn run(args: ReadArgs) -> Result<(), Failure> {
     let connection = connect::connect(&args.target).await?;
     let described = connection.admin().describe_caller(DescribeCallerRequest {}).await;

@@ -24,7 +24,7 @@ use crate::manifests::{self, ManifestDocument};
 
 pub(crate) use changes::same_map;
 
-/// Alternative to a change of a declaration that has running servers.
+/// Hint for a change of a declaration that has running servers.
 const HINT: &str = "write a shard map along with 'type: sharded', and the protocol that its servers speak (see \
     'fairmesh get endpoints'); or say --force where they are ready for it";
 
@@ -64,7 +64,7 @@ struct DocumentResult {
     outcome: &'static str,
 }
 
-/// Writes the documents: services, policies, topology and hosts all or none, then shard maps one by one.
+/// Writes the documents: services, policies, topology and hosts in one transaction, then shard maps one by one.
 pub async fn run(args: ApplyArgs) -> Result<ExitCode, Failure> {
     let wanted = manifests::load(&args.files)?;
     let connection = connect::connect(&args.target).await?;
@@ -163,10 +163,15 @@ async fn apply_map(
     let asked = if map.version == 0 { stored_version } else { map.version };
     let mut wanted = ShardMap { version: asked, ..map.clone() };
     if let Some(stored) = &stored {
-        let moved = changes::moved_back(stored, &wanted);
-        if mode.keep_moves {
-            wanted = changes::with_stored_copies(stored, &wanted);
-        } else if !moved.is_empty() {
+        let (moved, missing) =
+            (changes::moved_back(stored, &wanted), changes::missing_shards(stored, &wanted));
+        match (mode.keep_moves, &*missing) {
+            (true, []) => wanted = changes::with_stored_copies(stored, &wanted),
+            (true, _) => return Err(shards_missing(name, &missing)),
+            (false, []) => {}
+            (false, _) => output::warn(shards_removed(name, &missing)),
+        }
+        if !mode.keep_moves && !moved.is_empty() {
             output::warn(moves_undone(name, &moved));
         }
     }
@@ -180,15 +185,38 @@ async fn apply_map(
     Ok(if stored.is_some() { "changed" } else { "created" })
 }
 
-fn moves_undone(name: &ServiceName, moved: &[String]) -> String {
-    let more = match moved.len().saturating_sub(MAX_MOVES_NAMED) {
+/// The refusal of `--keep-moves` where a shard of the stored map would go: it cannot be told whether the file is older than a
+/// split, or merges shards.
+fn shards_missing(name: &ServiceName, missing: &[String]) -> Failure {
+    Failure::refused(
+        format!("the shard map of {name} lacks {}, so --keep-moves cannot keep its copies", named(missing)),
+        format!(
+            "add it to the file (see 'fairmesh get shards {name}'), or leave --keep-moves out to remove it"
+        ),
+    )
+}
+
+fn shards_removed(name: &ServiceName, missing: &[String]) -> String {
+    format!(
+        "the shard map of {name} lacks {}: the shard is removed, and another one gets its keys",
+        named(missing)
+    )
+}
+
+/// The first few, and how many more there are.
+fn named(all: &[String]) -> String {
+    let more = match all.len().saturating_sub(MAX_MOVES_NAMED) {
         0 => String::new(),
         more => format!("; and {more} more"),
     };
+    format!("{}{more}", all[..all.len().min(MAX_MOVES_NAMED)].join("; "))
+}
+
+fn moves_undone(name: &ServiceName, moved: &[String]) -> String {
     format!(
-        "the shard map of {name} places copies elsewhere than they are now, which undoes moves since it was written: {}{more}; \
+        "the shard map of {name} places copies elsewhere than they are now, which undoes moves since it was written: {}; \
          --keep-moves leaves them where they are",
-        moved[..moved.len().min(MAX_MOVES_NAMED)].join("; ")
+        named(moved)
     )
 }
 

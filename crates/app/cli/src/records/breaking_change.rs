@@ -1,9 +1,9 @@
-//! Changes of declarations that would fail calls in use: refused by every command, unless forced.
+//! Changes of declarations that would break working calls: refused by every command, unless forced.
 
 use fairmesh_console::{
     cell_text::type_and_protocol,
     failure::Failure,
-    view::{ReadView, Scope, ServiceView, View},
+    view_reader::{ReadView, Scope, ServiceView, View},
 };
 use fairmesh_model::{EndpointState, RecordKind, Service, ServiceKind, ServiceName, counted};
 use fairmesh_wire::handshake::Connection;
@@ -13,11 +13,11 @@ pub(super) struct Change<'a> {
     pub(super) name: &'a ServiceName,
     /// The new declaration; `None` deletes it.
     pub(super) to: Option<&'a Service>,
-    /// Whether a shard map is written along with it.
+    /// Whether a shard map is written together with the change.
     pub(super) mapped: bool,
 }
 
-/// Refuses a breaking change; `hint` is the hint.
+/// Refuses a breaking change, printing `hint`.
 pub(super) async fn refuse(connection: &Connection, change: &Change<'_>, hint: &str) -> Result<(), Failure> {
     let scope = Scope::Service(change.name.clone());
     let view =
@@ -27,7 +27,8 @@ pub(super) async fn refuse(connection: &Connection, change: &Change<'_>, hint: &
     damage.map_or(Ok(()), |damage| Err(Failure::failed_with(damage, hint)))
 }
 
-/// What a change would break; nothing for a service without endpoints. Lost ones do not count: no program is there.
+/// What a change would break; `None` for a service without endpoints. Lost endpoints do not count, because no program
+/// runs there.
 pub(super) fn consequences(now: &ServiceView, change: &Change<'_>) -> Option<String> {
     let stored = &now.service.as_ref()?.value;
     let has = match now.endpoints.iter().filter(|at| at.value.state != EndpointState::Lost).count() {

@@ -8,20 +8,21 @@ use fairmesh_console::{
     connect,
     failure::Failure,
     output,
-    view::{ReadView, Scope, View},
+    view_reader::{ReadView, Scope, View},
 };
 use fairmesh_model::{EndpointState, InstanceId, RecordKind, ServiceName};
 use fairmesh_wire::v1::{ApplyRequest, DeregisterRequest, InstanceRef, outcome};
 use serde_json::json;
 
 use super::{
+    apply::warnings::wider_access,
     breaking_change::{self, Change},
     history_key::{self, HistoryKey, Version},
-    kinds::Kind,
+    kind_names::Kind,
     record_name::RecordName,
 };
 
-/// Alternative to deleting a declaration that has running servers.
+/// Hint for deleting a declaration that has running servers.
 const HINT: &str = "stop its servers first (see 'fairmesh get endpoints'), or use --force";
 
 /// What can be deleted: configuration with a history, and endpoints.
@@ -78,7 +79,7 @@ pub struct DeleteArgs {
     output_args: OutputArgs,
 }
 
-/// Deletes the current value, unless it is changed concurrently; history keeps it.
+/// Deletes the current value, unless it changes concurrently; history keeps it.
 pub async fn run(args: DeleteArgs) -> Result<ExitCode, Failure> {
     let of = match (args.kind, &args.name, &args.instance) {
         (Deletable::Endpoint, Some(RecordName::Service(service)), Some(instance)) => {
@@ -115,7 +116,10 @@ async fn delete_record(args: &DeleteArgs, of: &HistoryKey) -> Result<ExitCode, F
         let change = Change { name, to: None, mapped: false };
         breaking_change::refuse(&connection, &change, HINT).await?;
     }
-    // A topology has two records, of which either may be the older one.
+    for key in of.records() {
+        wider_access::warn_of_record(&connection, &key, None).await?;
+    }
+    // A topology has two records, either of which may be the older one.
     let unchanged = current.stored_revision;
     let gone = Version { values: vec![None; current.values.len()], ..current.clone() };
     let request = ApplyRequest {
@@ -141,7 +145,7 @@ async fn delete_record(args: &DeleteArgs, of: &HistoryKey) -> Result<ExitCode, F
     Ok(ExitCode::SUCCESS)
 }
 
-/// Removes an endpoint. One that is not lost has a server that would register it again.
+/// Removes an endpoint. If the endpoint is not lost, its server would register it again.
 async fn delete_endpoint(
     args: &DeleteArgs,
     service: &ServiceName,
@@ -167,7 +171,7 @@ async fn delete_endpoint(
     }
     if !args.dry_run {
         let of = InstanceRef { service: service.to_string(), instance: instance.to_string(), incarnation: 0 };
-        // The registry decides, since the server may be back by now; one of the release before does not.
+        // The registry decides, since the server may be back by now. A registry of the previous release does not check.
         let request = DeregisterRequest { instances: vec![of], only_lost: !args.force };
         connection.registry().deregister(request).await?;
     }

@@ -11,7 +11,7 @@ use fairmesh_console::{
     connect,
     failure::Failure,
     output, rib_reader,
-    view::{At, ReadView, Scope, View, every_kind},
+    view_reader::{At, ReadView, Scope, View, every_kind},
 };
 use fairmesh_model::{InstanceId, Region, ServiceName, SpiffeId};
 use fairmesh_traffic::region_drain;
@@ -55,7 +55,7 @@ enum Kind {
     Host,
 }
 
-/// What the first argument says: the kind, or the name of something whose kind it shows.
+/// The first argument: a kind, or a name whose form shows its kind.
 #[derive(Clone, Debug)]
 enum Subject {
     Kind(Kind),
@@ -140,7 +140,7 @@ async fn read(target: &TargetArgs, scope: Scope) -> Result<View, Failure> {
     View::read(&connection, &scope, &every_kind()).await
 }
 
-/// Parses a name, or refuses it with the expected form.
+/// Parses a name; the error shows the expected form.
 fn parse_name<T>(name: Result<T, fairmesh_model::Invalid>) -> Result<T, Failure> {
     name.map_err(|invalid| Failure::refused(invalid.problem, invalid.hint))
 }
@@ -186,7 +186,8 @@ fn endpoint(
     output::print_one(format, &item, &output::yaml(&item)?)
 }
 
-/// Adds what a drain does at present, and what stays whatever is drained, as far as the control plane tells this caller.
+/// Adds the progress of a drain, and calls that stay in any drain, as far as the control plane lets this caller read
+/// them.
 async fn add_progress(connection: &Connection, region: &Region, drain: &mut Value) {
     let drains = connection.traffic_planner().drains(v1::DrainsRequest {}).await;
     let drains = drains.map(|response| response.into_inner().drains).unwrap_or_default();

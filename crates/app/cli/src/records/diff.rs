@@ -8,7 +8,7 @@ use fairmesh_console::{
     connect,
     failure::Failure,
     output,
-    view::{ReadView, Scope, View, every_kind},
+    view_reader::{ReadView, Scope, View, every_kind},
 };
 use fairmesh_model::{
     Policy, ServiceName, ShardMap,
@@ -45,7 +45,7 @@ struct Difference {
     text: String,
 }
 
-/// Compares; nothing is written.
+/// Compares documents with stored records; nothing is written.
 pub async fn run(args: DiffArgs) -> Result<ExitCode, Failure> {
     let wanted = manifests::load(&args.files)?;
     let connection = connect::connect(&args.target).await?;
@@ -62,7 +62,7 @@ pub async fn run(args: DiffArgs) -> Result<ExitCode, Failure> {
     Ok(if differences.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(EXIT_DIFFERENT) })
 }
 
-/// The records among which is the one that a resource would replace.
+/// Reads the records that contain the one a resource would replace.
 async fn records_of(connection: &Connection, resource: &Resource) -> Result<View, Failure> {
     let service = match resource {
         Resource::ShardMap(name, _) => Some(name.clone()),
@@ -90,7 +90,7 @@ fn stored(resource: &Resource, view: &View) -> Option<Resource> {
         Resource::Service(name, _) => Some(Resource::Service(name.clone(), of(name)?.service.clone()?.value)),
         Resource::Policy(name, wanted) => {
             let stored = of(name)?.policy.clone()?.value;
-            // A policy without rules leaves those in force alone.
+            // A policy without rules does not change the rules in force.
             let authorization = stored.authorization.filter(|_| wanted.authorization.is_some());
             let stored = Policy { authorization, ..stored };
             (stored != Policy::default()).then(|| Resource::Policy(name.clone(), stored))
@@ -131,7 +131,7 @@ fn stored(resource: &Resource, view: &View) -> Option<Resource> {
     }
 }
 
-/// The stored map in the order of the written one where both are equal: the order of replicas has no meaning.
+/// The stored map in the order of the written one if both are equal: the order of replicas has no meaning.
 fn ordered_as(stored: &ShardMap, wanted: &ShardMap) -> ShardMap {
     if apply::same_map(stored, wanted) { wanted.clone() } else { stored.clone() }
 }

@@ -1,17 +1,17 @@
 //! `fairmesh get`.
 
 mod authorization;
-mod fleet;
 mod gateway;
-mod health;
+mod health_verdicts;
 mod hosts;
 mod list_output;
+mod moves_and_watchers;
 mod policies;
+mod region_tables;
 mod regions;
-mod roles;
+mod role_bindings;
 mod services;
 mod shards;
-mod tables;
 mod wait;
 mod watch;
 mod workloads;
@@ -25,15 +25,15 @@ use fairmesh_console::{
     failure::Failure,
     output::{self, Listing},
     rib_reader,
-    view::{ReadView, Scope, ServiceView, View, every_kind},
+    view_reader::{ReadView, Scope, ServiceView, View, every_kind},
 };
 use fairmesh_model::{RecordKind, RecordList, ServiceName, SpiffePath, Tenant, spec::read_duration};
 use fairmesh_wire::handshake::Connection;
 
 use list_output::ListOutputArgs;
 
-pub(crate) use fleet::{MOVES_HEAD, add_moves};
-pub(crate) use health::of_service as health_rows;
+pub(crate) use health_verdicts::of_service as health_rows;
+pub(crate) use moves_and_watchers::{MOVES_HEAD, add_moves};
 pub(crate) use policies::summary as policy_summary;
 pub(crate) use regions::{DistanceRow, distance};
 pub(crate) use services::endpoints as endpoint_rows;
@@ -51,8 +51,8 @@ pub struct GetArgs {
     /// Only objects of this tenant.
     #[arg(short, long, conflicts_with = "service")]
     tenant: Option<Tenant>,
-    /// Wait until there is something to list, and of services and endpoints, something that is serving; 30s at most unless
-    /// given as --wait=DURATION.
+    /// Wait until something is listed; services and endpoints must also be serving. At most 30s unless given as
+    /// --wait=DURATION.
     #[arg(
         long,
         value_name = "DURATION",
@@ -126,13 +126,14 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
-    /// Kinds of the displayed records that belong to services.
+    /// Record kinds of a list that belong to services.
     fn records(self) -> Vec<RecordKind> {
         let kinds: &[RecordKind] = match self {
             Self::Services => return every_kind(),
             Self::Endpoints => &[RecordKind::Endpoint, RecordKind::Health, RecordKind::Policy],
             Self::Hosts => &[RecordKind::Endpoint],
-            // Drains move the calls of services whose policies ask for a planner. Defaults complete those of declared services.
+            // Drains move calls of services whose policies ask for a planner. Defaults complete the policies of
+            // declared services.
             Self::Regions => &[RecordKind::Service, RecordKind::Endpoint, RecordKind::Policy],
             Self::Watchers => &[RecordKind::Service],
             Self::Health => &[RecordKind::Endpoint, RecordKind::Health, RecordKind::Policy],
@@ -149,7 +150,7 @@ impl Kind {
     }
 }
 
-/// The list that has the records of a kind; `None` where other commands show them.
+/// The list that shows records of a kind; `None` if other commands show them.
 pub(super) const fn list_of(kind: RecordKind) -> Option<Kind> {
     Some(match kind.rules().list {
         RecordList::Services => Kind::Services,
@@ -234,7 +235,7 @@ async fn list(connection: &Connection, args: &GetArgs) -> Result<Listing, Failur
     Ok(listing)
 }
 
-/// Says which of the services are called by no process, since their identity is revoked.
+/// Prints which of the services no process calls, because their identity is revoked.
 async fn note_revoked(connection: &Connection, view: &View) {
     let revocations = rib_reader::revocations(connection).await;
     let is_revoked =
@@ -250,7 +251,7 @@ async fn listing(connection: &Connection, args: &GetArgs, view: &View) -> Result
     Ok(match args.kind {
         Kind::Services => services::services(view),
         Kind::Endpoints => services::all_endpoints(view),
-        Kind::Health => health::all(view),
+        Kind::Health => health_verdicts::all(view),
         Kind::Policies => policies::policies(view),
         Kind::PolicyDefaults => policies::defaults(view),
         Kind::Shards => match &args.service {
@@ -259,11 +260,11 @@ async fn listing(connection: &Connection, args: &GetArgs, view: &View) -> Result
         },
         Kind::Regions => regions::regions(view),
         Kind::Hosts => hosts::hosts(view),
-        Kind::Moves => fleet::moves(connection, view).await?,
-        Kind::Tables => tables::tables(view),
-        Kind::Watchers => fleet::watchers(connection, view).await?,
+        Kind::Moves => moves_and_watchers::moves(connection, view).await?,
+        Kind::Tables => region_tables::tables(view),
+        Kind::Watchers => moves_and_watchers::watchers(connection, view).await?,
         Kind::Workloads => workloads::workloads(view),
-        Kind::Roles => roles::roles(view),
+        Kind::Roles => role_bindings::roles(view),
         Kind::GatewayBackends => gateway::backends(view),
         Kind::GatewayQuotas => gateway::quotas(view),
         Kind::GatewayServices => gateway::services(view),
@@ -277,7 +278,7 @@ fn why_empty(kind: Kind, name: &ServiceName, one: &ServiceView) -> Option<String
         Kind::Policies => Some(format!(
             "{name} has no policy of its own and runs on the defaults; 'fairmesh describe service {name}' lists them"
         )),
-        Kind::Tables => tables::why_empty(name, one),
+        Kind::Tables => region_tables::why_empty(name, one),
         Kind::Workloads => {
             Some(format!("only programs of the agents' users may be {name}, on every machine"))
         }
@@ -288,7 +289,7 @@ fn why_empty(kind: Kind, name: &ServiceName, one: &ServiceView) -> Option<String
     }
 }
 
-/// Likewise for all services.
+/// Why the list of all services may be empty, if known.
 fn why_all_empty(kind: Kind, view: &View) -> Option<String> {
     let checked = || view.services.values().any(|one| one.effective_policy().health_check.is_some());
     (kind == Kind::Health && !checked())

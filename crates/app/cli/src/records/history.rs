@@ -33,14 +33,14 @@ pub struct HistoryArgs {
     output_args: OutputArgs,
 }
 
-/// One value.
+/// One version of the record for display.
 struct Shown {
     version: Version,
-    /// `None` if it did not exist.
+    /// The document; `None` if the record did not exist.
     document: Option<Document>,
 }
 
-/// Lists values, newest first, each with its changes from the one before.
+/// Lists versions, newest first, each with its changes from the previous one.
 pub async fn run(args: HistoryArgs) -> Result<ExitCode, Failure> {
     args.of.validate()?;
     let connection = connect::connect(&args.target).await?;
@@ -63,7 +63,7 @@ fn table(versions: &[Shown]) -> Listing {
     let mut listing = Listing::new(&["REVISION", "WRITTEN", "BY", "CHANGE", "MESSAGE"]);
     for (i, Shown { version, document }) in versions.iter().enumerate() {
         let change = summary(versions.get(i + 1).map(|before| &before.document), document.as_ref());
-        // The absence of a record has no revision while it lasts.
+        // A record that is currently absent has no revision.
         let revision = Some(version.revision).filter(|number| *number > 0);
         let written = version.written.as_ref();
         let by = written.map(|written| written.by.clone()).unwrap_or_default();
@@ -93,7 +93,7 @@ fn table(versions: &[Shown]) -> Listing {
     listing
 }
 
-/// The changes of a version, in one line.
+/// The changes of a version on one line.
 fn summary(before: Option<&Option<Document>>, document: Option<&Document>) -> String {
     match (before, document) {
         (None | Some(None), None) => "did not exist".into(),
@@ -106,7 +106,7 @@ fn summary(before: Option<&Option<Document>>, document: Option<&Document>) -> St
     }
 }
 
-/// Every version with its whole difference from the one before.
+/// Every version with its full difference from the previous one.
 fn full_diffs(of: &HistoryKey, versions: &[Shown]) -> Result<String, Failure> {
     let yaml = |shown: Option<&Shown>| match shown.and_then(|shown| shown.document.as_ref()) {
         Some(document) => output::yaml(document),

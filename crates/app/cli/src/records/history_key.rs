@@ -1,4 +1,4 @@
-//! Configuration that has a history, and its values.
+//! Configuration with a history, and its versions.
 
 use bytes::Bytes;
 use clap::Args;
@@ -9,19 +9,19 @@ use fairmesh_model::{
 };
 use fairmesh_wire::{
     handshake::Connection,
-    records,
+    record_encoding,
     v1::{Change, Condition, GetHistoryRequest, Op, condition},
 };
 use serde_json::{Value, json};
 use tonic::Code;
 
 use super::{
-    kinds::Kind,
+    kind_names::Kind,
     record_name::{Naming, RecordName, key_of},
     value_document::resource,
 };
 
-/// Configuration that has a history.
+/// Names configuration that has a history.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct HistoryKey {
     /// The kind of record.
@@ -32,21 +32,21 @@ pub(crate) struct HistoryKey {
     pub(super) name: Option<RecordName>,
 }
 
-/// One value of the configuration, of which a topology has two records.
+/// One version of the configuration. A topology consists of two records.
 #[derive(Clone, Debug)]
 pub(super) struct Version {
-    /// The revision that wrote it, or a number in its place where earlier values were imported; 0 of a deletion that is in
+    /// The revision of the write. Imported earlier versions have a number in its place; 0 means a deletion that is in
     /// force.
     pub(super) revision: u64,
-    /// Of the current value of one record: the revision of the store, for conditions.
+    /// Revision of the stored record, for conditional writes. Only for the current version of a single record.
     pub(super) stored_revision: Option<u64>,
-    /// By record; `None` where it did not exist.
+    /// Values by record; `None` if the record did not exist.
     pub(super) values: Vec<Option<Bytes>>,
-    /// Author and time, where they are known.
+    /// Author and time, if known.
     pub(super) written: Option<Written>,
 }
 
-/// A write.
+/// Author and time of a write.
 #[derive(Clone, Debug)]
 pub(super) struct Written {
     pub(super) at_ms: u64,
@@ -55,7 +55,7 @@ pub(super) struct Written {
 }
 
 impl HistoryKey {
-    /// Checks that a record is named where one is needed, and nowhere else.
+    /// Checks that a name is given exactly for kinds that need one.
     pub(super) fn validate(&self) -> Result<(), Failure> {
         if !self.records().is_empty() {
             return Ok(());
@@ -97,7 +97,7 @@ impl HistoryKey {
         self.name.as_ref().map(ToString::to_string)
     }
 
-    /// In words: `the policy of shop/cart`.
+    /// Text such as `the policy of shop/cart`.
     pub(super) fn title(&self) -> String {
         let kind = self.kind.name();
         match &self.name {
@@ -120,7 +120,7 @@ impl HistoryKey {
         self.kind.records().filter_map(|kind| key_of(kind, self.name.as_ref())).collect()
     }
 
-    /// The declaration in a value of this record; `None` if the record is of another kind.
+    /// The declaration in a version; `None` if the record is of another kind.
     pub(super) fn declaration(&self, version: &Version) -> Result<Option<Service>, Failure> {
         Ok(match self.decode(version)?.into_iter().next() {
             Some(Some(Record::Service(service))) => Some(service),
@@ -128,7 +128,7 @@ impl HistoryKey {
         })
     }
 
-    /// As `apply` reads it; `None` if it did not exist.
+    /// The document as `apply` reads it; `None` if the record did not exist.
     pub(super) fn document(&self, version: &Version) -> Result<Option<Document>, Failure> {
         let mut records = self.decode(version)?;
         if self.kind.includes(RecordKind::Regions) {
@@ -141,12 +141,12 @@ impl HistoryKey {
 
     fn decode(&self, version: &Version) -> Result<Vec<Option<Record>>, Failure> {
         let decode = |(key, value): (RecordKey, &Option<Bytes>)| {
-            Ok(value.as_ref().map(|value| records::decode(&key, value)).transpose()?)
+            Ok(value.as_ref().map(|value| record_encoding::decode(&key, value)).transpose()?)
         };
         self.records().into_iter().zip(&version.values).map(decode).collect()
     }
 
-    /// The writes that make a value the current one.
+    /// The writes that restore a version.
     pub(super) fn ops(&self, version: &Version, condition: Option<u64>) -> Vec<Op> {
         let condition =
             condition.map(|revision| Condition { kind: Some(condition::Kind::Revision(revision)) });
@@ -177,7 +177,7 @@ fn topology(records: Vec<Option<Record>>) -> Option<Document> {
     Some(Document::from(&Resource::Topology(regions, all)))
 }
 
-/// The current value and the earlier ones, newest first.
+/// The current version and earlier ones, newest first.
 pub(super) async fn versions(connection: &Connection, of: &HistoryKey) -> Result<Vec<Version>, Failure> {
     of.validate()?;
     let mut histories = Vec::new();
@@ -207,9 +207,9 @@ async fn changes(connection: &Connection, of: &HistoryKey, kind: RecordKind) -> 
     }
 }
 
-/// One list of values from those of all records: at each revision that wrote any of them.
+/// Merges the histories of all records into one list, with an entry for each revision that wrote any of them.
 fn merge(histories: &[Vec<Change>]) -> Vec<Version> {
-    // A deletion that is in force has no revision yet, and is the newest.
+    // A deletion in force has no revision yet, and is the newest.
     let order = |change: &Change| {
         if change.revision == 0 && change.replaced_at_ms == 0 { u64::MAX } else { change.revision }
     };
@@ -219,7 +219,7 @@ fn merge(histories: &[Vec<Change>]) -> Vec<Version> {
     let version = |at: &u64| {
         let mut version = Version { revision: *at, stored_revision: None, values: Vec::new(), written: None };
         for history in histories {
-            // Newest first; before its first value, a record is as it was then.
+            // Newest first. Before its first known write, a record has its oldest known value.
             let current = history
                 .iter()
                 .position(|change| order(change) <= *at)
@@ -242,7 +242,7 @@ fn merge(histories: &[Vec<Change>]) -> Vec<Version> {
     versions
 }
 
-/// The write that replaced a value.
+/// Author and time of the write that replaced a value.
 fn written(replaced: &Change) -> Written {
     Written {
         at_ms: replaced.replaced_at_ms,
@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn histories_of_two_records_are_merged_by_time() {
+    fn histories_of_topology_records_are_merged_by_time() {
         let regions = vec![change(7, Some(b"r7"), 0), change(3, Some(b"r3"), 70), change(1, None, 30)];
         let round_trips = vec![change(5, Some(b"t5"), 0), change(2, None, 50)];
         let merged = merge(&[regions, round_trips]);
@@ -306,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn current_deletion_is_the_newest_history_entry() {
+    fn history_begins_with_deletion_when_record_is_deleted() {
         let merged = merge(&[vec![change(0, None, 0), change(4, Some(b"v"), 90)]]);
         assert_eq!(merged.iter().map(|version| version.revision).collect::<Vec<_>>(), [0, 4]);
         assert_eq!(merged[0].written.as_ref().unwrap().by, "user 90");

@@ -1,4 +1,4 @@
-//! `fairmesh lint`: what is wrong with YAML files, without a control plane.
+//! `fairmesh lint`: checks YAML files without a control plane.
 
 use std::process::ExitCode;
 
@@ -26,7 +26,7 @@ pub struct LintArgs {
     output_args: OutputArgs,
 }
 
-/// Reads the files as `apply` does, and prints its warnings; the files are all that it goes by.
+/// Reads the files as `apply` does, and prints its warnings. Only the files are known.
 pub fn run(args: LintArgs) -> Result<ExitCode, Failure> {
     let documents = manifests::load(&args.files)?;
     let resources: Vec<_> = documents.iter().map(|one| &one.resource).collect();

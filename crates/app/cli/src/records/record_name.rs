@@ -9,7 +9,7 @@ use fairmesh_model::{Invalid, KindScope, Label, RecordKey, RecordKind, ServiceNa
 pub(super) enum RecordName {
     /// A record of a service.
     Service(ServiceName),
-    /// One of the records of the mesh that have names.
+    /// The name of a mesh-wide record.
     Label(Label),
 }
 
@@ -36,13 +36,13 @@ impl fmt::Display for RecordName {
 /// How the records of a kind are named.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Naming {
-    /// By their service.
+    /// Named by a service.
     Service,
-    /// By a name of their own.
+    /// Named by a label.
     Label,
-    /// By a tenant, and one of the mesh without a name.
+    /// Named by a tenant; the record of the mesh has no name.
     Tenant,
-    /// The mesh has one.
+    /// No name: the mesh has one such record.
     Unnamed,
 }
 
@@ -57,7 +57,7 @@ impl Naming {
         }
     }
 
-    /// Whether it is the way of a name.
+    /// Whether this naming fits a name.
     fn is_of(self, name: Option<&RecordName>) -> bool {
         match name {
             Some(RecordName::Service(_)) => self == Self::Service,
@@ -67,7 +67,7 @@ impl Naming {
     }
 }
 
-/// The record of a kind with a history that a name says; `None` if the kind's records are not named so.
+/// The key of a record by kind and name; `None` if the kind's records are not named this way.
 pub(super) fn key_of(kind: RecordKind, name: Option<&RecordName>) -> Option<RecordKey> {
     let text = name.map(ToString::to_string).unwrap_or_default();
     let key = RecordKey::with_history(kind.history_name()?, &text).ok()?;

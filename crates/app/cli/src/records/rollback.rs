@@ -17,11 +17,12 @@ use fairmesh_wire::{
 use serde_json::json;
 
 use super::{
+    apply::warnings::wider_access,
     breaking_change,
     history_key::{self, HistoryKey, Version},
 };
 
-/// Alternative to deleting or changing a declaration that has running servers.
+/// Hint for deleting or changing a declaration that has running servers.
 const HINT: &str = "choose a later revision with --to (see 'fairmesh history service'), or use --force";
 
 /// Arguments of `fairmesh rollback`.
@@ -53,6 +54,9 @@ pub async fn run(args: RollbackArgs) -> Result<ExitCode, Failure> {
     let connection = connect::connect(&args.target).await?;
     let chosen = chosen(&connection, &args).await?;
     refuse_breaking_change(&connection, &args, &chosen).await?;
+    for (key, value) in args.of.records().iter().zip(&chosen.values) {
+        wider_access::warn_of_record(&connection, key, value.as_deref()).await?;
+    }
     match args.dry_run {
         true => report_dry_run(&args, &chosen)?,
         false => restore(&connection, &args, &chosen).await?,
@@ -90,7 +94,7 @@ fn report_dry_run(args: &RollbackArgs, chosen: &Version) -> Result<(), Failure> 
     output::print_one(args.output_args.format(), &item, &text)
 }
 
-/// Writes the value that was shown, whatever is written meanwhile.
+/// Writes the version that was shown, even if the history changes meanwhile.
 async fn restore(connection: &Connection, args: &RollbackArgs, chosen: &Version) -> Result<(), Failure> {
     let (subject, back) = (args.of.title(), chosen.revision);
     let message = args.message.clone().unwrap_or_default();
@@ -123,7 +127,7 @@ async fn restore(connection: &Connection, args: &RollbackArgs, chosen: &Version)
     output::print_one(args.output_args.format(), &item, &text)
 }
 
-/// The value to restore: the given one, or the one before the current.
+/// The version to restore: the given one, or the one before the current.
 async fn chosen(connection: &Connection, args: &RollbackArgs) -> Result<Version, Failure> {
     let mut versions = history_key::versions(connection, &args.of).await?;
     let found = match args.to {

@@ -6,7 +6,7 @@ use fairmesh_model::{
     spec::{Document, EndpointSpec, Resource},
     write_duration,
 };
-use fairmesh_wire::records;
+use fairmesh_wire::record_encoding;
 use serde_json::{Value, json};
 
 use crate::identity::{bundle_value, describe_revoked, federated_value, timestamp, token_issuer_value};
@@ -14,26 +14,26 @@ use crate::identity::{bundle_value, describe_revoked, federated_value, timestamp
 /// How commands show a record.
 #[allow(clippy::large_enum_variant, reason = "destructured at once")]
 enum Shown {
-    /// As the document that `apply` reads.
+    /// Shown as the document that `apply` reads.
     Document(Resource),
-    /// As JSON: no file has such a record.
+    /// Shown as JSON, for records that no file contains.
     Json(Value),
-    /// Not at all: the record is measured or computed, many times a minute, and the log of writes has none of the kind.
+    /// Not shown: the record is measured or computed many times a minute, and the write log omits its kind.
     Omitted,
 }
 
-/// The value at a key as the document that `apply` reads, or as JSON where it reads none; `None` if it cannot be read, or is
-/// none that people write.
+/// The value at a key as the document that `apply` reads, or as JSON if `apply` reads no such record. `None` if it
+/// cannot be decoded, or is not shown.
 pub(crate) fn value_document(key: &str, value: &[u8]) -> Option<Value> {
     let key = RecordKey::parse(key).ok()?;
-    match shown(&key, records::decode(&key, value).ok()?)? {
+    match shown(&key, record_encoding::decode(&key, value).ok()?)? {
         Shown::Document(resource) => Some(json!(Document::from(&resource))),
         Shown::Json(value) => Some(value),
         Shown::Omitted => None,
     }
 }
 
-/// The content of the document of a record; `None` for records that no file has.
+/// The document content of a record; `None` for records that no file contains.
 pub(super) fn resource(key: &RecordKey, record: Record) -> Option<Resource> {
     match shown(key, record)? {
         Shown::Document(resource) => Some(resource),
@@ -41,7 +41,7 @@ pub(super) fn resource(key: &RecordKey, record: Record) -> Option<Resource> {
     }
 }
 
-/// A document in JSON without its kind and name, which are known where it is shown.
+/// A document as JSON without its kind and name, which the context shows.
 pub(crate) fn contents(mut document: Value) -> Value {
     if let Value::Object(fields) = &mut document {
         for said in ["kind", "name", "service"] {
@@ -51,7 +51,7 @@ pub(crate) fn contents(mut document: Value) -> Value {
     document
 }
 
-/// How a record is shown; `None` if it is at the key of another kind.
+/// How a record is shown; `None` if its kind does not match the key.
 fn shown(key: &RecordKey, record: Record) -> Option<Shown> {
     let service = || key.service().cloned();
     Some(match record {
@@ -104,7 +104,7 @@ fn shown(key: &RecordKey, record: Record) -> Option<Shown> {
 
 fn endpoint_value(endpoint: &Endpoint) -> Value {
     let mut value = json!(EndpointSpec::of(endpoint));
-    // Omitted in files if it is the default.
+    // The document omits the default state.
     value["state"] = json!(endpoint.state);
     value
 }
@@ -176,11 +176,11 @@ mod tests {
     use super::*;
 
     fn shown(key: &str, record: Record) -> Value {
-        value_document(key, &records::encode(&record)).unwrap()
+        value_document(key, &record_encoding::encode(&record)).unwrap()
     }
 
     #[test]
-    fn records_without_a_document_are_shown_by_their_fields() {
+    fn records_without_document_are_shown_by_their_fields() {
         let revocation =
             Revocation { path: "shop/web".parse().unwrap(), certificates: RevokedCertificates::All, at: 7 };
         let value =

@@ -1,8 +1,8 @@
 //! `fairmesh shards balance`: executes the control plane's plan move by move.
 //!
-//! The loop is here, not in the control plane: an operator sees it, stops it between two moves and runs it where an
-//! external shard manager would run, with the same calls. Each move is a request that the control plane completes even
-//! when this program has ended.
+//! The loop runs here rather than in the control plane: an operator sees it, can stop it between two moves, and can run
+//! it in place of an external shard manager, with the same calls. Each move is a request that the control plane
+//! completes even if this program has ended.
 
 use std::{pin::Pin, process::ExitCode, time::Duration};
 
@@ -22,7 +22,7 @@ use fairmesh_wire::{
 use serde_json::json;
 use tokio::time::{Instant, sleep_until};
 
-use super::{ServiceArgs, wait};
+use super::{ServiceArgs, wait_for_move};
 
 /// Interval between two plans.
 const PLAN_INTERVAL: Duration = Duration::from_secs(30);
@@ -67,7 +67,7 @@ struct StopSignal {
     heard: bool,
 }
 
-/// Runs the command. With --watch errors are printed and it continues: missing data may arrive.
+/// Runs the command. With `--watch` it prints errors and continues, since missing data may arrive.
 pub(super) async fn run(args: Balance) -> Result<ExitCode, Failure> {
     let signal: Pin<Box<Shutdown>> = Box::pin(stop_signals::shutdown()?);
     let mut stop = StopSignal { signal, heard: false };
@@ -93,7 +93,7 @@ async fn once(args: &Balance, stop: &mut StopSignal) -> Result<(), Failure> {
         true => Ok(()),
         false => round.execute(&connection, args, stop).await,
     };
-    // With --watch an empty plan prints nothing.
+    // With `--watch` an empty plan prints nothing.
     if !args.watch || !round.moves.is_empty() {
         output::print_one(args.of.output_args.format(), &round.json(args), &round.text(args))?;
     }
@@ -111,7 +111,7 @@ async fn propose(connection: &Connection, args: &Balance) -> Result<ProposeMoves
 }
 
 impl StopSignal {
-    /// Sleeps; `false` if stopped meanwhile.
+    /// Sleeps until `until`; returns false if stopped meanwhile.
     async fn sleep_unless_stopped(&mut self, until: Instant) -> bool {
         if !self.heard {
             tokio::select! {
@@ -129,7 +129,7 @@ impl BalanceRound {
         Ok(Self { moves, servers: plan.servers, notes: plan.notes, done: 0 })
     }
 
-    /// Executes move after move, until one fails or it is stopped; a started move is waited for.
+    /// Executes move after move, until one fails or the program is stopped; a started move is still awaited.
     async fn execute(
         &mut self,
         connection: &Connection,
@@ -195,8 +195,8 @@ impl BalanceRound {
     }
 }
 
-/// Requests one move and waits for its end, also when stopped meanwhile; stopped twice, it leaves the rest to the
-/// control plane.
+/// Requests one move and waits for its end, even if stopped meanwhile. A second stop leaves the rest to the control
+/// plane.
 async fn execute(
     connection: &Connection,
     args: &Balance,
@@ -207,7 +207,7 @@ async fn execute(
     let request =
         MoveShardRequest { service: service.to_string(), r#move: Some(move_request.clone().into()) };
     connection.registry().move_shard(request).await?;
-    let moved = wait::wait_until_moved(connection, service, move_request);
+    let moved = wait_for_move::wait_until_moved(connection, service, move_request);
     tokio::pin!(moved);
     if !stop.heard {
         tokio::select! {
@@ -228,7 +228,7 @@ async fn execute(
 
 const HEAD: [&str; 7] = ["INSTANCE", "REGION", "LOAD", "SHARE", "", "LOAD AFTER", "SHARE AFTER"];
 
-/// Loads as calls in flight, and as a percentage of the fair share.
+/// Loads as average calls in flight, and as a percentage of the fair share.
 fn row(server: &Server) -> Vec<String> {
     let Server { instance, region, before, after, fair } = server;
     let load = |work: u64| format!("{:.3}", work as f64 / 1e6);

@@ -8,7 +8,7 @@ use serde_json::json;
 
 use super::ServiceArgs;
 
-/// Shards named in a table.
+/// Maximum number of shards named in a table row.
 const MAX_NAMED: usize = 3;
 
 /// Runs the command.
@@ -42,7 +42,7 @@ fn row(server: &ServerLoad) -> Vec<String> {
     ]
 }
 
-/// Load as the average number of calls in flight.
+/// Formats a load as the average number of calls in flight.
 fn in_flight(work: u64) -> String {
     format!("{:.3}", work as f64 / 1e6)
 }

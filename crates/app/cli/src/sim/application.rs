@@ -1,4 +1,4 @@
-//! Applications of several services: reads a file, simulates it by each planner, and prints what clients saw and what it cost.
+//! Applications of several services: reads a file, simulates it with each planner, and prints client latency and cost.
 
 use std::path::Path;
 
@@ -14,12 +14,12 @@ use fairmesh_sim::{
 use super::{Loaded, RunArgs, picture_path, progress, write_file};
 use crate::manifests;
 
-/// Seconds of an hour.
+/// Seconds per hour.
 const HOUR: f64 = 3600.0;
-/// Nanoseconds of a second.
+/// Nanoseconds per second.
 const NANOS: u64 = 1_000_000_000;
 
-/// The application of a file, and its variants.
+/// The application in a file, and its variants.
 pub(super) fn load(file: &Path, args: &RunArgs) -> Result<Vec<Loaded>, Failure> {
     let mut scenario: Scenario = manifests::load_one(file, Scenario::validate)?;
     scenario.play.seed = args.seed.unwrap_or(scenario.play.seed);
@@ -103,7 +103,7 @@ fn summary(one: &Figures) -> Vec<String> {
     ]
 }
 
-/// A table with a row for each thing that any planner has figures of, and a column for each planner.
+/// A table with one row per figure that any planner has, and one column per planner.
 fn compare(
     what: &str,
     names: &[&str],

@@ -1,6 +1,6 @@
-//! The sharded store of carts: primaries write and copy to their secondary, which serves reads.
+//! The sharded store of carts. A primary writes and copies to its secondary, which serves reads.
 //!
-//! It keeps carts in memory and copies them without waiting; a shop's real store would be a database.
+//! Carts are kept in memory and copied without waiting; a real shop would use a database.
 
 use std::{
     collections::HashMap,
@@ -27,10 +27,10 @@ use crate::shop_protocol::{
     cart_server::{Cart, CartServer},
 };
 
-/// Maximum number of items of a cart; older ones are dropped, so that the demo may run forever.
+/// Maximum number of items in a cart. Older ones are dropped, so that the demo may run forever.
 const MAX_ITEMS: usize = 20;
 
-/// Time limit of calls to another server of the store.
+/// Timeout of calls to another server of the store.
 const PEER_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The carts of this server.
@@ -41,12 +41,12 @@ pub(super) struct Carts {
     carts: Mutex<HashMap<u64, Vec<String>>>,
 }
 
-/// Fetches the carts of a shard from its holder before this server serves the shard.
+/// Fetches the carts of a shard from its previous holder before this server serves the shard.
 pub(super) fn take_over_shards(server: ServerBuilder, carts: Arc<Carts>) -> ServerBuilder {
     server.on_shard_start(move |_shard: ShardId, range: KeyRange| {
         let carts = carts.clone();
         async move {
-            // In a new shop there is no holder.
+            // In a new shop there is no previous holder.
             if let Err(status) = carts.fetch(range).await {
                 tracing::info!(%range, %status, "starting the shard with no carts");
             }
@@ -55,7 +55,7 @@ pub(super) fn take_over_shards(server: ServerBuilder, carts: Arc<Carts>) -> Serv
     })
 }
 
-/// The gRPC service, and a page per cart for programs that do not speak it.
+/// The gRPC service, and a page per cart for programs without gRPC.
 pub(super) fn routes(carts: Arc<Carts>) -> Router {
     let page = Router::new().route("/carts/{customer}", get(page)).with_state(carts.clone());
     tonic::service::Routes::new(CartServer::from_arc(carts)).into_axum_router().merge(page)
@@ -67,7 +67,7 @@ async fn page(State(carts): State<Arc<Carts>>, Path(customer): Path<u64>) -> imp
 }
 
 impl Carts {
-    /// No carts.
+    /// A server without carts.
     pub(super) fn new(mesh: Mesh, place: DemoRegion) -> Self {
         Self { mesh, place, carts: Mutex::default() }
     }

@@ -1,4 +1,4 @@
-//! The stateless services: catalog, payment, and the checkout that calls two others.
+//! The stateless services: catalog, payment, and checkout, which calls two others.
 
 use std::{
     sync::{
@@ -33,7 +33,7 @@ pub(super) fn catalog(place: DemoRegion, requests: Arc<AtomicU64>) -> Router {
     Router::new().route("/items/{item}", get(item))
 }
 
-/// Reports requests per second as the load of a server, for the planner of region tables.
+/// Reports requests per second as the server's load, for the planner of region tables.
 pub(super) async fn report_rate(server: MeshServer, requests: Arc<AtomicU64>) {
     let mut ticks = interval(Duration::from_millis(500));
     let (mut before, mut at) = (0, Instant::now());
@@ -47,7 +47,7 @@ pub(super) async fn report_rate(server: MeshServer, requests: Arc<AtomicU64>) {
     }
 }
 
-/// Takes payments: POSTs that must not happen twice.
+/// Takes payments: POST requests that must not be executed twice.
 pub(super) fn payment(place: DemoRegion) -> Router {
     let pay =
         move |Path(customer): Path<u64>| async move { answer(place, format!("{{\"paid_by\": {customer}}}")) };

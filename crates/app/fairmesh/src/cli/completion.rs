@@ -1,7 +1,7 @@
-//! Completion in shells: of the same tree of commands that parses arguments, and of the names of services.
+//! Shell completion of commands and options, from the tree that parses arguments, and of service names.
 //!
-//! The script that `fairmesh completions` prints calls this binary for each completion, with `COMPLETE` set, so that it
-//! completes what this release takes, and services that exist now.
+//! The script that `fairmesh completions` prints calls this binary for each completion, with `COMPLETE` set. Completion
+//! therefore offers what this release accepts and the services that exist now.
 
 use std::{any::TypeId, env, ffi::OsStr, time::Duration};
 
@@ -14,24 +14,24 @@ use clap_complete::{
 use fairmesh_console::{
     arguments::TargetArgs,
     connect,
-    view::{ReadView, Scope, View},
+    view_reader::{ReadView, Scope, View},
 };
 use fairmesh_model::{RecordKind, ServiceName};
 use fairmesh_wire::handshake::Connection;
 use tokio::{runtime::Builder, time::timeout};
 
-/// Time limit for the names of services: a person waits.
+/// Timeout for reading names from the control plane while a person waits.
 const LOOKUP_TIMEOUT: Duration = Duration::from_millis(700);
 
-/// The variable by which the script asks for candidates.
+/// Environment variable that makes this binary print completion candidates.
 const VARIABLE: &str = "COMPLETE";
 
-/// Prints candidates and ends the process, if a shell asks for them.
+/// Prints candidates and ends the process if `COMPLETE` is set.
 pub(crate) fn complete_if_asked() {
     CompleteEnv::with_factory(|| with_services(super::command())).var(VARIABLE).complete();
 }
 
-/// The script of a shell; `None` if it has none.
+/// Completion script for a shell; `None` if the shell is not supported.
 pub(crate) fn script(shell: &str) -> Option<Vec<u8>> {
     let mut script = Vec::new();
     let completer = Shells::builtins();
@@ -40,7 +40,7 @@ pub(crate) fn script(shell: &str) -> Option<Vec<u8>> {
     Some(script)
 }
 
-/// Has every argument that is a service, an instance or a kind offer those that exist.
+/// Adds completion of existing names to every argument that is a service, an instance or a kind.
 fn with_services(command: Command) -> Command {
     let names: Vec<String> = command.get_subcommands().map(|below| below.get_name().to_owned()).collect();
     let command =
@@ -81,9 +81,9 @@ fn processes_and_services(current: &OsStr) -> Vec<CompletionCandidate> {
     all
 }
 
-/// The instances of the service in an earlier word of the line.
+/// Instances of the service named earlier on the command line.
 fn instances(current: &OsStr) -> Vec<CompletionCandidate> {
-    // The words of the line follow two dashes, and the first is the path of this program.
+    // The words of the completed line follow `--`. The first is the path of this program.
     let mut words = env::args().skip_while(|word| word != "--").skip(2);
     let Some(service) = words.find_map(|word| word.parse::<ServiceName>().ok()) else {
         return Vec::new();
@@ -97,14 +97,14 @@ fn instances(current: &OsStr) -> Vec<CompletionCandidate> {
     begun_by(current, found)
 }
 
-/// Candidates that continue what was typed.
+/// Candidates that start with the typed text.
 fn begun_by(current: &OsStr, names: impl IntoIterator<Item = String>) -> Vec<CompletionCandidate> {
     let begun = current.to_string_lossy();
     let names = names.into_iter().filter(|name| name.starts_with(&*begun));
     names.map(CompletionCandidate::new).collect()
 }
 
-/// Names that the control plane gives in time; none otherwise.
+/// Waits for names from the control plane. Returns no names if it takes longer than [`LOOKUP_TIMEOUT`].
 fn waited_for(names: impl Future<Output = Option<Vec<String>>>) -> Vec<String> {
     let runtime = Builder::new_current_thread().enable_all().build().ok();
     let found =
@@ -112,7 +112,7 @@ fn waited_for(names: impl Future<Output = Option<Vec<String>>>) -> Vec<String> {
     found.unwrap_or_default()
 }
 
-/// The control plane that the environment names, or of this machine.
+/// Connection to the control plane named in the environment, otherwise to the one on this machine.
 async fn connection() -> Option<Connection> {
     let named = env::var("FAIRMESH_CONTROL").ok().and_then(|text| text.parse().ok());
     connect::connect(&TargetArgs::without_token(named)).await.ok()

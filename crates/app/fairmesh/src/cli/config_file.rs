@@ -1,7 +1,7 @@
-//! `--config fairmesh.yaml` of the processes of the mesh: options in a file, by the same names.
+//! `--config fairmesh.yaml` of the mesh's processes: a file that sets options by their command-line names.
 //!
-//! They become arguments before the arguments are parsed, so that a value is checked once and in one place. The command line
-//! comes first, then the environment, then the file.
+//! Options of the file become arguments before the arguments are parsed, so each value is checked once and in one
+//! place. The command line takes precedence over the environment, and the environment over the file.
 
 use std::{
     env,
@@ -14,9 +14,9 @@ use clap::{Arg, ArgAction, Command};
 use fairmesh_console::failure::Failure;
 use serde_json::{Map, Value};
 
-use super::renamed::names;
+use super::option_aliases::names;
 
-/// Commands that take a configuration file, as words.
+/// Commands that take a configuration file, each as a list of words.
 const PROCESSES: &[&[&str]] = &[
     &["control"],
     &["agent"],
@@ -29,10 +29,10 @@ const PROCESSES: &[&[&str]] = &[
     &["rib", "replica"],
 ];
 
-/// The option.
+/// Name of the option that gives the configuration file.
 const OPTION: &str = "config";
 
-/// Adds the option to the commands of processes.
+/// Adds `--config` to the commands in [`PROCESSES`].
 pub(super) fn add_option(command: Command) -> Command {
     let option = || {
         Arg::new(OPTION)
@@ -52,7 +52,7 @@ fn mutate(command: Command, words: &[&str], change: &dyn Fn(Command) -> Command)
     }
 }
 
-/// The arguments with those of the configuration file that they name.
+/// The arguments, followed by the options of the configuration file that `--config` names.
 pub(super) fn expand(command: &Command, arguments: Vec<OsString>) -> Result<Vec<OsString>, Failure> {
     let Some(words) = PROCESSES.iter().find(|words| begins_with(&arguments, words)) else {
         return Ok(arguments);
@@ -60,7 +60,7 @@ pub(super) fn expand(command: &Command, arguments: Vec<OsString>) -> Result<Vec<
     let own = &arguments[1 + words.len()..];
     let Some(path) = named_file(own) else { return Ok(arguments) };
     let process = words.iter().try_fold(command, |command, word| command.find_subcommand(word));
-    // The words are those of commands.
+    // Every word in [`PROCESSES`] is a command.
     let Some(process) = process else { return Ok(arguments) };
     let mut added = Vec::new();
     for (name, value) in read(&path)? {
@@ -81,7 +81,7 @@ fn begins_with(arguments: &[OsString], words: &[&str]) -> bool {
         && words.iter().zip(&arguments[1..]).all(|(word, argument)| argument == word)
 }
 
-/// The file of `--config FILE` or `--config=FILE`.
+/// The file given by `--config FILE` or `--config=FILE`.
 fn named_file(arguments: &[OsString]) -> Option<PathBuf> {
     let mut arguments = arguments.iter().take_while(|argument| *argument != "--");
     while let Some(argument) = arguments.next() {
@@ -127,7 +127,7 @@ fn find<'a>(process: &'a Command, name: &str, path: &Path) -> Result<&'a Arg, Fa
     })
 }
 
-/// Whether the command line has the option.
+/// Whether the command line sets the option.
 fn is_given(arguments: &[OsString], option: &Arg) -> bool {
     let is_long = |text: &str| {
         let written = text.strip_prefix("--").and_then(|text| text.split('=').next());
@@ -140,7 +140,7 @@ fn is_given(arguments: &[OsString], option: &Arg) -> bool {
     own.any(|text| is_long(text) || is_short(text))
 }
 
-/// An option, by its name in the file, with its values, as arguments.
+/// Turns an option of the file and its values into arguments. The error names the file and the option.
 fn as_arguments((option, name): (&Arg, &str), value: &Value, path: &Path) -> Result<Vec<OsString>, Failure> {
     let wrong = |hint: &str| {
         Err(Failure::refused(format!("{}: '{name}' does not take {value}", path.display()), hint))
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn options_of_the_file_come_after_those_of_the_command_line() {
+    fn command_line_takes_precedence_over_config_file() {
         let yaml =
             "region: eu\nlisten: [127.0.0.1:1, 127.0.0.1:2]\nmetrics-per-endpoint: true\nadmin: none\n";
         let line = expanded(yaml, "fairmesh proxy --config FILE --region=us").unwrap().join(" ");
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn unknown_options_and_values_are_refused_with_what_to_write() {
+    fn refused_config_file_entry_is_reported_with_hint() {
         let refused = |yaml, line| expanded(yaml, line).unwrap_err();
         assert!(
             refused("regoin: eu\n", "fairmesh agent --config FILE").contains("there is no option 'regoin'")
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn other_commands_have_no_file() {
+    fn register_does_not_expand_config_option_of_its_program() {
         assert_eq!(expanded("x: y\n", "fairmesh register shop/x -- --config FILE").unwrap().len(), 6);
     }
 }

@@ -1,4 +1,4 @@
-//! Who may call a service, over real processes: a proxy and `register` in front of a program, as `vectors/` says.
+//! Service authorization with real processes: a proxy and `register` in front of a program decide as `vectors/` says.
 
 use std::{
     io::{Read as _, Write as _},
@@ -19,13 +19,13 @@ use super::{
 pub(crate) struct Service {
     pub(crate) mesh: Mesh,
     agent: String,
-    /// Where the proxy has its pages.
+    /// Admin address of the proxy.
     admin: String,
     _processes: Vec<Killed>,
 }
 
 impl Service {
-    /// `shop/cart` behind a proxy, `shop/bytes` behind `register`.
+    /// Starts `shop/cart` behind a proxy and `shop/bytes` behind `register`.
     pub(crate) fn start() -> Self {
         let (mesh, _) = domain();
         mesh.apply("kind: Service\nname: shop/cart\n---\nkind: Service\nname: shop/bytes\n").ok();
@@ -71,7 +71,7 @@ impl Service {
     }
 }
 
-/// Policies of `vectors/authorization.json` whose callers an agent of this test can be, with their decisions.
+/// Cases of `vectors/authorization.json` whose callers can get an identity from this test's agents.
 fn vectors() -> Vec<Value> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../vectors/authorization.json");
     let vectors: Value = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
@@ -85,7 +85,7 @@ fn documents(case: &Value, service: &str) -> String {
     format!("{policy}\n---\n{default}\n")
 }
 
-/// The calls of a case that `fairmesh call` can make.
+/// Calls of a case that `fairmesh call` can make.
 fn calls(case: &Value) -> impl Iterator<Item = (&Value, &str)> {
     let decisions = case["decisions"].as_array().unwrap().iter();
     decisions.filter_map(|decision| {
@@ -95,7 +95,7 @@ fn calls(case: &Value) -> impl Iterator<Item = (&Value, &str)> {
 }
 
 #[test]
-fn servers_decide_as_the_vectors_say() {
+fn server_authorization_matches_vectors_for_each_caller() {
     let service = Service::start();
     for case in vectors() {
         service.apply(&documents(&case, "shop/cart"));
@@ -135,7 +135,7 @@ fn servers_decide_as_the_vectors_say() {
     }
     assert!(service.metric("inbound_requests_unauthorized_total") > 0);
     assert!(service.metric("inbound_requests_audited_total") > 0);
-    // `register` counts no refused connections: its log says whom it refuses, and whom it would refuse.
+    // `register` does not count refused connections; its log names the callers that it refuses or would refuse.
     let log = std::fs::read_to_string(service.mesh.path("register.log")).unwrap();
     let said = log.lines().filter(|line| line.contains("a call is ")).collect::<Vec<_>>();
     let is_audit = |line: &&&str| line.contains("audit");
@@ -144,7 +144,7 @@ fn servers_decide_as_the_vectors_say() {
 }
 
 #[test]
-fn only_intermediaries_that_the_policy_names_state_the_caller() {
+fn caller_header_is_trusted_only_from_intermediaries_named_in_policy() {
     let service = Service::start();
     service.apply(
         "kind: Policy\nservice: shop/cart\nauthorization:\n  rules: [{name: web, from: [shop/web]}]\n  \

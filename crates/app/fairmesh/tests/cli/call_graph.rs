@@ -1,4 +1,4 @@
-//! The call graph that programs report, compared with what their sources say.
+//! The call graph from programs' reports, compared with the graph that the programs' code makes.
 
 use std::{
     collections::BTreeMap,
@@ -44,12 +44,13 @@ service: shop/cart
 routes: [{name: bulk, match: {path: {prefix: /bulk}}, class: bulk}]
 ";
 
-/// How many requests of the user run at once.
+/// Largest number of concurrent user requests.
 const MAX_IN_FLIGHT: usize = 4;
-/// What counts as demand, in calls a second: well below the load, and above what reports that end at different moments leave.
+/// Minimum rate that counts as demand, in calls per second. It is well below the load, and above the difference that
+/// arises when reports end at different moments.
 const MIN_DEMAND: f64 = 2.0;
 
-/// Calls for each call of the parent, by the names of both nodes.
+/// Calls per call of the parent, by the names of both nodes.
 type Edges = BTreeMap<(String, String), f64>;
 
 async fn call(service: &ServiceHandle, path: &str, trace: Option<u64>) -> bool {
@@ -74,8 +75,8 @@ async fn library(agent: &Address, client: &str) -> Library {
     Library::builder().agent(agent.clone()).client_id(client).connect().await.unwrap()
 }
 
-/// Requests two pages of the web service twenty times a second, one of them of another class. Each request has its own trace.
-/// A busy machine lowers the rate: calls that end late or fail would be a graph other than that of the source.
+/// Requests two pages of the web service twenty times per second; one page has another class. Each request has its own
+/// trace. On a busy machine the rate is lower, since late or failed calls would change the graph.
 async fn load(web: ServiceHandle) {
     let mut ticks = interval(Duration::from_millis(50));
     let in_flight = Arc::new(Semaphore::new(MAX_IN_FLIGHT));
@@ -104,7 +105,7 @@ fn edges(graph: &Value) -> Edges {
     edges.collect()
 }
 
-/// Waits until the graph below the web has these edges and no other, with multiplicities within 2 %.
+/// Waits until the graph below the web service has exactly these edges, with multiplicities within 2 %.
 fn expect_graph(mesh: &Mesh, expected: &[(&str, &str, f64)]) -> Value {
     let expected: Edges = expected
         .iter()
@@ -120,9 +121,9 @@ fn expect_graph(mesh: &Mesh, expected: &[(&str, &str, f64)]) -> Value {
     graph
 }
 
-/// Waits until both classes of the web alone are demand of the region.
+/// Waits until the region's demand consists of the two classes of the web service only.
 fn expect_roots(mesh: &Mesh) {
-    // Reports of callers and of servers end at different moments: the shorter the time counted, the more of a difference is left.
+    // Reports of callers and of servers end at different moments, which matters more the shorter the counted time is.
     wait_until("both classes of the web alone are demand of the region", || {
         let graph = mesh.run(&["traffic", "graph", "shop/web", "--json"]).json();
         let roots = graph["nodes"].as_array().unwrap().iter();
@@ -132,7 +133,7 @@ fn expect_roots(mesh: &Mesh) {
 }
 
 #[test]
-fn graph_counted_by_the_library_equals_its_source() {
+fn library_reports_call_graph_of_its_program() {
     let mesh = Mesh::start();
     mesh.apply(SERVICES).ok();
     let agent = mesh.agent("eu");
@@ -145,7 +146,7 @@ fn graph_counted_by_the_library_equals_its_source() {
         let item = move || {
             let stock = stock.clone();
             async move {
-                // A task of its own, which gets the parent from the handler.
+                // A spawned task, which gets the parent call from the handler.
                 let parent = ParentCall::current();
                 let asked = tokio::spawn(parent.scope(async move { call(&stock, "/left", None).await }));
                 asked.await.unwrap().to_string()
@@ -186,8 +187,8 @@ fn graph_counted_by_the_library_equals_its_source() {
     runtime.shutdown_background();
 }
 
-/// A program without the library: for each request it calls the cart twice through its sidecar, or once for a bulk page, and passes
-/// on the trace.
+/// A program without the library. For each request, it calls the cart through its sidecar, twice for an ordinary page
+/// and once for a bulk page, and propagates the trace.
 fn unmodified_program(sidecar: String) -> u16 {
     let listener = StdListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
@@ -228,7 +229,7 @@ fn call_cart(sidecar: &str, path: &str, trace: &str) {
     let _ = stream.read_to_string(&mut String::new());
 }
 
-/// A proxy on both sides of a program, until it is dropped.
+/// A proxy for a program's inbound and outbound calls; it ends on drop.
 struct Sidecar {
     process: Child,
     admin: String,
@@ -259,7 +260,7 @@ impl Drop for Sidecar {
 }
 
 #[test]
-fn graph_through_both_sides_of_a_proxy_equals_its_source() {
+fn sidecars_report_call_graph_of_their_programs() {
     let mesh = Mesh::start();
     mesh.apply(SERVICES).ok();
     let agent = mesh.agent("eu");

@@ -1,4 +1,4 @@
-//! `fairmesh call`, against a server that knows nothing of Fairmesh.
+//! `fairmesh call` against a server that knows nothing of Fairmesh.
 
 use std::{
     fs,
@@ -16,7 +16,7 @@ use super::{
     support::{Mesh, send, wait_until},
 };
 
-/// A server that answers each request with what it was asked; `/gone` is not found. Its port.
+/// Starts a server that echoes each request, and responds to `/gone` with 404; returns its port.
 pub(crate) fn echo() -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
@@ -55,7 +55,7 @@ fn answer(stream: TcpStream) {
 }
 
 #[test]
-fn a_service_is_called_by_name_with_key_body_and_headers() {
+fn service_is_called_by_name_with_key_body_and_headers() {
     let mesh = Mesh::with_shop();
     mesh.register("shop/catalog", "catalog-0", "us", echo());
     let agent = mesh.agent("us");
@@ -79,7 +79,7 @@ fn a_service_is_called_by_name_with_key_body_and_headers() {
 }
 
 #[test]
-fn unanswered_call_states_the_reason_and_tried_endpoints() {
+fn unanswered_call_states_reason_and_tried_endpoints() {
     let mesh = Mesh::with_shop();
     let control = mesh.address();
     let call = |args: &[&str]| mesh.run(&[&["call"], args, &["--control", &control]].concat());
@@ -88,7 +88,7 @@ fn unanswered_call_states_the_reason_and_tried_endpoints() {
     assert!(call(&["shop/cart", "--key", "1"]).fails(2).contains("speaks gRPC"));
     assert!(call(&["shop/catalog"]).fails(1).contains("shop/catalog: "));
 
-    // The port has no listener.
+    // No server listens at this port.
     let port = free_port();
     mesh.register("shop/catalog", "catalog-0", "us", port);
     let refused = call(&["shop/catalog", "-v"]).fails(1);
@@ -97,7 +97,7 @@ fn unanswered_call_states_the_reason_and_tried_endpoints() {
 }
 
 #[test]
-fn lookaside_call_uses_the_local_agents_identity() {
+fn call_through_lookaside_uses_identity_of_local_agent() {
     let (mesh, _) = domain();
     mesh.apply("kind: Service\nname: shop/hello\n").ok();
     let (_agent, agent) = agent(&mesh, "web-1", &mesh.address(), None);
@@ -115,7 +115,7 @@ fn lookaside_call_uses_the_local_agents_identity() {
 }
 
 #[test]
-fn injected_fault_is_distinguished_from_a_response() {
+fn call_command_distinguishes_injected_fault_from_response() {
     let mesh = Mesh::with_shop();
     mesh.register("shop/catalog", "catalog-0", "us", echo());
     let fault = |fault: &str| {
@@ -140,7 +140,7 @@ fn injected_fault_is_distinguished_from_a_response() {
 }
 
 #[test]
-fn a_drain_does_not_wait_for_a_finished_call() {
+fn drain_does_not_wait_for_finished_call_command() {
     let mesh = Mesh::with_shop();
     for instance in ["catalog-0", "catalog-1"] {
         mesh.register("shop/catalog", instance, "us", echo());
@@ -148,13 +148,13 @@ fn a_drain_does_not_wait_for_a_finished_call() {
     let agent = mesh.agent("us");
     mesh.run(&["call", "shop/catalog", "--agent", &agent.address()]).ok();
     mesh.run(&["call", "shop/catalog", "--control", &mesh.address()]).ok();
-    // Shorter than the time that a lost connection is given to come back.
+    // Shorter than the grace period after a lost connection.
     let drained = mesh.run(&["drain", "shop/catalog", "catalog-0", "--deadline", "6s"]);
     assert!(drained.ok().contains("every caller has moved"));
 }
 
 #[test]
-fn call_from_the_saved_copy_is_labelled() {
+fn call_command_says_when_it_uses_saved_copy() {
     let mesh = Mesh::with_shop();
     mesh.register("shop/catalog", "catalog-0", "us", echo());
     let mut agent = mesh.agent("us");

@@ -1,4 +1,4 @@
-//! What operators write: apply, get, describe, diff, history, rollback.
+//! Commands that change configuration: apply, get, describe, diff, history, rollback.
 
 use serde_json::json;
 
@@ -29,7 +29,7 @@ fn applied_records_are_listed_and_described() {
 }
 
 #[test]
-fn apply_is_idempotent_and_accepts_the_output_of_get() {
+fn apply_is_idempotent_and_accepts_output_of_get() {
     let mesh = Mesh::with_shop();
     let unchanged = |outcomes: serde_json::Value| {
         let outcomes = outcomes.as_array().unwrap().clone();
@@ -44,7 +44,7 @@ fn apply_is_idempotent_and_accepts_the_output_of_get() {
 }
 
 #[test]
-fn a_dry_run_changes_nothing() {
+fn dry_run_changes_nothing() {
     let mesh = Mesh::start();
     let file = mesh.file("shop.yaml", SHOP);
     let outcomes = mesh.run(&["apply", "-f", &file, "--dry-run", "--json"]).json();
@@ -67,7 +67,7 @@ fn diff_shows_what_apply_would_change_and_exits_3() {
 }
 
 #[test]
-fn rollback_restores_a_replaced_value_from_history() {
+fn rollback_restores_replaced_value_from_history() {
     let mesh = Mesh::with_shop();
     let timeout = |mesh: &Mesh| mesh.run(&["get", "policies", "--json"]).json()[0]["timeout"].clone();
     mesh.apply(&SHOP.replace("timeout: 5s", "timeout: 6s")).ok();
@@ -90,7 +90,7 @@ fn rollback_restores_a_replaced_value_from_history() {
 }
 
 #[test]
-fn history_says_what_each_version_changed() {
+fn history_command_shows_changed_fields_of_each_version() {
     let mesh = Mesh::with_shop();
     mesh.apply(&SHOP.replace("timeout: 5s", "timeout: 6s")).ok();
     let table = mesh.run(&["history", "policy", "shop/catalog"]).ok();
@@ -105,7 +105,7 @@ fn history_says_what_each_version_changed() {
 }
 
 #[test]
-fn history_shows_reasons_and_rollback_names_both_revisions() {
+fn history_shows_write_reasons_and_rollback_names_both_revisions() {
     let mesh = Mesh::with_shop();
     let slower = mesh.file("slower.yaml", &SHOP.replace("timeout: 5s", "timeout: 6s"));
     mesh.run(&["apply", "-f", &slower, "--message", "the catalog is slow today"]).ok();
@@ -125,7 +125,7 @@ fn history_shows_reasons_and_rollback_names_both_revisions() {
 }
 
 #[test]
-fn mesh_wide_records_have_a_history() {
+fn history_command_covers_mesh_wide_records() {
     let mesh = Mesh::with_shop();
     mesh.apply(&SHOP.replace("rtt: 20ms", "rtt: 30ms").replace("speed: 1250", "speed: 1300")).ok();
     mesh.apply(&SHOP.replace("{name: us}", "{name: us}, {name: ap}").replace("rtt: 20ms", "rtt: 30ms")).ok();
@@ -135,7 +135,7 @@ fn mesh_wide_records_have_a_history() {
     assert_eq!(changes[0], "regions: added ap", "{history}");
     assert!(changes[1].starts_with("roundTrips") && changes[1].contains("20ms"), "{history}");
     assert_eq!(history[1]["document"]["roundTrips"][0]["rtt"], "30ms");
-    // Both of its records at once.
+    // Both records in one revision.
     let first = history[2]["revision"].to_string();
     mesh.run(&["rollback", "topology", "--to", &first]).ok();
     let yaml = mesh.run(&["get", "regions", "-o", "yaml"]).ok();
@@ -151,7 +151,7 @@ fn mesh_wide_records_have_a_history() {
 }
 
 #[test]
-fn history_marks_a_service_declared_by_registration() {
+fn history_marks_service_declared_by_registration() {
     let mesh = Mesh::start();
     mesh.register("shop/new", "new-0", "eu", 7000);
     let created = |line: Option<&str>| {
@@ -161,7 +161,7 @@ fn history_marks_a_service_declared_by_registration() {
     assert!(created(table.lines().nth(1)), "{table}");
     mesh.apply("kind: Service\nname: shop/new\ntype: consistent-hash\n").ok();
     let table = mesh.run(&["history", "service", "shop/new"]).ok();
-    // The heading, both versions, and that there was none before.
+    // Heading, both versions, and the line that says that no version existed before.
     assert_eq!(table.lines().count(), 4, "{table}");
     assert!(created(table.lines().nth(2)) && !created(table.lines().nth(1)), "{table}");
 }
@@ -193,7 +193,7 @@ fn deleted_record_is_restored_from_history() {
 }
 
 #[test]
-fn apply_reads_every_file_of_a_folder() {
+fn apply_reads_every_file_of_folder() {
     let mesh = Mesh::start();
     std::fs::create_dir(mesh.path("shop")).unwrap();
     mesh.file("shop/a.yaml", "kind: Service\nname: shop/a\n");
@@ -208,7 +208,7 @@ fn apply_reads_every_file_of_a_folder() {
 }
 
 #[test]
-fn declaration_with_endpoints_is_not_deleted_by_rollback() {
+fn rollback_deletes_service_with_endpoints_only_with_force() {
     let mesh = Mesh::with_shop();
     mesh.register("shop/catalog", "catalog-0", "us", 7010);
     let complaint = mesh.run(&["rollback", "service", "shop/catalog"]).fails(1);
@@ -219,7 +219,7 @@ fn declaration_with_endpoints_is_not_deleted_by_rollback() {
 }
 
 #[test]
-fn apply_warns_of_records_that_fail_calls() {
+fn apply_warns_about_records_that_make_calls_fail() {
     let mesh = Mesh::with_shop();
     mesh.register("shop/cart", "cart-0", "us", 7000);
     let run = mesh.apply(SHOP);
@@ -233,7 +233,7 @@ fn apply_warns_of_records_that_fail_calls() {
 }
 
 #[test]
-fn declaration_with_endpoints_is_changed_only_on_request() {
+fn apply_changes_service_with_endpoints_only_with_confirmation() {
     let mesh = Mesh::with_shop();
     mesh.register("shop/catalog", "catalog-0", "us", 7010);
     let declare = |rest: &str| format!("kind: Service\nname: shop/catalog\n{rest}\n");
@@ -254,7 +254,7 @@ fn declaration_with_endpoints_is_changed_only_on_request() {
     assert_eq!(kind(), "replicated", "nothing was written");
     let file = mesh.file("sharded.yaml", &declare("type: sharded"));
     assert!(mesh.run(&["diff", "-f", &file]).err.contains("'apply' requires --force"));
-    // What is harmless, and what comes with what it needs, is not asked about.
+    // Harmless changes need no confirmation, nor do changes applied together with what they require.
     apply("type: consistent-hash", &[]).ok();
     let map = "type: sharded\n---\nkind: ShardMap\nservice: shop/catalog\nshards: [{id: 0, start: 0, replicas: [{instance: catalog-0, region: us, role: primary}]}]";
     apply(map, &[]).ok();
@@ -267,7 +267,7 @@ fn declaration_with_endpoints_is_changed_only_on_request() {
 }
 
 #[test]
-fn hash_policy_without_hashed_service_draws_a_warning() {
+fn bounded_hash_policy_of_unhashed_service_draws_warning() {
     let mesh = Mesh::with_shop();
     let policy = "kind: Policy\nservice: shop/catalog\nbalancing: {policy: boundedHash}\n";
     let run = mesh.apply(policy);
@@ -280,13 +280,13 @@ fn hash_policy_without_hashed_service_draws_a_warning() {
     run.ok();
     let shown = mesh.run(&["describe", "service", "shop/catalog"]).ok();
     assert!(shown.contains("boundedHash, up to 125 % of the mean"), "{shown}");
-    // The other way round: the declaration takes the hash away from a policy that is there.
+    // The reverse: the declaration removes the hash that an existing policy needs.
     let run = mesh.apply("kind: Service\nname: shop/catalog\n");
     assert!(run.err.contains("'score' is used instead"), "{run:?}");
 }
 
 #[test]
-fn older_policy_keeps_rules_and_widening_draws_a_warning() {
+fn policy_without_rules_keeps_stored_rules_and_wider_access_draws_warning() {
     let mesh = Mesh::start();
     let rules = "authorization:\n  rules:\n    - {name: web, from: [shop/web]}\n";
     mesh.apply(&format!(

@@ -1,4 +1,4 @@
-//! `fairmesh check`: nothing on a sound mesh, and every planted fault by name.
+//! `fairmesh check` finds nothing in a sound mesh, and every planted fault by name.
 
 use std::{
     fs,
@@ -19,7 +19,7 @@ use super::{
     support::{Mesh, Run, fairmesh, send, wait_until},
 };
 
-/// Names of the findings that are warnings or errors.
+/// Names of the findings of level warning or error.
 pub(crate) fn found(run: &Run) -> Vec<String> {
     let report: Value = serde_json::from_str(&run.out).unwrap_or_else(|error| panic!("{error}: {run:?}"));
     let bad = report["checks"].as_array().unwrap().iter().filter(|one| {
@@ -33,7 +33,7 @@ pub(crate) fn found(run: &Run) -> Vec<String> {
     bad
 }
 
-/// A server that responds to every request with these headers and body, on a port of its own.
+/// Starts a server that responds to every request with these headers and body; returns its address.
 fn page(headers: &'static str, body: &'static str) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap().to_string();
@@ -50,7 +50,7 @@ fn page(headers: &'static str, body: &'static str) -> String {
     address
 }
 
-/// A mesh in one process, with a server.
+/// A `fairmesh dev` mesh with a server.
 struct Sound {
     dev: Dev,
     agent: String,
@@ -69,7 +69,7 @@ impl Sound {
         Self { dev, agent, server }
     }
 
-    /// Checks it with these pages.
+    /// Runs `fairmesh check` with these page addresses.
     fn check(&self, http: &str, admin: &str, further: &[&str]) -> Run {
         let Self { dev, agent, .. } = self;
         let args = [
@@ -98,7 +98,7 @@ impl Sound {
 }
 
 #[test]
-fn a_sound_mesh_has_no_findings() {
+fn check_of_sound_mesh_has_no_findings() {
     let mesh = Sound::start();
     let (http, admin) = (mesh.dev.http.clone(), mesh.dev.admin.clone());
     let sound = mesh.check(&http, &admin, &["--json"]);
@@ -113,7 +113,7 @@ fn a_sound_mesh_has_no_findings() {
 }
 
 #[test]
-fn faults_of_processes_and_of_the_machine_are_found() {
+fn check_finds_faults_of_processes_and_machine() {
     let mesh = Sound::start();
     let wrong_clock = page("date: Sat, 01 Jan 2022 00:00:00 GMT\r\n", "ready\n");
     assert_eq!(mesh.found(&wrong_clock, "none"), ["clock"]);
@@ -143,7 +143,7 @@ fn faults_of_processes_and_of_the_machine_are_found() {
 }
 
 #[test]
-fn check_finds_an_agent_without_its_control_plane() {
+fn check_finds_agent_without_control_plane() {
     let mut mesh = Mesh::with_shop();
     let metrics = format!("127.0.0.1:{}", free_port());
     let agent = format!("unix:{}", mesh.path("agent.sock").display());
@@ -172,7 +172,7 @@ fn check_finds_an_agent_without_its_control_plane() {
         first = lost();
         first.contains(&"agent.connected".to_owned())
     });
-    // Its data count as old after some seconds more.
+    // The age of the agent's data is reported some seconds later.
     first.retain(|check| check != "agent.age");
     assert_eq!(first, ["control", "agent.connected"]);
     child.kill().unwrap();
@@ -180,7 +180,7 @@ fn check_finds_an_agent_without_its_control_plane() {
 }
 
 #[test]
-fn check_recognizes_a_suspended_agent() {
+fn check_recognizes_suspended_agent() {
     let mesh = Mesh::with_shop();
     let agent = mesh.agent("eu");
     let address = agent.address();
@@ -193,7 +193,7 @@ fn check_recognizes_a_suspended_agent() {
     assert!(told.contains(&format!("kill -CONT {pid}")) && !told.contains("another program"), "{told}");
 }
 
-/// Records with a fault each.
+/// Records with one fault each.
 const FAULTY: &str = "\
 kind: Service
 name: shop/empty
@@ -209,7 +209,7 @@ timeout: 5s
 ";
 
 #[test]
-fn records_that_fail_calls_or_have_no_effect_are_found() {
+fn check_finds_records_that_make_calls_fail_or_have_no_effect() {
     let mesh = Mesh::with_shop();
     mesh.register("shop/cart", "cart-0", "eu", 7000);
     mesh.register("shop/cart", "cart-1", "us", 7001);
@@ -230,7 +230,7 @@ fn records_that_fail_calls_or_have_no_effect_are_found() {
             &address,
         ]))
     };
-    // Its services have no record that is wrong, and its agent connects.
+    // The shop's own records are correct, and its agent connects.
     wait_until("the shop is sound", || check().is_empty());
 
     mesh.apply(FAULTY).ok();
@@ -251,7 +251,8 @@ fn records_that_fail_calls_or_have_no_effect_are_found() {
     assert!(check().contains(&"service.notServing".to_owned()));
 }
 
-/// Runs a check in mount and user namespaces of its own after these commands, where the machine allows that.
+/// Runs `fairmesh check` in new mount and user namespaces after these shell commands; `None` if the machine does not
+/// permit that.
 fn check_after(commands: &str, mesh: &Mesh, args: &str) -> Option<Run> {
     let binary = env!("CARGO_BIN_EXE_fairmesh");
     let ports = "--control-admin none --admin none --agent-admin none --agent unix:/nowhere.sock";
@@ -263,7 +264,7 @@ fn check_after(commands: &str, mesh: &Mesh, args: &str) -> Option<Run> {
         .ok()?;
     let text = |bytes| String::from_utf8(bytes).unwrap();
     let run = Run { code: output.status.code(), out: text(output.stdout), err: text(output.stderr) };
-    // Nothing was checked where namespaces are refused.
+    // The output is empty if namespaces are not permitted.
     (!run.out.is_empty()).then_some(run)
 }
 
@@ -307,7 +308,7 @@ fn check_finds_full_disks_and_missing_capabilities() {
 }
 
 #[test]
-fn check_finds_sharded_services_without_a_usable_map() {
+fn check_finds_sharded_services_without_usable_map() {
     let mesh = Mesh::with_shop();
     mesh.apply("kind: Service\nname: shop/parts\ntype: sharded\n").ok();
     mesh.register("shop/cart", "cart-0", "us", 7000);

@@ -1,11 +1,11 @@
-//! Processes that take their options from a file.
+//! Processes that read their options from a file.
 
 use std::process::{Command, Stdio};
 
 use super::support::{Mesh, fairmesh, wait_until};
 
 #[test]
-fn a_control_plane_and_an_agent_run_on_their_files() {
+fn control_plane_and_agent_run_with_config_files() {
     let mesh = Mesh::empty();
     let control = mesh.file(
         "control.yaml",
@@ -38,7 +38,7 @@ fn a_control_plane_and_an_agent_run_on_their_files() {
         mesh.run(&["wait", "control", "agent", "--agent", &agent_socket, "--timeout", "1s"]).code == Some(0)
     });
     mesh.apply("kind: Service\nname: shop/web\n").ok();
-    // The command line comes before the file.
+    // The command line takes precedence over the file.
     let explained = mesh.run(&["explain", "shop/web", "--agent", &agent_socket]);
     assert!(explained.err.contains("in region us"), "{explained:?}");
     for child in &mut children {
@@ -48,7 +48,7 @@ fn a_control_plane_and_an_agent_run_on_their_files() {
 }
 
 #[test]
-fn a_file_with_a_mistake_is_refused_before_anything_runs() {
+fn config_file_with_mistake_is_refused_before_start() {
     let mesh = Mesh::empty();
     let file = |text: &str| mesh.file("wrong.yaml", text);
     let refused =
@@ -61,9 +61,9 @@ fn a_file_with_a_mistake_is_refused_before_anything_runs() {
 }
 
 #[test]
-fn old_option_name_is_warned_about_in_arguments_and_files() {
+fn old_option_name_draws_warning_in_arguments_and_files() {
     let mesh = Mesh::empty();
-    // Refused by its other options, so that nothing runs.
+    // Other options are invalid too, so that the command is refused before it runs.
     let told = |args: &[&str]| fairmesh("unix:/nobody.sock", args, "").fails(2);
     let warning = "the option --metrics is --admin now";
     let by_hand = told(&["agent", "--region", "e u", "--metrics", "none", "--metrics=none"]);

@@ -9,7 +9,7 @@ use super::{
     support::{Mesh, wait_until},
 };
 
-/// A service with an endpoint to which other regions can time round trips.
+/// Registers a service with an endpoint for which other regions can report round-trip times.
 fn serve_catalog(mesh: &Mesh) {
     mesh.apply("kind: Service\nname: shop/catalog\n").ok();
     mesh.register("shop/catalog", "one", "eu", 19_500);
@@ -26,7 +26,7 @@ fn controller(mesh: &Mesh, name: &str) -> Value {
 const PUBLISHED: &str = "publish 1 targets of measured distances in 1 regions";
 
 #[test]
-fn control_status_shows_the_last_round_of_each_controller() {
+fn control_status_shows_last_round_of_each_controller() {
     let mesh = Mesh::start();
     serve_catalog(&mesh);
     wait_until("targets are published", || {
@@ -61,7 +61,7 @@ fn control_status_shows_the_last_round_of_each_controller() {
 }
 
 #[test]
-fn shadow_controller_shows_what_it_would_change() {
+fn control_status_shows_intended_changes_of_shadow_mode_controller() {
     let mut mesh = Mesh::empty();
     mesh.arguments.extend(["--shadow-controller", "distance-targets"].map(String::from));
     mesh.start_control();
@@ -77,7 +77,7 @@ fn shadow_controller_shows_what_it_would_change() {
 }
 
 #[test]
-fn shadow_mode_is_refused_for_controllers_that_protect() {
+fn shadow_mode_is_refused_for_security_controllers() {
     let mesh = Mesh::empty();
     let mut command = mesh.control_command();
     let output = command.args(["--shadow-controller", "revocations"]).stdin(Stdio::null()).output().unwrap();
@@ -92,7 +92,7 @@ fn shadow_mode_is_refused_for_controllers_that_protect() {
 }
 
 #[test]
-fn certificates_of_a_trust_domain_have_controllers() {
+fn controllers_record_roots_and_revocations_of_trust_domain() {
     let (mesh, _) = domain();
     wait_until("the roots are recorded", || controller(&mesh, "trust-bundle")["writes"] == 1);
     assert_eq!(controller(&mesh, "revocations")["changedAgoMs"], Value::Null);

@@ -1,4 +1,4 @@
-//! What holds for the output of every command: one set of options, one style of names, and errors that programs read.
+//! Rules for the output of every command: the same options, one naming style, and machine-readable errors.
 
 use std::{
     io::{BufRead, BufReader},
@@ -41,7 +41,7 @@ const READING: &[&[&str]] = &[
     &["version"],
 ];
 
-/// Fields whose fields are names of the user, such as labels.
+/// Fields whose subfields are named by users, such as labels.
 const NAMED_BY_USERS: &[&str] = &["labels", "toPercent", "endpoints", "options", "headers"];
 
 fn shop_with_a_server() -> Mesh {
@@ -50,7 +50,7 @@ fn shop_with_a_server() -> Mesh {
     mesh
 }
 
-/// The fields that are not in camel case.
+/// Collects the fields that are not in camel case.
 fn misnamed(value: &Value, found: &mut Vec<String>) {
     match value {
         Value::Array(items) => items.iter().for_each(|item| misnamed(item, found)),
@@ -70,7 +70,7 @@ fn misnamed(value: &Value, found: &mut Vec<String>) {
 }
 
 #[test]
-fn json_of_every_command_is_in_camel_case() {
+fn json_of_every_command_uses_camel_case() {
     let mesh = shop_with_a_server();
     for command in READING {
         let run = mesh.run(&[command, &["--json"][..]].concat());
@@ -97,7 +97,7 @@ fn errors_are_json_objects_with_json_output() {
         value["error"]["message"].as_str().unwrap().to_owned()
     };
     assert!(error(&["describe", "shop/nothing", "--json"], 1).contains("there is no service shop/nothing"));
-    // Of the parser of arguments, of a type of ours, and of YAML.
+    // Errors of the argument parser, of one of our types, and of YAML.
     assert!(error(&["get", "sevices", "--json"], 2).contains("invalid value 'sevices'"));
     assert!(error(&["describe", "service", "shop", "-o", "json"], 2).contains("shop"));
     let wrong = mesh.file("wrong.yaml", "kind: Service\nname: shop/x\ntpye: sharded\n");
@@ -105,19 +105,19 @@ fn errors_are_json_objects_with_json_output() {
     let unreachable =
         fairmesh("unix:/nowhere/control.sock", &["get", "services", "--output=json"], "").fails(1);
     assert!(unreachable.starts_with(r#"{"error":"#), "{unreachable}");
-    // Without it, errors are for people.
+    // Without `--json`, errors are text for people.
     assert!(!mesh.run(&["describe", "shop/nothing"]).fails(1).starts_with('{'));
 }
 
 #[test]
-fn name_and_wide_output_list_the_same_objects() {
+fn get_prints_names_only_or_extra_columns_by_output_option() {
     let mesh = shop_with_a_server();
     assert_eq!(mesh.run(&["get", "services", "-o", "name"]).ok(), "shop/cart\nshop/catalog\n");
     assert_eq!(mesh.run(&["get", "endpoints", "-o", "name"]).ok(), "shop/catalog/catalog-0\n");
     assert_eq!(mesh.run(&["get", "regions", "-o", "name"]).ok(), "eu\nus\n");
     let wide = mesh.run(&["get", "endpoints", "-o", "wide"]).ok();
     assert!(wide.contains("LABELS") && wide.contains("catalog-0"), "{wide}");
-    // A name is enough to describe it.
+    // `describe` accepts the printed name.
     assert!(mesh.run(&["describe", "shop/catalog"]).ok().starts_with("Service   shop/catalog"));
     assert!(mesh.run(&["describe", "shop/catalog/catalog-0"]).ok().contains("127.0.0.1:9000"));
     assert!(mesh.run(&["describe", "region"]).fails(2).contains("the name of the object is missing"));
@@ -145,10 +145,10 @@ fn watch_option_prints_changes() {
     assert_eq!(next(), event("added", "shop/hello"));
     mesh.register("shop/hello", "hello-0", "eu", 9001);
     assert_eq!(next(), event("changed", "shop/hello"));
-    // It acknowledges, so that no drain waits for it.
+    // The watch acknowledges updates, so that no drain waits for it.
     mesh.run(&["drain", "shop/hello", "hello-0", "--deadline", "20s"]).ok();
     assert_eq!(next(), event("changed", "shop/hello"));
-    // It outlives a control plane, and prints what changed meanwhile.
+    // The watch survives a restart of the control plane, and prints the changes made meanwhile.
     mesh.stop_control("TERM");
     mesh.start_control();
     mesh.apply("kind: Service\nname: shop/later\n").ok();

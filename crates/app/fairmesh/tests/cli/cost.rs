@@ -1,4 +1,4 @@
-//! What egress costs, by the bytes that callers counted, and what changes of traffic would lead to.
+//! The cost of egress from the bytes that callers counted, and forecasts of traffic changes.
 
 use axum::{Router, routing::post};
 use fairmesh_client::{Body, Mesh as Library};
@@ -39,12 +39,12 @@ async fn call(caller: Address, server: Address) {
         let response = cart.send(Request::post("/").body(body).unwrap()).await.unwrap();
         response.into_body().collect().await.unwrap();
     }
-    // Both go on to report until the runtime ends.
+    // Both must report until the runtime ends.
     std::mem::forget(library);
 }
 
 #[test]
-fn bill_multiplies_counted_bytes_by_the_prices_of_the_topology() {
+fn egress_bill_multiplies_counted_bytes_by_topology_prices() {
     let mesh = Mesh::start();
     mesh.apply(MESH).ok();
     let (eu, us) = (mesh.agent("eu"), mesh.agent("us"));
@@ -67,7 +67,7 @@ fn bill_multiplies_counted_bytes_by_the_prices_of_the_topology() {
 }
 
 #[test]
-fn what_if_says_why_nothing_is_predicted() {
+fn what_if_states_why_it_has_no_prediction() {
     let mesh = Mesh::with_shop();
     let what_if = |args: &[&str]| mesh.run(&[&["traffic", "what-if"], args].concat());
     assert!(what_if(&[]).fails(2).contains("nothing would change"));

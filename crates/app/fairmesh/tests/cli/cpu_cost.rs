@@ -1,4 +1,4 @@
-//! `fairmesh cost --by`: whose calls use the CPU of a service.
+//! `fairmesh cost --by` shows which callers use a service's CPU.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ use super::{
     support::{Mesh, wait_until},
 };
 
-/// Serves requests of all paths.
+/// Serves requests with this router.
 async fn serve(service: &str, agent: &Address, router: Router) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let server = MeshServer::builder(service).listener(&listener).unwrap();
@@ -24,7 +24,7 @@ async fn serve(service: &str, agent: &Address, router: Router) {
     tokio::spawn(async move { serve_http(listener, router, &server).await });
 }
 
-/// A service as a program of another one calls it.
+/// A handle for `service`, for calls in the name of the service `own`.
 async fn handle(own: &str, service: &str, agent: &Address) -> (Library, ServiceHandle) {
     let path = SpiffePath::Service(own.parse().unwrap());
     let library = Library::builder().agent(agent.clone()).identity(path).client_id(own);
@@ -34,11 +34,11 @@ async fn handle(own: &str, service: &str, agent: &Address) -> (Library, ServiceH
 }
 
 async fn call(service: &ServiceHandle) {
-    // The next one may succeed.
+    // A failed call does not matter, since the next one may succeed.
     let _ = service.send(Request::get("/").body(Body::empty()).unwrap()).await;
 }
 
-/// Calls of the web to the cart, which calls the stock for each, and of the ads to the stock, for as long as the runtime.
+/// Calls until the runtime ends: the web calls the cart, which calls the stock each time, and the ads call the stock.
 async fn shop(agent: Address) {
     serve("shop/stock", &agent, Router::new().route("/", get(|| sleep(Duration::from_millis(20))))).await;
     let (library, stock) = handle("shop/cart", "shop/stock", &agent).await;
@@ -52,7 +52,7 @@ async fn shop(agent: Address) {
         tokio::spawn(async move {
             loop {
                 call(&service).await;
-                // A server that is not registered yet gets no calls.
+                // Pauses, since calls fail at once until a server is registered.
                 sleep(Duration::from_millis(1)).await;
                 let _ = &library;
             }
@@ -73,7 +73,7 @@ fn users(cost: &Value, by: &str) -> Vec<String> {
 }
 
 #[test]
-fn cpu_of_a_service_is_divided_by_callers_and_by_origins() {
+fn service_cpu_is_attributed_to_callers_and_origins() {
     let (mesh, _) = domain();
     mesh.apply("kind: Service\nname: shop/cart\n---\nkind: Service\nname: shop/stock\n").ok();
     let (_agent, agent) = agent(&mesh, "web-1", &mesh.address(), None);

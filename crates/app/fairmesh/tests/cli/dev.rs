@@ -16,21 +16,22 @@ use super::{
     support::{Run, fairmesh, send, wait_until},
 };
 
-/// A running `fairmesh dev`, on sockets and ports of its own.
+/// A running `fairmesh dev` with its own sockets and ports.
 pub(crate) struct Dev {
     folder: TempDir,
     child: Child,
     out: BufReader<ChildStdout>,
     proxy: String,
-    /// The HTTP port of its control plane, and the admin port of its proxy.
+    /// HTTP address of its control plane, and admin address of its proxy.
     pub(crate) http: String,
     pub(crate) admin: String,
-    /// The HTTP port of its agent.
+    /// HTTP address of its agent.
     pub(crate) metrics: String,
 }
 
 impl Dev {
-    /// Starts it in a folder, with its configuration in `config`, and waits until it says that it is ready.
+    /// Starts `fairmesh dev` in a folder, with its configuration in `config`, and waits until it reports that it is
+    /// ready.
     pub(crate) fn start(folder: TempDir, further: &[&str]) -> Self {
         let [proxy, http, admin, metrics] = [(); 4].map(|()| format!("127.0.0.1:{}", free_port()));
         let pages = ["--control-admin", &http, "--admin", &admin, "--agent-admin", &metrics];
@@ -52,7 +53,7 @@ impl Dev {
         fairmesh(&format!("unix:{}", self.path("control.sock").display()), args, "")
     }
 
-    /// Ends it as Ctrl-C does; the rest of what it printed.
+    /// Ends the process as Ctrl-C does; returns the folder and the rest of the output.
     pub(crate) fn stop(mut self) -> (TempDir, String) {
         send(&self.child, "INT");
         let mut rest = String::new();
@@ -81,7 +82,7 @@ fn service(name: &str) -> String {
 }
 
 #[test]
-fn dev_serves_registration_call_and_proxy_in_one_process() {
+fn dev_command_serves_registration_call_and_proxy_in_one_process() {
     let dev = Dev::start(tempfile::tempdir().unwrap(), &[]);
     let agent = format!("unix:{}", dev.path("agent.sock").display());
     let program = format!("127.0.0.1:{}", echo());
@@ -102,7 +103,7 @@ fn dev_serves_registration_call_and_proxy_in_one_process() {
 }
 
 #[test]
-fn dev_follows_its_folder_and_ignores_invalid_files() {
+fn dev_command_follows_its_folder_and_ignores_invalid_files() {
     let folder = tempfile::tempdir().unwrap();
     let config = folder.path().join("config");
     fs::create_dir(&config).unwrap();
@@ -121,7 +122,7 @@ fn dev_follows_its_folder_and_ignores_invalid_files() {
 }
 
 #[test]
-fn dev_keeps_data_in_a_given_folder() {
+fn dev_command_keeps_data_in_given_folder() {
     let folder = tempfile::tempdir().unwrap();
     let (data, config) = (folder.path().join("data"), folder.path().join("shop.yaml"));
     fs::write(&config, service("one")).unwrap();
@@ -133,7 +134,7 @@ fn dev_keeps_data_in_a_given_folder() {
 }
 
 #[test]
-fn dev_reports_invalid_files_and_used_ports_at_start() {
+fn dev_command_reports_invalid_files_and_ports_in_use_at_start() {
     let folder = tempfile::tempdir().unwrap();
     let config = folder.path().join("shop.yaml");
     fs::write(&config, "kind: Servise\n").unwrap();

@@ -1,4 +1,4 @@
-//! What happens to running servers: endpoints, drain, shard moves, explain.
+//! Operations on running servers: endpoints, drain, shard moves, explain.
 
 use std::{
     fs,
@@ -41,7 +41,7 @@ fn endpoint_list_shows_location_and_state() {
 }
 
 #[test]
-fn a_drained_instance_gets_no_more_calls() {
+fn drained_endpoint_gets_no_calls() {
     let mesh = shop_with_servers();
     mesh.register("shop/catalog", "catalog-1", "us", 7011);
     let answer = mesh.run(&["drain", "shop/catalog", "catalog-0", "--json"]).json();
@@ -55,7 +55,7 @@ fn a_drained_instance_gets_no_more_calls() {
 }
 
 #[test]
-fn explain_shows_each_step_for_a_key() {
+fn explain_shows_each_routing_step_of_keyed_call() {
     let mesh = shop_with_servers();
     let explained = mesh
         .run(&["explain", "shop/cart", "--key", "618", "--role", "primary", "--region", "eu", "--json"])
@@ -100,7 +100,7 @@ fn explain_shows_each_step_for_a_key() {
 }
 
 #[test]
-fn explain_defaults_to_the_agents_region_and_refuses_unknown_ones() {
+fn explain_defaults_to_agents_region_and_refuses_unknown_regions() {
     let mesh = shop_with_servers();
     let assumed = mesh.run(&["explain", "shop/catalog"]);
     assert!(assumed.err.contains("as a caller in region local: no agent responds at "), "{assumed:?}");
@@ -120,7 +120,7 @@ fn explain_defaults_to_the_agents_region_and_refuses_unknown_ones() {
 }
 
 #[test]
-fn explain_lists_known_zones_for_an_unknown_zone() {
+fn explain_lists_known_zones_for_unknown_zone() {
     let mesh = shop_with_servers();
     let at = |zone: &str| mesh.run(&["explain", "shop/catalog", "--region", "eu", "--zone", zone]);
     let none = at("eu-a");
@@ -157,7 +157,7 @@ fn endpoint_list_marks_undeclared_services() {
 }
 
 #[test]
-fn shards_split_merge_and_move() {
+fn shards_command_splits_merges_and_moves_shards() {
     let mesh = shop_with_servers();
     mesh.run(&["shards", "split", "shop/cart", "1", "--at", "618"]).ok();
     let keys = |mesh: &Mesh| -> Vec<String> {
@@ -197,7 +197,7 @@ shards: [{id: 0, start: 0}]
 }
 
 #[test]
-fn a_watched_file_is_a_source_of_endpoints() {
+fn endpoints_follow_watched_file() {
     let mut mesh = Mesh::with_shop();
     mesh.stop_control("TERM");
     let source = "kind: Endpoints\nservice: shop/catalog\nendpoints: [{instance: c-0, address: '127.0.0.1:1', region: eu}]\n";
@@ -212,7 +212,7 @@ fn a_watched_file_is_a_source_of_endpoints() {
 }
 
 #[test]
-fn watchers_of_endpoints_are_listed() {
+fn cli_lists_watchers_of_service_endpoints() {
     let mesh = shop_with_servers();
     assert_eq!(mesh.run(&["get", "watchers", "--json"]).json(), json!([]));
     mesh.while_watching("/t/shop/endpoints/catalog/", || {
@@ -223,7 +223,7 @@ fn watchers_of_endpoints_are_listed() {
 }
 
 #[test]
-fn draining_the_last_endpoint_warns_and_undrain_restores_it() {
+fn drain_of_last_endpoint_warns_and_undrain_restores_it() {
     let mesh = shop_with_servers();
     let run = mesh.run(&["drain", "shop/catalog", "catalog-0"]);
     assert!(run.err.contains("no other endpoint of shop/catalog is serving"), "{run:?}");
@@ -234,7 +234,7 @@ fn draining_the_last_endpoint_warns_and_undrain_restores_it() {
 }
 
 #[test]
-fn a_lost_endpoint_is_neither_drained_nor_undrained_and_can_be_deleted() {
+fn lost_endpoint_is_deletable_but_neither_drained_nor_undrained() {
     let mesh = shop_with_servers();
     let endpoint = |instance: &str, lease_ms| Endpoint {
         instance: instance.into(),
@@ -254,7 +254,7 @@ fn a_lost_endpoint_is_neither_drained_nor_undrained_and_can_be_deleted() {
         assert!(complaint.contains("fairmesh delete endpoint shop/gone g-1"), "{complaint}");
     }
     assert_eq!(row()["state"], "lost");
-    // What is there beside it is drained, as where a machine is emptied.
+    // An endpoint beside the lost one can be drained, as when a machine is emptied.
     mesh.register("shop/gone", "g-2", "eu", 7013);
     let drained = mesh.run(&["drain", "shop/gone", "g-1", "g-2"]);
     assert!(drained.err.contains("g-1 is lost since 20") && drained.code == Some(0), "{drained:?}");
@@ -262,7 +262,7 @@ fn a_lost_endpoint_is_neither_drained_nor_undrained_and_can_be_deleted() {
     assert_eq!((&listed[0]["state"], &listed[1]["state"]), (&json!("lost"), &json!("draining")));
     mesh.run(&["delete", "endpoint", "shop/gone", "g-2", "--force"]).ok();
 
-    // Nothing is there, so that the declaration may go.
+    // No endpoint is left, so the declaration may be deleted.
     assert!(mesh.run(&["delete", "service", "shop/gone", "--dry-run"]).ok().contains("would be deleted"));
     mesh.run(&["delete", "endpoint", "shop/gone", "g-1", "--dry-run"]).ok();
     mesh.run(&["delete", "endpoint", "shop/gone", "g-1"]).ok();
@@ -290,9 +290,9 @@ fn operator_drain_survives_registration_and_names_its_author() {
 }
 
 #[test]
-fn slow_drain_names_the_callers_it_waits_for() {
+fn drain_at_deadline_names_callers_that_have_not_moved() {
     let mesh = shop_with_servers();
-    // A caller that never says that it has applied anything.
+    // A caller that never acknowledges an update.
     mesh.while_watching("/t/shop/endpoints/catalog/", || {
         let run = mesh.run(&["drain", "shop/catalog", "catalog-0", "--deadline", "5s"]);
         assert!(run.err.contains("waiting for test ("), "{run:?}");
@@ -301,7 +301,7 @@ fn slow_drain_names_the_callers_it_waits_for() {
 }
 
 #[test]
-fn register_does_not_start_a_program_on_a_used_address() {
+fn register_starts_no_program_when_its_address_is_in_use() {
     let mesh = Mesh::start();
     let other = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = other.local_addr().unwrap().to_string();
@@ -317,7 +317,7 @@ fn register_does_not_start_a_program_on_a_used_address() {
 }
 
 #[test]
-fn program_ends_when_its_register_is_killed() {
+fn program_ends_when_register_is_killed() {
     let mesh = Mesh::start();
     let (to, address) = (mesh.address(), format!("127.0.0.1:{}", free_port()));
     let mut register = Command::new(env!("CARGO_BIN_EXE_fairmesh"))
@@ -332,7 +332,7 @@ fn program_ends_when_its_register_is_killed() {
     let started =
         lines.find_map(|line| line.unwrap().split_once("as process ").map(|(_, pid)| pid.to_owned()));
     let stat = format!("/proc/{}/stat", started.unwrap());
-    // A zombie has ended too.
+    // A zombie process has ended too.
     let runs = || fs::read_to_string(&stat).is_ok_and(|stat| !stat.contains(") Z "));
     assert!(runs());
     register.kill().unwrap();
@@ -341,9 +341,9 @@ fn program_ends_when_its_register_is_killed() {
 }
 
 #[test]
-fn processes_survive_a_closed_output() {
+fn processes_survive_when_reader_of_their_output_closes() {
     let mesh = Mesh::empty();
-    // As with `| head`, once it has its lines.
+    // As `| head` does once it has its lines.
     let unread = |command: &mut Command| {
         let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
         drop(child.stderr.take());
@@ -365,13 +365,13 @@ fn processes_survive_a_closed_output() {
 }
 
 #[test]
-fn register_announces_that_it_declares_the_service() {
+fn register_announces_declaration_of_service() {
     let mesh = Mesh::with_shop();
     let agent = mesh.agent("eu");
     let via = agent.address();
-    // A port without a listener; the program exits at once, after the complete error message.
+    // No server listens at the port. The program exits at once, after the complete error message.
     let free = || format!("127.0.0.1:{}", free_port());
-    // The announcement does not wait for long: not for an agent that just began.
+    // The announcement waits only briefly, too briefly for an agent that has just started.
     fairmesh(&via, &["get", "services"], "").ok();
     let register =
         |service| mesh.run(&["register", service, "--address", &free(), "--agent", &via, "--", "true"]);

@@ -1,4 +1,4 @@
-//! Control planes whose store is in etcd.
+//! Control planes with their store in etcd.
 
 use std::{
     io::{Read as _, Write as _},
@@ -20,7 +20,7 @@ fn on(etcd: &Etcd) -> Mesh {
 }
 
 #[test]
-fn applied_records_survive_a_restart_with_etcd() {
+fn applied_records_survive_restart_with_etcd() {
     let etcd = Etcd::with(&["--max-txn-ops=10001"]);
     let mut mesh = on(&etcd);
     mesh.apply(SHOP).ok();
@@ -61,7 +61,7 @@ fn standby_control_plane_takes_over_after_stop_or_death() {
 }
 
 #[test]
-fn a_control_plane_serves_through_an_outage_of_etcd_and_writes_after_it() {
+fn control_plane_serves_during_etcd_outage_and_writes_afterwards() {
     let mut etcd = Etcd::with(&["--max-txn-ops=10001"]);
     let mesh = on(&etcd);
     mesh.apply(SHOP).ok();
@@ -73,7 +73,7 @@ fn a_control_plane_serves_through_an_outage_of_etcd_and_writes_after_it() {
 }
 
 #[test]
-fn data_served_without_etcd_is_reported_stale_after_the_lease() {
+fn data_is_reported_stale_once_lease_expires_during_etcd_outage() {
     let mut etcd = Etcd::with(&["--max-txn-ops=10001"]);
     let mesh = on(&etcd);
     mesh.apply(SHOP).ok();
@@ -96,7 +96,7 @@ fn data_served_without_etcd_is_reported_stale_after_the_lease() {
 }
 
 #[test]
-fn a_store_given_a_new_id_keeps_its_records() {
+fn etcd_store_given_new_id_keeps_its_records() {
     let etcd = Etcd::with(&["--max-txn-ops=10001"]);
     let mut mesh = on(&etcd);
     mesh.apply(SHOP).ok();
@@ -131,7 +131,7 @@ fn services_move_to_another_etcd_without_interruption() {
     assert_eq!((&moved["records"], &moved["verified"]), (&asked["records"], &asked["records"]));
     assert_eq!(moved["version"], 2);
     mesh.run(&["rib", "verify", &export]).ok();
-    // One lies there, the other at home, and they are applied together.
+    // One service is in the other etcd, the other at home; both are applied in one command.
     mesh.apply("kind: Service\nname: shop/other\n---\nkind: Policy\nservice: shop/cart\ntimeout: 4s\n").ok();
     let services = |mesh: &Mesh| mesh.run(&["get", "services", "--json"]).json();
     let before = services(&mesh);
@@ -140,7 +140,7 @@ fn services_move_to_another_etcd_without_interruption() {
     assert_eq!(services(&mesh), before);
     mesh.run(&["rib", "verify"]).ok();
 
-    // Into a new store that may have parts from the start.
+    // Into a new store that may be partitioned from the start.
     let mut other = Mesh::empty();
     let address = format!("etcd://{}/other", part.client());
     other.arguments = ["--store", &address, "--partitioned"].map(Into::into).into();
@@ -150,7 +150,7 @@ fn services_move_to_another_etcd_without_interruption() {
 }
 
 #[test]
-fn wrong_arguments_of_etcd_are_refused_before_anything_starts() {
+fn invalid_etcd_arguments_are_refused_before_start() {
     let mut mesh = Mesh::empty();
     let mut refused = |arguments: &[&str]| {
         mesh.arguments = arguments.iter().map(|&argument| argument.to_owned()).collect();
@@ -164,7 +164,7 @@ fn wrong_arguments_of_etcd_are_refused_before_anything_starts() {
     assert!(refused(&["--store", "etcd://a", "--etcd-user", "u"]).contains("FAIRMESH_ETCD_PASSWORD"));
 }
 
-/// The response of the control plane to `GET /readyz`.
+/// Response of the control plane to `GET /readyz`.
 fn ready(mesh: &Mesh) -> String {
     let log = mesh.control_log();
     let line = log.lines().find(|line| line.contains("serving HTTP")).unwrap();
@@ -177,11 +177,11 @@ fn ready(mesh: &Mesh) -> String {
     page
 }
 
-/// Fills an etcd with a key of no store. Returns what makes room again.
+/// Fills an etcd with a key outside any store; returns a function that frees the space.
 fn fill(etcd: &Etcd) -> impl FnOnce() + use<> {
     let key = BASE64_STANDARD.encode("filler");
     let put = json!({"key": key, "value": BASE64_STANDARD.encode([7; 100_000])}).to_string();
-    // Its size is updated now and then.
+    // etcd updates its size only now and then.
     let client = etcd.client();
     wait_until("etcd is full", || call(&client, "kv/put", &put).is_err());
     move || {
@@ -196,7 +196,7 @@ fn fill(etcd: &Etcd) -> impl FnOnce() + use<> {
 }
 
 #[test]
-fn full_or_stopped_etcd_is_unready_but_readable() {
+fn control_plane_with_full_or_stopped_etcd_is_unready_but_readable() {
     let mut etcd = Etcd::with(&["--max-txn-ops=10001", "--quota-backend-bytes=3000000"]);
     let mut mesh = on(&etcd);
     mesh.apply(SHOP).ok();

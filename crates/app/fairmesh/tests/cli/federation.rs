@@ -1,4 +1,4 @@
-//! Two trust domains that name callers and servers of each other.
+//! Two trust domains whose policies name callers and servers of each other.
 
 use std::{
     fs,
@@ -22,13 +22,13 @@ use super::{
     support::{Mesh, Run, wait_until},
 };
 
-/// Revocation and removal are in force within this time, as `docs/security-keys.md` says.
+/// Time limit within which revocation and removal take effect, as stated in `docs/security-keys.md`.
 const LIMIT: Duration = Duration::from_secs(10);
-/// The service of `prod`, and who calls it.
+/// SPIFFE ids of the service in `prod` and of its caller.
 const CART: &str = "spiffe://prod/shop/cart";
 const WEB: &str = "spiffe://partner/bank/web";
 
-/// What a caller of `partner` says of certificates of other authorities.
+/// Error of a caller in `partner` for certificates of other authorities.
 const UNKNOWN: &str = "not issued by the trust domain partner";
 
 /// A mesh with an agent.
@@ -55,12 +55,12 @@ impl Domain {
         self.mesh.run(&["call", service, "--agent", &self.agent, "--as", caller, "/items"])
     }
 
-    /// The file with the roots of this domain.
+    /// Path of a file with this domain's roots.
     fn bundle(&self) -> String {
         self.mesh.path("data/ca/bundle.pem").display().to_string()
     }
 
-    /// The same as a SPIFFE bundle endpoint serves it.
+    /// The roots as a SPIFFE bundle endpoint serves them.
     fn spiffe_bundle(&self) -> String {
         let pem = std::fs::read_to_string(self.bundle()).unwrap();
         let base64: String = pem.lines().filter(|line| !line.starts_with("-----")).collect();
@@ -79,7 +79,7 @@ impl Domain {
         self.mesh.run(&["identity", "federation", "add", with, "--bundle", bundle])
     }
 
-    /// Has the service allow these callers.
+    /// Sets the callers that the service allows.
     fn allow(&self, from: &str) {
         let rules = format!("  rules: [{{name: callers, from: [{from}]}}]\n");
         self.mesh.apply(&format!("kind: Policy\nservice: shop/cart\nauthorization:\n{rules}")).ok();
@@ -99,7 +99,7 @@ impl Domain {
     }
 }
 
-/// `prod` with a server of `shop/cart`, and `partner`, where the service `bank/cart` is that one.
+/// `prod` has a server of `shop/cart`. In `partner`, the service `bank/cart` has this server as its endpoint.
 fn two_domains() -> (Domain, Domain, Killed, u16) {
     let prod = Domain::start("prod", &[]);
     prod.mesh.apply("kind: Service\nname: shop/cart\n").ok();
@@ -125,7 +125,7 @@ fn refused(run: &Run) -> bool {
 }
 
 #[test]
-fn federated_callers_are_accepted_only_by_whole_id() {
+fn federated_callers_are_accepted_only_by_exact_id() {
     let (prod, partner, _server, port) = two_domains();
     prod.allow(WEB);
     let call = |caller: &str| partner.call("bank/cart", caller);
@@ -143,7 +143,7 @@ fn federated_callers_are_accepted_only_by_whole_id() {
     let listed = prod.mesh.run(&["identity", "federation", "list", "--json"]).json();
     assert_eq!(listed[0]["domain"], "partner", "{listed}");
 
-    // Only that one, and only by its whole id: neither by a path that a service of this domain has too, nor by default.
+    // Only the exact id is accepted: neither a path that a local service has too, nor a default.
     let other = call("bank/api");
     assert!(
         refused(&other) && other.err.contains("rejected the certificate"),
@@ -167,7 +167,7 @@ fn federated_callers_are_accepted_only_by_whole_id() {
     assert!(explain(WEB).out.contains("allowed: rule 'callers'"), "{:?}", explain(WEB));
     wait_until("the policy names it", || !refused(&call("bank/web")));
 
-    // Its roots are replaced by others, or it is removed: its connections end, and it is refused.
+    // The connections end and the caller is refused once its roots are replaced or its domain is removed.
     let ends_by = |change: &dyn Fn()| {
         runtime().block_on(async {
             let web = partner.identity("bank/web").await;
@@ -197,7 +197,7 @@ fn federated_callers_are_accepted_only_by_whole_id() {
     assert!(error.contains("is not federated"), "{error}");
 }
 
-/// Serves a file as a web server does, until the test ends; the URL.
+/// Serves a file as a web server does until the test ends; returns the URL.
 fn serve(path: PathBuf) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}/bundle.json?key=7", listener.local_addr().unwrap());
@@ -210,7 +210,7 @@ fn serve(path: PathBuf) -> String {
             }
             let Ok(document) = fs::read(&path) else { continue };
             let head = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n", document.len());
-            // A client that has gone reads no more.
+            // A client that has disconnected reads no more.
             let _ = reader.get_mut().write_all(&[head.as_bytes(), &document].concat());
         }
     });
@@ -218,7 +218,7 @@ fn serve(path: PathBuf) -> String {
 }
 
 #[test]
-fn partner_roots_follow_their_bundle_endpoint() {
+fn federated_roots_follow_bundle_endpoint_of_partner() {
     let (prod, partner, _server, _) = two_domains();
     prod.allow(WEB);
     partner.federate("prod", &prod.bundle()).ok();
@@ -235,12 +235,12 @@ fn partner_roots_follow_their_bundle_endpoint() {
     let shown = listed()[0]["url"].as_str().unwrap().to_owned();
     assert!(url.starts_with(&shown) && !shown.contains("key="), "{shown}");
 
-    // Roots of the mesh itself change nothing.
+    // A bundle with the mesh's own roots changes nothing.
     let (before, roots) = (fs::read(&served).unwrap(), listed()[0]["roots"].clone());
     fs::copy(prod.spiffe_bundle(), &served).unwrap();
     wait_until("it is said", || prod.mesh.control_log().contains("has a root of the mesh itself"));
     assert!(listed()[0]["roots"] == roots && !refused(&call()));
-    // Those that it serves are trusted, and no others.
+    // The served roots are trusted, and no others.
     fs::write(&served, before).unwrap();
     prod.federate("partner", &url.replace("key=7", "key=8")).ok();
     let (other, _) = domain();
@@ -249,7 +249,7 @@ fn partner_roots_follow_their_bundle_endpoint() {
     wait_until("the caller is refused", || refused(&call()));
     let logged = prod.mesh.run(&["audit", "--key", "/g/identity/federation", "--json"]).out;
     assert!(logged.contains("its bundle endpoint serves other roots"), "{logged}");
-    // A file has it followed no longer.
+    // Roots from a file end the polling of the endpoint.
     prod.federate("partner", &partner.bundle()).ok();
     assert!(listed()[0].get("url").is_none());
 }
@@ -259,14 +259,14 @@ fn federated_identities_are_never_mesh_members() {
     let (prod, partner, _server, _) = two_domains();
     prod.federate("partner", &partner.bundle()).ok();
     partner.federate("prod", &prod.bundle()).ok();
-    // Its agents, its operators and its services are as unknown to the control plane as before.
+    // The control plane still knows no agents, operators or services of the partner.
     let binding = "kind: RoleBinding\nname: all\nrole: admin\nsubjects: ['spiffe://partner/*', 'fairmesh/operator/*', '*']\n";
     prod.mesh.apply(binding).ok();
     let run = over_tcp(&prod.tcp, &partner.agent, &["get", "services"]);
     assert!(refused(&run) && run.err.contains("a machine whose agent has joined"), "{run:?}");
     over_tcp(&prod.tcp, &prod.agent, &["get", "services"]).ok();
     assert_eq!(request_certificate(&prod.agent, "shop/web"), "", "members go on");
-    // Roots that are of this domain, or none, are refused.
+    // Roots of this domain are refused, as is a file without roots.
     for (domain, bundle, problem) in [
         ("prod", partner.bundle(), "the mesh itself"),
         ("other", prod.bundle(), "has a root of prod, the trust domain of the mesh itself"),

@@ -1,5 +1,5 @@
-//! What an agent may call as a health checker: the probe that the policy describes if it is the elected checker of a region, and
-//! nothing else. Mutual TLS ends at a proxy and at `register`.
+//! Requests that a health checker may make: the elected checker of a region may make the probe described in the policy,
+//! and nothing else. A proxy and `register` terminate mutual TLS.
 
 use std::{
     io::{BufRead as _, BufReader, Write as _},
@@ -23,7 +23,7 @@ use super::{
     support::{Mesh, wait_until},
 };
 
-/// A program that answers every request, and the heads that it has read.
+/// Starts a program that answers every request; returns its port and the received heads.
 fn program() -> (u16, Arc<Mutex<Vec<String>>>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let (port, seen) = (listener.local_addr().unwrap().port(), Arc::<Mutex<Vec<String>>>::default());
@@ -48,7 +48,7 @@ fn answer(stream: TcpStream, heads: &Mutex<Vec<String>>) {
     }
 }
 
-/// The connections that an agent opens with its certificate.
+/// A transport with an agent's certificate.
 fn transport_of(mesh: &Mesh, agent: &str) -> Transport {
     let own = Credentials::load(&mesh.path(agent).join("identity"), SystemClock.now()).unwrap().unwrap();
     let workload = Arc::<Workload>::default();
@@ -56,7 +56,7 @@ fn transport_of(mesh: &Mesh, agent: &str) -> Transport {
     Transport::tls(Arc::new(Member::new(workload, None)))
 }
 
-/// What a server responds to these bytes.
+/// Response of a server to these bytes.
 async fn send(transport: &Transport, service: &ServiceName, to: SocketAddr, bytes: &str) -> String {
     let peer = Some(ExpectedPeer::Service(service));
     let endpoint = EndpointAddress { address: to, peer, accepts_plaintext: false, from: None };
@@ -75,7 +75,7 @@ const RULES: &str = "authorization: {rules: [{name: web, from: [blue/web]}, \
 
 const END: &str = "connection: close\r\n\r\n";
 
-/// The probe `GET /healthz` and requests beyond it, and whether the checker may make the probe with them.
+/// The probe `GET /healthz`, requests beyond it, and whether the server accepts each as the probe.
 const ATTACKS: [(&str, bool); 8] = [
     ("GET /healthz HTTP/1.1\r\nhost: a\r\n", true),
     ("POST /v1/delete-all HTTP/1.1\r\nhost: a\r\ncontent-length: 0\r\n", false),
@@ -91,7 +91,7 @@ const ATTACKS: [(&str, bool); 8] = [
 ];
 
 #[test]
-fn elected_checker_alone_makes_the_probe_and_no_other_request() {
+fn only_elected_checker_makes_probe_and_no_other_request() {
     let (mesh, tcp) = domain();
     mesh.apply("kind: Service\nname: blue/vault\n---\nkind: Service\nname: blue/bytes\n").ok();
     let (_web, address) = agent(&mesh, "web-1", &mesh.address(), None);

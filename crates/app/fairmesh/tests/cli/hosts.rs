@@ -1,4 +1,4 @@
-//! How fast machines are: declared, listed, and what callers make of it.
+//! Machine speeds: declared, listed, and used by callers.
 
 use fairmesh_wire::v1::{Endpoint, Location};
 use serde_json::json;
@@ -27,7 +27,7 @@ fn catalog(instance: &str, zone: &str, host_type: &str) -> Endpoint {
 }
 
 #[test]
-fn the_speed_of_hosts_counts_in_shares_and_picks() {
+fn host_speed_scales_capacity_shares_and_power() {
     let mesh = Mesh::with_shop();
     mesh.apply(HOSTS).ok();
     mesh.announce("shop/catalog", catalog("a", "eu-1", "new"));
@@ -57,7 +57,7 @@ fn the_speed_of_hosts_counts_in_shares_and_picks() {
 }
 
 #[test]
-fn a_machine_is_calibrated_and_the_record_can_be_applied() {
+fn calibrate_prints_record_that_apply_accepts() {
     let mesh = Mesh::start();
     mesh.apply(HOSTS).ok();
     let measured = mesh.run(&["calibrate", "--host-type", "this", "-o", "yaml"]);
@@ -70,7 +70,7 @@ fn a_machine_is_calibrated_and_the_record_can_be_applied() {
 }
 
 #[test]
-fn invalid_hosts_are_refused_at_their_position() {
+fn invalid_hosts_are_refused_with_position() {
     let mesh = Mesh::start();
     let refused = mesh.apply(&HOSTS.replace("speed: 1400", "speed: 14")).fails(2);
     assert!(refused.contains("write 100 to 10000"), "{refused}");

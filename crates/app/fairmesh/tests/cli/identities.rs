@@ -1,4 +1,4 @@
-//! A trust domain, from its beginning to calls over mutual TLS.
+//! A trust domain, from its creation to calls over mutual TLS.
 
 use std::{
     io::{Read as _, Write as _},
@@ -28,7 +28,7 @@ use super::{
     support::{Mesh, Run, fairmesh, send, wait_until},
 };
 
-/// A control plane with the trust domain `prod`, also at a TCP port.
+/// A control plane with the trust domain `prod` that also listens on TCP; returns its TCP address.
 pub(crate) fn domain() -> (Mesh, String) {
     let tcp = format!("127.0.0.1:{}", free_port());
     let mut mesh = Mesh::empty();
@@ -37,7 +37,7 @@ pub(crate) fn domain() -> (Mesh, String) {
     (mesh, tcp)
 }
 
-/// A process that ends with the test.
+/// A process that is killed on drop.
 pub(crate) struct Killed(pub(crate) Child);
 
 impl Drop for Killed {
@@ -56,7 +56,7 @@ pub(crate) fn start(args: &[&str], token: Option<&str>) -> Killed {
     Killed(command.spawn().unwrap())
 }
 
-/// An agent that joins over TCP with a token. Its address.
+/// Starts an agent that joins over TCP with a token; returns its address.
 pub(crate) fn agent(mesh: &Mesh, name: &str, upstream: &str, token: Option<&str>) -> (Killed, String) {
     let address = format!("unix:{}", mesh.path(&format!("{name}.sock")).display());
     let state = mesh.path(name);
@@ -83,7 +83,7 @@ pub(crate) fn token(mesh: &Mesh, args: &[&str]) -> String {
 }
 
 #[test]
-fn the_authority_is_shown_and_rotated_by_its_user() {
+fn certificate_authority_is_shown_and_rotated_by_its_user() {
     let (mesh, tcp) = domain();
     let shown = mesh.run(&["identity", "show", "--json"]).json();
     assert_eq!(shown["domain"], "prod");
@@ -99,9 +99,9 @@ fn the_authority_is_shown_and_rotated_by_its_user() {
     assert_eq!(mesh.run(&["identity", "show", "--json"]).json()["issuer"], shown["issuer"]);
     let rotated = mesh.run(&["identity", "rotate", "--force", "--json"]).json();
     assert_ne!(rotated["issuer"], shown["issuer"]);
-    // By the same root again.
+    // Rotates the issuer with the same root.
     mesh.run(&["identity", "rotate"]).ok();
-    // Over TCP members may look, and nobody may do more.
+    // Over TCP, members may read, and nobody may do more.
     let (_agent, agent) = agent(&mesh, "web-1", &mesh.address(), None);
     wait_until("the agent joins", || has_certificate(&mesh, "web-1"));
     over_tcp(&tcp, &agent, &["identity", "show"]).ok();
@@ -115,7 +115,7 @@ fn the_authority_is_shown_and_rotated_by_its_user() {
 }
 
 #[test]
-fn roots_and_agents_cannot_be_written_over_the_network() {
+fn root_and_agent_records_cannot_be_written_over_network() {
     let (mesh, tcp) = domain();
     let (_agent, agent) = agent(&mesh, "web-1", &mesh.address(), None);
     wait_until("the agent joins", || has_certificate(&mesh, "web-1"));
@@ -139,7 +139,7 @@ fn roots_and_agents_cannot_be_written_over_the_network() {
     assert_eq!(joined(&mesh), ["spiffe://prod/fairmesh/agent/web-1"]);
 }
 
-/// Runs a command against a control plane over TCP, as a program of an agent's machine.
+/// Runs a command against a control plane over TCP, with the identity of an agent's machine.
 pub(crate) fn over_tcp(control: &str, agent: &str, args: &[&str]) -> Run {
     let mut command = Command::new(env!("CARGO_BIN_EXE_fairmesh"));
     let command =
@@ -154,7 +154,7 @@ pub(crate) fn runtime() -> Runtime {
 }
 
 #[test]
-fn identity_commands_report_a_missing_trust_domain() {
+fn identity_commands_say_when_mesh_has_no_trust_domain() {
     let mesh = Mesh::start();
     assert!(mesh.run(&["identity", "show"]).ok().contains("has no trust domain"));
     assert!(mesh.run(&["identity", "list"]).err.contains("has no trust domain"));
@@ -167,7 +167,7 @@ fn shown_domain(mesh: &Mesh) -> serde_json::Value {
 }
 
 #[test]
-fn new_store_has_a_trust_domain_and_older_one_only_on_request() {
+fn new_store_has_trust_domain_and_older_store_only_on_request() {
     let mut new = Mesh::empty();
     new.arguments.clear();
     new.start_control();
@@ -189,7 +189,7 @@ fn new_store_has_a_trust_domain_and_older_one_only_on_request() {
 }
 
 #[test]
-fn local_processes_find_the_control_plane_by_default() {
+fn local_processes_find_control_plane_by_default() {
     let folder = tempfile::tempdir().unwrap();
     let home = folder.path().to_str().unwrap();
     let (data, state) = (format!("{home}/.local/state/fairmesh/control"), format!("{home}/agent"));
@@ -210,7 +210,7 @@ fn local_processes_find_the_control_plane_by_default() {
 }
 
 #[test]
-fn server_started_without_its_agent_registers_once_it_has_an_identity() {
+fn server_started_without_agent_registers_once_it_has_identity() {
     let (mesh, _) = domain();
     mesh.apply("kind: Service\nname: shop/catalog\n").ok();
     let address = format!("unix:{}", mesh.path("web-1.sock").display());
@@ -234,7 +234,7 @@ fn server_started_without_its_agent_registers_once_it_has_an_identity() {
 }
 
 #[test]
-fn inbound_started_without_its_agent_registers_once_it_has_an_identity() {
+fn inbound_proxy_started_without_agent_registers_once_it_has_identity() {
     let (mesh, _) = domain();
     mesh.apply("kind: Service\nname: shop/catalog\n").ok();
     let address = format!("unix:{}", mesh.path("web-1.sock").display());
@@ -254,7 +254,7 @@ fn inbound_started_without_its_agent_registers_once_it_has_an_identity() {
     assert!(!accepts_plaintext(&inbound), "its callers have an identity");
 }
 
-/// Whether a server responds with 200 to a request in plaintext.
+/// Whether a server responds with 200 to a plaintext request.
 fn accepts_plaintext(address: &str) -> bool {
     let url = format!("http://{address}/items");
     let curl =
@@ -262,7 +262,8 @@ fn accepts_plaintext(address: &str) -> bool {
     curl.unwrap().stdout == b"200"
 }
 
-/// A server in plaintext that started while its agent had reached no control plane, until one with this trust domain is there.
+/// Starts a server while its agent has no control plane; the server uses plaintext until a control plane with this
+/// trust domain starts.
 fn server_before_the_control_plane(domain: &str) -> (Mesh, Killed, Killed) {
     let mut mesh = Mesh::empty();
     mesh.arguments = ["--trust-domain", domain].map(String::from).to_vec();
@@ -279,7 +280,7 @@ fn server_before_the_control_plane(domain: &str) -> (Mesh, Killed, Killed) {
     let server = Killed(command.spawn().unwrap());
     wait_until("it waits for what the agent knows", || said("has reached no control plane yet"));
     mesh.start_control();
-    // A server that registers declares its service too, and may do so between the reading and the writing of this.
+    // A registering server also declares its service, perhaps between the read and the write of this command.
     wait_until("the service is declared", || {
         mesh.apply("kind: Service\nname: shop/catalog\n").code == Some(0)
     });
@@ -294,7 +295,7 @@ fn server_started_before_agent_sync_registers_with_mutual_tls() {
 }
 
 #[test]
-fn server_started_before_sync_with_plaintext_mesh_registers() {
+fn server_started_before_agent_sync_registers_in_plaintext_mesh() {
     let (mesh, _agent, _server) = server_before_the_control_plane("none");
     let endpoints = || mesh.run(&["get", "endpoints", "shop/catalog", "--json"]).json();
     wait_until("it is registered", || {
@@ -303,7 +304,7 @@ fn server_started_before_sync_with_plaintext_mesh_registers() {
 }
 
 #[test]
-fn a_drain_does_not_wait_for_a_caller_that_has_ended() {
+fn drain_does_not_wait_for_stopped_program() {
     let (mesh, _) = domain();
     mesh.apply("kind: Service\nname: shop/catalog\n").ok();
     let (_agent, agent) = agent(&mesh, "web-1", &mesh.address(), None);
@@ -311,7 +312,7 @@ fn a_drain_does_not_wait_for_a_caller_that_has_ended() {
     let [listen, program] = [free_port(), echo()].map(|port| format!("127.0.0.1:{port}"));
     let log = mesh.path("register.log");
     let mut command = Command::new(env!("CARGO_BIN_EXE_fairmesh"));
-    // Callers have six tenths of it, less than an agent waits for a watcher to reconnect.
+    // Callers get six tenths of the deadline, less than an agent waits for a watcher to reconnect.
     command
         .args(["register", "shop/catalog", "--agent", &agent, "--address", &listen, "--program", &program])
         .args(["--grace", "0s", "--drain-deadline", "11s"])
@@ -328,7 +329,7 @@ fn a_drain_does_not_wait_for_a_caller_that_has_ended() {
 }
 
 #[test]
-fn a_call_does_not_wait_for_a_certificate_that_cannot_be_issued() {
+fn call_does_not_wait_for_certificate_that_cannot_be_issued() {
     let (mut mesh, _) = domain();
     let (_agent, agent) = agent(&mesh, "web-1", &mesh.address(), None);
     wait_until("the agent joins", || has_certificate(&mesh, "web-1"));
@@ -340,7 +341,7 @@ fn a_call_does_not_wait_for_a_certificate_that_cannot_be_issued() {
     let call = |mesh: &Mesh| mesh.run(&["call", "shop/catalog", "/items", "--agent", &agent]);
     wait_until("the agent has the records", || call(&mesh).code == Some(0));
     mesh.stop_control("TERM");
-    // Once the agent has lost the control plane for longer than it takes to start again.
+    // The agent must first have lost the control plane for longer than a restart takes.
     wait_until("calls take less than a program waits for a certificate, one like the other", || {
         (0..5).all(|_| {
             let began = Instant::now();
@@ -351,7 +352,7 @@ fn a_call_does_not_wait_for_a_certificate_that_cannot_be_issued() {
 }
 
 #[test]
-fn a_command_without_an_identity_names_the_agent_that_hangs() {
+fn command_without_identity_names_unresponsive_agent() {
     let folder = tempfile::tempdir().unwrap();
     let socket = folder.path().join("hangs.sock");
     let _listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
@@ -370,7 +371,7 @@ fn a_command_without_an_identity_names_the_agent_that_hangs() {
 }
 
 #[test]
-fn program_starts_without_its_agent_from_a_saved_certificate() {
+fn program_starts_without_agent_from_saved_certificate() {
     let (mesh, _) = domain();
     mesh.apply("kind: Service\nname: shop/catalog\n").ok();
     let (mut running, agent) = agent(&mesh, "web-1", &mesh.address(), None);
@@ -383,7 +384,7 @@ fn program_starts_without_its_agent_from_a_saved_certificate() {
     let call = |kept: Option<&str>, caller: &str| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_fairmesh"));
         command.args(["call", "shop/catalog", "--agent", &agent, "--as", caller]).env_clear();
-        // The records are the agent's copy on disk, once that is gone.
+        // Once the agent is gone, the command reads the agent's copy of the records on disk.
         command.env("FAIRMESH_STATE_DIR", mesh.path("web-1"));
         command.envs(kept.map(|folder| ("FAIRMESH_IDENTITY_DIR", mesh.path(folder))));
         let output = command.output().unwrap();
@@ -397,11 +398,12 @@ fn program_starts_without_its_agent_from_a_saved_certificate() {
         (0o700, 0o700, 0o600)
     );
 
-    // It writes its copy of the records as it stops.
+    // The agent writes its copy of the records when it stops.
     send(&running.0, "TERM");
     running.0.wait().unwrap();
     call(Some("kept"), "shop/web").ok();
-    // Without one, with that of another, or with one that cannot be used, it has none, and calls nothing in plaintext.
+    // Without a certificate, with that of another service, or with an unusable one, the caller has no identity and
+    // calls nothing in plaintext.
     let fails = |run: Run| assert!(run.code != Some(0) && run.err.contains("no identity"), "{run:?}");
     fails(call(None, "shop/web"));
     fails(call(Some("kept"), "shop/api"));
@@ -409,13 +411,13 @@ fn program_starts_without_its_agent_from_a_saved_certificate() {
     fails(call(Some("kept"), "shop/web"));
 }
 
-/// Asks an agent for a certificate; the reason if it refuses.
+/// Requests a certificate from an agent; returns the reason if the agent refuses.
 pub(crate) fn request_certificate(agent: &str, path: &str) -> String {
     let csr = PrivateKey::generate().unwrap().signing_request().unwrap();
     request_certificate_for(agent, path, csr)
 }
 
-/// The same for a signing request.
+/// Like [`request_certificate`], with a given signing request.
 pub(crate) fn request_certificate_for(agent: &str, path: &str, csr: Vec<u8>) -> String {
     let request = IssueWorkloadRequest { path: path.into(), csr: csr.into() };
     runtime().block_on(async {
@@ -426,7 +428,7 @@ pub(crate) fn request_certificate_for(agent: &str, path: &str, csr: Vec<u8>) -> 
         };
         let issued = connection.workload().issue_workload(request).await;
         match issued {
-            // It is no member, or does not know yet.
+            // The agent is not a member, or does not know yet.
             Ok(issued) if issued.get_ref().chain.is_empty() => "no certificate".into(),
             Ok(_) => String::new(),
             Err(status) => status.message().into(),
@@ -434,7 +436,7 @@ pub(crate) fn request_certificate_for(agent: &str, path: &str, csr: Vec<u8>) -> 
     })
 }
 
-/// Relays connections, and keeps every byte.
+/// Relays connections to `target` and records every byte; returns the port and the bytes.
 fn sniffer(target: u16) -> (u16, Arc<Mutex<Vec<u8>>>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let (port, seen) = (listener.local_addr().unwrap().port(), Arc::<Mutex<Vec<u8>>>::default());
@@ -460,7 +462,7 @@ fn sniffer(target: u16) -> (u16, Arc<Mutex<Vec<u8>>>) {
     (port, seen)
 }
 
-/// What a plaintext client reads.
+/// Response to a plaintext request.
 pub(crate) fn plaintext(port: u16, host: &str) -> String {
     let mut stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
     stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
@@ -471,7 +473,7 @@ pub(crate) fn plaintext(port: u16, host: &str) -> String {
     String::from_utf8_lossy(&read).into_owned()
 }
 
-/// Commands show the identity that an endpoint of the catalog proves.
+/// Asserts that commands show the identity of a catalog endpoint.
 fn shows_the_identity(mesh: &Mesh, instance: &str) {
     let id = "spiffe://prod/shop/catalog";
     let instance = format!("shop/catalog/{instance}");
@@ -482,7 +484,7 @@ fn shows_the_identity(mesh: &Mesh, instance: &str) {
 }
 
 #[test]
-fn services_are_called_over_mutual_tls_only() {
+fn services_of_strict_mesh_are_called_over_mutual_tls_only() {
     let (mesh, tcp) = domain();
     mesh.apply("kind: Service\nname: shop/catalog\n").ok();
     let token = token(&mesh, &["web-1"]);
@@ -537,7 +539,7 @@ fn services_are_called_over_mutual_tls_only() {
 }
 
 #[test]
-fn authority_from_the_future_is_replaced_before_the_first_join() {
+fn certificate_authority_dated_in_future_is_replaced_before_first_join() {
     let (mut mesh, tcp) = domain();
     mesh.stop_control("TERM");
     std::fs::remove_dir_all(mesh.path("data")).unwrap();

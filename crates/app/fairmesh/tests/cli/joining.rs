@@ -20,30 +20,30 @@ use super::{
 };
 
 #[test]
-fn a_token_lets_one_agent_join_once() {
+fn join_token_lets_only_its_agent_join_and_only_once() {
     let (mesh, tcp) = domain();
     let token = token(&mesh, &["web-1", "--tenant", "shop"]);
-    // Of another name, and without a token.
+    // An agent with another name, and an agent without a token.
     let (_other, _) = agent(&mesh, "web-2", &tcp, Some(&token));
     let (_stranger, _) = agent(&mesh, "web-3", &tcp, None);
     let (_first, _) = agent(&mesh, "web-1", &tcp, Some(&token));
     wait_until("the agent joins", || has_certificate(&mesh, "web-1"));
     assert_eq!(joined(&mesh), ["spiffe://prod/fairmesh/agent/web-1"]);
-    // The same name on another machine.
+    // An agent with the same name on another machine.
     let (_second, _) = agent(&mesh, "twice", &tcp, Some(&token));
     assert!(!["web-2", "web-3", "twice"].into_iter().any(|name| has_certificate(&mesh, name)));
     assert_eq!(mesh.run(&["identity", "show", "--json"]).json()["openTokens"], 0);
-    // Its tenants are a limit.
+    // The token's tenants limit the agent.
     let agent = format!("unix:{}", mesh.path("web-1.sock").display());
     let refused = request_certificate(&agent, "bank/vault");
     assert!(refused.contains("may not have a certificate for bank/vault"), "{refused}");
     wait_until("it issues certificates", || request_certificate(&agent, "shop/cart").is_empty());
-    // Programs ask so whether they need a key.
+    // Programs send an empty request to learn whether they need a key.
     let refused = request_certificate_for(&agent, "shop/cart", Vec::new());
     assert_eq!(refused, "the signing request is missing");
 }
 
-/// A call without an agent: with a token if given, and the folder in which the certificate is kept.
+/// Makes a call without an agent: with a token if given, and with the folder in which the certificate is kept.
 fn call_alone(mesh: &Mesh, control: &str, token: Option<&str>, (kept, caller): (&str, &[&str])) -> Run {
     let mut command = Command::new(env!("CARGO_BIN_EXE_fairmesh"));
     command.args(["call", "shop/catalog", "--control", control]).args(caller).env_clear();
@@ -55,7 +55,7 @@ fn call_alone(mesh: &Mesh, control: &str, token: Option<&str>, (kept, caller): (
 }
 
 #[test]
-fn a_program_without_an_agent_joins_with_a_token_for_its_service() {
+fn program_without_agent_joins_mesh_with_token_for_its_service() {
     let (mesh, tcp) = domain();
     mesh.apply("kind: Service\nname: shop/catalog\n").ok();
     let policy =
@@ -83,13 +83,13 @@ fn a_program_without_an_agent_joins_with_a_token_for_its_service() {
     let mode = fs::metadata(mesh.path("kept/shop/catalog/identity.key")).unwrap().permissions().mode();
     assert_eq!(mode & 0o777, 0o600);
 
-    // A caller, without an agent as well; the second time by the certificate that it kept.
+    // The caller has no agent either; its second call uses the saved certificate.
     let web = token(&mesh, &["--service", "shop/web"]);
     let call = |token: Option<&str>| call_alone(&mesh, &tcp, token, ("caller", &["--as", "shop/web"]));
     call(Some(&web)).ok();
     call(None).ok();
 
-    // A restart needs no token, whether or not the first one is still there.
+    // A restart needs no token, whether or not the first process still runs.
     drop(server);
     wait_until("its lease ends", || !is_registered());
     let _server = begin(None, "again.log");
@@ -101,7 +101,7 @@ fn a_program_without_an_agent_joins_with_a_token_for_its_service() {
 }
 
 #[test]
-fn program_without_agent_registers_through_replica_by_its_own_rights() {
+fn program_without_agent_registers_through_replica_with_own_identity() {
     let (mesh, tcp) = domain();
     mesh.apply("kind: Service\nname: shop/catalog\n").ok();
     let (_beside, beside) = agent(&mesh, "web-1", &tcp, Some(&token(&mesh, &["web-1"])));
@@ -121,7 +121,7 @@ fn program_without_agent_registers_through_replica_by_its_own_rights() {
 }
 
 #[test]
-fn program_revoked_while_stopped_rejoins_with_a_new_token() {
+fn program_revoked_while_stopped_rejoins_with_new_token() {
     let (mesh, tcp) = domain();
     mesh.apply("kind: Service\nname: shop/catalog\n").ok();
     let [listen, program] = [free_port(), echo()].map(|port| format!("127.0.0.1:{port}"));
@@ -139,7 +139,7 @@ fn program_revoked_while_stopped_rejoins_with_a_new_token() {
     let used = token(&mesh, &["--service", "shop/catalog"]);
     let server = begin(Some(&used), "first.log");
     wait_until("it is registered", is_registered);
-    // With a good certificate a restart leaves the token alone, a new one as well as that which was used.
+    // With a valid certificate, a restart uses no token, whether new or used.
     drop(server);
     let server = begin(Some(&token(&mesh, &["--service", "shop/catalog"])), "again.log");
     wait_until("it is registered again", is_registered);
@@ -153,9 +153,9 @@ fn program_revoked_while_stopped_rejoins_with_a_new_token() {
 }
 
 #[test]
-fn program_that_missed_a_root_rejoins_with_a_new_token() {
+fn program_that_missed_root_rotation_rejoins_with_new_token() {
     let (mesh, tcp) = domain();
-    // There is no such service: the program joins all the same.
+    // The service does not exist; the program joins anyway.
     let call = |token: Option<&str>| call_alone(&mesh, &tcp, token, ("caller", &["--as", "shop/web"]));
     call(Some(&token(&mesh, &["--service", "shop/web"])));
     let kept = || fs::read(mesh.path("caller/shop/web/identity.key")).unwrap();
@@ -166,28 +166,28 @@ fn program_that_missed_a_root_rejoins_with_a_new_token() {
     assert_eq!(kept(), before);
     call(Some(&token(&mesh, &["--service", "shop/web"])));
     assert!(kept() != before && open_tokens(&mesh) == 0);
-    // With the new one, a token is left alone again.
+    // With the new certificate, a token stays unused again.
     let unused = token(&mesh, &["--service", "shop/web"]);
     call(Some(&unused));
     assert_eq!(open_tokens(&mesh), 1);
 }
 
 #[test]
-fn a_token_for_a_service_is_refused_to_others_and_a_second_time() {
+fn service_token_is_refused_to_other_services_and_when_used_again() {
     let (mesh, tcp) = domain();
     let fails = |token: &str, caller: &[&str], why: &str| {
         let run = call_alone(&mesh, &tcp, Some(token), ("kept", caller));
         assert!(run.code != Some(0) && run.err.contains(why), "{why}: {run:?}");
     };
     let (web, as_web) = (token(&mesh, &["--service", "shop/web"]), ["--as", "shop/web"]);
-    // There is no such service: the program joins all the same.
+    // The service does not exist; the program joins anyway.
     call_alone(&mesh, &tcp, Some(&web), ("first", &as_web));
     assert!(mesh.path("first/shop/web/identity.key").exists());
     fails(&web, &as_web, "this program has no certificate: the token was used already");
     let batch = token(&mesh, &["--service", "shop/batch"]);
     fails(&batch, &as_web, "for the service shop/batch and no other");
     fails(&batch, &[], "names none as its identity");
-    // As in the shell of an agent, whose token it is.
+    // As in the shell of an agent, which has the agent's token.
     fails(&batch, &[], "unset");
     fails("fairmesh-join-x", &as_web, "is no join token");
     fails(&token(&mesh, &["web-1"]), &as_web, "the token is for an agent");
@@ -196,7 +196,7 @@ fn a_token_for_a_service_is_refused_to_others_and_a_second_time() {
         mesh.run(&["identity", "show", "--json"]).json()["openTokens"] == serde_json::json!(2)
     });
     fails(&short, &as_web, "has expired");
-    // Nor does an agent join with it.
+    // An agent cannot join with this token either.
     let (_agent, _) = agent(&mesh, "web-9", &tcp, Some(&batch));
     let error = mesh.run(&["identity", "token", "web-1", "--service", "shop/web"]).fails(2);
     assert!(error.contains("cannot be used with"), "{error}");
@@ -216,7 +216,7 @@ fn revoked_service_cannot_join_and_keeps_its_token() {
 }
 
 #[test]
-fn a_proxy_without_an_agent_serves_and_calls_by_one_token() {
+fn proxy_without_agent_serves_and_calls_with_one_token() {
     let (mesh, tcp) = domain();
     mesh.apply("kind: Service\nname: shop/catalog\n---\nkind: Service\nname: shop/cart\n").ok();
     mesh.apply(
@@ -249,14 +249,14 @@ fn a_proxy_without_an_agent_serves_and_calls_by_one_token() {
     wait_until("its service is registered", || endpoints()[0]["mtls"] == true);
 }
 
-/// An agent whose log is read.
+/// An agent with a log that the test reads.
 struct Logged {
     running: Killed,
     address: String,
 }
 
 impl Logged {
-    /// Starts it, with the state directory of the one before if there was one.
+    /// Starts the agent, with the state directory of an earlier one if present.
     fn start(mesh: &Mesh, upstream: &str, token: Option<&str>) -> Self {
         let address = format!("unix:{}", mesh.path("web-1.sock").display());
         let mut command = Command::new(env!("CARGO_BIN_EXE_fairmesh"));
@@ -271,13 +271,13 @@ impl Logged {
         Self { running, address }
     }
 
-    /// Stops it, once it has written what it keeps.
+    /// Stops the agent after it has saved its state.
     fn stop(mut self) {
         send(&self.running.0, "TERM");
         self.running.0.wait().unwrap();
     }
 
-    /// Whether it issues certificates to programs.
+    /// Whether the agent issues certificates to programs.
     fn issues(&self) -> bool {
         request_certificate(&self.address, "shop/cart").is_empty()
     }
@@ -291,7 +291,7 @@ fn open_tokens(mesh: &Mesh) -> serde_json::Value {
     mesh.run(&["identity", "show", "--json"]).json()["openTokens"].clone()
 }
 
-/// An agent over TCP that joined with a token, which is returned, and was stopped.
+/// Starts and stops an agent that joined over TCP; returns its token.
 fn joined_agent(mesh: &Mesh, tcp: &str) -> String {
     let first = token(mesh, &["web-1"]);
     let agent = Logged::start(mesh, tcp, Some(&first));
@@ -301,7 +301,7 @@ fn joined_agent(mesh: &Mesh, tcp: &str) -> String {
 }
 
 #[test]
-fn an_agent_with_a_good_certificate_does_not_use_a_token() {
+fn agent_with_valid_certificate_uses_no_token() {
     let (mesh, tcp) = domain();
     let used = joined_agent(&mesh, &tcp);
     let key = || fs::read(mesh.path("web-1/identity/identity.key")).unwrap();
@@ -316,11 +316,11 @@ fn an_agent_with_a_good_certificate_does_not_use_a_token() {
 }
 
 #[test]
-fn agent_revoked_while_stopped_rejoins_with_a_new_token() {
+fn agent_revoked_while_stopped_rejoins_with_new_token() {
     let (mesh, tcp) = domain();
     let used = joined_agent(&mesh, &tcp);
     mesh.run(&["identity", "revoke", "fairmesh/agent/web-1", "--issued-before", "now"]).ok();
-    // Not with the one before.
+    // The used token does not work.
     let agent = Logged::start(&mesh, &tcp, Some(&used));
     wait_until("it says what to do", || said(&mesh, "the token was used already"));
     assert!(said(&mesh, "make a new one with `fairmesh identity token`") && !agent.issues());
@@ -334,7 +334,7 @@ fn agent_revoked_while_stopped_rejoins_with_a_new_token() {
 }
 
 #[test]
-fn running_revoked_agent_rejoins_with_a_new_token() {
+fn running_revoked_agent_rejoins_with_new_token() {
     let (mesh, tcp) = domain();
     let agent = Logged::start(&mesh, &tcp, Some(&token(&mesh, &["web-1"])));
     wait_until("the agent issues certificates", || agent.issues());
@@ -346,7 +346,7 @@ fn running_revoked_agent_rejoins_with_a_new_token() {
 }
 
 #[test]
-fn agent_that_missed_a_root_rejoins_by_token_or_local_socket() {
+fn agent_that_missed_root_rotation_rejoins_by_token_or_local_socket() {
     let (mesh, tcp) = domain();
     joined_agent(&mesh, &tcp);
     let rotate = || {
@@ -369,7 +369,7 @@ fn agent_that_missed_a_root_rejoins_by_token_or_local_socket() {
 }
 
 #[test]
-fn agent_without_a_token_reports_the_missing_token() {
+fn agent_without_token_reports_missing_token() {
     let (mesh, tcp) = domain();
     let _agent = Logged::start(&mesh, &tcp, None);
     wait_until("it says what to do", || said(&mesh, "make a token with `fairmesh identity token web-1`"));

@@ -1,4 +1,4 @@
-//! Private keys of proxies on a key server.
+//! Proxies whose private keys are on a key server.
 
 use std::{
     fs::{self, File},
@@ -19,7 +19,7 @@ use super::{
     support::{Mesh, Run, send, wait_until},
 };
 
-/// The proxies of the agent web-1.
+/// SPIFFE id of the proxies of agent `web-1`.
 const PROXY: &str = "spiffe://prod/fairmesh/proxy/web-1.proxy";
 
 /// A trust domain, with a certificate for proxies.
@@ -30,7 +30,7 @@ struct World {
     _agent: Killed,
 }
 
-/// A key server or a proxy.
+/// A running key server or proxy.
 struct Running {
     process: Killed,
     log: String,
@@ -43,7 +43,7 @@ fn local() -> String {
 }
 
 impl World {
-    /// Starts it, unless there is nothing to make certificates with.
+    /// Starts the mesh; `None` if the tools for certificates are missing.
     fn start() -> Option<Self> {
         if tool("openssl").is_none() {
             skipped("certificates of listeners cannot be made", "openssl is missing");
@@ -60,7 +60,7 @@ impl World {
         self.certificates.path().join(name).display().to_string()
     }
 
-    /// A certificate that is its own authority, `NAME.pem`, and its key, `NAME.key`.
+    /// Creates a self-signed certificate, `NAME.pem`, and its key, `NAME.key`.
     fn certificate(&self, name: &str, kind: &str) {
         let key = match kind {
             "rsa" => "-newkey rsa:2048",
@@ -89,7 +89,7 @@ impl World {
         Running { process: Killed(process), log, listen, admin }
     }
 
-    /// A key server that has the key of a certificate, under the name `edge`.
+    /// Starts a key server with the key of a certificate, under the name `edge`.
     fn key_server(&self, certificate: &str, caller: &str) -> Running {
         let (listen, key) = (local(), self.path(&format!("{certificate}.key")));
         let args = format!("keyserver --listen {listen} --key edge={key} --allow edge={caller}");
@@ -98,10 +98,11 @@ impl World {
         server
     }
 
-    /// A proxy that shows a certificate, with its key at a key server; with one thread, so that nothing hides a wait.
+    /// Starts a proxy with a certificate whose key is on a key server. The proxy has one thread, so that nothing hides
+    /// a wait.
     fn proxy(&self, certificate: &str, server: &str, further: &str) -> Running {
         let (listen, certificate) = (local(), self.path(&format!("{certificate}.pem")));
-        // Longer than the default, where a test does not say: that of a busy machine.
+        // Unless the test sets the timeout, it is longer than the default, for busy machines.
         let timeout = if further.contains("--tls-key-timeout") { "" } else { "--tls-key-timeout 10s" };
         let args = format!(
             "proxy --cores 1 --listen {listen}+tls --tls-cert {certificate} --tls-key-server edge@{server} {timeout} {further}"
@@ -111,7 +112,7 @@ impl World {
         proxy
     }
 
-    /// A request over a new connection: the status, or why there is none.
+    /// Makes a request over a new connection; returns the status or the error.
     fn call(&self, proxy: &Running, certificate: &str, further: &[&str]) -> Result<String, String> {
         let output =
             curl(&proxy.listen, &self.path(&format!("{certificate}.pem")), further).output().unwrap();
@@ -138,13 +139,13 @@ impl Running {
         if let Ok(mut stream) = TcpStream::connect(&self.admin) {
             let request = format!("GET {path} HTTP/1.1\r\nhost: mesh\r\nconnection: close\r\n\r\n");
             stream.write_all(request.as_bytes()).unwrap();
-            // It may end meanwhile.
+            // The process may end meanwhile.
             let _ = stream.read_to_string(&mut page);
         }
         page
     }
 
-    /// A series, such as `proxy_tls_signatures_total{by="local"}`.
+    /// Value of a series such as `proxy_tls_signatures_total{by="local"}`.
     fn metric(&self, series: &str) -> f64 {
         let page = self.page("/metrics");
         let value = page
@@ -179,7 +180,7 @@ impl Running {
     }
 }
 
-/// Whether memory of a process that can be written holds one of these texts.
+/// Whether the writable memory of a process contains each of these byte strings.
 fn finds(server: &Running, wanted: &[Vec<u8>]) -> Vec<bool> {
     let process = server.process.0.id();
     let maps = fs::read_to_string(format!("/proc/{process}/maps")).unwrap();
@@ -199,7 +200,7 @@ fn finds(server: &Running, wanted: &[Vec<u8>]) -> Vec<bool> {
     found
 }
 
-/// Parts of a private key: of its PEM, and of its numbers in both byte orders.
+/// Parts of a private key: of its PEM text, and of its numbers in both byte orders.
 fn secrets(world: &World, name: &str) -> Vec<Vec<u8>> {
     let path = world.path(&format!("{name}.key"));
     let der =
@@ -209,7 +210,7 @@ fn secrets(world: &World, name: &str) -> Vec<Vec<u8>> {
     let mut secrets = vec![lines[lines.len() / 2].as_bytes().to_vec()];
     let scalar = der.windows(5).position(|bytes| bytes == [2, 1, 1, 4, 32]).map(|at| at + 5);
     let numbers = match scalar {
-        // Of RSA, all that follows modulus and public exponent.
+        // For RSA, everything after modulus and public exponent.
         None => &der[320..],
         Some(at) => &der[at..at + 32],
     };
@@ -221,12 +222,12 @@ fn secrets(world: &World, name: &str) -> Vec<Vec<u8>> {
 }
 
 #[test]
-fn key_server_signs_for_a_proxy_and_stores_keys_encrypted() {
+fn key_server_signs_for_proxy_and_stores_keys_encrypted() {
     let Some(world) = World::start() else { return };
     for kind in ["ec", "rsa"] {
         world.certificate(kind, kind);
         let server = world.key_server(kind, PROXY);
-        // What is read once is not needed again.
+        // Read before the key file is deleted below.
         let secrets = secrets(&world, kind);
         let fallback = format!("--tls-key {}", world.path(&format!("{kind}.key")));
         let local = world.proxy(kind, &server.listen, &fallback);
@@ -253,7 +254,7 @@ fn key_server_signs_for_a_proxy_and_stores_keys_encrypted() {
 }
 
 #[test]
-fn proxy_signs_locally_while_the_key_server_fails() {
+fn proxy_signs_locally_while_key_server_fails() {
     let Some(world) = World::start() else { return };
     world.certificate("edge", "ec");
     let server = world.key_server("edge", PROXY);
@@ -282,7 +283,7 @@ fn proxy_signs_locally_while_the_key_server_fails() {
 }
 
 #[test]
-fn a_wrong_signature_is_not_used() {
+fn proxy_rejects_key_server_signature_of_another_key() {
     let Some(world) = World::start() else { return };
     world.certificate("edge", "ec");
     world.certificate("other", "ec");
@@ -300,7 +301,7 @@ fn a_wrong_signature_is_not_used() {
 }
 
 #[test]
-fn unauthorized_caller_gets_no_signature() {
+fn key_server_refuses_unauthorized_caller() {
     let Some(world) = World::start() else { return };
     world.certificate("edge", "ec");
     let server = world.key_server("edge", "spiffe://prod/shop/edge");
@@ -310,16 +311,16 @@ fn unauthorized_caller_gets_no_signature() {
     server.wait_for_log("refused to sign");
     assert!(server.metric("keyserver_signatures_refused_total{reason=\"not_permitted\"}") >= 1.0);
     assert_eq!(server.metric("keyserver_signatures_total{key=\"edge\"}"), 0.0);
-    // In plaintext, no caller proves an identity.
+    // Over plaintext, no caller has an identity.
     let mut plain = TcpStream::connect(&server.listen).unwrap();
     plain.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0").unwrap();
     let mut answer = Vec::new();
     let _ = plain.read_to_end(&mut answer);
-    // An alert of TLS at most.
+    // The only answer may be a TLS alert.
     assert!(answer.is_empty() || answer[0] == 0x15, "{answer:?}");
 }
 
-/// Passes bytes on to a key server while it is open, and keeps those of its callers.
+/// Relays bytes to a key server while `open`, and records the bytes of the callers.
 struct Relay {
     address: String,
     state: Arc<(Mutex<RelayState>, Condvar)>,
@@ -328,7 +329,7 @@ struct Relay {
 #[derive(Default)]
 struct RelayState {
     is_closed: bool,
-    /// Of each connection.
+    /// Bytes sent on each connection.
     sent: Vec<Vec<u8>>,
 }
 
@@ -373,7 +374,7 @@ impl Relay {
 }
 
 #[test]
-fn other_connections_are_served_while_the_key_server_is_slow() {
+fn slow_key_server_delays_no_other_proxy_connection() {
     const HANDSHAKES: usize = 8;
     let Some(world) = World::start() else { return };
     world.certificate("edge", "ec");
@@ -388,7 +389,7 @@ fn other_connections_are_served_while_the_key_server_is_slow() {
     let mut waiting: Vec<_> =
         (0..HANDSHAKES).map(|_| Killed(curl(&proxy.listen, &authority, &[]).spawn().unwrap())).collect();
     wait_until("all handshakes wait for the key server", || {
-        // Those of the calls, the page that is read, and the listener for requests without TLS has none yet.
+        // The connections of the calls and of the page request; the plaintext listener has none yet.
         proxy.metric("proxy_connections_open") == 8.0
     });
     let mut stream = TcpStream::connect(&plain).unwrap();
@@ -409,7 +410,7 @@ fn other_connections_are_served_while_the_key_server_is_slow() {
 }
 
 #[test]
-fn replayed_connection_gets_no_signature() {
+fn key_server_signs_nothing_for_replayed_connection() {
     let Some(world) = World::start() else { return };
     world.certificate("edge", "ec");
     let server = world.key_server("edge", PROXY);
@@ -426,13 +427,13 @@ fn replayed_connection_gets_no_signature() {
     let mut replayed = TcpStream::connect(&server.listen).unwrap();
     replayed.write_all(recorded.last().unwrap()).unwrap();
     replayed.shutdown(Shutdown::Write).unwrap();
-    // It ends when the handshake fails.
+    // The connection ends when the handshake fails.
     let _ = replayed.read_to_end(&mut Vec::new());
     assert_eq!(signatures(), 1.0);
 }
 
 #[test]
-fn unusable_key_is_refused_with_a_hint() {
+fn key_server_refuses_unusable_key_with_hint() {
     let Some(world) = World::start() else { return };
     world.certificate("edge", "ec");
     let key = world.path("edge.key");

@@ -4,7 +4,7 @@ use serde_json::json;
 
 use super::support::{Mesh, fairmesh};
 
-/// Routes of which one hides another, and names that no file declares.
+/// A route that hides another, and names that no file declares.
 const DUBIOUS: &str = "\
 kind: Service
 name: shop/web
@@ -62,7 +62,7 @@ fn lint_needs_no_control_plane_and_exits_3_with_warnings() {
 }
 
 #[test]
-fn unknown_names_in_shares_draw_a_warning() {
+fn lint_warns_of_unknown_names_in_manual_shares() {
     let shares = "{kind: Policy, service: shop/web, traffic: {shares: [{from: eu, to: {eu: 70%, mars: 30%}}, \
         {from: eu, class: bulk, to: {eu: 100%}}]}}\n";
     let topology = "---\n{kind: Topology, regions: [{name: eu}, {name: us}]}\n";
@@ -100,7 +100,7 @@ fn unknown_names_in_shares_draw_a_warning() {
 }
 
 #[test]
-fn shares_and_rings_that_serve_no_call_draw_a_warning() {
+fn lint_warns_of_shares_and_rings_that_serve_no_call() {
     let policy = |traffic: &str, locality: &str| {
         let yaml = format!("{{kind: Policy, service: shop/web, traffic: {traffic}{locality}}}\n");
         fairmesh("", &["lint", "-f", "-"], &yaml).out
@@ -121,7 +121,7 @@ fn shares_and_rings_that_serve_no_call_draw_a_warning() {
 }
 
 #[test]
-fn all_errors_of_all_files_are_reported_at_once() {
+fn all_errors_of_all_files_are_reported_together() {
     let mesh = Mesh::start();
     let (wrong, other) =
         (mesh.file("wrong.yaml", WRONG), mesh.file("other.yaml", "kind: Servcie\nname: shop/b\n"));
@@ -152,7 +152,7 @@ fn all_errors_of_all_files_are_reported_at_once() {
 }
 
 #[test]
-fn apply_warns_like_lint_and_check_finds_the_rest() {
+fn apply_warns_like_lint_and_check_finds_remaining_faults() {
     let mesh = Mesh::start();
     let applied = mesh.apply(DUBIOUS);
     assert!(

@@ -1,4 +1,4 @@
-//! Bad certificates at every listener of a mesh with a trust domain: none is accepted.
+//! Invalid certificates at every listener of a mesh with a trust domain: no listener accepts them.
 
 use std::{
     fs,
@@ -10,7 +10,7 @@ use std::{
 };
 
 use fairmesh_identity::{JoinToken, Member};
-use fairmesh_listen::table::{self, ListenerInfo, Peers};
+use fairmesh_listen::listener_table::{self, ListenerInfo, Peers};
 use fairmesh_test_support::{AnyServer, free_port};
 use fairmesh_wire::{handshake, transport::Transport, v1::ReadRequest};
 use rcgen::{
@@ -32,19 +32,19 @@ use super::{
     tokens::http_address,
 };
 
-/// The beginning of HTTP/2, to which a server responds at once.
+/// HTTP/2 connection preface, to which a server responds at once.
 const HTTP2: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
 const HTTP1: &[u8] = b"GET / HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n";
 
-/// A listener as a row of the table.
+/// A listener, as a row of the table.
 struct Tested {
     row: &'static ListenerInfo,
     address: String,
-    /// What a client says first.
+    /// First bytes that a client sends.
     greeting: &'static [u8],
-    /// Whether clients without a certificate may connect: to join or, with a token, as a user.
+    /// Whether clients without a certificate may connect: to join, or as a user with a token.
     joins: bool,
-    /// Whether plaintext is spoken beside TLS.
+    /// Whether the listener accepts plaintext beside TLS.
     speaks_plaintext: bool,
 }
 
@@ -74,7 +74,7 @@ fn fleet() -> Fleet {
     let following = ["agent", "--name", "web-2", "--admin", "none", "--control"];
     let following = [&following[..], &[&upstream, "--listen", &agent_tcp]].concat();
     let picking = ["lookaside", "--listen", &lookaside, "--admin", "none", "--agent", &agent];
-    // Any key will do.
+    // Any private key serves the purpose.
     let key = format!("edge={}", mesh.path("data/ca/issuer.key").display());
     let allowed = "edge=spiffe://prod/fairmesh/proxy/web-1.proxy";
     let signing = ["keyserver", "--listen", &key_server, "--admin", "none", "--agent", &agent];
@@ -89,21 +89,23 @@ fn fleet() -> Fleet {
     ];
     let row =
         |row, address, greeting, joins| Tested { row, address, greeting, joins, speaks_plaintext: false };
-    let http =
-        Tested { speaks_plaintext: true, ..row(&table::CONTROL_HTTP, http_address(&mesh), HTTP1, true) };
+    let http = Tested {
+        speaks_plaintext: true,
+        ..row(&listener_table::CONTROL_HTTP, http_address(&mesh), HTTP1, true)
+    };
     let tested = vec![
-        row(&table::CONTROL_GRPC, control, HTTP2, true),
-        row(&table::REPLICA_GRPC, replica, HTTP2, true),
-        row(&table::AGENT_GRPC, agent_tcp, HTTP2, false),
-        row(&table::LOOKASIDE_GRPC, lookaside, HTTP2, false),
-        row(&table::KEYSERVER_GRPC, key_server, HTTP2, false),
-        row(&table::PROGRAM, program, HTTP1, false),
+        row(&listener_table::CONTROL_GRPC, control, HTTP2, true),
+        row(&listener_table::REPLICA_GRPC, replica, HTTP2, true),
+        row(&listener_table::AGENT_GRPC, agent_tcp, HTTP2, false),
+        row(&listener_table::LOOKASIDE_GRPC, lookaside, HTTP2, false),
+        row(&listener_table::KEYSERVER_GRPC, key_server, HTTP2, false),
+        row(&listener_table::PROGRAM, program, HTTP1, false),
         http,
     ];
     Fleet { mesh, tested, _processes: processes }
 }
 
-/// What a client shows.
+/// Certificate chain and key that a client presents.
 pub(crate) struct Shown {
     pub(crate) chain: Vec<CertificateDer<'static>>,
     pub(crate) key: KeyPair,
@@ -124,7 +126,7 @@ pub(crate) fn params(id: &str, (begin, end): (i64, i64), usage: Eku) -> Certific
     params
 }
 
-/// Signed by the intermediate in the data directory of a control plane.
+/// Signs a certificate with the intermediate in a control plane's data directory.
 pub(crate) fn signed(authority: &Path, params: &CertificateParams) -> Shown {
     let pem = fs::read(authority.join("issuer.key")).unwrap();
     let der = PrivatePkcs8KeyDer::from_pem_slice(&pem).unwrap();
@@ -135,8 +137,8 @@ pub(crate) fn signed(authority: &Path, params: &CertificateParams) -> Shown {
     Shown { chain: vec![params.signed_by(&key, &issuer).unwrap().der().clone(), above.clone()], key }
 }
 
-/// Certificates that no listener accepts: by the authority of the mesh, by one of the same name, and by that of a trust domain
-/// with which the mesh is federated.
+/// Certificates that no listener accepts: from the mesh's authority, from an authority of the same name, and from that
+/// of a federated trust domain.
 fn bad(authority: &Path, other: &Path, federated: &Path) -> Vec<(&'static str, Shown)> {
     const VALID: (i64, i64) = (-10, 60);
     const ID: &str = "spiffe://prod/fairmesh/agent/web-1";
@@ -193,17 +195,17 @@ fn accepts(tested: &Tested, shown: Option<&Shown>) -> io::Result<()> {
     stream.read_exact(&mut [0])
 }
 
-/// Whether the listener responds in plaintext.
+/// Whether the listener responds to plaintext.
 fn accepts_plaintext(tested: &Tested) -> bool {
     let mut stream = connect(&tested.address).unwrap();
     stream.write_all(tested.greeting).unwrap();
     let mut first = [0];
-    // An alert of TLS begins with 21.
+    // The first byte of a TLS alert is 21.
     matches!(stream.read(&mut first), Ok(1)) && first != [21]
 }
 
 #[test]
-fn no_listener_accepts_a_bad_certificate() {
+fn no_listener_accepts_invalid_client_certificate() {
     let fleet = fleet();
     let mesh = &fleet.mesh;
     let other = domain().0;
@@ -220,9 +222,9 @@ fn no_listener_accepts_a_bad_certificate() {
     .ok();
     let named = signed(&federated, &params("spiffe://partner/bank/web", (-10, 60), Eku::ClientAuth));
     let good = signed(&authority, &params("spiffe://prod/shop/cart", (-10, 60), Eku::ClientAuth));
-    for row in table::LISTENERS {
-        // The others are Unix sockets, operators' pages, and listeners for clients that are not part of the mesh. Nodes and gateways are
-        // tried with bad certificates by `gateway::lies`.
+    for row in listener_table::LISTENERS {
+        // The others are Unix sockets, operators' pages, and listeners for clients outside the mesh. `gateway::lies`
+        // tries invalid certificates at nodes and gateways.
         let is_tried_there = ["node", "gateway"].contains(&row.process);
         let is_tested = row.peers != Peers::Mesh
             || is_tried_there
@@ -233,7 +235,7 @@ fn no_listener_accepts_a_bad_certificate() {
     for tested in &fleet.tested {
         let name = format!("{} {}", tested.row.process, tested.row.name);
         wait_until(&format!("{name} accepts a good certificate"), || accepts(tested, Some(&good)).is_ok());
-        if *tested.row == table::PROGRAM {
+        if *tested.row == listener_table::PROGRAM {
             wait_until(&format!("{name} accepts whom its policy names"), || {
                 accepts(tested, Some(&named)).is_ok()
             });
@@ -253,12 +255,12 @@ fn no_listener_accepts_a_bad_certificate() {
     assert_eq!(refused, 11 * fleet.tested.len());
 }
 
-/// How long a handshake may take from its connection on, and by how much later that may be noticed on a busy machine.
+/// Time limit of a handshake from the start of the connection, and the tolerance on a busy machine.
 const HANDSHAKE: Duration = Duration::from_secs(10 + 8);
-/// Handshakes that are begun and not ended, at each listener and of each kind.
+/// Number of unfinished handshakes per listener and kind.
 const FLOOD: usize = 48;
 
-/// What a client says first in TLS.
+/// A TLS ClientHello.
 fn hello() -> Vec<u8> {
     let config = ClientConfig::builder_with_provider(default_provider().into());
     let config = config.with_safe_default_protocol_versions().unwrap().dangerous();
@@ -270,7 +272,7 @@ fn hello() -> Vec<u8> {
 }
 
 #[test]
-fn unfinished_handshakes_are_closed_and_delay_no_caller() {
+fn unfinished_tls_handshakes_are_closed_and_delay_no_caller() {
     let fleet = fleet();
     let authority = fleet.mesh.path("data/ca");
     let good = signed(&authority, &params("spiffe://prod/shop/cart", (-10, 60), Eku::ClientAuth));
@@ -281,7 +283,7 @@ fn unfinished_handshakes_are_closed_and_delay_no_caller() {
     let hello = hello();
     let mut open = Vec::new();
     for tested in &fleet.tested {
-        // The first half of a message, and a whole one after which the server waits for the client.
+        // Half a message, and a whole one after which the server waits for the client.
         for said in [&hello[..hello.len() / 2], &hello] {
             for _ in 0..FLOOD {
                 let mut stream = connect(&tested.address).unwrap();
@@ -304,7 +306,7 @@ fn unfinished_handshakes_are_closed_and_delay_no_caller() {
 }
 
 #[test]
-fn a_client_without_a_certificate_can_only_join() {
+fn client_without_certificate_can_only_join() {
     let fleet = fleet();
     let token: JoinToken = token(&fleet.mesh, &["web-9"]).parse().unwrap();
     let transport = Transport::tls(Arc::new(Member::new(Arc::default(), Some(token))));

@@ -1,5 +1,5 @@
-//! What an agent does in its own name for the programs of its machine: attacks of local users over its socket, and honest work
-//! beside them.
+//! Actions of an agent in its own name for local programs: attacks by local users over the agent's socket, and honest
+//! use beside them.
 
 mod positions;
 
@@ -20,7 +20,7 @@ use super::{
     support::{Mesh, fairmesh, wait_until},
 };
 
-/// Users that no machine has.
+/// User ids that no machine has.
 const STRANGER: u32 = 54_011;
 const NEIGHBOUR: u32 = 54_012;
 const VAULT: u32 = 54_013;
@@ -34,7 +34,7 @@ struct Machine {
 }
 
 impl Machine {
-    /// `None` where programs cannot run as other users.
+    /// `None` if programs cannot run as other users here.
     fn start() -> Option<Self> {
         if !rustix::process::geteuid().is_root() {
             skipped("programs cannot be run as another user", "this is not root");
@@ -64,12 +64,12 @@ impl Machine {
         self.mesh.run(&["get", "endpoints", "blue/vault", "--json"]).json()
     }
 
-    /// What `work` returns of a connection to the agent that a user opened.
+    /// Runs `work` with a connection to the agent that was opened as this user; returns its result.
     fn as_user<T: Send>(&self, uid: u32, work: impl AsyncFnOnce(Connection) -> T + Send) -> T {
         let address = self.agent.parse().unwrap();
         let connect_and_work = || {
             if uid != 0 {
-                // Of this thread alone, which is what the kernel says of its connections.
+                // Changes this thread only, which the kernel reports as the peer of its connections.
                 set_thread_groups(&[]).unwrap();
                 set_thread_gid(Gid::from_raw(uid)).unwrap();
                 set_thread_uid(Uid::from_raw(uid)).unwrap();
@@ -83,7 +83,7 @@ impl Machine {
     }
 }
 
-/// Two tenants, a program of each, and a limit of the mesh.
+/// Two tenants with a program each, and a mesh-wide limit.
 const DOCUMENTS: &str = "\
 kind: Service
 name: blue/vault
@@ -126,7 +126,7 @@ fn drain(name: &str, by_operator: bool) -> v1::DrainRequest {
     v1::DrainRequest { instances: vec![instance("blue/vault", name)], deadline_ms: 1, by_operator }
 }
 
-/// The attack of a user with no record on the service of others.
+/// Attacks a service of others, as a user without a record.
 async fn attack(connection: Connection, vault: &str) -> Vec<(&'static str, Result<(), Status>)> {
     let (mut registry, mut quota) = (connection.registry(), connection.quota());
     let gone = v1::DeregisterRequest { instances: vec![instance("blue/vault", vault)], only_lost: false };
@@ -141,7 +141,7 @@ async fn attack(connection: Connection, vault: &str) -> Vec<(&'static str, Resul
 }
 
 #[test]
-fn local_user_without_a_record_changes_nothing_through_an_agent() {
+fn local_user_without_record_changes_nothing_through_agent() {
     let Some(machine) = Machine::start() else { return };
     for user in [STRANGER, NEIGHBOUR] {
         let attacked = machine.as_user(user, async |connection| attack(connection, &machine.vault).await);
@@ -157,7 +157,7 @@ fn local_user_without_a_record_changes_nothing_through_an_agent() {
         );
         assert!(machine.is_called());
     }
-    // A record opens the door, for the service that it names alone, and its end closes it.
+    // A record permits this for the named service only, until the record is deleted.
     let register = async |connection: Connection| {
         connection.registry().register(registration("red/web", "web-0")).await.map(drop)
     };
@@ -167,7 +167,7 @@ fn local_user_without_a_record_changes_nothing_through_an_agent() {
 }
 
 #[test]
-fn operator_drains_through_an_agent_by_its_own_role_only() {
+fn operator_drains_through_agent_only_by_own_role() {
     let Some(machine) = Machine::start() else { return };
     let drain = |command: &str| {
         let instance = format!("blue/vault/{}", machine.vault);

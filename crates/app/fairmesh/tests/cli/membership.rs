@@ -1,4 +1,4 @@
-//! Agents and replicas that were, or are to be, members of a trust domain and have no certificate.
+//! Agents and replicas that were or will be members of a trust domain, but have no certificate now.
 
 use std::{
     fs::{File, read_to_string},
@@ -15,7 +15,7 @@ use super::{
     support::{Mesh, fairmesh, wait_until},
 };
 
-/// Keeps a certificate in the state directory of an agent that ended some days ago.
+/// Puts an expired certificate into the state directory of an agent, as if the agent had stopped some days ago.
 fn keep_expired(mesh: &Mesh, name: &str) {
     let (prod, then) =
         (TrustDomain::new("prod").unwrap(), SystemClock.now() - Duration::from_secs(3 * 86_400));
@@ -29,7 +29,7 @@ fn keep_expired(mesh: &Mesh, name: &str) {
 }
 
 #[test]
-fn an_agent_whose_certificate_expired_says_how_to_join_again() {
+fn agent_with_expired_certificate_says_how_to_rejoin() {
     let (mesh, tcp) = domain();
     keep_expired(&mesh, "web-1");
     let (late, address) = agent(&mesh, "web-1", &tcp, None);
@@ -45,14 +45,14 @@ fn an_agent_whose_certificate_expired_says_how_to_join_again() {
 }
 
 #[test]
-fn local_agent_rejoins_without_a_token() {
+fn local_agent_rejoins_without_token() {
     let (mesh, _) = domain();
     keep_expired(&mesh, "web-1");
     let (_agent, address) = agent(&mesh, "web-1", &mesh.address(), None);
     wait_until("it is a member again", || request_certificate(&address, "shop/cart").is_empty());
 }
 
-/// A replica at this TCP port, whose agent is not there unless it is started at this address.
+/// Starts a replica at this TCP port; its agent does not run unless it is started at the address `agent`.
 fn replica(mesh: &Mesh, listen: &str, agent: &str, more: &[&str]) -> Killed {
     let log = File::options().append(true).create(true).open(mesh.path("replica.log")).unwrap();
     let mut command = Command::new(env!("CARGO_BIN_EXE_fairmesh"));
@@ -68,7 +68,7 @@ fn replica(mesh: &Mesh, listen: &str, agent: &str, more: &[&str]) -> Killed {
 }
 
 #[test]
-fn replica_refuses_plaintext_once_it_knows_the_trust_domain() {
+fn replica_refuses_plaintext_once_it_knows_trust_domain() {
     let (mesh, _) = domain();
     mesh.apply("kind: Service\nname: shop/cart\n").ok();
     let listen = format!("127.0.0.1:{}", free_port());
@@ -78,19 +78,19 @@ fn replica_refuses_plaintext_once_it_knows_the_trust_domain() {
         let log = read_to_string(mesh.path("replica.log")).unwrap_or_default();
         log.matches("the replica serves").count() >= n
     };
-    // Told.
+    // Required by the option.
     let told = replica(&mesh, &listen, &absent, &["--require-identity"]);
     wait_until("it serves", || started(1));
     list().fails(1);
     drop(told);
-    // From the records that it follows, and then from its copy of them.
+    // Learned from the records that the replica follows, and then from its copy of the records.
     for n in [2, 3] {
         let untold = replica(&mesh, &listen, &absent, &[]);
         wait_until("it serves", || started(n));
         wait_until("it refuses plaintext", || list().code == Some(1));
         drop(untold);
     }
-    // Its agent comes, and members with a role are served.
+    // Once its agent runs, the replica serves members with a role.
     let viewers = "kind: RoleBinding\nname: viewers\nrole: viewer\nsubjects: ['fairmesh/operator/web-1.*']\n";
     mesh.apply(viewers).ok();
     let _replica = replica(&mesh, &listen, &absent, &[]);

@@ -1,4 +1,4 @@
-//! The same messages, whichever listeners are on the way: what a program sees and what its client gets do not depend on the form.
+//! The program and its client see the same messages, whichever listeners are between them.
 
 mod caller;
 mod forms;

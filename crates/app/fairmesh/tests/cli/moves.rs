@@ -1,4 +1,4 @@
-//! What a person is told of a shard's move that takes long or comes to nothing.
+//! Messages about a shard move that takes long or fails.
 
 use std::{
     io::{BufRead, BufReader, Read},
@@ -9,7 +9,7 @@ use fairmesh_wire::v1::{Endpoint, Location, endpoint::State};
 
 use super::support::Mesh;
 
-/// A move of shard 1 to `to` that is waited for, and what it says.
+/// Starts a move of shard 1 to `to` with `--wait`; returns the process and its messages.
 fn start_move(mesh: &Mesh, to: &str) -> (Child, BufReader<ChildStderr>) {
     let mut child = Command::new(env!("CARGO_BIN_EXE_fairmesh"))
         .args(["shards", "move", "shop/cart", "1", "--from", "cart-1", "--to", to, "--wait"])
@@ -30,7 +30,7 @@ fn line(told: &mut BufReader<ChildStderr>) -> String {
 }
 
 #[test]
-fn undone_move_states_its_wait_and_failure() {
+fn undone_shard_move_reports_its_wait_and_failure() {
     let mesh = Mesh::with_shop();
     mesh.register("shop/cart", "cart-1", "us", 7001);
     let endpoint = Endpoint {
@@ -55,12 +55,12 @@ fn undone_move_states_its_wait_and_failure() {
 }
 
 #[test]
-fn waiting_move_names_the_late_caller() {
+fn waiting_shard_move_names_caller_that_has_not_applied_map() {
     let mesh = Mesh::with_shop();
     mesh.register("shop/cart", "cart-1", "us", 7001);
     mesh.register("shop/cart", "cart-2", "us", 7002);
     let mut started = None;
-    // It never says that it has applied anything.
+    // This program never acknowledges an update.
     mesh.while_watching("/t/shop/shards/", || {
         let (child, mut told) = start_move(&mesh, "cart-2");
         let told = line(&mut told);
@@ -71,7 +71,7 @@ fn waiting_move_names_the_late_caller() {
 }
 
 #[test]
-fn a_copy_is_added_and_dropped_and_the_last_one_stays() {
+fn shard_copy_is_added_and_dropped_unless_it_is_last() {
     let mesh = Mesh::with_shop();
     mesh.register("shop/cart", "cart-1", "us", 7001);
     mesh.register("shop/cart", "cart-2", "us", 7002);

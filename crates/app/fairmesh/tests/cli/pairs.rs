@@ -1,4 +1,4 @@
-//! Calls of each pair of services, as callers count them, and as the processes in front of the called programs do.
+//! Calls of each pair of services, as counted by callers and by the proxies in front of the called programs.
 
 use std::{
     collections::BTreeMap,
@@ -16,7 +16,7 @@ use super::{
     support::{Mesh, wait_until},
 };
 
-/// Each pair with its calls.
+/// Caller, service and number of calls of each pair.
 const PAIRS: [(&str, &str, u64); 4] = [
     ("shop/web", "shop/cart", 6),
     ("shop/web", "shop/stock", 4),
@@ -27,7 +27,7 @@ const PAIRS: [(&str, &str, u64); 4] = [
 /// Calls by caller and service.
 type Counts = BTreeMap<(String, String), u64>;
 
-/// The calls of each pair, as one side counts them.
+/// Calls of each pair, as counted by one side.
 fn counted(mesh: &Mesh, runtime: &Runtime, by_server: bool) -> Counts {
     let read = async {
         let mut admin = mesh.connect().await.admin();
@@ -41,7 +41,7 @@ fn counted(mesh: &Mesh, runtime: &Runtime, by_server: bool) -> Counts {
     pairs
 }
 
-/// The calls of each pair whose durations are on the metrics page of a front.
+/// Calls of each pair in the latency histograms of a front proxy's metrics page.
 fn timed(admin: &str) -> Counts {
     let (mut stream, mut page) = (TcpStream::connect(admin).unwrap(), String::new());
     stream.write_all(b"GET /metrics HTTP/1.1\r\nhost: mesh\r\nconnection: close\r\n\r\n").unwrap();
@@ -60,7 +60,7 @@ fn timed(admin: &str) -> Counts {
 }
 
 #[test]
-fn callers_and_fronts_count_the_same_calls_of_each_pair() {
+fn callers_and_inbound_proxies_count_same_calls_per_service_pair() {
     let (mesh, _) = domain();
     mesh.apply("kind: Service\nname: shop/cart\n---\nkind: Service\nname: shop/stock\n").ok();
     let (_agent, agent) = agent(&mesh, "web-1", &mesh.address(), None);

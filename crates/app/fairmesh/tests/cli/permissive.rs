@@ -1,4 +1,4 @@
-//! A fleet on its way from plaintext to mutual TLS.
+//! A fleet that migrates from plaintext to mutual TLS.
 
 use std::{
     convert::Infallible,
@@ -24,7 +24,7 @@ use super::{
     support::{Mesh, send, wait_until},
 };
 
-/// A program that calls through a proxy of its own, one call after the other.
+/// A program that makes sequential calls through its own proxy.
 struct Caller {
     port: u16,
     stops: Arc<AtomicBool>,
@@ -56,7 +56,7 @@ impl Caller {
         Self { port, stops, calls, _proxy: proxy }
     }
 
-    /// Ends, without a call that failed.
+    /// Stops the caller and asserts that no call failed.
     fn end(self) {
         self.stops.store(true, Relaxed);
         let (made, failed) = self.calls.join().unwrap();
@@ -68,7 +68,7 @@ fn is_success(response: &str) -> bool {
     response.contains("x-secret: tea")
 }
 
-/// Whether a call in plaintext to this port succeeds.
+/// Whether a plaintext call to this port succeeds.
 fn succeeds(port: u16) -> bool {
     is_success(&plaintext(port, "catalog.shop"))
 }
@@ -77,7 +77,8 @@ fn set_mode(mesh: &Mesh, mode: &str) {
     mesh.apply(&format!("kind: Policy\nservice: shop/catalog\nmtls: {mode}\n")).ok();
 }
 
-/// A server of the service behind `fairmesh register`, once it is registered: in plaintext, or with mutual TLS.
+/// Starts a server of the service behind `fairmesh register`, in plaintext or with mutual TLS, and waits until it is
+/// registered.
 fn serve(mesh: &Mesh, agent: &str, mtls: bool) -> (Killed, u16) {
     let port = free_port();
     let [address, program] = [port, echo()].map(|port| format!("127.0.0.1:{port}"));
@@ -92,7 +93,7 @@ fn serve(mesh: &Mesh, agent: &str, mtls: bool) -> (Killed, u16) {
 }
 
 #[test]
-fn a_fleet_moves_from_plaintext_to_mutual_tls_without_a_failed_call() {
+fn mesh_migrates_from_plaintext_to_mutual_tls_without_failed_call() {
     let mut mesh = Mesh::empty();
     mesh.arguments = ["--trust-domain", "none"].map(String::from).to_vec();
     mesh.start_control();
@@ -102,7 +103,7 @@ fn a_fleet_moves_from_plaintext_to_mutual_tls_without_a_failed_call() {
     let (old, _) = serve(&mesh, &agent, false);
     let without_identity = Caller::start(&agent);
 
-    // The mesh gets a trust domain, and servers start again, one after the other.
+    // The mesh gets a trust domain, and servers restart one after the other.
     mesh.stop_control("TERM");
     mesh.arguments = ["--trust-domain", "prod"].map(String::from).to_vec();
     mesh.start_control();
@@ -120,7 +121,7 @@ fn a_fleet_moves_from_plaintext_to_mutual_tls_without_a_failed_call() {
         assert_eq!(of_service[0][field], listed()[0][field], "{field}");
     }
 
-    // Callers follow, and then the policy.
+    // Callers follow, then the policy.
     let with_identity = Caller::start(&agent);
     let port_without = without_identity.port;
     assert!(succeeds(port_without), "a caller without an identity still calls");
@@ -132,7 +133,7 @@ fn a_fleet_moves_from_plaintext_to_mutual_tls_without_a_failed_call() {
     with_identity.end();
 }
 
-/// A server of the library in a thread of its own, until the test ends.
+/// Runs a server of the library on a separate thread until the test ends.
 fn serve_by_library(agent: &str, port: u16) {
     let agent = agent.parse().unwrap();
     thread::spawn(move || {
@@ -157,7 +158,7 @@ fn serve_by_library(agent: &str, port: u16) {
     });
 }
 
-/// Sends a request over an open connection, and returns what comes back.
+/// Sends a request over an open connection; returns the response.
 fn request_again(stream: &mut TcpStream) -> String {
     let _ = write!(stream, "GET /items HTTP/1.1\r\nhost: catalog.shop\r\nx-secret: tea\r\n\r\n");
     let (mut read, mut text) = ([0; 4096], String::new());

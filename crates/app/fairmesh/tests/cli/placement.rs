@@ -26,7 +26,7 @@ fn placement(mesh: &Mesh, service: &str) -> Value {
     mesh.run(&["get", "gateway-services", service, "--json"]).json()[0]["placement"].clone()
 }
 
-/// What the controller refuses, and why.
+/// Services that the placement controller refuses, with the reasons.
 fn refused(mesh: &Mesh) -> Vec<Value> {
     let controllers = mesh.run(&["control", "status", "--json"]).json();
     let all = controllers.as_array().unwrap();
@@ -35,7 +35,7 @@ fn refused(mesh: &Mesh) -> Vec<Value> {
 }
 
 #[test]
-fn services_are_placed_and_refusals_say_what_is_missing() {
+fn gateway_services_are_placed_and_refusals_name_missing_backends() {
     let mesh = Mesh::start();
     mesh.apply(BACKENDS).ok();
     mesh.apply(SERVICES).ok();
@@ -56,7 +56,8 @@ fn services_are_placed_and_refusals_say_what_is_missing() {
     let status = mesh.run(&["gateway", "status", "--json"]).json();
     assert_eq!((&status[0]["backend"], &status[0]["services"]), (&json!("one"), &json!(1)), "{status}");
 
-    // With room it is placed, and the first one stays where it is. Both have the same zones, and so another backend is needed.
+    // With room, the service is placed, and the first one stays where it is. Both use the same zones, so another
+    // backend is needed.
     let more = "{kind: GatewayBackend, name: four, zone: b, replicas: ['10.0.0.5:7440']}\n";
     assert!(mesh.run(&["get", "gateway-backends"]).ok().contains("three"));
     mesh.apply(more).ok();
@@ -72,7 +73,7 @@ fn services_are_placed_and_refusals_say_what_is_missing() {
 }
 
 #[test]
-fn gateway_documents_survive_a_round_trip_and_bad_ones_are_refused() {
+fn gateway_documents_survive_round_trip_and_invalid_ones_are_refused() {
     let mesh = Mesh::start();
     mesh.apply(BACKENDS).ok();
     let yaml = mesh.run(&["get", "gateway-backends", "-o", "yaml"]).ok();
@@ -176,7 +177,8 @@ fn operator_places_a_service_and_the_controller_leaves_it_there() {
 fn operator_limits_new_connections_of_a_service() {
     let mesh = Mesh::start();
     mesh.apply(BACKENDS).ok();
-    let throttle = |arguments: &[&str]| mesh.run(&[&["gateway", "throttle", "red/api"][..], arguments].concat());
+    let throttle =
+        |arguments: &[&str]| mesh.run(&[&["gateway", "throttle", "red/api"][..], arguments].concat());
     assert!(throttle(&["--connections", "60"]).fails(2).contains("uses no gateway"));
     mesh.apply(SERVICES).ok();
     wait_until("the service is placed", || !backends_of(&mesh, "red/api").is_empty());

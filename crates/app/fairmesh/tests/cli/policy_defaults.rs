@@ -1,4 +1,4 @@
-//! Defaults of policies by tenant and mesh, as operators write and see them.
+//! Policy defaults by tenant and mesh, as operators write and see them.
 
 use serde_json::{Value, json};
 
@@ -10,7 +10,7 @@ const DEFAULTS: &str = "\
 {kind: PolicyDefaults, tenant: shop, timeout: 7s, traffic: {planner: optimizer}}
 ";
 
-/// Origin and value of a field, by `explain`.
+/// Origin and value of a field in `explain`.
 fn explained(mesh: &Mesh, service: &str, field: &str) -> Value {
     let explained = mesh.run(&["explain", service, "--region", "eu", "--json"]);
     let explained: Value = serde_json::from_str(&explained.out).unwrap();
@@ -19,14 +19,14 @@ fn explained(mesh: &Mesh, service: &str, field: &str) -> Value {
     json!([field["origin"], field["value"]])
 }
 
-/// Services that have a planner.
+/// Services that the planner plans.
 fn planned(mesh: &Mesh) -> Vec<String> {
     let status = mesh.run(&["traffic", "status", "--json"]).json();
     status.as_array().unwrap().iter().map(|one| one["service"].as_str().unwrap().to_owned()).collect()
 }
 
 #[test]
-fn explain_shows_the_origin_of_each_field() {
+fn explain_shows_origin_of_each_policy_field() {
     let mesh = Mesh::with_shop();
     mesh.apply(DEFAULTS).ok();
     mesh.apply("{kind: Policy, service: shop/catalog, retries: {attempts: 3}}").ok();
@@ -53,7 +53,7 @@ fn explain_shows_the_origin_of_each_field() {
 }
 
 #[test]
-fn default_planner_plans_all_services_but_for_exceptions() {
+fn default_planner_plans_all_services_without_own_planner_setting() {
     let mesh = Mesh::with_shop();
     mesh.apply(DEFAULTS).ok();
     let has = |service: &str| planned(&mesh).iter().any(|planned| planned == service);
@@ -71,7 +71,7 @@ fn default_planner_plans_all_services_but_for_exceptions() {
 }
 
 #[test]
-fn defaults_survive_a_round_trip_and_bad_ones_are_refused() {
+fn policy_defaults_round_trip_and_invalid_ones_are_refused() {
     let mesh = Mesh::start();
     mesh.apply(DEFAULTS).ok();
     let listed = mesh.run(&["get", "policy-defaults"]).ok();
@@ -101,7 +101,7 @@ fn defaults_survive_a_round_trip_and_bad_ones_are_refused() {
 }
 
 #[test]
-fn lint_judges_policies_with_their_defaults() {
+fn lint_checks_policies_completed_by_policy_defaults() {
     let files = "\
 {kind: Service, name: shop/web}
 ---

@@ -1,4 +1,4 @@
-//! What a running proxy tells: its routes, its requests as they complete, and its version.
+//! Information from a running proxy: its routes, its completed requests, and its version.
 
 use std::{
     fs::{self, File},
@@ -29,7 +29,7 @@ routes:
     split: [{service: shop/web, weight: 9}, {service: shop/canary, weight: 1}]
 ";
 
-/// A proxy of its own ports.
+/// A proxy on its own ports.
 struct Proxy {
     child: Child,
     listen: String,
@@ -37,7 +37,7 @@ struct Proxy {
 }
 
 impl Proxy {
-    /// It follows the control plane, or an agent.
+    /// Starts a proxy that follows the control plane or an agent.
     fn start(mesh: &Mesh, from: (&str, &str)) -> Self {
         Self::start_logged(mesh, from, Stdio::null())
     }
@@ -73,7 +73,7 @@ impl Drop for Proxy {
     }
 }
 
-/// A server that answers 200, and 503 below `/broken`; its port.
+/// Starts a server that responds with 200, and with 503 below `/broken`; returns its port.
 fn serve() -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
@@ -100,7 +100,7 @@ fn mesh_with_web() -> Mesh {
 }
 
 #[test]
-fn a_tap_prints_the_requests_that_it_selects() {
+fn tap_prints_selected_requests() {
     let mesh = mesh_with_web();
     let proxy = Proxy::start(&mesh, ("--control", &mesh.address()));
     let tap = |args: &'static [&'static str]| {
@@ -126,7 +126,7 @@ fn a_tap_prints_the_requests_that_it_selects() {
 }
 
 #[test]
-fn proxy_routes_show_shares_and_the_remainder() {
+fn proxy_routes_show_splits_and_default_route() {
     let mesh = mesh_with_web();
     let proxy = Proxy::start(&mesh, ("--control", &mesh.address()));
     let routes = |args: &[&str]| mesh.run(&[&["proxy", "routes", "--admin", &proxy.admin], args].concat());
@@ -144,7 +144,7 @@ fn proxy_routes_show_shares_and_the_remainder() {
 }
 
 #[test]
-fn backends_and_their_errors_are_shown() {
+fn proxy_routes_show_backends_and_their_errors() {
     let mesh = mesh_with_web();
     mesh.apply(
         "{kind: Policy, service: shop/web, routes: [{name: canary, split: [{service: shop/canary, weight: 1}]}]}",
@@ -161,7 +161,7 @@ fn backends_and_their_errors_are_shown() {
     let row = table.lines().find(|line| line.contains("50.0 %")).unwrap_or_else(|| panic!("{table}"));
     let cells: Vec<_> = row.split_whitespace().collect();
     assert_eq!(cells, ["shop/web", "canary", "shop/canary", "2", "0", "1", "0", "50.0", "%", "0"], "{table}");
-    // Says at once that nothing will come, and goes on: an interrupt ends it.
+    // The command says at once that nothing will come, and continues until it is interrupted.
     for (service, says) in
         [("shop/canary", "routes of shop/web"), ("shop/none", "was not called through it yet")]
     {
@@ -181,9 +181,9 @@ fn backends_and_their_errors_are_shown() {
 }
 
 #[test]
-fn check_finds_an_endpoint_ejected_by_a_proxy() {
+fn check_finds_endpoint_ejected_by_proxy() {
     let mesh = mesh_with_web();
-    // The port has no listener.
+    // No server listens at the port.
     mesh.register("shop/web", "web-1", "eu", free_port());
     let log = mesh.path("proxy.log");
     let proxy =
@@ -215,7 +215,7 @@ fn check_finds_an_endpoint_ejected_by_a_proxy() {
 }
 
 #[test]
-fn routes_of_a_proxy_show_its_region_table_without_a_control_plane() {
+fn proxy_routes_show_region_table_without_control_plane() {
     let mut mesh = mesh_with_web();
     mesh.apply("{kind: Policy, service: shop/web, traffic: {shares: [{from: eu, to: {eu: 70%, us: 20%}, dropped: 10%}]}}")
         .ok();
@@ -239,7 +239,7 @@ fn version_lists_every_responding_process() {
     let mesh = mesh_with_web();
     let agent = mesh.agent("eu");
     let proxy = Proxy::start(&mesh, ("--agent", &agent.address()));
-    // An agent follows what programs ask for.
+    // An agent follows only records that programs ask for.
     assert!(proxy.get("/").ends_with("200 OK"));
     let own = env!("CARGO_PKG_VERSION");
     let version = || {

@@ -1,4 +1,5 @@
-//! README's shell blocks, as they are printed. They use the default ports and folders, so each runs in namespaces of its own.
+//! Runs the README's shell blocks as printed. They use the default ports and folders, so each runs in its own
+//! namespaces.
 
 use std::{
     env, fs,
@@ -8,13 +9,13 @@ use std::{
 
 use fairmesh_test_support::skipped;
 
-/// Namespaces in which the user is root, with a loopback interface, empty system folders, and processes that end with the
-/// first of them.
+/// Namespaces in which the user is root, with a loopback interface, empty system folders, and processes that end with
+/// the first process of the namespace.
 const NAMESPACES: [&str; 7] =
     ["--map-root-user", "--net", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"];
 const MACHINE: &str = "ip link set lo up && mount -t tmpfs none /run && mount -t tmpfs none /var/lib";
 
-/// The first shell block of README below this heading.
+/// First shell block of the README below this heading.
 fn block(heading: &str) -> String {
     let readme = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../README.md");
     let readme = fs::read_to_string(readme).unwrap();
@@ -23,8 +24,8 @@ fn block(heading: &str) -> String {
     block.split_once("```").unwrap().0.to_owned()
 }
 
-/// Runs a script in bash, with job control as a terminal has it, and ends with the first command that fails. What it
-/// printed, or `None` where namespaces cannot be made.
+/// Runs a script in bash with job control, as in a terminal, and stops at the first command that fails. Returns the
+/// output; `None` if namespaces are not permitted.
 fn paste(script: &str) -> Option<String> {
     let namespaces = |shell: &str| {
         let mut command = Command::new("unshare");
@@ -55,11 +56,11 @@ fn paste(script: &str) -> Option<String> {
 }
 
 #[test]
-fn every_shell_block_is_pasted_by_a_test_or_run_by_name() {
+fn every_shell_block_of_readme_is_run_by_some_test() {
     let readme = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../README.md");
     let readme = fs::read_to_string(readme).unwrap();
     let pasted = ["## Try it by hand", "### Each process by itself"].map(block);
-    // The demo is a test by itself, and the other runs all of them.
+    // The demo has its own test, and the other one runs all tests.
     let by_name = ["make demo ", "make test "];
     let is_run = |block: &&str| {
         pasted.iter().any(|one| one == block) || by_name.iter().any(|name| block.starts_with(name))
@@ -71,33 +72,33 @@ fn every_shell_block_is_pasted_by_a_test_or_run_by_name() {
 }
 
 #[test]
-fn try_it_by_hand_works_when_pasted() {
+fn readme_block_try_it_by_hand_works_when_pasted() {
     let block = block("## Try it by hand");
     let (build, rest) = block.split_once('\n').unwrap();
     assert!(build.starts_with("cargo build "), "the binary under test is built already: {build}");
-    // The server ends at once, though a program has just called it; the mesh after it, as README says.
+    // The server ends at once although a program has just called it; the mesh ends after it, as the README says.
     let whole = format!("{rest}kill %2; wait %2 || true; kill %1; wait %1\n");
     let Some(out) = paste(&whole) else { return };
     called_twice(&out);
 }
 
 #[test]
-fn each_process_by_itself_works_when_pasted() {
+fn readme_block_each_process_by_itself_works_when_pasted() {
     let Some(out) = paste(&block("### Each process by itself")) else { return };
-    // The instance is named after the program; its endpoint is where mutual TLS ends.
+    // The instance has the name of the program, and its endpoint terminates mutual TLS.
     for part in ["shop/hello", ":8000", "by mutual TLS", "serving"] {
         assert!(out.contains(part), "{part} in {out}");
     }
     called_twice(&out);
 }
 
-/// Through the library, and through the proxy.
+/// Asserts that the service responded through the library and through the proxy.
 fn called_twice(out: &str) {
     let listings = out.matches("<title>Directory listing for /</title>").count();
     assert_eq!(listings, 2, "{out}");
 }
 
-/// The pages: README and those in `docs`.
+/// Pages: the README and the pages in `docs`.
 fn pages() -> Vec<std::path::PathBuf> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../..");
     let mut pages = vec![root.join("README.md")];
@@ -115,7 +116,7 @@ fn pages() -> Vec<std::path::PathBuf> {
     pages
 }
 
-/// The anchors of headings, as GitHub makes them, and those of rows of tables.
+/// Anchors of headings, as GitHub makes them, and of table rows.
 fn anchors(page: &str) -> Vec<String> {
     let mut is_code = false;
     let headings = page.lines().filter(|line| {
@@ -132,7 +133,7 @@ fn anchors(page: &str) -> Vec<String> {
 }
 
 #[test]
-fn links_of_pages_lead_to_files_and_headings() {
+fn links_of_documentation_pages_lead_to_files_and_headings() {
     let mut broken = Vec::new();
     for page in pages() {
         let text = fs::read_to_string(&page).unwrap();
@@ -144,7 +145,7 @@ fn links_of_pages_lead_to_files_and_headings() {
             let target = if file.is_empty() { page.clone() } else { page.parent().unwrap().join(file) };
             let is_known = match fs::read_to_string(&target) {
                 Ok(text) => anchor.is_empty() || anchors(&text).contains(&anchor.to_owned()),
-                // A folder, or a picture.
+                // A folder or a picture.
                 Err(_) => target.exists() && anchor.is_empty(),
             };
             if !is_known {

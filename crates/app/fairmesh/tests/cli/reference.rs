@@ -1,4 +1,4 @@
-//! The commands of `docs/cli.md`: those that it prints in full run as they are printed, and every other one in some test.
+//! The commands in `docs/cli.md`: complete commands run as printed, and some test runs every other command.
 
 use std::{
     collections::BTreeSet,
@@ -9,14 +9,14 @@ use std::{
 
 use super::support::{Mesh, SHOP};
 
-/// Groups of commands whose first word the tests of a file add to the others.
+/// Command groups whose first word is added by a helper in the test file.
 const BY_HELPERS: [(&str, &str); 2] = [("kernel", "faults/kernel.rs"), ("sim", "cli/sim.rs")];
 
 fn page() -> String {
     fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../docs/cli.md")).unwrap()
 }
 
-/// The commands in the first column of tables: `get services|hosts [SERVICE]` is `get services` and `get hosts`.
+/// Commands in the first column of tables: `get services|hosts [SERVICE]` stands for `get services` and `get hosts`.
 fn commands(page: &str) -> BTreeSet<String> {
     let rows = page.lines().filter_map(|line| line.strip_prefix("| `")?.split_once("` | "));
     let synopses = rows.flat_map(|(cell, _)| cell.split("`, `"));
@@ -36,7 +36,7 @@ fn commands(page: &str) -> BTreeSet<String> {
     found
 }
 
-/// The code of a file without comments, its lists of words as one text: `["get", "hosts"]` is `["get hosts"]`.
+/// Code of a file without comments, with each list of words joined: `["get", "hosts"]` becomes `["get hosts"]`.
 fn code(path: &Path) -> String {
     let text = fs::read_to_string(path).unwrap();
     let lines = text.lines().map(str::trim).filter(|line| !line.starts_with("//"));
@@ -55,7 +55,7 @@ fn rust_files(folder: &Path, found: &mut Vec<PathBuf>) {
 }
 
 #[test]
-fn every_command_of_the_reference_is_run_by_a_test() {
+fn every_command_of_cli_reference_is_run_by_some_test() {
     let tests = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests");
     let mut files = Vec::new();
     rust_files(&tests, &mut files);
@@ -79,7 +79,7 @@ fn every_command_of_the_reference_is_run_by_a_test() {
 }
 
 #[test]
-fn the_first_commands_of_the_reference_work_as_printed() {
+fn first_commands_of_cli_reference_work_as_printed() {
     let page = page();
     let block = page.split("```\n").nth(1).unwrap();
     let mesh = Mesh::start();
@@ -96,7 +96,7 @@ fn the_first_commands_of_the_reference_work_as_printed() {
             .output()
             .unwrap();
         assert!(output.status.success(), "{line}: {}", String::from_utf8_lossy(&output.stderr));
-        // Both replicas of the map that was applied.
+        // Both replicas of the applied map.
         for (instance, region) in [("cart-0", "eu"), ("cart-1", "us")] {
             mesh.register("shop/cart", instance, region, port);
         }
@@ -106,13 +106,13 @@ fn the_first_commands_of_the_reference_work_as_printed() {
 }
 
 #[test]
-fn every_variable_of_the_environment_is_documented() {
+fn every_environment_variable_is_documented() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../..");
     let read = |path: PathBuf| fs::read_to_string(path).unwrap();
     let pages = fs::read_dir(root.join("docs")).unwrap().map(|entry| entry.unwrap().path());
     let pages = pages.filter(|path| path.is_file()).chain([root.join("README.md")]);
     let pages: String = pages.map(read).collect();
-    // Those of the library, for callers and servers alike, are in its table.
+    // Variables of the library, for callers and servers, are in its own table.
     let library = read(root.join("docs/library.md"));
     let (_, table) = library.split_once("## Variables").unwrap();
     let mut seen = 0;

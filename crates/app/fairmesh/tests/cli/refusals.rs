@@ -1,4 +1,4 @@
-//! What is refused: whole, with the place and what to write instead.
+//! Refused input: nothing of it is stored, and the error names the place and the remedy.
 
 use std::{
     net::TcpListener,
@@ -9,7 +9,7 @@ use serde_json::json;
 
 use super::support::{Mesh, SHOP, fairmesh};
 
-/// What is wrong, the YAML, the line to be named, and a word of the hint.
+/// Description of the fault, YAML, expected line, and a word of the expected hint.
 const WRONG: &[(&str, &str, u32, &str)] = &[
     ("unknown field", "kind: Policy\nservice: shop/cart\ntimout: 5s\n", 3, "timeout"),
     ("unknown kind", "kind: Polcy\n", 1, "Policy"),
@@ -38,7 +38,7 @@ const WRONG: &[(&str, &str, u32, &str)] = &[
 ];
 
 #[test]
-fn incomplete_health_check_names_its_missing_field() {
+fn incomplete_health_check_names_missing_field() {
     let mesh = Mesh::start();
     let checked =
         |check: &str| mesh.apply(&format!("kind: Policy\nservice: shop/one\nhealthCheck: {check}\n"));
@@ -52,10 +52,10 @@ fn incomplete_health_check_names_its_missing_field() {
 }
 
 #[test]
-fn invalid_yaml_is_refused_with_file_line_and_hint_and_nothing_is_stored() {
+fn invalid_yaml_is_refused_with_file_line_and_hint_and_stores_nothing() {
     let mesh = Mesh::start();
     for (what, yaml, line, hint) in WRONG {
-        // A valid document before the wrong one must not be stored either.
+        // A valid document before the invalid one must not be stored either.
         let good = "kind: Service\nname: shop/good\n---\n";
         let file = mesh.file("wrong.yaml", &format!("{good}{yaml}"));
         let complaint = mesh.run(&["apply", "-f", &file]).fails(2);
@@ -67,14 +67,14 @@ fn invalid_yaml_is_refused_with_file_line_and_hint_and_nothing_is_stored() {
 }
 
 #[test]
-fn the_same_record_twice_is_refused() {
+fn manifest_with_duplicate_record_is_refused() {
     let mesh = Mesh::start();
     let complaint = mesh.apply("kind: Service\nname: shop/a\n---\nkind: Service\nname: shop/a\n").fails(2);
     assert!(complaint.contains("standard input:1") && complaint.contains("standard input:4"), "{complaint}");
 }
 
 #[test]
-fn shard_map_of_unsharded_service_refuses_the_whole_file() {
+fn shard_map_of_unsharded_service_refuses_whole_file() {
     let mesh = Mesh::start();
     let map = "kind: ShardMap\nservice: shop/whole\nshards:\n  - {id: 0, start: 0, replicas: []}\n";
     let whole = format!("kind: Service\nname: shop/whole\n---\n{map}");
@@ -89,16 +89,16 @@ fn shard_map_of_unsharded_service_refuses_the_whole_file() {
 }
 
 #[test]
-fn apply_refuses_endpoints() {
+fn apply_refuses_endpoint_documents() {
     let mesh = Mesh::with_shop();
     let complaint = mesh.apply("kind: Endpoints\nservice: shop/cart\nendpoints: []\n").fails(2);
     assert!(complaint.contains("fairmesh register") && complaint.contains("--source"), "{complaint}");
 }
 
 #[test]
-fn source_file_with_another_kind_is_refused_at_start() {
+fn endpoint_source_file_with_another_kind_is_refused_at_start() {
     let mut mesh = Mesh::empty();
-    // What is refused next, where the sources are accepted.
+    // The next error after the sources were accepted.
     mesh.arguments = ["--trust-domain", "no name"].map(String::from).to_vec();
     let (service, endpoints) =
         ("kind: Service\nname: shop/cart\n", "kind: Endpoints\nservice: shop/cart\nendpoints: []\n");
@@ -129,7 +129,7 @@ fn source_file_with_another_kind_is_refused_at_start() {
 }
 
 #[test]
-fn missing_and_empty_files_are_refused() {
+fn missing_or_empty_manifest_files_are_refused() {
     let mesh = Mesh::start();
     let missing = mesh.path("missing.yaml");
     let complaint = mesh.run(&["apply", "-f", missing.to_str().unwrap()]).fails(2);
@@ -162,7 +162,7 @@ fn silent_control_plane_is_reported_as_overloaded_or_stopped() {
 }
 
 #[test]
-fn unknown_object_error_names_it_with_a_hint() {
+fn unknown_object_error_names_object_with_hint() {
     let mesh = Mesh::with_shop();
     for (args, said, help) in [
         (&["rollback", "policy", "shop/nix"][..], "the policy of shop/nix never existed", "get policies"),
@@ -178,7 +178,7 @@ fn unknown_object_error_names_it_with_a_hint() {
 }
 
 #[test]
-fn empty_list_states_its_known_reason() {
+fn empty_list_states_reason_if_known() {
     let mesh = Mesh::with_shop();
     for (args, said) in [
         (["get", "health", "shop/cart"], "shop/cart is not checked; add a healthCheck to its policy"),
@@ -192,7 +192,7 @@ fn empty_list_states_its_known_reason() {
 }
 
 #[test]
-fn usage_error_exits_2_with_a_hint() {
+fn usage_error_exits_2_with_hint() {
     let typed: &[(&[&str], &str)] = &[
         (&["get", "services", "--control", "nowhere"], "--control <ADDRESS>: 'nowhere' has no port"),
         (&["register", "shop/cart", "--address", "localhost:7000"], "write 127.0.0.1:7000"),
@@ -212,7 +212,7 @@ fn usage_error_exits_2_with_a_hint() {
 }
 
 #[test]
-fn programs_get_version_and_completions_without_a_control_plane() {
+fn version_and_completions_need_no_control_plane() {
     let version = fairmesh("unix:/nobody.sock", &["version", "--json"], "").json();
     assert_eq!(version["version"], env!("CARGO_PKG_VERSION"));
     for shell in ["bash", "zsh", "fish"] {
@@ -222,21 +222,21 @@ fn programs_get_version_and_completions_without_a_control_plane() {
 }
 
 #[test]
-fn completions_end_quietly_when_the_reader_closes() {
+fn completions_end_quietly_when_reader_closes() {
     let mut child = Command::new(env!("CARGO_BIN_EXE_fairmesh"))
         .args(["completions", "bash"])
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    // Gone before the program has written anything, or soon after.
+    // Closed before the program has written anything, or soon afterwards.
     drop(child.stdout.take());
     let output = child.wait_with_output().unwrap();
     assert!(output.stderr.is_empty(), "{}", String::from_utf8_lossy(&output.stderr));
     assert_eq!(output.status.code(), Some(0));
 }
 
-/// Texts that newcomers write, and what the error says to write.
+/// Mistakes of newcomers, and the correction in the error.
 const TYPED: &[(&str, &str)] = &[
     (
         "routes: [{name: a, split: [{service: shop/a, weight: 90%}]}]",
@@ -248,7 +248,7 @@ const TYPED: &[(&str, &str)] = &[
 ];
 
 #[test]
-fn common_mistakes_are_refused_with_a_hint() {
+fn common_cli_mistakes_are_refused_with_hint() {
     let mesh = Mesh::empty();
     for (text, hint) in TYPED {
         let yaml = format!("kind: Policy\nservice: shop/web\n{text}\n");
@@ -298,7 +298,7 @@ fn connection_errors_distinguish_unknown_hosts_and_http_ports() {
 }
 
 #[test]
-fn a_service_may_be_named_by_its_host() {
+fn commands_accept_service_named_by_host() {
     let mesh = Mesh::with_shop();
     mesh.register("shop/catalog", "catalog-0", "eu", 7010);
     let by_name = mesh.run(&["explain", "shop/catalog", "--region", "eu"]).ok();
@@ -306,7 +306,7 @@ fn a_service_may_be_named_by_its_host() {
 }
 
 #[test]
-fn no_colours_are_written_into_files() {
+fn output_redirected_to_file_has_no_colours() {
     let mesh = Mesh::start();
     mesh.pages();
     let logged = mesh.control_log();
@@ -319,7 +319,7 @@ fn no_colours_are_written_into_files() {
 }
 
 #[test]
-fn register_reports_a_program_that_does_not_listen() {
+fn register_reports_program_that_does_not_listen() {
     let mesh = Mesh::start();
     let nothing = format!("127.0.0.1:{}", fairmesh_test_support::free_port());
     let log = mesh.path("register.log");
@@ -331,15 +331,15 @@ fn register_reports_a_program_that_does_not_listen() {
     super::support::wait_until("the wait is reported", || {
         std::fs::read_to_string(&log).unwrap().contains(&said)
     });
-    // Before the interval of further reports.
+    // Earlier than the interval of repeated reports.
     assert!(began.elapsed() < std::time::Duration::from_secs(10));
     register.kill().unwrap();
     register.wait().unwrap();
 }
 
-/// Nothing is attached: each is refused before anything of the system is looked at.
+/// Each is refused before the system is examined, so nothing is attached.
 #[test]
-fn invalid_kernel_arguments_are_refused_with_a_hint() {
+fn invalid_kernel_arguments_are_refused_with_hint() {
     let folder = tempfile::tempdir().unwrap();
     let pins = folder.path().join("pins").display().to_string();
     let nine = "1,2,3,4,5,6,7,8,9";

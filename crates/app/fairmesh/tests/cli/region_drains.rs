@@ -18,7 +18,7 @@ use super::support::{Mesh, Run, send, wait_until};
 /// A service whose policy holds every drain of its region.
 const HELD: &str = "{kind: Service, name: shop/held}\n---\n{kind: Policy, service: shop/held, traffic: {planner: rings, mode: hold}}\n";
 
-/// Declares it, and waits until the planner knows where it is.
+/// Declares `shop/held`, registers an endpoint in `eu`, and waits until the planner knows its region.
 fn hold_drains(mesh: &Mesh) {
     mesh.apply(HELD).ok();
     mesh.register("shop/held", "one", "eu", 19_400);
@@ -28,14 +28,14 @@ fn hold_drains(mesh: &Mesh) {
     });
 }
 
-/// What `get regions` says of the drain of `eu`.
+/// State of the drain of `eu` in `get regions`.
 fn drain_of_eu(mesh: &Mesh) -> Value {
     let regions = mesh.run(&["get", "regions", "--json"]).json();
     let eu = regions.as_array().unwrap().iter().find(|region| region["name"] == "eu");
     eu.unwrap()["drain"].clone()
 }
 
-/// A command that waits.
+/// A command that waits for a drain.
 struct Waiting {
     child: Child,
     err: BufReader<ChildStderr>,
@@ -52,7 +52,7 @@ impl Waiting {
         Self { child, err, told: String::new() }
     }
 
-    /// Reads until it says this.
+    /// Reads until the command prints these words.
     fn says(mut self, words: &str) -> Self {
         while !self.told.contains(words) {
             assert_ne!(self.err.read_line(&mut self.told).unwrap(), 0, "it ended: {}", self.told);
@@ -60,7 +60,7 @@ impl Waiting {
         self
     }
 
-    /// Sends it a signal, and waits for its end.
+    /// Sends the command a signal, and waits until it ends.
     fn interrupted_by(mut self, signal: &str) -> Run {
         send(&self.child, signal);
         wait_until("it ends", || self.child.try_wait().unwrap().is_some());
@@ -71,12 +71,12 @@ impl Waiting {
 }
 
 #[test]
-fn repeated_region_drain_follows_the_running_one() {
+fn repeated_region_drain_command_follows_running_drain() {
     let mesh = Mesh::with_shop();
     hold_drains(&mesh);
     mesh.run(&["drain", "--region", "eu", "--over", "1h", "--yes", "--detach"]).ok();
     let begun = drain_of_eu(&mesh)["until"].clone();
-    // Nothing is confirmed that goes on anyway.
+    // A drain that continues anyway needs no confirmation.
     for over in [&[][..], &["--over", "1h"]] {
         let again = mesh.run(&[&["drain", "--region", "eu", "--detach"], over].concat());
         assert!(again.err.contains("it keeps its schedule") && again.code == Some(0), "{again:?}");
@@ -101,7 +101,7 @@ fn repeated_region_drain_follows_the_running_one() {
         assert!(item["drain"]["state"] == "draining" && item["drain"]["stepsMade"] == 0, "{item}");
     }
 
-    // Without --over it turns at the pace of all that are not asked for another.
+    // Without `--over`, the drain is reversed at the default pace.
     let waiting = Waiting::start(&control, &["undrain", "--region", "eu"]);
     let run = waiting.says("held: shop/held").interrupted_by("INT");
     assert!(run.code == Some(130) && run.err.contains("the return of region eu goes on"), "{run:?}");
@@ -109,7 +109,7 @@ fn repeated_region_drain_follows_the_running_one() {
 }
 
 #[test]
-fn interrupted_drain_of_a_drained_region_says_drained() {
+fn interrupted_drain_command_reports_region_already_drained() {
     let mesh = Mesh::with_shop();
     mesh.register("shop/catalog", "catalog-0", "eu", 19_401);
     mesh.run(&["drain", "--region", "eu", "--over", "0s", "--yes"]).fails(4);
@@ -122,7 +122,8 @@ fn interrupted_drain_of_a_drained_region_says_drained() {
     assert!(!run.err.contains("goes on"), "{run:?}");
 }
 
-/// A way to the control plane on which no request arrives once a response has these bytes; where it begins.
+/// A relay to the control plane that drops all requests after a response has contained these bytes; returns its
+/// address.
 fn way_that_ends_with(mesh: &Mesh, bytes: &'static [u8]) -> String {
     let (path, control) = (mesh.path("way.sock"), mesh.path("control.sock"));
     let listener = UnixListener::bind(&path).unwrap();
@@ -149,7 +150,7 @@ fn way_that_ends_with(mesh: &Mesh, bytes: &'static [u8]) -> String {
     format!("unix:{}", path.display())
 }
 
-/// Carries bytes from one socket to the other, and loses those that `passes` refuses.
+/// Copies bytes from one socket to the other, except those for which `passes` returns false.
 fn carry((mut from, mut to): (UnixStream, UnixStream), mut passes: impl FnMut(&[u8]) -> bool) {
     let mut bytes = [0; 4_096];
     while let Ok(count @ 1..) = from.read(&mut bytes) {
@@ -163,7 +164,7 @@ fn carry((mut from, mut to): (UnixStream, UnixStream), mut passes: impl FnMut(&[
 fn region_drain_can_be_interrupted_while_reading_remaining_calls() {
     let mesh = Mesh::with_shop();
     mesh.register("shop/catalog", "catalog-0", "eu", 19_402);
-    // The state of a drain that has arrived; the forecast that follows gets no response.
+    // The response with the state of a finished drain arrives; the following forecast request gets no response.
     let control = way_that_ends_with(&mesh, b"done");
     let command = ["drain", "--region", "eu", "--over", "0s", "--yes", "--json"];
     let run = Waiting::start(&control, &command).says("region eu is drained").interrupted_by("INT");

@@ -1,9 +1,9 @@
-//! Replicas as processes, between a control plane and agents.
+//! Replica processes between a control plane and agents.
 
 use super::support::{Mesh, fairmesh, send, wait_until};
 
 #[test]
-fn writes_are_read_below_two_replicas_and_outlive_the_control_plane() {
+fn writes_are_readable_below_two_replicas_after_control_plane_stops() {
     let mut mesh = Mesh::with_shop();
     let mut root = mesh.replica("root", &mesh.address());
     let region = mesh.replica("region", &root.address());
@@ -31,18 +31,18 @@ fn writes_are_read_below_two_replicas_and_outlive_the_control_plane() {
 }
 
 #[test]
-fn replica_without_an_upstream_is_refused() {
+fn replica_without_upstream_is_refused() {
     let complaint = fairmesh("", &["rib", "replica"], "").fails(2);
     assert!(complaint.contains("--upstream"), "{complaint}");
 }
 
 #[test]
-fn rib_status_names_every_process_and_lagging_ones() {
+fn rib_status_names_every_process_and_marks_lagging_ones() {
     let mesh = Mesh::with_shop();
     let root = mesh.replica("root", &mesh.address());
     let region = mesh.replica("region", &root.address());
     let agent = mesh.agent_at("eu", &region.address());
-    // An agent follows what its programs ask for, and nothing before that.
+    // An agent follows nothing before a program asks for records.
     fairmesh(&agent.address(), &["get", "services"], "").ok();
     let status = |args: &[&str]| mesh.run(&[&["rib", "status"], args].concat());
     let named = |list: &serde_json::Value, name: &str| {
@@ -68,7 +68,7 @@ fn rib_status_names_every_process_and_lagging_ones() {
     });
     assert!(status(&["--by", "replica"]).ok().contains("control plane"));
 
-    // A program that does not say that it has applied anything.
+    // A program that never acknowledges an update.
     mesh.while_watching("/t/shop/", || {
         let text = status(&["--by", "region"]).ok();
         assert!(text.contains("agents and programs behind: 1 of 2"), "{text}");

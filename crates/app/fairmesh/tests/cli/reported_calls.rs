@@ -1,4 +1,4 @@
-//! The calls that programs report, while an operator looks at them.
+//! Reports of calls while an operator watches them.
 
 use std::{
     io::{Read, Write},
@@ -35,7 +35,7 @@ service: shop/cart
 routes: [{name: bulk, match: {path: {prefix: /bulk}}, class: bulk}]
 ";
 
-/// An instance of a service behind its sidecar, by which it calls another service 20 times a second, until it is dropped.
+/// An instance of a service behind its sidecar, which calls another service 20 times per second until dropped.
 struct Instance {
     sidecar: Child,
     stops: Arc<AtomicBool>,
@@ -76,21 +76,21 @@ impl Drop for Instance {
     }
 }
 
-/// Makes a call, whatever comes of it: the other instance may not be there yet.
+/// Makes a call and ignores failures, since the other instance may not run yet.
 fn call(sidecar: &str, (host, path): (&str, &str)) {
     let Ok(mut stream) = TcpStream::connect(sidecar) else { return };
     let _ = write!(stream, "GET {path} HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n\r\n");
     let _ = stream.read_to_string(&mut String::new());
 }
 
-/// The rows of calls with a server.
+/// Rows of calls with a server.
 fn answered(listed: &Value) -> Vec<Value> {
     let rows = listed.as_array().unwrap().iter();
     rows.filter(|row| row["answeredPerSecond"].as_f64().unwrap() > 0.0).cloned().collect()
 }
 
 #[test]
-fn watched_services_report_their_calls_to_each_other() {
+fn services_report_calls_to_each_other_only_while_watched() {
     let mut mesh = Mesh::start();
     mesh.apply(SERVICES).ok();
     let replica = mesh.replica("root", &mesh.address());
@@ -100,7 +100,7 @@ fn watched_services_report_their_calls_to_each_other() {
     let calls = |args: &[&str]| mesh.run(&[&["traffic", "calls", "--json"], args].concat()).json();
     assert_eq!(calls(&[]), Value::Array(Vec::new()), "no one looks at any");
 
-    // What one program reports, its agent and a replica pass on.
+    // The agent and a replica forward the program's reports.
     wait_until("calls to the cart are reported", || !answered(&calls(&["shop/cart"])).is_empty());
     let row = answered(&calls(&["shop/cart"]))[0].clone();
     for (field, expected) in
@@ -125,7 +125,7 @@ fn watched_services_report_their_calls_to_each_other() {
     let unknown = mesh.run(&["traffic", "calls", "shop/none"]).fails(1);
     assert!(unknown.contains("there is no service shop/none"), "{unknown}");
 
-    // The next control plane is told by the next look.
+    // The next control plane receives the reports at the next look.
     mesh.stop_control("KILL");
     mesh.start_control();
     let calls = |args: &[&str]| mesh.run(&[&["traffic", "calls", "--json"], args].concat()).json();

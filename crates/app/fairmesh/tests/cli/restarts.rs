@@ -12,7 +12,7 @@ use super::{
 };
 
 #[test]
-fn control_plane_stops_cleanly_and_keeps_its_records() {
+fn control_plane_stops_cleanly_and_keeps_records() {
     let mut mesh = Mesh::with_shop();
     let before = mesh.run(&["get", "services", "--json"]).json();
     assert_eq!(mesh.stop_control("TERM"), Some(0), "{}", mesh.control_log());
@@ -22,7 +22,7 @@ fn control_plane_stops_cleanly_and_keeps_its_records() {
 }
 
 #[test]
-fn acknowledged_writes_survive_a_crash() {
+fn acknowledged_writes_survive_crash() {
     let mut mesh = Mesh::start();
     for round in 0..3 {
         mesh.apply(&format!("kind: Service\nname: shop/s{round}\n")).ok();
@@ -34,7 +34,7 @@ fn acknowledged_writes_survive_a_crash() {
 }
 
 #[test]
-fn a_copy_of_the_data_directory_is_a_backup() {
+fn copy_of_data_directory_is_usable_backup() {
     let mut mesh = Mesh::with_shop();
     let before = mesh.run(&["get", "services", "--json"]).json();
     mesh.stop_control("TERM");
@@ -54,7 +54,7 @@ fn a_copy_of_the_data_directory_is_a_backup() {
 }
 
 #[test]
-fn restored_store_is_distinguished_from_its_original() {
+fn restored_store_is_distinguished_from_original() {
     let mut mesh = Mesh::with_shop();
     mesh.stop_control("TERM");
     let (data, copy) = (mesh.path("data"), mesh.path("rib.copy"));
@@ -67,7 +67,7 @@ fn restored_store_is_distinguished_from_its_original() {
     }
     let has = |timeout: &str| {
         let read = fairmesh(&replica.address(), &["get", "policies", "shop/catalog", "--json"], "");
-        // It answers with an error until it has everything.
+        // The replica answers with an error until it has all records.
         let policies = serde_json::from_str::<serde_json::Value>(&read.out).unwrap_or_default();
         policies[0]["timeout"] == timeout
     };
@@ -79,7 +79,7 @@ fn restored_store_is_distinguished_from_its_original() {
     assert!(complaint.contains("audit.log") && complaint.contains("--new-store-id"), "{complaint}");
     assert_eq!(fs::read(&store).unwrap().len(), fs::read(&copy).unwrap().len());
 
-    // Without the log of writes, readers show it.
+    // Without the log of writes, the readers reveal that the store was replaced.
     fs::rename(&log, &log_copy).unwrap();
     mesh.start_control();
     let is_behind = |mesh: &Mesh| {
@@ -104,12 +104,12 @@ fn restored_store_is_distinguished_from_its_original() {
     wait_until("the reader took a snapshot", || has("5s"));
     assert!(!is_behind(&mesh));
     mesh.stop_control("TERM");
-    // The log of the store with the former id is no reason to refuse it.
+    // A log of the store's former id must not cause a refusal.
     mesh.arguments.clear();
     mesh.start_control();
 }
 
-/// Starts a control plane that must refuse; its complaint.
+/// Starts a control plane that must refuse; returns its error text.
 fn refused(mesh: &Mesh) -> String {
     let output = mesh.control_command().stdout(Stdio::null()).output().unwrap();
     let complaint = String::from_utf8(output.stderr).unwrap();
@@ -118,7 +118,7 @@ fn refused(mesh: &Mesh) -> String {
 }
 
 #[test]
-fn a_corrupt_store_is_refused_with_its_path_and_left_alone() {
+fn corrupt_store_is_refused_with_path_and_left_unchanged() {
     let mut mesh = Mesh::with_shop();
     mesh.stop_control("TERM");
     let store = contents(&mesh.path("data")).into_iter().max_by_key(|(_, bytes)| bytes.len()).unwrap().0;
@@ -130,7 +130,7 @@ fn a_corrupt_store_is_refused_with_its_path_and_left_alone() {
 }
 
 #[test]
-fn a_store_in_use_is_refused() {
+fn store_in_use_is_refused() {
     let mesh = Mesh::with_shop();
     let complaint = refused(&mesh);
     assert!(
@@ -141,7 +141,7 @@ fn a_store_in_use_is_refused() {
 }
 
 #[test]
-fn an_agent_starts_without_a_control_plane_and_ends_when_asked() {
+fn agent_starts_without_control_plane_and_ends_on_signal() {
     let mesh = Mesh::empty();
     let mut agent = mesh.agent("eu");
     let version = fairmesh(&agent.address(), &["history", "policy", "shop/cart"], "");

@@ -1,4 +1,4 @@
-//! Roots that an operator retires.
+//! Retirement of roots by an operator.
 
 use std::{
     fs,
@@ -14,7 +14,7 @@ use super::{
 
 const HOUR: Duration = Duration::from_secs(3600);
 
-/// The digests of the roots, the newest last.
+/// Digests of the roots, the newest last.
 fn roots(mesh: &Mesh) -> Vec<String> {
     let shown = mesh.run(&["identity", "show", "--json"]).json();
     shown["roots"]
@@ -25,7 +25,7 @@ fn roots(mesh: &Mesh) -> Vec<String> {
         .collect()
 }
 
-/// A control plane that began a new root two days ago, and has signed beneath it since.
+/// A control plane that created a new root two days ago and has signed with it since.
 fn rotated_before() -> Mesh {
     #[allow(clippy::disallowed_methods)]
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
@@ -40,7 +40,7 @@ fn rotated_before() -> Mesh {
 }
 
 #[test]
-fn retired_root_stays_retired() {
+fn retired_root_certificate_stays_retired_after_restart() {
     let mut mesh = rotated_before();
     let (_agent, agent) = agent(&mesh, "web-1", &mesh.address(), None);
     wait_until("the agent joins", || has_certificate(&mesh, "web-1"));
@@ -70,7 +70,7 @@ fn retired_root_stays_retired() {
     wait_until("the agent trusts one root", || kept().matches("BEGIN CERTIFICATE").count() == 1);
     let logged = mesh.run(&["audit", "--key", "/g/identity/bundle", "--json"]).out;
     assert!(logged.contains("two years old"), "{logged}");
-    // It is not recorded again by the next start, also where the file still has it, as at another control plane.
+    // The next start does not record the root again, even if the file still has it, as at another control plane.
     drop(agent);
     mesh.stop_control("TERM");
     fs::write(mesh.path("data/ca/bundle.pem"), before).unwrap();
@@ -81,14 +81,14 @@ fn retired_root_stays_retired() {
 }
 
 #[test]
-fn a_root_is_not_retired_while_certificates_beneath_it_are_in_use() {
+fn root_certificate_is_not_retired_while_its_certificates_are_in_use() {
     let (mesh, tcp) = domain();
     let made = token(&mesh, &["web-1"]);
     let (_agent, agent) = agent(&mesh, "web-1", &tcp, Some(&made));
     wait_until("the agent issues certificates", || request_certificate(&agent, "shop/cart").is_empty());
     let old = roots(&mesh).swap_remove(0);
     let retire = |args: &[&str]| mesh.run(&[&["identity", "retire", &old], args].concat());
-    // Over TCP members may not.
+    // Members may not retire roots over TCP.
     let refused = over_tcp(&tcp, &agent, &["identity", "retire", &old, "--force"]).fails(1);
     assert!(refused.contains("only the user of the control plane"), "{refused}");
     mesh.run(&["identity", "rotate", "--root"]).ok();
@@ -107,7 +107,7 @@ fn a_root_is_not_retired_while_certificates_beneath_it_are_in_use() {
         }
     }
     assert_eq!(roots(&mesh).len(), 2);
-    // As where its key was stolen.
+    // As if the root's key was stolen.
     retire(&["--force"]).ok();
     assert!(!roots(&mesh).contains(&old));
     let again = retire(&[]).fails(1);

@@ -1,4 +1,4 @@
-//! Revoked identities, over real processes.
+//! Revoked identities with real processes.
 
 use std::time::Duration;
 
@@ -14,10 +14,10 @@ use super::{
     support::{Mesh, Run, wait_until},
 };
 
-/// Within which a revocation takes effect everywhere.
+/// Time limit within which a revocation takes effect everywhere.
 const LIMIT: Duration = Duration::from_secs(10);
 
-/// A service with a certificate of its own, as the machine's agent issues it.
+/// A transport with a service's certificate, issued by the machine's agent.
 async fn identity_of(agent: &str, service: &str) -> Transport {
     let request = IdentityRequest {
         agent: agent.parse().unwrap(),
@@ -44,7 +44,7 @@ async fn open(caller: &Transport, port: u16) -> Stream {
 }
 
 #[test]
-fn a_revoked_identity_is_refused_everywhere_until_it_is_restored() {
+fn revoked_identity_is_refused_everywhere_until_restored() {
     let (mesh, tcp) = domain();
     mesh.apply("kind: Service\nname: shop/catalog\n").ok();
     let (_agent, agent) = agent(&mesh, "web-1", &mesh.address(), None);
@@ -58,7 +58,7 @@ fn a_revoked_identity_is_refused_everywhere_until_it_is_restored() {
     };
     wait_until("the service is called", || call("shop/web").code == Some(0));
 
-    // A caller: its open connection ends, and that of another does not.
+    // A revoked caller: its open connection ends, while that of another caller stays.
     runtime().block_on(async {
         let (web, api) = (identity_of(&agent, "shop/web").await, identity_of(&agent, "shop/api").await);
         let (mut revoked, mut kept) = (open(&web, port).await, open(&api, port).await);
@@ -75,7 +75,7 @@ fn a_revoked_identity_is_refused_everywhere_until_it_is_restored() {
     mesh.run(&["identity", "restore", "spiffe://prod/shop/web"]).ok();
     wait_until("the caller is accepted again", || call("shop/web").code == Some(0));
 
-    // A server.
+    // A revoked server.
     mesh.run(&["identity", "revoke", "shop/catalog"]).ok();
     wait_until("the server is no longer called", || call("shop/api").code != Some(0));
     let error = call("shop/api");
@@ -86,20 +86,20 @@ fn a_revoked_identity_is_refused_everywhere_until_it_is_restored() {
     let error = mesh.run(&["identity", "restore", "shop/catalog"]).fails(1);
     assert!(error.contains("is not revoked"), "{error}");
 
-    // An agent, which the control plane refuses.
+    // A revoked agent, which the control plane refuses.
     over_tcp(&tcp, &agent, &["identity", "show"]).ok();
     mesh.run(&["identity", "revoke", "fairmesh/agent/web-1", "--issued-before", "now"]).ok();
     let listed = mesh.run(&["identity", "list", "--json"]).json();
     assert_eq!(listed[0]["id"], json!("spiffe://prod/fairmesh/agent/web-1"), "{listed}");
     assert!(listed[0]["revocations"][0]["issuedBefore"].is_u64(), "{listed}");
-    // It joins again over the Unix socket of its control plane.
+    // The agent rejoins over the Unix socket of its control plane.
     wait_until("the agent has another certificate", || request_certificate(&agent, "shop/api").is_empty());
     for wrong in [&["--serial", "xyz"][..], &["--issued-before", "2999-01-01T00:00:00Z"]] {
         mesh.run(&[&["identity", "revoke", "shop/web"], wrong].concat()).fails(2);
     }
 }
 
-/// Commands that show the identity of the catalog say that it is revoked, and the log of writes says why.
+/// Asserts that commands show the catalog's identity as revoked, and that the log of writes has the reason.
 fn is_shown_as_revoked(mesh: &Mesh) {
     let note = mesh.run(&["get", "endpoints", "shop/catalog"]).err;
     assert!(note.contains("the identity of shop/catalog is revoked"), "{note}");

@@ -1,4 +1,4 @@
-//! The whole routing information base as a file, and from one store to another.
+//! Export of the whole routing information base to a file, and moves between stores.
 
 use std::fs;
 
@@ -6,7 +6,7 @@ use fairmesh_test_support::Etcd;
 
 use super::support::{Mesh, contents};
 
-/// What a control plane answers about its records, but for revisions, which each store numbers by itself.
+/// Answers of a control plane about its records, without revisions, which each store numbers itself.
 fn answers(mesh: &Mesh) -> Vec<serde_json::Value> {
     let ask = |args: &[&str]| {
         let mut answer = mesh.run(&[args, &["--json"]].concat()).json();
@@ -38,7 +38,7 @@ fn store_export_moves_from_file_to_etcd_and_back() {
     let records = exported["records"].as_u64().unwrap();
     assert!(records > 5, "{exported}");
 
-    // With etcd's own bounds.
+    // With etcd's default limits.
     let etcd = Etcd::start();
     let mut to = Mesh::empty();
     to.arguments = vec!["--store".into(), format!("etcd://{}", etcd.client())];
@@ -81,7 +81,7 @@ fn imported_records_keep_their_history() {
     to.run(&["delete", "service", "shop/s3"]).ok();
     assert_eq!(to.run(&["get", "services", "--json"]).json().as_array().unwrap().len(), 2);
 
-    // The timeouts, newest first; each has a revision of its own, later ones greater.
+    // The timeouts, newest first; each has a revision of its own, and later ones have greater revisions.
     let timeouts = |mesh: &Mesh| -> Vec<String> {
         let history = mesh.run(&["history", "policy", "shop/s2", "--json"]).json();
         let history = history.as_array().unwrap();
@@ -103,7 +103,7 @@ fn imported_records_keep_their_history() {
 }
 
 #[test]
-fn import_into_nonempty_store_needs_a_request() {
+fn rib_import_into_nonempty_store_needs_confirmation() {
     let from = filled();
     let file = from.path("all.rib").display().to_string();
     from.run(&["rib", "export", &file]).ok();
@@ -125,7 +125,7 @@ fn import_into_nonempty_store_needs_a_request() {
 }
 
 #[test]
-fn verify_names_what_differs() {
+fn rib_verify_names_differences_between_file_and_store() {
     let mesh = filled();
     let file = mesh.path("all.rib").display().to_string();
     mesh.run(&["rib", "export", &file]).ok();

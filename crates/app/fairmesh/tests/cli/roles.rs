@@ -51,7 +51,7 @@ fn role_bindings_are_listed_compared_and_deleted() {
 }
 
 #[test]
-fn an_operator_on_another_machine_needs_a_role() {
+fn remote_operator_needs_role_binding() {
     let (mesh, tcp) = domain();
     let (_agent, agent) = agent(&mesh, "web-1", &mesh.address(), None);
     wait_until("the agent joins", || has_certificate(&mesh, "web-1"));
@@ -63,7 +63,7 @@ fn an_operator_on_another_machine_needs_a_role() {
     assert!(check.out.contains("the records were not examined"), "{check:?}");
     assert!(check.out.contains("\"cgroup\""), "what is local is examined all the same: {check:?}");
     apply(&mesh, OPERATORS);
-    // All tenants at a time are for others, which is said with what to do.
+    // Only other roles may list all tenants; the error says what to do.
     for command in [&["get", "services"][..], &["get", "endpoints", "--watch"]] {
         let refused = over_tcp(&tcp, &agent, command).fails(1);
         assert!(refused.contains("--tenant") && refused.contains("identity whoami"), "{refused}");
@@ -119,7 +119,7 @@ fn writes_are_audited_and_log_tampering_is_detected() {
 }
 
 #[test]
-fn an_agent_behind_a_replica_registers_under_its_own_name() {
+fn agent_behind_replica_registers_under_own_name() {
     let (mesh, tcp) = domain();
     apply(&mesh, "kind: Service\nname: shop/files\n");
     let (_first, first) = agent(&mesh, "rib-1", &tcp, Some(&token(&mesh, &["rib-1"])));
@@ -144,7 +144,7 @@ fn an_agent_behind_a_replica_registers_under_its_own_name() {
     let logged = mesh.run(&["audit", "--key", "/endpoints/files/", "--json"]).json();
     let who = logged[0]["who"].as_str().unwrap();
     assert!(who.starts_with("spiffe://prod/fairmesh/agent/web-1 for local uid"), "{who}");
-    // What is not its tenant's does not exist for the agent.
+    // For the agent, records of other tenants do not exist.
     apply(&mesh, "kind: Authorization\ndefault: deny\n---\nkind: Service\nname: bank/vault\n");
     for name in ["bank/vault", "bank/absent"] {
         wait_until("the replica refuses it, once it has the record", || {

@@ -1,4 +1,4 @@
-//! Routes: what `apply` says of them, and what `explain` does.
+//! Routes in `apply` and `explain`.
 
 use serde_json::json;
 
@@ -21,7 +21,7 @@ routes:
 ";
 
 #[test]
-fn explain_names_the_route_and_what_it_does() {
+fn explain_names_matched_route_and_its_actions() {
     let mesh = Mesh::with_shop();
     let applied = mesh.apply(POLICY);
     for unknown in ["shop/next", "shop/shadow"] {
@@ -47,7 +47,7 @@ fn explain_names_the_route_and_what_it_does() {
 }
 
 #[test]
-fn explain_shows_the_route_effects_on_other_calls() {
+fn explain_lists_probabilistic_route_actions_for_any_seed() {
     let mesh = Mesh::with_shop();
     mesh.apply(
         "
@@ -85,7 +85,7 @@ routes:
 }
 
 #[test]
-fn impossible_route_is_refused_with_a_hint() {
+fn contradictory_route_is_refused_with_field_and_hint() {
     let mesh = Mesh::with_shop();
     for (route, field, hint) in [
         ("match: {path: {regex: '/('}}", "path.regex", "is not an expression"),

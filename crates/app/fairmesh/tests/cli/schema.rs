@@ -1,4 +1,4 @@
-//! The JSON Schema of documents, and the examples of the documentation: each is valid by the schema and is applied.
+//! The JSON Schema of documents: every example in the documentation is valid by the schema and can be applied.
 
 use std::{fs, path::Path};
 
@@ -6,9 +6,9 @@ use serde_json::Value;
 
 use super::support::{Mesh, fairmesh};
 
-/// Pages whose examples are of something else than documents.
+/// Pages whose YAML examples are not documents for `apply`.
 const OTHER_PAGES: &[&str] = &["simulator.md"];
-/// What examples of shards and splits refer to.
+/// Records that examples of shards and splits refer to.
 const BASE: &str = "kind: Service\nname: shop/cart\ntype: KIND\n---\nkind: Service\nname: shop/cart-next\n";
 
 fn validator() -> jsonschema::Validator {
@@ -16,7 +16,7 @@ fn validator() -> jsonschema::Validator {
     jsonschema::validator_for(&schema).unwrap()
 }
 
-/// Every YAML block of README and docs with its place, as documents of one file.
+/// Every YAML block of the README and the docs with its place, as the documents of one file.
 fn examples() -> Vec<(String, String)> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../..");
     let mut pages = vec![root.join("README.md")];
@@ -36,7 +36,7 @@ fn examples() -> Vec<(String, String)> {
     found
 }
 
-/// A block that shows a part of a policy, as a whole policy.
+/// Completes a block that shows a part of a policy.
 fn whole(block: &str) -> String {
     match block.lines().any(|line| line.starts_with("kind:")) {
         true => block.to_owned(),
@@ -49,7 +49,7 @@ fn documents(text: &str) -> Vec<Value> {
 }
 
 #[test]
-fn every_example_file_is_valid_and_applies() {
+fn every_example_file_is_valid_and_can_be_applied() {
     let (validator, examples) = (validator(), examples());
     assert!(examples.len() >= 15, "{} examples", examples.len());
     let mut wrong = Vec::new();
@@ -60,7 +60,7 @@ fn every_example_file_is_valid_and_applies() {
                 wrong.push(format!("{place}: {error} at {}", error.instance_path()));
             }
         }
-        // The registry takes endpoints from files that it follows, and not by `apply`.
+        // The registry reads endpoints from watched files; `apply` refuses them.
         if documents.iter().any(|document| document["kind"] == "Endpoints") {
             continue;
         }
@@ -77,7 +77,7 @@ fn every_example_file_is_valid_and_applies() {
 }
 
 #[test]
-fn the_schema_refuses_what_apply_refuses() {
+fn json_schema_refuses_documents_that_apply_refuses() {
     let validator = validator();
     for (text, valid) in [
         ("kind: Service\nname: shop/web\ntype: sharded\n", true),

@@ -1,5 +1,5 @@
-//! No private key, join token or token of a user in anything that a process of the mesh says: logs at their finest, pages, outputs of
-//! commands, and errors about just these secrets.
+//! No output of a mesh process contains a private key, join token or user token: logs at the finest level, pages,
+//! command output, and errors about these very secrets.
 
 use std::{
     cell::RefCell,
@@ -24,18 +24,18 @@ use super::{
     tokens::{ISSUER, Key, http_address, over_tls},
 };
 
-/// A secret, as each of the texts in which it could appear.
+/// A secret, with each text form in which it could appear.
 struct Secret {
     name: String,
     forms: Vec<Vec<u8>>,
 }
 
-/// What all searches begin with.
+/// Prefix by which forms are looked up.
 type Begin = [u8; 8];
 
-/// Finds secrets in one pass over a text: logs at their finest are long.
+/// Searches a text for all secrets in one pass, since logs at the finest level are long.
 struct Search<'a> {
-    /// Whether a form begins with these two bytes.
+    /// Whether some form begins with these two bytes.
     begins: Vec<bool>,
     forms: HashMap<Begin, Vec<(&'a Secret, &'a [u8])>>,
 }
@@ -50,9 +50,9 @@ impl<'a> Search<'a> {
         this
     }
 
-    /// The names of the secrets that were said.
+    /// Names of the secrets in the text.
     fn find(&self, said: &[u8]) -> BTreeSet<&'a str> {
-        // The same without what breaks lines, as of PEM, also where JSON quotes them.
+        // Searched again without line breaks, as in PEM, including those that JSON escapes.
         let mut joined = Vec::with_capacity(said.len());
         let mut bytes = said.iter().copied().peekable();
         while let Some(byte) = bytes.next() {
@@ -79,8 +79,8 @@ impl<'a> Search<'a> {
 }
 
 impl Secret {
-    /// Of bytes that may stand within others: raw, in hexadecimal, as a list of numbers, and in base64, where they begin at any third
-    /// byte. Half of them is enough.
+    /// Forms of bytes that may be embedded in others: raw, hexadecimal, a list of numbers, and base64 at each of the
+    /// three alignments. Half of the bytes is enough for a match.
     fn of_bytes(name: &str, bytes: &[u8]) -> Self {
         let mut forms = Vec::new();
         for half in bytes.chunks(bytes.len() / 2).filter(|half| half.len() >= 16) {
@@ -90,7 +90,7 @@ impl Secret {
             forms.push(half.iter().map(u8::to_string).collect::<Vec<_>>().join(",").into_bytes());
             forms.extend([hexadecimal.to_uppercase().into_bytes(), hexadecimal.into_bytes()]);
             for before in 0..3 {
-                // Whole groups of the half alone: those at its ends depend on what is beside it.
+                // Only whole base64 groups of the half; the groups at its ends depend on neighbouring bytes.
                 let inner = &half[(3 - before) % 3..];
                 let inner = &inner[..inner.len() / 3 * 3];
                 forms.extend([
@@ -106,7 +106,7 @@ impl Secret {
         !Search::of(std::slice::from_ref(self)).find(said).is_empty()
     }
 
-    /// Of a file with a private key on the curve P-256, as PKCS #8 in PEM: the number that is secret.
+    /// The secret number of a P-256 private key, from a PKCS #8 PEM file.
     fn of_key(name: &str, pem: &str) -> Self {
         let body = pem.split("PRIVATE KEY-----").nth(1).unwrap().trim_end_matches("-----END ");
         let der = BASE64_STANDARD.decode(body.split_whitespace().collect::<String>()).unwrap();
@@ -121,14 +121,14 @@ impl Secret {
         Self::of_bytes(name, &BASE64_URL_SAFE_NO_PAD.decode(encoded).unwrap()[8..40])
     }
 
-    /// The signature of a token of a user, without which the rest is of no use.
+    /// The signature of a user token, without which the rest is useless.
     fn of_jwt(name: &str, token: &str) -> Self {
         let signature = token.rsplit('.').next().unwrap();
         Self::of_bytes(name, &BASE64_URL_SAFE_NO_PAD.decode(signature).unwrap())
     }
 }
 
-/// A mesh of all kinds of processes, and all that they and commands have said.
+/// A mesh with all kinds of processes, and all output of processes and commands.
 struct World {
     mesh: Mesh,
     control: String,
@@ -180,7 +180,7 @@ impl World {
         fs::read_to_string(self.path(name)).unwrap()
     }
 
-    /// Notes what a command says, and returns it.
+    /// Runs a command, records its output, and returns it.
     fn run(&self, args: &[&str], variables: &[(&str, &str)]) -> String {
         let output = self.command(args, variables).stdin(Stdio::null()).output().unwrap();
         let said = [output.stdout, output.stderr].concat();
@@ -189,7 +189,7 @@ impl World {
         text
     }
 
-    /// Notes a page.
+    /// Records a page.
     fn page(&self, address: &str, path: &str) {
         let mut stream = TcpStream::connect(address).unwrap();
         let request = format!("GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n");
@@ -200,7 +200,7 @@ impl World {
         self.said.borrow_mut().push((format!("{address}{path}"), page));
     }
 
-    /// A join token, which is a secret from now on.
+    /// Creates a join token, and adds it to the secrets.
     fn token(&mut self, args: &[&str]) -> String {
         let made = token(&self.mesh, args);
         let secret = Secret::of_token(&format!("the token of {}", args.join(" ")), &made);
@@ -216,7 +216,7 @@ impl World {
         self.secrets.push(secret);
     }
 
-    /// A certificate for TLS listeners, and its key.
+    /// Creates a certificate and key for TLS listeners.
     fn certificate(&mut self, name: &str) {
         let made = Command::new("openssl")
             .args(
@@ -238,12 +238,12 @@ impl World {
         self.process(&format!("{name}.log"), &args, &[("FAIRMESH_JOIN_TOKEN", token)]);
     }
 
-    /// Where a secret was said, or kept where it does not belong.
+    /// Places where a secret was printed, or stored where it must not be.
     fn leaks(&self) -> Vec<String> {
         let mut files: Vec<_> = self.logs.iter().map(|log| self.mesh.path(log)).collect();
-        // The store, its log of writes, and copies of it.
+        // The store, its log of writes, and copies of the store.
         ["data", "web-1", "replica"].iter().for_each(|folder| add_files(&self.mesh.path(folder), &mut files));
-        // One that was replaced meanwhile is gone.
+        // A file that was replaced meanwhile no longer exists.
         let content = |file: PathBuf| Some((file.display().to_string(), fs::read(file).ok()?));
         let files = files.into_iter().filter_map(content);
         let (mut leaks, search) = (Vec::new(), Search::of(&self.secrets));
@@ -254,7 +254,7 @@ impl World {
     }
 }
 
-/// All files of a folder but those for keys and tokens.
+/// All files of a folder, except files meant for keys and tokens.
 fn add_files(folder: &Path, files: &mut Vec<PathBuf>) {
     for entry in fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
@@ -268,7 +268,7 @@ fn add_files(folder: &Path, files: &mut Vec<PathBuf>) {
     }
 }
 
-/// A proxy whose key is on a key server, and one with its own; the addresses of the pages.
+/// Starts a proxy whose key is on a key server, and one with its own key; returns the addresses of their pages.
 fn start_proxies(world: &mut World) -> Vec<String> {
     let ([signing, signing_page], agent) = ([(); 2].map(|()| local()), world.agent.clone());
     ["edge", "own"].iter().for_each(|name| world.certificate(name));
@@ -294,7 +294,7 @@ fn start_proxies(world: &mut World) -> Vec<String> {
     pages
 }
 
-/// The processes of a mesh, each with work to do; the addresses of their pages.
+/// Starts all processes of a mesh, each with work to do; returns the addresses of their pages.
 fn start_all(world: &mut World) -> Vec<String> {
     let [agent_page, picking] = [(); 2].map(|()| local());
     let joining = world.token(&["web-1"]);
@@ -349,7 +349,7 @@ tenants: [shop]
 subjects: ['group:shop-oncall']
 ";
 
-/// Commands that read, of each group.
+/// Reading commands of each group.
 const READS: &[&str] = &[
     "get services",
     "get endpoints",
@@ -383,7 +383,7 @@ const READS: &[&str] = &[
     "version",
 ];
 
-/// What people do wrong with secrets: each is refused, in words without them.
+/// Typical mistakes with secrets. Each is refused, without the secret in the error.
 fn fail_with_secrets(world: &mut World, key: &Key) {
     let (control, agent, bundle) =
         (world.control.clone(), world.agent.clone(), world.path("data/ca/bundle.pem"));
@@ -406,7 +406,7 @@ fn fail_with_secrets(world: &mut World, key: &Key) {
     world.start_agent("web-4", "none", &used);
     wait_until("its token is refused", || world.log("web-4.log").contains("the token was used already"));
 
-    // Tokens of users: altered, late, and what is none.
+    // User tokens: altered, expired, and malformed.
     let good = key.token(600);
     let altered = format!("{}A{}", &good[..good.len() - 20], &good[good.len() - 19..]);
     let user = ["get", "policies", "--tenant", "shop", "--control", &control, "--trust-bundle", &bundle];
@@ -419,7 +419,7 @@ fn fail_with_secrets(world: &mut World, key: &Key) {
     for file in ["--token-file", "--trust-bundle"] {
         world.run(&["get", "policies", "--control", &control, file, &broken], &[]);
     }
-    // Keys that cannot be read, or are not those of the certificate.
+    // Keys that are unreadable or do not match the certificate.
     let (named, certificate) = (format!("edge={broken}"), world.path("own.pem"));
     world.run(&["keyserver", "--agent", &agent, "--admin", "none", "--key", &named, "--allow", ALLOWED], &[]);
     for key in [broken, world.path("edge.key")] {
@@ -437,7 +437,7 @@ fn fail_with_secrets(world: &mut World, key: &Key) {
 
 const ALLOWED: &str = "edge=spiffe://prod/fairmesh/proxy/web-1.proxy";
 
-/// Another root and intermediate, and an intermediate that cannot be used.
+/// Creates another root and intermediate, and an unusable intermediate.
 fn rotate(world: &mut World) {
     let control = world.mesh.address();
     let own = [("FAIRMESH_CONTROL", control.as_str())];
@@ -453,7 +453,7 @@ fn rotate(world: &mut World) {
     });
 }
 
-/// All that can be read: by commands, in an export, and on pages.
+/// Reads everything that can be read: by commands, in an export, and on pages.
 fn read_all(world: &mut World, pages: &[String]) {
     let (control, agent, control_page) =
         (world.mesh.address(), world.agent.clone(), http_address(&world.mesh));
@@ -489,7 +489,7 @@ fn read_all(world: &mut World, pages: &[String]) {
 }
 
 #[test]
-fn program_of_register_inherits_no_token() {
+fn program_started_by_register_inherits_no_secret_tokens() {
     let mesh = Mesh::start();
     let (to, address, seen) =
         (mesh.address(), format!("127.0.0.1:{}", free_port()), mesh.path("environment"));
@@ -538,7 +538,7 @@ fn output_and_logs_contain_no_secret() {
 
     rotate(&mut world);
     read_all(&mut world, &pages);
-    // Those that speak HTTP/2 with others: it logs what it sends.
+    // These processes use HTTP/2, whose library logs what it sends.
     for log in ["control.log", "web-1.log", "keyserver.log"] {
         assert!(world.log(log).contains("TRACE"), "{log}: it says all that it can say");
     }

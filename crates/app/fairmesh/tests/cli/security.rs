@@ -1,4 +1,4 @@
-//! What `fairmesh security check` finds.
+//! Findings of `fairmesh security check`.
 
 use std::{fs, os::unix::fs::PermissionsExt as _};
 
@@ -10,7 +10,7 @@ use super::{
     support::{Mesh, Run, wait_until},
 };
 
-/// Records that leave something open.
+/// Records that leave access open.
 const OPEN: &str = "\
 kind: Service
 name: shop/cart
@@ -28,7 +28,7 @@ name: everybody
 role: admin
 subjects: [anonymous]
 ";
-/// The same without.
+/// The same records, with access closed.
 const CLOSED: &str = "\
 kind: Policy
 service: shop/cart
@@ -52,13 +52,13 @@ fn check(mesh: &Mesh) -> Run {
     mesh.run(&["security", "check", "--json", "--state-dir", data.to_str().unwrap()])
 }
 
-/// What is found, but for listeners: other tests have some on this machine.
+/// Findings except those about listeners, since other tests have listeners on this machine.
 fn found_of(run: &Run) -> Vec<String> {
     found(run).into_iter().filter(|check| !check.starts_with("listeners.")).collect()
 }
 
 #[test]
-fn security_check_finds_open_access_until_closed() {
+fn security_check_reports_open_access_until_it_is_closed() {
     let (mesh, _) = domain();
     mesh.apply(OPEN).ok();
     mesh.register("shop/cart", "cart-0", "eu", 7000);
@@ -66,7 +66,7 @@ fn security_check_finds_open_access_until_closed() {
     let store = mesh.path("data/rib.redb");
     fs::set_permissions(&key, fs::Permissions::from_mode(0o640)).unwrap();
     fs::set_permissions(&store, fs::Permissions::from_mode(0o644)).unwrap();
-    // As a start makes it, so that no other user keeps the next one from starting.
+    // Created as by a normal start, so that no other user can block the next start.
     let lock = mesh.path("data/rib.redb.lock");
     for (file, mode) in
         [(&lock, 0o600), (&mesh.path("control.sock.lock"), 0o600), (&mesh.path("data"), 0o700)]
@@ -100,7 +100,7 @@ fn security_check_finds_open_access_until_closed() {
 }
 
 #[test]
-fn a_mesh_without_a_trust_domain_protects_nothing() {
+fn security_check_reports_missing_trust_domain() {
     let run = check(&Mesh::start());
     assert_eq!((found_of(&run), run.code), (vec!["trustDomain".to_owned()], Some(1)));
 }
@@ -114,7 +114,7 @@ fn security_check_finds_plaintext_listeners_and_unrenewed_agents() {
     let (admin, listen) = (format!("0.0.0.0:{pages}"), format!("127.0.0.1:{behind}"));
     let control = mesh.address();
     let proxy = start(&["proxy", "--control", &control, "--admin", &admin, "--listen", &listen], None);
-    // gRPC responds to no request of HTTP/1.1.
+    // gRPC listeners answer no HTTP/1.1 request.
     let (plain, picks) = (Mesh::start(), free_port());
     let (control, at) = (plain.address(), format!("0.0.0.0:{picks}"));
     let lookaside = start(&["lookaside", "--control", &control, "--listen", &at, "--admin", "none"], None);
@@ -133,7 +133,7 @@ fn security_check_finds_plaintext_listeners_and_unrenewed_agents() {
         "{text}"
     );
     drop((process, proxy, lookaside));
-    // Its key is that of nothing any more.
+    // The key belongs to nothing any more.
     let (_other, roots) = other_bundle();
     fs::write(mesh.path("web-1/identity/bundle.pem"), fs::read(roots).unwrap()).unwrap();
     let state = mesh.path("web-1");
@@ -141,7 +141,7 @@ fn security_check_finds_plaintext_listeners_and_unrenewed_agents() {
     assert!(broken.contains("cannot be used") && broken.contains("identity token"), "{broken}");
 }
 
-/// The roots of another mesh.
+/// Starts another mesh; returns it with a file of its roots.
 fn other_bundle() -> (Mesh, std::path::PathBuf) {
     let (mesh, _) = domain();
     let path = mesh.path("data/ca/bundle.pem");
@@ -149,7 +149,7 @@ fn other_bundle() -> (Mesh, std::path::PathBuf) {
 }
 
 #[test]
-fn security_check_finds_roots_that_are_not_trusted_everywhere() {
+fn security_check_finds_roots_not_trusted_everywhere() {
     let (mesh, _) = domain();
     let (_agent, _) = agent(&mesh, "web-1", &mesh.address(), None);
     wait_until("the agent joins", || has_certificate(&mesh, "web-1"));

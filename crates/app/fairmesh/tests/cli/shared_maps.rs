@@ -1,4 +1,4 @@
-//! The socket through which an agent passes the tables of shard maps to the programs of its machine.
+//! The socket through which an agent shares the tables of shard maps with local programs.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -42,7 +42,8 @@ interval: {start: 0, end: 1000}
 shards: [{id: 0, start: 0, replicas: [{instance: vault-0, region: eu, role: primary}]}]
 ";
 
-/// What a program gets that follows these maps: of each the version, or why there is none; and how many tables came with them.
+/// Follows the shard maps of these services as a program would. Returns the version or error of each, and the number of
+/// tables received.
 async fn follow(agent: &str, services: &[&str]) -> (BTreeMap<String, Result<u64, String>>, usize) {
     let socket = agent.parse::<Address>().unwrap().maps().unwrap();
     let stream = Transport::default().dial(&socket).await.unwrap().into_unix().unwrap().0;
@@ -71,7 +72,7 @@ async fn follow(agent: &str, services: &[&str]) -> (BTreeMap<String, Result<u64,
 }
 
 #[test]
-fn agent_shares_no_map_of_a_forbidden_tenant() {
+fn agent_shares_no_shard_map_of_forbidden_tenant() {
     let (mesh, tcp) = domain();
     mesh.apply(SHARDED).ok();
     let [shop, bank] = [("web-1", "shop"), ("web-2", "bank")].map(|(name, tenant)| {
@@ -81,7 +82,7 @@ fn agent_shares_no_map_of_a_forbidden_tenant() {
     });
     for ((_, address), own, other) in [(&shop, "shop/cart", "bank/vault"), (&bank, "bank/vault", "shop/cart")]
     {
-        // The other tenant's first, and again once the own one is there.
+        // The other tenant's map first, and again once the tenant's own map has arrived.
         for services in [[other, own], [own, other]] {
             let following = async { timeout(Duration::from_secs(30), follow(address, &services)).await };
             let (found, tables) = runtime().block_on(following).expect("both are answered");
@@ -95,7 +96,7 @@ fn agent_shares_no_map_of_a_forbidden_tenant() {
 }
 
 #[test]
-fn agent_stops_sharing_a_map_after_losing_permission() {
+fn agent_stops_sharing_shard_map_after_losing_permission() {
     let (mut mesh, tcp) = domain();
     mesh.apply(SHARDED).ok();
     mesh.apply("kind: Authorization\ndefault: allow\n").ok();
@@ -108,7 +109,7 @@ fn agent_stops_sharing_a_map_after_losing_permission() {
     };
     wait_until("the map is given out", || vault().0 == Ok(1));
     mesh.apply("kind: Authorization\ndefault: deny\n").ok();
-    // Each asks again while the map of the one before is still kept.
+    // Each request comes while the agent still keeps the map of the last one.
     wait_until("it is not given out any more", || vault().0.is_err());
     for _ in 0..3 {
         let (found, tables) = vault();
@@ -117,7 +118,7 @@ fn agent_stops_sharing_a_map_after_losing_permission() {
     }
 
     mesh.apply("kind: Authorization\ndefault: allow\n").ok();
-    // Refused subscriptions are made again over the next connection.
+    // Refused subscriptions are repeated over the next connection.
     mesh.stop_control("TERM");
     mesh.start_control();
     wait_until("it is given out again", || vault().0 == Ok(1));

@@ -1,10 +1,10 @@
-//! Manual pages and completion, which are made from the definitions of the command line.
+//! Manual pages and completion, generated from the command-line definitions.
 
 use std::{fs, process::Command};
 
 use super::support::{Mesh, fairmesh};
 
-/// What a shell offers after these words, the last of which is incomplete.
+/// Completions that a shell offers for these words; the last word is incomplete.
 fn offered(control: &str, words: &[&str]) -> String {
     let output = Command::new(env!("CARGO_BIN_EXE_fairmesh"))
         .env_clear()
@@ -43,12 +43,12 @@ fn completion_offers_commands_options_and_services() {
         let instances = offered(&at, &["fairmesh", command, "shop/catalog", "catalog-"]);
         assert!(instances.contains("catalog-7"), "{command}: {instances}");
     }
-    // Without a control plane, nothing is offered, and nothing fails.
+    // Without a control plane, nothing is offered and nothing fails.
     assert_eq!(offered("unix:/nobody.sock", &["fairmesh", "explain", "shop/"]).trim(), "");
 }
 
 #[test]
-fn every_command_has_a_manual_page() {
+fn every_command_has_its_manual_page() {
     let folder = tempfile::tempdir().unwrap();
     fairmesh("unix:/nobody.sock", &["man", folder.path().to_str().unwrap()], "").ok();
     let page = |name: &str| fs::read_to_string(folder.path().join(name)).unwrap();

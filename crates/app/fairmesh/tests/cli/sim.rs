@@ -1,10 +1,10 @@
-//! Simulated fleets from the command line: exit codes, what is written, what is refused.
+//! `fairmesh sim`: exit codes, output, and refused scenarios.
 
 use std::fs;
 
 use super::support::fairmesh;
 
-/// A fleet that is simulated in no time; its callers and what is expected are added.
+/// A fleet that is simulated in no time. Tests add callers and expectations.
 const FLEET: &str = "\
 name: tiny
 duration: 20s
@@ -29,7 +29,7 @@ fn sim(folder: &tempfile::TempDir, command: &str, text: &str, more: &[&str]) -> 
 }
 
 #[test]
-fn sim_runs_plots_and_judges_a_scenario() {
+fn sim_run_reports_and_plots_scenario_and_checks_its_expectations() {
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
     let (json, svg) = (path("out.json"), path("out.svg"));
@@ -63,10 +63,10 @@ fn invalid_scenario_is_refused_with_file_and_line() {
 }
 
 #[test]
-fn sim_sweeps_a_grid_and_summarises() {
+fn sim_sweep_runs_each_grid_combination_and_summarises() {
     let folder = tempfile::tempdir().unwrap();
     let csv = folder.path().join("out.csv").to_str().unwrap().to_owned();
-    // A fleet of few requests.
+    // A fleet with few requests.
     let grid = "\
 name: subsets
 fleets: {from: 178, count: 1}
@@ -81,7 +81,7 @@ grid: {subset: [5]}
 }
 
 #[test]
-fn application_is_simulated_under_each_planner_and_drawn() {
+fn sim_run_compares_planners_of_application_and_draws_it() {
     let folder = tempfile::tempdir().unwrap();
     let text = include_str!("../../../../../scenarios/app-cut-point.yaml");
     let json = folder.path().join("out.json").to_str().unwrap().to_owned();
@@ -108,7 +108,7 @@ fn application_is_simulated_under_each_planner_and_drawn() {
     assert!(complaint.contains("file.yaml:") && complaint.contains("'scam'"), "{complaint}");
 }
 
-/// A tree that is simulated in no time.
+/// A replica tree that is simulated in no time.
 const TREE: &str = "\
 kind: tree
 name: little
@@ -123,7 +123,7 @@ agents: {count: 10, link: {delay: 1ms, gigabits: 1}, machine: {cores: 1, gigabit
 ";
 
 #[test]
-fn sim_runs_plots_and_judges_a_replica_tree() {
+fn sim_run_reports_and_plots_replica_tree_and_checks_expectations() {
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
     let (json, svg) = (path("out.json"), path("out.svg"));

@@ -1,4 +1,4 @@
-//! The SPIFFE Workload API of agents, judged by go-spiffe.
+//! The SPIFFE Workload API of agents, used by go-spiffe.
 
 use std::{
     fs::{Permissions, copy, hard_link, set_permissions},
@@ -25,22 +25,22 @@ use super::{
     support::{Mesh, Run, wait_until},
 };
 
-/// A user that no machine has.
+/// A user id that no machine has.
 const USER: u32 = 54_002;
-/// The most that a change of records takes to reach a stream.
+/// Longest time until a changed record reaches an open stream.
 const LIMIT: Duration = Duration::from_secs(25);
 
-/// A mesh with an agent, and a program of go-spiffe.
+/// A mesh with an agent, and a program that uses go-spiffe.
 struct Rig {
     mesh: Mesh,
-    /// Where the agent listens.
+    /// Address of the agent.
     agent: String,
     program: PathBuf,
     _agent: Killed,
 }
 
 impl Rig {
-    /// `None` where go-spiffe is not installed.
+    /// `None` if go-spiffe is not installed.
     fn start() -> Option<Self> {
         let Some(built) = tool("go-spiffe") else {
             skipped(
@@ -50,7 +50,7 @@ impl Rig {
             return None;
         };
         let (mesh, _) = domain();
-        // Where other users can run it.
+        // Other users must be able to run the program.
         set_permissions(mesh.path("."), Permissions::from_mode(0o755)).unwrap();
         let program = mesh.path("go-spiffe");
         if hard_link(&built, &program).is_err() {
@@ -71,14 +71,14 @@ impl Rig {
         run(self.command(args))
     }
 
-    /// A go-spiffe program that runs on, and what it prints.
+    /// Starts a go-spiffe program that keeps running; returns it with its output.
     fn running(&self, args: &[&str]) -> (Killed, Printed) {
         let mut child: Child = self.command(args).stdout(Stdio::piped()).spawn().unwrap();
         let printed = Printed::of(child.stdout.take().unwrap());
         (Killed(child), printed)
     }
 
-    /// Has the record of a service select the program.
+    /// Makes a service's record select the program.
     fn select(&self, service: &str) {
         let uid = rustix::process::geteuid().as_raw();
         let program = self.program.display();
@@ -93,7 +93,7 @@ fn run(mut command: Command) -> Run {
     Run { code: output.status.code(), out: text(output.stdout), err: text(output.stderr) }
 }
 
-/// The lines that a program prints.
+/// Lines that a program prints.
 struct Printed(Receiver<String>);
 
 impl Printed {
@@ -107,7 +107,7 @@ impl Printed {
         Self(lines)
     }
 
-    /// The next line for which `wanted` holds.
+    /// The next line for which `wanted` is true.
     fn line(&self, wanted: impl Fn(&str) -> bool) -> String {
         let mut seen = Vec::new();
         while let Ok(line) = self.0.recv_timeout(LIMIT) {
@@ -121,7 +121,7 @@ impl Printed {
 }
 
 #[test]
-fn go_spiffe_gets_the_identities_that_records_give_to_its_program() {
+fn go_spiffe_gets_identities_assigned_to_program_by_workload_records() {
     let Some(rig) = Rig::start() else { return };
     let uid = rustix::process::geteuid().as_raw();
     let operator = format!("spiffe://prod/fairmesh/operator/web-1.uid-{uid} 1\n");
@@ -133,7 +133,7 @@ fn go_spiffe_gets_the_identities_that_records_give_to_its_program() {
     let refused = rig.go(&["jwt"]).ok();
     assert!(refused.contains("Unimplemented") && refused.contains("no JWT"), "{refused}");
 
-    // Changes are streamed: of identities, of roots, and of certificates. None waits for the comparison every 30 s.
+    // Changes of identities, roots and certificates are streamed, without waiting for the comparison every 30 s.
     let (_watch, printed) = rig.running(&["watch"]);
     let before = printed.line(|_| true);
     assert!(before.starts_with("spiffe://prod/bank/cart ") && before.ends_with(" roots 1"), "{before}");
@@ -175,7 +175,7 @@ fn go_spiffe_calls_and_is_called_over_mutual_tls() {
     assert!(called.starts_with("200 ") && called.contains("/items"), "{called}");
     let refused = rig.go(&["call", &url, "spiffe://prod/shop/cart"]).fails(1);
     assert!(refused.contains("unexpected ID"), "{refused}");
-    // As the policy of the service says of its identity.
+    // The service's policy decides by the program's identity.
     let policy =
         "kind: Policy\nservice: shop/catalog\nauthorization: {rules: [{name: web, from: [shop/web]}]}\n";
     mesh.apply(policy).ok();
@@ -199,7 +199,7 @@ fn go_spiffe_calls_and_is_called_over_mutual_tls() {
 }
 
 #[test]
-fn workload_api_requires_its_metadata_and_issues_no_jwt() {
+fn workload_api_requires_security_header_and_issues_no_jwt() {
     let (mesh, _) = domain();
     let (_agent, address) = agent(&mesh, "web-1", &mesh.address(), None);
     wait_until("the agent joins", || has_certificate(&mesh, "web-1"));

@@ -1,4 +1,4 @@
-//! Endpoints in plaintext, in a mesh with a trust domain: an intruder's record gets no call, whatever it says.
+//! Plaintext endpoints in a mesh with a trust domain: an intruder's endpoint gets no call, whatever its record says.
 
 use std::{
     io::{Read as _, Write as _},
@@ -20,8 +20,8 @@ use super::{
     support::{Mesh, wait_until},
 };
 
-/// Two services with an honest server each, and one that only an intruder has an endpoint of, to which calls are mirrored. Checkers
-/// probe, and slow calls are hedged.
+/// Two services with an honest server each, and a third, to which calls are mirrored, with an intruder's endpoints
+/// only. Health checkers probe, and slow calls are hedged.
 const SERVICES: &str = "\
 kind: Service
 name: shop/vault
@@ -39,7 +39,7 @@ service: shop/audit
 healthCheck: {http: {path: /}, interval: 100ms, timeout: 100ms}
 ";
 
-/// A program that answers whatever it is sent, and counts its connections.
+/// A program that answers any bytes, and counts its connections.
 struct Intruder {
     port: u16,
     connections: Arc<AtomicUsize>,
@@ -68,7 +68,7 @@ impl Intruder {
         self.connections.load(Relaxed)
     }
 
-    /// Registers three instances of it, while the policy of the service permits that.
+    /// Registers three instances of the intruder while the service's policy permits it.
     fn register(&self, mesh: &Mesh, service: &str) {
         mesh.apply(&format!("kind: Policy\nservice: {service}\nmtls: permissive\n")).ok();
         for i in 0..3 {
@@ -85,7 +85,7 @@ fn mesh_with_agent() -> (Mesh, Killed, String) {
     (mesh, process, address)
 }
 
-/// A proxy of its own port, by whose `--listen` programs call; more arguments may be given.
+/// Starts a proxy for programs; `more` adds arguments. Returns the port of its listener.
 fn proxy(agent: &str, more: &[&str]) -> (Killed, u16) {
     let port = free_port();
     let listen = format!("127.0.0.1:{port}");
@@ -93,7 +93,7 @@ fn proxy(agent: &str, more: &[&str]) -> (Killed, u16) {
     (start(&[&arguments[..], more].concat(), None), port)
 }
 
-/// What is sent back over a connection without messages.
+/// Bytes received over a TCP connection through this port.
 fn over_tcp(port: u16) -> String {
     let Ok(mut stream) = TcpStream::connect(("127.0.0.1", port)) else { return String::new() };
     let _ = stream.write_all(b"GET /tcp HTTP/1.1\r\nhost: vault.shop\r\nconnection: close\r\n\r\n");
@@ -103,7 +103,7 @@ fn over_tcp(port: u16) -> String {
 }
 
 #[test]
-fn plaintext_intruder_gets_no_call() {
+fn plaintext_intruder_endpoint_gets_no_call_in_strict_mesh() {
     let (mesh, _agent, agent) = mesh_with_agent();
     let intruder = Intruder::start();
     intruder.register(&mesh, "shop/vault");
@@ -142,21 +142,21 @@ fn plaintext_intruder_gets_no_call() {
     });
     assert_eq!(intruder.connections(), 0);
 
-    // It counts, and each of them would use it.
+    // Shows that the intruder does count connections, and that each caller would call it.
     mesh.apply("kind: Policy\nservice: shop/vault\nmtls: permissive\n").ok();
     wait_until("the policy permits plaintext", || !(0..5).all(|_| is_honest(beside)));
     assert!(intruder.connections() > 0);
 }
 
 #[test]
-fn call_to_plaintext_only_service_fails_with_a_hint() {
+fn call_to_plaintext_only_service_fails_with_hint() {
     let (mesh, _agent, agent) = mesh_with_agent();
     let intruder = Intruder::start();
     intruder.register(&mesh, "shop/vault");
     mesh.apply("kind: Service\nname: shop/vault\n---\nkind: Policy\nservice: shop/vault\n").ok();
     let said = "plaintext endpoint in a strict mesh";
     let control = mesh.address();
-    // Also of a caller without an identity, which learns of the trust domain from the records.
+    // Also for a caller without an identity, which learns of the trust domain from the records.
     for from in [["--agent", &agent], ["--control", &control]] {
         let failed = mesh.run(&[&["call", "shop/vault", "/"], &from[..]].concat()).fails(1);
         assert!(
@@ -177,7 +177,7 @@ fn call_to_plaintext_only_service_fails_with_a_hint() {
 }
 
 #[test]
-fn register_speaks_mutual_tls_for_its_program_unless_told_otherwise() {
+fn register_uses_mutual_tls_for_its_program_unless_disabled() {
     let (mesh, _agent, agent) = mesh_with_agent();
     mesh.apply("kind: Service\nname: shop/vault\n").ok();
     let port = echo();
@@ -214,7 +214,7 @@ fn register_speaks_mutual_tls_for_its_program_unless_told_otherwise() {
 }
 
 #[test]
-fn register_waits_for_the_agents_trust_domain_answer() {
+fn register_waits_until_agent_knows_trust_domain() {
     let (mesh, _) = domain();
     let address = format!("unix:{}", mesh.path("web-1.sock").display());
     let program = format!("127.0.0.1:{}", echo());
@@ -235,12 +235,12 @@ fn register_waits_for_the_agents_trust_domain_answer() {
 }
 
 #[test]
-fn the_registry_refuses_a_plaintext_endpoint_of_a_strict_service() {
+fn registry_refuses_plaintext_endpoint_of_strict_service() {
     let (mesh, _) = domain();
     let (program, control) = (format!("127.0.0.1:{}", echo()), mesh.address());
     let log = mesh.path("register.log");
     let mut command = Command::new(env!("CARGO_BIN_EXE_fairmesh"));
-    // The control plane's socket gives no identity, so that this command knows of no trust domain.
+    // The control plane's socket provides no identity, so this command knows of no trust domain.
     command
         .args(["register", "shop/vault", "--control", &control, "--region", "eu", "--address", &program])
         .env_clear()

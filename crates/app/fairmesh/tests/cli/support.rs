@@ -1,4 +1,4 @@
-//! Starting the binary and reading what it says.
+//! Runs the binary and reads its output.
 
 use std::{
     fs,
@@ -16,7 +16,7 @@ use fairmesh_wire::{
 };
 use tempfile::TempDir;
 
-/// Declares a sharded service, a plain one, and where things are.
+/// Declares a sharded and a plain service, and the topology.
 pub(crate) const SHOP: &str = "\
 kind: Topology
 regions: [{name: eu, neighbours: [us]}, {name: us}]
@@ -46,7 +46,7 @@ shards:
   - {id: 1, start: 500, replicas: [{instance: cart-1, region: us, role: primary}]}
 ";
 
-/// What a run of the binary left behind.
+/// Exit code and output of a finished run.
 #[derive(Debug)]
 pub(crate) struct Run {
     pub(crate) code: Option<i32>,
@@ -55,26 +55,26 @@ pub(crate) struct Run {
 }
 
 impl Run {
-    /// Its output, when it went well.
+    /// Standard output; panics unless the run succeeded.
     pub(crate) fn ok(self) -> String {
         assert_eq!(self.code, Some(0), "{self:?}");
         self.out
     }
 
-    /// Its complaint, when it ended with this code.
+    /// Standard error; panics unless the run ended with this code.
     pub(crate) fn fails(self, code: i32) -> String {
         assert_eq!(self.code, Some(code), "{self:?}");
         self.err
     }
 
-    /// Its output as JSON.
+    /// Standard output as JSON; panics unless the run succeeded.
     pub(crate) fn json(self) -> serde_json::Value {
         let text = self.ok();
         serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}: {text}"))
     }
 }
 
-/// Runs the binary to its end with `input` at its standard input.
+/// Runs the binary to its end, with `input` as standard input.
 pub(crate) fn fairmesh(control: &str, args: &[&str], input: &str) -> Run {
     let mut child = Command::new(env!("CARGO_BIN_EXE_fairmesh"))
         .args(args)
@@ -85,18 +85,18 @@ pub(crate) fn fairmesh(control: &str, args: &[&str], input: &str) -> Run {
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    // A command that reads no input may be gone already.
+    // A command that reads no input may have ended already.
     let _ = child.stdin.take().unwrap().write_all(input.as_bytes());
     let output = child.wait_with_output().unwrap();
     let text = |bytes| String::from_utf8(bytes).unwrap();
     Run { code: output.status.code(), out: text(output.stdout), err: text(output.stderr) }
 }
 
-/// A folder with a control plane in it.
+/// A temporary folder with a control plane.
 pub(crate) struct Mesh {
     folder: TempDir,
     control: Option<Child>,
-    /// Further arguments of the control plane; by default, its store has no trust domain.
+    /// Further arguments of the control plane. By default, its store has no trust domain.
     pub(crate) arguments: Vec<String>,
 }
 
@@ -117,7 +117,7 @@ impl Mesh {
         mesh
     }
 
-    /// The same with [`SHOP`] applied.
+    /// Like [`start`](Self::start), with [`SHOP`] applied.
     pub(crate) fn with_shop() -> Self {
         let mesh = Self::start();
         mesh.apply(SHOP).ok();
@@ -128,12 +128,12 @@ impl Mesh {
         self.folder.path().join(name)
     }
 
-    /// Where the control plane listens.
+    /// Address of the control plane.
     pub(crate) fn address(&self) -> String {
         format!("unix:{}", self.path("control.sock").display())
     }
 
-    /// The command that starts a control plane on this folder.
+    /// Command that starts a control plane in this folder.
     pub(crate) fn control_command(&self) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_fairmesh"));
         command
@@ -144,7 +144,7 @@ impl Mesh {
         command
     }
 
-    /// Starts the control plane and waits until it takes connections.
+    /// Starts the control plane and waits until it accepts connections.
     pub(crate) fn start_control(&mut self) {
         self.spawn_control();
         self.wait_for_control();
@@ -156,7 +156,7 @@ impl Mesh {
         self.control = Some(self.control_command().stderr(log).spawn().unwrap());
     }
 
-    /// Waits until the control plane takes connections.
+    /// Waits until the control plane accepts connections.
     pub(crate) fn wait_for_control(&mut self) {
         let (mut child, socket) = (self.control.take().unwrap(), self.path("control.sock"));
         wait_until("the control plane listens", || {
@@ -170,7 +170,7 @@ impl Mesh {
         fs::read_to_string(self.path("control.log")).unwrap()
     }
 
-    /// Where the control plane serves HTTP, once its log says so.
+    /// HTTP address of the control plane, from its log.
     pub(crate) fn pages(&self) -> String {
         let logged = || {
             let log = self.control_log();
@@ -181,7 +181,8 @@ impl Mesh {
         logged().unwrap()
     }
 
-    /// Sends a signal and waits for the end; the exit code, or `None` for a death by signal.
+    /// Sends a signal to the control plane and waits for its end. Returns the exit code; `None` if the signal killed
+    /// it.
     pub(crate) fn stop_control(&mut self, signal: &str) -> Option<i32> {
         let mut child = self.control.take().unwrap();
         send(&child, signal);
@@ -205,7 +206,7 @@ impl Mesh {
         path.to_str().unwrap().to_owned()
     }
 
-    /// A replica in region eu that follows one of `upstream`.
+    /// Starts a replica in region `eu` that follows one of `upstream`.
     pub(crate) fn replica(&self, name: &str, upstream: &str) -> Agent {
         let socket = self.path(&format!("{name}.sock"));
         let address = format!("unix:{}", socket.display());
@@ -221,12 +222,12 @@ impl Mesh {
         replica
     }
 
-    /// An agent in this region that follows the control plane.
+    /// Starts an agent in this region that follows the control plane.
     pub(crate) fn agent(&self, region: &str) -> Agent {
         self.agent_at(region, &self.address())
     }
 
-    /// An agent in this region that follows this upstream.
+    /// Starts an agent in this region that follows this upstream.
     pub(crate) fn agent_at(&self, region: &str, upstream: &str) -> Agent {
         let socket = self.path(&format!("agent-{region}.sock"));
         let address = format!("unix:{}", socket.display());
@@ -242,12 +243,12 @@ impl Mesh {
         agent
     }
 
-    /// Registers an endpoint without a lease, as a server that never dies.
+    /// Registers an endpoint without a lease, as of a server that never dies.
     pub(crate) fn register(&self, service: &str, instance: &str, region: &str, port: u16) {
         self.announce(service, endpoint(instance, region, port));
     }
 
-    /// Registers an endpoint as it is given.
+    /// Registers the given endpoint.
     pub(crate) fn announce(&self, service: &str, endpoint: Endpoint) {
         let registration =
             Registration { service: service.into(), endpoint: Some(endpoint), declaration: None };
@@ -255,7 +256,7 @@ impl Mesh {
         runtime().block_on(async { self.connect().await.registry().register(request).await.unwrap() });
     }
 
-    /// Does something while a program called `test` watches a prefix.
+    /// Runs `something` while a program called `test` watches a prefix.
     pub(crate) fn while_watching(&self, prefix: &str, something: impl FnOnce()) {
         let subscribe = Subscribe { prefix: prefix.into(), ..Subscribe::default() };
         let request = WatchRequest { kind: Some(watch_request::Kind::Subscribe(subscribe)) };
@@ -275,14 +276,14 @@ impl Mesh {
     }
 }
 
-/// An agent as a process.
+/// An agent process.
 pub(crate) struct Agent {
     pub(crate) child: Child,
     address: String,
 }
 
 impl Agent {
-    /// Where it listens.
+    /// Address of the agent.
     pub(crate) fn address(&self) -> String {
         self.address.clone()
     }
@@ -304,7 +305,7 @@ impl Drop for Mesh {
     }
 }
 
-/// A plaintext endpoint of this machine.
+/// A plaintext endpoint on this machine.
 pub(crate) fn endpoint(instance: &str, region: &str, port: u16) -> Endpoint {
     Endpoint {
         mtls: false,
@@ -326,7 +327,7 @@ pub(crate) fn send(child: &Child, signal: &str) {
     assert!(status.success());
 }
 
-/// Every file below a folder with its content, to see that nothing changed.
+/// All files below a folder with their contents, for a check that nothing changed.
 pub(crate) fn contents(folder: &Path) -> Vec<(PathBuf, Vec<u8>)> {
     let entries = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
     let mut files: Vec<_> =

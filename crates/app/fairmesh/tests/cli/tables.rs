@@ -1,4 +1,4 @@
-//! Region tables that a person writes: listed, rolled back with their policy, and refused.
+//! Region tables set by an operator: listed, rolled back with their policy, and refused.
 
 use super::support::{Mesh, wait_until};
 
@@ -12,7 +12,7 @@ traffic:
 ";
 
 #[test]
-fn tables_are_listed_and_change_with_their_policy() {
+fn manual_region_tables_are_listed_and_change_with_their_policy() {
     let mesh = Mesh::with_shop();
     let listed = |mesh: &Mesh| mesh.run(&["get", "tables", "shop/catalog"]);
     assert!(listed(&mesh).err.contains("rings decide"));
@@ -47,7 +47,7 @@ fn tables_are_listed_and_change_with_their_policy() {
 }
 
 #[test]
-fn impossible_shares_are_refused_with_a_hint() {
+fn invalid_manual_shares_are_refused_with_hint() {
     let mesh = Mesh::with_shop();
     for (traffic, problem, hint) in [
         ("{shares: [{from: eu, to: {eu: 70%, us: 20%}}]}", "the shares are 90% together", "be 100% together"),
@@ -72,7 +72,7 @@ fn impossible_shares_are_refused_with_a_hint() {
 }
 
 #[test]
-fn every_region_listing_shows_its_drain() {
+fn drained_region_is_marked_in_every_region_listing() {
     let mesh = Mesh::with_shop();
     mesh.register("shop/catalog", "catalog-0", "eu", 19_001);
     let region = |name: &str| {
@@ -81,7 +81,7 @@ fn every_region_listing_shows_its_drain() {
     };
     assert!(region("eu")["drain"].is_null());
 
-    // Nothing is planned for, so that there is nothing to wait for, and nothing that moves.
+    // No service is planned, so no calls move and the drain has nothing to wait for.
     let drained = mesh.run(&["drain", "--region", "eu", "--over", "0s", "--yes"]);
     assert!(drained.out.contains("is drained, but no call has left it: no planner plans"), "{drained:?}");
     assert_eq!(drained.code, Some(4), "a script must not stop the servers then");
@@ -115,7 +115,7 @@ fn every_region_listing_shows_its_drain() {
 }
 
 #[test]
-fn drain_forecast_names_unmoved_calls_and_obstacles() {
+fn region_drain_forecast_names_services_that_cannot_move_and_why() {
     let mesh = Mesh::with_shop();
     let policies = [
         ("held", ", traffic: {planner: rings, mode: hold}"),
@@ -150,7 +150,7 @@ fn drain_forecast_names_unmoved_calls_and_obstacles() {
 }
 
 #[test]
-fn a_misspelt_region_or_service_of_the_planner_is_refused() {
+fn planner_settings_with_misspelt_region_or_service_are_refused() {
     let mesh = Mesh::with_shop();
     mesh.register("shop/catalog", "catalog-0", "eu", 19_300);
     let unplanned = mesh.run(&["traffic", "status", "shop/catalog"]).fails(1);

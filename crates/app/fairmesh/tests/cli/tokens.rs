@@ -28,7 +28,7 @@ tenants: [shop]
 subjects: ['group:shop-oncall']
 ";
 
-/// A key of an identity provider.
+/// A signing key of an identity provider.
 pub(crate) struct Key {
     id: &'static str,
     pair: KeyPair,
@@ -39,14 +39,14 @@ impl Key {
         Self { id, pair: KeyPair::generate_for(&PKCS_ED25519).unwrap() }
     }
 
-    /// What the provider publishes.
+    /// The key set (JWKS) that the provider publishes.
     pub(crate) fn jwks(&self) -> String {
         let x = BASE64.encode(self.pair.public_key_raw());
         json!({ "keys": [{ "kty": "OKP", "crv": "Ed25519", "alg": "EdDSA", "use": "sig", "kid": self.id, "x": x }] })
             .to_string()
     }
 
-    /// A token of alice that expires in so many seconds.
+    /// A token of alice that expires in `seconds` seconds.
     pub(crate) fn token(&self, seconds: i64) -> String {
         let claims = json!({
             "iss": ISSUER, "aud": ["other", "fairmesh"], "sub": "alice", "groups": ["shop-oncall"],
@@ -59,7 +59,7 @@ impl Key {
     }
 }
 
-/// A control plane that takes tokens of the key, and an agent through whose identity commands reach it.
+/// A control plane that accepts the key's tokens, and an agent with whose identity commands reach it.
 struct Rig {
     mesh: Mesh,
     tcp: String,
@@ -112,7 +112,7 @@ impl Rig {
 }
 
 #[test]
-fn user_token_grants_the_roles_of_its_groups() {
+fn user_token_grants_roles_of_its_groups() {
     let key = Key::new("one");
     let rig = Rig::start(&key);
     let (mesh, token) = (&rig.mesh, key.token(600));
@@ -120,7 +120,7 @@ fn user_token_grants_the_roles_of_its_groups() {
     mesh.apply(OPERATORS).ok();
     let refused = apply(None, "shop/cart").fails(1);
     assert!(refused.contains("spiffe://prod/fairmesh/operator/web-1.uid-"), "{refused}");
-    // Reads, watches and writes, of the own tenant and of no other.
+    // Reads, watches and writes in the user's own tenant, and in no other.
     apply(Some(&token), "shop/cart").ok();
     let refused = apply(Some(&token), "bank/vault").fails(1);
     assert!(
@@ -150,7 +150,7 @@ fn user_token_grants_the_roles_of_its_groups() {
     );
     assert_eq!(logged.as_array().unwrap().len(), 1, "{logged}");
 
-    // So does the history of a record.
+    // The history of a record names the user too.
     apply(Some(&token), "shop/cart").ok();
     rig.run(Some(&token), &["delete", "policy", "shop/cart"], "").ok();
     let history = mesh.run(&["history", "policy", "shop/cart", "--json"]).json().to_string();
@@ -165,7 +165,7 @@ fn user_token_is_read_from_file_or_environment() {
     let apply = |token: Option<&str>, service: &str| rig.apply(token, service);
     mesh.apply(OPERATORS).ok();
     apply(Some(&token), "shop/cart").ok();
-    // The file comes before the environment.
+    // The file takes precedence over the environment.
     let file = mesh.file("token", &format!("{token}\n"));
     let whoami = ["identity", "whoami", "--token-file", &file];
     assert!(rig.run(Some("x.y.z"), &whoami, "").ok().contains("alice"));
@@ -175,7 +175,7 @@ fn user_token_is_read_from_file_or_environment() {
     assert!(expired.contains("its claim 'exp' says that it expired"), "{expired}");
     let expired = rig.run(Some(&old.token(-120)), &["get", "policies", "--tenant", "shop"], "").fails(1);
     assert!(expired.contains("its claim 'exp' says that it expired"), "{expired}");
-    // Agents pass no tokens on, and get none.
+    // Agents do not forward tokens, and commands send them none.
     let to_agent = rig.run(Some(&token), &["identity", "whoami", "--control", &rig.agent], "").fails(2);
     assert!(to_agent.contains("is no control plane"), "{to_agent}");
 
@@ -198,7 +198,7 @@ fn user_token_is_read_from_file_or_environment() {
 }
 
 #[test]
-fn a_control_plane_without_an_issuer_or_with_bad_keys_says_so() {
+fn control_plane_reports_missing_issuer_and_unusable_keys() {
     let mesh = Mesh::start();
     let run = |args: &[&str]| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_fairmesh"));
@@ -228,7 +228,7 @@ fn a_control_plane_without_an_issuer_or_with_bad_keys_says_so() {
 }
 
 #[test]
-fn a_user_logs_in_over_tcp_without_an_agent_by_the_roots_of_the_mesh() {
+fn user_without_agent_logs_in_over_tcp_with_mesh_roots() {
     let key = Key::new("one");
     let rig = Rig::start(&key);
     let mesh = &rig.mesh;
@@ -255,7 +255,7 @@ fn a_user_logs_in_over_tcp_without_an_agent_by_the_roots_of_the_mesh() {
     let logged = mesh.run(&["audit", "--key", "/policies/", "--json"]).json();
     assert!(logged[0]["who"].as_str().unwrap().starts_with("https://idp.example#alice"), "{logged}");
 
-    // The token is all that counts, for every method: also those that are open to members.
+    // Only the token counts, for every method, including those open to members.
     let show = ["identity", "show"];
     assert!(run(&bundle, None, &show, "").fails(1).contains("shows no certificate"));
     assert!(run(&bundle, Some("a.b.c"), &show, "").fails(1).contains("it is no JWT"));
@@ -264,7 +264,7 @@ fn a_user_logs_in_over_tcp_without_an_agent_by_the_roots_of_the_mesh() {
     run(&bundle, Some(&token), &show, "").ok();
     let refused = run(&bundle, Some(&token), &["identity", "token", "web-9"], "").fails(1);
     assert!(refused.contains("only the user of the control plane"), "{refused}");
-    // The token is shown to a control plane of the mesh only.
+    // The token is sent only to a control plane of the mesh.
     let other = super::identities::domain().0;
     let other = other.path("data/ca/bundle.pem").display().to_string();
     assert!(run(&other, Some(&token), &["get", "policies"], "").fails(1).contains("cannot reach"));
@@ -295,7 +295,7 @@ fn login_hints_at_roots_only_if_plaintext_is_refused() {
 }
 
 #[test]
-fn pages_take_tokens_over_tls_and_never_in_plaintext() {
+fn control_plane_pages_accept_tokens_only_over_tls() {
     let key = Key::new("one");
     let rig = Rig::start(&key);
     let mesh = &rig.mesh;
@@ -310,7 +310,7 @@ fn pages_take_tokens_over_tls_and_never_in_plaintext() {
             body.len()
         )
     };
-    // As curl does with --cacert: by the name of the host.
+    // As curl does with `--cacert`: by host name.
     let secured = |text: &str| over_tls(mesh, &address, text);
     let drained = secured(&request(&token));
     assert!(drained.starts_with("HTTP/1.1 2") || drained.starts_with("HTTP/1.1 404"), "{drained}");
@@ -322,14 +322,14 @@ fn pages_take_tokens_over_tls_and_never_in_plaintext() {
     let mut plain = std::net::TcpStream::connect(&address).unwrap();
     let refused = exchange(&mut plain, &request(&token));
     assert!(refused.starts_with("HTTP/1.1 401") && refused.contains("use https"), "{refused}");
-    // Monitoring goes on as it is.
+    // Monitoring still works in plaintext without a token.
     let page = "GET /healthz HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n";
     let mut plain = std::net::TcpStream::connect(&address).unwrap();
     assert!(exchange(&mut plain, page).ends_with("ok\n"));
     assert!(secured(page).ends_with("ok\n"));
 }
 
-/// Where the control plane serves its pages, as its log says.
+/// HTTP address of the control plane, from its log.
 pub(crate) fn http_address(mesh: &Mesh) -> String {
     let log = mesh.control_log();
     let line = log.lines().find(|line| line.contains("serving HTTP")).unwrap();
@@ -344,7 +344,7 @@ fn exchange(stream: &mut (impl std::io::Read + std::io::Write), request: &str) -
     String::from_utf8_lossy(&read).into_owned()
 }
 
-/// Over TLS, with a server that has to be `localhost` by the roots of the mesh.
+/// Makes a request over TLS to a server that must prove `localhost` by the mesh's roots.
 pub(crate) fn over_tls(mesh: &Mesh, address: &str, request: &str) -> String {
     let pem = fs::read(mesh.path("data/ca/bundle.pem")).unwrap();
     let mut roots = RootCertStore::empty();

@@ -1,4 +1,4 @@
-//! Who calls whom, as callers and servers count it, and `fairmesh top`.
+//! Calls between services as counted by callers and servers, and `fairmesh top`.
 
 use std::process::Command;
 
@@ -17,7 +17,7 @@ use tokio::{net::TcpListener, runtime::Runtime};
 
 use super::support::{Agent, Mesh, wait_until};
 
-/// The servers see callers without an identity, which the rules of the cart do not allow.
+/// Servers see callers without an identity, which the cart's rules do not allow.
 const SERVICES: &str = "\
 kind: Service
 name: shop/cart
@@ -51,7 +51,7 @@ async fn call(agent: Address) {
     }
     let gone = library.service("shop/gone").unwrap();
     gone.send(Request::get("/").body(Body::empty()).unwrap()).await.unwrap_err();
-    // Both go on to report until the runtime ends.
+    // Both must report until the runtime ends.
     std::mem::forget(library);
 }
 
@@ -64,7 +64,7 @@ fn started() -> (Mesh, Agent, Runtime) {
     (mesh, agent, runtime)
 }
 
-/// The sum of the rows of the cart that its callers or its servers counted: calls, successes and failures.
+/// Sum of the cart's rows that callers or servers counted: calls, successes and failures.
 fn counted(rows: &[CountedCalls], by_server: bool) -> [u64; 3] {
     let rows = rows.iter().filter(|row| row.service == "shop/cart" && row.by_server == by_server);
     rows.fold([0; 3], |[calls, successes, failures], row| {
@@ -74,7 +74,7 @@ fn counted(rows: &[CountedCalls], by_server: bool) -> [u64; 3] {
 }
 
 #[test]
-fn callers_and_servers_count_the_same_calls() {
+fn top_counts_same_calls_at_callers_and_servers() {
     let (mesh, _agent, runtime) = started();
     let expected = [CALLS, SUCCESSES, FAILURES];
     let mut seen = [[0; 3]; 2];
@@ -109,7 +109,7 @@ fn callers_and_servers_count_the_same_calls() {
     runtime.shutdown_background();
 }
 
-/// A terminal by tmux, of its own server.
+/// A terminal in tmux, with its own tmux server.
 struct Terminal {
     socket: String,
 }
@@ -136,7 +136,7 @@ impl Drop for Terminal {
 }
 
 #[test]
-fn top_in_a_terminal_drills_down_and_ends() {
+fn top_in_terminal_drills_down_and_ends() {
     let mesh = Mesh::start();
     let terminal = Terminal { socket: mesh.path("tmux.sock").display().to_string() };
     if let Err(missing) = terminal.tmux(&["-V"]) {

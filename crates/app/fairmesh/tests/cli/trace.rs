@@ -1,4 +1,4 @@
-//! `fairmesh trace`, of what a proxy exports to the control plane.
+//! `fairmesh trace` with spans that a proxy exports to the control plane.
 
 use std::{
     io::{Read as _, Write as _},
@@ -13,7 +13,7 @@ use super::{
     support::{Mesh, wait_until},
 };
 
-/// The status of a request over a connection of its own.
+/// Status of a request over a new connection.
 fn status(address: &str, path: &str) -> Option<String> {
     let mut stream = TcpStream::connect(address).ok()?;
     let request = format!("GET {path} HTTP/1.1\r\nhost: catalog.shop\r\nconnection: close\r\n\r\n");
@@ -24,7 +24,7 @@ fn status(address: &str, path: &str) -> Option<String> {
 }
 
 #[test]
-fn slow_and_failed_requests_are_shown_with_their_attempts() {
+fn trace_command_shows_slow_and_failed_requests_with_attempts() {
     let mut mesh = Mesh::empty();
     let [spans, listen] = [(); 2].map(|()| format!("127.0.0.1:{}", free_port()));
     mesh.arguments.extend(["--traces".to_owned(), spans.clone()]);
@@ -54,7 +54,7 @@ fn slow_and_failed_requests_are_shown_with_their_attempts() {
 }
 
 #[test]
-fn control_plane_without_traces_says_how_to_keep_them() {
+fn control_plane_without_traces_says_how_to_enable_them() {
     let mesh = Mesh::start();
     assert!(mesh.run(&["trace"]).fails(1).contains("--traces ADDRESS"));
 }

@@ -1,4 +1,4 @@
-//! Rules with conditions on tokens of end users, headers and addresses, over real processes.
+//! Rules on user tokens, headers and addresses, with real processes.
 
 use super::{
     authorization::Service,
@@ -6,7 +6,8 @@ use super::{
     tokens::{ISSUER, Key},
 };
 
-/// Members may call with a token of the issuer, unless a header says that it is a test; programs of this machine may read.
+/// Members may call with a token of the issuer, unless a header marks the request as a test; programs of this machine
+/// may read.
 const RULES: &str = "\
 kind: Authorization
 service: SERVICE
@@ -23,7 +24,7 @@ fn is_refused(run: &Run, status: &str) -> bool {
 }
 
 #[test]
-fn rules_judge_tokens_headers_and_addresses_of_callers() {
+fn authorization_rules_check_user_tokens_headers_and_addresses() {
     let (service, key, other) = (Service::start(), Key::new("one"), Key::new("one"));
     let mesh = &service.mesh;
     let jwks = mesh.file("jwks.json", &key.jwks());

@@ -16,7 +16,7 @@ use super::{
 };
 
 #[test]
-fn a_wait_ends_with_the_first_serving_endpoint() {
+fn wait_for_service_ends_with_first_serving_endpoint() {
     let mesh = Mesh::start();
     thread::scope(|scope| {
         let listed = scope.spawn(|| mesh.run(&["get", "endpoints", "shop/hello", "--wait=60s"]));
@@ -29,7 +29,7 @@ fn a_wait_ends_with_the_first_serving_endpoint() {
 }
 
 #[test]
-fn a_wait_for_a_policy_ends_when_it_is_applied() {
+fn wait_for_policy_ends_when_it_is_applied() {
     let mesh = Mesh::start();
     thread::scope(|scope| {
         let listed = scope.spawn(|| mesh.run(&["get", "policies", "shop/hello", "--wait"]));
@@ -40,7 +40,7 @@ fn a_wait_for_a_policy_ends_when_it_is_applied() {
 }
 
 #[test]
-fn wait_covers_a_control_plane_that_starts_later() {
+fn wait_succeeds_when_control_plane_starts_later() {
     let mut mesh = Mesh::empty();
     let address = mesh.address();
     let waiting = thread::spawn(move || fairmesh(&address, &["wait", "control"], ""));
@@ -49,7 +49,7 @@ fn wait_covers_a_control_plane_that_starts_later() {
 }
 
 #[test]
-fn wait_finds_a_socket_created_later() {
+fn wait_succeeds_when_agent_socket_is_created_later() {
     let mesh = Mesh::empty();
     let command = || {
         let mut command = Command::new(env!("CARGO_BIN_EXE_fairmesh"));
@@ -57,7 +57,7 @@ fn wait_finds_a_socket_created_later() {
         command
     };
     let mut waiting = command().args(["wait", "control"]).spawn().unwrap();
-    // Over TCP it accepts nothing without an identity, which no agent gives here.
+    // Over TCP, the control plane accepts nothing without an identity, and no agent provides one here.
     let grpc = format!("127.0.0.1:{}", free_port());
     let arguments =
         ["control", "--trust-domain", "prod", "--admin", "127.0.0.1:0", "--grpc", &grpc, "--data-dir"];
@@ -67,7 +67,7 @@ fn wait_finds_a_socket_created_later() {
     assert!(waiting.wait().unwrap().success());
 }
 
-/// A command of a user without root, whose home this is, in a session without a folder for sockets.
+/// A command of an unprivileged user with this home, in a session without a runtime directory.
 fn of_a_user(home: &Path, args: &[&str]) -> Command {
     let mut command = Command::new("unshare");
     command.args(["--user", "--map-user=1000", env!("CARGO_BIN_EXE_fairmesh")]).args(args);
@@ -76,7 +76,7 @@ fn of_a_user(home: &Path, args: &[&str]) -> Command {
 }
 
 #[test]
-fn unprivileged_agent_and_programs_agree_on_a_socket() {
+fn unprivileged_agent_and_programs_use_same_socket() {
     let (mesh, port) = (Mesh::with_shop(), echo());
     let home = mesh.path("home");
     match of_a_user(&home, &["version", "--client"]).output() {
@@ -91,7 +91,7 @@ fn unprivileged_agent_and_programs_agree_on_a_socket() {
     assert!(home.join(".local/state/fairmesh/run/agent.sock").exists());
     let called = of_a_user(&home, &["call", "shop/catalog", "/items"]).output().unwrap();
     assert!(called.stdout.starts_with(b"GET /items"), "{called:?}");
-    // Without a home too, the error says what to give.
+    // Without a home directory too, the error says which option to give.
     let mut homeless = of_a_user(&home, &arguments);
     let refused = homeless.args(["--state-dir", "/nowhere"]).env_remove("HOME").output().unwrap();
     let said = String::from_utf8(refused.stderr).unwrap();
@@ -99,7 +99,7 @@ fn unprivileged_agent_and_programs_agree_on_a_socket() {
 }
 
 #[test]
-fn wait_times_out_and_names_the_missing_record() {
+fn wait_times_out_and_names_missing_record() {
     let mesh = Mesh::with_shop();
     let in_vain = |args: &[&str]| mesh.run(args).fails(1);
     let listed = in_vain(&["get", "endpoints", "shop/catalog", "--wait=100ms"]);
@@ -115,8 +115,8 @@ fn wait_times_out_and_names_the_missing_record() {
 }
 
 #[test]
-fn wait_ends_on_time_with_a_silent_control_plane() {
-    // It accepts connections, and says nothing.
+fn wait_times_out_with_silent_control_plane() {
+    // The listener accepts connections and never responds.
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = silent.local_addr().unwrap().to_string();
     fairmesh(&address, &["wait", "control", "--timeout", "200ms"], "").fails(1);

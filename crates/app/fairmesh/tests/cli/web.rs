@@ -1,11 +1,11 @@
-//! The web page of the control plane: in a browser, and what it refuses.
+//! The control plane's web page: in a browser, and the requests that it refuses.
 
 mod large_mesh;
 mod mesh_pages;
 
 use std::{
     env, fs,
-    io::{BufRead as _, BufReader, Read as _, Write as _},
+    io::{BufRead as _, BufReader, Write as _},
     net::TcpStream,
     path::{Path, PathBuf},
     process::{Child, ChildStdin, ChildStdout, Command, Stdio},
@@ -51,7 +51,7 @@ timeout: 2s
 authorization: {mode: audit, rules: [{name: web, from: [shop/web]}]}
 ";
 
-/// A later value of a policy: its history has two.
+/// A later value of a policy, so that its history has two.
 const SLOWER: &str = "\
 kind: Policy
 service: shop/cart
@@ -60,7 +60,7 @@ retries: {attempts: 2}
 authorization: {mode: audit, rules: [{name: web, from: [shop/web]}]}
 ";
 
-/// Who calls whom; an empty name is a caller outside the mesh.
+/// Caller and callee of each edge; an empty name is a caller outside the mesh.
 const EDGES: &[(&str, &str)] = &[
     ("", "shop/web"),
     ("shop/web", "shop/cart"),
@@ -70,7 +70,7 @@ const EDGES: &[(&str, &str)] = &[
     ("shop/catalog", "shop/db"),
 ];
 
-/// A control plane with the services, and the address of its page.
+/// Starts a control plane with the services; returns the address of its page.
 fn mesh() -> (Mesh, String) {
     let mesh = Mesh::start();
     mesh.apply(SERVICES).ok();
@@ -93,7 +93,7 @@ fn serve(service: &str, agent: &Agent) -> Runtime {
     runtime
 }
 
-/// Calls along an edge until the runtime ends.
+/// Makes calls along an edge until the runtime ends.
 async fn call(agent: Address, (caller, callee): (&str, &str)) {
     let builder = Library::builder().agent(agent).client_id(format!("{caller}-{callee}"));
     let builder = match caller {
@@ -115,7 +115,7 @@ async fn call(agent: Address, (caller, callee): (&str, &str)) {
     });
 }
 
-/// Node with playwright-core, driving a browser.
+/// Node with playwright-core, which drives a browser.
 struct Browser {
     child: Child,
     input: ChildStdin,
@@ -123,7 +123,7 @@ struct Browser {
 }
 
 impl Browser {
-    /// `None` if the machine has none.
+    /// `None` if the machine lacks Node or the browser.
     fn start(url: &str) -> Option<Self> {
         let modules = modules().filter(|folder| folder.is_dir());
         let (Some(modules), Some(chromium)) = (modules, fairmesh_test_support::tool("chromium")) else {
@@ -147,7 +147,7 @@ impl Browser {
         Some(Self { child, input, output })
     }
 
-    /// Has the browser do a step; its result.
+    /// Makes the browser execute a step; returns its result.
     fn step(&mut self, step: &Value) -> Value {
         writeln!(self.input, "{step}").unwrap();
         let mut line = String::new();
@@ -157,13 +157,13 @@ impl Browser {
         result["result"].clone()
     }
 
-    /// Looks at pages in both colours for what keeps people from using them, and for what the browser has complained of.
+    /// Checks pages in both colour schemes for accessibility problems, and for errors of the browser.
     fn audit(&mut self, states: &[&str]) {
         let audit = self.step(&json!({"do": "audit", "states": states}));
         assert_eq!(audit, json!({"violations": [], "console": []}));
     }
 
-    /// Writes pictures for the documentation, if their folder is given.
+    /// Takes screenshots for the documentation if their folder is given.
     fn take_screenshots(&mut self, shots: &Value) {
         if let Ok(folder) = env::var("WEB_SCREENSHOTS") {
             fs::create_dir_all(&folder).unwrap();
@@ -179,7 +179,7 @@ impl Drop for Browser {
     }
 }
 
-/// Where `scripts/setup.sh browser` has put the modules.
+/// Folder of the modules installed by `scripts/setup.sh browser`.
 fn modules() -> Option<PathBuf> {
     let cache = env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
     let cache = cache.or_else(|| Some(PathBuf::from(env::var_os("HOME")?).join(".cache")))?;
@@ -187,7 +187,7 @@ fn modules() -> Option<PathBuf> {
 }
 
 #[test]
-fn page_shows_the_mesh_in_a_browser() {
+fn web_page_shows_mesh_in_browser() {
     let (mesh, pages) = mesh();
     let Some(mut browser) = Browser::start(&format!("http://{pages}/ui/")) else { return };
     let (eu, us) = (mesh.agent("eu"), mesh.agent("us"));
@@ -234,25 +234,24 @@ fn page_shows_the_mesh_in_a_browser() {
     catalog.shutdown_background();
 }
 
-/// The head of a response.
+/// Head of a response.
 fn head(pages: &str, path: &str, host: &str, more: &str) -> String {
     respond(pages, ("GET", path), host, &format!("{more}\r\n"))
 }
 
-/// The head of a response to a request of any method; `rest` is the other headers and the body.
+/// Head of the response to a request with any method; `rest` has the other headers and the body.
 fn respond(pages: &str, (method, path): (&str, &str), host: &str, rest: &str) -> String {
     let mut stream = TcpStream::connect(pages).unwrap();
     stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
     let request = format!("{method} {path} HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n{rest}");
     stream.write_all(request.as_bytes()).unwrap();
-    let mut bytes = Vec::new();
-    stream.read_to_end(&mut bytes).unwrap();
-    let text = String::from_utf8_lossy(&bytes);
-    text.split("\r\n\r\n").next().unwrap().to_lowercase()
+    // No further: the body of an event stream ends after a minute.
+    let lines = BufReader::new(stream).lines().map(Result::unwrap);
+    lines.take_while(|line| !line.is_empty()).collect::<Vec<_>>().join("\r\n").to_lowercase()
 }
 
 #[test]
-fn page_is_served_to_its_own_hosts_with_a_strict_policy() {
+fn web_page_is_served_only_for_own_hosts_and_with_strict_csp() {
     let (_mesh, pages) = mesh();
     for host in [&*pages, "localhost:7401"] {
         let index = head(&pages, "/ui/", host, "");
@@ -278,7 +277,7 @@ fn page_is_served_to_its_own_hosts_with_a_strict_policy() {
 }
 
 #[test]
-fn requests_of_other_sites_pages_are_refused() {
+fn web_page_refuses_cross_site_requests() {
     let (mesh, pages) = mesh();
     let body = r#"{"service": "shop/web", "endpoints": [{"instance": "evil-0", "address": "127.0.0.1:9", "region": "eu"}]}"#;
     let post = |more: &str| {
@@ -303,7 +302,7 @@ fn requests_of_other_sites_pages_are_refused() {
 }
 
 #[test]
-fn page_of_a_strict_mesh_shows_a_viewer_its_tenant_alone() {
+fn web_page_of_strict_mesh_shows_viewer_only_own_tenant() {
     let mut mesh = Mesh::empty();
     mesh.arguments = ["--trust-domain", "test.mesh"].map(str::to_owned).to_vec();
     mesh.start_control();

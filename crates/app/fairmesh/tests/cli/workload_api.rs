@@ -1,4 +1,4 @@
-//! Identities from a SPIFFE Workload API that is not Fairmesh's, such as SPIRE's.
+//! Identities from another SPIFFE Workload API, such as that of SPIRE.
 
 use std::{
     fs,
@@ -33,7 +33,7 @@ use super::{
 
 type Streamed<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
-/// Gives the same to every program, and again when it changes.
+/// Sends the same SVIDs to every program, and again when they change.
 struct Api(watch::Receiver<X509svidResponse>);
 
 #[tonic::async_trait]
@@ -86,11 +86,11 @@ impl SpiffeWorkloadApi for Api {
     }
 }
 
-/// A mesh with an agent, and a Workload API beside it, whose authority is below the root of the mesh.
+/// A mesh with an agent, and a Workload API whose authority is below the mesh's root.
 struct Rig {
     mesh: Mesh,
     tcp: String,
-    /// The agent of Fairmesh.
+    /// Address of the Fairmesh agent.
     agent: String,
     given: watch::Sender<X509svidResponse>,
     _agent: Killed,
@@ -112,7 +112,7 @@ impl Rig {
         Self { mesh, tcp, agent, given, _agent: running, _runtime: runtime }
     }
 
-    /// Gives these identities from now on, with new certificates. The serial number of the first.
+    /// Issues new certificates with these identities; returns the serial number of the first.
     fn give(&self, paths: &[&str]) -> String {
         let authority = self.mesh.path("data/ca");
         let root = fs::read(authority.join("bundle.pem")).unwrap();
@@ -147,7 +147,7 @@ impl Rig {
         run(self.command(args))
     }
 
-    /// Starts a process whose log is in a file.
+    /// Starts a process with its log in a file.
     fn start_process(&self, args: &[&str], log: &str) -> Killed {
         let mut command = self.command(args);
         command.stdout(Stdio::null()).stderr(fs::File::create(self.path(log)).unwrap());
@@ -170,7 +170,7 @@ fn run(mut command: Command) -> Run {
 }
 
 #[test]
-fn servers_and_callers_take_their_identity_from_a_workload_api() {
+fn servers_and_callers_get_identity_from_workload_api() {
     let rig = Rig::start();
     let mesh = &rig.mesh;
     mesh.apply("kind: Service\nname: shop/cart\n").ok();
@@ -179,7 +179,7 @@ fn servers_and_callers_take_their_identity_from_a_workload_api() {
     let register =
         ["register", "shop/cart", "--agent", &rig.agent, "--address", &listen, "--program", &program];
     let _register = rig.start_process(&register, "register.log");
-    // Callers of the mesh expect the id of the service, and get it.
+    // Callers of the mesh expect the service's id, and the server has it.
     let call = || mesh.run(&["call", "shop/cart", "/", "--agent", &rig.agent]);
     wait_until("the service is called", || call().code == Some(0));
     // A caller without an agent follows the control plane over TCP.
@@ -195,15 +195,15 @@ fn servers_and_callers_take_their_identity_from_a_workload_api() {
         Some(0),
         "the first identity is that of the cart, which may not call itself"
     );
-    // Renewals are followed: the certificate before is revoked, and its successor accepted.
+    // Renewals are followed: the old certificate is revoked, and its successor is accepted.
     rig.give(&["shop/cart", "shop/batch"]);
     mesh.run(&["identity", "revoke", "shop/cart", "--serial", &serial]).ok();
-    // A new process knows the revocation before it calls.
+    // A new process knows the revocation before its first call.
     wait_until("the server shows its next certificate", || batch().code == Some(0));
 }
 
 #[test]
-fn an_agent_takes_its_identity_from_a_workload_api_and_joins_with_it() {
+fn agent_gets_identity_from_workload_api_and_joins_with_it() {
     let rig = Rig::start();
     let listen = format!("unix:{}", rig.path("web-2.sock").display());
     let state = rig.path("web-2").display().to_string();
@@ -234,7 +234,7 @@ fn an_agent_takes_its_identity_from_a_workload_api_and_joins_with_it() {
 }
 
 #[test]
-fn command_explains_its_identity_problem() {
+fn command_explains_why_it_has_no_identity() {
     let rig = Rig::start();
     for (identity, problem) in
         [("spire", "'spire' is unknown"), ("spiffe", "SPIFFE_ENDPOINT_SOCKET names no socket")]

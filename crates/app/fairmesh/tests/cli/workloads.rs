@@ -1,4 +1,4 @@
-//! Certificates for programs of other users than the agent's.
+//! Certificates for programs of users other than the agent's.
 
 use std::{
     fs::{File, Permissions, copy, hard_link, read_to_string, set_permissions},
@@ -15,10 +15,10 @@ use super::{
     support::{Mesh, fairmesh, wait_until},
 };
 
-/// A user that no machine has.
+/// A user id that no machine has.
 const USER: u32 = 54_001;
 
-/// Whether programs can be run as others.
+/// Whether the test can run programs as other users.
 fn is_root() -> bool {
     let root = rustix::process::geteuid().is_root();
     if !root {
@@ -27,7 +27,7 @@ fn is_root() -> bool {
     root
 }
 
-/// The command beside the mesh's files: its build may lie in a folder that other users cannot enter.
+/// Copies the command beside the mesh's files, since the build folder may be closed to other users.
 fn command_for_all_users(mesh: &Mesh) -> PathBuf {
     let (built, path) = (env!("CARGO_BIN_EXE_fairmesh"), mesh.path("fairmesh"));
     if hard_link(built, &path).is_err() {
@@ -36,7 +36,7 @@ fn command_for_all_users(mesh: &Mesh) -> PathBuf {
     path
 }
 
-/// `fairmesh register` of a service by another user, with its log in a file.
+/// Starts `fairmesh register` for a service as another user, with its log in a file.
 fn register(mesh: &Mesh, agent: &str, service: &str) -> Killed {
     let [listen, program] = [free_port(), echo()].map(|port| format!("127.0.0.1:{port}"));
     let log = File::create(mesh.path("register.log")).unwrap();
@@ -57,7 +57,7 @@ fn apply_workload(mesh: &Mesh, service: &str, rest: &str) {
 }
 
 #[test]
-fn a_program_of_another_user_needs_a_record_that_selects_it() {
+fn program_of_another_user_needs_workload_record_that_selects_it() {
     if !is_root() {
         return;
     }
@@ -88,7 +88,7 @@ fn a_program_of_another_user_needs_a_record_that_selects_it() {
 }
 
 #[test]
-fn a_workload_restricts_the_agents_that_vouch_for_it() {
+fn workload_record_restricts_which_agents_may_vouch_for_program() {
     let (mesh, tcp) = domain();
     apply_workload(&mesh, "shop/cart", "agents: [web-2]");
     for name in ["web-1", "web-2"] {
@@ -102,7 +102,7 @@ fn a_workload_restricts_the_agents_that_vouch_for_it() {
 }
 
 #[test]
-fn a_workload_is_listed_compared_deleted_and_restored() {
+fn workload_record_is_listed_compared_deleted_and_restored() {
     let mesh = Mesh::start();
     apply_workload(&mesh, "shop/cart", "programs: [{uid: 1001, cgroup: /system.slice/cart.service}]");
     let listed = mesh.run(&["get", "workloads", "shop/cart"]).ok();

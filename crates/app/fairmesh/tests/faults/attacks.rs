@@ -17,7 +17,7 @@ use hyper_util::{client::legacy::Client, rt::TokioExecutor};
 
 use crate::harness::{Process, Proxy};
 
-/// Asserts that another program is still served.
+/// Asserts that a call of another program succeeds.
 async fn others_are_served(proxy: &Proxy) {
     let client = Client::builder(TokioExecutor::new()).build_http::<Empty<Bytes>>();
     let request = Request::get(format!("http://{}/", proxy.for_one)).body(Empty::new()).unwrap();
@@ -25,7 +25,7 @@ async fn others_are_served(proxy: &Proxy) {
     assert_eq!(answer.expect("it waits").unwrap().status(), StatusCode::OK);
 }
 
-/// The memory that a process has, in bytes.
+/// Resident memory of a process, in bytes.
 pub(crate) fn memory(process: &Process) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{}/status", process.pid().as_raw_nonzero())).unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();

@@ -1,4 +1,4 @@
-//! Shards that are balanced by their load while calls run.
+//! Rebalances shards by load while calls run.
 
 use std::{collections::BTreeMap, process::Stdio, time::Duration};
 
@@ -13,7 +13,7 @@ use tokio::{
 
 use crate::harness::{Caller, Kind, Load, Spec, World, beside_others, until};
 
-/// Nine shards of a hundred keys; seven of them on one of three servers.
+/// Nine shards of a hundred keys each; one of three servers holds seven.
 fn yaml() -> String {
     let holder = |shard| if shard < 7 { 0 } else { shard - 6 };
     let shards = (0..9).map(|shard| {
@@ -28,7 +28,7 @@ fn yaml() -> String {
     head.to_owned() + &shards.collect::<String>()
 }
 
-/// How many shards each server holds.
+/// Number of shards per server.
 async fn holders(world: &World) -> BTreeMap<String, usize> {
     let map = world.cli(&["shards", "get", "shop/cart", "--json"]).await.json();
     let mut holders = BTreeMap::new();
@@ -44,7 +44,7 @@ fn moves(report: &Value) -> usize {
     report["moves"].as_array().unwrap().len()
 }
 
-/// What the fullest server has by the plan, as a percentage of its fair share, before and after.
+/// Load of the fullest server in percent of its fair share, before and after the plan.
 fn fullest(report: &Value) -> (u64, u64) {
     let shares = |when: &str| {
         let servers = report["servers"].as_array().unwrap().iter();
@@ -54,7 +54,7 @@ fn fullest(report: &Value) -> (u64, u64) {
     (shares("before"), shares("after"))
 }
 
-/// Balances at one move a minute and is interrupted once the first is done.
+/// Rebalances at one move per minute, and interrupts the command after the first move.
 async fn interrupted(world: &World) -> Value {
     let mut child = Command::new(env!("CARGO_BIN_EXE_fairmesh"))
         .args(["shards", "balance", "shop/cart", "--rate", "1", "--json", "--control"])
@@ -78,7 +78,7 @@ async fn interrupted(world: &World) -> Value {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn shards_leave_an_overloaded_server_and_no_call_fails() {
+async fn shards_move_off_overloaded_server_and_no_call_fails() {
     let _machine = beside_others().await;
     let world = World::start(&yaml()).await;
     let work = Duration::from_millis(5);
@@ -107,7 +107,8 @@ async fn shards_leave_an_overloaded_server_and_no_call_fails() {
         plan["notes"].as_array().is_some_and(Vec::is_empty)
     })
     .await;
-    // Seven of nine shards are 233 % of a third; within 112 % there is room for three, or a fourth that is light.
+    // Seven of nine shards are 233 % of a third. Within 112 %, a server has room for three shards, or for a light
+    // fourth.
     let (before, after) = fullest(&plan);
     assert!((200..=260).contains(&before) && after <= 125, "{plan:#}");
     assert!((3..=5).contains(&moves(&plan)), "{plan:#}");
@@ -120,7 +121,7 @@ async fn shards_leave_an_overloaded_server_and_no_call_fails() {
     let held = holders(&world).await;
     assert!(held.len() == 3 && held.values().all(|shards| (2..=4).contains(shards)), "{held:?}");
 
-    // The responses of the servers confirm it.
+    // The servers' responses confirm the new holders.
     let count = || ["cart-0", "cart-1", "cart-2"].map(|name| load.tally().answered_by(name));
     let start = count();
     load.goes_on(900).await;

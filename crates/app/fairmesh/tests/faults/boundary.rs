@@ -1,15 +1,15 @@
-//! What clients outside the mesh learn of it.
+//! Information that clients outside the mesh can obtain.
 
 use fairmesh_model::Protocol;
 
 use crate::harness::{Proxy, Spec, World, beside_others, free_port, read_head, say};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn clients_outside_the_mesh_learn_no_load_and_no_names() {
+async fn clients_outside_mesh_see_no_load_reports_and_no_instance_names() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let _one = Spec::new("shop/one", "secret-name", Protocol::Http1).here(&world).await;
-    // Messages take the fast path only where none is logged.
+    // Messages take the fast path only while nothing is logged.
     for log in ["off", "json"] {
         let [outside, explaining, inside] = [(); 3].map(|()| free_port());
         let arguments = format!(

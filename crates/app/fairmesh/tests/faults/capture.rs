@@ -1,4 +1,4 @@
-//! Programs that know nothing of a proxy are captured by one: their connections are redirected by the system.
+//! A proxy captures programs that know nothing of it: the kernel redirects their connections.
 
 mod passing;
 
@@ -28,10 +28,10 @@ use crate::harness::{
 };
 
 const PATIENCE: Duration = Duration::from_secs(30);
-/// Of the user `nobody`: programs run as that user, while the proxy is root.
+/// User id of `nobody`. Programs run as that user, while the proxy runs as root.
 const NOBODY: &str = "65534";
 
-/// Programs on the machine, whose names of hosts are in a file like everywhere.
+/// Programs on the first machine, with host names from a hosts file.
 struct Programs {
     folder: PathBuf,
     user: &'static str,
@@ -39,7 +39,7 @@ struct Programs {
 
 impl Programs {
     fn new(world: &World, user: &'static str) -> Self {
-        // Only the second machine has these addresses: they need no more than a route.
+        // Only the second machine has these addresses, so a route to it is enough.
         let hosts = format!(
             "10.78.0.9 one.shop two.shop far.shop\nfd00:78::9 one.shop\n{THERE} elsewhere.example\n127.0.0.1 localhost\n"
         );
@@ -47,7 +47,7 @@ impl Programs {
         Self { folder: world.path(""), user }
     }
 
-    /// Runs a program, as it is; it may read what root may, wherever it is installed.
+    /// Runs a program as `nobody`, with permission to read all files, since it may be installed anywhere.
     async fn run(&self, program: &[&str]) -> Run {
         let rights = "+dac_override,+dac_read_search";
         let mut command = Command::new("/bin/sh");
@@ -78,7 +78,7 @@ async fn capture(arguments: &str) -> Run {
     run(command, "", PATIENCE).await
 }
 
-/// All rules that the machine has.
+/// All nftables rules of the machine.
 async fn rules() -> String {
     nft(&["list", "ruleset"], "").await
 }
@@ -89,7 +89,7 @@ async fn nft(arguments: &[&str], input: &str) -> String {
     run(command, input, PATIENCE).await.ok()
 }
 
-/// Bytes that programs sent to a server outside the mesh, which responds to HTTP and echoes anything else.
+/// Data that programs sent to a server outside the mesh, which answers HTTP requests and echoes anything else.
 #[derive(Clone, Default)]
 struct Heard(Arc<Mutex<Vec<String>>>);
 
@@ -120,7 +120,7 @@ impl Heard {
     }
 }
 
-/// A server of the other machine that speaks HTTP/2 alone, and is none of the mesh: its response names the requested host.
+/// An HTTP/2-only server on the second machine, outside the mesh. Its response names the requested host.
 fn serve_http2(listener: std::net::TcpListener) {
     let listener = TcpListener::from_std(listener).unwrap();
     tokio::spawn(async move {
@@ -138,7 +138,7 @@ fn serve_http2(listener: std::net::TcpListener) {
     });
 }
 
-/// A proxy that waits for what is captured, of both families.
+/// Starts a proxy that accepts captured connections of both address families.
 async fn capturing(world: &World, more: &str) -> (Proxy, u16) {
     let port = free_port();
     let listen = format!("--listen capture:127.0.0.1:{port}{more} --listen capture:[::1]:{port}{more}");
@@ -146,7 +146,7 @@ async fn capturing(world: &World, more: &str) -> (Proxy, u16) {
 }
 
 #[test]
-fn captured_programs_reach_services_and_others_without_leftovers() {
+fn capture_sends_programs_through_proxy_and_removes_its_rules_at_end() {
     let Some(machines) = Machines::new(&["ip", "nft", "curl", "python3", "unshare", "setpriv"]) else {
         return;
     };
@@ -174,13 +174,13 @@ fn captured_programs_reach_services_and_others_without_leftovers() {
         services_are_called(&programs).await;
         proxy.counts("captured_connections_served_total", 6.0).await;
         the_rest_goes_on(&programs, &heard).await;
-        // Over HTTP/2 each request names its host.
+        // Over HTTP/2, each request names its host.
         proxy.counts("captured_connections_served_total", 8.0).await;
         proxy.counts("captured_requests_passthrough_total", 1.0).await;
         proxy.counts("captured_connections_passthrough_total", 5.0).await;
         proxy.counts("captured_loops_total", 0.0).await;
 
-        // The reset may come before the program has seen that it is connected.
+        // The reset may arrive before the program sees the connection established.
         let direct = async { TcpStream::connect(("127.0.0.1", port)).await?.read(&mut [0]).await };
         assert!(direct.await.is_err(), "no rule redirected this connection");
         proxy.counts("captured_loops_total", 1.0).await;
@@ -225,7 +225,7 @@ async fn the_rest_goes_on(programs: &Programs, heard: &Heard) {
         first.starts_with("GET / HTTP/1.1\r\nHost: elsewhere.example\r\n") && !first.contains("fairmesh"),
         "{first}"
     );
-    // Not HTTP, a possible prefix of an HTTP request, and a protocol in which the server speaks first.
+    // Bytes that are no HTTP, a possible prefix of an HTTP request, and a server-first protocol.
     for (port, say, hear) in [(80, "\\x16\\x03\\x01", "b'\\x16\\x03\\x01'\n"), (80, "HELO", "b'HELO'\n")] {
         let script = format!(
             "import socket; s = socket.create_connection(('{THERE}', {port})); s.sendall(b'{say}'); print(s.recv(99))"
@@ -236,7 +236,7 @@ async fn the_rest_goes_on(programs: &Programs, heard: &Heard) {
         "import socket; s = socket.create_connection(('{THERE}', 2525)); print(s.recv(99)); s.sendall(b'QUIT'); print(s.recv(99))"
     );
     assert_eq!(programs.python(&script).await, "b'220 hello\\r\\n'\nb'QUIT'\n");
-    // A connection that carries calls of services carries nothing else.
+    // A connection that carries calls to services carries nothing else.
     let script = "import http.client as h; c = h.HTTPConnection('one.shop')\n\
         for host in ['one.shop', 'elsewhere.example']:\n \
         c.request('GET', '/', headers={'Host': host}); a = c.getresponse(); a.read(); print(a.status)";
@@ -244,12 +244,12 @@ async fn the_rest_goes_on(programs: &Programs, heard: &Heard) {
 }
 
 #[test]
-fn proxy_that_captures_itself_ends_the_loop() {
+fn proxy_that_captures_its_own_connections_breaks_loop() {
     let Some(machines) = Machines::new(&["ip", "nft", "curl", "unshare", "setpriv"]) else { return };
     machines.run(|| async {
         let _machine = beside_others().await;
         let world = World::start("").await;
-        // Behind the cable, where its calls are captured too.
+        // The server is on the second machine, so that calls to it are captured too.
         let far = MeshServer::builder("shop/far").instance("far").address("10.78.0.9:80".parse().unwrap());
         let far = far.protocol(Protocol::Http1).agent(world.agent_address()).start().await.unwrap();
         world.serves("shop/far", "far").await;
@@ -280,7 +280,7 @@ fn proxy_that_captures_itself_ends_the_loop() {
 }
 
 #[test]
-fn watched_capture_ends_with_its_proxy() {
+fn capture_with_watch_ends_when_its_proxy_ends() {
     let Some(machines) = Machines::new(&["ip", "nft", "curl", "unshare", "setpriv"]) else { return };
     machines.run(|| async {
         let _machine = beside_others().await;
@@ -323,7 +323,7 @@ fn watched_capture_ends_with_its_proxy() {
 }
 
 #[test]
-fn failed_watched_capture_leaves_nothing_captured() {
+fn failed_capture_with_watch_leaves_nothing_captured() {
     let Some(machines) = Machines::new(&["ip", "nft", "python3", "unshare", "setpriv"]) else { return };
     machines.run(|| async {
         let _machine = beside_others().await;
@@ -344,7 +344,7 @@ fn failed_watched_capture_leaves_nothing_captured() {
         };
         let ends = async {
             let status = watch.end().await;
-            // Lets the program end.
+            // Makes the program end.
             let _ = TcpStream::connect(("127.0.0.1", port)).await;
             status
         };
@@ -355,7 +355,7 @@ fn failed_watched_capture_leaves_nothing_captured() {
     });
 }
 
-/// A cgroup of version 2, where this machine has them.
+/// A cgroup v2, if this machine has them.
 struct Group(PathBuf);
 
 impl Group {
@@ -376,7 +376,7 @@ impl Drop for Group {
 }
 
 #[test]
-fn capture_distinguishes_the_proxy_by_cgroup() {
+fn capture_excludes_proxy_by_its_cgroup() {
     let Some(machines) = Machines::new(&["ip", "nft", "curl", "unshare", "setpriv"]) else { return };
     let Some(group) = Group::new() else {
         return skipped("a proxy cannot be told by its cgroup", "there are none of version 2");

@@ -1,5 +1,5 @@
-//! What h2spec, which knows RFC 9113 case by case, says of the proxy's listeners. It runs where `scripts/setup.sh
-//! h2spec` has put it, or where it is on the path.
+//! Runs h2spec, which tests RFC 9113 case by case, against the proxy's listeners. Skipped unless h2spec is on the path
+//! or `scripts/setup.sh h2spec` has installed it.
 
 use std::{convert::Infallible, time::Duration};
 
@@ -12,14 +12,14 @@ use tokio::{net::TcpListener, process::Command};
 
 use crate::harness::{Proxy, World, alone, run, skipped, tool};
 
-/// How long all cases may take; one that hears nothing waits for two seconds.
+/// Time limit of all cases; a case without a response waits for 2 s.
 const PATIENCE: Duration = Duration::from_secs(400);
 
-/// The one case that listeners cannot pass that speak HTTP/1.1 as well: an unknown preface gets a 400 response over
-/// HTTP/1.1 before the connection is closed, and h2spec expects it closed without a response.
+/// The one case that fails on listeners that also speak HTTP/1.1: an unknown preface gets a 400 response over HTTP/1.1
+/// before the connection is closed, while h2spec expects no response.
 const NOT_HTTP2: &str = "× 2: Sends invalid connection preface";
 
-/// Responds to every request with a body, which fills flow-control windows.
+/// Responds to every request with a body large enough to fill flow-control windows.
 async fn answer(request: Request<Incoming>) -> Result<Response<Full<Bytes>>, Infallible> {
     let _ = request.into_body().collect().await;
     Ok(Response::new(Full::from("Here are some bytes to fill windows with.")))
@@ -50,7 +50,7 @@ async fn proxy_passes_http2_conformance_tests() {
     let run = run(command, "", PATIENCE).await;
     let failed: Vec<&str> = run.out.lines().map(str::trim).filter(|line| line.starts_with('×')).collect();
     assert!(failed.iter().all(|case| *case == NOT_HTTP2), "{}\n{}", run.out, run.err);
-    // What is not run has not failed either.
+    // Cases that did not run must not count as passed.
     assert!(
         run.out.contains("145 tests, 144 passed") || run.out.contains("145 tests, 145 passed"),
         "{}",

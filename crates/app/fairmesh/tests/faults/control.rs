@@ -1,4 +1,4 @@
-//! A control plane that is killed again and again while it writes.
+//! A control plane that is killed repeatedly while it writes.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -12,7 +12,7 @@ use std::{
 use fairmesh_model::{Protocol, RecordKey, Service, ServiceKind, ServiceName};
 use fairmesh_wire::{
     handshake::{self, Connection},
-    records,
+    record_encoding,
     transport::Address,
     v1::{ApplyRequest, Op},
 };
@@ -21,13 +21,13 @@ use tokio::task::JoinHandle;
 use crate::harness::{Kind, Load, Spec, World, beside_others, until};
 
 const ROUNDS: usize = 10;
-/// Services written at once: all of a batch is there afterwards, or nothing.
+/// Services written in one batch: afterwards all or none of them must exist.
 const BATCH: [&str; 4] = ["a", "b", "c", "d"];
 
-/// Write batch after batch, connecting anew when the control plane is gone.
+/// Clients that write batches in a loop, and reconnect when the control plane is gone.
 struct Writers {
     stop: Arc<AtomicBool>,
-    /// The batches that were acknowledged, by the name that their services begin with.
+    /// Acknowledged batches, by the name prefix of their services.
     acknowledged: Arc<Mutex<BTreeSet<String>>>,
     tasks: Vec<JoinHandle<()>>,
 }
@@ -72,7 +72,7 @@ impl Writers {
     }
 }
 
-/// Writes one batch; `None` when it was not acknowledged.
+/// Writes one batch; `None` if it was not acknowledged.
 async fn write(connection: &mut Option<Connection>, control: &Address, name: &str) -> Option<()> {
     if connection.is_none() {
         *connection = handshake::connect(&Default::default(), control, "writer").await.ok();
@@ -89,7 +89,7 @@ async fn write(connection: &mut Option<Connection>, control: &Address, name: &st
     };
     let ops = BATCH.map(|last| {
         let name = ServiceName::new(format!("bulk/{name}-{last}")).unwrap();
-        let value = Some(records::encode(&service.clone().into()));
+        let value = Some(record_encoding::encode(&service.clone().into()));
         Op { key: RecordKey::Service(name).to_string(), value, condition: None }
     });
     let request = ApplyRequest { ops: ops.into(), dry_run: false, ..Default::default() };
@@ -97,7 +97,7 @@ async fn write(connection: &mut Option<Connection>, control: &Address, name: &st
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn control_plane_kills_lose_no_acknowledged_write_and_no_call() {
+async fn killing_control_plane_loses_no_acknowledged_write_and_no_call() {
     let _machine = beside_others().await;
     let mut world = World::start("").await;
     let _one = Spec::new("shop/one", "a", Protocol::Http1).here(&world).await;

@@ -23,16 +23,16 @@ use self::{
 };
 use crate::harness::{PATIENCE, beside_others, skipped, tool, until};
 
-/// Where rows of failures are.
+/// URL of the runbook rows in `docs/failures.md`.
 const RUNBOOK: &str = "https://github.com/fairmesh/fairmesh/blob/main/docs/failures.md#";
-/// Labels that Prometheus, or the format of histograms, gives to every series.
+/// Labels that Prometheus or the histogram format adds to every series.
 const GIVEN: [&str; 4] = ["instance", "job", "le", "process"];
 /// Series of Prometheus itself.
 const OF_PROMETHEUS: &str = "up";
 
 const A_MINUTE: &str =
-    "usage is known after a whole minute; `overloaded_server_shows_as_wasted_cores` reads it";
-/// Panels without data in the small mesh, with the reason.
+    "usage is known after a whole minute; `imbalance_report_shows_overloaded_servers_waste` reads it";
+/// Panels without data in the small mesh, each with the reason.
 const WITHOUT_DATA: [(&str, &str); 13] = [
     ("imbalance: Wasted cores", A_MINUTE),
     ("imbalance: Used cores", A_MINUTE),
@@ -49,7 +49,7 @@ const WITHOUT_DATA: [(&str, &str); 13] = [
     ("security: Least time of a certificate", "the mesh has no trust domain"),
 ];
 
-/// Series that no page has before there is something to show; the tests of their subjects read them.
+/// Series that appear only with certain events. Other tests read them.
 const UNSEEN: [&str; 4] = [
     "fairmesh_control_unhealthy_endpoints",
     "fairmesh_imbalance_containers",
@@ -57,7 +57,7 @@ const UNSEEN: [&str; 4] = [
     "fairmesh_imbalance_wasted_cores",
 ];
 
-/// Prometheus and promtool, unless one is missing.
+/// Paths of Prometheus and promtool; `None` if one is missing.
 fn tools() -> Option<[PathBuf; 2]> {
     let found = tool("prometheus").zip(tool("promtool")).map(<[PathBuf; 2]>::from);
     if found.is_none() {
@@ -67,7 +67,7 @@ fn tools() -> Option<[PathBuf; 2]> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn panels_have_data_and_name_existing_series() {
+async fn dashboard_panels_have_data_and_name_existing_series() {
     let Some([prometheus, _]) = tools() else { return };
     let _machine = beside_others().await;
     let mesh = SmallMesh::start().await;
@@ -83,8 +83,8 @@ async fn panels_have_data_and_name_existing_series() {
     assert!(unknown.is_empty(), "{unknown:#?}");
 }
 
-/// Waits until each panel had data, except the panels of `WITHOUT_DATA`. All queries of a panel must have data at the
-/// same time.
+/// Waits until each panel has had data, except the panels of `WITHOUT_DATA`. All queries of a panel must have data at
+/// the same time.
 async fn all_have_data(both: &[Prometheus], panels: &[Panel]) {
     let panels = || panels.iter().filter(|panel| WITHOUT_DATA.iter().all(|(name, _)| *name != panel.name));
     let mut waiting: Vec<_> = both.iter().flat_map(|one| panels().map(move |panel| (one, panel))).collect();
@@ -114,7 +114,7 @@ async fn queries_without_data(prometheus: &Prometheus, panel: &Panel) -> Vec<Str
     without
 }
 
-/// Series and labels of panels, rules and alerts that no process has and no rule records.
+/// Series and labels in panels, rules and alerts that no process exports and no rule records.
 fn unknown_names(pages: &[String], panels: &[Panel]) -> Vec<String> {
     let mut known = Series::default();
     pages.iter().for_each(|page| known.read(page));
@@ -133,12 +133,12 @@ fn unknown_names(pages: &[String], panels: &[Panel]) -> Vec<String> {
     unknown.collect()
 }
 
-/// Series by name, with their labels; a series that no process has at present has none.
+/// Labels by series name; a known series that no process exports at present has no labels.
 #[derive(Default)]
 struct Series(BTreeMap<String, BTreeSet<String>>);
 
 impl Series {
-    /// Adds a page in the text format of Prometheus.
+    /// Adds a metrics page in the Prometheus text format.
     fn read(&mut self, page: &str) {
         for line in page.lines() {
             if let Some(words) = line.strip_prefix("# TYPE ") {
@@ -158,7 +158,7 @@ impl Series {
         }
     }
 
-    /// The names that are none of these.
+    /// Series and labels of an expression that no process exports.
     fn lacks(&self, names: &Names) -> Vec<String> {
         let mut lacks = Vec::new();
         let mut of_all: BTreeSet<&str> = GIVEN.into();
@@ -183,11 +183,11 @@ impl Series {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn faults_of_a_small_mesh_fire_alerts() {
+async fn injected_faults_in_small_mesh_fire_prometheus_alerts() {
     let Some([prometheus, _]) = tools() else { return };
     let _machine = beside_others().await;
     let mut mesh = SmallMesh::start().await;
-    // At once, in place of after minutes.
+    // Alerts fire at once instead of after minutes.
     let alerts = mesh.fleet.path("alerts.yaml");
     let text = read("deploy/prometheus/alerts.yaml");
     let lines: Vec<_> = text.lines().filter(|line| !line.trim_start().starts_with("for: ")).collect();
@@ -199,7 +199,7 @@ async fn faults_of_a_small_mesh_fire_alerts() {
         !prometheus.query("service:fairmesh_calls:rate2m > 0").await.is_empty()
     })
     .await;
-    // There is none.
+    // The mesh has no key server.
     fires(&prometheus, &["FairmeshKeyServerDown"]).await;
     let urgent: Vec<_> =
         prometheus.firing().await.into_iter().filter(|(_, severity)| severity == "critical").collect();
@@ -229,7 +229,7 @@ async fn fires(prometheus: &Prometheus, alerts: &[&str]) {
 }
 
 #[tokio::test]
-async fn promtool_accepts_rules_and_tries_each_alert() {
+async fn promtool_accepts_rules_and_tests_each_alert() {
     let Some([_, promtool]) = tools() else { return };
     for arguments in [&["check", "rules", "rules.yaml", "alerts.yaml"][..], &["test", "rules", "tests.yaml"]]
     {
@@ -245,7 +245,7 @@ async fn promtool_accepts_rules_and_tries_each_alert() {
 }
 
 #[test]
-fn alerts_lead_to_rows_of_failures() {
+fn alerts_link_to_rows_of_failures_page() {
     let (rows, page) = (read("docs/failures.md"), read("docs/dashboards.md"));
     for alert in rules("alerts.yaml") {
         let row = alert.runbook.as_deref().and_then(|url| url.strip_prefix(RUNBOOK));
@@ -263,7 +263,7 @@ fn alerts_lead_to_rows_of_failures() {
 }
 
 #[test]
-fn dashboards_have_the_present_schema_and_unique_panels() {
+fn dashboards_have_current_schema_and_unique_panels() {
     for (name, dashboard) in dashboards() {
         assert!(dashboard["schemaVersion"].as_u64().unwrap() >= 39, "{name}");
         assert_eq!(dashboard["uid"], format!("fairmesh-{name}"));

@@ -1,4 +1,4 @@
-//! The demo, whole; and the first minute with a mesh in one process.
+//! The whole demo, and the first minute with a mesh in one process.
 
 use std::{collections::BTreeSet, env, fs, path::Path, process::Stdio, time::Duration};
 
@@ -15,11 +15,11 @@ use crate::harness::{
     PATIENCE, Process, Program, alone, beside_others, free_port, run, skipped, tool, until,
 };
 
-/// The events of the report.
+/// Events in the report.
 const EVENTS: [&str; 7] =
     ["drain", "kill", "shard_move", "control_outage", "agent_restart", "ca_rotation", "region_drain"];
 
-/// How many processes run whose command line names the folder.
+/// Number of processes whose command line names the folder.
 fn running_for(folder: &Path) -> usize {
     let lines = fs::read_dir("/proc")
         .unwrap()
@@ -41,9 +41,9 @@ async fn interrupted_demo_leaves_no_process_running() {
         .kill_on_drop(true)
         .spawn()
         .unwrap();
-    // As `head` goes once it has its lines.
+    // Closes the pipes, as `head` does once it has its lines.
     drop((demo.stdout.take(), demo.stderr.take()));
-    // For each of its three, the register command and the program itself.
+    // Two processes for each of three servers: `fairmesh register` and the program.
     until("the plain Python servers run", async || running_for(&script) == 6).await;
     let pid = Pid::from_raw(demo.id().unwrap().cast_signed()).unwrap();
     kill_process(pid, Signal::TERM).unwrap();
@@ -52,7 +52,7 @@ async fn interrupted_demo_leaves_no_process_running() {
     until("all have ended", async || running_for(folder.path()) == 0).await;
 }
 
-/// Starts a mesh, registers a program and calls it; the time that all of it takes.
+/// Starts a mesh, registers a program and calls it; returns the total time.
 async fn first_call(python: &Path) -> Duration {
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name);
@@ -77,24 +77,24 @@ async fn first_call(python: &Path) -> Duration {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn demo_answers_the_first_call_by_name_within_two_seconds() {
+async fn demo_answers_first_call_by_name_within_two_seconds() {
     let Some(python) = tool("python3") else {
         return skipped("a program that knows nothing of the mesh is missing", "python3");
     };
     let _machine = alone().await;
     let mut took = [first_call(&python).await, first_call(&python).await, first_call(&python).await];
     took.sort_unstable();
-    // The median, since other work of this machine may delay one of them.
+    // The median, since other work on this machine may delay one of the runs.
     assert!(took[1] < Duration::from_secs(2), "{took:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn demo_fails_only_calls_in_flight_on_the_killed_server() {
-    // Of the few calls that a busy machine makes, fewer than asserted reuse a connection.
+async fn demo_fails_only_calls_in_flight_on_killed_server() {
+    // A busy machine makes only few calls, and then too few of them reuse a connection.
     let _machine = alone().await;
     let folder = tempfile::tempdir().unwrap();
     let (file, fleet) = (folder.path().join("figures.json"), folder.path().join("fleet"));
-    // Its plain Python server is found by PATH; a small shell keeps that while the rest is cleared.
+    // The demo finds Python by PATH, which a small shell keeps while the rest of the environment is cleared.
     let mut command = Command::new("/usr/bin/env");
     command.arg(format!("PATH={}", env::var("PATH").unwrap_or_default()));
     command.args([env!("CARGO_BIN_EXE_fairmesh"), "demo", "--quick", "--report"]).arg(&file);
@@ -129,12 +129,12 @@ async fn demo_fails_only_calls_in_flight_on_the_killed_server() {
     );
     for call in calls {
         assert_eq!(call["picked"].as_object().unwrap().len(), callers.len(), "{call}");
-        // Of a shard exactly one endpoint; of other services at most the eligible ones.
+        // A shard has exactly one endpoint; for other services, the endpoints are at most the eligible ones.
         let explained = call["explained"].as_array().unwrap();
         let keyed = call["call"].as_str().unwrap().contains("key");
         assert!(call["agree"] == true && (!keyed || explained.len() == 1), "{call}");
     }
-    // The last drain of all follows the restart of an agent.
+    // The last drain follows the restart of an agent.
     for log in fs::read_dir(&fleet).unwrap().map(|entry| entry.unwrap().path()) {
         let Ok(text) = fs::read_to_string(&log) else { continue };
         assert!(!text.contains("Behind("), "{}: callers did not acknowledge a drain:\n{text}", log.display());

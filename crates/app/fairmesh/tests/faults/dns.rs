@@ -1,18 +1,19 @@
-//! Programs find services by names of DNS, and the proxy takes these names for hosts.
+//! Programs find services by DNS name, and the proxy accepts these names as hosts.
 
 use std::{net::SocketAddr, time::Duration};
 
 use fairmesh_model::Protocol;
 use rustix::process::Signal;
+use serde_json::json;
 use tokio::{net::UdpSocket, time::timeout};
 
 use crate::harness::{
     PATIENCE, Process, Program, Proxy, Spec, World, beside_others, free_port, read_head, say, until,
 };
 
-/// The address of services, in the record of an answer.
+/// Address of all services in DNS answers.
 const ADDRESS: [u8; 4] = [240, 0, 0, 1];
-/// Codes of responses (RFC 1035, 4.1.1).
+/// Response codes (RFC 1035, 4.1.1).
 const NO_ERROR: u8 = 0;
 const SERVER_FAILURE: u8 = 2;
 const NAME_ERROR: u8 = 3;
@@ -30,9 +31,9 @@ impl Dns {
         Self { process, address }
     }
 
-    /// The code of the response for the address of a name, and whether it is [`ADDRESS`].
+    /// Queries the A record of a name; returns the response code and whether the address is [`ADDRESS`].
     async fn ask(&self, name: &str) -> Option<(u8, bool)> {
-        // An id, the wish for recursion, one question.
+        // Header: an id, recursion desired, one question.
         let mut query = vec![0, 7, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0];
         for label in name.split('.') {
             query.push(label.len() as u8);
@@ -51,7 +52,7 @@ impl Dns {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn services_are_found_by_name_and_called_by_that_host() {
+async fn services_are_resolved_by_name_and_called_by_that_host() {
     let _machine = beside_others().await;
     let mut world = World::start("").await;
     let _one = Spec::new("shop/one", "one", Protocol::Http1).here(&world).await;
@@ -71,6 +72,10 @@ async fn services_are_found_by_name_and_called_by_that_host() {
         let answer = read_head(&mut say(&proxy.by_host, request).await).await;
         assert!(answer.starts_with(&format!("http/1.1 {status} ")), "{host}: {answer}");
     }
+
+    // The resolver follows records through the same agent as callers: a drain waits for it too.
+    let drained = world.cli(&["drain", "shop/one", "one", "--deadline", "20s", "--json"]).await.json();
+    assert_eq!((&drained["callersMoved"], &drained["behind"]), (&json!(true), &json!([])));
 
     world.agent.signal(Signal::KILL);
     world.agent.end().await;

@@ -1,5 +1,6 @@
-//! Full load over HTTP/1.1, HTTP/2 and gRPC while policies change every second, servers are replaced one after the other, and
-//! the proxy is replaced three times: no request fails, and no proxy grows. For seconds, or for `SOAK_MINUTES`.
+//! Full load over HTTP/1.1, HTTP/2 and gRPC while policies change every second, servers are replaced one by one, and
+//! the proxy is replaced three times. No request may fail and no proxy may grow. Runs for seconds, or for
+//! `SOAK_MINUTES`.
 
 mod backends;
 mod callers;
@@ -19,17 +20,17 @@ use crate::{
     upgrade::Place,
 };
 
-/// Proxies, one after the other.
+/// Number of successive proxies.
 const REIGNS: u32 = 4;
-/// Looks at a proxy's memory.
+/// Number of memory samples per proxy.
 const LOOKS: u32 = 100;
-/// Calls between two changes of proxies, at least.
+/// Least number of calls between two proxy replacements.
 const SOME: u64 = 100;
 
-/// By how much of itself a proxy's memory may change once it is warm.
+/// Allowed relative change of a warm proxy's memory.
 const TOLERANCE: f64 = 0.05;
 
-/// How long all of it lasts, and whether that is long enough for a proxy to become warm.
+/// Duration of the test, and whether that is long enough for a proxy to warm up.
 fn terms() -> (Duration, bool) {
     match env::var("SOAK_MINUTES").ok().and_then(|minutes| minutes.parse::<u64>().ok()) {
         Some(minutes) => (Duration::from_secs(60 * minutes), true),
@@ -37,7 +38,7 @@ fn terms() -> (Duration, bool) {
     }
 }
 
-/// One policy and then another, of every service, so that what a proxy compiled is compiled anew.
+/// Alternates between two policies of every service, so that proxies must compile policies again.
 async fn change_policies(world: &World, over: &AtomicBool) -> u64 {
     let mut seconds = interval(Duration::from_secs(1));
     for n in 0.. {
@@ -67,7 +68,7 @@ async fn replace_servers(world: &World, mut backends: Backends, over: &AtomicBoo
     backends.replaced()
 }
 
-/// The memory of a proxy that reigns for so long: when it was warm, and in the end.
+/// Memory of a proxy that runs for `reign`: when warm, and at the end.
 async fn watch(proxy: &Process, reign: Duration) -> [u64; 2] {
     let begun = Instant::now();
     let mut samples = Vec::new();
@@ -84,7 +85,7 @@ async fn watch(proxy: &Process, reign: Duration) -> [u64; 2] {
     [median(&samples[2 * fifth..3 * fifth]), median(&samples[4 * fifth..])]
 }
 
-/// Reigns of one proxy after the other: the last one, and what their memory was.
+/// Runs proxies one after the other; returns the last one and the memory of each.
 async fn replace_proxies(
     place: &Place,
     callers: &Callers,
@@ -101,7 +102,7 @@ async fn replace_proxies(
         );
         all.push(memory);
         if reign < REIGNS {
-            // One of them with a single thread.
+            // One proxy has a single thread.
             let next = place.proxy(&format!("proxy-{reign}"), &format!(" --cores {}", 1 + reign % 2));
             let ended = running.end().await;
             assert!(ended.success(), "{ended}: {}", running.log());

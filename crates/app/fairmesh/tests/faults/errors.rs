@@ -1,4 +1,4 @@
-//! Calls that no server can serve: each reason has its own error, and the call fails without waiting.
+//! Calls that no server can serve. Each reason has its own error, and the call fails without waiting.
 
 use std::collections::BTreeSet;
 
@@ -19,7 +19,7 @@ shards: [{id: 0, start: 0, replicas: [{instance: cart-0, region: eu, role: prima
 ";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn undeliverable_calls_fail_fast_with_a_reason() {
+async fn undeliverable_calls_fail_fast_with_reason() {
     let _machine = beside_others().await;
     let world = World::start(YAML).await;
     let mesh = world.mesh().await;
@@ -36,7 +36,7 @@ async fn undeliverable_calls_fail_fast_with_a_reason() {
         let request = || http::Request::get("/").body(fairmesh_client::Body::empty()).unwrap();
         let first = service.send(request()).await.unwrap_err();
         assert_eq!(first.kind(), kind, "{first}");
-        // What is known now, no call waits for: the first poll of the next one has the fault.
+        // A known failure is reported at the first poll of the next call.
         let next = service.send(request()).now_or_never();
         let fault = next.unwrap_or_else(|| panic!("{kind:?} waits for something")).unwrap_err();
         assert_eq!(fault.kind(), kind, "{fault}");

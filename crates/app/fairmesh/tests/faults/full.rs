@@ -1,11 +1,11 @@
-//! Processes whose disk is full: what a control plane tells load balancers, and what becomes of keys and certificates.
+//! Processes with a full disk: readiness of a control plane, and the fate of keys and certificates.
 
 use std::{ffi::OsString, fs, path::Path, process::Command};
 
 use fairmesh_model::{HostMatch, Match, Policy, Record, RecordKey, Route};
 use fairmesh_wire::{
     handshake::{self, Connection},
-    records,
+    record_encoding,
     transport::Address,
     v1::{ApplyRequest, CreateTokenRequest, DescribeAuthorityRequest, Op, RotateAuthorityRequest},
 };
@@ -16,13 +16,13 @@ use tokio::{
 
 use crate::harness::{Process, Program, beside_others, free_port, skipped, until};
 
-/// Runs a program and says why it failed.
+/// Runs a program; the error says why it failed.
 fn run(program: &str, args: &[&str]) -> Result<(), String> {
     let ran = Command::new(program).args(args).output().map_err(|error| format!("{program}: {error}"))?;
     if ran.status.success() { Ok(()) } else { Err(String::from_utf8_lossy(&ran.stderr).trim().to_owned()) }
 }
 
-/// A control plane that keeps its data on a disk of its own.
+/// Starts a control plane with its data on a separate disk.
 fn start(folder: &Path, port: u16, trust_domain: &str) -> Process {
     let dir = folder.display();
     let binary = env!("CARGO_BIN_EXE_fairmesh");
@@ -43,7 +43,7 @@ struct Started {
     connection: Connection,
 }
 
-/// Starts it, unless the system gives no process a disk of its own.
+/// Starts the control plane; `None` if the system cannot give the process a separate disk.
 async fn on_a_small_disk(trust_domain: &str) -> Option<Started> {
     let mount = ["--mount", "--propagation", "private", "mount", "-t", "tmpfs", "tmpfs", "/mnt"];
     if let Err(reason) = run("unshare", &mount) {
@@ -68,12 +68,12 @@ async fn ready(port: u16) -> String {
     answer
 }
 
-/// A policy of some 100 KB.
+/// A write of a policy of about 100 KB.
 fn large(number: usize) -> Op {
     let hosts = (0..5_000).map(|i| HostMatch::Exact(format!("host-{number}-{i}.example.org"))).collect();
     let matches = Match { hosts, ..Match::default() };
     let routes = vec![Route { matches, ..Route::new("one".parse().unwrap()) }];
-    let value = records::encode(&Record::Policy(Policy { routes, ..Policy::default() }));
+    let value = record_encoding::encode(&Record::Policy(Policy { routes, ..Policy::default() }));
     let key = RecordKey::Policy(format!("shop/s{number}").parse().unwrap()).to_string();
     Op { key, value: Some(value), condition: None }
 }
@@ -105,14 +105,14 @@ async fn control_plane_with_full_disk_is_not_ready_until_space_returns() {
         .unwrap();
 }
 
-/// The same file of a process's own disk.
+/// Path of a file on the process's separate disk.
 fn on_disk_of(control: &Process, folder: &Path, file: &str) -> std::path::PathBuf {
     let root = format!("/proc/{}/root", control.pid().as_raw_nonzero());
     Path::new(&root).join(folder.join("data").strip_prefix("/").unwrap()).join(file)
 }
 
 #[tokio::test]
-async fn authority_with_full_disk_keeps_its_state() {
+async fn certificate_authority_with_full_disk_keeps_its_state() {
     let _machine = beside_others().await;
     let Some(Started { folder, control, connection, .. }) = on_a_small_disk("prod").await else { return };
     let describe = async || {
@@ -120,7 +120,7 @@ async fn authority_with_full_disk_keeps_its_state() {
         let described = described.into_inner();
         (described.bundle.unwrap_or_default().roots, described.issuer)
     };
-    // The root that begins below is new.
+    // The root whose rotation begins below is new.
     let rotate = async |root| {
         let request = RotateAuthorityRequest { root, force: !root };
         connection.authority().rotate_authority(request).await
@@ -132,7 +132,7 @@ async fn authority_with_full_disk_keeps_its_state() {
     let (before, root) =
         (describe().await, fs::read(on_disk_of(&control, folder.path(), "ca/root.key")).unwrap());
 
-    // Something else fills the disk, to its last block.
+    // A separate file fills the disk up to its last block.
     let filling = on_disk_of(&control, folder.path(), "filling");
     let filled = fs::write(&filling, vec![1; 16 << 20]);
     assert_eq!(filled.unwrap_err().kind(), std::io::ErrorKind::StorageFull);
@@ -156,7 +156,7 @@ async fn authority_with_full_disk_keeps_its_state() {
     assert_ne!(after.1, before.1);
 }
 
-/// An agent beside this control plane that keeps its state on a disk of its own.
+/// Starts an agent of this control plane, with its state on a separate disk.
 fn start_agent(folder: &Path) -> Process {
     let dir = folder.display();
     let binary = env!("CARGO_BIN_EXE_fairmesh");
@@ -181,7 +181,7 @@ async fn agent_with_full_disk_renews_in_memory_and_warns() {
     let filled = fs::write(&filling, vec![1; 8 << 20]);
     assert_eq!(filled.unwrap_err().kind(), std::io::ErrorKind::StorageFull);
 
-    // It needs another certificate at once.
+    // The agent needs another certificate at once.
     let control = format!("unix:{}/control.sock", folder.path().display());
     let revoke = || {
         let revoke = ["identity", "revoke", "fairmesh/agent/web-1", "--issued-before", "now"];
@@ -194,13 +194,13 @@ async fn agent_with_full_disk_renews_in_memory_and_warns() {
     })
     .await;
     assert_eq!(fs::read(&key).unwrap(), kept, "the file before is whole");
-    // It vouches for programs by the new one.
+    // The agent issues certificates to programs with its new one.
     let certified = || {
         let mut command = Command::new(env!("CARGO_BIN_EXE_fairmesh"));
         command.args(["call", "shop/cart", "/", "--as", "shop/web"]).env_clear();
         command.env("FAIRMESH_IDENTITY_DIR", folder.path().join("kept"));
         command.env("FAIRMESH_AGENT", format!("unix:{}/agent.sock", folder.path().display()));
-        // There is no such service: the certificate is asked for all the same.
+        // The service does not exist; the command requests a certificate anyway.
         command.output().unwrap();
         folder.path().join("kept/shop/web/identity.key").exists()
     };

@@ -1,4 +1,4 @@
-//! Processes, servers and load that the tests share.
+//! Processes, servers and load shared by the tests.
 
 mod certificates;
 mod connection;

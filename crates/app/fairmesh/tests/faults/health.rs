@@ -1,4 +1,4 @@
-//! Health checks: one agent of a region probes, callers heed what it found, and another takes over when it dies.
+//! Health checks: one agent per region probes, callers follow its verdicts, and another agent takes over when it dies.
 
 use std::{
     convert::Infallible,
@@ -27,7 +27,7 @@ service: shop/one
 healthCheck: {http: {path: /healthz}, interval: 200ms, timeout: 200ms, rise: 2, fall: 3}
 ";
 
-/// A server whose health is a matter of this test.
+/// A server whose health the test controls.
 #[derive(Clone)]
 struct Patient {
     name: &'static str,
@@ -68,17 +68,17 @@ fn probes(patients: &[Patient]) -> u64 {
     patients.iter().map(|patient| patient.probes.load(Relaxed)).sum()
 }
 
-/// What `get health` says of an instance.
+/// Verdict on an instance in `get health`.
 async fn verdict(world: &World, instance: &str) -> Option<(bool, String)> {
     let health = world.cli(&["get", "health", "shop/one", "--json"]).await.json();
     let one = health.as_array().unwrap().iter().find(|one| one["instance"] == instance)?.clone();
     Some((one["healthy"].as_bool().unwrap(), one["cause"].as_str().unwrap().to_owned()))
 }
 
-/// Lists, descriptions and explanations of an endpoint that health checks found unhealthy.
+/// Checks lists, descriptions and explanations of an unhealthy endpoint.
 async fn unhealthy_is_shown(world: &World) {
     let mut endpoints = Value::Null;
-    // A machine that stands still for a moment misses probes of the others too.
+    // A machine that pauses for a moment misses probes of other endpoints too.
     until("c alone is unhealthy", async || {
         endpoints = world.cli(&["get", "endpoints", "shop/one", "--json"]).await.json();
         let states = endpoints.as_array().unwrap().iter().map(|one| (&one["instance"], &one["state"]));
@@ -102,12 +102,12 @@ async fn unhealthy_is_shown(world: &World) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn elected_checker_guides_callers_and_is_replaced_when_lost() {
+async fn callers_follow_elected_health_checker_and_its_replacement() {
     let _machine = beside_others().await;
     let mut world = World::start(CHECKED).await;
     let holds = async || world.agent_metric("fairmesh_agent_health_checker").await == 1.0;
     until("the first agent checks the region", holds).await;
-    // What must go on when the first agent dies uses the second.
+    // Programs that must survive the death of the first agent use the second.
     let (_other, second) = world.another_agent("second").await;
     let mut patients = Vec::new();
     for name in ["a", "b", "c"] {

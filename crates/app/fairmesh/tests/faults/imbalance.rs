@@ -1,4 +1,4 @@
-//! Uneven load over real servers, an agent and a control plane, seen as wasted cores.
+//! Uneven load over real servers, an agent and a control plane is reported as wasted cores.
 
 use std::{
     net::SocketAddr,
@@ -17,19 +17,19 @@ use tokio::{
 
 use crate::harness::{BURN, Process, Spec, World, beside_others, until};
 
-/// What a call to the hot server burns, and what one to the others does.
+/// CPU steps of a call to the hot server, and to the other servers.
 const HOT: u64 = 10_000_000;
 const COOL: u64 = HOT / 10;
 
-/// Between the starts of two calls: figures are made once a minute, and what counts is how much each server burns of all. Other tests
-/// need the CPU too.
+/// Pause between the starts of two rounds. The figures are computed once a minute and depend only on each server's
+/// share of the CPU use; other tests need CPU too.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Well above the delay from a server to the query response, which is within a minute and a half: two readings, one
-/// round of the agent, and another minute where the first was nearly over.
+/// Well above the delay from a server to the query response, at most a minute and a half: two samples, one round of the
+/// agent, and another minute if the first was nearly over.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// One call to one server, past every balancer.
+/// Calls one server directly, without load balancing.
 async fn call(address: SocketAddr, steps: u64) {
     let mut stream = TcpStream::connect(address).await.unwrap();
     let request = format!("GET / HTTP/1.1\r\nhost: test\r\nconnection: close\r\n{BURN}: {steps}\r\n\r\n");
@@ -39,8 +39,8 @@ async fn call(address: SocketAddr, steps: u64) {
     assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
 }
 
-/// Calls every server of the list once, again and again. A round begins when all calls of the one before have ended: on a busy
-/// machine, a loop for each server would call the hot one less often, and all would burn the same.
+/// Calls every server once per round. A round begins after all calls of the previous one: with a separate loop per
+/// server, a busy machine would call the hot server less often, and all would burn the same.
 async fn rounds(servers: Arc<Mutex<Vec<(SocketAddr, u64)>>>) {
     let mut ticks = interval(PAUSE);
     loop {
@@ -50,14 +50,14 @@ async fn rounds(servers: Arc<Mutex<Vec<(SocketAddr, u64)>>>) {
     }
 }
 
-/// A server of the service in a process of its own, and where it is.
+/// Starts a server of the service in a separate process; returns its address.
 async fn server(world: &World, instance: &str) -> (SocketAddr, Process) {
     let process = Spec::new("shop/cart", instance, Protocol::Http1).apart(world).await;
     (world.endpoint("shop/cart", instance).await.unwrap().address, process)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn overloaded_server_shows_as_wasted_cores() {
+async fn imbalance_report_shows_overloaded_servers_waste() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let called = Arc::new(Mutex::new(Vec::new()));
@@ -65,7 +65,7 @@ async fn overloaded_server_shows_as_wasted_cores() {
     let mut servers = Vec::new();
     for (instance, steps) in [("hot", HOT), ("cool-1", COOL), ("cool-2", COOL)] {
         let (address, process) = server(&world, instance).await;
-        // From its start on: the first report of a server covers the time before the next server runs too.
+        // Called from its start on, since a server's first report covers the time before the next server runs too.
         called.lock().unwrap().push((address, steps));
         servers.push(process);
     }
@@ -79,7 +79,7 @@ async fn overloaded_server_shows_as_wasted_cores() {
         assert!(!calling.is_finished(), "a call failed");
         assert!(start.elapsed() < PATIENCE, "not all three servers are heard of: {seen:#}");
     };
-    // One at 10 and two at 1 use 12 and would use 30 at the p99: an index of 2.5, less what a call costs in itself.
+    // CPU use of 10 + 1 + 1 = 12, and 30 if all ran at the p99: an index of 2.5, less the fixed cost of a call.
     let total = &seen["total"];
     let index = total["index"].as_f64().unwrap();
     assert!((1.6..=2.6).contains(&index), "{seen:#}");
@@ -92,7 +92,7 @@ async fn overloaded_server_shows_as_wasted_cores() {
         .map(|cause| cause["wastedMillicoreMinutes"].as_i64().unwrap())
         .sum();
     assert_eq!(causes, sum("wastedMillicoreMinutes"), "{seen:#}");
-    // What the dashboard shows.
+    // Values shown on the dashboard.
     for name in ["containers", "used_cores", "wasted_cores"] {
         let series = format!("fairmesh_imbalance_{name}{{service=\"shop/cart\"}}");
         until(&series, async || world.control_has_metric(&series).await).await;
@@ -107,7 +107,7 @@ async fn overloaded_server_shows_as_wasted_cores() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn usage_during_an_outage_is_reported_afterwards() {
+async fn cpu_usage_during_control_plane_outage_is_reported_afterwards() {
     let _machine = beside_others().await;
     let mut world = World::start("").await;
     let (address, mut server) = server(&world, "alone").await;
@@ -118,7 +118,7 @@ async fn usage_during_an_outage_is_reported_afterwards() {
         call(address, COOL).await;
         tokio::time::sleep(PAUSE).await;
     }
-    // From now on only the agent knows.
+    // From here on, only the agent has the usage.
     server.kill().await;
     world.control.restart();
     world.control_is_up().await;

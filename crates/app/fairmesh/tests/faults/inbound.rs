@@ -1,4 +1,4 @@
-//! A program that knows nothing of Fairmesh is an endpoint of a service, with a proxy in front of it.
+//! A program that knows nothing of Fairmesh is an endpoint of a service, behind an inbound proxy.
 
 use std::{
     convert::Infallible,
@@ -29,14 +29,14 @@ use crate::harness::{
     until,
 };
 
-/// What a program says of its load.
+/// Load report in a program's response.
 const LOAD: &str = "TEXT named_metrics.queue=30,application_utilization=0.2";
 
 /// A plain HTTP/1.1 server.
 struct Plain {
     address: SocketAddr,
     under_way: Arc<AtomicUsize>,
-    /// Calls of `/slow` wait for this.
+    /// Calls of `/slow` wait for this notification.
     go_on: Arc<Notify>,
 }
 
@@ -73,7 +73,7 @@ impl Plain {
     }
 }
 
-/// The proxy in front of one, and where callers reach it.
+/// Starts a proxy in front of a program; returns the proxy and its address for callers.
 async fn in_front(
     world: &World,
     program: &Plain,
@@ -92,7 +92,7 @@ async fn in_front(
     (process, address)
 }
 
-/// The raw response over a connection of its own.
+/// Raw response, over a separate connection.
 async fn raw(to: &str, path: &str, header: &str) -> String {
     let mut stream = TcpStream::connect(to).await.unwrap();
     let request = format!(
@@ -105,7 +105,7 @@ async fn raw(to: &str, path: &str, header: &str) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn inbound_program_serves_reports_and_leaves_without_failures() {
+async fn inbound_proxy_reports_load_and_drains_program_without_failures() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let plain = Plain::start("plain").await;
@@ -130,7 +130,7 @@ async fn inbound_program_serves_reports_and_leaves_without_failures() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn inbound_proxy_is_replaced_under_load_without_a_failed_call() {
+async fn inbound_proxy_replaced_under_load_fails_no_call() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let plain = Plain::start("plain").await;
@@ -151,7 +151,7 @@ async fn inbound_proxy_is_replaced_under_load_without_a_failed_call() {
     world.serves("shop/one", "plain").await;
     let before = process().await;
     let mesh = world.mesh().await;
-    // POSTs are never repeated, and there is no other endpoint.
+    // POSTs are never retried, and there is no other endpoint.
     let load = Load::start(Load::of(&mesh.service("shop/one").unwrap(), &[(Kind::Get, 2), (Kind::Post, 3)]));
     load.reaches("plain").await;
     let mut second = start("second.log");
@@ -168,7 +168,7 @@ async fn inbound_proxy_is_replaced_under_load_without_a_failed_call() {
     assert!(world.endpoint("shop/one", "plain").await.is_none(), "it is out of the registry");
 }
 
-/// A proxy in front of a program whose connections the test takes itself.
+/// A proxy in front of a program whose connections the test handles itself.
 async fn in_front_of_raw(world: &World) -> (Process, TcpListener, String) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let program =
@@ -178,7 +178,7 @@ async fn in_front_of_raw(world: &World) -> (Process, TcpListener, String) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn get_is_repeated_after_the_program_closed_its_connection() {
+async fn inbound_proxy_retries_get_after_program_closed_its_connection() {
     let _machine = beside_others().await;
     let world = World::start("{kind: Service, name: shop/one, type: replicated, protocol: http1}").await;
     let (_inbound, listener, _) = in_front_of_raw(&world).await;
@@ -195,7 +195,7 @@ async fn get_is_repeated_after_the_program_closed_its_connection() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn inbound_refuses_bodies_of_unknown_codings() {
+async fn inbound_proxy_refuses_bodies_with_unknown_codings() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let (_inbound, listener, address) = in_front_of_raw(&world).await;
@@ -209,7 +209,7 @@ async fn inbound_refuses_bodies_of_unknown_codings() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn planner_uses_a_metric_from_program_responses() {
+async fn planner_uses_load_metric_from_program_responses() {
     let _machine = beside_others().await;
     let yaml = "{kind: Service, name: shop/one, type: replicated, protocol: http1}\n---\n\
         {kind: Topology, regions: [{name: eu}]}\n---\n\
@@ -243,7 +243,7 @@ async fn planner_uses_a_metric_from_program_responses() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn inbound_program_is_protected_from_overload_and_foreign_keys() {
+async fn inbound_proxy_refuses_overload_and_keys_of_other_servers() {
     let _machine = beside_others().await;
     let yaml = "{kind: Service, name: shop/cart, type: sharded}\n---\n\
         {kind: ShardMap, service: shop/cart, interval: {start: 0, end: 20}, shards: [\
@@ -283,7 +283,7 @@ async fn inbound_program_is_protected_from_overload_and_foreign_keys() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn inbound_proxy_registers_nothing_when_an_address_is_in_use() {
+async fn inbound_proxy_registers_nothing_when_address_is_in_use() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let program = Plain::start("plain").await;
@@ -327,7 +327,7 @@ async fn inbound_proxy_without_listeners_serves_its_program() {
     assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
 }
 
-/// A server of hyper, whose URIs cannot hold some of the bytes that clients send; where it listens.
+/// Starts a hyper server, whose URIs cannot contain some bytes that clients send; returns its address.
 async fn strict_program() -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -336,7 +336,7 @@ async fn strict_program() -> SocketAddr {
             let respond = service_fn(async |_| Ok::<_, Infallible>(Response::new("hello".to_owned())));
             tokio::spawn(async move {
                 let server = auto::Builder::new(TokioExecutor::new());
-                // It ends with the client.
+                // The connection ends with the client.
                 let _ = server.serve_connection(TokioIo::new(stream), respond).await;
             });
         }
@@ -345,7 +345,7 @@ async fn strict_program() -> SocketAddr {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn requests_that_programs_reject_eject_no_endpoint() {
+async fn requests_rejected_by_program_eject_no_endpoint() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     for (service, protocol) in [("shop/one", "http1"), ("shop/two", "http2")] {
@@ -380,7 +380,7 @@ async fn requests_that_programs_reject_eject_no_endpoint() {
     }
 }
 
-/// The series of one request without an identity.
+/// Metrics after one request without an identity.
 const SERVED_ONCE: &str = concat!(
     r#"http_server_request_duration_seconds_count{fairmesh_caller="(unknown)",fairmesh_callee="shop/two","#,
     r#"http_request_method="POST",http_response_status_code="200"} 1"#
@@ -426,7 +426,7 @@ async fn inbound_requests_are_counted_logged_and_traced() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn register_counts_logs_and_names_requests_in_front_of_a_program() {
+async fn register_counts_and_logs_requests_of_its_program() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -434,7 +434,7 @@ async fn register_counts_logs_and_names_requests_in_front_of_a_program() {
     tokio::spawn(async move {
         while let Ok((mut stream, _)) = listener.accept().await {
             tokio::spawn(async move {
-                // Probes connect and say nothing.
+                // Probes connect and send nothing.
                 let mut first = [0];
                 while stream.read(&mut first).await.is_ok_and(|read| read > 0) {
                     let head = format!("{}{}", char::from(first[0]), read_head(&mut stream).await);
@@ -465,7 +465,7 @@ async fn register_counts_logs_and_names_requests_in_front_of_a_program() {
     assert!(page(&admin, "/readyz").await.contains("registered and serving"));
 }
 
-/// A page of a process.
+/// Fetches an admin page of a process.
 async fn page(to: &str, path: &str) -> String {
     let mut stream =
         say(to, format!("GET {path} HTTP/1.1\r\nhost: pages\r\nconnection: close\r\n\r\n")).await;

@@ -1,4 +1,4 @@
-//! What a proxy tells of itself and of requests: counters, spans, reasons, lines.
+//! Observability of a proxy: counters, spans, admin pages and access logs.
 
 use std::time::Duration;
 
@@ -28,7 +28,7 @@ async fn call(http2: bool, to: &str, headers: &[(&str, &str)]) -> Response<Bytes
     Response::from_parts(head, body.collect().await.unwrap().to_bytes())
 }
 
-/// The sum of the series of one name that have these labels.
+/// Sum of the series of a metric that have these labels.
 fn sum(samples: &openmetrics::Samples, name: &str, labels: &[(&str, &str)]) -> f64 {
     let has = |of: &[(String, String)], (label, value): &(&str, &str)| {
         of.iter().any(|(l, v)| l == label && v == value)
@@ -81,11 +81,11 @@ async fn call_counters_are_labelled_by_service_class_and_regions() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn failures_of_grpc_are_counted_by_route_and_backend() {
+async fn grpc_failures_are_counted_by_route_and_backend() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let _two = Echo::start(&world, "shop/two", "two", Protocol::Grpc).await;
-    // Statuses are read beside an access log, and without one.
+    // gRPC statuses are read both with and without an access log.
     for arguments in ["--access-log off", "--access-log text"] {
         let proxy = Proxy::with(&world, arguments).await;
         // OK, NOT_FOUND, UNAVAILABLE.
@@ -102,7 +102,7 @@ async fn failures_of_grpc_are_counted_by_route_and_backend() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn request_and_attempts_are_spans_of_the_callers_trace() {
+async fn proxy_spans_of_request_and_attempts_join_callers_trace() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let _one = Spec::new("shop/one", "one", Protocol::Http1).here(&world).await;
@@ -112,7 +112,7 @@ async fn request_and_attempts_are_spans_of_the_callers_trace() {
     let answer = call(false, &proxy.for_one, &[("traceparent", &parent), ("tracestate", "vendor=1")]).await;
     let seen_by_server = answer.headers()["x-traceparent"].to_str().unwrap().to_owned();
 
-    // Reported at shutdown at the latest, within its deadline.
+    // Spans are exported at shutdown at the latest, within its deadline.
     let unrecorded = parent.replace("-01", "-00");
     let passed_on = call(false, &proxy.for_one, &[("traceparent", &unrecorded)]).await;
     assert_eq!(passed_on.headers()["x-traceparent"], *unrecorded, "it goes on untouched");
@@ -149,7 +149,7 @@ async fn request_and_attempts_are_spans_of_the_callers_trace() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn trace_begins_without_a_valid_parent_and_shows_failed_attempts() {
+async fn trace_starts_without_valid_parent_and_shows_failed_attempts() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let _one = Spec::new("shop/one", "one", Protocol::Http1).here(&world).await;
@@ -166,7 +166,7 @@ async fn trace_begins_without_a_valid_parent_and_shows_failed_attempts() {
         call(false, &proxy.for_one, &[("b3", "80f198ee56343ba864fe8b2a57d3eff7-e457b5a2e4d86bd1-1")]).await;
     assert!(b3.headers().get("x-traceparent").is_none(), "a trace of another kind is left alone");
 
-    // No server listens there, so the call is retried at the other endpoint.
+    // No server listens at this endpoint, so the call is retried at the other one.
     let lease = Duration::from_secs(60);
     let mut gone = Spec { lease, ..Spec::new("shop/both", "gone", Protocol::Http1) }.apart(&world).await;
     gone.kill().await;
@@ -175,7 +175,7 @@ async fn trace_begins_without_a_valid_parent_and_shows_failed_attempts() {
     let retried = async || {
         let answer = call(false, &proxy.by_host, &[("host", "both.shop")]).await;
         assert_eq!(answer.headers()["x-instance"], "other");
-        // All of one request come together.
+        // All spans of a request are exported together.
         let spans = collector.trace(&ours(&answer), 2).await;
         let [_, failed, answered] = &spans[..] else { return false };
         let failed = (attributes(failed), failed.status.clone().unwrap());
@@ -240,7 +240,7 @@ async fn admin_pages_show_processes_and_last_decision() {
     let text = proxy.page("/last").await;
     assert!(text.contains("GET \"/items\"") && text.contains("by revision"), "{text}");
 
-    // Of an undeclared name the proxy keeps nothing but this.
+    // For an undeclared name, the proxy keeps only this entry.
     assert_eq!(call(false, &proxy.by_host, &[("host", "none.shop")]).await.status(), StatusCode::NOT_FOUND);
     let text = proxy.page("/services/shop/none/last").await;
     assert!(text.contains("404") && text.contains("is not declared"), "{text}");
@@ -280,7 +280,7 @@ async fn access_log_line_names_server_size_and_outcome() {
     );
     assert!(whole["total_ms"].as_f64() >= whole["ms"].as_f64(), "{whole}");
 
-    // A server that promises more than it sends.
+    // A server that announces a longer body than it sends.
     let raw = RawServer::start(&world, "shop/raw", "raw").await;
     let breaks_off = async {
         let mut connection = raw.accept().await;
@@ -294,7 +294,7 @@ async fn access_log_line_names_server_size_and_outcome() {
     let broken = line("\"ended\":\"broken\"").await;
     assert_eq!((&broken["service"], &broken["bytes_out"]), (&"shop/raw".into(), &3.into()), "{broken}");
 
-    // A program that does not wait.
+    // A client that does not wait for the response.
     let slow = Spec { work: Duration::from_secs(60), ..Spec::new("shop/slow", "slow", Protocol::Http1) };
     let _slow = slow.here(&world).await;
     let tries = proxy.metric("attempts_total").await;

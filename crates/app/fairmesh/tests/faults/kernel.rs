@@ -1,4 +1,5 @@
-//! Unmodified programs in a cgroup whose connections eBPF programs redirect to a proxy, and whose requests the kernel sends.
+//! Unmodified programs in a cgroup: eBPF programs redirect their connections to a proxy, and the kernel sends their
+//! requests.
 
 mod balance;
 mod blocking;
@@ -31,17 +32,17 @@ use tempfile::TempDir;
 
 use crate::harness::{Proxy, Run, Spec, World, beside_others, free_port, run, skipped, until};
 
-/// When a command hangs. Fixed numbers of calls take as long as the other tests leave of the machine.
+/// Time limit of a command. A fixed number of calls takes long while other tests use the machine.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// A BPF file system and a cgroup of this test; `detach` removes what is in them.
+/// A BPF file system and a cgroup for one test; `detach` removes their contents.
 struct Attached {
     folder: TempDir,
     cgroup: String,
 }
 
 impl Attached {
-    /// `None` where eBPF is refused.
+    /// `None` where eBPF is not permitted.
     async fn new(name: &str) -> Option<Self> {
         let folder = tempfile::tempdir().unwrap();
         if let Err(error) = mount("bpf", folder.path(), "bpf", MountFlags::empty(), None) {
@@ -92,7 +93,7 @@ impl Attached {
         self.run(&[&curl[..], &resolve, arguments].concat()).await
     }
 
-    /// A proxy with a listener for the cgroup.
+    /// Starts a proxy with a listener for the cgroup.
     async fn proxy(&self, world: &World) -> Proxy {
         self.proxy_with(world, "").await
     }
@@ -116,17 +117,17 @@ impl Drop for Attached {
         let _ = fairmesh_kernel::detach(&self.pins());
         let entries =
             fs::read_dir(self.folder.path()).into_iter().flatten().flatten().map(|entry| entry.file_name());
-        // Some systems put their own into each such file system.
+        // Some systems add files of their own to each BPF file system.
         let left: Vec<_> = entries.filter(|name| !name.to_string_lossy().ends_with(".debug")).collect();
         assert!(left.is_empty() || std::thread::panicking(), "pins are left: {left:?}");
         let _ = unmount(self.folder.path(), UnmountFlags::DETACH);
-        // Those of servers are older than `attach`, which removes its own alone.
+        // `attach` removes only the cgroups that it created; those of servers existed before.
         remove_cgroups(&self.cgroup);
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn attached_program_uses_the_proxy_until_the_proxy_dies() {
+async fn program_in_attached_cgroup_uses_proxy_until_proxy_dies() {
     let _machine = beside_others().await;
     let Some(attached) = Attached::new("curl").await else { return };
     let world = World::start("").await;

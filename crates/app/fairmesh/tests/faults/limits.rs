@@ -1,5 +1,5 @@
-//! What a peer may cost the processes of the mesh: connections, descriptors, time and memory. Each attack runs beside honest calls,
-//! of which none fails.
+//! What a peer can cost the processes of the mesh: connections, descriptors, time and memory. During each attack,
+//! honest calls must not fail.
 
 mod fleet;
 mod headers;
@@ -17,12 +17,12 @@ use tokio::time::Instant;
 
 pub(crate) use fleet::Fleet;
 
-/// Calls whose times are compared.
+/// Number of calls whose latencies are compared.
 const CALLS: usize = 200;
-/// What takes less than this is as fast as anything, on a machine that does other things as well.
+/// Latencies below this count as equal, since the machine also does other work.
 const FLOOR: Duration = Duration::from_millis(40);
 
-/// The 99th percentile of the times of calls, one after the other, of which none fails.
+/// p99 latency of sequential calls; panics if a call fails.
 async fn p99<T, E: std::fmt::Debug, F: Future<Output = Result<T, E>>>(
     mut call: impl FnMut() -> F,
 ) -> Duration {
@@ -36,7 +36,7 @@ async fn p99<T, E: std::fmt::Debug, F: Future<Output = Result<T, E>>>(
     took[CALLS * 99 / 100]
 }
 
-/// Calls are at most twice as slow as they were.
+/// Asserts that calls became at most twice as slow.
 #[track_caller]
 fn is_unharmed(what: &str, before: Duration, meanwhile: Duration) {
     let bound = 2 * before.max(FLOOR);

@@ -1,4 +1,4 @@
-//! Programs on machines without an agent ask a lookaside which endpoints to call.
+//! Programs on machines without an agent ask a lookaside for endpoints.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -23,7 +23,7 @@ use tonic::Code;
 
 use crate::harness::{Caller, Kind, Load, Process, Program, Spec, World, beside_others, free_port, until};
 
-/// Ten keys a shard, each with a copy of its own.
+/// Shards of ten keys each, with one copy each.
 const SHARDED: &str = "\
 {kind: Service, name: shop/cart, type: sharded}
 ---
@@ -35,7 +35,7 @@ shards:
   - {id: 1, start: 10, replicas: [{instance: cart-1, region: eu, role: primary}]}
 ";
 
-/// A lookaside as a process.
+/// A lookaside process.
 pub(crate) struct Lookaside {
     process: Process,
     address: Address,
@@ -76,7 +76,7 @@ impl Lookaside {
         LookasideClient::new(self.channel().await)
     }
 
-    /// A program's mesh that has nothing but this.
+    /// A program's `Mesh` that uses only this lookaside.
     async fn mesh(&self) -> Mesh {
         Mesh::builder().lookaside(self.address.clone()).client_id("test").connect().await.unwrap()
     }
@@ -99,7 +99,7 @@ async fn report(caller: &mut LookasideClient<Channel>, result: Told) -> u32 {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn leased_calls_continue_after_the_lookaside_dies() {
+async fn leased_calls_continue_after_lookaside_dies() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let first = Spec::new("shop/one", "first", Protocol::Http1).here(&world).await;
@@ -155,7 +155,7 @@ async fn keyed_calls_use_one_lease_per_shard() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn lookaside_picks_use_reports_of_other_callers() {
+async fn lookaside_picks_use_load_reports_of_other_callers() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let mut servers = Vec::new();
@@ -211,7 +211,7 @@ async fn lookaside_picks_use_reports_of_other_callers() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn grpc_clients_look_up_routes_by_rls() {
+async fn grpc_clients_look_up_endpoints_by_route_lookup_service() {
     let _machine = beside_others().await;
     let world = World::start(SHARDED).await;
     let carts = Spec::new("shop/cart", "cart-1", Protocol::Http1).here(&world).await;
@@ -255,7 +255,7 @@ async fn lookaside_accepts_callers_only_between_sync_and_stop() {
     let mut caller = lookaside.caller().await;
     assert_eq!(pick(&mut caller, of("shop/one", 2)).await.leases.len(), 1);
     lookaside.process.signal(Signal::TERM);
-    // The caller's connection is idle and open: it receives GOAWAY and does not delay the drain.
+    // The caller's connection is open and idle: it receives GOAWAY and does not delay the drain.
     let ended = tokio::time::timeout(Duration::from_secs(9), lookaside.process.end()).await;
     assert!(ended.unwrap().success(), "{}", lookaside.process.log());
 }

@@ -1,4 +1,4 @@
-//! Proxies that are registered as endpoints of services that they forward to.
+//! Proxies registered as endpoints of services that they themselves forward to.
 
 use std::net::Ipv4Addr;
 
@@ -11,7 +11,7 @@ use hyper_util::{client::legacy::Client, rt::TokioExecutor};
 
 use crate::harness::{Proxy, World, beside_others, free_port, read_head, read_to_end, say};
 
-/// Registers this address of the machine.
+/// Registers this local address as an endpoint.
 async fn registered(
     world: &World,
     (service, instance): (&str, &str),
@@ -28,13 +28,13 @@ fn port_of(address: &str) -> u16 {
     address.rsplit_once(':').unwrap().1.parse().unwrap()
 }
 
-/// The sum over both proxies.
+/// Sum of a metric over both proxies.
 async fn sum(proxies: [&Proxy; 2], metric: &str) -> f64 {
     proxies[0].metric(metric).await + proxies[1].metric(metric).await
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_request_that_two_proxies_forward_to_each_other_is_refused() {
+async fn request_forwarded_in_loop_by_two_proxies_is_refused() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let (one, two) = (Proxy::start(&world).await, Proxy::start(&world).await);
@@ -44,7 +44,7 @@ async fn a_request_that_two_proxies_forward_to_each_other_is_refused() {
             servers.push(registered(&world, (service, instance), port_of(&proxy.by_host), protocol).await);
         }
     }
-    // Forwarded as it lies in memory, and taken apart, since its body is chunked.
+    // One request is forwarded unparsed, the other is parsed, since its body is chunked.
     let plain = "GET / HTTP/1.1\r\nhost: ring.shop\r\n\r\n";
     let chunked =
         "POST / HTTP/1.1\r\nhost: ring.shop\r\ntransfer-encoding: chunked\r\n\r\n1\r\nx\r\n0\r\n\r\n";
@@ -71,7 +71,7 @@ async fn a_request_that_two_proxies_forward_to_each_other_is_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_proxy_makes_no_connections_to_its_own_listeners() {
+async fn proxy_makes_no_connection_to_its_own_listeners() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let [exact, any] = [(); 2].map(|()| free_port());

@@ -1,5 +1,5 @@
-//! What callers see when things go wrong: control planes, agents and servers as real processes that are killed, frozen,
-//! starved and stopped while calls run. Each test asserts how many calls failed (none, unless it says why) and the state
+//! Failures as callers see them: control planes, agents and servers are real processes that are killed, frozen, starved
+//! and stopped while calls run. Each test asserts the number of failed calls (zero unless stated) and the state
 //! afterwards.
 #![allow(clippy::unwrap_used, reason = "what a test cannot do without has failed it")]
 

@@ -1,4 +1,5 @@
-//! The control plane away, the agent away, both away: calls go on, writes fail clearly, and all come together again.
+//! Outages of the control plane, of the agent, and of both: calls continue, writes fail with a clear error, and state
+//! converges afterwards.
 
 use std::time::Duration;
 
@@ -30,7 +31,7 @@ fn registration() -> Registration {
     Registration { service: "shop/one".into(), endpoint: Some(endpoint), declaration: None }
 }
 
-/// The error of a registration through the agent.
+/// Error of a registration through the agent.
 async fn register(world: &World) -> String {
     let link = RegistryClient::new(vec![world.agent_address()], "test", Default::default());
     link.register(registration()).await.unwrap_err().to_string()
@@ -100,7 +101,7 @@ async fn both_away(world: &mut World, load: &Load, mesh: &Mesh) {
     world.agent.kill().await;
     grows("the age that the caller tells", async || mesh.stats().data_age.as_secs_f64()).await;
     load.goes_on(100).await;
-    // A program that starts now has the agent's copy on disk.
+    // A program that starts now uses the agent's copy on disk.
     let late = Mesh::builder().agent(world.agent_address()).cache_dir(world.path("agent-state"));
     let late = late.connect().await.unwrap();
     calls_work(&late).await;

@@ -1,4 +1,4 @@
-//! A service whose endpoints are chosen by a lookaside of its own.
+//! A service whose endpoints are picked by a lookaside of its own.
 
 use std::{
     net::SocketAddr,
@@ -17,7 +17,7 @@ use tonic::{Request, Response, Status, transport::server::TcpIncoming};
 
 use crate::harness::{Caller, Kind, Proxy, Spec, World, beside_others, free_port, until};
 
-/// A lookaside that returns one endpoint to every client and records the requests.
+/// A lookaside that returns one endpoint to every client, and records the requests.
 #[derive(Clone)]
 struct Chooser {
     chosen: Arc<Mutex<(&'static str, SocketAddr)>>,
@@ -71,7 +71,7 @@ async fn answers(handle: &ServiceHandle) -> String {
     Caller::new(handle, Kind::Get).call(0).await.unwrap()
 }
 
-/// The instance that serves a call through a proxy.
+/// Instance that serves a call through a proxy.
 async fn behind(proxy: &Proxy) -> String {
     let url = format!("http://{}/", proxy.for_one);
     let output = tokio::process::Command::new("curl")
@@ -83,7 +83,7 @@ async fn behind(proxy: &Proxy) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn callers_follow_their_own_lookaside_and_survive_its_loss() {
+async fn callers_follow_lookaside_named_in_policy_and_survive_its_loss() {
     let _machine = beside_others().await;
     let at = format!("127.0.0.1:{}", free_port());
     let policy = format!("{{kind: Policy, service: shop/one, lookaside: '{at}', timeout: 9s}}");
@@ -113,7 +113,7 @@ async fn callers_follow_their_own_lookaside_and_survive_its_loss() {
     until("callers have turned", async || answers(&one).await == "first").await;
     until("and the proxy's", async || behind(&proxy).await == "first").await;
 
-    // Callers with leases continue by them, the others by the records.
+    // Callers with leases continue with them, the others with the records.
     serving.abort();
     let _ = serving.await;
     for _ in 0..30 {
@@ -129,14 +129,14 @@ async fn callers_follow_their_own_lookaside_and_survive_its_loss() {
     chooser.choose("second", second.address);
     let serving = chooser.start(&at);
     until("who had leases gets new ones", async || answers(&one).await == "second").await;
-    // The client calls no lookaside once the policy names none.
+    // The client no longer calls a lookaside once the policy names none.
     world.apply("{kind: Policy, service: shop/one}").await.ok();
     until("the records count again", async || answers(&one).await == "first").await;
     serving.abort();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn malformed_lookaside_address_is_refused() {
+async fn malformed_lookaside_address_in_policy_is_refused() {
     let _machine = beside_others().await;
     let world = World::start("{kind: Service, name: shop/one}").await;
     let refused = world.apply("{kind: Policy, service: shop/one, lookaside: picks}").await;

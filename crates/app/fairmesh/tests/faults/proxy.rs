@@ -1,4 +1,4 @@
-//! Programs that know nothing of Fairmesh call through a proxy.
+//! Programs that know nothing of Fairmesh make calls through a proxy.
 
 use std::time::Duration;
 
@@ -31,7 +31,7 @@ async fn call(http2: bool, request: Request<Empty<Bytes>>) -> Response<Bytes> {
     Response::from_parts(head, body.collect().await.unwrap().to_bytes())
 }
 
-/// The raw response over a connection of its own.
+/// Raw response, over a separate connection.
 async fn raw(to: &str, request: &str) -> String {
     let mut stream = TcpStream::connect(to).await.unwrap();
     stream.write_all(request.as_bytes()).await.unwrap();
@@ -53,7 +53,7 @@ async fn proxy_routes_by_host_between_all_protocols() {
             (answer.status(), &answer.headers()["x-instance"]),
             (StatusCode::OK, &instance.parse().unwrap())
         );
-        // HTTP/2 names the host in the URI, and so do programs with a configured proxy.
+        // HTTP/2 names the host in the URI, as do programs with a configured proxy.
         let authority =
             format!("GET http://{host}/ HTTP/1.1\r\nhost: other.shop\r\nconnection: close\r\n\r\n");
         let answer = raw(&proxy.by_host, &authority).await;
@@ -81,7 +81,7 @@ async fn proxy_routes_by_host_between_all_protocols() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn keyed_split_keeps_a_user_on_one_version() {
+async fn traffic_split_by_key_keeps_user_on_one_version() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let one = Spec::new("shop/one", "now", Protocol::Http1).here(&world).await;
@@ -105,7 +105,7 @@ async fn keyed_split_keeps_a_user_on_one_version() {
         }
     }
     assert!((3..18).contains(&next), "{next} of 20");
-    // The second source is a parameter that all of these calls have.
+    // The second hash source is a query parameter that all of these calls have.
     let first = call(false, get(&proxy.by_host, "one.shop")).await.headers()["x-instance"].clone();
     for _ in 0..10 {
         let again = call(false, get(&proxy.by_host, "one.shop")).await;
@@ -115,7 +115,7 @@ async fn keyed_split_keeps_a_user_on_one_version() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn unroutable_requests_are_explained_and_counted() {
+async fn unroutable_requests_get_explanation_and_are_counted() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let _one = Spec::new("shop/one", "one", Protocol::Http1).here(&world).await;
@@ -132,7 +132,8 @@ async fn unroutable_requests_are_explained_and_counted() {
     let nameless = call(false, get(&proxy.by_host, "localhost")).await;
     assert_eq!(nameless.status(), StatusCode::NOT_FOUND);
     assert!(String::from_utf8_lossy(nameless.body()).contains("Host: service.tenant"));
-    // A length and chunks at once may mean two different things to two servers: it is one request or none.
+    // Two servers may interpret a content-length together with chunks differently; the request must be forwarded as one
+    // or not at all.
     let smuggled = "POST / HTTP/1.1\r\nhost: one.shop\r\ncontent-length: 4\r\ntransfer-encoding: chunked\r\n\
         connection: close\r\n\r\n0\r\n\r\nGET /second HTTP/1.1\r\nhost: one.shop\r\n\r\n";
     let answer = raw(&proxy.by_host, smuggled).await;
@@ -152,7 +153,7 @@ async fn unroutable_requests_are_explained_and_counted() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn silent_client_is_disconnected() {
+async fn proxy_disconnects_silent_client() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let _one = Spec::new("shop/one", "one", Protocol::Http1).here(&world).await;
@@ -164,7 +165,7 @@ async fn silent_client_is_disconnected() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn stop_finishes_requests_in_flight_even_without_an_agent() {
+async fn stopping_proxy_finishes_requests_in_flight_even_without_agent() {
     let _machine = beside_others().await;
     let mut world = World::start("").await;
     let work = Duration::from_secs(1);

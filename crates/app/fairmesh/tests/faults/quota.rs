@@ -1,5 +1,4 @@
-//! A limit that holds for the whole mesh, divided among programs by what they are asked for, and not by what they
-//! claim.
+//! A mesh-wide limit is divided among programs by their real demand, not by the demand they claim.
 
 use std::{
     sync::{
@@ -10,7 +9,7 @@ use std::{
 };
 
 use fairmesh_client::{Body, FaultKind, Mesh};
-use fairmesh_model::{Protocol, quota::ALL_PARTS};
+use fairmesh_model::{Protocol, rate_limit_quota::ALL_PARTS};
 use fairmesh_wire::v1::{ClaimRequest, Demand};
 use http::Request;
 use tokio::{
@@ -20,12 +19,12 @@ use tokio::{
 
 use crate::harness::{Spec, World, beside_others};
 
-/// Calls that all may make in a second.
+/// Limit of calls per second over all callers.
 const QUOTA: u64 = 60;
-/// For how long calls are counted at a time.
+/// Length of the window in which calls are counted.
 const WINDOW: Duration = Duration::from_secs(4);
 
-/// A program that calls again and again.
+/// A program that calls at a fixed interval.
 struct Caller {
     passed: Arc<AtomicU64>,
     limited: Arc<AtomicU64>,
@@ -58,7 +57,7 @@ impl Caller {
     }
 }
 
-/// How many calls a second of each passed, over one window after the other, until that is as wanted.
+/// Measures the accepted calls per second of each caller, window after window, until the rates are as wanted.
 async fn come_to(what: &str, callers: &[&Caller], wanted: impl Fn(&[f64]) -> bool) {
     let mut seen = Vec::new();
     for _ in 0..15 {
@@ -77,7 +76,7 @@ async fn come_to(what: &str, callers: &[&Caller], wanted: impl Fn(&[f64]) -> boo
     panic!("{what}: {seen:.1?} calls a second");
 }
 
-/// Claims by many false names all that there is, as often as any caller, until it is dropped.
+/// Claims the whole limit under many false names, as often as any caller, until dropped.
 async fn claim_falsely(world: &World) -> JoinHandle<()> {
     let connection = world.connection().await;
     tokio::spawn(async move {
@@ -101,7 +100,7 @@ async fn claim_falsely(world: &World) -> JoinHandle<()> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn programs_share_a_mesh_limit_by_demand() {
+async fn programs_share_mesh_wide_rate_limit_by_demand() {
     let _machine = beside_others().await;
     let yaml = format!(
         "{{kind: Policy, service: shop/one, limit: {{calls: {QUOTA}, per: 1s, burst: 30, scope: mesh}}}}"
@@ -113,14 +112,14 @@ async fn programs_share_a_mesh_limit_by_demand() {
     let within = |rate: f64, of: f64, by: f64| (rate / of - 1.0).abs() <= by;
 
     let often = Caller::start(&much, Duration::from_millis(5), MissedTickBehavior::Burst);
-    // Never a burst, which may be more than its part.
+    // Missed ticks are skipped, since a burst could exceed the caller's share.
     let seldom = Caller::start(&little, Duration::from_millis(77), MissedTickBehavior::Skip);
     come_to("three to one", &[&often, &seldom], |rates| {
         within(rates[0] + rates[1], QUOTA as f64, 0.1) && within(rates[0] / rates[1], 3.0, 0.25)
     })
     .await;
 
-    // With four callers an equal part is 14 calls a second, and the rest goes to callers with a greater demand.
+    // With four callers, an equal share is 14 calls per second; the rest goes to callers with higher demand.
     let hostile = claim_falsely(&world).await;
     come_to("beside false claims", &[&often, &seldom], |rates| {
         rates[0] >= 14.0 && within(rates[1], 13.0, 0.1)
@@ -135,7 +134,7 @@ async fn programs_share_a_mesh_limit_by_demand() {
     drop(little);
     come_to("all of it", &[&often], |rates| within(rates[0], QUOTA as f64, 0.1)).await;
 
-    // Without a control plane it keeps the last configuration.
+    // Without a control plane, callers keep the last configuration.
     let mut world = world;
     world.control.kill().await;
     come_to("what it had", &[&often], |rates| within(rates[0], QUOTA as f64, 0.1)).await;

@@ -1,4 +1,5 @@
-//! Stores that a control plane must not start on: it says which and what to do, and leaves them as they are.
+//! Stores on which a control plane must refuse to start. The error names the store and the remedy, and the store is
+//! left unchanged.
 
 use std::{
     fs,
@@ -13,7 +14,7 @@ use tokio::process::Command;
 
 use crate::harness::{Process, Program, Run, beside_others, run, until};
 
-/// A folder for a control plane, and no control plane.
+/// A folder for a control plane that does not run yet.
 struct Place {
     folder: TempDir,
 }
@@ -35,7 +36,7 @@ impl Place {
         )
     }
 
-    /// Starts on a data folder, and waits until it serves.
+    /// Starts a control plane on a data folder and waits until it serves.
     async fn start(&self, data: &Path) -> Process {
         let program = Program::fairmesh(self.path("log"), &self.args("control.sock", data));
         let process = Process::start(program);
@@ -44,7 +45,7 @@ impl Place {
         process
     }
 
-    /// Starts one that must refuse; its complaint.
+    /// Starts a control plane that must refuse; returns its error text.
     async fn refused(&self, data: &Path) -> String {
         let mut command = Command::new(env!("CARGO_BIN_EXE_fairmesh"));
         command.args(self.args("other.sock", data).split(' '));
@@ -52,7 +53,7 @@ impl Place {
     }
 }
 
-/// What it said, in one line and without blanks: reports are wrapped where the line ends.
+/// Error text without whitespace, since reports are wrapped at the line width.
 #[track_caller]
 fn complaint(run: Run) -> String {
     run.fails().replace(' ', "")
@@ -66,14 +67,14 @@ fn says(complaint: &str, words: &[&str]) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn damaged_store_is_refused_with_a_remedy_and_left_unchanged() {
+async fn damaged_store_is_refused_with_remedy_and_left_unchanged() {
     let _machine = beside_others().await;
     let place = Place::new();
     let data = place.path("data");
     let mut control = place.start(&data).await;
     control.signal(Signal::TERM);
     assert!(control.end().await.success());
-    // Its neighbour, the figures of the imbalance indicator, may be damaged without that.
+    // The file beside it, with the figures of the imbalance indicator, may be damaged without a refusal.
     let store = data.join("rib.redb");
     let sound = fs::read(&store).unwrap();
     let mut header = sound.clone();
@@ -108,7 +109,7 @@ async fn store_open_elsewhere_is_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn unwritable_data_folder_is_refused() {
+async fn control_plane_refuses_unwritable_data_folder() {
     let _machine = beside_others().await;
     let place = Place::new();
     let data = place.path("data");
@@ -116,7 +117,7 @@ async fn unwritable_data_folder_is_refused() {
     for (folder, mode) in [(place.folder.path(), 0o755), (&data, 0o555)] {
         fs::set_permissions(folder, fs::Permissions::from_mode(mode)).unwrap();
     }
-    // Permissions mean nothing to root, so that another user starts it, from where that user may read it.
+    // Root ignores permissions, so another user starts the binary, from a place where that user may read it.
     let binary = place.path("fairmesh");
     fs::copy(env!("CARGO_BIN_EXE_fairmesh"), &binary).unwrap();
     let mut command = Command::new(&binary);

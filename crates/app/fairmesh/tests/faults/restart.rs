@@ -1,4 +1,4 @@
-//! An agent that is killed and restarted: it goes on to tell the control plane what its programs have applied.
+//! An agent that is killed and restarted continues to report what its programs have applied.
 
 use std::time::Duration;
 
@@ -11,12 +11,12 @@ use tokio::time::Instant;
 
 use crate::harness::{Kind, Load, Spec, World, beside_others, until};
 
-/// What a drain may take that waits for nothing but acknowledgements, and for the time that an agent gives its programs to
-/// return after it started: far below the deadline that it is given.
+/// Longest time of a drain that waits only for acknowledgements, and for the time that a restarted agent gives its
+/// programs to return: far below the drain's deadline.
 const PROMPT: Duration = Duration::from_secs(12);
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn drain_after_agent_restart_is_acknowledged_by_every_caller() {
+async fn every_caller_acknowledges_endpoint_drain_after_agent_restart() {
     let _machine = beside_others().await;
     let mut world = World::start("{kind: Service, name: shop/quiet}").await;
     let (mesh, bystander) = (world.mesh().await, world.mesh().await);
@@ -28,8 +28,8 @@ async fn drain_after_agent_restart_is_acknowledged_by_every_caller() {
         let drained = format!("drained-{round}");
         let server = Spec::new("shop/one", &drained, Protocol::Http1).here(&world).await;
         load.reaches(&drained).await;
-        // The last that the bystander hears of before the agent dies, and nothing after it concerns the bystander: it
-        // has to acknowledge again what it holds already.
+        // The last change that the bystander receives before the agent dies. No later change concerns the bystander, so
+        // it must acknowledge its current revision again.
         let held = change(&world, &quiet, round).await;
         if round % 2 == 0 {
             world.is_saved("shop/quiet", held).await;
@@ -50,7 +50,7 @@ async fn drain_after_agent_restart_is_acknowledged_by_every_caller() {
             load.goes_on(100).await;
             load.tally().answered_by(&drained) == before
         };
-        // What was decided before the drain may end after it.
+        // Calls picked before the drain may end after it.
         until("what was decided before has ended", gets_none).await;
         assert!(gets_none().await, "it still gets calls");
         drop(server);
@@ -61,7 +61,7 @@ async fn drain_after_agent_restart_is_acknowledged_by_every_caller() {
     assert!(start.elapsed() < PROMPT, "the last took {:?}", start.elapsed());
 }
 
-/// Changes the policy of a service and waits until a caller goes by it; the revision at which it does.
+/// Changes a service's policy and waits until a caller applies it; returns the revision.
 async fn change(world: &World, service: &ServiceHandle, round: u32) -> u64 {
     let revision = || match &*service_state(service) {
         ServiceState::Ready(ready) => ready.revision,

@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use crate::harness::{Caller, Kind, Load, Spec, World, beside_others, until};
 
-/// Callers of each service whose calls may not be repeated; each has at most one call in flight.
+/// Callers of each service with calls that may not be retried; each has at most one call in flight.
 const POSTING: usize = 4;
 
 const SERVICES: [(&str, Protocol); 2] = [("shop/one", Protocol::Http1), ("shop/two", Protocol::Http2)];
@@ -23,7 +23,7 @@ fn dying(service: &str, protocol: Protocol) -> Spec {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn killed_server_fails_only_its_calls_in_flight_and_is_lost() {
+async fn killed_server_fails_only_its_calls_in_flight_and_is_marked_lost() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let mesh = world.mesh().await;
@@ -36,7 +36,7 @@ async fn killed_server_fails_only_its_calls_in_flight_and_is_lost() {
         let service = mesh.service(name).unwrap();
         let posting = if protocol == Protocol::Http1 { Kind::Post } else { Kind::Grpc };
         let mut callers = Load::of(&service, &[(Kind::Get, 3), (posting, POSTING)]);
-        // A caller may also vouch for its own calls.
+        // A caller may declare its own calls idempotent.
         callers.push(Caller::new(&service.idempotent(), posting));
         let load = Load::start(callers);
         load.reaches(&dying(name, protocol).instance).await;
@@ -50,7 +50,7 @@ async fn killed_server_fails_only_its_calls_in_flight_and_is_lost() {
         lost(&world, name, &dying(name, protocol).instance).await;
     }
 
-    // From here on no client selects the server.
+    // From here on, no client picks the server.
     for load in loads.values() {
         load.goes_on(20).await;
     }
@@ -62,7 +62,7 @@ async fn killed_server_fails_only_its_calls_in_flight_and_is_lost() {
         let after = mesh.stats();
         after.retries == before.retries && after.last_resort == before.last_resort
     };
-    // The client may hear of it a little later than the control plane.
+    // The client may learn of the loss slightly later than the control plane.
     until("the client knows", is_left_alone).await;
     assert!(is_left_alone().await, "it is still tried");
 
@@ -78,7 +78,7 @@ async fn killed_server_fails_only_its_calls_in_flight_and_is_lost() {
     }
 }
 
-/// Waits until an instance is `lost`, as people see it.
+/// Waits until an instance is shown as `lost`.
 async fn lost(world: &World, service: &str, instance: &str) {
     let state = async || {
         let endpoints = world.cli(&["get", "endpoints", service, "--json"]).await.json();

@@ -1,4 +1,4 @@
-//! A proxy that many services are called through: which of them it follows, and for how long.
+//! A proxy for many services: which services it follows, and for how long.
 
 use std::process::Command;
 
@@ -11,7 +11,7 @@ use tokio::{
 
 use crate::harness::{Proxy, Spec, World, beside_others, is_soak};
 
-/// A connection that many requests are made over, one after the other.
+/// A connection for many sequential requests.
 struct Calling(TcpStream);
 
 impl Calling {
@@ -19,7 +19,7 @@ impl Calling {
         Self(TcpStream::connect(address).await.unwrap())
     }
 
-    /// The status and the body of the response.
+    /// Status and body of the response.
     async fn call(&mut self, host: &str) -> (u16, String) {
         let request = format!("GET / HTTP/1.1\r\nhost: {host}\r\n\r\n");
         self.0.write_all(request.as_bytes()).await.unwrap();
@@ -46,13 +46,13 @@ impl Calling {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn idle_service_is_dropped_and_fetched_again_by_the_next_call() {
+async fn idle_service_is_dropped_and_fetched_again_at_next_call() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let _one = Spec::new("shop/one", "one", Protocol::Http1).here(&world).await;
     let _two = Spec::new("shop/two", "two", Protocol::Http1).here(&world).await;
     let proxy = Proxy::with(&world, "--service-idle-timeout 400ms --idle-timeout 60s").await;
-    // A connection that stays open keeps no service.
+    // An open connection does not keep a service.
     let mut calling = Calling::to(&proxy.by_host).await;
     assert_eq!(calling.status("two.shop").await, 200);
     proxy.counts("idle_services_evicted_total", 1.0).await;
@@ -67,18 +67,18 @@ async fn idle_service_is_dropped_and_fetched_again_by_the_next_call() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn unknown_names_evict_no_service_and_the_limit_has_a_hint() {
+async fn unknown_service_names_evict_no_service_and_limit_error_has_hint() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let mut servers = Vec::new();
     for name in ["one", "two", "three", "four"] {
         servers.push(Spec::new(&format!("shop/{name}"), name, Protocol::Http1).here(&world).await);
     }
-    // One of the three has a listener of its own.
+    // One of the three services has a listener of its own.
     let proxy = Proxy::with(&world, "--max-services 3").await;
     let mut calling = Calling::to(&proxy.by_host).await;
     assert_eq!(calling.status("two.shop").await, 200);
-    // More than a resolver remembers of names that were never declared.
+    // More undeclared names than a resolver remembers.
     for number in 0..1_100 {
         assert_eq!(calling.status(&format!("made-up-{number}.shop")).await, 404);
     }
@@ -91,9 +91,9 @@ async fn unknown_names_evict_no_service_and_the_limit_has_a_hint() {
     drop(servers);
 }
 
-/// As the benchmark has it, with control plane, agent and proxy as processes.
+/// As in the benchmark, with control plane, agent and proxy as processes.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_thousand_services_respond_through_one_agent_and_proxy() {
+async fn thousand_services_respond_through_one_agent_and_proxy() {
     let services = if is_soak() { 2_000 } else { 1_000 };
     let _machine = beside_others().await;
     let folder = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! Shards that move while calls run, and a caller that has not heard of it.
+//! Shards move while calls run, and a caller that has not learned of a move.
 
 use std::net::SocketAddr;
 
@@ -11,7 +11,7 @@ use tokio::{
 
 use crate::harness::{Caller, Kind, Load, Local, Spec, World, beside_others, until};
 
-/// Four shards of 250 keys; `{}` holds the third.
+/// Four shards of 250 keys; `{}` is replaced by the holder of the third.
 const YAML: &str = "\
 {kind: Service, name: shop/cart, type: sharded, protocol: grpc}
 ---
@@ -41,7 +41,7 @@ impl Carts {
         Self { world, servers }
     }
 
-    /// The version by which a server refuses a key that it is asked for directly, or `None` where it takes it.
+    /// Map version with which a server refuses a key in a direct call; `None` if the server accepts the key.
     async fn refuses(&self, server: usize, key: u32) -> Option<u64> {
         let answer = ask(self.servers[server].address, key).await;
         if answer.starts_with("HTTP/1.1 200 ") {
@@ -65,7 +65,7 @@ async fn ask(address: SocketAddr, key: u32) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn moved_shard_is_refused_by_its_former_owner() {
+async fn former_shard_owner_refuses_calls_after_shard_move() {
     let _machine = beside_others().await;
     let carts = Carts::start().await;
     let mesh = carts.world.mesh().await;
@@ -76,7 +76,7 @@ async fn moved_shard_is_refused_by_its_former_owner() {
     load.reaches("cart-1").await;
     assert_eq!((carts.refuses(0, 5).await, carts.refuses(1, 5).await.is_some()), (None, true));
 
-    // There and back and there again.
+    // Moves the shard there, back, and there again.
     for (from, to) in [("cart-0", "cart-1"), ("cart-1", "cart-0"), ("cart-0", "cart-1")] {
         let step = ["shards", "move", "shop/cart", "0", "--from", from, "--to", to, "--wait"];
         carts.world.cli(&step).await.ok();
@@ -91,7 +91,7 @@ async fn moved_shard_is_refused_by_its_former_owner() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn wrong_shard_response_updates_an_outdated_caller() {
+async fn wrong_shard_response_updates_outdated_caller() {
     let _machine = beside_others().await;
     let carts = Carts::start().await;
     let (agent, address) = carts.world.another_agent("frozen").await;

@@ -1,4 +1,4 @@
-//! An agent that gets two percent of a CPU and little memory (ServiceRouter §3.2).
+//! An agent with two percent of a CPU and little memory (ServiceRouter §3.2).
 
 use std::{
     fs, io,
@@ -16,25 +16,25 @@ use rustix::process::Pid;
 
 use crate::harness::{Kind, Load, PATIENCE, Spec, World, alone, skipped, until};
 
-/// The share of a CPU, in microseconds, of each period. An agent that has used up its share stops for the rest of the
-/// period: a process that waits for it waits about that long.
+/// CPU quota per period, in microseconds. An agent that has used up its quota pauses for the rest of the period, and a
+/// process that waits for the agent waits about that long.
 const QUOTA_US: u32 = 2_000;
 const PERIOD_US: u32 = 100_000;
-/// An unoptimized agent needs about half of it.
+/// Memory limit in bytes; an unoptimized agent needs about half of it.
 const MEMORY: u32 = 48 << 20;
 
-/// What is not possible where the test is skipped.
+/// Message if the test is skipped.
 const NO_GROUP: &str = "a process cannot be put into a control group";
 
-/// A control group; the last process in it must have ended before it is removed.
+/// A cgroup. Its last process must have ended before it is removed.
 struct Group {
-    /// One folder where there is one hierarchy, else one a controller.
+    /// One folder with cgroup v2, or one folder per controller with v1.
     folders: Vec<PathBuf>,
 }
 
 impl Group {
     /// # Errors
-    /// When this process may not, such as in a container.
+    /// If this process may not create cgroups, such as in a container.
     fn new() -> io::Result<Self> {
         let root = Path::new("/sys/fs/cgroup");
         let name = format!("fairmesh-faults-{}", std::process::id());
@@ -65,7 +65,7 @@ impl Group {
         self.folders.iter().try_for_each(|folder| fs::write(folder.join("cgroup.procs"), &pid))
     }
 
-    /// How often it had used up its share before the period was over.
+    /// Number of periods in which the quota was used up.
     fn throttled(&self) -> u64 {
         let text = fs::read_to_string(self.folders[0].join("cpu.stat")).unwrap();
         text.lines().find_map(|line| line.strip_prefix("nr_throttled ")).unwrap().parse().unwrap()
@@ -75,7 +75,7 @@ impl Group {
 impl Drop for Group {
     fn drop(&mut self) {
         for folder in &self.folders {
-            // After a failure, the agent may still be on its way out.
+            // After a failure, the agent may not have exited yet.
             let removed = (0..100).any(|_| {
                 fs::remove_dir(folder).is_ok() || {
                     std::thread::sleep(Duration::from_millis(10));
@@ -89,10 +89,10 @@ impl Drop for Group {
     }
 }
 
-/// Keeps an agent busy until `stop`.
+/// Keeps an agent busy until `stop` is set.
 async fn pester(agent: Address, stop: Arc<AtomicBool>) {
     while !stop.load(Relaxed) {
-        // The test does not depend on a response in time.
+        // The test does not depend on a timely response.
         let _ = tokio::time::timeout(PATIENCE, handshake::connect(&Default::default(), &agent, "pest")).await;
     }
 }
@@ -115,7 +115,7 @@ async fn starved_agent_does_not_slow_calls() {
     let mut world = World::start("").await;
     let mut callers = Vec::new();
     let (mesh, mut servers) = (world.mesh().await, Vec::new());
-    // The servers have an agent of their own: this is about callers.
+    // The servers use another agent, since the test is about callers.
     let (_agent, elsewhere) = world.another_agent("elsewhere").await;
     for (name, protocol) in [("shop/one", Protocol::Http1), ("shop/two", Protocol::Http2)] {
         for instance in ["a", "b"] {
@@ -133,7 +133,7 @@ async fn starved_agent_does_not_slow_calls() {
     let stop = Arc::<AtomicBool>::default();
     let pests = [0; 2].map(|_| tokio::spawn(pester(world.agent_address(), stop.clone())));
     until("the agent is throttled", async || group.throttled() >= 5).await;
-    // What changes is news to the callers, whenever it comes.
+    // A later change must reach the callers, however late.
     world.apply("{kind: Policy, service: shop/one, timeout: 4s}").await.ok();
     let starved = p99(&load).await;
     let throttled = group.throttled();
@@ -147,9 +147,9 @@ async fn starved_agent_does_not_slow_calls() {
     assert!(world.agent.has_ended().is_none(), "it lives within its memory: {}", world.agent.log());
     world.agent.kill().await;
     load.stop_unharmed().await;
-    // A call takes a millisecond or two here. One that waits for the agent in any way waits for most of a period. Half
-    // of a period tells the two apart, however much the machine is disturbed; where it is disturbed more than that,
-    // three times of what it was without the limit does.
+    // A call takes one or two milliseconds here. A call that waits for the agent waits for most of a period. Half a
+    // period tells the two apart, even on a disturbed machine; on an even more disturbed machine, three times the
+    // latency without the limit does.
     let bound = Duration::from_micros(u64::from(PERIOD_US / 2)).max(3 * before);
     assert!(starved < bound, "p99 was {before:?} and is {starved:?}");
 }

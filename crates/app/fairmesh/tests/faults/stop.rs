@@ -1,4 +1,4 @@
-//! A planned stop.
+//! Planned stop of a server.
 
 use std::time::Duration;
 
@@ -9,12 +9,12 @@ use tokio::{net::TcpStream, time::Instant};
 
 use crate::harness::{Kind, Load, PATIENCE, Process, Spec, World, beside_others};
 
-/// What was seen from outside while a server stopped.
+/// Events observed from outside while a server stops.
 #[derive(Debug, Default)]
 struct Order {
-    /// When the control plane first held it as draining.
+    /// When the control plane first listed the server as draining.
     told: Option<Instant>,
-    /// When it first took no connection any more.
+    /// When the server first refused a connection.
     closed: Option<Instant>,
 }
 
@@ -38,7 +38,7 @@ async fn watch(world: &World, server: &mut Process, service: &str, instance: &st
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn stopping_server_drains_at_the_registry_before_it_closes() {
+async fn stopping_server_drains_at_registry_before_it_closes() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let mesh = world.mesh().await;
@@ -64,7 +64,7 @@ async fn stopping_server_drains_at_the_registry_before_it_closes() {
         assert!(last < closed, "{name}: a caller came {:?} after it closed", last - closed);
         assert!(world.endpoint(name, "stops").await.is_none(), "it is taken out in the end");
 
-        // The same by a call of the library.
+        // The same stop, by a call of the library.
         let also = Spec { work, ..Spec::new(name, "also-stops", protocol) }.here(&world).await;
         load.reaches("also-stops").await;
         assert_eq!(also.stop().await, Drained::CallersMoved);

@@ -1,5 +1,5 @@
-//! Region tables: calls land where shares that a person wrote say, and the proxy and the lookaside decide as
-//! `vectors/tables.json` says.
+//! Region tables: calls follow manually set shares, and the proxy and the lookaside decide as `vectors/tables.json`
+//! says.
 
 mod planned;
 
@@ -19,10 +19,10 @@ use crate::{
     vectors::{answer, documents, pick, register},
 };
 
-/// Calls of which the shares are counted.
+/// Number of calls for which shares are measured.
 const CALLS: u32 = 1500;
 
-/// Two regions, with a server each.
+/// Two regions with a server each.
 fn fleet() -> Value {
     let endpoint = |instance: &str, region: &str| json!({"instance": instance, "address": "10.0.0.1:80", "region": region, "state": "serving", "weight": 1000});
     json!({
@@ -38,13 +38,13 @@ fn topology(us_drains: bool) -> Value {
     })
 }
 
-/// The policy with these shares of callers in `eu`.
+/// A policy with these shares for callers in `eu`.
 fn policy(to: &Value, dropped: &str) -> String {
     let shares = json!([{"from": "eu", "to": to, "dropped": dropped}]);
     json!({"kind": "Policy", "service": "shop/cart", "traffic": {"shares": shares}}).to_string()
 }
 
-/// Where calls go, or why they fail, in percent.
+/// Percentage of calls by destination or error.
 async fn percents(proxy: &Proxy) -> BTreeMap<String, f64> {
     let mut percents = BTreeMap::new();
     for _ in 0..CALLS {
@@ -53,7 +53,7 @@ async fn percents(proxy: &Proxy) -> BTreeMap<String, f64> {
     percents
 }
 
-/// Waits until calls are divided as wanted, by 4 points: more than three standard deviations.
+/// Waits until shares are as expected within 4 percentage points: more than three standard deviations.
 async fn divided(proxy: &Proxy, expected: &[(&str, f64)]) {
     until(&format!("calls are divided as {expected:?}"), async || {
         let found = percents(proxy).await;
@@ -66,7 +66,7 @@ async fn divided(proxy: &Proxy, expected: &[(&str, f64)]) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn calls_follow_manual_shares_and_drains_take_precedence() {
+async fn calls_follow_manual_region_shares_unless_region_is_drained() {
     let _machine = beside_others().await;
     let world = World::start(&documents(&fleet())).await;
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -105,7 +105,7 @@ async fn calls_follow_manual_shares_and_drains_take_precedence() {
     proxy.reaches("dropped_calls_total", f64::from(CALLS)).await;
     dropped_calls_are_not_revived(&world, &proxy).await;
 
-    // In shadow mode the table is shown, and no router follows it.
+    // In shadow mode, the table is shown but not applied.
     let shadow = all_dropped.replace(r#""traffic":{"#, r#""traffic":{"mode":"shadow","#);
     world.apply(&shadow).await.ok();
     divided(&proxy, &[("here", 100.0)]).await;
@@ -116,7 +116,7 @@ async fn calls_follow_manual_shares_and_drains_take_precedence() {
     serving.abort();
 }
 
-/// A dropped call fails once and for good, though its policy retries and hedges: no server gets an attempt of it.
+/// A dropped call fails without retries or hedging, although its policy has both: no server receives an attempt.
 async fn dropped_calls_are_not_revived(world: &World, proxy: &Proxy) {
     let policy = json!({
         "kind": "Policy", "service": "shop/cart", "retries": {"attempts": 3, "budgetPercent": 100},
@@ -158,7 +158,7 @@ async fn dropped_calls_are_not_revived(world: &World, proxy: &Proxy) {
     assert_eq!(attempts().await, before, "retries and hedges");
 }
 
-/// The outcomes that a vector allows, in the words of the proxy.
+/// Outcomes that a vector allows, in the proxy's words.
 fn expected(call: &Value) -> BTreeSet<String> {
     let word = |pick: &Value| match pick["refused"].as_str() {
         Some("Dropped") => "dropped".to_owned(),
@@ -170,7 +170,7 @@ fn expected(call: &Value) -> BTreeSet<String> {
     call["picked_by_seed_0_to_63"].as_array().unwrap().iter().map(word).collect()
 }
 
-/// The endpoint that the lookaside leases for a call, in the words of the proxy.
+/// Endpoint that the lookaside leases for a call, in the proxy's words.
 async fn leased(lookaside: &Lookaside, call: &Value) -> String {
     let key = call["key"].as_str().map(|key| key.parse::<u128>().unwrap().to_be_bytes().to_vec().into());
     let key = key.unwrap_or_default();
@@ -186,7 +186,7 @@ async fn leased(lookaside: &Lookaside, call: &Value) -> String {
     }
 }
 
-/// The cases of the vectors whose table is written by hand, or those whose table is a planner's.
+/// Cases of the vectors with manual tables, or those with planner tables.
 fn cases(by_hand: bool) -> Vec<Value> {
     let vectors: Value = serde_json::from_str(include_str!("../../../../../vectors/tables.json")).unwrap();
     let is_by_hand = |fleet: &Value| fleet["confirmedSecondsAgo"].is_null() && fleet["planned"].is_null();
@@ -194,7 +194,7 @@ fn cases(by_hand: bool) -> Vec<Value> {
     cases.filter(|case| is_by_hand(&case["fleet"]) == by_hand).cloned().collect()
 }
 
-/// The fleet of a case. The class of a call is that of its route.
+/// Fleet of a case. Routes give calls their class.
 fn fleet_of(case: &Value) -> Value {
     let mut fleet = case["fleet"].clone();
     let bulk = json!({"name": "bulk", "match": {"headers": [{"name": "x-class", "exact": "bulk"}]}, "class": "bulk"});
@@ -202,7 +202,7 @@ fn fleet_of(case: &Value) -> Value {
     fleet
 }
 
-/// Every call of a case goes to all endpoints that the vector allows, and nowhere else.
+/// Checks that a case's calls reach all endpoints that the vector allows, and no others.
 async fn decide(case: &Value, proxy: &Proxy, lookaside: Option<&Lookaside>) {
     for call in case["calls"].as_array().unwrap() {
         let wanted = expected(call);
@@ -223,7 +223,7 @@ async fn decide(case: &Value, proxy: &Proxy, lookaside: Option<&Lookaside>) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn proxy_and_lookaside_match_vectors_for_tables() {
+async fn proxy_and_lookaside_match_vectors_of_manual_region_tables() {
     let _machine = beside_others().await;
     for case in cases(true) {
         let fleet = fleet_of(&case);

@@ -1,4 +1,4 @@
-//! What requests ask for, and of which host: what arrives is what routes match and what servers see, or it is refused.
+//! Request targets and hosts: routes match and servers see the same target, or the request is refused.
 
 mod connect;
 
@@ -28,7 +28,7 @@ use crate::harness::{
     read_head, say,
 };
 
-/// A service whose rules refuse by host, by path and by query.
+/// A service whose rules refuse requests by host, path and query.
 const POLICY: &str = r#"
 kind: Service
 name: shop/one
@@ -50,7 +50,7 @@ routes:
     fault: {abort: {share: 100%, status: 403}}
 "#;
 
-/// A server that responds with the target and the host that it was asked for.
+/// A server that responds with the target and host it received.
 struct Told {
     _server: MeshServer,
     serving: JoinHandle<()>,
@@ -80,7 +80,7 @@ impl Drop for Told {
     }
 }
 
-/// Reads raw request headers, without the normalization of a library.
+/// Reads raw request headers, without a library's normalization.
 async fn serve_http1(mut stream: TcpStream) {
     let mut head = Vec::new();
     while let Ok(byte) = stream.read_u8().await {
@@ -103,7 +103,7 @@ async fn serve_http1(mut stream: TcpStream) {
 async fn serve_http2(mut stream: TcpStream) {
     let mut preface = BytesMut::zeroed(PREFACE.len());
     if stream.read_exact(&mut preface).await.is_ok() {
-        // How it ended is for the proxy to see.
+        // The proxy reports how the connection ended.
         let _ = ServerConnection::new(stream, preface, tell).await;
     }
 }
@@ -117,7 +117,7 @@ fn tell(request: Request<RequestBody>) -> Ready<Response<Full<Bytes>>> {
     ready(Response::new(Full::from(format!("{target} {host}"))))
 }
 
-/// The response to curl for this target through a proxy: the target and host that the server received, and the status.
+/// curl's response for this target through a proxy: status, and the target and host that the server received.
 async fn curl(to: &str, target: &str, arguments: &[&str]) -> String {
     let curl = Command::new("curl")
         .args(["-sS", "--max-time", "20", "--globoff", "--path-as-is", "-w", " %{http_code}"])
@@ -130,7 +130,7 @@ async fn curl(to: &str, target: &str, arguments: &[&str]) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// The status and body of the response to this over HTTP/1.1, in lower case.
+/// Status and body of the HTTP/1.1 response in lower case.
 async fn asked(to: &str, request: &[u8]) -> String {
     let mut program = say(to, request).await;
     let head = read_head(&mut program).await;
@@ -144,13 +144,13 @@ async fn asked(to: &str, request: &[u8]) -> String {
     format!("{status} {}", String::from_utf8_lossy(&body).to_lowercase())
 }
 
-/// A field as a literal that no table keeps (RFC 7541 6.2.2).
+/// A field as a literal without indexing (RFC 7541, 6.2.2).
 fn literal((name, value): (&str, &str)) -> Vec<u8> {
     let text = |text: &str| [&[u8::try_from(text.len()).unwrap()], text.as_bytes()].concat();
     [vec![0], text(name), text(value)].concat()
 }
 
-/// The status and body of the response to these fields over HTTP/2, or that the stream was reset.
+/// Status and body of the HTTP/2 response, or that the stream was reset.
 async fn asked_http2(to: &str, fields: &[(&str, &str)]) -> String {
     let mut program = h2::connect(to, &[]).await;
     let block: Vec<u8> = fields.iter().copied().flat_map(literal).collect();
@@ -170,7 +170,7 @@ async fn asked_http2(to: &str, fields: &[(&str, &str)]) -> String {
     }
 }
 
-/// The status in the first block of a connection.
+/// Status in the first header block of a connection.
 fn status_of(block: &[u8]) -> String {
     let mut status = String::new();
     let mut each = |field| {
@@ -189,13 +189,13 @@ fn get<'a>(authority: &'a str, path: &'a str) -> Vec<(&'a str, &'a str)> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn path_bytes_are_preserved_between_all_versions() {
+async fn path_bytes_are_preserved_between_all_http_versions() {
     let _machine = beside_others().await;
     let world = World::start(POLICY).await;
     let _one = Told::start(&world, "shop/one", Protocol::Http1).await;
     let _two = Told::start(&world, "shop/two", Protocol::Http2).await;
     let proxy = Proxy::start(&world).await;
-    // As it lies in memory, taken apart, and over HTTP/2.
+    // Forwarded unparsed, parsed, and over HTTP/2.
     let ways = [&["--http1.1"][..], &["--http1.1", "-H", "te: trailers"], &["--http2-prior-knowledge"]];
     for way in ways {
         for service in ["one.shop", "two.shop"] {
@@ -211,7 +211,7 @@ async fn path_bytes_are_preserved_between_all_versions() {
             assert_eq!(told, " 403", "routes match what the server would see: {way:?} {target}");
         }
     }
-    // UTF-8 goes on, and no other byte that is not ASCII.
+    // UTF-8 is forwarded; other non-ASCII bytes are refused.
     let told = asked(&proxy.for_one, "GET /é?ü=\" HTTP/1.1\r\nhost: a.b\r\n\r\n".as_bytes()).await;
     assert_eq!(told, "200 /é?ü=\" a.b");
     for byte in [b' ', b'\t', 0x01, 0x7f, 0xff] {
@@ -254,12 +254,12 @@ async fn request_without_path_or_host_is_refused() {
             assert!(asked_http2(to, &by_header).await.starts_with("400 "), "{host}");
         }
     }
-    // HTTP/1.0 knows no hosts.
+    // HTTP/1.0 needs no host.
     assert_eq!(asked(&proxy.for_one, b"GET /a HTTP/1.0\r\n\r\n").await, "200 /a one.shop");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn host_rule_matches_the_host_that_the_server_sees() {
+async fn authorization_rule_by_host_matches_host_that_server_sees() {
     let _machine = beside_others().await;
     let world = World::start(POLICY).await;
     let _one = Told::start(&world, "shop/one", Protocol::Http1).await;
@@ -276,7 +276,7 @@ async fn host_rule_matches_the_host_that_the_server_sees() {
         let told = curl(&proxy.for_one, "/a", &[way, "-H", "host: Other.Example.:81"]).await;
         assert_eq!(told, "/a Other.Example.:81 200", "{way}: what is not refused goes on as it came");
     }
-    // A URI counts before a header, for the rules and for the server.
+    // A host in the URI takes precedence over the header, for rules and for the server.
     for (uri, header, told) in [
         ("admin.example", "other.example", "403 "),
         ("other.example", "admin.example", "200 /a other.example"),
@@ -288,7 +288,7 @@ async fn host_rule_matches_the_host_that_the_server_sees() {
         let fields = [get(uri, "/a"), vec![("host", header)]].concat();
         assert_eq!(asked_http2(&proxy.for_one, &fields).await, told, "{uri} {header}");
     }
-    // The same by host, which selects the service; the server receives the name of the service.
+    // The same with service selection by host; the server receives the service's name.
     for (uri, header) in [("One.Shop.:80", "two.shop"), ("one.shop", "one.shop:99")] {
         let request = format!("GET http://{uri}?a HTTP/1.1\r\nhost: {header}\r\n\r\n");
         assert_eq!(asked(&proxy.by_host, request.as_bytes()).await, "200 /?a one.shop", "{uri} {header}");

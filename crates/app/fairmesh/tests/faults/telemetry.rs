@@ -1,4 +1,4 @@
-//! Metrics, access log and spans by route and backend, and the formats of the page of metrics.
+//! Metrics, access log and spans by route and backend, and the formats of the metrics page.
 
 mod call_metrics;
 
@@ -21,7 +21,8 @@ use crate::{
     limits::Fleet,
 };
 
-/// Calls by one name, of which half go to the next version, which names no server for a few, and some never leave.
+/// Calls to one name: half go to the next version, a few of these to a backend without servers, and some are answered
+/// by the proxy itself.
 const ROUTES: &str = "
 kind: Service
 name: shop/lost
@@ -67,7 +68,7 @@ fn sum(samples: &Samples, name: &str, labels: &[(&str, &str)]) -> f64 {
     found.map(|(_, value)| value).sum()
 }
 
-/// Both versions serve, and the routes are applied.
+/// Starts both versions and applies the routes.
 async fn shop() -> (World, [crate::harness::Local; 2]) {
     let world = World::start("").await;
     let one = Spec::new("shop/one", "one", Protocol::Http1).here(&world).await;
@@ -76,7 +77,7 @@ async fn shop() -> (World, [crate::harness::Local; 2]) {
     (world, [one, next])
 }
 
-/// The proxy decides by the routes.
+/// Waits until the proxy applies the routes.
 async fn has_routes(proxy: &Proxy) {
     until("the routes have arrived", async || {
         call(&proxy.for_one, Some("abort")).await.headers().contains_key("x-fairmesh-fault")
@@ -85,10 +86,10 @@ async fn has_routes(proxy: &Proxy) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn canary_has_metric_series_of_its_own() {
+async fn canary_service_has_its_own_metric_series() {
     let _machine = beside_others().await;
     let (world, _servers) = shop().await;
-    // Without an access log, so that calls are made on the fast path too.
+    // Without an access log, so that the fast path is used too.
     let proxy = Proxy::with(&world, "--access-log off").await;
     has_routes(&proxy).await;
     let mut by = BTreeMap::<String, f64>::new();
@@ -130,7 +131,7 @@ async fn canary_has_metric_series_of_its_own() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn injected_faults_routes_and_backends_are_in_access_log_and_spans() {
+async fn access_log_and_spans_show_injected_faults_routes_and_backends() {
     let _machine = beside_others().await;
     let (world, _servers) = shop().await;
     let collector = otlp::TraceCollector::start().await;
@@ -171,7 +172,7 @@ async fn injected_faults_routes_and_backends_are_in_access_log_and_spans() {
     assert_eq!(attributes("lost")["fairmesh.backend"], "shop/lost");
     let is_error = |route| span(route).status.as_ref().is_some_and(|status| status.code == 2);
     assert!(is_error("broken") && is_error("lost") && !is_error("slow"), "{spans:#?}");
-    // A server span of a refused request is no error of the server (semantic conventions of HTTP).
+    // Semantic conventions for HTTP: the server span of a refused request is no server error.
     let limited = attributes("limited");
     assert_eq!(
         (&*limited["http.response.status_code"], &*limited["fairmesh.fault"]),
@@ -181,7 +182,7 @@ async fn injected_faults_routes_and_backends_are_in_access_log_and_spans() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn traces_are_configured_by_the_variables_of_opentelemetry() {
+async fn opentelemetry_variables_configure_traces() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let _one = Spec::new("shop/one", "one", Protocol::Http1).here(&world).await;
@@ -217,7 +218,7 @@ async fn traces_are_configured_by_the_variables_of_opentelemetry() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn promtool_accepts_the_metrics_of_every_process() {
+async fn promtool_accepts_metrics_of_every_process() {
     let Some(promtool) = tool("promtool") else {
         return skipped("metrics cannot be judged by promtool", "`scripts/setup.sh prometheus` fetches it");
     };
@@ -262,14 +263,15 @@ async fn promtool_accepts_the_metrics_of_every_process() {
     }
 }
 
-/// The page of metrics at an address, once there is one.
+/// Metrics page at an address; `None` while there is none.
 pub(crate) async fn page(address: &str) -> Option<Bytes> {
     let client = Client::builder(TokioExecutor::new()).build_http::<Empty<Bytes>>();
     let answer = client.get(format!("http://{address}/metrics").parse().unwrap()).await.ok()?;
     Some(answer.into_body().collect().await.ok()?.to_bytes())
 }
 
-/// `register` in front of a program that does not listen, so that its requests fail, and are counted; with the address of its pages.
+/// `register` in front of a program that does not listen, so that its requests fail and are counted; with the address
+/// of its pages.
 pub(crate) async fn start_register(fleet: &Fleet) -> (Process, String) {
     let [admin, front, program] = [(); 3].map(|()| format!("127.0.0.1:{}", free_port()));
     let arguments = format!(
@@ -283,7 +285,7 @@ pub(crate) async fn start_register(fleet: &Fleet) -> (Process, String) {
     (register, admin)
 }
 
-/// A mesh in one process, whose components have a page each: of its control plane, its agent and its proxy.
+/// A mesh in one process, with the addresses of the pages of its control plane, agent and proxy.
 async fn start_dev(fleet: &Fleet) -> (Process, [String; 3]) {
     let pages @ [http, metrics, admin] = &[(); 3].map(|()| format!("127.0.0.1:{}", free_port()));
     let socket = |name: &str| format!("unix:{}", fleet.path(name).display());
@@ -300,7 +302,7 @@ async fn start_dev(fleet: &Fleet) -> (Process, [String; 3]) {
     (dev, pages.clone())
 }
 
-/// What promtool finds wrong with a page of metrics.
+/// Problems that promtool finds in a metrics page.
 async fn complaints(promtool: &Path, page: &[u8]) -> String {
     let mut check = Command::new(promtool);
     check.args(["check", "metrics"]).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());

@@ -1,4 +1,4 @@
-//! Routes to services of other tenants, in each form that decides calls.
+//! Routes to services of other tenants, through each component that picks endpoints.
 
 use fairmesh_model::Protocol;
 use fairmesh_wire::lookaside::v1::PickRequest;
@@ -9,7 +9,7 @@ use crate::{
     lookaside::Lookaside,
 };
 
-/// The route of an operator of the tenant red, by which calls of others reach a service of blue.
+/// A route by the operator of tenant red that sends calls to a service of tenant blue.
 const ROUTE: &str = "\
 kind: Policy
 service: red/api
@@ -21,7 +21,7 @@ routes:
 ";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn routes_reach_another_tenant_only_with_the_consent_of_its_policy() {
+async fn route_reaches_other_tenant_only_if_its_policy_consents() {
     let _machine = beside_others().await;
     let world =
         World::start("{kind: Service, name: red/api}\n---\n{kind: Service, name: blue/vault}\n").await;
@@ -47,7 +47,7 @@ async fn routes_reach_another_tenant_only_with_the_consent_of_its_policy() {
     assert_eq!(refused.code(), Code::PermissionDenied, "{refused}");
     let explained = world.cli(&["explain", "red/api", "--region", "eu", "--path", "/x"]).await;
     assert!(format!("{explained:?}").contains("does not accept routes from red/api"), "{explained:?}");
-    // The tenant's own calls go on.
+    // The tenant's own calls continue.
     let own = call("GET / HTTP/1.1\r\nhost: vault.blue\r\n\r\n").await;
     assert!(own.starts_with("http/1.1 200 "), "{own}");
 

@@ -1,4 +1,4 @@
-//! How long calls may take, as programs see it that know nothing of Fairmesh: curl, and gRPC in Python.
+//! Timeouts of calls as seen by programs that know nothing of Fairmesh: curl, and gRPC in Python.
 
 mod foreign;
 mod long;
@@ -13,15 +13,15 @@ use tokio::{process::Command, time::Instant};
 use self::server::{MESSAGE, Slow};
 use crate::harness::{PATIENCE, Proxy, Run, World, beside_others, run, until};
 
-/// How long nothing may move in these tests, in milliseconds.
+/// Idle timeout in these tests, in milliseconds.
 const IDLE: u64 = 1000;
-/// Pieces of what moves: each comes well within that, and all of them take much longer.
+/// A response in pieces: each arrives well within [`IDLE`], and all together take much longer.
 const MOVES: &str = "drip-20-80";
 
 const HTTP1: &str = "--http1.1";
 const HTTP2: &str = "--http2-prior-knowledge";
 
-/// A mesh whose services have this policy, and a proxy.
+/// A mesh whose services have this policy, with a proxy.
 struct Mesh {
     world: World,
     proxy: Proxy,
@@ -29,7 +29,7 @@ struct Mesh {
 }
 
 impl Mesh {
-    /// `timeouts`: the fields of the policy.
+    /// `timeouts` are the fields of the policy.
     async fn start(timeouts: &str) -> Self {
         let world = World::start("").await;
         let mut servers = Vec::new();
@@ -44,7 +44,7 @@ impl Mesh {
         Self { world, proxy, servers }
     }
 
-    /// What curl gets, with headers and trailers, and what it says.
+    /// Runs curl, with headers and trailers in its output.
     async fn curl(&self, version: &str, host: &str, path: &str, more: &[&str]) -> Run {
         let mut command = Command::new("curl");
         let url = format!("http://{}/any/{path}", self.proxy.by_host);
@@ -62,7 +62,7 @@ fn silent() -> String {
 async fn active_transfers_continue_and_silent_ones_time_out() {
     let _machine = beside_others().await;
     let mesh = Mesh::start(&silent()).await;
-    // The code by which curl tells that the response broke off, and what it says of the reset of a stream.
+    // curl's exit code for a truncated response, and its message for a reset stream.
     for (version, broke, said) in [(HTTP1, 18, ""), (HTTP2, 92, "CANCEL (err 8)")] {
         for host in ["one", "two"] {
             let moves = mesh.curl(version, host, MOVES, &[]).await;
@@ -82,11 +82,11 @@ async fn active_transfers_continue_and_silent_ones_time_out() {
 async fn unresponsive_server_yields_504_on_every_path() {
     let _machine = beside_others().await;
     let mesh = Mesh::start(&silent()).await;
-    // One that is passed on as it lies in memory, and one that is taken apart, since its header is for the proxy.
+    // One request is forwarded unparsed, the other is parsed, since its header is meant for the proxy.
     let apart: &[&str] = &["-H", "x-fairmesh-idempotent: true"];
     for (version, more) in [(HTTP1, &[][..]), (HTTP1, apart), (HTTP2, &[][..])] {
         for host in ["one", "two"] {
-            // So that there is a connection, without which nothing is passed on as it lies.
+            // Opens a connection; only messages on an open connection are forwarded unparsed.
             assert_eq!(mesh.curl(version, host, "told", more).await.code, Some(0));
             let began = Instant::now();
             let silent = mesh.curl(version, host, "silent", more).await;
@@ -102,7 +102,7 @@ async fn unresponsive_server_yields_504_on_every_path() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn call_is_bounded_by_its_deadline_and_no_default() {
+async fn call_with_deadline_is_bounded_by_it_and_by_no_default_timeout() {
     let _machine = beside_others().await;
     let mesh = Mesh::start("").await;
     for (version, host) in [(HTTP1, "one"), (HTTP2, "two")] {
@@ -126,12 +126,12 @@ async fn call_is_bounded_by_its_deadline_and_no_default() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn begun_grpc_call_prefers_the_servers_status() {
+async fn deadline_status_of_begun_grpc_call_comes_from_server() {
     let _machine = beside_others().await;
     let mesh = Mesh::start("").await;
     let grpc = ["-H", "content-type: application/grpc", "-H", "te: trailers", "-d", "x"];
     let soon = ["-H", "grpc-timeout: 400m"];
-    // On a busy machine, the time may pass before the first message has come.
+    // On a busy machine, the deadline may pass before the first message arrives.
     until("a call that began ends with its status", async || {
         let stalls = mesh.curl(HTTP2, "rpc", "stall", &[&grpc[..], &soon].concat()).await;
         assert_eq!(stalls.code, Some(0), "{}", stalls.err);
@@ -139,14 +139,14 @@ async fn begun_grpc_call_prefers_the_servers_status() {
         stalls.out.contains("tea") && stalls.out.contains("grpc-message: the%20call%20timed%20out")
     })
     .await;
-    // Without its grace the proxy would be first. On a busy machine, the server may be late once.
+    // Without a grace period, the proxy would end the call first. On a busy machine, the server may be late once.
     let mut own_status = 0;
     for _ in 0..9 {
         let own = mesh.curl(HTTP2, "rpc", "own", &[&grpc[..], &soon].concat()).await;
         own_status += usize::from(own.out.contains("grpc-message: the server says so"));
     }
     assert!(own_status >= 5, "the server's own status came first {own_status} times of 9");
-    // gRPC-Web has its status in the body, by either version of HTTP.
+    // gRPC-Web has its status in the body, over both versions of HTTP.
     for version in [HTTP1, HTTP2] {
         let web = ["-H", "content-type: application/grpc-web+proto", "-d", "x"];
         let file = mesh.world.path("response");

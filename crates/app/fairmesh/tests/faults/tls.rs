@@ -1,4 +1,4 @@
-//! Programs that speak TLS to a proxy: curl and openssl, with certificates that openssl made.
+//! Programs that speak TLS to a proxy: curl and openssl, with certificates made by openssl.
 
 use std::{
     fs,
@@ -18,7 +18,7 @@ use crate::harness::{
     read_to_end, run, say, until,
 };
 
-/// A proxy with a listener of TLS.
+/// A proxy with a TLS listener.
 struct Secured {
     proxy: Proxy,
     port: u16,
@@ -26,7 +26,7 @@ struct Secured {
 }
 
 impl Secured {
-    /// Shows this certificate; `listen` is what stands behind the address.
+    /// Starts a proxy with this certificate; `listen` is the part of the option after the address.
     async fn start(world: &World, authority: &Authority<'_>, name: &str, listen: &str) -> Self {
         let port = free_port();
         let arguments = format!("--cores 1 --listen 127.0.0.1:{port}{listen} {}", shown(authority, name));
@@ -38,7 +38,7 @@ impl Secured {
         curl(self.port, &self.ca, arguments).await
     }
 
-    /// What curl shows, where all goes well: the status, the version of HTTP, and the server.
+    /// Status, HTTP version and server of a successful curl request.
     async fn get(&self, arguments: &str) -> String {
         let output = self.curl(arguments).await;
         assert!(output.status.success(), "{output:?}\n{}", self.proxy.process.log());
@@ -63,7 +63,7 @@ async fn curl(port: u16, ca: &str, arguments: &str) -> Output {
         .expect("this test needs curl")
 }
 
-/// A program that sends its input over TLS and prints the received bytes.
+/// Starts `openssl s_client`, which sends its input over TLS and prints the received bytes.
 fn openssl(port: u16, ca: &str, arguments: &str) -> Child {
     Command::new("openssl")
         .args(["s_client", "-quiet", "-verify_return_error", "-CAfile", ca])
@@ -78,7 +78,7 @@ fn openssl(port: u16, ca: &str, arguments: &str) -> Child {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn both_versions_of_http_are_spoken_over_both_versions_of_tls() {
+async fn proxy_serves_both_http_versions_over_both_tls_versions() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let one = Spec::new("shop/one", "one", Protocol::Http1).here(&world).await;
@@ -141,7 +141,7 @@ async fn slowly_read_tls_response_arrives_complete() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn server_learns_whether_the_client_used_tls() {
+async fn forwarded_proto_header_tells_server_whether_client_used_tls() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let server = RawServer::start(&world, "shop/one", "one").await;
@@ -159,7 +159,7 @@ async fn server_learns_whether_the_client_used_tls() {
         let (_, told) = tokio::join!(secured.get(words), asked());
         assert_eq!(told, "https", "{words}");
     }
-    // A balancer that ends TLS knows better.
+    // A value set by a load balancer that terminates TLS takes precedence.
     for (said, told) in [("", "http"), ("x-forwarded-proto: https\r\n", "https")] {
         let _program =
             say(&secured.proxy.for_one, format!("GET / HTTP/1.1\r\nhost: one.shop\r\n{said}\r\n")).await;
@@ -183,7 +183,7 @@ async fn certificate_is_replaced_live_and_invalid_ones_ignored() {
     };
     assert!(!trusting(&new).await, "it shows what it was given");
     for end in ["pem", "key"] {
-        // As tools replace files: at once, under the same name.
+        // As tools replace files: atomically, under the same name.
         fs::copy(second.path().join(format!("proxy.{end}")), first.path().join("new")).unwrap();
         fs::rename(first.path().join("new"), first.path().join(format!("proxy.{end}"))).unwrap();
     }
@@ -210,7 +210,7 @@ async fn tls_listener_reads_proxy_protocol_and_drops_plaintext() {
     authority.issue("proxy", "ec");
     let secured = Secured::start(&world, &authority, "proxy", "+accept-proxy+tls").await;
     let to = format!("127.0.0.1:{}", secured.port);
-    // The test's proxy limits headers, and so handshakes, to two seconds.
+    // The test's proxy limits headers, and therefore handshakes, to 2 s.
     let head = "PROXY TCP4 192.0.2.1 198.51.100.2 5 6\r\n";
     for words in ["", "GET / HTTP/1.1\r\nhost: one.shop\r\n\r\n", "\x16\x03\x01"] {
         read_to_end(&mut say(&to, format!("{head}{words}")).await).await;
@@ -224,7 +224,7 @@ async fn tls_listener_reads_proxy_protocol_and_drops_plaintext() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn tls_is_terminated_for_plain_tcp_too() {
+async fn tls_of_tcp_listener_is_terminated_by_proxy() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let server = RawServer::start(&world, "shop/db", "db-0").await;
@@ -234,7 +234,7 @@ async fn tls_is_terminated_for_plain_tcp_too() {
     let port = free_port();
     let arguments = format!("--listen tcp:127.0.0.1:{port}=shop/db+tls {}", shown(&authority, "proxy"));
     let proxy = Proxy::with(&world, &arguments).await;
-    // Whatever protocol a program names is its servers' business.
+    // The proxy accepts any ALPN protocol, since only the servers care.
     let mut program = openssl(port, &authority.path("ca.pem"), "-alpn postgresql -servername db.shop");
     let mut served = server.accept_tunnel().await;
     let (mut input, mut output) = (program.stdin.take().unwrap(), program.stdout.take().unwrap());
@@ -252,7 +252,7 @@ async fn tls_is_terminated_for_plain_tcp_too() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn tls_tunnel_keeps_bytes_sent_before_it_began() {
+async fn tunnel_over_tls_keeps_bytes_sent_before_it_began() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let server = RawServer::start(&world, "shop/one", "one").await;
@@ -276,7 +276,7 @@ async fn tls_tunnel_keeps_bytes_sent_before_it_began() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_upgrade_and_a_stop_fail_no_request_over_tls() {
+async fn proxy_upgrade_and_stop_fail_no_request_over_tls() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let work = Duration::from_secs(1);
@@ -316,7 +316,7 @@ async fn an_upgrade_and_a_stop_fail_no_request_over_tls() {
 }
 
 #[tokio::test]
-async fn unusable_certificate_is_refused_with_a_hint() {
+async fn proxy_refuses_unusable_certificate_with_hint() {
     let folder = tempfile::tempdir().unwrap();
     let authority = Authority::new(folder.path());
     authority.issue("proxy", "ec");
@@ -342,7 +342,7 @@ async fn unusable_certificate_is_refused_with_a_hint() {
         let is_typed = files.is_empty() || listen.is_empty();
         let complaint =
             run(command, "", Duration::from_secs(20)).await.fails_with(if is_typed { 2 } else { 1 });
-        // Reports are wrapped where the line ends.
+        // Reports are wrapped at the line width.
         let flat = |text: &str| text.replace(' ', "");
         assert!(flat(&complaint).contains(&flat(words)), "{words}: {complaint}");
     }

@@ -18,13 +18,14 @@ use crate::harness::{
     read_head, say,
 };
 
-/// Calls of the test. The first proxy traces one in five.
+/// Number of calls. The first proxy traces one in five.
 const CALLS: usize = 40;
-/// The request and its attempt at the first proxy, the request to the program, and the request of the program with its attempt.
+/// Spans per trace: the request and its attempt at the first proxy, the request to the program, and the program's own
+/// request with its attempt.
 const SPANS: usize = 5;
 
-/// A program that calls `shop/one` through its sidecar for each request, with the context of that request; where it listens, and where to
-/// say where its sidecar listens.
+/// Starts a program that calls `shop/one` through its sidecar for each request, with the trace context of that request.
+/// Returns its address, and the cell for the sidecar's address.
 async fn start_program() -> (String, Arc<OnceLock<String>>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap().to_string();
@@ -49,7 +50,7 @@ async fn start_program() -> (String, Arc<OnceLock<String>>) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn every_trace_at_one_in_five_is_whole() {
+async fn sampled_traces_contain_every_span_of_proxies_and_callers() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let _one = Spec::new("shop/one", "one", Protocol::Http1).here(&world).await;
@@ -67,7 +68,7 @@ async fn every_trace_at_one_in_five_is_whole() {
         let answer = read_head(&mut say(&caller.by_host, request).await).await;
         assert!(answer.starts_with("http/1.1 200 "), "{answer}");
     }
-    // Spans are exported by the end of each process.
+    // Spans are exported at the latest when a process ends.
     for (proxy, service) in [(&mut caller, "shop/web"), (&mut callee, "shop/two")] {
         proxy.process.signal(Signal::TERM);
         assert!(proxy.process.end().await.success());

@@ -1,4 +1,4 @@
-//! The planner of region tables: from what programs report to calls that land in another region.
+//! The planner of region tables, from reported load to calls that move to another region.
 
 mod zones;
 
@@ -26,9 +26,9 @@ use crate::{
     lookaside::Lookaside,
 };
 
-/// Calls per second that fill a region.
+/// Calls per second that fully load a region.
 const FULL: f64 = 100.0;
-/// Calls per second of an ordinary day, and of the spike.
+/// Calls per second on an ordinary day, and during the spike.
 const ORDINARY: u64 = 55;
 const SPIKE: u64 = 95;
 
@@ -36,13 +36,13 @@ const YAML: &str = "{kind: Service, name: shop/cart, type: replicated, protocol:
     {kind: Topology, regions: [{name: eu}, {name: us}], roundTrips: [{between: [eu, us], rtt: 20ms}]}\n---\n\
     kind: Policy\nservice: shop/cart\ntraffic: {planner: rings, load: {metric: busy, fullScale: 100}}\n";
 
-/// Callers in `eu`, and what became of their calls.
+/// Callers in `eu` and the outcomes of their calls.
 #[derive(Default)]
 struct Calls {
     per_second: AtomicU64,
     answers: Mutex<BTreeMap<String, u64>>,
     failures: Mutex<Vec<String>>,
-    /// Whether the servers of `eu` claim ten times their load.
+    /// Whether the servers of `eu` report ten times their load.
     lies: AtomicBool,
 }
 
@@ -51,8 +51,8 @@ impl Calls {
         self.answers.lock().unwrap().get(instance).copied().unwrap_or_default()
     }
 
-    /// Calls at the rate that is asked for, whether earlier ones have ended or not. Each has its own time, so that
-    /// a busy machine does not lower the rate by the lateness of every sleep.
+    /// Makes calls at the wanted rate without waiting for earlier ones. Each call has a scheduled time, so that late
+    /// wake-ups on a busy machine do not lower the rate.
     async fn make(self: Arc<Self>, service: ServiceHandle) {
         let caller = Caller::new(&service, Kind::Get);
         let mut calls = JoinSet::new();
@@ -71,10 +71,10 @@ impl Calls {
         }
     }
 
-    /// Reports the load of a server: what arrives there.
+    /// Reports the load of a server: its rate of requests.
     async fn measure(self: Arc<Self>, server: MeshServer, instance: &'static str) {
         let mut ticks = interval(Duration::from_millis(500));
-        // One that is late is followed by a whole one: calls that waited with it are no peak.
+        // A late tick is followed by a whole interval, so that calls which waited for it do not look like a peak.
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let (mut before, mut at) = (0, Instant::now());
         loop {
@@ -88,7 +88,7 @@ impl Calls {
         }
     }
 
-    /// The percentage of the next calls that land in `eu`.
+    /// Percentage of the next calls that are served in `eu`.
     async fn percent_here(&self) -> f64 {
         let of = || (self.answered_by("here"), self.answered_by("there"));
         let before = of();
@@ -107,13 +107,13 @@ async fn status(world: &World) -> Value {
     world.cli(&["traffic", "status", "shop/cart", "--json"]).await.json()[0].clone()
 }
 
-/// The latest round of which a table is stored.
+/// Latest planning round whose table is stored.
 async fn confirmed_round(world: &World) -> u64 {
     let stored = world.cli(&["get", "tables", "shop/cart", "--json"]).await.json();
     stored.as_array().unwrap().iter().filter_map(|table| table["confirmedRound"].as_u64()).max().unwrap_or(0)
 }
 
-/// Waits until the planner plans, in a round after this one.
+/// Waits until the planner has planned in a round after this one.
 async fn plans_after(world: &World, round: u64) {
     until("the planner plans", async || {
         let status = status(world).await;
@@ -122,7 +122,7 @@ async fn plans_after(world: &World, round: u64) {
     .await;
 }
 
-/// A person stops the planner, and lets it go on.
+/// Holds the planner and resumes it, as an operator would.
 async fn hold_and_resume(world: &World) {
     let told = world.cli(&["traffic", "hold", "shop/cart"]).await.ok();
     assert!(told.contains("is now held"), "{told}");
@@ -139,7 +139,7 @@ async fn hold_and_resume(world: &World) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn traffic_spike_shifts_calls_without_planner_failures() {
+async fn traffic_spike_shifts_calls_without_failures() {
     let _machine = beside_others().await;
     let mut world = World::start(YAML).await;
     let (_agent, there) = world.another_agent_in("us", "there").await;
@@ -166,7 +166,7 @@ async fn traffic_spike_shifts_calls_without_planner_failures() {
     let shown = world.cli(&["traffic", "status"]).await.ok();
     assert!(shown.contains("shop/cart: active; round ") && shown.contains("eu to us"), "{shown}");
 
-    // A lie is refused, and the tables stay.
+    // The false report is rejected, and the tables stay.
     calls.lies.store(true, Relaxed);
     until("the lie is refused", async || {
         status(&world).await["refusal"].as_str().is_some_and(|why| why.contains("region eu"))
@@ -175,7 +175,7 @@ async fn traffic_spike_shifts_calls_without_planner_failures() {
     assert!(calls.percent_here().await < 97.0, "the tables stay");
     calls.lies.store(false, Relaxed);
 
-    // Without a control plane the tables stay, and the next one goes on.
+    // Without a control plane the tables stay in force; a new control plane continues with them.
     let mut confirmed = 0;
     until("a late round is confirmed", async || {
         confirmed = confirmed_round(&world).await;
@@ -198,7 +198,7 @@ async fn traffic_spike_shifts_calls_without_planner_failures() {
     here.stop().await;
 }
 
-/// A drain of `eu` with 40 calls/s is foretold, with load and latency by region.
+/// Checks the forecast for a drain of `eu` at 40 calls/s: load and latency by region.
 async fn is_foretold(world: &World, drain: &[&str]) {
     let forecast = world.cli(&[drain, &["--dry-run", "--json"]].concat()).await.json();
     let service = &forecast["forecast"]["services"][0];
@@ -210,13 +210,13 @@ async fn is_foretold(world: &World, drain: &[&str]) {
     let time = |region: &Value, field: &str| region[field].as_f64().map(|micros| micros / 1_000.0);
     let eu = service["regions"].as_array().unwrap().iter().find(|region| region["region"] == "eu").unwrap();
     assert!(time(eu, "timeNowMicros").is_some() && time(eu, "timeAfterMicros").is_none(), "{eu}");
-    // Nobody calls the servers there yet, which are taken to be as fast as those here.
+    // The servers in `us` have no calls yet; the forecast assumes the same speed as in `eu`.
     let (now, after) = (time(eu, "timeNowMicros").unwrap(), time(us, "timeAfterMicros").unwrap());
     assert!(time(us, "timeNowMicros").is_none() && (after - now - 20.0).abs() < 0.1, "{now} {us}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn region_drain_continues_stepwise_across_a_restart() {
+async fn region_drain_continues_stepwise_across_restart() {
     let _machine = beside_others().await;
     let mut world = World::start(YAML).await;
     let (_agent, there) = world.another_agent_in("us", "there").await;
@@ -267,7 +267,7 @@ async fn region_drain_continues_stepwise_across_a_restart() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn calls_and_load_below_a_replica_are_reported_through_it() {
+async fn replica_forwards_call_and_load_reports_of_agents_below_it() {
     let _machine = beside_others().await;
     let world = World::start(YAML).await;
     let (_processes, there) = world.another_agent_below_a_replica("us", "there").await;

@@ -1,4 +1,4 @@
-//! Programs and servers that speak different versions of HTTP: a message means the same on both sides of the proxy.
+//! Programs and servers that speak different HTTP versions: a message has the same meaning on both sides of the proxy.
 
 use std::{
     convert::Infallible,
@@ -27,7 +27,7 @@ use crate::harness::{Proxy, World, beside_others};
 
 type AnyBody = UnsyncBoxBody<Bytes, Infallible>;
 
-/// A request as a server saw it.
+/// A request as received by a server.
 #[derive(Clone, Debug)]
 struct Seen {
     version: Version,
@@ -37,7 +37,7 @@ struct Seen {
     trailers: Option<HeaderMap>,
 }
 
-/// A server that remembers the last request.
+/// A server that remembers its last request.
 struct Mirror {
     name: &'static str,
     version: Version,
@@ -64,7 +64,7 @@ impl Mirror {
         Self { name, version, seen, _server: server, serving }
     }
 
-    /// What it was sent last.
+    /// The last request received.
     fn saw(&self) -> Seen {
         self.seen.lock().unwrap().take().expect("it was sent nothing")
     }
@@ -126,7 +126,7 @@ fn sum() -> HeaderMap {
     HeaderMap::from_iter([("x-sum".parse().unwrap(), HeaderValue::from_static("7"))])
 }
 
-/// A program that speaks one of both.
+/// A program that speaks HTTP/1.1 or HTTP/2.
 enum Program {
     Http1(http1::SendRequest<AnyBody>),
     Http2(http2::SendRequest<AnyBody>),
@@ -183,7 +183,7 @@ fn request(
     Request::builder().method(method).uri(format!("http://{}.shop{path}", mirror.name)).body(body).unwrap()
 }
 
-/// A proxy, a server of each version, and a program of each.
+/// Starts a proxy, and a server and a program of each version.
 async fn all(world: &World) -> (Proxy, [Mirror; 2], [Program; 2]) {
     let mirrors = [
         Mirror::start(world, "one", Protocol::Http1).await,
@@ -196,7 +196,7 @@ async fn all(world: &World) -> (Proxy, [Mirror; 2], [Program; 2]) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn bodies_and_trailers_are_preserved_between_versions() {
+async fn bodies_and_trailers_are_preserved_between_http_versions() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let (_proxy, mirrors, mut programs) = all(&world).await;
@@ -212,7 +212,7 @@ async fn bodies_and_trailers_are_preserved_between_versions() {
             assert_eq!(seen.headers[header::CONTENT_LENGTH], "6", "{what}");
             assert!(seen.host.starts_with(&format!("{}.shop", mirror.name)), "{what}: {seen:?}");
 
-            // Of unknown length, with trailers.
+            // A body of unknown length, with trailers.
             let parts = [Frame::data("some ".into()), Frame::data("water".into()), Frame::trailers(sum())];
             let mut streamed = request(Method::POST, mirror, "/stream", None);
             *streamed.body_mut() = StreamBody::new(stream::iter(parts.map(Ok))).boxed_unsync();
@@ -229,7 +229,7 @@ async fn bodies_and_trailers_are_preserved_between_versions() {
             );
             assert!(!seen.headers.contains_key(header::CONTENT_LENGTH), "{what}");
 
-            // HTTP/1.1 that did not ask for trailers gets none, and the body all the same.
+            // An HTTP/1.1 client that did not ask for trailers gets none, but the whole body.
             let (answer, trailers) = program.call(request(Method::GET, mirror, "/stream", None)).await;
             assert_eq!(answer.body(), "some tea", "{what}");
             assert!(program.is_http2() || trailers.is_none(), "{what}");
@@ -243,7 +243,7 @@ async fn bodies_and_trailers_are_preserved_between_versions() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn bodiless_and_early_responses_survive_translation() {
+async fn bodiless_and_early_responses_survive_http_version_translation() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let (proxy, mirrors, mut programs) = all(&world).await;
@@ -259,7 +259,7 @@ async fn bodiless_and_early_responses_survive_translation() {
                 assert_eq!(tag.is_some(), status == StatusCode::NOT_MODIFIED, "{what}");
                 assert!(!answer.headers().contains_key(header::TRANSFER_ENCODING), "{what}: {answer:?}");
             }
-            // The connection goes on after each of them.
+            // The connection stays usable after each response.
             let (answer, _) = program.call(request(Method::POST, mirror, "/echo", "more")).await;
             assert_eq!(answer.body(), "more", "{what}");
         }
@@ -304,12 +304,12 @@ async fn split_http2_cookies_are_joined_for_http1() {
     }
 }
 
-/// The path of calls to which the proxy responds itself.
+/// Path of calls that the proxy answers itself.
 const NOWHERE: &str = "/nowhere";
 
-/// The response to a gRPC-Web call of curl: headers and body.
+/// Response to a gRPC-Web call of curl: headers and body.
 async fn grpc_web(to: &str, version: &str, kind: &str, (host, path): (&str, &str), more: &[&str]) -> String {
-    // Over HTTP/2, curl 7.88 waits for ever if the complete response arrives before it has sent its body.
+    // Over HTTP/2, curl 7.88 hangs if the complete response arrives before it has sent its body.
     let body = if path == NOWHERE { "" } else { "\u{1}\u{2}web" };
     let output = Command::new("curl")
         .args(["-sSi", "--max-time", "20", version, "-H", &format!("content-type: {kind}")])
@@ -324,7 +324,7 @@ async fn grpc_web(to: &str, version: &str, kind: &str, (host, path): (&str, &str
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn grpc_web_is_forwarded_and_gets_readable_faults() {
+async fn grpc_web_is_forwarded_and_gets_readable_errors() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let (proxy, mirrors, _) = all(&world).await;
@@ -342,7 +342,7 @@ async fn grpc_web_is_forwarded_and_gets_readable_faults() {
                     (&kind.parse::<HeaderValue>().unwrap(), &HeaderValue::from_static("1"))
                 );
             }
-            // Unknown, and no name at all.
+            // An unknown service, and a host that is no service name.
             for host in ["nobody.shop", "localhost"] {
                 let answer = grpc_web(to, version, kind, (host, NOWHERE), &[]).await;
                 assert!(answer.contains(" 200") && answer.contains("\r\ngrpc-status: 5\r\n"), "{answer}");

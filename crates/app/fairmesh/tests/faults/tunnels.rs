@@ -1,4 +1,4 @@
-//! Connections through a proxy that carry bytes and no messages: WebSocket, CONNECT, TCP.
+//! Connections through a proxy that carry bytes instead of messages: WebSocket, CONNECT, TCP.
 
 use std::io::ErrorKind;
 
@@ -25,7 +25,7 @@ fn websocket(host: &str) -> String {
     )
 }
 
-/// Both sides say something, and then nothing more, one after the other.
+/// Sends data in both directions, then ends each direction in turn.
 async fn talk(program: &mut TcpStream, server: &mut TcpStream) {
     program.write_all(b"ping").await.unwrap();
     let mut said = [0; 4];
@@ -69,7 +69,7 @@ async fn websocket_is_forwarded_in_both_directions() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn refused_upgrade_gets_the_servers_ordinary_response() {
+async fn refused_upgrade_gets_ordinary_response_of_server() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let server = RawServer::start(&world, "shop/one", "one").await;
@@ -82,11 +82,11 @@ async fn refused_upgrade_gets_the_servers_ordinary_response() {
         .await
         .unwrap();
     assert!(read_head(&mut program).await.starts_with("http/1.1 426 "));
-    // The connections of both sides go on. A POST, which is not repeated.
+    // The connections of both sides stay open. A POST, which is not retried.
     let plain = b"POST /plain HTTP/1.1\r\nhost: one.shop\r\ncontent-length: 0\r\n\r\n";
     program.write_all(plain).await.unwrap();
     assert!(read_head(&mut served).await.starts_with("post /plain "));
-    // The server switches protocols unasked: its next bytes must not be taken for the response to a request.
+    // A server that switches protocols unasked: its next bytes must not be taken for the response to a request.
     served.write_all(SWITCH.as_bytes()).await.unwrap();
     let answer = read_head(&mut program).await;
     assert!(answer.starts_with("http/1.1 502 ") && answer.contains("x-fairmesh-fault: protocol"), "{answer}");
@@ -95,7 +95,7 @@ async fn refused_upgrade_gets_the_servers_ordinary_response() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn idle_tunnels_end_and_active_ones_survive_a_drain() {
+async fn idle_tunnels_end_and_active_ones_survive_drain() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let server = RawServer::start(&world, "shop/one", "one").await;
@@ -117,13 +117,13 @@ async fn idle_tunnels_end_and_active_ones_survive_a_drain() {
     proxy.process.signal(Signal::TERM);
     let mut said = [0; 4];
     until("no new connection is accepted", async || {
-        // In use meanwhile.
+        // The tunnel is in use meanwhile.
         program.write_all(b"ping").await.unwrap();
         timeout(PATIENCE, served.read_exact(&mut said)).await.unwrap().unwrap();
         TcpStream::connect(&proxy.for_one).await.is_err()
     })
     .await;
-    // In use for longer than a pause ends it.
+    // The tunnel is in use for longer than the idle timeout.
     let begun = tokio::time::Instant::now();
     while begun.elapsed().as_millis() < 1500 {
         served.write_all(b"more").await.unwrap();
@@ -136,7 +136,7 @@ async fn idle_tunnels_end_and_active_ones_survive_a_drain() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn connect_reaches_only_services_of_the_mesh() {
+async fn connect_tunnel_reaches_only_services_of_mesh() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let server = RawServer::start(&world, "shop/one", "one").await;
@@ -156,7 +156,7 @@ async fn connect_reaches_only_services_of_the_mesh() {
         let answer = read_head(&mut program).await;
         assert!(answer.starts_with("http/1.1 403 "), "{named}: {answer}");
     }
-    // One that does not wait, and has nothing more to say.
+    // A client that sends data without waiting for the response, then closes its sending side.
     let mut program = say(&by_host, "CONNECT one.shop:443 HTTP/1.1\r\nhost: one.shop\r\n\r\nping").await;
     program.shutdown().await.unwrap();
     let mut served = server.accept_tunnel().await;
@@ -172,7 +172,7 @@ async fn connect_reaches_only_services_of_the_mesh() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn connect_over_http2_is_a_tunnel_beside_other_requests() {
+async fn http2_connect_tunnel_shares_connection_with_other_requests() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let server = RawServer::start(&world, "shop/one", "one").await;
@@ -197,7 +197,7 @@ async fn connect_over_http2_is_a_tunnel_beside_other_requests() {
                 _ => {}
             }
         }
-        // 200, as the static table has it.
+        // 0x88 is status 200 in the static table.
         assert_eq!((status.first(), &said[..]), (Some(&0x88), &b"pong"[..]));
     }
     proxy.counts("tunnels_open", 0.0).await;
@@ -205,7 +205,7 @@ async fn connect_over_http2_is_a_tunnel_beside_other_requests() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn tcp_uses_a_reachable_server_or_is_reset() {
+async fn tcp_connection_uses_reachable_server_or_is_reset() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let server = RawServer::start(&world, "shop/db", "db-0").await;
@@ -228,7 +228,7 @@ async fn tcp_uses_a_reachable_server_or_is_reset() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn proxy_protocol_carries_the_client_address_both_ways() {
+async fn proxy_protocol_carries_client_address_both_ways() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let server = RawServer::start(&world, "shop/db", "db-0").await;
@@ -258,19 +258,19 @@ async fn proxy_protocol_carries_the_client_address_both_ways() {
         let mut program = say(to, wrong).await;
         assert!(read_to_end(&mut program).await.is_empty());
     }
-    // One that says nothing is not waited for.
+    // The proxy gives up on a client whose PROXY header stays incomplete.
     assert!(read_to_end(&mut say(&tcp, "PROXY TCP4 ").await).await.is_empty());
     proxy.counts("invalid_proxy_headers_total", 3.0).await;
 }
 
-/// A server that sends its last message and closes, while its client is still sending.
+/// A server that sends its last message and closes while its client is still sending.
 async fn hangs_up(mut served: TcpStream) {
     let mut first = [0; 1];
     timeout(PATIENCE, served.read_exact(&mut first)).await.unwrap().unwrap();
     served.write_all(b"the last message").await.unwrap();
 }
 
-/// What a client receives that sends until it fails.
+/// Bytes received by a client that sends until sending fails.
 async fn receives(client: TcpStream) -> Vec<u8> {
     let (mut reader, mut writer) = client.into_split();
     let sending = tokio::spawn(async move { while writer.write_all(&[7; 4096]).await.is_ok() {} });
@@ -280,7 +280,7 @@ async fn receives(client: TcpStream) -> Vec<u8> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn last_message_of_a_closing_server_is_delivered() {
+async fn last_message_before_server_close_is_delivered_through_tunnel() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let server = RawServer::start(&world, "shop/one", "one").await;

@@ -1,4 +1,4 @@
-//! A proxy is replaced while programs call through it, and begins with nothing or with what an agent left on disk.
+//! A proxy is replaced while programs call through it, and starts without records or with an agent's saved copy.
 
 mod systemd;
 
@@ -32,7 +32,7 @@ use crate::harness::{
     h2, until,
 };
 
-/// Where proxies of one test listen, one after the other.
+/// Addresses on which the successive proxies of one test listen.
 #[derive(Clone)]
 pub(crate) struct Place {
     pub(crate) listen: String,
@@ -60,7 +60,7 @@ impl Place {
         program
     }
 
-    /// The options of the proxy, without the handover.
+    /// Options of the proxy, without those of the upgrade.
     fn options(&self, more: &str) -> String {
         let Self { listen, by_host, admin, agent, .. } = self;
         format!(
@@ -83,7 +83,7 @@ impl Place {
     }
 }
 
-/// Callers that never repeat a call: each call without a response counts.
+/// Callers that never retry; each call without a response counts as failed.
 struct Callers {
     stop: Arc<AtomicBool>,
     answered: Arc<AtomicU64>,
@@ -152,7 +152,7 @@ fn threads(process: &Process) -> usize {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn three_upgrades_in_a_row_refuse_no_connection_and_fail_no_request() {
+async fn successive_proxy_upgrades_fail_no_connection_and_no_request() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let _one = Spec::new("shop/one", "one", Protocol::Http1).here(&world).await;
@@ -162,7 +162,7 @@ async fn three_upgrades_in_a_row_refuse_no_connection_and_fail_no_request() {
     let callers = Callers::start(&place.listen);
     callers.go_on(200).await;
     for upgrade in 1..=3 {
-        // With several event loops, and with one that does all the rest too.
+        // With several event loops, and with a single one that also does all other work.
         let cores = if upgrade == 2 { 1 } else { 2 };
         let next = place.proxy(&format!("proxy-{upgrade}"), &format!(" --cores {cores}"));
         let ended = running.end().await;
@@ -181,7 +181,7 @@ async fn three_upgrades_in_a_row_refuse_no_connection_and_fail_no_request() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn failed_successor_leaves_the_running_proxy_unchanged() {
+async fn failed_upgrade_leaves_running_proxy_unchanged() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let _one = Spec::new("shop/one", "one", Protocol::Http1).here(&world).await;
@@ -214,7 +214,7 @@ async fn failed_successor_leaves_the_running_proxy_unchanged() {
     drop(next);
 }
 
-/// The next words to a supervisor.
+/// Next message to the supervisor.
 async fn heard(supervisor: &UnixDatagram) -> String {
     let mut words = [0; 4096];
     let length = timeout(PATIENCE, supervisor.recv(&mut words)).await.expect("nothing was said").unwrap();
@@ -222,7 +222,7 @@ async fn heard(supervisor: &UnixDatagram) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn supervisor_is_notified_of_listening_status_and_successor() {
+async fn proxy_notifies_supervisor_of_readiness_status_and_successor() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let _one = Spec::new("shop/one", "one", Protocol::Http1).here(&world).await;
@@ -239,7 +239,7 @@ async fn supervisor_is_notified_of_listening_status_and_successor() {
     assert_eq!(heard(&supervisor).await, "READY=1\nSTATUS=serving\n");
 
     let mut second = supervised("second");
-    // The second is not listened to before the first has named it.
+    // The supervisor accepts the successor only after the predecessor has named it.
     assert_eq!(heard(&supervisor).await, format!("MAINPID={}\n", second.pid()));
     assert_eq!(heard(&supervisor).await, "READY=1\nSTATUS=serving\n");
     assert!(first.end().await.success(), "{}", first.log());
@@ -251,7 +251,7 @@ async fn supervisor_is_notified_of_listening_status_and_successor() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn idle_connection_is_closed_with_its_next_response() {
+async fn draining_proxy_closes_idle_connection_with_its_next_response() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let _one = Spec::new("shop/one", "one", Protocol::Http1).here(&world).await;
@@ -277,13 +277,13 @@ async fn idle_connection_is_closed_with_its_next_response() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn long_stream_is_asked_to_reconnect_before_the_drain_ends() {
+async fn client_of_long_stream_is_told_to_reconnect_before_drain_ends() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let builder = MeshServer::builder("shop/one").protocol(Protocol::Grpc).agent(world.agent_address());
     let server = builder.address(listener.local_addr().unwrap()).start().await.unwrap();
-    // One message, and then nothing for ever.
+    // One message, then silence.
     let endless = tower::service_fn(async |_: Request<hyper::body::Incoming>| {
         let first = stream::iter([Ok::<_, Infallible>(Frame::data(Bytes::from_static(b"\0\0\0\0\0")))]);
         let body = StreamBody::new(first.chain(stream::pending()));
@@ -312,7 +312,7 @@ async fn long_stream_is_asked_to_reconnect_before_the_drain_ends() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn requests_cut_at_the_drain_deadline_are_logged() {
+async fn access_log_contains_requests_cut_at_drain_deadline() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let server = RawServer::start(&world, "shop/one", "one").await;
@@ -357,7 +357,7 @@ async fn proxy_without_records_is_not_ready_and_accepts_no_connection() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn misconfigured_proxy_can_be_replaced_by_a_correct_one() {
+async fn misconfigured_proxy_is_replaced_by_correct_one_on_upgrade() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let _one = Spec::new("shop/one", "one", Protocol::Http1).here(&world).await;
@@ -376,7 +376,7 @@ async fn misconfigured_proxy_can_be_replaced_by_a_correct_one() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn proxy_without_an_agent_serves_from_its_saved_copy() {
+async fn proxy_without_agent_serves_from_saved_copy() {
     let _machine = beside_others().await;
     let mut world = World::start("").await;
     let _one = Spec::new("shop/one", "one", Protocol::Http1).here(&world).await;
@@ -385,7 +385,7 @@ async fn proxy_without_an_agent_serves_from_its_saved_copy() {
     world.is_saved("shop/one", 0).await;
     world.agent.kill().await;
     world.control.kill().await;
-    // Where an agent of this user keeps its copy.
+    // Default folder for the copy of this user's agent.
     std::fs::create_dir_all(world.path("state/fairmesh")).unwrap();
     symlink(world.path("agent-state"), world.path("state/fairmesh/agent")).unwrap();
     let place = Place::new(&world);

@@ -1,4 +1,4 @@
-//! The proxy, on real records and with real endpoints, decides calls by key as `vectors/` says.
+//! The proxy, with real records and endpoints, picks endpoints for keyed calls as `vectors/` says.
 
 use std::{collections::BTreeSet, net::SocketAddr};
 
@@ -12,7 +12,7 @@ use tokio::{
 
 use crate::harness::{Proxy, World, beside_others, read_head, until};
 
-/// Responds to requests without bodies for any endpoint.
+/// Responds to requests without a body, for any endpoint.
 pub(crate) async fn answer(listener: TcpListener) {
     loop {
         let (mut stream, _) = listener.accept().await.unwrap();
@@ -29,7 +29,7 @@ pub(crate) async fn answer(listener: TcpListener) {
     }
 }
 
-/// The documents of a fleet. Callers follow endpoints by region, so a map has to name that of each replica.
+/// YAML documents of a fleet. Callers follow endpoints by region, so a shard map must name the region of each replica.
 pub(crate) fn documents(fleet: &Value) -> String {
     let of = |kind: &str, mut document: Value| {
         document["kind"] = json!(kind);
@@ -50,7 +50,7 @@ pub(crate) fn documents(fleet: &Value) -> String {
         }
     }
     if let Some(map) = map.as_object_mut() {
-        // It is the first here.
+        // The first version here.
         map.remove("version");
         documents.push(of("ShardMap", map.clone().into()));
     }
@@ -82,7 +82,7 @@ pub(crate) async fn register(world: &World, fleet: &Value, address: SocketAddr) 
     servers
 }
 
-/// The instance that responds to a call, or the reason for the error.
+/// Instance that responds to a call, or the reason for the error.
 pub(crate) async fn pick(proxy: &Proxy, call: &Value) -> String {
     let header = |name: &str, value: &Value| match value.as_str() {
         Some(value) => format!("x-fairmesh-{name}: {value}\r\n"),
@@ -105,10 +105,10 @@ pub(crate) async fn pick(proxy: &Proxy, call: &Value) -> String {
     }
 }
 
-/// How often each call is made.
+/// Number of times that each call is made.
 const ROUNDS: usize = 5;
 
-/// What the vector allows: any of the picks of its seeds, in the words of the proxy.
+/// Picks that the vector allows for any of its seeds, in the proxy's words.
 fn expected(call: &Value) -> BTreeSet<String> {
     let word = |pick: &Value| match pick["refused"].as_str() {
         Some("NoReplica") => "no_replica".to_owned(),
@@ -121,7 +121,7 @@ fn expected(call: &Value) -> BTreeSet<String> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn proxy_matches_the_vectors_for_calls_by_key() {
+async fn proxy_sends_keyed_calls_to_endpoints_given_by_vectors() {
     let _machine = beside_others().await;
     let vectors: Value = serde_json::from_str(include_str!("../../../../../vectors/keys.json")).unwrap();
     for case in vectors["cases"].as_array().unwrap() {
@@ -132,8 +132,8 @@ async fn proxy_matches_the_vectors_for_calls_by_key() {
         let _servers = register(&world, &case["fleet"], address).await;
         let proxy = Proxy::start(&world).await;
         let calls = case["calls"].as_array().unwrap();
-        // Endpoints reach the proxy region by region, and until it has all it decides among those that it has. From
-        // then on it decides every call as it should, however often it is asked.
+        // Endpoints reach the proxy region by region. Until it has all of them, it picks among those it has; from then
+        // on, every call must go where the vector says.
         until(&format!("{ROUNDS} rounds of {calls:?} go where they should"), async || {
             for call in calls.iter().cycle().take(ROUNDS * calls.len()) {
                 if !expected(call).contains(&pick(&proxy, call).await) {

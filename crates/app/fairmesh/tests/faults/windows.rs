@@ -1,4 +1,4 @@
-//! A message that is not read stalls no other one on the same connection of HTTP/2.
+//! An unread message must not stall other messages on the same HTTP/2 connection.
 
 use std::{convert::Infallible, time::Duration};
 
@@ -17,18 +17,18 @@ use tokio::{
 
 use crate::harness::{Proxy, RawServer, World, beside_others, read_head, read_to_end, say};
 
-/// More than sockets and windows hold.
+/// More bytes than sockets and windows hold.
 const LARGE: usize = 16 << 20;
-/// A response that waits for another one takes the idle timeout of the proxy, and fails.
+/// Time limit of a call. A response that waits for another one would wait for the idle timeout of the proxy and fail.
 const AT_ONCE: Duration = Duration::from_secs(10);
 
-/// A request over HTTP/2 with a body.
+/// An HTTP/2 request with a body.
 fn post(host: &str, body: Bytes) -> Request<Full<Bytes>> {
     Request::post(format!("http://{host}/")).body(Full::new(body)).unwrap()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn unread_upload_stalls_no_other_request_of_its_client() {
+async fn upload_that_server_does_not_read_stalls_no_other_request() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let unread = RawServer::start(&world, "shop/one", "one").await;
@@ -56,7 +56,7 @@ async fn unread_upload_stalls_no_other_request_of_its_client() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn slow_readers_stall_no_other_response_of_their_endpoint() {
+async fn slow_response_readers_stall_no_other_response_of_same_endpoint() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();

@@ -1,4 +1,4 @@
-//! One tenant meets every bound, while the calls of the other succeed.
+//! A tenant that reaches every limit must not affect the calls of another tenant.
 
 use std::{
     process::Command,
@@ -23,12 +23,12 @@ const GET: &str = "GET / HTTP/1.1\r\nhost: web\r\nconnection: close\r\n\r\n";
 const CONNECTIONS: usize = 24;
 const REQUESTS: usize = 8;
 const LIMITS: &str = "--max-tenant-connections 24 --max-tenant-requests 8 --max-tenant-services 4";
-/// Streams of the storm.
+/// Streams that the storm opens at once.
 const STREAMS: usize = 100;
-/// Changes of routes, at 100 in a second.
+/// Route changes, at 100 per second.
 const CHANGES: usize = 200;
 
-/// Blue has five services besides, and its web holds each request for a while.
+/// Tenant blue has five further services. Its service `web` delays each request.
 const RECORDS: &str = "\
 {kind: Service, name: blue/s0}
 ---
@@ -45,7 +45,7 @@ service: blue/web
 routes: [{name: slow, fault: {delay: {share: 100%, time: 2s}}}]
 ";
 
-/// Calls of the other tenant, one after the other.
+/// Makes calls of the unaffected tenant in sequence.
 pub(crate) struct Victim {
     stop: Arc<AtomicBool>,
     calls: JoinHandle<usize>,
@@ -67,14 +67,14 @@ impl Victim {
         Self { stop, calls }
     }
 
-    /// The number of its calls. None failed.
+    /// Stops the calls, asserts that none failed, and returns their number.
     pub(crate) async fn stop(self) -> usize {
         self.stop.store(true, Relaxed);
         self.calls.await.unwrap()
     }
 }
 
-/// Connections beyond the limit are closed, and counted.
+/// Opens connections up to the limit, and checks that further ones are closed and counted.
 async fn hold_connections(mesh: &Mesh, blue: &Transport) {
     let mut held = Vec::new();
     for _ in 0..CONNECTIONS + 6 {
@@ -85,7 +85,7 @@ async fn hold_connections(mesh: &Mesh, blue: &Transport) {
     mesh.counts(false, "fairmesh_gateway_tenant_connections_open{tenant=\"blue\"}", "0").await;
 }
 
-/// A storm of streams on one connection: those beyond the limit get 429.
+/// Opens many streams on one connection, and checks that those beyond the limit get 429.
 async fn storm(mesh: &Mesh, blue: &Transport) {
     let stream = mesh.open(blue, VIRTUAL).await.unwrap();
     let (mut sender, connection) = h2::client::handshake(stream).await.unwrap();
@@ -112,7 +112,7 @@ async fn storm(mesh: &Mesh, blue: &Transport) {
     driven.abort();
 }
 
-/// Services beyond the limit get a fault that names the option.
+/// Calls services beyond the limit, and checks that the fault names the option.
 async fn call_many_services(mesh: &Mesh, blue: &Transport) {
     let mut answer = String::new();
     for number in 0..5 {
@@ -122,14 +122,14 @@ async fn call_many_services(mesh: &Mesh, blue: &Transport) {
     assert!(answer.starts_with("HTTP/1.1 503 ") && answer.contains("--max-tenant-services"), "{answer}");
 }
 
-/// A file in the textual encoding of RFC 7468.
+/// Encodes DER as PEM (RFC 7468).
 fn pem(label: &str, der: &[u8]) -> String {
     let text = STANDARD.encode(der);
     let lines = text.as_bytes().chunks(64).map(|line| String::from_utf8_lossy(line) + "\n");
     format!("-----BEGIN {label}-----\n{}-----END {label}-----\n", lines.collect::<String>())
 }
 
-/// A certificate of the tenant by no authority of the mesh, which curl shows.
+/// Checks with curl that a tenant's certificate from an authority outside the mesh is not used.
 async fn show_invalid_certificate(mesh: &Mesh) {
     let key = KeyPair::generate().unwrap();
     let mut params = CertificateParams::default();
@@ -151,7 +151,7 @@ async fn show_invalid_certificate(mesh: &Mesh) {
         .await;
 }
 
-/// The policy of the tenant's service, with a costly expression and a route named after `number`.
+/// Policy of the tenant's service, with an expensive expression and a route named after `number`.
 fn policy(number: usize) -> Policy {
     let costly = PathMatch::Regex(Pattern::new("/(x?){200}x{200}").unwrap());
     let costly = Route {
@@ -164,7 +164,7 @@ fn policy(number: usize) -> Policy {
     }
 }
 
-/// Routes that change 100 times in a second, while long paths are matched with a costly expression.
+/// Changes routes 100 times per second while long paths are matched with an expensive expression.
 async fn change_routes(mesh: &Mesh, blue: &Transport) {
     let control = mesh.control_connection().await;
     let long = GET.replace("GET /", &format!("GET /{}", "x".repeat(4000)));
@@ -180,7 +180,7 @@ async fn change_routes(mesh: &Mesh, blue: &Transport) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn tenant_at_every_bound_costs_the_other_no_call() {
+async fn tenant_at_every_gateway_limit_fails_no_call_of_other_tenant() {
     let options = Options { gateway: LIMITS, node: "" };
     let Some(mesh) = Mesh::start_with(serve_pod().await, options).await else { return };
     let mesh = Arc::new(mesh);
@@ -200,7 +200,7 @@ async fn tenant_at_every_bound_costs_the_other_no_call() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn tenant_deleted_while_it_calls_costs_the_other_no_call() {
+async fn tenant_deleted_during_calls_fails_no_call_of_other_tenant() {
     let Some(mesh) = Mesh::start(serve_pod().await).await else { return };
     let mesh = Arc::new(mesh);
     mesh.cli(&["apply", "-f", "-"], RECORDS).await.ok();
@@ -208,7 +208,7 @@ async fn tenant_deleted_while_it_calls_costs_the_other_no_call() {
     until("red reaches its web", async || mesh.reaches_web(&red).await).await;
     until("blue is known", async || mesh.call(&blue, VIRTUAL, GET).await.contains("no_endpoints")).await;
     let victim = Victim::start(&mesh, red);
-    // Its policy holds each of them for a while.
+    // The policy delays each of these calls.
     let mut calls = Vec::new();
     for _ in 0..REQUESTS {
         let (mesh, blue) = (Arc::clone(&mesh), blue.clone());
@@ -228,7 +228,7 @@ async fn tenant_deleted_while_it_calls_costs_the_other_no_call() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn quota_of_a_tenant_applies_in_place_of_the_options() {
+async fn tenant_quota_overrides_gateway_options() {
     let Some(mesh) = Mesh::start(serve_pod().await).await else { return };
     mesh.cli(&["apply", "-f", "-"], RECORDS).await.ok();
     let [red, blue] = [mesh.identity("red", "red/client").await, mesh.identity("blue", "blue/client").await];
@@ -245,7 +245,7 @@ async fn quota_of_a_tenant_applies_in_place_of_the_options() {
     drop(held);
     mesh.counts(false, "fairmesh_gateway_tenant_connections_open{tenant=\"blue\"}", "0").await;
     call_many_services(&mesh, &blue).await;
-    // Routes are limited where they are written, and those of another tenant are not.
+    // Route limits are checked at the write. Another tenant's routes are not affected.
     let routes = |service: &str| {
         let routes: Vec<String> = (0..4).map(|number| format!("{{name: r{number}}}")).collect();
         format!("{{kind: Policy, service: {service}, routes: [{}]}}\n", routes.join(", "))
@@ -255,7 +255,7 @@ async fn quota_of_a_tenant_applies_in_place_of_the_options() {
     mesh.cli(&["apply", "-f", "-"], &routes("red/client")).await.ok();
     let listed = mesh.cli(&["get", "gateway-quotas", "--json"], "").await.json();
     assert!(listed[0]["tenant"] == "blue" && listed[0]["routes"] == 3, "{listed}");
-    // Without the record, the options apply again.
+    // Without the quota record, the options apply again.
     mesh.cli(&["delete", "gateway-quota", "blue"], "").await.ok();
     let before = mesh.metric(refused).await;
     until("the options apply", async || {
@@ -272,11 +272,11 @@ async fn quota_of_a_tenant_applies_in_place_of_the_options() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn tenant_without_connections_is_forgotten_and_served_anew() {
+async fn tenant_without_connections_is_removed_and_served_again() {
     let options = Options { gateway: "--service-idle-timeout 1s", node: "" };
     let Some(mesh) = Mesh::start_with(serve_pod().await, options).await else { return };
     let red = mesh.identity("red", "red/client").await;
-    // Its virtual address alone names the service.
+    // Only the virtual address names the service; the host does not.
     let request = GET.replace("host: web", "host: other");
     until("red reaches its web", async || mesh.call(&red, VIRTUAL, &request).await.contains("red/web for"))
         .await;

@@ -1,18 +1,18 @@
-//! The demonstration of `make demo-gateway`, with fewer requests: network namespaces, unmodified curl and Python.
+//! Runs the demonstration of `make demo-gateway` with fewer requests: network namespaces, unmodified curl and Python.
 
 use std::{path::Path, process::Command};
 
 use fairmesh_test_support::{binary, skipped};
 use serde_json::Value;
 
-/// Connections of each tenant, and requests on each of them.
+/// Connections of each tenant, and requests on each connection.
 const CONNECTIONS: &str = "25";
 const REQUESTS: &str = "40";
-/// What the demo says with this code: something is missing here.
+/// Exit code of the demo if this machine lacks a requirement.
 const CANNOT_RUN: i32 = 3;
 
 #[test]
-fn tenants_with_equal_addresses_reach_their_own_services_alone() {
+fn tenants_with_equal_addresses_reach_only_own_services() {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../examples/gateway/demo.py");
     let run = Command::new("python3")
         .arg(script)

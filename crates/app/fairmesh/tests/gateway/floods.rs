@@ -1,4 +1,4 @@
-//! Peers that prove nothing, at the gateway and at a node.
+//! Unauthenticated peers that connect to the gateway and a node and stay silent.
 
 use std::time::Duration;
 
@@ -8,17 +8,17 @@ use tokio::time::Instant;
 use crate::mesh::{Mesh, Options, VIRTUAL, serve_pod, silent};
 
 const GET: &str = "GET / HTTP/1.1\r\nhost: web\r\nconnection: close\r\n\r\n";
-/// Far below the 10 s after which silent connections are closed.
+/// Upper bound of a call: far below the 10 s after which silent connections are closed.
 const PROMPT: Duration = Duration::from_secs(5);
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn silent_peers_of_gateway_and_node_delay_no_call() {
+async fn silent_peers_at_gateway_and_node_delay_no_call() {
     let options =
         Options { gateway: "--max-handshakes 32 --max-connections 64", node: "--max-connections 4" };
     let Some(mesh) = Mesh::start_with(serve_pod().await, options).await else { return };
     let red = mesh.identity("red", "red/client").await;
     until("red reaches its web", async || mesh.call(&red, VIRTUAL, GET).await.contains("red/web for")).await;
-    // Connections of known callers take no place of unknown ones.
+    // Connections of authenticated callers do not count towards the limit for unknown ones.
     let mut held = Vec::new();
     for _ in 0..40 {
         held.push(mesh.open(&red, VIRTUAL).await.unwrap());

@@ -23,25 +23,25 @@ use tokio::{
 
 use crate::mesh::{Mesh, serve_pod};
 
-/// A fifth of a core for each replica: a few calls that each begin with a handshake use it up.
+/// A fifth of a core per replica, which a few calls with one handshake each use up.
 const QUOTA_US: u32 = 20_000;
 const PERIOD_US: u32 = 100_000;
-/// The address of the pod that calls: all of 127.0.0.0/8 is on loopback.
+/// Address of the calling pod; all of 127.0.0.0/8 is on loopback.
 const POD: &str = "127.0.1.7";
-/// Backends in the home zone, each of one replica.
+/// Backends in the home zone, with one replica each.
 const BACKENDS: [&str; 3] = ["a1", "a2", "a3"];
-/// Backends of the other zone, whose replicas are not started: a service has half of all backends at most.
+/// Backends of the other zone, without running replicas. A service gets at most half of all backends.
 const ELSEWHERE: [&str; 5] = ["b1", "b2", "b3", "b4", "b5"];
-/// Callers that each call again once they have a response.
+/// Number of callers. Each sends its next call once it has a response.
 const CALLERS: usize = 4;
-/// From the alert to the effect: the figure of the issue for an addition.
+/// Longest time from the alert to the effect of an addition.
 const RELIEF: Duration = Duration::from_secs(20);
 /// Time limit of connections that a lossy move ends: the figure of the issue.
 const MOVED: Duration = Duration::from_secs(10);
 /// Time limit of one call, which waits while its replica has used up its CPU.
 const CALL: Duration = Duration::from_secs(30);
 
-/// A control group with a CPU quota, where there is one; empty on drop.
+/// A cgroup with a CPU quota, removed on drop.
 struct Quota(PathBuf);
 
 impl Quota {
@@ -69,7 +69,7 @@ impl Quota {
 
 impl Drop for Quota {
     fn drop(&mut self) {
-        // The process in it was killed, and may still be on its way out.
+        // The process in the cgroup was killed, but may not have exited yet.
         let removed = (0..500).any(|_| {
             fs::remove_dir(&self.0).is_ok() || {
                 thread::sleep(Duration::from_millis(10));
@@ -80,7 +80,7 @@ impl Drop for Quota {
     }
 }
 
-/// A gateway with backends. Fields are dropped in their order: a group once its process has ended.
+/// A gateway with backends. Fields drop in order: each cgroup after its process.
 struct Fleet {
     _node: Process,
     replicas: Vec<Process>,
@@ -143,7 +143,7 @@ impl Fleet {
         self.mesh.cli(&["gateway", "status", "--json"], "").await.json()
     }
 
-    /// The backends in the home zone, and how many were added.
+    /// Number of backends in the home zone, and of backends added.
     async fn placement(&self) -> (usize, u64) {
         let listed = self.mesh.cli(&["get", "gateway-services", "red/web", "-o", "json"], "").await.json();
         let placement = &listed[0]["placement"];
@@ -152,7 +152,7 @@ impl Fleet {
     }
 }
 
-/// Calls through the node, as the pod; whether red/web responded.
+/// Calls red/web through the node as the pod; true if red/web responded.
 async fn call(destination: SocketAddr) -> bool {
     let socket = TcpSocket::new_v4().unwrap();
     socket.bind(format!("{POD}:0").parse().unwrap()).unwrap();
@@ -172,7 +172,7 @@ fn alert_of(status: &Value) -> Option<&Value> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn service_whose_calls_grow_gets_a_further_backend_and_loses_no_call() {
+async fn growing_service_gets_another_backend_and_loses_no_call() {
     let Some(fleet) = Fleet::start().await else { return };
     until("all replicas report", async || {
         let status = fleet.status().await;

@@ -1,4 +1,5 @@
-//! A gateway of two tenants, their nodes and pods as real processes: who reaches whom, and what liars reach.
+//! A gateway of two tenants with nodes and pods as real processes: which services each pod reaches, and what false
+//! claims gain.
 
 #![allow(clippy::unwrap_used, reason = "what a test cannot do without has failed it")]
 

@@ -1,4 +1,5 @@
-//! A mesh with a trust domain, an agent of the provider and one of each tenant, a gateway, and a node of the tenant red, on loopback.
+//! A mesh on loopback: a trust domain, an agent of the provider and of each tenant, a gateway, and a node of tenant
+//! red.
 
 use std::{io, net::SocketAddr, path::PathBuf};
 
@@ -10,7 +11,7 @@ use fairmesh_test_support::{
 use fairmesh_wire::{
     handshake::{self, Connection},
     proxy_protocol::{Addresses, ConnectionId, write_with_id},
-    records,
+    record_encoding,
     transport::{Address, EndpointAddress, ExpectedPeer, Stream, Transport},
     v1::{ApplyRequest, Op},
 };
@@ -21,10 +22,10 @@ use tokio::{
     time::timeout,
 };
 
-/// The virtual address of both tenants.
+/// Virtual address that both tenants use.
 pub(crate) const VIRTUAL: &str = "10.96.0.1:80";
 
-/// Both tenants declare a service at one virtual address; blue has one more at another.
+/// Both tenants declare a service at the same virtual address. Blue declares another at a second address.
 const RECORDS: &str = "\
 {kind: Service, name: red/web, virtualAddress: '10.96.0.1:80'}
 ---
@@ -48,21 +49,21 @@ authorization:
     - {name: reads, from: ['red/client'], methods: [GET]}
 ";
 
-/// Options of the gateway and the node.
+/// Further options of the gateway and the node.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Options {
     pub(crate) gateway: &'static str,
     pub(crate) node: &'static str,
 }
 
-/// The processes; they end with the value.
+/// The processes of the mesh; dropping the value ends them.
 pub(crate) struct Mesh {
     folder: TempDir,
     processes: Vec<Process>,
-    /// Where nodes connect to the gateway, and the gateway to the node.
+    /// Address where nodes connect to the gateway, and the gateway to the node.
     pub(crate) gateway: SocketAddr,
     pub(crate) node: SocketAddr,
-    /// The pod behind the node.
+    /// Address of the pod behind the node.
     pub(crate) pod: SocketAddr,
     pub(crate) gateway_pages: String,
     node_pages: String,
@@ -73,12 +74,13 @@ fn local() -> SocketAddr {
 }
 
 impl Mesh {
-    /// All are up, and `pod` serves. `None` where this process may not accept captured connections.
+    /// Starts all processes, with the server at `pod` behind the node. `None` if this process may not accept captured
+    /// connections.
     pub(crate) async fn start(pod: SocketAddr) -> Option<Self> {
         Self::start_with(pod, Options::default()).await
     }
 
-    /// As [`start`](Self::start), with further options.
+    /// Like [`start`](Self::start), with further options.
     pub(crate) async fn start_with(pod: SocketAddr, options: Options) -> Option<Self> {
         if !rustix::process::geteuid().is_root() {
             skipped("connections cannot be captured", "it needs CAP_NET_RAW");
@@ -140,7 +142,7 @@ impl Mesh {
         format!("unix:{}", self.path("control.sock").display())
     }
 
-    /// Writes policies in one batch as a program does, without the time that a command takes.
+    /// Writes policies in one batch through the API, which is faster than a command.
     pub(crate) async fn set_policies(&self, connection: &Connection, policies: &[(&str, Policy)]) {
         let records =
             policies.iter().map(|(name, policy)| (RecordKey::Policy(named(name)), policy.clone().into()));
@@ -154,13 +156,13 @@ impl Mesh {
         apply(connection, records).await;
     }
 
-    /// Whether a caller of red gets an answer of its web.
+    /// Whether a caller of tenant red gets a response of red/web.
     pub(crate) async fn reaches_web(&self, red: &Transport) -> bool {
         let request = "GET / HTTP/1.1\r\nhost: web\r\nconnection: close\r\n\r\n";
         self.call(red, VIRTUAL, request).await.contains("red/web for")
     }
 
-    /// A connection to the control plane.
+    /// Connects to the control plane.
     pub(crate) async fn control_connection(&self) -> Connection {
         let address = Address::Unix(self.path("control.sock"));
         handshake::connect(&Default::default(), &address, "test").await.unwrap()
@@ -170,7 +172,7 @@ impl Mesh {
         format!("unix:{}", self.path(&format!("{name}.sock")).display())
     }
 
-    /// The arguments of the gateway, with further ones.
+    /// Arguments of the gateway, followed by `further`.
     pub(crate) fn gateway_args(&self, further: &str) -> String {
         let (agent, gateway, pages) = (self.agent_of("edge"), self.gateway, &self.gateway_pages);
         format!("gateway --agent {agent} --listen {gateway} --admin {pages} --cores 1 {further}")
@@ -186,7 +188,7 @@ impl Mesh {
         run(fairmesh(&[args, &["--control", &self.control()]].concat()), input, PATIENCE).await
     }
 
-    /// An identity from an agent.
+    /// Obtains an identity from an agent.
     pub(crate) async fn identity(&self, agent: &str, path: &str) -> Transport {
         let request = IdentityRequest {
             agent: Address::Unix(self.path(&format!("{agent}.sock"))),
@@ -200,21 +202,22 @@ impl Mesh {
         ProgramIdentity::of_caller(request).await.unwrap().transport()
     }
 
-    /// A metric of the gateway or the node.
+    /// Waits until a metric of the gateway, or of the node, has this value.
     pub(crate) async fn counts(&self, of_node: bool, metric: &str, value: &str) {
         let pages = if of_node { &self.node_pages } else { &self.gateway_pages };
         let line = format!("{metric} {value}");
         until(&line, async || page(pages, "/metrics").await.lines().any(|one| one == line)).await;
     }
 
-    /// The value of a metric of the gateway; zero without it.
+    /// Value of a gateway metric; 0 if absent.
     pub(crate) async fn metric(&self, metric: &str) -> u64 {
         let page = page(&self.gateway_pages, "/metrics").await;
         let value = page.lines().find_map(|line| line.strip_prefix(metric)?.trim().parse().ok());
         value.unwrap_or_default()
     }
 
-    /// Says this to the gateway as a node would for a pod with this identity, which connected to `destination`; returns what comes back.
+    /// Sends `request` to the gateway as a node would, for a pod with this identity that connected to `destination`.
+    /// Returns the response.
     pub(crate) async fn call(&self, pod: &Transport, destination: &str, request: &str) -> String {
         match self.open(pod, destination).await {
             Ok(mut stream) => exchange(&mut stream, request.as_bytes()).await,
@@ -222,7 +225,7 @@ impl Mesh {
         }
     }
 
-    /// A connection to the gateway for a pod, with its header.
+    /// Opens a connection to the gateway for a pod, and sends the connection header.
     pub(crate) async fn open(&self, pod: &Transport, destination: &str) -> io::Result<Stream> {
         let mut stream = dial(pod, self.gateway, ExpectedPeer::Gateway).await?;
         stream.write_all(&header(destination.parse().unwrap())).await?;
@@ -238,26 +241,26 @@ fn named(service: &str) -> ServiceName {
 async fn apply(connection: &Connection, records: impl Iterator<Item = (RecordKey, Record)>) {
     let ops = records.map(|(key, record)| Op {
         key: key.to_string(),
-        value: Some(records::encode(&record)),
+        value: Some(record_encoding::encode(&record)),
         condition: None,
     });
     let request = ApplyRequest { ops: ops.collect(), dry_run: false, ..Default::default() };
     connection.admin().apply(request).await.unwrap();
 }
 
-/// The header of a connection to this destination.
+/// Connection header with this destination.
 pub(crate) fn header(destination: SocketAddr) -> Vec<u8> {
     let source = ([10, 1, 1, 2], 40_000).into();
     write_with_id(Addresses { source, destination }, ConnectionId(7))
 }
 
-/// A connection over mutual TLS.
+/// Opens a connection over mutual TLS.
 pub(crate) async fn dial(from: &Transport, to: SocketAddr, peer: ExpectedPeer<'_>) -> io::Result<Stream> {
     let endpoint = EndpointAddress { address: to, peer: Some(peer), accepts_plaintext: false, from: None };
     timeout(PATIENCE, from.connect_endpoint(endpoint)).await?
 }
 
-/// Sends bytes, and reads until the end or a failure.
+/// Sends a request, then reads until the end of the stream or a failure.
 pub(crate) async fn exchange(stream: &mut Stream, request: &[u8]) -> String {
     let mut read = Vec::new();
     let exchanged = async {
@@ -265,13 +268,13 @@ pub(crate) async fn exchange(stream: &mut Stream, request: &[u8]) -> String {
         stream.flush().await?;
         stream.read_to_end(&mut read).await
     };
-    // A connection that is refused ends by a reset, which is the answer.
+    // A refused connection ends with a reset; the returned text then ends with the error.
     let ended = timeout(PATIENCE, exchanged).await.expect("the connection does not end");
     let end = ended.err().map(|error| format!(" ({error})")).unwrap_or_default();
     String::from_utf8_lossy(&read).into_owned() + &end
 }
 
-/// A page for operators.
+/// Fetches an admin page.
 async fn page(address: &str, path: &str) -> String {
     let Ok(mut stream) = TcpStream::connect(address).await else { return String::new() };
     let request = format!("GET {path} HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\n\r\n");
@@ -284,7 +287,7 @@ async fn page(address: &str, path: &str) -> String {
     String::from_utf8_lossy(&read).into_owned()
 }
 
-/// Silent connections from another address of this machine that were not refused at once.
+/// Opens silent connections from another local address; returns those that were not refused at once.
 pub(crate) async fn silent(to: SocketAddr, count: usize) -> Vec<TcpStream> {
     let mut connections = Vec::new();
     for _ in 0..count {
@@ -295,8 +298,8 @@ pub(crate) async fn silent(to: SocketAddr, count: usize) -> Vec<TcpStream> {
     connections
 }
 
-/// A pod that answers every connection's first request with its name, and with who calls. It drops requests for `/dropped`, and accepts any
-/// upgrade, to return what it reads.
+/// A pod that answers the first request of each connection with its name and the caller's identity. It drops the
+/// connection on `/dropped`, and accepts any upgrade, after which it echoes.
 pub(crate) async fn serve_pod() -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -308,7 +311,7 @@ pub(crate) async fn serve_pod() -> SocketAddr {
     address
 }
 
-/// Ends with the connection.
+/// Serves one connection until its end.
 async fn answer(mut stream: TcpStream) -> io::Result<()> {
     let mut head = Vec::new();
     while !head.ends_with(b"\r\n\r\n") {

@@ -1,4 +1,4 @@
-//! A gateway with backends: what replicas refuse, and what nodes do when replicas, backends and a zone fail.
+//! A gateway with backends: what replicas refuse, and how nodes react when replicas, backends and a zone fail.
 
 use std::{net::SocketAddr, time::Duration};
 
@@ -13,16 +13,16 @@ use tokio::{
 
 use crate::mesh::{Mesh, dial, exchange, header, serve_pod};
 
-/// The bound of a new call while replicas fail.
+/// Time limit of a new call while replicas fail.
 const FAILOVER: Duration = Duration::from_secs(5);
-/// Calls after each failure: more than there are replicas, so that each replica begins some.
+/// Calls after each failure: more than there are replicas, so that each replica receives some.
 const CALLS: usize = 12;
-/// The address of the pod that calls: all of 127.0.0.0/8 is on loopback.
+/// Address of the calling pod; all of 127.0.0.0/8 is on loopback.
 const POD: &str = "127.0.1.2";
-/// Backends and their zones; the first has two replicas.
+/// Backends and their zones. Backend `a1` has two replicas.
 const BACKENDS: [(&str, &str); 5] = [("a1", "a"), ("a1", "a"), ("a2", "a"), ("b1", "b"), ("b2", "b")];
 
-/// A mesh whose gateway has backends, and a node of its own for a pod that calls.
+/// A mesh whose gateway has backends, with a separate node for a calling pod.
 struct Placed {
     mesh: Mesh,
     replicas: Vec<(&'static str, SocketAddr, Process)>,
@@ -62,7 +62,7 @@ impl Placed {
         let replicas: Vec<_> = replicas.collect();
         until("red/web is placed", async || backends_of_web(&mesh).await.len() == 3).await;
         let placed = backends_of_web(&mesh).await;
-        // The node is configured with the replica that does not serve red/web.
+        // The node is configured with a replica that does not serve red/web.
         let other = replicas.iter().find(|(backend, ..)| !placed.iter().any(|one| one == backend)).unwrap().1;
         let args = format!(
             "node --agent {} --gateway {other} --capture 0.0.0.0:{} --admin none --pod red/client={POD}",
@@ -76,7 +76,7 @@ impl Placed {
         Some(this)
     }
 
-    /// Calls through the node, as the pod.
+    /// Calls through the node as the pod.
     async fn call(&self, destination: SocketAddr) -> String {
         let socket = TcpSocket::new_v4().unwrap();
         socket.bind(format!("{POD}:0").parse().unwrap()).unwrap();
@@ -99,7 +99,7 @@ impl Placed {
         }
     }
 
-    /// Calls a replica itself, as a node would.
+    /// Calls a replica directly, as a node would.
     async fn call_replica(&self, replica: SocketAddr, destination: SocketAddr) -> String {
         let red = self.mesh.identity("red", "red/client").await;
         let mut stream = dial(&red, replica, ExpectedPeer::Gateway).await.unwrap();
@@ -121,11 +121,11 @@ async fn backends_of_web(mesh: &Mesh) -> Vec<String> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn replica_answers_421_for_services_of_other_backends() {
+async fn gateway_replica_answers_421_for_services_of_other_backends() {
     let Some(placed) = Placed::start().await else { return };
     let backends = backends_of_web(&placed.mesh).await;
     for (backend, replica, _) in &placed.replicas {
-        // By its virtual address, and by a host at another address.
+        // By the virtual address, and by host at another address.
         for destination in [placed.virtual_address, ([127, 0, 0, 8], 80).into()] {
             let answer = placed.call_replica(*replica, destination).await;
             if backends.iter().any(|one| one == backend) {
@@ -136,7 +136,7 @@ async fn replica_answers_421_for_services_of_other_backends() {
             }
         }
     }
-    // The node repeats a request by host, which the configured replica refuses, where the service is placed.
+    // The configured replica refuses a request by host; the node retries it at a replica that serves the service.
     let by_host = SocketAddr::from(([127, 0, 0, 8], placed.virtual_address.port()));
     let answer = placed.call(by_host).await;
     assert!(answer.ends_with("red/web for spiffe://prod/red/client"), "{answer}");
@@ -145,15 +145,15 @@ async fn replica_answers_421_for_services_of_other_backends() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn calls_go_on_when_a_replica_a_backend_and_a_zone_fail() {
+async fn gateway_calls_continue_when_replica_backend_or_zone_fails() {
     let Some(mut placed) = Placed::start().await else { return };
     let before = backends_of_web(&placed.mesh).await;
-    // One of two replicas of a backend.
+    // Kills one of the two replicas of backend `a1`.
     placed.replicas[0].2.kill().await;
     placed.assert_all_succeed("a replica was killed").await;
     placed.replicas[1].2.kill().await;
     placed.assert_all_succeed("a backend was killed").await;
-    // A zone that answers nothing: connections are accepted by the system alone.
+    // Stops all replicas of a zone: the system still accepts connections, but nothing answers.
     placed.of(&["a2"]).for_each(|replica| replica.signal(Signal::STOP));
     placed.assert_all_succeed("a zone was cut off").await;
     assert_eq!(backends_of_web(&placed.mesh).await, before, "nothing moves");

@@ -1,11 +1,11 @@
-//! Policies of services, as the gateway applies them for callers behind nodes.
+//! The gateway applies service policies to callers behind nodes.
 
 use fairmesh_test_support::eventually_async as until;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 use crate::mesh::{Mesh, VIRTUAL, serve_pod};
 
-/// An upgraded connection is a request until it ends.
+/// An upgraded connection counts as a request in flight until its end.
 const IN_FLIGHT: &str = "fairmesh_gateway_tenant_requests_in_flight{tenant=\"red\"}";
 
 fn get(path: &str) -> String {
@@ -13,7 +13,7 @@ fn get(path: &str) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn route_answers_only_callers_that_its_policy_allows() {
+async fn gateway_serves_only_callers_that_policy_of_service_allows() {
     let Some(mesh) = Mesh::start(serve_pod().await).await else { return };
     let [client, web] = [mesh.identity("red", "red/client").await, mesh.identity("red", "red/web").await];
     until("red reaches its web", async || {
@@ -26,7 +26,7 @@ async fn route_answers_only_callers_that_its_policy_allows() {
         let answer = mesh.call(&web, VIRTUAL, &get(path)).await;
         assert!(answer.starts_with("HTTP/1.1 403 "), "red/web is in no rule, {path}: {answer}");
     }
-    // A fault names the service and its kind, and no address of a server.
+    // A fault names the service and the kind of failure, but no server address.
     let answer = mesh.call(&client, VIRTUAL, &get("/dropped")).await;
     assert!(answer.starts_with("HTTP/1.1 502 ") && answer.contains("red/web: reset;"), "{answer}");
     assert!(!answer.contains("127.0.0.1"), "{answer}");
@@ -54,7 +54,7 @@ async fn upgraded_connection_ends_when_its_caller_is_no_longer_allowed() {
     }
     assert!(head.starts_with(b"HTTP/1.1 101 "), "{}", String::from_utf8_lossy(&head));
     mesh.counts(false, IN_FLIGHT, "1").await;
-    // Another rule for the same caller changes nothing.
+    // A changed rule that still allows the caller changes nothing.
     let policy = |from: &str| {
         format!(
             "{{kind: Policy, service: red/web, authorization: {{rules: [{{name: now, from: ['{from}']}}]}}}}"

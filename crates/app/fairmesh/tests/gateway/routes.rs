@@ -1,4 +1,4 @@
-//! Many routes: of one tenant in one batch, and of many tenants.
+//! Large numbers of routes: of one tenant in one batch, and of many tenants.
 
 use std::sync::Arc;
 
@@ -13,21 +13,21 @@ use crate::{
     mesh::{Mesh, VIRTUAL, serve_pod},
 };
 
-/// The virtual address of blue's second service.
+/// Virtual address of blue's second service.
 const VAULT: &str = "10.96.0.7:80";
-/// The services of blue, which have all routes that two policies may have.
+/// Services of blue. Their two policies have the maximum number of routes.
 const SERVICES: [(&str, &str); 2] = [("blue/web", VIRTUAL), ("blue/vault", VAULT)];
-/// Batches of records when many tenants come.
+/// Records of this many tenants are written in one batch.
 const TENANTS_PER_BATCH: usize = 50;
-/// Routes of each of many tenants.
+/// Routes of each tenant.
 const ROUTES: usize = 40;
 
-/// Tenants, and the services whose certificates are shown.
+/// Numbers of tenants, and of services whose certificates are checked.
 fn sizes() -> (usize, usize) {
     if is_soak() { (1_000, 2_500) } else { (10, 25) }
 }
 
-/// Redirects of `/r/NUMBER` to `/VERSION/NUMBER`. Odd versions have them in the reverse order.
+/// Redirects from `/r/NUMBER` to `/VERSION/NUMBER`. Odd versions have the reverse order.
 fn redirects(routes: usize, version: usize) -> Policy {
     let route = |number: usize| {
         let path = Some(PathRewrite::Full(format!("/v{version}/{number}")));
@@ -49,7 +49,7 @@ fn get(host: &str, route: usize) -> String {
     format!("GET /r/{route} HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n\r\n")
 }
 
-/// Where a route redirects to.
+/// Location that a route redirects to.
 async fn location(
     mesh: &Mesh,
     caller: &Transport,
@@ -62,7 +62,7 @@ async fn location(
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn four_thousand_routes_change_at_once_and_no_call_fails() {
+async fn change_of_four_thousand_routes_fails_no_call() {
     let Some(mesh) = Mesh::start(serve_pod().await).await else { return };
     let mesh = Arc::new(mesh);
     let [red, blue] = [mesh.identity("red", "red/client").await, mesh.identity("blue", "blue/client").await];
@@ -91,7 +91,7 @@ async fn four_thousand_routes_change_at_once_and_no_call_fails() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn routes_and_certificates_of_many_tenants_are_their_own() {
+async fn tenants_get_only_own_routes_and_certificates() {
     let Some(mesh) = Mesh::start(serve_pod().await).await else { return };
     let mesh = Arc::new(mesh);
     let (tenants, certificates) = sizes();
@@ -110,7 +110,7 @@ async fn routes_and_certificates_of_many_tenants_are_their_own() {
         };
         let services: Vec<_> = names.iter().map(|name| (name.as_str(), declared.clone())).collect();
         mesh.set_services(&control, &services).await;
-        // The routes of each tenant lead to a version that is the tenant.
+        // The routes of each tenant redirect to its number as version.
         let policies =
             names.iter().zip(batch).map(|(name, tenant)| (name.as_str(), redirects(ROUTES, *tenant)));
         mesh.set_policies(&control, &policies.collect::<Vec<_>>()).await;

@@ -1,4 +1,4 @@
-//! A pod that reads nothing.
+//! A caller that does not read a response.
 
 use std::{
     net::SocketAddr,
@@ -18,13 +18,13 @@ use tokio::{
 
 use crate::mesh::{Mesh, VIRTUAL};
 
-/// What the server would send.
+/// Size of the long response, in bytes.
 const RESPONSE: u64 = 1 << 30;
-/// What may be on its way: the buffers of six sockets and two processes.
+/// Largest number of unread bytes: the buffers of six sockets and two processes.
 const MOST_UNREAD: u64 = 64 << 20;
 const STALLED: Duration = Duration::from_secs(1);
 
-/// A pod that sends a long response to requests for `/long`, and a short one to others.
+/// A pod that sends a long response to `/long`, and a short one to other requests.
 async fn serve(sent: Arc<AtomicU64>, stalled: Arc<AtomicU64>) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -47,7 +47,7 @@ async fn serve(sent: Arc<AtomicU64>, stalled: Arc<AtomicU64>) -> SocketAddr {
                     }
                 }
                 stalled.fetch_add(1, Relaxed);
-                // Open until the test ends.
+                // Keeps the connection open until the test ends.
                 std::future::pending::<()>().await;
             });
         }

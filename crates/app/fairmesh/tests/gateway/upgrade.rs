@@ -1,4 +1,4 @@
-//! `fairmesh gateway upgrade` with real replicas under load.
+//! Runs `fairmesh gateway upgrade` with real replicas under load.
 
 use std::{net::SocketAddr, path::PathBuf, sync::Arc};
 
@@ -14,7 +14,7 @@ use crate::{
     mesh::{Mesh, Options},
 };
 
-/// A pod whose responses are errors while a file exists.
+/// A pod that responds with errors while the file exists.
 async fn serve_pod(broken: PathBuf) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -37,7 +37,7 @@ async fn serve_pod(broken: PathBuf) -> SocketAddr {
     address
 }
 
-/// Successors that hooks have started; they end with the value.
+/// Successor processes started by hooks; dropping the value ends them.
 struct Successors(PathBuf);
 
 impl Successors {
@@ -50,14 +50,14 @@ impl Successors {
 impl Drop for Successors {
     fn drop(&mut self) {
         for pid in self.pids().into_iter().filter_map(Pid::from_raw) {
-            // Replaced processes have ended, and their process ids are not reused this soon.
+            // The replaced processes have exited, and their process ids are not reused this soon.
             let _ = kill_process(pid, Signal::KILL);
         }
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn replicas_are_upgraded_under_load_and_put_back_after_errors() {
+async fn gateway_upgrade_replaces_replicas_and_rolls_back_after_errors() {
     let folder = tempfile::tempdir().unwrap();
     let at = |name: &str| folder.path().join(name).display().to_string();
     let handover: &'static str = format!("--handover {}", at("handover.sock")).leak();
@@ -87,8 +87,8 @@ async fn replicas_are_upgraded_under_load_and_put_back_after_errors() {
     assert!(victim.stop().await > 0, "calls went on, and none failed");
     assert_eq!(successors.pids().len(), 1);
 
-    // The next program gives errors.
-    // Fewer than five errors say nothing, and a machine with much to do answers a few calls in a second.
+    // The next program responds with errors. Fewer than five errors prove nothing, and a busy machine answers only a
+    // few calls per second.
     let calls = [(); 4].map(|()| {
         let (mesh, red) = (Arc::clone(&mesh), red.clone());
         tokio::spawn(async move {

@@ -1,14 +1,14 @@
-//! Whether a history is one that a correct store, and correct replicas and watches below it, could have made.
+//! Checks whether a history could come from a correct store with correct replicas and watches.
 //!
-//! Deciding linearizability is hard in general, since the order of the operations has to be guessed (Wing and Gong
-//! 1993; Lowe 2017 makes the search bearable). Here nothing has to be guessed: the store numbers its revisions, every
-//! answer carries one, and every value is written once. With the order of writes given, and with it which write each
-//! read saw, the question takes n log n (Gibbons and Korach, "Testing shared memories", 1997): does the order agree
-//! with time, and does each operation agree with the state at its place? The search was rejected: it gives up on
-//! histories of a few thousand operations with many unknown outcomes, which are what outages make. What is asked is a
-//! little more than linearizability, namely that the revisions themselves are the order; the store promises that.
+//! Deciding linearizability is hard in general, since the order of operations must be guessed (Wing and Gong 1993; Lowe
+//! 2017 makes the search bearable). Nothing is guessed here: the store numbers its revisions, every response carries a
+//! revision, and every value is written once. With the order of writes known, and the write that each read saw, the
+//! question takes O(n log n) (Gibbons and Korach, "Testing shared memories", 1997): does the order agree with real
+//! time, and does each operation agree with the state at its place? A search was rejected, since it gives up on
+//! histories of a few thousand operations with many unknown outcomes, which outages produce. The check is slightly
+//! stricter than linearizability: the revisions themselves must be the order, as the store promises.
 //!
-//! Pure: it is told everything, times included.
+//! Pure: all inputs are arguments, including times.
 
 mod history;
 mod oracle;
@@ -19,32 +19,32 @@ mod tests;
 pub(crate) use history::*;
 use oracle::{Oracle, sum, sum_of};
 
-/// What kind of promise was broken.
+/// The kind of broken promise.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum Kind {
     /// An observed value was never written, or its write was refused.
     Phantom,
-    /// One write has two revisions, or two writes have one.
+    /// One write has two revisions, or two writes share one.
     Doubled,
-    /// A write or a linearizable read stands before something that had ended before it began.
+    /// A write or linearizable read is ordered before an operation that had ended before it began.
     Order,
-    /// A write was carried out though what it expected was not there.
+    /// A write was applied although its expectation was not met.
     Expectation,
-    /// A write was refused though what it expected was there all the while.
+    /// A write was refused although its expectation was met all the time.
     FalseConflict,
-    /// An acknowledged write is gone.
+    /// An acknowledged write is missing from the final state.
     Lost,
-    /// An observed state never existed: an older one under a newer number, or half of a batch.
+    /// An observed state never existed: an older state under a newer revision, or half of a batch.
     WrongState,
-    /// A watcher was taken back.
+    /// A watcher moved to an older revision.
     Backwards,
-    /// A read is older than what was asked for at least.
+    /// A read returned a revision below the requested minimum.
     TooOld,
-    /// A watcher never learnt of what was written.
+    /// A watcher never received an acknowledged write.
     Behind,
 }
 
-/// A broken promise, for people.
+/// A broken promise, with a text for people.
 #[derive(Clone, Debug)]
 pub(crate) struct Violation {
     pub(crate) kind: Kind,
@@ -52,7 +52,7 @@ pub(crate) struct Violation {
     pub(crate) what: String,
 }
 
-/// What was found so far; the first of each kind say enough.
+/// Violations found so far, at most five of each kind.
 #[derive(Debug, Default)]
 struct Findings(Vec<Violation>);
 
@@ -64,7 +64,7 @@ impl Findings {
     }
 }
 
-/// Every promise that the history breaks.
+/// All promises that the history breaks.
 pub(crate) fn check(history: &History) -> Vec<Violation> {
     let mut found = Findings::default();
     let oracle = Oracle::new(history, &mut found);
@@ -78,15 +78,15 @@ pub(crate) fn check(history: &History) -> Vec<Violation> {
     found.0
 }
 
-/// Something that has a place in the order of revisions.
+/// An operation with a place in the order of revisions.
 struct Placed {
     invoked: Time,
-    /// `None` for what may be carried out at any later time.
+    /// `None` if the write may still be applied at any later time.
     returned: Option<Time>,
-    /// Twice the revision for a write, and one more for what saw the state that it left.
+    /// Twice the revision for a write; one more for a read or watch step that saw the state after it.
     place: u64,
-    /// Whether it may not stand before what ended before it began. Replicas and watchers may lag, and so set only
-    /// bounds.
+    /// Whether the operation must come after every operation that ended before it began. Replicas and watchers may lag;
+    /// their observations only constrain other operations.
     bound: bool,
     what: &'static str,
 }
@@ -119,7 +119,7 @@ fn placed<'a>(history: &'a History, oracle: &'a Oracle) -> impl Iterator<Item = 
     writes.chain(reads).chain(steps)
 }
 
-/// Whether the order of revisions agrees with time.
+/// Checks that the order of revisions agrees with real time.
 fn order(history: &History, oracle: &Oracle, found: &mut Findings) {
     let mut begun: Vec<Placed> = placed(history, oracle).collect();
     begun.sort_by_key(|placed| placed.invoked);
@@ -144,7 +144,7 @@ fn order(history: &History, oracle: &Oracle, found: &mut Findings) {
     }
 }
 
-/// Whether every write was carried out, or refused, by what stood there.
+/// Checks that each write was applied or refused according to the state at its revision.
 fn expectations(history: &History, oracle: &Oracle, found: &mut Findings) {
     for (number, (write, revision)) in history.writes.iter().zip(&oracle.revisions).enumerate() {
         match revision {
@@ -169,9 +169,9 @@ fn expectations(history: &History, oracle: &Oracle, found: &mut Findings) {
     }
 }
 
-/// Whether there was a moment during a write at which an expectation was not met.
+/// Whether an expectation of the write was unmet at some moment between invocation and response.
 fn refusable(history: &History, oracle: &Oracle, write: &Write) -> bool {
-    // Everything acknowledged before it began was there; nothing that began after its end was.
+    // Writes acknowledged before the invocation were in place; writes begun after the response were not.
     let before = |other: &&Write| other.outcome != Outcome::Unknown && other.returned < write.invoked;
     let revision = |other: &Write| match other.outcome {
         Outcome::Done(revision) => Some(revision),
@@ -198,7 +198,7 @@ fn reads(history: &History, oracle: &Oracle, found: &mut Findings) {
     }
 }
 
-/// Whether a watcher only ever saw what there was, went forward, and got to the end.
+/// Checks that a watcher saw only states that existed, never went back, and reached the end.
 fn follow(history: &History, oracle: &Oracle, watch: &Watch, found: &mut Findings) {
     let mut last = watch.from.at;
     for Step { revision, .. } in &watch.steps {
@@ -225,7 +225,7 @@ fn follow(history: &History, oracle: &Oracle, watch: &Watch, found: &mut Finding
         if total != oracle.sum_at(step.revision) {
             let what = format!("{}: {}", watch.name, oracle.difference(&state, step.revision));
             found.add(Kind::WrongState, what);
-            // One mistake would be found in every later step.
+            // One mistake would repeat in every later step.
             return;
         }
     }
@@ -235,7 +235,7 @@ fn follow(history: &History, oracle: &Oracle, watch: &Watch, found: &mut Finding
     }
 }
 
-/// Whether everything acknowledged is there at the end, or superseded.
+/// Checks that every acknowledged write is present at the end, or overwritten.
 fn end(history: &History, oracle: &Oracle, found: &mut Findings) {
     let end = &history.end;
     if sum(end) != oracle.sum_at(end.at) {

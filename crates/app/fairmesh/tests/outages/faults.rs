@@ -1,4 +1,4 @@
-//! What goes wrong, one file for each part that it goes wrong with.
+//! The faults, one file per affected component.
 
 pub(crate) mod clock;
 mod control;
@@ -13,10 +13,10 @@ use std::{fs::File, io::Write, path::Path};
 
 use crate::harness::Suite;
 
-/// What goes wrong, and does it.
+/// Name of a fault, and the function that causes it and returns a report.
 pub(crate) type Fault = (&'static str, fn(&Suite) -> String);
 
-/// Everything that is made to go wrong, in the order of the short form.
+/// All faults of the short form, in order.
 pub(crate) const FAULTS: &[Fault] = &[
     ("the leader of etcd is killed", etcd::leader_killed),
     ("etcd loses a minority", etcd::minority_lost),
@@ -32,11 +32,11 @@ pub(crate) const FAULTS: &[Fault] = &[
     ("history is compacted under sleepers", rush::history_compacted),
 ];
 
-/// Faults of the long form only, since they take long.
+/// Faults that take long, in the long form only.
 pub(crate) const LONG_FAULTS: &[Fault] =
     &[("the control plane is cut off from etcd", control::cut_off_from_etcd)];
 
-/// Writes a file until its disk is full; how many bytes that took.
+/// Fills the disk with a file; returns its size in bytes.
 fn fill(path: &Path) -> u64 {
     let (mut file, mut bytes) = (File::create(path).unwrap(), 0);
     while file.write_all(&[0; 4096]).is_ok() {

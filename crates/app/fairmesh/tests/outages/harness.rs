@@ -1,4 +1,4 @@
-//! Machines, their processes, and the clients.
+//! Hosts, their processes, and the clients.
 
 mod burst;
 mod calls;
@@ -28,7 +28,7 @@ pub(crate) use suite::Suite;
 pub(crate) use users::Users;
 pub(crate) use watchers::Watcher;
 
-/// How long a condition may take to come true: long, since it decides nothing but when a broken test gives up.
+/// Time limit of a condition. Long, since it only decides when a failing test gives up.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(240);
 
 /// The clock of the whole test.
@@ -37,7 +37,7 @@ pub(crate) fn now() -> Instant {
     Instant::now()
 }
 
-/// Waits until something is so.
+/// Waits until `is_so` returns true.
 #[track_caller]
 pub(crate) fn until(what: &str, is_so: impl FnMut() -> bool) {
     assert!(eventually_within(PATIENCE, is_so), "still not so: {what}");

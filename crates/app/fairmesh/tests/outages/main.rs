@@ -1,8 +1,8 @@
-//! Outages of whole machines and of what they share, as real processes in network namespaces, while writers write, watchers
-//! watch and programs call. Everything that was seen is checked as one history.
+//! Outages of hosts and shared services, with real processes in network namespaces, while writers, watchers and callers
+//! run. All observations are checked as one history.
 //!
-//! The short form does each fault once. `SOAK_MINUTES` makes it a long one: faults in one random order after another, which
-//! `SOAK_SEED` repeats, each lasting longer, with the same assertions. `OUTAGES` names faults to do, by parts of their names.
+//! The short form causes each fault once. `SOAK_MINUTES` selects the long form: longer faults in repeated random
+//! orders, which `SOAK_SEED` reproduces, with the same assertions. `OUTAGES` selects faults by parts of their names.
 #![allow(clippy::unwrap_used, reason = "what a test cannot do without has failed it")]
 
 mod checker;
@@ -42,14 +42,14 @@ fn outages_lose_no_write_no_order_no_call() {
     }
     for (number, (name, fault)) in faults.iter().enumerate() {
         let history = suite.run(name, fault);
-        // One is enough to show that the checker would have told.
+        // Once is enough to show that the checker would find each bug.
         if number == 0 {
             each_is_found(&history);
         }
     }
 }
 
-/// Does all faults in one random order after another, until the time is over.
+/// Causes all faults in one random order after another until the time is over.
 fn soak(suite: &Suite, mut faults: Vec<Fault>, time: Duration) {
     let began = now();
     let mut seed =

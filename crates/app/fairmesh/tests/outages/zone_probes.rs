@@ -1,4 +1,5 @@
-//! Agents of three regions probe each other: a cut between two of them shows in the matrix, and in no other cell.
+//! Agents of three regions probe each other. A cut between two regions must show in those regions' cells of the matrix
+//! only.
 
 use std::{collections::BTreeMap, process::Command, time::Duration};
 
@@ -8,11 +9,11 @@ use tempfile::TempDir;
 
 use crate::harness::{Daemon, Host, Network, Place, Plan, until};
 
-/// A cut shows within this time.
+/// Longest time until a cut shows.
 const IN_TIME: Duration = Duration::from_secs(15);
 const REGIONS: [(&str, Place); 3] = [("ap", Place::Core), ("eu", Place::Eu), ("us", Place::Us)];
 
-/// Verdicts by regions, as `eu-us`.
+/// Verdicts by pair of regions, such as `eu-us`.
 type Matrix = BTreeMap<String, String>;
 
 struct ProbedMesh {
@@ -51,7 +52,7 @@ impl ProbedMesh {
         Ok(Self { control, agents, _daemons: daemons, _network: network, _folder: folder })
     }
 
-    /// What `fairmesh probe` prints with these arguments, while a control plane responds.
+    /// Output of `fairmesh probe` with these arguments; `None` while no control plane responds.
     fn probe(&self, arguments: &[&str]) -> Option<String> {
         let control = format!("{}:7400", self.control.address);
         let arguments = [&["probe", "--control", &control], arguments].concat();
@@ -72,7 +73,7 @@ impl ProbedMesh {
         pairs.iter().map(cell).collect()
     }
 
-    /// The pairs that are not passing; `None` while a pair is missing.
+    /// Pairs that do not pass; `None` while a pair is missing.
     fn not_passing(&self) -> Option<Vec<String>> {
         let matrix = self.matrix();
         let bad = matrix.iter().filter(|(_, verdict)| *verdict != "passing");
@@ -82,7 +83,7 @@ impl ProbedMesh {
 }
 
 #[test]
-fn cut_between_two_regions_shows_in_their_probes_alone() {
+fn network_cut_between_two_regions_shows_only_in_their_zone_probes() {
     let mesh = match ProbedMesh::start() {
         Ok(mesh) => mesh,
         Err(reason) => return skipped("hosts cannot be made", reason),

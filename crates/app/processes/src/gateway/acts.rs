@@ -2,7 +2,7 @@
 
 use fairmesh_console::{
     output::ago,
-    view::{ServiceView, View, age_of},
+    view_reader::{ServiceView, View, age_of},
 };
 use fairmesh_model::{ConnectionLimit, PlacementPin, ServiceName, Throttle};
 use fairmesh_wire::v1::GatewayAlert;
@@ -19,7 +19,7 @@ pub(super) fn in_force(service: &ServiceView) -> Vec<String> {
     if let Some(ConnectionLimit { per_second, reason, at_ms, is_automatic }) = &placement.connection_limit {
         let by = if *is_automatic { "the controller" } else { "an operator" };
         let text = format!(
-            "{by} limits it to {per_second} new connections a second at each replica since {}",
+            "{by} limits it to {per_second} new connections a second at each replica for {}",
             since(*at_ms)
         );
         acts.push(with(text, reason));
@@ -66,7 +66,7 @@ fn since(at_ms: u64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use fairmesh_console::view::At;
+    use fairmesh_console::view_reader::At;
     use fairmesh_model::{GatewayService, Label, Placement, Zone};
 
     use super::*;

@@ -1,4 +1,4 @@
-//! `fairmesh gateway explain`: how loaded a backend is, or the backends of a service, and why.
+//! `fairmesh gateway explain`: the load of a backend, or of the backends of a service, and its cause.
 
 use clap::Args;
 use fairmesh_console::{
@@ -6,13 +6,13 @@ use fairmesh_console::{
     connect,
     failure::Failure,
     output,
-    view::{ReadView, Scope, View},
+    view_reader::{ReadView, Scope, View},
 };
 use fairmesh_model::{Label, RecordKind, ServiceName};
 use fairmesh_wire::v1::{GatewayBackendLoad, GatewayServiceLoad};
 use serde_json::{Value, json};
 
-use super::{acts, loads};
+use super::{acts, backend_load_text};
 
 const HEAD: &[&str] = &["SERVICE", "REQUESTS/S", "USUALLY", "ERRORS/S", "NEW CONNECTIONS/S", "USUALLY"];
 
@@ -58,7 +58,7 @@ pub(super) async fn run(args: ExplainArgs) -> Result<(), Failure> {
             (vec![backend.to_string()], None)
         }
     };
-    let mut read = loads::read(&connection).await?;
+    let mut read = backend_load_text::read(&connection).await?;
     let explained = names.into_iter().map(|backend| {
         let load = read.remove(&backend);
         let alert = load.as_ref().and_then(|load| load.alert.as_ref());
@@ -91,12 +91,12 @@ impl Explained {
         };
         let mut text = format!(
             "{backend}: CPU {}, usually {}; {} new connections a second\n",
-            loads::cpu(load),
+            backend_load_text::cpu(load),
             output::decimal(load.usual_cpu_millicores as f64 / 1e3, 2),
-            loads::rate(load.connections),
+            backend_load_text::rate(load.connections),
         );
         match &load.alert {
-            Some(alert) => text += &format!("  {}\n", loads::sentence(alert)),
+            Some(alert) => text += &format!("  {}\n", backend_load_text::sentence(alert)),
             None => text += "  within its CPU limits\n",
         }
         text.extend(follows.iter().map(|follows| format!("  {follows}\n")));
@@ -106,13 +106,13 @@ impl Explained {
     }
 
     fn item(&self) -> Value {
-        json!({ "backend": self.backend, "load": self.load.as_ref().map(loads::item), "follows": self.follows })
+        json!({ "backend": self.backend, "load": self.load.as_ref().map(backend_load_text::item), "follows": self.follows })
     }
 }
 
 fn row(one: &GatewayServiceLoad) -> Vec<String> {
     let rates = [one.requests, one.usual_requests, one.errors, one.connections, one.usual_connections];
-    std::iter::once(one.service.clone()).chain(rates.map(loads::rate)).collect()
+    std::iter::once(one.service.clone()).chain(rates.map(backend_load_text::rate)).collect()
 }
 
 #[cfg(test)]
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn backend_is_explained_with_its_cause_and_services() {
+    fn gateway_explain_shows_overload_cause_and_services_of_backend() {
         let follows = Some("red/web gets no further backend".to_owned());
         let explained = Explained { backend: "gw-1".into(), load: Some(load()), follows };
         let text = explained.text(None);
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn backend_without_reports_is_not_called_idle() {
+    fn gateway_backend_without_reports_is_not_shown_as_idle() {
         let explained = Explained { backend: "gw-1".into(), load: None, follows: None };
         assert!(explained.text(None).contains("no replica reports"));
         assert_eq!(explained.item()["load"], Value::Null);

@@ -5,13 +5,13 @@ use fairmesh_console::{
     arguments::{OutputArgs, TargetArgs},
     connect,
     failure::Failure,
-    view::{At, ReadView, Scope, View},
+    view_reader::{At, ReadView, Scope, View},
 };
 use fairmesh_identity::{Clock as _, SystemClock};
 use fairmesh_model::{GatewayService, Placement, Record, RecordKey, RecordKind, ServiceName};
 use fairmesh_wire::{
     handshake::Connection,
-    records,
+    record_encoding,
     v1::{ApplyRequest, Condition, Op, condition::Kind},
 };
 
@@ -76,7 +76,7 @@ impl ChangeArgs {
         };
         let op = Op {
             key: RecordKey::Placement(self.service.clone()).to_string(),
-            value: Some(records::encode(&Record::Placement(placement))),
+            value: Some(record_encoding::encode(&Record::Placement(placement))),
             condition: Some(Condition { kind: Some(kind) }),
         };
         let request = ApplyRequest { ops: vec![op], dry_run: self.dry_run, message: self.reason() };
@@ -84,8 +84,8 @@ impl ChangeArgs {
         Ok(())
     }
 
-    /// Whether something is, or would be.
-    pub(super) fn is(&self) -> &'static str {
+    /// The verb of what the command does, or would do.
+    pub(super) fn verb(&self) -> &'static str {
         if self.dry_run { "would be" } else { "is" }
     }
 }

@@ -6,7 +6,7 @@ use clap::Args;
 use fairmesh_console::{
     failure::Failure,
     output,
-    view::{At, ReadView as _, View},
+    view_reader::{At, ReadView as _, View},
 };
 use fairmesh_model::{GatewayBackend, Label, Placement, PlacementPin, Zone};
 use fairmesh_placement::{Backend, PlacedService, check_choice};
@@ -53,7 +53,7 @@ pub(super) async fn run(args: MoveArgs) -> Result<(), Failure> {
 }
 
 fn text(args: &MoveArgs, placement: &Placement) -> String {
-    let (service, is) = (&args.change.service, args.change.is());
+    let (service, is) = (&args.change.service, args.change.verb());
     if args.unpin {
         return format!("{service} {is} placed by the controller again; it is on {placement}\n");
     }

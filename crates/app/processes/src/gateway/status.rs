@@ -6,7 +6,7 @@ use fairmesh_console::{
     connect,
     failure::Failure,
     output::{self, Listing},
-    view::{ReadView, Scope, View},
+    view_reader::{ReadView, Scope, View},
 };
 use fairmesh_model::RecordKind;
 use fairmesh_wire::{
@@ -15,7 +15,7 @@ use fairmesh_wire::{
 };
 use serde_json::json;
 
-use super::{acts, loads};
+use super::{acts, backend_load_text};
 
 /// The controller that places services.
 const CONTROLLER: &str = "placement";
@@ -42,7 +42,7 @@ pub(super) async fn run(args: StatusArgs) -> Result<(), Failure> {
     let kinds = [RecordKind::GatewayService, RecordKind::Placement];
     let view = View::read(&connection, &Scope::All, &kinds).await?;
     let backends = View::gateway_backends(&connection).await?.gateway_backends;
-    let loads = loads::read(&connection).await?;
+    let loads = backend_load_text::read(&connection).await?;
     let mut listing = Listing::new(HEAD);
     let mut alerts = Vec::new();
     for (name, backend) in &backends {
@@ -54,7 +54,9 @@ pub(super) async fn run(args: StatusArgs) -> Result<(), Failure> {
         let load = loads.get(name.as_str());
         let [up, cpu, requests] = load.map_or_else(
             || ["0", "-", "-"].map(str::to_owned),
-            |load| [load.replicas.to_string(), loads::cpu(load), loads::requests(load)],
+            |load| {
+                [load.replicas.to_string(), backend_load_text::cpu(load), backend_load_text::requests(load)]
+            },
         );
         let up = format!("{up} of {}", replicas.len());
         let further = [open, &up, &cpu, &requests, &replicas.join(", ")];
@@ -68,7 +70,7 @@ pub(super) async fn run(args: StatusArgs) -> Result<(), Failure> {
             "capacity": backend.capacity,
             "open": !backend.is_closed,
             "replicas": replicas,
-            "load": load.map(loads::item),
+            "load": load.map(backend_load_text::item),
         });
         listing.add(row, item);
     }
@@ -84,7 +86,7 @@ pub(super) async fn run(args: StatusArgs) -> Result<(), Failure> {
 /// Why a backend has an alert, and what follows.
 fn why(alert: &GatewayAlert, view: &View) -> String {
     let follows = acts::follows(alert, view).map(|follows| format!("; {follows}"));
-    loads::sentence(alert) + &follows.unwrap_or_default()
+    backend_load_text::sentence(alert) + &follows.unwrap_or_default()
 }
 
 /// What operators and the controller did to services.
@@ -108,7 +110,7 @@ fn placed(view: &View) -> Vec<Vec<String>> {
     used.collect()
 }
 
-/// What the last round of the controller refused, and why.
+/// Services that the controller refused in its last round, with the reasons.
 async fn refused(connection: &Connection) -> Result<Vec<Vec<String>>, Failure> {
     let listed = connection.admin().list_controllers(ListControllersRequest {}).await?.into_inner();
     let last = listed.controllers.into_iter().find(|one| one.name == CONTROLLER).and_then(|one| one.last);

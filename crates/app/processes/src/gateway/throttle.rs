@@ -36,7 +36,7 @@ pub(super) async fn run(args: ThrottleArgs) -> Result<(), Failure> {
         is_automatic: false,
     });
     change.write(&placements, Placement { connection_limit: limit, ..placed }).await?;
-    let (service, is) = (&change.service, change.is());
+    let (service, is) = (&change.service, change.verb());
     let text = match args.connections {
         Some(limit) => format!(
             "{service} {is} limited to {limit} new connections a second at each replica; `fairmesh gateway throttle {service} --off` ends that\n"

@@ -19,7 +19,7 @@ use super::{
 };
 use crate::proxy::uids;
 
-/// How often, and how many times, the command looks whether a proxy has found the maps.
+/// Interval at which the command checks whether a proxy has found the maps, and the number of checks.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 const POLLS: usize = 40;
 
@@ -36,20 +36,20 @@ pub struct AttachArgs {
     /// Only connections to these IPv4 addresses; may be repeated, up to 8 times [default: 0.0.0.0/0].
     #[arg(long, value_name = "CIDR", value_delimiter = ',')]
     to: Vec<Network>,
-    /// Refuse these connections to anything but services: the proxy while it listens, and all of them while none does, which are
-    /// direct otherwise. Only --only-services=false ends that.
+    /// Refuse connections of these programs to anything but services; without a listening proxy, refuse all. By
+    /// default, the programs then connect directly. Only --only-services=false removes the restriction.
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     only_services: Option<bool>,
-    /// The cgroup of servers on this machine, such as /servers: requests go into their sockets, and plain responses to the callers, past
-    /// the proxy. It is created if it is missing; may be repeated.
+    /// The cgroup of servers on this machine, such as /servers. Requests go directly into their sockets, and plain
+    /// responses directly to the callers, past the proxy. The cgroup is created if it is missing. May be repeated.
     #[arg(long, value_name = "PATH")]
     servers: Vec<String>,
-    /// Have all responses of the proxy pass TCP, for programs that splice them or wait for them with MSG_WAITALL. That is so for all
-    /// cgroups or for none: the first 'attach' decides, and --no-short-cut=false ends it.
+    /// Send all responses of the proxy over TCP, for programs that splice responses or wait for them with MSG_WAITALL.
+    /// Applies to all cgroups: the first 'attach' decides, and --no-short-cut=false ends it.
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     no_short_cut: Option<bool>,
-    /// At most so many requests of the cgroup's programs that the kernel sends wait for their responses; the sidecar sends those beyond.
-    /// 'unlimited', as at first, for no limit.
+    /// Maximum number of kernel-sent requests of the cgroup's programs that wait for a response; the sidecar sends
+    /// further ones. 'unlimited', the initial value, removes the limit.
     #[arg(long, value_name = "N")]
     max_in_flight: Option<MaxInFlight>,
     /// The user as whom the proxy runs, by name or number: the maps become theirs, so that the proxy needs no capability.
@@ -75,7 +75,7 @@ pub struct DetachArgs {
 struct Network(Ipv4Addr, u8);
 
 impl Network {
-    /// Refuses the address of one host with a prefix that is shorter: 10.1.2.3/8 is most often a mistyped 10.1.2.3/32.
+    /// Refuses a host address with a short prefix: 10.1.2.3/8 is most often a mistyped 10.1.2.3/32.
     fn new(address: Ipv4Addr, prefix: u8) -> Result<Self, Invalid> {
         let mask = u32::MAX.checked_shl(32 - u32::from(prefix)).unwrap_or(0);
         let first = Ipv4Addr::from(address.to_bits() & mask);
@@ -149,12 +149,12 @@ pub(super) async fn attach(args: AttachArgs) -> Result<ExitCode, Failure> {
         sleep(POLL_INTERVAL).await;
         now = status(&pins).map_err(failure)?;
     }
-    let (state, words) = told(&to, &now, &pins);
+    let (state, words) = describe_attachments(&to, &now, &pins);
     output::print_one(args.output_args.format(), &state, &words).map(|()| ExitCode::SUCCESS)
 }
 
-/// What is attached now, which may be more than was asked for.
-fn told(to: &Attachments, now: &Status, pins: &Path) -> (Value, String) {
+/// Describes the current attachments as JSON and text. They may include more than this command asked for.
+fn describe_attachments(to: &Attachments, now: &Status, pins: &Path) -> (Value, String) {
     let is_own = |path: &str| path.trim_matches('/') == to.callers.trim_matches('/');
     let own = now.attachments.iter().find(|one| is_own(&one.cgroup));
     let options = own.map(|own| format!(" ({})", options(own))).unwrap_or_default();
@@ -181,7 +181,7 @@ fn told(to: &Attachments, now: &Status, pins: &Path) -> (Value, String) {
     });
     let words = format!("attached to {}{options}; {connections}\n{}", to.callers, lines.collect::<String>());
     let mut state = own.map_or_else(|| json!({}), attachment_state);
-    // The programs of these are attached too; what it says of itself is whether it has servers.
+    // The programs are attached to the callers' cgroup, too; its own state only says whether it has servers.
     state["cgroup"] = json!(to.callers);
     state["servers"] = json!(to.servers);
     state["proxy"] = json!(now.proxy);
@@ -189,7 +189,7 @@ fn told(to: &Attachments, now: &Status, pins: &Path) -> (Value, String) {
     (state, words)
 }
 
-/// The process of the agent of this machine; `None` if it cannot be learned.
+/// Returns the process ID of this machine's agent; `None` if it is unknown.
 async fn agent_process() -> Option<u32> {
     let Address::Unix(socket) = connect::agent() else { return None };
     ProcessStat::listening_at(&socket).await.map(|process| process.pid)
@@ -214,7 +214,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn network_with_bits_beyond_its_prefix_is_refused() {
+    fn attach_refuses_network_with_host_bits() {
         let read = |text: &str| text.parse::<Network>();
         let whole = [("10.0.0.0/8", 8), ("10.1.2.3", 32), ("0.0.0.0/0", 0), ("10.1.2.2/31", 31)];
         for (text, prefix) in whole {

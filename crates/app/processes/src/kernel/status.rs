@@ -32,7 +32,7 @@ pub(super) fn status(args: StatusArgs) -> Result<ExitCode, Failure> {
     output::print_one(args.output_args.format(), &state(&status), &text(&status)).map(|()| ExitCode::SUCCESS)
 }
 
-/// What a cgroup has attached, for programs.
+/// State of an attachment as JSON.
 pub(super) fn attachment_state(one: &Attachment) -> Value {
     json!({
         "cgroup": one.cgroup,
@@ -49,12 +49,12 @@ pub(super) fn attachment_state(one: &Attachment) -> Value {
     })
 }
 
-/// Networks whose connections are redirected; none means every address.
+/// Networks whose connections are redirected. Empty means every address.
 fn networks(one: &Attachment) -> Vec<String> {
     one.networks.iter().map(|(address, prefix)| format!("{address}/{prefix}")).collect()
 }
 
-/// What holds for the callers of a cgroup, in words.
+/// Describes the options that apply to the callers in a cgroup.
 pub(super) fn options(one: &Attachment) -> String {
     let ports: Vec<_> = one.ports.iter().map(u16::to_string).collect();
     let networks = match &networks(one)[..] {
@@ -151,7 +151,7 @@ fn words(counter: Counter) -> &'static str {
     }
 }
 
-/// Succeeds if the kernel has everything.
+/// Succeeds if the kernel supports everything that is needed.
 pub(super) fn probe(args: ProbeArgs) -> Result<ExitCode, Failure> {
     let checks = probe_kernel(&args.pins.bpffs);
     let is_complete = checks.iter().all(|check| check.problem.is_none());

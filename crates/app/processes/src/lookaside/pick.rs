@@ -90,7 +90,7 @@ fn listing(answer: &PickResponse) -> Listing {
     listing
 }
 
-/// The common part of all leases of a response.
+/// Describes what all leases in a response have in common.
 fn words(answer: &PickResponse) -> String {
     let PickResponse { service, ttl_ms, calls, revision, .. } = answer;
     let (first, last) = (key(&answer.first_key), key(&answer.last_key));

@@ -11,9 +11,9 @@ use hyper_util::{client::legacy::Client, rt::TokioExecutor};
 use serde_json::Value;
 use tokio::time::timeout;
 
-/// Time limit of a page.
+/// Timeout for reading a page.
 const PAGE_TIMEOUT: Duration = Duration::from_secs(5);
-/// Maximum size of a page; those of thousands of services are smaller.
+/// Maximum size of a page. Pages about thousands of services are smaller.
 const MAX_PAGE_BYTES: usize = 64 << 20;
 
 /// Selects the proxy.
@@ -24,7 +24,7 @@ pub struct AdminArgs {
     pub address: SocketAddr,
 }
 
-/// The JSON of a page.
+/// Reads a page and parses it as JSON.
 pub async fn page(admin: SocketAddr, path: &str) -> Result<Value, Failure> {
     let hint = "check that a proxy runs, and its --admin address";
     let failed = |why: &dyn std::fmt::Display| {
@@ -40,7 +40,7 @@ pub async fn page(admin: SocketAddr, path: &str) -> Result<Value, Failure> {
     serde_json::from_slice(&read?).map_err(|error| failed(&error))
 }
 
-/// The body of a page, as it comes.
+/// Opens the body of a page, to be read as it arrives.
 pub async fn open(admin: SocketAddr, path: &str) -> Result<Incoming, Failure> {
     let hint = "check that a proxy runs, and its --admin address";
     let failed = |why: &dyn std::fmt::Display| {
@@ -56,7 +56,7 @@ pub async fn open(admin: SocketAddr, path: &str) -> Result<Incoming, Failure> {
     if status.is_success() {
         return Ok(answer.into_body());
     }
-    // Says what is wrong, such as that the service was not called.
+    // The body explains the error, such as that the service was not called.
     let body = Limited::new(answer.into_body(), MAX_PAGE_BYTES).collect().await;
     let text =
         body.map(|body| String::from_utf8_lossy(&body.to_bytes()).trim().to_owned()).unwrap_or_default();

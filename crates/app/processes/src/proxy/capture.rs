@@ -4,13 +4,13 @@
 //! mark would have to be set on each socket, and requires a capability (CAP_NET_ADMIN) that the proxy needs for nothing
 //! else.
 
-mod networks;
-mod nft;
-mod owners;
-mod route;
-mod rules;
+mod ip_routes;
+mod nft_command;
+mod nft_rules;
+mod port_and_network_args;
+mod user_and_cgroup_args;
 
-pub(crate) use owners::uids;
+pub(crate) use user_and_cgroup_args::uids;
 
 use std::{net::SocketAddr, process::ExitCode, time::Duration};
 
@@ -19,8 +19,8 @@ use fairmesh_console::{arguments::OutputArgs, failure::Failure, output, stop_sig
 use serde_json::{Value, json};
 
 use self::{
-    networks::{Network, Ports},
-    rules::{Rules, TABLE},
+    nft_rules::{Rules, TABLE},
+    port_and_network_args::{Network, Ports},
 };
 
 /// Interval at which `--watch` checks whether the proxy listens.
@@ -84,9 +84,9 @@ pub(crate) async fn run(args: CaptureArgs) -> Result<ExitCode, Failure> {
     if args.watch {
         return watch(&args).await;
     }
-    let rules = rules(&args, owners::listener_uid(&args.at))?;
+    let rules = rules(&args, user_and_cgroup_args::listener_uid(&args.at))?;
     if args.dry_run {
-        let routes = route::steps(&rules.passing_families());
+        let routes = ip_routes::steps(&rules.passing_families());
         let routes: String = routes.iter().map(|step| format!("# ip {step}\n")).collect();
         return print_state(&args, &state(&rules, false), &format!("{routes}{}", rules.script()));
     }
@@ -112,37 +112,37 @@ fn state(rules: &Rules, captured: bool) -> Value {
         "exceptUids": rules.except_uids,
         "exceptCgroups": rules.except_cgroups.iter().map(|cgroup| &cgroup.path).collect::<Vec<_>>(),
         "rules": rules.script(),
-        "routes": route::steps(&rules.passing_families()),
+        "routes": ip_routes::steps(&rules.passing_families()),
     })
 }
 
-/// Replaces earlier rules and the routes that they need. Routes come first: without them marked packets would be
-/// dropped, and without marks routes have no effect.
+/// Replaces the rules of an earlier command, and the routes that the rules need. Routes come first: marked packets
+/// would be dropped without them, whereas routes without marks have no effect.
 fn load(rules: &Rules) -> Result<(), Failure> {
     let families = rules.passing_families();
-    let loaded = route::add(&families).and_then(|()| nft::load(&rules.script()));
+    let loaded = ip_routes::add(&families).and_then(|()| nft_command::load(&rules.script()));
     if let Err(failure) = loaded {
-        // Earlier rules may exist, which need their routes.
-        if !nft::has_table()? {
-            route::keep(&[])?;
+        // Rules of an earlier command may exist and need their routes.
+        if !nft_command::has_table()? {
+            ip_routes::keep(&[])?;
         }
         return Err(failure);
     }
-    route::keep(&families).map(drop)
+    ip_routes::keep(&families).map(drop)
 }
 
 /// Removes rules and routes; returns whether there were any.
 fn remove() -> Result<bool, Failure> {
-    let (rules, routes) = (nft::remove(), route::keep(&[]));
+    let (rules, routes) = (nft_command::remove(), ip_routes::keep(&[]));
     Ok(rules? | routes?)
 }
 
-/// Stops capturing; returns whether anything was captured. A proxy that stops has closed its listener, and still has
-/// requests in flight.
+/// Stops capturing, and returns whether anything was captured. A proxy that stops has already closed its listener,
+/// but still has requests in flight.
 fn pause() -> Result<bool, Failure> {
-    let captured = nft::has_table()?;
+    let captured = nft_command::has_table()?;
     if captured {
-        nft::load(&rules::rest())?;
+        nft_command::load(&nft_rules::rest())?;
     }
     Ok(captured)
 }
@@ -151,11 +151,11 @@ fn pause() -> Result<bool, Failure> {
 async fn watch(args: &CaptureArgs) -> Result<ExitCode, Failure> {
     let shutdown = stop_signals::shutdown()?;
     // Invalid arguments are reported before rules of an earlier command are changed.
-    if let Some(proxy) = owners::listener_uid(&args.at) {
+    if let Some(proxy) = user_and_cgroup_args::listener_uid(&args.at) {
         rules(args, Some(proxy))?;
     }
     let watched = follow(args, shutdown).await;
-    // The error that ended it matters more than one of the removal.
+    // The error that ended `follow` matters more than an error of the removal.
     let removed = remove();
     watched?;
     print_removed(args, removed?)
@@ -167,7 +167,7 @@ async fn follow(args: &CaptureArgs, shutdown: impl Future<Output = ()>) -> Resul
     // Unknown at first: an earlier command may have been killed.
     let mut captured = None;
     loop {
-        let listens = owners::listener_uid(&args.at);
+        let listens = user_and_cgroup_args::listener_uid(&args.at);
         if captured != Some(listens) {
             match listens {
                 Some(_) => {
@@ -189,18 +189,18 @@ async fn follow(args: &CaptureArgs, shutdown: impl Future<Output = ()>) -> Resul
     }
 }
 
-/// The rules of these arguments, for a proxy of this user.
+/// Returns the rules for these arguments. `proxy` is the user who runs the proxy.
 fn rules(args: &CaptureArgs, proxy: Option<u32>) -> Result<Rules, Failure> {
     let mut rules = Rules {
-        at: rules::listener_addresses(&args.at)?,
-        ports: networks::merged(&args.port),
+        at: nft_rules::listener_addresses(&args.at)?,
+        ports: port_and_network_args::merged(&args.port),
         to: args.to.iter().copied().collect(),
         from: args.from.iter().copied().collect(),
         own: args.own,
-        uids: owners::uids(&args.uid)?,
-        cgroups: owners::cgroups(&args.cgroup)?,
-        except_uids: owners::uids(&args.except_uid)?,
-        except_cgroups: owners::cgroups(&args.except_cgroup)?,
+        uids: user_and_cgroup_args::uids(&args.uid)?,
+        cgroups: user_and_cgroup_args::cgroups(&args.cgroup)?,
+        except_uids: user_and_cgroup_args::uids(&args.except_uid)?,
+        except_cgroups: user_and_cgroup_args::cgroups(&args.except_cgroup)?,
         loopback: args.loopback,
     };
     rules.reach()?;

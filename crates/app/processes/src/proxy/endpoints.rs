@@ -7,7 +7,7 @@ use fairmesh_console::{
     arguments::OutputArgs,
     failure::Failure,
     output::Listing,
-    view::{age_of, instant},
+    view_reader::{age_of, instant},
 };
 use fairmesh_model::{ServiceName, spec::write_duration};
 use serde_json::Value;

@@ -14,13 +14,13 @@ use serde_json::{Value, json};
 
 use super::admin_page::{AdminArgs, page};
 
-/// Fields of a route that have a column of their own.
+/// Fields of a route that have their own columns.
 const OWN_COLUMNS: &[&str] = &["name", "match", "split"];
 
-/// The columns of region tables.
+/// Columns of the table of region tables.
 const TABLES: &[&str] = &["SERVICE", "CALLERS IN", "CLASS", "SHARES", "DROPPED", "CONFIRMED", "STATE"];
 
-/// The columns of requests by route and backend.
+/// Columns of the table of requests by route and backend.
 const COUNTS: &[&str] =
     &["SERVICE", "ROUTE", "BACKEND", "REQUESTS", "4XX", "5XX", "GRPC FAILED", "ERRORS", "WITHOUT SERVER"];
 
@@ -45,7 +45,7 @@ pub(super) async fn run(args: RoutesArgs) -> Result<ExitCode, Failure> {
         let policy = &routed["policy"];
         let rows = routes.iter().map(|route| row(&service, route, policy));
         listing.rows.extend(rows.map(|row| with_revision(row, &routed)));
-        // What calls that match no route get.
+        // The default for calls that match no route.
         let rest = json!({ "name": "(default)" });
         listing.rows.push(with_revision(row(&service, &rest, policy), &routed));
         counts.extend(count_rows(&service, &routed["counts"]));
@@ -57,7 +57,7 @@ pub(super) async fn run(args: RoutesArgs) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The services to list; of all, those whose records the proxy has.
+/// Returns the services to list: the given one, or all services whose records the proxy has.
 async fn services(args: &RoutesArgs) -> Result<Vec<String>, Failure> {
     if let Some(service) = &args.service {
         return Ok(vec![service.to_string()]);
@@ -81,7 +81,7 @@ fn count_rows(service: &str, counts: &Value) -> Vec<Vec<String>> {
         let text = |field: &str| pair[field].as_str().unwrap_or_default().to_owned();
         vec![
             service.to_owned(),
-            // As in the table of routes.
+            // Same name as in the table of routes.
             text("route").replace("(none)", "(default)"),
             text("backend"),
             all.to_string(),
@@ -95,7 +95,7 @@ fn count_rows(service: &str, counts: &Value) -> Vec<Vec<String>> {
     counts.as_array().into_iter().flatten().map(row).collect()
 }
 
-/// A row for each class of the region table that the proxy has.
+/// One row for each class of the region table in use.
 fn table_rows(service: &str, table: &Value) -> Vec<Vec<String>> {
     let percent = |value: &Value| format!("{}%", value.as_f64().unwrap_or_default());
     let confirmed = match (table["byHand"].as_bool(), table["ageSeconds"].as_f64()) {
@@ -120,13 +120,16 @@ fn table_rows(service: &str, table: &Value) -> Vec<Vec<String>> {
     table["shares"].as_array().into_iter().flatten().map(row).collect()
 }
 
-/// What is left of the force of a table, and for how long.
+/// Describes the remaining weight of a region table and its remaining time.
 fn table_state(table: &Value) -> String {
     let weakens = table["weakensInSeconds"].as_f64();
     let left = weakens.map(|seconds| rough_age(Duration::try_from_secs_f64(seconds).unwrap_or_default()));
+    let mut classes = table["shares"].as_array().into_iter().flatten();
+    let drops = classes.any(|class| class["droppedPercent"].as_f64().is_some_and(|percent| percent > 0.0));
     match (table["force"].as_str().unwrap_or_default(), left) {
         ("full", None) => "in force".to_owned(),
-        ("full", Some(left)) => format!("in force; unconfirmed, it drops nothing in {left}"),
+        ("full", Some(left)) if drops => format!("in force; unconfirmed, it drops nothing in {left}"),
+        ("full", Some(left)) => format!("in force; unconfirmed, rings decide in {left}"),
         ("withoutDrops", left) => {
             format!(
                 "not confirmed for 60 s: drops nothing; unconfirmed, rings decide in {}",
@@ -174,7 +177,7 @@ fn backends(service: &str, route: &Value) -> String {
     split.iter().map(share).collect::<Vec<_>>().join(", ")
 }
 
-/// A value in one line, as flow style of YAML.
+/// A value on one line, in YAML flow style.
 fn flow(value: &Value) -> String {
     match value {
         Value::String(text) => text.clone(),
@@ -192,7 +195,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn region_table_shows_its_age_and_remaining_force() {
+    fn region_table_row_shows_age_and_when_it_weakens() {
         let table = |force: &str, age: f64, weakens: Value| {
             json!({ "from": "eu", "byHand": false, "ageSeconds": age, "force": force, "weakensInSeconds": weakens,
                 "shares": [{ "class": null, "toPercent": { "eu": 70.0, "us": 20.5 }, "droppedPercent": 9.5 }] })
@@ -200,6 +203,12 @@ mod tests {
         let row = &table_rows("shop/web", &table("full", 12.3, json!(47.7)))[0];
         assert_eq!(row[..6], ["shop/web", "eu", "-", "eu 70%, us 20.5%", "9.5%", "12 s ago"]);
         assert_eq!(row[6], "in force; unconfirmed, it drops nothing in 47 s");
+        let mut without_drops = table("full", 12.3, json!(887.7));
+        without_drops["shares"][0]["droppedPercent"] = json!(0.0);
+        assert_eq!(
+            table_rows("shop/web", &without_drops)[0][6],
+            "in force; unconfirmed, rings decide in 14 min"
+        );
         let state = |force, age, weakens| table_rows("shop/web", &table(force, age, weakens))[0][6].clone();
         let weaker = state("withoutDrops", 300.0, json!(600.0));
         assert_eq!(weaker, "not confirmed for 60 s: drops nothing; unconfirmed, rings decide in 10 min");
@@ -208,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn a_route_shows_its_requests_and_the_share_of_errors() {
+    fn route_row_shows_requests_and_share_of_errors() {
         let counts = json!([
             { "route": "canary", "backend": "shop/next", "responses": [0, 60, 0, 4, 16], "grpcFailures": 8,
               "withoutServer": 2 },
@@ -221,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn a_route_shows_shares_and_actions() {
+    fn route_row_shows_split_shares_and_actions() {
         let route = json!({
             "name": "canary", "match": { "path": { "prefix": "/a" } },
             "split": [{ "service": "shop/web", "weight": 9 }, { "service": "shop/web-canary", "weight": 1 }],

@@ -41,7 +41,7 @@ pub async fn ready(admin: SocketAddr) -> Result<(), Failure> {
     ))
 }
 
-/// Its configuration, its services, and the target of the last request of each.
+/// Text of the proxy's configuration, its services, and the target of each service's last request.
 fn text(config: &Value, last: &Value) -> String {
     let word = |value: &Value| match value {
         Value::String(text) => text.clone(),

@@ -14,14 +14,14 @@ use super::{Probe, RegisterArgs};
 /// Validated and completed arguments.
 pub(super) struct ValidArguments {
     pub(super) registration: Registration,
-    /// Where the program listens, if this command listens in front of it.
+    /// Address at which the program listens, if this command listens in front of it.
     pub(super) program: Option<SocketAddr>,
-    /// Whether callers reach the program itself in a mesh with a trust domain too.
+    /// Whether callers reach the program directly even in a mesh with a trust domain.
     pub(super) plaintext: bool,
-    /// Whether bytes are forwarded, and not requests.
+    /// Whether connections are forwarded as bytes instead of requests.
     pub(super) tcp: bool,
     pub(super) addresses: Vec<Address>,
-    /// Whether only FAIRMESH_CONTROL selects a control plane in place of the agent of this machine.
+    /// Whether only FAIRMESH_CONTROL selects the control plane, which is then used instead of the local agent.
     pub(super) by_environment: bool,
     pub(super) probe: Probe,
     pub(super) interval: Duration,
@@ -80,7 +80,7 @@ impl ValidArguments {
 }
 
 impl ValidArguments {
-    /// Where the program listens.
+    /// Address at which the program listens.
     pub(super) fn program_address(&self) -> SocketAddr {
         self.program.unwrap_or(self.registration.address)
     }
@@ -98,7 +98,7 @@ fn refused(e: Invalid) -> Failure {
     Failure::refused(format!("{}: {}", e.field, e.problem), e.hint)
 }
 
-/// Adds the host type to the location. Without a region the agent provides both.
+/// Adds the host type to the location. If no region is given, the agent provides both.
 fn with_host_type(
     location: Option<Location>,
     host_type: Option<HostType>,
@@ -114,7 +114,8 @@ fn with_host_type(
     }
 }
 
-/// Parses the address of the program. Host names are not resolved: callers elsewhere could resolve them differently.
+/// Parses the address of the program. Host names are not resolved, because callers elsewhere could resolve them
+/// differently.
 pub(super) fn address(text: &str) -> Result<SocketAddr, Invalid> {
     text.parse().map_err(|_| {
         let problem = format!("'{text}' is not an IP address and a port");
@@ -151,7 +152,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn host_type_argument_requires_a_region() {
+    fn host_type_argument_requires_region() {
         let host_type = || HostType::new("milan-64").unwrap();
         let eu = || Location::in_region(Region::new("eu").unwrap());
         let both = with_host_type(Some(eu()), Some(host_type())).unwrap().unwrap();

@@ -1,7 +1,7 @@
-/// Consecutive failed probes after which a program counts as lost: one lost packet is no outage.
+/// Number of consecutive failed probes after which a program counts as lost, so that one lost packet is no outage.
 const FAILURE_THRESHOLD: u32 = 3;
 
-/// Health of a program, from consecutive probes.
+/// Health of a program, derived from consecutive probes.
 #[derive(Debug, Default)]
 pub(super) struct Health {
     answers: bool,
@@ -13,7 +13,7 @@ pub(super) struct Health {
 pub(super) enum Change {
     /// The program responds, for the first time or again.
     Responds,
-    /// The program does not respond any more.
+    /// The program has stopped responding.
     Lost,
 }
 
@@ -43,7 +43,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn three_consecutive_failures_lose_a_program_and_one_success_restores_it() {
+    fn program_is_unhealthy_after_three_failed_probes_until_one_succeeds() {
         let mut health = Health::default();
         let looks = [false, true, true, false, false, true, false, false, false, false, true];
         let changes = looks.map(|responded| health.observe(responded));

@@ -11,18 +11,18 @@ use fairmesh_console::{
 };
 use fairmesh_model::{Prefix, RecordKey};
 use fairmesh_server::ServerTransport;
-use fairmesh_wire::{handshake, records};
+use fairmesh_wire::{handshake, record_encoding};
 use tokio::{net::TcpStream, time::timeout};
 
 use super::{arguments::ValidArguments, print_status};
 
-/// Time limit of the connection attempt to the address; a listener on this machine accepts at once.
+/// Timeout of the connection attempt to the address. A listener on this machine would accept at once.
 const CONNECT_TIMEOUT: Duration = Duration::from_millis(500);
-/// Time limit for checking whether the service is declared, while callers wait for the program.
+/// Timeout for checking whether the service is declared. Callers may be waiting for the program meanwhile.
 const DECLARATION_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Refuses to start a program whose address is in use: calls would go to the other listener, and its probes would
-/// succeed.
+/// Refuses to start a program whose address is in use: calls would go to the other listener, which would also pass
+/// the program's probes.
 pub(super) async fn refuse_address_in_use(plan: &ValidArguments) -> Result<(), Failure> {
     let address = plan.program_address();
     let connects = timeout(CONNECT_TIMEOUT, TcpStream::connect(address)).await;
@@ -32,7 +32,8 @@ pub(super) async fn refuse_address_in_use(plan: &ValidArguments) -> Result<(), F
     let owner = socket_table::listener_at(address).and_then(Listener::owner);
     let who = owner.as_ref().map(|owner| format!(", {owner},")).unwrap_or_default();
     let stop = match owner {
-        // Whether it is one of those cannot be told: a service manager's are the children of init too.
+        // Whether the listener is a leftover of an earlier run cannot be determined: programs of a service manager are
+        // children of init, too.
         Some(owner) => format!(
             "stop it or choose another port; the program of a 'fairmesh register' that was killed is ended with 'kill {}'",
             owner.pid
@@ -47,7 +48,8 @@ pub(super) async fn refuse_address_in_use(plan: &ValidArguments) -> Result<(), F
     ))
 }
 
-/// Refuses to register a program in plaintext where no caller would use it. If that cannot be checked, the control plane decides.
+/// Refuses to register a program in plaintext if no caller would use it. If this cannot be checked, the decision is
+/// left to the control plane.
 pub(super) async fn refuse_plaintext(plan: &ValidArguments, opened: &ServerTransport) -> Result<(), Failure> {
     if !plan.plaintext || !opened.transport.is_tls() {
         return Ok(());
@@ -65,16 +67,16 @@ pub(super) async fn refuse_plaintext(plan: &ValidArguments, opened: &ServerTrans
     }
 }
 
-/// `None` if it cannot be checked.
+/// Whether the policy permits plaintext. `None` if this cannot be checked.
 async fn permits_plaintext(plan: &ValidArguments) -> Option<bool> {
     let key = RecordKey::Policy(plan.registration.service.clone());
     let found = read(plan, &[Prefix::from(&key)]).await?;
     let policy = found.iter().find(|stored| stored.key == key);
-    Some(policy.is_some_and(|stored| records::permits_plaintext(&stored.value)))
+    Some(policy.is_some_and(|stored| record_encoding::permits_plaintext(&stored.value)))
 }
 
-/// Announces that registering declares the service, if it has no declaration. If that cannot be checked nothing is
-/// printed: registering will report the error.
+/// Prints that the registration declares the service, if it has no declaration yet. If this cannot be checked, prints
+/// nothing, since the registration will report the error.
 pub(super) async fn announce_declaration(plan: &ValidArguments) {
     let service = &plan.registration.service;
     if let Ok(Some(false)) = timeout(DECLARATION_TIMEOUT, is_declared(plan)).await
@@ -87,14 +89,14 @@ pub(super) async fn announce_declaration(plan: &ValidArguments) {
     }
 }
 
-/// `None` if it cannot be checked.
+/// Whether the service is declared. `None` if this cannot be checked.
 async fn is_declared(plan: &ValidArguments) -> Option<bool> {
     let key = RecordKey::Service(plan.registration.service.clone());
     let found = read(plan, &[Prefix::from(&key)]).await?;
     Some(found.iter().any(|stored| stored.key == key))
 }
 
-/// Records, from the first address that responds.
+/// Reads records from the first address that responds.
 async fn read(plan: &ValidArguments, prefixes: &[Prefix]) -> Option<Vec<StoredRecord>> {
     for address in &plan.addresses {
         if let Ok(connection) = handshake::connect(&transport_to(address).await, address, SOFTWARE).await {

@@ -3,7 +3,7 @@ use std::{net::SocketAddr, str::FromStr, time::Duration};
 use fairmesh_model::{Invalid, Probe as Model};
 use fairmesh_wire::transport::{EndpointAddress, Transport};
 
-/// Time limit of a probe.
+/// Timeout of a probe.
 const TIMEOUT: Duration = Duration::from_secs(2);
 
 /// A health probe: `tcp` requires an accepted connection, `http:/path` a 2xx or 3xx response to GET.
@@ -26,7 +26,7 @@ impl FromStr for Probe {
 }
 
 impl Probe {
-    /// Probes once, for at most 2 s; the error has the reason.
+    /// Probes once, for at most 2 s. The error states the reason of a failure.
     pub(super) async fn probe(&self, address: SocketAddr) -> Result<(), String> {
         // The program is on this machine, and speaks plaintext.
         let endpoint = EndpointAddress { address, peer: None, accepts_plaintext: true, from: None };
@@ -39,7 +39,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn probes_round_trip() {
+    fn register_probe_argument_round_trips() {
         assert_eq!("tcp".parse(), Ok(Probe(Model::Tcp)));
         let http = Model::Http { path: "/health?x=1".into(), status: None };
         assert_eq!("http:/health?x=1".parse(), Ok(Probe(http)));

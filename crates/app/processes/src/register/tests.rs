@@ -1,4 +1,4 @@
-//! With a real control plane and a real child; the test itself listens on the child's address.
+//! Tests with a real control plane and a real child. The test itself listens at the child's address.
 
 use std::{ffi::OsString, fs::File, net::SocketAddr, path::Path, time::Duration};
 
@@ -97,7 +97,7 @@ impl Bench {
 }
 
 #[tokio::test]
-async fn registered_program_is_stopped_after_its_callers_left() {
+async fn register_waits_for_callers_before_stopping_program() {
     let bench = Bench::new().await;
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -115,7 +115,7 @@ async fn registered_program_is_stopped_after_its_callers_left() {
 }
 
 #[tokio::test]
-async fn dead_program_is_deregistered_and_its_exit_code_returned() {
+async fn exited_program_is_deregistered_and_its_exit_code_returned() {
     let bench = Bench::new().await;
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let (_terminate, ended) = bench.register(listener.local_addr().unwrap());
@@ -126,7 +126,7 @@ async fn dead_program_is_deregistered_and_its_exit_code_returned() {
 }
 
 #[test]
-fn probes_become_less_frequent_until_the_interval() {
+fn startup_probe_interval_grows_up_to_configured_interval() {
     let interval = Duration::from_secs(2);
     let pauses =
         std::iter::successors(Some(FIRST_PROBE_INTERVAL), |pause| Some(next_interval(*pause, interval)));
@@ -137,7 +137,7 @@ fn probes_become_less_frequent_until_the_interval() {
 }
 
 #[test]
-fn invalid_arguments_are_refused_with_a_hint() {
+fn invalid_register_arguments_are_refused_with_hint() {
     let typed = |rest: &str| {
         format!("register shop/recommend {rest}").split(' ').map(str::to_owned).collect::<Vec<_>>()
     };

@@ -78,7 +78,7 @@ pub(super) async fn run(args: ReplicaArgs) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// How the replica connects and accepts connections.
+/// Determines how the replica opens and accepts connections.
 async fn mesh_transport(agent: Address, name: &str) -> Result<Transport, Failure> {
     let label = Label::new(name.to_ascii_lowercase());
     let label = label.map_err(|error| Failure::refused(error, "give another name with --name"))?;
@@ -86,7 +86,7 @@ async fn mesh_transport(agent: Address, name: &str) -> Result<Transport, Failure
     Ok(connect::transport_of_agent(agent, Some(path), format!("replica {name}")).await)
 }
 
-/// The address at which others reach a listener.
+/// Returns the address at which others reach a listener.
 fn reachable(listen: &Address) -> Address {
     if let Address::Tcp(text) = listen
         && let Ok(address) = text.parse::<SocketAddr>()
@@ -102,7 +102,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn listeners_are_advertised_at_reachable_addresses() {
+    fn replica_listeners_are_advertised_at_reachable_addresses() {
         let told = |text: &str| reachable(&text.parse().unwrap()).to_string();
         assert_eq!(told("10.0.0.7:7403"), "10.0.0.7:7403");
         assert_eq!(told("unix:/run/replica.sock"), "unix:/run/replica.sock");

@@ -34,7 +34,7 @@ pub struct SplitArgs {
     output_args: OutputArgs,
 }
 
-/// The moved services.
+/// Result of a move of services.
 #[derive(Debug, Default, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Moved {
@@ -46,7 +46,7 @@ struct Moved {
     dry_run: bool,
     /// Number of records that were equal in both partitions before the move.
     verified: u64,
-    /// How long writes to the source partition were paused, in milliseconds.
+    /// Time for which writes to the source partition were paused, in milliseconds.
     held_ms: u64,
     /// Version of the partition map.
     version: u64,

@@ -1,7 +1,7 @@
 //! `fairmesh rib status`.
 
 mod report;
-mod walk;
+mod tree_walk;
 
 use std::process::ExitCode;
 
@@ -41,17 +41,18 @@ pub(super) enum By {
     Region,
 }
 
-/// Agents and replicas that follow this control plane, in any number of layers: kind, name and release.
+/// Returns the agents and replicas that follow this control plane, directly or through any number of layers, as kind,
+/// name and release.
 pub async fn followers(
     connection: Connection,
 ) -> Result<Vec<(&'static str, String, Option<String>)>, Failure> {
-    let tree = walk::walk(connection).await?;
+    let tree = tree_walk::walk(connection).await?;
     let known = tree.watchers.into_iter().filter(|watcher| watcher.kind != "program");
     Ok(known.map(|watcher| (watcher.kind, watcher.name, watcher.version)).collect())
 }
 
 pub(super) async fn run(args: StatusArgs) -> Result<ExitCode, Failure> {
-    let tree = walk::walk(connect::connect(&args.target).await?).await?;
+    let tree = tree_walk::walk(connect::connect(&args.target).await?).await?;
     let text = report::text(&tree, args.by, args.limit);
     output::print_one(args.output_args.format(), &tree, &text)?;
     Ok(ExitCode::SUCCESS)

@@ -1,4 +1,4 @@
-//! What bytes between regions cost.
+//! Cost of bytes between regions.
 
 use std::{process::ExitCode, time::Duration};
 
@@ -7,12 +7,12 @@ use fairmesh_console::{
     connect,
     failure::Failure,
     output::{self, Listing, ago, decimal},
-    view::{ReadView as _, View},
+    view_reader::{ReadView as _, View},
 };
 use fairmesh_model::{Egress, write_duration};
 use fairmesh_planner::{EgressBill, EgressPath, EgressSum};
 use fairmesh_wire::{
-    convert::counts::read_calls,
+    convert::call_counts::read_calls,
     v1::{CallsRow, ReadCallsRequest, ReadCallsResponse},
 };
 use serde_json::{Value, json};
@@ -33,7 +33,7 @@ pub(super) enum By {
     Region,
 }
 
-/// Prints the bill.
+/// Prints the egress cost.
 pub(super) async fn run(args: &CostArgs, by: By) -> Result<ExitCode, Failure> {
     let connection = connect::connect(&args.target).await?;
     let request = ReadCallsRequest {
@@ -88,7 +88,7 @@ fn tell_what_is_missing(response: &ReadCallsResponse, prices: &Egress) {
     }
 }
 
-/// The bill of rows of the history.
+/// Computes the cost of the history's rows.
 fn bill(rows: Vec<CallsRow>, prices: &Egress) -> Result<EgressBill, Failure> {
     let mut bill = EgressBill::default();
     for calls in rows.into_iter().filter_map(|row| row.calls) {
@@ -117,7 +117,7 @@ fn listing(bill: &EgressBill, by: By, span: Duration) -> Listing {
     listing
 }
 
-/// The cells that name a group, and its names in JSON, which has no order of its own.
+/// Returns the cells that name a group, and the names in JSON. JSON has no order of its own.
 fn group(path: &EgressPath, by: By) -> (Vec<String>, String) {
     let place = |(region, zone): &(_, Option<_>)| match zone {
         Some(zone) => format!("{region}/{zone}"),
@@ -159,7 +159,7 @@ fn per_hour(sum: &EgressSum, span: Duration) -> f64 {
     if span.is_zero() { 0.0 } else { sum.dollars() * HOUR / span.as_secs_f64() }
 }
 
-/// Dollars with at least three significant digits.
+/// Formats dollars with at least three significant digits.
 fn dollars(amount: f64) -> String {
     let places = match amount {
         amount if amount >= 1.0 || amount == 0.0 => 2,
@@ -169,7 +169,7 @@ fn dollars(amount: f64) -> String {
     format!("${}", decimal(amount, places))
 }
 
-/// Bytes in decimal units, by which providers charge.
+/// Formats bytes in decimal units, which providers charge by.
 fn bytes(count: u64) -> String {
     let count = count as f64;
     let (unit, name) = match count {
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn cost_is_grouped_by_pair_service_and_region() {
+    fn egress_cost_is_grouped_by_pair_service_and_region() {
         let prices = Egress { price: "0.02".parse().unwrap(), ..Egress::default() };
         let rows = vec![
             row("shop/web", "shop/cart", ("eu", "us")),

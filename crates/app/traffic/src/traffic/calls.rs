@@ -18,17 +18,17 @@ use tokio::time::sleep;
 use super::{CallsArgs, status::class, warn_of_left_out};
 use crate::reconnect::Reconnect;
 
-/// Time between two tables of `--watch`.
+/// Interval between two tables printed with `--watch`.
 const WATCH_INTERVAL: Duration = Duration::from_secs(2);
-/// How often first reports are asked for.
+/// Interval at which the first reports are polled.
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
-/// Time within which all programs report the calls of a service that is looked at: each level between a program and the
-/// control plane asks every 5 s.
+/// Maximum time until all programs report the calls of an observed service: each level between a program and the
+/// control plane polls every 5 s.
 const ALL_REPORT_MS: u64 = 20_000;
-/// Thousandths in one.
+/// Factor from thousandths to one.
 const MILLI: f64 = 1_000.0;
 
-/// Shows the calls, again and again with `--watch`.
+/// Prints the calls, repeatedly with `--watch`.
 pub(super) async fn calls(args: CallsArgs) -> Result<(), Failure> {
     let mut connection = connect::connect(&args.target).await?;
     let mut response = first(&connection, &args).await?;
@@ -47,7 +47,7 @@ pub(super) async fn calls(args: CallsArgs) -> Result<(), Failure> {
     }
 }
 
-/// The calls now; where the connection is lost, over another one.
+/// Reads the current calls. After a lost connection, connects again.
 async fn next(connection: &mut Connection, args: &CallsArgs) -> Result<TrafficCallsResponse, Failure> {
     loop {
         match read(connection, args).await {
@@ -68,7 +68,7 @@ async fn read(connection: &Connection, args: &CallsArgs) -> Result<TrafficCallsR
     Ok(connection.traffic_planner().calls(request).await?.into_inner())
 }
 
-/// The first calls: of a service whose calls were not reported so far, as soon as there are reports.
+/// Reads the first calls. If the calls of the service were not reported so far, waits for reports.
 async fn first(connection: &Connection, args: &CallsArgs) -> Result<TrafficCallsResponse, Failure> {
     let mut has_told = false;
     loop {
@@ -102,7 +102,7 @@ fn tell_what_is_missing(args: &CallsArgs, response: &TrafficCallsResponse) {
     }
 }
 
-/// A table or document of one moment.
+/// Formats a table or document for one point in time.
 fn text(args: &CallsArgs, listing: &Listing) -> Result<String, Failure> {
     Ok(match args.output.format() {
         Format::Table if listing.rows.is_empty() => "no calls are reported yet\n\n".to_owned(),
@@ -154,7 +154,7 @@ fn listing(args: &CallsArgs, response: &TrafficCallsResponse) -> Listing {
     listing
 }
 
-/// Until responses began.
+/// Mean time until a response begins, in microseconds.
 fn mean_time_us(calls: &v1::CallRates) -> Option<u64> {
     let micros = u128::from(calls.time_us) * 1_000;
     micros.checked_div(calls.answered.into()).map(|mean| u64::try_from(mean).unwrap_or(u64::MAX))
@@ -184,7 +184,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_are_means_over_answered_calls() {
+    fn mean_call_latency_covers_calls_with_response_only() {
         let calls = |answered, time_us| v1::CallRates { answered, time_us, ..v1::CallRates::default() };
         assert_eq!(mean_time_us(&calls(50_000, 400_000)), Some(8_000));
         assert_eq!(mean_time_us(&calls(0, 0)), None);

@@ -15,9 +15,9 @@ use tokio::{sync::mpsc, time::timeout};
 
 use crate::tap::{self, Line};
 
-/// Lines of all proxies that wait to be counted.
+/// Queue size for lines of all proxies that wait to be counted.
 const QUEUE: usize = 256;
-/// Percent in one.
+/// Factor from one to percent.
 const PERCENT: f64 = 100.0;
 
 /// Arguments of `fairmesh traffic classes`.
@@ -38,7 +38,7 @@ pub struct ClassesArgs {
     output: OutputArgs,
 }
 
-/// Proposes routes with classes for the requests that proxies forward meanwhile.
+/// Proposes routes with classes for the requests that proxies forward during the measurement.
 pub(super) async fn classes(args: ClassesArgs) -> Result<(), Failure> {
     let templates = observed(&args).await?;
     if templates.left_out() > 0 {
@@ -50,7 +50,7 @@ pub(super) async fn classes(args: ClassesArgs) -> Result<(), Failure> {
     output::print_one(args.output.format(), &document, &text(&args.service, &templates, &classes))
 }
 
-/// Counts requests until the time is over, or every proxy has gone.
+/// Counts requests until the time is over, or every proxy is gone.
 async fn observed(args: &ClassesArgs) -> Result<PathTemplates, Failure> {
     let (sender, mut lines) = mpsc::channel(QUEUE);
     let query = tap::query_of(&args.service, args.one_in);
@@ -80,7 +80,8 @@ async fn observed(args: &ClassesArgs) -> Result<PathTemplates, Failure> {
     }
 }
 
-/// Counts a request that a server answered; others cost what the mesh decided.
+/// Counts a request if a server answered it. Other requests are not counted, because they did not cost the server
+/// anything.
 fn observe(templates: &mut PathTemplates, request: &Value) {
     let text = |name: &str| request[name].as_str();
     if let (Some(method), Some(path), None, Some(ms)) =
@@ -125,7 +126,7 @@ fn shown(template: &PathTemplate) -> String {
     if template.is_prefix { format!("{}/…", template.path) } else { template.path.clone() }
 }
 
-/// The name of each class by its mean time; none of the one with the most requests, whose calls need no class.
+/// Names the classes by their mean time. The class with the most requests has no name, since its calls need no class.
 fn names(classes: &[ProposedClass]) -> Vec<Option<String>> {
     let most = classes.iter().map(|class| class.share).fold(0.0, f64::max);
     let mut used = BTreeMap::<String, u32>::new();
@@ -139,7 +140,7 @@ fn names(classes: &[ProposedClass]) -> Vec<Option<String>> {
     classes.iter().zip(named).map(|(class, name)| (class.share < most).then_some(name)).collect()
 }
 
-/// The routes of classes, as a policy has them.
+/// Formats the routes of the classes as in a policy.
 fn routes(classes: &[ProposedClass], names: &[Option<String>]) -> String {
     let mut routes = String::new();
     for (class, name) in classes.iter().zip(names) {
@@ -183,7 +184,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn routes_are_proposed_for_all_but_the_most_frequent_class() {
+    fn route_classes_are_proposed_except_for_most_frequent_one() {
         let mut templates = PathTemplates::default();
         for n in 0..60 {
             observe(&mut templates, &json!({"method": "GET", "path": format!("/items/{n}"), "totalMs": 2.0}));

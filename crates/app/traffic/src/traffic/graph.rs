@@ -1,7 +1,7 @@
 //! `fairmesh traffic graph`.
 
-mod costs;
 mod drawing;
+mod pool_costs;
 mod tree;
 
 use std::{fs, path::PathBuf, time::Duration};
@@ -21,12 +21,12 @@ use fairmesh_wire::{
 use serde_json::{Value, json};
 use tokio::time::sleep;
 
-/// Time for which calls are counted before the first picture: each level between a program and the control plane learns within
-/// 5 s that its calls are asked for.
+/// Time for which calls are counted before the first output. It covers the delay of the request: each level between a
+/// program and the control plane learns within 5 s that its calls are requested.
 const COUNTED_MS: u64 = 10_000;
-/// How often the graph is asked for until then.
+/// Interval at which the graph is polled during this time.
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
-/// Microseconds in a millisecond.
+/// Microseconds per millisecond.
 const MICROS: f64 = 1_000.0;
 
 /// Arguments of `fairmesh traffic graph`.
@@ -64,7 +64,7 @@ pub(super) async fn graph(args: GraphArgs) -> Result<(), Failure> {
     }
 }
 
-/// The graph, once it was counted for a while.
+/// Returns the graph after calls have been counted for a while.
 async fn counted(connection: &Connection, args: &GraphArgs) -> Result<TrafficGraphResponse, Failure> {
     let service = args.service.as_ref().map(ToString::to_string).unwrap_or_default();
     let mut has_told = false;
@@ -112,7 +112,7 @@ fn text(args: &GraphArgs, graph: &TrafficGraphResponse) -> String {
             });
             String::new()
         }
-        false => output::table(&tree::HEAD, &rows) + &costs::table(&graph.pools),
+        false => output::table(&tree::HEAD, &rows) + &pool_costs::table(&graph.pools),
     }
 }
 
@@ -120,7 +120,7 @@ fn document(graph: &TrafficGraphResponse) -> Value {
     json!({
         "nodes": graph.nodes.iter().map(node_document).collect::<Vec<_>>(),
         "edges": graph.edges.iter().map(edge_document).collect::<Vec<_>>(),
-        "pools": graph.pools.iter().map(costs::document).collect::<Vec<_>>(),
+        "pools": graph.pools.iter().map(pool_costs::document).collect::<Vec<_>>(),
         "countedMs": graph.counted_ms,
         "leftOut": graph.left_out,
         "notWatched": graph.not_watched,
@@ -160,12 +160,12 @@ fn by_region(calls: &[RegionCalls]) -> Value {
     calls.iter().map(|one| (one.region.clone(), json!(one.calls))).collect::<serde_json::Map<_, _>>().into()
 }
 
-/// Calls per second of all regions.
+/// Calls per second over all regions.
 fn total(calls: &[RegionCalls]) -> f64 {
     calls.iter().map(|one| one.calls).sum()
 }
 
-/// `shop/cart`, and `shop/cart [bulk]` with a class.
+/// Label such as `shop/cart`, or `shop/cart [bulk]` with a class.
 fn label(node: Option<&CallNode>) -> String {
     match node {
         Some(CallNode { service, class }) if class.is_empty() => service.clone(),
@@ -174,7 +174,7 @@ fn label(node: Option<&CallNode>) -> String {
     }
 }
 
-/// `×2.00`; `-` where it is not known.
+/// Multiplicity such as `×2.00`; `-` if unknown.
 fn times(multiplicity: Option<f64>) -> String {
     multiplicity.map_or_else(|| "-".to_owned(), |times| format!("×{times:.2}"))
 }

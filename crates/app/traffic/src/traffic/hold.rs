@@ -4,18 +4,18 @@ use fairmesh_console::{
     connect,
     failure::Failure,
     output,
-    view::{ReadView, Scope, View},
+    view_reader::{ReadView, Scope, View},
 };
 use fairmesh_model::{Policy, RecordKey, RecordKind, TrafficMode};
 use fairmesh_wire::{
-    records,
+    record_encoding,
     v1::{ApplyRequest, Condition, Op, condition},
 };
 use serde_json::json;
 
 use super::{HoldArgs, not_planned};
 
-/// Keeps tables as they are.
+/// Stops the planner from changing a service's tables.
 pub(super) async fn hold(args: HoldArgs) -> Result<(), Failure> {
     set(args, TrafficMode::Hold, "held: the planner changes no table of it, until 'fairmesh traffic resume'")
         .await
@@ -26,7 +26,7 @@ pub(super) async fn resume(args: HoldArgs) -> Result<(), Failure> {
     set(args, TrafficMode::Active, "planned again").await
 }
 
-/// Changes the mode in the policy, unless another writer has changed the policy meanwhile.
+/// Sets the mode in the policy, unless another writer has changed the policy meanwhile.
 async fn set(args: HoldArgs, mode: TrafficMode, word: &str) -> Result<(), Failure> {
     let connection = connect::connect(&args.target).await?;
     let name = &args.service;
@@ -35,7 +35,7 @@ async fn set(args: HoldArgs, mode: TrafficMode, word: &str) -> Result<(), Failur
             .await?;
     let one = view.service(name)?;
     let mut policy = one.policy.as_ref().map(|stored| stored.value.clone()).unwrap_or_default();
-    // A planner by default becomes the policy's own, with the mode.
+    // A planner from the defaults is copied into the policy, together with the mode.
     policy.traffic = one.effective_policy().traffic;
     let traffic = policy.traffic.as_mut().filter(|traffic| traffic.is_planned());
     let traffic = traffic.ok_or_else(|| not_planned(name))?;
@@ -53,7 +53,7 @@ async fn set(args: HoldArgs, mode: TrafficMode, word: &str) -> Result<(), Failur
         let condition = Condition { kind: unchanged.or(Some(condition::Kind::Absent(true))) };
         let op = Op {
             key: RecordKey::Policy(name.clone()).to_string(),
-            value: Some(records::encode(&policy.into())),
+            value: Some(record_encoding::encode(&policy.into())),
             condition: Some(condition),
         };
         connection

@@ -1,13 +1,13 @@
-//! What `fairmesh traffic` says of the optimizer.
+//! Output of `fairmesh traffic` about the optimizer.
 
 use fairmesh_console::output::{self, ago, decimal};
 use fairmesh_model::Region;
 use fairmesh_wire::v1::{self, traffic::Planner};
 use serde_json::{Value, json};
 
-use super::status::class;
+use super::{adjustments, status::class};
 
-/// Says which program passes no trace context on.
+/// Warns about a program that does not propagate trace context.
 pub(super) fn warn_of_missing_context(missing: &v1::MissingTraceContext) {
     let (service, percent) = (&missing.service, missing.share * 100.0);
     output::warn(format!(
@@ -16,7 +16,7 @@ pub(super) fn warn_of_missing_context(missing: &v1::MissingTraceContext) {
     ));
 }
 
-/// The name of the planner that the policy asks for.
+/// Name of the planner that the policy asks for.
 pub(super) fn planner(service: &v1::ServiceTraffic) -> &'static str {
     match service.planner() {
         Planner::Optimizer => "optimizer",
@@ -24,7 +24,8 @@ pub(super) fn planner(service: &v1::ServiceTraffic) -> &'static str {
     }
 }
 
-/// Who plans, if the policy asks for the optimizer: its plan, or why rings plan.
+/// Line that names the planner in use if the policy asks for the optimizer: the optimizer with its plan, or rings
+/// with the reason.
 pub(super) fn headline(service: &v1::ServiceTraffic) -> String {
     match (&service.optimized, service.why_rings.as_str()) {
         (Some(plan), _) => format!(
@@ -40,7 +41,7 @@ pub(super) fn headline(service: &v1::ServiceTraffic) -> String {
     }
 }
 
-/// What the plan expects of calls to the service, as a table; `None` if the optimizer does not plan it.
+/// The plan's expectations for calls to the service, as a table. `None` if the optimizer does not plan the service.
 pub(super) fn expected_table(service: &v1::ServiceTraffic, region: Option<&Region>) -> Option<String> {
     let plan = service.optimized.as_ref()?;
     let rows = plan.expected.iter().filter(|row| region.is_none_or(|region| row.from == region.as_str()));
@@ -76,5 +77,7 @@ pub(super) fn item(plan: &v1::OptimizerPlan) -> Value {
         "modelAgeMs": plan.model_age_ms,
         "modelError": plan.model_error,
         "expected": plan.expected.iter().map(expected).collect::<Vec<_>>(),
+        "corrections": plan.corrections.iter().map(adjustments::correction_item).collect::<Vec<_>>(),
+        "attempts": plan.attempts.iter().map(adjustments::attempt_item).collect::<Vec<_>>(),
     })
 }

@@ -15,18 +15,18 @@ use fairmesh_wire::{
 };
 use serde_json::{Value, json};
 
-use super::{ExplainArgs, StatusArgs, optimizer, read, why_not_planned};
+use super::{ExplainArgs, StatusArgs, adjustments, optimizer, read, why_not_planned};
 use crate::region_drain;
 
-/// Changes that `status` shows.
+/// Maximum number of changes shown by `status`.
 const MAX_SHIFTS: usize = 5;
-/// Calls per second that no caller reports below which they may be those of another second: the planner believes a difference
-/// by and by, and takes less than this for none.
+/// Minimum rate of unreported calls per second that is shown. Smaller differences may be calls of another second: the
+/// planner follows a difference gradually, and ignores less than this.
 const MIN_UNREPORTED: f64 = 5.0;
-/// Millionths in a percent.
+/// Millionths per percent.
 const PERCENT: f64 = 10_000.0;
 
-/// Shows what the planner knows and decides.
+/// Shows the planner's data and decisions.
 pub(super) async fn status(args: StatusArgs) -> Result<(), Failure> {
     let connection = connect::connect(&args.target).await?;
     let services = read(&connection, args.service.as_ref()).await?;
@@ -45,7 +45,7 @@ pub(super) async fn status(args: StatusArgs) -> Result<(), Failure> {
     output::print_one(args.output.format(), &items, &text.join("\n"))
 }
 
-/// The drains of regions, a line each.
+/// Describes the region drains, one line each.
 async fn drains(connection: &Connection) -> Result<Option<String>, Failure> {
     let drains = connection.traffic_planner().drains(v1::DrainsRequest {}).await?.into_inner().drains;
     let line = |one: &v1::RegionDrainStatus| {
@@ -66,10 +66,13 @@ pub(super) async fn explain(args: ExplainArgs) -> Result<(), Failure> {
     if let Some(region) = &args.region {
         check_region(service, region)?;
     }
-    if args.output.format() == Format::Table
-        && let Some(expected) = optimizer::expected_table(service, args.region.as_ref())
-    {
-        output::print_one(Format::Table, &(), &(expected + "\n"))?;
+    if args.output.format() == Format::Table {
+        let region = args.region.as_ref();
+        let expected = optimizer::expected_table(service, region);
+        let adjusted = service.optimized.as_ref().and_then(|plan| adjustments::tables(plan, region));
+        for table in expected.into_iter().chain(adjusted) {
+            output::write(&(table + "\n"))?;
+        }
     }
     let mut listing = Listing::new(&["AGO", "CALLERS", "CLASS", "CHANGE"]);
     let region = args.region.as_ref().map(ToString::to_string);
@@ -89,7 +92,8 @@ pub(super) async fn explain(args: ExplainArgs) -> Result<(), Failure> {
     listing.print(args.output.format())
 }
 
-/// Refuses a region without endpoints and callers of the service: of a misspelt one there are no changes.
+/// Refuses a region in which the service has neither endpoints nor callers. A misspelt region would otherwise just
+/// show no changes.
 fn check_region(service: &v1::ServiceTraffic, region: &Region) -> Result<(), Failure> {
     let known: Vec<&str> = service.regions.iter().map(|known| known.region.as_str()).collect();
     if known.contains(&region.as_str()) {
@@ -107,6 +111,36 @@ fn check_region(service: &v1::ServiceTraffic, region: &Region) -> Result<(), Fai
 
 fn text(service: &v1::ServiceTraffic) -> String {
     let mut text = format!("{}: {}\n", service.service, headline(service));
+    // Writing to a string cannot fail.
+    let _ = write!(text, "\n{}", region_table(service));
+    if !service.tables.is_empty() {
+        let _ = write!(
+            text,
+            "\n{}",
+            output::table(&["CALLERS", "CLASS", "SHARES", "DROPPED"], &table_rows(service))
+        );
+    }
+    for region in service.regions.iter().filter(|region| region.unreported >= MIN_UNREPORTED) {
+        let (name, rate) = (&region.region, region.unreported);
+        text.push_str(&format!(
+            "\n{rate:.1} calls/s to {name} are of callers that do not report: no table moves them\n"
+        ));
+    }
+    text.push_str(&zones(service));
+    if let Some(tables) = service.optimized.as_ref().and_then(|plan| adjustments::tables(plan, None)) {
+        let _ = write!(text, "\n{tables}");
+    }
+    for shift in service.shifts.iter().take(MAX_SHIFTS) {
+        let _ = write!(text, "\n{} ago, callers of {}: {}", ago(shift.ago_ms), shift.from, shift.text);
+    }
+    if !service.shifts.is_empty() {
+        text.push('\n');
+    }
+    text
+}
+
+/// What is known of each region.
+fn region_table(service: &v1::ServiceTraffic) -> String {
     let load = |load: Option<f64>| load.map_or_else(|| "-".into(), |load| decimal(load * 100.0, 1) + " %");
     let rows: Vec<Vec<String>> = service
         .regions
@@ -134,32 +168,10 @@ fn text(service: &v1::ServiceTraffic) -> String {
         "SERVERS HEARD",
         "CALLERS HEARD",
     ];
-    // Writing to a string cannot fail.
-    let _ = write!(text, "\n{}", output::table(&head, &rows));
-    if !service.tables.is_empty() {
-        let _ = write!(
-            text,
-            "\n{}",
-            output::table(&["CALLERS", "CLASS", "SHARES", "DROPPED"], &table_rows(service))
-        );
-    }
-    for region in service.regions.iter().filter(|region| region.unreported >= MIN_UNREPORTED) {
-        let (name, rate) = (&region.region, region.unreported);
-        text.push_str(&format!(
-            "\n{rate:.1} calls/s to {name} are of callers that do not report: no table moves them\n"
-        ));
-    }
-    text.push_str(&zones(service));
-    for shift in service.shifts.iter().take(MAX_SHIFTS) {
-        let _ = write!(text, "\n{} ago, callers of {}: {}", ago(shift.ago_ms), shift.from, shift.text);
-    }
-    if !service.shifts.is_empty() {
-        text.push('\n');
-    }
-    text
+    output::table(&head, &rows)
 }
 
-/// What is sent between zones, and why no zone is preferred.
+/// Text about calls between zones, and why no zone is preferred.
 fn zones(service: &v1::ServiceTraffic) -> String {
     let rows =
         service.regions.iter().flat_map(|region| region.zones.iter().map(|zone| (&region.region, zone)));

@@ -12,7 +12,7 @@ use fairmesh_console::{
 use fairmesh_model::{Record, RecordKey, Region, spec::Resource};
 use fairmesh_registry::manifest;
 use fairmesh_wire::{
-    records,
+    record_encoding,
     v1::{
         self, DemandFactor, ExpectedCalls, Op, PredictedService, Prediction, WhatIfRequest, WhatIfResponse,
     },
@@ -39,7 +39,7 @@ pub struct WhatIfArgs {
     output: OutputArgs,
 }
 
-/// A factor of the calls of a region, or of all.
+/// A factor for the calls of one region, or of all.
 #[derive(Clone, Debug)]
 struct Demand(Option<Region>, f64);
 
@@ -54,7 +54,7 @@ fn demand(text: &str) -> Result<Demand, String> {
     }
 }
 
-/// Predicts what the change leads to.
+/// Predicts the effect of the change.
 pub(super) async fn what_if(args: WhatIfArgs) -> Result<(), Failure> {
     if args.file.is_none() && args.demand.is_empty() && args.lose.is_empty() {
         return Err(Failure::refused("nothing would change", "name a file, --demand or --lose"));
@@ -79,7 +79,7 @@ pub(super) async fn what_if(args: WhatIfArgs) -> Result<(), Failure> {
     output::print_one(args.output.format(), &document, &text(&now, &then))
 }
 
-/// The records of a file.
+/// Reads the records of a file.
 fn read(path: &PathBuf) -> Result<Vec<Op>, Failure> {
     let is_input = path.as_os_str() == "-";
     let mut text = String::new();
@@ -113,10 +113,10 @@ fn read(path: &PathBuf) -> Result<Vec<Op>, Failure> {
 }
 
 fn op(key: &RecordKey, record: &Record) -> Op {
-    Op { key: key.to_string(), value: Some(records::encode(record)), condition: None }
+    Op { key: key.to_string(), value: Some(record_encoding::encode(record)), condition: None }
 }
 
-/// Present and predicted state, side by side.
+/// Current and predicted state, side by side.
 fn text(now: &Prediction, then: &Prediction) -> String {
     let ms = |one: &Prediction| {
         format!("{} ms ± {}", decimal(one.latency_ms, 1), decimal(one.latency_error_ms, 1))
@@ -134,14 +134,14 @@ fn text(now: &Prediction, then: &Prediction) -> String {
     format!("{}\n{}", output::table(&head, &sums), output::table(&columns, &rows(now, then)))
 }
 
-/// What a service has in a region: the load of its servers, and the calls of a class that come from there.
+/// State of a service in a region: the load of its servers, and the calls of one class from the region.
 #[derive(Clone, Copy, Debug, Default)]
 struct Cell<'a> {
     load: Option<f64>,
     calls: Option<&'a ExpectedCalls>,
 }
 
-/// By service, region and class.
+/// Returns the cells by service, region and class.
 fn cells(prediction: &Prediction) -> BTreeMap<(&str, &str, &str), Cell<'_>> {
     let mut cells = BTreeMap::<_, Cell<'_>>::new();
     for PredictedService { service, loads, expected, .. } in &prediction.services {
@@ -170,7 +170,7 @@ fn rows(now: &Prediction, then: &Prediction) -> Vec<Vec<String>> {
     keys.into_iter().map(row).collect()
 }
 
-/// Load, calls, time and egress in words.
+/// Load, calls, time and egress as text.
 fn shown(cell: Cell<'_>) -> [String; 4] {
     let none = || "-".to_owned();
     let of = |show: &dyn Fn(&ExpectedCalls) -> String| cell.calls.map_or_else(none, show);
@@ -213,7 +213,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn demand_is_a_factor_of_a_region_or_of_all() {
+    fn what_if_demand_factor_applies_to_region_or_all_regions() {
         let Demand(region, factor) = demand("eu=3").unwrap();
         assert_eq!((region.unwrap().as_str(), factor), ("eu", 3.0));
         assert!(matches!(demand("1.5"), Ok(Demand(None, factor)) if factor == 1.5));
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn predicted_loads_and_calls_stand_beside_present_ones() {
+    fn what_if_shows_predicted_values_beside_current_ones() {
         let prediction = |load, calls_per_second| Prediction {
             services: vec![PredictedService {
                 service: "shop/cart".into(),

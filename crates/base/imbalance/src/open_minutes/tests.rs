@@ -28,7 +28,7 @@ fn used(open: &OpenMinutes, minute: u32) -> u64 {
 }
 
 #[test]
-fn late_usage_within_bounds_counts_in_its_own_minute() {
+fn late_cpu_usage_within_bounds_counts_in_its_own_minute() {
     let mut open = OpenMinutes::default();
     assert_eq!(take(&mut open, "a", 1_000, usage(60_000, 60_000)), AddOutcome::Counted);
     assert_eq!(take(&mut open, "b", 985, usage(30_000, 60_000)), AddOutcome::Counted);
@@ -43,7 +43,7 @@ fn late_usage_within_bounds_counts_in_its_own_minute() {
 }
 
 #[test]
-fn instances_have_the_sum_of_their_minutes() {
+fn cpu_usage_of_instance_is_sum_of_its_minutes() {
     let mut open = OpenMinutes::default();
     for minute in [999, 1_000] {
         take(&mut open, "a", minute, Usage { requests: 7, ..usage(30_000, 60_000) });
@@ -56,7 +56,7 @@ fn instances_have_the_sum_of_their_minutes() {
 }
 
 #[test]
-fn repeated_reports_count_once_and_the_fuller_one_wins() {
+fn repeated_usage_reports_count_once_with_longest_covered_time() {
     let mut open = OpenMinutes::default();
     assert_eq!(take(&mut open, "a", 1_000, usage(10_000, 20_000)), AddOutcome::Counted);
     assert_eq!(take(&mut open, "a", 1_000, usage(10_000, 20_000)), AddOutcome::Known);
@@ -72,7 +72,7 @@ fn repeated_reports_count_once_and_the_fuller_one_wins() {
 }
 
 #[test]
-fn closed_minutes_stay_closed_when_the_clock_is_set_back() {
+fn closed_usage_minutes_stay_closed_when_clock_is_set_back() {
     let mut open = OpenMinutes::default();
     take(&mut open, "a", 990, usage(1, 60_000));
     assert_eq!(open.due(Minute(1_005)), []);
@@ -84,7 +84,7 @@ fn closed_minutes_stay_closed_when_the_clock_is_set_back() {
 }
 
 #[test]
-fn short_usage_counts_no_container_and_implausible_is_rejected() {
+fn usage_of_few_seconds_counts_no_container_and_implausible_is_rejected() {
     let mut open = OpenMinutes::default();
     assert_eq!(take(&mut open, "a", 1_000, usage(1, 4_999)), AddOutcome::Counted);
     assert_eq!(open.rows(NOW), [], "known, but too short to count");
@@ -93,7 +93,7 @@ fn short_usage_counts_no_container_and_implausible_is_rejected() {
 }
 
 #[test]
-fn changes_are_returned_once_and_again_if_not_written() {
+fn changed_usage_minutes_are_returned_once_unless_marked_unwritten() {
     let mut open = OpenMinutes::default();
     take(&mut open, "a", 999, usage(1, 60_000));
     take(&mut open, "a", 1_000, usage(1, 60_000));
@@ -107,7 +107,7 @@ fn changes_are_returned_once_and_again_if_not_written() {
 }
 
 #[test]
-fn instances_of_a_minute_are_bounded() {
+fn instances_per_usage_minute_are_bounded() {
     let mut open = OpenMinutes::default();
     for i in 0..MAX_INSTANCES {
         assert_eq!(take(&mut open, &format!("i{i}"), 1_000, usage(1, 60_000)), AddOutcome::Counted);

@@ -15,7 +15,7 @@ fn rows() -> BTreeMap<(Minute, ServiceName), Row> {
 }
 
 #[test]
-fn lines_add_up_to_the_total_in_every_breakdown() {
+fn imbalance_report_lines_add_up_to_total_in_every_breakdown() {
     for by in Breakdown::ALL {
         let report = ImbalanceReport::of(by, &rows(), Vec::new());
         assert_eq!((report.minutes, report.total.wasted()), (2, 2_000 + 2_000 + 8_000));
@@ -29,7 +29,7 @@ fn lines_add_up_to_the_total_in_every_breakdown() {
 }
 
 #[test]
-fn lines_sort_by_waste_and_average_cores_over_minutes() {
+fn imbalance_report_lines_sort_by_waste_and_average_cores() {
     let view = ImbalanceReport::of(Breakdown::Service, &rows(), Vec::new()).view();
     let names: Vec<_> = view.lines.iter().map(|line| line.name.as_str()).collect();
     assert_eq!(names, ["shop/admin", "shop/cart"]);
@@ -42,7 +42,7 @@ fn lines_sort_by_waste_and_average_cores_over_minutes() {
 }
 
 #[test]
-fn causes_of_a_service_add_up_to_its_waste() {
+fn imbalance_causes_of_service_add_up_to_its_waste() {
     let report = ImbalanceReport::of(Breakdown::Service, &rows(), Vec::new());
     for line in &report.lines {
         assert_eq!(line.causes.unwrap().total(), line.area.wasted(), "{}", line.name);
@@ -55,7 +55,7 @@ fn causes_of_a_service_add_up_to_its_waste() {
 }
 
 #[test]
-fn a_line_of_an_hour_or_a_day_is_an_average_over_its_own_minutes() {
+fn imbalance_report_averages_hours_and_days_over_their_own_minutes() {
     let mut busy = row("eu", &[5_000, 3_000]);
     busy.add(&row("eu", &[5_000, 3_000]));
     let (late, next) = (Minute(29_671_859), Minute(29_671_860));
@@ -76,7 +76,7 @@ fn a_line_of_an_hour_or_a_day_is_an_average_over_its_own_minutes() {
 }
 
 #[test]
-fn every_breakdown_parses_as_displayed() {
+fn every_imbalance_breakdown_parses_as_displayed() {
     for by in Breakdown::ALL {
         assert_eq!(Breakdown::named(by.name()), Some(by));
     }
@@ -84,7 +84,7 @@ fn every_breakdown_parses_as_displayed() {
 }
 
 #[test]
-fn days_are_converted_to_dates() {
+fn day_numbers_of_report_are_converted_to_dates() {
     let dates = [
         (0, (1970, 1, 1)),
         (58, (1970, 2, 28)),

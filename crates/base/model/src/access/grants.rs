@@ -9,7 +9,7 @@ use crate::{
 /// Tenants covered by a grant.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Reach {
-    /// None.
+    /// No tenant.
     #[default]
     Nothing,
     /// The given tenants.
@@ -38,33 +38,34 @@ pub struct Grants {
     pub view: Reach,
     /// Tenants whose records may be written.
     pub operate: Reach,
-    /// Tenants for which the caller may write who calls their services.
+    /// Tenants for whose services the caller may change which callers are allowed.
     pub authorize: Reach,
-    /// Tenants for which endpoints may be registered; only on the caller's own machine if it has one.
+    /// Tenants for whose services the caller may register endpoints. A caller with a machine may register endpoints
+    /// on its own machine only.
     pub serve: Reach,
-    /// Services whose endpoints may be registered, whichever agent registered them before.
+    /// Services for which the caller may register endpoints, even if another agent registered them before.
     pub registrar: BTreeSet<ServiceName>,
     /// The caller's machine.
     pub machine: Option<Machine>,
-    /// Whether the caller forwards sums of reports, as replicas do.
+    /// Whether the caller forwards summed reports, as replicas do.
     pub relays_reports: bool,
-    /// Whether the caller is a replica of a gateway, which serves all tenants.
+    /// Whether the caller is a gateway replica, which serves all tenants.
     pub is_gateway: bool,
-    /// Delegations that let the caller give identities to programs.
+    /// Delegations that allow the caller to give identities to programs.
     pub workloads: Vec<Delegation>,
 }
 
-/// The registration of workloads, delegated by an administrator.
+/// Registration of workloads, delegated by an administrator.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Delegation {
     /// Tenants whose services are delegated.
     pub tenants: Reach,
-    /// Bounds on the programs.
+    /// Bounds on the programs that may get an identity.
     pub bounds: WorkloadBounds,
 }
 
 impl Reach {
-    /// Covers these tenants. An empty list covers all, as in records of agents and role bindings.
+    /// A reach that covers `tenants`. An empty list covers all tenants, as in records of agents and role bindings.
     pub fn of(tenants: &[Tenant]) -> Self {
         match tenants.is_empty() {
             true => Self::Everything,
@@ -86,7 +87,7 @@ impl Reach {
         *self == Self::Everything
     }
 
-    /// Adds another reach.
+    /// Extends this reach by `other`.
     pub fn extend(&mut self, other: Self) {
         match (&mut *self, other) {
             (_, Self::Nothing) | (Self::Everything, _) => {}
@@ -103,7 +104,7 @@ impl Grants {
         Self { admin: true, view, operate, authorize, serve, ..Self::default() }
     }
 
-    /// Adds the grants of a role.
+    /// Adds the grants of a role binding.
     pub fn add(&mut self, binding: &RoleBinding) {
         match binding.role {
             AccessRole::Viewer => self.view.extend(Reach::of(&binding.tenants)),
@@ -130,16 +131,16 @@ impl Grants {
         }
     }
 
-    /// Whether the caller may read a service's records. `is_callable` returns whether the caller's machine may call the
-    /// service.
+    /// Whether the caller may read a service's records. `is_callable` returns whether programs on the caller's
+    /// machine may call the service.
     pub fn may_view(&self, service: &ServiceName, is_callable: impl FnOnce() -> bool) -> bool {
         self.view.includes(&service.tenant)
             || self.registrar.contains(service)
             || (self.machine.is_some() && is_callable())
     }
 
-    /// Whether the caller may read or watch a prefix. `is_callable` returns whether the caller's machine may call a
-    /// service; such a machine reads what its router needs.
+    /// Whether the caller may read or watch a prefix. `is_callable` returns whether programs on the caller's machine
+    /// may call a service; such a machine may read the records that its router needs.
     pub fn may_read(&self, prefix: &Prefix, is_callable: impl FnOnce(&ServiceName) -> bool) -> bool {
         if self.view.is_everything() {
             return true;
@@ -147,7 +148,7 @@ impl Grants {
         let text = prefix.as_str();
         let segments: Vec<&str> = text.strip_prefix('/').unwrap_or(text).split('/').collect();
         match segments[..] {
-            // A caller reads the defaults of a tenant that it names, and not the names of all tenants.
+            // A caller may read the defaults of a tenant whose name it knows, but not list all tenants.
             ["g", "policy-defaults", tenant] => !tenant.is_empty(),
             ["g", "policy-defaults", ..] => false,
             ["g", group, ..] => is_for_everyone(text, group),
@@ -185,10 +186,10 @@ impl Grants {
         }
     }
 
-    /// Checks that the caller may give a service's identity to the programs of a workload.
+    /// Checks that the caller may give the identity of `service` to the programs of a workload.
     ///
     /// # Errors
-    /// The part that is not permitted.
+    /// The part of the workload that is not permitted.
     pub fn may_register(&self, service: &ServiceName, entry: &WorkloadEntry) -> Result<(), OutOfBounds> {
         let mut refused = None;
         for delegation in self.delegations(service).filter(|_| !self.admin) {
@@ -224,17 +225,19 @@ impl Grants {
         }
     }
 
-    /// Whether the caller may act on an endpoint as an operator, overriding the process that registered it.
+    /// Whether the caller may act on endpoints of `service` as an operator, overriding the process that registered
+    /// them.
     pub fn may_stand_in(&self, service: &ServiceName) -> bool {
         self.operate.includes(&service.tenant) || self.registrar.contains(service)
     }
 
-    /// Whether the caller may be a region's checker. A checker sees every service, so its machine must cover all tenants.
+    /// Whether the caller may be a region's checker. A checker sees every service, so its agent must cover all
+    /// tenants.
     pub fn may_check(&self, region: &Region) -> bool {
         self.admin || (self.view.is_everything() && self.reports_for(region))
     }
 
-    /// Whether the caller reports for a region.
+    /// Whether the caller may report for `region`.
     pub fn reports_for(&self, region: &Region) -> bool {
         self.admin
             || self.relays_reports
@@ -244,8 +247,8 @@ impl Grants {
     }
 }
 
-/// Whether everyone may read a prefix below `/g/{group}`. If every kind of the group is readable, this includes kinds of newer
-/// releases. Otherwise the prefix must be within one readable kind.
+/// Whether everyone may read `prefix`, which is below `/g/{group}`. If everyone may read every kind of the group,
+/// this includes kinds of newer releases. Otherwise the prefix must be within one kind that everyone may read.
 fn is_for_everyone(prefix: &str, group: &str) -> bool {
     let is_open = |kind: RecordKind| kind.rules().readers == Readers::Everyone;
     let of_mesh = RecordKind::ALL.iter().copied().filter(|kind| kind.scope() == KindScope::Mesh);
@@ -279,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn agent_reads_its_tenants_callable_services_and_shared_records() {
+    fn agent_may_read_records_of_its_tenants_callable_services_and_mesh() {
         let (agent, callable) = (agent(&["shop"]), service("bank/rates"));
         for (prefix, may) in [
             ("/t/shop/services/", true),
@@ -328,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn a_machine_serves_its_own_instances_only() {
+    fn machine_may_act_only_for_its_own_instances() {
         let own = agent(&["shop"]);
         assert!(own.may_serve(&service("shop/cart"), None));
         assert!(own.may_serve(&service("shop/cart"), Some("web-1")));
@@ -341,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn only_agents_of_all_tenants_check_their_region() {
+    fn only_agents_of_all_tenants_may_check_health_of_their_region() {
         let [eu, us] = ["eu", "us"].map(|name| Region::new(name).unwrap());
         assert!(agent(&[]).may_check(&eu) && !agent(&[]).may_check(&us));
         assert!(!agent(&["shop"]).may_check(&eu));
@@ -350,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn roles_add_up_and_an_operator_writes_its_tenant_only() {
+    fn rights_of_roles_add_up_and_operator_writes_only_its_tenant() {
         let tenants = |name| vec![Tenant::new(name).unwrap()];
         let binding = |role, tenants| RoleBinding {
             role,
@@ -368,7 +371,7 @@ mod tests {
         assert!(!grants.may_write(&RecordKey::Regions));
         let defaults = |tenant| RecordKey::PolicyDefaults(DefaultsScope::named(tenant).unwrap());
         assert_eq!(["shop", "bank", ""].map(|of| grants.may_write(&defaults(of))), [true, false, false]);
-        // An operator says how a service uses the gateway, and not which backends serve it.
+        // An operator decides how a service uses the gateway, but not which backends serve the service.
         assert!(grants.may_write(&RecordKey::GatewayService(service("shop/cart"))));
         assert!(!grants.may_write(&RecordKey::Placement(service("shop/cart"))));
         assert!(!grants.may_write(&RecordKey::GatewayBackend(Label::new("gw-1").unwrap())));

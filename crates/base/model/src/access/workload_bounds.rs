@@ -2,22 +2,23 @@ use std::fmt;
 
 use crate::{Invalid, Label, WorkloadEntry, workload::is_within};
 
-/// Upper bound of the ranges, control groups or agents of the bounds.
+/// Maximum number of user ranges, cgroups or agents in the bounds.
 const MAX_BOUNDS: usize = 1000;
 
-/// Bounds on the programs to which an operator may give identities of its services. Without bounds only administrators
-/// register workloads, as in SPIRE: a claim of a program's user takes over its identity.
+/// Bounds on the programs to which an operator may give identities of its services. Without bounds, only
+/// administrators may register workloads, as in SPIRE: an operator who may register a user's programs can take over
+/// their identity.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct WorkloadBounds {
-    /// Users of programs.
+    /// Users that the programs run as.
     pub uids: Vec<UidRange>,
-    /// Control groups (version 2) with all below them.
+    /// cgroups (v2) that the programs run in, including all cgroups below.
     pub cgroups: Vec<String>,
-    /// The agents that may vouch for the programs; empty means all that may vouch for the tenant.
+    /// Agents that may vouch for the programs. Empty means all agents that may vouch for the tenant.
     pub agents: Vec<Label>,
 }
 
-/// A range of user ids, both ends included.
+/// A range of user ids, inclusive at both ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UidRange {
     /// The first user id.
@@ -61,10 +62,10 @@ impl fmt::Display for UidRange {
 /// The part of a workload that is out of bounds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum OutOfBounds {
-    /// The program at this position.
+    /// The program at this index.
     #[error("programs[{0}] is outside of its users and control groups")]
     Program(usize),
-    /// The agents that may vouch for it.
+    /// The agents that may vouch for the workload.
     #[error("agents names none, or others than its own")]
     Agents,
 }
@@ -73,7 +74,7 @@ impl WorkloadBounds {
     /// Checks that all programs of a workload are within the bounds, each by its user or control group.
     ///
     /// # Errors
-    /// The program that is out of bounds.
+    /// The part of the workload that is out of bounds.
     pub fn check(&self, entry: &WorkloadEntry) -> Result<(), OutOfBounds> {
         let outside = entry.programs.iter().position(|program| {
             let by_uid = program.uid.is_some_and(|uid| self.uids.iter().any(|range| range.includes(uid)));
@@ -134,7 +135,7 @@ mod tests {
     use crate::ProgramSelector;
 
     #[test]
-    fn bounds_include_programs_by_user_or_control_group() {
+    fn workload_bounds_match_programs_by_user_or_cgroup() {
         let bounds = WorkloadBounds {
             uids: vec![UidRange::parse("1000-1999").unwrap()],
             cgroups: vec!["/red.slice".into()],
@@ -165,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn bounds_without_users_and_control_groups_are_refused() {
+    fn workload_bounds_without_users_and_cgroups_are_refused() {
         let of = |uids: &[&str], cgroups: &[&str]| WorkloadBounds {
             uids: uids.iter().map(|text| UidRange::parse(text).unwrap()).collect(),
             cgroups: cgroups.iter().map(ToString::to_string).collect(),

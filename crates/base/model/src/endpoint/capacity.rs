@@ -1,7 +1,7 @@
-//! Capacity of a service by location (Uber, zone weights and host-aware balancing): the sum over its hosts, so that
-//! ten instances of power 1200 count as twelve.
+//! Capacity of a service by location: the summed power of its endpoints (Uber, zone weights and host-aware
+//! balancing). Ten instances of power 1200 count as twelve.
 //!
-//! The module belongs to the model and not to the router, since capacity follows from records alone. `explain` and
+//! Capacity belongs to the model rather than to the router, since it follows from records alone. `explain` and
 //! `describe` show it, and region shares are computed from it.
 
 use std::collections::BTreeMap;
@@ -13,23 +13,24 @@ use crate::{Endpoint, EndpointState, Hosts, InstanceId, Location, Region, Zone};
 pub struct Capacity {
     /// Number of serving endpoints.
     pub endpoints: u64,
-    /// Their total power, in thousandths of an ordinary instance on an ordinary host.
+    /// Total power of these endpoints, in thousandths of an ordinary instance on an ordinary host.
     pub power: u64,
 }
 
 /// Capacity of a service in all locations.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Capacities {
-    /// In total.
+    /// Capacity of all locations together.
     pub total: Capacity,
-    /// By region.
+    /// Capacity by region.
     pub regions: BTreeMap<Region, Capacity>,
-    /// By zone within its region; `None` for endpoints without a zone.
+    /// Capacity by region and zone; the zone is `None` for endpoints without one.
     pub zones: BTreeMap<(Region, Option<Zone>), Capacity>,
 }
 
 impl Capacity {
-    /// This capacity as a fraction of `whole`, in thousandths, rounded to the nearest; 0 if `whole` is zero.
+    /// This capacity as a fraction of `whole`, in thousandths, rounded to the nearest thousandth; 0 if `whole` is
+    /// zero.
     pub fn thousandths_of(self, whole: Self) -> u32 {
         let whole_power = u128::from(whole.power.max(1));
         let part = (u128::from(self.power) * 1000 + whole_power / 2) / whole_power;
@@ -43,7 +44,7 @@ impl Capacity {
 }
 
 impl Capacities {
-    /// Sums up the serving endpoints. An instance with two records during a move counts once.
+    /// Sums the power of serving endpoints. An instance that is moving may have two records, but counts once.
     pub fn of<'a>(endpoints: impl IntoIterator<Item = &'a Endpoint>, hosts: &Hosts) -> Self {
         let mut once = std::collections::BTreeSet::<&InstanceId>::new();
         let mut capacities = Self::default();
@@ -91,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn ten_instances_on_fast_hosts_count_as_twelve() {
+    fn capacity_of_ten_instances_on_fast_hosts_counts_as_twelve() {
         let fast = HostType::new("fast").unwrap();
         let hosts = Hosts::new([(fast, 1200)].into(), Vec::new()).unwrap();
         let mut endpoints: Vec<_> =
@@ -114,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn share_of_zero_capacity_is_zero() {
+    fn share_of_zero_total_capacity_is_zero() {
         assert_eq!(Capacity::default().thousandths_of(Capacity::default()), 0);
     }
 }

@@ -3,36 +3,38 @@
 use super::conditions::{AcceptedTokens, Condition};
 use crate::{AddressPrefix, Invalid, Label, PathMatch, SpiffeId, SpiffePath, route::is_token};
 
-/// Upper bound of the rules of a policy.
+/// Maximum number of rules in a policy.
 const MAX_RULES: usize = 200;
-/// Upper bound of the callers, methods or paths of a rule, and of intermediaries.
+/// Maximum number of callers, methods or paths of a rule, and of intermediaries.
 const MAX_CONDITIONS: usize = 256;
-/// Upper bound of a text in a rule, in bytes.
+/// Maximum length of a text in a rule, in bytes.
 pub(super) const MAX_TEXT: usize = 1024;
-/// The scheme of whole ids.
+/// The scheme of full ids.
 const SCHEME: &str = "spiffe://";
 
-/// Which callers may use a service, decided by its servers.
+/// Which callers may use a service. The service's servers enforce it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Authorization {
-    /// How calls that are not allowed are handled.
+    /// How calls that no rule allows are handled.
     pub mode: AuthorizationMode,
-    /// A matching `deny` rule refuses a call; otherwise an `allow` rule must match. With only `deny` rules, other calls are
-    /// treated as for services without rules; without any rule, no call is allowed.
+    /// Rules. A call that matches a `deny` rule is refused. Any other call must match an `allow` rule. If there are
+    /// only `deny` rules, other calls are treated like calls to services without rules. Without any rule, no call is
+    /// allowed.
     pub rules: Vec<AuthorizationRule>,
-    /// Callers that may name another caller in the header `x-fairmesh-caller`.
+    /// Callers that may act for another caller, which they name in the header `x-fairmesh-caller`.
     pub intermediaries: Vec<CallerMatch>,
-    /// The tokens of end users that count in conditions; a request with another one is refused. Empty: none is read.
+    /// Accepted end user tokens, which conditions can use. A request with any other token is refused. If empty,
+    /// tokens are not read.
     pub tokens: Vec<AcceptedTokens>,
 }
 
 /// How calls that are not allowed are handled.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum AuthorizationMode {
-    /// Refused.
+    /// Calls are refused.
     #[default]
     Enforce,
-    /// Let through, counted and logged.
+    /// Calls pass, and are counted and logged.
     Audit,
 }
 
@@ -48,50 +50,50 @@ pub enum DefaultAuthorization {
     Deny,
 }
 
-/// Conditions on calls; all must hold.
+/// A rule: conditions on calls, all of which must hold.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AuthorizationRule {
-    /// Its name, unique within the policy.
+    /// The rule's name, unique within the policy.
     pub name: Label,
     /// Whether matching calls are refused instead of allowed.
     pub denies: bool,
-    /// Any of these callers; empty means all, even without an identity.
+    /// Callers, one of which must match. Empty means all callers, even without an identity.
     pub from: Vec<CallerMatch>,
-    /// Any of these methods, in upper case; empty means all.
+    /// Methods in upper case, one of which must match. Empty means all methods.
     pub methods: Vec<String>,
-    /// Any of these paths, exact or by prefix; empty means all.
+    /// Paths or path prefixes, one of which must match. Empty means all paths.
     pub paths: Vec<PathMatch>,
-    /// Any of these addresses, from which the connection comes; empty means all.
+    /// Source addresses of the connection, one of which must match. Empty means all addresses.
     pub sources: Vec<AddressPrefix>,
-    /// Conditions on the request, all of which have to hold.
+    /// Conditions on the request, all of which must hold.
     pub when: Vec<Condition>,
 }
 
-/// A caller as proved by its certificate.
+/// The identity of a caller, as authenticated by its certificate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CallerId {
     id: SpiffeId,
-    /// The id as displayed.
+    /// The id as a string.
     text: Box<str>,
-    /// Start of the id's path within `text`.
+    /// Position of the path within `text`.
     path_at: usize,
     is_federated: bool,
 }
 
 impl CallerId {
-    /// A verified id of the mesh's trust domain.
+    /// An id from a verified certificate of the mesh's trust domain.
     pub fn new(id: SpiffeId) -> Self {
         let text = id.to_string().into_boxed_str();
         let path_at = SCHEME.len() + id.domain.as_str().len() + 1;
         Self { id, text, path_at, is_federated: false }
     }
 
-    /// A verified id of another trust domain; only a match on the whole id applies.
+    /// An id from a verified certificate of another trust domain. Only patterns with the full id match it.
     pub fn federated(id: SpiffeId) -> Self {
         Self { is_federated: true, ..Self::new(id) }
     }
 
-    /// Whether the id is of another trust domain.
+    /// Whether the id belongs to another trust domain.
     pub const fn is_federated(&self) -> bool {
         self.is_federated
     }
@@ -101,7 +103,7 @@ impl CallerId {
         &self.id
     }
 
-    /// The id as displayed.
+    /// The id as a string.
     pub const fn as_str(&self) -> &str {
         &self.text
     }
@@ -112,8 +114,8 @@ impl CallerId {
     }
 }
 
-/// A pattern of callers: `shop/cart`, `shop/*`, `fairmesh/agent/*`, `spiffe://prod/shop/cart`, or `*` for all with an identity.
-/// Callers of other trust domains need their whole id, such as `spiffe://partner/shop/cart`.
+/// A pattern of callers: `shop/cart`, `shop/*`, `fairmesh/agent/*`, `spiffe://prod/shop/cart`, or `*` for all callers
+/// with an identity. Callers of other trust domains match only their full id, such as `spiffe://partner/shop/cart`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CallerMatch(String);
 
@@ -128,7 +130,7 @@ impl CallerMatch {
                     Some(rest) => rest.split_once('/').map(|(_, path)| path),
                     None => Some(start),
                 };
-                // The tenant must be complete, so that no other tenant has the same prefix.
+                // The prefix must contain the whole tenant name, so that no other tenant matches.
                 path.is_some_and(|path| path.contains('/') || start.starts_with(SCHEME))
                     && !start.contains('*')
                     && start.is_ascii()
@@ -148,12 +150,12 @@ impl CallerMatch {
         &self.0
     }
 
-    /// The id, if the pattern is a whole id.
+    /// The id, if the pattern is a full id.
     pub fn whole_id(&self) -> Option<SpiffeId> {
         if self.0.ends_with('*') { None } else { self.0.parse().ok() }
     }
 
-    /// Whether a caller matches. A caller of another trust domain matches only its whole id.
+    /// Whether a caller matches. A caller of another trust domain matches only by its full id.
     pub fn matches(&self, caller: &CallerId) -> bool {
         if caller.is_federated {
             return self.0 == *caller.text;
@@ -161,7 +163,8 @@ impl CallerMatch {
         self.covers(caller)
     }
 
-    /// Whether a caller matches in a rule that denies: there, `*` and prefixes include callers of other trust domains.
+    /// Whether a caller matches in a deny rule. There, `*` and full-id prefixes also match callers of other trust
+    /// domains.
     pub fn matches_denied(&self, caller: &CallerId) -> bool {
         match caller.is_federated && self.0 != "*" && !self.0.starts_with(SCHEME) {
             true => false,
@@ -179,7 +182,7 @@ impl CallerMatch {
 }
 
 impl Authorization {
-    /// Checks bounds, names and conditions.
+    /// Checks limits, names and conditions.
     pub(crate) fn validate(&self) -> Result<(), Invalid> {
         at_most("rules", self.rules.len(), MAX_RULES)?;
         at_most("intermediaries", self.intermediaries.len(), MAX_CONDITIONS)?;
@@ -198,13 +201,13 @@ impl Authorization {
 }
 
 impl AuthorizationRule {
-    /// A rule that allows these callers all requests.
+    /// A rule that allows all requests of these callers.
     pub fn allowing(name: Label, from: Vec<CallerMatch>) -> Self {
         let (methods, paths, sources, when) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         Self { name, denies: false, from, methods, paths, sources, when }
     }
 
-    /// Whether it is about all requests of its callers.
+    /// Whether the rule applies to all requests of its callers.
     pub fn is_for_all_requests(&self) -> bool {
         self.methods.is_empty() && self.paths.is_empty() && self.sources.is_empty() && self.when.is_empty()
     }

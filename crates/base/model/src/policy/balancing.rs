@@ -5,17 +5,18 @@ use crate::{Invalid, suggestion};
 /// How an endpoint is picked among the candidates. The default suits a service without tuning.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Balancing {
-    /// The policy by which candidates are compared.
+    /// The balancing policy.
     pub policy: BalancingPolicy,
-    /// Endpoints of a ring to which a client keeps connections; 0 means all (ServiceRouter §3.4.2).
+    /// Number of endpoints of a ring to which a client keeps connections; 0 means all (ServiceRouter §3.4.2).
     pub subset: u32,
-    /// The reported load that is used.
+    /// The reported load on which scores are based.
     pub signal: LoadSignal,
     /// Constants of the score.
     pub score: Score,
     /// Ejection of failing endpoints.
     pub outliers: Outliers,
-    /// With [`BalancingPolicy::BoundedHash`], the most load of one endpoint as a percentage of the mean; 101 to 1000.
+    /// With [`BalancingPolicy::BoundedHash`], the maximum load of one endpoint as a percentage of the mean; 101 to
+    /// 1000.
     pub load_factor: u32,
 }
 
@@ -35,25 +36,27 @@ impl Default for Balancing {
 /// How an endpoint is picked among the candidates.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum BalancingPolicy {
-    /// Of two drawn by weight, the one with the lower score: own calls in flight and smoothed server reports
-    /// (ServiceRouter §3.4; Uber, assisted balancing).
+    /// Draws two endpoints by weight and picks the one with the lower score, which combines own calls in flight and
+    /// smoothed server reports (ServiceRouter §3.4; Uber, assisted balancing).
     #[default]
     Score,
-    /// Of two drawn by weight, the one with fewer own calls in flight per weight; reports are not used.
+    /// Draws two endpoints by weight and picks the one with fewer own calls in flight per weight. Reports are not
+    /// used.
     LeastRequest,
-    /// Of two drawn by weight, the one expected to respond sooner: latency that rises at once and decays slowly, times
-    /// calls.
+    /// Draws two endpoints by weight and picks the one with the lower expected latency: peak-sensitive latency (rises
+    /// at once, decays slowly) times calls in flight.
     PeakEwma,
     /// Weighted round robin.
     RoundRobin,
     /// Weighted random.
     Random,
-    /// By key: the first choice of the key that has no more than its share of the calls in flight.
+    /// Consistent hashing by key with bounded loads: picks the first endpoint in the key's order whose calls in
+    /// flight are within the bound.
     BoundedHash,
 }
 
 impl BalancingPolicy {
-    /// Every policy.
+    /// All policies.
     pub const ALL: [Self; 6] =
         [Self::Score, Self::LeastRequest, Self::PeakEwma, Self::RoundRobin, Self::Random, Self::BoundedHash];
 
@@ -81,7 +84,7 @@ impl FromStr for BalancingPolicy {
     }
 }
 
-/// The reported load that is used (ServiceRouter §3.4.3).
+/// The reported load on which scores are based (ServiceRouter §3.4.3).
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub enum LoadSignal {
     /// Requests in flight, and CPU if it is reported.
@@ -89,10 +92,10 @@ pub enum LoadSignal {
     Auto,
     /// Only requests in flight.
     Requests,
-    /// Only the share of the CPU limit in use.
+    /// Only the used share of the CPU limit.
     Cpu,
-    /// A custom metric of the server besides requests in flight, by its name in the report; balanced to be equal
-    /// everywhere.
+    /// A custom metric that the server reports under this name, besides requests in flight. The balancer equalizes
+    /// the metric over endpoints.
     Metric(String),
 }
 
@@ -100,10 +103,10 @@ impl LoadSignal {
     const METRIC: &str = "metric:";
     const MAX_METRIC_NAME: usize = 63;
 
-    /// Checks that a metric has a name by which servers can report it.
+    /// Checks that a metric's name is one that servers can report.
     ///
     /// # Errors
-    /// If it is empty, too long, or contains anything but letters, digits and `_`, `-`, `.`.
+    /// If the name is empty, too long, or contains anything but letters, digits and `_`, `-`, `.`.
     pub fn validate(&self) -> Result<(), Invalid> {
         let Self::Metric(name) = self else { return Ok(()) };
         let fits = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.');
@@ -153,30 +156,30 @@ impl FromStr for LoadSignal {
 /// Constants of the score; `docs/balancing.md` describes the effect of each and how its default was found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Score {
-    /// Reports over which the load of others is averaged (Uber, assisted balancing); 1 to 1000.
+    /// Number of reports over which the load from other callers is averaged (Uber, assisted balancing); 1 to 1000.
     pub smoothing: u32,
-    /// Time after which a report counts half (Uber, assisted balancing); 100 ms to 10 min.
+    /// Age at which a report has half its weight (Uber, assisted balancing); 100 ms to 10 min.
     pub half_life: Duration,
-    /// Assumed load of a new endpoint, as a percentage of the mean of the others (Uber, assisted balancing); 0 to
-    /// 1000.
+    /// Assumed load of a new endpoint, as a percentage of the mean load of the others (Uber, assisted balancing); 0
+    /// to 1000.
     pub warm_up: u32,
-    /// How fast shares follow reported utilisation: the percentage by which an endpoint's share changes in a second
-    /// if the endpoint is fully busy or idle relative to the mean; 0 (never) to 100.
+    /// How fast shares follow reported utilisation: the percentage by which an endpoint's share changes per second if
+    /// the endpoint is fully busy, or idle, relative to the mean; 0 (never) to 100.
     pub gain: u32,
-    /// The largest factor by which reported utilisation may raise or lower an endpoint's capacity; 1 (not at all) to
-    /// 8.
+    /// The largest factor by which reported utilisation may raise or lower an endpoint's capacity; 1 (no correction)
+    /// to 8.
     pub correction: u32,
-    /// Time for which a correction holds without reports before it fades; 1 s to 1 h.
+    /// Time for which a correction lasts without new reports before it fades; 1 s to 1 h.
     pub memory: Duration,
-    /// Whether reporting servers are polled for their load when no recent report exists (ServiceRouter §3.4.3).
+    /// Whether servers that report load are polled when no recent report exists (ServiceRouter §3.4.3).
     pub poll: bool,
-    /// Age of a report after which its server is polled; 1 ms to 1 min. `None`: the longer of 10 ms and twice the mean
-    /// time that servers work on a request.
+    /// Age of a report after which its server is polled; 1 ms to 1 min. `None` means the longer of 10 ms and twice
+    /// the mean service time.
     pub poll_after: Option<Duration>,
     /// A server is polled only if the round trip is below this percentage of the mean service time; 1 to 100.
     pub poll_ratio: u32,
-    /// The percentage of a request that each response subtracts from the estimated load of its endpoint above the mean
-    /// (Uber, assisted balancing); 0 (nothing) to 100.
+    /// Percentage of a request that each response subtracts from the endpoint's estimated load above the mean (Uber,
+    /// assisted balancing); 0 (nothing) to 100.
     pub reward: u32,
 }
 
@@ -202,16 +205,17 @@ impl Default for Score {
 pub struct Outliers {
     /// Consecutive failures that eject an endpoint; 0 disables this check.
     pub consecutive: u32,
-    /// Percentage points by which the failure rate of an endpoint must exceed that of the others to eject it; 0
-    /// disables this check.
+    /// Percentage points by which an endpoint's failure rate must exceed that of the others for ejection; 0 disables
+    /// this check.
     pub failure_percent: u32,
-    /// Responses of an endpoint before its failure rate is used; 5 to 100,000.
+    /// Minimum number of responses before an endpoint's failure rate is used; 5 to 100,000.
     pub min_samples: u32,
-    /// The first ejection time; doubled with each further ejection; 1 ms to 1 h.
+    /// Duration of the first ejection, doubled with each further ejection; 1 ms to 1 h.
     pub first: Duration,
-    /// The longest ejection time; up to 1 h.
+    /// Maximum duration of an ejection; up to 1 h.
     pub longest: Duration,
-    /// The most candidates that are ejected, in percent. If more would be, none is (panic mode); 0 to 100.
+    /// Maximum percentage of candidates that are ejected. If more would be, no candidate is ejected (panic mode); 0
+    /// to 100.
     pub most_percent: u32,
 }
 
@@ -279,7 +283,7 @@ fn number(field: &str, value: u32, least: u32, most: u32) -> Result<(), Invalid>
 }
 
 fn duration(field: &str, value: Duration, least: &str, most: &str) -> Result<(), Invalid> {
-    // Both bounds are constants that the tests parse.
+    // Both bounds are constants, which tests parse.
     let bound = |text| crate::duration::read_duration(text).unwrap_or_default();
     if (bound(least)..=bound(most)).contains(&value) {
         return Ok(());

@@ -1,52 +1,53 @@
-//! Conditions of authorization rules on what a request brings along: claims of its token, and headers.
+//! Conditions of authorization rules on properties of the request: claims of its token, and headers.
 
 use super::authorization::{MAX_TEXT, at_most};
 use crate::{Invalid, route::is_token};
 
-/// Upper bound of the conditions of a rule.
+/// Maximum number of conditions of a rule.
 const MAX_WHEN: usize = 32;
-/// Upper bound of the issuers whose tokens a service accepts.
+/// Maximum number of issuers whose tokens a service accepts.
 const MAX_ACCEPTED: usize = 16;
-/// Upper bound of the values of a condition, and of the audiences of an issuer.
+/// Maximum number of values of a condition, and of audiences of an issuer.
 const MAX_VALUES: usize = 256;
-/// Upper bound of the names that lead to a claim.
+/// Maximum number of nested names in the path of a claim.
 const MAX_DEPTH: usize = 4;
 
-/// Tokens of end users that a service accepts: JWTs (RFC 7519) of an issuer that the mesh knows, for one of these audiences.
+/// End user tokens that a service accepts: JWTs (RFC 7519) from one issuer, which the mesh must know, for one of
+/// these audiences.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AcceptedTokens {
-    /// The issuer, exactly as tokens have it in `iss`.
+    /// The issuer, exactly as in the `iss` claim.
     pub issuer: String,
-    /// 1 to 256; a token has to name one of them in `aud`.
+    /// 1 to 256 audiences. A token must name at least one in its `aud` claim.
     pub audiences: Vec<String>,
 }
 
 /// A condition on a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Condition {
-    /// What is compared.
+    /// The claim or header that is compared.
     pub subject: ConditionSubject,
-    /// Whether it must have none of the values, instead of one of them.
+    /// Whether the condition is inverted: the subject must match no value, instead of at least one.
     pub excludes: bool,
-    /// 1 to 256.
+    /// 1 to 256 patterns.
     pub values: Vec<ValueMatch>,
 }
 
 /// What a condition compares.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ConditionSubject {
-    /// A claim of the verified token: the names that lead to it, from the outside in; 1 to 4.
+    /// A claim of the verified token, as the path of nested names from the outermost; 1 to 4 names.
     Claim(Vec<String>),
-    /// A header, in lower case.
+    /// A header name, in lower case.
     Header(String),
 }
 
-/// A pattern of values: the whole value, its beginning and `*`, or `*` for any value.
+/// A pattern of values: a whole value, a prefix followed by `*`, or `*` for any value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ValueMatch(pub String);
 
 impl ValueMatch {
-    /// Whether a value matches.
+    /// Whether `value` matches the pattern.
     pub fn matches(&self, value: &[u8]) -> bool {
         match self.0.strip_suffix('*') {
             Some(start) => value.starts_with(start.as_bytes()),
@@ -65,7 +66,7 @@ impl AcceptedTokens {
                 let problem = format!("'{}' is there twice", one.issuer);
                 return Err(at(Invalid::new("issuer", problem, "give each issuer once, with all audiences")));
             }
-            // Without an audience, a token that was issued for any other service would do.
+            // Without audiences, tokens issued for any other service would be accepted.
             check_texts("audiences", &one.audiences).map_err(at)?;
         }
         Ok(())
@@ -93,7 +94,7 @@ impl Condition {
     }
 }
 
-/// Checks the name of a header. Those that prove who calls are read by their own rules.
+/// Checks a header name. Headers that prove the caller's identity are refused, since they have their own rules.
 fn check_header(name: &str) -> Result<(), Invalid> {
     let invalid =
         |problem: &str, hint: &str| Err(Invalid::new("header", format!("'{name}' {problem}"), hint));

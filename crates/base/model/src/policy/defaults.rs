@@ -1,8 +1,9 @@
-//! Defaults of policies: of a tenant, and of the mesh.
+//! Defaults for policies, set per tenant or for the whole mesh.
 //!
-//! Each field comes from the first of these that states it: the policy of the service, the defaults of its tenant, the
-//! defaults of the mesh, and the built-in value. Readers of policies merge them here, so that one record changes all policies of
-//! a tenant. Merged policies as records were rejected: a change of the defaults would write the policy of every service.
+//! Each field comes from the first source that states it: the service's policy, the defaults of its tenant, the
+//! defaults of the mesh, the built-in value. Readers of policies merge these sources here, so one changed record
+//! affects all policies of a tenant. Storing merged policies was rejected: a change of the defaults would rewrite the
+//! policy of every service.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -14,7 +15,7 @@ use std::{
 use super::{Locality, Policy, Retries};
 use crate::{Invalid, Tenant};
 
-/// A field of a policy that has defaults.
+/// A field of a policy for which defaults can be set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum PolicyField {
     /// The timeout of the whole call.
@@ -23,7 +24,7 @@ pub enum PolicyField {
     ResponseHeaderTimeout,
     /// The idle timeout in the middle of a body.
     IdleTimeout,
-    /// The greatest number of attempts.
+    /// The maximum number of attempts.
     Attempts,
     /// Retries as a percentage of calls.
     BudgetPercent,
@@ -31,16 +32,16 @@ pub enum PolicyField {
     BudgetFloor,
     /// The rings of regions.
     Rings,
-    /// The planner with its mode, rings, classes and load, or shares written by hand: they make sense only together.
+    /// The planner with its mode, rings, classes and load, or fixed shares. These settings are inherited together.
     Traffic,
 }
 
-/// Where a field of a merged policy comes from.
+/// The source of a field in a merged policy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FieldOrigin {
     /// The policy of the service.
     Service,
-    /// The defaults of its tenant.
+    /// The defaults of the service's tenant.
     Tenant,
     /// The defaults of the mesh.
     Mesh,
@@ -48,7 +49,7 @@ pub enum FieldOrigin {
     BuiltIn,
 }
 
-/// What defaults apply to.
+/// The services to which defaults apply.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum DefaultsScope {
     /// All services.
@@ -64,9 +65,9 @@ pub struct PolicyDefaults(Policy);
 /// The defaults that apply to the services of one tenant.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct InheritedDefaults {
-    /// Those of the tenant.
+    /// Defaults of the tenant.
     pub tenant: Option<Arc<PolicyDefaults>>,
-    /// Those of the mesh.
+    /// Defaults of the mesh.
     pub mesh: Option<Arc<PolicyDefaults>>,
 }
 
@@ -101,14 +102,14 @@ impl PolicyField {
         }
     }
 
-    /// The field at a path in documents; `None` for fields of newer releases.
+    /// The field with this path in documents; `None` for fields of newer releases.
     pub fn at_path(path: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|field| field.path() == path)
     }
 }
 
 impl FieldOrigin {
-    /// In a word, for display.
+    /// One word, for display.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Service => "service",
@@ -120,12 +121,13 @@ impl FieldOrigin {
 }
 
 impl Policy {
-    /// Whether the policy states a field, so that no default replaces it.
+    /// Whether the policy states `field`, so that defaults do not replace it.
     pub fn states(&self, field: PolicyField) -> bool {
         self.restated.contains(&field) || !self.is_built_in(field)
     }
 
-    /// Restates these fields as far as they have the built-in value; the others are stated by their values.
+    /// Marks each of `fields` that has the built-in value as explicitly stated. Fields with another value are stated
+    /// anyway.
     #[must_use]
     pub fn restating(mut self, fields: impl IntoIterator<Item = PolicyField>) -> Self {
         let restated: BTreeSet<_> = fields.into_iter().filter(|field| self.is_built_in(*field)).collect();
@@ -147,7 +149,7 @@ impl Policy {
         }
     }
 
-    /// Takes the value of a field over from another policy.
+    /// Copies the value of a field from another policy.
     fn take_field(&mut self, field: PolicyField, from: &Self) {
         match field {
             PolicyField::Timeout => self.timeouts.total = from.timeouts.total,
@@ -165,11 +167,11 @@ impl Policy {
 }
 
 impl PolicyDefaults {
-    /// Takes the fields of a policy that have defaults; the others are ignored.
+    /// Takes those fields of a policy that can have defaults, and ignores the others.
     ///
     /// # Errors
-    /// For shares written by hand, classes and the ring `zone`, which suit a single service. Servers know the classes of their calls from
-    /// the policy of their service alone.
+    /// For fixed shares, classes and the ring `zone`, which are specific to one service. Servers know the classes of
+    /// their calls only from the policy of their own service.
     pub fn new(policy: &Policy) -> Result<Self, Invalid> {
         if policy.traffic.as_ref().is_some_and(|traffic| !traffic.is_planned()) {
             let hint = "write a planner, or write the shares in the policy of the service";
@@ -190,27 +192,27 @@ impl PolicyDefaults {
         Ok(Self(defaults))
     }
 
-    /// The fields with defaults, as a policy that leaves out all others.
+    /// The defaults as a policy that states no other fields.
     pub fn as_policy(&self) -> &Policy {
         &self.0
     }
 }
 
 impl InheritedDefaults {
-    /// The policy of a service with the fields that it does not state from these defaults.
+    /// Completes a service's policy: fields that the policy does not state get these defaults.
     #[must_use]
     pub fn apply(&self, own: Policy) -> Policy {
         self.merge(own).0
     }
 
-    /// The same, and where each field comes from.
+    /// Completes a service's policy like `apply`, and also returns the origin of each field.
     pub fn merge(&self, own: Policy) -> (Policy, [(PolicyField, FieldOrigin); PolicyField::ALL.len()]) {
         let mut merged = own;
         let origins = PolicyField::ALL.map(|field| (field, self.take_default(field, &mut merged)));
         (merged, origins)
     }
 
-    /// Replaces a field that a policy does not state by its default.
+    /// Replaces a field that the policy does not state by its default.
     fn take_default(&self, field: PolicyField, policy: &mut Policy) -> FieldOrigin {
         if policy.states(field) {
             return FieldOrigin::Service;
@@ -247,17 +249,17 @@ impl DefaultsByScope {
         }
     }
 
-    /// All of them, those of the mesh first.
+    /// All defaults, those of the mesh first.
     pub fn iter(&self) -> impl Iterator<Item = (&DefaultsScope, &PolicyDefaults)> {
         self.0.iter().map(|(scope, defaults)| (scope, &**defaults))
     }
 }
 
 impl DefaultsScope {
-    /// The scope of a tenant's name in documents and commands; without a name, the mesh.
+    /// Parses the scope in documents and commands: a tenant's name, or an empty string for the mesh.
     ///
     /// # Errors
-    /// If the name is not one of a tenant.
+    /// If the name is no valid tenant name.
     pub fn named(tenant: &str) -> Result<Self, Invalid> {
         if tenant.is_empty() { Ok(Self::Mesh) } else { tenant.parse().map(Self::Tenant) }
     }
@@ -279,11 +281,11 @@ impl DefaultsScope {
     }
 }
 
-/// No tenant has this name.
+/// Stands for the mesh; not a valid tenant name.
 const MESH: &str = "*";
 
 impl fmt::Display for DefaultsScope {
-    /// The last segment of the key.
+    /// Formats the scope as the last segment of its record key.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Mesh => f.write_str(MESH),

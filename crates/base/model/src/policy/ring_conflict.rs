@@ -1,9 +1,10 @@
 use super::{Policy, Ring};
 
 impl Policy {
-    /// Why the planner's rings contradict the policy's locality, as a message; `None` if they agree.
+    /// A message that says how the planner's rings contradict the policy's locality; `None` if they agree.
     ///
-    /// Tables divide calls by the planner's rings. Without a table in force, the rings of the locality divide them.
+    /// While a planner's table is in force, calls are divided by the planner's rings. Otherwise they are divided by
+    /// the rings of the locality.
     pub fn ring_conflict(&self) -> Option<String> {
         let traffic = self.traffic.as_ref().filter(|traffic| traffic.is_planned())?;
         if self.locality.local_only {
@@ -51,7 +52,7 @@ mod tests {
     }
 
     #[test]
-    fn planner_rings_must_agree_with_locality_rings() {
+    fn conflict_of_planner_rings_with_locality_rings_is_reported() {
         let near = Ring::Within(Duration::from_millis(35));
         assert_eq!(policy(&[Ring::Region, near, Ring::Any], &[near, Ring::Any]).ring_conflict(), None);
         assert_eq!(policy(&[Ring::Region, Ring::Any], &Locality::default_rings()).ring_conflict(), None);

@@ -2,14 +2,15 @@ use std::fmt;
 
 use crate::{Invalid, Label, Policy, ServiceName, Tenant};
 
-/// Upper bound of the route sources of a policy.
+/// Maximum number of route sources of a policy.
 const MAX_ROUTE_SOURCES: usize = 256;
 
-/// Services whose routes may send calls to a service of another tenant: `red/api`, or `red/*` for all of a tenant.
+/// Services whose routes may send calls to a service of another tenant: `red/api`, or `red/*` for all services of a
+/// tenant.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RouteSource {
     tenant: Tenant,
-    /// `None` means every service of the tenant.
+    /// The service; `None` for all services of the tenant.
     service: Option<Label>,
 }
 
@@ -44,8 +45,8 @@ impl fmt::Display for RouteSource {
 }
 
 impl Policy {
-    /// Whether routes of the service `from` may send calls to the service `own`, which has this policy. Services of one
-    /// tenant need no consent.
+    /// Whether routes of the service `from` may send calls to the service `own`, which has this policy. Services of
+    /// the same tenant need no consent.
     pub fn accepts_routes_from(&self, own: &ServiceName, from: &ServiceName) -> bool {
         own.tenant == from.tenant || self.accept_routes_from.iter().any(|source| source.covers(from))
     }
@@ -66,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn routes_of_another_tenant_need_the_consent_of_the_policy() {
+    fn routes_from_other_tenants_need_consent_in_policy() {
         let [api, web, vault] =
             ["red/api", "red/web", "blue/vault"].map(|name| ServiceName::new(name).unwrap());
         let accepting = |sources: &[&str]| Policy {
@@ -87,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn a_route_source_is_a_service_or_a_whole_tenant() {
+    fn route_source_is_service_or_whole_tenant() {
         for text in ["red/api", "red/*"] {
             assert_eq!(RouteSource::new(text).unwrap().to_string(), text);
         }

@@ -5,12 +5,13 @@ use crate::Invalid;
 /// Timeouts of a call. `docs/proxy-http.md` has the table of all timeouts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Timeouts {
-    /// Bounds the whole call, including attempts and waits, to the end of the response. If `None`, only idle timeouts
-    /// bound the call. The caller's own deadline may be shorter.
+    /// Maximum duration of the whole call to the end of the response, including attempts and waits. If `None`, only
+    /// idle timeouts bound the call. The caller's own deadline may be shorter.
     pub total: Option<Duration>,
-    /// From the end of the request to the response headers; `None` is the default of the call's [`CallKind`].
+    /// Maximum time from the end of the request to the response headers; `None` means the default of the call's
+    /// [`CallKind`].
     pub response_header: Option<Duration>,
-    /// Longest time without progress in the middle of a request or a response; `None` is the default of the call's
+    /// Maximum time without progress in the middle of a request or response; `None` means the default of the call's
     /// [`CallKind`].
     pub idle: Option<Duration>,
 }
@@ -18,23 +19,24 @@ pub struct Timeouts {
 /// The kind of a call, which determines its default timeouts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CallKind {
-    /// A call with a deadline by caller or policy: it may be idle until then.
+    /// A call with a deadline from the caller or the policy. It may be idle until the deadline.
     Bounded,
-    /// A gRPC call or an event stream: idle between events.
+    /// A gRPC call or an event stream, which is idle between events.
     Stream,
     /// Any other call.
     Other,
 }
 
 impl Timeouts {
-    /// The default timeout of response headers: above a long poll of a minute, the limit of most proxies.
+    /// Default timeout for response headers: longer than a long poll of one minute, which is the limit of most
+    /// proxies.
     pub const RESPONSE_HEADER: Duration = Duration::from_secs(90);
     /// The default idle timeout in the middle of a body.
     pub const IDLE: Duration = Duration::from_secs(15);
-    /// The default of both timeouts for streams: the idle timeout of tunnels.
+    /// Default of both timeouts for streams: the usual idle timeout of tunnels.
     pub const STREAM: Duration = Duration::from_secs(3600);
 
-    /// These timeouts, completed by `others`.
+    /// These timeouts, with missing values taken from `others`.
     #[inline]
     #[must_use]
     pub fn or(&self, others: &Self) -> Self {
@@ -45,7 +47,8 @@ impl Timeouts {
         }
     }
 
-    /// Timeout of the response headers from the end of the request; `None` if only the call's deadline bounds them.
+    /// Timeout for the response headers, counted from the end of the request; `None` if only the call's deadline
+    /// bounds them.
     #[inline]
     pub fn response_header_timeout(&self, kind: CallKind) -> Option<Duration> {
         self.response_header.or(match kind {
@@ -86,7 +89,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn explicit_timeouts_apply_always_and_defaults_without_a_deadline() {
+    fn explicit_timeouts_always_apply_and_default_ones_only_without_deadline() {
         let none = Timeouts::default();
         assert_eq!(none.response_header_timeout(CallKind::Other), Some(Timeouts::RESPONSE_HEADER));
         assert_eq!(none.idle_timeout(CallKind::Other), Some(Timeouts::IDLE));

@@ -1,4 +1,4 @@
-//! Record kinds, and the rules of each.
+//! The kinds of records, and the rules for each kind.
 
 use crate::ServiceName;
 
@@ -7,67 +7,68 @@ use super::Prefix;
 /// The rules for all records of a kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KindRules {
-    /// Whether earlier values are kept.
+    /// Whether earlier values are stored.
     pub history: KindHistory,
-    /// Who reads the records.
+    /// Which callers may read the records.
     pub readers: Readers,
-    /// Who writes the records.
+    /// Which callers may write the records.
     pub writers: Writers,
-    /// Whether the records are configuration, written by `Admin/Apply`.
+    /// Whether the records are configuration, which `Admin/Apply` writes.
     pub is_applied: bool,
-    /// How the audit log lists writes of the records.
+    /// Whether and where the audit log lists writes of the records.
     pub audit: Audit,
     /// The list of `fairmesh get` that shows the records.
     pub list: RecordList,
 }
 
-/// Where earlier values of a record are kept. A kind with history has a name for the admin API and history keys.
+/// Where earlier values of a record are stored. A kind with history has a name, used in the admin API and in history
+/// keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KindHistory {
-    /// In history records.
+    /// Earlier values are history records under this name.
     Kept(&'static str),
-    /// Only in the audit log; the record itself has just the current value.
+    /// Earlier values are only in the audit log, under this name. The record itself has only the current value.
     InAudit(&'static str),
-    /// Nowhere, or only in the audit log.
+    /// Earlier values are stored nowhere, or only in the audit log without a name.
     No,
 }
 
-/// Who reads a kind's records, besides callers that may view everything.
+/// Which callers may read the records of a kind, besides callers that may view everything.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Readers {
-    /// Every caller with an identity: routers need the records, or the records explain routing.
+    /// Every caller with an identity. Routers need these records, or the records explain routing.
     Everyone,
-    /// Callers that may view the service, and machines that may call it.
+    /// Callers that may view the service, and callers on machines whose programs may call the service.
     Callers,
-    /// Callers that may view the service; for mesh records, callers that may view everything.
+    /// Callers that may view the service. For mesh records: callers that may view everything.
     Viewers,
 }
 
-/// Who writes a kind's records.
+/// Which callers may write the records of a kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Writers {
     /// Operators of the tenant.
     Operators,
     /// Authorizers of the tenant.
     Authorizers,
-    /// Administrators, and operators with a delegation.
+    /// Administrators, and operators to whom registration is delegated.
     Delegates,
     /// Administrators.
     Admins,
 }
 
-/// How the audit log lists a kind's writes.
+/// Where the audit log lists writes of a kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Audit {
-    /// With writes of configuration, roles and identities.
+    /// Listed among changes of configuration, roles and identities.
     Security,
-    /// With frequent writes, such as registrations.
+    /// Listed among frequent writes, such as registrations.
     Activity,
-    /// Not listed: measurements, and copies of values that are listed themselves.
+    /// Not listed. Records of this kind are measurements, or copies of values that the log lists elsewhere.
     Omitted,
 }
 
-/// A list of `fairmesh get`, with columns of its own.
+/// A list of `fairmesh get`, with its own columns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RecordList {
     /// Services.
@@ -86,32 +87,32 @@ pub enum RecordList {
     Moves,
     /// Region tables.
     Tables,
-    /// Which programs may have the identity of a service.
+    /// Workloads: which programs may have the identity of a service.
     Workloads,
-    /// Who may call which service.
+    /// Authorizations: which callers may use which service.
     Authorization,
     /// Regions, their distances and drains.
     Regions,
     /// Host types.
     Hosts,
-    /// Backends of a gateway.
+    /// Gateway backends.
     GatewayBackends,
-    /// What tenants may have at a gateway.
+    /// Limits of tenants at a gateway.
     GatewayQuotas,
-    /// Services of a gateway, and the backends on which they are placed.
+    /// Services of a gateway, and the backends that serve them.
     GatewayServices,
     /// Role bindings.
     Roles,
-    /// None: other commands show the records, such as `fairmesh identity`, `explain` and `history`.
+    /// No list. Other commands show the records, such as `fairmesh identity`, `explain` and `history`.
     Unlisted,
 }
 
-/// What a kind's records belong to.
+/// Whether records of a kind belong to a service or to the mesh.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KindScope {
-    /// To services, below `/t/`.
+    /// Records belong to a service and are stored below `/t/`.
     Service,
-    /// To the mesh, below `/g/`.
+    /// Records belong to the mesh and are stored below `/g/`.
     Mesh,
 }
 
@@ -133,11 +134,11 @@ macro_rules! kinds {
         pub enum RecordKind {
             $($(#[$service_doc])* $service_kind,)*
             $($(#[$doc])* $kind,)*
-            /// A service's shard map, stored in parts without a [`Record`](crate::Record) of their own.
+            /// A service's shard map. It is stored in parts and has no [`Record`](crate::Record).
             ShardMap,
-            /// An earlier value of a record of a service.
+            /// An earlier value of a service's record.
             History,
-            /// An earlier value of a record of the mesh.
+            /// An earlier value of a mesh record.
             MeshHistory,
         }
 
@@ -157,7 +158,7 @@ macro_rules! kinds {
                         history: No, readers: Callers, writers: Operators, is_applied: false, audit: Activity,
                         list: Shards,
                     },
-                    // The control plane writes history together with the recorded change.
+                    // The control plane writes a history record together with the change.
                     Self::History | Self::MeshHistory => KindRules {
                         history: No, readers: Viewers, writers: Admins, is_applied: false, audit: Omitted,
                         list: Unlisted,
@@ -165,7 +166,7 @@ macro_rules! kinds {
                 }
             }
 
-            /// What the kind's records belong to.
+            /// Whether records of the kind belong to a service or to the mesh.
             pub const fn scope(self) -> KindScope {
                 match self {
                     $(Self::$service_kind)|* | Self::ShardMap | Self::History => KindScope::Service,
@@ -173,7 +174,7 @@ macro_rules! kinds {
                 }
             }
 
-            /// The kind's segments of keys, without a slash at either end: `services`, `topology/regions`.
+            /// The kind's part of record keys, without a slash at either end: `services`, `topology/regions`.
             pub const fn path(self) -> &'static str {
                 match self {
                     $(Self::$service_kind => $folder,)*
@@ -192,7 +193,7 @@ macro_rules! kinds {
                 }
             }
 
-            /// The kind of records in a folder of a tenant: `services`.
+            /// The kind whose records are in this folder of a tenant, such as `services`.
             pub fn in_folder(folder: &str) -> Option<Self> {
                 Some(match folder {
                     $($folder => Self::$service_kind,)*
@@ -208,8 +209,8 @@ macro_rules! kinds {
 crate::record_kinds!(kinds);
 
 impl RecordKind {
-    /// The kind of the record at a key, without parsing the rest. `None` for kinds of newer releases. Tenants and services may
-    /// have the same names as kinds.
+    /// The kind of the record at `key`, without parsing the rest of the key. `None` for kinds of newer releases.
+    /// Names of tenants and services may equal the names of kinds.
     pub fn of(key: &str) -> Option<Self> {
         if let Some(of_tenant) = key.strip_prefix("/t/") {
             return Self::in_folder(of_tenant.split('/').nth(1)?);
@@ -226,12 +227,12 @@ impl RecordKind {
         })
     }
 
-    /// The kind with a history by its name.
+    /// The kind whose history has this name.
     pub fn with_history(name: &str) -> Option<Self> {
         Self::ALL.iter().copied().find(|kind| kind.history_name() == Some(name))
     }
 
-    /// The name of the kind's history in the admin API, if it has one.
+    /// The name of the kind's history in the admin API; `None` if the kind has no history.
     pub const fn history_name(self) -> Option<&'static str> {
         match self.rules().history {
             KindHistory::Kept(name) | KindHistory::InAudit(name) => Some(name),
@@ -239,7 +240,7 @@ impl RecordKind {
         }
     }
 
-    /// The name of the kind in history records, if earlier values are kept.
+    /// The name of the kind in history records; `None` if earlier values are not stored.
     pub const fn kept_name(self) -> Option<&'static str> {
         match self.rules().history {
             KindHistory::Kept(name) => Some(name),
@@ -247,13 +248,13 @@ impl RecordKind {
         }
     }
 
-    /// The first segment of the path; related kinds of the mesh share one, such as `topology`.
+    /// The first segment of the path. Related mesh kinds share it, such as `topology`.
     pub fn group(self) -> &'static str {
         let path = self.path();
         path.split_once('/').map_or(path, |(group, _)| group)
     }
 
-    /// All records of the kind for a service: one key, or a folder.
+    /// The prefix of all records of the kind for a service: one key, or a folder.
     pub fn prefix_of(self, service: &ServiceName) -> Prefix {
         Prefix::of_service(self, service)
     }
@@ -266,7 +267,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn record_kind_ignores_names_within_the_key() {
+    fn record_kind_is_found_despite_names_equal_to_kinds() {
         use RecordKind::{DefaultAuthorization, Endpoint, History, JoinedAgent, MeasuredDistances, Policy};
         for (key, kind) in [
             ("/t/history/policies/tables", Some(Policy)),
@@ -286,14 +287,14 @@ mod tests {
     }
 
     #[test]
-    fn history_names_are_unique() {
+    fn history_names_of_record_kinds_are_unique() {
         let names: Vec<_> = RecordKind::ALL.iter().filter_map(|kind| kind.history_name()).collect();
         assert_eq!(names.iter().collect::<BTreeSet<_>>().len(), names.len(), "{names:?}");
         assert!(names.iter().all(|name| RecordKind::with_history(name).is_some()));
     }
 
     #[test]
-    fn configuration_is_in_the_security_log() {
+    fn configuration_writes_are_in_security_log() {
         for kind in RecordKind::ALL {
             let rules = kind.rules();
             assert!(!rules.is_applied || rules.audit == Audit::Security, "{kind:?}");
@@ -302,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn readers_and_writers_fit_the_scope() {
+    fn readers_and_writers_of_record_kind_match_its_scope() {
         for kind in RecordKind::ALL {
             let KindRules { readers, writers, .. } = kind.rules();
             match kind.scope() {

@@ -1,7 +1,7 @@
 use std::{collections::BTreeMap, fmt};
 
-/// Identity of a store: drawn at random when the store is created. A reader that meets another id discards its copy
-/// and takes a snapshot, since numbers of two stores cannot be compared.
+/// Identity of a store, drawn at random when the store is created. Revision numbers of two stores cannot be compared.
+/// A reader that meets another id discards its copy and takes a snapshot.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct StoreId(pub u128);
 
@@ -17,14 +17,14 @@ impl fmt::Debug for StoreId {
     }
 }
 
-/// A point in the history of a partition. Ordered only relative to revisions of the same store and partition.
+/// A point in the history of a partition. Comparable only with revisions of the same store and partition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Revision {
     /// The store.
     pub store: StoreId,
     /// The partition within the store; 0 if there is only one.
     pub partition: u32,
-    /// The number of the last batch committed in this partition. Numbers ascend and may have gaps; 0 is the empty
+    /// Number of the last batch committed in this partition. Numbers increase and may have gaps; 0 is the empty
     /// store.
     pub number: u64,
 }
@@ -38,22 +38,22 @@ impl fmt::Display for Revision {
     }
 }
 
-/// The position of a watcher: one number per partition.
+/// The position of a watcher, with one number per partition.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cursor {
     /// The store.
     pub store: StoreId,
-    /// The last number applied, by partition.
+    /// Number of the last applied batch, by partition.
     pub numbers: BTreeMap<u32, u64>,
 }
 
 impl Cursor {
-    /// The cursor of a watcher that has applied exactly `revision`, with one partition.
+    /// The cursor of a watcher of a single partition that has applied exactly `revision`.
     pub fn at(revision: Revision) -> Self {
         Self { store: revision.store, numbers: BTreeMap::from([(revision.partition, revision.number)]) }
     }
 
-    /// The number applied in `partition`, or 0.
+    /// Number of the last applied batch in `partition`; 0 if none.
     pub fn number(&self, partition: u32) -> u64 {
         self.numbers.get(&partition).copied().unwrap_or(0)
     }

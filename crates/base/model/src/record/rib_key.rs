@@ -1,4 +1,4 @@
-//! The key space of the RIB. Keys are segments joined by `/`; segments contain no `/`, since names cannot.
+//! The keys of the RIB. A key consists of segments joined by `/`. Segments contain no `/`, since names cannot.
 
 use std::fmt;
 
@@ -36,7 +36,7 @@ macro_rules! keys {
                 )]
                 $key $(($($segment),+))?,
             )*
-            /// A part of a shard map: its version, and the names of its chunks.
+            /// The manifest of a part of a shard map: its version, and the names of its chunks.
             ///
             /// `/t/{tenant}/shards/{service}/{part}/manifest`
             ShardManifest(ServiceName, ShardPart),
@@ -44,12 +44,12 @@ macro_rules! keys {
             ///
             /// `/t/{tenant}/shards/{service}/{part}/chunks/{hash}`
             ShardChunk(ServiceName, ShardPart, ChunkHash),
-            /// An earlier value of a service's record, for kinds that keep them. Outside the prefixes that routers
-            /// read.
+            /// An earlier value of a service's record, for kinds with history records. Outside the prefixes that
+            /// routers read.
             ///
             /// `/t/{tenant}/history/{kind}/{service}/{revision}`
             History(RecordKind, ServiceName, u64),
-            /// An earlier value of a mesh record, for kinds that keep them.
+            /// An earlier value of a mesh record, for kinds with history records.
             ///
             /// `/g/history/{kind}/{revision}`
             MeshHistory(RecordKind, u64),
@@ -67,7 +67,7 @@ macro_rules! keys {
                 }
             }
 
-            /// The service of the record, if it belongs to one.
+            /// The service to which the record belongs; `None` for mesh records.
             pub const fn service(&self) -> Option<&ServiceName> {
                 match self {
                     $(Self::$service_key(service, ..))|*
@@ -140,10 +140,11 @@ macro_rules! keys {
 crate::record_kinds!(keys);
 
 impl RecordKey {
-    /// The key of a record with history. `kind` is the admin API's name; `name` is a service or a role binding.
+    /// The key of a record with history. `kind` is the kind's name in the admin API, and `name` is a service, a role
+    /// binding, or another name in the key.
     ///
     /// # Errors
-    /// When the kind has no history, or `name` is malformed.
+    /// If the kind has no history, or `name` is malformed.
     pub fn with_history(kind: &str, name: &str) -> Result<Self, Invalid> {
         let Some(kind) = RecordKind::with_history(kind) else {
             let names: Vec<_> = RecordKind::ALL.iter().filter_map(|kind| kind.history_name()).collect();
@@ -202,7 +203,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_key_parses_as_displayed() {
+    fn every_record_key_parses_as_displayed() {
         let cart = ServiceName::new("shop/cart").unwrap();
         let eu = Region::new("eu").unwrap();
         let keys = [
@@ -247,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn malformed_keys_are_refused() {
+    fn malformed_record_keys_are_refused() {
         for wrong in [
             "",
             "/",

@@ -1,59 +1,60 @@
-//! Actions on the calls of a route besides the choice of a backend.
+//! Actions on the calls of a route, besides the choice of a backend.
 
 use std::time::Duration;
 
 use super::{HeaderEdits, Match, PathMatch, PathRewrite, Redirect, Rewrite, Share};
 use crate::{Invalid, KeySource, Role, ServiceName, policy::check_timeout};
 
-/// The most statuses after which calls of a route are retried.
+/// Maximum number of statuses after which calls of a route are retried.
 const MAX_RETRY_STATUSES: usize = 16;
 
-/// Actions on calls, in this order: limit, redirect, fault, then the request is edited, mirrored and attempted.
+/// Actions on calls, applied in this order: limit, redirect, fault injection; then the request is edited, mirrored
+/// and attempted.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Actions {
     /// The rate limit.
     pub limit: Option<RateLimit>,
-    /// A redirect, without a call.
+    /// Responds with a redirect instead of making a call.
     pub redirect: Option<Redirect>,
     /// An injected failure.
     pub abort: Option<Abort>,
     /// An injected delay.
     pub delay: Option<Delay>,
-    /// The rewrite of host and path.
+    /// Rewrites host and path.
     pub rewrite: Rewrite,
-    /// Edits of the request headers.
+    /// Header edits for requests.
     pub request_headers: HeaderEdits,
-    /// Edits of the response headers.
+    /// Header edits for responses.
     pub response_headers: HeaderEdits,
-    /// Timeout of one attempt up to its response headers. Afterwards another attempt starts if a retry is safe.
+    /// Timeout of one attempt, up to its response headers. After the timeout another attempt starts if a retry is
+    /// safe.
     pub attempt_timeout: Option<Duration>,
-    /// The longest deadline that is sent to a server (ServiceRouter §4.1).
+    /// The maximum deadline that is sent to servers (ServiceRouter §4.1).
     pub server_timeout: Option<Duration>,
-    /// Time without a response after which a repeatable call is sent a second time (hedging).
+    /// Time without a response after which a repeatable call is sent once more (hedging).
     pub hedge_after: Option<Duration>,
     /// The service that receives copies of calls.
     pub mirror: Option<Mirror>,
-    /// The role of the copies that get calls which name no role, of sharded services; `None` leaves it to the policy of the
-    /// service.
+    /// Sharded services only: role of the copies that receive calls which name no role. `None` leaves the choice to
+    /// the policy of the service.
     pub role: Option<Role>,
-    /// Statuses of responses after which a call that may be repeated is retried, beside 503; 400 to 599, at most
-    /// 16.
+    /// Response statuses, besides 503, after which a repeatable call is retried; 400 to 599, at most 16.
     pub retry_on: Vec<u16>,
-    /// Sources of a key that fixes the split's backend; the first source with a value counts. Without a key or without
-    /// sources, each call draws a backend.
+    /// Sources of a key that selects the split's backend, so that calls with equal keys go to the same backend. The
+    /// first source with a value is used. Without a key, each call draws a backend.
     pub split_key: Vec<KeySource>,
-    /// Whether calls that draw a backend without endpoints are divided among the other backends, by their weights.
+    /// Whether a call that draws a backend without endpoints is sent to one of the other backends, chosen by weight.
     pub redistributes_empty: bool,
 }
 
 /// A rate limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RateLimit {
-    /// Number of calls, at least 1.
+    /// Number of calls per period, at least 1.
     pub calls: u32,
     /// The period, 1 ms to 1 h.
     pub per: Duration,
-    /// The largest burst after an idle time, at least 1.
+    /// Maximum burst after an idle time, at least 1.
     pub burst: u32,
     /// The callers that share the limit.
     pub scope: Scope,
@@ -62,23 +63,23 @@ pub struct RateLimit {
 /// The callers that share a limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Scope {
-    /// Each caller separately: every calling program or proxy has the whole limit for its own calls.
+    /// Each caller separately: every calling program or proxy may use the whole limit.
     #[default]
     Caller,
     /// All callers together: each gets a part of the limit according to its demand.
     Mesh,
 }
 
-/// Calls that fail with a status without being sent.
+/// Fails calls with a status without sending them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Abort {
     /// The share of calls.
     pub share: Share,
-    /// The status of the response, 400 to 599; gRPC callers get the corresponding code.
+    /// The response status, 400 to 599. gRPC callers get the corresponding gRPC status.
     pub status: u16,
 }
 
-/// Calls that are delayed.
+/// Delays calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Delay {
     /// The share of calls.
@@ -87,10 +88,10 @@ pub struct Delay {
     pub time: Duration,
 }
 
-/// Copies of calls, whose responses are discarded (ServiceRouter §4.1).
+/// Sends copies of calls to another service and discards the responses (ServiceRouter §4.1).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mirror {
-    /// The service that receives them.
+    /// The service that receives the copies.
     pub service: ServiceName,
     /// The share of calls.
     pub share: Share,
@@ -149,7 +150,7 @@ impl Actions {
     }
 }
 
-/// Checks that a prefix is replaced only if the route matches one.
+/// Checks that a path prefix is replaced only if the route matches a path prefix.
 fn check_prefix(path: Option<&PathRewrite>, matches: &Match) -> Result<(), Invalid> {
     match (path, &matches.path) {
         (Some(PathRewrite::Prefix(_)), Some(PathMatch::Prefix(_)))

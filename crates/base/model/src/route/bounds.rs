@@ -1,19 +1,19 @@
-//! Bounds on the routes of one policy: each caller, proxy and lookaside compiles all of them.
+//! Limits on the routes of a policy, since each caller, proxy and lookaside compiles all of them.
 
 use std::collections::BTreeSet;
 
 use super::{Match, PathMatch, Pattern, Route, TextMatch};
 use crate::Invalid;
 
-/// Routes of one policy.
+/// Maximum number of routes in a policy.
 pub const MAX_ROUTES: usize = 2_000;
-/// Clients, hosts, methods, headers and parameters in the conditions of all routes of a policy.
+/// Maximum number of clients, hosts, methods, headers and parameters in all route conditions of a policy together.
 pub const MAX_CONDITIONS: usize = 10_000;
-/// Memory of a policy's compiled expressions, in bytes; equal ones count once. `/users/[0-9]+` takes some thousands
-/// of bytes; large repetition counts take hundreds of thousands.
+/// Maximum memory of a policy's compiled regular expressions, in bytes. Equal expressions count once. `/users/[0-9]+`
+/// takes some thousands of bytes; large repetition counts take hundreds of thousands.
 pub const MAX_EXPRESSION_BYTES: usize = 16 << 20;
 
-/// Totals so far.
+/// Totals of the routes collected so far.
 #[derive(Default)]
 struct Totals {
     conditions: usize,
@@ -21,10 +21,11 @@ struct Totals {
     bytes: usize,
 }
 
-/// Collects a policy's routes up to the first error or the first route beyond a bound. Later routes are not compiled.
+/// Collects a policy's routes, up to the first error or the first route that exceeds a limit. Later routes are not
+/// compiled.
 ///
 /// # Errors
-/// Errors of `routes`, or the exceeded bound with the first route beyond it.
+/// Errors of `routes`, or the exceeded limit with the first route that exceeds it.
 pub fn within_bounds(routes: impl Iterator<Item = Result<Route, Invalid>>) -> Result<Vec<Route>, Invalid> {
     let (mut gathered, mut totals) = (Vec::new(), Totals::default());
     for (i, route) in routes.enumerate() {
@@ -67,7 +68,7 @@ impl Totals {
         of_path.into_iter().chain(of_texts).try_for_each(|(at, pattern)| self.add_expression(at, pattern))
     }
 
-    /// `at` is the position of the expression in the route's conditions.
+    /// Counts an expression. `at` is its path within the route's conditions.
     fn add_expression(&mut self, at: String, pattern: &Pattern) -> Result<(), Invalid> {
         if self.expressions.insert(pattern.as_str().to_owned()) {
             self.bytes += pattern.memory();
@@ -110,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn routes_after_the_bound_are_not_compiled() {
+    fn routes_beyond_cost_limit_are_not_compiled() {
         let costly = |i| route(i, regex(format!("/{i}/[a-z]{{1,900}}x")));
         let (compiled, refusal) = refused((0..MAX_ROUTES).map(costly));
         assert!(refusal.field.ends_with(".match.path.regex"), "{refusal}");
@@ -126,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn ordinary_and_equal_expressions_fit() {
+    fn ordinary_and_equal_route_expressions_fit_cost_limit() {
         let ordinary = (0..MAX_ROUTES).map(|i| route(i, regex(format!("/v{i}/users/[0-9]+(/.*)?"))));
         assert_eq!(within_bounds(ordinary.map(Ok)).unwrap().len(), MAX_ROUTES);
         let costly = || regex("/[a-z]{1,900}x".to_owned());

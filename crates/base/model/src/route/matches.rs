@@ -3,31 +3,31 @@
 use super::{Pattern, Template};
 use crate::Invalid;
 
-/// Match conditions of a route: all must hold; an empty condition always holds.
+/// Match conditions of a route. All must hold; an empty condition always holds.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Match {
-    /// Any of these clients.
+    /// Clients, one of which must match.
     pub clients: Vec<ClientMatch>,
-    /// Any of these hosts.
+    /// Hosts, one of which must match.
     pub hosts: Vec<HostMatch>,
-    /// The path.
+    /// The path condition.
     pub path: Option<PathMatch>,
-    /// Any of these methods, upper case.
+    /// Methods in upper case, one of which must match.
     pub methods: Vec<String>,
-    /// All of these headers.
+    /// Header conditions, all of which must hold.
     pub headers: Vec<HeaderMatch>,
-    /// All of these query parameters.
+    /// Query parameter conditions, all of which must hold.
     pub query: Vec<QueryMatch>,
     /// A gRPC method; matches only gRPC calls.
     pub grpc: Option<GrpcMatch>,
 }
 
-/// A client, by its id in the mesh (ServiceRouter §4.1).
+/// A pattern of client ids in the mesh (ServiceRouter §4.1).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClientMatch(String);
 
 impl ClientMatch {
-    /// Parses an id; a `*` at either end matches any text.
+    /// Parses a client id. A `*` at either end matches any text.
     pub fn new(text: impl Into<String>) -> Result<Self, Invalid> {
         let text = text.into();
         let middle = text.strip_prefix('*').unwrap_or(&text);
@@ -39,7 +39,7 @@ impl ClientMatch {
         Err(Invalid::new("", format!("'{text}' is not a client"), hint))
     }
 
-    /// The text as written.
+    /// The pattern as written.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -57,68 +57,69 @@ impl ClientMatch {
     }
 }
 
-/// A host, compared ignoring case, port and trailing dot.
+/// A host condition. Case, port and trailing dot are ignored.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum HostMatch {
-    /// This host, lower case.
+    /// Exactly this host, in lower case.
     Exact(String),
-    /// Any name below this domain, written `*.example.org`; stored in lower case without the star, as `.example.org`.
+    /// Any host below this domain. Written as `*.example.org`, and stored in lower case without the star, as
+    /// `.example.org`.
     Suffix(String),
 }
 
-/// A path, compared byte by byte without the query.
+/// A path condition, compared byte by byte without the query.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PathMatch {
-    /// This path.
+    /// Exactly this path.
     Exact(String),
-    /// This path or one below it: `/a` matches `/a` and `/a/b`, not `/ab`; stored without a trailing `/`, so `/` is
-    /// empty.
+    /// This path or any path below it: `/a` matches `/a` and `/a/b`, but not `/ab`. Stored without a trailing `/`, so
+    /// `/` is stored as an empty string.
     Prefix(String),
-    /// A path with the segments of a template, such as `/users/{id}/orders`.
+    /// A path that matches a template, such as `/users/{id}/orders`.
     Template(Template),
-    /// A path that matches the expression as a whole.
+    /// A regular expression that must match the whole path.
     Regex(Pattern),
 }
 
 /// A header condition.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HeaderMatch {
-    /// Its name, lower case.
+    /// The header name, in lower case.
     pub name: String,
-    /// Its value.
+    /// The condition on the value.
     pub value: TextMatch,
 }
 
-/// A query parameter condition. If a name occurs repeatedly, its first value counts.
+/// A query parameter condition. If a parameter is repeated, its first value counts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct QueryMatch {
-    /// Its name, compared after percent-decoding.
+    /// The parameter name, compared after percent-decoding.
     pub name: String,
-    /// Its value, compared after percent-decoding.
+    /// The condition on the value, compared after percent-decoding.
     pub value: TextMatch,
 }
 
-/// A condition on a text.
+/// A condition on the value of a header or parameter.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TextMatch {
-    /// The text is absent.
+    /// The header or parameter is absent.
     Absent,
-    /// Any value.
+    /// The header or parameter is present, with any value.
     Present,
-    /// This value.
+    /// Exactly this value.
     Exact(String),
     /// A value with this prefix.
     Prefix(String),
-    /// A value that matches the expression as a whole.
+    /// A regular expression that must match the whole value.
     Regex(Pattern),
 }
 
-/// A gRPC method condition.
+/// A condition on gRPC calls.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GrpcMatch {
     /// The full service name, such as `shop.v1.Cart`.
     pub service: String,
-    /// The method; `None` matches any.
+    /// The method; `None` matches any method.
     pub method: Option<String>,
 }
 
@@ -127,7 +128,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn client_matches_exactly_or_by_wildcard() {
+    fn route_client_condition_matches_exactly_or_by_wildcard() {
         let fits = |text: &str| {
             let wanted = ClientMatch::new(text).unwrap();
             ["batch-1", "web/checkout", "web/checkout-2"].map(|id| wanted.matches(id))

@@ -8,17 +8,17 @@ use crate::Invalid;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Template(Vec<Segment>);
 
-/// A segment of a path, between two `/`.
+/// A segment between two `/` of a path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Segment {
     /// A literal segment.
     Literal(String),
-    /// Any segment that is not empty; the name is for readers only.
+    /// Any segment that is not empty. The name is only for readers.
     Variable(String),
 }
 
 impl Template {
-    /// Parses a template.
+    /// Parses a template such as `/users/{id}/orders`.
     pub fn new(text: &str) -> Result<Self, Invalid> {
         let refused = |problem: String| {
             Invalid::new(
@@ -49,12 +49,12 @@ impl Template {
         }
     }
 
-    /// Its segments; at least one is variable.
+    /// The segments, at least one of which is variable.
     pub fn segments(&self) -> &[Segment] {
         &self.0
     }
 
-    /// Whether a path matches.
+    /// Whether `path` matches the template.
     pub fn matches(&self, path: &str) -> bool {
         let Some(path) = path.strip_prefix('/') else { return false };
         let mut parts = path.split('/');
@@ -66,7 +66,7 @@ impl Template {
         self.0.iter().all(fits) && parts.next().is_none()
     }
 
-    /// The literal path prefix of the template: its segments before the first variable, without a trailing `/`.
+    /// The literal path before the first variable segment, without a trailing `/`.
     pub fn literal_prefix(&self) -> String {
         let literals = self.0.iter().map_while(|segment| match segment {
             Segment::Literal(text) => Some(format!("/{text}")),
@@ -85,7 +85,7 @@ impl fmt::Display for Template {
     }
 }
 
-/// A rewrite of host and path.
+/// Rewrites host and path of requests.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Rewrite {
     /// The host that is sent to the server.
@@ -94,27 +94,28 @@ pub struct Rewrite {
     pub path: Option<PathRewrite>,
 }
 
-/// A new path.
+/// A replacement of the path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PathRewrite {
-    /// This path.
+    /// Replaces the whole path.
     Full(String),
-    /// This path replaces the prefix that the route matches. Stored without a trailing `/`, so `/` is empty.
+    /// Replaces the prefix that the route matches. Stored without a trailing `/`, so `/` is stored as an empty
+    /// string.
     Prefix(String),
 }
 
 /// A redirect response. Parts that are not given stay as in the request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Redirect {
-    /// `true` for `https`, `false` for `http`.
+    /// The scheme: `true` for `https`, `false` for `http`.
     pub https: Option<bool>,
     /// The host, without port.
     pub host: Option<String>,
-    /// The port; the default of the scheme if `None`.
+    /// The port; `None` for the default port of the scheme.
     pub port: Option<u16>,
     /// The path; the query is kept.
     pub path: Option<PathRewrite>,
-    /// 301, 302, 303, 307 or 308.
+    /// The status: 301, 302, 303, 307 or 308.
     pub status: u16,
 }
 
@@ -153,11 +154,11 @@ impl PathRewrite {
     }
 }
 
-/// A path without query that is valid in a request line.
+/// Checks that a path without a query is valid in a request line.
 pub(crate) fn check_path(path: &str) -> Result<(), Invalid> {
     let plain =
         path.bytes().all(|b| b.is_ascii_graphic() && !matches!(b, b'?' | b'#' | b'\\' | b'"' | b'<' | b'>'));
-    // As a reference, such as in a redirect, a path that begins with `//` would be read as a host.
+    // A reference that begins with `//`, such as in a redirect, would be read as a host.
     if path.starts_with('/') && !path.starts_with("//") && plain {
         return Ok(());
     }

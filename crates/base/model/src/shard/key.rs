@@ -2,7 +2,7 @@ use std::{fmt, str::FromStr};
 
 use crate::Invalid;
 
-/// A key of a sharded service: 128 bits that Fairmesh only compares (ServiceRouter §3.3).
+/// A key of a sharded service: a 128-bit number that Fairmesh only compares (ServiceRouter §3.3).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ShardKey(pub u128);
 
@@ -20,7 +20,7 @@ impl fmt::Display for ShardKey {
 impl FromStr for ShardKey {
     type Err = Invalid;
 
-    /// Reads decimal, or hexadecimal after `0x`.
+    /// Parses a decimal number, or a hexadecimal number after `0x`.
     fn from_str(text: &str) -> Result<Self, Invalid> {
         let number = match text.strip_prefix("0x") {
             Some(digits) => u128::from_str_radix(digits, 16),
@@ -54,23 +54,23 @@ impl From<u32> for ShardKey {
     }
 }
 
-/// Converts signed ids and literals without a suffix. Negative numbers count from the end of the key space: −1 is
-/// [`ShardKey::MAX`] for either width.
+/// Converts signed ids, and literals without a suffix. Negative numbers count from the end of the key space: −1 is
+/// [`ShardKey::MAX`] for both widths.
 impl From<i64> for ShardKey {
     fn from(key: i64) -> Self {
         Self(i128::from(key).cast_unsigned())
     }
 }
 
-/// Converts as for `i64`.
+/// Converts like an `i64`.
 impl From<i32> for ShardKey {
     fn from(key: i32) -> Self {
         i64::from(key).into()
     }
 }
 
-/// An interval of keys. The last key is stored, because the exclusive end of the whole key space does not fit into 128
-/// bits. The display shows an exclusive end, as in the paper: `[500, 900)`.
+/// A range of keys. The last key is stored, because the exclusive end of the whole key space does not fit into 128
+/// bits. Displayed with an exclusive end, as in the paper: `[500, 900)`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct KeyRange {
     /// The first key.
@@ -80,10 +80,10 @@ pub struct KeyRange {
 }
 
 impl KeyRange {
-    /// Every key.
+    /// The whole key space.
     pub const ALL: Self = Self { first: ShardKey(0), last: ShardKey::MAX };
 
-    /// The keys from `start` up to, not including, `end`; `None` is 2^128.
+    /// The keys from `start` to the exclusive `end`; an `end` of `None` means 2^128.
     pub fn new(start: ShardKey, end: Option<ShardKey>) -> Result<Self, Invalid> {
         let last = match end {
             None => Some(ShardKey::MAX),
@@ -99,7 +99,7 @@ impl KeyRange {
         }
     }
 
-    /// Whether `key` is inside.
+    /// Whether the range contains `key`.
     pub fn contains(&self, key: ShardKey) -> bool {
         (self.first..=self.last).contains(&key)
     }
@@ -119,21 +119,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn keys_read_decimal_and_hexadecimal() {
+    fn shard_keys_parse_decimal_and_hexadecimal() {
         assert_eq!("618".parse(), Ok(ShardKey(618)));
         assert_eq!("0xff".parse(), Ok(ShardKey(255)));
         assert!("-1".parse::<ShardKey>().is_err());
     }
 
     #[test]
-    fn keys_are_made_of_numbers_of_any_width() {
+    fn shard_keys_convert_from_integers_of_any_width() {
         assert_eq!(ShardKey::from(618), ShardKey::from(618_u64));
         assert_eq!(ShardKey::from(u64::MAX), ShardKey(u64::MAX.into()));
         assert_eq!([ShardKey::from(-1), ShardKey::from(-1_i64)], [ShardKey::MAX; 2]);
     }
 
     #[test]
-    fn a_range_excludes_its_end_and_may_reach_the_last_key() {
+    fn key_range_excludes_its_end_and_may_reach_last_key() {
         let range = KeyRange::new(ShardKey(500), Some(ShardKey(900))).unwrap();
         assert!(range.contains(ShardKey(899)) && !range.contains(ShardKey(900)));
         assert_eq!(range.to_string(), "[500, 900)");

@@ -1,34 +1,34 @@
 use serde::{Deserialize, Serialize};
 
-use super::text::read;
+use super::value_text::read;
 use crate::{
     Invalid, Label,
     access::{AccessRole, RoleBinding, Subject, UidRange, WorkloadBounds},
 };
 
-/// Who may do what with the records.
+/// A role and the subjects that have it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct RoleBindingSpec {
-    /// Its name.
+    /// The name of the binding.
     pub name: String,
     /// `viewer`, `operator`, `registrar` or `admin`.
     pub role: String,
-    /// Of viewers and operators; by default all.
+    /// For viewers, operators and authorizers: the tenants. All tenants by default.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub tenants: Vec<String>,
-    /// Of registrars, as `tenant/service`.
+    /// For registrars: the services, as `tenant/service`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub services: Vec<String>,
-    /// Identities and patterns of them, `uid:N`, `user:NAME`, `group:NAME`, `anonymous`.
+    /// Subjects: identities or patterns of identities, `uid:N`, `user:NAME`, `group:NAME`, or `anonymous`.
     pub subjects: Vec<String>,
-    /// Of operators: the programs to which they may give identities of their services; by default none.
+    /// For operators: the programs to which they may give identities of their services. None by default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub workloads: Option<WorkloadBoundsSpec>,
 }
 
-/// Programs, by their users or control groups.
+/// Bounds on programs, by user or cgroup.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
@@ -36,27 +36,27 @@ pub struct WorkloadBoundsSpec {
     /// Users, such as `1001` or `1000-1999`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub uids: Vec<UidsSpec>,
-    /// Control groups, with all below them.
+    /// cgroups (v2), including all cgroups below.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub cgroups: Vec<String>,
-    /// The agents that may vouch for them, by name; by default all that may vouch for the tenant.
+    /// Names of the agents that may vouch for the programs. By default all agents that may vouch for the tenant.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub agents: Vec<String>,
 }
 
-/// One user, or a range of them.
+/// One user, or a range of users.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(untagged)]
 pub enum UidsSpec {
-    /// One.
+    /// A single user id.
     One(u32),
-    /// `1000-1999`.
+    /// A range such as `1000-1999`.
     Range(String),
 }
 
 impl RoleBindingSpec {
-    /// Validates.
+    /// Validates the role binding.
     pub fn validate(&self) -> Result<(Label, RoleBinding), Invalid> {
         let binding = RoleBinding {
             role: AccessRole::parse(&self.role)?,

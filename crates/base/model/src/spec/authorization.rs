@@ -2,7 +2,7 @@ use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
 
-use super::{AcceptedTokensSpec, ConditionSpec, PathSpec, Resource, text::read};
+use super::{AcceptedTokensSpec, ConditionSpec, PathSpec, Resource, value_text::read};
 use crate::{
     AddressPrefix, Authorization, AuthorizationMode, AuthorizationRule, CallerMatch, DefaultAuthorization,
     Invalid, ServiceName,
@@ -13,73 +13,73 @@ use crate::{
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct AuthorizationSpec {
-    /// `enforce` or `audit`.
+    /// `enforce` or `audit`: how calls that no rule allows are handled.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mode: Option<String>,
-    /// Rules; a call needs one that allows it, and none that denies it.
+    /// Rules. A call needs a rule that allows it, and no rule that denies it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub rules: Vec<RuleSpec>,
-    /// Callers whose `x-fairmesh-caller` counts.
+    /// Callers that may name another caller in the header `x-fairmesh-caller`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub intermediaries: Vec<String>,
-    /// Tokens of end users that the service accepts.
+    /// End user tokens that the service accepts.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub tokens: Vec<AcceptedTokensSpec>,
 }
 
-/// A document of kind Authorization: who may call a service, or what applies to services without rules.
+/// A document of kind Authorization: which callers may use a service, or the default for services without rules.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct AuthorizationDocumentSpec {
-    /// The service, as `tenant/service`; without it, the document is about services without rules.
+    /// The service, as `tenant/service`. Without it, the document sets the default for services without rules.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub service: Option<String>,
-    /// `allow`, `audit` or `deny`: what applies to services without rules; of a document without a service.
+    /// `allow`, `audit` or `deny`: the default for services without rules. Only in documents without a service.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub default: Option<String>,
-    /// `enforce` or `audit`.
+    /// `enforce` or `audit`: how calls that no rule allows are handled.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mode: Option<String>,
-    /// Rules; a call needs one that allows it, and none that denies it.
+    /// Rules. A call needs a rule that allows it, and no rule that denies it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub rules: Vec<RuleSpec>,
-    /// Callers whose `x-fairmesh-caller` counts.
+    /// Callers that may name another caller in the header `x-fairmesh-caller`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub intermediaries: Vec<String>,
-    /// Tokens of end users that the service accepts.
+    /// End user tokens that the service accepts.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub tokens: Vec<AcceptedTokensSpec>,
 }
 
-/// Conditions on calls, all of which have to hold.
+/// A rule: conditions on calls, all of which must hold.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct RuleSpec {
-    /// Its name.
+    /// The rule's name.
     pub name: String,
-    /// `allow` or `deny`.
+    /// `allow` or `deny`: what the rule does with matching calls.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub action: Option<String>,
-    /// Any of these callers.
+    /// Callers, one of which must match.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub from: Vec<String>,
-    /// Any of these methods.
+    /// Methods, one of which must match.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub methods: Vec<String>,
-    /// Any of these paths.
+    /// Paths, one of which must match.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub paths: Vec<PathSpec>,
-    /// Any of these addresses and blocks of addresses.
+    /// Addresses and address blocks, one of which must contain the connection's source.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub source_addresses: Vec<String>,
-    /// Conditions on claims and headers, all of which have to hold.
+    /// Conditions on claims and headers, all of which must hold.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub when: Vec<ConditionSpec>,
 }
 
-/// What applies to services without rules.
+/// The default for services without rules.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
@@ -116,10 +116,10 @@ impl AuthorizationSpec {
 }
 
 impl AuthorizationDocumentSpec {
-    /// Validates.
+    /// Validates the document.
     ///
     /// # Errors
-    /// For a document of both a service and the mesh, or of neither.
+    /// If the document is for both a service and the mesh, or for neither.
     pub fn validate(&self) -> Result<Resource, Invalid> {
         let Self { service, default, mode, rules, intermediaries, tokens } = self.clone();
         let rules = AuthorizationSpec { mode, rules, intermediaries, tokens };
@@ -194,7 +194,7 @@ impl RuleSpec {
 }
 
 impl DefaultAuthorizationSpec {
-    /// Validates.
+    /// Validates the default.
     pub fn validate(&self) -> Result<DefaultAuthorization, Invalid> {
         match self.default.as_str() {
             "allow" => Ok(DefaultAuthorization::Allow),
@@ -228,7 +228,7 @@ fn each<T, U>(field: &str, all: &[T], read: impl Fn(&T) -> Result<U, Invalid>) -
     all.iter().enumerate().map(read).collect()
 }
 
-/// A block of addresses, or a single one.
+/// Parses an address block or a single address.
 fn source(text: &str) -> Result<AddressPrefix, Invalid> {
     match text.parse::<IpAddr>() {
         Ok(address) => AddressPrefix::new(address, if address.is_ipv4() { 32 } else { 128 }),

@@ -2,7 +2,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     policy::{is_default, non_default},
-    text::{read_duration_option, read_option, write_duration},
+    value_text::{read_duration_option, read_option, write_duration},
 };
 use crate::{Balancing, BalancingPolicy, Invalid, LoadSignal, Outliers, Score};
 
@@ -11,13 +11,13 @@ use crate::{Balancing, BalancingPolicy, Invalid, LoadSignal, Outliers, Score};
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct BalancingSpec {
-    /// `score`, `leastRequest`, `peakEwma`, `roundRobin`, `random` or `boundedHash`.
+    /// The balancing policy: `score`, `leastRequest`, `peakEwma`, `roundRobin`, `random` or `boundedHash`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub policy: Option<String>,
-    /// Endpoints of a ring to which a client keeps connections; 0 means all.
+    /// Number of endpoints of a ring to which a client keeps connections; 0 means all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub subset: Option<u32>,
-    /// `auto`, `requests`, `cpu` or `metric:NAME`.
+    /// The reported load on which scores are based: `auto`, `requests`, `cpu` or `metric:NAME`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub signal: Option<String>,
     /// Constants of the score.
@@ -26,7 +26,7 @@ pub struct BalancingSpec {
     /// Ejection of failing endpoints.
     #[serde(default, skip_serializing_if = "is_default")]
     pub outliers: OutliersSpec,
-    /// The most load of one endpoint as a percentage of the mean; for `boundedHash`.
+    /// For `boundedHash`: the maximum load of one endpoint as a percentage of the mean.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub load_factor: Option<u32>,
 }
@@ -36,13 +36,13 @@ pub struct BalancingSpec {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct ScoreSpec {
-    /// Reports over which the load of others is averaged.
+    /// Number of reports over which the load from other callers is averaged.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub smoothing: Option<u32>,
-    /// Time after which a report counts half, such as `5s`.
+    /// Age at which a report has half its weight, such as `5s`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub half_life: Option<String>,
-    /// Assumed load of a new endpoint, in percent of the mean of the others.
+    /// Assumed load of a new endpoint, as a percentage of the mean load of the others.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub warm_up: Option<u32>,
     /// How fast shares follow reported utilisation, in percent per second.
@@ -51,7 +51,7 @@ pub struct ScoreSpec {
     /// The largest factor by which reported utilisation may change an endpoint's capacity.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub correction: Option<u32>,
-    /// Time for which a correction holds without reports, such as `60s`.
+    /// Time for which a correction lasts without new reports, such as `60s`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory: Option<String>,
     /// Whether servers are polled for their load when no recent report exists.
@@ -60,10 +60,10 @@ pub struct ScoreSpec {
     /// Age of a report after which its server is polled, such as `10ms`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub poll_after: Option<String>,
-    /// The longest round trip to a polled server, in percent of its work on a request.
+    /// The maximum round trip to a polled server, as a percentage of its mean service time.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub poll_ratio: Option<u32>,
-    /// The estimated load that each response subtracts from its endpoint, in percent of a request.
+    /// The estimated load that each response subtracts from its endpoint, as a percentage of a request.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reward: Option<u32>,
 }
@@ -73,22 +73,22 @@ pub struct ScoreSpec {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct OutliersSpec {
-    /// Consecutive failures; 0 disables this check.
+    /// Number of consecutive failures that eject an endpoint; 0 disables this check.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub consecutive: Option<u32>,
-    /// Percentage points above the failure rate of the others; 0 disables this check.
+    /// Percentage points by which an endpoint's failure rate must exceed that of the others; 0 disables this check.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failure_percent: Option<u32>,
-    /// Responses before a failure rate is used.
+    /// Minimum number of responses before an endpoint's failure rate is used.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub min_samples: Option<u32>,
-    /// The first ejection time, such as `100ms`.
+    /// Duration of the first ejection, such as `100ms`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub first: Option<String>,
-    /// The longest ejection time.
+    /// Maximum duration of an ejection.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub longest: Option<String>,
-    /// The most candidates that are ejected, in percent.
+    /// Maximum percentage of candidates that are ejected.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub most_percent: Option<u32>,
 }

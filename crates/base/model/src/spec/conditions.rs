@@ -2,44 +2,44 @@ use serde::{Deserialize, Serialize};
 
 use crate::{AcceptedTokens, Condition, ConditionSubject, Invalid, ValueMatch};
 
-/// Tokens of end users that a service accepts.
+/// End user tokens that a service accepts.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct AcceptedTokensSpec {
-    /// An issuer of `fairmesh identity token-issuers`, as tokens have it in `iss`.
+    /// The issuer, exactly as in the `iss` claim. It must be known to `fairmesh identity token-issuers`.
     pub issuer: String,
-    /// A token has to name one of these in `aud`.
+    /// Audiences. A token must name at least one in its `aud` claim.
     pub audiences: Vec<String>,
 }
 
-/// A condition on a claim or a header of a request.
+/// A condition on a claim of the token or on a header.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct ConditionSpec {
-    /// A claim of the token.
+    /// The claim that is compared.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub claim: Option<ClaimSpec>,
-    /// A header, in lower case.
+    /// The header that is compared, in lower case.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub header: Option<String>,
-    /// Any of these; `*` at the end of a value stands for any rest.
+    /// Values, one of which must match. A trailing `*` matches any rest.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub values: Vec<String>,
-    /// None of these.
+    /// Values, none of which may match.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub not_values: Vec<String>,
 }
 
-/// The name of a claim, or the names that lead to it within others.
+/// The name of a claim, or the path of a nested claim.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(untagged)]
 pub enum ClaimSpec {
-    /// At the top.
+    /// A top-level claim.
     Name(String),
-    /// From the outside in, as `[realm_access, roles]`.
+    /// The names from the outermost to the innermost, such as `[realm_access, roles]`.
     Path(Vec<String>),
 }
 

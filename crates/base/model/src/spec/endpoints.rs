@@ -2,7 +2,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
-use super::text::{read, read_address, read_duration_option, read_option, write_duration};
+use super::value_text::{read, read_address, read_duration_option, read_option, write_duration};
 use crate::{Endpoint, EndpointState, FULL_WEIGHT, Invalid, Location, ServiceName};
 
 /// Endpoints of a service.
@@ -10,9 +10,9 @@ use crate::{Endpoint, EndpointState, FULL_WEIGHT, Invalid, Location, ServiceName
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct EndpointsSpec {
-    /// `tenant/service`.
+    /// The service, as `tenant/service`.
     pub service: String,
-    /// The instances.
+    /// The service's instances.
     pub endpoints: Vec<EndpointSpec>,
 }
 
@@ -21,34 +21,36 @@ pub struct EndpointsSpec {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct EndpointSpec {
-    /// The stable identity; unique within the service.
+    /// The stable instance id, unique within the service.
     pub instance: String,
-    /// `ip:port` where it listens.
+    /// The address on which the instance listens, as `ip:port`.
     pub address: String,
     /// The region.
     pub region: String,
     /// The failure domain within the region.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub zone: Option<String>,
-    /// The cluster that owns the machine.
+    /// The cluster to which the machine belongs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cluster: Option<String>,
     /// The hardware type of the machine.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host_type: Option<String>,
-    /// `serving`, `starting`, `draining` or `lost`; by default a new endpoint serves and a known one is unchanged.
+    /// `serving`, `starting`, `draining` or `lost`. By default a new endpoint is serving, and a known one keeps its
+    /// state.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub state: Option<EndpointState>,
-    /// Relative compute power in thousandths; 1000 (default) is an ordinary host.
+    /// Relative compute power in thousandths. An ordinary host has 1000, which is the default.
     #[serde(default = "full_weight", skip_serializing_if = "is_full")]
     pub weight: u32,
-    /// Time for which it stays live without renewal, such as `10s`; without a lease it stays until it is removed.
+    /// Time for which the endpoint stays live without renewal, such as `10s`. Without a lease it stays until it is
+    /// removed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lease: Option<String>,
-    /// Whether it accepts mutual TLS only; by default it speaks plaintext.
+    /// Whether the endpoint accepts only mutual TLS. By default it uses plaintext.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub mtls: bool,
-    /// Labels given by the owner.
+    /// Labels set by the owner.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub labels: BTreeMap<String, String>,
 }
@@ -63,7 +65,7 @@ fn is_full(weight: &u32) -> bool {
 }
 
 impl EndpointsSpec {
-    /// Validates; every instance must be unique.
+    /// Validates the document. Instances must be unique.
     pub fn validate(&self) -> Result<(ServiceName, Vec<Endpoint>), Invalid> {
         let service = read("service", &self.service)?;
         let mut instances = BTreeSet::new();
@@ -87,7 +89,7 @@ impl EndpointsSpec {
 }
 
 impl EndpointSpec {
-    /// Validates.
+    /// Validates the endpoint.
     pub fn validate(&self) -> Result<Endpoint, Invalid> {
         let endpoint = Endpoint {
             instance: read("instance", &self.instance)?,

@@ -1,23 +1,23 @@
 use serde::{Deserialize, Serialize};
 
-use super::text::{read, read_address};
+use super::value_text::{read, read_address};
 use crate::{GatewayBackend, GatewayQuota, GatewayService, Invalid, Label, ServiceName, Tenant, Throttle};
 
-/// A backend of a gateway: replicas with one configuration.
+/// A gateway backend: replicas with one configuration.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct GatewayBackendSpec {
-    /// Its name.
+    /// The name of the backend.
     pub name: String,
-    /// Its zone, which fails as a whole.
+    /// The zone, which is one failure domain.
     pub zone: String,
-    /// How many services it serves, at most; by default 1000.
+    /// Maximum number of services that the backend serves; 1000 by default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub capacity: Option<u32>,
-    /// Where nodes connect to its replicas, as `ip:port`.
+    /// The addresses at which nodes connect to the backend's replicas, as `ip:port`.
     pub replicas: Vec<String>,
-    /// Whether it gets no further services.
+    /// Whether the backend is closed to further services.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub closed: bool,
 }
@@ -27,11 +27,11 @@ pub struct GatewayBackendSpec {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct GatewayServiceSpec {
-    /// `tenant/service`.
+    /// The service, as `tenant/service`.
     pub service: String,
-    /// The zone of most of its callers.
+    /// The zone of most callers.
     pub home_zone: String,
-    /// How many backends serve it; by default 3.
+    /// Number of backends that serve the service; 3 by default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub backends: Option<u32>,
     /// Whether further backends are added while its calls grow: `on` or `off`; by default `on`.
@@ -42,35 +42,35 @@ pub struct GatewayServiceSpec {
     pub throttle: Option<String>,
 }
 
-/// What a tenant may have at a gateway. Limits that are not given are those of the replicas' options.
+/// Limits of a tenant at a gateway. Limits that are not given come from the options of each replica.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct GatewayQuotaSpec {
     /// The tenant.
     pub tenant: String,
-    /// Connections at each replica.
+    /// Maximum number of connections, at each replica.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub connections: Option<u32>,
-    /// Connections that begin in a second at each replica.
+    /// Maximum number of new connections per second, at each replica.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub handshakes_per_second: Option<u32>,
-    /// Requests in flight at each replica.
+    /// Maximum number of requests in flight, at each replica.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub requests: Option<u32>,
-    /// Services that its pods call, at each replica.
+    /// Maximum number of services that the tenant's pods call, at each replica.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub services: Option<u32>,
-    /// Routes of all of its policies.
+    /// Maximum number of routes in all of the tenant's policies together.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub routes: Option<u32>,
-    /// Backends of all of its services together.
+    /// Maximum number of backends of all of the tenant's services together.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub backends: Option<u32>,
 }
 
 impl GatewayQuotaSpec {
-    /// Validates.
+    /// Validates the quota.
     pub fn validate(&self) -> Result<(Tenant, GatewayQuota), Invalid> {
         let Self { tenant, connections, handshakes_per_second, requests, services, routes, backends } = self;
         let quota = GatewayQuota {
@@ -95,7 +95,7 @@ impl GatewayQuotaSpec {
 }
 
 impl GatewayBackendSpec {
-    /// Validates.
+    /// Validates the backend.
     pub fn validate(&self) -> Result<(Label, GatewayBackend), Invalid> {
         let address = |(i, text): (usize, &String)| read_address(&format!("replicas[{i}]"), text);
         let backend = GatewayBackend {
@@ -122,7 +122,7 @@ impl GatewayBackendSpec {
 }
 
 impl GatewayServiceSpec {
-    /// Validates.
+    /// Validates the use of the gateway.
     pub fn validate(&self) -> Result<(ServiceName, GatewayService), Invalid> {
         let backends = self.backends.unwrap_or(GatewayService::MIN_BACKENDS);
         let service = GatewayService {

@@ -1,20 +1,21 @@
 use serde::{Deserialize, Serialize};
 
-use super::text::{read_duration_option, write_duration};
+use super::value_text::{read_duration_option, write_duration};
 use crate::{HealthCheck, Invalid, Probe};
 
-/// How the endpoints of a service are probed. One of `tcp`, `http`, `grpc`; the other fields have defaults.
+/// How the endpoints of a service are probed. Exactly one of `tcp`, `http` and `grpc` is set; the other fields have
+/// defaults.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct HealthCheckSpec {
-    /// A probe by connecting; written `{}`.
+    /// Probe that opens a TCP connection, written as `{}`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tcp: Option<TcpProbeSpec>,
-    /// A probe by GET.
+    /// Probe that sends an HTTP GET request.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub http: Option<HttpProbeSpec>,
-    /// A probe by the gRPC health service, which must return `SERVING`.
+    /// Probe that calls the gRPC health service, which must return `SERVING`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub grpc: Option<GrpcProbeSpec>,
     /// Time between probes, such as `5s`.
@@ -32,30 +33,30 @@ pub struct HealthCheckSpec {
     /// Consecutive failures that make an endpoint unhealthy.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fall: Option<u32>,
-    /// Probes before the first verdict.
+    /// Number of probes before the first verdict.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub minimum_samples: Option<u32>,
 }
 
-/// A probe by connecting; it has no fields.
+/// Probe that opens a TCP connection. It has no fields.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct TcpProbeSpec {}
 
-/// A probe by GET.
+/// Probe that sends an HTTP GET request.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct HttpProbeSpec {
-    /// Such as `/healthz`.
+    /// The path, such as `/healthz`.
     pub path: String,
     /// The expected status; 200 to 399 by default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub status: Option<u16>,
 }
 
-/// A probe by `grpc.health.v1`.
+/// Probe that calls `grpc.health.v1`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]

@@ -2,45 +2,45 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::text::read;
-use crate::{Hosts, Invalid, endpoint::hosts::check_speed};
+use super::value_text::read;
+use crate::{Hosts, Invalid, endpoint::host_speeds::check_speed};
 
-/// Speeds of the fleet's machines.
+/// Host types and their speeds.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct HostsSpec {
-    /// Every host type with its speed.
+    /// All host types with their speeds.
     pub types: Vec<HostTypeSpec>,
-    /// Host types by block of addresses, for endpoints without a host type.
+    /// Host types by address block, for endpoints without a host type.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub prefixes: Vec<HostPrefixSpec>,
 }
 
-/// One host type.
+/// A host type.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct HostTypeSpec {
-    /// Its name, as endpoints give it.
+    /// The name, as in endpoints.
     pub name: String,
     /// Relative speed in thousandths of an ordinary host; 100 to 10000.
     pub speed: u32,
 }
 
-/// One block of addresses.
+/// The host type of an address block.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct HostPrefixSpec {
-    /// Such as `10.1.0.0/16`; the longest that contains an address counts.
+    /// The address block, such as `10.1.0.0/16`. The longest block that contains an address counts.
     pub prefix: String,
-    /// One of the types.
+    /// The host type; must be listed in `types`.
     pub host_type: String,
 }
 
 impl HostsSpec {
-    /// Validates; prefixes may only name declared types.
+    /// Validates the document. Prefixes may name only declared types.
     pub fn validate(&self) -> Result<Hosts, Invalid> {
         let mut speeds = BTreeMap::new();
         for (i, HostTypeSpec { name, speed }) in self.types.iter().enumerate() {

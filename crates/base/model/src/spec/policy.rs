@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     AuthorizationSpec, BalancingSpec, HealthCheckSpec, KeySpecs, LimitSpec, RouteSpec, TrafficSpec,
-    text::{read, read_duration, read_option, read_timeouts, write_duration},
+    value_text::{read, read_duration, read_option, read_timeouts, write_duration},
 };
 use crate::{
     Invalid, Locality, MtlsMode, Policy, PolicyField, Retries, Ring, RouteSource, ServiceName, Timeouts,
@@ -16,7 +16,7 @@ use crate::{
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct PolicySpec {
-    /// `tenant/service`.
+    /// The service, as `tenant/service`.
     pub service: String,
     /// Routes in order; the first match wins.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -27,22 +27,22 @@ pub struct PolicySpec {
     /// How an endpoint is picked.
     #[serde(default, skip_serializing_if = "is_default")]
     pub balancing: BalancingSpec,
-    /// Timeout of the whole call, such as `15s`, or `none`; only bounded by idle timeouts by default.
+    /// Timeout of the whole call, such as `15s`, or `none`. By default only idle timeouts bound the call.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub timeout: Option<String>,
-    /// From the end of the request to the response headers.
+    /// Maximum time from the end of the request to the response headers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub response_header_timeout: Option<String>,
-    /// Longest time without progress in the middle of a body.
+    /// Maximum time without progress in the middle of a body.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub idle_timeout: Option<String>,
     /// When failed attempts are retried.
     #[serde(default, skip_serializing_if = "is_default")]
     pub retries: RetriesSpec,
-    /// The rate limit of all calls to the service.
+    /// The rate limit for all calls to the service.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limit: Option<LimitSpec>,
-    /// Where the key is read from calls without an explicit key.
+    /// Where the key is read, for calls without an explicit key.
     #[serde(default, skip_serializing_if = "KeySpecs::is_empty")]
     pub key: KeySpecs,
     /// How endpoints are probed.
@@ -57,10 +57,11 @@ pub struct PolicySpec {
     /// Which callers may use the service.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub authorization: Option<AuthorizationSpec>,
-    /// `strict` or `permissive`: whether endpoints that speak mutual TLS accept plaintext as well.
+    /// `strict` or `permissive`: whether endpoints with mutual TLS also accept plaintext.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mtls: Option<String>,
-    /// The role of the copies of a shard that get calls which name no role; copies of any role by default.
+    /// Sharded services only: role of the copies that receive calls which name no role; by default copies of any
+    /// role.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub role: Option<String>,
     /// Services of other tenants, as `tenant/service` or `tenant/*`, whose routes may send calls to this service.
@@ -73,11 +74,11 @@ pub struct PolicySpec {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct LocalitySpec {
-    /// Rings in the order of preference: round trips, ascending, and names, such as `[region, 35ms, continent, any]`;
-    /// before them `zone`, so that calls prefer the zone of their caller.
+    /// Rings in order of preference: ascending round trips and names, such as `[region, 35ms, continent, any]`. If
+    /// `zone` comes first, calls prefer the caller's own zone.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub rings: Vec<String>,
-    /// Whether calls fail instead of leaving their region.
+    /// Whether calls fail rather than leave their region.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub local_only: bool,
 }
@@ -87,13 +88,13 @@ pub struct LocalitySpec {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct RetriesSpec {
-    /// Attempts in total, including the first; 1 to 10.
+    /// Maximum number of attempts including the first; 1 to 10.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub attempts: Option<u32>,
-    /// Retries allowed as a percentage of calls; 0 to 100.
+    /// Maximum number of retries as a percentage of calls; 0 to 100.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub budget_percent: Option<u32>,
-    /// Retries per second that are always allowed.
+    /// Number of retries per second that are always allowed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub budget_floor: Option<u32>,
 }
@@ -102,19 +103,19 @@ pub(super) fn is_default<T: Default + PartialEq>(value: &T) -> bool {
     *value == T::default()
 }
 
-/// The value, unless it is the default.
+/// The value, or `None` if it is the default.
 pub(super) fn non_default<T: PartialEq + Copy>(value: T, default: T) -> Option<T> {
     (value != default).then_some(value)
 }
 
 impl PolicySpec {
-    /// Validates.
+    /// Validates the document.
     pub fn validate(&self) -> Result<(ServiceName, Policy), Invalid> {
         let policy = self.plan()?;
         Ok((read("service", &self.service)?, policy))
     }
 
-    /// The policy, without the name of its service.
+    /// The validated policy, without the name of its service.
     pub(super) fn plan(&self) -> Result<Policy, Invalid> {
         let total = self.timeout.clone().filter(|text| text != NONE);
         let routes = self.routes.iter().enumerate();
@@ -157,7 +158,8 @@ impl PolicySpec {
         Ok(policy.restating(self.stated()))
     }
 
-    /// The fields with defaults that are written and may have the built-in value.
+    /// The fields with defaults that the document states explicitly, so that defaults of tenant or mesh do not
+    /// replace them.
     fn stated(&self) -> impl Iterator<Item = PolicyField> {
         let fields = [
             (PolicyField::Timeout, self.timeout.is_some()),
@@ -242,13 +244,13 @@ impl LocalitySpec {
     }
 }
 
-/// No timeout and no planner, whatever the defaults say.
+/// Value that disables a timeout or the planner, regardless of defaults.
 pub(super) const NONE: &str = "none";
 
-/// The ring of the caller's own zone.
+/// Name of the ring that consists of the caller's own zone.
 const ZONE: &str = "zone";
 
-/// Parses a ring: a name, or the greatest round trip.
+/// Parses a ring: a name, or the maximum round trip.
 pub(super) fn read_ring(text: &str) -> Result<Ring, Invalid> {
     Ok(match text {
         "region" => Ring::Region,

@@ -3,28 +3,28 @@ use serde::{Deserialize, Serialize};
 use super::{LocalitySpec, PolicySpec, RetriesSpec, TrafficSpec, policy::is_default};
 use crate::{DefaultsScope, Invalid, PolicyDefaults, PolicyField};
 
-/// Defaults for the policies of a tenant or of the mesh. A field that is left out has the default of the mesh, or the built-in
-/// value.
+/// Defaults for the policies of a tenant or of the mesh. A field that is left out takes the default of the mesh or
+/// the built-in value.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct PolicyDefaultsSpec {
-    /// The tenant; without one, all services of the mesh.
+    /// The tenant; all services of the mesh by default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tenant: Option<String>,
     /// Timeout of the whole call, such as `15s`, or `none`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub timeout: Option<String>,
-    /// From the end of the request to the response headers.
+    /// Maximum time from the end of the request to the response headers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub response_header_timeout: Option<String>,
-    /// Longest time without progress in the middle of a body.
+    /// Maximum time without progress in the middle of a body.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub idle_timeout: Option<String>,
     /// When failed attempts are retried.
     #[serde(default, skip_serializing_if = "is_default")]
     pub retries: RetriesSpec,
-    /// Regions that calls may go to: only the rings.
+    /// Regions that calls may go to. Only the rings may be given.
     #[serde(default, skip_serializing_if = "is_default")]
     pub locality: LocalitySpec,
     /// The planner that divides calls among regions, with its mode, rings and load, or `planner: none`.
@@ -33,7 +33,7 @@ pub struct PolicyDefaultsSpec {
 }
 
 impl PolicyDefaultsSpec {
-    /// Validates.
+    /// Validates the document.
     pub fn validate(&self) -> Result<(DefaultsScope, PolicyDefaults), Invalid> {
         let Self { tenant, timeout, response_header_timeout, idle_timeout, retries, locality, traffic } =
             self.clone();

@@ -1,4 +1,4 @@
-//! The validated form of documents, and the records that they are written as.
+//! The validated form of documents, and the records into which they are written.
 
 use crate::{
     Authorization, DefaultAuthorization, DefaultsScope, Endpoint, GatewayBackend, GatewayQuota,
@@ -24,25 +24,25 @@ pub enum Resource {
     PolicyDefaults(DefaultsScope, PolicyDefaults),
     /// Regions and the round trips between them.
     Topology(Regions, RoundTrips),
-    /// Speeds of the fleet's machines.
+    /// Host types and their speeds.
     Hosts(Hosts),
-    /// The assignment of keys of a service to replicas; version 0 if the document has none.
+    /// The assignment of keys of a service to replicas. The version is 0 if the document has none.
     ShardMap(ServiceName, ShardMap),
     /// Endpoints of a service.
     Endpoints(ServiceName, Vec<Endpoint>),
     /// Which programs may have the identity of a service.
     Workload(ServiceName, WorkloadEntry),
-    /// Who may call a service.
+    /// Which callers may use a service.
     ServiceAuthorization(ServiceName, Authorization),
-    /// What applies to services without rules.
+    /// The default for services without rules.
     Authorization(DefaultAuthorization),
-    /// Who may do what with the records.
+    /// A role and the subjects that have it.
     RoleBinding(Label, RoleBinding),
-    /// A backend of a gateway.
+    /// A gateway backend.
     GatewayBackend(Label, GatewayBackend),
-    /// How a service uses a gateway with backends.
+    /// How a service uses a gateway.
     GatewayService(ServiceName, GatewayService),
-    /// What a tenant may have at a gateway.
+    /// The limits of a tenant at a gateway.
     GatewayQuota(Tenant, GatewayQuota),
 }
 
@@ -69,7 +69,8 @@ impl Resource {
         }
     }
 
-    /// The records of the resource, with their keys. Empty for shard maps and endpoints, which the registry writes.
+    /// The records of the resource, with their keys. Empty for shard maps and endpoints, whose records the registry
+    /// writes.
     pub fn records(&self) -> Vec<(RecordKey, Record)> {
         match self {
             Self::Service(name, service) => vec![(RecordKey::Service(name.clone()), service.clone().into())],
@@ -105,7 +106,7 @@ impl Resource {
 }
 
 impl From<&Resource> for Document {
-    /// The document that `validate` turns into this value.
+    /// The document from which `validate` returns this value.
     fn from(resource: &Resource) -> Self {
         match resource {
             Resource::Service(name, service) => Self::Service(ServiceSpec::of(name, service)),

@@ -4,7 +4,7 @@ use super::{
     FaultInjectionSpec, HeadersSpec, HedgeSpec, KeySpecs, LimitSpec, MatchSpec, MirrorSpec, RedirectSpec,
     RewriteSpec,
     policy::is_default,
-    text::{self, read, read_option, read_timeouts, write_duration},
+    value_text::{self, read, read_option, read_timeouts, write_duration},
 };
 use crate::{Backend, Invalid, Route};
 
@@ -13,27 +13,27 @@ use crate::{Backend, Invalid, Route};
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct RouteSpec {
-    /// Its name; unique within the policy.
+    /// The route's name, unique within the policy.
     pub name: String,
-    /// The calls that it applies to; every call by default.
+    /// The calls to which the route applies; all calls by default.
     #[serde(default, rename = "match", skip_serializing_if = "MatchSpec::is_any")]
     pub matches: MatchSpec,
-    /// The backends, by weight; the service itself by default.
+    /// The backends with their weights; the service itself by default.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub split: Vec<BackendSpec>,
     /// The traffic class.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub class: Option<String>,
-    /// Timeout of the whole call, if it differs from the policy's.
+    /// Timeout of the whole call, overriding the policy's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub timeout: Option<String>,
-    /// From the end of the request to the response headers, if it differs from the policy's.
+    /// Maximum time from the end of the request to the response headers, overriding the policy's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub response_header_timeout: Option<String>,
-    /// Longest time without progress in the middle of a body, if it differs from the policy's.
+    /// Maximum time without progress in the middle of a body, overriding the policy's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub idle_timeout: Option<String>,
-    /// Whether repeated calls are harmless, regardless of their method.
+    /// Whether repeating a call is harmless, regardless of the method.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub idempotent: bool,
     /// The rate limit.
@@ -48,56 +48,56 @@ pub struct RouteSpec {
     /// A rewrite of host and path.
     #[serde(default, skip_serializing_if = "is_default")]
     pub rewrite: RewriteSpec,
-    /// Edits of headers.
+    /// Header edits.
     #[serde(default, skip_serializing_if = "is_default")]
     pub headers: HeadersSpec,
     /// The timeout of one attempt.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub attempt_timeout: Option<String>,
-    /// The longest deadline that is sent to servers.
+    /// The maximum deadline that is sent to servers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub server_timeout: Option<String>,
-    /// A second attempt beside a slow one (hedging).
+    /// Sends a second attempt if the first one is slow (hedging).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hedge: Option<HedgeSpec>,
-    /// A service that receives copies of calls.
+    /// Sends copies of calls to another service.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mirror: Option<MirrorSpec>,
-    /// The role of the copies of a shard that get calls which name no role.
+    /// Sharded services only: role of the copies that receive calls which name no role.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub role: Option<String>,
-    /// Statuses of responses after which a call that may be repeated is retried, beside 503.
+    /// Response statuses, besides 503, after which a repeatable call is retried.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub retry_on: Vec<u16>,
-    /// Where the key is read that keeps its backend of the split.
+    /// Where the split key is read. Calls with equal split keys go to the same backend of the split.
     #[serde(default, skip_serializing_if = "KeySpecs::is_empty")]
     pub split_key: KeySpecs,
-    /// What becomes of calls that draw a backend of the split without endpoints; `fail` by default.
+    /// What happens to calls that draw a backend without endpoints; `fail` by default.
     #[serde(default, skip_serializing_if = "is_default")]
     pub when_empty: WhenEmptySpec,
 }
 
-/// What becomes of calls that draw a backend of a split without endpoints.
+/// What happens to calls that draw a backend of a split without endpoints.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub enum WhenEmptySpec {
-    /// They fail.
+    /// The calls fail.
     #[default]
     Fail,
-    /// They are divided among the other backends, by their weights.
+    /// The calls are divided among the other backends, by their weights.
     Redistribute,
 }
 
-/// A backend of a split.
+/// A destination in a split.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct BackendSpec {
-    /// `tenant/service`.
+    /// The service, as `tenant/service`.
     pub service: String,
-    /// Its share, relative to the other backends.
-    #[serde(deserialize_with = "text::weight")]
+    /// The share of calls, relative to the other backends.
+    #[serde(deserialize_with = "value_text::weight")]
     pub weight: u32,
 }
 

@@ -1,6 +1,6 @@
 use serde::{Deserialize, Serialize};
 
-use super::text::{read, read_address};
+use super::value_text::{read, read_address};
 use crate::{Invalid, Protocol, Service, ServiceKind, ServiceName};
 
 /// The declaration of a service.
@@ -8,25 +8,25 @@ use crate::{Invalid, Protocol, Service, ServiceKind, ServiceName};
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct ServiceSpec {
-    /// `tenant/service`.
+    /// The name, as `tenant/service`.
     pub name: String,
-    /// `replicated` (default), `sharded` or `consistent-hash`.
+    /// How candidates for calls are found: `replicated` (default), `sharded` or `consistent-hash`.
     #[serde(default, rename = "type")]
     pub kind: ServiceKind,
-    /// `http1` (default), `http2` or `grpc`.
+    /// The protocol of endpoints: `http1` (default), `http2` or `grpc`.
     #[serde(default)]
     pub protocol: Protocol,
     /// The virtual address, `ip:port`, that unmodified programs connect to.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub virtual_address: Option<String>,
-    /// The id that its endpoints prove instead of that of the service, such as `spiffe://partner/shop/cart` of a federated trust
-    /// domain.
+    /// The id that endpoints prove instead of the service's own id, such as `spiffe://partner/shop/cart` of a
+    /// federated trust domain.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub identity: Option<String>,
 }
 
 impl ServiceSpec {
-    /// Validates.
+    /// Validates the declaration.
     pub fn validate(&self) -> Result<(ServiceName, Service), Invalid> {
         let virtual_address =
             self.virtual_address.as_ref().map(|text| read_address("virtualAddress", text)).transpose()?;

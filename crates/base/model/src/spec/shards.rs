@@ -1,6 +1,6 @@
 use serde::{Deserialize, Serialize};
 
-use super::text::{KeyText, read};
+use super::value_text::{KeyText, read};
 use crate::{Invalid, KeyRange, Replica, ReplicaState, ServiceName, Shard, ShardId, ShardKey, ShardMap};
 
 /// The assignment of keys of a service to replicas.
@@ -8,15 +8,15 @@ use crate::{Invalid, KeyRange, Replica, ReplicaState, ServiceName, Shard, ShardI
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct ShardMapSpec {
-    /// `tenant/service`.
+    /// The service, as `tenant/service`.
     pub service: String,
-    /// The version that the writer read, for a compare-and-set; left out to replace any version.
+    /// The version that the writer read, for a compare-and-set. If left out, any version is replaced.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub version: Option<u64>,
-    /// The keys that the map covers; every key by default.
+    /// The keys that the map covers; all keys by default.
     #[serde(default, skip_serializing_if = "IntervalSpec::is_all")]
     pub interval: IntervalSpec,
-    /// The shards by ascending start, each ending where the next starts.
+    /// The shards in ascending order of their start. Each ends where the next one starts.
     pub shards: Vec<ShardSpec>,
 }
 
@@ -38,11 +38,11 @@ pub struct IntervalSpec {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct ShardSpec {
-    /// Its identity.
+    /// The shard's id.
     pub id: u32,
-    /// Its first key.
+    /// The shard's first key.
     pub start: KeyText,
-    /// Its copies.
+    /// The shard's copies.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub replicas: Vec<ReplicaSpec>,
 }
@@ -52,13 +52,13 @@ pub struct ShardSpec {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct ReplicaSpec {
-    /// The endpoint that holds it.
+    /// The endpoint that holds the copy.
     pub instance: String,
-    /// The region of that endpoint.
+    /// The endpoint's region.
     pub region: String,
-    /// The role of the copy; opaque.
+    /// The role of the copy. Roles are opaque.
     pub role: String,
-    /// `serving` (default), `starting` or `stopping`.
+    /// The state of the copy: `serving` (default), `starting` or `stopping`.
     #[serde(default, skip_serializing_if = "is_serving")]
     pub state: ReplicaState,
 }
@@ -69,7 +69,7 @@ fn is_serving(state: &ReplicaState) -> bool {
 }
 
 impl ShardMapSpec {
-    /// Validates; the version is 0 if there is none.
+    /// Validates the map. The version is 0 if the document has none.
     pub fn validate(&self) -> Result<(ServiceName, ShardMap), Invalid> {
         let service = read("service", &self.service)?;
         let interval = self.interval.validate().map_err(|e| e.within("interval"))?;
@@ -84,7 +84,7 @@ impl ShardMapSpec {
         Ok((service, map))
     }
 
-    /// The inverse of [`validate`](Self::validate), without the version: it belongs to the store, not to the writer.
+    /// The inverse of [`validate`](Self::validate), without the version: the store sets it, not the writer.
     pub fn of(service: &ServiceName, map: &ShardMap) -> Self {
         Self {
             service: service.to_string(),
@@ -100,7 +100,7 @@ impl IntervalSpec {
         *self == Self::default()
     }
 
-    /// Validates.
+    /// Validates the interval.
     pub fn validate(&self) -> Result<KeyRange, Invalid> {
         let start = self.start.as_ref().map_or(Ok(ShardKey(0)), |key| read("start", &key.0))?;
         let end =

@@ -1,6 +1,6 @@
 use serde::{Deserialize, Serialize};
 
-use super::text::{read, read_duration, read_option, write_duration};
+use super::value_text::{read, read_duration, read_option, write_duration};
 use crate::{Dollars, Egress, Invalid, MAX_ROUND_TRIP, Region, RegionInfo, Regions, RoundTrips};
 
 /// Regions and the round trips between them.
@@ -8,12 +8,12 @@ use crate::{Dollars, Egress, Invalid, MAX_ROUND_TRIP, Region, RegionInfo, Region
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct TopologySpec {
-    /// Every region of the fleet.
+    /// All regions of the fleet.
     pub regions: Vec<RegionSpec>,
-    /// Round trips between two regions; the order of the two does not matter.
+    /// Round trips between pairs of regions. The order within a pair does not matter.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub round_trips: Vec<RoundTripSpec>,
-    /// Prices of bytes between regions.
+    /// Egress prices: prices of bytes between regions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub egress: Option<EgressSpec>,
 }
@@ -23,7 +23,7 @@ pub struct TopologySpec {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct RegionSpec {
-    /// Its name.
+    /// The name of the region.
     pub name: String,
     /// The continent; free text.
     #[serde(default, skip_serializing_if = "String::is_empty")]
@@ -31,7 +31,7 @@ pub struct RegionSpec {
     /// Regions that count as adjacent.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub neighbours: Vec<String>,
-    /// Whether it is draining.
+    /// Whether the region is draining.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub draining: bool,
 }
@@ -43,44 +43,44 @@ pub struct RegionSpec {
 pub struct RoundTripSpec {
     /// The two regions.
     pub between: [String; 2],
-    /// Such as `35ms`; at most 10 s.
+    /// The round trip time, such as `35ms`; at most 10 s.
     pub rtt: String,
 }
 
-/// Prices of bytes between regions, and their weight in plans.
+/// Egress prices, and their weight in plans.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct EgressSpec {
-    /// Price of 10⁹ bytes between two regions without a price of their own, such as `$0.02`.
+    /// Price of 10⁹ bytes between two regions that have no separate price, such as `$0.02`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub price: Option<String>,
-    /// Prices in one direction.
+    /// Separate prices, each for one direction.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub prices: Vec<EgressPriceSpec>,
-    /// What one millisecond less of one call is worth; without it, plans leave egress out.
+    /// Value of one millisecond less latency of one call. If left out, plans ignore egress.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dollars_per_ms: Option<String>,
-    /// Maximum that planned services spend on egress in an hour.
+    /// Maximum egress cost of planned services per hour.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cap: Option<String>,
 }
 
-/// The price of bytes from a region to another one.
+/// The price of bytes from one region to another.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct EgressPriceSpec {
-    /// The region that sends.
+    /// The sending region.
     pub from: String,
-    /// The region that receives.
+    /// The receiving region.
     pub to: String,
     /// Price of 10⁹ bytes, such as `$0.08`.
     pub price: String,
 }
 
 impl TopologySpec {
-    /// Validates; round trips may only name declared regions.
+    /// Validates the document. Round trips may name only declared regions.
     pub fn validate(&self) -> Result<(Regions, RoundTrips), Invalid> {
         let mut regions = Regions::default();
         for (i, spec) in self.regions.iter().enumerate() {

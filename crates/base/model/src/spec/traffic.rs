@@ -4,85 +4,86 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     policy::{NONE, read_ring},
-    text::{read, read_option},
+    value_text::{read, read_option},
 };
 use crate::{
     Invalid, Label, LoadMetric, LoadRing, Region, RegionShares, Share, Traffic, TrafficMode, TrafficPlanner,
     TrafficShares,
 };
 
-/// Who divides the calls to a service among regions.
+/// How calls to a service are divided among regions.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct TrafficSpec {
-    /// The planner: `rings`, `optimizer`, or `none` whatever the defaults of tenant and mesh say.
+    /// The planner: `rings`, `optimizer`, or `none` to override the defaults of tenant and mesh.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub planner: Option<String>,
-    /// `active`; `shadow`, which publishes no tables; or `hold`, which changes none.
+    /// The planner's mode: `active`; `shadow`, which publishes no tables; or `hold`, which changes no tables.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mode: Option<String>,
-    /// Shares written by hand.
+    /// Fixed shares, written by hand.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub shares: Vec<SharesSpec>,
-    /// Rings of the planner, with the load up to which each is used.
+    /// Rings of the planner, each with the load up to which it is used.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub rings: Vec<LoadRingSpec>,
-    /// Classes that are less important than all other calls: moved and dropped before these, the last of the list first.
+    /// Classes that are less important than all other calls. The planner moves and drops these classes first,
+    /// beginning with the last of the list.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub classes: Vec<String>,
-    /// What the load of servers is; CPU by default.
+    /// The measure of server load; CPU by default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub load: Option<LoadSpec>,
 }
 
-/// A ring with a threshold.
+/// A ring with a load threshold.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct LoadRingSpec {
-    /// A round trip such as `35ms`, or `region`, `neighbours`, `continent`, `any`.
+    /// The regions of the ring: a round trip such as `35ms`, or `region`, `neighbours`, `continent`, `any`.
     pub within: String,
-    /// The utilisation, such as `75%`.
+    /// The utilisation at which the next ring opens, such as `75%`.
     pub load: String,
 }
 
-/// A metric of servers as their load.
+/// A server metric used as load.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct LoadSpec {
-    /// Its name in load reports.
+    /// The metric's name in load reports.
     pub metric: String,
-    /// Its value at a full server.
+    /// The metric's value at a full server.
     pub full_scale: u32,
 }
 
-/// How the calls of one region and class are divided.
+/// How the calls of one class from one region are divided.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct SharesSpec {
-    /// The region of the caller.
+    /// The callers' region.
     pub from: String,
-    /// The traffic class; without one, of all calls whose class is not listed.
+    /// The traffic class. If left out, the shares apply to all calls whose class is not listed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub class: Option<String>,
-    /// Shares by the region that they go to, such as `70%`.
+    /// Shares by destination region, such as `70%`.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub to: BTreeMap<String, String>,
-    /// The share of calls that fail at once.
+    /// The share of calls that fail immediately.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dropped: Option<String>,
 }
 
 impl TrafficSpec {
-    /// `planner: none`.
+    /// The form of `planner: none`.
     pub(super) fn without_planner() -> Self {
         Self { planner: Some(NONE.to_owned()), ..Self::default() }
     }
 
-    /// Validates; `None` for `planner: none`.
+    /// Validates the division; `None` for `planner: none`.
     pub(super) fn validate(&self) -> Result<Option<Traffic>, Invalid> {
         if self.planner.as_deref() == Some(NONE) {
             let hint = "write 'planner: none' alone, or leave the planner out for shares";

@@ -1,6 +1,6 @@
 use serde::{Deserialize, Serialize};
 
-use super::text::read;
+use super::value_text::read;
 use crate::{Invalid, ProgramSelector, ServiceName, WorkloadEntry};
 
 /// Which programs may have the identity of a service.
@@ -8,40 +8,40 @@ use crate::{Invalid, ProgramSelector, ServiceName, WorkloadEntry};
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct WorkloadSpec {
-    /// `tenant/service`.
+    /// The service, as `tenant/service`.
     pub service: String,
-    /// The agents that may vouch for it, by name; by default all that may vouch for its tenant.
+    /// Names of the agents that may vouch for the service. By default all agents that may vouch for its tenant.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub agents: Vec<String>,
-    /// Programs of other users than the agent's; each has to match one of these.
+    /// Selectors of programs. A program of another user than the agent's must match one of them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub programs: Vec<ProgramSpec>,
 }
 
-/// Conditions on a program, all of which have to hold.
+/// Conditions on a program, all of which must hold.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct ProgramSpec {
-    /// Its effective user.
+    /// The effective user id.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub uid: Option<u32>,
-    /// Its effective group.
+    /// The effective group id.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gid: Option<u32>,
-    /// The path of its executable.
+    /// The path of the executable.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub executable: Option<String>,
-    /// Its control group, or one above it.
+    /// The cgroup (v2) of the program, or an ancestor of it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cgroup: Option<String>,
-    /// Its network namespace: a name in `/run/netns`, or `host`.
+    /// The network namespace: a name in `/run/netns`, or `host`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub network_namespace: Option<String>,
 }
 
 impl WorkloadSpec {
-    /// Validates.
+    /// Validates the workload.
     pub fn validate(&self) -> Result<(ServiceName, WorkloadEntry), Invalid> {
         let service = read("service", &self.service)?;
         let agents = self.agents.iter().enumerate();

@@ -1,4 +1,4 @@
-//! Measured distances between regions: filters of samples, and the recorded results.
+//! Measured distances between regions: filtering of samples, and the recorded results.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -7,27 +7,27 @@ use std::{
 
 use crate::{Invalid, Region};
 
-/// The longest plausible round trip, fifty times a signal's way around the earth.
+/// Maximum plausible round trip: fifty times a signal's way around the earth.
 pub const MAX_ROUND_TRIP: Duration = Duration::from_secs(10);
 
-/// The most regions to which one region measures distances.
+/// Maximum number of regions to which one region measures distances.
 pub const MAX_MEASURED_REGIONS: usize = 256;
 
-/// Number of rounds in a median.
+/// Number of rounds of which the median is taken.
 const ROUNDS: usize = 5;
-/// The fewest rounds for a reported median.
+/// Minimum number of rounds before a median is reported.
 const MIN_ROUNDS: usize = 3;
-/// Consecutive differing reports before a recorded distance is replaced.
+/// Number of consecutive differing reports after which a recorded distance is replaced.
 const LASTING_REPORTS: u32 = 3;
-/// The smallest relative change of a recorded distance, as a divisor; the change must also reach [`MIN_CHANGE`].
+/// Minimum relative change of a recorded distance, as a divisor. The change must also reach [`MIN_CHANGE`].
 const CHANGE_DIVISOR: u32 = 10;
-/// The smallest absolute change of a recorded distance.
+/// Minimum absolute change of a recorded distance.
 const MIN_CHANGE: Duration = Duration::from_millis(1);
 
-/// Distances measured by one region's health checker: the value of one record.
+/// Distances measured by the health checker of one region; the value of one record.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MeasuredDistances {
-    /// Distance by the other region; at most [`MAX_MEASURED_REGIONS`].
+    /// Distances by the other region; at most [`MAX_MEASURED_REGIONS`].
     pub to: BTreeMap<Region, MeasuredDistance>,
 }
 
@@ -41,7 +41,7 @@ pub struct MeasuredDistance {
 }
 
 impl MeasuredDistances {
-    /// Checks that every distance is plausible, and their number.
+    /// Checks that every distance is plausible, and that there are not too many.
     pub fn validate(&self) -> Result<(), Invalid> {
         if self.to.len() > MAX_MEASURED_REGIONS {
             let hint = format!("record at most {MAX_MEASURED_REGIONS} regions");
@@ -58,21 +58,21 @@ impl MeasuredDistances {
     }
 }
 
-/// Whether a round trip between regions is plausible: a microsecond to [`MAX_ROUND_TRIP`].
+/// Whether a round trip between regions is plausible: at least a microsecond and at most [`MAX_ROUND_TRIP`].
 pub fn is_plausible(round_trip: Duration) -> bool {
     round_trip >= Duration::from_micros(1) && round_trip <= MAX_ROUND_TRIP
 }
 
-/// The last rounds of measurements to one region. A round is the minimum of several samples, since delays only add to
-/// a sample. The median ignores rounds with only delayed samples.
+/// The last rounds of measurements to one region. A round is the minimum of several samples, since delays can only
+/// increase a sample. The median of rounds is not affected by a round in which all samples were delayed.
 #[derive(Clone, Debug, Default)]
 pub struct DistanceRounds {
     rounds: VecDeque<Duration>,
 }
 
 impl DistanceRounds {
-    /// Adds a round. Returns the median of the last rounds once there are enough. A round without a plausible sample
-    /// is ignored.
+    /// Adds a round. Returns the median of the last rounds once there are enough rounds. A round without a plausible
+    /// sample is ignored.
     pub fn add(&mut self, samples: impl IntoIterator<Item = Duration>) -> Option<Duration> {
         let least = samples.into_iter().filter(|sample| is_plausible(*sample)).min()?;
         if self.rounds.len() == ROUNDS {
@@ -85,19 +85,20 @@ impl DistanceRounds {
     }
 }
 
-/// Decides when a reported distance replaces the recorded one: only after a lasting change, since every change makes
+/// Decides when a reported distance replaces the recorded one. Only a lasting change does, since every change makes
 /// routers compile their tables again.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct DistanceFilter {
-    /// Consecutive reports that differ from the record in the same direction.
+    /// Number of consecutive reports that differ from the record in the same direction.
     differing: u32,
-    /// Whether these reports are above the record.
+    /// Whether the differing reports are above the record.
     above: bool,
 }
 
 impl DistanceFilter {
-    /// Takes a report and returns whether to record it. The first distance of a pair is recorded at once. Later ones
-    /// need three consecutive reports that are 10 % and 1 ms above, or below, the record.
+    /// Observes a report and returns whether to record it. The first distance of a pair is recorded immediately.
+    /// Later distances need three consecutive reports that are all above, or all below, the record by at least 10 %
+    /// and 1 ms.
     pub fn observe(&mut self, recorded: Option<Duration>, reported: Duration) -> bool {
         if !is_plausible(reported) {
             return false;
@@ -123,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn distance_is_the_median_of_minimum_samples() {
+    fn region_distance_is_median_of_minimum_samples() {
         let mut rounds = DistanceRounds::default();
         assert_eq!(rounds.add([ms(90), ms(20), ms(30)]), None);
         assert_eq!(rounds.add([ms(22)]), None, "two rounds say little");
@@ -135,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn implausible_samples_are_ignored() {
+    fn implausible_distance_samples_are_ignored() {
         let mut rounds = DistanceRounds::default();
         for _ in 0..9 {
             assert_eq!(rounds.add([Duration::ZERO, Duration::from_nanos(999), ms(10_001)]), None);
@@ -146,7 +147,7 @@ mod tests {
         }
     }
 
-    /// The numbers, from 1, of the recorded reports.
+    /// The numbers of the recorded reports, counted from 1.
     fn recorded(reports: &[u64]) -> Vec<usize> {
         let (mut filter, mut record) = (DistanceFilter::default(), None);
         let mut recorded = Vec::new();
@@ -160,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn a_distance_is_recorded_first_and_then_when_it_changes_lastingly() {
+    fn distance_filter_records_first_value_and_lasting_changes() {
         assert_eq!(recorded(&[20, 20, 21, 19, 20]), [1], "less than 10 %");
         assert_eq!(recorded(&[20, 22, 22, 22, 22]), [1, 4], "10 %, three times");
         assert_eq!(recorded(&[20, 30, 30, 20, 30, 30]), [1], "not lasting");
@@ -169,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn small_distances_need_a_change_of_a_millisecond() {
+    fn small_distance_needs_change_of_one_millisecond() {
         let mut filter = DistanceFilter::default();
         let us = Duration::from_micros;
         for _ in 0..9 {
@@ -179,14 +180,14 @@ mod tests {
     }
 
     #[test]
-    fn unwritten_distance_change_is_offered_again() {
+    fn distance_change_is_offered_again_until_written() {
         let mut filter = DistanceFilter::default();
         let offered = [30; 5].map(|to| filter.observe(Some(ms(20)), ms(to)));
         assert_eq!(offered, [false, false, true, true, true]);
     }
 
     #[test]
-    fn a_record_of_implausible_distances_is_refused() {
+    fn record_with_implausible_distance_is_refused() {
         let with = |round_trip| MeasuredDistances {
             to: BTreeMap::from([(
                 Region::new("us").unwrap(),

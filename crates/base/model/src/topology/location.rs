@@ -1,13 +1,13 @@
 use crate::{Cluster, HostType, Region, Zone};
 
-/// Location of a process. Programs learn theirs from the agent, so that they need no configuration.
+/// The location of a process. Programs learn their location from the agent, so they need no configuration.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Location {
-    /// The region, by which rings and region tables are defined.
+    /// The region. Rings and region tables are defined in terms of regions.
     pub region: Region,
     /// The failure domain within the region, if known.
     pub zone: Option<Zone>,
-    /// The cluster that the machine belongs to, if known.
+    /// The cluster to which the machine belongs, if known.
     pub cluster: Option<Cluster>,
     /// The hardware type of the machine, if known.
     pub host_type: Option<HostType>,

@@ -1,4 +1,4 @@
-//! CPU of servers, by whose calls were in flight while it was used.
+//! CPU of servers, attributed to the services whose calls were in flight.
 
 use std::{fmt, str::FromStr};
 
@@ -8,37 +8,37 @@ const UNKNOWN: &str = "(unknown)";
 const OTHER: &str = "(other)";
 const IDLE: &str = "(idle)";
 
-/// How the CPU of a service is divided: in two ways, each of which adds up to the whole.
+/// How the CPU of a service is attributed. Each of the two ways adds up to the whole CPU.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum CpuBy {
-    /// By the calling service.
+    /// To the calling services.
     #[default]
     Caller,
-    /// By the first service of the chain of calls.
+    /// To the origins, which are the first services in the chains of calls.
     Origin,
 }
 
-/// Whose calls were in flight.
+/// The user to which CPU is attributed.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum CpuUser {
-    /// Those of a service.
+    /// A service whose calls were in flight.
     Service(ServiceName),
-    /// Those of callers without a verified identity of a service.
+    /// Callers that have no verified service identity.
     Unknown,
-    /// Those of services with the least of it, which are not told apart.
+    /// Services with small amounts, which are merged.
     Other,
-    /// None.
+    /// Nobody: no call was in flight.
     Idle,
 }
 
-/// CPU that is attributed together.
+/// What an amount of CPU is attributed to.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct CpuPath {
-    /// The service whose servers used it.
+    /// The service whose servers used the CPU.
     pub service: ServiceName,
-    /// How it is divided.
+    /// Whether `user` is a caller or an origin.
     pub by: CpuBy,
-    /// Whose calls were in flight.
+    /// The user to which the CPU is attributed.
     pub user: CpuUser,
 }
 

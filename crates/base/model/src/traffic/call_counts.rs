@@ -1,24 +1,25 @@
-//! Counts of calls for views of the mesh: who calls whom, how well, and how much.
+//! Counts of calls for views of the mesh: which services call each other, with which results and how often.
 //!
-//! A report has what was counted since the last one, with a number, and is sent again until it is acknowledged: each call is
-//! counted once. Rates, which planners get ([`TrafficReport`](super::TrafficReport)), were rejected here. A sum of rates over
-//! time misses an interval with each lost report, so that callers and servers would never agree.
+//! A report contains the counts since the previous report. It is numbered, and sent again until it is acknowledged,
+//! so each call is counted once. Planners get rates instead ([`TrafficReport`](super::TrafficReport)). Rates were
+//! rejected here: a sum of rates over time misses an interval with each lost report, so the counts of callers and
+//! servers would never agree.
 
 use std::{collections::BTreeMap, iter, ops::AddAssign, time::Duration};
 
 use super::attributed_cpu::CpuPath;
 use crate::{Label, Region, ServiceName, Zone};
 
-/// The most rows of one [`CountReport`].
+/// Maximum number of rows in one [`CountReport`].
 pub const MAX_COUNT_ROWS: usize = 4_096;
-/// The most intervals of one [`CountReport`].
+/// Maximum number of intervals in one [`CountReport`].
 pub const MAX_COUNT_INTERVALS: usize = 64;
-/// The longest text of a caller in [`DeniedPath`], in bytes.
+/// Maximum length of a caller in [`DeniedPath`], in bytes.
 pub const MAX_DENIED_CALLER: usize = 512;
 /// The number of latency buckets of [`CallCounts`].
 pub const LATENCY_BUCKETS: usize = 32;
 
-/// Who counted a call.
+/// The side that counted a call.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum CountedBy {
     /// The caller: its library, its proxy, or the lookaside that picked for it.
@@ -28,18 +29,18 @@ pub enum CountedBy {
     Server,
 }
 
-/// Calls that are counted together.
+/// The properties by which calls are counted separately.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct CountedPath {
-    /// The called service. A backend of a route is a service of its own.
+    /// The called service. A backend of a route counts as a service of its own.
     pub service: ServiceName,
-    /// The calling service, if known. Servers know it by its certificate.
+    /// The calling service, if known. Servers know it from the caller's certificate.
     pub caller: Option<ServiceName>,
-    /// Who counted them.
+    /// The side that counted the calls.
     pub by: CountedBy,
     /// The traffic class that the route sets.
     pub class: Option<Label>,
-    /// The region of the callers; `None` where the server does not know it.
+    /// The region of the callers; `None` if the server does not know it.
     pub from: Option<Region>,
     /// The region of the servers; `None` if no server was picked.
     pub to: Option<Region>,
@@ -49,10 +50,10 @@ pub struct CountedPath {
     pub to_zone: Option<Zone>,
 }
 
-/// Responses by class. A gRPC response counts by its gRPC status and not by its HTTP status.
+/// Class of a response. A gRPC response counts by its gRPC status, not by its HTTP status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ResponseClass {
-    /// Not known: a caller of a lookaside made the call.
+    /// Unknown, because a caller of a lookaside made the call.
     Unknown,
     /// HTTP 1xx and 2xx.
     Success,
@@ -68,10 +69,10 @@ pub enum ResponseClass {
     GrpcError,
 }
 
-/// Why a call had no response of its service.
+/// Why a call had no response from its service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CallFault {
-    /// Not known: a caller of a lookaside made the call, or a later release names it.
+    /// Unknown, because a caller of a lookaside made the call or because a later release sent another fault.
     Unknown,
     /// The service is not declared.
     UnknownService,
@@ -114,7 +115,7 @@ pub enum CallFault {
 }
 
 impl ResponseClass {
-    /// All classes, in the order of their numbers in messages.
+    /// All classes, in the order of their numbers on the wire.
     pub const ALL: [Self; 7] = [
         Self::Unknown,
         Self::Success,
@@ -137,13 +138,13 @@ impl ResponseClass {
         }
     }
 
-    /// The class of a gRPC response by whether its status is 0.
+    /// The class of a gRPC response. `is_ok` means that its status is 0.
     #[inline]
     pub const fn of_grpc(is_ok: bool) -> Self {
         if is_ok { Self::GrpcOk } else { Self::GrpcError }
     }
 
-    /// The name for people and JSON.
+    /// The name in output and JSON.
     pub const fn label(self) -> &'static str {
         match self {
             Self::Unknown => "unknown",
@@ -158,7 +159,7 @@ impl ResponseClass {
 }
 
 impl CallFault {
-    /// All faults, in the order of their numbers in messages.
+    /// All faults, in the order of their numbers on the wire.
     pub const ALL: [Self; 20] = [
         Self::Unknown,
         Self::UnknownService,
@@ -182,7 +183,7 @@ impl CallFault {
         Self::WrongShard,
     ];
 
-    /// The name for people and JSON, the same as in metrics and `x-fairmesh-fault`.
+    /// The name in output and JSON, as in metrics and `x-fairmesh-fault`.
     pub const fn label(self) -> &'static str {
         match self {
             Self::Unknown => "unknown",
@@ -209,10 +210,10 @@ impl CallFault {
     }
 }
 
-/// What is counted of calls. Each call is one of [`calls`](Self::calls), and when it ends one of the
-/// [`responses`](Self::responses) or [`faults`](Self::faults), unless its caller gave up.
+/// The counts of calls on one path. Each call counts once in [`calls`](Self::calls). When it ends, it also counts
+/// once in [`responses`](Self::responses) or [`faults`](Self::faults), unless its caller gave up.
 ///
-/// The numbers are one array, so that sums, differences and encodings have no list of fields to keep complete.
+/// All counts are in one array, so that sums, differences and encodings need no list of fields.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CallCounts([u64; Self::LEN]);
 
@@ -225,63 +226,63 @@ impl CallCounts {
     const RESPONSES: usize = 5;
     const FAULTS: usize = Self::RESPONSES + ResponseClass::ALL.len();
     const LATENCY: usize = Self::FAULTS + CallFault::ALL.len();
-    /// The number of numbers.
+    /// Number of counts.
     pub const LEN: usize = Self::LATENCY + LATENCY_BUCKETS;
 
-    /// Counts of nothing.
+    /// All counts zero.
     pub const ZERO: Self = Self([0; Self::LEN]);
 
-    /// The counts with these numbers, see [`Self::values`].
+    /// Creates counts from their values, in the order of [`Self::values`].
     pub const fn from_values(values: [u64; Self::LEN]) -> Self {
         Self(values)
     }
 
-    /// All numbers in a fixed order: those of the methods below.
+    /// All values in a fixed order, which is the order of the methods below.
     pub const fn values(&self) -> &[u64; Self::LEN] {
         &self.0
     }
 
-    /// Calls, each once however often it was attempted.
+    /// Number of calls. A call counts once, however often it was attempted.
     pub const fn calls(&self) -> u64 {
         self.0[Self::CALLS]
     }
 
-    /// Attempts after the first one of their call, hedged attempts included.
+    /// Number of attempts after the first attempt of a call, including hedged attempts.
     pub const fn retries(&self) -> u64 {
         self.0[Self::RETRIES]
     }
 
-    /// Time until responses began, in microseconds, over all attempts with one.
+    /// Sum of the time until responses began, over all attempts with a response, in microseconds.
     pub const fn time_us(&self) -> u64 {
         self.0[Self::TIME_US]
     }
 
-    /// Bytes of the bodies of requests.
+    /// Bytes of request bodies.
     pub const fn request_bytes(&self) -> u64 {
         self.0[Self::REQUEST_BYTES]
     }
 
-    /// Bytes of the bodies of responses.
+    /// Bytes of response bodies.
     pub const fn response_bytes(&self) -> u64 {
         self.0[Self::RESPONSE_BYTES]
     }
 
-    /// Final responses, in the order of [`ResponseClass::ALL`].
+    /// Final responses by class, in the order of [`ResponseClass::ALL`].
     pub fn responses(&self) -> &[u64] {
         &self.0[Self::RESPONSES..Self::FAULTS]
     }
 
-    /// Calls without a response, in the order of [`CallFault::ALL`].
+    /// Calls without a response by fault, in the order of [`CallFault::ALL`].
     pub fn faults(&self) -> &[u64] {
         &self.0[Self::FAULTS..Self::LATENCY]
     }
 
-    /// Attempts with a response by latency, see [`latency_bucket`].
+    /// Attempts with a response by latency bucket; see [`latency_bucket`].
     pub fn latency(&self) -> &[u64] {
         &self.0[Self::LATENCY..]
     }
 
-    /// Sets the calls, retries, microseconds, bytes of requests and bytes of responses.
+    /// Sets calls, retries, latency sum in microseconds, request bytes and response bytes.
     #[must_use]
     pub const fn with_totals(mut self, totals: [u64; 5]) -> Self {
         let mut i = 0;
@@ -292,7 +293,8 @@ impl CallCounts {
         self
     }
 
-    /// Sets responses, faults and latencies. Numbers beyond the known ones count as unknown, and as the longest latency.
+    /// Sets responses, faults and latencies. Values beyond the known classes and faults count as unknown; values
+    /// beyond the known buckets count in the last bucket.
     #[must_use]
     pub fn with_outcomes(mut self, responses: &[u64], faults: &[u64], latency: &[u64]) -> Self {
         let parts = [
@@ -309,27 +311,28 @@ impl CallCounts {
         self
     }
 
-    /// Responses that are failures of the server (5xx, gRPC errors), and all faults.
+    /// Number of failures: server errors (5xx, gRPC errors) and all faults.
     pub fn failures(&self) -> u64 {
         let failed = [ResponseClass::ServerError, ResponseClass::GrpcError];
         let responses = failed.into_iter().map(|class| self.responses()[class as usize]);
         responses.chain(self.faults().iter().copied()).fold(0, u64::saturating_add)
     }
 
-    /// The sum of two counts.
+    /// The sum of both counts.
     #[must_use]
     pub fn plus(mut self, other: &Self) -> Self {
         self += other;
         self
     }
 
-    /// What was counted since `before`. A number that decreased was counted anew.
+    /// The increase since `before`. A value that decreased was reset.
     #[must_use]
     pub fn since(&self, before: &Self) -> Self {
         Self(std::array::from_fn(|i| self.0[i].checked_sub(before.0[i]).unwrap_or(self.0[i])))
     }
 
-    /// Takes `part` of `whole` out of the counts, rounded down. The rest stays, so that no call is lost or made by a division.
+    /// Removes and returns the fraction `part` / `whole` of the counts, rounded down. The rest stays, so a division
+    /// neither loses nor creates calls.
     #[must_use]
     pub fn take_part(&mut self, part: u64, whole: u64) -> Self {
         let whole = u128::from(whole.max(1));
@@ -342,8 +345,8 @@ impl CallCounts {
         Self(taken)
     }
 
-    /// The latency that this part of responses did not exceed, in microseconds, interpolated within its bucket; `None`
-    /// without responses. `part` is from 0 to 1.
+    /// The latency quantile at `part`, from 0 to 1, in microseconds. Interpolated within its bucket; `None` without
+    /// responses.
     pub fn latency_quantile_us(&self, part: f64) -> Option<u64> {
         let total: u64 = self.latency().iter().fold(0, |sum, count| sum.saturating_add(*count));
         if total == 0 {
@@ -378,8 +381,8 @@ impl AddAssign<&Self> for CallCounts {
     }
 }
 
-/// The bucket of a latency. The first has all below 128 µs, the second all below 256 µs. After that each doubling has two
-/// buckets, and the last one has all from 6.3 s on.
+/// The bucket of a latency. The first bucket holds latencies below 128 µs, the second those below 256 µs. After that
+/// each doubling has two buckets. The last bucket holds all latencies from 6.3 s on.
 #[inline]
 pub const fn latency_bucket(us: u64) -> usize {
     let us = us >> SHORTEST_BITS;
@@ -387,7 +390,7 @@ pub const fn latency_bucket(us: u64) -> usize {
         return 0;
     }
     let doubling = us.ilog2() as usize;
-    // The second half of the doubling has the next bit set.
+    // In the second half of a doubling, the next bit is set.
     let upper = if doubling == 0 { 0 } else { (us >> (doubling - 1)) as usize & 1 };
     let bucket = match doubling {
         0 => 1,
@@ -396,11 +399,11 @@ pub const fn latency_bucket(us: u64) -> usize {
     if bucket < LATENCY_BUCKETS { bucket } else { LATENCY_BUCKETS - 1 }
 }
 
-/// Latencies below 2 to this power of microseconds share the first bucket.
+/// Base-2 logarithm of the upper bound of the first bucket, in microseconds.
 const SHORTEST_BITS: u32 = 7;
 
-/// The bounds of a bucket in microseconds, lower and upper; the upper bound is exclusive. The last bucket ends at twice
-/// its lower bound.
+/// The lower and the exclusive upper bound of a bucket, in microseconds. The last bucket ends at twice its lower
+/// bound.
 pub const fn latency_bounds_us(bucket: usize) -> (u64, u64) {
     let from = lower_us(bucket);
     let to = if bucket + 1 < LATENCY_BUCKETS { lower_us(bucket + 1) } else { from * 2 };
@@ -418,44 +421,45 @@ const fn lower_us(bucket: usize) -> u64 {
     }
 }
 
-/// Calls that the rules of a service do not allow.
+/// Denied calls that are counted together.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct DeniedPath {
     /// The called service.
     pub service: ServiceName,
-    /// SPIFFE id of the caller, or `(other)` beyond the most that a server tells apart; `None` without an identity.
+    /// SPIFFE id of the caller, or `(other)` for callers beyond the number that a server distinguishes; `None`
+    /// without an identity.
     pub caller: Option<String>,
     /// The rule that denies the call; `None` if no rule allows it.
     pub rule: Option<Label>,
-    /// Whether the call was let through, since the rules are audited only.
+    /// Whether the call was allowed anyway, since the rules are only audited.
     pub is_audit: bool,
 }
 
-/// What was counted in an interval.
+/// The counts of an interval.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct CountedInterval {
-    /// Time since the interval ended, when the report was sent.
+    /// Time since the end of the interval, at the time of sending.
     pub age: Duration,
-    /// Its length.
+    /// Length of the interval.
     pub span: Duration,
-    /// Calls. A path without calls in the interval has zeros: a path without a row is not known.
+    /// Calls by path. A known path without calls has a row of zeros; a path without a row is unknown.
     pub calls: BTreeMap<CountedPath, CallCounts>,
-    /// Calls that rules do not allow.
+    /// Calls that the rules do not allow.
     pub denied: BTreeMap<DeniedPath, u64>,
     /// CPU of servers, in microseconds.
     pub cpu: BTreeMap<CpuPath, u64>,
 }
 
-/// What was counted since the last report.
+/// Counts since the last report.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct CountReport {
     /// A random number of the process.
     pub reporter: u64,
-    /// Number of the report. A report with the number of the last one is a repetition.
+    /// Number of the report. A report with the same number as the last one is a repetition.
     pub number: u64,
     /// The intervals, each with its rows.
     pub intervals: Vec<CountedInterval>,
-    /// Rows that had no room.
+    /// Number of rows that were dropped for lack of room.
     pub left_out: u64,
 }
 
@@ -487,7 +491,7 @@ impl CountReport {
         self.intervals.iter().map(CountedInterval::rows).sum()
     }
 
-    /// The services that its rows name.
+    /// The services in the rows.
     pub fn services(&self) -> impl Iterator<Item = &ServiceName> {
         self.intervals.iter().flat_map(|interval| {
             let calls = interval.calls.keys().flat_map(|path| iter::once(&path.service).chain(&path.caller));
@@ -502,7 +506,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn latency_buckets_are_adjacent_and_hold_their_bounds() {
+    fn latency_buckets_are_adjacent_and_contain_their_bounds() {
         for bucket in 0..LATENCY_BUCKETS {
             let (from, to) = latency_bounds_us(bucket);
             assert!(from < to, "{bucket}");
@@ -513,7 +517,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_of_counts_add_up_to_the_whole() {
+    fn parts_taken_from_call_counts_add_up_to_whole() {
         let whole = CallCounts::from_values(std::array::from_fn(|i| i as u64 * 7 + 1));
         let (mut rest, mut sum) = (whole.clone(), CallCounts::ZERO);
         for (part, of) in [(1, 3), (1, 2)] {
@@ -524,7 +528,7 @@ mod tests {
     }
 
     #[test]
-    fn quantile_lies_in_the_bucket_of_its_rank() {
+    fn latency_quantile_is_in_bucket_of_its_rank() {
         let mut latency = [0; LATENCY_BUCKETS];
         (latency[latency_bucket(1_000)], latency[latency_bucket(900_000)]) = (98, 2);
         let counts = CallCounts::ZERO.with_outcomes(&[], &[], &latency);
@@ -535,7 +539,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_of_a_later_release_count_as_unknown() {
+    fn call_outcomes_of_later_release_count_as_unknown() {
         let responses = [0, 1, 0, 0, 0, 0, 0, 4];
         let faults: Vec<u64> =
             (0..=CallFault::ALL.len()).map(|i| u64::from(i == CallFault::ALL.len())).collect();
@@ -545,7 +549,7 @@ mod tests {
     }
 
     #[test]
-    fn enumerations_are_in_the_order_of_their_numbers() {
+    fn call_outcome_enums_are_in_order_of_wire_numbers() {
         assert!(ResponseClass::ALL.iter().enumerate().all(|(i, class)| *class as usize == i));
         assert!(CallFault::ALL.iter().enumerate().all(|(i, fault)| *fault as usize == i));
     }

@@ -1,30 +1,30 @@
-//! Planner settings in a policy: rings with thresholds, the order of classes, the load metric.
+//! Settings of the planner in a policy: rings with thresholds, the order of classes, the load metric.
 
 use std::{collections::BTreeSet, time::Duration};
 
 use super::{Traffic, TrafficMode};
 use crate::{Invalid, Label, LoadSignal, Ring, Share};
 
-/// The most classes that a planner distinguishes.
+/// Maximum number of classes that a planner distinguishes.
 pub const MAX_PLANNED_CLASSES: usize = 7;
-/// The most rings with thresholds.
+/// Maximum number of rings with thresholds.
 const MAX_RINGS: usize = 16;
-/// The lowest possible first threshold. The planner aims a few percent below the threshold.
+/// Minimum first threshold, in millionths. The planner aims a few percent below the threshold.
 const LOWEST: u32 = 100_000;
 
-/// A ring with a threshold: once its regions reach this utilisation, the next ring opens (ServiceRouter §3.4.1).
+/// A ring with a load threshold. Once its regions reach this utilisation, the next ring opens (ServiceRouter §3.4.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LoadRing {
-    /// The regions.
+    /// The regions of the ring.
     pub ring: Ring,
-    /// The threshold.
+    /// The utilisation at which the next ring opens.
     pub load: Share,
 }
 
-/// A server metric used as load, with its value at a full server.
+/// A server metric that is used as load.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LoadMetric {
-    /// Its name in load reports.
+    /// The metric's name in load reports.
     pub name: String,
     /// The metric's value at a full server; at least 1.
     pub full_scale: u32,
@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn thresholds_ascend_with_their_rings() {
+    fn planner_load_thresholds_must_ascend_with_their_rings() {
         let within = |ms| Ring::Within(Duration::from_millis(ms));
         let right = planned(&[(Ring::Region, 65), (within(35), 75), (within(80), 75), (Ring::Any, 90)]);
         assert_eq!(right.validate(), Ok(()));
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn planner_settings_require_a_planner() {
+    fn traffic_planner_settings_require_planner() {
         let metric = |name: &str, full_scale| Some(LoadMetric { name: name.to_owned(), full_scale });
         let with = |load| Traffic { load, ..planned(&[]) };
         assert_eq!(with(metric("queue", 100)).validate(), Ok(()));

@@ -2,39 +2,39 @@ use std::time::Duration;
 
 use crate::{Invalid, Share};
 
-/// The longest drain.
+/// Maximum duration of a drain.
 const MAX_DRAIN: Duration = Duration::from_secs(24 * 3_600);
 
-/// Progress of a whole region's drain or return. A control plane can continue from this record alone.
+/// Progress of a drain of a whole region, or of its return. A control plane can continue from this record alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RegionDrain {
-    /// Share of its own callers' calls that the region still keeps. Below 100 %, the region gets no calls from other
-    /// regions.
+    /// Share of the calls from its own callers that the region still serves. Below 100 %, calls from other regions do
+    /// not go to the region.
     pub keep: Share,
-    /// Whether the region is being undrained: it gets its calls back.
+    /// Whether the drain is being undone, so that the region gets its calls back.
     pub returns: bool,
-    /// Duration of a whole drain if nothing delays it. Zero means as fast as reports show each step.
+    /// Duration of a complete drain if nothing delays it. Zero means as fast as reports confirm each step.
     pub over: Duration,
-    /// When a whole drain would have begun if the present share were exactly on schedule, in milliseconds since 1970.
+    /// Start time of a complete drain that would be exactly at the present share now, in milliseconds since 1970.
     pub began_at_ms: u64,
 }
 
-/// Phase of a drain.
+/// The phase of a drain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DrainPhase {
     /// Calls leave the region.
     Draining,
-    /// The region gets no calls, until it is undrained.
+    /// The region gets no calls until the drain is undone.
     Drained,
     /// The region gets its calls back.
     Returning,
 }
 
 impl RegionDrain {
-    /// The number of steps of a whole drain.
+    /// Number of steps of a complete drain.
     pub const STEPS: u32 = 10;
 
-    /// The present phase.
+    /// The current phase.
     pub fn phase(&self) -> DrainPhase {
         match self.returns {
             true => DrainPhase::Returning,
@@ -43,21 +43,22 @@ impl RegionDrain {
         }
     }
 
-    /// Completed steps of [`Self::STEPS`]. For a return, steps that brought calls back or never took them away.
+    /// Number of completed steps, up to [`Self::STEPS`]. For a return, counts the steps whose calls are in the
+    /// region, because they came back or never left.
     pub fn steps_made(&self) -> u32 {
         let step = Share::ALL.millionths() / Self::STEPS;
         let kept = self.keep.millionths() / step;
         if self.returns { kept } else { Self::STEPS.saturating_sub(self.keep.millionths().div_ceil(step)) }
     }
 
-    /// When the drain completes if nothing delays it, in milliseconds since 1970; `None` if it runs as fast as its steps
-    /// are seen.
+    /// When the drain completes if nothing delays it, in milliseconds since 1970; `None` if each step begins as soon
+    /// as reports confirm the previous one.
     pub fn due_at_ms(&self) -> Option<u64> {
         let over = u64::try_from(self.over.as_millis()).unwrap_or(u64::MAX);
         (over > 0).then(|| self.began_at_ms.saturating_add(over))
     }
 
-    /// Starts a drain or return at `now_ms` from the region's present share.
+    /// Starts a drain, or a return, at `now_ms` from the region's present share.
     pub fn begin(before: Option<Self>, returns: bool, over: Duration, now_ms: u64) -> Self {
         let keep = before.map_or(Share::ALL, |before| before.keep);
         let done = f64::from(keep.millionths()) / f64::from(Share::ALL.millionths());
@@ -72,7 +73,7 @@ impl RegionDrain {
         self.keep == if self.returns { Share::ALL } else { Share::NONE }
     }
 
-    /// Checks the numbers.
+    /// Checks that the values are in range.
     ///
     /// # Errors
     /// If the drain would take longer than a day.
@@ -89,7 +90,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reversed_drain_continues_from_its_present_share() {
+    fn reversed_region_drain_continues_from_current_share() {
         let over = Duration::from_secs(100);
         let begun = RegionDrain::begin(None, false, over, 1_000_000);
         assert_eq!((begun.keep, begun.began_at_ms, begun.is_done()), (Share::ALL, 1_000_000, false));

@@ -1,4 +1,4 @@
-//! The table of one service for the callers of one region: the value of one record.
+//! The routing table of one service for the callers of one region; the value of one record.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -7,13 +7,13 @@ use std::{
 
 use crate::{Invalid, Label, Region, Share, Zone};
 
-/// The most regions among which the calls of a class are divided.
+/// Maximum number of regions among which the calls of a class are divided.
 pub const MAX_TABLE_REGIONS: usize = 64;
-/// The most zones of a region among which calls are divided.
+/// Maximum number of zones of a region among which calls are divided.
 pub const MAX_TABLE_ZONES: usize = 16;
-/// The most traffic classes with shares of their own.
+/// Maximum number of traffic classes with their own shares.
 pub const MAX_TABLE_CLASSES: usize = 16;
-/// The smallest share of a region: a smaller one would cost connections for hardly any calls.
+/// Minimum share of a region, in millionths. A smaller share would cost connections for hardly any calls.
 pub const SMALLEST_SHARE: u32 = 10_000;
 
 /// How calls from one region to one service are divided among regions. Routers follow the tables of their own region.
@@ -21,93 +21,99 @@ pub const SMALLEST_SHARE: u32 = 10_000;
 pub struct RegionTable {
     /// The shares.
     pub shares: TrafficShares,
-    /// Shares among the region's zones for calls that stay, by the caller's zone. Callers in unlisted zones use the whole
-    /// region. At most [`MAX_TABLE_ZONES`] zones, with as many shares each.
+    /// For calls that stay in the region: shares among the region's zones, by the caller's zone. Callers in zones
+    /// that are not listed use the whole region. At most [`MAX_TABLE_ZONES`] zones, each with at most as many shares.
     pub zones: BTreeMap<Zone, ZoneShares>,
     /// The table's author, and its last confirmation.
     pub origin: TableOrigin,
 }
 
-/// The zones used by callers of one zone, with their shares: at least [`SMALLEST_SHARE`] millionths each, 100 %
-/// together.
+/// The zones used by callers in one zone, with their shares. Each share is at least [`SMALLEST_SHARE`] millionths,
+/// and all shares add up to 100 %.
 pub type ZoneShares = BTreeMap<Zone, Share>;
 
 /// The author of a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TableOrigin {
-    /// A person, in a policy. The table applies until changed.
+    /// A person, who wrote the shares in a policy. The table applies until it is changed.
     ByHand,
-    /// A planner, which confirms the table periodically. Without confirmations the table loses its force.
+    /// A planner, which confirms the table periodically. Without confirmations the table expires.
     Planned(Confirmation),
 }
 
-/// A planner's last confirmation of a table. Each confirmation changes the record, so that followers notice it.
+/// A planner's last confirmation of a table. Each confirmation changes the record, so that watchers notice it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Confirmation {
-    /// The number of the planning round, which grows.
+    /// Number of the planning round, which increases.
     pub round: u64,
-    /// Time of the round, in milliseconds since 1970; only for display.
+    /// Time of the round, in milliseconds since 1970. For display only.
     pub at_ms: u64,
 }
 
 /// Shares by traffic class.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TrafficShares {
-    /// Shares of calls without a class or with an unlisted class; `None` lets rings decide.
+    /// Shares of calls without a class or with a class that is not listed; `None` lets rings decide.
     pub default: Option<RegionShares>,
     /// Shares of the listed classes; at most [`MAX_TABLE_CLASSES`]. All classes together have at most
     /// [`MAX_TABLE_REGIONS`] regions.
     pub classes: BTreeMap<Label, RegionShares>,
 }
 
-/// Shares of one class. They add up to 100 %.
+/// Shares of one class, which add up to 100 % together with the dropped share.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RegionShares {
-    /// Shares by destination region: at least [`SMALLEST_SHARE`] millionths each, and at most [`MAX_TABLE_REGIONS`]
-    /// regions.
+    /// Shares by destination region. At most [`MAX_TABLE_REGIONS`] regions with at least [`SMALLEST_SHARE`]
+    /// millionths each.
     pub to: BTreeMap<Region, Share>,
-    /// Share of calls that fail at once, so that the others can be served.
+    /// Share of calls that fail immediately, so that the other calls can be served.
     pub dropped: Share,
 }
 
-/// The remaining force of a table.
+/// How far a table is still applied, given its age.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TableForce {
-    /// Confirmed recently, or written by hand.
+    /// Applied completely: confirmed recently, or written by hand.
     Full,
-    /// Not confirmed for a minute: nothing is dropped, and the other shares divide all calls.
+    /// Not confirmed for a minute: no calls are dropped, and the other shares divide all calls.
     WithoutDrops,
-    /// Not confirmed for a quarter of an hour: rings decide.
+    /// Not confirmed for a quarter of an hour: the table is ignored, and rings decide.
     Lapsed,
 }
 
 impl RegionTable {
-    /// Age at which drops end, since the servers may have capacity again.
+    /// Age at which dropping ends, since the servers may have capacity again.
     pub const DROPS_LAST: Duration = Duration::from_secs(60);
-    /// Age at which the table loses its force.
+    /// Age at which the table is no longer applied.
     pub const LASTS: Duration = Duration::from_secs(15 * 60);
 
-    /// The table's force, given the time since its last confirmation.
+    /// The table's force, given the time since its last confirmation. A table that drops nothing has all of its force until it
+    /// lapses, so planners may confirm it less often.
     pub fn force(&self, age: Duration) -> TableForce {
         match self.origin {
             TableOrigin::ByHand => TableForce::Full,
-            TableOrigin::Planned(_) if age < Self::DROPS_LAST => TableForce::Full,
+            TableOrigin::Planned(_) if age < self.full_until() => TableForce::Full,
             TableOrigin::Planned(_) if age < Self::LASTS => TableForce::WithoutDrops,
             TableOrigin::Planned(_) => TableForce::Lapsed,
         }
     }
 
-    /// The age at which the force changes next.
+    /// The age at which an unconfirmed table first loses something.
+    fn full_until(&self) -> Duration {
+        if self.shares.drops() { Self::DROPS_LAST } else { Self::LASTS }
+    }
+
+    /// The next age at which [`Self::force`] changes; `None` if it never changes again.
     pub fn weakens_at(&self, age: Duration) -> Option<Duration> {
         match self.force(age) {
             _ if self.origin == TableOrigin::ByHand => None,
-            TableForce::Full => Some(Self::DROPS_LAST),
+            TableForce::Full => Some(self.full_until()),
             TableForce::WithoutDrops => Some(Self::LASTS),
             TableForce::Lapsed => None,
         }
     }
 
-    /// Checks shares and bounds.
+    /// Checks that shares and sizes are within their limits.
     pub fn validate(&self) -> Result<(), Invalid> {
         self.shares.validate()?;
         if self.zones.len() > MAX_TABLE_ZONES {
@@ -141,6 +147,11 @@ impl TrafficShares {
         default.chain(self.classes.iter().map(|(class, shares)| (Some(class), shares)))
     }
 
+    /// Whether calls of any class are dropped.
+    pub fn drops(&self) -> bool {
+        self.iter().any(|(_, shares)| shares.dropped > Share::NONE)
+    }
+
     pub(super) fn validate(&self) -> Result<(), Invalid> {
         if self.classes.len() > MAX_TABLE_CLASSES {
             let hint = format!("write at most {MAX_TABLE_CLASSES}");
@@ -172,7 +183,7 @@ impl RegionShares {
             return Err(Invalid::new(format!("to.{region}"), format!("{share} is too small"), hint));
         }
         let shares = self.to.values().chain([&self.dropped]);
-        // At most 65 numbers of at most a million.
+        // At most 65 values of at most a million each.
         let sum: u32 = shares.map(|share| share.millionths()).sum();
         match Share::of_millionths(sum) {
             Ok(Share::ALL) => Ok(()),
@@ -194,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn table_shares_must_total_all_calls_and_not_be_tiny() {
+    fn region_table_shares_must_add_up_to_all_calls_and_not_be_tiny() {
         for right in [
             shares(&[("eu", "70%"), ("us", "30%")], "0%"),
             shares(&[("eu", "99%"), ("us", "1%")], "0%"),
@@ -215,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn a_table_that_is_not_confirmed_loses_its_drops_and_then_its_force() {
+    fn unconfirmed_region_table_stops_dropping_and_then_lapses() {
         let with = |origin| {
             let shares =
                 TrafficShares { default: Some(shares(&[("eu", "90%")], "10%")), ..Default::default() };
@@ -233,6 +244,16 @@ mod tests {
             assert_eq!(planned.force(seconds(age)), force, "{age} s");
             assert_eq!(planned.weakens_at(seconds(age)), next.map(seconds), "{age} s");
         }
+        let calm = TrafficShares { default: Some(shares(&[("eu", "100%")], "0%")), ..Default::default() };
+        let calm = RegionTable { shares: calm, ..planned };
+        for (age, force, next) in [
+            (60, TableForce::Full, Some(900)),
+            (899, TableForce::Full, Some(900)),
+            (900, TableForce::Lapsed, None),
+        ] {
+            assert_eq!(calm.force(seconds(age)), force, "{age} s without drops");
+            assert_eq!(calm.weakens_at(seconds(age)), next.map(seconds), "{age} s without drops");
+        }
         let by_hand = with(TableOrigin::ByHand);
         assert_eq!(
             (by_hand.force(seconds(1 << 40)), by_hand.weakens_at(seconds(0))),
@@ -241,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn the_number_of_classes_is_bounded() {
+    fn region_table_with_too_many_classes_is_refused() {
         let all = shares(&[("eu", "100%")], "0%");
         let class = |n| (Label::new(format!("class-{n}")).unwrap(), all.clone());
         let of = |classes| TrafficShares { default: None, classes: (0..classes).map(class).collect() };

@@ -1,11 +1,11 @@
-//! Reports of calls and servers, as one process sends them for itself or as the sum of those below it.
+//! Reports of calls and servers. A process sends a report for itself, or the sum of the reports that it receives.
 //!
-//! All numbers are rates over the reporting process's interval. Rates of processes add up even if their intervals differ, and
-//! a lost or repeated report has no effect once the next one arrives. Growing counters and counts by interval were rejected:
-//! each loss, repetition and restart becomes a spike.
+//! All numbers are rates over the reporting process's interval. Rates of processes add up even if their intervals
+//! differ, and a lost or repeated report has no effect once the next one arrives. Counter totals and counts by
+//! interval were rejected: each loss, repetition and restart becomes a spike.
 //!
-//! A sum has the mean age of its data, weighted by amount. The greatest age was rejected: one hanging program would
-//! make its whole region look outdated.
+//! The age of a sum is the mean age of its data, weighted by amount. The maximum age was rejected: one hanging
+//! program would make its whole region look outdated.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -15,30 +15,31 @@ use std::{
 
 use crate::{Label, Region, ServiceName, Zone};
 
-/// The most paths of calls in a report.
+/// Maximum number of call paths in a report.
 pub const MAX_CALL_PATHS: usize = 4_096;
-/// The most groups of servers in a report.
+/// Maximum number of server groups in a report.
 pub const MAX_SERVER_GROUPS: usize = 1_024;
-/// The most regions of a report.
+/// Maximum number of regions in a report.
 pub const MAX_REPORTED_REGIONS: usize = 256;
 
-/// The most services that a report can name as incomplete. A report with this many may have omitted further ones.
+/// Maximum number of services that a report can name as incomplete. A report with this many may have omitted further
+/// ones.
 pub const MAX_INCOMPLETE_SERVICES: usize = 1_024;
 
-/// The largest rate in a report: a billion per second, in thousandths. Sums are capped at this rate, so that a parent accepts
-/// every sum.
+/// Maximum rate in a report: a billion per second, in thousandths. Sums are capped at this rate, so that the receiver
+/// accepts every sum.
 pub const MAX_RATE: u64 = 1_000_000_000_000;
 
-/// What one process reports.
+/// The report of one process.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct TrafficReport {
-    /// A random number of the process, the same in all its reports.
+    /// Random number of the process, equal in all its reports.
     pub reporter: u64,
-    /// Time until the next report; this report expires after a few of them.
+    /// Time until the next report. The report expires after a few intervals.
     pub interval: Duration,
-    /// Regions of all covered processes. A region named here without calls has none.
+    /// Regions of all covered processes. A listed region without calls is known to have none.
     pub regions: BTreeSet<Region>,
-    /// Calls of services that are planned for.
+    /// Calls to planned or watched services.
     pub calls: BTreeMap<CallPath, CallRates>,
     /// Servers, by service and region.
     pub servers: BTreeMap<(ServiceName, Region), ServerRates>,
@@ -46,9 +47,9 @@ pub struct TrafficReport {
     pub served: BTreeMap<ServedPath, ServedRates>,
     /// Paths and groups that did not fit into this report or into the summed reports.
     pub left_out: u32,
-    /// Services with missing paths or groups: their reported data is incomplete.
+    /// Services whose data is incomplete because paths or groups are missing.
     pub incomplete: BTreeSet<ServiceName>,
-    /// Whether further incomplete services did not fit: any service's data may be incomplete.
+    /// Whether any service's data may be incomplete, because further incomplete services did not fit.
     pub all_incomplete: bool,
 }
 
@@ -59,16 +60,16 @@ impl TrafficReport {
     }
 }
 
-/// Calls of one class to one service: a node of the call graph (SLATE, 3.2).
+/// A node of the call graph: calls of one class to one service (SLATE, 3.2).
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct CallNode {
     /// The called service.
     pub service: ServiceName,
-    /// The traffic class of its calls; `None` of all calls without one.
+    /// The traffic class of the calls; `None` for calls without a class.
     pub class: Option<Label>,
 }
 
-/// Source and destination of calls.
+/// Source and destination of calls, and further properties by which calls are counted separately.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct CallPath {
     /// The called service.
@@ -85,85 +86,90 @@ pub struct CallPath {
     pub from_zone: Option<Zone>,
     /// The servers' zone, for services that prefer zones and servers in the callers' region.
     pub to_zone: Option<Zone>,
-    /// The call during which these calls were made, if it is known: the service that processed it, and its class there.
+    /// The node of the call during which these calls were made, if known: the service that processed it, and its
+    /// class there.
     pub parent: Option<CallNode>,
 }
 
-/// Calls of one path: thousandths per second, unless stated otherwise.
+/// Rates of calls on one path: thousandths per second, unless stated otherwise.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CallRates {
-    /// First attempts, and calls without any attempt.
+    /// Calls, counted by their first attempt, or without any attempt.
     pub offered: u64,
-    /// Attempts, retries and hedges included.
+    /// Attempts, including retries and hedged attempts.
     pub attempts: u64,
     /// Attempts with a response.
     pub answered: u64,
-    /// Attempts that servers refused because of overload; without a destination, calls that a table dropped.
+    /// Attempts that servers refused because of overload. For paths without a destination, calls that a table
+    /// dropped.
     pub shed: u64,
-    /// Time until responses began, in microseconds per second.
+    /// Sum of the time until responses began, in microseconds per second.
     pub time_us: u64,
     /// Bytes of response bodies, per second.
     pub bytes: u64,
-    /// Bytes of the bodies of requests, per second. Bodies of unknown length count as empty.
+    /// Bytes of request bodies, per second. Bodies of unknown length count as empty.
     pub request_bytes: u64,
-    /// The age of the data, see [`Self::age`].
+    /// Summed age of the data; see [`Self::age`].
     pub aged: SummedAge,
 }
 
-/// A sum of ages in milliseconds, each weighted by the amount of its data. Divided by the total amount, it gives the
-/// mean age.
+/// A sum of ages in milliseconds, each weighted by the amount of its data. The mean age is this sum divided by the
+/// total amount.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SummedAge(u64);
 
-/// The servers of one service and region.
+/// Rates of the servers of one service in one region.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ServerRates {
     /// Number of servers.
     pub servers: u32,
     /// Number of servers that count calls.
     pub counting: u32,
-    /// Calls received, in thousandths per second, including refused ones.
+    /// Calls received, including refused calls, in thousandths per second.
     pub received: u64,
     /// Calls refused because of overload, in thousandths per second.
     pub refused: u64,
     /// Number of servers with known CPU usage and limit.
     pub measured: u32,
-    /// CPU usage of these servers, in thousandths of a core.
+    /// CPU usage of the measured servers, in thousandths of a core.
     pub cpu_millicores: u64,
-    /// CPU limits of these servers, in thousandths of a core.
+    /// CPU limits of the measured servers, in thousandths of a core.
     pub limit_millicores: u64,
     /// Metrics of the program, by name.
     pub metrics: BTreeMap<String, MetricSum>,
-    /// The age of the data, see [`Self::age`].
+    /// Summed age of the data; see [`Self::age`].
     pub aged: SummedAge,
 }
 
-/// The most utilisations that [`ServedPath`] tells apart: tenths, the last one with all above (SLATE, 4.2).
+/// Number of utilisation buckets in [`ServedPath`]: tenths of the limit. The last bucket also has all higher values
+/// (SLATE, 4.2).
 pub const UTILISATION_BUCKETS: u8 = 10;
-/// The most rows of processed calls in a report.
+/// Maximum number of rows of processed calls in a report.
 pub const MAX_SERVED_PATHS: usize = 4_096;
 
-/// Calls that servers of one region processed at about the same utilisation.
+/// Calls that servers in one region processed at about the same utilisation.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ServedPath {
-    /// The service, and the class that its servers found by the routes of its policy.
+    /// The service, and the class that its servers determined from the routes of its policy.
     pub node: CallNode,
     /// The region of the servers.
     pub region: Region,
-    /// Tenths of the CPU limit in use when the calls ended, below [`UTILISATION_BUCKETS`]; `None` where it is not known.
+    /// Utilisation at the end of the calls, in tenths of the CPU limit, below [`UTILISATION_BUCKETS`]; `None` if
+    /// unknown.
     pub bucket: Option<u8>,
 }
 
-/// Calls of one [`ServedPath`].
+/// Rates of the calls on one [`ServedPath`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ServedRates {
     /// Calls whose response began, in thousandths per second.
     pub calls: u64,
-    /// Their time until then without the time in which calls made for them were in flight, in microseconds per second.
+    /// Exclusive time: the time until responses began without the time in which child calls were in flight, in
+    /// microseconds per second.
     pub exclusive_us: u64,
 }
 
-/// The sum of one metric.
+/// The sum of one metric over servers.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct MetricSum {
     /// The sum; not necessarily finite.
@@ -172,7 +178,7 @@ pub struct MetricSum {
     pub servers: u32,
 }
 
-/// The greatest age that is recorded; data of this age or more is useless.
+/// Maximum recorded age. Older data is useless.
 pub const MAX_REPORT_AGE: Duration = Duration::from_secs(600);
 
 impl SummedAge {
@@ -186,19 +192,19 @@ impl SummedAge {
     }
 
     fn mean(self, amount: u64) -> Duration {
-        // No data has age zero.
+        // Without data, the age is zero.
         let mean = self.0.checked_div(amount).unwrap_or_default();
         Duration::from_millis(mean).min(MAX_REPORT_AGE)
     }
 }
 
 impl CallRates {
-    /// Mean time since counting ended, over [`Self::offered`] and [`Self::attempts`].
+    /// Mean age of the data, weighted by [`Self::offered`] and [`Self::attempts`].
     pub fn age(&self) -> Duration {
         self.aged.mean(self.amount())
     }
 
-    /// Adds the time for which these rates were held.
+    /// Increases the age of the data by `by`.
     pub fn grow_older(&mut self, by: Duration) {
         self.aged.grow_older(by, self.amount());
     }
@@ -209,7 +215,7 @@ impl CallRates {
 }
 
 impl ServerRates {
-    /// The most metrics of a program.
+    /// Maximum number of metrics of a program.
     pub const MAX_METRICS: usize = 8;
 
     /// Mean time since the servers' counters were read.
@@ -217,7 +223,7 @@ impl ServerRates {
         self.aged.mean(self.servers.into())
     }
 
-    /// Adds the time for which these rates were held.
+    /// Increases the age of the data by `by`.
     pub fn grow_older(&mut self, by: Duration) {
         self.aged.grow_older(by, self.servers.into());
     }
@@ -271,7 +277,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_age_of_a_sum_is_the_mean_over_its_calls() {
+    fn age_of_summed_report_is_mean_over_its_calls() {
         let calls = |offered, age_ms| {
             let mut rates = CallRates { offered, attempts: offered, ..CallRates::default() };
             rates.grow_older(Duration::from_millis(age_ms));
@@ -290,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn hanging_server_barely_ages_the_sum() {
+    fn hanging_server_barely_raises_age_of_summed_report() {
         let mut sum = ServerRates { servers: 99, ..ServerRates::default() };
         let mut hanging = ServerRates { servers: 1, ..ServerRates::default() };
         hanging.grow_older(Duration::from_secs(20));

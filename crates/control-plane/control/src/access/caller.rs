@@ -1,4 +1,4 @@
-//! Who makes a call.
+//! Identifies the caller of a call.
 
 use std::sync::Arc;
 
@@ -13,10 +13,10 @@ use tonic::Status;
 
 use crate::user_tokens::UserTokens;
 
-/// The caller with the user of its token, if it has one.
+/// Returns the caller, with the user of the call's token if it has one.
 ///
 /// # Errors
-/// Why the token is refused.
+/// The reason why the token is refused.
 pub(super) async fn with_user(
     caller: Caller,
     (headers, extensions): (&HeaderMap, &Extensions),
@@ -34,15 +34,16 @@ pub(super) async fn with_user(
     }
 }
 
-/// That the caller has shown no certificate on a connection that is secured.
+/// Set if the connection uses TLS but the client has presented no certificate.
 pub(super) fn without_certificate(extensions: &Extensions) -> Option<WithoutCertificate> {
     extensions.get().copied()
 }
 
-/// Longest name of a program in the log of writes, in bytes. The process that forwards a call chooses it.
+/// Maximum length of a program's name in the log of writes, in bytes. The process that forwards a call
+/// chooses the name.
 const MAX_PROGRAM: usize = 256;
 
-/// The caller for the log of writes.
+/// Returns the caller's name for the log of writes.
 pub(super) fn author(caller: &Caller, headers: &HeaderMap) -> Arc<str> {
     let mut who = caller.to_string();
     let program = headers.get(ON_BEHALF_OF).and_then(|value| value.to_str().ok());
@@ -52,7 +53,8 @@ pub(super) fn author(caller: &Caller, headers: &HeaderMap) -> Arc<str> {
     who.into()
 }
 
-/// Tells handlers who the caller is, and the agent that registers its endpoints.
+/// Adds the caller to the extensions for handlers. If the caller is an agent, also adds the agent, which registers
+/// endpoints.
 pub(super) fn describe(caller: Caller, extensions: &mut Extensions) {
     extensions.insert(caller.identity.clone());
     if let Some(agent) = agent(&caller.identity) {

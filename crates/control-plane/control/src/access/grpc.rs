@@ -1,4 +1,4 @@
-//! The check of calls over gRPC.
+//! Checks calls over gRPC.
 
 use std::sync::Arc;
 
@@ -10,13 +10,13 @@ use axum::{
 };
 use fairmesh_listen::RequestGuard;
 use fairmesh_rib::access::{Caller, CompleteCall, MAX_BODY, METHODS, MethodAccess as Needed};
-use fairmesh_store::author;
+use fairmesh_store::write_author;
 use fairmesh_wire::transport::{StatedCall, WithoutCertificate};
 use tonic::{Code, Status, service::Routes};
 
 use super::{Access, caller};
 
-/// The same services behind the check.
+/// Wraps the services in the authorization check.
 pub(crate) fn guard_calls(routes: Routes, access: Access) -> Routes {
     Routes::from(routes.into_axum_router().layer(from_fn_with_state(access, guard)))
 }
@@ -24,10 +24,10 @@ pub(crate) fn guard_calls(routes: Routes, access: Access) -> Routes {
 async fn guard(State(access): State<Access>, request: Request, next: Next) -> Response {
     let (who, method) =
         (Caller::of_connection(request.headers(), request.extensions()), request.uri().path().to_owned());
-    // Of a refused call nothing else is proved.
+    // The caller as authenticated by its connection: for a refused call nothing else is verified.
     let who = who.to_string();
     match check(&access, request).await {
-        Ok((author, request)) => author::scope(Some(author), next.run(request)).await,
+        Ok((author, request)) => write_author::scope(Some(author), next.run(request)).await,
         Err(refused) => {
             if is_denial(refused.code()) {
                 access.audit.note_denied(&who, &method, refused.message());
@@ -37,12 +37,13 @@ async fn guard(State(access): State<Access>, request: Request, next: Next) -> Re
     }
 }
 
-/// Whether a call was refused for who made it. What a caller may not see does not exist for it.
+/// Whether a call was refused because of its caller. Objects that a caller may not see are reported as not
+/// found.
 fn is_denial(code: Code) -> bool {
     matches!(code, Code::PermissionDenied | Code::Unauthenticated | Code::NotFound)
 }
 
-/// The call, if its caller may make it.
+/// Returns the request with its author, if the caller is authorized.
 async fn check(access: &Access, mut request: Request) -> Result<(Arc<str>, Request), Status> {
     let Some(method) = METHODS.iter().find(|method| method.path == request.uri().path()) else {
         return Err(Status::unimplemented("this process does not serve the method"));
@@ -65,7 +66,8 @@ async fn check(access: &Access, mut request: Request) -> Result<(Arc<str>, Reque
             shown?
         }
     };
-    // The token is all that a caller without a certificate has: no method is open without one that is verified.
+    // A caller without a certificate has only its token: no method is open to it unless the token was
+    // verified.
     if let Some(without) = logs_in.filter(|_| caller.user.is_none()) {
         return Err(without.refusal());
     }

@@ -1,5 +1,5 @@
-//! The check of requests over HTTP. Callers in plaintext have no identity: a role binding for `anonymous` permits them, and tokens
-//! of users are refused. Over TLS these are taken, and certificates of the mesh.
+//! Checks requests over HTTP. In plaintext, callers have no identity: a role binding for `anonymous` permits
+//! them, and user tokens are refused. Over TLS, user tokens and certificates of the mesh are accepted.
 
 use axum::{
     Json, Router,
@@ -11,19 +11,19 @@ use axum::{
 };
 use fairmesh_model::{InstanceId, Invalid, ServiceName, Tenant};
 use fairmesh_rib::access::{Caller, Need};
-use fairmesh_store::author;
+use fairmesh_store::write_author;
 use serde::{Deserialize, Serialize};
 use tonic::{Code, Status};
 
 use super::{
     Access, caller,
-    table::{PageAccess, ROUTES},
+    http_permissions::{PageAccess, ROUTES},
 };
 
-/// The largest body, as the registry has it.
+/// Maximum size of a body in bytes, the same as in the registry.
 const MAX_BODY: usize = 1 << 20;
 
-/// The parts of bodies that name instances.
+/// The fields of request bodies that name instances.
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct Named {
@@ -41,7 +41,7 @@ struct NamedInstance {
     instance: String,
 }
 
-/// Error body, as the registry's.
+/// Error body, in the same form as the registry's.
 #[derive(Serialize)]
 struct Failure {
     error: String,
@@ -49,7 +49,7 @@ struct Failure {
     hint: &'static str,
 }
 
-/// The same pages behind the check.
+/// Wraps the pages in the authorization check.
 pub(crate) fn guard_pages(pages: Router, access: Access) -> Router {
     pages.layer(from_fn_with_state(access, guard))
 }
@@ -65,7 +65,7 @@ async fn guard(State(access): State<Access>, request: Request, next: Next) -> Re
         );
     }
     let caller = Caller::of_connection(request.headers(), request.extensions());
-    // Monitoring may send tokens that are meant for others.
+    // On pages for everyone tokens are ignored: monitoring may send tokens that are meant for others.
     let caller = match is_for_everyone(&request) {
         true => Ok(caller),
         false => {
@@ -84,7 +84,7 @@ async fn guard(State(access): State<Access>, request: Request, next: Next) -> Re
     let (author, path) = (caller::author(&caller, request.headers()), request.uri().path().to_owned());
     let who = caller.to_string();
     match check(&access, &caller, request).await {
-        Ok(request) => author::scope(Some(author), next.run(request)).await,
+        Ok(request) => write_author::scope(Some(author), next.run(request)).await,
         Err(response) => {
             if response.status() != StatusCode::BAD_REQUEST {
                 access.audit.note_denied(&who, &path, response.status().as_str());
@@ -94,18 +94,20 @@ async fn guard(State(access): State<Access>, request: Request, next: Next) -> Re
     }
 }
 
-/// Whether a browser sent the request for another site's page, which has the browser's way to this port, and so its role.
+/// Whether a browser sent the request on behalf of another site's page, which could misuse the browser's
+/// network access to this port, and thus its role.
 ///
-/// The page at `/ui/` sends only GET to its own origin, and thus no `Origin`, as programs do not. A browser adds it to all other
-/// requests, also where a form or `no-cors` spares them the preflight, and where a name of the other site was rebound to this address.
-/// `Sec-Fetch-Site` (W3C Fetch Metadata) is checked too: GET with `no-cors` has no `Origin`. Comparing `Origin` with `Host` was
-/// rejected, since they are the same after DNS rebinding.
+/// The page at `/ui/` sends only GET requests to its own origin, and therefore no `Origin`; nor do programs.
+/// A browser adds `Origin` to all other requests, even where a form or `no-cors` avoids the preflight, and
+/// where the other site's name was rebound to this address. `Sec-Fetch-Site` (W3C Fetch Metadata) is checked
+/// too, since GET with `no-cors` has no `Origin`. Comparing `Origin` with `Host` was rejected, since both are
+/// the same after DNS rebinding.
 fn is_foreign(headers: &HeaderMap) -> bool {
     let site = headers.get("sec-fetch-site").map(|site| site.as_bytes());
     headers.contains_key(ORIGIN) || matches!(site, Some(b"cross-site" | b"same-site"))
 }
 
-/// Whether it is a page that is open, or none.
+/// Whether the request is for a page that is open to everyone, or for no page.
 fn is_for_everyone(request: &Request) -> bool {
     let path = request.extensions().get::<MatchedPath>();
     path.is_none_or(|path| {
@@ -120,16 +122,16 @@ async fn check(access: &Access, caller: &Caller, request: Request) -> Result<Req
     }
     let (mut head, body) = request.into_parts();
     let Some(path) = head.extensions.get::<MatchedPath>().map(|path| path.as_str().to_owned()) else {
-        // No page: the fallback says so.
+        // No page: the fallback responds that there is none.
         return Ok(Request::from_parts(head, body));
     };
-    // HEAD is answered as GET.
+    // HEAD is handled as GET.
     let method = if head.method == "HEAD" { "GET" } else { head.method.as_str() };
     let row = ROUTES.iter().find(|(listed, route, _)| *listed == method && *route == path);
     let needed = match row {
         Some((_, _, PageAccess::Everyone)) => return Ok(Request::from_parts(head, body)),
         Some((_, _, needed)) => *needed,
-        // Of a path with other methods: the router says so.
+        // The path has other methods: the router responds with 405.
         None if ROUTES.iter().any(|(_, route, _)| *route == path) => {
             return Ok(Request::from_parts(head, body));
         }
@@ -190,7 +192,7 @@ fn needs(
             let instances = named.instances.into_iter().chain(listed);
             let need = |instance| Ok(Need::Serve(service.clone(), InstanceId::new(instance)?));
             let needs: Vec<_> = instances.map(need).collect::<Result<_, Invalid>>()?;
-            // A body that names none is answered only to those that might name one.
+            // A body that names no instance needs a caller that may serve some instance.
             if needs.is_empty() { vec![Need::ServeAny(service)] } else { needs }
         }
     })
@@ -228,12 +230,12 @@ mod tests {
     }
 
     #[test]
-    fn request_of_another_sites_page_is_foreign() {
+    fn http_request_from_page_of_another_site_is_cross_site() {
         for foreign in [
             &[("origin", "https://evil.example"), ("sec-fetch-site", "cross-site")][..],
             &[("sec-fetch-site", "cross-site"), ("sec-fetch-mode", "no-cors")],
             &[("sec-fetch-site", "same-site")],
-            // Over plaintext browsers send no fetch metadata; a rebound name is its own origin.
+            // Over plaintext browsers send no fetch metadata, and a rebound name is its own origin.
             &[("origin", "null")],
             &[("origin", "http://evil.example:7401"), ("host", "evil.example:7401")],
         ] {
@@ -242,13 +244,13 @@ mod tests {
     }
 
     #[test]
-    fn request_of_a_program_or_the_page_itself_is_not_foreign() {
+    fn http_request_from_program_or_own_page_is_not_cross_site() {
         for own in [
             &[][..],
             &[("user-agent", "curl/8.5.0"), ("content-type", "application/x-www-form-urlencoded")],
             &[("sec-fetch-site", "same-origin"), ("sec-fetch-mode", "cors")],
             &[("sec-fetch-site", "none"), ("sec-fetch-mode", "navigate")],
-            // Node's fetch.
+            // Headers of Node's fetch.
             &[("sec-fetch-mode", "cors"), ("accept-language", "*")],
         ] {
             assert!(!is_foreign(&headers(own)), "{own:?}");

@@ -2,7 +2,7 @@ use fairmesh_controllers::{ControllerStatus, Statuses, Totals};
 use fairmesh_metrics::Register as _;
 use prometheus_client::registry::Registry;
 
-/// Registers the present metrics of all controllers.
+/// Registers the current metrics of all controllers.
 pub(crate) fn register(statuses: &Statuses, control: &mut Registry) {
     let statuses = statuses.read();
     register_rounds(&statuses, control);

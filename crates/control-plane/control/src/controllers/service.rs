@@ -4,7 +4,7 @@ use fairmesh_controllers::{ControllerState, ControllerStatus, Round, Statuses};
 use fairmesh_wire::v1::{self, controller_status as message};
 use tokio::time::Instant;
 
-/// The statuses of all controllers for operators.
+/// Describes the statuses of all controllers for operators.
 pub(crate) fn describe(statuses: &Statuses, now: Instant) -> v1::ListControllersResponse {
     v1::ListControllersResponse {
         controllers: statuses.read().into_iter().map(|status| describe_one(status, now)).collect(),

@@ -12,23 +12,23 @@ use fairmesh_model::{
     Endpoint, MAX_MEASURED_REGIONS, Prefix, Protocol, Record, RecordKey, Region, ServiceName,
 };
 use fairmesh_rib::Node;
-use fairmesh_wire::records;
+use fairmesh_wire::record_encoding;
 
 use super::Checks;
 
-/// The most targets in a region, so that a slow or restarting one does not count alone.
+/// Maximum number of targets per region. With several, one slow or restarting target does not determine the distance.
 const MAX_TARGETS: usize = 3;
-/// The most services of a region considered for targets.
+/// Maximum number of a region's services that are considered for targets.
 const MAX_SERVICES: usize = 64;
-/// The shortest interval between two choices of targets.
+/// Minimum interval between two choices of targets.
 const CHOICE_INTERVAL: Duration = Duration::from_secs(1);
 
-/// An endpoint to which checkers of other regions time round trips.
+/// An endpoint to which the checkers of other regions measure round-trip times.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct DistanceTarget {
     pub(super) address: SocketAddr,
     pub(super) http2: bool,
-    /// The service whose identity the endpoint proves by mutual TLS; `None` for plaintext.
+    /// Service whose identity the endpoint proves by mutual TLS; `None` for plaintext.
     pub(super) service: Option<ServiceName>,
 }
 
@@ -42,12 +42,12 @@ pub(super) struct ServingEndpoints {
 }
 
 impl ServingEndpoints {
-    /// Indexes a change of an endpoint. Returns whether the targets may change.
+    /// Indexes a change of an endpoint. Returns whether the choice of targets may change.
     pub(super) fn index(&mut self, key: &Arc<str>, serving: bool) -> bool {
         let Ok(RecordKey::Endpoint(_, region, _)) = RecordKey::parse(key) else { return false };
         if serving {
             self.by_region.entry(region).or_default().insert(key.clone());
-            // Even a known endpoint may have a new address.
+            // Even a known endpoint may have got a new address.
             return true;
         }
         let Some(keys) = self.by_region.get_mut(&region) else { return false };
@@ -58,7 +58,7 @@ impl ServingEndpoints {
         removed
     }
 
-    /// Chooses the targets of every region. The choice depends only on records, so it changes seldom.
+    /// Chooses the targets of all regions. The choice depends only on records, so it rarely changes.
     pub(super) fn choose(&self, node: &Node) -> DistanceTargets {
         let regions = self.by_region.iter().take(MAX_MEASURED_REGIONS);
         let chosen = regions.map(|(region, keys)| (region.clone(), choose_in(keys, node)));
@@ -66,7 +66,7 @@ impl ServingEndpoints {
     }
 }
 
-/// Chooses endpoints of different services if possible, since those are more often on different machines.
+/// Chooses endpoints of different services if possible, since they are more likely to run on different machines.
 fn choose_in(keys: &BTreeSet<Arc<str>>, node: &Node) -> Vec<DistanceTarget> {
     let mut candidates = Vec::new();
     let mut after = String::new();
@@ -93,48 +93,48 @@ fn choose_in(keys: &BTreeSet<Arc<str>>, node: &Node) -> Vec<DistanceTarget> {
         if candidates.iter().filter(|(rank, _)| *rank == 0).count() >= MAX_TARGETS {
             break;
         }
-        // Past the folder: '0' follows '/'.
+        // The first key after the folder: '0' follows '/'.
         after = format!("{}0", folder.as_str().trim_end_matches('/'));
     }
     candidates.sort_by_key(|(rank, _)| *rank);
     candidates.into_iter().take(MAX_TARGETS).map(|(_, target)| target).collect()
 }
 
-/// Whether the endpoints of a service speak HTTP/2; `None` if no caller of another region may reach them.
+/// Whether the endpoints of a service speak HTTP/2; `None` if callers in other regions may not reach them.
 fn protocol(service: &ServiceName, node: &Node) -> Option<bool> {
     let policy = RecordKey::Policy(service.clone());
     if let Some(entry) = node.get(&policy.to_string())
-        // Decodes only the message: validation would compile its expressions.
-        && records::is_local_only(&entry.value)
+        // Decodes only the message: full validation would compile its expressions.
+        && record_encoding::is_local_only(&entry.value)
     {
         return None;
     }
     let key = RecordKey::Service(service.clone());
-    match records::decode(&key, &node.get(&key.to_string())?.value) {
+    match record_encoding::decode(&key, &node.get(&key.to_string())?.value) {
         Ok(Record::Service(service)) => Some(service.protocol != Protocol::Http1),
         _ => None,
     }
 }
 
-/// Whether callers refuse plaintext endpoints of the service.
+/// Whether callers refuse to connect to the service's endpoints in plaintext.
 fn requires_mtls(service: &ServiceName, node: &Node) -> bool {
     let policy = node.get(&RecordKey::Policy(service.clone()).to_string());
     node.get(&RecordKey::TrustBundle.to_string()).is_some()
-        && !policy.is_some_and(|entry| records::permits_plaintext(&entry.value))
+        && !policy.is_some_and(|entry| record_encoding::permits_plaintext(&entry.value))
 }
 
 fn endpoint(key: &str, node: &Node) -> Option<Endpoint> {
-    match records::decode(&RecordKey::parse(key).ok()?, &node.get(key)?.value) {
+    match record_encoding::decode(&RecordKey::parse(key).ok()?, &node.get(key)?.value) {
         Ok(Record::Endpoint(endpoint)) => Some(endpoint),
         _ => None,
     }
 }
 
-/// Publishes the targets of measured distances, which checkers receive.
+/// Publishes the targets for measuring distances. Checkers receive them.
 #[derive(Clone, Debug)]
 pub(crate) struct TargetController(pub(crate) Checks);
 
-/// The publication of changed targets.
+/// Effect: publish changed targets.
 #[derive(Debug)]
 pub(crate) struct PublishTargets(DistanceTargets);
 
@@ -147,7 +147,7 @@ impl fmt::Display for PublishTargets {
 
 impl Controller for TargetController {
     const NAME: &'static str = "distance-targets";
-    /// The targets that follow from the records.
+    /// The targets, as chosen from the records.
     type Facts = DistanceTargets;
     type Effect = PublishTargets;
 

@@ -1,20 +1,20 @@
-//! Records of elected checkers, by which servers tell their probes from requests of other agents.
+//! Records of elected checkers. Servers use them to tell a checker's probes from requests of other agents.
 
 use fairmesh_model::{ElectedChecker, Label, Prefix, RecordKey, Region};
 use fairmesh_rib::{Expect, Op};
-use fairmesh_wire::{LogLimiter, records};
+use fairmesh_wire::{LogLimiter, record_encoding};
 use tokio::time::{Duration, Instant};
 use tonic::Status;
 
 use super::{Checks, LEADERLESS_GRACE, election::MAX_REGIONS};
 use crate::wall_clock::now_ms;
 
-/// Pause before the record of a checker is written again.
+/// Pause before a failed write of a checker's record is repeated.
 const RETRY: Duration = Duration::from_secs(1);
 
 static NOT_RECORDED: LogLimiter = LogLimiter::new();
 
-/// The record of a region that has had no checker for too long.
+/// Checker record of a region that has been without a checker for too long.
 #[derive(Debug)]
 pub(super) struct LeaderlessChecker {
     pub(super) region: Region,
@@ -22,7 +22,7 @@ pub(super) struct LeaderlessChecker {
 }
 
 impl LeaderlessChecker {
-    /// The deletion of the record, unless another checker is elected meanwhile.
+    /// The operation that deletes the record, unless another checker is elected meanwhile.
     pub(super) fn op(&self) -> Op {
         let key = RecordKey::Checker(self.region.clone()).to_string();
         Op::delete(key).expecting(Expect::Revision(self.revision))
@@ -30,13 +30,13 @@ impl LeaderlessChecker {
 }
 
 impl Checks {
-    /// Whether agents have certificates, by which servers know checkers.
+    /// Whether agents have certificates. Servers recognise checkers by them.
     pub(super) fn has_trust_domain(&self) -> bool {
         self.node.get(&RecordKey::TrustBundle.to_string()).is_some()
     }
 
-    /// Records the elected checker of a region, before it learns of its election: servers would refuse its first probes. In a mesh
-    /// without a trust domain agents have no identity to record.
+    /// Records the elected checker of a region. This happens before the agent learns of its election, since servers
+    /// would otherwise refuse its first probes. Without a trust domain, agents have no identity to record.
     pub(super) async fn record_checker(&self, region: &Region, agent: Option<&Label>) {
         let Some(agent) = agent else { return };
         while let Err(status) = self.write_checker(region, agent).await {
@@ -47,11 +47,12 @@ impl Checks {
         }
     }
 
-    /// Every election writes, so that a deletion planned before it fails.
+    /// Writes the record of a checker. Every election writes, so that a deletion planned before the election
+    /// fails.
     async fn write_checker(&self, region: &Region, agent: &Label) -> Result<(), Status> {
         let key = RecordKey::Checker(region.clone()).to_string();
         let checker = ElectedChecker { agent: agent.clone(), elected_at_ms: now_ms() };
-        let value = records::encode(&checker.into());
+        let value = record_encoding::encode(&checker.into());
         if self.node.get(&key).is_none() && self.node.read(&[Prefix::checkers()]).1.len() >= MAX_REGIONS {
             return Err(Status::resource_exhausted(format!("{MAX_REGIONS} regions have a recorded checker")));
         }
@@ -63,7 +64,7 @@ impl Checks {
         self.write(plan).await
     }
 
-    /// The records of regions that have had no checker for too long.
+    /// The checker records of regions that have been without a checker for too long.
     pub(super) fn leaderless_checkers(&self, now: Instant) -> Vec<LeaderlessChecker> {
         let (_, entries) = self.node.read(&[Prefix::checkers()]);
         let leaderless = entries.iter().filter_map(|(key, entry)| match RecordKey::parse(key) {
@@ -86,10 +87,10 @@ mod tests {
     use crate::health_checks::CheckIndex;
 
     #[tokio::test(start_paused = true)]
-    async fn checker_record_outlives_its_checker_by_the_grace() {
+    async fn health_checker_record_is_deleted_after_grace_without_leader() {
         let [eu, us] = ["eu", "us"].map(|name| Region::new(name).unwrap());
         let checker = ElectedChecker { agent: Label::new("web-1").unwrap(), elected_at_ms: 1 };
-        let value = records::encode(&checker.into());
+        let value = record_encoding::encode(&checker.into());
         let entry = |region: &Region| {
             let key = RecordKey::Checker(region.clone()).to_string();
             (key.into(), Entry { value: value.clone(), revision: 1 })

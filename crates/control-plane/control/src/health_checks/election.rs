@@ -11,35 +11,35 @@ use tokio::{
     time::Instant,
 };
 
-/// Regions whose elections are remembered, beyond those with a leader or a candidate: a peer can name any.
+/// Maximum number of remembered regions without leader and candidates, because a peer can name any region.
 pub(super) const MAX_REGIONS: usize = 1024;
-/// Candidates of all regions: each holds a call open.
+/// Maximum number of candidates in all regions. Each candidate holds a call open.
 pub(super) const MAX_CANDIDATES: usize = 65_536;
 
-/// The election of a checker in every region.
+/// The elections of all regions' checkers.
 #[derive(Debug)]
 pub(super) struct Elections {
     by_region: Mutex<HashMap<Region, RegionElection>>,
     places: Arc<Semaphore>,
-    /// Start of term numbers. It is random, so that this process accepts no report for a previous one. A process id
-    /// would not suffice, since every process in a container may have the same. The standard library's hash seeds are
-    /// random enough.
+    /// First term number. It is random, so that this process accepts no report for a term of a previous
+    /// process. A process id would not suffice, since every process in a container may have the same one. The
+    /// seeds of the standard library's hasher are random enough.
     first_term: u64,
     began: Instant,
 }
 
 #[derive(Debug)]
 struct RegionElection {
-    /// The leader is first in this lock's queue.
+    /// Queue of candidates. The candidate that holds the lock is the leader.
     queue: Arc<tokio::sync::Mutex<()>>,
     /// The current term; `None` without a leader.
     term: Option<u64>,
-    /// Elections so far.
+    /// Number of elections so far.
     elections: u64,
     leaderless_since: Instant,
 }
 
-/// The leadership of a region; dropping it elects the next candidate.
+/// The leadership of a region. Dropping it elects the next candidate.
 #[derive(Debug)]
 pub(super) struct LeaderGuard {
     elections: Arc<Elections>,
@@ -57,7 +57,8 @@ impl Default for Elections {
 }
 
 impl Elections {
-    /// Admits another candidate while the permit lives; `None` if there are [`MAX_CANDIDATES`].
+    /// Admits another candidate for as long as the permit lives. `None` if there are already
+    /// [`MAX_CANDIDATES`].
     pub(super) fn admit(&self) -> Option<OwnedSemaphorePermit> {
         Arc::clone(&self.places).try_acquire_owned().ok()
     }
@@ -86,12 +87,12 @@ impl Elections {
         LeaderGuard { elections: self, region, term, _first: first }
     }
 
-    /// Whether a region's leader has this term.
+    /// Whether a region has a leader with this term.
     pub(super) fn holds(&self, region: &Region, term: u64) -> bool {
         self.lock().get(region).is_some_and(|election| election.term == Some(term))
     }
 
-    /// How long a region has had no leader; zero with a leader.
+    /// Time for which a region has had no leader; zero with a leader.
     pub(super) fn leaderless_for(&self, region: &Region, now: Instant) -> Duration {
         match self.lock().get(region) {
             Some(RegionElection { term: Some(_), .. }) => Duration::ZERO,
@@ -110,7 +111,7 @@ impl Elections {
     }
 }
 
-/// Forgets the region that has longest been without leader and candidates, if there are too many.
+/// If too many regions are remembered, forgets the region that has been without leader and candidates for longest.
 fn make_room(elections: &mut HashMap<Region, RegionElection>) {
     if elections.len() < MAX_REGIONS {
         return;
@@ -147,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn candidates_are_bounded() {
+    fn number_of_health_checker_candidates_is_bounded() {
         let elections = Elections::default();
         let admitted: Vec<_> = std::iter::from_fn(|| elections.admit()).collect();
         assert_eq!((admitted.len(), elections.candidates()), (MAX_CANDIDATES, MAX_CANDIDATES));
@@ -157,7 +158,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn regions_without_leader_and_candidate_are_forgotten() {
+    async fn election_forgets_regions_without_leader_and_candidates() {
         let elections = Arc::<Elections>::default();
         let kept = elections.clone().campaign(region("eu")).await;
         for i in 0..2 * MAX_REGIONS {
@@ -168,7 +169,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_region_has_one_leader_and_then_the_next() {
+    async fn region_has_only_one_elected_health_checker() {
         let elections = Arc::<Elections>::default();
         let first = elections.clone().campaign(region("eu")).await;
         let other = elections.clone().campaign(region("us")).await;
@@ -189,13 +190,13 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_term_of_one_process_is_not_valid_in_the_next() {
+    async fn election_term_of_previous_process_is_not_valid_in_next_one() {
         let (old, new) = (Arc::<Elections>::default(), Arc::<Elections>::default());
         let (before, after) = (old.campaign(region("eu")).await, new.clone().campaign(region("eu")).await);
         assert!(new.holds(&region("eu"), after.term) && !new.holds(&region("eu"), before.term));
     }
 
-    /// The future after one poll that did not complete.
+    /// Polls a future once, which must not complete, and returns it.
     async fn waiting<F: Future>(future: F) -> std::pin::Pin<Box<F>> {
         let mut future = Box::pin(future);
         assert!(tokio::time::timeout(Duration::from_millis(1), &mut future).await.is_err());

@@ -14,7 +14,7 @@ use super::{
 };
 use crate::zone_probes::ZoneProbes;
 
-/// The most judgements in one call.
+/// Maximum number of judgements in one call.
 const MAX_JUDGEMENTS: usize = 1000;
 
 static ELECTED: LogLimiter = LogLimiter::new();
@@ -128,7 +128,7 @@ impl v1::checker_server::Checker for CheckerService {
 }
 
 impl CheckerService {
-    /// Refuses reports of a checker that is no longer elected.
+    /// Refuses reports from a checker that is no longer elected.
     fn require_leader(&self, region: &Region, term: u64) -> Result<(), Status> {
         if self.checks.elections.holds(region, term) {
             return Ok(());
@@ -139,7 +139,7 @@ impl CheckerService {
     }
 }
 
-/// Records a leader, and then sends it its lists as long as the call lasts.
+/// Records the leader. Then sends the leader its lists for as long as the call lasts.
 async fn lead(
     checks: &Checks,
     region: &Region,
@@ -150,7 +150,8 @@ async fn lead(
     send_lists(checks, region, leader, send).await;
 }
 
-/// Sends a leader the services to check and the targets in other regions, and each change, as long as the call lasts.
+/// Sends a leader the services to check and the targets in other regions, and later changes of both, for as long as
+/// the call lasts.
 async fn send_lists(
     checks: &Checks,
     region: &Region,
@@ -176,7 +177,7 @@ async fn send_lists(
     }
 }
 
-/// The targets of a checker: those of all regions but its own.
+/// Targets for a checker in region `own`: the targets of all other regions.
 fn targets_from(own: &Region, targets: &DistanceTargets) -> Vec<v1::DistanceTarget> {
     let others = targets.iter().filter(|(region, _)| *region != own);
     let message = |region: &Region, target: &DistanceTarget| v1::DistanceTarget {

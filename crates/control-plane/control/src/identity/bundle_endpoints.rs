@@ -1,4 +1,5 @@
-//! Updates the roots of federated trust domains that serve them at a URL (SPIFFE Federation, 5.2.1: `https_web`).
+//! Updates the roots of federated trust domains from their bundle endpoints (SPIFFE Federation, 5.2.1:
+//! `https_web`).
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -10,41 +11,41 @@ use fairmesh_controllers::{BoxError, Controller, Decision, Now, Refusal, Trigger
 use fairmesh_identity::{BundleHints, MAX_BUNDLE_DOCUMENT, read_bundle_document};
 use fairmesh_model::{BundleEndpoint, FederatedDomains, Prefix, Record, RecordKey, TrustBundle};
 use fairmesh_rib::{Expect, Node, Op};
-use fairmesh_wire::records;
+use fairmesh_wire::record_encoding;
 use tokio::time::Instant;
 
 use super::recorded_bundle;
-use crate::web::{WebUrl, fetch};
+use crate::http_fetch::{WebUrl, fetch};
 
-/// How often the record is checked.
+/// Interval at which the record is checked.
 const INTERVAL: Duration = Duration::from_secs(5);
-/// Time between two fetches if the document names none, as SPIFFE recommends, and bounds for named ones.
+/// Time between two fetches if the document states none, as SPIFFE recommends, and the bounds of stated times.
 const REFRESH: Duration = Duration::from_secs(300);
 const REFRESH_BOUNDS: (Duration, Duration) = (Duration::from_secs(10), Duration::from_secs(3600));
-/// Time until the next fetch after a failed one.
+/// Pause after a failed fetch.
 const RETRY: Duration = Duration::from_secs(60);
-/// How long an older document is refused after a newer one. Servers of an endpoint may differ for a while, but a restored server
-/// begins with older numbers.
+/// Time for which an older document is refused after a newer one. Servers of one endpoint may differ for some time. A
+/// server restored from a backup starts with older numbers, and must be accepted eventually.
 const SUPERSEDED: Duration = Duration::from_secs(3600);
 
-/// An endpoint whose documents are fetched.
+/// A bundle endpoint whose documents are fetched.
 #[derive(Clone, Debug)]
 struct FollowedEndpoint {
-    /// When the document is next fetched.
+    /// Time of the next fetch.
     due: Instant,
     newest: NewestDocument,
-    /// Fetched roots that are not in the records yet.
+    /// Fetched roots that are not yet recorded.
     unrecorded: Option<TrustBundle>,
-    /// Why the last document is not used.
+    /// Why the last document was not used.
     problem: Option<String>,
 }
 
-/// The number of the newest document of an endpoint, and when it was last served.
+/// The sequence number of the newest document of an endpoint, and when it was last served.
 #[derive(Clone, Copy, Debug, Default)]
 struct NewestDocument(Option<(u64, Instant)>);
 
 impl NewestDocument {
-    /// Notes a document, unless it is older (SPIFFE Trust Domain and Bundle, 4.1.1).
+    /// Accepts a document, unless it is older than the newest one (SPIFFE Trust Domain and Bundle, 4.1.1).
     fn accept(&mut self, sequence: Option<u64>, now: Instant) -> Result<(), String> {
         let Some(sequence) = sequence else { return Ok(()) };
         match self.0 {
@@ -59,7 +60,7 @@ impl NewestDocument {
     }
 }
 
-/// Records the roots of federated trust domains as their bundle endpoints serve them.
+/// Records the roots of federated trust domains, as served by their bundle endpoints.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct FederationController {
     followed: HashMap<BundleEndpoint, FollowedEndpoint>,
@@ -68,18 +69,18 @@ pub(crate) struct FederationController {
 /// A document, or why it could not be fetched.
 type Fetched = Result<(TrustBundle, BundleHints), String>;
 
-/// The record, and the documents that were due.
+/// The record of federated domains, and the documents that were due.
 pub(crate) struct FederationFacts {
-    /// The record, and the revision that wrote it.
+    /// The record, with the revision that wrote it.
     domains: Option<(FederatedDomains, u64)>,
-    /// The roots of the mesh itself.
+    /// The roots of this mesh.
     own: Option<TrustBundle>,
     fetched: Vec<(BundleEndpoint, Fetched)>,
 }
 
 impl Controller for FederationController {
     const NAME: &'static str = "federated-bundles";
-    /// Long enough for many unresponsive servers, which are tried in sequence.
+    /// Time limit of a round. It suffices for many unresponsive servers, since they are tried one after the other.
     const DEADLINE: Duration = Duration::from_secs(600);
     type Facts = FederationFacts;
     type Effect = Infallible;
@@ -130,7 +131,7 @@ impl Controller for FederationController {
 }
 
 impl FederationController {
-    /// Notes the result of fetching from an endpoint.
+    /// Records the result of a fetch from an endpoint.
     fn note(&mut self, endpoint: BundleEndpoint, fetched: Fetched, own: Option<&TrustBundle>, now: Instant) {
         let unknown =
             FollowedEndpoint { due: now, newest: NewestDocument::default(), unrecorded: None, problem: None };
@@ -150,14 +151,15 @@ impl FederationController {
         }
     }
 
-    /// The write of the record with unrecorded roots. They stay unrecorded until it succeeds.
+    /// Returns the write that records the unrecorded roots. They count as unrecorded until the write succeeds.
     fn writes(&mut self, mut domains: FederatedDomains, revision: u64) -> Vec<Write> {
         let mut changed = Vec::new();
         for endpoint in &domains.endpoints {
             let Some(followed) = self.followed.get_mut(endpoint) else { continue };
             let known = domains.bundles.iter_mut().find(|known| known.domain == endpoint.domain);
             let (Some(known), Some(fetched)) = (known, &followed.unrecorded) else { continue };
-            // Order is ignored: a server may change it each time, and all processes would begin new sessions.
+            // The order is ignored: a server may change it each time, and each change would make all
+            // processes begin new TLS sessions.
             if known.roots.iter().collect::<BTreeSet<_>>() == fetched.roots.iter().collect() {
                 followed.unrecorded = None;
                 continue;
@@ -168,7 +170,7 @@ impl FederationController {
         if changed.is_empty() {
             return Vec::new();
         }
-        let value = records::encode(&Record::FederatedDomains(domains));
+        let value = record_encoding::encode(&Record::FederatedDomains(domains));
         let op =
             Op::put(RecordKey::FederatedDomains.to_string(), value).expecting(Expect::Revision(revision));
         let (subject, reason) = (changed.join(", "), "its bundle endpoint serves other roots");
@@ -184,10 +186,10 @@ async fn fetch_bundle(endpoint: &BundleEndpoint) -> Fetched {
     Ok((bundle, BundleHints::of(&document)))
 }
 
-/// The record, and the revision that wrote it.
+/// The record of federated domains, with the revision that wrote it.
 fn federated_domains(node: &Node) -> Option<(FederatedDomains, u64)> {
     let entry = node.get(&RecordKey::FederatedDomains.to_string())?;
-    match records::decode(&RecordKey::FederatedDomains, &entry.value) {
+    match record_encoding::decode(&RecordKey::FederatedDomains, &entry.value) {
         Ok(Record::FederatedDomains(domains)) => Some((domains, entry.revision)),
         _ => None,
     }
@@ -200,7 +202,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_older_document_is_refused_while_servers_of_an_endpoint_may_differ() {
+    fn older_trust_bundle_is_refused_until_superseded_period_ends() {
         let (mut newest, begin) = (NewestDocument::default(), Instant::now());
         newest.accept(None, begin).unwrap();
         newest.accept(Some(4), begin).unwrap();
@@ -218,7 +220,7 @@ mod tests {
         TrustBundle::new(TrustDomain::new("other.example").unwrap(), vec![vec![root]])
     }
 
-    /// A round on a record with the root 1, in which the endpoint serves `fetched`.
+    /// A round on a record with root 1, in which the endpoint serves `fetched`.
     fn reconcile(controller: &mut FederationController, fetched: Option<Fetched>) -> Decision<Infallible> {
         let domain = TrustDomain::new("other.example").unwrap();
         let endpoint = BundleEndpoint { domain, url: "https://other.example/bundle".into() };
@@ -230,21 +232,21 @@ mod tests {
     }
 
     #[test]
-    fn other_roots_are_written_until_the_write_succeeds() {
+    fn changed_federated_roots_are_written_again_until_write_succeeds() {
         let mut controller = FederationController::default();
         let serving = |root| Some(Ok((bundle(root), BundleHints::default())));
         assert!(reconcile(&mut controller, serving(1)).writes.is_empty(), "the record has it");
         let decision = reconcile(&mut controller, serving(2));
         assert_eq!(decision.writes[0].subject, "other.example");
         assert_eq!(decision.writes[0].ops[0].expect, Expect::Revision(7));
-        // Another writer was faster, and nothing is fetched meanwhile.
+        // Another writer was faster, and nothing new is fetched meanwhile.
         assert_eq!(reconcile(&mut controller, None).writes.len(), 1);
         controller.written("other.example");
         assert!(reconcile(&mut controller, None).writes.is_empty());
     }
 
     #[test]
-    fn unusable_roots_are_refused_until_the_endpoint_serves_others() {
+    fn unusable_federated_roots_are_refused_until_endpoint_serves_usable_ones() {
         let mut controller = FederationController::default();
         let reason = |decision: &Decision<Infallible>| decision.refused[0].reason.clone();
         let refused = reconcile(&mut controller, Some(Err("it does not respond".into())));

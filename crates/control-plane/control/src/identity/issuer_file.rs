@@ -1,4 +1,4 @@
-//! The intermediate in the file of this control plane, and the certificates that follow from it.
+//! Follows the file with this control plane's intermediate, and renews its certificates accordingly.
 
 use std::{fmt, sync::Arc, time::Duration};
 
@@ -8,19 +8,20 @@ use fairmesh_rib::Node;
 
 use super::CertificateIssuer;
 
-/// How often the file is compared with what is in use. No notification of the file system: files of mounted secrets are replaced in
-/// ways that these miss.
+/// Interval at which the file is compared with the intermediate in use. File system notifications were
+/// rejected: files of mounted secrets are replaced in ways that they miss.
 const INTERVAL: Duration = Duration::from_secs(5);
-/// The file, as operators know it.
+/// The file, relative to the data directory.
 const FILE: &str = "ca/issuer.key";
 
-/// Uses an intermediate that an authority elsewhere has issued, once it is put into the file of this control plane. Trusts the roots
-/// of the records, and replaces certificates that are not valid yet, since the clock was set back.
+/// Uses an intermediate that an authority elsewhere issued, once it is in this control plane's file. Also makes the
+/// control plane trust the recorded roots, and replaces certificates that are not valid yet after the clock was set
+/// back.
 #[derive(Clone, Debug)]
 pub(crate) struct IssuerFileController {
     issuer: Arc<CertificateIssuer>,
     node: Node,
-    /// Why the present content of the file is not used. Each content is tried once.
+    /// Why the current content of the file is not used. Each content is tried only once.
     unused: Option<String>,
 }
 
@@ -51,24 +52,24 @@ fn not_used(error: &IdentityError) -> String {
     format!("{FILE} is not used; the intermediate before stays in use: {error}")
 }
 
-/// What the authority and the certificates of this control plane lack.
+/// The differences between the certificates in use and the file and records.
 #[derive(Debug)]
 pub(crate) struct IssuerFileFacts {
-    /// Whether the file has a content that was not tried yet; or why it cannot be read.
+    /// Whether the file has content that was not yet tried; or why the file cannot be read.
     has_other_issuer: Result<bool, IdentityError>,
     has_other_roots: bool,
-    /// Whether certificates are not valid yet.
+    /// Whether there are certificates that are not valid yet.
     is_ahead: bool,
 }
 
-/// A change of the certificates of this control plane.
+/// A change to the certificates of this control plane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum IssuerFileEffect {
-    /// The intermediate of the file is used.
+    /// Use the intermediate in the file.
     UseFile,
-    /// The own certificate trusts the roots of the records.
+    /// Renew this control plane's certificate, with the recorded roots.
     TrustRoots,
-    /// Certificates that are not valid yet are replaced.
+    /// Replace certificates that are not valid yet.
     ReplaceFuture,
 }
 
@@ -119,7 +120,7 @@ impl Controller for IssuerFileController {
     }
 }
 
-/// `unused`: why the content that was tried last is not used.
+/// Decides on the changes. `unused` is the reason why the content that was tried last is not used.
 fn decide(facts: IssuerFileFacts, unused: Option<String>) -> Decision<IssuerFileEffect> {
     let IssuerFileFacts { has_other_issuer, has_other_roots, is_ahead } = facts;
     let (has_other_issuer, unreadable) = match has_other_issuer {
@@ -148,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn content_that_was_not_used_stays_refused_until_there_is_another_one() {
+    fn unusable_issuer_file_stays_refused_until_content_changes() {
         let refused = |facts, unused: Option<&str>| {
             let decision = decide(facts, unused.map(str::to_owned));
             (decision.effects, decision.refused.into_iter().map(|refusal| refusal.reason).collect::<Vec<_>>())

@@ -1,4 +1,4 @@
-//! The revocations by which this control plane refuses callers.
+//! Applies revocations, by which this control plane refuses callers.
 
 use std::{
     fmt,
@@ -9,27 +9,29 @@ use std::{
 use fairmesh_controllers::{BoxError, Controller, Decision, Now, Refusal, Triggers, Wake};
 use fairmesh_model::{Invalid, Prefix, Record, RecordKey, Revocations};
 use fairmesh_rib::{Entry, Node};
-use fairmesh_wire::records;
+use fairmesh_wire::record_encoding;
 
 use super::CertificateIssuer;
 
-/// How often the record is compared with the revocations in force, besides each change.
+/// Interval at which the record is compared with the revocations in force. The record is also compared after each
+/// change.
 const INTERVAL: Duration = Duration::from_secs(60);
 
-/// The recorded revocations; `None` without a record.
+/// The recorded revocations; empty without a record.
 fn read(entry: Option<&Entry>) -> Result<Revocations, Invalid> {
     let Some(entry) = entry else { return Ok(Revocations::default()) };
-    match records::decode(&RecordKey::Revocations, &entry.value)? {
+    match record_encoding::decode(&RecordKey::Revocations, &entry.value)? {
         Record::Revocations(revocations) => Ok(revocations),
         _ => Ok(Revocations::default()),
     }
 }
 
 impl CertificateIssuer {
-    /// Applies the record of revocations. An unreadable record leaves the earlier revocations in force.
+    /// Applies the record of revocations. If the record cannot be read, the earlier revocations stay in
+    /// force.
     pub(super) fn apply_revocations(&self, node: &Node) {
-        // Held from the comparison on, so that no older record replaces a newer one and no caller proceeds before it is
-        // applied.
+        // Locked from the comparison on, so that no older record replaces a newer one, and no caller proceeds
+        // before the record is applied.
         let mut applied = self.revoked_at.lock().unwrap_or_else(PoisonError::into_inner);
         let entry = node.get(&RecordKey::Revocations.to_string());
         let revision = entry.as_ref().map(|entry| entry.revision);
@@ -43,23 +45,23 @@ impl CertificateIssuer {
     }
 }
 
-/// Applies revocations as soon as they are written. Callers are then refused and their connections closed.
+/// Applies revocations as soon as they are written. Revoked callers are then refused, and their connections closed.
 #[derive(Clone, Debug)]
 pub(crate) struct RevocationController {
     pub(super) issuer: Arc<CertificateIssuer>,
     pub(super) node: Node,
 }
 
-/// The record of revocations, and those in force.
+/// The record of revocations, compared with the revocations in force.
 #[derive(Debug)]
 pub(crate) struct RevocationFacts {
     revision: Option<u64>,
     in_force: Option<u64>,
-    /// Why the record is unreadable.
+    /// Why the record cannot be read.
     problem: Option<String>,
 }
 
-/// Applies the record of revocations.
+/// Effect: apply the record of revocations.
 #[derive(Debug)]
 pub(crate) struct PutInForce {
     revision: Option<u64>,
@@ -133,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn changed_revocations_apply_unless_unreadable() {
+    fn changed_revocations_are_applied_unless_unreadable() {
         assert_eq!(decide(facts(None, None, None)), (vec![], vec![]));
         assert_eq!(decide(facts(Some(7), Some(7), None)), (vec![], vec![]));
         let (effects, _) = decide(facts(Some(8), Some(7), None));

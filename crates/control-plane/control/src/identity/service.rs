@@ -1,11 +1,12 @@
-//! Issues certificates to agents, to programs for which agents vouch, and to programs that joined by themselves.
+//! Issues certificates to agents, to programs that agents vouch for, and to programs that joined on their
+//! own.
 
 use std::{sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use fairmesh_identity::{
     CLOCK_SKEW, Joining, TokenGrant, TokenRefused, renews_itself,
-    signed::{self, Purpose},
+    signed_message::{self, Purpose},
 };
 use fairmesh_model::{
     Identity, JoinedAgent, Label, MeshRole, ProgramFacts, Record, RecordKey, Region, ServiceName, SpiffeId,
@@ -14,21 +15,21 @@ use fairmesh_model::{
 use fairmesh_rib::{Batch, Node, Op, access::AccessControl};
 use fairmesh_store::Store;
 use fairmesh_wire::{
-    LogLimiter, identity_of, on_behalf_of, records,
+    LogLimiter, identity_of, on_behalf_of, record_encoding,
     v1::{self, identity_server},
 };
 use prost::Message as _;
 use tonic::{Request, Response, Status};
 
 use super::{CertificateIssuer, WorkloadIndex, failed, no_domain};
-use crate::{audit::AuditLog, write_error::write_error};
+use crate::{audit::AuditLog, store_error::write_error};
 
-/// Maximum age of a signed request, apart from clock skew.
+/// Maximum age of a signed request, not counting clock skew.
 const MAX_AGE: Duration = Duration::from_secs(60);
 
 static REFUSED: LogLimiter = LogLimiter::new();
 
-/// Upper bound of the services of one program.
+/// Maximum number of services of one program.
 const MAX_SELECTED: usize = 64;
 
 /// The services `Identity` and `Authority`.
@@ -37,9 +38,9 @@ pub(crate) struct IdentityService {
     pub(crate) issuer: Option<Arc<CertificateIssuer>>,
     pub(crate) node: Node,
     pub(crate) store: Arc<dyn Store>,
-    /// Which agent vouches for which process.
+    /// Decides which agent vouches for which process.
     pub(crate) access: AccessControl,
-    /// Which programs may have which identity.
+    /// Index of workload selectors: which programs may have which identity.
     pub(crate) selectors: WorkloadIndex,
     pub(crate) audit: AuditLog,
 }
@@ -82,7 +83,7 @@ impl identity_server::Identity for IdentityService {
         let message = request.into_inner();
         let trust = issuer.trust(&self.node).map_err(|error| failed(&error))?;
         let now = issuer.clock.now();
-        let signer = signed::verify(&trust, Purpose::IssueRequest, b"", &message, now)
+        let signer = signed_message::verify(&trust, Purpose::IssueRequest, b"", &message, now)
             .map_err(|refused| Status::unauthenticated(refused.to_string()))?;
         let v1::IssueRequest { path, csr, signed_at, describe_workload, select_for } =
             v1::IssueRequest::decode(message.payload)
@@ -111,8 +112,8 @@ impl identity_server::Identity for IdentityService {
 }
 
 impl IdentityService {
-    /// The first certificate of a program without an agent. Its token permits the certificate, whatever agents may
-    /// vouch for.
+    /// Issues the first certificate of a program without an agent. The token authorizes the certificate, regardless
+    /// of what agents may vouch for.
     fn join_program(
         &self,
         service: &str,
@@ -130,7 +131,7 @@ impl IdentityService {
         self.certify(csr, path, true)
     }
 
-    /// Records an agent, which permits it to request certificates.
+    /// Records a joined agent, which allows the agent to request certificates.
     async fn record(
         &self,
         agent: &Label,
@@ -147,13 +148,15 @@ impl IdentityService {
                  --name"
             );
         }
-        let op = Op::put(key, records::encode(&record));
+        let op = Op::put(key, record_encoding::encode(&record));
         self.store.write(Batch { ops: vec![op] }).await.map_err(write_error)?;
         Ok(())
     }
 
-    /// Whether an agent may have this certificate: its own, one of a service of its tenants, or of a proxy, a
-    /// gateway, a replica or an operator on its machine.
+    /// Checks that an agent may request this certificate. It may request:
+    /// - its own certificate;
+    /// - a certificate for a service of its tenants;
+    /// - a certificate for a proxy, gateway, replica or operator on its machine.
     fn check_vouches(&self, signer: &SpiffeId, path: &SpiffePath) -> Result<(), Status> {
         let refused =
             || Err(Status::permission_denied(format!("{signer} may not have a certificate for {path}")));
@@ -170,7 +173,8 @@ impl IdentityService {
                 joined.vouches_for(&service.tenant)
             }
             SpiffePath::Mesh(MeshRole::Agent, name) => name == agent,
-            // A replica reads everything. A gateway reaches the pods of every tenant.
+            // Replicas and gateways need an agent of all tenants: a replica reads everything, and a gateway
+            // reaches the pods of every tenant.
             SpiffePath::Mesh(MeshRole::Replica | MeshRole::Gateway, name) => {
                 joined.tenants.is_empty() && self.vouches(agent, name)
             }
@@ -182,18 +186,18 @@ impl IdentityService {
         if may { Ok(()) } else { refused() }
     }
 
-    /// A joined agent, with its record.
+    /// The agent that signed a request, with its record.
     fn joined<'a>(&self, signer: &'a SpiffeId) -> Option<(&'a Label, JoinedAgent)> {
         let SpiffePath::Mesh(MeshRole::Agent, agent) = &signer.path else { return None };
         let key = RecordKey::JoinedAgent(agent.clone());
         let entry = self.node.get(&key.to_string())?;
-        match records::decode(&key, &entry.value) {
+        match record_encoding::decode(&key, &entry.value) {
             Ok(Record::JoinedAgent(joined)) => Some((agent, joined)),
             _ => None,
         }
     }
 
-    /// A signed response with the services of a program on an agent's machine.
+    /// Returns a signed response with the services of a program on an agent's machine.
     fn select_for(
         &self,
         csr: &[u8],
@@ -208,12 +212,12 @@ impl IdentityService {
         self.sign(csr, v1::IssueResponse { services, ..Default::default() })
     }
 
-    /// Whether a process with this name belongs to an agent's machine.
+    /// Whether a process of this name belongs to the agent's machine.
     fn vouches(&self, agent: &Label, name: &Label) -> bool {
         self.access.agent_of(name).is_some_and(|(found, _)| found == *agent)
     }
 
-    /// A signed response with a certificate. With `joined`, the program may renew it by itself.
+    /// Returns a signed response with a certificate. If `joined`, the program may renew the certificate by itself.
     fn certify(&self, csr: &[u8], path: SpiffePath, joined: bool) -> Result<v1::SignedMessage, Status> {
         let issuer = self.issuer.as_ref().ok_or_else(no_domain)?;
         self.refuse_revoked(issuer, &path)?;
@@ -230,7 +234,7 @@ impl IdentityService {
         self.sign(csr, v1::IssueResponse { chain, bundle: Some(bundle.into()), ..Default::default() })
     }
 
-    /// Refuses certificates for an identity that is revoked as a whole.
+    /// Refuses certificates for an identity that is revoked entirely.
     fn refuse_revoked(&self, issuer: &CertificateIssuer, path: &SpiffePath) -> Result<(), Status> {
         issuer.apply_revocations(&self.node);
         if !issuer.workload.revocations().current().revokes_identity(path) {
@@ -242,7 +246,7 @@ impl IdentityService {
         )))
     }
 
-    /// A signed response with the programs that may have an identity, and the roots.
+    /// Returns a signed response with the programs that may have an identity, and the roots.
     fn describe_workload(&self, csr: &[u8], path: &SpiffePath) -> Result<v1::SignedMessage, Status> {
         let entry = match path {
             SpiffePath::Service(service) => self.workload(service),
@@ -256,17 +260,17 @@ impl IdentityService {
     fn workload(&self, service: &ServiceName) -> Option<WorkloadEntry> {
         let key = RecordKey::Workload(service.clone());
         let entry = self.node.get(&key.to_string())?;
-        match records::decode(&key, &entry.value) {
+        match record_encoding::decode(&key, &entry.value) {
             Ok(Record::Workload(entry)) => Some(entry),
             _ => None,
         }
     }
 
-    /// The response to the request with this `csr`.
+    /// Signs the response to the request with this `csr`.
     fn sign(&self, csr: &[u8], response: v1::IssueResponse) -> Result<v1::SignedMessage, Status> {
         let issuer = self.issuer.as_ref().ok_or_else(no_domain)?;
         let own = issuer.own(&self.node).map_err(|error| failed(&error))?;
-        signed::sign(&own, Purpose::IssueResponse, csr, response.encode_to_vec())
+        signed_message::sign(&own, Purpose::IssueResponse, csr, response.encode_to_vec())
             .map_err(|error| failed(&error))
     }
 }
@@ -288,13 +292,13 @@ fn redeem(
     })
 }
 
-/// Whether a call comes over a Unix socket from the user of this process, or from root, and was not forwarded by
-/// another process.
+/// Whether a call comes over a Unix socket from the user of this process or from root, and was not forwarded
+/// by another process.
 pub(super) fn is_own_user<T>(request: &Request<T>) -> bool {
     is_own(&identity_of(request)) && on_behalf_of(request).is_empty()
 }
 
-/// Whether a peer is the user of this process, or root.
+/// Whether a peer is the user of this process or root.
 pub(crate) fn is_own(peer: &Identity) -> bool {
     let own = rustix::process::geteuid().as_raw();
     matches!(peer, Identity::Local { uid } if *uid == own || *uid == 0)

@@ -1,7 +1,7 @@
-//! Updates the keys of the issuers of tokens of end users, where these serve them at a URL.
+//! Updates the keys of end-user token issuers that serve their keys at a URL.
 //!
-//! Servers follow the record and fetch nothing: an issuer that does not respond delays no call, and only the control plane needs a way to
-//! it.
+//! Servers only follow the record and fetch nothing: an unresponsive issuer delays no call, and only the
+//! control plane needs network access to it.
 
 use std::{collections::HashMap, convert::Infallible, time::Duration};
 
@@ -9,23 +9,24 @@ use fairmesh_controllers::{BoxError, Controller, Decision, Now, Refusal, Trigger
 use fairmesh_model::{Prefix, Record, RecordKey, TokenIssuers};
 use fairmesh_rib::{Expect, Node, Op};
 use fairmesh_tokens::KeySet;
-use fairmesh_wire::records;
+use fairmesh_wire::record_encoding;
 use tokio::time::Instant;
 
-use crate::web::{MAX_JWKS_DOCUMENT, WebUrl, fetch};
+use crate::http_fetch::{MAX_JWKS_DOCUMENT, WebUrl, fetch};
 
-/// How often the record is checked.
+/// Interval at which the record is checked.
 const INTERVAL: Duration = Duration::from_secs(5);
-/// Time between two fetches. With the check, a withdrawn key is in the records for a minute at most.
+/// Time between two fetches. Together with [`INTERVAL`], a withdrawn key stays in the records for at most a
+/// minute.
 const REFRESH: Duration = Duration::from_secs(50);
 
 /// An issuer, and the URL of its keys.
 type Served = (String, String);
 
-/// A JWKS with what verification needs, or why there is none.
+/// A JWKS reduced to the fields that verification needs, or the reason why there is none.
 type Fetched = Result<Vec<u8>, String>;
 
-/// Records the keys of issuers as these serve them.
+/// Records the keys that issuers serve.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct TokenIssuerController {
     followed: HashMap<Served, FollowedIssuer>,
@@ -34,24 +35,24 @@ pub(crate) struct TokenIssuerController {
 /// An issuer whose keys are fetched.
 #[derive(Clone, Debug)]
 struct FollowedIssuer {
-    /// When the keys are next fetched.
+    /// Time of the next fetch of the keys.
     due: Instant,
-    /// The last keys that were fetched; the record may not have them yet.
+    /// The keys fetched last. The record may not have them yet.
     keys: Option<Vec<u8>>,
-    /// Why the last document is not used.
+    /// Why the last document was not used.
     problem: Option<String>,
 }
 
-/// The record, and the keys that were due.
+/// The record of issuers, and the keys that were due.
 pub(crate) struct TokenIssuerFacts {
-    /// The record, and the revision that wrote it.
+    /// The record, with the revision that wrote it.
     issuers: Option<(TokenIssuers, u64)>,
     fetched: Vec<(Served, Fetched)>,
 }
 
 impl Controller for TokenIssuerController {
     const NAME: &'static str = "token-issuers";
-    /// Long enough for many unresponsive servers, which are tried in sequence.
+    /// Time limit of a round. It suffices for many unresponsive servers, since they are tried one after the other.
     const DEADLINE: Duration = Duration::from_secs(300);
     type Facts = TokenIssuerFacts;
     type Effect = Infallible;
@@ -112,7 +113,7 @@ impl TokenIssuerController {
         }
     }
 
-    /// The write of the record with keys that it has not yet.
+    /// Returns the write that adds missing keys to the record.
     fn writes(&self, mut all: TokenIssuers, revision: u64) -> Vec<Write> {
         let mut changed = Vec::new();
         for one in &mut all.issuers {
@@ -127,14 +128,14 @@ impl TokenIssuerController {
         if changed.is_empty() {
             return Vec::new();
         }
-        let value = records::encode(&all.into());
+        let value = record_encoding::encode(&all.into());
         let op = Op::put(RecordKey::TokenIssuers.to_string(), value).expecting(Expect::Revision(revision));
         let (subject, reason) = (changed.join(", "), "it serves other keys");
         vec![Write { subject, reason, ops: vec![op] }]
     }
 }
 
-/// The issuers whose keys are fetched, with their URLs.
+/// The issuers whose keys are fetched, with the URLs of the keys.
 fn served(issuers: &TokenIssuers) -> impl Iterator<Item = Served> {
     issuers.issuers.iter().filter_map(|one| Some((one.issuer.clone(), one.url.clone()?)))
 }
@@ -145,10 +146,10 @@ async fn fetch_keys(url: &str) -> Fetched {
     KeySet::reduce(&document).map_err(|problem| format!("{url} {problem}"))
 }
 
-/// The record, and the revision that wrote it.
+/// The record of issuers, with the revision that wrote it.
 fn recorded(node: &Node) -> Option<(TokenIssuers, u64)> {
     let entry = node.get(&RecordKey::TokenIssuers.to_string())?;
-    match records::decode(&RecordKey::TokenIssuers, &entry.value) {
+    match record_encoding::decode(&RecordKey::TokenIssuers, &entry.value) {
         Ok(Record::TokenIssuers(issuers)) => Some((issuers, entry.revision)),
         _ => None,
     }
@@ -170,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn other_keys_are_written_and_a_failed_fetch_keeps_those_before() {
+    fn changed_token_issuer_keys_are_written_and_failed_fetch_keeps_old() {
         let mut controller = TokenIssuerController::default();
         assert!(reconcile(&mut controller, Some(Ok(b"1".to_vec()))).writes.is_empty(), "the record has them");
         let decision = reconcile(&mut controller, Some(Ok(b"2".to_vec())));

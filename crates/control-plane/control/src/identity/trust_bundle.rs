@@ -6,14 +6,14 @@ use fairmesh_controllers::{BoxError, Controller, Decision, Now, Refusal, Trigger
 use fairmesh_model::{Prefix, Record, RecordKey, TrustBundle};
 use fairmesh_rib::{Batch, Expect, Node, Op};
 use fairmesh_store::Store;
-use fairmesh_wire::records;
+use fairmesh_wire::record_encoding;
 use tokio::time::Instant;
 use tonic::Status;
 
 use super::CertificateIssuer;
-use crate::write_error::write_error;
+use crate::store_error::write_error;
 
-/// How often the intermediate is checked, and the certificate of this control plane renewed.
+/// Interval at which the intermediate is checked and this control plane's certificate is renewed.
 const RENEWAL_INTERVAL: Duration = Duration::from_secs(3600);
 
 /// The trust bundle in the records.
@@ -24,17 +24,17 @@ pub(crate) fn recorded_bundle(node: &Node) -> Option<TrustBundle> {
 /// The recorded trust bundle, with the condition for replacing it.
 pub(crate) struct RecordedBundle {
     pub(super) bundle: Option<TrustBundle>,
-    /// The record's state when it was read.
+    /// State of the record when it was read.
     expect: Expect,
 }
 
 impl RecordedBundle {
-    /// Fails if a later release wrote the record.
+    /// Reads the record. Fails if a newer release wrote it.
     pub(super) fn read(node: &Node) -> Result<Self, Status> {
         let Some(entry) = node.get(&RecordKey::TrustBundle.to_string()) else {
             return Ok(Self { bundle: None, expect: Expect::Absent });
         };
-        match records::decode(&RecordKey::TrustBundle, &entry.value) {
+        match record_encoding::decode(&RecordKey::TrustBundle, &entry.value) {
             Ok(Record::TrustBundle(bundle)) => {
                 Ok(Self { bundle: Some(bundle), expect: Expect::Revision(entry.revision) })
             }
@@ -43,7 +43,7 @@ impl RecordedBundle {
         }
     }
 
-    /// Fails if the record has changed since.
+    /// Replaces the record. Fails if it has changed since it was read.
     pub(super) async fn replace(&self, bundle: TrustBundle, store: &dyn Store) -> Result<(), Status> {
         store.write(Batch { ops: vec![self.op(bundle)] }).await.map_err(write_error)?;
         Ok(())
@@ -51,13 +51,13 @@ impl RecordedBundle {
 
     /// The write that replaces the record, unless it has changed since.
     fn op(&self, bundle: TrustBundle) -> Op {
-        let value = records::encode(&Record::TrustBundle(bundle));
+        let value = record_encoding::encode(&Record::TrustBundle(bundle));
         Op::put(RecordKey::TrustBundle.to_string(), value).expecting(self.expect)
     }
 }
 
 impl CertificateIssuer {
-    /// Records the roots that are not recorded yet.
+    /// Records the given roots that are not yet recorded.
     pub(crate) async fn publish(&self, node: &Node, store: &dyn Store) -> Result<(), Status> {
         let recorded = RecordedBundle::read(node)?;
         let bundle = self.authority.complete(recorded.bundle.clone());
@@ -70,15 +70,15 @@ impl CertificateIssuer {
     }
 }
 
-/// Records the roots of this control plane, and renews its certificates in time.
+/// Records this control plane's roots, and renews its certificates in time.
 #[derive(Clone, Debug)]
 pub(crate) struct TrustBundleController {
     issuer: Arc<CertificateIssuer>,
     node: Node,
-    /// When the intermediate and the own certificates are next renewed; `None` before the first round. A failed renewal
-    /// stays due.
+    /// Times of the next renewals of the intermediate and of the control plane's own certificates; `None` before the
+    /// first round. A failed renewal stays due.
     due: Option<[Instant; 2]>,
-    /// When certificates renewed in this round are due again.
+    /// Times at which the certificates renewed in this round are due again.
     next: Option<Instant>,
 }
 
@@ -88,7 +88,7 @@ impl TrustBundleController {
     }
 }
 
-/// Renewal of a certificate.
+/// Effect: renew a certificate.
 #[derive(Debug)]
 pub(crate) enum Renewal {
     /// The intermediate, if it expires soon.
@@ -108,7 +108,8 @@ impl fmt::Display for Renewal {
 
 impl Controller for TrustBundleController {
     const NAME: &'static str = "trust-bundle";
-    /// The recorded bundle, and the bundle with all roots of this control plane; or why it is unreadable.
+    /// The recorded bundle, and the same bundle completed by all roots of this control plane; or why the record
+    /// cannot be read.
     type Facts = Result<(RecordedBundle, TrustBundle), Status>;
     type Effect = Renewal;
 
@@ -130,7 +131,7 @@ impl Controller for TrustBundleController {
 
     fn reconcile(&mut self, facts: Self::Facts, now: Now) -> Decision<Renewal> {
         let mut decision = Decision::default();
-        // The interval counts from the start of a round, slightly earlier.
+        // Slightly earlier than the interval, which counts from the start of a round.
         let next = now.at + RENEWAL_INTERVAL - RENEWAL_INTERVAL / 60;
         self.next = Some(next);
         let due = self.due.get_or_insert([next; 2]);

@@ -1,4 +1,4 @@
-//! Index of workload records by the user of a program: which programs may have a service's identity.
+//! Index of workload records by the user id of programs: which programs may have a service's identity.
 
 use std::{
     cmp::Reverse,
@@ -10,13 +10,14 @@ use fairmesh_model::{
     Label, ProgramFacts, Record, RecordKey, RecordKind, ServiceName, Tenant, WorkloadEntry,
 };
 use fairmesh_rib::Node;
-use fairmesh_wire::records;
+use fairmesh_wire::record_encoding;
 
-/// The most services of one tenant that a program may have, so that every tenant leaves room for others.
+/// Maximum number of services per tenant whose identity one program may have, so that each tenant leaves room for
+/// others.
 const MAX_OF_TENANT: usize = 16;
 
-/// Answers all agents of the mesh. Each agent asks every half minute for each program, so an answer reads only the changes since the
-/// last one. Clones share their state.
+/// Answers the queries of all agents. Each agent asks every half minute about each program, so an answer reads only
+/// the changes since the last one. Clones share their state.
 #[derive(Clone, Debug)]
 pub(crate) struct WorkloadIndex {
     node: Node,
@@ -25,12 +26,12 @@ pub(crate) struct WorkloadIndex {
 
 #[derive(Debug, Default)]
 struct Cached {
-    /// The revision of the indexed records; `None` before they were read.
+    /// The revision up to which records are indexed; `None` before the first read.
     at: Option<u64>,
     by_service: HashMap<ServiceName, Arc<WorkloadEntry>>,
-    /// The services with a selector for this user.
+    /// Services with a selector for a user id.
     by_uid: HashMap<u32, BTreeSet<ServiceName>>,
-    /// The services with a selector for any user.
+    /// Services with a selector for any user.
     of_any_user: BTreeSet<ServiceName>,
 }
 
@@ -39,9 +40,10 @@ impl WorkloadIndex {
         Self { node, cached: Arc::default() }
     }
 
-    /// The services of a program on an agent's machine: at most `limit`, and [`MAX_OF_TENANT`] of each tenant; an empty list of
-    /// tenants means all. Sorted by the number of conditions on the program, most first, then by name, so that an unspecific
-    /// record does not give the first identity.
+    /// The services of a program on an agent's machine: at most `limit`, and at most [`MAX_OF_TENANT`] of
+    /// each tenant. An empty list of tenants means all tenants. Sorted by the number of conditions on the
+    /// program, highest first, then by name, so that an unspecific record does not determine the first
+    /// identity.
     pub(crate) fn select(
         &self,
         (agent, tenants): (&Label, &[Tenant]),
@@ -77,7 +79,7 @@ impl Cached {
         let changed = self.at.and_then(|at| node.changes_since(at, is_workload));
         let (at, values) = changed.unwrap_or_else(|| {
             *self = Self::default();
-            // Later writes are read again as changes.
+            // Taken before reading: later writes are read again as changes.
             let at = node.revision().number;
             let entries = node.read(&node.tenant_prefixes(RecordKind::Workload)).1;
             (at, entries.into_iter().map(|(key, entry)| (key, Some(entry))).collect())
@@ -86,9 +88,9 @@ impl Cached {
         for (key, entry) in values {
             let Ok(key) = RecordKey::parse(&key) else { continue };
             let RecordKey::Workload(service) = &key else { continue };
-            let entry = match entry.map(|entry| records::decode(&key, &entry.value)) {
+            let entry = match entry.map(|entry| record_encoding::decode(&key, &entry.value)) {
                 Some(Ok(Record::Workload(entry))) => Some(entry),
-                // An unreadable record selects nothing.
+                // A record that cannot be read selects nothing.
                 _ => None,
             };
             self.set(service, entry);
@@ -155,7 +157,7 @@ mod tests {
 
         fn write(&self, service: &str, entry: Option<WorkloadEntry>) {
             let key = RecordKey::Workload(service.parse().unwrap()).to_string();
-            let value = entry.map(|entry| records::encode(&Record::Workload(entry)));
+            let value = entry.map(|entry| record_encoding::encode(&Record::Workload(entry)));
             let revision = self.node.revision().number + 1;
             self.node.apply(Commit { revision, changes: vec![(key.into(), value)] });
         }
@@ -174,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn workload_index_follows_changes_by_user() {
+    fn workload_index_applies_changed_records_by_user() {
         let rig = Rig::new();
         rig.write("shop/web", Some(entry(&[uid(7)])));
         assert_eq!(rig.select("web-1", &[], 7), ["shop/web"]);
@@ -200,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn specific_records_come_first_and_no_tenant_crowds_others_out() {
+    fn more_specific_workloads_come_first_and_no_tenant_displaces_others() {
         let rig = Rig::new();
         for i in 0..64 {
             rig.write(&format!("aaa/x{i:02}"), Some(entry(&[uid(7)])));

@@ -1,4 +1,4 @@
-//! Conversion of rows, usages and reports to messages, and back.
+//! Converts rows, usages and reports to messages and back.
 
 use std::sync::Arc;
 
@@ -22,7 +22,7 @@ pub(super) fn row(row: &Row) -> v1::ImbalanceRow {
     }
 }
 
-/// `None` if the bytes are not a valid row.
+/// Parses a row. `None` if the bytes are not a valid row.
 pub(super) fn read_row(bytes: &[u8]) -> Option<Row> {
     let row = v1::ImbalanceRow::decode(bytes).ok()?;
     let slices = row.slices.into_iter().filter_map(|slice| {
@@ -43,7 +43,7 @@ pub(super) fn read_row(bytes: &[u8]) -> Option<Row> {
     Some(Row { minutes: row.minutes, whole: read_area(row.whole?), causes, slices })
 }
 
-/// Usages of the instances of one service in one minute.
+/// Encodes the usages of a service's instances in one minute.
 pub(super) fn open_usages(usages: &[(InstanceId, Arc<Location>, Usage)]) -> v1::OpenUsages {
     let mut locations: Vec<Arc<Location>> = Vec::new();
     let mut message = v1::OpenUsages::default();
@@ -69,7 +69,7 @@ pub(super) fn open_usages(usages: &[(InstanceId, Arc<Location>, Usage)]) -> v1::
     message
 }
 
-/// The inverse of [`open_usages`]; invalid entries are skipped.
+/// The inverse of [`open_usages`]. Invalid entries are skipped.
 pub(super) fn read_open(usages: v1::OpenUsages) -> Vec<(InstanceId, Location, Usage)> {
     let locations: Vec<Option<Location>> =
         usages.locations.into_iter().map(|location| location.try_into().ok()).collect();
@@ -161,7 +161,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rows_and_usages_survive_encoding() {
+    fn imbalance_rows_and_usages_are_equal_after_encoding_and_decoding() {
         let location = |region: &str, host_type: Option<&str>| Location {
             host_type: host_type.map(|name| HostType::new(name).unwrap()),
             ..Location::in_region(Region::new(region).unwrap())

@@ -4,10 +4,10 @@
 //! |---|---|
 //! | `open/<minute>/<tenant>/<service>/<part>` | `OpenUsages`: reports of instances for a minute that may still change |
 //! | `minute/<minute>/<tenant>/<service>` | `ImbalanceRow` of a closed minute |
-//! | `hour/…`, `day/…` | the same of all closed minutes of an hour or a day, by its first minute |
+//! | `hour/…`, `day/…` | `ImbalanceRow` of all closed minutes of an hour or a day, keyed by its first minute |
 //!
-//! A service's minute is closed in one batch: its row, the sums to which it is added, and the deletion of its open
-//! parts. So it is counted exactly once, whenever the power fails.
+//! A service's minute is closed in one batch: its row, the sums to which the row is added, and the deletion
+//! of its open parts. The minute is therefore counted exactly once, even if the power fails in between.
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
@@ -26,21 +26,22 @@ use tokio::task::spawn_blocking;
 
 use super::{HistoryError, convert};
 
-/// Maximum of bytes of keys and values; above it the oldest are deleted, minutes before hours before days.
+/// Maximum total size of keys and values, in bytes. Above it the oldest entries are deleted: minutes before
+/// hours before days.
 const MAX_BYTES: usize = 128 << 20;
-/// Maximum of instances in one part of a minute, so that its value stays within bounds.
+/// Maximum number of instances in one part of a minute, which limits the size of a value.
 const MAX_INSTANCES_PER_PART: usize = 1_000;
-/// Maximum of keys deleted by one batch.
+/// Maximum number of keys deleted by one batch.
 const MAX_DELETES: usize = 1_000;
 
-/// Key prefix of open minutes, beside those of the tiers.
+/// Key prefix of open minutes. Closed rows have the prefix of their tier.
 const OPEN: &str = "open";
 
-/// Maximum of operations and bytes of one batch.
+/// Maximum number of operations, and of bytes, in one batch.
 const MAX_OPS: usize = 2_000;
 const MAX_BATCH_BYTES: usize = 1 << 20;
 
-/// Usages of the instances of one service in one minute.
+/// The usages of a service's instances in one minute.
 type Usages = Vec<(InstanceId, Arc<Location>, Usage)>;
 /// Rows by service.
 type Rows = Vec<(ServiceName, Row)>;
@@ -55,10 +56,10 @@ pub(super) struct HistoryFile {
     max_bytes: usize,
 }
 
-/// Keys and sizes of the file's entries.
+/// The keys of all entries in the file, with their sizes.
 #[derive(Debug, Default)]
 struct Index {
-    /// Every key, with the size of key and value.
+    /// All keys, each with the total size of key and value.
     keys: BTreeMap<Arc<str>, usize>,
     bytes: usize,
 }
@@ -126,12 +127,12 @@ impl HistoryFile {
         self.index().within(keys).cloned().collect()
     }
 
-    /// Total size of keys and values.
+    /// Total size of keys and values, in bytes.
     pub(super) fn bytes(&self) -> usize {
         self.index().bytes
     }
 
-    /// The file's revision, one more for each batch.
+    /// Revision of the file. Each batch increases it by one.
     #[cfg(test)]
     pub(super) async fn revision(&self) -> u64 {
         self.store.load().await.unwrap().0
@@ -158,15 +159,16 @@ impl HistoryFile {
         writes.finish().await
     }
 
-    /// Closes a minute. Services closed before a crash are not in `rows` any more.
+    /// Closes a minute. `rows` omits services that were already closed before a crash.
     pub(super) async fn close(&self, minute: Minute, rows: Rows) -> Result<(), HistoryError> {
-        // The remaining parts belong to services without a row.
+        // The parts that remain belong to services without a row.
         let left = self.close_services(minute, rows).await?;
         self.delete(left).await
     }
 
-    /// Closes a minute of some services and returns the open parts of others. A service with a row is not counted
-    /// again: if one write fails, the minute stays open for all services and is closed again later.
+    /// Closes a minute for some services, and returns the open parts of the other services. A service that
+    /// already has a row is not counted again: if one write fails, the minute stays open for all services and
+    /// is closed again later.
     pub(super) async fn close_services(
         &self,
         minute: Minute,
@@ -199,7 +201,8 @@ impl HistoryFile {
         Ok(parts.into_values().flatten().collect())
     }
 
-    /// The services with a row of this minute. Read from the file, because a failed write may have reached it.
+    /// Services that already have a row for this minute. Read from the file, because a failed write may still have
+    /// reached the file.
     pub(super) async fn closed(&self, minute: Minute) -> Result<HashSet<ServiceName>, HistoryError> {
         let entries = self.store.range(between(Tier::Minute.name(), minute, minute)).await?;
         let services = entries.iter().filter_map(|(key, _)| ServiceName::new(split(key)?.1).ok());
@@ -217,12 +220,12 @@ impl HistoryFile {
         parts
     }
 
-    /// The rows of some buckets, in order of keys.
+    /// The rows of a tier between two minutes, in key order.
     pub(super) async fn rows(&self, tier: Tier, from: Minute, to: Minute) -> Result<TimedRows, HistoryError> {
         let entries = self.store.range(between(tier.name(), from, to)).await?;
         let rows = entries.iter().filter_map(|(key, entry)| {
             let (minute, service) = split(key)?;
-            // Rows of a later release in another format are skipped.
+            // Rows that a newer release wrote in another format are skipped.
             Some((minute, ServiceName::new(service).ok()?, convert::read_row(&entry.value)?))
         });
         Ok(rows.collect())
@@ -237,7 +240,7 @@ impl HistoryFile {
         Ok(())
     }
 
-    /// Deletes the oldest entries while the file is above its maximum.
+    /// Deletes the oldest entries while the file exceeds its maximum size.
     pub(super) async fn enforce_max_bytes(&self) -> Result<(), HistoryError> {
         for tier in Tier::ALL {
             while self.bytes() > self.max_bytes {
@@ -280,7 +283,7 @@ impl<'a> BatchWriter<'a> {
         Self { history, ops: Vec::new(), bytes: 0 }
     }
 
-    /// Adds operations that must be in one batch.
+    /// Adds operations that must be written in the same batch.
     async fn add(&mut self, ops: Vec<Op>) -> Result<(), HistoryError> {
         let size = |op: &Op| op.key.len() + op.value.as_ref().map_or(0, |value| value.len());
         let bytes: usize = ops.iter().map(size).sum();
@@ -305,17 +308,18 @@ impl<'a> BatchWriter<'a> {
     }
 }
 
-/// Minutes have ten digits, so that keys are in order of time.
+/// The key of a row. Minutes have ten digits, so that keys sort by time.
 fn key(folder: &str, minute: Minute, service: &ServiceName) -> String {
     format!("{folder}/{:010}/{service}", minute.0)
 }
 
-/// All keys of these minutes, including the last: '/', which follows a minute, sorts before every digit.
+/// Range of all keys of these minutes, including the last minute: '/', which follows a minute, sorts before all
+/// digits.
 fn between(folder: &str, from: Minute, to: Minute) -> Range<String> {
     format!("{folder}/{:010}", from.0)..format!("{folder}/{:010}0", to.0)
 }
 
-/// The minute of a key, and the rest of the key.
+/// Splits a key into its minute and the rest.
 fn split(key: &str) -> Option<(Minute, &str)> {
     let (minute, rest) = key.split_once('/')?.1.split_once('/')?;
     Some((Minute(minute.parse().ok()?), rest))

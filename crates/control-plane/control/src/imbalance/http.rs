@@ -21,7 +21,7 @@ struct QueryParams {
     window: String,
 }
 
-/// Error body, as in the registry.
+/// Error body, in the same form as the registry's.
 #[derive(Serialize)]
 struct ErrorBody {
     error: String,
@@ -29,7 +29,7 @@ struct ErrorBody {
     hint: String,
 }
 
-/// `GET /v1/imbalance`.
+/// The route `GET /v1/imbalance`.
 pub(crate) fn router(imbalance: Arc<Imbalance>) -> Router {
     Router::new().route("/v1/imbalance", get(read)).with_state(imbalance)
 }

@@ -9,15 +9,15 @@ use prometheus_client::{
 
 use super::{Imbalance, now};
 
-/// Maximum of services with their own series, the most wasteful first; the others share one series.
+/// Maximum number of services that have their own series, chosen by waste. All other services share one series.
 const MAX_SERVICES: usize = 20;
-/// Label of the shared series; not a service's name, which has a tenant.
+/// Label of the shared series. It cannot be a service name, which contains a tenant.
 const OTHER: &str = "other";
 
 type Label = [(&'static str, String); 1];
 type Cores = Family<Label, Gauge<f64, AtomicU64>>;
 
-/// The indicator of the last minute, by service.
+/// Values of the indicator for the last minute, by service.
 #[derive(Debug, Default)]
 struct Gauges {
     containers: Cores,
@@ -26,7 +26,7 @@ struct Gauges {
 }
 
 impl Imbalance {
-    /// Registers the last whole minute by service, and the outcomes of reports.
+    /// Registers the indicator of the last complete minute by service, and counters of reports by outcome.
     pub(crate) fn register(&self, all: &mut Registry) {
         let rows = self.last_minute(now());
         let rows = rows.into_iter().map(|(service, row)| ((Minute(0), service), row)).collect();

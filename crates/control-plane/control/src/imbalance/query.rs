@@ -1,4 +1,4 @@
-//! Reports, from closed minutes on disk and open ones in memory.
+//! Computes reports from closed minutes on disk and open ones in memory.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -21,23 +21,23 @@ fn default_window(by: Breakdown) -> u32 {
 /// Parameters of a report.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct ReportQuery {
-    /// `None` means all services.
+    /// The service to report on; `None` means all services.
     pub(super) service: Option<ServiceName>,
-    /// `None` means those of all tenants.
+    /// The tenant whose services to report on; `None` means all tenants.
     pub(super) tenant: Option<Tenant>,
     pub(super) by: Breakdown,
-    /// Window in minutes, up to now.
+    /// Length of the window in minutes. It ends now.
     pub(super) window: u32,
 }
 
 impl ReportQuery {
-    /// Parses a query; empty fields mean the default.
+    /// Parses a query. Empty fields mean the default.
     pub(super) fn read(service: &str, by: &str, window: &str) -> Result<Self, Invalid> {
         let window = if window.is_empty() { 0 } else { read_window(window)? };
         Self::of(service, by, window)
     }
 
-    /// Parses a query with the window in minutes; 0 means the default.
+    /// Builds a query with a window in minutes. 0 means the default.
     pub(crate) fn of(service: &str, by: &str, window: u32) -> Result<Self, Invalid> {
         let service = match service {
             "" => None,
@@ -63,7 +63,7 @@ impl ReportQuery {
         Ok(Self { service, tenant: None, by, window })
     }
 
-    /// Narrows a query to the services of a tenant; `None` leaves it as it is.
+    /// Restricts a query to the services of a tenant; `None` does not restrict it.
     pub(crate) fn within(self, tenant: Option<&Tenant>) -> Self {
         Self { tenant: tenant.cloned(), ..self }
     }
@@ -75,7 +75,8 @@ impl ReportQuery {
 }
 
 impl Imbalance {
-    /// The waste of the window up to `now`. The window starts with a whole hour or day if only those are stored.
+    /// Reports the waste in the window that ends at `now`. The window starts with a full hour or day if only hours or
+    /// days are stored.
     pub(super) async fn report(
         &self,
         query: &ReportQuery,
@@ -95,7 +96,7 @@ impl Imbalance {
         }
         let open = self.open().minutes();
         for minute in open.into_iter().filter(|minute| *minute >= from) {
-            // Some services may be closed already, if another's write failed.
+            // Some services may be closed already, if the write for another service failed.
             let closed = match &self.history {
                 Some(history) => history.closed(minute).await?,
                 None => HashSet::new(),
@@ -111,7 +112,7 @@ impl Imbalance {
         Ok(ImbalanceReport::of(query.by, &rows, outliers))
     }
 
-    /// Outliers among instances of one service and host type, over the open minutes.
+    /// Outliers among a service's instances on hosts of the same type, over the open minutes.
     fn outliers(&self, query: &ReportQuery) -> Vec<ServiceOutlier> {
         let members = self.open().members();
         let groups = members.into_iter().filter(|((service, _), _)| query.has(service));
@@ -126,12 +127,12 @@ impl Imbalance {
         entry.collect()
     }
 
-    /// The usage of the instances of a service over the open minutes.
+    /// The usage of a service's instances over the open minutes.
     pub(crate) fn instances(&self, service: &ServiceName) -> Vec<Member> {
         self.open().instances(service)
     }
 
-    /// The rows of the last whole minute, for metrics.
+    /// The rows of the last complete minute, for metrics.
     pub(super) fn last_minute(&self, now: Minute) -> Vec<(ServiceName, Row)> {
         self.open().rows(now.before(1))
     }

@@ -1,4 +1,4 @@
-//! Cache of reports, so that many readers cost as much as one.
+//! Caches reports, so that many readers cost no more than one.
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
@@ -7,22 +7,22 @@ use tokio::{runtime::Handle, sync::Mutex, task::spawn_blocking, time::Instant};
 
 use super::{Imbalance, now, query::ReportQuery};
 
-/// Lifetime of a cached report.
+/// Validity of a cached report.
 const MAX_REPORT_AGE: Duration = Duration::from_secs(5);
-/// Maximum of cached reports.
+/// Maximum number of cached reports.
 const MAX_CACHED: usize = 64;
 
-/// Reports by query. The lock is held during a computation, so that computations use at most one core.
+/// Cached reports by query. The lock is held while a report is computed, so that at most one core computes reports.
 #[derive(Debug, Default)]
 pub(super) struct ReportCache(Arc<Mutex<Reports>>);
 
 type Reports = HashMap<ReportQuery, (Instant, Arc<ImbalanceReport>)>;
 
 impl Imbalance {
-    /// A report that is at most [`MAX_REPORT_AGE`] old, computed on a separate thread if there is none.
+    /// A report that is at most [`MAX_REPORT_AGE`] old. Computed on a separate thread if none is cached.
     ///
     /// # Errors
-    /// Why it could not be computed.
+    /// The reason why the report cannot be computed.
     pub(crate) async fn cached_report(
         self: &Arc<Self>,
         query: ReportQuery,
@@ -33,7 +33,7 @@ impl Imbalance {
             return Ok(report.clone());
         }
         let (this, wanted, handle) = (self.clone(), query.clone(), Handle::current());
-        // If the reader leaves, the report is still completed and holds the lock until then.
+        // If the reader leaves, the computation still completes and holds the lock until then.
         let computing = spawn_blocking(move || (handle.block_on(this.report(&wanted, now())), cache));
         let (computed, mut cache) = computing.await.map_err(|stopped| stopped.to_string())?;
         let report = Arc::new(computed.map_err(|error| error.to_string())?);

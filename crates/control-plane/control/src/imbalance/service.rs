@@ -5,19 +5,19 @@ use fairmesh_wire::v1::{self, imbalance_server::Imbalance as Service, signals_se
 use tonic::{Request, Response, Status};
 
 use super::{Imbalance, convert, query::ReportQuery};
-use crate::signals::SignalsService;
+use crate::reports::SignalsService;
 
 /// The gRPC service `Imbalance`.
 #[derive(Clone, Debug)]
 pub(crate) struct ImbalanceService {
     pub(crate) imbalance: Arc<Imbalance>,
-    /// Handles reports of the previous release.
+    /// Handles the reports that agents of the previous release send here.
     pub(crate) signals: SignalsService,
 }
 
 #[tonic::async_trait]
 impl Service for ImbalanceService {
-    /// A report of the previous release.
+    /// Receives a report from an agent of the previous release.
     async fn report(
         &self,
         request: Request<v1::ReportUsageRequest>,

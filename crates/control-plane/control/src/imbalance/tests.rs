@@ -5,7 +5,7 @@ use fairmesh_model::{HostType, InstanceId, Location, Region, ServiceName};
 
 use super::{query::ReportQuery, *};
 
-/// A minute inside an hour and a day, so that both are longer than the recorded minutes.
+/// A minute within an hour and a day, so that both include more than the recorded minutes.
 const START: Minute = Minute(28_000_000);
 
 fn later(minutes: u32) -> Minute {
@@ -26,7 +26,7 @@ fn record(
     imbalance.record(MeasuredInstance { service, instance: &instance, location }, usage, now)
 }
 
-/// Reports that an instance used `millicores` throughout a minute.
+/// Reports that an instance used `millicores` for all of a minute.
 fn report_usage(
     imbalance: &Imbalance,
     instance: &str,
@@ -49,13 +49,13 @@ async fn wasted(imbalance: &Imbalance, window: u32, now: Minute) -> (u64, Area) 
     (report.minutes, report.total)
 }
 
-/// Expected sum of two containers, one of which uses twice as much as the other.
+/// The expected sum for two containers, of which one uses twice as much as the other.
 fn pair(minutes: u64) -> Area {
     Area { containers: 2 * minutes, used: 3_000 * minutes, peak: 4_000 * minutes }
 }
 
 #[tokio::test]
-async fn a_restart_keeps_saved_minutes_and_counts_nothing_twice() {
+async fn imbalance_restart_keeps_saved_minutes_and_counts_none_twice() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("imbalance.redb");
     let first = Imbalance::start(&path).await;
@@ -68,7 +68,7 @@ async fn a_restart_keeps_saved_minutes_and_counts_nothing_twice() {
     assert_eq!(wasted(&first, 60, later(3)).await.0, 4);
     drop(first);
 
-    // Unsaved minutes are lost; the agent sends them again, with some of the saved ones.
+    // Unsaved minutes are lost. The agent sends them again, together with some of the saved ones.
     let second = Imbalance::start(&path).await;
     assert_eq!(wasted(&second, 60, later(3)).await, (3, pair(3)));
     assert_eq!(report_usage(&second, "b", later(2), 1_000, later(3)), AddOutcome::Known);
@@ -76,7 +76,7 @@ async fn a_restart_keeps_saved_minutes_and_counts_nothing_twice() {
     assert_eq!(report_usage(&second, "b", later(3), 1_000, later(3)), AddOutcome::Counted);
     assert_eq!(wasted(&second, 60, later(3)).await, (4, pair(4)));
 
-    // Closed after the restart, once in every tier.
+    // Closed after the restart: counted once in every tier.
     second.save_and_close(later(40)).await.unwrap();
     second.save_and_close(later(40)).await.unwrap();
     drop(second);
@@ -85,13 +85,13 @@ async fn a_restart_keeps_saved_minutes_and_counts_nothing_twice() {
     for window in [60, 24 * 60, 30 * 24 * 60] {
         assert_eq!(wasted(&third, window, later(41)).await, (4, pair(4)), "window of {window} minutes");
     }
-    // A clock that was set back gives the same result.
+    // The same holds after the clock was set back.
     assert_eq!(report_usage(&third, "a", later(3), 2_000, later(3)), AddOutcome::Late);
     assert_eq!(wasted(&third, 24 * 60, later(41)).await, (4, pair(4)));
 }
 
 #[tokio::test]
-async fn a_crash_in_the_middle_of_closing_a_minute_counts_each_service_once() {
+async fn imbalance_crash_while_closing_minute_counts_each_service_once() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("imbalance.redb");
     let first = Imbalance::start(&path).await;
@@ -102,7 +102,7 @@ async fn a_crash_in_the_middle_of_closing_a_minute_counts_each_service_once() {
     let usage = Usage { cpu_us: 60_000_000, covered_ms: 60_000, ..Usage::default() };
     record(&first, (&other, "p", &place), (later(0), usage), later(0));
     first.save_and_close(later(0)).await.unwrap();
-    // One of two services is closed.
+    // Closes one of the two services.
     let rows = first.open().rows(later(0)).into_iter().filter(|(name, _)| *name == service()).collect();
     let history = first.history.as_ref().unwrap();
     history.close_services(later(0), rows).await.unwrap();
@@ -122,7 +122,7 @@ async fn a_crash_in_the_middle_of_closing_a_minute_counts_each_service_once() {
 }
 
 #[tokio::test]
-async fn failed_write_while_closing_a_minute_counts_each_service_once() {
+async fn imbalance_write_failure_at_minute_end_counts_each_service_once() {
     let folder = tempfile::tempdir().unwrap();
     let imbalance = Imbalance::start(&folder.path().join("imbalance.redb")).await;
     report_usage(&imbalance, "a", later(0), 2_000, later(0));
@@ -132,7 +132,7 @@ async fn failed_write_while_closing_a_minute_counts_each_service_once() {
     let usage = Usage { cpu_us: 60_000_000, covered_ms: 60_000, ..Usage::default() };
     record(&imbalance, (&other, "p", &place), (later(0), usage), later(0));
     imbalance.save_and_close(later(0)).await.unwrap();
-    // State after such a failure: one service is closed, but the minute of both is still open.
+    // The state after such a failure: one service is closed, but the minute is still open for both.
     let rows = imbalance.open().rows(later(0)).into_iter().filter(|(name, _)| *name == service()).collect();
     imbalance.history.as_ref().unwrap().close_services(later(0), rows).await.unwrap();
     let sum = async |now: u32, window: u32| {
@@ -140,7 +140,7 @@ async fn failed_write_while_closing_a_minute_counts_each_service_once() {
         (total.containers, total.used)
     };
     assert_eq!(sum(16, 60).await, (3, 4_000), "a closed service is not read as open too");
-    // The next round closes the other.
+    // The next round closes the other service.
     imbalance.save_and_close(later(17)).await.unwrap();
     assert_eq!(imbalance.open().minutes(), []);
     for window in [60, 24 * 60, 30 * 24 * 60] {
@@ -149,7 +149,7 @@ async fn failed_write_while_closing_a_minute_counts_each_service_once() {
 }
 
 #[tokio::test]
-async fn late_reports_count_in_their_own_minute_until_it_is_closed() {
+async fn late_usage_reports_count_in_their_own_minute_until_it_is_closed() {
     let folder = tempfile::tempdir().unwrap();
     let imbalance = Imbalance::start(&folder.path().join("imbalance.redb")).await;
     report_usage(&imbalance, "a", later(0), 2_000, later(0));
@@ -163,7 +163,7 @@ async fn late_reports_count_in_their_own_minute_until_it_is_closed() {
 }
 
 #[tokio::test]
-async fn rows_expire_by_tier_and_their_sums_stay() {
+async fn imbalance_rows_expire_by_resolution_and_coarser_rows_stay() {
     let folder = tempfile::tempdir().unwrap();
     let imbalance = Imbalance::start(&folder.path().join("imbalance.redb")).await;
     report_usage(&imbalance, "a", later(0), 2_000, later(0));
@@ -187,7 +187,7 @@ async fn rows_expire_by_tier_and_their_sums_stay() {
 }
 
 #[tokio::test]
-async fn corrected_clock_closes_no_future_minutes() {
+async fn corrected_clock_closes_no_future_usage_minutes() {
     let folder = tempfile::tempdir().unwrap();
     let imbalance = Imbalance::start(&folder.path().join("imbalance.redb")).await;
     report_usage(&imbalance, "a", later(0), 2_000, later(0));
@@ -203,7 +203,7 @@ async fn corrected_clock_closes_no_future_minutes() {
 }
 
 #[tokio::test]
-async fn the_file_stays_within_its_bound_by_deleting_the_finest_tier_first() {
+async fn imbalance_history_over_size_limit_deletes_finest_resolution_first() {
     let folder = tempfile::tempdir().unwrap();
     let mut open = OpenMinutes::default();
     let bound = 4_000;
@@ -222,7 +222,7 @@ async fn the_file_stays_within_its_bound_by_deleting_the_finest_tier_first() {
 }
 
 #[tokio::test]
-async fn damage_to_an_open_file_is_detected() {
+async fn damage_to_open_imbalance_history_is_detected() {
     use std::os::unix::fs::FileExt as _;
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("imbalance.redb");
@@ -233,7 +233,7 @@ async fn damage_to_an_open_file_is_detected() {
     imbalance.save_and_close(later(30)).await.unwrap();
     imbalance.verify().await.unwrap();
     let file = fs::OpenOptions::new().write(true).open(&path).unwrap();
-    // In every copy of a row, since free pages are not verified.
+    // Damages every copy of a row, since free pages are not verified.
     for (at, _) in fs::read(&path).unwrap().windows(7).enumerate().filter(|(_, found)| found == b"minute/") {
         file.write_at(b"M", at as u64).unwrap();
     }
@@ -241,7 +241,7 @@ async fn damage_to_an_open_file_is_detected() {
 }
 
 #[tokio::test]
-async fn a_damaged_file_is_left_unchanged_and_the_last_hour_is_kept_in_memory() {
+async fn damaged_imbalance_history_is_left_unchanged_and_last_hour_kept() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("imbalance.redb");
     fs::write(&path, "this is no store").unwrap();
@@ -258,7 +258,7 @@ async fn a_damaged_file_is_left_unchanged_and_the_last_hour_is_kept_in_memory() 
 }
 
 #[tokio::test]
-async fn reports_by_slice_include_outliers_of_a_host_type() {
+async fn report_by_host_type_lists_outlier_instances() {
     let folder = tempfile::tempdir().unwrap();
     let imbalance = Imbalance::start(&folder.path().join("imbalance.redb")).await;
     for minute in 0..3 {
@@ -284,7 +284,7 @@ async fn reports_by_slice_include_outliers_of_a_host_type() {
 }
 
 #[tokio::test]
-async fn reports_by_hour_cover_closed_and_open_minutes_within_retention() {
+async fn imbalance_report_by_hour_covers_closed_and_open_minutes() {
     let folder = tempfile::tempdir().unwrap();
     let imbalance = Imbalance::start(&folder.path().join("imbalance.redb")).await;
     let first = Tier::Hour.bucket(START);
@@ -302,7 +302,7 @@ async fn reports_by_hour_cover_closed_and_open_minutes_within_retention() {
 }
 
 #[tokio::test]
-async fn many_services_are_written_in_few_batches() {
+async fn usage_minutes_of_many_services_are_written_in_few_batches() {
     let folder = tempfile::tempdir().unwrap();
     let imbalance = Imbalance::start(&folder.path().join("imbalance.redb")).await;
     let place = Location::in_region(Region::new("eu").unwrap());
@@ -323,11 +323,11 @@ async fn many_services_are_written_in_few_batches() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_stop_does_not_wait_for_a_slow_write() {
+async fn imbalance_stop_does_not_wait_for_slow_write() {
     let folder = tempfile::tempdir().unwrap();
     let imbalance = Imbalance::start(&folder.path().join("imbalance.redb")).await;
     report_usage(&imbalance, "a", later(0), 2_000, later(0));
-    // A reader that never ends blocks closing, and so the round.
+    // A reader that never ends blocks closing, and thereby the round.
     let _reading = imbalance.closing.read().await;
     let stopping = CancellationToken::new();
     stopping.cancel();

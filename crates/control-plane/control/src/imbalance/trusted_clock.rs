@@ -1,12 +1,14 @@
-//! Detects jumps of the wall clock by comparison with the monotonic clock.
+//! Detects jumps of the wall clock by comparing it with the monotonic clock.
 
 use fairmesh_imbalance::{Minute, Moment};
 
-/// Maximum difference between the clocks' progress that is an adjustment and not a jump, in milliseconds.
+/// Maximum difference in progress between the two clocks that counts as an adjustment rather than a jump, in
+/// milliseconds.
 const TOLERANCE_MS: u64 = 2 * 60_000;
-/// Time without a jump, in milliseconds, before data is deleted by the wall clock and before a jump ahead is trusted.
-/// A wrong clock is usually corrected sooner; a lasting jump is right, such as after a machine was suspended. Never
-/// trusting it was rejected: no minute would be closed until a restart.
+/// Time without a jump, in milliseconds, after which the wall clock is trusted: data may be deleted by it,
+/// and a jump ahead is accepted. A wrong clock is usually corrected sooner; a jump that lasts is right, for
+/// instance after a machine was suspended. Never trusting a jump was rejected: no minute would be closed
+/// until a restart.
 const STEADY_MS: u64 = 60 * 60_000;
 
 /// Tracks the wall clock.
@@ -18,20 +20,20 @@ pub(super) struct TrustedClock {
 #[derive(Clone, Copy, Debug)]
 struct ClockState {
     last: Moment,
-    /// How far the wall clock is ahead of trusted time, in milliseconds.
+    /// Time by which the wall clock is ahead of the trusted time, in milliseconds.
     ahead_ms: u64,
     /// Monotonic time of the last jump.
     steady_since_ms: u64,
 }
 
-/// Trusted time.
+/// A reading of the trusted time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct TrustedTime {
-    /// The current minute of trusted time.
+    /// The current minute by trusted time.
     pub(super) now: Minute,
-    /// Whether the time may be used to delete expired data.
+    /// Whether expired data may be deleted by this time.
     pub(super) steady: bool,
-    /// A jump ahead since the last reading, in milliseconds.
+    /// Size of a jump ahead since the last reading, in milliseconds.
     pub(super) jumped_ms: Option<u64>,
 }
 
@@ -68,7 +70,7 @@ mod tests {
     const DECADE: u64 = 10 * 366 * 24 * 60;
     const START: u64 = 28_000_000;
 
-    /// Reads at this minute since the start, with a wall clock `ahead` minutes ahead.
+    /// Reads the clock `minute` minutes after the start, with a wall clock that is `ahead` minutes ahead.
     fn read(clock: &mut TrustedClock, minute: u64, ahead: u64) -> (u64, bool, bool) {
         let at = Moment { elapsed_ms: minute * MINUTE, clock_ms: (START + minute + ahead) * MINUTE };
         let trusted = clock.read(at);
@@ -76,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn a_steady_clock_is_trusted_for_deletion_after_an_hour() {
+    fn steady_clock_is_trusted_for_deletion_after_one_hour() {
         let mut clock = TrustedClock::default();
         for minute in 0..200 {
             assert_eq!(read(&mut clock, minute, 0), (minute, minute >= 60, false));
@@ -84,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn a_jump_ahead_that_is_corrected_moves_and_deletes_nothing() {
+    fn corrected_clock_jump_ahead_does_not_change_trusted_time() {
         let mut clock = TrustedClock::default();
         for minute in 0..100 {
             read(&mut clock, minute, 0);
@@ -98,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn a_jump_ahead_that_stays_is_trusted_after_an_hour() {
+    fn lasting_clock_jump_ahead_is_trusted_after_one_hour() {
         let mut clock = TrustedClock::default();
         read(&mut clock, 0, 0);
         assert_eq!(read(&mut clock, 1, DECADE), (1, false, true));
@@ -107,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn a_clock_set_back_is_followed_and_small_adjustments_are_no_jumps() {
+    fn clock_set_back_is_followed_and_small_adjustments_are_not_jumps() {
         let mut clock = TrustedClock::default();
         read(&mut clock, 0, 50);
         assert_eq!(read(&mut clock, 1, 10), (11, false, false));

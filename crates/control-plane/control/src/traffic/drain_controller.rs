@@ -6,7 +6,7 @@ use fairmesh_controllers::{
 use fairmesh_model::{Prefix, Record, RecordKey, Region, RegionDrain, ServiceName, Share};
 use fairmesh_planner::{DrainStep, DrainWait, Now, ServiceFacts, StoredDrain, TopologyFacts, next_keep};
 use fairmesh_rib::{Expect, Node, Op};
-use fairmesh_wire::records;
+use fairmesh_wire::record_encoding;
 use tokio::time::Instant;
 
 use super::{
@@ -238,7 +238,7 @@ impl DrainDecision {
             (true, true) => (DONE, Some(Op::delete(key))),
             (false, _) => {
                 let next = Record::RegionDrain(RegionDrain { keep, ..*drain });
-                ("makes a step", Some(Op::put(key, records::encode(&next))))
+                ("makes a step", Some(Op::put(key, record_encoding::encode(&next))))
             }
         };
         let write = op.map(|op| Write {

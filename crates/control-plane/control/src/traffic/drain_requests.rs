@@ -6,7 +6,7 @@ use fairmesh_model::{Invalid, Record, RecordKey, Region, RegionDrain};
 use fairmesh_planner::{DrainWait, StoredDrain};
 use fairmesh_rib::{Batch, Expect, Op};
 use fairmesh_store::{Store, WriteError};
-use fairmesh_wire::{records, v1};
+use fairmesh_wire::{record_encoding, v1};
 use tokio::time::{sleep, timeout};
 
 use super::{TrafficPlanning, drain_states::DrainState};
@@ -112,7 +112,7 @@ async fn write(
     replaces: Option<u64>,
 ) -> Result<bool, Invalid> {
     let key = RecordKey::RegionDrain(region.clone()).to_string();
-    let op = Op::put(key, records::encode(&Record::RegionDrain(drain)));
+    let op = Op::put(key, record_encoding::encode(&Record::RegionDrain(drain)));
     let op = op.expecting(replaces.map_or(Expect::Absent, Expect::Revision));
     let problem = match timeout(WRITE_TIMEOUT, store.write(Batch { ops: vec![op] })).await {
         Ok(Ok(_)) => return Ok(true),

@@ -4,7 +4,7 @@ use fairmesh_model::TrafficPlanner;
 use fairmesh_planner::{ServiceFacts, ServicePlan, ServicePlanner, Verdict};
 use fairmesh_wire::v1::{self, traffic::Planner};
 
-use super::TrafficPlanning;
+use super::{TrafficPlanning, adjustments};
 
 impl TrafficPlanning {
     /// Services whose programs pass no trace context on.
@@ -37,6 +37,8 @@ pub(super) fn optimized(planner: &ServicePlanner, now_ms: u64) -> Option<v1::Opt
         model_age_ms: ago(plan.model_at_ms),
         model_error: plan.model_error,
         expected: expected(plan),
+        corrections: adjustments::corrections(&plan.adjustments, now_ms),
+        attempts: adjustments::attempts(&plan.adjustments, now_ms),
     })
 }
 

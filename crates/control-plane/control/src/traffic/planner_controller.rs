@@ -8,10 +8,12 @@ use fairmesh_planner::{
     MeshPlanner, Now, ServiceFacts, ServicePlanner, ServiceRound, TableWrite, TopologyFacts,
 };
 use fairmesh_rib::{Expect, Node, Op};
-use fairmesh_wire::records;
-use tokio::sync::Notify;
+use fairmesh_wire::record_encoding;
+use tokio::{sync::Notify, task::spawn_blocking};
 
-use super::{LONGEST_PAUSE, Plans, ROUND_INTERVAL, TrafficPlanning, what_if::Model};
+use super::{
+    LONGEST_PAUSE, Plans, ROUND_INTERVAL, TrafficPlanning, planning_threads::PlanningThreads, what_if::Model,
+};
 
 /// A round is made after this time without any change: reports that stop are a change as well.
 const SILENCE: Duration = Duration::from_secs(5);
@@ -26,6 +28,7 @@ pub(crate) struct PlannerController {
     /// Facts have changed, or reports have arrived.
     changed: Arc<Notify>,
     planner: MeshPlanner,
+    threads: PlanningThreads,
     /// The batches of the last round that are not written yet, by subject.
     pending: BTreeMap<String, Pending>,
     /// Whether planners differ from the plans that were published last.
@@ -78,6 +81,7 @@ impl PlannerController {
             changed: planning.facts.subscribe(),
             planning,
             planner: MeshPlanner::default(),
+            threads: PlanningThreads::of_machine(),
             pending: BTreeMap::new(),
             is_unpublished: false,
             published_topology: None,
@@ -133,7 +137,9 @@ impl Controller for PlannerController {
     }
 
     async fn read_facts(&mut self, _: &Node, _: Wake) -> Result<PlannerFacts, BoxError> {
-        self.planning.reports.update_facts();
+        // Sums of many reports take a while, and only the threads of blocking tasks may wait for them.
+        let reports = self.planning.reports();
+        spawn_blocking(move || reports.update_facts()).await?;
         let facts = self.planning.facts.lock();
         let planned = facts.planned();
         let planned = planned.iter().filter_map(|service| Some((service.clone(), facts.service(service)?)));
@@ -162,7 +168,9 @@ impl Controller for PlannerController {
             self.planner.observe(sum, *at_ms);
         }
         let mut writes = Vec::new();
-        for ServiceRound { service, tables, refused } in self.planner.round(&planned, &topology, now) {
+        for ServiceRound { service, tables, refused } in
+            self.planner.round(&planned, &topology, &self.threads, now)
+        {
             self.is_unpublished = true;
             self.planning.counts.count_round(refused.as_ref());
             let Some(facts) = planned.get(&service).filter(|_| !tables.is_empty()).cloned() else { continue };
@@ -214,7 +222,7 @@ fn batch(service: &ServiceName, tables: &[TableWrite], reason: &'static str) -> 
     let op = |write: &TableWrite| {
         let key = RecordKey::RegionTable(service.clone(), write.from.clone()).to_string();
         let op = match &write.table {
-            Some(table) => Op::put(key, records::encode(&Record::RegionTable(table.clone()))),
+            Some(table) => Op::put(key, record_encoding::encode(&Record::RegionTable(table.clone()))),
             None => Op::delete(key),
         };
         op.expecting(write.replaces.map_or(Expect::Absent, Expect::Revision))

@@ -5,7 +5,7 @@ use fairmesh_model::{
 };
 use fairmesh_rib::{Commit, Expect};
 use fairmesh_test_support::endpoint;
-use fairmesh_wire::{records, v1};
+use fairmesh_wire::{record_encoding, v1};
 use prost::Message as _;
 use tokio::time::{Instant, advance};
 
@@ -54,7 +54,7 @@ impl World {
 
     fn commit(&self, changes: Vec<(RecordKey, Option<Record>)>) {
         let change = |(key, record): (RecordKey, Option<Record>)| {
-            (key.to_string().into(), record.map(|record| records::encode(&record)))
+            (key.to_string().into(), record.map(|record| record_encoding::encode(&record)))
         };
         let changes = changes.into_iter().map(change).collect();
         let commit = Commit { revision: self.node.revision().number + 1, changes };
@@ -118,7 +118,7 @@ async fn round<C: Controller>(controller: &mut C, node: &Node) -> Decision<C::Ef
 }
 
 #[tokio::test(start_paused = true)]
-async fn planner_writes_each_service_on_condition_of_what_it_read() {
+async fn planner_writes_tables_only_if_records_it_read_are_unchanged() {
     let mut world = World::start().await;
     let (cart, web) = (name("shop/cart"), name("shop/web"));
     for service in [&cart, &web] {
@@ -142,7 +142,7 @@ async fn planner_writes_each_service_on_condition_of_what_it_read() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn planner_does_not_replace_a_table_written_during_its_round() {
+async fn planner_does_not_replace_table_written_during_its_round() {
     let mut world = World::start().await;
     let cart = name("shop/cart");
     world.serve(&cart);
@@ -168,7 +168,7 @@ async fn planner_does_not_replace_a_table_written_during_its_round() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn tables_without_a_planner_are_deleted_also_after_a_takeover() {
+async fn planned_tables_of_service_without_planner_are_deleted() {
     let mut world = World::start().await;
     let confirmation = Confirmation { round: 7, at_ms: 1 };
     world.commit(vec![
@@ -186,7 +186,7 @@ async fn tables_without_a_planner_are_deleted_also_after_a_takeover() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn tables_of_an_undecodable_policy_are_kept() {
+async fn region_tables_of_service_with_undecodable_policy_are_kept() {
     let mut world = World::start().await;
     let key = RecordKey::Policy(name("shop/cart"));
     world.commit(vec![table("eu", TableOrigin::Planned(Confirmation { round: 7, at_ms: 1 }))]);
@@ -209,7 +209,7 @@ fn drain(keep: Share) -> Record {
 }
 
 #[tokio::test(start_paused = true)]
-async fn drain_waits_for_a_plan_of_the_present_topology() {
+async fn region_drain_waits_for_plan_of_current_topology() {
     let mut world = World::start().await;
     world.commit(vec![(RecordKey::RegionDrain(region("eu")), Some(drain(Share::ALL)))]);
     let state = |world: &World| world.planning.drains().remove(0);
@@ -224,7 +224,7 @@ async fn drain_waits_for_a_plan_of_the_present_topology() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn drain_says_that_its_controller_is_in_shadow_mode() {
+async fn region_drain_reports_shadow_mode_of_its_controller() {
     let world = World::start().await;
     world.commit(vec![(RecordKey::RegionDrain(region("eu")), Some(drain(Share::ALL)))]);
     let facts = world.planning.facts.clone();
@@ -233,7 +233,7 @@ async fn drain_says_that_its_controller_is_in_shadow_mode() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn drain_waits_for_a_plan_by_the_present_classes() {
+async fn region_drain_waits_for_plan_with_current_route_classes() {
     let mut world = World::start().await;
     let cart = name("shop/cart");
     world.serve(&cart);
@@ -255,7 +255,7 @@ async fn drain_waits_for_a_plan_by_the_present_classes() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn one_drain_makes_a_step_in_a_round() {
+async fn only_one_region_drain_makes_step_per_round() {
     let mut world = World::start().await;
     let drains = REGIONS.map(|at| (RecordKey::RegionDrain(region(at)), Some(drain(Share::ALL))));
     world.commit(drains.into());
@@ -268,7 +268,7 @@ async fn one_drain_makes_a_step_in_a_round() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn drain_begun_again_does_not_show_the_state_of_the_one_before() {
+async fn restarted_region_drain_does_not_show_state_of_previous_one() {
     let mut world = World::start().await;
     world.commit(vec![(RecordKey::RegionDrain(region("eu")), Some(drain(Share::NONE)))]);
     round(&mut world.planner, &world.node).await;

@@ -16,12 +16,12 @@ use fairmesh_planner::{
     OptimizerInput, OptimizerPlanner, Prediction, Scenario, ServiceFacts, ServicePlan, TopologyFacts, WhatIf,
 };
 use fairmesh_rib::Node;
-use fairmesh_wire::{records, v1};
+use fairmesh_wire::{record_encoding, v1};
 use tokio::{sync::Semaphore, task::spawn_blocking, time::timeout};
 use tonic::Status;
 
-use super::{TrafficPlanning, optimizer_status::expected, published::Published};
-use crate::facts::policy_in_force;
+use super::{TrafficPlanning, optimizer_status::expected, published_value::Published};
+use crate::planner_facts::policy_in_force;
 
 /// How long the next round of the planner is waited for.
 const ROUND_PATIENCE: Duration = Duration::from_secs(10);
@@ -149,7 +149,7 @@ fn add_record(scenario: &mut Scenario, op: &v1::Op, node: &Node) -> Result<(), S
     let value = op.value.as_deref();
     let key = RecordKey::parse(&op.key);
     let key = key.map_err(|e| Status::invalid_argument(e.within("records").to_string()))?;
-    let record = value.map(|value| records::decode(&key, value)).transpose();
+    let record = value.map(|value| record_encoding::decode(&key, value)).transpose();
     let record = record.map_err(|e| Status::invalid_argument(e.within(op.key.clone()).to_string()))?;
     match (key, record) {
         (RecordKey::Policy(service), _) => {
@@ -208,7 +208,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn dropped_request_leaves_neither_a_model_nor_a_request() {
+    fn dropped_model_request_clears_request_and_model() {
         let what_ifs = WhatIfs::default();
         let model = || Model {
             optimizer: MeshPlanner::default().optimizer().clone(),

@@ -9,14 +9,14 @@ use tokio::time::Instant;
 
 use super::OidcConfig;
 
-/// The most groups of a user.
+/// Maximum number of groups of a user.
 const MAX_GROUPS: usize = 256;
-/// The longest name of a user or group in bytes, as in role bindings.
+/// Maximum length of a user or group name, in bytes. Role bindings have the same limit.
 const MAX_NAME: usize = 512;
-/// The claim with an email address, which counts only if the issuer has verified it.
+/// The claim with an email address. It is accepted only if the issuer has verified the address.
 const EMAIL: &str = "email";
 
-/// Required claims of tokens.
+/// The claims that a token must have.
 #[derive(Debug)]
 pub(crate) struct Expected {
     issuer: Arc<str>,
@@ -66,7 +66,7 @@ impl Expected {
         name(claim, claims.get(claim).ok_or_else(|| Refusal::claim(claim, "is missing"))?)
     }
 
-    /// The groups: a list or a single one.
+    /// The groups in the claims, given as a list or as a single name.
     fn groups(&self, claims: &Claims) -> Result<Vec<String>, Refusal> {
         let claim = &*self.groups_claim;
         match claims.get(claim) {
@@ -81,10 +81,11 @@ impl Expected {
     }
 }
 
-/// The longest watch with one token, whatever its claims. The bound keeps sums of times representable.
+/// Maximum duration of a watch with one token, regardless of its claims. The limit also keeps sums of times
+/// representable.
 const MAX_VALIDITY: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
 
-/// A name that fits on a log line.
+/// A name from a claim. It must fit on a log line.
 fn name(claim: &str, value: &Value) -> Result<String, Refusal> {
     match value.as_str() {
         Some(name) if name.is_empty() || name.len() > MAX_NAME || name.contains(char::is_control) => {

@@ -7,33 +7,33 @@ use crate::WebUrl;
 /// Configuration of the issuer of user tokens. The names follow kube-apiserver.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OidcConfig {
-    /// The issuer as stated in tokens (`iss`).
+    /// The issuer, as tokens state it (`iss`).
     pub issuer: String,
     /// The audience of tokens for this mesh (`aud`): the client id for which they are issued.
     pub client_id: String,
-    /// The keys of the issuer.
+    /// The location of the issuer's keys.
     pub jwks: JwksLocation,
-    /// The authorities that vouch for the key server, in PEM; absent means the system's.
+    /// Certificate authorities, in PEM, that vouch for the key server. `None` uses the system's.
     pub ca_file: Option<PathBuf>,
-    /// The claim with the name of the user.
+    /// The claim that holds the user's name.
     pub username_claim: String,
-    /// The claim with the groups of the user.
+    /// The claim that holds the user's groups.
     pub groups_claim: String,
 }
 
 impl OidcConfig {
-    /// The default claim with a user's name.
+    /// Default of [`username_claim`](Self::username_claim).
     pub const USERNAME_CLAIM: &str = "sub";
-    /// The default claim with a user's groups.
+    /// Default of [`groups_claim`](Self::groups_claim).
     pub const GROUPS_CLAIM: &str = "groups";
 }
 
-/// Where the keys of an issuer are, as a JWKS (RFC 7517, 5).
+/// The location of an issuer's keys, a JWKS (RFC 7517, 5).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum JwksLocation {
     /// A file. It is read again when it changes.
     File(PathBuf),
-    /// A server.
+    /// A server, from which the keys are fetched.
     Url(WebUrl),
 }
 
@@ -62,7 +62,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn keys_come_from_a_file_or_over_a_connection_that_others_cannot_alter() {
+    fn token_keys_are_accepted_only_from_file_or_authenticated_server() {
         for (text, shown) in [
             ("/etc/fairmesh/jwks.json", "/etc/fairmesh/jwks.json"),
             ("https://idp.example/keys?key=7", "https://idp.example:443/keys"),

@@ -1,4 +1,4 @@
-//! The keys of an issuer, kept current.
+//! Keeps the keys of an issuer up to date.
 
 use std::{
     fs,
@@ -14,15 +14,17 @@ use fairmesh_tokens::{Algorithm, DecodingKey, JwksError, KeySet};
 use tokio::{sync::Mutex as AsyncMutex, task::spawn_blocking, time::Instant};
 
 use super::JwksLocation;
-use crate::web::{self, FetchError, MAX_JWKS_DOCUMENT as MAX_DOCUMENT, WebUrl};
+use crate::http_fetch::{self, FetchError, MAX_JWKS_DOCUMENT as MAX_DOCUMENT, WebUrl};
 
-/// How often a file is compared with its last content.
+/// Interval at which a file is compared with its last content.
 const FILE_INTERVAL: Duration = Duration::from_secs(1);
-/// How often keys are fetched. Together with the check interval, a withdrawn key is used for at most a minute.
+/// Interval between fetches of keys. Together with the check interval, a withdrawn key is used for at most a
+/// minute.
 const FETCH_INTERVAL: Duration = Duration::from_secs(50);
-/// Time until the next fetch after a failed one.
+/// Pause after a failed fetch.
 const RETRY_INTERVAL: Duration = Duration::from_secs(30);
-/// The least time between two fetches, whatever keys tokens name, and the interval without any keys.
+/// Minimum time between two fetches, regardless of the keys that tokens name, and the interval while there are no
+/// keys.
 const FETCH_PAUSE: Duration = Duration::from_secs(10);
 
 /// The last valid keys of an issuer.
@@ -31,17 +33,17 @@ pub(super) struct KeySource {
     location: JwksLocation,
     ca_file: Option<PathBuf>,
     keys: Mutex<Arc<KeySet>>,
-    /// One task reads at a time; others wait for its result.
+    /// Lock held while keys are read. One task reads at a time, and other tasks wait for its result.
     reading: AsyncMutex<Reading>,
 }
 
 #[derive(Debug, Default)]
 struct Reading {
-    /// The last read file, even if unusable, so that each content is reported once.
+    /// The file as last read, even if unusable, so that each content is reported only once.
     file: Option<FileState>,
     fetched: Option<Instant>,
     has_failed: bool,
-    /// The last fetched document in use.
+    /// The last fetched document that is in use.
     document: Bytes,
 }
 
@@ -66,10 +68,10 @@ pub(super) enum KeysError {
     Document { location: String, problem: JwksError },
 }
 
-/// Why there is no key for a token.
+/// Why there is no key to verify a token.
 #[derive(Debug)]
 pub(super) enum NoKey {
-    /// The issuer has no such key.
+    /// The issuer has no key with this id.
     Unknown,
     /// No keys have been read yet.
     NotLoaded,
@@ -83,7 +85,7 @@ impl KeySource {
     /// Reads the keys, if they are in a file.
     ///
     /// # Errors
-    /// What is wrong with the file.
+    /// The problem with the file.
     pub(super) async fn load_file(&self) -> Result<(), KeysError> {
         match &self.location {
             JwksLocation::File(path) => self.read_file(path).await,
@@ -91,7 +93,8 @@ impl KeySource {
         }
     }
 
-    /// The key of a token. For an unknown key, the keys are read again, because an issuer may use a new key at once.
+    /// Returns the key of a token. If it is unknown, reads the keys again, because an issuer may use a new key at
+    /// once.
     pub(super) async fn key(&self, id: Option<&str>, algorithm: Algorithm) -> Result<DecodingKey, NoKey> {
         if let Some(key) = self.current().find(id, algorithm) {
             return Ok(key.clone());
@@ -99,8 +102,8 @@ impl KeySource {
         self.reread_key(id, algorithm).await
     }
 
-    /// The key of a token that the known key did not sign, after reading the keys again: an issuer may replace a key under
-    /// the same id.
+    /// Returns the key of a token whose signature the known key does not verify. Reads the keys again first, because
+    /// an issuer may replace a key under the same id.
     pub(super) async fn reread_key(
         &self,
         id: Option<&str>,
@@ -112,7 +115,7 @@ impl KeySource {
         keys.find(id, algorithm).cloned().ok_or(missing)
     }
 
-    /// Keeps the keys current.
+    /// Keeps the keys up to date. Never completes.
     pub(super) async fn follow(&self) {
         loop {
             let pause = match &self.location {
@@ -125,7 +128,7 @@ impl KeySource {
         }
     }
 
-    /// Reads a changed file, or fetches unless this was done within `age`.
+    /// Reads the file if it has changed, or fetches the document unless it was fetched within `age`.
     async fn refresh(&self, age: Duration) {
         let read = match &self.location {
             JwksLocation::File(path) => self.read_file(path).await,
@@ -142,7 +145,7 @@ impl KeySource {
     async fn read_file(&self, path: &Path) -> Result<(), KeysError> {
         let mut reading = self.reading.lock().await;
         let (path, known) = (path.to_owned(), reading.file.clone());
-        // Fails only when the runtime stops.
+        // Fails only when the runtime is shutting down.
         let read = spawn_blocking(move || read_changed(&path, known.as_ref())).await.unwrap_or(Ok(None));
         match read {
             Ok(None) => Ok(()),
@@ -151,7 +154,7 @@ impl KeySource {
                 self.replace(&document)
             }
             Err(problem) => {
-                // A file that is being replaced is briefly missing; this is reported once.
+                // A file that is being replaced is missing for a moment. This is reported only once.
                 match reading.file.take() {
                     Some(_) => Err(problem),
                     None if self.current().is_empty() => Err(problem),
@@ -168,7 +171,7 @@ impl KeySource {
             return Ok(());
         }
         (reading.fetched, reading.has_failed) = (Some(Instant::now()), true);
-        let document = web::fetch(url, self.ca_file.clone(), MAX_DOCUMENT).await?;
+        let document = http_fetch::fetch(url, self.ca_file.clone(), MAX_DOCUMENT).await?;
         if document != reading.document {
             self.replace(&document)?;
             reading.document = document;
@@ -186,12 +189,12 @@ impl KeySource {
     }
 
     fn current(&self) -> Arc<KeySet> {
-        // Every change is a single assignment.
+        // Poisoning is ignored, since every change is a single assignment.
         Arc::clone(&self.keys.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
-/// A file, unless it is the one that is known.
+/// Reads a file; `None` if its content is still the known one.
 fn read_changed(path: &Path, known: Option<&FileState>) -> Result<Option<(FileState, Vec<u8>)>, KeysError> {
     let failed = |source| KeysError::File { path: path.to_owned(), source };
     let mut file = fs::File::open(path).map_err(failed)?;

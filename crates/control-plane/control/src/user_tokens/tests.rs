@@ -31,7 +31,7 @@ use tonic::Code;
 
 use super::*;
 
-/// The time of all tests, since 1970.
+/// The current time in all tests, in seconds since 1970.
 const NOW: u64 = 1_800_000_000;
 const ISSUER: &str = "https://idp.example";
 
@@ -129,7 +129,7 @@ fn set(keys: &[Value]) -> String {
     json!({ "keys": keys }).to_string()
 }
 
-/// The claims of a valid token, overridden by `others`.
+/// The claims of a valid token, with those in `others` replaced.
 fn claims(others: Value) -> Value {
     let mut claims = json!({
         "iss": ISSUER, "aud": "fairmesh", "sub": "alice", "groups": ["sre", "oncall"], "exp": NOW + 300, "nbf": NOW - 10,
@@ -157,7 +157,7 @@ async fn verifier(config: &OidcConfig) -> Verifier {
     Verifier { expected: config.into(), keys, clock: Arc::new(Stopped) }
 }
 
-/// A verifier with a file of these keys.
+/// A verifier whose key file contains these keys.
 async fn with_keys(keys: &[Value]) -> (tempfile::TempDir, PathBuf, Verifier) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("jwks.json");
@@ -174,7 +174,7 @@ async fn refused(verifier: &Verifier, token: &str) -> String {
 }
 
 #[tokio::test]
-async fn a_token_of_each_kind_of_key_names_its_user() {
+async fn user_token_signed_by_each_kind_of_key_names_its_user() {
     let keys = [Key::ed(), Key::ec(), Key::rsa(KeySize::Rsa2048)];
     let ids = ["ed", "ec", "rsa"];
     let jwks: Vec<_> = keys.iter().zip(ids).map(|(key, id)| key.jwk(id)).collect();
@@ -185,10 +185,10 @@ async fn a_token_of_each_kind_of_key_names_its_user() {
             (user.to_string(), user.groups.join(" ")),
             (format!("{ISSUER}#alice"), "sre oncall".into())
         );
-        // Without a key id, the only fitting key counts.
+        // Without a key id, the only fitting key is used.
         let header = json!({ "alg": key.algorithm() });
         verifier.user(&assemble(&header, &claims(json!({})), |message| key.sign(message))).await.unwrap();
-        // Another key's id.
+        // The id of another key.
         let other = ids.iter().find(|other| **other != id).unwrap();
         assert!(refused(&verifier, &key.token(other, &claims(json!({})))).await.contains("'kid'"));
     }
@@ -198,7 +198,7 @@ async fn a_token_of_each_kind_of_key_names_its_user() {
 }
 
 #[tokio::test]
-async fn claims_that_are_wrong_are_refused_and_named() {
+async fn user_token_with_wrong_claim_is_refused_naming_claim() {
     let key = Key::ed();
     let (_folder, _, verifier) = with_keys(&[key.jwk("one")]).await;
     let groups: Vec<_> = (0..257).map(|number| format!("group-{number}")).collect();
@@ -238,18 +238,18 @@ async fn claims_that_are_wrong_are_refused_and_named() {
 }
 
 #[tokio::test]
-async fn token_not_signed_by_the_issuer_is_refused() {
+async fn user_token_not_signed_by_issuer_is_refused() {
     let (key, other) = (Key::rsa(KeySize::Rsa2048), Key::rsa(KeySize::Rsa2048));
     let (_folder, _, verifier) = with_keys(&[key.jwk("one")]).await;
     let good = claims(json!({}));
     let token = key.token("one", &good);
     let with_header = |header: Value| assemble(&header, &good, |message| key.sign(message));
-    // Without a signature, in each spelling of the algorithm.
+    // Without a signature, with several spellings of the algorithm.
     for none in ["none", "None", "NONE", ""] {
         let unsigned = assemble(&json!({ "alg": none, "kid": "one" }), &good, |_| Vec::new());
         assert!(refused(&verifier, &unsigned).await.contains("'alg'"), "{none}");
     }
-    // With public information as the shared secret: the public key.
+    // Signed with public information as a shared secret, such as the public key.
     for secret in [key.public(), key.jwk("one").to_string().into_bytes(), Vec::new()] {
         let sign = |message: &[u8]| {
             hmac::sign(&hmac::Key::new(hmac::HMAC_SHA256, &secret), message).as_ref().to_vec()
@@ -268,11 +268,11 @@ async fn token_not_signed_by_the_issuer_is_refused() {
     );
     let critical = json!({ "alg": "RS256", "kid": "one", "crit": ["b64"], "b64": false });
     assert!(refused(&verifier, &with_header(critical)).await.contains("'crit'"));
-    // A key embedded in the token.
+    // With a key embedded in the token.
     let brought = json!({ "alg": "RS256", "kid": "one", "jwk": other.jwk("one") });
     let brought = assemble(&brought, &good, |message| other.sign(message));
     assert!(refused(&verifier, &brought).await.contains("signature"));
-    // Altered in each part.
+    // Altered in each of its parts.
     let parts: Vec<_> = token.split('.').collect();
     let mallory = BASE64.encode(claims(json!({ "sub": "mallory" })).to_string());
     let mut signature = BASE64.decode(parts[2]).unwrap();
@@ -328,7 +328,7 @@ async fn unusable_jwks_keys_are_skipped() {
 }
 
 #[tokio::test]
-async fn email_claim_needs_verification_by_the_issuer() {
+async fn email_claim_counts_only_if_issuer_verified_it() {
     let key = Key::ed();
     let (_folder, path, _) = with_keys(&[key.jwk("one")]).await;
     let by_mail = OidcConfig { username_claim: "email".into(), ..config(JwksLocation::File(path)) };
@@ -343,7 +343,7 @@ async fn email_claim_needs_verification_by_the_issuer() {
 }
 
 #[tokio::test]
-async fn changed_key_file_is_read_again_and_invalid_one_ignored() {
+async fn changed_jwks_file_is_read_again_and_invalid_one_is_ignored() {
     let (old, new) = (Key::ed(), Key::ed());
     let (_folder, path, verifier) = with_keys(&[old.jwk("old")]).await;
     let [old, new_token] = [old.token("old", &claims(json!({}))), new.token("new", &claims(json!({})))];
@@ -363,7 +363,7 @@ async fn changed_key_file_is_read_again_and_invalid_one_ignored() {
     assert!(missing.load_file().await.unwrap_err().to_string().contains("give a JWKS"));
 }
 
-/// Serves JWKS documents over HTTP, one per request, repeating the last; counts requests.
+/// Serves JWKS documents over HTTP, one per request, and repeats the last one. Counts requests.
 async fn serve(responses: Vec<String>) -> (JwksLocation, Arc<AtomicUsize>, JoinHandle<()>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}/keys?of=mesh", listener.local_addr().unwrap());
@@ -378,7 +378,7 @@ async fn serve(responses: Vec<String>) -> (JwksLocation, Arc<AtomicUsize>, JoinH
             }
             assert!(request.starts_with(b"GET /keys?of=mesh HTTP/1.1\r\n"));
             let response = &responses[requests.fetch_add(1, Relaxed).min(responses.len() - 1)];
-            // The client may have read enough.
+            // An error is ignored: the client may have closed the connection after enough bytes.
             let _ = stream.write_all(response.as_bytes()).await;
         }
     });
@@ -398,7 +398,7 @@ async fn pass(time: Duration) {
 }
 
 #[tokio::test]
-async fn keys_are_fetched_again_for_a_new_one_at_most_every_ten_seconds() {
+async fn unknown_token_key_causes_jwks_fetch_at_most_every_ten_seconds() {
     let (old, new) = (Key::ed(), Key::ed());
     let ok = |keys: &[Value]| response("200 OK", &set(keys));
     let both = [old.jwk("old"), new.jwk("new")];
@@ -434,7 +434,7 @@ async fn keys_are_fetched_again_for_a_new_one_at_most_every_ten_seconds() {
 }
 
 #[tokio::test]
-async fn replaced_key_with_the_same_id_is_fetched() {
+async fn replaced_token_key_with_same_id_is_fetched() {
     let (old, new) = (Key::ed(), Key::ed());
     let ok = |key: &Key| response("200 OK", &set(&[key.jwk("one")]));
     let (url, requests, _serving) = serve(vec![ok(&old), ok(&new)]).await;
@@ -449,7 +449,7 @@ async fn replaced_key_with_the_same_id_is_fetched() {
 }
 
 #[tokio::test]
-async fn a_withdrawn_key_is_in_use_for_a_minute_at_most() {
+async fn withdrawn_token_key_is_used_for_one_minute_at_most() {
     let (old, new) = (Key::ed(), Key::ed());
     let ok = |key: &Key, id: &str| response("200 OK", &set(&[key.jwk(id)]));
     let (url, requests, _serving) = serve(vec![ok(&old, "old"), ok(&new, "new")]).await;
@@ -469,7 +469,7 @@ async fn a_withdrawn_key_is_in_use_for_a_minute_at_most() {
 }
 
 #[tokio::test]
-async fn token_needs_a_protected_connection_and_an_issuer() {
+async fn user_token_is_refused_without_protected_connection_or_issuer() {
     let key = Key::ed();
     let (_folder, _, verifier) = with_keys(&[key.jwk("one")]).await;
     let token = key.token("one", &claims(json!({})));

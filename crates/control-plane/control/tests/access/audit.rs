@@ -1,4 +1,4 @@
-//! The audit log.
+//! Tests of the audit log.
 
 use std::fs;
 
@@ -28,12 +28,12 @@ async fn logged(connection: &Connection, activity: bool) -> Vec<AuditEntry> {
     }
 }
 
-/// The author of a change, and the record's values before and after.
+/// The author of a change, and the record's value before and after.
 type Logged = (String, Option<Vec<u8>>, Option<Vec<u8>>);
 
 #[tokio::test]
 #[allow(clippy::too_many_lines, reason = "one story, from the writes to the log")]
-async fn every_write_is_logged_with_its_caller_and_the_values_before_and_after() {
+async fn every_write_is_logged_with_caller_and_values_before_and_after() {
     let folder = tempfile::tempdir().unwrap();
     let control = start_strict(folder.path()).await;
     let agent = join(&control, "web-1", &[], "eu").await;
@@ -47,7 +47,7 @@ async fn every_write_is_logged_with_its_caller_and_the_values_before_and_after()
     apply(&alice, vec![put(policy_key("shop/cart"), policy(6))]).await.unwrap();
     apply(&alice, vec![delete(policy_key("shop/cart"))]).await.unwrap();
     assert!(apply(&alice, vec![put(service_key("bank/vault"), service(Protocol::Http1))]).await.is_err());
-    // The name equals a kind of records that are not logged.
+    // The service's name equals the name of a record kind that is not logged.
     apply(&alice, vec![put(service_key("shop/tables"), service(Protocol::Http1))]).await.unwrap();
     for (service, instance) in [("shop/cart", "cart-0"), ("shop/tables", "tables-0")] {
         agent.connect(&control).await.registry().register(registration(service, instance)).await.unwrap();
@@ -97,7 +97,7 @@ async fn every_write_is_logged_with_its_caller_and_the_values_before_and_after()
     assert!(entries.iter().all(|entry| entry.changes.iter().all(|it| !it.key.contains("/endpoints/"))));
     control.stop().await;
 
-    // The chain continues after a restart and reveals changes.
+    // The chain continues after a restart, and reveals changes.
     let control = start_strict(folder.path()).await;
     apply(&own(&control).await, vec![put(policy_key("shop/cart"), policy(7))]).await.unwrap();
     let after = logged(&own(&control).await, false).await;

@@ -1,7 +1,7 @@
-//! Which agents are recorded as checkers, so that servers admit their probes.
+//! Tests that elected agents are recorded as checkers, so that servers admit their probes.
 
 use fairmesh_model::{Prefix, Record, RecordKey, Region};
-use fairmesh_wire::{handshake::Connection, records, v1};
+use fairmesh_wire::{handshake::Connection, record_encoding, v1};
 use tokio::time::timeout;
 use tonic::{Code, Streaming};
 
@@ -10,7 +10,7 @@ use super::{
     support::{BOUND, TestControl},
 };
 
-/// The leadership of a region, once the agent learns of its election.
+/// Campaigns in a region, and returns the leadership once the agent has been told that it is elected.
 async fn elect(agent: &TestMember, control: &TestControl, region: &str) -> Streaming<v1::CampaignResponse> {
     let request = v1::CampaignRequest { region: region.into(), name: "chosen by the caller".into() };
     let mut leadership = agent.connect(control).await.checker().campaign(request).await.unwrap().into_inner();
@@ -18,20 +18,20 @@ async fn elect(agent: &TestMember, control: &TestControl, region: &str) -> Strea
     leadership
 }
 
-/// The recorded checker of a region, as another agent reads it.
+/// The recorded checker of a region, read through another connection.
 async fn recorded(connection: &Connection, region: &str) -> Option<String> {
     let key = RecordKey::Checker(Region::new(region).unwrap());
     let request = v1::ReadRequest { prefixes: vec![Prefix::checkers().to_string()], ..Default::default() };
     let read = connection.rib().read(request).await.unwrap().into_inner();
     let entry = read.entries.into_iter().find(|entry| entry.key == key.to_string())?;
-    match records::decode(&key, &entry.value).unwrap() {
+    match record_encoding::decode(&key, &entry.value).unwrap() {
         Record::ElectedChecker(checker) => Some(checker.agent.to_string()),
         other => panic!("{other:?}"),
     }
 }
 
 #[tokio::test]
-async fn elected_agent_is_recorded_by_its_certificate() {
+async fn elected_health_checker_is_recorded_under_identity_of_its_certificate() {
     let folder = tempfile::tempdir().unwrap();
     let control = start_strict(folder.path()).await;
     let first = join(&control, "web-1", &[], "eu").await;

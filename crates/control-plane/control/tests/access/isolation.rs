@@ -1,4 +1,5 @@
-//! Two tenants of one control plane: an agent of one tenant reads, writes and names nothing of the other.
+//! Tests the isolation of two tenants of one control plane: an agent of one tenant cannot read, write or name
+//! anything of the other.
 
 use std::{collections::BTreeSet, fs, path::Path};
 
@@ -8,7 +9,7 @@ use fairmesh_model::{
 };
 use fairmesh_wire::{
     handshake::Connection,
-    records,
+    record_encoding,
     v1::{self, watch_request, watch_response},
 };
 use tokio::time::timeout;
@@ -21,8 +22,8 @@ use super::{
     support::{BOUND, named, policy, policy_key, put, service, service_key},
 };
 
-/// Methods that every member may call, because they reveal nothing of tenants or verify their caller themselves; methods
-/// for the control plane's user; and one that only agents serve.
+/// Methods that every member may call, because they reveal nothing about tenants or verify their caller
+/// themselves; methods for the control plane's own user; and one that only agents serve.
 const OPEN: [&str; 9] = [
     "Rib/Hello",
     "Identity/Join",
@@ -53,7 +54,7 @@ fn declared() -> BTreeSet<String> {
     methods
 }
 
-/// A key of each kind of record of a service.
+/// The keys of a service's records, one of each kind.
 fn keys(name: &str) -> Vec<RecordKey> {
     let (service, eu) = (named(name), "eu".parse::<fairmesh_model::Region>().unwrap());
     let instance = || "one".parse::<fairmesh_model::InstanceId>().unwrap();
@@ -84,7 +85,7 @@ macro_rules! call {
     };
 }
 
-/// Every method with a request that names a service, or objects of all tenants.
+/// Calls every method with a request that names a service, or objects of all tenants.
 #[allow(clippy::too_many_lines, clippy::cognitive_complexity, reason = "one call per method")]
 async fn call_all(on: &Connection, name: &str) -> Vec<(&'static str, Result<(), Status>)> {
     let mut all = Vec::new();
@@ -191,24 +192,24 @@ async fn call_all(on: &Connection, name: &str) -> Vec<(&'static str, Result<(), 
     all
 }
 
-/// The records of a tenant's service.
+/// Writes the records of a tenant's service.
 async fn fill(connection: &Connection, name: &str) {
     let location = Location::in_region("eu".parse().unwrap());
     let v1::Registration { endpoint, .. } = registration(name, "one").registrations.remove(0);
     let endpoint = Endpoint { location, ..Endpoint::try_from(endpoint.unwrap()).unwrap() };
     let mut ops = vec![put(service_key(name), service(Protocol::Http1)), put(policy_key(name), policy(5))];
     let key = RecordKey::Endpoint(named(name), "eu".parse().unwrap(), endpoint.instance.clone()).to_string();
-    ops.push(put(key, records::encode(&Record::Endpoint(endpoint)).to_vec()));
+    ops.push(put(key, record_encoding::encode(&Record::Endpoint(endpoint)).to_vec()));
     connection.rib().write(v1::WriteRequest { ops }).await.unwrap();
 }
 
 #[tokio::test]
-async fn no_method_touches_objects_of_another_tenant() {
+async fn no_grpc_method_reads_or_changes_objects_of_other_tenant() {
     let folder = tempfile::tempdir().unwrap();
     let control = start_strict(folder.path()).await;
     let operator = own(&control).await;
     let default = Record::DefaultAuthorization(DefaultAuthorization::Deny);
-    let op = put(RecordKey::DefaultAuthorization.to_string(), records::encode(&default).to_vec());
+    let op = put(RecordKey::DefaultAuthorization.to_string(), record_encoding::encode(&default).to_vec());
     operator.rib().write(v1::WriteRequest { ops: vec![op] }).await.unwrap();
     fill(&operator, "bank/vault").await;
     fill(&operator, "shop/cart").await;
@@ -249,7 +250,7 @@ async fn no_method_touches_objects_of_another_tenant() {
 async fn number(operator: &Connection) -> u64 {
     let read = v1::ReadRequest { prefixes: vec!["/g/authorization".into()], at_least: None };
     let at = operator.rib().read(read).await.unwrap().into_inner().at.unwrap();
-    // The control plane writes measurements and roots by itself, outside of tenants.
+    // The control plane writes measurements and roots on its own, outside of tenants.
     at.numbers.values().copied().max().unwrap_or_default()
 }
 
@@ -284,7 +285,7 @@ async fn watch_nothing(connection: &Connection) {
 }
 
 #[tokio::test]
-async fn agent_follows_callable_services_while_permitted() {
+async fn agent_may_follow_callable_services_only_while_permitted() {
     let folder = tempfile::tempdir().unwrap();
     let control = start_strict(folder.path()).await;
     let operator = own(&control).await;
@@ -299,7 +300,7 @@ async fn agent_follows_callable_services_while_permitted() {
         "by default all may call: {first:?}"
     );
     let default = Record::DefaultAuthorization(DefaultAuthorization::Deny);
-    let op = put(RecordKey::DefaultAuthorization.to_string(), records::encode(&default).to_vec());
+    let op = put(RecordKey::DefaultAuthorization.to_string(), record_encoding::encode(&default).to_vec());
     operator.rib().write(v1::WriteRequest { ops: vec![op] }).await.unwrap();
     let refused = async {
         loop {

@@ -1,4 +1,4 @@
-//! Rights of agents, and of the programs for which they vouch, to act for others.
+//! Tests which rights agents, and programs that they vouch for, have to act for others.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use fairmesh_model::{
     DefaultAuthorization, EndpointState, Identity, MAX_INCOMPLETE_SERVICES, Policy, RateLimit, Record,
     RecordKey, Scope,
 };
-use fairmesh_wire::{handshake::Connection, records, set_on_behalf_of, v1};
+use fairmesh_wire::{handshake::Connection, record_encoding, set_on_behalf_of, v1};
 use tokio::time::timeout;
 use tonic::{Code, Status};
 
@@ -35,7 +35,7 @@ fn instance(service: &str, instance: &str) -> v1::InstanceRef {
     v1::InstanceRef { service: service.into(), instance: instance.into(), incarnation: 0 }
 }
 
-/// All calls by which a server acts for an instance.
+/// Makes all calls by which a server acts for an instance.
 async fn act(connection: &Connection, service: &str, name: &str) -> Vec<(&'static str, Result<(), Status>)> {
     let mut registry = connection.registry();
     let one = || instance(service, name);
@@ -84,7 +84,7 @@ async fn act(connection: &Connection, service: &str, name: &str) -> Vec<(&'stati
 }
 
 #[tokio::test]
-async fn a_server_acts_for_its_own_instances_only() {
+async fn agents_and_servers_may_act_only_for_their_own_instances() {
     let folder = tempfile::tempdir().unwrap();
     let control = start_strict(folder.path()).await;
     let (one, two) = (
@@ -109,16 +109,18 @@ async fn a_server_acts_for_its_own_instances_only() {
     for (call, result) in act(&one, "bank/vault", "vault-0").await {
         assert!(is_refusal(&result.expect_err(call)), "{call} for a tenant of others");
     }
-    // None of the calls had an effect.
+    // None of the refused calls had an effect.
     let prefixes = vec!["/t/shop/endpoints/".into(), "/t/bank/".into()];
     let read = v1::ReadRequest { prefixes, at_least: None };
     let entries = operator.rib().read(read).await.unwrap().into_inner().entries;
     let [entry] = &entries[..] else { panic!("{entries:?}") };
     let key = RecordKey::parse(&entry.key).unwrap();
-    let Record::Endpoint(endpoint) = records::decode(&key, &entry.value).unwrap() else { panic!("{key}") };
+    let Record::Endpoint(endpoint) = record_encoding::decode(&key, &entry.value).unwrap() else {
+        panic!("{key}")
+    };
     assert_eq!(endpoint.state, EndpointState::Serving);
     assert_eq!(endpoint.labels["fairmesh.agent"], "web-1");
-    // The service itself, its agent, and operators may.
+    // The service itself, its agent, and operators may act for the instance.
     for caller in [&own_server, &one, &operator] {
         one.registry().register(registration("shop/cart", "cart-0")).await.unwrap();
         for (call, result) in act(caller, "shop/cart", "cart-0").await {
@@ -133,7 +135,7 @@ async fn a_server_acts_for_its_own_instances_only() {
 }
 
 #[tokio::test]
-async fn agent_is_no_operator_of_what_it_registered() {
+async fn agent_has_no_operator_rights_for_services_it_registered() {
     let folder = tempfile::tempdir().unwrap();
     let control = start_strict(folder.path()).await;
     let one = join(&control, "web-1", &["shop"], "eu").await.connect(&control).await;
@@ -155,7 +157,7 @@ async fn agent_is_no_operator_of_what_it_registered() {
 }
 
 #[tokio::test]
-async fn unsigned_call_for_a_program_of_another_user_has_no_rights_of_its_agent() {
+async fn unsigned_agent_call_for_other_users_program_lacks_agents_rights() {
     let folder = tempfile::tempdir().unwrap();
     let control = start_strict(folder.path()).await;
     let beside = own(&control).await;
@@ -169,13 +171,14 @@ async fn unsigned_call_for_a_program_of_another_user_has_no_rights_of_its_agent(
     control.stop().await;
 }
 
-/// Whether a status is a refusal. Unreadable objects look as if they did not exist; readable ones may still be refused.
+/// Whether a status is a refusal. Objects that the caller may not read are reported as not found; readable
+/// ones may be refused too.
 pub(crate) fn is_refusal(status: &Status) -> bool {
     matches!(status.code(), Code::NotFound | Code::PermissionDenied)
 }
 
 #[tokio::test]
-async fn lost_endpoint_may_register_on_another_machine() {
+async fn lost_instance_may_be_registered_by_another_machine() {
     let folder = tempfile::tempdir().unwrap();
     let control = start_strict(folder.path()).await;
     let one = join(&control, "web-1", &[], "eu").await.connect(&control).await;
@@ -206,7 +209,7 @@ async fn campaign(member: &TestMember, control: &TestControl, region: &str) -> R
 }
 
 #[tokio::test]
-async fn an_agent_is_elected_in_its_own_region_only() {
+async fn agent_is_elected_only_in_its_own_region() {
     let folder = tempfile::tempdir().unwrap();
     let control = start_strict(folder.path()).await;
     let agent = join(&control, "web-1", &[], "eu").await;
@@ -226,7 +229,7 @@ async fn an_agent_is_elected_in_its_own_region_only() {
     control.stop().await;
 }
 
-/// A report of servers of a service in a region.
+/// A report by servers of a service in a region.
 fn report(region: &str, service: &str) -> v1::ReportSignalsRequest {
     let servers =
         v1::ServerRates { service: service.into(), region: region.into(), servers: 1, ..Default::default() };
@@ -234,7 +237,7 @@ fn report(region: &str, service: &str) -> v1::ReportSignalsRequest {
     v1::ReportSignalsRequest { sender: Some(sender), servers: vec![servers], ..Default::default() }
 }
 
-/// A report of the calls that a service counted by caller, in a region, with this many calls in each row.
+/// A report, numbered `number`, of counted calls in a region: one row for each pair of service and caller.
 fn counted(number: u64, rows: &[(&str, &str)]) -> v1::ReportSignalsRequest {
     let row = |(service, to): &(&str, &str)| v1::CountedCalls {
         service: (*service).into(),
@@ -250,7 +253,7 @@ fn counted(number: u64, rows: &[(&str, &str)]) -> v1::ReportSignalsRequest {
 }
 
 #[tokio::test]
-async fn rows_of_counts_that_are_refused_cost_the_others_nothing() {
+async fn refused_call_count_rows_do_not_affect_other_rows() {
     let folder = tempfile::tempdir().unwrap();
     let control = start_strict(folder.path()).await;
     let agent = join(&control, "web-1", &["shop"], "eu").await.connect(&control).await;
@@ -286,7 +289,7 @@ async fn load_reports_are_limited_to_own_region_and_tenants() {
     assert_eq!(refused.code(), Code::PermissionDenied, "as the release before reports it: {refused}");
     let refused = agent.signals().report(report("eu", "bank/vault")).await.unwrap_err();
     assert!(is_refusal(&refused), "{refused}");
-    // Marking a service incomplete stops its planning, so it needs permission to call the service.
+    // Marking a service as incomplete stops its planning, so the caller needs permission to call the service.
     let incomplete = |service: &str| {
         let mut request = report("eu", "shop/cart");
         request.incomplete.push(service.into());
@@ -295,7 +298,7 @@ async fn load_reports_are_limited_to_own_region_and_tenants() {
     agent.signals().report(incomplete("shop/stock")).await.unwrap();
     agent.signals().report(incomplete("bank/vault")).await.expect("by default all may call");
     let default = Record::DefaultAuthorization(DefaultAuthorization::Deny);
-    let op = put(RecordKey::DefaultAuthorization.to_string(), records::encode(&default).to_vec());
+    let op = put(RecordKey::DefaultAuthorization.to_string(), record_encoding::encode(&default).to_vec());
     own(&control).await.rib().write(v1::WriteRequest { ops: vec![op] }).await.unwrap();
     let refused = async {
         loop {
@@ -309,7 +312,7 @@ async fn load_reports_are_limited_to_own_region_and_tenants() {
     assert!(is_refusal(&refused), "{refused}");
     agent.signals().report(incomplete("shop/stock")).await.unwrap();
     relay.signals().report(report("us", "bank/vault")).await.unwrap();
-    // A full list of names stops planning for all tenants.
+    // A full list of names would stop planning for all tenants.
     let full = || {
         let mut request = report("eu", "shop/cart");
         let names = (0..MAX_INCOMPLETE_SERVICES).map(|n| format!("shop/s{n}"));
@@ -323,12 +326,12 @@ async fn load_reports_are_limited_to_own_region_and_tenants() {
 }
 
 #[tokio::test]
-async fn caller_number_cannot_steal_another_callers_quota() {
+async fn invented_caller_number_cannot_take_rate_quota_of_other_caller() {
     let folder = tempfile::tempdir().unwrap();
     let control = start_strict(folder.path()).await;
     let limit = RateLimit { calls: 100, per: Duration::from_secs(1), burst: 100, scope: Scope::Mesh };
     let policy = Policy { limit: Some(limit), ..Policy::default() };
-    let value = records::encode(&Record::Policy(policy)).to_vec();
+    let value = record_encoding::encode(&Record::Policy(policy)).to_vec();
     apply(&own(&control).await, vec![put(policy_key("shop/cart"), value)]).await.unwrap();
     let [one, two] = [
         join(&control, "web-1", &[], "eu").await.connect(&control).await,
@@ -343,7 +346,7 @@ async fn caller_number_cannot_steal_another_callers_quota() {
             held,
         }],
     };
-    // Both callers choose 7. If they counted as one caller, only the last claim would count.
+    // Both callers choose the number 7. If they counted as one caller, only the last claim would count.
     let parts = async {
         loop {
             let a = one.quota().claim(claim(None)).await.unwrap().into_inner().parts[0].parts;
@@ -370,7 +373,7 @@ async fn program_without_agent_joins_once_and_renews_only_itself() {
     let cart = join_program(&control, &token, "shop/cart").await.unwrap();
     let refused = join_program(&control, &token, "shop/cart").await.unwrap_err();
     assert!(refused.message().contains("was used already"), "{refused}");
-    // Each certificate renews only its own identity.
+    // Each certificate can renew only its own identity.
     let cart = cart.issue(&control, "shop/cart").await.unwrap();
     let cart = cart.issue(&control, "shop/cart").await.unwrap();
     for other in ["shop/web", "fairmesh/agent/cart", "fairmesh/operator/cart.uid-0"] {
@@ -382,7 +385,7 @@ async fn program_without_agent_joins_once_and_renews_only_itself() {
     let vouched = agent.issue(&control, "shop/cart").await.unwrap();
     let refused = vouched.issue(&control, "shop/cart").await.unwrap_err();
     assert_eq!(refused.code(), Code::PermissionDenied, "{refused}");
-    // The program acts like any program of its service.
+    // The program has the same rights as any program of its service.
     let connection = cart.connect(&control).await;
     connection.registry().register(registration("shop/cart", "cart-0")).await.unwrap();
     let refused = connection.registry().register(registration("bank/vault", "vault-0")).await.unwrap_err();

@@ -1,4 +1,4 @@
-//! Authorization at a control plane with a trust domain.
+//! Tests of authorization at a control plane with a trust domain.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 #[path = "../support/mod.rs"]

@@ -1,11 +1,11 @@
-//! Roles bound by records.
+//! Tests of roles that records bind.
 
 use fairmesh_model::{
     Authorization, AuthorizationRule, Backend, CallerMatch, Mirror, Policy, ProgramSelector, Protocol,
     Record, RecordKey, Route, Share, WorkloadEntry,
     access::{AccessRole, RoleBinding, Subject, UidRange, WorkloadBounds},
 };
-use fairmesh_wire::{handshake::Connection, records, v1};
+use fairmesh_wire::{handshake::Connection, record_encoding, v1};
 use tonic::Code;
 
 use super::{
@@ -23,10 +23,10 @@ pub(crate) fn binding(role: AccessRole, tenants: &[&str], services: &[&str], sub
     }
 }
 
-/// Binds a role, as the user of the control plane.
+/// Binds a role, on behalf of the control plane's own user.
 pub(crate) async fn bind(control: &TestControl, name: &str, binding: RoleBinding) {
     let key = RecordKey::RoleBinding(name.parse().unwrap()).to_string();
-    let op = put(key, records::encode(&Record::RoleBinding(binding)).to_vec());
+    let op = put(key, record_encoding::encode(&Record::RoleBinding(binding)).to_vec());
     apply(&own(control).await, vec![op]).await.unwrap();
 }
 
@@ -40,7 +40,7 @@ async fn read(connection: &Connection, prefix: &str) -> Result<usize, tonic::Sta
 }
 
 #[tokio::test]
-async fn an_operator_of_a_tenant_writes_that_tenant_and_a_viewer_nothing() {
+async fn tenant_operator_writes_its_tenant_and_viewer_writes_nothing() {
     let folder = tempfile::tempdir().unwrap();
     let control = start_strict(folder.path()).await;
     let agent = join(&control, "web-1", &[], "eu").await;
@@ -66,7 +66,7 @@ async fn an_operator_of_a_tenant_writes_that_tenant_and_a_viewer_nothing() {
     }
     let escalation = binding(AccessRole::Admin, &[], &[], subject);
     let key = RecordKey::RoleBinding("mine".parse().unwrap()).to_string();
-    let op = put(key, records::encode(&Record::RoleBinding(escalation)).to_vec());
+    let op = put(key, record_encoding::encode(&Record::RoleBinding(escalation)).to_vec());
     assert_eq!(apply(&connection, vec![op]).await.unwrap_err().code(), Code::PermissionDenied);
 
     bind(&control, "alice", binding(AccessRole::Viewer, &[], &[], subject)).await;
@@ -83,7 +83,7 @@ async fn an_operator_of_a_tenant_writes_that_tenant_and_a_viewer_nothing() {
 }
 
 #[tokio::test]
-async fn pages_need_a_role_for_callers_without_an_identity() {
+async fn control_plane_pages_require_role_for_anonymous_callers() {
     let folder = tempfile::tempdir().unwrap();
     let control = start_strict(folder.path()).await;
     let body = r#"{"service": "shop/cart", "endpoints": [{"instance": "a", "address": "127.0.0.1:1", "region": "eu", "mtls": true}]}"#;
@@ -121,7 +121,7 @@ async fn pages_need_a_role_for_callers_without_an_identity() {
     control.stop().await;
 }
 
-/// A policy whose only route splits or mirrors calls to a service.
+/// A policy whose only route splits calls to a service, or mirrors them to it.
 fn routed(to: &str, mirrors: bool) -> Vec<u8> {
     let mut route = Route::new("all".parse().unwrap());
     match mirrors {
@@ -129,11 +129,11 @@ fn routed(to: &str, mirrors: bool) -> Vec<u8> {
         false => route.split = vec![Backend { service: named(to), weight: 1 }],
     }
     let policy = Policy { routes: vec![route], ..Policy::default() };
-    records::encode(&Record::Policy(policy)).to_vec()
+    record_encoding::encode(&Record::Policy(policy)).to_vec()
 }
 
 #[tokio::test]
-async fn an_author_names_only_services_that_it_may_read() {
+async fn policy_may_name_only_services_that_its_author_may_read() {
     let folder = tempfile::tempdir().unwrap();
     let control = start_strict(folder.path()).await;
     let agent = join(&control, "web-1", &["red"], "eu").await;
@@ -151,7 +151,7 @@ async fn an_author_names_only_services_that_it_may_read() {
         assert_eq!(refused.code(), Code::NotFound, "{refused}");
         apply(&connection, named_by("red/next", mirrors)).await.unwrap();
     }
-    // A caller that lost the right to read the service cannot restore the route either.
+    // A caller that has lost the right to read the service cannot restore the route either.
     bind(&control, "blue", binding(AccessRole::Viewer, &["blue"], &[], subject)).await;
     apply(&connection, named_by("blue/vault", false)).await.unwrap();
     let history = v1::GetHistoryRequest { kind: "policies".into(), service: "red/api".into() };
@@ -171,7 +171,7 @@ async fn an_author_names_only_services_that_it_may_read() {
 }
 
 #[tokio::test]
-async fn callers_of_a_service_do_not_read_its_history() {
+async fn callers_of_service_may_not_read_its_history() {
     let folder = tempfile::tempdir().unwrap();
     let control = start_strict(folder.path()).await;
     apply(&own(&control).await, vec![put(policy_key("blue/vault"), policy(5))]).await.unwrap();
@@ -190,11 +190,11 @@ async fn callers_of_a_service_do_not_read_its_history() {
 
 fn workload(uid: u32) -> Vec<u8> {
     let programs = vec![ProgramSelector { uid: Some(uid), ..ProgramSelector::default() }];
-    records::encode(&Record::Workload(WorkloadEntry { agents: Vec::new(), programs })).to_vec()
+    record_encoding::encode(&Record::Workload(WorkloadEntry { agents: Vec::new(), programs })).to_vec()
 }
 
 #[tokio::test]
-async fn an_operator_registers_workloads_within_its_delegation_only() {
+async fn operator_registers_workloads_only_within_its_delegation() {
     let folder = tempfile::tempdir().unwrap();
     let control = start_strict(folder.path()).await;
     let agent = join(&control, "web-1", &[], "eu").await;
@@ -240,32 +240,32 @@ fn rules_key(service: &str) -> String {
 }
 
 fn put_rules(service: &str, rules: Authorization) -> v1::Op {
-    put(rules_key(service), records::encode(&Record::Authorization(rules)).to_vec())
+    put(rules_key(service), record_encoding::encode(&Record::Authorization(rules)).to_vec())
 }
 
 fn policy_with(rules: Option<Authorization>) -> Vec<u8> {
     let policy = Policy { authorization: rules.map(Box::new), ..Policy::default() };
-    records::encode(&Record::Policy(policy)).to_vec()
+    record_encoding::encode(&Record::Policy(policy)).to_vec()
 }
 
-/// The rules that servers read, in the policy.
+/// The rules that servers read from the policy.
 async fn in_force(connection: &Connection, service: &str) -> Option<Authorization> {
     let request = v1::ReadRequest { prefixes: vec![policy_key(service)], at_least: None };
     let entries = connection.rib().read(request).await.unwrap().into_inner().entries;
     let value = entries.into_iter().next()?.value;
-    match records::decode(&RecordKey::Policy(named(service)), &value).unwrap() {
+    match record_encoding::decode(&RecordKey::Policy(named(service)), &value).unwrap() {
         Record::Policy(policy) => policy.authorization.map(|rules| *rules),
         _ => None,
     }
 }
 
 #[tokio::test]
-async fn policy_without_rules_leaves_those_in_force_alone() {
+async fn policy_written_without_rules_keeps_authorization_rules_in_force() {
     let folder = tempfile::tempdir().unwrap();
     let control = start_strict(folder.path()).await;
     let owner = own(&control).await;
     let web = || Some(rules("shop/web"));
-    // A policy of the previous release contains the rules.
+    // A policy written by the previous release contains the rules.
     apply(&owner, vec![put(policy_key("shop/cart"), policy_with(web()))]).await.unwrap();
     apply(&owner, vec![put(policy_key("shop/cart"), policy_with(None))]).await.unwrap();
     assert_eq!(in_force(&owner, "shop/cart").await, web());
@@ -288,7 +288,7 @@ async fn policy_without_rules_leaves_those_in_force_alone() {
 }
 
 #[tokio::test]
-async fn operators_write_policies_and_authorizers_write_rules() {
+async fn operators_write_policies_and_only_authorizers_write_rules() {
     let folder = tempfile::tempdir().unwrap();
     let control = start_strict(folder.path()).await;
     let agent = join(&control, "web-1", &[], "eu").await;
@@ -317,19 +317,19 @@ async fn operators_write_policies_and_authorizers_write_rules() {
     control.stop().await;
 }
 
-/// The record of the rules of a service.
+/// The separate record of a service's rules.
 async fn recorded(connection: &Connection, service: &str) -> Option<Authorization> {
     let request = v1::ReadRequest { prefixes: vec![rules_key(service)], at_least: None };
     let entries = connection.rib().read(request).await.unwrap().into_inner().entries;
     let value = entries.into_iter().next()?.value;
-    match records::decode(&RecordKey::Authorization(named(service)), &value).unwrap() {
+    match record_encoding::decode(&RecordKey::Authorization(named(service)), &value).unwrap() {
         Record::Authorization(rules) => Some(rules),
         other => panic!("{other:?}"),
     }
 }
 
 #[tokio::test]
-async fn raw_write_of_policy_or_rules_keeps_both_records_together() {
+async fn raw_write_of_policy_or_rules_keeps_policy_and_rules_consistent() {
     let folder = tempfile::tempdir().unwrap();
     let control = start_strict(folder.path()).await;
     let owner = own(&control).await;
@@ -348,7 +348,7 @@ async fn raw_write_of_policy_or_rules_keeps_both_records_together() {
 }
 
 #[tokio::test]
-async fn tenants_that_claim_programs_at_once_do_not_both_get_them() {
+async fn concurrent_workload_claims_give_programs_to_only_one_tenant() {
     let folder = tempfile::tempdir().unwrap();
     let control = start_strict(folder.path()).await;
     let agent = join(&control, "web-1", &[], "eu").await;

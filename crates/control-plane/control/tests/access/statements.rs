@@ -1,10 +1,10 @@
-//! Calls forwarded by a replica.
+//! Tests of calls that a replica forwards.
 
 use std::time::Duration;
 
-use fairmesh_identity::{Clock as _, SystemClock, statement};
+use fairmesh_identity::{Clock as _, SystemClock, call_statement};
 use fairmesh_model::{Record, RecordKey};
-use fairmesh_wire::{ON_BEHALF_OF, RELAYED, STATEMENT, records, transport::StatedCall, v1};
+use fairmesh_wire::{ON_BEHALF_OF, RELAYED, STATEMENT, record_encoding, transport::StatedCall, v1};
 use prost::Message as _;
 use tonic::{Code, Request, metadata::MetadataValue};
 
@@ -16,7 +16,7 @@ use super::{
 const REGISTER: &str = "/fairmesh.v1.Registry/Register";
 const PROGRAM: &str = "local uid 7";
 
-/// A registration with a member's statement about it at a given time.
+/// A registration, with a member's signed statement about it at a given time.
 fn stated(
     member: &TestMember,
     (path, on_behalf_of): (&str, &str),
@@ -25,7 +25,7 @@ fn stated(
 ) -> Vec<u8> {
     let message = request.encode_to_vec();
     let call = StatedCall { path, on_behalf_of, message: &message };
-    statement::state(&member.workload.credentials().unwrap(), call, now).unwrap()
+    call_statement::state(&member.workload.credentials().unwrap(), call, now).unwrap()
 }
 
 fn call(request: v1::RegisterRequest, statement: &[u8], program: &str) -> Request<v1::RegisterRequest> {
@@ -36,7 +36,7 @@ fn call(request: v1::RegisterRequest, statement: &[u8], program: &str) -> Reques
 }
 
 #[tokio::test]
-async fn replica_forwards_signed_calls_and_forges_none() {
+async fn replica_forwards_calls_signed_by_agents_and_cannot_forge_any() {
     let folder = tempfile::tempdir().unwrap();
     let control = start_strict(folder.path()).await;
     let agent = join(&control, "web-1", &["shop"], "eu").await;
@@ -49,7 +49,8 @@ async fn replica_forwards_signed_calls_and_forges_none() {
     let key = RecordKey::parse("/t/shop/endpoints/cart/eu/cart-0").unwrap();
     let read = v1::ReadRequest { prefixes: vec![key.to_string()], at_least: None };
     let entries = own(&control).await.rib().read(read).await.unwrap().into_inner().entries;
-    let Record::Endpoint(endpoint) = records::decode(&key, &entries[0].value).unwrap() else { panic!() };
+    let record = record_encoding::decode(&key, &entries[0].value).unwrap();
+    let Record::Endpoint(endpoint) = record else { panic!() };
     assert_eq!(endpoint.labels["fairmesh.agent"], "web-1", "it is the agent's, not the replica's");
 
     let other = registration("shop/cart", "cart-1");
@@ -77,24 +78,24 @@ async fn replica_forwards_signed_calls_and_forges_none() {
     unsigned.metadata_mut().insert(ON_BEHALF_OF, "spiffe://prod/fairmesh/agent/web-1".parse().unwrap());
     let refused = registry.register(unsigned).await.unwrap_err();
     assert!(is_refusal(&refused), "by its word alone it registers nothing: {refused}");
-    // A replica does not use its own rights for others.
+    // A replica does not use its own rights for calls of others.
     let moves = || v1::ListMovesRequest { service: "shop/cart".into() };
     registry.list_moves(moves()).await.unwrap();
     let mut passed_on = Request::new(moves());
     passed_on.metadata_mut().insert(ON_BEHALF_OF, "spiffe://prod/shop/cart".parse().unwrap());
     let refused = registry.list_moves(passed_on).await.unwrap_err();
     assert!(refused.message().contains("without the statement of its maker"), "{refused}");
-    // A call signed by an agent is judged by the agent's rights.
+    // A call signed by an agent is authorized by the agent's rights.
     let bank = registration("bank/vault", "vault-0");
     let signed = stated(&agent, (REGISTER, PROGRAM), &bank, now);
     assert!(is_refusal(&registry.register(call(bank, &signed, PROGRAM)).await.unwrap_err()));
     control.stop().await;
 }
 
-/// An agent beside the control plane may check any region, since the kernel vouches for it; a remote one may not do so because a
-/// replica beside the control plane passes its calls on.
+/// An agent on the control plane's machine may check any region, since the kernel authenticates it. A remote
+/// agent must not get that right because a replica on the control plane's machine forwards its calls.
 #[tokio::test]
-async fn relayed_statement_is_not_of_an_agent_beside_the_control_plane() {
+async fn call_forwarded_by_local_replica_does_not_count_as_local_agent() {
     const JUDGE: &str = "/fairmesh.v1.Checker/Judge";
     let folder = tempfile::tempdir().unwrap();
     let control = start_strict(folder.path()).await;
@@ -103,7 +104,7 @@ async fn relayed_statement_is_not_of_an_agent_beside_the_control_plane() {
     let message = request().encode_to_vec();
     let stated = StatedCall { path: JUDGE, on_behalf_of: "", message: &message };
     let now = SystemClock.now();
-    let signed = statement::state(&agent.workload.credentials().unwrap(), stated, now).unwrap();
+    let signed = call_statement::state(&agent.workload.credentials().unwrap(), stated, now).unwrap();
     let mut checker = own(&control).await.checker();
     for (is_relayed, expected) in [(false, Code::FailedPrecondition), (true, Code::PermissionDenied)] {
         let mut call = Request::new(request());

@@ -1,4 +1,4 @@
-//! User tokens over the connections that may carry them.
+//! Tests of user tokens on the kinds of connections.
 
 use std::{path::Path, time::Duration};
 
@@ -51,9 +51,9 @@ impl Issuer {
         (Self(key), TestControl::start(control).await)
     }
 
-    /// A token of alice, in the group `sre`, that is accepted for this long from now.
+    /// A token of user alice in group `sre` that the verifier accepts for this long from now.
     fn token(&self, accepted_for: Duration) -> BearerToken {
-        // The verifier accepts clocks that differ by a minute.
+        // The verifier tolerates clocks that differ by a minute.
         let expires = (SystemClock.now() + accepted_for).as_secs_f64() - 60.0;
         let claims = json!({
             "iss": "https://idp.example", "aud": "fairmesh", "sub": "alice", "groups": ["sre"], "exp": expires,
@@ -68,7 +68,7 @@ impl Issuer {
 const LONG: Duration = Duration::from_secs(300);
 
 #[tokio::test]
-async fn user_token_adds_group_roles_to_the_connection() {
+async fn user_token_adds_roles_of_its_groups_to_connection() {
     let folder = tempfile::tempdir().unwrap();
     let (issuer, control) = Issuer::start(folder.path()).await;
     let agent = join(&control, "web-1", &[], "eu").await;
@@ -97,7 +97,7 @@ async fn user_token_adds_group_roles_to_the_connection() {
         own(&control).await.admin().describe_caller(DescribeCallerRequest {}).await.unwrap().into_inner();
     assert!(described.admin && described.user.is_none() && described.roles.is_empty(), "{described:?}");
 
-    // A bad token is an error, whatever the connection alone permits.
+    // An invalid token is an error, even if the connection alone would permit the call.
     let late = connect(machine.with_token(issuer.token(Duration::ZERO))).await;
     let refused = late.admin().describe_caller(DescribeCallerRequest {}).await.unwrap_err();
     assert!(refused.code() == Code::Unauthenticated && refused.message().contains("'exp'"), "{refused}");
@@ -111,7 +111,7 @@ async fn first_response(watch: &mut Watch, prefix: &str) -> Option<watch_respons
 }
 
 #[tokio::test]
-async fn watch_with_a_token_ends_when_it_expires() {
+async fn watch_ends_when_user_token_expires() {
     let folder = tempfile::tempdir().unwrap();
     let (issuer, control) = Issuer::start(folder.path()).await;
     let agent = join(&control, "web-1", &[], "eu").await;
@@ -145,7 +145,7 @@ async fn watch_with_a_token_ends_when_it_expires() {
 }
 
 #[tokio::test]
-async fn a_token_in_plaintext_is_refused_and_not_sent() {
+async fn user_token_is_refused_and_not_sent_over_plaintext() {
     let folder = tempfile::tempdir().unwrap();
     let (issuer, control) = Issuer::start(folder.path()).await;
     let token = issuer.token(LONG);

@@ -1,11 +1,11 @@
-//! Members of a trust domain, each with a certificate of its own.
+//! Members of a trust domain, each with its own certificate.
 
 use std::{path::Path, sync::Arc, time::Duration};
 
 use fairmesh_control::{ControlConfig, TrustDomainChoice};
 use fairmesh_identity::{
     Clock as _, Credentials, JoinToken, Joining, Member, PrivateKey, SystemClock, Workload,
-    signed::{self, Purpose},
+    signed_message::{self, Purpose},
 };
 use fairmesh_model::{TrustBundle, TrustDomain};
 use fairmesh_wire::{
@@ -17,13 +17,13 @@ use prost::Message as _;
 
 use super::support::{TestControl, config};
 
-/// A control plane with the trust domain `prod`.
+/// Starts a control plane with the trust domain `prod`.
 pub(crate) async fn start_strict(folder: &Path) -> TestControl {
     let trust_domain = TrustDomainChoice::Given(TrustDomain::new("prod").unwrap());
     TestControl::start(ControlConfig { trust_domain, ..config(folder.into()) }).await
 }
 
-/// A member and its transport.
+/// A member with its transport.
 #[derive(Clone, Debug)]
 pub(crate) struct TestMember {
     pub(crate) workload: Arc<Workload>,
@@ -38,7 +38,7 @@ impl TestMember {
         handshake::connect(&self.transport(), &control.grpc[0], "test").await.unwrap()
     }
 
-    /// A certificate for another identity of this agent's machine.
+    /// Requests a certificate for another identity on this agent's machine.
     pub(crate) async fn issue(&self, control: &TestControl, path: &str) -> Result<Self, tonic::Status> {
         let (key, own) = (PrivateKey::generate().unwrap(), self.workload.credentials().unwrap());
         let request = v1::IssueRequest {
@@ -48,7 +48,8 @@ impl TestMember {
             describe_workload: false,
             select_for: None,
         };
-        let message = signed::sign(&own, Purpose::IssueRequest, b"", request.encode_to_vec()).unwrap();
+        let message =
+            signed_message::sign(&own, Purpose::IssueRequest, b"", request.encode_to_vec()).unwrap();
         let issued = self.connect(control).await.identity().issue(message).await?.into_inner();
         Ok(install(key, &issued))
     }
@@ -63,12 +64,12 @@ fn install(key: PrivateKey, issued: &SignedMessage) -> TestMember {
     TestMember { workload }
 }
 
-/// The connection of the control plane's user, over its Unix socket.
+/// A connection of the control plane's own user, over its Unix socket.
 pub(crate) async fn own(control: &TestControl) -> Connection {
     control.connect_at(control.grpc.len() - 1).await
 }
 
-/// A program without an agent that joins with a token for its service.
+/// Joins a program without an agent, with a token for its service.
 pub(crate) async fn join_program(
     control: &TestControl,
     token: &JoinToken,
@@ -88,14 +89,14 @@ pub(crate) async fn join_program(
     Ok(install(key, &connection.identity().join(request).await?.into_inner()))
 }
 
-/// A join token for a program of the service.
+/// A join token for a program of a service.
 pub(crate) async fn token_for(control: &TestControl, service: &str) -> JoinToken {
     let request = v1::CreateTokenRequest { service: service.into(), ttl_seconds: 600, ..Default::default() };
     let made = own(control).await.authority().create_token(request).await.unwrap();
     made.into_inner().token.parse().unwrap()
 }
 
-/// An agent that joins with a token for these tenants, from a region.
+/// Joins an agent from a region, with a token for these tenants.
 pub(crate) async fn join(control: &TestControl, name: &str, tenants: &[&str], region: &str) -> TestMember {
     let request = v1::CreateTokenRequest {
         agent: name.into(),

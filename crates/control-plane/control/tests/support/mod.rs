@@ -1,4 +1,4 @@
-//! A control plane in this process, reached over real sockets.
+//! A control plane within this process, reached over real sockets.
 #![allow(dead_code, reason = "each test uses its part")]
 
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
@@ -7,7 +7,7 @@ use fairmesh_control::{Control, ControlConfig, ControlError};
 use fairmesh_model::{Policy, Protocol, Record, RecordKey, Service, ServiceKind, ServiceName, Timeouts};
 use fairmesh_wire::{
     handshake::{self, Connection},
-    records,
+    record_encoding,
     transport::Address,
     v1,
 };
@@ -19,7 +19,7 @@ use tokio::{
     time::timeout,
 };
 
-/// Bound of every wait; operations normally take milliseconds.
+/// Time limit of every wait. Operations normally take milliseconds.
 pub(crate) const BOUND: Duration = Duration::from_secs(20);
 
 pub(crate) fn config(data_dir: PathBuf) -> ControlConfig {
@@ -56,7 +56,7 @@ impl TestControl {
         Self { grpc, http, stop, ended }
     }
 
-    /// Stops the control plane as SIGTERM does, and waits for its end.
+    /// Stops the control plane as SIGTERM does, and waits until it has ended.
     pub(crate) async fn stop(self) {
         self.stop.send(()).unwrap();
         timeout(BOUND, self.ended).await.unwrap().unwrap().unwrap();
@@ -70,7 +70,8 @@ impl TestControl {
         handshake::connect(&Default::default(), &self.grpc[address], "test").await.unwrap()
     }
 
-    /// Status line and body of a response; `body` is sent as JSON unless empty.
+    /// Sends a request, and returns status line and body of the response. `body` is sent as JSON unless it is
+    /// empty.
     pub(crate) async fn http(&self, method: &str, path: &str, body: &str) -> (String, String) {
         let mut stream = TcpStream::connect(self.http).await.unwrap();
         let length = body.len();
@@ -100,14 +101,14 @@ pub(crate) fn policy_key(service: &str) -> String {
 
 pub(crate) fn service(protocol: Protocol) -> Vec<u8> {
     let service = Service { kind: ServiceKind::Replicated, protocol, virtual_address: None, identity: None };
-    records::encode(&Record::Service(service)).to_vec()
+    record_encoding::encode(&Record::Service(service)).to_vec()
 }
 
-/// A policy distinguishable from others by its timeout.
+/// A policy that can be told apart from others by its timeout.
 pub(crate) fn policy(seconds: u64) -> Vec<u8> {
     let timeouts = Timeouts { total: Some(Duration::from_secs(seconds)), ..Timeouts::default() };
     let policy = Policy { timeouts, ..Policy::default() };
-    records::encode(&Record::Policy(policy)).to_vec()
+    record_encoding::encode(&Record::Policy(policy)).to_vec()
 }
 
 pub(crate) fn put(key: impl Into<String>, value: Vec<u8>) -> v1::Op {
@@ -123,7 +124,7 @@ pub(crate) fn at_revision(mut op: v1::Op, revision: u64) -> v1::Op {
     op
 }
 
-/// All records of the control plane.
+/// Reads all records of the control plane.
 pub(crate) async fn read_all(connection: &Connection) -> v1::ReadResponse {
     let request = v1::ReadRequest { prefixes: vec!["/".into()], at_least: None };
     connection.rib().read(request).await.unwrap().into_inner()

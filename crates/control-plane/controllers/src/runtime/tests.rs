@@ -5,7 +5,9 @@ use std::sync::{
 
 use fairmesh_model::{Prefix, Revision, StoreId};
 use fairmesh_rib::{Batch, Commit, Expect, Op};
-use fairmesh_store::{BoxFuture, Commits, StoreError, StoreLocation, StoreSnapshot, WriteError, author};
+use fairmesh_store::{
+    BoxFuture, Commits, StoreError, StoreLocation, StoreSnapshot, WriteError, write_author,
+};
 use tokio::{sync::Notify, time::sleep};
 
 use super::*;
@@ -21,7 +23,7 @@ struct FakeStore {
     node: Node,
     fails: AtomicBool,
     hangs: AtomicBool,
-    /// Duration of a write.
+    /// Duration of a write, in milliseconds.
     delay_ms: AtomicU64,
     /// Author and reason of each write.
     authors: Mutex<Vec<(String, String)>>,
@@ -49,7 +51,7 @@ impl Store for FakeStore {
             }
             self.node.check(&batch)?;
             let text = |text: Option<Arc<str>>| text.unwrap_or_default().to_string();
-            self.authors.lock().unwrap().push((text(author::current()), text(author::message())));
+            self.authors.lock().unwrap().push((text(write_author::current()), text(write_author::message())));
             put(&self.node, batch.ops);
             Ok(self.node.revision())
         })
@@ -80,17 +82,17 @@ struct Copier {
     delay: Duration,
 }
 
-/// The test's view of rounds.
+/// Values that a test observes in rounds.
 #[derive(Debug, Default)]
 struct Seen {
     begins: Mutex<Vec<(Instant, Wake, usize)>>,
     applied: AtomicUsize,
     panics: AtomicBool,
-    /// A write by another writer, after the facts were read.
+    /// A write by another writer, made after the facts were read.
     interfering: Mutex<Option<Op>>,
-    /// Batches beside the copy.
+    /// Batches in addition to the copy.
     further: Mutex<Vec<Write>>,
-    /// Subjects of batches, and whether they are written.
+    /// Subjects of batches, and whether they were written.
     outcomes: Mutex<Vec<(String, bool)>>,
 }
 
@@ -149,7 +151,7 @@ impl Controller for Copier {
     }
 }
 
-/// A controller with another name that copies nothing.
+/// A controller with another name. It copies nothing.
 #[derive(Clone, Debug)]
 struct Bystander {
     rounds: Arc<AtomicUsize>,
@@ -203,7 +205,7 @@ impl Rig {
         Self { node, store, runtime, seen: Arc::default() }
     }
 
-    /// Starts a copier that is triggered by the input.
+    /// Starts a [`Copier`] that runs when the input record changes.
     fn start(&self, delay: Duration, min_gap: Duration) {
         let prefixes = vec![Prefix::new("/t/shop/in/").unwrap()];
         let triggers = Triggers { prefixes, min_gap, ..Triggers::default() };
@@ -234,13 +236,13 @@ impl Rig {
     }
 }
 
-/// Lets every task run as far as it can.
+/// Lets every task run until it waits.
 async fn settle() {
     sleep(Duration::from_millis(1)).await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn change_below_a_prefix_is_written_by_name_and_reason() {
+async fn change_below_prefix_is_written_with_controller_name_and_reason() {
     let rig = Rig::new(None, &[]);
     rig.start(Duration::ZERO, Duration::ZERO);
     settle().await;
@@ -262,7 +264,7 @@ async fn change_below_a_prefix_is_written_by_name_and_reason() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn changes_within_the_gap_start_one_round() {
+async fn changes_within_min_gap_start_one_controller_round() {
     let rig = Rig::new(None, &[]);
     rig.start(Duration::ZERO, 10 * SECOND);
     settle().await;
@@ -276,7 +278,7 @@ async fn changes_within_the_gap_start_one_round() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn notification_during_a_round_starts_another_one() {
+async fn change_during_controller_round_starts_another_round() {
     let rig = Rig::new(None, &[]);
     let notify = Arc::<Notify>::default();
     let triggers = Triggers { notify: Some(notify.clone()), ..Triggers::default() };
@@ -289,7 +291,7 @@ async fn notification_during_a_round_starts_another_one() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn interval_counts_from_begin_to_begin() {
+async fn round_interval_is_measured_between_round_starts() {
     let rig = Rig::new(None, &[]);
     let triggers = Triggers { interval: Some(3 * SECOND), ..Triggers::default() };
     rig.run(Copier { triggers, delay: SECOND, seen: Arc::clone(&rig.seen), rounds: 0 });
@@ -301,7 +303,7 @@ async fn interval_counts_from_begin_to_begin() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn failed_rounds_back_off_up_to_a_bound_until_one_succeeds() {
+async fn failed_controller_rounds_back_off_until_one_succeeds() {
     let rig = Rig::new(None, &[]);
     rig.store.fails.store(true, SeqCst);
     rig.input("one");
@@ -328,7 +330,7 @@ async fn failed_rounds_back_off_up_to_a_bound_until_one_succeeds() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn pauses_are_as_short_as_the_controller_asks() {
+async fn backoff_pauses_do_not_exceed_longest_pause_of_controller() {
     let rig = Rig::new(None, &[]);
     rig.run(Bystander { rounds: Arc::default(), fails: true });
     sleep(600 * SECOND).await;
@@ -337,7 +339,7 @@ async fn pauses_are_as_short_as_the_controller_asks() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn round_over_its_deadline_is_dropped_and_repeated() {
+async fn controller_round_past_deadline_is_dropped_and_repeated() {
     let rig = Rig::new(None, &[]);
     rig.store.hangs.store(true, SeqCst);
     rig.input("one");
@@ -352,7 +354,7 @@ async fn round_over_its_deadline_is_dropped_and_repeated() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn write_goes_on_after_the_deadline_of_its_round() {
+async fn controller_write_completes_after_deadline_of_its_round() {
     let rig = Rig::new(None, &[]);
     rig.store.delay_ms.store(6_000, SeqCst);
     rig.input("one");
@@ -364,7 +366,7 @@ async fn write_goes_on_after_the_deadline_of_its_round() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn round_without_the_lease_applies_effects_and_writes_nothing() {
+async fn controller_round_without_lease_applies_effects_and_writes_nothing() {
     let (renewal, expiry) = watch::channel(Instant::now());
     let rig = Rig::new(Some(expiry), &[]);
     rig.input("one");
@@ -388,7 +390,7 @@ async fn round_without_the_lease_applies_effects_and_writes_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn shadow_controller_shows_its_decisions_and_changes_nothing() {
+async fn controller_in_shadow_mode_shows_its_decisions_and_changes_nothing() {
     let rig = Rig::new(None, &["copier"]);
     rig.input("one");
     rig.start(Duration::ZERO, Duration::ZERO);
@@ -402,7 +404,7 @@ async fn shadow_controller_shows_its_decisions_and_changes_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn panic_loses_the_state_of_its_controller_and_ends_no_other() {
+async fn panic_resets_state_of_its_controller_and_leaves_others_running() {
     let rig = Rig::new(None, &[]);
     let others = Arc::<AtomicUsize>::default();
     rig.run(Bystander { rounds: Arc::clone(&others), fails: false });
@@ -427,7 +429,7 @@ async fn panic_loses_the_state_of_its_controller_and_ends_no_other() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn conflict_is_followed_at_once_by_a_round_on_newer_facts() {
+async fn write_conflict_starts_controller_round_on_newer_facts_at_once() {
     let rig = Rig::new(None, &[]);
     *rig.seen.interfering.lock().unwrap() = Some(Op::put(OUTPUT, "of another writer"));
     rig.input("one");
@@ -439,7 +441,7 @@ async fn conflict_is_followed_at_once_by_a_round_on_newer_facts() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn refused_batch_keeps_no_other_from_being_written() {
+async fn refused_controller_batch_does_not_prevent_other_batches() {
     let rig = Rig::new(None, &[]);
     let ops = vec![Op::delete("/t/shop/absent/y").expecting(Expect::Revision(3))];
     rig.seen.further.lock().unwrap().push(Write { subject: "y".into(), reason: "it is gone", ops });
@@ -455,7 +457,7 @@ async fn refused_batch_keeps_no_other_from_being_written() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn batches_of_a_round_are_written_at_the_same_time() {
+async fn batches_of_controller_round_are_written_concurrently() {
     let rig = Rig::new(None, &[]);
     rig.store.delay_ms.store(1_000, SeqCst);
     let batch = |number: usize| Write {
@@ -472,7 +474,7 @@ async fn batches_of_a_round_are_written_at_the_same_time() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn rounds_without_the_lease_keep_their_gap() {
+async fn controller_rounds_without_lease_keep_min_gap() {
     let (_renewal, expiry) = watch::channel(Instant::now());
     let rig = Rig::new(Some(expiry), &[]);
     rig.input("one");
@@ -485,7 +487,7 @@ async fn rounds_without_the_lease_keep_their_gap() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn refusals_are_shown_with_their_reasons() {
+async fn controller_status_shows_refusals_with_their_reasons() {
     let rig = Rig::new(None, &[]);
     rig.input("bad");
     rig.start(Duration::ZERO, Duration::ZERO);

@@ -1,10 +1,12 @@
-//! Which services get one more backend since their calls have grown, and which give one back (Canal Mesh, section 4.3: *Reuse*).
+//! Decides which services get one more backend because their calls have grown, and which give one back (Canal
+//! Mesh, section 4.3: *Reuse*).
 //!
-//! One backend at a time, and then a pause: new connections have to reach the backend before its effect can be judged. What is
-//! added stays in the record of the placement, so that a control plane that starts takes nothing back by mistake.
+//! A service gets one backend at a time, followed by a pause: new connections must reach the backend before
+//! its effect can be judged. The number of added backends is part of the placement record, so that a
+//! restarted control plane does not take them back by mistake.
 //!
-//! A service grows only while each replica of its backends in the home zone reports. Where one fails, the others get its calls, and a
-//! service that takes its backends down is not moved on to further ones.
+//! A service grows only while every replica of its backends in the home zone reports. When one fails, the
+//! others get its calls, and a service that crashes its backends must not be moved on to further ones.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -17,20 +19,21 @@ use tokio::time::Instant;
 
 use crate::loads::{BackendLevels, GatewayLoads};
 
-/// How often loads are looked at.
+/// Interval at which loads are checked.
 pub(super) const INTERVAL: Duration = Duration::from_secs(2);
 /// The least pause between two additions of a service. Where replicas report less often, it is two of their intervals.
 const PAUSE: Duration = Duration::from_secs(10);
-/// How long the backends of a service have to do with one less before it gives one back.
+/// How long a service's backends must be able to do with one less before the service gives one back.
 const QUIET: Duration = Duration::from_mins(10);
-/// The share of CPU in thousandths up to which the other backends would get if one is given back: well below the safe level.
+/// Maximum share of CPU, in thousandths, that the remaining backends would reach if one is given back: well
+/// below the safe level.
 const QUIET_PERMILLE: u32 = 500;
 
-/// Remembers what was added when.
+/// Remembers recent changes of placements between rounds.
 #[derive(Clone, Debug)]
 pub(super) struct GrowthRounds {
     loads: GatewayLoads,
-    /// When a placement was changed last.
+    /// When the placement of each service was last changed.
     changed: BTreeMap<ServiceName, Instant>,
     /// Services that can do with one backend less, and since when.
     quiet: BTreeMap<ServiceName, Instant>,
@@ -60,7 +63,7 @@ impl GrowthRounds {
         &self.levels
     }
 
-    /// Looks at the loads; whether a placement may have to change.
+    /// Reads the current loads. Returns whether a placement may have to change.
     pub(super) fn look(&mut self, now: Instant) -> bool {
         self.levels = self.loads.levels();
         let pause = PAUSE.max(self.levels.interval * 2);
@@ -118,7 +121,7 @@ impl GrowthRounds {
 }
 
 impl Growth {
-    /// How many backends a service is to have beyond the number that it asks for: as many again at most.
+    /// How many backends a service is to have beyond the number that it asks for: at most that number again.
     pub(super) fn added(&self, service: &ServiceName, placed: &Placement, asked: u32) -> u32 {
         match (self.grows.contains(service), self.gives_back.contains(service)) {
             (true, _) => placed.added.saturating_add(1).min(asked),
@@ -127,12 +130,12 @@ impl Growth {
         }
     }
 
-    /// Whether the load changes a placement.
+    /// Whether the load changes the placement of this service.
     pub(super) fn is_of(&self, service: &ServiceName) -> bool {
         self.grows.contains(service) || self.gives_back.contains(service)
     }
 
-    /// Whether there is something that can be refused as long as it lasts.
+    /// Whether any service grows, so that an addition may be refused and must be tried again.
     pub(super) fn has_growing(&self) -> bool {
         !self.grows.is_empty()
     }
@@ -144,7 +147,7 @@ impl Growth {
 }
 
 impl BackendLevels {
-    /// Whether growth of a service overloads a backend in its home zone, where a further one helps.
+    /// Whether growth of the service overloads a backend in its home zone, where one more backend helps.
     fn grows(
         &self,
         service: &ServiceName,
@@ -158,7 +161,7 @@ impl BackendLevels {
             && home().all(|backend| backends.get(backend).is_some_and(|one| report(&one.replicas)))
     }
 
-    /// Whether the backends in the home zone would be quiet without one of them.
+    /// Whether the backends in the home zone would stay below [`QUIET_PERMILLE`] without one of them.
     fn does_with_one_less(&self, placement: &Placement) -> bool {
         let home = placement.zones.get(&placement.home_zone);
         let used: Vec<u32> =

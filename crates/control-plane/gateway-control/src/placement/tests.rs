@@ -36,7 +36,7 @@ impl PlacementFacts {
             let name = key.service().unwrap().clone();
             match &op.value {
                 None => drop(self.placed.remove(&name)),
-                Some(value) => match records::decode(&key, value).unwrap() {
+                Some(value) => match record_encoding::decode(&key, value).unwrap() {
                     Record::Placement(placed) => drop(self.placed.insert(name, (placed, self.revision))),
                     other => panic!("{other:?}"),
                 },
@@ -126,7 +126,7 @@ fn pinned_backends_and_limits_of_operators_stay_until_they_end() {
 
 fn node(entries: &[(RecordKey, Record)]) -> Node {
     let entry = |(key, record): &(RecordKey, Record)| {
-        (key.to_string().into(), Entry { value: records::encode(record), revision: 1 })
+        (key.to_string().into(), Entry { value: record_encoding::encode(record), revision: 1 })
     };
     Node::load(StoreId(7), 1, entries.iter().map(entry))
 }

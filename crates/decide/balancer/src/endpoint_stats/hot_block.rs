@@ -10,7 +10,7 @@ use std::{
 use super::{EndpointStats, HotStats};
 use crate::outlier::OutlierState;
 
-/// Endpoints of one block.
+/// Number of endpoints per block.
 pub const BLOCK_ENDPOINTS: usize = 32;
 
 /// The pick data of a service's first endpoints, in a layout shared with kernel programs: for each endpoint a count of calls and
@@ -19,12 +19,12 @@ pub const BLOCK_ENDPOINTS: usize = 32;
 #[repr(C, align(16))]
 pub(crate) struct HotBlock {
     pub(crate) hot: [HotStats; BLOCK_ENDPOINTS],
-    /// Number of round-robin calls begun.
+    /// Counter of calls picked by round robin.
     pub(crate) round_robin: AtomicU32,
     unused: [u32; 3],
 }
 
-/// A block that other processes read and change too, with the penalties of failed endpoints.
+/// A block that other processes read and change too, together with the penalties of failed endpoints.
 #[derive(Debug, Default)]
 #[repr(C, align(16))]
 pub struct SharedStats {
@@ -32,22 +32,22 @@ pub struct SharedStats {
     penalties: [Penalty; BLOCK_ENDPOINTS],
 }
 
-/// The times of an outlier state that picks read.
+/// The times in an outlier state that picks read.
 #[derive(Debug, Default)]
 #[repr(C)]
 struct Penalty {
-    /// When the ejection ends, for any reason.
+    /// End of the ejection, for any reason.
     ejected_until: AtomicU64,
-    /// When the ejection for failed responses ends, or ended.
+    /// End of the ejection for failed responses, in the future or past.
     failing_until: AtomicU64,
     /// When the endpoint has its full share again.
     ramp_end: AtomicU64,
 }
 
-/// How often counts may move to other memory. Old memory stays mapped, since readers take no lock.
+/// Maximum number of times that counts move to other memory. Old memory stays mapped, since readers take no lock.
 const MAX_MOVES: usize = 16;
 
-/// Shared memory, and the memory that later replaces it.
+/// A shared block, and the memory that later replaces it.
 #[derive(Debug)]
 pub(super) struct SharedMemory {
     memory: Box<dyn SharedBlock>,
@@ -70,9 +70,9 @@ impl SharedBlock for OwnMemory {
 
 /// Memory in which other processes count calls too.
 pub trait SharedBlock: Debug + Send + Sync {
-    /// The memory; every call returns the same.
+    /// The memory. Every call returns the same.
     fn stats(&self) -> &SharedStats;
-    /// Position among the other blocks.
+    /// Position of this block among all shared blocks.
     fn position(&self) -> u32;
 }
 
@@ -116,8 +116,8 @@ impl SharedMemory {
 }
 
 impl EndpointStats {
-    /// Counts in this shared memory from now on and returns it. If an earlier shared block is still in use, keeps and returns
-    /// that one. `None` if the memory is unavailable or counts have moved too often.
+    /// Counts in this shared memory from now on, and returns it. If an earlier shared block is still in use, keeps and
+    /// returns that block instead. Returns `None` if the memory is unavailable or counts have moved too often.
     pub fn share(
         &self,
         is_in_use: impl Fn(&dyn SharedBlock) -> bool,
@@ -130,8 +130,8 @@ impl EndpointStats {
         self.shared().filter(|shared| is_in_use(*shared))
     }
 
-    /// Counts in private memory from now on if `is_shared` holds for the shared block, so that another process may use
-    /// that block.
+    /// Counts in private memory from now on, if `is_shared` holds for the current shared block. Another process may
+    /// then use that block.
     pub fn unshare(&self, is_shared: impl Fn(&dyn SharedBlock) -> bool) {
         if self.shared().is_some_and(is_shared) {
             self.move_counts(Box::new(OwnMemory::default()));
@@ -146,7 +146,7 @@ impl EndpointStats {
             None => self.shared.set(next).is_ok(),
             Some(first) => first.newest().later.set(Box::new(next)).is_ok(),
         };
-        // Otherwise another thread has just moved them.
+        // If not, another thread has just moved the counts.
         if is_moved {
             self.block().add_missed(before, &copied);
             (0..BLOCK_ENDPOINTS as u32).for_each(|index| self.share_penalty(index));

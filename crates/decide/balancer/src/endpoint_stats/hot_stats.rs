@@ -5,12 +5,12 @@ use std::sync::atomic::{
 
 use crate::config::TICK_BITS;
 
-/// Bits of [`HotStats::counts`] for calls; the bits above count streams.
+/// Bits of [`HotStats::counts`] for calls. The bits above count streams.
 const CALLS_BITS: u32 = 20;
 const STREAM: u32 = 1 << CALLS_BITS;
 const MAX_STREAMS: u32 = u32::MAX >> CALLS_BITS;
 
-/// How far a report may be dated in the future: one half-life of ticks.
+/// How far in the future a report may be dated: one half-life, in ticks.
 const MAX_SKEW: u32 = 1 << 8;
 
 /// The data of one endpoint that a pick reads: 16 bytes, so that four endpoints share a cache line.
@@ -25,15 +25,15 @@ pub(crate) struct HotStats {
     load: AtomicU64,
 }
 
-/// Estimate of an endpoint's load apart from this client's own calls.
+/// Estimate of an endpoint's load, excluding this client's own calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct LoadEstimate {
-    /// Other callers' requests beyond the amount usual for the endpoint's capacity. In 1/256 requests on an ordinary
-    /// endpoint of the service; if the mean exceeds 16 requests, in 1/256 of 1/16 of the mean.
+    /// Other callers' requests beyond the amount that is usual for the endpoint's capacity. The unit is 1/256 of a
+    /// request on an ordinary endpoint of the service; if the mean exceeds 16 requests, 1/256 of 1/16 of the mean.
     pub(crate) excess: i32,
-    /// The cost of a call relative to the mean, from reported utilisation, in 1/1024; the reciprocal of capacity.
+    /// The cost of a call relative to the mean, from reported utilisation, in 1/1024. It is the reciprocal of capacity.
     pub(crate) cost: u16,
-    /// Mean weight divided by the endpoint's weight, in 1/256.
+    /// The mean weight divided by the endpoint's weight, in 1/256.
     pub(crate) weight_ratio: u16,
     /// Whether the outlier state is not neutral and must be consulted.
     pub(crate) suspect: bool,
@@ -57,7 +57,7 @@ impl LoadEstimate {
 
     #[inline]
     const fn pack(self) -> u64 {
-        // A cost is at most 8, in 14 bits.
+        // A cost is at most 8, which fits 14 bits.
         let cost = self.cost as u64 & Self::COST_MASK | (self.suspect as u64) << 15;
         (self.excess as u32 as u64) << 32 | cost << 16 | self.weight_ratio as u64
     }
@@ -84,7 +84,7 @@ impl Default for HotStats {
 }
 
 impl HotStats {
-    /// Copies another endpoint's state; returns its counts.
+    /// Copies another endpoint's state. Returns its counts.
     pub(super) fn copy(&self, from: &Self) -> u32 {
         let counts = from.counts.load(Relaxed);
         self.counts.store(counts, Relaxed);
@@ -103,7 +103,8 @@ impl HotStats {
         self.counts.fetch_add(1, Relaxed);
     }
 
-    /// Checks the count first: finishing a call twice must not make the endpoint look busy for ever.
+    /// Ends a call. Checks the count first, so that finishing a call twice does not make the endpoint look busy for
+    /// ever.
     #[inline]
     pub(crate) fn finish(&self) {
         if self.calls() != 0 {
@@ -111,7 +112,8 @@ impl HotStats {
         }
     }
 
-    /// Counts a call as a stream from now on. If this returns true, end it with [`finish_stream`](Self::finish_stream).
+    /// Counts a call as a stream from now on. If this returns true, end the stream with
+    /// [`finish_stream`](Self::finish_stream).
     pub(crate) fn convert_to_stream(&self) -> bool {
         let convert = |counts: u32| {
             let fits = counts & (STREAM - 1) != 0 && counts >> CALLS_BITS < MAX_STREAMS;
@@ -151,7 +153,7 @@ impl HotStats {
         self.updated_tick.load(Acquire)
     }
 
-    /// Ticks since the last report, or since a pick first considered the endpoint; this may be the first.
+    /// Ticks since the last report, or since a pick first considered the endpoint, which may be this pick.
     #[inline]
     pub(crate) fn age(&self, tick: u32) -> u32 {
         let at = self.updated_tick();
@@ -179,7 +181,7 @@ impl HotStats {
         }
     }
 
-    /// Sets whether the outlier state must be consulted; returns whether the value changed.
+    /// Sets whether the outlier state must be consulted. Returns whether the value changed.
     pub(crate) fn set_suspect(&self, suspect: bool) -> bool {
         let change = |word| Some(LoadEstimate { suspect, ..LoadEstimate::unpack(word) }.pack());
         self.load
@@ -198,7 +200,7 @@ impl HotStats {
     }
 }
 
-/// A value after decaying for `age` ticks: halved every 256 ticks, linear in between (Uber, assisted balancing). With
+/// Returns a value decayed for `age` ticks: halved every 256 ticks, linear in between (Uber, assisted balancing). With
 /// `h = age >> 8` and `r = age & 255`: `(value * (512 - r)) >> (9 + h)`, shifts rounding down; 0 from `h = 32` on.
 #[inline]
 pub(crate) fn decay(value: i64, age: u32) -> i64 {

@@ -10,7 +10,7 @@ fn stats(n: usize) -> EndpointStats {
 }
 
 #[test]
-fn indices_map_to_consecutive_segment_offsets() {
+fn endpoint_indices_map_to_consecutive_segment_offsets() {
     let mut expected = (0, 0);
     for index in 0..10_000 {
         assert_eq!(segment_of(index), expected, "{index}");
@@ -23,7 +23,7 @@ fn indices_map_to_consecutive_segment_offsets() {
 }
 
 #[test]
-fn outstanding_counts_are_kept_per_index() {
+fn outstanding_call_counts_are_kept_per_endpoint_index() {
     let stats = stats(1000);
     for index in 0..1000 {
         (0..index % 7).for_each(|_| stats.begin(index));
@@ -32,7 +32,7 @@ fn outstanding_counts_are_kept_per_index() {
 }
 
 #[test]
-fn unassigned_indices_are_ignored() {
+fn calls_to_unassigned_endpoint_indices_are_ignored() {
     let stats = EndpointStats::default();
     for index in [70, u32::MAX] {
         stats.begin(index);
@@ -42,7 +42,7 @@ fn unassigned_indices_are_ignored() {
 }
 
 #[test]
-fn reports_are_kept_per_index() {
+fn load_reports_are_kept_per_endpoint_index() {
     let stats = stats(100);
     let load = |index| LoadReport { requests: Some(index), ..LoadReport::default() };
     for index in 0..100 {
@@ -63,7 +63,7 @@ fn reports_are_kept_per_index() {
 }
 
 #[test]
-fn outstanding_never_drops_below_zero() {
+fn outstanding_call_count_never_drops_below_zero() {
     let stats = stats(1);
     stats.begin(0);
     stats.finish(0, Outcome::Ok, 0);
@@ -72,7 +72,7 @@ fn outstanding_never_drops_below_zero() {
 }
 
 #[test]
-fn concurrent_counts_add_up() {
+fn concurrently_changed_call_counts_add_up() {
     let stats = stats(3);
     std::thread::scope(|scope| {
         for _ in 0..4 {
@@ -91,7 +91,7 @@ fn concurrent_counts_add_up() {
 }
 
 #[test]
-fn an_unreachable_endpoint_is_ejected_at_once_with_exponential_backoff() {
+fn unreachable_endpoint_is_ejected_at_once_with_exponential_backoff() {
     let stats = stats(1);
     let mut ends = Vec::new();
     for _ in 0..10 {
@@ -104,7 +104,7 @@ fn an_unreachable_endpoint_is_ejected_at_once_with_exponential_backoff() {
 }
 
 #[test]
-fn failed_responses_eject_from_the_third_consecutive_one() {
+fn endpoint_is_ejected_after_third_consecutive_failure() {
     let stats = stats(40);
     let end = |outcome| stats.finish(39, outcome, 1000);
     let seen = || (stats.consecutive_failures(39), stats.ejected_until(39));
@@ -124,7 +124,7 @@ fn failed_responses_eject_from_the_third_consecutive_one() {
 }
 
 #[test]
-fn suspects_are_counted() {
+fn endpoints_with_recent_failures_are_counted() {
     let stats = stats(3);
     for (index, outcome) in [(0, Outcome::Failed), (0, Outcome::Unreachable), (1, Outcome::Failed)] {
         stats.finish(index, outcome, 1);
@@ -134,7 +134,7 @@ fn suspects_are_counted() {
     stats.clear_failures(0);
     stats.clear_failures(2);
     assert_eq!(stats.suspects(), 1);
-    // After enough responses the failure leaves the window.
+    // After enough responses, the failure has left the window.
     (0..1000).for_each(|_| stats.finish(1, Outcome::Ok, 2));
     assert_eq!(stats.suspects(), 0);
     stats.finish(2, Outcome::Failed, 3);
@@ -143,7 +143,7 @@ fn suspects_are_counted() {
 }
 
 #[test]
-fn an_overloaded_endpoint_is_ejected_briefly_without_counting_failures() {
+fn overloaded_endpoint_is_ejected_briefly_without_counting_failures() {
     let stats = EndpointStats::default();
     stats.ensure(0);
     for now in 1..=10 {
@@ -171,7 +171,7 @@ impl SharedBlock for Memory {
 }
 
 #[test]
-fn counts_move_to_shared_memory_and_are_changed_there_by_both() {
+fn call_counts_in_shared_memory_are_changed_by_kernel_and_proxy() {
     let stats = stats(2);
     stats.begin(1);
     stats.advance_round_robin();
@@ -181,7 +181,7 @@ fn counts_move_to_shared_memory_and_are_changed_there_by_both() {
     assert_eq!(stats.share(|_| true, || None).map(SharedBlock::position), None);
     assert_eq!((share(), share()), (Some(7), Some(7)));
     assert_eq!((stats.outstanding(1), stats.round_robin_counter()), (1, 1));
-    // Counts in the shared memory, as a kernel program does.
+    // Counts in the shared memory, as an eBPF program does.
     memory.block.hot[0].begin();
     memory.block.round_robin.fetch_add(1, Relaxed);
     assert_eq!((stats.outstanding(0), stats.round_robin_counter()), (1, 2));
@@ -192,7 +192,7 @@ fn counts_move_to_shared_memory_and_are_changed_there_by_both() {
 }
 
 #[test]
-fn counts_leave_unused_shared_memory_a_bounded_number_of_times() {
+fn endpoint_counts_move_out_of_shared_memory_boundedly_often() {
     let stats = stats(1);
     let share = |memory: &std::sync::Arc<SharedStats>| {
         let is_in_use = |shared: &dyn SharedBlock| std::ptr::eq(shared.stats(), &raw const **memory);

@@ -8,7 +8,8 @@ fn config() -> BalancerConfig {
     BalancerConfig::new(&Balancing::default())
 }
 
-/// Records `responses` in which every `nth` is a failure. 19 other endpoints have the sum of failure rates `others`.
+/// Records `responses` responses, of which every `nth` is a failure. The failure rates of 19 other endpoints add up to
+/// `others`.
 fn respond(outlier: &OutlierState, (responses, nth): (u32, u32), others: u64, now: u64) {
     for i in 0..responses {
         if i % nth != 0 {
@@ -23,14 +24,14 @@ fn respond(outlier: &OutlierState, (responses, nth): (u32, u32), others: u64, no
 }
 
 #[test]
-fn failure_rate_needs_enough_samples() {
+fn outlier_ejection_by_failure_rate_needs_enough_samples() {
     let outlier = OutlierState::default();
     respond(&outlier, (config().min_samples - 1, 2), 0, 1);
     assert_eq!(outlier.ejected_until(false), 0);
 }
 
 #[test]
-fn a_failure_rate_above_the_mean_ejects_with_backoff_and_ramps_up_again() {
+fn failure_rate_above_mean_ejects_with_backoff_and_ramps_up_again() {
     let outlier = OutlierState::default();
     respond(&outlier, (60, 2), 10_000, SECOND);
     let first = outlier.ejected_until(false) - SECOND;
@@ -55,7 +56,7 @@ fn equal_failure_rates_eject_no_endpoint() {
 }
 
 #[test]
-fn in_panic_only_unreachable_endpoints_are_ejected() {
+fn only_unreachable_endpoints_are_ejected_in_panic_mode() {
     let outlier = OutlierState::default();
     respond(&outlier, (3, 1), 0, 5);
     assert!(outlier.ejected_until(false) > 5 && outlier.ejected_until(true) == 0);
@@ -64,7 +65,7 @@ fn in_panic_only_unreachable_endpoints_are_ejected() {
 }
 
 #[test]
-fn further_failures_keep_the_start_of_an_ejection() {
+fn further_failures_extend_ejection_without_changing_its_start() {
     let outlier = OutlierState::default();
     outlier.record_failure(Outcome::Unreachable, SECOND, &config());
     let (since, until) = outlier.ejection(SECOND).unwrap();

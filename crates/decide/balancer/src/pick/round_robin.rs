@@ -1,11 +1,12 @@
 use super::{Candidates, Exclusion, GAMMA, Generator, PickContext, PickTracer, ScoredEndpoint};
 
 impl PickContext<'_> {
-    /// Weighted round robin, skipping excluded endpoints.
+    /// Weighted round robin that skips excluded endpoints.
     ///
-    /// With equal weights: position `counter mod n`. Otherwise `counter * GAMMA` (wrapping) as a fraction of 2^64 of
-    /// the cumulative weights. Steps of the golden ratio reach every endpoint in proportion to its weight, as evenly as
-    /// possible, with no state but the counter. Callers start at different counters; otherwise all would move in step.
+    /// With equal weights, the position is `counter mod n`. Otherwise it is where `counter * GAMMA` (wrapping), as a
+    /// fraction of 2^64, falls within the cumulative weights. Steps of the golden ratio reach every endpoint in
+    /// proportion to its weight, as evenly as possible, with no state but the counter. Callers start at different
+    /// counters; otherwise all would move in step.
     pub(super) fn round_robin<W: PickTracer>(
         &self,
         candidates: &Candidates<'_>,

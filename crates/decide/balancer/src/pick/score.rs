@@ -4,10 +4,10 @@ use super::{
 };
 use crate::endpoint_stats::HotStats;
 
-/// Fractional bits of a score: those of a load and those of a cost.
+/// Fractional bits of a score: the sum of those of a load and of a cost.
 pub const SCORE_BITS: u32 = LoadEstimate::BITS + LoadEstimate::COST_BITS;
-/// Maximum cost of the next call. The worse of two idle endpoints keeps some of the calls for which it is drawn
-/// first, so that new reports of it arrive.
+/// Maximum cost of the next call. With this limit, the worse of two idle endpoints keeps some of the calls for which it
+/// is drawn first, so that new reports from it arrive.
 const MAX_NEXT_CALL_COST: u32 = (7 << LoadEstimate::COST_BITS) / 4;
 
 impl PickContext<'_> {
@@ -43,8 +43,8 @@ impl PickContext<'_> {
         self.p2c_among_least_excluded(candidates, random, tracer)
     }
 
-    /// The pick if one of the two drawn endpoints is ejected, which may mean panic. Both are scored again: passing
-    /// scores here would place them in memory in every other pick too.
+    /// Picks if one of the two drawn endpoints is ejected, which may mean panic. Both are scored again: passing scores
+    /// to this function would place them in memory in every other pick too.
     #[cold]
     fn p2c_with_ejected<W: PickTracer>(
         &self,
@@ -77,8 +77,8 @@ impl PickContext<'_> {
         }
     }
 
-    /// The pick among the endpoints with the least exclusion. Taking their best was rejected: after many failures,
-    /// all callers would pick the same one.
+    /// Picks among the endpoints with the least exclusion. Always taking the best of them was rejected: after many
+    /// failures, all callers would pick the same endpoint.
     #[cold]
     fn p2c_among_least_excluded<W: PickTracer>(
         &self,
@@ -97,12 +97,12 @@ impl PickContext<'_> {
         Some(b.filter(|b| self.second_wins(b, &a, random)).unwrap_or(a))
     }
 
-    /// The load in front of a call, in 2^-18 requests on an ordinary endpoint. This client's calls in flight divided
-    /// by the weight, plus the next call, are multiplied by the cost of a call there. The excess load of other
+    /// The load in front of a call, in 2^-18 requests on an ordinary endpoint. This client's calls in flight divided by
+    /// the weight, plus the next call, are multiplied by the cost of a call at the endpoint. The excess load of other
     /// callers is added, decayed by the time since the last report (Uber, assisted balancing).
     ///
-    /// The age counts from the last report and not from the last pick. Otherwise the last report of a server that
-    /// stopped reporting would stay valid while calls go there. The next call is not divided by the weight, since
+    /// The age counts from the last report rather than the last pick. Otherwise the last report of a server that
+    /// stopped reporting would stay valid as long as calls go there. The next call is not divided by the weight, since
     /// endpoints are already drawn by weight.
     #[inline]
     pub(super) fn load_score(&self, hot: &HotStats, load: LoadEstimate) -> i64 {
@@ -117,9 +117,9 @@ impl PickContext<'_> {
         own as i64 + (decay(load.excess.into(), age) << LoadEstimate::COST_BITS)
     }
 
-    /// The latency multiplied by the calls that would be in flight, divided by the weight. An endpoint without recent
-    /// responses counts as fast, so that it is measured again, but at least as a quarter of the mean. Otherwise a
-    /// server that never responds would get all calls.
+    /// The latency multiplied by the number of calls that would be in flight, divided by the weight. An endpoint
+    /// without recent responses counts as fast, so that it is measured again, but its latency counts as at least a
+    /// quarter of the mean. Otherwise a server that never responds would get all calls.
     #[inline]
     pub(super) fn latency_score(&self, hot: &HotStats, load: LoadEstimate) -> i64 {
         let usual = self.stats.pool_means.others() as i64;
@@ -129,7 +129,7 @@ impl PickContext<'_> {
     }
 }
 
-/// The endpoint whose interval of the cumulative weights holds `point`.
+/// Returns the endpoint whose interval of the cumulative weights contains `point`.
 fn at_weight(mut scored: impl Iterator<Item = ScoredEndpoint>, point: u64) -> Option<ScoredEndpoint> {
     let mut end = 0;
     scored.find(|scored| {

@@ -6,7 +6,7 @@ use super::*;
 use crate::{BalancerConfig, CandidateSet, InlineCandidates, Outcome};
 use fairmesh_model::{Balancing, InstanceId};
 
-/// Stats for indices `0..n`.
+/// Returns statistics for the indices `0..n`.
 fn stats(n: usize) -> EndpointStats {
     let stats = EndpointStats::default();
     let ids: Vec<_> = (0..n).map(|i| InstanceId::new(format!("i{i}")).unwrap()).collect();
@@ -18,7 +18,7 @@ fn config_of(policy: BalancingPolicy) -> BalancerConfig {
     BalancerConfig::new(&Balancing { policy, ..Balancing::default() })
 }
 
-/// Least request, whose picks depend only on counts set by a test.
+/// Returns a least-request configuration, under which picks depend only on counts set by a test.
 fn config() -> &'static BalancerConfig {
     static CONFIG: LazyLock<BalancerConfig> = LazyLock::new(|| config_of(BalancingPolicy::LeastRequest));
     &CONFIG
@@ -36,7 +36,7 @@ fn idle(stats: &EndpointStats) -> PickContext<'_> {
     PickContext::new(stats, config().pick_config(), &[], 0)
 }
 
-/// How often each endpoint is picked if every call finishes before the next begins.
+/// Counts how often each endpoint is picked if every call finishes before the next one begins.
 fn idle_shares(weights: &[u32], calls: u64) -> Vec<u64> {
     let stats = stats(weights.len());
     let members = CandidateSet::new(&members(weights));
@@ -60,8 +60,8 @@ fn idle_endpoints_are_picked_in_proportion_to_weight() {
 }
 
 #[test]
-fn outstanding_calls_stay_close_to_the_fair_share() {
-    // Calls never finish: the worst case of "most traffic to one endpoint after scaling".
+fn outstanding_calls_per_endpoint_stay_close_to_share_by_weight() {
+    // Calls never finish, which is the worst case of "most traffic to one endpoint after scaling".
     for weights in [vec![1000; 20], vec![1000; 200], [1000, 2000].repeat(10), vec![1000, 1000, 2000]] {
         let stats = stats(weights.len());
         let members = CandidateSet::new(&members(&weights));
@@ -79,7 +79,7 @@ fn outstanding_calls_stay_close_to_the_fair_share() {
 }
 
 #[test]
-fn calls_of_ejected_endpoints_spread_over_all_others() {
+fn calls_of_ejected_endpoints_are_spread_over_all_others() {
     let stats = stats(20);
     for index in 0..10 {
         stats.finish(index, Outcome::Unreachable, 0);
@@ -94,7 +94,7 @@ fn calls_of_ejected_endpoints_spread_over_all_others() {
 }
 
 #[test]
-fn ejections_expire_and_yield_when_no_other_endpoint_is_left() {
+fn ejected_endpoints_are_used_after_expiry_or_if_no_other_is_left() {
     let stats = stats(2);
     let members = CandidateSet::new(&members(&[1000, 1000]));
     stats.finish(0, Outcome::Unreachable, 0);
@@ -135,7 +135,7 @@ prop_compose! {
 
 proptest! {
     #[test]
-    fn an_attempted_endpoint_is_picked_last(
+    fn endpoint_of_earlier_attempt_is_picked_last(
         (weights, stats, _) in endpoints(), attempted in prop::collection::vec(0_u32..40, 0..10), seed: u64,
     ) {
         let members = CandidateSet::new(&members(&weights));
@@ -146,7 +146,7 @@ proptest! {
     }
 
     #[test]
-    fn an_ejected_endpoint_is_picked_last((weights, stats, _) in endpoints(), seed: u64) {
+    fn ejected_endpoint_is_picked_only_if_all_are_ejected((weights, stats, _) in endpoints(), seed: u64) {
         let members = CandidateSet::new(&members(&weights));
         let context = PickContext::new(&stats, config().pick_config(), &[], 5);
         let picked = pick_index(&members.as_candidates(), &context, seed);
@@ -155,7 +155,7 @@ proptest! {
     }
 
     #[test]
-    fn a_small_set_is_scanned_for_the_least_loaded((weights, stats, outstanding) in endpoints(), seed: u64) {
+    fn least_loaded_endpoint_of_small_candidate_set_is_always_picked((weights, stats, outstanding) in endpoints(), seed: u64) {
         let n = weights.len().min(FULL_SCAN_MAX);
         let members = CandidateSet::new(&members(&weights[..n]));
         let now = u64::MAX;
@@ -168,7 +168,7 @@ proptest! {
     }
 
     #[test]
-    fn equal_weights_pick_as_cumulative_weights_do(n in 1_usize..40, weight in 1_u32..100_000, seed: u64) {
+    fn equal_weights_give_same_picks_as_cumulative_weights(n in 1_usize..40, weight in 1_u32..100_000, seed: u64) {
         let stats = stats(n);
         let compiled = CandidateSet::new(&members(&vec![weight; n]));
         let mut few = InlineCandidates::new();

@@ -12,7 +12,7 @@ fn config() -> BalancerConfig {
     BalancerConfig::new(&Balancing::default())
 }
 
-/// Stats of [`N`] equal endpoints.
+/// Returns statistics of [`N`] equal endpoints.
 fn stats() -> EndpointStats {
     let stats = EndpointStats::default();
     let ids: Vec<_> = (0..N).map(|i| InstanceId::new(format!("i{i}")).unwrap()).collect();
@@ -66,7 +66,7 @@ fn share(stats: &EndpointStats, index: u32, now: u64) -> f64 {
 }
 
 #[test]
-fn excess_load_of_other_callers_lowers_the_share_and_decays() {
+fn load_by_other_callers_lowers_endpoints_share_and_decays() {
     let stats = stats();
     let now = report_for(&stats, SECOND, 10, |index| Some(requests(if index == 0 { 12 } else { 4 })));
     assert!(share(&stats, 0, now) < 0.1);
@@ -76,7 +76,7 @@ fn excess_load_of_other_callers_lowers_the_share_and_decays() {
 }
 
 #[test]
-fn an_endpoint_without_reports_counts_as_average() {
+fn endpoint_without_reports_counts_as_averagely_loaded() {
     let stats = stats();
     let silent = |index| (index != 0).then(|| LoadReport { cpu: Some(500), ..requests(10) });
     let now = report_for(&stats, SECOND, 60, silent);
@@ -85,7 +85,7 @@ fn an_endpoint_without_reports_counts_as_average() {
 }
 
 #[test]
-fn utilisation_moves_shares_slowly_and_within_bounds() {
+fn utilisation_moves_endpoint_shares_slowly_and_within_bounds() {
     let stats = stats();
     let busy = |index| Some(cpu(if index == 0 { 900 } else { 450 }));
     let now = report_for(&stats, SECOND, 1, busy);
@@ -101,7 +101,7 @@ fn utilisation_moves_shares_slowly_and_within_bounds() {
 }
 
 #[test]
-fn a_single_absurd_report_is_bounded() {
+fn effect_of_single_absurd_load_report_on_shares_is_bounded() {
     let stats = stats();
     let now = report_for(&stats, SECOND, 10, |_| Some(LoadReport { cpu: Some(500), ..requests(4) }));
     stats.record_report(0, LoadReport { cpu: Some(u16::MAX), ..requests(10_000_000) }, now);
@@ -110,7 +110,7 @@ fn a_single_absurd_report_is_bounded() {
 }
 
 #[test]
-fn load_common_to_all_endpoints_leaves_shares_equal() {
+fn load_common_to_all_endpoints_leaves_their_shares_equal() {
     let stats = stats();
     let mut now = SECOND;
     for cpu in [100, 900, 300] {
@@ -122,7 +122,7 @@ fn load_common_to_all_endpoints_leaves_shares_equal() {
 }
 
 #[test]
-fn clock_jumps_leave_shares_equal() {
+fn clock_jumps_leave_endpoint_shares_equal() {
     let stats = stats();
     let even = |_| Some(LoadReport { cpu: Some(500), ..requests(4) });
     let now = report_for(&stats, 1000 * SECOND, 5, even);
@@ -134,7 +134,7 @@ fn clock_jumps_leave_shares_equal() {
 }
 
 #[test]
-fn a_new_endpoint_slow_starts_with_and_without_reports() {
+fn new_endpoint_slow_starts_with_and_without_reports() {
     for reports in [true, false] {
         let stats = stats();
         admit(&stats, N - 1);
@@ -143,7 +143,7 @@ fn a_new_endpoint_slow_starts_with_and_without_reports() {
             false => 10 * SECOND,
         };
         for index in 0..N - 1 {
-            // A pick considers all endpoints, so that none is new any more.
+            // A pick considers all endpoints, so that none is new afterwards.
             let config = config();
             let _ = PickContext::new(&stats, config.pick_config(), &[], now).score_endpoint(index, 1000);
             (0..4).for_each(|_| stats.begin(index));
@@ -158,7 +158,7 @@ fn a_new_endpoint_slow_starts_with_and_without_reports() {
 }
 
 #[test]
-fn a_stream_counts_a_sixteenth_and_finishes_as_a_stream() {
+fn unfinished_response_stream_counts_as_sixteenth_of_call() {
     let stats = stats();
     stats.begin(0);
     assert!(share(&stats, 0, SECOND) < 0.1);
@@ -172,7 +172,7 @@ fn a_stream_counts_a_sixteenth_and_finishes_as_a_stream() {
 }
 
 #[test]
-fn rewards_accumulate_and_saturate() {
+fn score_rewards_accumulate_and_saturate() {
     let rewarding = |reward| {
         BalancerConfig::new(&Balancing {
             score: Score { reward, ..Score::default() },
@@ -202,9 +202,9 @@ fn rewards_accumulate_and_saturate() {
     assert!((saturated - often).abs() < 0.05, "smoothing decays rewards: {saturated}");
 }
 
-/// The values of `docs/balancing/constants.md`.
+/// Rewards have the values documented in `docs/balancing/constants.md`.
 #[test]
-fn rewards_saturate_at_the_documented_values() {
+fn score_rewards_saturate_at_documented_values() {
     let balancing = Balancing { score: Score { reward: 20, ..Score::default() }, ..Balancing::default() };
     let config = BalancerConfig::new(&balancing);
     for (per_second, rewards) in [(1, 11.4), (2, 15.6), (10, 22.3), (20, 23.6)] {
@@ -221,7 +221,7 @@ fn rewards_saturate_at_the_documented_values() {
 }
 
 #[test]
-fn unrewarded_reports_leave_the_score_unchanged() {
+fn load_reports_without_reward_leave_score_unchanged() {
     let balancing = Balancing { score: Score { reward: 50, ..Score::default() }, ..Balancing::default() };
     let (stats, config) = (stats(), BalancerConfig::new(&balancing));
     stats.set_members(&(0..N).map(|index| (index, 1000)).collect::<Vec<_>>(), &config);
@@ -236,7 +236,7 @@ fn unrewarded_reports_leave_the_score_unchanged() {
 }
 
 #[test]
-fn initial_excess_is_a_bounded_percentage_of_the_mean() {
+fn new_endpoints_initial_load_excess_is_bounded_percentage_of_mean() {
     let config = config();
     assert_eq!(config.initial_excess(0, 0), 0, "the mean is 0");
     assert_eq!(

@@ -4,7 +4,7 @@ use fairmesh_model::arith::mix64;
 
 use super::*;
 
-/// `n` nodes with the weights repeated.
+/// Returns `n` nodes, repeating the weights.
 fn nodes(n: u64, weights: &[u32]) -> Vec<(u64, u32)> {
     (0..n).map(|i| (mix64(i + 1), weights[i as usize % weights.len()])).collect()
 }
@@ -31,7 +31,7 @@ fn adding_one_of_1000_servers_changes_at_most_2_5_percent_of_subsets() {
 }
 
 #[test]
-fn removing_a_server_changes_only_the_subsets_that_held_it() {
+fn removing_server_changes_only_subsets_that_contained_it() {
     let before = nodes(300, &[1000, 2000]);
     let (leaver, after) = (before[7].0, [&before[..7], &before[8..]].concat());
     for client in 0..2_000 {
@@ -45,7 +45,7 @@ fn removing_a_server_changes_only_the_subsets_that_held_it() {
 }
 
 #[test]
-fn first_choices_are_proportional_to_weight() {
+fn rendezvous_first_choices_are_proportional_to_node_weight() {
     let nodes = nodes(100, &[500, 1000, 1500, 2000]);
     let mut firsts = [0_u32; 4];
     for key in 0..100_000 {
@@ -57,7 +57,7 @@ fn first_choices_are_proportional_to_weight() {
 }
 
 #[test]
-fn twice_the_weight_is_in_nearly_twice_the_subsets() {
+fn node_with_twice_weight_is_in_nearly_twice_as_many_subsets() {
     let nodes = nodes(1000, &[1000, 2000]);
     let mut clients = [0_u32; 2];
     for client in 0..2_000 {
@@ -70,7 +70,7 @@ fn twice_the_weight_is_in_nearly_twice_the_subsets() {
 }
 
 #[test]
-fn adding_a_node_moves_keys_only_to_it() {
+fn added_rendezvous_node_moves_keys_only_to_itself() {
     let after = nodes(51, &[1000, 3000]);
     for key in 0..5_000 {
         let (old, new) = (subset(key, &after[..50], 1)[0], subset(key, &after, 1)[0]);
@@ -79,7 +79,7 @@ fn adding_a_node_moves_keys_only_to_it() {
 }
 
 #[test]
-fn top_k_is_a_prefix_of_the_full_ranking() {
+fn rendezvous_top_k_is_prefix_of_full_ranking() {
     let nodes = nodes(50, &[1000, 700]);
     let all = subset(9, &nodes, 0);
     assert_eq!(all.iter().collect::<BTreeSet<_>>().len(), 50);
@@ -91,7 +91,7 @@ fn top_k_is_a_prefix_of_the_full_ranking() {
 }
 
 #[test]
-fn equal_weights_rank_by_the_draw_alone() {
+fn rendezvous_nodes_of_equal_weight_are_ranked_by_hash_only() {
     let nodes = nodes(200, &[700]);
     for key in 0..2_000 {
         let by_draw = (0..200).min_by_key(|&position| Rank::unweighted(key, nodes[position].0));

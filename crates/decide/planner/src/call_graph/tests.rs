@@ -60,7 +60,7 @@ fn edge<'a>(edges: &'a [GraphEdge], parent: &str, child: &str) -> &'a GraphEdge 
 }
 
 #[test]
-fn edges_have_multiplicities_sizes_and_times() {
+fn call_graph_edges_have_multiplicities_sizes_and_times() {
     let graph = observed(&sum(
         &[("web", 30), ("web/search", 10)],
         &[(None, "web", 30), (Some("web"), "cart", 60), (Some("web/search"), "cart", 5)],
@@ -82,7 +82,7 @@ fn edges_have_multiplicities_sizes_and_times() {
 }
 
 #[test]
-fn multiplicity_counts_the_parent_from_when_the_edge_is_reported() {
+fn edge_multiplicity_counts_parent_calls_since_first_report_of_edge() {
     let mut graph = CallGraph::default();
     let (before, after) = (sum(&[("web", 10)], &[]), sum(&[("web", 10)], &[(Some("web"), "cart", 20)]));
     (0..=100).for_each(|second| graph.observe(&before, second * 1_000));
@@ -97,7 +97,7 @@ fn multiplicity_counts_the_parent_from_when_the_edge_is_reported() {
 }
 
 #[test]
-fn edge_of_a_silent_program_ages_and_is_forgotten() {
+fn call_graph_edge_of_silent_program_ages_and_is_forgotten() {
     let mut graph = observed(&sum(&[("web", 10)], &[(Some("web"), "cart", 20)]));
     graph.observe(&TrafficReport::default(), 120_000);
     assert_eq!(graph.edges(120_000)[0].age_ms, 60_000);
@@ -106,7 +106,7 @@ fn edge_of_a_silent_program_ages_and_is_forgotten() {
 }
 
 #[test]
-fn smallest_edge_of_each_cycle_is_cut() {
+fn call_graph_cycles_are_cut_at_their_smallest_edge() {
     let graph = observed(&sum(
         &[],
         &[
@@ -125,7 +125,7 @@ fn smallest_edge_of_each_cycle_is_cut() {
 }
 
 #[test]
-fn graph_below_a_service_has_what_is_called_for_it() {
+fn call_graph_below_service_contains_direct_and_indirect_callees() {
     let graph = observed(&sum(
         &[],
         &[(Some("web"), "cart", 30), (Some("cart/bulk"), "db", 20), (Some("admin"), "audit", 5)],
@@ -135,7 +135,7 @@ fn graph_below_a_service_has_what_is_called_for_it() {
 }
 
 #[test]
-fn graph_is_bounded_and_says_what_is_left_out() {
+fn call_graph_is_bounded_and_counts_nodes_left_out() {
     let names: Vec<String> = (0..MAX_GRAPH_NODES + 7).map(|number| format!("s{number}")).collect();
     let calls: Vec<_> = names.iter().map(|name| (None, name.as_str(), 1)).collect();
     let graph = observed(&sum(&[], &calls));
@@ -143,7 +143,7 @@ fn graph_is_bounded_and_says_what_is_left_out() {
 }
 
 #[test]
-fn held_service_keeps_its_rates_and_the_multiplicities_around_it() {
+fn excluded_service_keeps_its_call_rates_and_edge_multiplicities() {
     let all = sum(
         &[("web", 30), ("cart", 60), ("db", 30)],
         &[(None, "web", 30), (Some("web"), "cart", 60), (Some("cart"), "db", 30)],
@@ -165,7 +165,7 @@ fn held_service_keeps_its_rates_and_the_multiplicities_around_it() {
 }
 
 #[test]
-fn rise_beyond_chance_is_adopted_at_once_and_a_fall_is_not() {
+fn significant_demand_rise_is_adopted_at_once_and_fall_is_not() {
     let (mut recent, mut latest) = (CallGraph::with_half_life(3_000.0), CallGraph::with_half_life(1.0));
     let mut second = 0;
     let mut next = |calls: u64| {
@@ -191,7 +191,7 @@ fn rise_beyond_chance_is_adopted_at_once_and_a_fall_is_not() {
 }
 
 #[test]
-fn backlog_that_is_worked_off_is_no_demand_from_outside() {
+fn calls_served_from_backlog_do_not_count_as_outside_demand() {
     let (mut recent, mut slow) = (CallGraph::with_half_life(3_000.0), CallGraph::default());
     let mut observe = |served, sent, seconds: Range<u64>| {
         let sum = sum(&[("web", served)], &[(None, "web", sent)]);

@@ -84,7 +84,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn endpoints_removed_in_another_order_leave_the_sums_of_the_rest() {
+    fn capacity_sums_are_exact_after_removals_in_any_order() {
         let zone = |name: &str| Zone::new(name).unwrap();
         let (a, b) = (zone("a"), zone("b"));
         let mut region = RegionEndpoints::default();

@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn default_planner_plans_declared_services_but_for_exceptions() {
+    fn default_planner_plans_declared_services_without_own_setting() {
         use TrafficPlanner::{Optimizer, Rings};
         let mut facts = MeshFacts::default();
         let [cart, pay, old, ads] =

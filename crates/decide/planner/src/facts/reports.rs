@@ -216,12 +216,18 @@ impl ServiceFacts {
     /// The share of calls to a region that its servers shed or that got no response, whichever is greater. Calls end later than they
     /// begin, so that it may be less than 0.
     pub fn failing_in(&self, region: &Region) -> f64 {
+        // Callers of an old release do not count responses; of others, no response at all means that all calls fail.
+        let by_source = self.reports.calls.chunk_by(|(path, _), (next, _)| path.from == next.from);
+        let counting = by_source.filter(|calls| calls.iter().any(|(_, rates)| rates.answered > 0));
         let mut sum = CallRates::default();
-        self.calls_to(region).for_each(|rates| sum += *rates);
+        for (path, rates) in counting.flatten() {
+            if path.to.as_ref() == Some(region) {
+                sum += *rates;
+            }
+        }
         let servers = self.reports.servers.get(region).filter(|servers| servers.received > 0);
         let shed = servers.map_or(0.0, |servers| servers.refused as f64 / servers.received as f64);
-        // Callers of an old release do not count responses.
-        let lost = match sum.attempts.min(sum.answered) {
+        let lost = match sum.attempts {
             0 => 0.0,
             _ => 1.0 - sum.answered as f64 / sum.attempts as f64,
         };

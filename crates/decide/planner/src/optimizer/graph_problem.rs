@@ -12,11 +12,11 @@ use std::{
 use fairmesh_model::{CallNode, Label, Region, RegionShares, ServiceName};
 use fairmesh_te::optimizer::{Caller, Node, Plan, Preferences, Problem, ProblemError, ServicePools, Shares};
 
-use super::{flows::Flows, service_model::ServiceModel};
+use super::{current_flows::Flows, service_model::ServiceModel};
 use crate::{
-    adjustment::Shift,
     call_graph::{GraphEdge, GraphNode},
     facts::{ServiceFacts, TopologyFacts},
+    model_adjustment::Shift,
 };
 
 /// Milliseconds between regions at an unknown distance, at least: the farthest known ones may be farther.

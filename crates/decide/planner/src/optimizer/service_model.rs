@@ -169,6 +169,15 @@ impl ServiceModel {
         self.corrections.insert(region.clone(), row);
     }
 
+    /// Corrects calls as another model of the service does. A class that has no row of its own there is one of all other calls.
+    pub(super) fn adopt_corrections(&mut self, other: &Self) {
+        for region in other.corrections.keys() {
+            let classes = std::iter::once(None).chain(self.classes.iter().map(Some));
+            let row = classes.map(|class| other.correction(class, region)).collect();
+            self.correct(region, row);
+        }
+    }
+
     /// What one more call costs in a region at this utilisation, in milliseconds: its own time, and that of the calls that it slows down.
     pub(crate) fn marginal_ms(&self, class: Option<&Label>, region: &Region, load: f64) -> f64 {
         let cost = self.cost(class);

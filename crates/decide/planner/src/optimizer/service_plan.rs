@@ -3,7 +3,7 @@ use std::sync::Arc;
 use fairmesh_model::{Label, Region};
 use fairmesh_te::Tables;
 
-use crate::adjustment::Adjustments;
+use crate::model_adjustment::Adjustments;
 
 /// Who plans a service whose policy asks for the optimizer.
 #[derive(Clone, Debug, PartialEq)]

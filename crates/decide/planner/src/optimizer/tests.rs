@@ -1,5 +1,6 @@
 mod adjustment;
 mod changes;
+mod evidence;
 mod faults;
 mod what_if;
 mod world;
@@ -12,7 +13,7 @@ use fairmesh_model::{
 use world::{REGIONS, World, service};
 
 #[test]
-fn measured_chain_is_planned_by_the_optimizer_within_its_gap() {
+fn measured_call_chain_is_planned_by_optimizer_within_gap_limit() {
     let world = World::learned([Optimizer, Optimizer]);
     for name in ["web", "cart"] {
         let plan = world.plan(name);
@@ -31,7 +32,7 @@ fn measured_chain_is_planned_by_the_optimizer_within_its_gap() {
 }
 
 #[test]
-fn overloaded_region_is_relieved_at_less_latency_than_by_rings() {
+fn optimizer_relieves_overloaded_region_at_less_latency_than_rings() {
     let mut latency = [0.0; 2];
     for (planner, latency) in [Optimizer, Rings].into_iter().zip(&mut latency) {
         let mut world = World::learned([planner, planner]);
@@ -45,7 +46,7 @@ fn overloaded_region_is_relieved_at_less_latency_than_by_rings() {
 }
 
 #[test]
-fn plan_moves_at_most_half_of_the_calls_of_a_region_in_one_period() {
+fn plan_moves_at_most_half_of_regions_calls_per_period() {
     let mut world = World::learned([Optimizer, Optimizer]);
     world.set_policy("cart", |facts| {
         facts.endpoints.retain(|region, _| region.as_str() != "eu");
@@ -68,7 +69,7 @@ fn plan_moves_at_most_half_of_the_calls_of_a_region_in_one_period() {
 }
 
 #[test]
-fn calls_of_services_with_rings_are_given_and_planned_around() {
+fn optimizer_plans_around_calls_of_services_with_rings_planner() {
     let mut world = World::learned([Optimizer, Rings]);
     world.demand = [60.0, 195.0, 90.0];
     world.seconds(60);
@@ -79,7 +80,7 @@ fn calls_of_services_with_rings_are_given_and_planned_around() {
 }
 
 #[test]
-fn price_of_egress_keeps_calls_at_home_and_a_cap_bounds_them() {
+fn egress_price_keeps_calls_at_home_and_egress_cap_holds() {
     let spread = |price: &str, worth: Option<&str>, cap: Option<&str>| {
         let mut world = World::learned([Optimizer, Optimizer]);
         let egress = &mut world.topology.regions.egress;
@@ -101,7 +102,7 @@ fn price_of_egress_keeps_calls_at_home_and_a_cap_bounds_them() {
 }
 
 #[test]
-fn service_in_shadow_mode_is_planned_and_not_published() {
+fn plan_of_service_in_shadow_mode_is_not_published() {
     let mut world = World::new([Optimizer, Optimizer]);
     for name in ["web", "cart"] {
         world.set_policy(name, |facts| facts.traffic.mode = TrafficMode::Shadow);

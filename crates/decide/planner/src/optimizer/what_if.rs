@@ -103,8 +103,9 @@ impl OptimizerPlanner {
                 check_settings(facts, topology).and_then(|()| ServiceModel::new(known, topology, now_ms));
             match model {
                 Ok(mut model) => {
-                    let known = self.models.get(service).filter(|known| known.classes == model.classes);
-                    model.corrections.extend(known.into_iter().flat_map(|known| known.corrections.clone()));
+                    if let Some(known) = self.models.get(service) {
+                        model.adopt_corrections(known);
+                    }
                     models.insert(service.clone(), model);
                 }
                 Err(why) => drop(unplanned.insert(service.clone(), why)),
@@ -122,7 +123,7 @@ impl OptimizerPlanner {
             true => self.active.evaluate_in_force(&built, sources),
             false => optimize(&built.problem, None, EFFORT, &mut |_| true),
         };
-        let plan = plan.map_err(|error| super::solving::problem_text(&built, &error))?;
+        let plan = plan.map_err(|error| super::successive_solutions::problem_text(&built, &error))?;
         let service = |(service, model): (&ServiceName, &ServiceModel)| {
             (service.clone(), built.service_plan(&plan, (service, model), 0, now_ms))
         };

@@ -52,7 +52,7 @@ mod tests {
     }
 
     #[test]
-    fn templates_are_grouped_by_cost_and_rare_ones_left_out() {
+    fn path_templates_are_grouped_into_classes_by_cost_without_rare_ones() {
         let templates = [
             template("/items/{id}", 700, 2.0),
             template("/search", 200, 9.0),
@@ -70,7 +70,7 @@ mod tests {
     }
 
     #[test]
-    fn classes_are_at_most_sixteen() {
+    fn at_most_sixteen_path_classes_are_proposed() {
         let templates: Vec<_> = (0..20).map(|n| template(&format!("/p{n}"), 50, 3.0_f64.powi(n))).collect();
         let classes = propose_classes(&templates);
         assert_eq!((classes.len(), classes[15].templates.len()), (16, 5));

@@ -10,7 +10,7 @@ use super::ServicePlanner;
 use crate::{
     Now,
     facts::{ServiceFacts, TopologyFacts},
-    tables::from_stored,
+    table_conversion::from_stored,
 };
 
 /// What may be left at home of a step that is made, in the tables: shares are rounded.

@@ -71,7 +71,7 @@ fn missing_load_metric_is_named_and_not_replaced_by_cpu() {
 }
 
 #[test]
-fn a_round_is_due_when_facts_change_while_calls_move_and_after_a_while() {
+fn planning_round_is_due_on_changed_facts_moving_calls_and_timeout() {
     let topology = TopologyFacts::default();
     let mut facts = facts();
     let (mut planner, mut now) = planner(&facts);
@@ -100,7 +100,7 @@ fn a_round_is_due_when_facts_change_while_calls_move_and_after_a_while() {
 }
 
 #[test]
-fn changes_of_a_region_are_kept_despite_many_elsewhere() {
+fn latest_shift_notes_of_region_survive_many_elsewhere() {
     let (mut planner, _) = planner(&facts());
     let note = |from: &str, at_ms| ShiftNote { at_ms, from: region(from), class: None, text: String::new() };
     planner.shifts = (0..20).map(|at| note("eu", at)).collect();

@@ -1,4 +1,4 @@
-//! Conditions of rules: where a request comes from, and what it brings along.
+//! Conditions of rules: the source of a request, its token and its headers.
 
 use std::{fmt, net::IpAddr};
 
@@ -7,14 +7,14 @@ use fairmesh_model::{AuthorizationRule, Condition, ConditionSubject};
 use super::UserToken;
 use crate::Headers;
 
-/// What conditions of rules compare, beside the caller, the method and the path.
+/// The attributes of a request that conditions of rules compare, in addition to caller, method and path.
 #[derive(Clone, Copy)]
 pub struct RequestAttributes<'a> {
-    /// The address from which the connection comes; `None` if it is not known, as of a Unix socket.
+    /// Source address of the connection; `None` if it is unknown, as for a Unix socket.
     pub source: Option<IpAddr>,
     /// The verified token that the service accepts.
     pub token: Option<&'a UserToken>,
-    /// The headers. [`Headers::any`] has to see every line that a program may read under a name.
+    /// The headers. [`Headers::any`] must find every header that a program may read under a name.
     pub headers: &'a dyn Headers,
 }
 
@@ -24,22 +24,23 @@ impl Default for RequestAttributes<'_> {
     }
 }
 
-/// Without claims and headers, which may have personal data and secrets.
+/// Omits claims and headers, which may contain personal data and secrets.
 impl fmt::Debug for RequestAttributes<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RequestAttributes").field("source", &self.source).finish_non_exhaustive()
     }
 }
 
-/// Whether the conditions of a rule hold. What is not known decides against the caller: it matches no rule that allows, and every
-/// one that denies.
+/// Whether the conditions of a rule hold. Unknown attributes count against the caller: they match no rule that allows,
+/// and every rule that denies.
 pub(super) fn hold(rule: &AuthorizationRule, attributes: &RequestAttributes<'_>) -> bool {
     let comes_from = |source| rule.sources.iter().any(|block| block.contains(source));
     let is_source = rule.sources.is_empty() || attributes.source.map_or(rule.denies, comes_from);
     is_source && rule.when.iter().all(|condition| holds(condition, rule.denies, attributes))
 }
 
-/// Several lines of a header decide against the caller, since the program may read any of them.
+/// Whether one condition holds. Repeated header fields count against the caller, since the program may read any of
+/// them.
 fn holds(condition: &Condition, denies: bool, attributes: &RequestAttributes<'_>) -> bool {
     let (mut is_there, mut hits, mut misses) = (false, false, false);
     let mut see = |value: &[u8]| {

@@ -8,7 +8,7 @@ use crate::{Headers, RequestView};
 pub(super) struct MatchInput<'a, H: Headers + ?Sized> {
     /// The host without port and trailing dot, in any case.
     pub(super) host: &'a str,
-    /// The authority as sent: the value of the header `host` in every version of HTTP.
+    /// The authority as sent: the value of the header `host` in every HTTP version.
     authority: &'a str,
     /// The path without the query.
     pub(super) path: &'a str,
@@ -34,7 +34,7 @@ impl<'a, H: Headers + ?Sized> MatchInput<'a, H> {
         }
     }
 
-    /// The first value of a header as the server receives it; `host` is always the authority.
+    /// Returns the first value of a header as the server receives it. `host` is always the authority.
     fn header(&self, name: &str) -> Option<&'a [u8]> {
         match name {
             "host" => Some(self.authority.as_bytes()).filter(|host| !host.is_empty()),
@@ -42,7 +42,7 @@ impl<'a, H: Headers + ?Sized> MatchInput<'a, H> {
         }
     }
 
-    /// Whether all conditions hold.
+    /// Whether all conditions of a match hold.
     #[inline]
     pub(super) fn satisfies(&self, condition: &Match) -> bool {
         condition.path.as_ref().is_none_or(|path| path_satisfies(self.path, path))
@@ -87,7 +87,7 @@ pub(super) fn path_satisfies(path: &str, condition: &PathMatch) -> bool {
     }
 }
 
-/// Whether a gRPC path satisfies a condition. The path is `/service/method`; neither part contains a `/`.
+/// Whether a path satisfies a gRPC condition. gRPC paths are `/service/method`, and neither part contains a `/`.
 fn grpc_satisfies(path: &str, condition: &GrpcMatch) -> bool {
     path.strip_prefix('/').and_then(|path| path.split_once('/')).is_some_and(|(service, method)| {
         service == condition.service && condition.method.as_ref().is_none_or(|name| name == method)

@@ -3,10 +3,11 @@ use fairmesh_model::{HostMatch, Match, PathMatch, Route};
 use super::condition::{MatchInput, host_satisfies, path_satisfies};
 use crate::Headers;
 
-/// Candidate routes by host, path and method: one set of routes each; a route must be in all three.
+/// Candidate routes by host, path and method. Each of the three lookups gives one set of routes; a candidate must be in
+/// all three sets.
 #[derive(Debug)]
 pub(super) struct Index {
-    /// Number of 64-bit words of a set.
+    /// Number of 64-bit words per set.
     words: usize,
     /// All sets, concatenated.
     sets: Vec<u64>,
@@ -17,14 +18,14 @@ pub(super) struct Index {
     other_methods: Set,
 }
 
-/// Offset of a set.
+/// Offset of a set in `sets`.
 type Set = u32;
 
-/// Sets by text, looked up by a hash that is computed byte by byte. A text's set contains every route that matches
-/// anything covered by the text, so only the longest text found counts.
+/// Sets by text, found by a hash that is computed byte by byte. The set of a text contains every route that matches
+/// anything the text covers, so only the longest text found is used.
 #[derive(Debug)]
 struct TextSets {
-    /// Sorted by hash.
+    /// Entries sorted by hash.
     entries: Vec<(u64, Box<str>, Set)>,
     /// The set for inputs that no text covers.
     uncovered: Set,
@@ -38,7 +39,7 @@ fn fold(hash: u64, byte: u8) -> u64 {
     (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
 }
 
-/// Hash of a host from its end, where the domain is, ignoring case.
+/// Hashes a host from its end, where the domain is, ignoring case.
 fn hash_host(host: &str) -> u64 {
     host.bytes().rev().fold(FNV_START, |hash, byte| fold(hash, byte.to_ascii_lowercase()))
 }
@@ -47,8 +48,8 @@ fn hash_path(path: &str) -> u64 {
     path.bytes().fold(FNV_START, fold)
 }
 
-/// The path condition of a match. A condition on a gRPC method is a narrower condition on the path. `None` if the
-/// index cannot use it.
+/// Returns the path condition of a match. A condition on a gRPC method counts as a narrower path condition. `None` if
+/// the index cannot use the condition.
 fn path_of(condition: &Match) -> Option<PathMatch> {
     match &condition.grpc {
         None => match &condition.path {
@@ -84,7 +85,7 @@ impl Index {
         Self { words: sets.words, sets: sets.sets, hosts, prefixes, paths: exact, methods, other_methods }
     }
 
-    /// The first candidate route for which `check` holds.
+    /// Returns the first candidate route for which `check` holds.
     #[inline]
     pub(super) fn find<H: Headers + ?Sized>(
         &self,
@@ -188,7 +189,7 @@ impl Sets {
         })
     }
 
-    /// Sets by path prefix, and by exact path.
+    /// Returns the sets by path prefix, and the sets by exact path.
     fn paths<'a>(&mut self, paths: &'a [Option<PathMatch>]) -> (TextSets, TextSets) {
         let of = |exact: bool| {
             let text = move |path: &'a Option<PathMatch>| match path {
@@ -216,7 +217,8 @@ impl Sets {
     }
 }
 
-/// Whether a route with condition `condition` may match a host covered by `text`: that host, or one below `.domain`.
+/// Whether a route with this host condition may match a host that `text` covers: that host itself, or one below
+/// `.domain`.
 fn covers(condition: &HostMatch, text: &str) -> bool {
     let same_domain = matches!(condition, HostMatch::Suffix(domain) if domain.eq_ignore_ascii_case(text));
     same_domain || host_satisfies(text, condition)

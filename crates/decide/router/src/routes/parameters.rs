@@ -1,8 +1,8 @@
-//! Parameters of queries, cookies, and conditions on their texts.
+//! Query parameters, cookies, and conditions on their values.
 
 use fairmesh_model::TextMatch;
 
-/// Whether a text satisfies a condition; the text is `None` if the request lacks it.
+/// Whether a text satisfies a condition. The text is `None` if the request lacks it.
 pub(super) fn text_satisfies(text: Option<impl Iterator<Item = u8>>, condition: &TextMatch) -> bool {
     match (condition, text) {
         (TextMatch::Absent, text) => text.is_none(),
@@ -12,12 +12,12 @@ pub(super) fn text_satisfies(text: Option<impl Iterator<Item = u8>>, condition: 
         (TextMatch::Prefix(condition), Some(mut text)) => {
             condition.bytes().all(|byte| text.next() == Some(byte))
         }
-        // The engine needs contiguous bytes, which decoding has to produce first.
+        // The regex engine needs contiguous bytes, so the decoded bytes are collected first.
         (TextMatch::Regex(condition), Some(text)) => condition.matches(text.collect::<Vec<_>>()),
     }
 }
 
-/// The value of the first parameter of this name, still percent-encoded.
+/// Returns the value of the first parameter with this name, still percent-encoded.
 pub(crate) fn parameter<'a>(query: &'a str, name: &str) -> Option<&'a str> {
     query.split('&').find_map(|pair| {
         let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
@@ -48,7 +48,7 @@ fn hex(digit: u8) -> Option<u8> {
     char::from(digit).to_digit(16).map(|digit| digit as u8)
 }
 
-/// The value of the cookie of this name in a header `cookie` (RFC 6265 4.2.1).
+/// Returns the value of the cookie with this name in a `cookie` header (RFC 6265 4.2.1).
 pub(crate) fn cookie<'a>(header: &'a str, name: &str) -> Option<&'a str> {
     let pairs = header.split(';').filter_map(|pair| pair.trim().split_once('='));
     pairs.into_iter().find(|(key, _)| *key == name).map(|(_, value)| value)
@@ -59,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn parameters_are_found_decoded() {
+    fn query_parameters_are_found_by_name_and_decoded() {
         let read =
             |query, name| parameter(query, name).map(|v| String::from_utf8(decoded(v).collect()).unwrap());
         assert_eq!(read("a=1&b=2&b=3", "b").as_deref(), Some("2"), "the first counts");
@@ -71,7 +71,7 @@ mod tests {
     }
 
     #[test]
-    fn cookies_are_found_by_name() {
+    fn request_cookies_are_found_by_name() {
         assert_eq!(cookie("a=1; sid=x=y; b=2", "sid"), Some("x=y"));
         assert_eq!(cookie("a=1;sid=z", "sid"), Some("z"));
         assert_eq!(cookie("asid=1; sid", "sid"), None);

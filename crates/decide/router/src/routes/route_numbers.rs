@@ -1,7 +1,8 @@
-//! Routes as numbers, for kernel programs, which share memory with the proxy but no types.
+//! Routes as numbers, for eBPF programs, which share memory with the proxy but no types.
 //!
-//! A route is a sequence of conditions and a final step. `bpf/lib/route.h` evaluates them like [`Routes::find`]. A condition that it
-//! cannot evaluate has the kind `UNKNOWN`; an end that it cannot carry out is `LEAVE`.
+//! A route is a sequence of conditions and a final step. `bpf/lib/route.h` evaluates them like [`Routes::find`]. A
+//! condition that the eBPF program cannot evaluate has the kind `UNKNOWN`. A final step that it cannot carry out is
+//! `LEAVE`.
 
 use fairmesh_model::{
     Backend, GrpcMatch, HeaderMatch, Match, PathMatch, Segment, Tenant, TextMatch, Timeouts,
@@ -9,30 +10,31 @@ use fairmesh_model::{
 
 use super::{Routes, Rule, condition::host_satisfies};
 
-/// Maximum of steps over a service's routes; remaining routes are left to the proxy.
+/// Maximum number of steps over all routes of a service. The remaining routes are left to the proxy.
 pub const ROUTE_STEPS: usize = 32;
-/// Maximum of backends over a service's splits.
+/// Maximum number of backends over all splits of a service.
 pub const ROUTE_ARMS: usize = 8;
-/// The longest text of a condition.
+/// Maximum length of a condition's text, in bytes.
 const TEXT_BYTES: usize = 64;
-/// The longest name of a header in a condition.
+/// Maximum length of a header name in a condition, in bytes.
 const NAME_BYTES: usize = 24;
 
-/// Methods with a bit, in the order of `method_bit` in `bpf/lib/parse.h`. The kernel sends no requests with other methods.
+/// Methods that have a bit, in the order of `method_bit` in `bpf/lib/parse.h`. The kernel sends no requests with other
+/// methods.
 const METHODS: [&str; 6] = ["GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"];
 /// Headers that a proxy may change before routing, or that frame the request.
 const CHANGED_HEADERS: [&str; 5] =
     ["host", "connection", "content-length", "x-forwarded-proto", "traceparent"];
 
-/// A condition of a route, or its end. All integers are in the machine's byte order.
+/// A condition of a route, or its final step. All integers are in the machine's byte order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C, align(8))]
 pub struct RouteStep {
     kind: u32,
-    /// Length of `text`; for methods, their bits; for a query, 1 if all parameters must be absent; for a split, its
-    /// first backend in the low half and the number of backends above.
+    /// For a text, its length. For methods, their bits. For a query, 1 if all parameters must be absent. For a split,
+    /// its first backend in the low half and the number of backends in the high half.
     argument: u32,
-    /// Name of a header, padded with zeros like `text`.
+    /// Header name, padded with zeros like `text`.
     name: [u8; NAME_BYTES],
     text: [u8; TEXT_BYTES],
 }
@@ -40,11 +42,11 @@ pub struct RouteStep {
 /// The routes of a service, for requests to one host.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RouteNumbers {
-    /// At most [`ROUTE_STEPS`].
+    /// Steps, at most [`ROUTE_STEPS`].
     pub steps: Vec<RouteStep>,
     /// The backends of all splits, at most [`ROUTE_ARMS`].
     pub arms: Vec<RouteArm>,
-    /// Whether any route lets requests of any method be sent twice.
+    /// Whether any route allows repeating requests of any method.
     pub repeats_any: bool,
 }
 
@@ -53,7 +55,7 @@ pub struct RouteNumbers {
 pub struct RouteArm {
     /// The backend.
     pub backend: Backend,
-    /// The cumulative weight within the split up to this backend.
+    /// Cumulative weight within the split up to this backend.
     pub cumulative_weight: u64,
 }
 
@@ -74,14 +76,14 @@ enum StepKind {
 }
 
 impl RouteStep {
-    /// All zero, for padding arrays.
+    /// A step of zeros, for padding arrays.
     pub const NONE: Self = Self { kind: 0, argument: 0, name: [0; NAME_BYTES], text: [0; TEXT_BYTES] };
 
     fn new(kind: StepKind, argument: u32) -> Self {
         Self { kind: kind as u32, argument, ..Self::NONE }
     }
 
-    /// `None` if a text is too long.
+    /// Creates a step with a text. Returns `None` if a text is too long.
     fn text(kind: StepKind, name: &str, text: &str) -> Option<Self> {
         let mut step = Self::new(kind, u32::try_from(text.len()).ok()?);
         step.name.get_mut(..name.len())?.copy_from_slice(name.as_bytes());
@@ -91,8 +93,8 @@ impl RouteStep {
 }
 
 impl Routes {
-    /// The routes of requests to this host, given without port and trailing dot. `own` is the service's tenant and
-    /// timeouts.
+    /// Returns the routes of requests to this host, which is given without port and trailing dot. `own` is the
+    /// service's tenant and timeouts.
     pub(crate) fn numbers(&self, host: &str, own: (&Tenant, &Timeouts)) -> RouteNumbers {
         let mut numbers = RouteNumbers::default();
         for rule in self.rules.iter().filter(|rule| rule.matches_client) {
@@ -112,10 +114,10 @@ impl Routes {
 }
 
 impl RouteNumbers {
-    /// How a route ends; `None` if the kernel cannot carry it out.
+    /// Returns the final step of a route; `None` if the kernel cannot carry it out.
     fn end(&mut self, rule: &Rule, (tenant, timeouts): (&Tenant, &Timeouts)) -> Option<RouteStep> {
-        // Names every field, so that new fields of routes are considered here. The class matters only with a region table, and
-        // such a service has no numbers.
+        // Names every field, so that new fields of routes must be considered here. The class matters only with a region
+        // table, and a service with a region table has no numbers.
         let Rule {
             name: _,
             matches: _,
@@ -128,14 +130,14 @@ impl RouteNumbers {
             cumulative_weights: _,
             actions,
         } = rule;
-        // A total timeout requires sending its deadline to servers.
+        // With a total timeout, a deadline must be sent to servers.
         if actions.is_some() || own.or(timeouts).total.is_some() {
             return None;
         }
         if split.is_empty() {
             return Some(RouteStep::new(StepKind::ToService, 0));
         }
-        // Another tenant's consent is in a policy that is not compiled here.
+        // The other tenant's consent is in a policy that is not compiled here.
         if split.iter().any(|backend| backend.service.tenant != *tenant) {
             return None;
         }
@@ -155,9 +157,9 @@ impl RouteNumbers {
     }
 }
 
-/// The conditions of a route; `None` if no request that the kernel sends to this host can meet them.
+/// Returns the conditions of a route; `None` if no request that the kernel sends to this host can meet them.
 fn conditions(matches: &Match, host: &str) -> Option<Vec<RouteStep>> {
-    // Client conditions were evaluated at compilation.
+    // Client conditions were already evaluated during compilation.
     let Match { clients: _, hosts, path, methods, headers, query, grpc } = matches;
     if !hosts.is_empty() && !hosts.iter().any(|wanted| host_satisfies(host, wanted)) {
         return None;

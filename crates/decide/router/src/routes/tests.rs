@@ -25,7 +25,7 @@ fn a_match() -> impl Strategy<Value = Match> {
     let template = (vec(select(vec!["a", "b", "{x}"]), 0..3), vec(select(vec!["a", "{y}"]), 0..2))
         .prop_map(|(before, after)| [before, vec!["{z}"], after].concat().join("/"))
         .prop_map(|text| PathMatch::Template(Template::new(&format!("/{text}")).unwrap()));
-    // Patterns are compiled once, since compilation takes longer than the rest of the test.
+    // Patterns are compiled only once, since compilation takes longer than the rest of the test.
     let patterns = ["/.*/a", "/.*/v1"].map(|text| PathMatch::Regex(Pattern::new(text).unwrap()));
     let regex = select(patterns.to_vec());
     let path = prop_oneof![
@@ -78,7 +78,7 @@ fn routes(matches: Vec<Match>) -> Vec<Route> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
     #[test]
-    fn compiled_routes_match_like_the_oracle(
+    fn compiled_routes_match_like_reference_matcher(
         matches in vec(a_match(), 0..90),
         host in host(), port in select(vec!["", ":80", ".", ".:80"]), shout: bool,
         path in path(), query in select(vec!["", "?", "?x=/a/b", "?x=x&y", "?y=xy&x="]),
@@ -103,7 +103,7 @@ fn first(matches: Vec<Match>, host: &str, path: &str) -> Option<usize> {
 }
 
 #[test]
-fn a_prefix_is_made_of_whole_segments() {
+fn route_path_prefix_matches_only_whole_segments() {
     let below =
         |prefix: &str| vec![Match { path: Some(PathMatch::Prefix(prefix.into())), ..Match::default() }];
     assert_eq!(first(below("/a"), "", "/a"), Some(0));
@@ -114,7 +114,7 @@ fn a_prefix_is_made_of_whole_segments() {
 }
 
 #[test]
-fn hosts_are_compared_without_case_port_and_the_dot_at_the_end() {
+fn route_host_comparison_ignores_case_port_and_trailing_dot() {
     let host = |host| vec![Match { hosts: vec![host], ..Match::default() }];
     for same in ["a.org.", "A.Org.:80", "a.org:", "a.org.:"] {
         assert_eq!(first(host(HostMatch::Exact("a.org".into())), same, "/"), Some(0), "{same}");
@@ -129,7 +129,7 @@ fn hosts_are_compared_without_case_port_and_the_dot_at_the_end() {
 }
 
 #[test]
-fn the_host_header_is_always_the_authority() {
+fn route_condition_on_host_header_uses_request_authority() {
     let with = |value| HeaderMatch { name: "host".into(), value };
     let matches = |value| vec![Match { headers: vec![with(value)], ..Match::default() }];
     let headers = vec![("host".to_owned(), "other.org".to_owned())];
@@ -143,7 +143,7 @@ fn the_host_header_is_always_the_authority() {
 }
 
 #[test]
-fn header_expression_matches_the_whole_value() {
+fn route_header_regex_must_match_whole_value() {
     let with = |name: &str, value: &str| {
         let value = TextMatch::Regex(Pattern::new(value).unwrap());
         vec![Match { headers: vec![HeaderMatch { name: name.into(), value }], ..Match::default() }]
@@ -159,7 +159,7 @@ fn header_expression_matches_the_whole_value() {
 }
 
 #[test]
-fn query_expression_matches_the_decoded_value() {
+fn route_query_regex_is_matched_against_decoded_value() {
     let value = TextMatch::Regex(Pattern::new("a b+").unwrap());
     let matches = vec![Match { query: vec![QueryMatch { name: "q".into(), value }], ..Match::default() }];
     let find = |path| {
@@ -170,7 +170,7 @@ fn query_expression_matches_the_decoded_value() {
 }
 
 #[test]
-fn routes_report_named_hosts_and_methods() {
+fn compiled_routes_report_hosts_and_methods_they_name() {
     let hosts = vec![HostMatch::Exact("a.org".into()), HostMatch::Suffix(".b.org".into())];
     let named = |clients: &[&str], methods: &[&str]| Match {
         clients: clients.iter().map(|text| ClientMatch::new(*text).unwrap()).collect(),
@@ -188,7 +188,7 @@ fn routes_report_named_hosts_and_methods() {
 }
 
 #[test]
-fn a_split_shares_by_weight_and_sends_nothing_to_weight_0() {
+fn traffic_split_divides_calls_by_weight_and_skips_weight_0() {
     let backend = |name, weight| Backend { service: ServiceName::new(name).unwrap(), weight };
     let split =
         vec![backend("shop/off", 0), backend("shop/old", 90), backend("shop/no", 0), backend("shop/new", 10)];
@@ -207,7 +207,7 @@ fn a_split_shares_by_weight_and_sends_nothing_to_weight_0() {
 }
 
 #[test]
-fn calls_of_an_empty_backend_are_divided_by_weight_and_others_stay() {
+fn traffic_split_redistributes_only_calls_of_empty_backend() {
     let backend = |name, weight| Backend { service: ServiceName::new(name).unwrap(), weight };
     let split = vec![backend("shop/old", 60), backend("shop/new", 30), backend("shop/next", 10)];
     let mut redistributing = route(0, Match::default(), split);
@@ -240,7 +240,7 @@ fn calls_of_an_empty_backend_are_divided_by_weight_and_others_stay() {
 }
 
 #[test]
-fn split_sends_a_key_to_one_backend_and_changed_weights_move_few_keys() {
+fn traffic_split_keeps_key_at_backend_and_new_weights_move_few_keys() {
     let backend = |name, weight| Backend { service: ServiceName::new(name).unwrap(), weight };
     let rule = |old, new| {
         let mut route = route(0, Match::default(), vec![backend("shop/old", old), backend("shop/new", new)]);

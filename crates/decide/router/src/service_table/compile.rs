@@ -1,4 +1,4 @@
-mod tables;
+mod region_tables;
 mod unhealthy_regions;
 
 use std::{
@@ -12,11 +12,11 @@ use fairmesh_model::{
     Judgement, LoadSignal, Policy, Region, Role, ServiceKind, Traffic, VerdictEffect,
     arith::{hash_text, mix_pair},
 };
-use tables::UsableTable;
+use region_tables::UsableTable;
 
 use super::{
     EndpointStatus, Hashed, Holder, Node, Selection, ServiceTable, Sharding, Tier,
-    division::{Division, RingShares},
+    call_division::{Division, RingShares},
 };
 use crate::{
     AuthorizationTable, CompileInput, EndpointTarget, PickError, ShardTable,
@@ -35,7 +35,7 @@ pub(super) fn compile(
     let client_hash = mix_pair(input.client, hash_text(&input.name.to_string()));
     let (endpoints, callable) = partition_refused(input);
     let powers: Vec<u32> = endpoints.iter().map(|endpoint| input.hosts.power(endpoint)).collect();
-    // A refused endpoint is no capacity: it must not cause verdicts on others to be ignored.
+    // A refused endpoint is no capacity, so it must not cause verdicts on other endpoints to be ignored.
     let Judgement { effects, contested, shares } =
         judge_endpoints(input, &locality, &endpoints[..callable], endpoint_stats);
     let compiler = Compiler {
@@ -85,7 +85,7 @@ pub(super) fn compile(
     }
 }
 
-/// How this caller treats verdicts and expired leases.
+/// Determines how this caller treats verdicts and expired leases.
 pub(super) fn judge(input: &CompileInput<'_>, endpoint_stats: &EndpointStats) -> Judgement {
     let (endpoints, callable) = partition_refused(input);
     judge_endpoints(input, &RegionRanks::new(input), &endpoints[..callable], endpoint_stats)
@@ -105,7 +105,8 @@ fn judge_endpoints(
     input.health.judge(endpoints, input.hosts, CallerView { level: &level, evidence: &evidence })
 }
 
-/// The endpoints that share this client's calls: with a table its endpoints, otherwise the endpoints of the lowest rank.
+/// Returns the endpoints that share this client's calls: those of the region table if there is one, otherwise those
+/// of the lowest rank.
 fn members(table: Option<&UsableTable<'_>>, tiers: &[Positions], home: &Region) -> Vec<usize> {
     match table {
         Some(table) => table.members(home).into_iter().collect(),
@@ -113,8 +114,10 @@ fn members(table: Option<&UsableTable<'_>>, tiers: &[Positions], home: &Region) 
     }
 }
 
-/// The policy without routes, which are compiled and would take most memory of a small service. Also without shares
-/// of regions, which arrive as tables, and without authorization, which is compiled.
+/// Returns the policy without the parts that are kept elsewhere:
+/// - routes and authorization rules, which are compiled; uncompiled routes would take most of a small service's
+///   memory
+/// - region shares, which arrive as tables
 fn without_routes(policy: &Policy) -> Policy {
     let Policy {
         routes: _,
@@ -161,15 +164,16 @@ fn without_routes(policy: &Policy) -> Policy {
     }
 }
 
-/// Who may call, where this process decides that. The default of the mesh is not part of a policy: each decision has it as an argument.
+/// Compiles the authorization rules, if this process authorizes calls. The mesh's default is not part of a policy; it
+/// is passed to each decision.
 pub(super) fn authorization(input: &CompileInput<'_>) -> Option<Arc<AuthorizationTable>> {
     let (default, no_checkers) = (DefaultAuthorization::default(), Some(BTreeSet::new()));
     let compile = || Arc::new(AuthorizationTable::compile(input.policy, default, no_checkers));
     input.authorizes_callers.then(compile)
 }
 
-/// Each instance once; the accepted endpoints come first, and their number is returned. A refused record never replaces an
-/// accepted one of the same name in another region.
+/// Returns each instance once, accepted endpoints first, together with the number of accepted ones. A refused record
+/// never replaces an accepted record of the same name in another region.
 fn partition_refused<'a>(input: &CompileInput<'a>) -> (Vec<&'a Endpoint>, usize) {
     let mut endpoints = unique(input.endpoints.iter().filter(|endpoint| !input.refuses(endpoint)));
     let callable = endpoints.len();
@@ -180,7 +184,8 @@ fn partition_refused<'a>(input: &CompileInput<'a>) -> (Vec<&'a Endpoint>, usize)
     (endpoints, callable)
 }
 
-/// Each instance once. An instance that moves to another region has two records: the serving one counts.
+/// Returns each instance once. An instance that moves to another region has two records; the record of the serving
+/// one is used.
 fn unique<'a>(endpoints: impl Iterator<Item = &'a Endpoint>) -> Vec<&'a Endpoint> {
     let mut positions: HashMap<&InstanceId, usize> = HashMap::new();
     let mut unique: Vec<&Endpoint> = Vec::new();
@@ -195,7 +200,7 @@ fn unique<'a>(endpoints: impl Iterator<Item = &'a Endpoint>) -> Vec<&'a Endpoint
     unique
 }
 
-/// A snapshot under construction. Endpoints are positions in `endpoints` until they get indices.
+/// A snapshot under construction. Endpoints are identified by their position in `endpoints` until they get indices.
 struct Compiler<'a> {
     input: &'a CompileInput<'a>,
     locality: &'a RegionRanks,
@@ -204,11 +209,12 @@ struct Compiler<'a> {
     /// Capacity of each endpoint. Weights alone would load a slow machine as much as a fast one (Uber, zone weights
     /// and host-aware balancing).
     powers: &'a [u32],
-    /// Effect of active health checks on each accepted endpoint; endpoints beyond are refused.
+    /// Effect of active health checks on each accepted endpoint. The endpoints beyond the end of this list are
+    /// refused.
     effects: &'a [VerdictEffect],
 }
 
-/// Positions of one rank, by preference.
+/// Positions of the endpoints that share a rank, by preference.
 type Positions = Tier<Vec<usize>>;
 
 impl Compiler<'_> {
@@ -221,7 +227,7 @@ impl Compiler<'_> {
         self.locality.rank(self.class(position)?, distance)
     }
 
-    /// The division of calls among regions or rings, if any.
+    /// Returns the division of calls among regions or rings, if any.
     fn division(
         &self,
         table: Option<&UsableTable<'_>>,
@@ -235,13 +241,13 @@ impl Compiler<'_> {
         division.map(Box::new)
     }
 
-    /// The hash of an endpoint for rendezvous hashing.
+    /// Hash of an endpoint for rendezvous hashing.
     fn hash(&self, position: usize) -> u64 {
         hash_text(self.endpoints[position].instance.as_str())
     }
 
-    /// The callable endpoints by rank; for replicated services only this client's subset of each rank (ServiceRouter
-    /// §3.4.2).
+    /// Returns the callable endpoints by rank. For replicated services, these are only this client's subset of each
+    /// rank (ServiceRouter §3.4.2).
     fn tiers(&self) -> Vec<Positions> {
         let mut ranks: BTreeMap<u32, Vec<usize>> = BTreeMap::new();
         for position in 0..self.endpoints.len() {
@@ -260,16 +266,17 @@ impl Compiler<'_> {
         ranks.into_iter().map(tier).collect()
     }
 
-    /// This client's subset of one rank's candidates. All candidates count alike; capacity counts only in the draw
-    /// within the subset. Counted twice, a machine of double capacity would get four times the calls (ServiceRouter
-    /// §3.4.2 does not say where to weigh). In addition, a changed weight then moves no connection.
+    /// Returns this client's subset of the candidates of one rank. All candidates count alike; capacity counts only in
+    /// the draw within the subset. If it counted twice, a machine with double capacity would get four times the calls
+    /// (ServiceRouter §3.4.2 does not say where to apply weights). This way, a changed weight also moves no
+    /// connections.
     fn subset(&self, positions: &[usize], keep: usize) -> Vec<usize> {
         let node = |&position: &usize| (self.hash(position), FULL_WEIGHT);
         let nodes: Vec<_> = positions.iter().map(node).collect();
         rendezvous::subset(self.client_hash, &nodes, keep).into_iter().map(|i| positions[i]).collect()
     }
 
-    /// Assigns indices by position. Subsets come first, so that counters used by calls are adjacent.
+    /// Assigns indices by position. Subsets come first, so that the counters used by calls are adjacent in memory.
     fn assign(
         &self,
         endpoint_stats: &EndpointStats,
@@ -418,11 +425,11 @@ impl Compiler<'_> {
 }
 
 impl Holder {
-    /// A holding whose endpoint is not registered or may not be called by this caller.
+    /// A holding whose endpoint is not registered, or may not be called by this caller.
     pub(super) const UNAVAILABLE: Self = Self { rank: u32::MAX, role: u32::MAX, index: 0, weight: 0 };
 }
 
-/// Length of a list by index.
+/// Number of entries of a list that is indexed by these indices.
 fn len(indices: &[u32]) -> usize {
     indices.iter().max().map_or(0, |&last| last as usize + 1)
 }

@@ -11,25 +11,25 @@ use super::{
     CandidateSet, Division, Hashed, Selection, ServiceTable, Sharding, Tier, eligible_copies::EligibleCopies,
 };
 use crate::{
-    EndpointPick, Headers, PickError, PickParams, RequestView, RouteDecision, trace::DecisionTracer,
+    EndpointPick, Headers, PickError, PickParams, RequestView, RouteDecision, decision_trace::DecisionTracer,
 };
 
-/// One attempt to be decided.
+/// Parameters of one attempt for which an endpoint is to be picked.
 pub(super) struct AttemptParams<'a> {
     pub(super) params: &'a PickParams<'a>,
     pub(super) context: PickContext<'a>,
     pub(super) random: Generator,
 }
 
-/// The best candidate so far in a search by ascending rank.
+/// The best candidate found so far by a search over ascending ranks.
 pub(super) struct BestCandidate {
     pub(super) scored: ScoredEndpoint,
     pub(super) rank: u32,
 }
 
 impl BestCandidate {
-    /// Considers the candidate of a rank. Returns true if it has no exclusion and is not picked in panic: the search
-    /// can stop.
+    /// Considers the candidate of a rank. Returns true if the search can stop: the candidate has no exclusion, and was
+    /// not picked in panic.
     #[inline]
     pub(super) fn offer(kept: &mut Option<Self>, scored: Option<ScoredEndpoint>, rank: u32) -> bool {
         let Some(scored) = scored else { return false };
@@ -114,15 +114,16 @@ impl ServiceTable {
         match self.pick_nearest(&mut attempt, tracer) {
             Ok(picked) => Ok(picked),
             Err(best) => {
-                // Unwrapped and wrapped again, so that it does not share memory with the common case.
+                // Unwrapped and wrapped again, so that it shares no memory with the common case.
                 let picked = self.pick_slow(best, attempt, tracer)?;
                 Ok(picked)
             }
         }
     }
 
-    /// Refuses a call that a route of another tenant's service sends here without this policy's consent. The target
-    /// decides. Otherwise the author of a route could choose what callers do elsewhere with their identities.
+    /// Refuses a call that a route of another tenant's service sends here without the consent of this service's
+    /// policy. The target must consent, because otherwise the author of a route could choose what callers do
+    /// elsewhere with their identities.
     #[inline(never)]
     fn accept_route<W: DecisionTracer>(
         &self,
@@ -141,7 +142,7 @@ impl ServiceTable {
         Ok(())
     }
 
-    /// The slow pick if calls are divided among regions or rings.
+    /// Slow path of a pick: calls are divided among regions or rings.
     #[inline(never)]
     fn pick_divided<W: DecisionTracer>(
         &self,
@@ -155,8 +156,8 @@ impl ServiceTable {
         }
     }
 
-    /// Picks from the nearest rank, where nearly always an endpoint has no exclusion. The error is the best candidate
-    /// found there.
+    /// Picks from the nearest rank, which almost always has an endpoint without an exclusion. The error is the best
+    /// candidate found there.
     #[inline(always)]
     #[allow(clippy::inline_always, reason = "as for `decide`")]
     fn pick_nearest<W: DecisionTracer>(
@@ -175,7 +176,8 @@ impl ServiceTable {
         }
     }
 
-    /// All other cases, out of line: a result returned through memory here would slow down the common case as well.
+    /// Picks in all cases that the fast path does not cover. A separate function, since returning a result through
+    /// memory here would slow down the common case as well.
     #[inline(never)]
     fn pick_slow<W: DecisionTracer>(
         &self,
@@ -233,7 +235,7 @@ impl ServiceTable {
         self.best_pick(best, None, tracer).ok_or_else(|| self.no_endpoint_error.clone().into())
     }
 
-    /// The key's first choice among all endpoints of the lowest rank, or the next one without an exclusion.
+    /// Picks the key's first choice among all endpoints of the lowest rank, or the next one without an exclusion.
     fn pick_by_hash<W: DecisionTracer>(
         &self,
         tiers: &[Tier<Hashed>],
@@ -257,7 +259,7 @@ impl ServiceTable {
         self.best_pick(best, None, tracer).ok_or_else(|| self.no_endpoint_error.clone().into())
     }
 
-    /// The first choice of the call's key, if it has one.
+    /// Returns the first choice of the call's key, if it has a key.
     pub(super) fn pick_hashed<W: DecisionTracer>(
         &self,
         tier: &Tier<Hashed>,
@@ -305,12 +307,13 @@ impl ServiceTable {
         })
     }
 
-    /// The role that a copy must have: that of the call or its route, else that of the policy.
+    /// The role that a copy must have: the role of the call or its route, or otherwise the role that the policy
+    /// names.
     fn wanted_role<'a>(&'a self, params: &PickParams<'a>) -> Option<&'a Role> {
         params.role.or(self.policy.role.as_ref())
     }
 
-    /// The copies of the shard of the call's key.
+    /// Returns the copies of the shard that holds the call's key.
     pub(super) fn locate<W: DecisionTracer>(
         &self,
         sharding: &Sharding,
@@ -352,8 +355,8 @@ impl ServiceTable {
         });
     }
 
-    /// Whether a search that has a candidate stops before this rank: endpoints that should not be called are used only
-    /// if there is no other.
+    /// Whether a search that already has a candidate stops before this rank. Endpoints that calls should avoid are
+    /// used only if there is no other.
     #[inline]
     fn stops_before(&self, best: &Option<BestCandidate>, rank: u32) -> bool {
         best.is_some() && rank >= self.last_resort
@@ -389,8 +392,8 @@ impl ServiceTable {
         }
     }
 
-    /// The node that the key ranks first among those with the least exclusion. With bounded loads, nodes below their
-    /// share of this client's calls come first.
+    /// Returns the node that the key ranks first among the nodes with the least exclusion. With bounded loads, nodes
+    /// below their share of this client's calls come first.
     fn first_choice(&self, hashed: &Hashed, key: u64, context: &PickContext<'_>) -> Option<ScoredEndpoint> {
         let bound = self.bound(hashed);
         let mut best: Option<(ScoredEndpoint, bool, Rank)> = None;
@@ -400,7 +403,7 @@ impl ServiceTable {
             } else {
                 Rank::new(key, node.hash, node.weight)
             };
-            // Counters are read only if the rank leads, a few times per thousand nodes.
+            // Counters are read only if the rank is the best so far, which happens a few times per thousand nodes.
             if best.as_ref().is_some_and(|(kept, full, first)| {
                 kept.exclusion == Exclusion::None && !full && *first < rank
             }) {
@@ -430,7 +433,7 @@ impl ServiceTable {
     }
 }
 
-/// The load bound of endpoints, by weight: consistent hashing with bounded loads (Mirrokni et al. 2018).
+/// Load limit of endpoints by weight: consistent hashing with bounded loads (Mirrokni et al. 2018).
 #[derive(Clone, Copy, Debug)]
 struct Bound {
     calls: u64,

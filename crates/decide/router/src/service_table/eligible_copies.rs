@@ -14,7 +14,7 @@ pub(super) struct EligibleCopies {
 }
 
 impl EligibleCopies {
-    /// The lowest rank from `floor` up that has a copy.
+    /// Returns the lowest rank that has a copy, beginning at `floor`.
     #[inline]
     pub(super) fn lowest_rank(&self, sharding: &Sharding, floor: u32) -> Option<u32> {
         self.holders(sharding, 0..self.located.copies())
@@ -34,8 +34,8 @@ impl EligibleCopies {
         self.holders(sharding, 0..self.located.copies()).for_each(visit);
     }
 
-    /// Collects eligible copies. If too many, takes a subset from a client-specific position; it is stable while the
-    /// map is.
+    /// Collects eligible copies. If there are too many, takes a subset that begins at a client-specific position; it is
+    /// stable while the map is unchanged.
     #[inline]
     pub(super) fn collect(
         &self,

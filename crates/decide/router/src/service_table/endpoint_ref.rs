@@ -1,11 +1,12 @@
 use std::sync::Arc;
 
-use fairmesh_balancer::{EndpointStats, LoadReport, Outcome, poll::PollState};
+use fairmesh_balancer::{EndpointStats, LoadReport, Outcome, load_poll::PollState};
 
 use super::ServiceTable;
 use crate::EndpointTarget;
 
-/// A handle to one endpoint without its snapshot. Otherwise a stream of many hours would retain the whole table.
+/// A handle to one endpoint without its snapshot. With the snapshot, a stream that lasts for hours would keep the whole
+/// table alive.
 ///
 /// The index stays assigned to its instance while an attempt is counted, until [`finish`](Self::finish).
 #[derive(Clone, Debug)]
@@ -16,10 +17,10 @@ pub struct EndpointRef {
 }
 
 impl ServiceTable {
-    /// A handle for attempts that [begin](Self::begin) at `index`.
+    /// Returns a handle for attempts that [begin](Self::begin) at `index`.
     ///
     /// # Panics
-    /// If this snapshot has no endpoint of that index.
+    /// This snapshot has no endpoint with that index.
     pub fn endpoint_ref(&self, index: u32) -> EndpointRef {
         EndpointRef {
             endpoint_stats: Arc::clone(&self.endpoint_stats),
@@ -41,7 +42,7 @@ impl EndpointRef {
     }
 
     /// Counts an attempt as a stream from now on, since streams load a server differently (Uber, assisted balancing).
-    /// If this returns `true`, end it with [`finish_stream`](Self::finish_stream).
+    /// If this returns `true`, end the stream with [`finish_stream`](Self::finish_stream).
     #[cold]
     pub fn mark_as_stream(&self) -> bool {
         self.endpoint_stats.convert_to_stream(self.index)

@@ -5,12 +5,12 @@ use fairmesh_model::{
 use super::{Explanation, ServiceTable};
 use crate::{
     EndpointTarget, Headers, PickParams, RegionDistance, RequestView,
+    decision_trace::{DecisionTracer, StepRecorder},
     locality::RegionRanks,
     route_actions::describe_limit,
-    trace::{DecisionTracer, StepRecorder},
 };
 
-/// The most unhealthy endpoints that are listed.
+/// Maximum number of unhealthy endpoints that are listed.
 const MAX_LISTED: usize = 5;
 
 pub(super) fn explain<H: Headers + ?Sized>(
@@ -83,7 +83,7 @@ pub(super) fn explain_pick(
 }
 
 impl ServiceTable {
-    /// Records the round trip to each region with an endpoint, and the region's share of the service's capacity.
+    /// Records the round-trip time to each region with an endpoint, and the region's share of the service's capacity.
     #[inline]
     pub(super) fn trace_regions<W: DecisionTracer>(&self, tracer: &mut W) {
         tracer.record_step("region", || {
@@ -114,7 +114,7 @@ impl ServiceTable {
         });
     }
 
-    /// Records the searched ring.
+    /// Records the ring that is searched.
     #[inline]
     pub(super) fn trace_rank<W: DecisionTracer>(&self, rank: u32, tracer: &mut W) {
         tracer.record_step("region", || format!("candidates from {}", self.locality.describe(rank)));
@@ -156,7 +156,8 @@ impl ServiceTable {
     }
 }
 
-/// `timeouts: 5s for the whole call, 1s without progress`; `None` if all are the defaults of the call.
+/// Describes timeouts: `timeouts: 5s for the whole call, 1s without progress`; `None` if all have the default values of
+/// the call.
 fn describe_timeouts(timeouts: &Timeouts) -> Option<String> {
     let Timeouts { total, response_header, idle } = timeouts;
     let each = [
@@ -168,7 +169,7 @@ fn describe_timeouts(timeouts: &Timeouts) -> Option<String> {
     (!each.is_empty()).then(|| format!("timeouts: {}", each.join(", ")))
 }
 
-/// `cart-1 is unhealthy (75.0 % sure): status 503`.
+/// Describes a verdict: `cart-1 is unhealthy (75.0 % sure): status 503`.
 fn describe_verdict(target: &EndpointTarget, verdict: &Verdict) -> String {
     let Verdict { confidence, cause, stale, .. } = verdict;
     let stale = if *stale { ", stale" } else { "" };
@@ -195,14 +196,14 @@ fn describe_standing(region: &Region, standing: Standing) -> String {
     }
 }
 
-/// `62.5 % of the capacity`.
+/// Describes a share: `62.5 % of the capacity`.
 fn share(region: &Region, capacities: &Capacities) -> String {
     let here = capacities.regions.get(region).copied().unwrap_or_default();
     let share = here.thousandths_of(capacities.total);
     format!("{}.{} % of the capacity", share / 10, share % 10)
 }
 
-/// The origin of a distance, for distances between regions.
+/// Describes the origin of a distance between regions.
 fn origin(source: Option<DistanceSource>) -> &'static str {
     match source {
         Some(DistanceSource::Declared) => " (declared)",

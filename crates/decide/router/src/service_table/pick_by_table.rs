@@ -6,19 +6,18 @@ use super::{
     decide::{AttemptParams, BestCandidate},
     region_table::{CallDraws, ClassShares, CompiledTable, RegionEndpoints, TableRegion},
 };
-use crate::{EndpointPick, PickError, service_table::Selection, trace::DecisionTracer};
+use crate::{EndpointPick, PickError, decision_trace::DecisionTracer, service_table::Selection};
 
-/// Decision of the table.
+/// The choice made by the table.
 enum TableChoice {
     /// An endpoint without an exclusion.
     Picked(EndpointPick),
-    /// No endpoint in the call's region can serve, so rings decide. The candidate is the best excluded endpoint, if
-    /// any.
+    /// No endpoint in the call's region can serve, so rings decide. Holds the best excluded endpoint, if any.
     Rings(Option<BestCandidate>),
 }
 
 impl ServiceTable {
-    /// Draws the call's region and picks there. If no endpoint there can serve, rings decide.
+    /// Draws the region of the call and picks there. If no endpoint there can serve, rings decide.
     #[inline(never)]
     pub(super) fn pick_by_table<W: DecisionTracer>(
         &self,
@@ -35,7 +34,7 @@ impl ServiceTable {
         tracer.record_step("table", || table.describe(class, shares, self.zone_first()));
         let mut draws = CallDraws::new(attempt.params.call_seed);
         let is_dropped = draws.is_dropped(shares);
-        // A call that has made an attempt is not dropped any more, since the attempt's cost would be wasted.
+        // A call that has made an attempt is no longer dropped, since the cost of the attempt would be wasted.
         if is_dropped && !attempt.params.admitted {
             tracer.record_step("draw", || format!("in the {} that are dropped", shares.dropped));
             let region = self.home().clone();
@@ -94,7 +93,7 @@ impl ServiceTable {
         self.pick_in_region(region, None, attempt, tracer)
     }
 
-    /// Picks in a region; `best` is the best candidate so far.
+    /// Picks in a region. `best` is the best candidate so far.
     #[inline]
     fn pick_in_region<W: DecisionTracer>(
         &self,
@@ -124,8 +123,9 @@ impl ServiceTable {
         TableChoice::Rings(best)
     }
 
-    /// Picks in another region by the planner's spare shares if the drawn region is lost: no endpoint there serves, or all
-    /// endpoints that this call has not tried are ejected. If only this call failed there, the nearest ring is better.
+    /// Picks in another region by the planner's spare shares if the drawn region is lost: no endpoint there serves, or
+    /// all endpoints that this call has not tried are ejected. If only this call failed there, the nearest ring is a
+    /// better choice.
     #[cold]
     fn pick_spare<W: DecisionTracer>(
         &self,
@@ -149,7 +149,7 @@ impl ServiceTable {
         self.pick_in_region(region, best, attempt, tracer)
     }
 
-    /// Picks a copy of the key's shard in a region drawn among the regions with a copy.
+    /// Picks a copy of the key's shard, in a region drawn among the regions that have a copy.
     fn pick_drawn_copy<W: DecisionTracer>(
         &self,
         (table, shares, sharding): (&CompiledTable, &ClassShares, &Sharding),

@@ -1,4 +1,4 @@
-//! If most endpoints of the nearest ring are ejected, further rings share its calls.
+//! If most endpoints of the nearest ring are ejected, further rings take a share of its calls.
 
 use fairmesh_balancer::{CandidateSet, Candidates, Exclusion, ScoredEndpoint, pick};
 use fairmesh_model::{
@@ -10,14 +10,14 @@ use super::{
     ServiceTable, Tier,
     decide::{AttemptParams, BestCandidate},
 };
-use crate::{EndpointPick, trace::DecisionTracer};
+use crate::{EndpointPick, decision_trace::DecisionTracer};
 
-/// Salt that makes the draw of whether a call stays independent of the seed's other uses: the bytes of `stays`.
+/// Salt that makes the draw whether a call stays independent of other uses of the seed: the bytes of `stays`.
 const STAY_SALT: u64 = 0x0073_7461_7973;
 
 impl ServiceTable {
-    /// Divides calls between the nearest ring's unejected endpoints, by their capacity, and a further ring that serves
-    /// and is not in panic. `None` if no further ring can serve, so that panic applies.
+    /// Divides calls between the unejected endpoints of the nearest ring, by their capacity, and a further ring that
+    /// serves and is not in panic. Returns `None` if no further ring can serve, so that panic mode applies.
     #[cold]
     pub(super) fn pick_past_panic<W: DecisionTracer>(
         &self,
@@ -47,7 +47,7 @@ impl ServiceTable {
         None
     }
 
-    /// Draws by the unejected candidates' capacity whether the call stays, then picks among them.
+    /// Draws whether the call stays, by the capacity of the unejected candidates, and then picks among them.
     pub(super) fn pick_unejected<W: DecisionTracer>(
         &self,
         candidates: &Candidates<'_>,

@@ -8,53 +8,53 @@ use fairmesh_model::{
 
 use super::{Hashed, Tier, zones::CompiledZones};
 
-/// Salt that makes a call's region draws independent of the seed's other uses: the bytes of `region`.
+/// Salt that makes the region draws of a call independent of other uses of the seed: the bytes of `region`.
 const DRAW_SALT: u64 = 0x7265_6769_6f6e;
 
-/// The compiled table of the caller's region: the regions that share calls, and their endpoints.
+/// The compiled table for the caller's region: the regions that share calls, with their endpoints.
 ///
-/// Draining regions and regions forbidden by the policy are left out; the others share their calls.
+/// Draining regions and regions forbidden by the policy are left out; the others take over their calls.
 #[derive(Debug)]
 pub(super) struct CompiledTable {
-    /// Shares of calls without a class or with an unlisted class.
+    /// Shares of calls without a class, or with a class that is not listed.
     pub(super) default: Option<ClassShares>,
     /// Shares by class, sorted.
     pub(super) classes: Box<[(Label, ClassShares)]>,
-    /// Regions in the order of names; at most [`MAX_TABLE_REGIONS`](fairmesh_model::MAX_TABLE_REGIONS).
+    /// Regions in the order of names, at most [`MAX_TABLE_REGIONS`](fairmesh_model::MAX_TABLE_REGIONS).
     pub(super) regions: Box<[TableRegion]>,
-    /// The position of an endpoint's region by endpoint index, or [`Self::NO_REGION`]; empty unless the service is
+    /// Position of each endpoint's region by endpoint index, or [`Self::NO_REGION`]; empty unless the service is
     /// sharded.
     pub(super) region_of: Box<[u8]>,
     /// The endpoints that share this client's calls.
     pub(super) members: Box<[u32]>,
     /// The zones of the caller's region, if they share calls.
     pub(super) zones: Option<Box<CompiledZones>>,
-    /// Destinations of calls whose region cannot serve; only in a planner's tables.
+    /// Destinations of calls whose region cannot serve. Only for tables of a planner.
     pub(super) spare: Option<Box<SpareRegions>>,
-    /// Author and force, for explanations.
+    /// Author and force of the table, for explanations.
     pub(super) origin: &'static str,
 }
 
-/// All regions that serve and that the policy permits, for the calls of a region that cannot serve.
+/// All regions that serve and that the policy permits, as destinations for the calls of a region that cannot serve.
 ///
-/// Rings would send all of these calls to the nearest neighbour, which is overloaded until the planner reacts. After a
-/// crash that takes ten seconds, because leases have to expire. Divided by power, the load of every other region rises
-/// by the same factor.
+/// Rings would send all of these calls to the nearest neighbour, which would be overloaded until the planner reacts.
+/// After a crash that takes ten seconds, because leases have to expire. If the calls are divided by power instead, the
+/// load of every other region rises by the same factor.
 #[derive(Debug)]
 pub(super) struct SpareRegions {
-    /// Each region's part of the total power, by position.
+    /// Each region's position and its part of the total power.
     pub(super) shares: Box<[(u8, u32)]>,
-    /// Regions in the order of names; at most [`MAX_TABLE_REGIONS`](fairmesh_model::MAX_TABLE_REGIONS).
+    /// Regions in the order of names, at most [`MAX_TABLE_REGIONS`](fairmesh_model::MAX_TABLE_REGIONS).
     pub(super) regions: Box<[TableRegion]>,
 }
 
-/// A region of a table.
+/// A region in a table.
 #[derive(Debug)]
 pub(super) struct TableRegion {
     pub(super) name: Region,
-    /// The hash of the name.
+    /// Hash of the region's name.
     pub(super) hash: u64,
-    /// The rank of the region's serving endpoints; `u32::MAX` without endpoints.
+    /// Rank of the region's serving endpoints; `u32::MAX` without endpoints.
     pub(super) rank: u32,
     pub(super) endpoints: RegionEndpoints,
 }
@@ -66,27 +66,27 @@ pub(super) enum RegionEndpoints {
     Replicated(Tier<CandidateSet>),
     /// All serving endpoints of the region.
     Hashed(Tier<Hashed>),
-    /// The shard map lists them.
+    /// The shard map lists the endpoints.
     Sharded,
 }
 
 /// The shares of one class.
 #[derive(Debug)]
 pub(super) struct ClassShares {
-    /// Dropped calls, in millionths of all.
+    /// Share of dropped calls, in millionths of all calls.
     pub(super) dropped: Share,
     /// Each region's position and share in millionths, ordered by position.
     pub(super) regions: Box<[(u8, u32)]>,
 }
 
-/// The draws of one call from its table; identical for all its attempts.
+/// The random draws of one call from its region table. They are identical for all attempts of the call.
 pub(super) struct CallDraws(Generator);
 
 impl CompiledTable {
-    /// Marks endpoints outside the table's regions.
+    /// Marks endpoints outside the regions of the table.
     pub(super) const NO_REGION: u8 = u8::MAX;
 
-    /// The shares of a class's calls; `None` leaves them to the rings.
+    /// Returns the shares for calls of a class; `None` leaves the calls to the rings.
     #[inline]
     pub(super) fn shares(&self, class: Option<&Label>) -> Option<&ClassShares> {
         let own = class.filter(|_| !self.classes.is_empty()).and_then(|class| {
@@ -96,14 +96,14 @@ impl CompiledTable {
         own.or(self.default.as_ref())
     }
 
-    /// The position of an endpoint's region; `None` if the table lacks the region.
+    /// Returns the position of an endpoint's region; `None` if the table does not contain the region.
     #[inline]
     pub(super) fn region_of(&self, index: u32) -> Option<u8> {
         self.region_of.get(index as usize).copied().filter(|region| *region != Self::NO_REGION)
     }
 
-    /// The key's first choice among the regions, by weighted rendezvous hashing: a changed share moves as few keys as
-    /// possible.
+    /// Returns the key's first choice among the regions, by weighted rendezvous hashing: a changed share moves as few
+    /// keys as possible.
     pub(super) fn region_of_key(&self, shares: &ClassShares, key: u64) -> Option<u8> {
         let ranked = shares
             .regions
@@ -114,7 +114,8 @@ impl CompiledTable {
 }
 
 impl SpareRegions {
-    /// The new region of a call that `lost` cannot serve: by the call's key if it has one, otherwise drawn.
+    /// Returns the new region of a call whose region, `lost`, cannot serve it: determined by the call's key if it has
+    /// one, otherwise drawn.
     pub(super) fn draw(
         &self,
         lost: &Region,
@@ -142,27 +143,28 @@ impl CallDraws {
         Self(Generator::new(mix_pair(call_seed, DRAW_SALT)))
     }
 
-    /// Whether the call is dropped. Drawn first, and from the seed even if a key determines the region. Otherwise the
-    /// same keys would always fail.
+    /// Whether the call is dropped. Drawn first, and from the seed even if a key determines the region; otherwise calls
+    /// with the same keys would always fail.
     #[inline]
     pub(super) fn is_dropped(&mut self, shares: &ClassShares) -> bool {
         let all = u64::from(Share::ALL.millionths());
         self.0.below(all) < u64::from(shares.dropped.millionths())
     }
 
-    /// The call's region among `eligible` ones, by their shares; `None` without any.
+    /// Returns the call's region, drawn among the `eligible` ones by their shares; `None` if there are none.
     #[inline]
     pub(super) fn region(&mut self, shares: &ClassShares, eligible: impl Fn(u8) -> bool) -> Option<u8> {
         self.position(&shares.regions, eligible)
     }
 
-    /// One of the eligible positions, by their shares; `None` without any.
+    /// Returns one of the eligible positions, drawn by their shares; `None` if there are none.
     #[inline]
     pub(super) fn position(&mut self, shares: &[(u8, u32)], eligible: impl Fn(u8) -> bool) -> Option<u8> {
         let eligible = || shares.iter().filter(|(position, _)| eligible(*position));
         let total = eligible().map(|&(_, share)| u64::from(share)).sum();
         let point = self.0.below(total);
-        // The last position that begins at or before the point. An early exit would be unpredictable for the processor.
+        // Finds the last position that begins at or before the point. An early exit would be unpredictable for the
+        // processor.
         let (mut begins, mut chosen) = (0, None);
         for &(position, share) in eligible() {
             chosen = if begins <= point { Some(position) } else { chosen };
@@ -173,7 +175,8 @@ impl CallDraws {
 }
 
 impl CompiledTable {
-    /// `planned; calls of class bulk: eu 70%, us 20%, dropped 10%; those that stay, of callers in zone a: a 75%, b 25%`.
+    /// Describes the table: `planned; calls of class bulk: eu 70%, us 20%, dropped 10%; those that stay, of callers in
+    /// zone a: a 75%, b 25%`.
     pub(super) fn describe(
         &self,
         class: Option<&Label>,
@@ -210,10 +213,10 @@ impl CompiledTable {
     }
 }
 
-/// `eu 70%` of each share, by the names of positions.
+/// Describes each share, such as `eu 70%`, by the names of positions.
 fn words<'a, N: Display + 'a>(shares: &[(u8, u32)], name: impl Fn(usize) -> &'a N) -> Vec<String> {
     let word = |&(position, share): &(u8, u32)| {
-        // A part of a validated share.
+        // The value is a part of a validated share.
         let share = Share::of_millionths(share).unwrap_or(Share::ALL);
         format!("{} {share}", name(usize::from(position)))
     };

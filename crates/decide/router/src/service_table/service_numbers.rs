@@ -1,6 +1,6 @@
-//! A compiled service as numbers, for kernel programs, which share memory with the proxy but no types.
+//! A compiled service as numbers, for eBPF programs, which share memory with the proxy but no types.
 //!
-//! All integers are in the machine's byte order, without padding. `bpf/lib/pick.h` decides from them like
+//! All integers are in the machine's byte order, without padding. `bpf/lib/pick.h` uses them to decide like
 //! [`ServiceTable::pick`] on the nearest rank.
 
 use fairmesh_balancer::BLOCK_ENDPOINTS;
@@ -9,17 +9,17 @@ use fairmesh_model::BalancingPolicy;
 use super::{Selection, ServiceTable};
 use crate::RouteNumbers;
 
-/// A service with one rank of candidates, for which no other choice precedes the pick.
+/// A service with one rank of candidates, in which no other choice precedes the pick.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct ServiceNumbers {
     /// Ticks per nanosecond of the picks' clock, times 2^64.
     pub ticks_per_nano: u64,
-    /// How long an endpoint's cost stays valid without reports, in ticks.
+    /// Time for which an endpoint's cost stays valid without reports, in ticks.
     pub memory: u32,
-    /// 0: score; 1: least request; 2: round robin; 3: random.
+    /// Balancing policy. 0: score; 1: least request; 2: round robin; 3: random.
     pub policy: u32,
-    /// The number of candidates, at least 1.
+    /// Number of candidates, at least 1.
     pub len: u32,
     /// The weight of each candidate if all are equal, otherwise 0.
     pub equal_weight: u32,
@@ -35,7 +35,7 @@ pub struct CandidateNumbers {
     pub index: u32,
     /// Weight of the candidate.
     pub weight: u32,
-    /// The cumulative weight up to this candidate; `i64::MAX` beyond the last one, so that a search needs no length.
+    /// Cumulative weight up to this candidate; `i64::MAX` after the last one, so that a search needs no length.
     pub cumulative_weight: u64,
 }
 
@@ -44,22 +44,22 @@ impl CandidateNumbers {
 }
 
 impl ServiceNumbers {
-    /// The indices of the candidates.
+    /// Indices of the candidates.
     pub fn indices(&self) -> impl Iterator<Item = u32> {
         self.candidates.iter().take(self.len as usize).map(|candidate| candidate.index)
     }
 }
 
 impl ServiceTable {
-    /// The service's routes for requests to this host, given without port and trailing dot. [`numbers`](Self::numbers) does
-    /// not contain them.
+    /// The service's routes for requests to this host, which is given without port and trailing dot. They are not part
+    /// of [`numbers`](Self::numbers).
     pub fn route_numbers(&self, host: &str) -> RouteNumbers {
         self.routes.numbers(host, (&self.name.tenant, &self.timeouts))
     }
 
-    /// The service as numbers. `None` if a call needs more than a route and a pick on the nearest rank: a limit, a total timeout
-    /// (its deadline is sent to servers), a key, a region table, or a ring that cannot carry all calls. Also `None` for other
-    /// balancing policies, or with too many candidates.
+    /// Returns the service as numbers. `None` if a call needs more than a route and a pick on the nearest rank: a rate
+    /// limit, a total timeout (its deadline is sent to servers), a key, a region table, or a ring that cannot carry all
+    /// calls. Also `None` for other balancing policies, or with too many candidates.
     pub fn numbers(&self) -> Option<ServiceNumbers> {
         let Selection::Replicated { nearest, .. } = &self.selection else { return None };
         let needs_more = self.bucket.is_some()
@@ -90,7 +90,7 @@ impl ServiceTable {
             ticks_per_nano: self.pick_config.ticks_per_nano(),
             memory: self.pick_config.memory(),
             policy,
-            // At most 32.
+            // There are at most 32 candidates.
             len: set.len() as u32,
             equal_weight: set.equal_weight(),
             candidates,

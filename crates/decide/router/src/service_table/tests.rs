@@ -3,7 +3,7 @@ use std::{
     time::Duration,
 };
 
-use fairmesh_balancer::poll::PollState;
+use fairmesh_balancer::load_poll::PollState;
 use fairmesh_model::{
     Backend, Balancing, Endpoint, EndpointState, Hosts, InstanceId, KeyRange, Label, Location, Match,
     MeasuredDistance, MeasuredDistances, Region, RegionInfo, Regions, Replica, ReplicaState, Ring,
@@ -23,7 +23,7 @@ mod plaintext;
 mod sharded;
 mod tables;
 
-/// The records of one service, for a caller in `eu`: `us` is 80 ms away, `asia` 200 ms; the distance of `moon` is
+/// The records of one service for a caller in `eu`. `us` is 80 ms away and `asia` 200 ms; the distance of `moon` is
 /// unknown.
 #[derive(Debug)]
 struct Fleet {
@@ -119,7 +119,7 @@ fn id(table: &ServiceTable, picked: &EndpointPick) -> String {
     table.target(picked.index).instance.to_string()
 }
 
-/// The instances that 500 calls without key reach.
+/// The instances that 500 calls without a key reach.
 fn reached(table: &ServiceTable) -> BTreeSet<String> {
     let pick = |seed| table.pick(&PickParams::default(), 0, seed).unwrap();
     (0..500).map(|seed| id(table, &pick(seed))).collect()
@@ -130,7 +130,7 @@ fn names(names: &[&str]) -> BTreeSet<String> {
 }
 
 #[test]
-fn client_calls_only_its_subset_of_20() {
+fn client_calls_only_its_own_subset_of_20_endpoints() {
     let table = Fleet::many(ServiceKind::Replicated, 300).compile(None);
     let kept: BTreeSet<_> =
         table.candidates().filter(|c| c.in_subset).map(|c| c.target.instance.to_string()).collect();
@@ -142,7 +142,7 @@ fn client_calls_only_its_subset_of_20() {
 }
 
 #[test]
-fn recompile_shares_the_routes_of_an_unchanged_policy() {
+fn recompiled_service_shares_routes_of_unchanged_policy() {
     let mut fleet = Fleet::replicated(&[("a", "eu")]);
     let route = |number| Route::new(Label::new(format!("r{number}")).unwrap());
     fleet.policy.routes = (0..20).map(route).collect();
@@ -158,14 +158,14 @@ fn recompile_shares_the_routes_of_an_unchanged_policy() {
 }
 
 #[test]
-fn a_subset_of_0_means_all() {
+fn subset_size_0_means_all_endpoints() {
     let mut fleet = Fleet::many(ServiceKind::Replicated, 60);
     fleet.policy.balancing = Balancing { subset: 0, ..Balancing::default() };
     assert_eq!(reached(&fleet.compile(None)).len(), 60);
 }
 
 #[test]
-fn counts_survive_new_snapshots() {
+fn endpoint_call_counts_survive_new_service_snapshots() {
     let mut fleet = Fleet::replicated(&[("a", "eu"), ("b", "eu")]);
     let first = fleet.compile(None);
     let picked = first.pick(&PickParams::default(), 0, 1).unwrap();
@@ -183,7 +183,7 @@ fn counts_survive_new_snapshots() {
 }
 
 #[test]
-fn a_polled_report_excludes_the_callers_own_calls() {
+fn polled_load_report_excludes_callers_own_calls() {
     let table = Fleet::replicated(&[("a", "eu")]).compile(None);
     let load = |cpu| LoadReport { requests: Some(3), cpu: Some(cpu), ..LoadReport::default() };
     let polled = |cpu, now| {
@@ -193,12 +193,12 @@ fn a_polled_report_excludes_the_callers_own_calls() {
     assert_eq!(polled(500, 1), load(500), "all three are of other callers");
     table.begin(0);
     table.begin(0);
-    // The report that a response to one of the two calls would carry.
+    // The report in a response to one of the two calls.
     assert_eq!(polled(510, 2), LoadReport { requests: Some(2), ..load(510) });
 }
 
 #[test]
-fn a_polled_report_earns_no_reward() {
+fn polled_load_report_earns_no_score_reward() {
     let mut fleet = Fleet::replicated(&[("a", "eu"), ("b", "eu")]);
     fleet.policy.balancing.score.reward = 100;
     let table = fleet.compile(None);
@@ -216,7 +216,7 @@ fn a_polled_report_earns_no_reward() {
 }
 
 #[test]
-fn moving_instance_counts_once_where_it_serves() {
+fn instance_listed_in_two_regions_is_called_only_where_it_serves() {
     let mut fleet = Fleet::replicated(&[("a", "us"), ("a", "eu"), ("b", "eu")]);
     fleet.endpoints[0].state = EndpointState::Lost;
     let table = fleet.compile(None);
@@ -225,7 +225,7 @@ fn moving_instance_counts_once_where_it_serves() {
 }
 
 #[test]
-fn only_services_that_need_just_a_pick_have_numbers() {
+fn kernel_gets_pick_data_only_of_services_it_can_route_itself() {
     let numbers = |fleet: &Fleet| fleet.compile(None).numbers();
     let one = || Fleet::replicated(&[("a", "us")]);
     assert_eq!(numbers(&Fleet::replicated(&[])), None);
@@ -250,7 +250,7 @@ fn only_services_that_need_just_a_pick_have_numbers() {
 }
 
 #[test]
-fn routes_set_target_class_timeout_and_idempotence() {
+fn matched_route_sets_target_class_timeout_and_idempotence() {
     let mut fleet = Fleet::replicated(&[("a", "eu")]);
     let seconds = |secs| Timeouts { total: Some(Duration::from_secs(secs)), ..Timeouts::default() };
     let other = ServiceName::new("shop/cart-next").unwrap();
@@ -295,7 +295,7 @@ fn routes_set_target_class_timeout_and_idempotence() {
 }
 
 #[test]
-fn an_explanation_names_the_local_region_and_has_no_empty_step() {
+fn explanation_names_callers_region_and_has_no_empty_step() {
     let region_step = |fleet: &Fleet| {
         let request = RequestView { host: "", path: "/", method: "GET", headers: &(), grpc: false };
         let explained = fleet.compile(None).explain(&request, &PickParams::default(), 0, 1);
@@ -339,7 +339,7 @@ prop_compose! {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(600))]
     #[test]
-    fn explain_decides_as_pick_and_avoided_endpoints_are_last(
+    fn explain_decides_like_pick_and_tries_avoided_endpoints_last(
         fleet in any_fleet(), seed: u64, key in 0_u128..2000, role in prop::option::of(0_usize..3),
         busy in prop::collection::vec((0_u32..60, prop::bool::ANY), 0..80),
         avoid in prop::collection::vec(0_u32..60, 0..4),
@@ -364,7 +364,7 @@ proptest! {
             prop_assert_ne!(target.state, EndpointState::Starting);
             prop_assert!(!fleet.policy.locality.local_only || target.location.region == fleet.location.region);
             if avoid.contains(&picked.index) {
-                // The endpoints that this call reaches without avoidance are avoided too.
+                // The endpoints that this call would otherwise reach are avoided too.
                 for other in 0..50 {
                     let free = table.pick(&PickParams { avoid: &[], ..params }, 7, other).unwrap();
                     prop_assert!(avoid.contains(&free.index));

@@ -1,4 +1,4 @@
-//! Zones of the caller's region, for region tables that divide the calls that stay there.
+//! Zones of the caller's region, for region tables that divide the calls staying in it.
 
 use fairmesh_balancer::{CandidateSet, pick};
 use fairmesh_model::Zone;
@@ -8,16 +8,16 @@ use super::{
     decide::{AttemptParams, BestCandidate},
     region_table::CallDraws,
 };
-use crate::{EndpointPick, trace::DecisionTracer};
+use crate::{EndpointPick, decision_trace::DecisionTracer};
 
-/// The zones used by callers of one zone.
+/// The zones used by callers in one zone.
 #[derive(Debug)]
 pub(super) struct CompiledZones {
-    /// The position of the caller's region in its table.
+    /// Position of the caller's region in its table.
     pub(super) region: u8,
-    /// Position of the zone and its share in millionths.
+    /// For each zone, its position and its share in millionths.
     pub(super) shares: Box<[(u8, u32)]>,
-    /// Zones with serving endpoints, each with this client's subset of them.
+    /// Zones with serving endpoints, with this client's subset in each.
     pub(super) zones: Box<[(Zone, Tier<CandidateSet>)]>,
 }
 
@@ -27,8 +27,8 @@ impl ServiceTable {
         self.locality.zone()
     }
 
-    /// Draws the call's zone and picks there. `None` if no endpoint of the zone can serve, so that the whole region is
-    /// used.
+    /// Draws the zone of the call and picks there. Returns `None` if no endpoint of the zone can serve, so that the
+    /// whole region is used.
     pub(super) fn pick_in_zone<W: DecisionTracer>(
         &self,
         zones: &CompiledZones,

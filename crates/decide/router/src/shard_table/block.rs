@@ -1,39 +1,39 @@
-//! A block: the starts, ids and copies of sixteen shards, and the positions of the copies unless all shards have the
-//! same number.
+//! A block: the starts, IDs and copies of sixteen shards. Unless all shards have the same number of copies, it also
+//! contains the positions of the copies.
 //!
-//! All parts are adjacent, so that a lookup waits for memory once: lines can be prefetched as soon as the block is
-//! known. The bits that the scale cuts off the starts are stored apart, since they are rarely read.
+//! All parts are adjacent, so that a lookup waits for memory only once: lines can be prefetched as soon as the block is
+//! known. The bits of starts that the scale cuts off are stored elsewhere, since they are rarely read.
 
-use super::tree::Line;
+use super::block_tree::Line;
 
-/// Shards of a block.
+/// Number of shards per block.
 pub(super) const BLOCK_SHARDS: usize = 16;
-/// Lines of starts.
+/// Number of lines with starts.
 pub(super) const STARTS: usize = 2;
-/// The line of ids.
+/// Position of the line with IDs.
 pub(super) const IDS: usize = STARTS;
-/// The line of spans of copies, in layouts with differing numbers of copies.
+/// Position of the line with spans of copies, in layouts with different numbers of copies.
 const SPANS: usize = IDS + 1;
-/// The most copies of one shard that are stored.
+/// Maximum number of copies stored per shard.
 pub(super) const MAX_COPIES: usize = 0xfff;
-/// Numbers of 32 bits in a line.
+/// Number of 32-bit integers per line.
 const U32_PER_LINE: usize = 16;
-/// Placeholder for a missing start; only the greatest key reaches it.
+/// Placeholder for a missing start. Only the greatest key reaches it.
 pub(super) const NO_START: u64 = u64::MAX;
 
 /// The layout shared by all blocks of a segment.
 ///
-/// Most maps have the same number of copies for every shard and fewer holders than 16 bits can count. Sixteen shards
+/// Most maps have the same number of copies for every shard, and few enough holders for 16-bit indices. Sixteen shards
 /// with two copies each then take four lines instead of six.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Shape {
-    /// Copies of each shard; `None` if the number differs.
+    /// Number of copies of each shard; `None` if the numbers differ.
     pub(super) uniform_copies: Option<u32>,
-    /// Whether indices of holders have 16 bits instead of 32.
+    /// Whether holder indices have 16 bits instead of 32.
     narrow: bool,
 }
 
-/// The copies of one shard among those of its block.
+/// Position and number of one shard's copies among those of its block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Span {
     pub(super) from: u32,
@@ -41,7 +41,7 @@ pub(super) struct Span {
 }
 
 impl Span {
-    /// 20 bits of position, 12 bits of length.
+    /// Packs into 20 bits of position and 12 bits of length.
     fn pack(self) -> u64 {
         u64::from(self.from << 12 | self.len)
     }
@@ -53,12 +53,12 @@ impl Span {
 }
 
 impl Shape {
-    /// The layout for holder indices below `holders`.
+    /// Creates the layout for holder indices below `holders`.
     pub(super) fn new(uniform_copies: Option<u32>, holders: u32) -> Self {
         Self { uniform_copies, narrow: holders <= 1 << 16 }
     }
 
-    /// Lines before the copies.
+    /// Number of lines before the copies.
     #[inline]
     pub(super) fn header_lines(self) -> usize {
         if self.uniform_copies.is_some() { SPANS } else { SPANS + 1 }
@@ -69,13 +69,13 @@ impl Shape {
         copies.div_ceil(if self.narrow { 2 * U32_PER_LINE } else { U32_PER_LINE })
     }
 
-    /// Lines of a block, if all blocks have the same number.
+    /// Number of lines per block, if all blocks have the same number.
     pub(super) fn stride(self) -> Option<usize> {
         self.uniform_copies
             .map(|uniform_copies| self.header_lines() + self.lines_of(BLOCK_SHARDS * uniform_copies as usize))
     }
 
-    /// The span of the copies of the shard at `place` in a block.
+    /// Returns the span of copies of the shard at `place` in a block.
     #[inline]
     pub(super) fn span(self, block: &[Line], place: usize) -> Option<Span> {
         match self.uniform_copies {
@@ -84,7 +84,7 @@ impl Shape {
         }
     }
 
-    /// The copy at `i` among those of a block.
+    /// Returns the `i`-th copy in a block.
     #[inline]
     pub(super) fn copy(self, copies: &[Line], i: usize) -> Option<u32> {
         if !self.narrow {
@@ -94,7 +94,7 @@ impl Shape {
         Some(u32::from((four >> (16 * (i % 4))) as u16))
     }
 
-    /// Appends a block of up to sixteen shards: the word, the id and the copies of each.
+    /// Appends a block of up to sixteen shards, given the word, ID and copies of each.
     pub(super) fn write<'a>(self, shards: impl Iterator<Item = (u64, u32, &'a [u32])>, into: &mut Vec<Line>) {
         let first = into.len();
         into.extend([[NO_START; 8]; STARTS]);
@@ -122,15 +122,15 @@ fn put(line: &mut Line, place: usize, bits: usize, number: u64) {
     line[place * bits / 64] |= number << (place * bits % 64);
 }
 
-/// The number of 32 bits at `i`.
+/// Returns the 32-bit integer at `i`.
 #[inline]
 pub(super) fn u32_at(lines: &[Line], i: usize) -> Option<u32> {
     let pair = lines.get(i / U32_PER_LINE)?[i % U32_PER_LINE / 2];
     Some((pair >> (32 * (i % 2))) as u32)
 }
 
-/// The number of a block's starts at or below the key; `rests` are the block's, if any. Counts without branches,
-/// since the position of a key is unpredictable.
+/// Returns how many starts of a block are at or below the key. `rests` are those of the block, if any. Counts without
+/// branches, since the position of a key is unpredictable.
 #[inline]
 pub(super) fn count_up_to(
     starts: &[Line; STARTS],
@@ -150,7 +150,7 @@ pub(super) fn count_up_to(
     n
 }
 
-/// The word of the start at `place`, or its rest.
+/// Returns the word of the start at `place`, or its rest.
 #[inline]
 pub(super) fn start(starts: &[Line; STARTS], place: usize) -> u64 {
     starts[place / 8][place % 8]

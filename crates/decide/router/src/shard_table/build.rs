@@ -30,10 +30,10 @@ pub(super) fn compile(map: &ShardMap) -> Result<ShardTable, InvalidTable> {
     ShardTable::new(map.version, map.interval, segments, holdings)
 }
 
-/// Store id of tables that do not leave the process.
+/// Store ID of tables that do not leave the process.
 const NO_STORE: StoreId = StoreId(0);
 
-/// Words aligned to a cache line.
+/// An array of words aligned to a cache line.
 struct AlignedWords {
     words: Vec<u64>,
     skip: usize,

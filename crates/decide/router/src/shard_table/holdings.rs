@@ -31,11 +31,11 @@ pub struct Holding<'a> {
     pub instance: &'a str,
     /// The role of the copy.
     pub role: &'a str,
-    /// The state of the copy; only some states receive calls.
+    /// The state of the copy. Copies receive calls only in some states.
     pub state: ReplicaState,
 }
 
-/// Every combination of endpoint, role and state that holds a copy, read in place.
+/// All combinations of endpoint, role and state that hold a copy, read in place.
 #[derive(Clone, Debug)]
 pub struct Holdings {
     bytes: Bytes,
@@ -43,7 +43,7 @@ pub struct Holdings {
     len: u32,
 }
 
-/// Assigns indices to combinations in the order of first use. Indices are never reassigned, so an older table stays
+/// Assigns indices to combinations in the order of first use. Indices are never reassigned, so an older table remains
 /// valid with a longer list.
 #[derive(Clone, Debug, Default)]
 pub struct HoldingInterner {
@@ -53,13 +53,13 @@ pub struct HoldingInterner {
 }
 
 impl HoldingInterner {
-    /// The index of a combination; assigns one if it has none.
+    /// Returns the index of a combination. Assigns one if it has none.
     pub fn intern(&mut self, instance: &InstanceId, role: &Role, state: ReplicaState) -> u32 {
         let mut known = self.known.get(instance).into_iter().flatten();
         if let Some((_, _, number)) = known.find(|(r, s, _)| r == role && *s == state) {
             return *number;
         }
-        // At most the number of copies, which fits into 32 bits.
+        // The number is at most the number of copies, which fits into 32 bits.
         let number = self.all.len() as u32;
         self.known.entry(instance.clone()).or_default().push((role.clone(), state, number));
         self.all.push((instance.clone(), role.clone(), state));
@@ -76,7 +76,7 @@ impl HoldingInterner {
         self.all.is_empty()
     }
 
-    /// The encoded list.
+    /// Encodes the list.
     pub fn encode(&self, store: StoreId) -> Vec<u8> {
         let mut body = Vec::with_capacity(self.all.len() * ENTRY);
         let mut names = Vec::new();
@@ -95,7 +95,7 @@ impl HoldingInterner {
             names.extend_from_slice(role);
         }
         body.append(&mut names);
-        // Shared memory has whole words.
+        // Shared memory consists of whole words.
         body.resize(body.len().next_multiple_of(8), 0);
         let mut all = Vec::with_capacity(HEADER + body.len());
         all.put_slice(MAGIC);
@@ -110,7 +110,7 @@ impl HoldingInterner {
 }
 
 impl Holdings {
-    /// Reads a list in place after a full check.
+    /// Reads a list in place after a complete check.
     ///
     /// # Errors
     /// The first defect found.
@@ -132,7 +132,7 @@ impl Holdings {
         Ok(holdings)
     }
 
-    /// The store of the map.
+    /// ID of the store from which the map comes.
     pub fn store(&self) -> StoreId {
         self.store
     }

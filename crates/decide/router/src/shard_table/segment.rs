@@ -21,14 +21,14 @@ use fairmesh_model::{KeyRange, ShardId, ShardKey, StoreId, arith::mix64};
 use super::{
     InvalidTable, KeyScale,
     block::{self, BLOCK_SHARDS, IDS, MAX_COPIES, NO_START, STARTS, Shape},
-    tree::{self, Level, Line},
+    block_tree::{self, Level, Line},
 };
 
 const MAGIC: u64 = u64::from_le_bytes(*b"fairshrd");
 const VERSION: u64 = 2;
-/// Lines before the tree.
+/// Number of lines before the tree.
 const HEADER_LINES: usize = 2;
-/// Words before the checksummed part.
+/// Number of words before the checksummed part.
 const CHECKED_FROM: usize = 3;
 
 /// The memory of a segment.
@@ -42,36 +42,36 @@ pub struct Segment {
     range: KeyRange,
     scale: KeyScale,
     len: u32,
-    /// Exclusive bound of holder indices.
+    /// Exclusive upper bound of holder indices.
     holders: u32,
     shape: Shape,
     levels: Box<[Level]>,
-    /// Right shift of words to marks of the tree.
+    /// Number of bits by which words are shifted right to get the tree's marks.
     marks: u32,
-    /// The first line of each part.
+    /// First line of each part.
     offsets: u32,
     blocks: u32,
     rests: u32,
-    /// The line after the last. Shared memory may be larger.
+    /// The line after the last one. Shared memory may be larger.
     end: u32,
 }
 
-/// The result of a lookup in a segment.
+/// Result of a lookup in a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct SegmentLocation {
     pub(super) id: ShardId,
     pub(super) place: u32,
-    /// The first line of the block's copies, and the position of the shard's copies among them.
+    /// First line of the block's copies, and position of the shard's copies among them.
     pub(super) line: u32,
     pub(super) from: u32,
     pub(super) copies: u32,
 }
 
-/// Builds a segment: shards by ascending start, each with the indices of its holders.
+/// Builds a segment from shards by ascending start, each with the indices of its holders.
 #[derive(Debug, Default)]
 pub struct SegmentBuilder {
     shards: Vec<(ShardId, ShardKey)>,
-    /// The end of each shard's copies in `copies`.
+    /// End of each shard's copies in `copies`.
     ends: Vec<u32>,
     copies: Vec<u32>,
 }
@@ -89,22 +89,22 @@ impl SegmentBuilder {
         &self.copies[from..self.ends[i] as usize]
     }
 
-    /// Copies of each shard; `None` if the number differs.
+    /// Number of copies of each shard; `None` if the numbers differ.
     fn uniform_copies(&self) -> Option<u32> {
         let first = self.copies(0).len();
         (1..self.shards.len()).all(|i| self.copies(i).len() == first).then_some(first as u32)
     }
 
-    /// The words of the segment for `range`, which contains the starts of all shards.
+    /// Encodes the segment for `range`, which must contain the starts of all shards.
     ///
     /// # Panics
-    /// If there is no shard.
+    /// There is no shard.
     pub fn encode(&self, store: StoreId, range: KeyRange) -> Vec<u64> {
         let scale = KeyScale::new(range.first, self.shards[self.shards.len() - 1].1);
         let holders = self.copies.iter().max().map_or(0, |last| last.saturating_add(1));
         let shape = Shape::new(self.uniform_copies(), holders);
         let starts: Vec<(u64, u64)> = self.shards.iter().map(|(_, start)| scale.split(*start)).collect();
-        let mark_shift = tree::shift(starts[starts.len() - 1].0);
+        let mark_shift = block_tree::shift(starts[starts.len() - 1].0);
         let (mut blocks, mut rests, mut offsets) = (Vec::new(), Vec::new(), Vec::new());
         for first in (0..self.shards.len()).step_by(BLOCK_SHARDS) {
             let block = first..(first + BLOCK_SHARDS).min(self.shards.len());
@@ -118,8 +118,8 @@ impl SegmentBuilder {
             }
         }
         let mut lines = vec![[0; 8]; HEADER_LINES];
-        tree::write(
-            starts.iter().step_by(BLOCK_SHARDS).map(|start| tree::mark(start.0, mark_shift)).collect(),
+        block_tree::write(
+            starts.iter().step_by(BLOCK_SHARDS).map(|start| block_tree::mark(start.0, mark_shift)).collect(),
             &mut lines,
         );
         if shape.uniform_copies.is_none() {
@@ -146,7 +146,7 @@ pub(super) fn write_checksum(words: &mut [u64]) {
     words[CHECKED_FROM - 1] = checksum(words);
 }
 
-/// Lines of offsets, sixteen per line.
+/// Encodes offsets, sixteen per line.
 fn offset_lines(offsets: &[u32]) -> impl Iterator<Item = Line> {
     offsets.chunks(2 * 8).map(|sixteen| {
         let mut line = [0; 8];
@@ -166,8 +166,8 @@ fn words_to_u128(words: &[u64], at: usize) -> u128 {
     u128::from(words[at]) << 64 | u128::from(words[at + 1])
 }
 
-/// Detects damage, not malice: a writer of segments could write a valid segment of a wrong map. Four lanes are used,
-/// since a single one would stall on its own result at each step.
+/// Computes the checksum. It detects damage, not malice: a writer of segments could write a valid segment of a wrong
+/// map anyway. Four lanes are used, since a single one would wait for its own result at each step.
 fn checksum(segment: &[u64]) -> u64 {
     const FACTOR: u64 = 0x9e37_79b9_7f4a_7c15;
     let words = &segment[CHECKED_FROM..];
@@ -183,8 +183,8 @@ fn checksum(segment: &[u64]) -> u64 {
 }
 
 impl Segment {
-    /// Reads a segment in place after a full check: sizes, checksum, order of starts and nodes, and that every copy is
-    /// inside its block.
+    /// Reads a segment in place after a complete check of sizes, checksum, order of starts and nodes, and whether every
+    /// copy is inside its block.
     ///
     /// # Errors
     /// The first defect found.
@@ -214,7 +214,7 @@ impl Segment {
         if shape.stride().is_some_and(|stride| stride * count != block_lines as usize) {
             return Err(InvalidTable("its blocks do not have the number of lines that its header states"));
         }
-        let (levels, offsets) = tree::levels(count, HEADER_LINES as u64);
+        let (levels, offsets) = block_tree::levels(count, HEADER_LINES as u64);
         let blocks = offsets + if shape.uniform_copies.is_some() { 0 } else { count.div_ceil(16) as u64 };
         let rests = blocks + u64::from(block_lines);
         let end = rests + if scale.has_rest() { (STARTS * count) as u64 } else { 0 };
@@ -261,7 +261,7 @@ impl Segment {
                 }
                 before = Some(start);
                 if place == 0 {
-                    marks.push(tree::mark(start.0, self.marks));
+                    marks.push(block_tree::mark(start.0, self.marks));
                 }
                 let span =
                     self.shape.span(block.lines, place).ok_or(InvalidTable("a block is out of bounds"))?;
@@ -279,9 +279,9 @@ impl Segment {
         }
         let greatest = before.map_or(0, |(word, _)| word);
         let mut tree = Vec::new();
-        tree::write(marks, &mut tree);
+        block_tree::write(marks, &mut tree);
         match self.lines().get(HEADER_LINES..self.offsets as usize) {
-            Some(found) if *found == tree && self.marks == tree::shift(greatest) => Ok(()),
+            Some(found) if *found == tree && self.marks == block_tree::shift(greatest) => Ok(()),
             _ => Err(InvalidTable("its tree does not lead to its blocks")),
         }
     }
@@ -298,7 +298,7 @@ impl Segment {
         self.range
     }
 
-    /// The store of the map.
+    /// ID of the store from which the map comes.
     pub fn store(&self) -> StoreId {
         self.store
     }
@@ -308,12 +308,12 @@ impl Segment {
         self.len as usize
     }
 
-    /// Always false: a segment has at least one shard.
+    /// Whether the segment is empty: always false, since it has at least one shard.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// One more than the greatest index of a holder.
+    /// The greatest holder index plus one.
     pub fn holders(&self) -> u32 {
         self.holders
     }
@@ -334,7 +334,7 @@ impl Segment {
         (0..self.block_count()).flat_map(shards)
     }
 
-    /// The first key of the shard at this position, if it exists.
+    /// Returns the first key of the shard at this position, if it exists.
     pub(super) fn start(&self, place: u32) -> Option<ShardKey> {
         if place >= self.len {
             return None;
@@ -343,16 +343,16 @@ impl Segment {
         Some(self.scale.join(word, rest))
     }
 
-    /// Size in bytes.
+    /// Size of the segment in bytes.
     pub fn bytes(&self) -> usize {
         size_of_val((*self.words).as_ref())
     }
 
-    /// The shard that holds a key of its range.
+    /// Returns the shard that holds a key in the segment's range.
     #[inline]
     pub(super) fn locate(&self, key: ShardKey) -> Option<SegmentLocation> {
         let split = self.scale.split(key);
-        let mut number = tree::find(&self.levels, self.lines(), tree::mark(split.0, self.marks))?;
+        let mut number = block_tree::find(&self.levels, self.lines(), block_tree::mark(split.0, self.marks))?;
         let mut block = self.block(number)?;
         let mut count = block.count(split);
         if count == 0 && number > 0 {
@@ -371,8 +371,8 @@ impl Segment {
         })
     }
 
-    /// The last block before `number` that does not start after the key. Called only for keys whose mark equals the
-    /// next block's mark.
+    /// Returns the last block before `number` that does not start after the key. Called only for keys whose mark equals
+    /// the mark of the next block.
     #[cold]
     fn before(&self, number: usize, split: (u64, u64)) -> usize {
         let (mut first, mut after) = (0, number);
@@ -386,7 +386,7 @@ impl Segment {
         first
     }
 
-    /// The `i`-th copy of a located shard, as its holder's index.
+    /// Returns the holder index of the `i`-th copy of a located shard.
     #[inline]
     pub(super) fn copy(&self, line: usize, i: usize) -> Option<u32> {
         self.shape.copy(self.lines().get(line..)?, i)
@@ -435,7 +435,7 @@ impl Segment {
 /// A block, read in place.
 #[derive(Clone, Copy)]
 struct Block<'a> {
-    /// The lines before the copies, complete for the block's layout.
+    /// The lines before the copies, complete for the layout of the block.
     lines: &'a [Line],
     starts: &'a [Line; STARTS],
     rests: Option<&'a [Line; STARTS]>,
@@ -444,13 +444,13 @@ struct Block<'a> {
 }
 
 impl Block<'_> {
-    /// The word and the rest of the start at `place`.
+    /// Returns the word and the rest of the start at `place`.
     #[inline]
     fn start(&self, place: usize) -> (u64, u64) {
         (block::start(self.starts, place), self.rests.map_or(0, |rests| block::start(rests, place)))
     }
 
-    /// The number of starts at or below the key.
+    /// Returns how many starts are at or below the key.
     #[inline]
     fn count(&self, split: (u64, u64)) -> usize {
         block::count_up_to(self.starts, self.rests, split)
@@ -458,7 +458,7 @@ impl Block<'_> {
 }
 
 /// Prefetches a line while the position in it is still being computed, so that a lookup waits for memory once instead
-/// of twice. It is a plain read, since the prefetch instruction would need `unsafe` here.
+/// of twice. Implemented as a plain read, since the prefetch instruction would require `unsafe`.
 #[inline]
 fn prefetch(lines: &[Line], at: usize) {
     if let Some(line) = lines.get(at) {

@@ -7,7 +7,7 @@ fn map(interval: KeyRange, starts: impl IntoIterator<Item = u128>) -> ShardMap {
     map_of(interval, starts, |i| i % 5, 50)
 }
 
-/// A map whose shard `i` has `copies(i)` copies, spread over `servers` servers.
+/// Returns a map whose shard `i` has `copies(i)` copies, spread over `servers` servers.
 fn map_of(
     interval: KeyRange,
     starts: impl IntoIterator<Item = u128>,
@@ -62,14 +62,14 @@ fn agrees_around(map: &ShardMap) {
 }
 
 #[test]
-fn the_papers_example_finds_key_618_in_shard_5() {
+fn example_of_paper_finds_key_618_in_shard_5() {
     let map = map(KeyRange::ALL, [0, 100, 200, 300, 400, 500, 900]);
     assert_eq!(ShardTable::compile(&map).locate(ShardKey(618)).unwrap().position, 5);
     agrees_around(&map);
 }
 
 #[test]
-fn shard_table_works_at_sizes_around_a_full_node() {
+fn shard_table_works_with_sizes_around_full_tree_node() {
     for n in [1, 2, 15, 16, 17, 31, 32, 33, 255, 256, 257, 4096, 4097, 5000] {
         agrees_around(&map(KeyRange::ALL, (0..n).map(|i| i * 1000)));
         agrees_around(&map(KeyRange::ALL, (0..n).map(|i| i << 100)));
@@ -88,7 +88,7 @@ fn shard_table_accepts_any_copy_count() {
 }
 
 #[test]
-fn starts_that_differ_only_in_their_last_bits_are_distinguished() {
+fn shard_starts_differing_only_in_last_bits_are_distinguished() {
     let clusters = (0..40_u128).flat_map(|high| (0..50).map(move |low| (high << 121) + low));
     agrees_around(&map(KeyRange::ALL, clusters));
     let top = (0..2000).map(|i| u128::MAX - 2000 + i);
@@ -96,7 +96,7 @@ fn starts_that_differ_only_in_their_last_bits_are_distinguished() {
 }
 
 #[test]
-fn look_ups_take_at_most_25_bytes_a_shard_with_two_copies() {
+fn lookup_tables_take_at_most_25_bytes_per_shard_with_two_copies() {
     let mut random = Generator::new(5);
     let mut starts: Vec<u128> =
         (0..50_000).map(|_| u128::from(random.next()) << 64 | u128::from(random.next())).collect();
@@ -110,7 +110,7 @@ fn look_ups_take_at_most_25_bytes_a_shard_with_two_copies() {
 
 proptest! {
     #[test]
-    fn any_map_survives_encoding(
+    fn arbitrary_shard_map_round_trips(
         first: u128, width in 1_u32..=128, mut offsets in prop::collection::vec(any::<u128>(), 0..300), seed: u64,
     ) {
         let span = if width == 128 { u128::MAX } else { (1 << width) - 1 };
@@ -134,7 +134,7 @@ proptest! {
 
 const STORE: StoreId = StoreId(7);
 
-/// The words of a segment of `n` shards, with or without rests, and with equal or different numbers of copies.
+/// Returns the words of a segment of `n` shards, with or without rests, and with equal or different numbers of copies.
 fn segment(n: u128, wide: bool, even: bool) -> Vec<u64> {
     let mut rows = SegmentBuilder::default();
     for i in 0..n {
@@ -159,7 +159,7 @@ fn holdings(n: usize) -> Holdings {
 }
 
 #[test]
-fn segment_is_read_in_place_only_with_its_own_list() {
+fn shard_segment_is_accepted_only_with_its_own_list_of_holders() {
     let sizes = [(1, false), (1000, false), (5000, true)];
     for words in sizes.into_iter().flat_map(|(n, wide)| [true, false].map(|even| segment(n, wide, even))) {
         let segment = read(&[&words[..], &[0; 99]].concat()).expect("memory may be larger than the segment");
@@ -181,7 +181,7 @@ fn segment_is_read_in_place_only_with_its_own_list() {
 }
 
 #[test]
-fn every_truncation_and_changed_word_is_rejected() {
+fn truncated_or_changed_shard_segment_is_rejected() {
     for words in [segment(600, true, true), segment(600, true, false)] {
         assert!(read(&words).is_ok());
         rejects_truncation_and_change(&words);
@@ -204,10 +204,10 @@ fn rejects_truncation_and_change(words: &[u64]) {
 }
 
 proptest! {
-    /// A writer can forge the checksum. Any accepted segment must be readable for every key without an access out of
+    /// A writer can forge the checksum. Every accepted segment must be readable for every key without an access out of
     /// bounds.
     #[test]
-    fn a_hostile_segment_is_rejected_or_read_within_bounds(
+    fn hostile_shard_segment_is_rejected_or_read_within_bounds(
         n in 1_u128..700, wide: bool, even: bool,
         changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u64>()), 1..4),
         keys in prop::collection::vec(any::<u128>(), 1..20),
@@ -230,7 +230,7 @@ proptest! {
     }
 
     #[test]
-    fn a_hostile_list_of_holders_is_rejected_or_read_within_bounds(
+    fn hostile_list_of_shard_holders_is_rejected_or_read_within_bounds(
         n in 1_usize..20, changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..6),
     ) {
         let mut numbers = HoldingInterner::default();

@@ -1,4 +1,4 @@
-//! Verdicts and expired leases, combined with the caller's own calls.
+//! Verdicts and expired leases, in combination with the caller's own calls.
 
 use super::*;
 
@@ -78,7 +78,7 @@ fn fleets() -> Vec<(&'static str, Fleet)> {
 }
 
 #[test]
-fn health() {
+fn health_decisions_match_vectors() {
     let cases = fleets().into_iter().map(|(name, fleet)| {
         let table = fleet.compile();
         let key = (fleet.kind != "replicated").then_some(());

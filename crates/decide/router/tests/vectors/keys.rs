@@ -1,9 +1,9 @@
-//! Shards, and calls by key.
+//! Shards and calls by key.
 
 use super::*;
 
 #[test]
-fn shards() {
+fn shard_lookups_match_vectors() {
     let mut random = Generator::new(5);
     let mut wide: Vec<u128> = (0..40).map(|i| u128::from(random.next()) << (i * 3 % 65)).collect();
     wide.extend([0, 1 << 64, (1 << 64) + 1, (1 << 64) + 2]);
@@ -31,7 +31,7 @@ fn replica(instance: &str, role: &str, state: &str) -> Value {
 }
 
 #[test]
-fn calls_by_key() {
+fn keyed_call_picks_match_vectors() {
     let list: Vec<_> = [
         ("a", "eu"),
         ("b", "eu"),

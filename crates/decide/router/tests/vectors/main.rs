@@ -1,4 +1,5 @@
-//! Compares routes, shards, rings and calls by key with `vectors/`; its README says how to change them.
+//! Compares routes, shards, rings and calls by key with `vectors/`. The README there describes how to change the
+//! vectors.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
@@ -27,7 +28,7 @@ mod support;
 use support::{check, hex};
 
 const CLIENT: u64 = 0x0123_4567_89ab_cdef;
-/// A confirmation for tables; the age is 0 unless a fleet sets another.
+/// A confirmation for tables. Their age is 0 unless a fleet sets another.
 const CONFIRMED: TableOrigin = TableOrigin::Planned(Confirmation { round: 1, at_ms: 0 });
 const CLIENT_ID: &str = "host-1/web";
 /// When tables are compiled, in nanoseconds.
@@ -66,7 +67,7 @@ impl Planned {
     }
 }
 
-/// The fleet of a vector; parts that are `null` have their defaults.
+/// The fleet of a vector. Parts that are `null` have default values.
 #[derive(Clone)]
 struct Fleet {
     kind: &'static str,
@@ -75,7 +76,7 @@ struct Fleet {
     topology: Value,
     hosts: Value,
     shard_map: Value,
-    /// Seconds since a planner confirmed the table with the policy's shares; `None` for shares by hand.
+    /// Seconds since a planner confirmed the table with the policy's shares; `None` for a table written by hand.
     confirmed: Option<u64>,
     /// The caller's zone.
     zone: Option<&'static str>,
@@ -83,7 +84,7 @@ struct Fleet {
     planned: Option<Planned>,
     /// Endpoints with their number of consecutive failed probes.
     failed_probes: &'static [(&'static str, u32)],
-    /// Endpoints that this caller called last, and whether the calls succeeded.
+    /// Endpoints that this caller has called most recently, and whether the calls succeeded.
     called: &'static [(&'static str, bool)],
     /// Whether the mesh has a trust domain.
     requires_mtls: bool,
@@ -108,7 +109,7 @@ impl Fleet {
         }
     }
 
-    /// Unhealthy verdicts on endpoints with failed probes.
+    /// Verdicts that endpoints with failed probes are unhealthy.
     fn verdicts(&self, endpoints: &[Endpoint]) -> Verdicts {
         let mut verdicts = Verdicts::default();
         for (instance, failures) in self.failed_probes {
@@ -170,7 +171,7 @@ impl Fleet {
         self.compile_after_calls(&input)
     }
 
-    /// The table compiled after this caller's own calls.
+    /// Compiles the table after this caller's own calls.
     fn compile_after_calls(&self, input: &CompileInput<'_>) -> ServiceTable {
         let stats = Arc::<EndpointStats>::default();
         let before = ServiceTable::compile(input, &stats, None);
@@ -200,7 +201,7 @@ impl Fleet {
     }
 }
 
-/// The instance picked, or the name of the error.
+/// Returns the picked instance, or the name of the error.
 fn picked(table: &ServiceTable, params: &PickParams<'_>, seed: u64) -> Value {
     match table.pick(params, 0, seed) {
         Ok(picked) => json!(table.target(picked.index).instance),
@@ -232,7 +233,7 @@ fn topology() -> Value {
     })
 }
 
-/// The topology with continents and neighbours.
+/// Returns a topology with continents and neighbours.
 fn declared_topology() -> Value {
     let mut topology = topology();
     topology["regions"] = json!([
@@ -246,7 +247,7 @@ fn policy(locality: Value, subset: u32) -> Value {
     json!({"service": "shop/cart", "locality": locality, "balancing": {"subset": subset}})
 }
 
-/// Each endpoint by instance, with the ring of its region.
+/// Returns each endpoint by instance, with the ring of its region.
 fn distances(table: &ServiceTable) -> Vec<Value> {
     let distance = |c: fairmesh_router::Candidate<'_>| {
         json!({
@@ -260,7 +261,7 @@ fn distances(table: &ServiceTable) -> Vec<Value> {
 }
 
 #[test]
-fn rings() {
+fn locality_rings_match_vectors() {
     let everywhere = [
         ("a", "eu", "serving", 1000),
         ("b", "eu", "draining", 1000),
@@ -310,7 +311,7 @@ fn rings() {
 }
 
 #[test]
-fn plaintext() {
+fn plaintext_decisions_match_vectors() {
     let one = |instance: &str, region: &str, mtls: bool| json!({"instance": instance, "address": "10.0.0.1:80", "region": region, "mtls": mtls});
     let list = |endpoints: &[Value]| json!({"service": "shop/cart", "endpoints": endpoints});
     let mixed =

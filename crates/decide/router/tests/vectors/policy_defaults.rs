@@ -1,4 +1,4 @@
-//! Policies of services, completed by the defaults of their tenant and of the mesh.
+//! Policies of services, completed by the defaults of their tenant and the mesh.
 
 use fairmesh_model::{
     InheritedDefaults, PolicyDefaults,
@@ -7,13 +7,14 @@ use fairmesh_model::{
 
 use super::*;
 
-/// Defaults of a document; none if it is null.
+/// Parses the defaults in a document; `None` if it is null.
 fn defaults(document: &Value) -> Option<Arc<PolicyDefaults>> {
     let spec = (!document.is_null()).then(|| read::<PolicyDefaultsSpec>(document));
     spec.map(|spec| Arc::new(spec.validate().unwrap().1))
 }
 
-/// The policy in force of a policy, defaults of its tenant and of the mesh, and the origin of each field.
+/// Computes the effective policy from a policy and the defaults of its tenant and the mesh, with the origin of each
+/// field.
 fn case([policy, tenant, mesh]: [Value; 3]) -> Value {
     let (name, own) = read::<PolicySpec>(&policy).validate().unwrap();
     let inherited = InheritedDefaults { tenant: defaults(&tenant), mesh: defaults(&mesh) };
@@ -27,7 +28,7 @@ fn case([policy, tenant, mesh]: [Value; 3]) -> Value {
 }
 
 #[test]
-fn policy_defaults() {
+fn policy_defaults_match_vectors() {
     let policy = |fields: Value| {
         let mut policy = json!({"service": "shop/cart"});
         policy.as_object_mut().unwrap().extend(fields.as_object().cloned().unwrap());
@@ -45,7 +46,7 @@ fn policy_defaults() {
         [none(), Value::Null, Value::Null],
         [none(), Value::Null, all.clone()],
         [none(), json!({"tenant": "shop", "timeout": "3s", "retries": {"attempts": 4}}), all.clone()],
-        // Each own field hides a default, also with the built-in value.
+        // Each field of the policy itself overrides a default, even with the built-in value.
         [policy(json!({"timeout": "1s", "retries": {"budgetFloor": 7}})), Value::Null, all.clone()],
         [
             policy(json!({
@@ -55,12 +56,12 @@ fn policy_defaults() {
             Value::Null,
             all.clone(),
         ],
-        // So do those of a tenant.
+        // Fields of the tenant's defaults override the mesh's defaults in the same way.
         [none(), json!({"tenant": "shop", "timeout": "none", "traffic": {"planner": "none"}}), all],
-        // A planner comes with its mode: a default changes neither of the service's own.
+        // A planner comes with its mode: defaults change neither if the service sets a planner.
         [policy(json!({"traffic": {"planner": "rings"}})), Value::Null, optimizer.clone()],
         [policy(shares), Value::Null, optimizer.clone()],
-        // Fields without defaults stay.
+        // Fields without defaults are kept.
         [
             policy(json!({"locality": {"localOnly": true}, "balancing": {"subset": 3}})),
             Value::Null,

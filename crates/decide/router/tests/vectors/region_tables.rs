@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// Shares of callers in `eu`; all calls of class `bulk` go to `asia`.
+/// Shares for callers in `eu`. All calls of class `bulk` go to `asia`.
 fn traffic() -> Value {
     json!({"service": "shop/cart", "traffic": {"shares": [
         {"from": "eu", "to": {"eu": "50%", "near": "20%", "us": "15%", "asia": "5%"}, "dropped": "10%"},
@@ -11,7 +11,7 @@ fn traffic() -> Value {
     ]}})
 }
 
-/// Fleets whose calls are divided by a table, with the calls' keys.
+/// Fleets whose calls are divided by a table, with the keys of the calls.
 fn divided_fleets() -> [(Fleet, &'static [Option<u128>]); 14] {
     let list = [
         ("a", "eu", "serving", 1000),
@@ -36,7 +36,7 @@ fn divided_fleets() -> [(Fleet, &'static [Option<u128>]); 14] {
     let none: &'static [Option<u128>] = &[None];
     [
         (divided.clone(), none),
-        // `us` drains.
+        // `us` is draining.
         (Fleet { topology: topology(), ..divided.clone() }, none),
         // No endpoint serves in `near`, so rings decide the calls drawn there.
         (Fleet { endpoints: endpoints(&without("c")), ..divided.clone() }, none),
@@ -50,8 +50,8 @@ fn divided_fleets() -> [(Fleet, &'static [Option<u128>]); 14] {
             &[Some(1), Some(2), Some(3), Some(4), Some(5), Some(6), None],
         ),
         (keyed("sharded", map_of_regions()), &[Some(3), Some(618), Some(900), None]),
-        // No endpoint serves in `near`, and the table is a planner's: its calls are spread over the other regions by
-        // power.
+        // No endpoint serves in `near`, and the table is a planner's. The calls drawn there are spread over the other
+        // regions by power.
         (Fleet { confirmed: Some(0), endpoints: endpoints(&without("c")), ..divided.clone() }, none),
         (
             Fleet {
@@ -62,12 +62,12 @@ fn divided_fleets() -> [(Fleet, &'static [Option<u128>]); 14] {
             &[Some(1), Some(2), Some(3), Some(4), Some(5), Some(6)],
         ),
         (by_zone("eu-a", &undrained), none),
-        // No endpoint serves in the drawn zone, so any zone of the region may.
+        // No endpoint serves in the drawn zone, so any zone of the region may be used.
         (by_zone("eu-c", &undrained), none),
     ]
 }
 
-/// A shard map whose shards have copies in two regions each.
+/// A shard map in which each shard has copies in two regions.
 fn map_of_regions() -> Value {
     let replica = |instance: &str, region: &str| json!({"instance": instance, "region": region, "role": "primary", "state": "serving"});
     json!({"service": "shop/cart", "version": 3, "interval": {"start": 0, "end": 900}, "shards": [
@@ -76,7 +76,7 @@ fn map_of_regions() -> Value {
     ]})
 }
 
-/// Three zones in `eu`, and one more region. The last zone drains; a planner divides the calls of a zone.
+/// Three zones in `eu`, and one more region. The last zone is draining, and a planner divides the calls of a zone.
 fn by_zone(zone: &'static str, topology: &Value) -> Fleet {
     let policy = json!({"service": "shop/cart", "traffic": {"planner": "rings"}, "locality": {"rings": ["zone", "any"]}});
     let list = [
@@ -106,7 +106,7 @@ fn by_zone(zone: &'static str, topology: &Value) -> Fleet {
 }
 
 #[test]
-fn region_tables() {
+fn region_tables_match_vectors() {
     let bulk = Label::new("bulk").unwrap();
     let cases = divided_fleets().map(|(fleet, keys)| {
         let table = fleet.compile();

@@ -1,8 +1,8 @@
-//! Routes, splits, sources of routes and actions.
+//! Routes, splits, consent to routes, and actions.
 
 use super::*;
 
-/// Host, path, method, the header `x-canary`, and whether it is a gRPC call.
+/// Host, path, method, the header `x-canary`, and whether the request is a gRPC call.
 const REQUESTS: [(&str, &str, &str, &str, bool); 29] = [
     ("", "/cart/items", "GET", "", false),
     ("", "/cart/items?x=/cart", "POST", "", false),
@@ -36,7 +36,7 @@ const REQUESTS: [(&str, &str, &str, &str, bool); 29] = [
 ];
 
 #[test]
-fn routes() {
+fn route_matching_matches_vectors() {
     let policy = json!({"service": "shop/cart", "routes": [
         {"name": "exact", "match": {"path": {"exact": "/cart/items"}}},
         {"name": "host", "match": {"hosts": ["api.example.org", "*.internal"], "path": {"prefix": "/cart"}}},
@@ -77,7 +77,7 @@ fn routes() {
 }
 
 #[test]
-fn splits() {
+fn traffic_splits_match_vectors() {
     let policy = json!({"service": "shop/cart", "routes": [
         {"name": "canary", "match": {"path": {"prefix": "/"}},
             "split": [{"service": "shop/cart", "weight": 60}, {"service": "shop/cart-next", "weight": 40}],
@@ -100,7 +100,7 @@ fn splits() {
 }
 
 #[test]
-fn empty_backends() {
+fn calls_to_empty_split_backends_match_vectors() {
     let policy = json!({"service": "shop/cart", "routes": [
         {"name": "canary", "match": {"path": {"prefix": "/"}},
             "split": [{"service": "shop/old", "weight": 60}, {"service": "shop/new", "weight": 30}, {"service": "shop/next", "weight": 10}],
@@ -121,7 +121,7 @@ fn empty_backends() {
 }
 
 #[test]
-fn tenants() {
+fn routes_between_tenants_match_vectors() {
     let sources: [&[&str]; 4] = [&[], &["red/api"], &["red/*"], &["green/*", "red/web"]];
     let cases = sources.into_iter().flat_map(|sources| {
         let policy = json!({"service": "shop/cart", "acceptRoutesFrom": sources});
@@ -135,7 +135,7 @@ fn tenants() {
 }
 
 #[test]
-fn actions() {
+fn route_actions_match_vectors() {
     let policy = json!({"service": "shop/cart", "key": {"cookie": "sid"}, "routes": [
         {"name": "moved", "match": {"path": {"prefix": "/old"}},
             "redirect": {"path": {"prefix": "/new"}, "status": 308}},

@@ -5,8 +5,8 @@
 //! heavy calls lost to one of less importance with light ones.
 
 use super::{
-    order::{Order, ROUNDS, SETTLED, order},
     problem::{Caller, Problem},
+    topological_order::{Order, ROUNDS, SETTLED, order},
     validation::ProblemError,
 };
 

@@ -1,7 +1,7 @@
 //! The cap on what egress costs: a price of egress is looked for at which the plan keeps to it.
 
 use super::{
-    arcs::{Arcs, Flow},
+    arc_flows::{Arcs, Flow},
     line_search::combine,
     plan::Plan,
     problem::Problem,

@@ -2,8 +2,8 @@
 //! is convex along the step.
 
 use super::{
-    arcs::{Arcs, Flow, NO_RATE},
-    network::Network,
+    arc_flows::{Arcs, Flow, NO_RATE},
+    compiled_problem::Network,
 };
 
 /// Iterations of the search.

@@ -8,8 +8,8 @@
 mod hessian;
 
 use super::{
-    arcs::{Arcs, Flow, NO_RATE},
-    network::Network,
+    arc_flows::{Arcs, Flow, NO_RATE},
+    compiled_problem::Network,
 };
 use hessian::Hessian;
 

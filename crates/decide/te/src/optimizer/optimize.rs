@@ -1,12 +1,12 @@
 use super::{
     admission::admit,
+    compiled_problem::Network,
     egress_cap::Capped,
-    fill::{Unit, fill, rooms},
-    network::Network,
     plan::Plan,
     problem::Problem,
     solver::{Effort, Progress, Solver},
     validation::ProblemError,
+    waterfall::{Unit, fill, rooms},
 };
 
 /// Pools are filled to this load at first.

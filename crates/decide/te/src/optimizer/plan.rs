@@ -1,6 +1,6 @@
 use super::{
-    arcs::{Arcs, Flow},
-    network::{CallEdge, Network, Origin},
+    arc_flows::{Arcs, Flow},
+    compiled_problem::{CallEdge, Network, Origin},
     problem::Problem,
     validation::ProblemError,
 };

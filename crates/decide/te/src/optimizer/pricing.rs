@@ -5,9 +5,9 @@
 //! the bound: what the pools cost at these prices at least, plus demand × least cost of a call. It holds for any prices.
 
 use super::{
-    arcs::{Arcs, Flow, NO_RATE},
-    network::{CallEdge, CallNode, Network},
-    pool::Slope,
+    arc_flows::{Arcs, Flow, NO_RATE},
+    compiled_problem::{CallEdge, CallNode, Network},
+    pool_cost::Slope,
 };
 
 /// Arcs with shares below this, before and after a step, are removed.

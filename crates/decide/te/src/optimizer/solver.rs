@@ -1,9 +1,9 @@
 //! The iterations: a pass of prices and a projection, two Newton steps, multipliers. The best plan so far is at hand at any time.
 
 use super::{
-    arcs::{Arcs, Flow},
+    arc_flows::{Arcs, Flow},
+    compiled_problem::Network,
     line_search::step,
-    network::Network,
     newton::newton_target,
     plan::CEILING_TOLERANCE,
     pricing::price,

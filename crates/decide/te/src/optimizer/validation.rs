@@ -1,10 +1,10 @@
 use thiserror::Error;
 
 use super::{
-    pool::EXTENDED,
+    pool_cost::EXTENDED,
     problem::{Caller, Edge, Preferences, Problem, ServicePools},
 };
-use crate::policy::MAX_REGIONS;
+use crate::rings_policy::MAX_REGIONS;
 
 /// Numbers above this are a fault of a fit or a report; the bound keeps sums finite.
 const MAX_NUMBER: f64 = 1e15;

@@ -170,3 +170,29 @@ pub fn noisy_second(world: &mut World, noise: fn(f64, &mut Noise) -> f64, random
     world.now_ms -= 4_000;
     plan
 }
+
+/// Rounds of a second until so many were planned; returns in how many of these tables changed. A refused round changes nothing,
+/// which is no rest.
+///
+/// # Panics
+/// If more than one in twenty is refused.
+pub fn planned_seconds(
+    world: &mut World,
+    rounds: usize,
+    noise: fn(f64, &mut Noise) -> f64,
+    random: &mut Noise,
+) -> usize {
+    let (mut planned, mut refused, mut changed) = (0, Vec::new(), 0);
+    while planned < rounds {
+        let plan = noisy_second(world, noise, random);
+        match plan.refusal {
+            None => {
+                planned += 1;
+                changed += usize::from(!plan.shifts.is_empty());
+            }
+            Some(refusal) => refused.push(refusal),
+        }
+        assert!(refused.len() <= 1 + rounds / 20, "{refused:?} besides {planned} of {rounds} rounds");
+    }
+    changed
+}

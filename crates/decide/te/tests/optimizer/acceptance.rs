@@ -5,7 +5,7 @@ use super::world::{
 };
 
 #[test]
-fn two_pools_match_closed_form() {
+fn optimizer_plan_of_two_pools_matches_closed_form() {
     let trips = vec![vec![0.0, 30.0], vec![30.0, 0.0]];
     let problem = one_service(&trips, &[1200.0, 0.0], 1_000.0, 10.0);
     let plan = solve(&problem);
@@ -17,7 +17,7 @@ fn two_pools_match_closed_form() {
 }
 
 #[test]
-fn correction_of_a_region_counts_like_a_longer_way_there() {
+fn latency_correction_of_region_counts_like_longer_round_trip() {
     let far = one_service(&[vec![0.0, 30.0], vec![30.0, 0.0]], &[1_200.0, 0.0], 1_000.0, 10.0);
     let mut near = one_service(&[vec![0.0, 20.0], vec![20.0, 0.0]], &[1_200.0, 0.0], 1_000.0, 10.0);
     near.corrections = vec![0.0, 10.0];
@@ -30,7 +30,7 @@ fn correction_of_a_region_counts_like_a_longer_way_there() {
 }
 
 #[test]
-fn figure_3a_waterfall_overloads_ut_and_optimum_spreads() {
+fn paper_figure_3a_waterfall_overloads_utah_and_optimizer_spreads_load() {
     let problem = paper([1325.0, 200.0, 1325.0, 200.0], 10.0);
     let nearest = waterfall(&problem, 0.95).unwrap();
     assert_average(nearest.mean_latency, 193.85);
@@ -47,7 +47,7 @@ fn figure_3a_waterfall_overloads_ut_and_optimum_spreads() {
 }
 
 #[test]
-fn figure_3a_mild_keeps_the_order_of_planners() {
+fn paper_figure_3a_at_mild_load_has_optimizer_faster_than_waterfall() {
     let problem = paper([1200.0, 200.0, 1200.0, 200.0], 10.0);
     assert_average(waterfall(&problem, 0.95).unwrap().mean_latency, 149.40);
     let plan = solve(&problem);
@@ -128,7 +128,7 @@ fn figure_3b(base: f64, threshold: f64, sensitivity: f64) -> Events {
 }
 
 #[test]
-fn figure_3b_waterfall_chains_four_times_the_network_of_optimum() {
+fn paper_figure_3b_waterfall_has_four_times_minimum_network_latency() {
     let events = figure_3b(300.0, 800.0, 10.0);
     assert_average(events.network(), 60_500.0);
     assert_average(events.average(), 68.906);
@@ -148,7 +148,7 @@ fn figure_3b_waterfall_chains_four_times_the_network_of_optimum() {
 }
 
 #[test]
-fn figure_3b_near_capacity_gains_little() {
+fn paper_figure_3b_optimizer_gains_little_near_capacity() {
     let events = figure_3b(400.0, 950.0, 10.0);
     assert_average(events.network(), 66_550.0);
     assert_average(events.average(), 217.51);
@@ -156,7 +156,7 @@ fn figure_3b_near_capacity_gains_little() {
 }
 
 #[test]
-fn section_3_4_offloads_heavy_calls_and_waterfall_offloads_all_alike() {
+fn paper_section_3_4_optimizer_moves_heavy_calls_and_waterfall_all_alike() {
     let trips = vec![vec![0.0, 30.0], vec![30.0, 0.0]];
     let mut problem = one_service(&trips, &[400.0, 100.0], 1_000.0, 11.1123);
     problem.nodes.push(Node { service: 0, work: 10.0, latency: 0.0 });
@@ -175,7 +175,7 @@ fn section_3_4_offloads_heavy_calls_and_waterfall_offloads_all_alike() {
 }
 
 #[test]
-fn appendix_a1_waterfall_doubles_with_each_region() {
+fn paper_appendix_a1_waterfall_network_latency_doubles_with_each_region() {
     for regions in [3, 4, 6] {
         let mut links = vec![(0, 1, 1.01)];
         links.extend((1..regions).map(|at| (at, at + 1, 2.0_f64.powi(at as i32 - 1))));
@@ -190,7 +190,7 @@ fn appendix_a1_waterfall_doubles_with_each_region() {
 }
 
 #[test]
-fn appendix_a2_waterfall_stays_in_metastable_state() {
+fn paper_appendix_a2_waterfall_stays_in_metastable_state() {
     for epsilon in [0.1, 0.01] {
         let near = 1.0 + epsilon;
         let links = [(0, 3, epsilon), (3, 1, near), (1, 4, epsilon), (4, 0, near), (0, 2, 2.0), (4, 5, 2.0)];
@@ -209,7 +209,7 @@ fn appendix_a2_waterfall_stays_in_metastable_state() {
 }
 
 #[test]
-fn appendix_a3_waterfall_takes_twice_the_network_in_either_order() {
+fn paper_appendix_a3_waterfall_has_twice_minimum_network_latency() {
     let trips = distances(4, &[(0, 1, 1.01), (1, 2, 1.0), (2, 3, 1.01)]);
     for order in [[1, 2], [2, 1]] {
         let mut events = Events::new(one_service(&trips, &[0.0; 4], 1.0, 0.0), 1.0);

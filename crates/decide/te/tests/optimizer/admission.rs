@@ -14,7 +14,7 @@ fn three_classes(demands: [[f64; 4]; 3]) -> Problem {
 }
 
 #[test]
-fn shedding_takes_the_least_important_class_first() {
+fn shedding_drops_least_important_class_first() {
     let overload = [[700.0, 400.0, 500.0, 400.0], [150.0, 100.0, 100.0, 100.0], [600.0, 400.0, 400.0, 400.0]];
     let admission = admit(&three_classes(overload)).unwrap();
     // 3,600 units of work fit; 2,000 of the first class, then 1,600 of 1,800 of the second.
@@ -25,7 +25,7 @@ fn shedding_takes_the_least_important_class_first() {
 }
 
 #[test]
-fn shedding_reaches_the_most_important_class_last() {
+fn shedding_drops_most_important_class_last() {
     let demands =
         [[1500.0, 900.0, 1200.0, 900.0], [150.0, 100.0, 100.0, 100.0], [600.0, 400.0, 400.0, 400.0]];
     let admission = admit(&three_classes(demands)).unwrap();
@@ -34,7 +34,7 @@ fn shedding_reaches_the_most_important_class_last() {
 }
 
 #[test]
-fn classes_of_one_priority_share_what_is_left() {
+fn classes_of_equal_priority_share_remaining_capacity() {
     let mut problem = three_classes([
         [700.0, 400.0, 500.0, 400.0],
         [150.0, 100.0, 100.0, 100.0],
@@ -48,7 +48,7 @@ fn classes_of_one_priority_share_what_is_left() {
 }
 
 #[test]
-fn plan_of_overload_stays_below_the_ceiling() {
+fn plan_under_overload_stays_below_load_ceiling() {
     let mut problem = three_classes([
         [700.0, 400.0, 500.0, 400.0],
         [150.0, 100.0, 100.0, 100.0],
@@ -61,7 +61,7 @@ fn plan_of_overload_stays_below_the_ceiling() {
 }
 
 #[test]
-fn given_shares_limit_admission_by_their_fullest_pool() {
+fn admission_is_limited_by_fullest_pool_of_fixed_shares() {
     let mut problem = paper([1_000.0, 0.0, 0.0, 0.0], 10.0);
     problem.preferences = Preferences { ceiling: 0.9, admission: 0.9, ..problem.preferences };
     problem.edges[0].given = vec![vec![0.0, 1.0, 0.0, 0.0]];
@@ -69,7 +69,7 @@ fn given_shares_limit_admission_by_their_fullest_pool() {
 }
 
 #[test]
-fn ring_by_criticality_keeps_important_calls_near() {
+fn ring_by_criticality_keeps_important_calls_in_near_regions() {
     // Both classes fill OR; the important one is served there.
     let mut problem = paper([800.0, 0.0, 0.0, 0.0], 10.0);
     problem.nodes.push(Node { service: 0, work: 1.0, latency: 0.0 });

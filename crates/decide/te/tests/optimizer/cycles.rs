@@ -13,7 +13,7 @@ fn cycle(gain: f64) -> Problem {
 }
 
 #[test]
-fn cycle_is_cut_at_its_smallest_edge_and_its_calls_count() {
+fn service_cycle_is_cut_at_smallest_edge_and_its_calls_are_counted() {
     let problem = cycle(0.2);
     let plan = optimize(&problem, None, Effort::default(), &mut |_| true).unwrap();
     assert_eq!(plan.cut, [2]);
@@ -25,13 +25,13 @@ fn cycle_is_cut_at_its_smallest_edge_and_its_calls_count() {
 }
 
 #[test]
-fn calls_that_multiply_without_end_are_refused() {
+fn service_cycle_with_unbounded_calls_is_refused() {
     let refused = optimize(&cycle(1.0), None, Effort::default(), &mut |_| true);
     assert!(matches!(refused, Err(ProblemError::LoopGain(_))), "{refused:?}");
 }
 
 #[test]
-fn all_calls_of_a_strong_cycle_are_counted() {
+fn all_calls_of_strongly_repeating_service_cycle_are_counted() {
     let mut problem = cycle(0.98);
     // 40 / (1 − 0.98) calls of both services.
     problem.edges[0] = clients(&[40.0, 0.0, 0.0, 0.0], 0, 0);
@@ -56,7 +56,7 @@ fn self_loop(gain: f64) -> Problem {
 }
 
 #[test]
-fn loops_whose_rates_overflow_are_refused() {
+fn service_cycle_with_overflowing_call_rates_is_refused() {
     let mut six_by_six = cycle(6.0);
     six_by_six.edges[1] = calls(0, 6.0, 1);
     let loops = [1.5, 2.0, 50.0].map(self_loop);

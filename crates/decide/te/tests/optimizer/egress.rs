@@ -34,7 +34,7 @@ fn cut_point(dollars_per_ms: f64) -> Problem {
 }
 
 #[test]
-fn section_3_3_moves_the_cut_to_small_responses() {
+fn paper_section_3_3_optimizer_crosses_regions_where_responses_are_small() {
     let nearest = waterfall(&cut_point(f64::INFINITY), 1.0).unwrap();
     assert_average(nearest.egress, 2.210);
     assert_average(nearest.mean_latency, 67.611);
@@ -55,7 +55,7 @@ fn section_3_3_moves_the_cut_to_small_responses() {
 }
 
 #[test]
-fn prices_have_a_direction_and_responses_pay_the_way_back() {
+fn egress_price_has_direction_and_responses_pay_return_direction() {
     let mut problem = cut_point(1e-4);
     problem.egress_prices = vec![0.0, 0.0, 0.02, 0.0];
     let responses_pay = solve(&problem);
@@ -73,7 +73,7 @@ fn capped(cap: f64, last: Option<&Plan>) -> (Problem, Plan) {
 }
 
 #[test]
-fn cap_on_egress_is_used_up_and_not_exceeded() {
+fn egress_cap_is_used_up_and_not_exceeded() {
     let (_, free) = capped(10.0, None);
     assert_average(free.egress, 1.1515);
     let (problem, plan) = capped(0.6, None);
@@ -88,13 +88,13 @@ fn cap_on_egress_is_used_up_and_not_exceeded() {
 }
 
 #[test]
-fn cap_below_any_plan_gives_least_egress() {
+fn egress_cap_below_any_plan_gives_plan_of_least_egress() {
     let (_, plan) = capped(0.1, None);
     assert_average(plan.egress, 0.190);
 }
 
 #[test]
-fn plan_that_keeps_to_the_cap_replaces_one_that_exceeds_it() {
+fn plan_within_egress_cap_replaces_plan_that_exceeds_it() {
     let (_, free) = capped(10.0, None);
     let (problem, plan) = capped(0.6, Some(&free));
     assert!(plan.objective > free.objective, "{} {}", plan.objective, free.objective);

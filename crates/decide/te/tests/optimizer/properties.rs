@@ -49,7 +49,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
 
     #[test]
-    fn plans_are_feasible_and_gap_covers_true_distance(problem in problems()) {
+    fn optimizer_plans_are_feasible_and_gap_covers_distance_from_optimum(problem in problems()) {
         let best = plan(&problem, None, 400);
         prop_assert!(best.is_usable(0.9), "{:?}", best.loads);
         for iterations in [1, 2, 4, 8] {
@@ -68,7 +68,7 @@ proptest! {
     }
 
     #[test]
-    fn plan_is_never_worse_than_its_start(problem in problems(), times in 0.8..1.2_f64) {
+    fn optimizer_plan_is_never_worse_than_starting_plan(problem in problems(), times in 0.8..1.2_f64) {
         let last = plan(&problem, None, 20);
         let mut changed = problem;
         for edge in &mut changed.edges {
@@ -88,7 +88,7 @@ proptest! {
 }
 
 #[test]
-fn solution_stops_when_asked_with_the_best_plan_and_its_gap() {
+fn stopped_optimizer_returns_best_plan_so_far_and_its_gap() {
     let problem = paper([1325.0, 200.0, 1325.0, 200.0], 10.0);
     let mut seen: Vec<Progress> = Vec::new();
     let endless = Effort { gap: 0.0, iterations: 100 };
@@ -103,7 +103,7 @@ fn solution_stops_when_asked_with_the_best_plan_and_its_gap() {
 }
 
 #[test]
-fn kink_keeps_pool_at_threshold_while_another_has_room() {
+fn cost_kink_keeps_pool_at_its_threshold_while_another_has_room() {
     let mut problem = paper([900.0, 0.0, 0.0, 0.0], 1.0);
     problem.services[0].kinks = vec![Kink { load: 0.6, surcharge: 40.0 }];
     let plan = solve(&problem);
@@ -111,7 +111,7 @@ fn kink_keeps_pool_at_threshold_while_another_has_room() {
 }
 
 #[test]
-fn dead_band_keeps_shares_in_force_until_they_cost_more() {
+fn dead_band_keeps_shares_in_force_until_they_cost_noticeably_more() {
     let problem = paper([1325.0, 200.0, 1325.0, 200.0], 10.0);
     let in_force = solve(&problem);
     assert!(!is_worth_publishing(&problem, &in_force, &in_force, 0.01).unwrap());
@@ -127,7 +127,7 @@ fn dead_band_keeps_shares_in_force_until_they_cost_more() {
 }
 
 #[test]
-fn plan_after_lost_servers_starts_from_the_previous_plan() {
+fn optimizer_plan_after_server_loss_starts_from_previous_plan() {
     let problem = paper([800.0, 200.0, 200.0, 200.0], 10.0);
     let last = solve(&problem);
     let mut lost = problem;
@@ -138,7 +138,7 @@ fn plan_after_lost_servers_starts_from_the_previous_plan() {
 }
 
 #[test]
-fn service_without_callers_and_servers_does_not_hinder_a_plan() {
+fn service_without_callers_and_servers_does_not_prevent_plan() {
     let problem = paper([800.0, 200.0, 200.0, 200.0], 10.0);
     let mut idle = problem.clone();
     idle.services.push(pools([600.0; 4], 10.0, false));
@@ -153,7 +153,7 @@ fn service_without_callers_and_servers_does_not_hinder_a_plan() {
 }
 
 #[test]
-fn errors_of_fits_show_in_the_plan_and_change_no_shares() {
+fn plan_states_error_of_cost_fit_without_changing_shares() {
     let mut problem = paper([1325.0, 200.0, 1325.0, 200.0], 10.0);
     let exact = solve(&problem);
     problem.services[0].error = 0.1;
@@ -164,7 +164,7 @@ fn errors_of_fits_show_in_the_plan_and_change_no_shares() {
 }
 
 #[test]
-fn impossible_problems_are_refused_with_the_field() {
+fn invalid_optimizer_problem_is_refused_with_field() {
     let problem = paper([1.0; 4], 1.0);
     let refusal = |change: &dyn Fn(&mut Problem)| {
         let mut changed = problem.clone();

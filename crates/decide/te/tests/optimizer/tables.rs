@@ -6,7 +6,7 @@ use fairmesh_te::{
 use super::world::{calls, clients, paper, solve, solve_within};
 
 #[test]
-fn tables_round_the_shares_of_a_plan() {
+fn region_tables_contain_rounded_shares_of_plan() {
     let problem = paper([1325.0, 200.0, 1325.0, 200.0], 10.0);
     let tables = solve(&problem).tables(&problem, &[0]);
     let oregon = tables.of(0, 0);
@@ -19,7 +19,7 @@ fn tables_round_the_shares_of_a_plan() {
 }
 
 #[test]
-fn table_of_two_callers_divides_by_their_calls() {
+fn region_table_of_two_caller_services_is_weighted_by_their_calls() {
     let mut problem = paper([300.0, 0.0, 0.0, 0.0], 1.0);
     problem.edges[0].given = vec![vec![1.0, 0.0, 0.0, 0.0]];
     problem.services.push(problem.services[0].clone());
@@ -33,7 +33,7 @@ fn table_of_two_callers_divides_by_their_calls() {
 }
 
 #[test]
-fn table_drops_what_was_not_admitted() {
+fn region_table_drops_calls_that_plan_did_not_admit() {
     let mut problem = paper([1_800.0, 1_800.0, 0.0, 0.0], 10.0);
     problem.preferences = Preferences { ceiling: 0.9, admission: 0.45, ..problem.preferences };
     let tables = solve_within(&problem, 0.01).tables(&problem, &[0]);
@@ -45,7 +45,7 @@ fn table_drops_what_was_not_admitted() {
 }
 
 #[test]
-fn table_of_region_without_calls_leads_to_the_nearest_servers() {
+fn region_table_without_calls_leads_to_nearest_servers() {
     let mut problem = paper([100.0, 0.0, 0.0, 0.0], 10.0);
     problem.services[0].capacity[1] = 0.0;
     let tables = solve(&problem).tables(&problem, &[0]);

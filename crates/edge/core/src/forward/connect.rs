@@ -13,19 +13,21 @@ use tokio::time::Instant;
 
 use crate::{
     counter::{GaugeGuard, increment},
-    forward::{connection_info::ConnectionInfo, error_response, forwarder::Forwarder, host, rewrite},
+    forward::{
+        connection_info::ConnectionInfo, error_response, forwarder::Forwarder, header_rewrite, host_lookup,
+    },
     observe::{
         access_log::entry::{AccessLogEntry, millis, seconds},
         observer::unix_time,
     },
     services::{host_name::HostError, target::Target},
-    tunnel::{hold, upgrade::ClientUpgrade},
+    tunnel::{client_upgrade::ClientUpgrade, hold},
 };
 
-/// Methods that are allowed everywhere, for `allow` in a refusal of CONNECT (RFC 9110 10.2.1).
+/// Value of `allow` when CONNECT is refused: the methods that are allowed everywhere (RFC 9110 10.2.1).
 const ALLOWED: HeaderValue = HeaderValue::from_static("GET, HEAD, POST, PUT, DELETE, OPTIONS, TRACE, PATCH");
 
-/// Why a tunnel was refused, apart from faults of the service.
+/// Why a tunnel was refused, other than a fault of the service.
 enum TunnelRefusal {
     /// The target has no valid port.
     Malformed,
@@ -50,14 +52,14 @@ struct TunnelAttempt {
 
 impl Forwarder {
     /// Opens a tunnel to a server of the requested service, and to no other address: a proxy that connects anywhere
-    /// would bypass every firewall of its network. Even to a service a tunnel bypasses all routes but that of the
-    /// CONNECT itself, so that the listener or that route must allow it.
+    /// would bypass every firewall of its network. Inside a tunnel, only the routes of the CONNECT request apply. The
+    /// listener or one of these routes must therefore allow CONNECT.
     pub(crate) async fn connect<B>(
         &self,
         request: Request<B>,
         client_info: &ConnectionInfo,
     ) -> Response<Body> {
-        if let Err(error) = host::host_header(&request) {
+        if let Err(error) = host_lookup::host_header(&request) {
             self.count_host_error(&error);
             return error_response::plain_text(StatusCode::BAD_REQUEST, format!("{error}\n"));
         }
@@ -70,7 +72,7 @@ impl Forwarder {
         let began = Instant::now();
         let _in_flight = GaugeGuard::new(&target.metrics.in_flight);
         let client = ClientUpgrade::take(&mut parts.extensions);
-        rewrite::rewrite_host(&mut parts, client_info);
+        header_rewrite::rewrite_host(&mut parts, client_info);
         client_info.reset_extensions(&mut parts.extensions);
         let call_info = CallInfo::default();
         let request = Request::from_parts(parts, ());
@@ -106,10 +108,11 @@ impl Forwarder {
         response
     }
 
-    /// The service of a tunnel, from the request target alone: other servers might trust a different header. On a
-    /// listener for one service the target must be a host of it: its own name, or one that its routes match.
+    /// Returns the service of a tunnel, taken from the request target alone: servers might trust a different header.
+    /// On a listener for one service, the target must be the service's own name or a host that its routes match.
     fn tunnel_target(&self, named: &str, client_info: &ConnectionInfo) -> Result<Arc<Target>, TunnelRefusal> {
-        // The server would take the requests in the tunnel, and the caller that they state, for the gateway's.
+        // The server would trust requests inside the tunnel, and the callers they state, as if they came from
+        // the gateway.
         if client_info.principal.is_some() {
             return Err(TunnelRefusal::ByPrincipal);
         }
@@ -162,7 +165,7 @@ impl Forwarder {
         });
     }
 
-    /// The response to a refused request.
+    /// The response to a refused tunnel request.
     fn refuse(&self, refusal: &TunnelRefusal, named: &str) -> Response<Body> {
         let is_full = matches!(refusal, TunnelRefusal::TooManyServices(_));
         increment(if is_full { &self.services.refused } else { &self.metrics.requests.unsupported });
@@ -206,7 +209,7 @@ impl TunnelRefusal {
         }
     }
 
-    /// The refusal of an unserved target; without CONNECT it reveals nothing else.
+    /// Refusal of a target that is not served. On a listener without CONNECT, it reveals nothing about the target.
     fn not_served(client_info: &ConnectionInfo) -> Self {
         if client_info.allows_connect { Self::NotServed } else { Self::NotAllowed }
     }

@@ -7,11 +7,12 @@ use fairmesh_http::h2::RequestBody;
 use http::{Request, Response};
 
 use crate::{
-    forward::{connection_info::ConnectionInfo, forwarder::Forwarder, origin::Origin},
+    forward::{connection_info::ConnectionInfo, connection_origin::Origin, forwarder::Forwarder},
     http2::connection::StreamHandler,
 };
 
-/// Handles the requests of one connection, over either version of HTTP. It owns what they need: over HTTP/2 they are tasks of their own.
+/// Handles the requests of one connection, over either version of HTTP. Owns its data, since HTTP/2 requests
+/// run as separate tasks.
 #[derive(Debug)]
 pub(crate) struct ConnectionHandler<O> {
     pub(crate) forwarder: Arc<Forwarder>,

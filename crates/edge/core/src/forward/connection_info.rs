@@ -9,9 +9,9 @@ use tokio::sync::OwnedSemaphorePermit;
 
 use crate::{
     forward::{
-        boundary::Boundary,
         error_response,
-        misdirected::{self, ServedServices},
+        mesh_boundary::Boundary,
+        misdirected_request::{self, ServedServices},
         request_limit::RequestLimit,
     },
     listen::connection_permit::ConnectionPermit,
@@ -23,25 +23,26 @@ use crate::{
     shutdown::Shutdown,
 };
 
-/// A client connection, as its requests need it.
+/// Information about the client's connection, for handling its requests.
 #[derive(Debug)]
 pub struct ConnectionInfo {
     pub(crate) caller: SocketAddr,
     /// The service of the listener, if it has one.
     pub(crate) service: Option<ServiceName>,
-    /// Held by everything that outlives a request, such as tunnels.
+    /// Permit held by everything that outlives a request, such as tunnels.
     pub(crate) permit: Arc<ConnectionPermit>,
     /// Whether the client uses TLS.
     pub(crate) over_tls: bool,
     /// Whether CONNECT is allowed without a route that names it.
     pub(crate) allows_connect: bool,
-    /// The caller that a gateway accepted: its requests reach what its tenant's records name, and what policies allow it.
+    /// Caller that a gateway accepted. Its requests reach only services that the records of its tenant name and that
+    /// policies allow.
     pub(crate) principal: Option<Arc<Principal>>,
-    /// The limit of requests that the connection shares with others.
+    /// The limit of concurrent requests that this connection shares with others.
     pub(crate) request_limit: Option<Arc<RequestLimit>>,
-    /// The border of the mesh, at a listener for clients outside it.
+    /// The border of the mesh, if the listener's clients are outside the mesh.
     pub(crate) boundary: Option<Boundary>,
-    /// The services of the gateway's backend, by which hosts are judged.
+    /// The services that this backend of the gateway serves. Requests for other services are refused.
     pub(crate) served: Option<Arc<dyn ServedServices>>,
     /// The shutdown of the connections of its service, by which its tunnels end too.
     pub(crate) ends_by: Option<Arc<Shutdown>>,
@@ -49,7 +50,7 @@ pub struct ConnectionInfo {
 }
 
 impl ConnectionInfo {
-    /// A client at `caller`, and the service of its listener, if that has one.
+    /// Info for a client at `caller`. `service` is the service of the listener, if it has one.
     pub fn new(caller: SocketAddr, service: Option<ServiceName>, permit: Arc<ConnectionPermit>) -> Self {
         let host_cache = HostCache::default();
         Self {
@@ -82,13 +83,14 @@ impl ConnectionInfo {
         Self { principal: Some(principal), ..self }
     }
 
-    /// Sets the limit of requests that the connection shares with others. Requests take no fast path then.
+    /// Sets the limit of concurrent requests that the connection shares with others. Its requests do not take
+    /// the fast path.
     pub fn within(self, request_limit: Arc<RequestLimit>) -> Self {
         Self { request_limit: Some(request_limit), ..self }
     }
 
-    /// Refuses the services that hosts name if they are placed on other backends. The service of the connection is not asked for, since a
-    /// connection stays where it is when its service moves.
+    /// Refuses requests whose host names a service placed on other backends. The service of the connection itself is
+    /// not checked: when it moves, open connections stay on this backend.
     pub fn among(self, served: Arc<dyn ServedServices>) -> Self {
         Self { served: Some(served), ..self }
     }
@@ -103,7 +105,7 @@ impl ConnectionInfo {
         Self { allows_connect, ..self }
     }
 
-    /// The service that a host names: for a principal, one of its own tenant.
+    /// The service that a host names. For a principal, only services of its own tenant.
     pub(crate) fn service_of_host(&self, host: &str) -> Result<ServiceName, HostError> {
         let service = match self.principal.as_ref().map(|principal| &principal.caller.id().path) {
             None => host_name::service_name(host),
@@ -117,7 +119,7 @@ impl ConnectionInfo {
         }
     }
 
-    /// The permit of a request, where the connection shares a limit.
+    /// Takes a permit for a request, if the connection shares a limit.
     ///
     /// # Errors
     /// The limit is reached.
@@ -125,13 +127,15 @@ impl ConnectionInfo {
         self.request_limit.as_ref().map(|limit| limit.enter()).transpose()
     }
 
-    /// Whether clients' own claims of an identity are removed: a gateway states the principal, and clients outside the mesh have none.
+    /// Whether the client's identity claims are removed. This is so if a gateway states the principal instead, or if
+    /// the client is outside the mesh and has no identity.
     pub(crate) fn states_caller(&self) -> bool {
         self.principal.is_some() || self.boundary.is_some()
     }
 
-    /// The response to a call that failed. A principal, and a client outside the mesh that gets no explanations, learn the service and the
-    /// kind: the message may name servers and addresses, and the log has it.
+    /// Returns the response to a failed call. Principals, and clients outside the mesh that get no explanations, see
+    /// only the service and the kind of the fault, because the message may name servers and addresses. The log has
+    /// the full message.
     pub(crate) fn fault_response(
         &self,
         fault: &Fault,
@@ -160,23 +164,24 @@ impl ConnectionInfo {
         error_response::from_fault(&shown, grpc)
     }
 
-    /// Leaves of a request's extensions, which belong to the client's connection, for whom it is made alone.
+    /// Clears a request's extensions, which belong to the client's connection, except the principal.
     pub(crate) fn reset_extensions(&self, extensions: &mut Extensions) {
         extensions.clear();
         self.set_principal(extensions);
     }
 
-    /// Removes what clients outside the mesh do not learn, if this is one, and what servers must not say to a gateway's node.
+    /// Removes response fields that clients outside the mesh must not see, and fields that servers must not send to a
+    /// gateway's node.
     pub(crate) fn strip_response(&self, response: &mut Response<Body>) {
         if self.principal.is_some() {
-            misdirected::remove_claims(response.headers_mut());
+            misdirected_request::remove_claims(response.headers_mut());
         }
         if let Some(boundary) = self.boundary {
             boundary.strip_response(response);
         }
     }
 
-    /// Adds to a request for whom it is made.
+    /// Adds the principal, if there is one, to a request's extensions.
     pub(crate) fn set_principal(&self, extensions: &mut Extensions) {
         if let Some(principal) = &self.principal {
             extensions.insert(Arc::clone(principal));

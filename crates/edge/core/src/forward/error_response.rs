@@ -6,8 +6,8 @@ use fairmesh_calls::{Body, Fault, FaultKind};
 use fairmesh_headers::{FAULT, GRPC_STATUS};
 use http::{HeaderName, HeaderValue, Response, StatusCode, header};
 
-/// The response for a fault. `grpc` is the content type of a gRPC request: its response has a gRPC status, any other an
-/// HTTP status, and both have the message.
+/// Returns the response for a fault. `grpc` is the content type of a gRPC request, whose response carries a gRPC
+/// status. Any other response carries an HTTP status. Both contain the message.
 pub fn from_fault(fault: &Fault, grpc: Option<HeaderValue>) -> Response<Body> {
     let kind = fault.kind();
     let mut response = match grpc {
@@ -29,12 +29,13 @@ pub fn body_too_large(max: u64, grpc: Option<HeaderValue>) -> Response<Body> {
     from_fault(&Fault::new(FaultKind::TooLarge, message), grpc)
 }
 
-/// The response to a request that the proxy forwarded to itself. `remedy` says how, and what to change.
+/// Returns the response to a request that the proxy forwarded to itself. `remedy` says how the loop arose and what to
+/// change.
 pub(crate) fn loop_detected(remedy: &'static str, grpc: Option<HeaderValue>) -> Response<Body> {
     from_fault(&Fault::new(FaultKind::Loop, remedy), grpc)
 }
 
-/// A plain-text response.
+/// A response with a plain-text body.
 pub fn plain_text(status: StatusCode, message: String) -> Response<Body> {
     let mut response = Response::new(Body::from(message));
     *response.status_mut() = status;
@@ -43,7 +44,7 @@ pub fn plain_text(status: StatusCode, message: String) -> Response<Body> {
     response
 }
 
-/// A response of headers only (Trailers-Only), in gRPC and gRPC-Web.
+/// Returns a response of headers only (Trailers-Only), for gRPC and gRPC-Web.
 pub(crate) fn grpc_trailers_only(content_type: HeaderValue, code: i32, message: &str) -> Response<Body> {
     let mut response = Response::new(Body::empty());
     let headers = response.headers_mut();
@@ -56,7 +57,7 @@ pub(crate) fn grpc_trailers_only(content_type: HeaderValue, code: i32, message: 
     response
 }
 
-/// Percent-encoding of gRPC over HTTP/2: printable ASCII except `%`.
+/// Percent-encodes a message as gRPC over HTTP/2 requires: all bytes except printable ASCII, and `%`.
 fn percent_encoded(message: &str) -> String {
     let mut encoded = String::with_capacity(message.len());
     for byte in message.bytes() {
@@ -76,7 +77,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn faults_become_http_or_grpc_responses() {
+    fn mesh_faults_become_http_or_grpc_error_responses() {
         let fault = Fault::new(FaultKind::NoEndpoints, "no endpoint serves 100 % of it\nnow");
         let plain = from_fault(&fault, None);
         let kind = || Some(HeaderValue::from_static("application/grpc-web+proto"));

@@ -17,18 +17,19 @@ use tokio::{sync::OwnedSemaphorePermit, time::Instant};
 use crate::{
     counter::{GaugeGuard, increment},
     forward::{
-        body_limit::{self, LimitedBody},
         connection_info::ConnectionInfo,
-        error_response, loops, misdirected,
-        origin::Origin,
-        rewrite::{prepare_request, prepare_response, server_region},
+        connection_origin::Origin,
+        error_response,
+        header_rewrite::{prepare_request, prepare_response, server_region},
+        loop_detection, misdirected_request,
+        request_body_rules::{self, LimitedBody},
     },
     listen::connection_permit::ConnectionPermit,
     metrics::EdgeMetrics,
     observe::{
-        observation::{CallEnd, Observation},
         observer::RequestObserver,
         request_info::Arrival,
+        request_observation::{CallEnd, Observation},
     },
     services::{
         Services,
@@ -36,38 +37,38 @@ use crate::{
         target::{GrpcCall, GrpcStatusWatch, Target},
     },
     shutdown::Shutdown,
-    tunnel::{Tunnels, hold, upgrade::UpgradeRequest},
+    tunnel::{Tunnels, client_upgrade::UpgradeRequest, hold},
 };
 
-/// Forwards the requests of all connections.
+/// Forwards the requests of all client connections.
 #[derive(Debug)]
 pub struct Forwarder {
-    /// The services that are called.
+    /// Table of the called services.
     pub services: Arc<Services>,
     /// Counters of connections and requests.
     pub metrics: Arc<EdgeMetrics>,
-    /// Observes single requests.
+    /// Logs, traces and records single requests.
     pub observer: Arc<RequestObserver>,
-    /// Carries connections without messages.
+    /// Runs tunnels, which are connections that carry bytes instead of messages.
     pub tunnels: Tunnels,
     /// Maximum bytes of a request body.
     pub max_body: u64,
 }
 
 impl Forwarder {
-    /// A forwarder without a maximum size of request bodies.
+    /// Creates a forwarder without a limit on the size of request bodies.
     pub fn new(
         services: Arc<Services>,
         metrics: Arc<EdgeMetrics>,
         observer: Arc<RequestObserver>,
         tunnels: Tunnels,
     ) -> Self {
-        Self { services, metrics, observer, tunnels, max_body: body_limit::UNLIMITED }
+        Self { services, metrics, observer, tunnels, max_body: request_body_rules::UNLIMITED }
     }
 
-    /// Sets the maximum size of request bodies.
+    /// Sets the maximum size of request bodies, in bytes.
     pub fn with_max_body(mut self, max_body: Option<u64>) -> Self {
-        self.max_body = max_body.unwrap_or(body_limit::UNLIMITED);
+        self.max_body = max_body.unwrap_or(request_body_rules::UNLIMITED);
         self
     }
 
@@ -82,7 +83,7 @@ impl Forwarder {
         B: http_body::Body<Data = Bytes, Error: Into<BoxError>> + Send + Unpin + 'static,
     {
         client_info.permit.note_request();
-        if loops::is_loop(request.headers()) {
+        if loop_detection::is_loop(request.headers()) {
             let remedy = origin.count_loop(&self.metrics.requests);
             return error_response::loop_detected(remedy, grpc_content_type(request.headers()));
         }
@@ -117,7 +118,7 @@ impl Forwarder {
     fn refuse_host(&self, error: &HostError, grpc: Option<HeaderValue>) -> Response<Body> {
         self.count_host_error(error);
         let kind = match error {
-            HostError::Misdirected(service) => return misdirected::response(service, grpc),
+            HostError::Misdirected(service) => return misdirected_request::response(service, grpc),
             HostError::Missing | HostError::Malformed(_) => FaultKind::Invalid,
             HostError::NotAService(_) => FaultKind::UnknownService,
             HostError::TooManyServices { .. } => FaultKind::Unavailable,
@@ -125,7 +126,7 @@ impl Forwarder {
         error_response::from_fault(&Fault::new(kind, error.to_string()), grpc)
     }
 
-    /// The service of the listener, or the one that `host` names.
+    /// The listener's service if it has one, otherwise the service that `host` names.
     pub fn target_of(&self, host: &str, client_info: &ConnectionInfo) -> Result<Arc<Target>, HostError> {
         match &client_info.service {
             Some(service) => client_info.host_cache.get("", || self.services.by_name(service)),
@@ -137,7 +138,7 @@ impl Forwarder {
         self.services.by_name(&client_info.service_of_host(self.services.without_zone(host))?)
     }
 
-    /// `permit` is that of the request, which an upgraded connection takes along.
+    /// Forwards a request. `permit` belongs to the request; an upgraded connection keeps it.
     pub(crate) async fn forward<B>(
         &self,
         request: Request<B>,
@@ -223,7 +224,8 @@ impl Forwarder {
     }
 }
 
-/// The response for the client; `status_trailers` of a gRPC call is whether its status may follow in trailers.
+/// Prepares a response for the client. For gRPC calls `status_trailers` says whether the status may be sent
+/// in trailers; `None` for other requests.
 fn prepared(mut response: Response<Body>, status_trailers: Option<bool>) -> Response<Body> {
     prepare_response(&mut response);
     if let Some(has_trailers) = status_trailers {
@@ -258,7 +260,7 @@ async fn revoked(
     }
 }
 
-/// A forwarded request whose response begins.
+/// A forwarded call whose response begins.
 struct ForwardedCall<'a> {
     target: &'a Arc<Target>,
     client_info: &'a ConnectionInfo,
@@ -289,7 +291,7 @@ impl ForwardedCall<'_> {
     }
 }
 
-/// Counts the duration of a request that is no call of gRPC, and has no status to wait for.
+/// Records the duration of a request that is not a gRPC call and therefore has no final status to wait for.
 fn record_duration(
     target: &Target,
     (method, status): (&'static str, StatusCode),
@@ -301,7 +303,7 @@ fn record_duration(
     None
 }
 
-/// Registers the observation, or else the counter of gRPC statuses, on the response body.
+/// Attaches the observation, or else the counter of gRPC statuses, to the response body.
 fn watch(
     observation: Option<Box<Observation>>,
     response: &mut Response<Body>,

@@ -4,8 +4,8 @@
 
 use http::{HeaderMap, HeaderName, HeaderValue, header};
 
-/// Removed whether or not `connection` lists them. `expect` is answered by the proxy when the body is first read. A
-/// `static`, since a constant would be rebuilt at each use.
+/// Headers that are always removed, even if `connection` does not list them. The proxy answers `expect` itself when
+/// the body is first read. A `static`, since a constant would be rebuilt at each use.
 static HOP_BY_HOP: [HeaderName; 7] = [
     header::CONNECTION,
     HeaderName::from_static("keep-alive"),
@@ -31,7 +31,7 @@ pub fn strip_request(headers: &mut HeaderMap) {
     }
 }
 
-/// Sets `x-forwarded-proto`. Without TLS an existing value stays, since a load balancer in front may have terminated
+/// Sets `x-forwarded-proto`. Without TLS, an existing value stays, since a load balancer in front may have terminated
 /// TLS.
 pub(crate) fn set_forwarded_proto(headers: &mut HeaderMap, over_tls: bool) {
     if over_tls {
@@ -48,7 +48,8 @@ pub fn strip_response(headers: &mut HeaderMap) {
     }
 }
 
-/// Checked in one pass before removal: most messages have none, and removal hashes each name.
+/// Whether a header is hop-by-hop. All headers are checked in one pass before any removal: most messages have none,
+/// and each removal hashes the name.
 fn is_hop_by_hop(name: &HeaderName) -> bool {
     HOP_BY_HOP.contains(name)
 }
@@ -67,7 +68,8 @@ fn strip(headers: &mut HeaderMap) {
 
 fn names(value: &HeaderValue) -> impl Iterator<Item = HeaderName> {
     let words = value.to_str().unwrap_or_default().split(',');
-    // `close` and `keep-alive` name no relevant headers. `content-length` frames the message and must not be removed.
+    // `close` and `keep-alive` are options, not names of headers. `content-length` frames the message and
+    // must not be removed.
     words.filter_map(|word| word.trim().parse().ok()).filter(|name| *name != header::CONTENT_LENGTH)
 }
 
@@ -88,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn headers_listed_in_connection_are_removed() {
+    fn headers_listed_in_connection_header_are_removed() {
         let mut headers = map(&[
             ("connection", "close, X-Secret, Content-Length"),
             ("x-secret", "1"),
@@ -104,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn forwarded_proto_is_set_over_tls_and_kept_otherwise() {
+    fn forwarded_proto_is_set_over_tls_and_left_unchanged_otherwise() {
         for (over_tls, said, told) in [
             (true, None, "https"),
             (true, Some("http"), "https"),
@@ -119,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn te_is_kept_only_for_trailers() {
+    fn te_header_is_kept_only_if_it_says_trailers() {
         let mut headers = map(&[("te", "gzip")]);
         strip_request(&mut headers);
         assert!(headers.is_empty());

@@ -1,4 +1,5 @@
-//! Handles the requests of a connection, on the fast path where no message has to be changed or observed.
+//! Handles the requests of an HTTP/1.1 connection. Messages that need no change and no observation take the
+//! fast path.
 
 use std::{ops::Range, sync::Arc, task::Context};
 
@@ -18,48 +19,49 @@ use tokio::{
 use crate::{
     counter::GaugeGuard,
     forward::{
-        boundary::Boundary,
         connection_handler::ConnectionHandler,
         connection_info::ConnectionInfo,
+        connection_origin::Origin,
         forwarder::Forwarder,
-        loops,
-        origin::Origin,
-        rewrite::{prepare_request, prepare_response, server_region},
+        header_rewrite::{prepare_request, prepare_response, server_region},
+        loop_detection,
+        mesh_boundary::Boundary,
     },
     http1::{
-        connection::Connection, handler::RequestHandler, offload::Offload, outcome::ConnectionError,
-        request_body::IncomingBody,
+        connection::Connection, connection_end::ConnectionError, request_body::IncomingBody,
+        request_handler::RequestHandler, request_offload::Offload,
     },
     services::target::Target,
     shutdown::Shutdown,
 };
 
-/// Maximum bytes behind a large body that are moved in order to discard it.
+/// Maximum number of bytes behind a large body that are moved to the front of the buffer when the body is discarded.
 const MAX_MOVED: usize = 4 * 1024;
 
 const FORWARDED_PROTO: &str = "x-forwarded-proto";
 
-/// A call on the fast path, or its continuation on the slow one.
+/// A call that was started on the fast path, or continues on the slow path.
 type StartedCall<'a> = Result<FastCall<'a>, Box<SlowCall<'a>>>;
 
-/// The target of a call, and when it began.
+/// Target and start time of a call.
 struct CallStart<'a> {
     target: &'a Target,
     method: &'static str,
     began: Instant,
 }
 
-/// A started call with its target.
+/// A started call with its target and the range of its body in the buffer.
 struct Begun<'a> {
     call: StartedCall<'a>,
     target: &'a Arc<Target>,
     method: &'static str,
-    /// The range of the body, which ends the request.
+    /// The range of the request's body, which is the end of the request.
     body: Range<usize>,
 }
 
 impl<O: Origin> ConnectionHandler<O> {
-    /// Starts a call with the request at the beginning of `input`. `None` if the request does not qualify for the fast path or must be observed.
+    /// Starts a call for the first request in `input`. Returns `None` if the request does not qualify for the
+    /// fast path or must be observed.
     #[inline]
     fn begin<'b>(
         &self,
@@ -88,19 +90,20 @@ impl<O: Origin> ConnectionHandler<O> {
     }
 }
 
-/// Fields that are added to each request: the identity of the proxy, and the scheme of the client.
+/// Headers that the proxy adds to each request: its own identity for loop detection, and the client's scheme.
 fn added_fields(over_tls: bool) -> [(&'static str, &'static str); 2] {
-    [(LOOP, loops::identity()), (FORWARDED_PROTO, if over_tls { "https" } else { "http" })]
+    [(LOOP, loop_detection::identity()), (FORWARDED_PROTO, if over_tls { "https" } else { "http" })]
 }
 
-/// Does what [`loops::mark`] and [`hop_by_hop::set_forwarded_proto`](super::hop_by_hop::set_forwarded_proto) do;
-/// `None` if a header would have to be removed for that, or the request has passed this proxy before.
+/// Has the effect of [`loop_detection::mark`] and
+/// [`hop_by_hop::set_forwarded_proto`](super::hop_by_hop::set_forwarded_proto). `None` if a header would have to be
+/// removed, or if the request has passed this proxy before.
 fn with_added<'a>(
     request: BorrowedRequest<'a>,
     over_tls: bool,
     added: &'a [(&'static str, &'static str); 2],
 ) -> Option<BorrowedRequest<'a>> {
-    if loops::passes(request.values(LOOP)) > 0 {
+    if loop_detection::passes(request.values(LOOP)) > 0 {
         return None;
     }
     let has_proto = request.values(FORWARDED_PROTO).next().is_some();
@@ -140,7 +143,7 @@ impl<R: AsyncRead + Unpin + Send + 'static, O: Origin> RequestHandler<R> for Con
         let Begun { call: mut begun, target, method, body } = begun;
         let apart = {
             let _in_flight = GaugeGuard::new(&target.metrics.in_flight);
-            // Borrowed in place: a second slot for it would enlarge every connection.
+            // Borrowed in place: moving it to a second variable would enlarge the future of every connection.
             if let Ok(passage) = &mut begun {
                 let length = body.end;
                 let worthwhile = body.len() > MIN_READ && connection.input().len() - length <= MAX_MOVED;
@@ -163,7 +166,7 @@ impl<R: AsyncRead + Unpin + Send + 'static, O: Origin> RequestHandler<R> for Con
                     passage.poll(take, context)
                 });
                 if let Some((persistent, sent)) = forwarded.await? {
-                    // The server is done, however long the client takes to read.
+                    // The server's part of the call is over, however long the client takes to read.
                     if let Ok(passage) = begun {
                         passage.end();
                     }

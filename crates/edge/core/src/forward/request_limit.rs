@@ -1,4 +1,4 @@
-//! The limit of requests in flight of many connections together, such as those of one tenant.
+//! A limit of concurrent requests shared by many connections, such as all connections of one tenant.
 
 use std::sync::{
     Arc,
@@ -10,26 +10,26 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::{counter::increment, listen::accept::connection_limit};
 
-/// Requests in flight, over HTTP/2 as many as there are streams. A request is in flight until its response has ended, and one for
-/// an upgrade until the upgraded connection has.
+/// Counts requests in flight. Over HTTP/2 each stream counts. A request is in flight until its response has ended; an
+/// upgrade, until the upgraded connection has ended.
 #[derive(Debug)]
 pub struct RequestLimit {
     permits: Arc<Semaphore>,
     max: AtomicUsize,
-    /// The option that sets the limit, for messages.
+    /// Name of the option that sets the limit, for messages.
     option: &'static str,
     refused: AtomicU64,
 }
 
 impl RequestLimit {
-    /// A limit of `max` requests, at least one, which `option` sets.
+    /// A limit of `max` requests, at least one. `option` names the option that sets it.
     pub fn new(max: usize, option: &'static str) -> Arc<Self> {
-        // The permits only count, so that the limit may change while requests are in flight.
+        // The permits only count, so that the maximum may change while requests are in flight.
         let permits = connection_limit(Semaphore::MAX_PERMITS);
         Arc::new(Self { max: AtomicUsize::new(max.max(1)), permits, option, refused: AtomicU64::new(0) })
     }
 
-    /// Changes the limit, for requests that begin from now on.
+    /// Changes the limit for requests that begin from now on.
     pub fn set_max(&self, max: usize) {
         self.max.store(max.max(1), Relaxed);
     }
@@ -44,13 +44,14 @@ impl RequestLimit {
         self.refused.load(Relaxed)
     }
 
-    /// The permit of a request.
+    /// Takes the permit of a request.
     ///
     /// # Errors
-    /// [`FaultKind::RateLimited`] at the limit, which is counted.
+    /// [`FaultKind::RateLimited`] at the limit. The refusal is counted.
     pub(crate) fn enter(&self) -> Result<OwnedSemaphorePermit, Fault> {
         let max = self.max.load(Relaxed);
-        // The own permit counts as well, so that requests at one moment do not exceed the limit together.
+        // The request's own permit is counted too, so that concurrent requests cannot exceed the limit
+        // together.
         let permit = Arc::clone(&self.permits).try_acquire_owned().ok();
         permit.filter(|_| self.in_flight() <= max as u64).ok_or_else(|| {
             increment(&self.refused);
@@ -68,7 +69,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn request_beyond_the_limit_is_refused_until_another_ends() {
+    fn request_over_concurrency_limit_is_refused_until_another_ends() {
         let limit = RequestLimit::new(1, "--max-tenant-requests");
         let first = limit.enter().unwrap();
         let fault = limit.enter().unwrap_err();

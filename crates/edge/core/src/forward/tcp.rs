@@ -1,4 +1,5 @@
-//! Forwards TCP connections to a service: an endpoint is picked for each, and another one if it is unreachable.
+//! Forwards TCP connections to a service. Each connection gets its own endpoint, and another one if that is
+//! unreachable.
 
 use fairmesh_calls::{Fault, ServiceName, Tunnel};
 use http::{Method, Request};
@@ -7,15 +8,15 @@ use tokio::io::AsyncWriteExt as _;
 use crate::{
     counter::increment,
     forward::forwarder::Forwarder,
-    listen::{client_stream::TcpClientStream, socket},
+    listen::{client_stream::TcpClientStream, socket_options},
 };
 
-/// What a TCP connection is forwarded by.
+/// How a TCP connection is forwarded.
 #[derive(Debug)]
 pub struct TcpRoute<'a> {
-    /// The service.
+    /// The service to which the connection is forwarded.
     pub service: &'a ServiceName,
-    /// The PROXY protocol header that the server gets first.
+    /// The PROXY protocol header that is sent to the server first.
     pub header: Option<Vec<u8>>,
 }
 
@@ -27,7 +28,7 @@ pub async fn serve(forwarder: &Forwarder, stream: impl TcpClientStream, route: T
         Err(problem) => {
             increment(&forwarder.metrics.tunnels.tcp_refused);
             tracing::debug!(%service, problem, "no server for a TCP connection");
-            socket::reset(stream);
+            socket_options::reset(stream);
         }
     }
 }

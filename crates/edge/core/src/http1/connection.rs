@@ -2,7 +2,7 @@
 
 mod close;
 mod exchange;
-mod offloaded;
+mod offloaded_requests;
 mod read_request;
 mod response;
 
@@ -17,51 +17,51 @@ use tokio::{
 };
 
 use crate::http1::{
+    connection_end::ConnectionError,
     date::Date,
-    offload::{NoOffload, Offload},
-    outcome::ConnectionError,
     read_side::ReadSide,
     request_body::BodyReader,
-    upgrade::PendingUpgrade,
+    request_offload::{NoOffload, Offload},
+    upgraded_stream::PendingUpgrade,
 };
 
-/// Capacity beyond which the write buffer is released.
+/// Capacity in bytes above which the write buffer is released.
 pub(crate) const KEEP_CAPACITY: usize = 8 * 1024;
 /// Maximum bytes of pipelined requests that are read while a response is in progress.
 pub(crate) const READ_AHEAD: usize = 64 * 1024;
-/// How long a client that may still be sending can pause after the last response of its connection, which is read
-/// meanwhile: if it were closed at once, the system would send a reset and discard response data that the client has not
-/// read.
+/// Maximum pause of a client while its connection is read after the last response. If the connection were closed at
+/// once, the system would send a reset, and the client would lose response data that it has not read.
 pub(crate) const LINGER_PAUSE: Duration = Duration::from_secs(1);
-/// How long such a connection is read in all, as nginx does (`lingering_time`).
+/// Maximum time for which a connection is read after its last response, as in nginx (`lingering_time`).
 pub(crate) const LINGER: Duration = Duration::from_secs(30);
-/// How many bytes of such a connection are read in all: a client that ignores its response must not keep a core busy.
+/// Maximum bytes that are read from a connection after its last response, so that a client that ignores the response
+/// cannot keep a core busy.
 pub(crate) const MAX_LINGER_BYTES: u64 = 256 << 20;
 
 /// A client connection.
 pub(crate) struct Connection<R, W, O = NoOffload> {
     pub(crate) source: ReadState<R>,
     pub(crate) requests: RequestReader,
-    /// Whether no byte of the next request has been parsed.
+    /// Whether no byte of the next request has been parsed yet.
     pub(crate) unparsed: bool,
-    /// Until when the rest of a nearly complete request is awaited.
+    /// Time until which the connection waits for the rest of a nearly complete request.
     pub(crate) rest_deadline: Option<Instant>,
-    /// Bytes of the read buffer that belong to the request that the fast path forwards.
+    /// Number of bytes in the read buffer that belong to the request on the fast path.
     pub(crate) forwarded_len: usize,
     pub(crate) writer: W,
     pub(crate) output: WriteBuffer,
-    /// Whether the request in progress may upgrade the connection, so that further bytes may not be HTTP.
+    /// Whether the request in progress may upgrade the connection. Bytes after it may then not be HTTP.
     pub(crate) may_switch: bool,
-    /// Receives the connection after the response in progress.
+    /// Receiver of the connection after the response in progress.
     pub(crate) pending_upgrade: Option<PendingUpgrade>,
-    /// Requests of this client that another sender sends.
+    /// Sender of some of this client's requests, which bypass the proxy.
     pub(crate) offload: Option<O>,
     pub(crate) date: Date,
     pub(crate) idle_timeout: Duration,
     /// Deadline of the client's next read or write.
     pub(crate) deadline: Instant,
-    /// Fires at the deadline or earlier; then the deadline is checked. Not reset for each request, since most requests
-    /// end long before.
+    /// Timer that fires at the deadline or earlier; the deadline is then checked. It is not reset for each request,
+    /// since most requests end long before it fires.
     pub(crate) timer: Pin<Box<Sleep>>,
     #[cfg(test)]
     pub(crate) mutation: Option<Mutation>,
@@ -78,22 +78,23 @@ pub(crate) enum Mutation {
     NoTail,
 }
 
-/// The owner of the read half.
+/// Owner of the read half.
 pub(crate) enum ReadState<R> {
     Owned(ReadSide<R>),
-    /// The body of the request in progress.
+    /// The body of the request in progress owns the read half.
     Lent(Receiver<BodyReader<R>>),
-    /// Later bytes cannot be delimited from the request's body.
+    /// The end of the request's body is unknown, so no further request can be parsed.
     Unframed(ReadSide<R>),
-    /// Dropped together with the body.
+    /// The read half was dropped together with the body.
     Lost,
 }
 
 /// The next event on a connection.
 pub(crate) enum NextRequest {
-    /// The first bytes of a request arrived and are not parsed; reported once for each request.
+    /// The first bytes of a request arrived and are not parsed yet. Reported once per request.
     Started,
-    /// Boxed, so that idle connections reserve no space for it. Requests on the fast path do not get here.
+    /// A parsed request. Boxed, so that idle connections reserve no space for it. Requests on the fast path
+    /// do not produce this event.
     Request(Box<ReceivedRequest>),
     Refused(StatusCode, &'static str),
     Http2,
@@ -118,7 +119,7 @@ where
     W: AsyncWrite + Unpin,
     O: Offload,
 {
-    /// A connection whose requests another sender may send.
+    /// Creates a connection whose requests may be sent by another sender.
     pub(crate) fn with_offload(io: R, writer: W, idle_timeout: Duration, offload: Option<O>) -> Self {
         Self {
             source: ReadState::Owned(ReadSide::new(io)),

@@ -28,7 +28,7 @@ impl Date {
         Self { second: 0, text: *b"Thu, 01 Jan 1970 00:00:00 GMT" }
     }
 
-    /// The current time as a header value; values of the same second are shared.
+    /// The current time as a header value. Calls within the same second share one value.
     pub(crate) fn value() -> HeaderValue {
         VALUE.with_borrow_mut(|(date, value)| {
             let text = date.now();
@@ -67,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_date_has_the_format_of_http() {
+    fn date_header_has_http_date_format() {
         let mut date = Date::new();
         for (second, text) in [
             (0, "Thu, 01 Jan 1970 00:00:00 GMT"),

@@ -1,4 +1,4 @@
-//! The fast path: requests and responses that are forwarded from the buffers in which they were read.
+//! The fast path forwards requests and responses directly from the read buffers.
 
 mod exchange;
 mod read_side;

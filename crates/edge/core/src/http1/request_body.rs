@@ -24,27 +24,27 @@ use crate::http1::read_side::ReadSide;
 /// The body of a request.
 #[derive(Debug)]
 pub(crate) enum IncomingBody<R> {
-    /// Read together with the headers; `None` if it is absent or was consumed.
+    /// Read together with the headers. `None` if there is no body or it was consumed.
     Buffered(Option<Bytes>),
     /// Read from the connection on demand.
     Streamed(StreamedBody<R>),
 }
 
-/// The rest of a body. It owns the read half and returns it at its end or when it is dropped; no lock is needed, since
-/// only one side reads at a time.
+/// The unread rest of a body. It owns the read half, and returns it at the end of the body or when dropped. Since
+/// only one side reads at a time, no lock is needed.
 #[derive(Debug)]
 pub(crate) struct StreamedBody<R> {
     reader: Option<(BodyReader<R>, Sender<BodyReader<R>>)>,
-    /// Set when the body is first polled, if the client waits for `100 Continue`.
+    /// Flag to set when the body is first polled, if the client waits for `100 Continue`.
     continue_wanted: Option<Arc<AtomicBool>>,
 }
 
-/// The read half in the middle or at the end of a body.
+/// The read half of a connection, within or at the end of a body.
 #[derive(Debug)]
 pub(crate) struct BodyReader<R> {
     pub(crate) read_side: ReadSide<R>,
     pub(crate) decoder: Decoder,
-    /// The body broke off or was malformed, so that later bytes cannot be delimited.
+    /// The body ended early or was malformed, so that later bytes cannot be delimited.
     pub(crate) failed: bool,
 }
 

@@ -13,17 +13,17 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use crate::{
     http1::{
         connection::{Connection, NextRequest},
-        handler::RequestHandler,
-        offload::Offload,
-        outcome::{ConnectionEnd, ConnectionError},
+        connection_end::{ConnectionEnd, ConnectionError},
+        request_handler::RequestHandler,
+        request_offload::Offload,
     },
     shutdown::Shutdown,
 };
 
-/// Serves a connection until it ends, is idle for longer than its timeout, or the proxy stops: then after a response
-/// with `connection: close`, or when no further request is awaited. The caller must poll again when the shutdown starts
-/// and when its idle grace is over. The idle timeout also limits the time for request headers and for each write to the
-/// client.
+/// Serves a connection until it ends, is idle for longer than its timeout, or the proxy stops. When the proxy
+/// stops, the connection ends after a response with `connection: close`, or once the idle grace is over. The
+/// caller must poll again when the shutdown starts and when the idle grace is over. The idle timeout also
+/// limits the time for request headers and for each write to the client.
 #[allow(clippy::manual_async_fn, reason = "an `async fn` keeps room for what it is given twice")]
 pub(crate) fn serve<R, W, O, A>(
     mut connection: Connection<R, W, O>,
@@ -76,13 +76,13 @@ where
     }
 }
 
-/// Maximum bytes of a request before which other tasks read first. Larger requests would be evicted from the nearest
-/// CPU cache meanwhile, which costs more than it saves.
+/// Size below which a request first lets other tasks read, in bytes. Larger requests would meanwhile be evicted from
+/// the nearest CPU cache, which costs more than it saves.
 const YIELD_BELOW: usize = 8 * 1024;
 
-/// Lets the tasks that were woken together with this one read first. Requests that arrive together are then sent
-/// together, so that a sleeping server on this host is woken once for several. `yield_now` would poll the system for
-/// events in between.
+/// Lets tasks that were woken together with this one read first. Requests that arrive together are then sent
+/// together, and a sleeping server on this host is woken once for several requests. `yield_now` was rejected, since
+/// it would poll the system for events in between.
 async fn yield_once() {
     let mut waited = false;
     poll_fn(|context| {

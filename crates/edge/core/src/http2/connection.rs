@@ -29,10 +29,10 @@ use crate::{
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(20);
 const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Checks for activity in an idle timeout: a connection ends at most one interval after it.
+/// Number of idle checks per idle timeout. An idle connection ends at most one check interval late.
 const IDLE_CHECKS: u32 = 5;
 
-/// Time limit of GOAWAY.
+/// Time limit for sending GOAWAY.
 const GOAWAY_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Handles the requests of a connection.
@@ -40,7 +40,7 @@ pub(crate) trait StreamHandler: Send + Sync + 'static {
     fn handle(&self, request: Request<RequestBody>) -> impl Future<Output = Response<Body>> + Send;
 }
 
-/// Serves connections by these limits and counters.
+/// Serves HTTP/2 connections with these limits and counters.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Http2Server<'a> {
     pub(crate) idle_timeout: Duration,
@@ -48,7 +48,7 @@ pub(crate) struct Http2Server<'a> {
     pub(crate) shutdown: &'a Shutdown,
 }
 
-/// Shared by the requests of a connection.
+/// State that the requests of a connection share.
 struct ConnectionState<H> {
     handler: H,
     drain_notice: Arc<DrainNotice>,
@@ -58,11 +58,11 @@ struct ConnectionState<H> {
 
 /// Why the proxy closes a connection.
 enum CloseReason {
-    /// No request, or an incomplete header block, for the idle timeout.
+    /// No stream was open, or a header block was incomplete, for the idle timeout.
     NoRequest,
-    /// It had requests, and the client did not end it after GOAWAY.
+    /// The connection had requests, and its client did not close it after GOAWAY.
     Idle,
-    /// No response to a keepalive ping.
+    /// The client did not respond to a keepalive ping.
     Unresponsive,
     /// The client reset most of its requests.
     RapidReset,
@@ -71,7 +71,7 @@ enum CloseReason {
 }
 
 impl Http2Server<'_> {
-    /// Serves a connection of `caller` until it ends. `read` are bytes that were read from it.
+    /// Serves a connection of `caller` until it ends. `read` are the bytes already read from it.
     pub(crate) async fn serve<I, H>(self, stream: I, read: BytesMut, caller: SocketAddr, handler: H)
     where
         I: AsyncRead + AsyncWrite + Unpin,
@@ -86,7 +86,7 @@ impl Http2Server<'_> {
         });
         let mut connection = ServerConnection::new(stream, read, request_service(&state));
         let session = connection.session();
-        // Polled only when woken, which is rare.
+        // In a `FuturesUnordered`, since that polls the future only when it was woken, which is rare.
         let mut close_reason = FuturesUnordered::from_iter([Box::pin(self.close_reason(&state, &session))]);
         let ended = tokio::select! {
             biased;
@@ -97,7 +97,7 @@ impl Http2Server<'_> {
                 CloseReason::DrainDeadline => return increment(&metrics.drain_timeouts),
                 CloseReason::RapidReset => {
                     increment(&metrics.rapid_resets);
-                    // A client that does not read GOAWAY is disconnected.
+                    // A client that does not read GOAWAY is disconnected after the time limit.
                     let _ = timeout(GOAWAY_TIMEOUT, connection.refuse(Violation::RAPID_RESET)).await;
                     return;
                 }
@@ -111,7 +111,7 @@ impl Http2Server<'_> {
         tracing::debug!(error = &error as &dyn Error, %caller, "connection failed");
     }
 
-    /// Waits until the connection must be closed.
+    /// Waits until the connection must be closed, and returns why.
     async fn close_reason<H>(self, state: &ConnectionState<H>, session: &Shared) -> CloseReason {
         let Self { idle_timeout, metrics, .. } = self;
         tokio::select! {
@@ -150,8 +150,8 @@ fn request_service<H: StreamHandler>(
     }
 }
 
-/// Completes when an idle connection must be closed. One that had requests ends by GOAWAY, so that no request is lost
-/// that the client sends at the same time.
+/// Completes when an idle connection must be closed. A connection that had requests ends by GOAWAY, so that a request
+/// sent at the same moment is not lost.
 async fn close_idle(session: &Shared, idle_timeout: Duration) -> CloseReason {
     idle(session, idle_timeout).await;
     let had_requests = {
@@ -166,8 +166,8 @@ async fn close_idle(session: &Shared, idle_timeout: Duration) -> CloseReason {
     CloseReason::Idle
 }
 
-/// Completes when the connection made no progress in any check for `period`: no stream was open, or a header block was
-/// incomplete, which blocks the streams as well.
+/// Completes when the connection made no progress in any check for `period`: no stream was open, or a header
+/// block was incomplete, which blocks all streams.
 async fn idle(session: &Shared, period: Duration) {
     let (mut checks, mut before) = (0, lock(session).header_blocks());
     while checks < IDLE_CHECKS {
@@ -206,10 +206,10 @@ mod tests {
 
     const IDLE: Duration = Duration::from_secs(75);
     const SETTINGS: &[u8] = &[0, 0, 0, 4, 0, 0, 0, 0, 0];
-    /// `GET /` for `a`, from the static table and one literal.
+    /// Header block of `GET /` for host `a`: static table entries and one literal.
     const BLOCK: &[u8] = &[0x82, 0x86, 0x84, 0x41, 1, b'a'];
 
-    /// A frame of type `kind`.
+    /// A frame of this type.
     fn frame(kind: u8, flags: u8, stream: u8, payload: &[u8]) -> Vec<u8> {
         [&[0, 0, payload.len() as u8, kind, flags, 0, 0, 0, stream], payload].concat()
     }
@@ -225,7 +225,7 @@ mod tests {
         lock(session).receive(&mut BytesMut::from(frames), Instant::now).unwrap();
     }
 
-    /// When it closes, at the latest after 100 idle timeouts, and why.
+    /// Why and after what time the connection closes; `None` if not within 100 idle timeouts.
     async fn closed(session: &Shared) -> Option<(CloseReason, Duration)> {
         let begun = Instant::now();
         let reason = timeout(100 * IDLE, close_idle(session, IDLE)).await.ok()?;
@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_connection_without_open_streams_ends_after_the_idle_timeout() {
+    async fn connection_without_open_streams_ends_after_idle_timeout() {
         let session = session(&frame(1, 0x5, 1, BLOCK));
         assert!(closed(&session).await.is_none(), "a stream is open");
         // RST_STREAM by the client.
@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn an_incomplete_header_block_ends_the_connection_beside_open_streams() {
+    async fn incomplete_header_block_ends_connection_despite_open_streams() {
         let open = frame(1, 0x5, 1, BLOCK);
         // HEADERS without END_HEADERS, and empty CONTINUATION frames at intervals.
         let session = session(&[open, frame(1, 0x1, 3, &BLOCK[..2])].concat());
@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_connection_with_a_request_now_and_then_stays_open() {
+    async fn connection_with_occasional_requests_stays_open() {
         let session = session(&[]);
         let requests = async {
             for stream in (1..100).step_by(2) {

@@ -1,7 +1,7 @@
 //! Reuses the memory of completed request futures.
 //!
-//! The future of a request is larger than allocators cache, and is boxed, so that the tables of requests in flight stay
-//! small.
+//! The future of a request is too large for the caches of allocators. It is boxed, so that the tables of
+//! requests in flight stay small.
 
 use std::{
     cell::RefCell,
@@ -16,8 +16,8 @@ use crate::http2::{response_stall::ResponseBody, stream_drain::DrainableBody};
 
 type PooledResponse = Response<ResponseBody<DrainableBody>>;
 
-/// Maximum number of pooled allocations of a thread, of a few KB each: as many as one connection may have requests in
-/// flight.
+/// Maximum number of pooled allocations per thread, each a few KB: as many as one connection may have
+/// requests in flight.
 const MAX_POOLED: usize = 256;
 
 thread_local! {
@@ -81,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn completed_futures_return_their_memory_and_hold_nothing() {
+    fn completed_future_returns_its_memory_to_pool_and_drops_contents() {
         let held = Arc::new(());
         for _ in 0..3 {
             let mut made = PooledFuture::new(respond(Arc::clone(&held)));
@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn cancelled_futures_are_dropped_and_the_pool_is_bounded() {
+    fn cancelled_futures_are_dropped_and_future_pool_is_bounded() {
         let held = Arc::new(());
         let waits = Arc::clone(&held);
         let mut given_up = PooledFuture::new(async move {

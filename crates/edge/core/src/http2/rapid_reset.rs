@@ -9,13 +9,13 @@ use std::{
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-/// Number of resets, if they are more than half of all requests, at which a connection is closed. Fewer are ordinary
-/// cancellations; more make servers work at next to no cost for the client (CVE-2023-44487). Resets before a request is
-/// handled are limited by the HTTP/2 connection itself.
+/// Number of resets at which a connection is closed, if more than half of its requests were reset. Fewer resets are
+/// ordinary cancellations. More resets make servers work at almost no cost for the client (CVE-2023-44487). The
+/// HTTP/2 connection itself limits resets before a request is handled.
 const MAX_RESETS: u32 = 256;
 
-/// A request that was reset later was worked for, and costs its client a stream meanwhile: callers cancel such requests at their deadlines.
-/// An attack resets at once.
+/// Maximum age of a request whose reset counts. Callers cancel older requests at their deadlines, and such a request
+/// has occupied one of the client's streams for that time. An attack resets at once.
 const MAX_AGE: Duration = Duration::from_secs(1);
 
 /// Counts the requests and resets of a connection.
@@ -26,7 +26,7 @@ pub(crate) struct RapidResetGuard {
     tripped: CancellationToken,
 }
 
-/// A request without response headers so far. Dropping it within [`MAX_AGE`] counts as reset.
+/// A request without response headers so far. Dropping it within [`MAX_AGE`] counts as a reset.
 #[derive(Debug)]
 pub(crate) struct PendingRequest {
     guard: Arc<RapidResetGuard>,
@@ -77,13 +77,13 @@ mod tests {
     }
 
     #[test]
-    fn the_guard_trips_when_most_of_many_requests_are_reset() {
+    fn rapid_reset_guard_trips_when_most_of_many_requests_are_reset() {
         assert!(!after(0, MAX_RESETS - 1) && after(0, MAX_RESETS));
         assert!(!after(2 * MAX_RESETS, 2 * MAX_RESETS) && after(2 * MAX_RESETS, 2 * MAX_RESETS + 1));
     }
 
     #[tokio::test(start_paused = true)]
-    async fn cancellations_at_a_deadline_are_no_rapid_resets() {
+    async fn cancellations_after_max_age_do_not_count_as_rapid_resets() {
         let guard = Arc::<RapidResetGuard>::default();
         let requests: Vec<_> = (0..2 * MAX_RESETS).map(|_| guard.start_request()).collect();
         tokio::time::advance(MAX_AGE).await;

@@ -1,8 +1,9 @@
 //! Detects HTTP/2 responses that their clients do not read.
 //!
-//! A stream without flow-control window is invisible to the system, since the connection still responds to pings; but
-//! its response holds a connection to a server. A body is polled only when there is window, so that a timer inside the
-//! body would never be polled: the connection checks all of its responses periodically.
+//! A stream without flow-control window is invisible to the operating system, since the connection still
+//! responds to pings; yet its response occupies a connection to a server. A body is polled only when there is
+//! window, so a timer inside the body would never fire. The connection therefore checks all of its responses
+//! periodically.
 
 use std::{
     convert::Infallible,
@@ -23,8 +24,8 @@ use tokio::time::{Instant, interval_at};
 
 use crate::{counter::increment, metrics::connections::ConnectionMetrics};
 
-/// Number of entries at which dropped responses are pruned: the maximum number of streams, so that pruning is
-/// amortized.
+/// Number of entries at which dropped responses are pruned. It equals the maximum number of streams, so the
+/// cost of pruning is amortized.
 const PRUNE_AT: usize = 512;
 
 /// The responses of one connection.
@@ -33,30 +34,30 @@ pub(crate) struct StallMonitor<B> {
     open: Mutex<Vec<Weak<MonitoredResponse<B>>>>,
 }
 
-/// A response whose body can be dropped while its reader holds it.
+/// A response whose body the monitor can drop while its reader still holds it.
 #[derive(Debug)]
 struct MonitoredResponse<B> {
     body: Mutex<Option<B>>,
     waits_for: AtomicU8,
 }
 
-/// Waits for the server.
+/// The body waits for the server.
 const SERVER: u8 = 0;
-/// Waits for the client.
+/// The body waits for the client.
 const CLIENT: u8 = 1;
-/// Waited for the client at the last check as well.
+/// The body waits for the client, as it did at the previous check.
 const CLIENT_STILL: u8 = 2;
 
 /// The body of a response.
 #[derive(Debug)]
 pub(crate) enum ResponseBody<B> {
-    /// Complete with its headers.
+    /// A body that ended with the headers. It is not monitored.
     Ended(B),
-    /// Checked periodically.
+    /// A body that is checked periodically.
     Monitored(MonitoredBody<B>),
 }
 
-/// A body that fails after its reader has not polled it for too long.
+/// A body that fails if its reader has not polled it for too long.
 #[derive(Debug)]
 pub(crate) struct MonitoredBody<B>(Arc<MonitoredResponse<B>>);
 
@@ -86,7 +87,8 @@ impl<B: Body> StallMonitor<B> {
         })
     }
 
-    /// Drops bodies that were not polled for `idle_timeout`; at the earliest after half of it.
+    /// Drops bodies that were not polled during two checks in a row, that is for half of `idle_timeout` to
+    /// all of it. Never returns.
     pub(crate) async fn close_stalled(
         &self,
         idle_timeout: Duration,
@@ -118,7 +120,7 @@ impl<B> MonitoredResponse<B> {
                 stalled
             }
             CLIENT => {
-                // If the client polled in between, this is wrong, and the next check corrects it.
+                // If the body was polled in between, the mark is too early; the next poll corrects it.
                 let _ = self.waits_for.compare_exchange(CLIENT, CLIENT_STILL, Relaxed, Relaxed);
                 false
             }
@@ -197,7 +199,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_body_that_is_not_polled_between_two_checks_is_dropped() {
+    async fn response_body_not_polled_between_two_stall_checks_is_dropped() {
         let (responses, metrics) = (StallMonitor::default(), ConnectionMetrics::default());
         let mut taken = responses.monitor(Response::new(Body::from("tea"))).into_body();
         let mut left = responses.monitor(Response::new(Body::from("tea"))).into_body();
@@ -216,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn complete_responses_are_not_monitored_and_dropped_ones_are_pruned() {
+    fn stall_monitor_skips_complete_responses_and_prunes_dropped_ones() {
         let responses = StallMonitor::default();
         assert!(matches!(responses.monitor(Response::new(Body::empty())).body(), ResponseBody::Ended(_)));
         for _ in 0..4 * PRUNE_AT {

@@ -1,4 +1,4 @@
-//! Ends long-lived streams before the drain deadline: a gRPC call that is still in flight ends with `UNAVAILABLE`,
+//! Ends long-lived streams before the drain deadline: gRPC calls still in flight end with `UNAVAILABLE`,
 //! which clients retry, whereas a closed connection is an error.
 
 use std::{
@@ -21,25 +21,25 @@ use tokio::sync::{Notify, futures::OwnedNotified};
 const UNAVAILABLE: HeaderValue = HeaderValue::from_static("14");
 const DRAIN_MESSAGE: HeaderValue = HeaderValue::from_static("the proxy is stopping; retry");
 
-/// Notifies the streams of one connection, once.
+/// Notice to the streams of one connection; sent once.
 #[derive(Debug, Default)]
 pub(crate) struct DrainNotice {
     sent: AtomicBool,
     waiters: Arc<Notify>,
 }
 
-/// The body of a response, which ends when the notice is sent.
+/// The body of a response. It ends early when the notice is sent.
 #[derive(Debug)]
 pub(crate) struct DrainableBody {
     body: Body,
-    /// Set for gRPC, which has trailers for the status.
+    /// Drain notice; set for gRPC responses, whose trailers carry the status.
     notice: Option<Arc<DrainNotice>>,
-    /// Created when the body is first pending.
+    /// Created when the body is pending for the first time.
     notified: Option<Pin<Box<OwnedNotified>>>,
 }
 
 impl DrainNotice {
-    /// Ends streams that wait for their server, now or later.
+    /// Ends streams that wait for their server, immediately or as soon as they wait.
     pub(crate) fn send(&self) {
         self.sent.store(true, Relaxed);
         self.waiters.notify_waiters();

@@ -21,20 +21,21 @@ use tokio_util::sync::PollSemaphore;
 
 use crate::{
     counter::increment,
-    listen::{silent_connections::SilentConnections, socket},
+    listen::{silent_connections::SilentConnections, socket_options},
 };
 
-/// Delay after a failed accept, as when file descriptors run out.
+/// Delay after a failed accept, for instance when file descriptors run out.
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 
-/// A semaphore for this many connections, at least one.
+/// A semaphore with this many permits, at least one.
 pub fn connection_limit(connections: usize) -> Arc<Semaphore> {
     Arc::new(Semaphore::new(connections.clamp(1, Semaphore::MAX_PERMITS)))
 }
 
-/// Accepts the next connection once a permit is free; `None` after a failure, which is logged and counted in `delayed` as a wait for a permit
-/// is. Connections beyond the limit stay in the accept queue, so that clients see a slow connect and no error. Permits are granted to
-/// listeners in the order of waiting, and a listener without clients holds none. While a client waits, connections of `silent` make room.
+/// Accepts the next connection once a permit is free. Returns `None` after a failure, which is logged, and
+/// counted in `delayed` like a wait for a permit. Connections beyond the limit stay in the accept queue, so
+/// clients see a slow connect instead of an error. Waiting listeners get permits in order, and a listener
+/// without clients holds none. While a client waits, connections in `silent` are closed to make room.
 pub async fn next_connection(
     listener: &TcpListener,
     permits: &Arc<Semaphore>,
@@ -57,7 +58,9 @@ pub async fn next_connection(
         // The semaphore is never closed.
         let Some(permit) = permit else { return Poll::Ready(None) };
         let accepted = ready!(listener.poll_accept(context));
-        Poll::Ready(Some(accepted.map(|(stream, caller)| (stream, socket::canonical(caller), permit))))
+        Poll::Ready(Some(
+            accepted.map(|(stream, caller)| (stream, socket_options::canonical(caller), permit)),
+        ))
     });
     match accepted.await? {
         Ok(accepted) => Some(accepted),
@@ -70,21 +73,22 @@ pub async fn next_connection(
     }
 }
 
-/// Has silent connections make room, one after the other, as long as a client waits to be accepted.
+/// Closes silent connections one by one as long as a client waits to be accepted.
 async fn make_room(listener: &TcpListener, silent: &SilentConnections) -> Infallible {
     let Ok(clients) = waiting_clients(listener) else { return pending().await };
     loop {
-        // An error of the descriptor must not become a loop.
+        // An error of the descriptor must not cause a busy loop.
         if clients.readable().await.is_ok() {
             silent.displace(Instant::now());
         }
-        // The one that makes room leaves meanwhile. Where all are too young, the oldest is old enough soon.
+        // The displaced connection closes meanwhile. If all were too young, the oldest is soon old enough.
         sleep(ACCEPT_RETRY).await;
     }
 }
 
-/// A second descriptor of the listener, which is readable while a client waits. It is never read as a stream. Asking the listener itself
-/// would accept the client, which has to stay in the accept queue: if this process hands its listeners over, the successor serves it.
+/// Returns a second descriptor of the listener, which is readable while a client waits. Nothing is read from it.
+/// Polling the listener itself would accept the client. The client must stay in the accept queue: if this process
+/// hands over its listeners, the successor serves that client.
 fn waiting_clients(listener: &TcpListener) -> io::Result<TcpStream> {
     TcpStream::from_std(listener.as_fd().try_clone_to_owned()?.into())
 }
@@ -100,7 +104,7 @@ mod tests {
     use crate::listen::silent_connections::MIN_AGE;
 
     #[tokio::test]
-    async fn waiting_listener_without_clients_holds_no_permit() {
+    async fn listener_without_waiting_clients_holds_no_connection_permit() {
         let (permits, delayed) = (connection_limit(1), AtomicU64::new(0));
         let quiet = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let busy = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -110,7 +114,7 @@ mod tests {
         assert!(next_connection(&busy, &permits, &delayed, None).await.is_some());
     }
     #[tokio::test(start_paused = true)]
-    async fn silent_connection_makes_room_only_while_a_client_waits() {
+    async fn silent_connection_is_closed_only_while_new_client_waits() {
         let (permits, delayed) = (connection_limit(1), AtomicU64::new(0));
         let silent = Arc::<SilentConnections>::default();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();

@@ -12,21 +12,21 @@ use tokio_rustls::server::TlsStream;
 
 /// A connection that can be split into halves and reunited.
 pub trait ClientStream: AsyncRead + AsyncWrite + Unpin + Send + Sized + 'static {
-    /// The half that is read.
+    /// The read half.
     type Reader: AsyncRead + Unpin + Send + 'static;
-    /// The half that is written.
+    /// The write half.
     type Writer: AsyncWrite + Unpin + Send + 'static;
 
     /// Splits the connection into its halves.
     fn into_split(self) -> (Self::Reader, Self::Writer);
 
-    /// `None` if the halves belong to different connections.
+    /// Joins the halves again. `None` if they belong to different connections.
     fn reunite(reader: Self::Reader, writer: Self::Writer) -> Option<Self>;
 }
 
 /// A connection over TCP that the proxy accepted itself.
 pub trait TcpClientStream: ClientStream {
-    /// The TCP connection below.
+    /// The underlying TCP connection.
     fn socket(&self) -> &TcpStream;
 }
 

@@ -1,4 +1,4 @@
-//! The share of a connection in the connection limit.
+//! A connection's permit of the connection limit.
 
 use std::{
     pin::Pin,
@@ -11,22 +11,23 @@ use tokio::sync::OwnedSemaphorePermit;
 
 use crate::{
     counter::increment,
-    listen::{cores::CoreGuard, silent_connections::SilentConnection},
+    listen::{event_loops::CoreGuard, silent_connections::SilentConnection},
     metrics::EdgeMetrics,
 };
 
-/// A permit of the connection limit. It is released, and the connection no longer counted as open or on its core, once
-/// everything that came of the connection has ended, tunnels included.
+/// A connection's permit of the connection limit. While the permit is held, the connection counts as open, and as a
+/// connection of its event loop. It is released once everything that the connection started has ended, including
+/// tunnels.
 #[derive(Debug)]
 pub struct ConnectionPermit {
     metrics: Arc<EdgeMetrics>,
     held: Mutex<HeldPermits>,
     _core_guard: Option<CoreGuard>,
-    /// Set for a connection that makes room for others as long as it has sent no request.
+    /// Registration as silent; set for a connection that may be closed to make room until it has sent a request.
     silent: OnceLock<SilentConnection>,
 }
 
-/// Permits of one limit, or of that of all connections and a further one.
+/// One permit of the listener's limit. After [`exchange`](ConnectionPermit::exchange), two permits of other limits.
 type HeldPermits = (OwnedSemaphorePermit, Option<OwnedSemaphorePermit>);
 
 impl ConnectionPermit {
@@ -40,19 +41,19 @@ impl ConnectionPermit {
         Self { metrics: Arc::clone(metrics), held, _core_guard: core_guard, silent: OnceLock::new() }
     }
 
-    /// Holds permits of two other limits in place of that of the listener, such as those of all identified clients and of the client's
-    /// tenant.
+    /// Replaces the listener's permit by permits of two other limits, such as the limit of all identified
+    /// clients and that of the client's tenant.
     pub fn exchange(&self, permit: OwnedSemaphorePermit, further: OwnedSemaphorePermit) {
         *self.held.lock().unwrap_or_else(PoisonError::into_inner) = (permit, Some(further));
     }
 
-    /// The connection makes room for others until its first request.
+    /// Marks the connection as silent: it may be closed to make room until its first request.
     pub(crate) fn set_silent(&self, silent: SilentConnection) {
-        // A connection is served once.
+        // Set only once, since a connection is served once.
         let _ = self.silent.set(silent);
     }
 
-    /// A request was received, complete with its headers.
+    /// Notes that the complete headers of a request were received.
     #[inline]
     pub(crate) fn note_request(&self) {
         if let Some(silent) = self.silent.get() {
@@ -62,7 +63,7 @@ impl ConnectionPermit {
 }
 
 pin_project! {
-    /// Serves a connection until it ends, or has to make room for another one.
+    /// Serves a connection until it ends, or is closed to make room for another.
     pub(crate) struct UntilDisplaced<F> {
         permit: Arc<ConnectionPermit>,
         #[pin]
@@ -81,7 +82,7 @@ impl<F: Future<Output = ()>> Future for UntilDisplaced<F> {
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
         let own = self.project();
-        // First, since a request may have come meanwhile.
+        // Polled first, since a request may have arrived meanwhile.
         if own.served.poll(context).is_ready() {
             return Poll::Ready(());
         }

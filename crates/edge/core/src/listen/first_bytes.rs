@@ -1,16 +1,17 @@
-//! What the first bytes of a connection tell of its protocol, for listeners whose clients did not choose them.
+//! Detects the protocol from the first bytes of a connection, for listeners whose clients did not choose the
+//! listener.
 
 use fairmesh_http::{h1::lower_version, h2::PREFACE};
 use http::Uri;
 
-/// Maximum bytes that are looked at, which is the maximum of request headers.
+/// Maximum number of bytes examined; it is also the maximum size of request headers.
 pub const MAX_FIRST_BYTES: usize = 64 * 1024;
 const MAX_HEADERS: usize = 128;
 
 /// The protocol of a connection.
 #[derive(Debug, PartialEq, Eq)]
 pub enum FirstBytes {
-    /// HTTP/1.1; the host of the first request.
+    /// HTTP/1.1, with the host of the first request.
     Http1(String),
     /// HTTP/2.
     Http2,
@@ -19,7 +20,7 @@ pub enum FirstBytes {
 }
 
 impl FirstBytes {
-    /// Classifies a copy of the first bytes, which may be changed; `None` if more are needed.
+    /// Classifies a copy of the first bytes, which may be modified. `None` if more bytes are needed.
     pub fn classify(bytes: &mut [u8]) -> Option<Self> {
         let len = bytes.len().min(PREFACE.len());
         if bytes[..len] == PREFACE[..len] {
@@ -38,7 +39,7 @@ impl FirstBytes {
     }
 }
 
-/// The host of a request, from its target first (RFC 9112 3.2.2).
+/// The host of a request: from the request target, or else from the header (RFC 9112 3.2.2).
 fn request_host(request: &httparse::Request<'_, '_>) -> Option<String> {
     let target: Option<Uri> = request.path.and_then(|target| authority_part(target).parse().ok());
     if let Some(authority) = target.as_ref().and_then(Uri::authority) {
@@ -48,7 +49,7 @@ fn request_host(request: &httparse::Request<'_, '_>) -> Option<String> {
     std::str::from_utf8(header.value).ok().map(|host| host.trim().to_owned())
 }
 
-/// The target without the path of an absolute URI, which may contain bytes that `Uri` refuses.
+/// An absolute URI without its path, which may contain bytes that `Uri` refuses.
 fn authority_part(target: &str) -> &str {
     let begin = target.find("://").map_or(0, |at| at + 3);
     let end = target[begin..].find(['/', '?', '#']).filter(|_| begin > 0);

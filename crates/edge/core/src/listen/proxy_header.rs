@@ -9,22 +9,24 @@ use tokio::{
 
 use crate::listen::proxy_protocol::{self, Addresses, ConnectionId, Header};
 
-/// Time limit of the header, which load balancers send at once.
+/// Time limit for the header. Load balancers send it at once.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// What a header says.
+/// Contents of a PROXY protocol header.
 #[derive(Clone, Copy, Debug)]
 pub struct ProxyHeader {
-    /// `None` if the header has none, as for health checks of a load balancer.
+    /// Addresses of the original connection. `None` if the header has none, as in health checks of a load
+    /// balancer.
     pub addresses: Option<Addresses>,
-    /// The id that its sender gave the connection.
+    /// The id that the header's sender gave to the connection.
     pub connection_id: Option<ConnectionId>,
 }
 
-/// Reads exactly the header.
+/// Reads the header, and no byte beyond it.
 ///
 /// # Errors
-/// It is invalid, the connection broke, or the header did not arrive within `time_limit` or 5 s.
+/// The header is invalid, the connection failed, or the header did not arrive within `time_limit` or 5 s,
+/// whichever is shorter.
 pub async fn read(stream: &mut (impl AsyncRead + Unpin), time_limit: Duration) -> io::Result<ProxyHeader> {
     let header = async {
         let mut header = Vec::with_capacity(proxy_protocol::MIN_LENGTH);

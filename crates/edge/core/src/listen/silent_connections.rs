@@ -1,8 +1,9 @@
-//! Connections that have sent no request yet. At the maximum of connections, they make room for new ones.
+//! Connections that have sent no request yet. When the maximum of connections is reached, silent connections
+//! are closed to make room for new ones.
 //!
-//! The oldest connection of the address with the most makes room first: a client that opens many loses to clients that
-//! open few. The rejected option, the oldest of all, lets a flood displace the clients that were there before the
-//! flood.
+//! The oldest connection of the address with the most silent connections is closed first: a client that opens
+//! many loses to clients that open few. Closing the oldest of all was rejected: a flood would displace the
+//! clients that were there before it.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -21,21 +22,23 @@ use std::{
 use futures_util::task::AtomicWaker;
 use tokio::time::Instant;
 
-use crate::listen::unidentified::site_of;
+use crate::listen::unidentified_peers::site_of;
 
-/// Time that a client has for its first request at the maximum of connections: pools of clients connect before they send.
+/// Minimum age at which a silent connection may be closed. Client pools open connections before they send
+/// requests.
 pub(crate) const MIN_AGE: Duration = Duration::from_secs(1);
-/// The addresses with the most connections that are searched for one that is old enough. All others have fewer.
+/// Number of addresses that are searched for a connection that is old enough. The addresses with the most connections
+/// are searched.
 const SEARCHED: usize = 16;
 
-/// Connections without a request, by the address of their client.
+/// Connections without a request, grouped by client address.
 #[derive(Debug, Default)]
 pub struct SilentConnections(Mutex<BySite>);
 
 #[derive(Debug, Default)]
 struct BySite {
     last: u64,
-    /// By number, so that the oldest is the first.
+    /// Keyed by serial number, so that the oldest connection is the first.
     sites: HashMap<IpAddr, BTreeMap<u64, Entry>>,
     by_count: BTreeSet<(usize, IpAddr)>,
 }
@@ -53,7 +56,7 @@ struct SilentState {
     waker: AtomicWaker,
 }
 
-/// A connection among the silent ones, until its first request or until this is dropped.
+/// Registration of a connection as silent, until its first request or until dropped.
 #[derive(Debug)]
 pub(crate) struct SilentConnection {
     of: Arc<SilentConnections>,
@@ -80,7 +83,7 @@ impl SilentConnections {
         SilentConnection { of: Arc::clone(self), site, number, state }
     }
 
-    /// Has one connection make room; `false` where none has been silent for long enough.
+    /// Closes one connection to make room. Returns `false` if no connection has been silent for [`MIN_AGE`].
     pub(crate) fn displace(&self, now: Instant) -> bool {
         let mut all = self.lock();
         let is_old = |site: &IpAddr| {
@@ -106,7 +109,7 @@ impl SilentConnections {
 }
 
 impl BySite {
-    /// Changes the connections of a site, and its rank.
+    /// Changes the connections of an address, and updates its rank.
     fn change(&mut self, site: IpAddr, change: impl FnOnce(&mut BTreeMap<u64, Entry>)) {
         let connections = self.sites.entry(site).or_default();
         self.by_count.remove(&(connections.len(), site));
@@ -119,7 +122,7 @@ impl BySite {
 }
 
 impl SilentConnection {
-    /// The connection has sent a request, and keeps its place from now on.
+    /// Notes that the connection has sent a request. It is not closed to make room from now on.
     #[inline]
     pub(crate) fn note_request(&self) {
         if self.state.is_silent.load(Relaxed) && self.state.is_silent.swap(false, Relaxed) {
@@ -127,7 +130,7 @@ impl SilentConnection {
         }
     }
 
-    /// Whether the connection has to make room. Wakes the task once it has to.
+    /// Whether the connection must close to make room. Otherwise registers the task to be woken when it must.
     pub(crate) fn poll_displaced(&self, context: &Context<'_>) -> bool {
         if !self.state.is_silent.load(Relaxed) {
             return false;
@@ -158,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn source_with_the_most_silent_connections_loses_its_oldest() {
+    fn client_address_with_most_silent_connections_loses_its_oldest() {
         let (all, start) = (Arc::<SilentConnections>::default(), Instant::now());
         let [few, many]: [IpAddr; 2] = [[192, 0, 2, 1].into(), [192, 0, 2, 2].into()];
         let honest = all.enter(few, start);
@@ -177,19 +180,19 @@ mod tests {
     }
 
     #[test]
-    fn connection_with_a_request_keeps_its_place() {
+    fn connection_that_sent_request_is_not_closed_for_new_ones() {
         let (all, start) = (Arc::<SilentConnections>::default(), Instant::now());
         let client = [192, 0, 2, 1].into();
         let [served, raced] = [(); 2].map(|()| all.enter(client, start));
         served.note_request();
         assert!(all.displace(start + MIN_AGE) && is_displaced(&raced) && !is_displaced(&served));
-        // Its first request has come before its task noticed.
+        // The first request arrived before the connection's task noticed that it should close.
         raced.note_request();
         assert!(!is_displaced(&raced) && !all.displace(start + MIN_AGE));
     }
 
     #[test]
-    fn young_connections_of_a_flood_protect_no_old_ones_of_others() {
+    fn flood_of_new_connections_does_not_protect_old_silent_ones() {
         let (all, start) = (Arc::<SilentConnections>::default(), Instant::now());
         let old = all.enter([192, 0, 2, 1].into(), start);
         let later = start + MIN_AGE;

@@ -1,4 +1,4 @@
-//! Counters of connections of clients.
+//! Counters of client connections.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -9,20 +9,20 @@ use prometheus_client::{
 
 use crate::counter::{GaugeGuard, increment};
 
-/// Connections of clients.
+/// Counters of client connections.
 #[derive(Debug, Default)]
 pub struct ConnectionMetrics {
     pub(crate) open: AtomicU64,
     pub(crate) accepted: AtomicU64,
     /// Accepts that waited for a permit or a file descriptor.
     pub(crate) accepts_delayed: AtomicU64,
-    /// Connections without a request that were closed for new ones.
+    /// Connections without a request that were closed to make room for new ones.
     pub(crate) displaced: AtomicU64,
     /// Connections that failed.
     pub failed: AtomicU64,
-    /// Connections and tunnels that were open at the drain deadline.
+    /// Connections and tunnels still open at the drain deadline.
     pub drain_timeouts: AtomicU64,
-    /// HTTP/2 connections closed by the rapid-reset guard.
+    /// HTTP/2 connections closed for rapid resets (CVE-2023-44487).
     pub(crate) rapid_resets: AtomicU64,
     /// HTTP/2 connections closed for a flood of control frames.
     pub(crate) frame_floods: AtomicU64,
@@ -33,13 +33,13 @@ pub struct ConnectionMetrics {
 }
 
 impl ConnectionMetrics {
-    /// Counts a connection that another listener has accepted, as open until the result is dropped.
+    /// Counts a connection that another listener accepted. It counts as open until the result is dropped.
     pub fn count_open(&self) -> impl Drop + Send + '_ {
         increment(&self.accepted);
         GaugeGuard::new(&self.open)
     }
 
-    /// Registers all counters as they are now.
+    /// Registers all counters with their current values.
     pub fn register(&self, registry: &mut Registry) {
         let open = ConstGauge::new(self.open.load(Relaxed));
         registry.register("connections_open", "Open connections of programs", open);

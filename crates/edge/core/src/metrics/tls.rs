@@ -20,7 +20,7 @@ use prometheus_client::{
 pub struct TlsMetrics {
     pub(crate) handshakes: AtomicU64,
     pub(crate) failed_handshakes: AtomicU64,
-    /// Those of the failed ones for which there was no thread.
+    /// Failed handshakes for which the pool had no free thread.
     pub(crate) refused_handshakes: AtomicU64,
     pub(crate) signatures: Arc<SignatureCounts>,
     pub(crate) reloads: AtomicU64,
@@ -55,7 +55,7 @@ impl TlsMetrics {
     }
 }
 
-/// One series for each place where handshakes are signed.
+/// A metric with one series per place where handshakes are signed.
 #[derive(Debug)]
 struct Signatures {
     counts: Arc<SignatureCounts>,

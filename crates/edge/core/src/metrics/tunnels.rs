@@ -7,7 +7,7 @@ use prometheus_client::{
     registry::Registry,
 };
 
-/// Tunnels: upgraded connections, `CONNECT`, TCP.
+/// Counters of tunnels: upgraded connections, `CONNECT`, TCP.
 #[derive(Debug, Default)]
 pub struct TunnelMetrics {
     pub(crate) open: AtomicU64,
@@ -23,7 +23,7 @@ pub struct TunnelMetrics {
 }
 
 impl TunnelMetrics {
-    /// Adds the bytes that a closed tunnel has sent to its server and received from there.
+    /// Adds the bytes that a closed tunnel sent to and received from its server.
     pub fn add_bytes(&self, sent: u64, received: u64) {
         self.sent_bytes.fetch_add(sent, Relaxed);
         self.received_bytes.fetch_add(received, Relaxed);
@@ -34,12 +34,12 @@ impl TunnelMetrics {
         self.open.load(Relaxed)
     }
 
-    /// Bytes that closed tunnels have sent to servers, and received from them.
+    /// Bytes that closed tunnels sent to and received from servers.
     pub fn bytes(&self) -> (u64, u64) {
         (self.sent_bytes.load(Relaxed), self.received_bytes.load(Relaxed))
     }
 
-    /// Registers all counters as they are now.
+    /// Registers all counters with their current values.
     pub fn register(&self, registry: &mut Registry) {
         let open = ConstGauge::new(self.open.load(Relaxed));
         registry.register("tunnels_open", "Open tunnels: upgraded connections, CONNECT, TCP", open);

@@ -15,7 +15,8 @@ use tokio::sync::{
 
 use crate::{counter::increment, observe::access_log::entry::AccessLogEntry};
 
-/// Queue of lines to be written; further ones are dropped and counted, so that a slow reader does not delay calls.
+/// Maximum number of lines waiting to be written. Further lines are dropped and counted, so that a slow
+/// reader does not delay calls.
 const QUEUE: usize = 4096;
 
 /// Configuration of the access log, which is written to standard output.
@@ -23,7 +24,8 @@ const QUEUE: usize = 4096;
 pub struct AccessLogConfig {
     /// Format of lines.
     pub form: AccessLogFormat,
-    /// Logs one of this many requests; failed ones (5xx, or no response of a server) are always logged. 0 counts as 1.
+    /// Number N: one in N requests is logged; 0 counts as 1. Failed requests (5xx, or no response from a server) are
+    /// always logged.
     pub one_in: u64,
 }
 
@@ -48,7 +50,7 @@ pub struct AccessLogger {
     dropped: AtomicU64,
 }
 
-/// What the thread that writes gets, in order.
+/// Messages to the writer thread, in order.
 #[derive(Debug)]
 #[expect(
     clippy::large_enum_variant,
@@ -56,7 +58,7 @@ pub struct AccessLogger {
 )]
 enum Queued {
     Line(AccessLogEntry),
-    /// Tells that all before it has been written.
+    /// Asks the thread to confirm that all earlier lines have been written.
     Flush(oneshot::Sender<()>),
 }
 
@@ -75,7 +77,7 @@ impl AccessLogger {
         self.lines.is_some()
     }
 
-    /// Whether a request is logged; must be called once for each request.
+    /// Whether a request is logged. Must be called once for each request.
     pub(crate) fn selects(&self, failed: bool) -> bool {
         self.is_enabled()
             && (self.seen.fetch_add(1, Relaxed).is_multiple_of(self.log.one_in.max(1)) || failed)
@@ -89,12 +91,12 @@ impl AccessLogger {
         }
     }
 
-    /// Waits until the lines so far have been written, since those that are queued would be lost at the end of the process.
+    /// Waits until all queued lines have been written. They would otherwise be lost when the process ends.
     pub(crate) async fn flush(&self) {
         let Some(lines) = &self.lines else { return };
         let (done, written) = oneshot::channel();
         if lines.send(Queued::Flush(done)).await.is_ok() {
-            // It fails where the thread has ended, which then writes nothing any more.
+            // Fails if the writer thread has ended; nothing more is written then.
             let _ = written.await;
         }
     }
@@ -121,7 +123,7 @@ fn write(form: AccessLogFormat, mut queue: mpsc::Receiver<Queued>, out: impl Wri
             next = queue.try_recv().ok();
         }
         let _ = out.flush();
-        // It fails where the caller has given up waiting.
+        // Fails if the caller no longer waits.
         for done in flushed {
             let _ = done.send(());
         }
@@ -149,7 +151,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_in_n_requests_and_all_failures_are_logged() {
+    fn access_log_has_one_in_n_requests_and_all_failures() {
         let (lines, mut queue) = mpsc::channel(100);
         let log = AccessLogConfig { form: AccessLogFormat::Text, one_in: 10 };
         let access = AccessLogger { lines: Some(lines), ..AccessLogger::start(AccessLogConfig::default()) };
@@ -165,7 +167,7 @@ mod tests {
         assert_eq!(access.dropped(), 100, "the queue is full");
     }
 
-    /// Output that can be looked at while another thread writes.
+    /// Output that a test can read while another thread writes to it.
     #[derive(Clone, Default)]
     struct Shared(Arc<Mutex<Vec<u8>>>);
 
@@ -180,7 +182,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_was_logged_is_written_once_it_is_flushed() {
+    async fn access_log_flush_waits_until_logged_lines_are_written() {
         let (lines, queue) = mpsc::channel(100);
         let access = AccessLogger { lines: Some(lines), ..AccessLogger::start(AccessLogConfig::default()) };
         (0..3).for_each(|_| access.write(AccessLogEntry::default()));
@@ -195,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_counted_while_disabled() {
+    fn disabled_access_log_counts_nothing() {
         let access = AccessLogger::start(AccessLogConfig::default());
         assert!(!access.selects(true) && access.seen.load(Relaxed) == 0);
     }

@@ -35,7 +35,7 @@ pub(crate) struct ObservedRequest {
 }
 
 impl ObservedRequest {
-    /// The exported span, as an exemplar of metrics.
+    /// The exported span, which metrics link to as an exemplar.
     pub(crate) fn exemplar(&self) -> Option<TraceExemplar> {
         let own = self.span.as_ref()?.own;
         Some(TraceExemplar { trace: own.trace, span: own.span, at: unix_time() })
@@ -99,7 +99,7 @@ impl BodyObserver for CompletionWatch {
     fn ended(&self, end: BodyEnd) {
         let Self { observed, outcome, .. } = self;
         let bytes_out = self.bytes_out.load(Relaxed);
-        // A client that reads by `content-length` does not wait for the end of the body.
+        // A client that reads `content-length` bytes does not wait for the end of the body.
         let end = if end == BodyEnd::Cancelled && self.content_length == Some(bytes_out) {
             BodyEnd::Complete
         } else {

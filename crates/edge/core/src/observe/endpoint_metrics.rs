@@ -18,9 +18,9 @@ use tokio::time::Instant;
 
 use crate::counter::increment;
 
-/// Maximum number of endpoints with their own series.
+/// Maximum number of endpoints that have their own metric series.
 const MAX_ENDPOINTS: usize = 1_000;
-/// Label of the attempts at further endpoints; not a valid name.
+/// Label of the sum over all endpoints beyond the maximum. It is not a valid name.
 const OVERFLOW: &str = "(other)";
 /// Minimum interval between evictions of endpoints that are no longer called.
 const MIN_SWEEP_INTERVAL: Duration = Duration::from_secs(60);
@@ -28,7 +28,8 @@ const MIN_SWEEP_INTERVAL: Duration = Duration::from_secs(60);
 const OUTCOMES: [&str; 6] = ["1xx", "2xx", "3xx", "4xx", "5xx", "failed"];
 const FAILED: usize = OUTCOMES.len() - 1;
 
-/// Counts attempts by endpoint, up to a maximum number of endpoints: an [`Observer`] of the proxy's mesh.
+/// Counts attempts by endpoint, up to a maximum number of endpoints. Registered as an [`Observer`] of the proxy's
+/// mesh.
 #[derive(Debug, Default)]
 pub struct EndpointMetrics {
     table: RwLock<EndpointTable>,
@@ -46,22 +47,22 @@ struct EndpointTable {
 struct AttemptMetrics {
     outcomes: [AtomicU64; OUTCOMES.len()],
     total_us: AtomicU64,
-    /// Since the last sweep.
+    /// Whether the endpoint was called since the last sweep.
     is_called: AtomicBool,
 }
 
 /// The counters of one endpoint.
 #[derive(Debug)]
 pub struct EndpointRow {
-    /// The service, or `(other)` for the sum of further endpoints.
+    /// The service, or `(other)` for the sum over endpoints beyond the maximum.
     pub service: String,
     /// The instance of the endpoint.
     pub instance: String,
-    /// Its region.
+    /// Region of the endpoint.
     pub region: String,
-    /// Attempts by class of status, and `failed`, without those that did not occur.
+    /// Attempts by status class, and `failed`. Classes without attempts are left out.
     pub outcomes: Vec<(&'static str, u64)>,
-    /// Duration of all attempts.
+    /// Total duration of all attempts, in seconds.
     pub seconds: f64,
 }
 
@@ -135,12 +136,12 @@ impl Observer for EndpointMetrics {
 }
 
 impl EndpointMetrics {
-    /// Empty metrics, to be shared by a mesh and its proxy.
+    /// Creates empty metrics, shared by a mesh and its proxy.
     pub fn new() -> Arc<Self> {
         Arc::default()
     }
 
-    /// All called endpoints by service and instance, followed by the sum of further ones.
+    /// All called endpoints, sorted by service and instance; last, the sum over endpoints beyond the maximum.
     pub fn rows(&self) -> Vec<EndpointRow> {
         let table = self.table.read().unwrap_or_else(PoisonError::into_inner);
         let each = table.services.iter().flat_map(|(service, endpoints)| {
@@ -189,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn every_attempt_is_counted_by_endpoint() {
+    fn endpoint_metrics_count_every_attempt() {
         let metrics = EndpointMetrics::default();
         tried(&metrics, "a", Err(FaultKind::Unreachable));
         tried(&metrics, "b", Ok(StatusCode::OK));
@@ -201,7 +202,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn endpoints_are_bounded_and_uncalled_ones_evicted() {
+    async fn endpoint_metrics_are_bounded_and_evict_uncalled_endpoints() {
         let metrics = EndpointMetrics::default();
         for number in 0..MAX_ENDPOINTS + 5 {
             tried(&metrics, &format!("old-{number}"), Ok(StatusCode::OK));

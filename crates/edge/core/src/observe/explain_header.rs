@@ -1,16 +1,16 @@
-//! Response headers that explain the routing of a request, at the client's request.
+//! Response headers that explain the routing of a request, if the client asked for them.
 
 use std::fmt::Write as _;
 
 use fairmesh_calls::{ServiceName, observe::AttemptRecord};
 use http::{HeaderMap, HeaderName, HeaderValue};
 
-/// Request header: `true` requests [`DECISION`] and [`ATTEMPTS`] in the response. Not forwarded.
+/// Request header: `true` asks for [`DECISION`] and [`ATTEMPTS`] in the response. Not forwarded.
 pub(crate) const EXPLAIN: HeaderName = HeaderName::from_static("x-fairmesh-explain");
 /// Response header: the service, and each attempt with its endpoint, address, region, duration and outcome.
 pub(crate) const DECISION: HeaderName = HeaderName::from_static("x-fairmesh-decision");
 
-/// Response header: the number of attempts, hedged ones included, as Envoy's `x-envoy-attempt-count`.
+/// Response header: the number of attempts, including hedged ones, like Envoy's `x-envoy-attempt-count`.
 pub(crate) const ATTEMPTS: HeaderName = HeaderName::from_static("x-fairmesh-attempts");
 
 /// Removes [`EXPLAIN`] from a request, and returns whether it was set.

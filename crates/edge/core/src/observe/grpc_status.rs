@@ -1,4 +1,4 @@
-//! Counts responses by gRPC status, which is independent of the HTTP status: nearly all are 200.
+//! Counts responses by gRPC status. The HTTP status says little about gRPC calls: nearly all are 200.
 
 use std::sync::{
     OnceLock,
@@ -10,7 +10,7 @@ use http::HeaderMap;
 
 use crate::counter::increment;
 
-/// By code. The last one is for streams that ended without a status or with an unknown one.
+/// Status names by code. The last name is for streams that ended without a status or with an unknown one.
 const NAMES: [&str; 18] = [
     "OK",
     "CANCELLED",
@@ -38,7 +38,8 @@ pub(crate) fn status_name(code: u16) -> &'static str {
     NAMES.get(usize::from(code)).copied().unwrap_or(NAMES[NO_STATUS])
 }
 
-/// The name of the status in headers or trailers, if there is one. What is no status is UNKNOWN, as clients of gRPC read it.
+/// The name of the gRPC status in headers or trailers, if there is one. An invalid value counts as UNKNOWN,
+/// as gRPC clients read it.
 pub(crate) fn named_in(headers: &HeaderMap) -> Option<&'static str> {
     Some(match status_index(headers.get(GRPC_STATUS)?.as_bytes()) {
         NO_STATUS => "UNKNOWN",
@@ -46,22 +47,23 @@ pub(crate) fn named_in(headers: &HeaderMap) -> Option<&'static str> {
     })
 }
 
-/// Whether a status is a failure of the server, and not of the client (OpenTelemetry, semantic conventions of gRPC): UNKNOWN,
-/// DEADLINE_EXCEEDED, UNIMPLEMENTED, INTERNAL, UNAVAILABLE and DATA_LOSS.
+/// Whether a status is a failure of the server rather than of the client (OpenTelemetry semantic conventions
+/// for gRPC): UNKNOWN, DEADLINE_EXCEEDED, UNIMPLEMENTED, INTERNAL, UNAVAILABLE and DATA_LOSS.
 pub(crate) fn is_server_failure(code: u16) -> bool {
     matches!(code, 2 | 4 | 12 | 13 | 14 | 15)
 }
 
-/// Number of calls by status; allocated by the first one, since most services do not use gRPC.
+/// Number of calls by status. Allocated by the first call, since most services do not use gRPC.
 #[derive(Debug, Default)]
 pub struct GrpcStatusCounts(OnceLock<Box<[AtomicU64; NAMES.len()]>>);
 
 impl GrpcStatusCounts {
-    /// Counts the status in headers or trailers; returns whether it is a failure of the server, or `None` without a status.
+    /// Counts the status in headers or trailers. Returns whether it is a failure of the server; `None` if
+    /// there is no status.
     pub(crate) fn record(&self, headers: &HeaderMap) -> Option<bool> {
         let code = status_index(headers.get(GRPC_STATUS)?.as_bytes());
         self.add_one(code);
-        // What is no status counts as UNKNOWN, as clients of gRPC read it.
+        // An invalid value counts as UNKNOWN, as gRPC clients read it.
         Some(code == NO_STATUS || u16::try_from(code).is_ok_and(is_server_failure))
     }
 
@@ -106,7 +108,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn statuses_are_counted_by_name() {
+    fn grpc_statuses_are_counted_by_name() {
         let statuses = GrpcStatusCounts::default();
         assert_eq!(statuses.iter().count(), 0);
         for (code, fails) in

@@ -1,5 +1,5 @@
-//! Observes single requests in addition to counters: access log, spans, records for the admin pages, and explain
-//! headers. Most requests need none of these, and only pay for the checks.
+//! Observes single requests, in addition to counters: access log, spans, records for the admin pages, and
+//! explain headers. Most requests need none of these, and pay only for the checks.
 
 use std::{
     sync::{Arc, atomic::Ordering::Relaxed},
@@ -21,9 +21,9 @@ use crate::{
         completion::{CompletionWatch, ObservedRequest},
         endpoint_metrics::EndpointMetrics,
         explain_header,
-        observation::Observation,
         recent_requests::RecentRequests,
         request_info::{Arrival, RequestInfo, RequestOutcome},
+        request_observation::Observation,
         spans::{TraceConfig, Tracer, take_decision},
         tap::Taps,
     },
@@ -36,11 +36,11 @@ pub struct RequestObserver {
     /// The access log.
     pub access: AccessLogger,
     pub(crate) tracer: Option<Tracer>,
-    /// Recent requests, if admin pages show them.
+    /// Recent requests, if the admin pages show them.
     pub recent_requests: Option<RecentRequests>,
     /// Metrics by endpoint, if enabled.
     pub endpoints: Option<Arc<EndpointMetrics>>,
-    /// Readers of live requests.
+    /// Readers of live requests (`fairmesh tap`).
     pub taps: Arc<Taps>,
 }
 
@@ -69,13 +69,13 @@ impl RequestObserver {
         })
     }
 
-    /// Whether servers receive headers of the proxy's spans.
+    /// Whether servers receive trace headers for the proxy's spans.
     pub fn adds_headers(&self) -> bool {
         self.tracer.is_some()
     }
 
-    /// Begins the observation of a request; `None` if it need not be observed. If it is traced, its headers then refer
-    /// to the proxy's span.
+    /// Begins the observation of a request. Returns `None` if the request need not be observed. The headers
+    /// of a traced request then refer to the proxy's span.
     #[inline]
     pub(crate) fn begin(
         self: &Arc<Self>,
@@ -83,7 +83,7 @@ impl RequestObserver {
         target: &Arc<Target>,
         arrival: Arrival,
     ) -> Option<Box<Observation>> {
-        // Not for the caller of a gateway, whom addresses of other tenants do not concern.
+        // Callers of a gateway get no explanation: addresses of other tenants do not concern them.
         let explain = explain_header::take_request(&mut parts.headers)
             && parts.extensions.get::<Arc<Principal>>().is_none();
         let is_recorded = self
@@ -116,8 +116,9 @@ impl RequestObserver {
         Some(Box::new(Observation { observed: Some(observed), target, trace, explain, is_recorded }))
     }
 
-    /// Records a request that the kernel sent, and whose response has gone to the caller as it came, where it is due, or the access log or
-    /// a tap selects it. To be called once for each such request that [`may_observe`](Self::may_observe) selects.
+    /// Records a request that the kernel sent and whose response went to the caller unchanged. Records it only if a
+    /// record is due, or the access log or a tap selects it. Must be called once for each such request that
+    /// [`may_observe`](Self::may_observe) selects.
     pub fn observe_completed(
         self: &Arc<Self>,
         target: &Arc<Target>,
@@ -150,8 +151,7 @@ impl RequestObserver {
         self.access.is_enabled() || self.tracer.is_some()
     }
 
-    /// Whether a request at this time may have to be observed, whatever its headers, so that its
-    /// observation has to begin.
+    /// Whether an observation must begin for a request that arrives at `now`, regardless of its headers.
     #[inline]
     pub fn may_observe(&self, target: &Target, now: Instant) -> bool {
         self.observes_all()
@@ -173,7 +173,7 @@ impl RequestObserver {
         self.access.write(entry);
     }
 
-    /// Registers what was lost of the access log, and the outcomes of spans.
+    /// Registers the number of dropped access log lines, and the outcomes of span exports.
     pub fn register(&self, registry: &mut Registry) {
         let dropped = ConstCounter::new(self.access.dropped());
         registry.register(

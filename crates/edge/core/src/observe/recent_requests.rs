@@ -1,4 +1,4 @@
-//! Records of recent requests and their routing decisions: at most one request of each service every 100 ms.
+//! Records of recent requests and their routing decisions: for each service at most one request every 100 ms.
 
 use std::{
     collections::VecDeque,
@@ -25,15 +25,15 @@ use crate::observe::{
 
 /// Minimum interval between recorded requests of a service.
 const SAMPLE_INTERVAL_MS: u64 = 100;
-/// Number of records of all services, in addition to the last one of each service with its own series.
+/// Maximum number of records for all services together, besides the last record of each labelled service.
 const MAX_RECORDS: usize = 128;
-/// Maximum length of a decision step; lists of regions or candidates are cut off.
+/// Maximum length of a decision step in bytes. Longer lists of regions or candidates are cut off.
 const MAX_DETAIL: usize = 600;
 
 /// The last recorded request of a service.
 #[derive(Debug, Default)]
 pub struct LastRequest {
-    /// Milliseconds since the start of the proxy at which the next request is recorded.
+    /// Time from which on the next request is recorded, in milliseconds since the start of the proxy.
     due: AtomicU64,
     record: Mutex<Option<Arc<RequestRecord>>>,
 }
@@ -72,7 +72,7 @@ struct DecisionStep {
     detail: String,
 }
 
-/// An attempt.
+/// An attempt of a recorded request.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct AttemptEntry {
@@ -80,7 +80,7 @@ struct AttemptEntry {
     instance: String,
     address: String,
     region: String,
-    /// Revision of the records that the attempt was routed by.
+    /// Revision of the records by which the attempt was routed.
     revision: u64,
     ms: f64,
     outcome: String,
@@ -91,12 +91,12 @@ impl RecentRequests {
         Self { start: Instant::now(), records: Mutex::default() }
     }
 
-    /// Whether to record a request of the service that begins now.
+    /// Whether to record a request of the service that begins at `now`.
     #[inline]
     pub(crate) fn is_due(&self, last: &LastRequest, now: Instant) -> bool {
         let ms = now.saturating_duration_since(self.start).as_millis() as u64;
         let due = last.due.load(Relaxed);
-        // One of several at the same time.
+        // Only one of several simultaneous requests wins.
         ms >= due && last.due.compare_exchange(due, ms + SAMPLE_INTERVAL_MS, Relaxed, Relaxed).is_ok()
     }
 
@@ -129,7 +129,7 @@ impl RecentRequests {
 }
 
 impl LastRequest {
-    /// The request, once there was one.
+    /// The last recorded request, if there is one.
     pub fn record(&self) -> Option<Arc<RequestRecord>> {
         self.record.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -178,7 +178,7 @@ impl AttemptEntry {
 }
 
 impl fmt::Display for RequestRecord {
-    /// A line for the request, and one for each step and each attempt.
+    /// Writes one line for the request, and one for each step and each attempt.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { service, method, path, caller, status, ms, .. } = self;
         let time = Timestamp::from_millisecond((self.time * 1e3) as i64).unwrap_or_default();
@@ -205,7 +205,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn requests_are_sampled_by_interval() {
+    async fn recent_requests_are_sampled_by_interval() {
         let (recent_requests, last) = (RecentRequests::new(), LastRequest::default());
         let due = || recent_requests.is_due(&last, Instant::now());
         assert_eq!([due(), due()], [true, false]);
@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_decision_step_is_cut_between_characters() {
+    fn long_explanation_step_of_request_is_cut_at_character_boundary() {
         let step = Step { title: "region", detail: "é".repeat(MAX_DETAIL + 1) };
         assert_eq!(DecisionStep::of(&step).detail.chars().count(), MAX_DETAIL + 1);
     }

@@ -16,23 +16,23 @@ use crate::observe::{
     served_metrics::ServedCaller,
 };
 
-/// Maximum length of a path.
+/// Maximum length of a path, in bytes.
 const MAX_PATH: usize = 1024;
 
-/// Arrival of a request.
+/// When and from where a request arrived.
 #[derive(Clone, Copy, Debug)]
 pub struct Arrival {
     /// Address of the client.
     pub caller: SocketAddr,
-    /// When its headers arrived.
+    /// When the request headers arrived.
     pub began: Instant,
-    /// Length of the body, if announced.
+    /// Length of the body in bytes, if announced.
     pub length: Option<u64>,
-    /// Whether its client is outside the mesh.
+    /// Whether the client is outside the mesh.
     pub is_outside: bool,
 }
 
-/// The request.
+/// An observed request.
 #[derive(Debug)]
 pub struct RequestInfo {
     pub(crate) method: Method,
@@ -43,20 +43,20 @@ pub struct RequestInfo {
     pub(crate) caller: SocketAddr,
     /// The caller that a gateway accepted.
     pub(crate) principal: Option<Arc<Principal>>,
-    /// Length of the body, if announced.
+    /// Length of the body in bytes, if announced.
     pub(crate) length: Option<u64>,
-    /// Trace context of the client, if valid.
+    /// Trace context that the client sent, if valid.
     pub(crate) context: Option<SpanContext>,
     pub(crate) began: Instant,
-    /// Arrival since the Unix epoch.
+    /// Time of arrival since the Unix epoch.
     pub(crate) time: Duration,
-    /// Whether the request is to the program that the proxy stands in front of.
+    /// Whether the request goes to the program behind the proxy.
     pub(crate) is_served: bool,
-    /// The caller of a request to that program, if it proved an identity.
+    /// The caller of a request to the program behind the proxy, if it proved an identity.
     pub(crate) served_caller: Option<Arc<ServedCaller>>,
 }
 
-/// The outcome when the response begins.
+/// Outcome of a request when its response begins.
 #[derive(Debug)]
 pub struct RequestOutcome {
     /// Status of the response.
@@ -71,9 +71,9 @@ pub struct RequestOutcome {
     pub message: Option<String>,
     /// The server that responded.
     pub server: Option<EndpointTarget>,
-    /// Number of attempts, hedged ones included.
+    /// Number of attempts, including hedged ones.
     pub attempts: usize,
-    /// Until the response headers.
+    /// Time from the request headers to the response headers.
     pub took: Duration,
     /// The attempts, if they were traced.
     pub attempt_log: Vec<AttemptRecord>,
@@ -82,7 +82,7 @@ pub struct RequestOutcome {
 }
 
 impl RequestInfo {
-    /// The request of these headers. `time` is its arrival since the Unix epoch.
+    /// Describes the request with these headers. `time` is the time of arrival since the Unix epoch.
     pub fn new(parts: &Parts, arrival: Arrival, time: Duration) -> Self {
         let Arrival { caller, began, length, is_outside: _ } = arrival;
         Self {
@@ -108,7 +108,7 @@ impl RequestInfo {
         accepted.or_else(|| Some(self.served_caller.as_ref()?.id().to_owned()))
     }
 
-    /// The path without the query, which may contain secrets, up to [`MAX_PATH`] bytes.
+    /// The path without its query, which may contain secrets. Cut off after [`MAX_PATH`] bytes.
     pub(crate) fn path(&self) -> &str {
         let path = self.uri.path();
         // Cut between characters: a path may contain non-ASCII characters.
@@ -139,13 +139,14 @@ pub(crate) struct CompletedRequest<'a> {
     /// Bytes of the response body that were read.
     pub(crate) bytes_out: u64,
     pub(crate) end: BodyEnd,
-    /// From the request headers to the end of the response.
+    /// Time from the request headers to the end of the response.
     pub(crate) took: Duration,
 }
 
 impl CompletedRequest<'_> {
-    /// Kind and message of a failure by the semantic conventions of server spans; `None` if neither the server nor the proxy failed. A
-    /// request that was refused because of what the client did (4xx, and the statuses of gRPC that correspond) is no failure.
+    /// Kind and message of a failure, by the OpenTelemetry semantic conventions for server spans. `None` if neither
+    /// the server nor the proxy failed. A request that was refused because of the client (4xx, and the corresponding
+    /// gRPC statuses) is no failure.
     pub(crate) fn error(&self) -> Option<(String, String)> {
         let outcome = self.outcome;
         let failed = match self.grpc_status {

@@ -1,4 +1,4 @@
-//! Rate, errors and duration of responses by region of the server: counters that are found without a lock.
+//! Rate, errors and duration of responses by region of the server. The counters are found without a lock.
 
 use std::{
     sync::{
@@ -19,33 +19,34 @@ pub(crate) const BUCKET_BOUNDS_US: [u64; 14] = [
     10_000_000,
 ];
 
-/// Maximum number of regions with their own series for each service; few policies allow calls to more.
+/// Maximum number of regions per service that have their own series; few policies allow calls to more regions.
 const MAX_REGIONS: usize = 16;
-/// Region labels of responses without a server, and of regions beyond the maximum; not valid names.
+/// Region labels of responses without a server, and of regions beyond the maximum. They are not valid names.
 const NO_SERVER: &str = "(none)";
 const OVERFLOW: &str = "(other)";
 
-/// Responses of one region, or to one caller.
+/// Counters of responses from one region, or to one caller.
 #[derive(Debug, Default)]
 pub struct RegionMetrics {
-    /// By status class: 1xx to 5xx.
+    /// Counts by status class: 1xx to 5xx.
     classes: [AtomicU64; 5],
-    /// Times to the response headers: one count per bucket, and one beyond the last.
+    /// Histogram of the times to the response headers: one count per bucket, and one beyond the last bound.
     buckets: [AtomicU64; BUCKET_BOUNDS_US.len() + 1],
     sum_us: AtomicU64,
 }
 
-/// Responses by route and backend, and by region.
+/// Counters of responses by route and backend, and by region.
 #[derive(Debug)]
 pub struct ResponseMetrics {
-    /// By number of the route and backend.
+    /// Counters by the number of the route and backend.
     route_backends: [OnceLock<Box<BackendMetrics>>; RouteBackendIndex::COUNT],
 }
 
-/// Responses by region.
+/// Counters of responses by region.
 #[derive(Debug, Default)]
 pub struct BackendMetrics {
-    /// In the order of the first response; the nearest region usually is first, so that the search is short.
+    /// Counters in the order of each region's first response. The nearest region is usually first, so searches are
+    /// short.
     regions: [OnceLock<Box<(Region, RegionMetrics)>>; MAX_REGIONS],
     overflow: OnceLock<Box<RegionMetrics>>,
     no_server: RegionMetrics,
@@ -54,7 +55,7 @@ pub struct BackendMetrics {
 }
 
 impl RegionMetrics {
-    /// Counts a response, and the time to its headers.
+    /// Counts a response. `took` is the time to its headers.
     #[inline]
     pub fn record(&self, status: StatusCode, took: Duration) {
         if let Some(class) = self.classes.get(usize::from(status.as_u16() / 100).wrapping_sub(1)) {
@@ -83,7 +84,8 @@ impl RegionMetrics {
         self.buckets.iter().map(|count| count.load(Relaxed)).sum()
     }
 
-    /// Upper bound in seconds and count of each bucket, the last one unbounded; and the sum in seconds.
+    /// Upper bound in seconds and count of each bucket, of which the last has no bound; and the sum of all times in
+    /// seconds.
     pub fn durations(&self) -> (Vec<(f64, u64)>, f64) {
         let bounds = BUCKET_BOUNDS_US.iter().map(|us| *us as f64 / 1e6).chain([f64::INFINITY]);
         let counts = bounds.zip(&self.buckets).map(|(bound, count)| (bound, count.load(Relaxed)));
@@ -98,7 +100,8 @@ impl Default for ResponseMetrics {
 }
 
 impl ResponseMetrics {
-    /// Counts a response of a server in region `from`, or of the proxy, to a call by this route and backend.
+    /// Counts a response to a call by this route and backend. `from` is the server's region; `None` for a
+    /// response of the proxy itself.
     #[inline]
     pub fn record(
         &self,
@@ -121,7 +124,7 @@ impl ResponseMetrics {
         self.route_backends[index.index()].get_or_init(Box::default)
     }
 
-    /// Adds the counts of another service, whose routes have other names.
+    /// Adds the counts of another service. Its routes have other names.
     pub(crate) fn add(&self, other: &Self) {
         other.route_backends().for_each(|(_, metrics)| self.of(RouteBackendIndex::OTHER).add(metrics));
     }
@@ -133,7 +136,7 @@ impl ResponseMetrics {
             .filter_map(|(index, slot)| Some((index, &**slot.get()?)))
     }
 
-    /// All of them by region.
+    /// The metrics of all regions, for all routes and backends.
     fn regions(&self) -> impl Iterator<Item = &RegionMetrics> {
         self.route_backends().flat_map(|(_, metrics)| metrics.iter().map(|(_, region)| region))
     }
@@ -212,7 +215,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn responses_are_counted_by_class_and_duration() {
+    fn response_metrics_count_by_status_class_and_duration() {
         let metrics = RegionMetrics::default();
         metrics.record(StatusCode::OK, Duration::from_micros(250));
         metrics.record(StatusCode::NOT_FOUND, Duration::from_micros(251));
@@ -224,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn regions_are_bounded_and_consistent_between_threads() {
+    fn response_metrics_bound_regions_equally_in_all_threads() {
         let responses = ResponseMetrics::default();
         let region = |number| Region::new(format!("region-{number}")).unwrap();
         std::thread::scope(|scope| {

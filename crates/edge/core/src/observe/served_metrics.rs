@@ -1,4 +1,4 @@
-//! Counters of the requests to the program behind a proxy, by caller.
+//! Counters of requests to the program behind a proxy, by caller.
 
 use std::{
     collections::BTreeMap,
@@ -16,18 +16,18 @@ use tokio::time::Instant;
 
 use crate::observe::{grpc_status::GrpcStatusCounts, response_metrics::RegionMetrics};
 
-/// Maximum number of callers with their own series; further ones are counted together.
+/// Maximum number of callers that have their own series. Further callers are counted together.
 const MAX_CALLERS: usize = 64;
-/// How long the series of a caller stays without a request. Longer than any scrape interval, and than the pause of callers that call
-/// every few minutes, whose counters would begin anew each time.
+/// Time for which a caller's series are kept without a request. It exceeds any scrape interval, and the pauses of
+/// callers that call every few minutes, whose counters would otherwise restart each time.
 const MAX_IDLE: Duration = Duration::from_secs(3600);
-/// Caller labels that are not names: of accepted requests without a proved identity, of requests that were refused to a caller without
-/// a series, and of callers beyond the maximum.
+/// Caller labels that are not names: accepted requests without an identity, refused requests of callers
+/// without a series, and callers beyond the maximum.
 const ANONYMOUS: &str = "(none)";
 const REFUSED: &str = "(refused)";
 const OVERFLOW: &str = "(other)";
 
-/// The caller of a request, by the identity that it proved, or that an intermediary stated.
+/// Caller of a request, by the identity that it proved or that an intermediary stated.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServedCaller {
     id: String,
@@ -35,8 +35,8 @@ pub struct ServedCaller {
 }
 
 impl ServedCaller {
-    /// A caller with a verified identity. Its label is the service; `fairmesh/ROLE` for a process of the mesh, since
-    /// each machine has one; the whole id for a caller of another trust domain.
+    /// Returns a caller with a verified identity. Its label is its service, `fairmesh/ROLE` for a process of the mesh
+    /// (because each machine has one), or the full id for a caller of another trust domain.
     pub fn new(caller: &CallerId) -> Self {
         let label = match &caller.id().path {
             _ if caller.is_federated() => caller.as_str().to_owned(),
@@ -46,7 +46,7 @@ impl ServedCaller {
         Self { id: caller.as_str().to_owned(), label }
     }
 
-    /// The whole SPIFFE id.
+    /// The full SPIFFE id.
     pub(crate) fn id(&self) -> &str {
         &self.id
     }
@@ -56,8 +56,8 @@ impl ServedCaller {
     }
 }
 
-/// Requests by caller. Only accepted callers have a series of their own, so that no peer invents one. A series ends after an hour
-/// without a request.
+/// Counts requests by caller. Only accepted callers get their own series, so that no peer can create series. A series
+/// ends after an hour without a request.
 #[derive(Debug)]
 pub struct ServedMetrics {
     pub(crate) service: String,
@@ -73,12 +73,12 @@ pub struct ServedMetrics {
 pub(crate) struct CallerSeries {
     pub(crate) responses: RegionMetrics,
     pub(crate) grpc_statuses: GrpcStatusCounts,
-    /// How long calls took, by outcome.
+    /// Durations of calls, by outcome.
     pub(crate) durations: CallSeries,
-    /// Bytes of the bodies of requests and of responses.
+    /// Bytes of request bodies and of response bodies.
     pub(crate) received: AtomicU64,
     pub(crate) sent: AtomicU64,
-    /// When it was last used, in seconds since the metrics began.
+    /// Time of the last use, in seconds since the metrics were created.
     used: AtomicU64,
 }
 
@@ -89,7 +89,7 @@ impl ServedMetrics {
         Self { service: service.to_string(), began: Instant::now(), anonymous, refused, overflow, callers }
     }
 
-    /// The series of an accepted caller, or of accepted requests without an identity.
+    /// The series of an accepted caller; with `None`, of accepted requests without an identity.
     pub(crate) fn accepted(&self, caller: Option<&ServedCaller>) -> Arc<CallerSeries> {
         let Some(caller) = caller else { return Arc::clone(&self.anonymous) };
         if let Some(known) = self.find(caller) {
@@ -107,7 +107,8 @@ impl ServedMetrics {
         Arc::clone(series)
     }
 
-    /// The series of a request that was not accepted: that of its caller, if earlier requests were.
+    /// The series of a refused request: its caller's, if earlier requests of the caller were accepted, otherwise the
+    /// common series.
     pub(crate) fn refused(&self, caller: Option<&ServedCaller>) -> Arc<CallerSeries> {
         caller.and_then(|caller| self.find(caller)).unwrap_or_else(|| Arc::clone(&self.refused))
     }
@@ -119,7 +120,7 @@ impl ServedMetrics {
         Some(Arc::clone(known))
     }
 
-    /// Every series in use with its label.
+    /// All series in use, with their labels.
     pub(crate) fn series(&self) -> Vec<(String, Arc<CallerSeries>)> {
         let now = self.now();
         let mut callers = self.callers.write().unwrap_or_else(PoisonError::into_inner);
@@ -130,7 +131,7 @@ impl ServedMetrics {
         reserved.chain(callers.iter().map(|(label, series)| (label.clone(), Arc::clone(series)))).collect()
     }
 
-    /// The durations of calls, by the conventions of OpenTelemetry.
+    /// Durations of calls, by the OpenTelemetry semantic conventions.
     pub fn call_rows(&self) -> Vec<CallRow> {
         let series = self.series();
         let rows = series.iter().flat_map(|(label, series)| {
@@ -146,8 +147,8 @@ impl ServedMetrics {
 }
 
 impl CallerSeries {
-    /// Whether it stays. The caller holds the lock for writing, so that only requests in flight hold the series elsewhere: they count more
-    /// when they end, after however long.
+    /// Whether the series is kept. The caller of this function holds the write lock, so only requests in flight can
+    /// hold other references to the series. Such requests still count when they end, however late.
     fn is_used(self: &Arc<Self>, now: u64) -> bool {
         if Arc::strong_count(self) > 1 {
             self.used.store(now, Relaxed);
@@ -179,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn callers_beyond_the_maximum_are_counted_together() {
+    fn callers_beyond_maximum_share_one_metric_series() {
         let metrics = metrics();
         for number in 0..MAX_CALLERS + 3 {
             call(&metrics.accepted(Some(&caller(&format!("spiffe://prod/shop/caller-{number}")))));
@@ -192,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn refused_callers_have_no_series_of_their_own() {
+    fn refused_callers_get_no_metric_series_of_their_own() {
         let metrics = metrics();
         let (known, stranger) = (caller("spiffe://prod/shop/web"), caller("spiffe://prod/shop/stranger"));
         call(&metrics.accepted(Some(&known)));
@@ -206,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn labels_tell_domains_apart_and_machines_not() {
+    fn caller_labels_distinguish_trust_domains_but_not_machines() {
         let id = |text: &str| text.parse().unwrap();
         let partner = ServedCaller::new(&CallerId::federated(id("spiffe://partner/shop/web")));
         assert_eq!(partner.label(), "spiffe://partner/shop/web");
@@ -215,7 +216,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn series_of_a_silent_caller_ends() {
+    async fn metric_series_of_silent_caller_expires() {
         let metrics = metrics();
         let (silent, busy) = (caller("spiffe://prod/shop/silent"), caller("spiffe://prod/shop/busy"));
         [&silent, &busy].into_iter().for_each(|caller| call(&metrics.accepted(Some(caller))));
@@ -226,7 +227,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn series_of_a_request_in_flight_stays() {
+    async fn metric_series_with_request_in_flight_does_not_expire() {
         let metrics = metrics();
         let stream = metrics.accepted(Some(&caller("spiffe://prod/shop/stream")));
         call(&stream);

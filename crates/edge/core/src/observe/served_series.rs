@@ -15,7 +15,7 @@ use crate::observe::served_metrics::{CallerSeries, ServedMetrics};
 
 const CLASSES: [&str; 5] = ["1xx", "2xx", "3xx", "4xx", "5xx"];
 
-/// What a family of series counts.
+/// What a metric family counts.
 #[derive(Clone, Copy, Debug)]
 enum Counted {
     Responses,
@@ -25,7 +25,7 @@ enum Counted {
     Durations,
 }
 
-/// A family with the series of all callers.
+/// A metric family with the series of all callers.
 #[derive(Debug)]
 struct CallerFamily {
     metrics: Arc<ServedMetrics>,

@@ -14,20 +14,21 @@ use crate::observe::{grpc_status::GrpcStatusCounts, response_metrics::ResponseMe
 /// Counters of the requests of one service.
 #[derive(Debug, Default)]
 pub struct ServiceMetrics {
-    /// By status, route, backend and region.
+    /// Responses by status, route, backend and region.
     pub responses: ResponseMetrics,
-    /// Durations by caller, method and status.
+    /// Durations of calls by caller, method and status.
     pub calls: CallSeries,
-    /// By gRPC status.
+    /// Calls by gRPC status.
     pub grpc_statuses: GrpcStatusCounts,
-    /// Responses of the proxy itself because no server responded.
+    /// Responses of the proxy itself, because no server responded.
     pub faults: AtomicU64,
     /// Requests in flight.
     pub in_flight: AtomicU64,
 }
 
 impl ServiceMetrics {
-    /// Counts a response to an HTTP request with this method, without an exported span. `from` is the server's region.
+    /// Counts a response to an HTTP request with this method and without an exported span. `from` is the
+    /// server's region.
     #[inline]
     pub fn record_response(
         &self,

@@ -1,5 +1,5 @@
-//! Exports requests as spans by the semantic conventions of OpenTelemetry: one for each request, with a child for each
-//! attempt.
+//! Exports requests as spans, by the OpenTelemetry semantic conventions: one span for each request, with a
+//! child span for each attempt.
 
 use std::{
     collections::hash_map::RandomState,
@@ -28,16 +28,16 @@ pub struct TraceConfig {
     pub to: Collector,
     /// Which requests are exported.
     pub sampler: Sampler,
-    /// Further attributes of this process, which replace its own.
+    /// Further attributes of this process. They replace the built-in ones.
     pub resource: Vec<(String, String)>,
-    /// The service that this process stands for (`service.name`), as the program behind it or the one whose calls it sends; `None` for a
-    /// proxy of many programs.
+    /// Service that this process represents (`service.name`): the program behind it, or the service whose calls it
+    /// sends. `None` for a proxy of many programs.
     pub service: Option<ServiceName>,
     /// Identity of this proxy among others (`service.instance.id`).
     pub instance: String,
 }
 
-/// Fields of B3 contexts, which decide on traces too.
+/// Headers of B3 trace contexts, which carry sampling decisions too.
 const B3: [HeaderName; 6] = [
     HeaderName::from_static("b3"),
     HeaderName::from_static("x-b3-traceid"),
@@ -47,10 +47,11 @@ const B3: [HeaderName; 6] = [
     HeaderName::from_static("x-b3-flags"),
 ];
 
-/// Takes the decision on a trace from a client outside the mesh, also where this proxy exports no spans: later processes would follow it.
+/// Overrides the sampling decision of a client outside the mesh, even if this proxy exports no spans: later
+/// processes would follow the client's decision.
 pub(crate) fn take_decision(headers: &mut HeaderMap, is_traced: bool) {
     remove_all_spellings(headers, &B3);
-    // The tracer decides itself.
+    // With a tracer, the tracer decides.
     if !is_traced
         && headers.contains_key(TRACEPARENT)
         && let Some(parent) = SpanContext::read(headers)
@@ -66,7 +67,7 @@ pub(crate) struct Tracer {
     exporter: Exporter,
     sampler: Sampler,
     seen: AtomicU64,
-    /// A random start and a counter: mixed numbers do not repeat.
+    /// Counter with a random start, from which ids are made. Its mixed values do not repeat.
     ids: AtomicU64,
     salt: u64,
 }
@@ -75,7 +76,7 @@ pub(crate) struct Tracer {
 #[derive(Debug)]
 pub(crate) struct ActiveSpan {
     pub(crate) own: SpanContext,
-    /// 0 for the root of a trace.
+    /// Span id of the parent; 0 for the root of a trace.
     pub(crate) parent: u64,
     pub(crate) state: String,
 }
@@ -93,9 +94,10 @@ impl Tracer {
         }
     }
 
-    /// Begins the span of a sampled request, and makes it the parent in the request's headers. A request that begins a trace which is not
-    /// sampled carries that decision on, so that no later process begins a part of the trace. A client outside the mesh names a trace, and
-    /// does not decide: its requests would fill the queues of all processes that they pass, or hide from them.
+    /// Begins the span of a sampled request, and makes it the parent in the request's headers. A request that
+    /// starts a trace that is not sampled carries that decision, so that no later process samples part of the
+    /// trace. A client outside the mesh may choose the trace id but not the decision: its requests could fill
+    /// the span queues of all processes on their way, or hide from them.
     pub(crate) fn begin(&self, headers: &mut HeaderMap, is_outside: bool) -> Option<ActiveSpan> {
         let parent = match headers.contains_key(TRACEPARENT) {
             true => SpanContext::read(headers),
@@ -103,7 +105,8 @@ impl Tracer {
         };
         let (trace, sampled) = match parent {
             Some(parent) if is_outside => {
-                // The client chose the id of the trace, by which a share decides.
+                // The client chose the trace id, so a share cannot decide by it; a new random id is used
+                // instead.
                 let sampled = self.takes(u128::from(self.id()));
                 if !sampled {
                     headers.insert(TRACEPARENT, SpanContext { sampled, ..parent }.header());
@@ -111,7 +114,7 @@ impl Tracer {
                 }
                 (parent.trace, true)
             }
-            // The context of a request that is not exported stays that of its caller.
+            // A request that is not exported keeps the trace context of its caller.
             Some(parent) => self.is_sampled(parent).then_some((parent.trace, true))?,
             None => self.root(headers)?,
         };
@@ -121,20 +124,21 @@ impl Tracer {
         let span = self.id();
         let own = SpanContext { trace, span, sampled };
         if parent.is_none() {
-            // It belongs to a context that could not be parsed.
+            // The trace state belongs to a context that could not be parsed.
             headers.remove(TRACESTATE);
         }
         headers.insert(TRACEPARENT, own.header());
         sampled.then(|| ActiveSpan { own, parent: parent.map_or(0, |parent| parent.span), state })
     }
 
-    /// Whether a request of another's trace is exported.
+    /// Whether a request that continues its caller's trace is exported.
     fn is_sampled(&self, parent: SpanContext) -> bool {
         if self.sampler.follows_parent { parent.sampled } else { self.takes(parent.trace) }
     }
 
-    /// The trace that a request without a valid context starts, and whether it is sampled. Requests with a B3 context start none, since
-    /// two traces could not be correlated, nor does a proxy that leaves all decisions to others.
+    /// Returns the trace id for a request without a valid context, and whether the trace is sampled. `None` for
+    /// requests with a B3 context, since two traces could not be correlated, and for a proxy that leaves all
+    /// decisions to other processes.
     fn root(&self, headers: &HeaderMap) -> Option<(u128, bool)> {
         if self.sampler.roots == RootSampler::OneIn(0) {
             return None;
@@ -157,7 +161,7 @@ impl Tracer {
     /// Exports a completed request.
     pub(crate) fn export(&self, span: &ActiveSpan, request: &RequestInfo, completed: &CompletedRequest<'_>) {
         let attempts = completed.outcome.attempt_log.iter().enumerate();
-        // Another clock: an attempt may seem to end microseconds after its request.
+        // The clocks differ: an attempt may seem to end microseconds after its request.
         let by = request.time + completed.took;
         let attempts = attempts.map(|(nth, tried)| attempt_span(span, request, nth, tried, by));
         self.exporter.export(std::iter::once(request_span(span, request, completed)).chain(attempts));
@@ -172,10 +176,10 @@ impl Tracer {
     }
 }
 
-/// The attributes of this process. Those of the environment replace its own.
+/// The attributes of this process. Attributes from the environment replace the built-in ones.
 fn resource(traces: &TraceConfig) -> Vec<(String, AttributeValue)> {
     let service = traces.service.as_ref().map(ToString::to_string);
-    // The version of this process is not that of the service for which it stands.
+    // The version of this process is not the version of the service that it stands for.
     let version = service.is_none().then_some(env!("CARGO_PKG_VERSION"));
     let own = [
         Some(("service.name", service.as_deref().unwrap_or("fairmesh-proxy"))),
@@ -229,7 +233,7 @@ fn request_span(span: &ActiveSpan, request: &RequestInfo, completed: &CompletedR
     }
 }
 
-/// An attempt of a request that ended at `by`.
+/// The span of an attempt. `by` is the end of its request.
 fn attempt_span(
     span: &ActiveSpan,
     request: &RequestInfo,
@@ -272,7 +276,7 @@ fn attempt_span(
     }
 }
 
-/// The method in span names, which must be few although clients may send any method.
+/// Method used in span names. Span names must have few values, although clients may send any method.
 fn method(method: &Method) -> &str {
     match method.as_str() {
         known @ ("GET" | "HEAD" | "POST" | "PUT" | "DELETE" | "CONNECT" | "OPTIONS" | "TRACE" | "PATCH") => {

@@ -1,7 +1,7 @@
 //! Live requests for operators: `fairmesh tap` reads them from the admin port.
 //!
-//! A request is observed for a tap only while there is one of its service. A tap that is read too slowly loses requests and is
-//! told how many; requests never wait for it.
+//! A request is observed for a tap only while some tap selects its service. A tap that is read too slowly loses
+//! requests, and gets the number of lost ones; requests never wait for a tap.
 
 use std::sync::{
     Arc, PoisonError, RwLock,
@@ -18,33 +18,33 @@ use crate::observe::access_log::entry::AccessLogEntry;
 
 /// Maximum number of taps at a time.
 const MAX_TAPS: usize = 8;
-/// Requests that wait for the reader of a tap.
+/// Maximum number of requests that wait for the reader of a tap.
 const QUEUE: usize = 256;
 
 /// The taps of a proxy.
 #[derive(Debug, Default)]
 pub struct Taps {
-    /// Number of taps, read for each request.
+    /// Number of taps. Each request reads it.
     active: AtomicUsize,
     taps: RwLock<Vec<Arc<Tap>>>,
 }
 
-/// Selects requests.
+/// Selects the requests of a tap.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct TapFilter {
-    /// `tenant/service`.
+    /// The service, as `tenant/service`.
     service: String,
-    /// Beginning of the path.
+    /// Prefix of the path.
     path: Option<String>,
     method: Option<String>,
     /// A status such as `404`, or a class such as `5xx`.
     status: Option<String>,
-    /// Only requests without a response of a server, and with one of 500 and above.
+    /// Selects only failed requests: no response from a server, or a status of 500 or above.
     failed: bool,
-    /// Only requests that took at least as many milliseconds.
+    /// Selects only requests that took at least this many milliseconds.
     min_ms: f64,
-    /// One of as many of the selected requests; 0 is all.
+    /// Number N: one in N matching requests is selected; 0 selects all.
     one_in: u64,
 }
 
@@ -52,7 +52,7 @@ pub struct TapFilter {
 struct Tap {
     filter: TapFilter,
     lines: mpsc::Sender<Bytes>,
-    /// Requests that the filter selects.
+    /// Number of requests that the filter matched so far.
     selected: AtomicU64,
     shed: AtomicU64,
 }
@@ -63,7 +63,8 @@ pub struct TapReader {
     taps: Arc<Taps>,
     tap: Arc<Tap>,
     lines: mpsc::Receiver<Bytes>,
-    told: u64,
+    /// Number of lost requests that the tap has been informed of.
+    reported_shed: u64,
 }
 
 impl Taps {
@@ -78,16 +79,16 @@ impl Taps {
         }
         taps.push(Arc::clone(&tap));
         self.active.store(taps.len(), Relaxed);
-        Some(TapReader { taps: Arc::clone(self), tap, lines, told: 0 })
+        Some(TapReader { taps: Arc::clone(self), tap, lines, reported_shed: 0 })
     }
 
-    /// Whether requests of this service are read by a tap.
+    /// Whether a tap reads requests of this service.
     #[inline]
     pub(crate) fn wants(&self, service: &ServiceName) -> bool {
         self.active.load(Relaxed) > 0 && self.of(service).next().is_some()
     }
 
-    /// Gives a completed request to the taps that select it.
+    /// Offers a completed request to the taps. Taps that select it receive it.
     pub(crate) fn offer(&self, service: &ServiceName, entry: &AccessLogEntry) {
         let mut line = None;
         for tap in self.of(service).filter(|tap| tap.selects(entry)) {
@@ -123,7 +124,7 @@ impl Tap {
     }
 }
 
-/// Whether a status is the given one, or of the given class.
+/// Whether a status equals `wanted`, or belongs to the class `wanted`.
 fn has_status(status: u16, wanted: &str) -> bool {
     match wanted.strip_suffix("xx") {
         Some(class) => class.parse().is_ok_and(|class: u16| status / 100 == class),
@@ -131,7 +132,7 @@ fn has_status(status: u16, wanted: &str) -> bool {
     }
 }
 
-/// A line of JSON, whose names are those of the other pages: in camel case.
+/// Serialises an entry as one line of JSON, with names in camel case like the other pages.
 fn to_line(entry: &AccessLogEntry) -> Bytes {
     let fields = match serde_json::to_value(entry) {
         Ok(Value::Object(fields)) => fields,
@@ -153,12 +154,12 @@ fn camel_case(name: &str) -> String {
 }
 
 impl TapReader {
-    /// The next line: a request, or the number of requests that were shed.
+    /// The next line: a request, or the number of requests that were dropped.
     pub async fn next(&mut self) -> Option<Bytes> {
         let shed = self.tap.shed.load(Relaxed);
-        if shed > self.told {
-            let line = format!("{}\n", json!({ "shed": shed - self.told }));
-            self.told = shed;
+        if shed > self.reported_shed {
+            let line = format!("{}\n", json!({ "shed": shed - self.reported_shed }));
+            self.reported_shed = shed;
             return Some(line.into());
         }
         self.lines.recv().await
@@ -190,7 +191,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_tap_gets_what_it_selects_until_it_is_dropped() {
+    async fn tap_receives_selected_requests_until_dropped() {
         let (taps, shop) = (Arc::new(Taps::default()), ServiceName::new("shop/web").unwrap());
         assert!(!taps.wants(&shop));
         let select = json!({ "service": "shop/web", "path": "/items", "status": "5xx", "minMs": 10.0 });
@@ -207,7 +208,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_slow_reader_is_told_what_was_shed() {
+    async fn slow_tap_reader_gets_number_of_dropped_requests() {
         let (taps, shop) = (Arc::new(Taps::default()), ServiceName::new("shop/web").unwrap());
         let mut reader = taps.start(filter(json!({ "service": "shop/web", "oneIn": 2 }))).unwrap();
         for _ in 0..2 * (QUEUE + 3) {
@@ -218,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn taps_are_bounded() {
+    fn number_of_concurrent_taps_is_bounded() {
         let taps = Arc::new(Taps::default());
         let readers: Vec<_> = (0..MAX_TAPS).map(|_| taps.start(TapFilter::default()).unwrap()).collect();
         assert!(taps.start(TapFilter::default()).is_none());

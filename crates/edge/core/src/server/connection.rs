@@ -11,7 +11,7 @@ use crate::{
     forward::{
         connection_handler::ConnectionHandler,
         connection_info::ConnectionInfo,
-        origin::{Direct, Origin},
+        connection_origin::{Direct, Origin},
         tcp::{self, TcpRoute},
     },
     listen::{
@@ -19,7 +19,7 @@ use crate::{
         connection_permit::{ConnectionPermit, UntilDisplaced},
         proxy_header,
         proxy_protocol::{self, Addresses},
-        socket,
+        socket_options,
     },
     server::{
         AcceptedConnection, ConnectionServer,
@@ -31,21 +31,23 @@ use crate::{
 };
 
 impl ConnectionServer {
-    /// Serves a connection until it ends. One of HTTP that sends no request makes room for another one.
+    /// Serves a connection until it ends. An HTTP connection that has sent no request may be closed to make
+    /// room for another one.
     pub fn serve_connection(
         self: Arc<Self>,
         accepted: AcceptedConnection,
         options: Arc<ServeOptions>,
     ) -> impl Future<Output = ()> + Send {
         let (permit, client) = (Arc::clone(&accepted.permit), accepted.caller);
-        // In other protocols the server may speak first.
+        // In other protocols the server may speak first, so a silent client is normal.
         if matches!(options.protocol, ServedProtocol::Http { .. }) {
             self.set_silent(&permit, client);
         }
         UntilDisplaced::new(permit, self.serve_accepted(accepted, options))
     }
 
-    /// Serves HTTP on a connection of `client` until it ends, or makes room for another one before its first request.
+    /// Serves HTTP on a connection of `client` until it ends, or until it is closed before its first request
+    /// to make room for another one.
     pub fn until_displaced(
         &self,
         permit: Arc<ConnectionPermit>,
@@ -60,8 +62,8 @@ impl ConnectionServer {
         permit.set_silent(self.silent.enter(client.ip(), Instant::now()));
     }
 
-    /// Reads the PROXY protocol header if required, and serves the protocol of the listener. Long operations are boxed,
-    /// since every connection would otherwise reserve space for the largest one.
+    /// Reads the PROXY protocol header if required, and serves the protocol of the listener. Long operations are
+    /// boxed; otherwise every connection would reserve space for the largest of them.
     async fn serve_accepted(
         self: Arc<Self>,
         AcceptedConnection { mut stream, caller, permit }: AcceptedConnection,
@@ -69,19 +71,20 @@ impl ConnectionServer {
     ) {
         // Fails only on a broken socket, which the first read reports.
         let _ = stream.set_nodelay(true);
-        let mut addresses = socket::connection_addresses(&stream, caller);
+        let mut addresses = socket_options::connection_addresses(&stream, caller);
         if options.accept_proxy {
             match proxy_header::read(&mut stream, self.limits.idle_timeout).boxed().await {
                 Ok(header) => addresses = header.addresses.unwrap_or(addresses),
                 Err(error) => {
                     increment(&self.forwarder.metrics.connections.proxy_protocol_errors);
                     tracing::debug!(%error, %caller, "refused a connection without a valid PROXY header");
-                    return socket::reset(stream);
+                    return socket_options::reset(stream);
                 }
             }
         }
         let served = if options.tls {
-            // Awaits nothing else in here, since every connection would otherwise reserve space for the TLS handshake.
+            // This branch awaits nothing else, since every connection would otherwise reserve space for the
+            // TLS handshake.
             match self.accept_tls(stream, &options, addresses.source).boxed().await {
                 Some(stream) => self.serve_protocol(stream, addresses, &options, permit),
                 None => return,
@@ -125,7 +128,7 @@ impl ConnectionServer {
     ) -> BoxFuture<'a, ()> {
         match &options.protocol {
             ServedProtocol::Http { service } => {
-                socket::set_user_timeout(stream.socket(), self.limits.idle_timeout);
+                socket_options::set_user_timeout(stream.socket(), self.limits.idle_timeout);
                 let client_info = ConnectionInfo::new(addresses.source, service.clone(), permit)
                     .over_tls(options.tls)
                     .allow_connect(options.connect)

@@ -1,4 +1,4 @@
-//! Serves HTTP on one connection, over the version that its client speaks.
+//! Serves HTTP on one connection, in the version that its client speaks.
 
 use std::{
     error::Error,
@@ -21,10 +21,10 @@ use crate::{
     counter::increment,
     http1::{
         connection::Connection,
-        handler::RequestHandler,
-        offload::{NoOffload, Offload},
-        outcome::{ConnectionEnd, ConnectionParts},
+        connection_end::{ConnectionEnd, ConnectionParts},
         request_body::IncomingBody,
+        request_handler::RequestHandler,
+        request_offload::{NoOffload, Offload},
         serve,
     },
     http2::connection::{Http2Server, StreamHandler},
@@ -36,26 +36,26 @@ use crate::{
 
 /// Handles the requests of a connection, over either version of HTTP.
 ///
-/// The extensions of a request hold the raw path and what an [`UpgradeRequest`](crate::tunnel::upgrade::UpgradeRequest) takes.
+/// The extensions of a request hold the raw path and what an [`UpgradeRequest`](crate::tunnel::client_upgrade::UpgradeRequest) takes.
 pub trait HttpHandler: Send + Sync + 'static {
-    /// Responds to a request, whatever happens.
+    /// Responds to a request. Errors become responses.
     fn handle<B>(&self, request: Request<B>) -> impl Future<Output = Response<Body>> + Send
     where
         B: http_body::Body<Data = Bytes, Error: Into<BoxError>> + Send + Unpin + 'static;
 }
 
-/// Serves HTTP on connections by these limits and counters.
+/// Serves HTTP on connections with these limits and counters.
 #[derive(Clone, Copy, Debug)]
 pub struct HttpServer<'a> {
-    /// Idle timeout of connections, and time limit of request headers and of reads by the client.
+    /// Idle timeout of connections. Also the time limit for request headers and for each write to the client.
     pub idle_timeout: Duration,
     /// Counters of how connections end.
     pub metrics: &'a ConnectionMetrics,
-    /// When connections have to end.
+    /// Signals when connections must end.
     pub shutdown: &'a Shutdown,
 }
 
-/// An [`HttpHandler`] as the handler of either version, without a fast path.
+/// Adapts an [`HttpHandler`] to either HTTP version, without a fast path.
 struct EveryRequest<H>(H);
 
 impl<R: AsyncRead + Unpin + Send + 'static, H: HttpHandler> RequestHandler<R> for EveryRequest<H> {
@@ -72,13 +72,13 @@ impl<H: HttpHandler> StreamHandler for EveryRequest<H> {
     }
 }
 
-/// Reunites a connection with its unread bytes. Always succeeds, since the halves belong together.
+/// Joins the halves of a connection with its unread bytes. Always succeeds, since the halves belong together.
 fn reunite<L: ClientStream>(parts: ConnectionParts<L::Reader, L::Writer>) -> Option<(L, BytesMut)> {
     Some((L::reunite(parts.reader, parts.writer)?, parts.read))
 }
 
 impl HttpServer<'_> {
-    /// Serves a connection of `caller` until it ends, or belongs to a tunnel.
+    /// Serves a connection of `caller` until it ends, or until a tunnel takes it.
     pub fn serve<L: ClientStream, H: HttpHandler>(
         self,
         stream: L,
@@ -88,7 +88,7 @@ impl HttpServer<'_> {
         self.serve_offloaded(stream, caller, EveryRequest(handler), None::<NoOffload>)
     }
 
-    /// As [`serve`](Self::serve), where another sender may send requests of the connection.
+    /// Like [`serve`](Self::serve), for a connection whose requests may also be sent by another sender.
     pub(crate) fn serve_offloaded<L, H, O>(
         self,
         stream: L,
@@ -130,7 +130,7 @@ impl HttpServer<'_> {
     }
 }
 
-/// The result of serving a connection, unless the drain deadline passes first.
+/// Returns the result of serving a connection; `None` if the drain deadline passes first.
 async fn until_drain_deadline<T>(
     shutdown: &Shutdown,
     mut served: Pin<&mut impl Future<Output = T>>,
@@ -141,7 +141,8 @@ async fn until_drain_deadline<T>(
         if let Poll::Ready(ended) = served.as_mut().poll(context) {
             return Poll::Ready(Some(ended));
         }
-        // Polled first to register the waker, which never changes; nothing can happen before the shutdown starts.
+        // Polled once to register the waker, which never changes; nothing can happen before the shutdown
+        // starts.
         let was_polled = mem::replace(&mut is_polled, true);
         let may_be_due = !was_polled || shutdown.is_started();
         if may_be_due && drain_deadline.as_mut().poll(context).is_ready() {

@@ -2,16 +2,16 @@
 
 use fairmesh_calls::ServiceName;
 
-use crate::{forward::boundary::Boundary, listen::proxy_protocol::Version};
+use crate::{forward::mesh_boundary::Boundary, listen::proxy_protocol::Version};
 
 /// How a listener serves its connections.
 #[derive(Clone, Debug)]
 pub struct ServeOptions {
-    /// What clients speak.
+    /// The protocol that clients speak.
     pub protocol: ServedProtocol,
-    /// Whether each connection begins with a PROXY protocol header; a connection without one is refused.
+    /// Whether each connection begins with a PROXY protocol header. Connections without one are refused.
     pub accept_proxy: bool,
-    /// Whether TLS is terminated, after that header.
+    /// Whether TLS is terminated, after the PROXY protocol header.
     pub tls: bool,
     /// Whether CONNECT is allowed without a route that names it.
     pub connect: bool,
@@ -24,14 +24,14 @@ pub struct ServeOptions {
 pub enum ServedProtocol {
     /// HTTP/1.1 and HTTP/2.
     Http {
-        /// The service of all requests; without one, the host of each request names it.
+        /// The service of all requests. `None`: the host of each request names its service.
         service: Option<ServiceName>,
     },
-    /// Bytes.
+    /// A byte stream over TCP.
     Tcp {
         /// The service of all connections.
         service: ServiceName,
-        /// The PROXY protocol header that the server gets on each connection.
+        /// Version of the PROXY protocol header that is sent to the server on each connection.
         send_proxy: Option<Version>,
     },
 }

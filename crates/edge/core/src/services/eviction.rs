@@ -14,25 +14,28 @@ use tokio::time::{Instant, MissedTickBehavior, interval};
 use crate::{
     counter::increment,
     limits::Limits,
-    observe::ejections,
+    observe::ejection_log,
     services::{ServiceIndex, Services, target::Target},
 };
 
-/// Minimum interval of eviction for space, which visits every service while requests for new services wait.
+/// Minimum interval between evictions that make room. Each of them visits every service while requests for new
+/// services wait.
 const MIN_EVICTION_INTERVAL: Duration = Duration::from_secs(1);
-/// When the table is full, services are evicted after this fraction of the idle timeout.
+/// Divisor of the idle timeout for evictions from a full table.
 const PRESSURE_DIVISOR: u32 = 10;
 
 impl Services {
-    /// Creates the table, and starts periodic eviction and the log of ejections until it is dropped. Must be called within a tokio runtime.
+    /// Creates the table, and starts periodic eviction and the ejection log, which run until the table is
+    /// dropped. Must be called within a tokio runtime.
     pub fn start(mesh: Mesh, limits: Limits) -> Arc<Self> {
         let services = Arc::new(Self::new(mesh, limits));
         tokio::spawn(evict_idle(Arc::downgrade(&services), limits.service_idle));
-        tokio::spawn(ejections::log(Arc::downgrade(&services)));
+        tokio::spawn(ejection_log::log(Arc::downgrade(&services)));
         services
     }
 
-    /// Makes room by evicting undeclared names, whatever the outcome of their requests, and the longest idle services.
+    /// Makes room by evicting undeclared names, regardless of their last requests, and services that were idle for a
+    /// fraction of the idle timeout ([`PRESSURE_DIVISOR`]). Returns whether there is room.
     pub(crate) fn make_room(&self, index: &mut ServiceIndex) -> bool {
         let now = Instant::now();
         if index

@@ -1,22 +1,23 @@
-//! Caches the target of the last request of a connection: the next request nearly always has the same host.
+//! Caches the target of a connection's last request: the next request nearly always has the same host.
 
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use crate::services::{host_name::HostError, target::Target};
 
-/// Each connection has its own lock, whereas the table of services is shared.
+/// Cache of one connection's last host and service. It has its own lock, whereas all connections share the table of
+/// services.
 #[derive(Debug, Default)]
 pub struct HostCache(Mutex<Option<CachedTarget>>);
 
 #[derive(Debug)]
 struct CachedTarget {
     host: Box<str>,
-    /// Weak, so that an idle connection does not keep a service subscribed.
+    /// The service. Weak, so that an idle connection does not keep a service subscribed.
     target: Weak<Target>,
 }
 
 impl HostCache {
-    /// The cached target of this host; calls `look_up` for another host, or if the target was evicted.
+    /// The cached target of this host. Calls `look_up` for another host, or if the target was evicted.
     pub fn get(
         &self,
         host: &str,
@@ -46,7 +47,7 @@ mod tests {
     use crate::{limits::Limits, services::Services};
 
     #[tokio::test]
-    async fn a_removed_service_is_looked_up_again() {
+    async fn host_cache_looks_removed_service_up_again() {
         let nowhere = "127.0.0.1:1".parse().unwrap();
         let mesh = Mesh::builder().agent(nowhere).client_id("test").connect().await.unwrap();
         let (services, recent, looked_up) =

@@ -11,7 +11,7 @@ pub enum HostError {
     /// The request has no host.
     #[error("the request names no host; send 'Host: service.tenant'")]
     Missing,
-    /// The host is malformed, or there are several.
+    /// The host is malformed, or the request has several hosts.
     #[error(
         "'{0}' is not a host, or a second one; send one name or address, with an optional port up to 65535"
     )]
@@ -29,7 +29,7 @@ pub enum HostError {
     TooManyServices {
         /// Maximum number of services.
         max: usize,
-        /// The option that sets it.
+        /// Name of the option that sets the maximum.
         option: &'static str,
     },
 }
@@ -46,8 +46,9 @@ pub(crate) fn service_name(host: &str) -> Result<ServiceName, HostError> {
     ServiceName::new(format!("{tenant}/{service}").to_ascii_lowercase()).map_err(|_| no_name())
 }
 
-/// The service of a host for callers of one tenant: `cart` and `cart.shop` are shop/cart for callers of shop. No host names a service of
-/// another tenant, which only a route reaches, with the consent of both.
+/// Returns the service that a host names for callers of one tenant: for callers of `shop`, both `cart` and
+/// `cart.shop` are `shop/cart`. No host names another tenant's service. Only a route reaches such a service, with the
+/// consent of both tenants.
 pub(crate) fn service_of_tenant(host: &str, tenant: &Tenant) -> Result<ServiceName, HostError> {
     let no_name = || HostError::NotAService(host.to_owned());
     let name = HostPort::parse(host).ok_or_else(|| HostError::Malformed(host.to_owned()))?.name();
@@ -64,7 +65,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn host_of_tenant_never_names_service_of_another() {
+    fn tenant_host_never_names_service_of_other_tenant() {
         let shop = Tenant::new("shop").unwrap();
         for (host, service) in [
             ("cart", "shop/cart"),
@@ -83,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn a_host_names_the_service_before_its_tenant() {
+    fn host_is_parsed_as_service_dot_tenant() {
         for host in ["cart.shop", "cart.shop:8080", "Cart.Shop.", "cart.shop.:80"] {
             assert_eq!(service_name(host).unwrap().to_string(), "shop/cart", "{host}");
         }

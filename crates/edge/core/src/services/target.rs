@@ -25,18 +25,18 @@ use tokio::time::Instant;
 
 use crate::observe::{grpc_status, recent_requests::LastRequest, service_metrics::ServiceMetrics};
 
-/// A service with its counters.
+/// A called service with its counters.
 #[derive(Debug)]
 pub struct Target {
-    /// What calls are made with.
+    /// Handle through which calls are made.
     pub handle: ServiceHandle,
-    /// Its counters.
+    /// Counters of the service.
     pub metrics: ServiceMetrics,
     /// The last recorded request.
     pub last: LastRequest,
     /// Whether the service has its own metric series.
     pub(crate) is_labelled: bool,
-    /// Whether the service stays in the table without being called.
+    /// Whether the service stays in the table even without calls.
     pub(crate) is_pinned: AtomicBool,
     pub(crate) activity: Mutex<Activity>,
     pub(crate) forgotten: AtomicBool,
@@ -70,7 +70,7 @@ impl Target {
 }
 
 impl Target {
-    /// The other services that its routes send calls to.
+    /// Other services to which the service's routes send calls.
     pub fn backends(&self) -> BTreeSet<ServiceName> {
         match &*service_state(&self.handle) {
             ServiceState::Ready(ready) => {
@@ -82,7 +82,7 @@ impl Target {
     }
 }
 
-/// Number of requests at the last check, and since when it is unchanged.
+/// Number of requests at the last check, and when that number last changed.
 #[derive(Debug, Default)]
 pub(crate) struct Activity {
     pub(crate) requests: u64,
@@ -90,7 +90,7 @@ pub(crate) struct Activity {
 }
 
 impl Target {
-    /// Whether the service was not called for `idle_for`. Computed from the request counters, so that requests need not
+    /// Whether the service was not called for `idle_for`. Derived from request counters, so that requests need not
     /// store a timestamp.
     pub(crate) fn is_idle(&self, now: Instant, idle_for: Duration) -> bool {
         let requests = self.metrics.responses.classes().iter().sum();
@@ -103,35 +103,36 @@ impl Target {
     }
 }
 
-/// A call of gRPC until its status is known.
+/// A gRPC call whose status is not known yet.
 #[derive(Debug)]
 pub(crate) struct GrpcCall {
     pub(crate) began: Instant,
     pub(crate) index: RouteBackendIndex,
     /// The caller that a gateway accepted.
     pub(crate) principal: Option<Arc<Principal>>,
-    /// The exported trace of the call.
+    /// The exported trace of the call, as an exemplar of metrics.
     pub(crate) exemplar: Option<TraceExemplar>,
 }
 
-/// Counts the gRPC status of one response, for its service, and for the route and backend of the call.
+/// Counts the gRPC status of one response for its service, and for the call's route and backend.
 #[derive(Debug)]
 pub(crate) struct GrpcStatusWatch {
     target: Arc<Target>,
     call: GrpcCall,
-    /// Whether the response counts as failed by its HTTP status already.
+    /// Whether the HTTP status already counts the response as failed.
     is_failed: bool,
 }
 
 impl GrpcStatusWatch {
-    /// Counts the status in the headers of a response; `None` if there is one.
+    /// Counts the status in the headers of a response and returns `None`. If the headers have no status, returns a
+    /// watch for the trailers.
     pub(crate) fn begin<B>(target: &Arc<Target>, call: GrpcCall, response: &Response<B>) -> Option<Self> {
         let is_failed = response.status().is_server_error();
         let watch = Self { target: Arc::clone(target), call, is_failed };
         (!watch.record(response.headers())).then_some(watch)
     }
 
-    /// Counts the status in headers or trailers; returns whether there was one.
+    /// Counts the status in headers or trailers. Returns whether there was one.
     fn record(&self, headers: &HeaderMap) -> bool {
         let recorded = self.target.metrics.grpc_statuses.record(headers);
         self.record_failure(recorded == Some(true));
@@ -154,7 +155,7 @@ impl GrpcStatusWatch {
     }
 }
 
-/// The status in the trailers.
+/// Counts the status in the trailers.
 impl BodyObserver for GrpcStatusWatch {
     fn frame(&self, frame: &Frame<Bytes>) {
         if let Some(trailers) = frame.trailers_ref() {
@@ -166,7 +167,7 @@ impl BodyObserver for GrpcStatusWatch {
         if end != BodyEnd::Complete {
             self.target.metrics.grpc_statuses.record_missing();
             self.record_duration(if end == BodyEnd::Cancelled { "CANCELLED" } else { "UNKNOWN" });
-            // A client that cancels is no failure of the server.
+            // A cancellation by the client is no failure of the server.
             self.record_failure(end == BodyEnd::Failed);
         }
     }

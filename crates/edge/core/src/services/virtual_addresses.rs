@@ -8,7 +8,8 @@ use std::{
 use fairmesh_calls::ServiceName;
 use fairmesh_model::Tenant;
 
-/// Virtual addresses of tenants' services. Two services of a tenant with one address: the first by name has it.
+/// Virtual addresses of the services of tenants. If two services of a tenant have the same address, the first
+/// by name gets it.
 #[derive(Debug, Default)]
 pub struct VirtualAddresses {
     services: BTreeMap<Tenant, BTreeMap<SocketAddr, BTreeSet<ServiceName>>>,
@@ -34,7 +35,7 @@ impl VirtualAddresses {
         }
     }
 
-    /// Removes those of a tenant.
+    /// Removes the virtual addresses of a tenant.
     pub fn forget(&mut self, tenant: &Tenant) {
         self.services.remove(tenant);
         self.addresses.retain(|service, _| service.tenant != *tenant);
@@ -56,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn virtual_address_is_of_one_tenant_and_of_the_first_service_by_name() {
+    fn shared_virtual_address_belongs_to_first_service_by_name_per_tenant() {
         let mut addresses = VirtualAddresses::default();
         let name = |text: &str| ServiceName::new(text).unwrap();
         let at: SocketAddr = ([10, 96, 0, 1], 80).into();

@@ -1,8 +1,9 @@
 //! Handshakes that a key server signs.
 //!
-//! rustls signs synchronously, so that the thread of such a handshake waits for the key server. The event loop of its connection must
-//! not, since others share it: the response to the ClientHello, which is signed, is made on a thread of a bounded pool. Whatever
-//! comes before and after it stays on the loop, so that slow clients occupy no thread.
+//! rustls signs synchronously, so the thread of such a handshake blocks until the key server responds. The
+//! connection's event loop must not block, since other connections share it. The response to the ClientHello,
+//! which is signed, therefore runs on a thread of a bounded pool. All other steps stay on the loop, so that
+//! slow clients occupy no thread.
 
 use std::{
     io,
@@ -26,17 +27,17 @@ use tokio_rustls::{
 
 use crate::counter::increment;
 
-/// Threads that may wait for the key server at a time.
+/// Maximum number of threads that wait for the key server.
 const MAX_THREADS: usize = 64;
 
-/// Runs handshakes on threads that may be blocked.
+/// Runs handshakes on threads that may block.
 #[derive(Debug)]
 pub(crate) struct HandshakePool {
     threads: Arc<Semaphore>,
     patience: Duration,
 }
 
-/// Wakes the task that waits for a connection.
+/// Wakes the task that waits for a connection to become readable.
 #[derive(Debug, Default)]
 struct Woken(Notify);
 
@@ -47,7 +48,7 @@ impl Wake for Woken {
 }
 
 impl HandshakePool {
-    /// Handshakes wait for a thread at most for `patience`.
+    /// Creates a pool. Handshakes wait at most `patience` for a thread.
     pub(crate) fn new(patience: Duration) -> Self {
         Self { threads: Arc::new(Semaphore::new(MAX_THREADS)), patience }
     }
@@ -55,7 +56,7 @@ impl HandshakePool {
     /// Completes a handshake.
     ///
     /// # Errors
-    /// When it fails; or it got no thread in time, and is counted in `refused`.
+    /// The handshake fails, or gets no thread in time; the latter is counted in `refused`.
     pub(crate) async fn complete<S>(
         &self,
         stream: S,
@@ -80,7 +81,8 @@ impl HandshakePool {
         }
     }
 
-    /// Runs a handshake of which any step may sign: each is a task for a thread, and the connection is waited for on its loop.
+    /// Runs a handshake of which any step may sign. Each step runs on a thread of the pool; the wait for the
+    /// connection happens on its event loop.
     async fn poll_on_threads<F, T>(&self, mut handshake: F, refused: &AtomicU64) -> io::Result<T>
     where
         F: Future<Output = io::Result<T>> + Send + Unpin + 'static,

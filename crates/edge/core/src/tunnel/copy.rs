@@ -1,8 +1,8 @@
 //! Copies bytes in both directions.
 //!
-//! Unlike `tokio::io::copy_bidirectional`, which holds two buffers while a connection is open: most tunnels are idle
-//! most of the time, and here an idle one has no buffer. Bytes are buffered only while one side does not accept them;
-//! then no more is read from the other side, so that a slow reader slows the writer down.
+//! `tokio::io::copy_bidirectional` holds two buffers while a connection is open. Most tunnels are idle most
+//! of the time, and here an idle tunnel has no buffer. Bytes are buffered only while one side does not accept
+//! them; no more is then read from the other side, so that a slow reader slows the writer down.
 
 use std::{
     io,
@@ -18,15 +18,16 @@ use tokio::{
     time::{Sleep, sleep},
 };
 
-/// Size of a read, and maximum buffered bytes of one direction.
+/// Size of a read, and maximum number of buffered bytes per direction.
 const CHUNK: usize = 16 * 1024;
-/// How long a side is still read after the other one is gone. If it were closed at once, the kernel would send RST, and
-/// some systems then discard data that the side has not read yet.
+/// Time for which a side is still read after the other side is gone. If it were closed at once, the kernel would send
+/// RST, and some systems would discard data that the side has not read yet.
 const LINGER: Duration = Duration::from_secs(1);
 
 pin_project! {
-    /// Completes when both sides have closed, or one is gone: it neither sends nor accepts bytes. Each direction ends by
-    /// itself, after all of its bytes are delivered, including those received from a side that failed.
+    /// Copies bytes in both directions. Completes when both sides have closed, or one is gone: it neither sends nor
+    /// accepts bytes. Each direction ends independently, after all of its bytes are delivered, including bytes
+    /// received from a side that failed.
     pub struct BidirectionalCopy<A, B> {
         #[pin]
         client: A,
@@ -41,9 +42,9 @@ pin_project! {
 /// Bytes copied to the server and to the client.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BytesCopied {
-    /// To the server.
+    /// Bytes copied to the server.
     pub up: u64,
-    /// To the client.
+    /// Bytes copied to the client.
     pub down: u64,
 }
 
@@ -52,10 +53,10 @@ struct Direction {
     state: CopyState,
     /// Bytes read and not yet written.
     unsent: Vec<u8>,
-    /// How many of them are written.
+    /// Number of bytes of `unsent` that are already written.
     sent: usize,
     copied: u64,
-    /// The source failed. It then accepts no bytes either.
+    /// Whether the source failed. A failed source accepts no bytes either.
     has_lost_source: bool,
     error: Option<io::Error>,
 }
@@ -64,15 +65,16 @@ struct Direction {
 enum CopyState {
     #[default]
     Open,
-    /// All is written; the destination must still be shut down.
+    /// All bytes are written; the destination must still be shut down.
     Ending,
-    /// The destination accepts no more bytes: what is read is discarded, so that the source is not stopped.
+    /// The destination accepts no more bytes. Bytes from the source are read and discarded, so that the source does
+    /// not block.
     Discarding,
     Ended,
 }
 
 impl<A, B> BidirectionalCopy<A, B> {
-    /// Between a client and a server.
+    /// Creates a copy between a client and a server.
     pub fn new(client: A, server: B) -> Self {
         Self { client, server, up: Direction::default(), down: Direction::default(), linger: None }
     }
@@ -145,10 +147,10 @@ impl Direction {
         }
     }
 
-    /// Discards what is read from now on; whether that is a change.
+    /// Discards bytes that are read from now on. Returns whether they were not discarded before.
     fn discard(&mut self) -> bool {
         (self.unsent, self.sent) = (Vec::new(), 0);
-        // Of a lost source there is nothing to read.
+        // A lost source has no more bytes to read.
         let state = if self.has_lost_source { CopyState::Ended } else { CopyState::Discarding };
         let is_change = self.state != CopyState::Ended && self.state != state;
         if is_change {
@@ -157,7 +159,8 @@ impl Direction {
         is_change
     }
 
-    /// Writes what is buffered, then reads a chunk and writes it at once; the rest is buffered.
+    /// Writes the buffered bytes, then reads a chunk and writes it at once; the part that the destination
+    /// does not accept is buffered.
     ///
     /// # Errors
     /// The destination failed.
@@ -199,7 +202,7 @@ impl Direction {
         }
     }
 
-    /// Passes the end on.
+    /// Passes the end of the source on to the destination.
     fn poll_end(&mut self, to: Pin<&mut impl AsyncWrite>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         let ended = ready!(to.poll_shutdown(context));
         self.state = CopyState::Ended;
@@ -224,7 +227,7 @@ impl Direction {
         Poll::Ready(Ok(()))
     }
 
-    /// Writes buffered bytes, and then releases the buffer.
+    /// Writes buffered bytes, and releases the buffer afterwards.
     fn poll_write(
         &mut self,
         mut to: Pin<&mut impl AsyncWrite>,
@@ -273,7 +276,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_half_closed_side_still_receives() {
+    async fn half_closed_tunnel_side_still_receives() {
         let (mut client, mut server, copying) = between(7);
         let copied = tokio::spawn(copying);
         client.write_all(b"a question").await.unwrap();
@@ -286,7 +289,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_slow_reader_stops_the_writer_with_little_buffered() {
+    async fn slow_tunnel_reader_stops_writer_with_little_buffered() {
         let (mut client, mut server, copying) = between(1024);
         let mut copying = pin!(copying);
         let sent = async {
@@ -348,20 +351,20 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn what_a_failed_server_sent_is_delivered() {
+    async fn tunnel_delivers_bytes_sent_before_server_failure() {
         // The pipe holds less than the message, which the client reads late.
         let (mut client, near) = duplex(4);
         let copied = tokio::spawn(BidirectionalCopy::new(near, Failing(b"the last message")));
         client.write_all(b"more").await.unwrap();
         assert_eq!(read_all(&mut client).await, b"the last message");
-        // What it still sends is discarded for a while.
+        // Bytes that the client still sends are discarded for a while.
         client.write_all(b"and more").await.unwrap();
         let ended = timeout(TIMEOUT, copied).await.unwrap().unwrap();
         assert_eq!(ended.unwrap_err().kind(), io::ErrorKind::ConnectionReset);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn what_a_failed_client_sent_is_delivered() {
+    async fn tunnel_delivers_bytes_sent_before_client_failure() {
         let (near, mut server) = duplex(4);
         let copied = tokio::spawn(BidirectionalCopy::new(Failing(b"the last message"), near));
         server.write_all(b"more").await.unwrap();
@@ -371,7 +374,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_failed_side_ends_the_copy() {
+    async fn failed_tunnel_side_ends_copy() {
         let (client, mut server, copying) = between(64);
         drop(client);
         let copied = tokio::spawn(copying);

@@ -1,4 +1,4 @@
-//! A connection with bytes that were already read.
+//! A connection with bytes that were already read from it.
 
 use std::{
     io::{self, IoSlice},
@@ -9,7 +9,7 @@ use std::{
 use bytes::{Buf as _, BytesMut};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-/// Returns the prefix first, and then reads from the connection.
+/// A connection whose reads first return a prefix.
 #[derive(Debug)]
 pub struct PrefixedIo<I> {
     prefix: BytesMut,
@@ -17,14 +17,14 @@ pub struct PrefixedIo<I> {
 }
 
 impl<I> PrefixedIo<I> {
-    /// A connection whose prefix was read.
+    /// Wraps a connection whose first bytes, `prefix`, were already read.
     pub fn new(prefix: BytesMut, io: I) -> Self {
         let mut this = Self { prefix, io };
         this.release();
         this
     }
 
-    /// Releases an empty prefix: a connection may stay open for days.
+    /// Frees an empty prefix: a connection may stay open for days.
     fn release(&mut self) {
         if self.prefix.is_empty() {
             self.prefix = BytesMut::new();

@@ -7,7 +7,7 @@ use fairmesh_kernel::{Attachments, Counter, KernelError, Selection, attach, deta
 use crate::place::{Place, callers, counted, folder_of};
 
 #[test]
-fn repeated_attach_keeps_options_that_are_not_given() {
+fn repeated_kernel_attach_keeps_omitted_options() {
     let Some(place) = Place::new("repeated") else { return };
     let networks = || vec![([127, 96, 0, 0].into(), 16)];
     let first = Attachments {
@@ -49,7 +49,8 @@ fn repeated_attach_keeps_options_that_are_not_given() {
     assert_eq!(links, 5, "of getpeername and connect, each for IPv4 and IPv6, and of connections");
 }
 
-/// A program that allows every IPv6 connect, attached to this cgroup so that descendants cannot attach any.
+/// A program that allows every IPv6 connect. It is attached so that descendants of this cgroup cannot attach
+/// any program.
 mod exclusive {
     #![allow(unsafe_code, reason = "no library attaches one in this way any more")]
 
@@ -103,7 +104,7 @@ mod exclusive {
 }
 
 #[test]
-fn failed_attach_leaves_the_earlier_attachment() {
+fn failed_kernel_attach_keeps_earlier_attachment() {
     let Some(place) = Place::new("fails") else { return };
     let inner = format!("{}/inner", place.cgroup);
     let guarded = Attachments {
@@ -126,7 +127,7 @@ fn failed_attach_leaves_the_earlier_attachment() {
 }
 
 #[test]
-fn short_cut_in_use_cannot_be_switched_off() {
+fn attach_cannot_switch_off_socket_short_cut_in_use() {
     let Some(place) = Place::new("short") else { return };
     place.attach(&place.cgroup, Selection::default(), None).unwrap();
     let without = |cgroup| Attachments { short_cut: Some(false), ..callers(cgroup, Selection::default()) };

@@ -23,7 +23,7 @@ use fairmesh_router::{CandidateNumbers, RouteNumbers, ServiceNumbers};
 use crate::place::{Place, callers, counted, enter, folder_of, greet};
 
 #[test]
-fn connections_are_redirected_until_the_proxy_closes_or_detach() {
+fn kernel_redirects_connections_until_proxy_closes_or_detach() {
     let Some(place) = Place::new("redirect") else { return };
     let server = TcpListener::bind("127.96.7.1:0").unwrap();
     let to = server.local_addr().unwrap();
@@ -62,7 +62,7 @@ fn connections_are_redirected_until_the_proxy_closes_or_detach() {
 }
 
 #[test]
-fn detach_removes_created_cgroups_and_names_the_others() {
+fn detach_removes_created_cgroups_and_names_ones_still_in_use() {
     let Some(place) = Place::new("created") else { return };
     let inner = format!("{}/a/b", place.cgroup);
     let elsewhere = tempfile::tempdir().unwrap();
@@ -85,7 +85,7 @@ fn detach_removes_created_cgroups_and_names_the_others() {
 }
 
 #[test]
-fn maps_of_another_release_are_refused_until_they_are_detached() {
+fn kernel_maps_of_another_release_are_refused_until_detached() {
     let Some(place) = Place::new("release") else { return };
     place.attach(&place.cgroup, Selection::default(), None).unwrap();
     let map = MapData::from_pin(place.pins().join("layout")).and_then(Map::from_map_data).unwrap();
@@ -107,7 +107,7 @@ fn maps_of_another_release_are_refused_until_they_are_detached() {
 }
 
 #[test]
-fn only_services_refuses_connections_without_a_proxy() {
+fn only_services_mode_refuses_connections_when_no_proxy_listens() {
     let Some(place) = Place::new("only") else { return };
     let server = TcpListener::bind("127.96.7.2:0").unwrap();
     let to = server.local_addr().unwrap();
@@ -127,7 +127,7 @@ fn only_services_refuses_connections_without_a_proxy() {
             assert_eq!(maps.take(accepted.join().unwrap()).unwrap().only_services, expected);
         });
     };
-    // The cgroup's setting applies before the first proxy too.
+    // The cgroup's setting also applies before the first proxy.
     let only_services = |only_services| Attachments {
         only_services: Some(only_services),
         ..callers(&place.cgroup, selection())
@@ -139,7 +139,7 @@ fn only_services_refuses_connections_without_a_proxy() {
     let now = status(&place.pins()).unwrap();
     assert!(now.attachments[0].only_services && !now.only_services, "{now:?}");
 
-    // The proxy's setting applies after its end too.
+    // The proxy's setting also applies after its end.
     attach(&place.pins(), &only_services(false)).unwrap();
     let direct = || {
         thread::scope(|scope| {
@@ -178,7 +178,7 @@ fn attach_keeps_other_programs_attached() {
 }
 
 #[test]
-fn a_thousand_services_of_twenty_endpoints_fit_into_64_mib() {
+fn thousand_services_of_twenty_endpoints_fit_into_64_mib() {
     let Some(place) = Place::new("memory") else { return };
     place.attach(&place.cgroup, Selection { ports: vec![1], ..Selection::default() }, None).unwrap();
     let sender = KernelSender::open(&place.pins()).unwrap().unwrap();

@@ -10,7 +10,7 @@ use fairmesh_kernel::{Attachments, Counter, ProxyMaps, Selection, attach};
 use crate::place::{Place, callers, counted, greet};
 
 #[test]
-fn nested_cgroup_has_its_own_programs() {
+fn nested_cgroup_has_its_own_kernel_programs() {
     let Some(place) = Place::new("within") else { return };
     let server = TcpListener::bind("127.96.7.3:0").unwrap();
     let to = server.local_addr().unwrap();
@@ -31,7 +31,8 @@ fn nested_cgroup_has_its_own_programs() {
     assert_eq!(counted(&place, Counter::Redirected), 2);
 }
 
-/// For nested cgroups, each one's `only_services` applies to its own programs, regardless of the other's.
+/// `only_services` of each nested cgroup applies to its own programs, regardless of the other cgroup's
+/// setting.
 #[test]
 fn nested_cgroup_has_its_own_only_services_option() {
     let Some(place) = Place::new("nested") else { return };

@@ -11,14 +11,15 @@ use fairmesh_test_support::skipped;
 
 use crate::place::Place;
 
-/// Environment variables of a process without capabilities: the pins, and a flag that root owns the maps.
+/// Environment variables for a process without capabilities: the directory of pins, and a flag that root owns
+/// the maps.
 const PINS: &str = "FAIRMESH_TEST_PINS";
 const NO_OWNER: &str = "FAIRMESH_TEST_NO_OWNER";
 /// The user `nobody`.
 const NOBODY: u32 = 65_534;
 
 #[test]
-fn the_owner_of_the_maps_needs_no_capability() {
+fn owner_of_pinned_maps_needs_no_capability() {
     if let Some(pins) = std::env::var_os(PINS).map(PathBuf::from) {
         if std::env::var_os(NO_OWNER).is_some() {
             return is_told_to_name_the_owner(&pins);
@@ -40,7 +41,7 @@ fn the_owner_of_the_maps_needs_no_capability() {
         let mut command = Command::new("setpriv");
         command.args([&nobody, "--clear-groups", "--bounding-set=-all", "--inh-caps=-all"]);
         command.arg(std::env::current_exe().unwrap());
-        command.args(["--exact", "owner::the_owner_of_the_maps_needs_no_capability", "--nocapture"]);
+        command.args(["--exact", "owner::owner_of_pinned_maps_needs_no_capability", "--nocapture"]);
         if owner.is_none() {
             command.env(NO_OWNER, "1");
         }
@@ -52,7 +53,7 @@ fn the_owner_of_the_maps_needs_no_capability() {
     }
 }
 
-/// A user who may not open the maps must get the hint to name the owner, not to detach.
+/// A user who may not open the maps must get the hint to name the owner, not the hint to detach.
 fn is_told_to_name_the_owner(pins: &Path) {
     let proxy = TcpListener::bind("127.0.0.1:0").unwrap();
     let refusals = [

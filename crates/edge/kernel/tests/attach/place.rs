@@ -1,4 +1,4 @@
-//! A test's cgroup, and connections from programs in it.
+//! A cgroup for a test, and connections from programs in it.
 
 use std::{
     fs,
@@ -19,7 +19,7 @@ pub(crate) struct Place {
 }
 
 impl Place {
-    /// `None`, with a message, if eBPF is refused.
+    /// Creates a place. `None`, with a message, if the machine refuses eBPF.
     pub(crate) fn new(name: &str) -> Option<Self> {
         let folder = tempfile::tempdir().unwrap();
         if let Err(error) = mount("bpf", folder.path(), "bpf", MountFlags::empty(), None) {
@@ -61,7 +61,7 @@ impl Place {
     }
 }
 
-/// Default attachment of a cgroup of callers.
+/// Default options for attaching a cgroup of callers.
 pub(crate) fn callers(cgroup: &str, selection: Selection) -> Attachments {
     Attachments { callers: cgroup.to_owned(), selection, ..Attachments::default() }
 }
@@ -86,14 +86,14 @@ pub(crate) fn greet(listener: &TcpListener, greeting: &str) -> SocketAddr {
     caller
 }
 
-/// The folder of a cgroup.
+/// The directory of a cgroup.
 pub(crate) fn folder_of(cgroup: &str) -> PathBuf {
     let mounts = fs::read_to_string("/proc/self/mounts").unwrap();
     let mount = mounts.lines().find(|line| line.split(' ').nth(2) == Some("cgroup2")).unwrap();
     PathBuf::from(format!("{}{cgroup}", mount.split(' ').nth(1).unwrap()))
 }
 
-/// Shell command that enters a cgroup and creates it if missing.
+/// Shell command that enters a cgroup, and creates it if it is missing.
 pub(crate) fn enter(cgroup: &str) -> String {
     let mount = "$(awk '$3 == \"cgroup2\" { print $2; exit }' /proc/self/mounts)";
     format!("folder={mount}{cgroup} && mkdir -p $folder && echo $$ > $folder/cgroup.procs")

@@ -13,7 +13,7 @@ use fairmesh_kernel::{
 
 use crate::place::{Place, callers, enter};
 
-/// Environment variables of a proxy process: the pins and its cgroup.
+/// Environment variables for a proxy process: the directory of pins, and its cgroup.
 const PROXY_PINS: &str = "FAIRMESH_TEST_PROXY_PINS";
 const PROXY_CGROUP: &str = "FAIRMESH_TEST_PROXY_CGROUP";
 
@@ -38,7 +38,7 @@ fn attach_refuses_root_proxy_and_agent_cgroups() {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
-/// Refuses the callers' cgroup, the servers' and a parent while the agent is in it.
+/// Attaching the callers' cgroup, the servers' cgroup, or a parent must fail while the agent is in it.
 fn refuses_the_agents(place: &Place) {
     let own = format!("{}/agent", place.cgroup);
     let script = format!("{} && echo in && exec cat", enter(&own));
@@ -64,7 +64,7 @@ fn refuses_the_agents(place: &Place) {
     agent.wait().unwrap();
 }
 
-/// Runs as the proxy: first in a cgroup of its own that is being attached, then in the callers' cgroup.
+/// Runs as the proxy, first in a cgroup of its own while that is being attached, then in the callers' cgroup.
 fn be_proxy_in_its_cgroup(pins: &Path, own: &str) {
     let proxy = TcpListener::bind("127.0.0.1:0").unwrap();
     enter_cgroup(own).unwrap();

@@ -10,18 +10,18 @@ pub(crate) const INPUT_BYTES: usize = 3 * 8;
 pub(crate) const OUTPUT_BYTES: usize = 7 * 8;
 
 #[test]
-fn arithmetic() {
+fn balancer_arithmetic_in_c_matches_vectors() {
     Decider::native().into_iter().for_each(compare);
 }
 
 #[test]
-fn arithmetic_in_the_kernel() {
+fn balancer_arithmetic_in_kernel_matches_vectors() {
     Decider::in_kernel().into_iter().for_each(compare);
 }
 
 fn compare(mut decider: Decider) {
     let all = vectors("arith.json");
-    // Each list's input, and the offset of its results in the output.
+    // The input fields of each list, and the offset of its results in the output.
     let lists = [
         ("mix_and_log", ["x", "", ""], "mix64", 0..1),
         ("generator", ["", "seed", ""], "next", 4..7),

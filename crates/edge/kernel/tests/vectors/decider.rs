@@ -11,7 +11,7 @@ use tempfile::TempDir;
 
 use crate::in_kernel::Programs;
 
-/// The decision code of the kernel form, in C.
+/// Runs the kernel form's decision code, which is written in C.
 pub(crate) enum Decider {
     /// `bpf/vectors/vectors.c`, compiled for this machine; deleted on drop.
     Native(TempDir),
@@ -76,7 +76,7 @@ fn run(program: &Path, kind: &str, inputs: &[u8]) -> Vec<u8> {
     output.stdout
 }
 
-/// The whole content of a vector file.
+/// Parses a vector file.
 pub(crate) fn vectors(file: &str) -> Value {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../vectors").join(file);
     serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()

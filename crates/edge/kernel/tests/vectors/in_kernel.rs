@@ -1,5 +1,5 @@
-//! Decisions by programs that the kernel has verified. `BPF_PROG_TEST_RUN` cannot run `sk_msg` programs, so a program of another
-//! type calls the same functions.
+//! Runs decisions as programs that the kernel has verified. `BPF_PROG_TEST_RUN` cannot run `sk_msg` programs,
+//! so a program of another type calls the same functions.
 
 use std::{error::Error, path::Path};
 
@@ -19,7 +19,7 @@ use crate::{
     route::{self, REQUEST_BYTES},
 };
 
-/// A minimal packet.
+/// A packet of minimal size, as input of a test run.
 const PACKET: [u8; 64] = [0; 64];
 
 /// One program for each kind of decision.
@@ -27,7 +27,8 @@ pub(crate) struct Programs(Ebpf);
 
 impl Programs {
     pub(crate) fn load(object: &Path) -> Result<Self, Box<dyn Error>> {
-        // The object declares all maps of the kernel form. They are pinned by name, here in a folder of this process.
+        // The object declares all maps of the kernel form. They are pinned by name, here in a temporary
+        // directory.
         let folder = tempfile::tempdir()?;
         mount("bpf", folder.path(), "bpf", MountFlags::empty(), None)?;
         let loaded = EbpfLoader::new().default_map_pin_directory(folder.path()).load_file(object);
@@ -66,9 +67,10 @@ fn program<'a>(programs: &'a mut Ebpf, kind: &str) -> &'a mut SchedClassifier {
     programs.program_mut(&format!("{kind}_vectors")).unwrap().try_into().unwrap()
 }
 
-/// Maps are pinned by name unless the object says otherwise. Each test run would then leave all maps on the machine.
+/// The object pins maps by name by default. Without an own directory, each test run would leave all maps on
+/// the machine.
 #[test]
-fn vector_tests_leave_no_pinned_maps() {
+fn kernel_vector_tests_leave_no_pinned_maps() {
     let Some(_decider) = Decider::in_kernel() else { return };
     let pin = Path::new("/sys/fs/bpf/links");
     assert!(

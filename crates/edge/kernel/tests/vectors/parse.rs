@@ -1,4 +1,4 @@
-//! Whatever the C parser accepts as a plain request, the proxy's parser reads the same way.
+//! Checks that the proxy's parser reads every request that the C parser accepts as plain in the same way.
 
 use bytes::BytesMut;
 use fairmesh_http::{
@@ -50,7 +50,7 @@ const WORDS: [&str; 21] = [
     "\r\n\r\n",
 ];
 
-/// One of these messages with random changes.
+/// One of these messages, with random changes.
 fn mutated(dice: &mut Generator, messages: &[&str]) -> Vec<u8> {
     let mut bytes = messages[dice.below(messages.len() as u64) as usize].as_bytes().to_vec();
     for _ in 0..dice.below(4) {
@@ -92,7 +92,7 @@ fn compare(request: &[u8], words: &[usize]) {
 }
 
 #[test]
-fn kernel_and_proxy_read_accepted_requests_alike() {
+fn requests_accepted_by_kernel_are_parsed_equally_by_proxy() {
     let Some(mut decider) = Decider::native() else { return };
     let mut dice = Generator::new(7);
     let requests: Vec<_> = (0..INPUTS).map(|_| mutated(&mut dice, &REQUESTS)).collect();
@@ -127,7 +127,7 @@ fn compare_response(response: &[u8], words: &[usize]) {
 }
 
 #[test]
-fn kernel_and_proxy_read_relayed_responses_alike() {
+fn responses_relayed_by_kernel_are_parsed_equally_by_proxy() {
     let Some(mut decider) = Decider::native() else { return };
     let mut dice = Generator::new(11);
     let responses: Vec<_> = (0..INPUTS).map(|_| mutated(&mut dice, &RESPONSES)).collect();
@@ -164,19 +164,19 @@ const RESPONSE_FIELDS: [(&str, bool); 5] = [
     ("set-cookie: a=b\r\nset-cookie: c=d\r\n", true),
 ];
 
-/// Which of these messages the C parser accepts.
+/// For each message, whether the C parser accepts it.
 fn taken(decider: &mut Decider, kind: &str, length: usize, messages: &[String]) -> Vec<bool> {
     let inputs: Vec<_> = messages.iter().map(|message| input(message.as_bytes())).collect();
     decider.decide(kind, &inputs, length).iter().map(|output| output[0] != 0).collect()
 }
 
 #[test]
-fn ambiguous_messages_are_left_to_the_proxy() {
+fn kernel_leaves_ambiguous_messages_to_proxy() {
     let Some(mut decider) = Decider::native() else { return };
     let request = |fields: &str| format!("GET / HTTP/1.1\r\nhost: cart.shop\r\n{fields}\r\n");
     let response = |fields: &str| format!("HTTP/1.1 200 OK\r\ncontent-length: 0\r\n{fields}\r\n");
     let mut requests = REQUEST_FIELDS.map(|(fields, expected)| (request(fields), expected)).to_vec();
-    // The host header is one of 48 fields.
+    // The host header is one of at most 48 fields.
     requests.extend([47, 48].map(|count| (request(&"x: 1\r\n".repeat(count)), count == 47)));
     let responses = RESPONSE_FIELDS.map(|(fields, expected)| (response(fields), expected)).to_vec();
     for (kind, length, cases) in [("parse", 32, requests), ("answer", 24, responses)] {

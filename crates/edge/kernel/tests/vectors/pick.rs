@@ -9,11 +9,11 @@ use serde_json::Value;
 
 use crate::decider::{Decider, vectors};
 
-/// `struct pick_output` of `bpf/vectors/vectors.h`.
+/// Size of `struct pick_output` of `bpf/vectors/vectors.h`, in bytes.
 pub(crate) const OUTPUT_BYTES: usize = 8 + 8 * BLOCK_ENDPOINTS;
-/// `struct policy` of `bpf/lib/shared.h`.
+/// Size of `struct policy` of `bpf/lib/shared.h`, in bytes.
 pub(crate) const POLICY_BYTES: usize = ROUTES_AT + 8 + 24 * ROUTE_ARMS + 96 * ROUTE_STEPS;
-/// Offset of the routes.
+/// Offset of the routes in `struct policy`.
 pub(crate) const ROUTES_AT: usize = 48 + 16 * BLOCK_ENDPOINTS;
 
 /// One decision of the program.
@@ -36,7 +36,7 @@ impl SharedBlock for Memory {
     }
 }
 
-/// A service as described by a case of the vectors.
+/// A service, as described by a case of the vectors.
 struct Case {
     config: BalancerConfig,
     weights: Vec<u32>,
@@ -115,7 +115,7 @@ fn numbers<T: TryFrom<u64, Error: std::fmt::Debug>>(list: &Value) -> Vec<T> {
     list.map(|number| T::try_from(number.as_u64().unwrap()).unwrap()).collect()
 }
 
-/// Cases of one list that the kernel can get: it handles only first attempts, with a bounded number of candidates.
+/// Cases of one list that can reach the kernel: only first attempts, with a bounded number of candidates.
 fn cases(file: &str, list: &str) -> Vec<Value> {
     let all = vectors(file);
     let count = |case: &Value, field: &str| case[field].as_array().map_or(0, Vec::len);
@@ -136,7 +136,8 @@ fn balancing(policy: BalancingPolicy) -> Balancing {
     Balancing { policy, ..Balancing::default() }
 }
 
-/// Compares decisions with the expected positions. Decisions for failed candidates may be left to the proxy.
+/// Compares decisions with the expected positions. The program may leave decisions for failed candidates to
+/// the proxy.
 fn compare(case: &Value, decisions: &[Decision], expected: &[u64]) {
     for (decision, expected) in decisions.iter().zip(expected) {
         assert!(
@@ -149,12 +150,12 @@ fn compare(case: &Value, decisions: &[Decision], expected: &[u64]) {
 }
 
 #[test]
-fn picks() {
+fn endpoint_picks_in_c_match_vectors() {
     Decider::native().into_iter().for_each(compare_picks);
 }
 
 #[test]
-fn picks_in_the_kernel() {
+fn endpoint_picks_in_kernel_match_vectors() {
     Decider::in_kernel().into_iter().for_each(compare_picks);
 }
 
@@ -174,12 +175,12 @@ fn compare_picks(mut decider: Decider) {
 }
 
 #[test]
-fn turns() {
+fn round_robin_turns_in_c_match_vectors() {
     Decider::native().into_iter().for_each(compare_turns);
 }
 
 #[test]
-fn turns_in_the_kernel() {
+fn round_robin_turns_in_kernel_match_vectors() {
     Decider::in_kernel().into_iter().for_each(compare_turns);
 }
 
@@ -197,12 +198,12 @@ fn compare_turns(mut decider: Decider) {
 }
 
 #[test]
-fn reports() {
+fn load_reports_in_c_match_vectors() {
     Decider::native().into_iter().for_each(compare_reports);
 }
 
 #[test]
-fn reports_in_the_kernel() {
+fn load_reports_in_kernel_match_vectors() {
     Decider::in_kernel().into_iter().for_each(compare_reports);
 }
 

@@ -13,20 +13,21 @@ use crate::{
 };
 
 pub(crate) const REQUEST_BYTES: usize = 2048;
-/// `struct route_output` of `bpf/vectors/vectors.h`.
+/// Size of `struct route_output` of `bpf/vectors/vectors.h`, in bytes.
 pub(crate) const OUTPUT_BYTES: usize = 64;
-/// The service of the policies: the program's first backend.
+/// The service of the policies. It is the program's first backend.
 const SERVICE: &str = "shop/cart";
 /// `ROUTE_LEFT` and `NOT_PLAIN` of `bpf/lib/shared.h`.
 const ROUTE_LEFT: u32 = 12;
 const NOT_PLAIN: u32 = 5;
 
-/// A policy whose routes the program receives.
+/// A policy, with the routes that the program receives.
 struct Routes {
     table: ServiceTable,
 }
 
-/// By seed: why the program leaves the request to the proxy, or the chosen service.
+/// Decisions by seed: the chosen service, or the counter for which the program leaves the request to the
+/// proxy.
 type Decisions = Vec<Result<String, u32>>;
 
 impl Routes {
@@ -55,7 +56,7 @@ impl Routes {
         Self { table: ServiceTable::compile(&input, &Arc::new(EndpointStats::default()), None) }
     }
 
-    /// The program's decision for a request. An empty host stands for the service's own.
+    /// The program's decisions for a request. An empty host stands for the service's own host.
     fn decide(&self, decider: &mut Decider, [method, path, host]: [&str; 3], headers: &str) -> Decisions {
         let host = if host.is_empty() { "cart.shop" } else { host };
         let numbers = self.table.route_numbers(host);
@@ -76,7 +77,7 @@ impl Routes {
     }
 }
 
-/// `struct policy`. Backends of splits are published at their positions plus 1.
+/// Encodes `struct policy`. Backends of splits are published at their positions plus 1.
 fn policy(numbers: &RouteNumbers) -> Vec<u8> {
     let mut bytes = vec![0; ROUTES_AT];
     bytes.extend((numbers.steps.len() as u32).to_ne_bytes());
@@ -94,12 +95,12 @@ fn policy(numbers: &RouteNumbers) -> Vec<u8> {
 }
 
 #[test]
-fn routes() {
+fn routing_in_c_matches_vectors() {
     Decider::native().into_iter().for_each(compare);
 }
 
 #[test]
-fn routes_in_the_kernel() {
+fn routing_in_kernel_matches_vectors() {
     Decider::in_kernel().into_iter().for_each(compare);
 }
 
@@ -132,12 +133,12 @@ fn compare(mut decider: Decider) {
             }
         }
     }
-    // One route is a regular expression, so every request that reaches it is left.
+    // One route is a regular expression, so every request that reaches that route is left to the proxy.
     assert!(decided > 60 && left > 0, "{decided} are decided, {left} are left to the proxy");
 }
 
 #[test]
-fn possibly_matching_unsupported_routes_are_left_to_the_proxy() {
+fn kernel_leaves_requests_that_may_match_unsupported_routes_to_proxy() {
     let Some(mut decider) = Decider::native() else { return };
     let policy = json!({"service": SERVICE, "routes": [
         {"name": "pattern", "match": {"path": {"regex": "/x[0-9]+"}, "headers": [{"name": "x-one", "exact": "1"}]}},
@@ -177,7 +178,7 @@ fn possibly_matching_unsupported_routes_are_left_to_the_proxy() {
 }
 
 #[test]
-fn routes_beyond_the_table_size_are_left_to_the_proxy() {
+fn kernel_leaves_routes_beyond_its_table_size_to_proxy() {
     let Some(mut decider) = Decider::native() else { return };
     let routes: Vec<_> = (0..40)
         .map(|i| {

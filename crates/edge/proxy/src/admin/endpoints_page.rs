@@ -11,7 +11,7 @@ use serde::Serialize;
 
 use crate::admin::state::AdminState;
 
-/// One endpoint.
+/// A row of the page: one endpoint.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct EndpointRow {
@@ -21,12 +21,12 @@ struct EndpointRow {
     zone: Option<String>,
     /// `starting`, `serving`, `draining`, `lost`, `unhealthy` or `ejected`.
     state: &'static str,
-    /// Which component decided on `unhealthy` or `ejected`, and why.
+    /// The component that decided on `unhealthy` or `ejected`, and its reason.
     reason: Option<String>,
     /// Seconds since the ejection began, and until it ends.
     ejected_seconds: Option<f64>,
     returns_in_seconds: Option<f64>,
-    /// When health checks found the state, in milliseconds since 1970.
+    /// When health checks found the endpoint unhealthy, in milliseconds since 1970.
     unhealthy_since_ms: Option<u64>,
     nearest: bool,
     in_subset: bool,

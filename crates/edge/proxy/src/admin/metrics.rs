@@ -14,7 +14,7 @@ use crate::{
     passthrough::metrics::CaptureMetrics,
 };
 
-/// The counters of a proxy by subject. Their labels are fixed, so that the number of series is bounded.
+/// The counters of a proxy, by subject. Their labels are fixed, so the number of series is bounded.
 #[derive(Debug, Default)]
 pub(crate) struct ProxyMetrics {
     pub(crate) edge: Arc<EdgeMetrics>,
@@ -22,7 +22,7 @@ pub(crate) struct ProxyMetrics {
     pub(crate) kernel: Arc<KernelMetrics>,
 }
 
-/// Registers all metrics of the proxy as they are now.
+/// Registers all metrics of the proxy with their current values.
 pub(crate) fn register(state: &AdminState, registry: &mut Registry) {
     state.metrics.edge.register(registry);
     state.metrics.capture.register(registry);

@@ -10,13 +10,13 @@ use tokio::time::Instant;
 
 use crate::config::ProxyConfig;
 
-/// Constant while the proxy runs.
+/// Facts about the proxy that do not change while it runs.
 #[derive(Debug)]
 pub(crate) struct ProxyInfo {
     /// The service whose programs call through the proxy, if there is one.
     pub(crate) service: Option<ServiceName>,
     start: Instant,
-    /// Since the Unix epoch.
+    /// Start of the proxy, since the Unix epoch.
     started: Duration,
     listen: Vec<String>,
     options: BTreeMap<&'static str, String>,
@@ -48,7 +48,7 @@ impl ProxyInfo {
             access_log,
             traces,
             endpoints,
-            // Among the further options.
+            // Listed among the further options.
             zone: _,
             options,
             service,
@@ -110,7 +110,7 @@ impl fmt::Display for ProxyInfoView<'_> {
     }
 }
 
-/// The format as the option names it.
+/// Name of the format, as the command-line option spells it.
 const fn log_format(form: AccessLogFormat) -> &'static str {
     match form {
         AccessLogFormat::Off => "off",

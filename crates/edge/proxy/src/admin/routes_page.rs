@@ -21,7 +21,7 @@ use serde::Serialize;
 
 use crate::admin::state::AdminState;
 
-/// The policy in force, as `apply` reads it.
+/// The policy in force, in the form that `apply` reads.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct RoutesPage {
@@ -31,7 +31,7 @@ struct RoutesPage {
     policy: PolicySpec,
     /// The region table of the proxy's region; `null` without one.
     table: Option<TablePage>,
-    /// Requests so far by route and backend, for the same routes and backends as in metrics.
+    /// Number of requests so far, for the same routes and backends as in metrics.
     counts: Vec<RouteCounts>,
 }
 
@@ -65,7 +65,7 @@ impl RouteCounts {
     }
 }
 
-/// A region table with its remaining force.
+/// A region table, and its remaining force.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct TablePage {
@@ -74,16 +74,16 @@ struct TablePage {
     by_hand: bool,
     /// The planner's round that last confirmed the table.
     confirmed_round: Option<u64>,
-    /// Time since that confirmation, by the age of the data.
+    /// Time since that confirmation, measured by the age of the data.
     age_seconds: f64,
-    /// `full`; `withoutDrops`, when nothing is dropped any more; or `lapsed`, when rings decide.
+    /// `full`; `withoutDrops` once the table no longer drops calls; or `lapsed` once rings decide instead.
     force: &'static str,
-    /// Time until the force changes next, unless the table is confirmed.
+    /// Time until `force` next changes, unless the table is confirmed earlier.
     weakens_in_seconds: Option<f64>,
     shares: Vec<ClassPage>,
 }
 
-/// The shares of a traffic class, as written.
+/// The shares of a traffic class, as the table states them.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct ClassPage {
@@ -154,7 +154,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn unconfirmed_region_table_is_shown_with_less_force() {
+    fn unconfirmed_region_table_is_shown_as_weakened() {
         let region = |name: &str| Region::new(name).unwrap();
         let part = |percent: u32| Share::of_millionths(percent * 10_000).unwrap();
         let to = [(region("eu"), part(70)), (region("us"), part(20))].into();

@@ -1,14 +1,14 @@
-//! The process behind the admin pages.
+//! Serves the admin pages.
 
 use std::sync::{Arc, atomic::Ordering::Relaxed};
 
-use fairmesh_listen::table;
+use fairmesh_listen::listener_table;
 use fairmesh_metrics::{DurationFamily, Side, families};
 use fairmesh_pages::{AdminListener, AdminServer, Process, Readiness};
 use prometheus_client::registry::Registry;
 use tokio::net::TcpListener;
 
-use crate::admin::{metrics, pages, state::AdminState};
+use crate::admin::{metrics, process_pages, state::AdminState};
 
 impl Process for AdminState {
     const KIND: &'static str = "proxy";
@@ -35,7 +35,7 @@ impl Process for AdminState {
 
 /// Starts the admin server.
 pub(crate) fn start(bound: TcpListener, state: AdminState) -> AdminServer {
-    let listener = AdminListener::of(bound, &state.listeners, &table::PROXY_ADMIN);
-    let own = pages::router().with_state(state.clone());
+    let listener = AdminListener::of(bound, &state.listeners, &listener_table::PROXY_ADMIN);
+    let own = process_pages::router().with_state(state.clone());
     listener.start(fairmesh_pages::router(Arc::new(state)).merge(own))
 }

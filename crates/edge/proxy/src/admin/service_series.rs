@@ -19,9 +19,10 @@ use prometheus_client::{
     registry::{Registry, Unit},
 };
 
-/// `from_region` while the proxy's region is unknown.
+/// Label `from_region` while the proxy's region is unknown.
 const UNKNOWN: &str = "(unknown)";
-/// Service label of services without their own series and of evicted services; not a valid service name.
+/// Service label for services without series of their own and for evicted services. It is not a valid service
+/// name.
 const OVERFLOW: &str = "(other)";
 
 /// Registers the metrics of services, endpoints, the access log and spans.
@@ -74,7 +75,7 @@ enum ServiceSeries {
     Durations,
 }
 
-/// The metrics of one service, as called from its home region.
+/// The metrics of one service, with the region that it is called from.
 struct ServiceView<'a> {
     name: &'a str,
     home: &'a str,

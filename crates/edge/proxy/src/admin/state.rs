@@ -1,4 +1,4 @@
-//! State that the admin pages read.
+//! The state that the admin pages read.
 
 use std::sync::{
     Arc,
@@ -16,7 +16,7 @@ use crate::{
     inbound::server::ServedEndpoint,
 };
 
-/// Shared by all handlers.
+/// State shared by all handlers.
 #[derive(Clone, Debug)]
 pub(crate) struct AdminState {
     pub(crate) mesh: Mesh,
@@ -64,14 +64,14 @@ impl AdminState {
         Self { key_server, ..self }
     }
 
-    /// The service whose programs call through the proxy, or else the identity of the proxy.
+    /// The service whose programs call through the proxy; without one, the identity of the proxy.
     pub(crate) fn calling_service(&self) -> String {
         let of_identity = || self.mesh.identity().map(|id| id.path.to_string());
         let service = self.about.service.as_ref().map(ToString::to_string);
         service.or_else(of_identity).unwrap_or_else(|| UNKNOWN.to_owned())
     }
 
-    /// Why the proxy is not ready.
+    /// Describes what the proxy still waits for before it is ready.
     pub(crate) fn waits_for(&self) -> String {
         if self.draining.load(Relaxed) {
             return "draining".to_owned();

@@ -1,11 +1,12 @@
-//! Handles the requests of a caller: the library's layers decide, and the forwarder sends.
+//! Handles the requests of a caller: the library's layers authorize and limit them, and the forwarder sends
+//! them.
 
 use std::{convert::Infallible, sync::Arc};
 
 use bytes::Bytes;
 use fairmesh_calls::{Body, BoxError, forwarding::foreign_body};
 use fairmesh_edge::{
-    observe::{request_info::Arrival, served::ServedObserver},
+    observe::{request_info::Arrival, served_requests::ServedObserver},
     server::http::HttpHandler,
 };
 use fairmesh_server::{CallerLayer, ServerLayer};
@@ -24,10 +25,10 @@ pub(crate) struct RequestHandler {
     pub(crate) observer: Arc<ServedObserver>,
 }
 
-/// Handles the requests of one connection.
+/// Handles the requests of one caller's connection.
 #[derive(Debug)]
 pub(crate) struct CallerHandler {
-    /// Who calls, and the connection that the listener bounds.
+    /// Identifies the caller, and applies the listener's limits to its connection.
     pub(crate) caller: CallerLayer,
     pub(crate) peer: Peer,
     pub(crate) handler: RequestHandler,
@@ -44,7 +45,7 @@ impl HttpHandler for CallerHandler {
         let (request, served) = observer.begin(request, arrival, peer.served.clone());
         let forward = service_fn(async |request: Request<B>| {
             if let Some(served) = &served {
-                // The peer, or the caller that an intermediary states.
+                // The caller is the peer, or the caller that an intermediary states.
                 served.accept(peer.served_caller(request.extensions().get()));
             }
             Ok::<_, Infallible>(forwarder.forward(request, peer).await)

@@ -1,4 +1,4 @@
-//! Headers that describe the caller to the program. A caller cannot set them.
+//! Headers that describe the caller to the program. Values that the caller sends are replaced.
 
 use std::{
     collections::hash_map::RandomState,
@@ -15,15 +15,16 @@ use fairmesh_model::arith::mix64;
 use fairmesh_server::Caller;
 use http::{HeaderMap, HeaderName, HeaderValue};
 
-/// The certificates of the caller's side, in the form of Envoy.
+/// The certificates on the caller's side, in Envoy's format.
 const CLIENT_CERTIFICATE: HeaderName = HeaderName::from_static("x-forwarded-client-cert");
 const FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
-/// A random start and a counter: mixed numbers do not repeat.
+/// Request ids: a counter with a random start. Its mixed values do not repeat.
 static IDS: LazyLock<AtomicU64> = LazyLock::new(|| AtomicU64::new(RandomState::new().hash_one(0)));
 
-/// Says who calls, in place of all headers that could claim it. `certificate` is that of the connection, which may be an intermediary's.
+/// Sets the headers that identify the caller, and removes all headers that could claim an identity.
+/// `certificate` describes the certificate of the connection, which may be an intermediary's.
 pub(crate) fn set_identity(
     headers: &mut HeaderMap,
     caller: Option<&Caller>,
@@ -39,12 +40,13 @@ pub(crate) fn set_identity(
     }
 }
 
-/// Removes the headers that could claim an identity, from headers or trailers.
+/// Removes identity claims from headers or trailers.
 pub(crate) fn remove_claims(headers: &mut HeaderMap) {
     remove_all_spellings(headers, &[CALLER, CLIENT_CERTIFICATE]);
 }
 
-/// Removes fields that programs read as `name` though they are spelled otherwise: they may replace the value that this hop writes.
+/// Removes headers with other spellings that programs may read as `name`, because they could replace the value that
+/// this proxy sets.
 fn remove_other_spellings(headers: &mut HeaderMap, name: &HeaderName) {
     let is_other = |spelling: &&HeaderName| *spelling != name && is_spelling_of(spelling.as_str(), name);
     let others: Vec<_> = headers.keys().filter(is_other).cloned().collect();
@@ -53,19 +55,19 @@ fn remove_other_spellings(headers: &mut HeaderMap, name: &HeaderName) {
     }
 }
 
-/// Appends the peer's address to the addresses that the request names already, as one field.
+/// Appends the peer's address to the addresses that the request already lists, and joins all of them in one field.
 pub(crate) fn add_address(headers: &mut HeaderMap, address: IpAddr) {
     remove_other_spellings(headers, &FORWARDED_FOR);
     let own = address.to_canonical().to_string();
     let named = headers.get_all(FORWARDED_FOR).iter().map(HeaderValue::as_bytes);
     let all: Vec<&[u8]> = named.chain([own.as_bytes()]).collect();
-    // Joined valid values are a valid value.
+    // Valid values joined by a comma are a valid value.
     if let Ok(all) = HeaderValue::from_bytes(&all.join(&b", "[..])) {
         headers.insert(FORWARDED_FOR, all);
     }
 }
 
-/// Names a request that has no name yet, by a UUID of version 4.
+/// Gives a request without an id a version 4 UUID.
 pub(crate) fn ensure_request_id(headers: &mut HeaderMap) {
     remove_other_spellings(headers, &REQUEST_ID);
     if !headers.contains_key(REQUEST_ID) {
@@ -76,7 +78,7 @@ pub(crate) fn ensure_request_id(headers: &mut HeaderMap) {
     }
 }
 
-/// The UUID of version 4 with these random bits (RFC 9562 5.4).
+/// The version 4 UUID with these random bits (RFC 9562 5.4).
 fn uuid(high: u64, low: u64) -> String {
     let (high, low) = (high & !0xf000 | 0x4000, low & !(0b11 << 62) | 0b10 << 62);
     format!(
@@ -94,7 +96,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn claims_of_a_caller_without_identity_are_removed() {
+    fn identity_headers_of_anonymous_caller_are_removed() {
         let mut headers = HeaderMap::new();
         headers.append(CALLER, HeaderValue::from_static("spiffe://prod/forged"));
         headers.append(CLIENT_CERTIFICATE, HeaderValue::from_static("URI=spiffe://prod/forged"));
@@ -105,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn address_is_appended_after_earlier_proxies() {
+    fn peer_address_is_appended_to_forwarded_for_header() {
         let mut headers = HeaderMap::new();
         add_address(&mut headers, "::ffff:192.0.2.1".parse().unwrap());
         assert_eq!(headers[FORWARDED_FOR], "192.0.2.1");
@@ -116,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn other_spellings_of_address_and_id_are_removed() {
+    fn misspelt_forwarded_for_and_request_id_headers_are_removed() {
         let mut headers = HeaderMap::new();
         for name in ["x_forwarded_for", "x-forwarded_for", "x_request_id", "x-checksum"] {
             headers.append(name, HeaderValue::from_static("192.0.2.9"));
@@ -130,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn request_without_an_id_gets_a_uuid_and_others_keep_theirs() {
+    fn request_without_request_id_gets_uuid_and_existing_id_is_kept() {
         assert_eq!(uuid(u64::MAX, u64::MAX), "ffffffff-ffff-4fff-bfff-ffffffffffff");
         assert_eq!(uuid(0, 0), "00000000-0000-4000-8000-000000000000");
         let mut headers = HeaderMap::new();

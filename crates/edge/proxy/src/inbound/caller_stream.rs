@@ -1,4 +1,4 @@
-//! The stream of a caller's connection, as HTTP is served on it.
+//! The stream of a caller's connection, in the form that the HTTP server takes.
 
 use std::{
     io,

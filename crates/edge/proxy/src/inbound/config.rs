@@ -9,9 +9,9 @@ use fairmesh_model::Invalid;
 /// The service, the address for callers, and the address of the program.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InboundEndpoint {
-    /// The service.
+    /// The service of the endpoint.
     pub service: ServiceName,
-    /// Address for callers; must be an address of this machine that they reach.
+    /// Address for callers. It must be an address of this machine that callers can reach.
     pub address: SocketAddr,
     /// Address of the program, usually on loopback.
     pub program: SocketAddr,
@@ -22,23 +22,24 @@ pub struct InboundEndpoint {
 pub struct InboundConfig {
     /// How connections of callers are accepted.
     pub transport: Option<Transport>,
-    /// Service and addresses.
+    /// The service and its addresses.
     pub inbound: InboundEndpoint,
-    /// Protocol of the program.
+    /// Protocol that the program speaks.
     pub protocol: Protocol,
-    /// Identity within the service; host and port by default.
+    /// Instance id within the service. By default host and port.
     pub instance: Option<String>,
-    /// Location of the endpoint; the agent's by default.
+    /// Location of the endpoint. By default the agent's location.
     pub location: Option<Location>,
-    /// Maximum number of concurrent requests; further ones are refused, and callers retry at other endpoints.
+    /// Maximum number of concurrent requests. Further requests are refused, and callers retry them at other
+    /// endpoints.
     pub requests: u32,
-    /// Lower the maximum adaptively while latency indicates overload.
+    /// Whether the maximum is lowered adaptively while latency indicates overload.
     pub adaptive: bool,
     /// Limits of connections, tunnels, request bodies and drains.
     pub limits: Limits,
-    /// Agent to register with, if not the default one.
+    /// Agent to register with; `None` for the default one.
     pub agent: Option<Address>,
-    /// Control plane to register with, if there is no agent.
+    /// Control plane to register with, for use without an agent.
     pub control: Option<Address>,
 }
 
@@ -76,7 +77,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn inbound_endpoints_are_parsed_and_displayed() {
+    fn inbound_endpoints_parse_as_displayed() {
         for text in ["shop/cart@10.0.0.7:8080=127.0.0.1:9000", "shop/cart@[::1]:80=[::1]:81"] {
             assert_eq!(text.parse::<InboundEndpoint>().unwrap().to_string(), text);
         }

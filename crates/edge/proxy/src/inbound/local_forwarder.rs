@@ -9,10 +9,10 @@ use fairmesh_calls::{
 };
 use fairmesh_edge::{
     counter::increment,
-    forward::{body_limit::LimitedBody, error_response, hop_by_hop, host},
+    forward::{error_response, hop_by_hop, host_lookup, request_body_rules::LimitedBody},
     metrics::EdgeMetrics,
-    observe::served::ReceivedBytes,
-    tunnel::{Tunnels, upgrade::UpgradeRequest},
+    observe::served_requests::ReceivedBytes,
+    tunnel::{Tunnels, client_upgrade::UpgradeRequest},
 };
 use fairmesh_headers::grpc_content_type;
 use fairmesh_http::path::RawPath;
@@ -22,7 +22,7 @@ use http::{HeaderValue, Method, Request, Response, StatusCode, Version, header, 
 
 use crate::inbound::{caller_headers, peer::Peer, request_body::RequestBody, response_body::ResponseBody};
 
-/// Methods that are forwarded, for `allow` in a refusal of CONNECT (RFC 9110 10.2.1).
+/// Value of `allow` when CONNECT is refused: the methods that are forwarded (RFC 9110 10.2.1).
 const ALLOWED: HeaderValue = HeaderValue::from_static("GET, HEAD, POST, PUT, DELETE, OPTIONS, TRACE, PATCH");
 
 /// Forwards requests to the program.
@@ -36,17 +36,17 @@ pub(crate) struct LocalForwarder {
     pub(crate) revocation: Revocation,
 }
 
-/// Judges upgraded connections anew when the policy changes.
+/// Authorizes upgraded connections again after the policy has changed.
 #[derive(Clone, Debug)]
 pub(crate) enum Revocation {
-    /// By the request that each began with.
+    /// Authorizes the request with which each connection began.
     Calls(ServerLayer),
-    /// By the peer of its connection, or by the caller that it states.
+    /// Authorizes the peer of the connection, or the caller that the peer states.
     Connections(ConnectionAuthorizer),
 }
 
 impl Revocation {
-    /// Resolves when this call, or every call of its peer, would no longer be allowed.
+    /// Resolves once this call, or any call of its peer, is no longer allowed.
     async fn revoked(self, call: AcceptedCall, peer: Identity) {
         match self {
             Self::Calls(layer) => layer.revoked(&call).await,
@@ -62,7 +62,7 @@ impl LocalForwarder {
         B: http_body::Body<Data = Bytes, Error: Into<BoxError>> + Send + Unpin + 'static,
     {
         let grpc = grpc_content_type(request.headers());
-        if let Err(error) = host::host_header(&request) {
+        if let Err(error) = host_lookup::host_header(&request) {
             let fault = Fault::new(FaultKind::Invalid, error.to_string());
             return error_response::from_fault(&fault, grpc).map(ResponseBody::Own);
         }
@@ -81,7 +81,7 @@ impl LocalForwarder {
             }
             Ok(mut response) => {
                 hop_by_hop::strip_response(response.headers_mut());
-                // The version on the program's connection does not determine that on the caller's.
+                // The HTTP versions of the program's and the caller's connections are independent.
                 *response.version_mut() = Version::default();
                 response.map(ResponseBody::Program)
             }
@@ -91,7 +91,7 @@ impl LocalForwarder {
             }
             Err(fault) => {
                 let mut response = error_response::from_fault(&fault, grpc).map(ResponseBody::Own);
-                // For the access log.
+                // The access log reads the kind of the fault.
                 response.extensions_mut().insert(fault.kind());
                 response
             }
@@ -105,13 +105,13 @@ impl LocalForwarder {
         revoked: impl Future<Output = ()> + Send + 'static,
     ) -> Response<Body> {
         let (head, body) = response.into_parts();
-        // The stream of the caller holds its place at the listener.
+        // The caller's stream holds its place at the listener until the tunnel ends.
         self.tunnels.switch_protocols(Response::from_parts(head, ()), (upgrade, body.into_tunnel()), revoked)
     }
 }
 
-/// Prepares a request for the program: one host, headers that describe the caller, no hop-by-hop headers except for an upgrade, and no
-/// extensions of the connection.
+/// Prepares a request for the program: one host, headers that describe the caller, no hop-by-hop headers except for
+/// an upgrade, and no extensions of the connection.
 fn prepare_request(parts: &mut Parts, upgrade: Option<&UpgradeRequest>, peer: &Peer) {
     // The authority of the URI takes precedence (RFC 9112 3.2.2, RFC 9113 8.3.1).
     if parts.uri.authority().is_some() {
@@ -131,7 +131,7 @@ fn prepare_request(parts: &mut Parts, upgrade: Option<&UpgradeRequest>, peer: &P
     deadline.map(|deadline| parts.extensions.insert(deadline));
 }
 
-/// The refusal of a tunnel, whose bytes no rule about methods and paths would see.
+/// Returns the refusal of CONNECT: rules about methods and paths could not be applied to the bytes in a tunnel.
 fn connect_refused() -> Response<Body> {
     let message =
         "CONNECT is not allowed here: a tunnel bypasses what callers may do; call the program itself\n";

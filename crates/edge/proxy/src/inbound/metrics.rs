@@ -1,8 +1,8 @@
-//! Counters of the calls to the program.
+//! Counters of calls to the program.
 
 use std::sync::atomic::Ordering::Relaxed;
 
-use fairmesh_edge::{metrics::EdgeMetrics, observe::served::ServedObserver};
+use fairmesh_edge::{metrics::EdgeMetrics, observe::served_requests::ServedObserver};
 use fairmesh_server::Admission;
 use prometheus_client::{
     metrics::{counter::ConstCounter, gauge::ConstGauge},

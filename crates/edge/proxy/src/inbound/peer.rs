@@ -9,20 +9,20 @@ use fairmesh_model::{Identity, SpiffeId};
 use fairmesh_server::{Caller, Stream, identity_of};
 use http::HeaderValue;
 
-/// What the requests of a connection have in common.
+/// Data that all requests of a connection share.
 #[derive(Debug)]
 pub(crate) struct Peer {
     pub(crate) address: SocketAddr,
     pub(crate) identity: Identity,
-    /// The identity that the peer proved, in the form that programs and counters get.
+    /// The peer's verified identity, in the form that programs and counters use.
     pub(crate) caller: Option<Caller>,
     pub(crate) served: Option<Arc<ServedCaller>>,
-    /// `x-forwarded-client-cert` of its requests.
+    /// Value of `x-forwarded-client-cert` for the peer's requests.
     pub(crate) certificate: Option<HeaderValue>,
 }
 
 impl Peer {
-    /// The peer of a connection to a server with the identity `own`; `None` if the connection has broken.
+    /// The peer of a connection. `own` is this server's identity. `None` if the connection has failed.
     pub(crate) fn of(stream: &GuardedStream<Stream>, own: Option<&SpiffeId>) -> Option<Self> {
         let address = stream.get_ref().tcp()?.peer_addr().ok()?;
         let identity = identity_of(stream);
@@ -50,8 +50,9 @@ impl Peer {
     }
 }
 
-/// The element of `x-forwarded-client-cert` for one hop, in the form of Envoy: who received the certificate, its SHA-256, and the identity
-/// in it. Only what this hop has verified, so that one element is all there is.
+/// Element of `x-forwarded-client-cert` for one hop, in Envoy's format: the recipient of the certificate, the
+/// certificate's SHA-256, and the identity in it. There is only one element, because it contains only what this hop
+/// has verified.
 fn certificate_element(peer: &SpiffeId, certificate: &[u8], own: Option<&SpiffeId>) -> String {
     let mut element = own.map(|own| format!("By={own};")).unwrap_or_default();
     element.push_str("Hash=");
@@ -68,7 +69,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn certificate_element_has_the_form_of_envoy() {
+    fn client_certificate_header_has_envoy_format() {
         let id = |text: &str| text.parse::<SpiffeId>().unwrap();
         let (web, cart) = (id("spiffe://prod/shop/web"), id("spiffe://prod/shop/cart"));
         // SHA-256 of "abc" (FIPS 180-2, appendix B.1).

@@ -1,7 +1,8 @@
-//! The requests of connections that were accepted as a whole, forwarded to a program: what `fairmesh register` does in front of one.
+//! Forwards requests of connections that were authorized as a whole to a program. `fairmesh register` uses
+//! this in front of a program.
 //!
-//! Callers choose the version of HTTP by the declaration of the service, which is not known here. So a request is sent over the version in
-//! which it came.
+//! Callers choose the HTTP version by the declaration of the service, which is not known here. A request is
+//! therefore sent in the version in which it arrived.
 
 use std::{net::SocketAddr, sync::Arc};
 
@@ -11,24 +12,24 @@ use fairmesh_calls::{
     forwarding::{DirectClient, foreign_body},
 };
 use fairmesh_edge::{
-    forward::body_limit::UNLIMITED,
+    forward::request_body_rules::UNLIMITED,
     limits::Limits,
     metrics::EdgeMetrics,
     observe::{
         observer::RequestObserver,
         request_info::Arrival,
-        served::{ServedObserver, ServedRequest},
+        served_requests::{ServedObserver, ServedRequest},
     },
     server::http::{HttpHandler, HttpServer},
     shutdown::Shutdown,
     tunnel::Tunnels,
 };
-use fairmesh_headers::read_deadline;
+use fairmesh_headers::{is_distance_probe, read_deadline};
 use fairmesh_listen::GuardedStream;
 use fairmesh_metrics::{DurationFamily, Side, families};
 use fairmesh_model::{Invalid, Protocol, ServiceName};
 use fairmesh_server::{ConnectionAuthorizer, Stream, Transport};
-use http::{Request, Response, Version};
+use http::{Request, Response, StatusCode, Version};
 use prometheus_client::registry::Registry;
 use tokio::time::Instant;
 use tokio_util::task::TaskTracker;
@@ -45,9 +46,9 @@ use crate::inbound::{
 #[derive(Clone, Debug)]
 pub struct ProgramFront {
     authorizer: ConnectionAuthorizer,
-    /// How callers connect. Its identity, by which callers know this process, may come later.
+    /// Transport that accepts callers' connections. The certificate that identifies this process may arrive later.
     transport: Transport,
-    /// To the program over HTTP/1.1 and over HTTP/2.
+    /// Clients of the program over HTTP/1.1 and over HTTP/2.
     http1: Arc<LocalForwarder>,
     http2: Arc<LocalForwarder>,
     observer: Arc<ServedObserver>,
@@ -56,10 +57,10 @@ pub struct ProgramFront {
 }
 
 impl ProgramFront {
-    /// In front of the program of `service` at this address. Must be called within a tokio runtime.
+    /// Starts in front of the program of `service` at this address. Must be called within a tokio runtime.
     ///
     /// # Errors
-    /// The address is not a host of URIs.
+    /// The address cannot be the host of a URI.
     pub fn start(
         (service, program): (ServiceName, SocketAddr),
         (authorizer, transport): (ConnectionAuthorizer, Transport),
@@ -84,7 +85,8 @@ impl ProgramFront {
         Ok(Self { authorizer, transport, http1, http2, observer: Arc::new(served), metrics, shutdown })
     }
 
-    /// Serves an accepted connection until it ends, or its caller may no longer use the service.
+    /// Serves an accepted connection until it ends, or until its caller is no longer allowed to use the
+    /// service.
     pub async fn serve(&self, stream: GuardedStream<Stream>) {
         let Some(peer) = Peer::of(&stream, self.transport.id().as_ref()) else { return };
         let _open = self.metrics.connections.count_open();
@@ -106,7 +108,7 @@ impl ProgramFront {
         self.shutdown.start_without_grace(Instant::now());
     }
 
-    /// Durations of the requests, by caller.
+    /// Durations of requests, by caller.
     pub fn calls(&self) -> Vec<DurationFamily> {
         families(Side::Server, self.observer.metrics().call_rows())
     }
@@ -128,6 +130,11 @@ impl HttpHandler for FrontHandler {
     where
         B: http_body::Body<Data = Bytes, Error: Into<BoxError>> + Send + Unpin + 'static,
     {
+        if is_distance_probe(&request) {
+            let mut response = Response::new(Body::empty());
+            *response.status_mut() = StatusCode::NO_CONTENT;
+            return response;
+        }
         let Self { front, peer } = self;
         let length = request.body().size_hint().exact();
         let arrival = Arrival { caller: peer.address, began: Instant::now(), length, is_outside: false };
@@ -153,14 +160,14 @@ impl HttpHandler for FrontHandler {
         let response = forwarder.forward(request, peer).await;
         let response = match counted {
             Some(counted) => counted.response(response).map(foreign_body),
-            // A poll of the load is no call.
+            // A poll of the load is not a call.
             None => response.map(foreign_body),
         };
         respond(response, served)
     }
 }
 
-/// Observes a response as it begins.
+/// Starts the observation of a response.
 fn respond(mut response: Response<Body>, served: Option<ServedRequest>) -> Response<Body> {
     if let Some(served) = served {
         served.response_started(&mut response);

@@ -6,19 +6,20 @@ use std::{
 };
 
 use bytes::Bytes;
-use fairmesh_edge::observe::served::ReceivedBytes;
+use fairmesh_edge::observe::served_requests::ReceivedBytes;
 use fairmesh_server::RequestBytes;
 use http_body::{Body, Frame, SizeHint};
 
 use crate::inbound::caller_headers;
 
-/// The body of a request, which is counted, without trailers that claim an identity: some programs merge trailers into the headers.
+/// The body of a request. It is counted, and trailers that claim an identity are removed: some programs merge
+/// trailers into the headers.
 #[derive(Debug)]
 pub(crate) struct RequestBody<B> {
     pub(crate) body: B,
-    /// `None` for a request that is not observed.
+    /// Counts bytes for the observation; `None` if the request is not observed.
     pub(crate) received: Option<ReceivedBytes>,
-    /// Counts for reports.
+    /// Counts bytes for reports.
     pub(crate) counted: Option<RequestBytes>,
 }
 
@@ -65,7 +66,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn trailers_that_claim_an_identity_are_removed() {
+    async fn inbound_proxy_removes_trailers_that_claim_identity() {
         let names = ["x-fairmesh-caller", "x_forwarded_client_cert", "x-checksum"];
         let trailers: HeaderMap =
             names.map(|name| (name.parse().unwrap(), HeaderValue::from_static("1"))).into_iter().collect();

@@ -1,11 +1,11 @@
 //! The server in front of a local program.
 //!
-//! It does for the program what the server library does in process: registers and drains the endpoint, reports the
-//! number of requests in flight with each response, refuses keys of shards that the instance does not hold, and limits
-//! concurrency.
+//! It does for the program what the server library does within a process: registers and drains the endpoint,
+//! reports the number of requests in flight with each response, refuses keys of shards that the instance does
+//! not hold, and limits concurrency.
 //!
-//! The library provides listener, authorization, limits and load reports. The shared parts of proxies serve and forward the connections, as
-//! for clients of the other listeners.
+//! The library provides listener, authorization, limits and load reports. The code shared by all proxies
+//! serves and forwards the connections, as for clients of other listeners.
 
 use std::{
     sync::{
@@ -17,8 +17,8 @@ use std::{
 
 use fairmesh_calls::forwarding::DirectClient;
 use fairmesh_edge::{
-    forward::body_limit::UNLIMITED, limits::Limits, metrics::EdgeMetrics, observe::served::ServedObserver,
-    server::http::HttpServer, shutdown::Shutdown, tunnel::Tunnels,
+    forward::request_body_rules::UNLIMITED, limits::Limits, metrics::EdgeMetrics,
+    observe::served_requests::ServedObserver, server::http::HttpServer, shutdown::Shutdown, tunnel::Tunnels,
 };
 use fairmesh_server::{CallerConnection, MeshServer, serve_connections};
 use tokio::{
@@ -38,32 +38,33 @@ use crate::{
     },
 };
 
-/// Idle timeout of callers' connections. Longer than callers keep one, so that none is closed that a caller is about to use.
+/// Idle timeout of callers' connections. Callers close idle connections earlier, so that no connection is closed that
+/// a caller is about to use.
 pub(crate) const IDLE_TIMEOUT: Duration = Duration::from_secs(180);
 
-/// The registered endpoint, and what is seen of its requests. Cheap to clone.
+/// A registered endpoint, and the observer of its requests. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct ServedEndpoint {
     pub(crate) server: MeshServer,
     pub(crate) observer: Arc<ServedObserver>,
-    /// Counters of its connections.
+    /// Counters of the endpoint's connections.
     pub(crate) connections: Arc<EdgeMetrics>,
     succession: Arc<Succession>,
     serving: TaskTracker,
 }
 
-/// The processes before and after this one.
+/// The state of a hot upgrade, from and to this process.
 #[derive(Debug, Default)]
 struct Succession {
-    /// Cancelled when this process accepts connections: at once without a predecessor.
+    /// Cancelled when this process starts to accept connections: at once if there is no predecessor.
     begins: CancellationToken,
     /// Whether a successor serves the endpoint.
     has_successor: AtomicBool,
 }
 
 impl ServedEndpoint {
-    /// Registers the endpoint and serves it at `listener`. Every other listener of the process is bound by then. With a predecessor, it
-    /// does so once it [succeeds](Self::succeed).
+    /// Registers the endpoint, and serves it at `listener`. All other listeners of the process must already
+    /// be bound. With a predecessor, waits for [`succeed`](Self::succeed) before both.
     ///
     /// # Errors
     /// The configuration is invalid.
@@ -95,7 +96,8 @@ impl ServedEndpoint {
         Ok(endpoint)
     }
 
-    /// Registers the endpoint in place of the predecessor's registration, and accepts connections beside it.
+    /// Replaces the predecessor's registration of the endpoint, and accepts connections beside the
+    /// predecessor.
     ///
     /// # Errors
     /// The registry does not respond within `time_limit`.
@@ -105,17 +107,18 @@ impl ServedEndpoint {
         registered.map_err(|_| ProxyError::Unregistered { waited: time_limit })
     }
 
-    /// Closes connections gracefully: a successor has registered the endpoint and accepts new ones.
+    /// Closes connections gracefully, after a successor has registered the endpoint and accepts new
+    /// connections.
     pub(crate) fn hand_over(&self, drain: Duration) {
         self.succession.has_successor.store(true, Relaxed);
         self.server.hand_over(Shutdown::idle_grace(drain));
     }
 
-    /// Drains, unless a successor serves the endpoint: callers move away, requests in flight complete, and the endpoint is deregistered,
-    /// all within the deadline.
+    /// Drains the endpoint, unless a successor serves it: callers move away, requests in flight complete, and
+    /// the endpoint is deregistered, all within the deadline.
     pub async fn shutdown(&self) {
         self.server.shutdown().await;
-        // Ends with the drain.
+        // Ends when the drain ends.
         self.serving.wait().await;
     }
 }
@@ -125,7 +128,7 @@ async fn serve(listener: TcpListener, program: DirectClient, endpoint: ServedEnd
     let ServedEndpoint { server, observer, connections: metrics, succession, .. } = endpoint;
     tokio::select! {
         () = succession.begins.cancelled() => {}
-        // It never succeeded its predecessor.
+        // The process stops before it has taken over from its predecessor.
         () = server.draining() => return,
     }
     let shutdown = Arc::<Shutdown>::default();
@@ -164,7 +167,7 @@ async fn serve(listener: TcpListener, program: DirectClient, endpoint: ServedEnd
             }
         }
     });
-    // Fails only if the listener has no address, and it is bound.
+    // Fails only if the listener has no address, but it is bound.
     let _ = tokio::join!(served, closing);
     tasks.close();
     tasks.wait().await;

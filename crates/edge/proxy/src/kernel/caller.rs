@@ -1,4 +1,4 @@
-//! A caller whose requests the kernel may send, and its connection to the proxy.
+//! A caller whose requests the kernel may send, and the caller's connection to the proxy.
 
 use std::{
     future::Future as _,
@@ -25,12 +25,12 @@ use tokio::{
 };
 
 use crate::kernel::{
-    attached::{Attached, KernelRequest},
+    attached_maps::{Attached, KernelRequest},
     served_caller::ServedCaller,
 };
 
-/// How often to check whether a pipelining caller has read the moved responses: at first, and for a caller that reads
-/// nothing.
+/// Intervals of checks whether a pipelining caller has read the moved responses: the first interval, and the longest,
+/// for a caller that reads nothing.
 const LOOK_INTERVALS: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(64)];
 
 /// A caller whose connection was redirected.
@@ -39,34 +39,34 @@ pub(crate) struct KernelCaller {
     attached: Arc<Attached>,
     /// Whether the caller's cgroup may reach only services.
     pub(crate) only_services: bool,
-    /// Whether all data of the caller passes TCP.
+    /// Whether all of the caller's data goes through TCP.
     by_tcp: bool,
-    /// State until the connection is served; `None` if all data passes TCP.
+    /// State until the connection is served. `None` if all data goes through TCP.
     unlinked: Mutex<Option<Box<UnlinkedCaller>>>,
 }
 
-/// A caller whose requests the kernel does not send yet, because the predecessor holds the maps until its last request
-/// is answered.
+/// A caller whose requests the kernel does not send yet, because the predecessor holds the maps until its last
+/// request is answered.
 #[derive(Debug)]
 pub(crate) struct UnlinkedCaller {
     attached: Arc<Attached>,
     cookie: u64,
     address: SocketAddr,
-    /// The caller's connection, for responses sent outside of its task.
+    /// Descriptor of the caller's connection, for responses that are sent outside of its task.
     socket: Option<OwnedFd>,
-    /// Bytes sent to the caller; `None` if some were not counted.
+    /// Number of bytes sent to the caller; `None` if unknown.
     sent: Option<u64>,
 }
 
-/// The kernel's requests of one caller while its connection is served. At most one is in flight.
+/// Requests that the kernel sends for one caller while the caller's connection is served. At most one is in flight.
 #[derive(Debug)]
 pub(crate) struct CallerLink {
     attached: Arc<Attached>,
     caller: Arc<ServedCaller>,
     requests: mpsc::Receiver<KernelRequest>,
-    /// The request to handle once the caller has read the moved responses.
+    /// Request to handle once the caller has read the moved responses.
     next: Option<KernelRequest>,
-    /// Timer of the next such check, and its interval.
+    /// Timer of the next check whether the caller has read them, and the interval of checks.
     look: Option<(Pin<Box<Sleep>>, Duration)>,
     is_withdrawn: bool,
     /// The request being handled, if the kernel sent it.
@@ -74,7 +74,8 @@ pub(crate) struct CallerLink {
 }
 
 impl UnlinkedCaller {
-    /// Lets the kernel send further requests of this connection. `None` while it sends none for this proxy.
+    /// Lets the kernel send further requests of this connection. `None` if the kernel sends no requests for this
+    /// proxy.
     pub(crate) fn link(&mut self) -> Option<Box<CallerLink>> {
         let attached = Arc::clone(&self.attached);
         let sender = attached.sender().filter(|_| !attached.stopped().is_cancelled())?;
@@ -93,13 +94,13 @@ impl UnlinkedCaller {
         }))
     }
 
-    /// Counts bytes sent by the proxy; `None` is an unknown number.
+    /// Adds to the number of bytes that the proxy has sent; `None` means an unknown number.
     pub(crate) fn note_sent(&mut self, bytes: Option<usize>) {
         add_sent(&mut self.sent, bytes);
     }
 }
 
-/// Counts bytes; `None` is an unknown number.
+/// Adds to a number of bytes; `None` means an unknown number.
 pub(super) fn add_sent(sent: &mut Option<u64>, bytes: Option<usize>) {
     *sent = sent.zip(bytes).map(|(sent, bytes)| sent + bytes as u64);
 }
@@ -116,7 +117,7 @@ impl KernelCaller {
             attached: Arc::clone(&attached),
             cookie,
             address,
-            // Without a second descriptor, all responses come from the task.
+            // If the descriptor cannot be duplicated, the task sends all responses.
             socket: stream.as_fd().try_clone_to_owned().ok(),
             sent: Some(0),
         };
@@ -124,12 +125,13 @@ impl KernelCaller {
         Self { attached, only_services, by_tcp, unlinked }
     }
 
-    /// State for the task that serves the connection, with which the kernel may send its requests.
+    /// Takes the state from which the connection's task creates the caller's link. `None` if all data goes through
+    /// TCP.
     pub(crate) fn take_unlinked(&self) -> Option<Box<UnlinkedCaller>> {
         self.unlinked.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
-    /// The service of a request that the kernel left to the proxy, if the kernel may send similar requests.
+    /// Service of a request that the kernel left to the proxy, if the kernel may send similar requests.
     pub(crate) fn target<B>(
         &self,
         request: &Request<B>,
@@ -144,7 +146,7 @@ impl KernelCaller {
         forwarder.target_of(host, client_info).ok()
     }
 
-    /// Lets the kernel send further requests to this service and to its splits' backends.
+    /// Lets the kernel send further requests to this service and to the backends of its splits.
     pub(crate) async fn publish(&self, target: &Target, forwarder: &Forwarder) {
         self.attached.publish(&target.handle).await;
         for backend in self.attached.backends(target.handle.name()) {
@@ -156,14 +158,15 @@ impl KernelCaller {
 }
 
 impl CallerLink {
-    /// Waits for the next kernel request whose response has begun or is overdue, until the previous request is
-    /// answered.
+    /// Waits for the next kernel request whose response has begun or is overdue, and until the caller has
+    /// received the previous response.
     pub(crate) fn poll_request(&mut self, context: &mut Context<'_>) -> Poll<Vec<u8>> {
         if self.next.is_none() {
-            // The sender lives until the link is dropped.
+            // Never `None`: the sender lives until the link is dropped.
             self.next = ready!(self.requests.poll_recv(context));
         }
-        // Only now: this request may have been sent after the relay of the response before it had begun.
+        // Checked only now: the kernel may have sent this request before the relay of the previous response
+        // began.
         ready!(self.caller.poll_not_relaying(context));
         if self.next.is_some() {
             ready!(self.poll_read_moved(context));
@@ -174,21 +177,21 @@ impl CallerLink {
         Poll::Ready(bytes)
     }
 
-    /// Pending while a kernel request is unanswered, or while a moved response is unread. Data that the caller sent to the proxy
-    /// comes afterwards.
+    /// Pending while a kernel request is unanswered or a moved response is unread, because data that the caller sent
+    /// to the proxy comes after both.
     pub(crate) fn poll_none_in_flight(&mut self, context: &mut Context<'_>) -> Poll<()> {
         loop {
             ready!(self.caller.poll_none_in_flight(context));
             ready!(self.poll_read_moved(context));
-            // A response that the kernel could not move after all is in flight again.
+            // A response that the kernel failed to move is in flight again.
             if !self.caller.is_in_flight() {
                 return Poll::Ready(());
             }
         }
     }
 
-    /// Ready once the caller has read all moved responses. Pending at most once per caller, which then counts as
-    /// pipelining.
+    /// Ready once the caller has read all moved responses. A caller for which this is ever pending counts as
+    /// pipelining from then on.
     fn poll_read_moved(&mut self, context: &mut Context<'_>) -> Poll<()> {
         while !self.caller.link.has_read_moved() {
             let [first, longest] = LOOK_INTERVALS;
@@ -209,7 +212,7 @@ impl CallerLink {
         }
         self.caller.settle(length);
         self.caller.link.set_served(bytes);
-        // The opposite order would miss a stop in between.
+        // Checked after the report: in the reverse order, a stop in between would be missed.
         if self.attached.stopped().is_cancelled() {
             self.caller.link.withdraw();
         }
@@ -223,18 +226,18 @@ impl CallerLink {
         }
     }
 
-    /// Counts bytes sent by the proxy; `None` is an unknown number.
+    /// Adds to the number of bytes that the proxy has sent; `None` means an unknown number.
     pub(crate) fn note_sent(&mut self, bytes: Option<usize>) {
         self.caller.note_sent(bytes);
     }
 
-    /// When the last call ended whose response bypassed this connection's task.
+    /// Time at which the last call ended whose response bypassed this connection's task.
     pub(crate) fn last_completed(&self) -> Option<Instant> {
         self.caller.last_completed()
     }
 
-    /// Whether the idle connection may be closed. Returns false the first time, because the kernel may have begun a request
-    /// before the withdrawal.
+    /// Whether the idle connection may be closed. Returns `false` the first time, because the kernel may have
+    /// started a request before the withdrawal.
     pub(crate) fn may_close(&mut self) -> bool {
         self.caller.link.withdraw();
         mem::replace(&mut self.is_withdrawn, true) && !self.caller.is_in_flight()
@@ -245,7 +248,7 @@ impl Drop for CallerLink {
     fn drop(&mut self) {
         self.caller.link.withdraw();
         let cookie = self.caller.link.cookie();
-        // Noted before its removal, unless no more of its calls will be recorded.
+        // Noted before the caller is removed, unless no more of its calls will be recorded.
         if !self.attached.released.is_cancelled() {
             self.attached.departed().insert(cookie, self.caller.address);
         }

@@ -1,8 +1,8 @@
 //! The connection of a caller whose requests may bypass TCP.
 //!
-//! Such requests arrive in a queue next to TCP's, and a read takes data from only one of them. tokio treats a short read as the
-//! end of the available data, and would leave the other queue's data until more arrives. This stream reads until the system
-//! reports that nothing is available.
+//! Data that bypasses TCP arrives in a separate queue of the socket, and a read takes data from only one of
+//! the two queues. tokio treats a short read as the end of the available data, and would leave the other
+//! queue's data until more arrives. This stream reads until the system reports that nothing is available.
 
 use std::{
     io,
@@ -23,7 +23,7 @@ use tokio::{
 #[derive(Debug)]
 pub(crate) struct CallerStream(TcpStream);
 
-/// The reading half.
+/// The read half.
 #[derive(Debug)]
 pub(crate) struct CallerReader(OwnedReadHalf);
 

@@ -6,12 +6,12 @@ use fairmesh_kernel::Counters;
 use fairmesh_metrics::Register as _;
 use prometheus_client::registry::Registry;
 
-/// Counters of the programs, while connections are redirected to this proxy.
+/// Counters of the programs, set while connections are redirected to this proxy.
 #[derive(Debug, Default)]
 pub(crate) struct KernelMetrics(Mutex<Option<Counters>>);
 
 impl KernelMetrics {
-    /// Shows these counters from now on.
+    /// Sets the counters to show; `None` shows none.
     pub(super) fn set(&self, counters: Option<Counters>) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = counters;
     }

@@ -3,10 +3,10 @@
 use fairmesh_calls::{ServiceName, forwarding::ExportedService};
 use fairmesh_kernel::{ArmTarget, KernelSender, Policy, program_clock};
 
-use crate::kernel::{attached::Attached, published::Publication};
+use crate::kernel::{attached_maps::Attached, published_services::Publication};
 
 impl Attached {
-    /// Other services used by this one's splits, if it is published.
+    /// The other services that this service's splits use, if it is published.
     pub(super) fn backends(&self, name: &ServiceName) -> Vec<ServiceName> {
         match self.published().get(name) {
             Some(Publication::Published(service)) => service.backends().clone(),
@@ -23,7 +23,7 @@ impl Attached {
     }
 }
 
-/// The policy by which the kernel routes and picks. `None` if all memory for counts is used.
+/// The policy by which the kernel routes and picks. `None` if no block of statistics is free.
 pub(super) fn policy_of<'a>(
     attached: &Attached,
     sender: &KernelSender,

@@ -19,9 +19,9 @@ use tokio::{
     time::{Instant, timeout},
 };
 
-use crate::kernel::{attached::KernelRequest, caller::add_sent};
+use crate::kernel::{attached_maps::KernelRequest, caller::add_sent};
 
-/// How long a caller may stop reading the rest of a response.
+/// How long a caller may pause while it reads the rest of a response.
 const REST_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A caller whose connection is served.
@@ -30,30 +30,31 @@ pub(super) struct ServedCaller {
     pub(super) address: SocketAddr,
     pub(super) requests: mpsc::Sender<KernelRequest>,
     pub(super) link: Link,
-    /// The caller's connection, for responses that are relayed.
+    /// Descriptor of the caller's connection, for relayed responses.
     socket: Option<OwnedFd>,
     counts: Mutex<Counts>,
-    /// Wakes the connection's task when no kernel request is in flight any more.
+    /// Waker of the connection's task, woken when no kernel request is in flight.
     waker: AtomicWaker,
-    /// When the last call ended whose response bypassed the connection's task.
+    /// Time at which the last call ended whose response bypassed the connection's task.
     last_completed: Mutex<Option<Instant>>,
 }
 
-/// What the proxy has sent to a caller. One lock protects both numbers: the kernel must never see an answered request
-/// without its bytes.
+/// Totals of bytes and responses that the proxy has sent to a caller. One lock protects both numbers: the kernel must
+/// never see a request as answered before its bytes are counted.
 #[derive(Debug)]
 struct Counts {
-    /// Bytes, including those about to be sent; `None` if some were not counted.
+    /// Bytes sent or about to be sent; `None` if the number is unknown.
     sent: Option<u64>,
     /// Kernel requests that the proxy has answered or is about to answer.
     answered: u64,
-    /// Responses being relayed; the connection's task may send nothing meanwhile. Briefly two, if the caller has read the first
-    /// before its end was noted.
+    /// Number of responses being relayed. Meanwhile the connection's task must not send. Briefly two, if the caller
+    /// has read the first response before its end was recorded.
     relaying: u32,
 }
 
 impl ServedCaller {
-    /// `sent` are the bytes sent to the caller before. If unknown, no response bypasses the task.
+    /// Creates the state of a caller to whom `sent` bytes were already sent. If the number is unknown, no response
+    /// bypasses the task.
     pub(super) fn new(
         link: Link,
         address: SocketAddr,
@@ -91,12 +92,12 @@ impl ServedCaller {
         self.counts().answered += 1;
     }
 
-    /// Counts bytes sent by the connection's task; `None` is an unknown number.
+    /// Adds bytes that the connection's task sends; `None` means an unknown number.
     pub(super) fn note_sent(&self, bytes: Option<usize>) {
         add_sent(&mut self.counts().sent, bytes);
     }
 
-    /// Reports to the kernel the caller's totals after a response of this length, if known.
+    /// Reports the caller's totals to the kernel, after a response of this length if known.
     pub(super) fn settle(&self, length: Option<u64>) {
         self.settle_counted(&self.counts(), length);
     }
@@ -107,7 +108,8 @@ impl ServedCaller {
         self.link.settle(length.unwrap_or(0), settled);
     }
 
-    /// Whether a kernel request is unanswered: its response was neither received here nor sent by the kernel.
+    /// Whether a kernel request is unanswered: the proxy has not received its response, and the kernel has
+    /// not sent it.
     pub(super) fn is_in_flight(&self) -> bool {
         let counts = self.counts();
         counts.relaying > 0 || self.link.sent() > counts.answered
@@ -128,7 +130,7 @@ impl ServedCaller {
             return Poll::Ready(());
         }
         self.waker.register(context.waker());
-        // The opposite order would miss an end in between.
+        // Checked after registering the waker: in the reverse order, an end in between would be missed.
         if holds(self) { Poll::Pending } else { Poll::Ready(()) }
     }
 
@@ -141,7 +143,8 @@ impl ServedCaller {
         self.socket.is_some() && self.counts().sent.is_some()
     }
 
-    /// Begins to relay a response of this length, before the kernel may use its connection for another request.
+    /// Starts to relay a response of this length. Must be called before the kernel may use its connection for
+    /// another request.
     pub(super) fn begin_relay(&self, length: usize) {
         let mut counts = self.counts();
         counts.relaying += 1;
@@ -150,26 +153,27 @@ impl ServedCaller {
         counts.sent = counts.sent.map(|sent| sent + length as u64);
     }
 
-    /// Sends the response, and returns the part that the socket does not take at once.
+    /// Sends the response. Returns the part that the socket did not accept at once.
     pub(super) fn relay<'a>(&self, response: &'a [u8]) -> &'a [u8] {
         let Some(socket) = &self.socket else { return response };
         let sent = send(socket, response, SendFlags::DONTWAIT | SendFlags::NOSIGNAL).unwrap_or(0);
         &response[sent..]
     }
 
-    /// Sends the rest, as fast as the caller reads.
+    /// Sends the rest of a response, as fast as the caller reads.
     pub(super) async fn relay_rest(&self, rest: &[u8]) {
         if self.try_relay_rest(rest).await.is_err()
             && let Some(socket) = &self.socket
         {
-            // The caller has a part of the response. This fails only if the socket is closed.
+            // The caller has part of the response, so the connection must be closed. Fails only if it is
+            // closed already.
             let _ = shutdown(socket, Shutdown::Both);
         }
     }
 
     async fn try_relay_rest(&self, mut rest: &[u8]) -> io::Result<()> {
         let Some(socket) = &self.socket else { return Err(io::ErrorKind::NotConnected.into()) };
-        // Uses a separate descriptor, because an event loop registers each only once.
+        // A separate descriptor, because an event loop can register each one only once.
         let mut stream = TcpStream::from_std(socket.try_clone()?.into())?;
         while !rest.is_empty() {
             let sent = timeout(REST_TIMEOUT, stream.write(rest)).await??;
@@ -178,7 +182,7 @@ impl ServedCaller {
         Ok(())
     }
 
-    /// Notes that the response has been sent.
+    /// Notes that the response has been sent completely.
     pub(super) fn end_relay(&self) {
         self.counts().relaying -= 1;
         self.note_completed();

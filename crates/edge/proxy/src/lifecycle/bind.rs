@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-use fairmesh_edge::{lifecycle::handover::Inherited, listen::transparent::set_transparent};
+use fairmesh_edge::{lifecycle::socket_handover::Inherited, listen::transparent_proxying::set_transparent};
 use tokio::net::TcpListener;
 
 use crate::{

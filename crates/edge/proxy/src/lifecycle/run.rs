@@ -13,10 +13,10 @@ use fairmesh_calls::{Mesh, ServiceName, forwarding::exclude_addresses};
 use fairmesh_edge::{
     forward::forwarder::Forwarder,
     lifecycle::{
-        handover::{Handover, Inherited, Predecessor, Successor},
         service_manager,
+        socket_handover::{Handover, Inherited, Predecessor, Successor},
     },
-    listen::cores::Cores,
+    listen::event_loops::Cores,
     observe::observer::{ObserverConfig, RequestObserver},
     server::ConnectionServer,
     services::Services,
@@ -43,22 +43,24 @@ use crate::{
     },
 };
 
-/// How often an unready proxy logs what it waits for.
+/// Interval at which an unready proxy logs what it waits for.
 const WARN_INTERVAL: Duration = Duration::from_secs(10);
-/// Time for the last spans and lines of the access log: until the drain deadline, but within these bounds.
+/// Minimum and maximum time for exporting the last spans and access log lines. Within these bounds, the time until
+/// the drain deadline applies.
 const MIN_LAST_EXPORT: Duration = Duration::from_millis(500);
 const MAX_LAST_EXPORT: Duration = Duration::from_secs(5);
 
-/// Runs a proxy until `shutdown` completes or a successor takes over, and then drains it: stops accepting, tells
-/// clients to reconnect elsewhere, and closes remaining connections after [`Limits::drain`](crate::Limits::drain).
+/// Runs a proxy until `shutdown` completes or a successor takes over, and then drains it: the proxy stops
+/// accepting, tells clients to reconnect elsewhere, and closes remaining connections after
+/// [`Limits::drain`](crate::Limits::drain).
 ///
-/// A listener accepts connections once its routing information is known, from the agent or from the agent's copy on
-/// disk, so that programs that start at the same time find their services. If a proxy already runs at
-/// [`ProxyConfig::handover`], this one takes over its sockets, accepts once all routing information is known, and only
-/// then stops the old one.
+/// A listener accepts connections once its routing information is known, from the agent or from the agent's
+/// copy on disk, so that programs that start at the same time find their services. If a proxy already runs at
+/// [`ProxyConfig::handover`], this one takes over its sockets, accepts once all routing information is known,
+/// and only then stops the old one.
 ///
 /// # Errors
-/// An address cannot be bound, or the running proxy cannot be replaced; it then continues.
+/// An address cannot be bound, or the running proxy cannot be replaced; the running proxy then continues.
 pub async fn run(
     config: ProxyConfig,
     mesh: Mesh,
@@ -70,8 +72,8 @@ pub async fn run(
 
 /// A proxy with bound addresses that does not accept connections yet.
 ///
-/// A process binds before it connects to the mesh and registers an endpoint: an address in use is then reported at once, and
-/// leaves nothing behind.
+/// A process binds before it connects to the mesh and registers an endpoint. An address in use is then
+/// reported at once, and nothing has to be undone.
 #[allow(missing_debug_implementations, reason = "a signer of certificates has none")]
 pub struct BoundProxy {
     metrics: Arc<ProxyMetrics>,
@@ -83,10 +85,10 @@ pub struct BoundProxy {
 }
 
 impl BoundProxy {
-    /// Binds the listeners, the address of the admin pages and that of an `inbound` endpoint, or takes them over.
+    /// Binds the listeners, the address of the admin pages, and the address of an `inbound` endpoint, or
+    /// takes their sockets over from the running proxy.
     ///
-    /// # Errors
-    /// As for [`run`].
+    /// # Errors See [`run`].
     pub async fn bind(config: &ProxyConfig, inbound: Option<SocketAddr>) -> Result<Self, ProxyError> {
         let metrics = Arc::new(ProxyMetrics::default());
         check_tls(&config.listen, config.tls.is_some())?;
@@ -98,14 +100,14 @@ impl BoundProxy {
         let inbound = bind_option(inbound, &mut inherited).await?;
         let sockets = Sockets { listeners, admin };
         let all = sockets.listeners.iter().map(|bound| &bound.listener).chain(&sockets.admin).chain(&inbound);
-        // From here on a successor finds the addresses in use, so it must find this proxy too.
+        // From here on a successor finds the addresses in use, so it must also find this proxy to replace.
         let handover =
             config.handover.as_deref().map(|path| open_handover(path, inherited, all)).transpose()?;
         Ok(Self { metrics, tls, sockets, inbound, handover, predecessor })
     }
 
-    /// Starts to serve an endpoint at the address that was bound for it; with a predecessor, once this proxy takes over. `None` where no
-    /// address was bound.
+    /// Starts to serve an endpoint at the address that was bound for it. With a predecessor, serving begins
+    /// when this proxy takes over. Returns `None` if no address was bound.
     ///
     /// # Errors
     /// The configuration is invalid.
@@ -117,10 +119,9 @@ impl BoundProxy {
         ServedEndpoint::start(listener, config, self.predecessor.is_some()).await.map(Some)
     }
 
-    /// As for [`run`], with the configuration that was bound.
+    /// Like [`run`], with the configuration whose addresses were bound.
     ///
-    /// # Errors
-    /// As for [`run`], except for addresses.
+    /// # Errors See [`run`]; the addresses are bound already.
     pub async fn run(
         self,
         config: ProxyConfig,
@@ -128,7 +129,7 @@ impl BoundProxy {
         shutdown: impl Future<Output = ()>,
     ) -> Result<(), ProxyError> {
         let Self { metrics, tls, sockets, inbound: _, handover, predecessor } = self;
-        // A connection to one of them would forward a request in a circle.
+        // A connection to a listener of this proxy would forward a request in a circle.
         exclude_addresses(&mesh, sockets.listeners.iter().map(|bound| bound.address));
         let drain = config.limits.drain;
         let proxy = RunningProxy::new(config, mesh, tls, metrics)?;
@@ -180,7 +181,7 @@ impl RunningProxy {
     }
 }
 
-/// Sockets bound before anything is served.
+/// Sockets that are bound before anything is served.
 #[derive(Debug)]
 struct Sockets {
     listeners: Vec<BoundListener>,
@@ -207,7 +208,7 @@ struct RunningProxy {
 }
 
 impl RunningProxy {
-    /// Creates everything except sockets.
+    /// Creates all parts of the proxy except sockets.
     fn new(
         config: ProxyConfig,
         mesh: Mesh,
@@ -265,7 +266,7 @@ impl RunningProxy {
                 inbound.succeed(time_limit).await?;
             }
             self.accept(listeners);
-            // Done before the predecessor stops, so that the admin pages are always available.
+            // Done before the predecessor stops, so that the admin pages are always served.
             self.state.set_ready(true);
             *served = start_admin();
             predecessor.take_over().await;
@@ -273,7 +274,7 @@ impl RunningProxy {
             service_manager::notify_listening();
             *served = start_admin();
             self.accept(listeners);
-            // A proxy with a wrong agent address never becomes ready, and can be replaced as well.
+            // A proxy with a wrong agent address never becomes ready, so it must be replaceable before that.
             tokio::select! {
                 () = self.services.wait_ready(self.named()) => self.state.set_ready(true),
                 () = self.warn_while_waiting() => {}
@@ -296,7 +297,7 @@ impl RunningProxy {
         known.map_err(|_| ProxyError::Uninformed { waited: time_limit })
     }
 
-    /// Logs repeatedly, forever, what the proxy waits for: connections that wait look like a hang.
+    /// Logs repeatedly what the proxy waits for, since waiting connections look like a hang. Never completes.
     async fn warn_while_waiting(&self) {
         let mut ticks = interval_at(Instant::now() + WARN_INTERVAL, WARN_INTERVAL);
         loop {

@@ -5,7 +5,7 @@ use std::{net::SocketAddr, sync::Arc};
 use fairmesh_edge::{
     counter::increment,
     forward::connection_info::ConnectionInfo,
-    listen::{socket, transparent::original_dst},
+    listen::{socket_options, transparent_proxying::original_dst},
     server::{AcceptedConnection, ConnectionServer},
 };
 use futures_util::FutureExt as _;
@@ -14,24 +14,25 @@ use tokio_util::task::TaskTracker;
 
 use crate::{
     kernel::{
-        caller::KernelCaller, caller_stream::CallerStream, metrics::KernelMetrics,
-        origin::RedirectedConnection, redirected::RedirectedConnections,
+        attachment::Attachment, caller::KernelCaller, caller_stream::CallerStream, metrics::KernelMetrics,
+        redirected_connection::RedirectedConnection,
     },
     listeners::listener_config::{ListenerConfig, ListenerKind},
     passthrough::{
-        capture::{CapturedTraffic, Passthrough},
-        http2::CapturedConnection,
+        http2_passthrough::CapturedConnection,
         metrics::CaptureMetrics,
         original_dst::Destination,
+        traffic_classification::{CapturedTraffic, Passthrough},
     },
 };
 
-/// Accepts connections to services, and connections that nftables or eBPF programs redirected.
+/// Accepts connections that clients opened to services, and connections that nftables or eBPF programs
+/// redirected.
 #[derive(Clone, Debug)]
 pub(crate) struct Acceptor {
     pub(crate) server: Arc<ConnectionServer>,
     passthrough: Arc<Passthrough>,
-    redirected: Arc<RedirectedConnections>,
+    redirected: Arc<Attachment>,
 }
 
 impl Acceptor {
@@ -41,7 +42,7 @@ impl Acceptor {
         kernel: Arc<KernelMetrics>,
     ) -> Self {
         let passthrough = Passthrough::new(Arc::clone(&server), capture);
-        let redirected = RedirectedConnections::new(kernel);
+        let redirected = Attachment::new(kernel);
         Self { server, passthrough: Arc::new(passthrough), redirected: Arc::new(redirected) }
     }
 
@@ -71,14 +72,15 @@ impl Acceptor {
         let accepted = self.server.accept(&listener, &connections, serve);
         let ListenerKind::Kernel { only_services, pins } = &listen.kind else { return accepted.await };
         tokio::select! {
-            // Before the others: connections waiting here were redirected, which only the maps show.
+            // Polled first: connections waiting here were redirected, which only the maps show.
             biased;
             () = self.redirected.follow(pins, &listener, *only_services, &self.server.forwarder) => {}
             () = accepted => self.redirected.stop(),
         }
     }
 
-    /// Waits, for seconds at most, until the calls that the kernel sent for this proxy are counted. For a proxy without connections.
+    /// Waits until the calls that the kernel sent for this proxy are counted, for a few seconds at most. Call this
+    /// when no connection is left.
     pub(crate) async fn wait_recorded(&self) {
         self.redirected.wait_recorded().await;
     }
@@ -91,16 +93,16 @@ impl Acceptor {
         let Some((destination, kernel)) = self.destination(&stream, caller, listen) else {
             increment(&self.passthrough.metrics.loops);
             tracing::debug!(%caller, "refused a connection that was not redirected");
-            return socket::reset(stream);
+            return socket_options::reset(stream);
         };
         match self.passthrough.detect(&stream, caller, destination).await {
             CapturedTraffic::Service => {
                 let client_info =
                     ConnectionInfo::new(caller, None, Arc::clone(&permit)).allow_connect(listen.connect);
-                socket::set_user_timeout(&stream, self.server.limits.idle_timeout);
+                socket_options::set_user_timeout(&stream, self.server.limits.idle_timeout);
                 let captured = CapturedConnection::new(destination, Arc::clone(&self.passthrough));
                 match kernel {
-                    // The kernel may send the requests of a connection that is silent here.
+                    // The connection may be silent here because the kernel sends its requests.
                     Some(caller) => {
                         let origin = RedirectedConnection::new(captured, caller);
                         self.server.serve_http(CallerStream::new(stream), client_info, origin).await;
@@ -112,19 +114,20 @@ impl Acceptor {
                 }
             }
             CapturedTraffic::Other(server) => {
-                // Frees its descriptor of the connection.
+                // Closes the kernel state's own descriptor of the connection.
                 drop(kernel);
                 self.passthrough.pass_through(stream, destination.address, server).await;
             }
             CapturedTraffic::Refused => {
                 drop(kernel);
-                socket::reset(stream);
+                socket_options::reset(stream);
             }
             CapturedTraffic::Ended => {}
         }
     }
 
-    /// The original destination of a connection, and its caller if eBPF programs redirected it. `None` if it was not redirected.
+    /// The original destination of a connection, and its caller if eBPF programs redirected it. `None` if the
+    /// connection was not redirected.
     fn destination(
         &self,
         stream: &TcpStream,

@@ -2,10 +2,10 @@ use std::{fmt, net::SocketAddr, path::PathBuf, str::FromStr};
 
 use fairmesh_calls::ServiceName;
 use fairmesh_edge::{
-    forward::boundary::Boundary,
+    forward::mesh_boundary::Boundary,
     listen::proxy_protocol::Version,
     server::options::{ServeOptions, ServedProtocol},
-    tls::files::TlsError,
+    tls::certificate_files::TlsError,
 };
 use fairmesh_kernel::DEFAULT_PINS;
 use fairmesh_model::Invalid;
@@ -15,18 +15,20 @@ use fairmesh_model::Invalid;
 pub struct ListenerConfig {
     /// Address to bind.
     pub address: SocketAddr,
-    /// Protocol, and the service if it is fixed.
+    /// Protocol, and the service if the listener has a fixed one.
     pub kind: ListenerKind,
-    /// Require a PROXY protocol header of the load balancer in front on each connection; connections without one are
-    /// refused.
+    /// Whether each connection must begin with a PROXY protocol header from a load balancer in front. Connections
+    /// without it are refused.
     pub accept_proxy: bool,
-    /// Terminate TLS, after that header.
+    /// Whether TLS is terminated, after the PROXY protocol header.
     pub tls: bool,
-    /// Allow CONNECT to every HTTP client; otherwise only if a route names the method.
+    /// Whether all HTTP clients may use CONNECT. Otherwise CONNECT requires a route that names the method.
     pub connect: bool,
-    /// Clients are programs of the mesh, though the listener has TLS, a load balancer in front, or an address that others reach.
+    /// Whether clients are programs of the mesh, even if the listener has TLS, a load balancer in front, or an
+    /// address that other machines reach.
     pub mesh: bool,
-    /// Tell clients outside the mesh which servers were tried, if they ask with `x-fairmesh-explain`.
+    /// Whether responses to clients outside the mesh name the servers that were tried, if clients ask with
+    /// `x-fairmesh-explain`.
     pub explain: bool,
 }
 
@@ -35,35 +37,36 @@ pub struct ListenerConfig {
 pub enum ListenerKind {
     /// HTTP.
     Http {
-        /// The service of all requests; without one, each request's host names it.
+        /// The service of all requests. `None`: the host of each request names its service.
         service: Option<ServiceName>,
     },
     /// TCP connections of any protocol.
     Tcp {
         /// The service of all connections.
         service: ServiceName,
-        /// Send a PROXY protocol header to the server on each connection.
+        /// Version of the PROXY protocol header that is sent to the server on each connection.
         send_proxy: Option<Version>,
     },
-    /// Connections to other addresses that the system redirects here. HTTP to services is routed by host; other
-    /// traffic continues to its original destination.
+    /// Connections to other addresses that the system redirects here. HTTP requests to services are routed by
+    /// host; other traffic continues to its original destination.
     Captured {
-        /// Refuse traffic to anything but services.
+        /// Refuses traffic that is not to services.
         only_services: bool,
-        /// Also accept connections with their original destination address (`IP_TRANSPARENT`), which this machine
-        /// forwards as a router.
+        /// Also accepts connections that keep their original destination address (`IP_TRANSPARENT`), for
+        /// traffic that this machine forwards as a router.
         transparent: bool,
     },
-    /// Connections that eBPF programs redirect here (`fairmesh kernel attach`), served like captured ones.
+    /// Connections that eBPF programs redirect here (`fairmesh kernel attach`). They are served like captured
+    /// ones.
     Kernel {
-        /// Refuse traffic to anything but services.
+        /// Refuses traffic that is not to services.
         only_services: bool,
         /// Where the maps of the programs are pinned.
         pins: PathBuf,
     },
 }
 
-/// Prefixes and options in the textual form.
+/// Prefixes and options of the textual form.
 const TCP: &str = "tcp:";
 const CAPTURE: &str = "capture:";
 const KERNEL: &str = "kernel:";
@@ -99,14 +102,14 @@ impl ListenerConfig {
         Some(ServeOptions { protocol, accept_proxy, tls, connect, boundary: self.boundary() })
     }
 
-    /// The border of the mesh. Only programs of this machine reach a listener on loopback, unless TLS or a load balancer says that its
-    /// clients are others.
+    /// The border of the mesh, if the listener is at the border. Only programs of this machine reach a listener on
+    /// loopback, unless TLS or a load balancer indicates other clients.
     fn boundary(&self) -> Option<Boundary> {
         let is_reached_by_others = self.tls || self.accept_proxy || !self.address.ip().is_loopback();
         (is_reached_by_others && !self.mesh).then_some(Boundary { explains: self.explain })
     }
 
-    /// Name of the target in the log.
+    /// Name of the listener's target, for the log.
     pub(crate) fn description(&self) -> String {
         match (&self.kind, self.service()) {
             (_, Some(service)) => service.to_string(),
@@ -292,7 +295,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn listeners_are_parsed_and_displayed() {
+    fn proxy_listeners_parse_as_displayed() {
         for text in [
             "127.0.0.1:8080=shop/cart",
             "[::1]:80",
@@ -317,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn listeners_that_others_reach_are_the_border_of_the_mesh() {
+    fn listeners_reachable_from_outside_are_mesh_boundaries() {
         let boundary = |text: &str| text.parse::<ListenerConfig>().unwrap().boundary();
         let hides = Some(Boundary { explains: false });
         for (text, expected) in [
@@ -335,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn invalid_listeners_are_refused_with_a_hint() {
+    fn invalid_proxy_listeners_are_refused_with_hint() {
         for (wrong, hint) in [
             ("8080", "IP:PORT"),
             ("127.0.0.1:8080=cart", "tenant"),

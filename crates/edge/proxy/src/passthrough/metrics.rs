@@ -8,7 +8,7 @@ use prometheus_client::registry::Registry;
 /// Connections that the system redirected to a capturing listener.
 #[derive(Debug, Default)]
 pub(crate) struct CaptureMetrics {
-    /// Connections to services, or of HTTP/2, whose requests are routed individually.
+    /// Connections to services, and HTTP/2 connections, whose requests are routed individually.
     pub(crate) served: AtomicU64,
     /// Connections passed through to their original destination.
     pub(crate) passed_through: AtomicU64,
@@ -16,9 +16,9 @@ pub(crate) struct CaptureMetrics {
     pub(crate) failed: AtomicU64,
     /// HTTP/2 requests passed through to the original destination of their connection.
     pub(crate) requests_passed_through: AtomicU64,
-    /// Connections and requests to no service while only services are allowed.
+    /// Connections and requests refused because they are not for a service and only services are allowed.
     pub(crate) refused: AtomicU64,
-    /// Connections that were not redirected, or were the proxy's own.
+    /// Connections that were not redirected, or were opened by the proxy itself.
     pub(crate) loops: AtomicU64,
 }
 

@@ -1,4 +1,4 @@
-//! The original destination of a connection, and connections to it.
+//! The original destination of a connection, and connections to original destinations.
 
 use std::{
     collections::HashSet,
@@ -16,19 +16,19 @@ use tokio::{
     time::timeout,
 };
 
-/// Time limit of connecting. The client is already connected, so that its own time limit does not apply.
+/// Time limit for connecting. The client's own time limit does not apply, since the client is already connected.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The original destination of a captured connection.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Destination {
     pub(crate) address: SocketAddr,
-    /// Whether only calls of services are allowed.
+    /// Whether only calls to services are allowed.
     pub(crate) only_services: bool,
 }
 
-/// Opens connections to original destinations, and recognizes them if redirection rules bring them back here. As many
-/// as captured connections at most.
+/// Opens connections to original destinations, and recognizes them if redirection rules bring them back to this
+/// proxy. It remembers at most as many connections as are captured.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct PassthroughConnector(Arc<Mutex<HashSet<SocketAddr>>>);
 
@@ -50,7 +50,7 @@ impl PassthroughConnector {
         Ok(PassthroughConnection { stream, from, all: self.clone() })
     }
 
-    /// Whether `caller` is the local address of such a connection.
+    /// Whether `caller` is the local address of a connection that this connector opened.
     pub(crate) fn is_own(&self, caller: SocketAddr) -> bool {
         self.addresses().contains(&caller)
     }

@@ -1,8 +1,8 @@
-//! Detects the protocol of a captured connection without consuming any byte.
+//! Detects the protocol of a captured connection without consuming any bytes.
 //!
-//! Bytes are peeked, so that HTTP to a service is then served like a direct connection. If the client is silent at
-//! first, the server may have to speak first: the proxy connects to it, and the side that speaks first decides. So no
-//! list of ports of such protocols is needed.
+//! Bytes are only peeked, so that HTTP to a service can then be served like a direct connection. If the
+//! client is silent at first, its protocol may be server-first: the proxy connects to the server, and the
+//! side that speaks first decides. No list of ports of server-first protocols is needed.
 
 use std::{io, net::SocketAddr, time::Duration};
 
@@ -16,30 +16,30 @@ use tokio::{
 
 use crate::passthrough::original_dst::{PassthroughConnection, PassthroughConnector};
 
-/// How long to wait for the client before connecting to the server.
+/// Time to wait for the client before connecting to the server.
 const CLIENT_SILENCE: Duration = Duration::from_millis(100);
-/// How long to wait for the rest of HTTP headers. They come from this machine or a neighbour, usually in one piece.
-/// Beyond this time the client's protocol counts as one in which the server responds next.
+/// Time to wait for the rest of HTTP headers. They come from this machine or a neighbour, usually in one piece.
+/// Afterwards the connection counts as one of another protocol, in which the server responds next.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(5);
-/// Maximum bytes peeked.
+/// Maximum number of bytes peeked.
 const MAX_PEEK: usize = MAX_FIRST_BYTES;
 const FIRST_PEEK: usize = 4 * 1024;
 
 /// The detected protocol.
 #[derive(Debug)]
 pub(crate) enum DetectedProtocol {
-    /// HTTP/1.1; the host of the first request.
+    /// HTTP/1.1, with the host of the first request.
     Http1(String),
     Http2,
-    /// Another protocol, with the connection to the server if the server spoke first.
+    /// Another protocol. Contains the connection to the server if the server spoke first.
     Other(Option<PassthroughConnection>),
 }
 
-/// Detects the protocol, within `time_limit` if both sides are silent. Connections of other protocols must be
-/// registered again with the runtime, because their readiness is consumed here.
+/// Detects the protocol. `time_limit` applies while both sides are silent. Connections of other protocols
+/// must be registered again with the runtime, because their readiness is consumed here.
 ///
 /// # Errors
-/// The connection broke.
+/// The connection failed.
 pub(crate) async fn detect(
     stream: &TcpStream,
     caller: SocketAddr,
@@ -55,13 +55,14 @@ pub(crate) async fn detect(
         detected = &mut detected => return detected,
         () = sleep(CLIENT_SILENCE) => {}
     }
-    // The proxy's own connection is registered by now; another one would come back here as well.
+    // A connection of the proxy itself is registered by now. Another connection to the server would come back
+    // here as well.
     if connector.is_own(caller) {
         return Ok(DetectedProtocol::Other(None));
     }
     let server = async {
         let server = connector.connect(original).await?;
-        // The next user reports a broken connection.
+        // Whoever uses the connection next reports its failure.
         let _ = server.wait_readable().await;
         Ok::<_, io::Error>(server)
     };
@@ -73,7 +74,7 @@ pub(crate) async fn detect(
             detected = &mut detected => return detected,
             connected = &mut server, if !unreachable => match connected {
                 Ok(server) => return Ok(DetectedProtocol::Other(Some(server))),
-                // No server: the client may still call a service.
+                // There is no server, but the client may still call a service.
                 Err(_) => unreachable = true,
             },
             () = sleep_until(until) => return Ok(DetectedProtocol::Other(None)),
@@ -102,7 +103,7 @@ async fn detect_client(stream: &TcpStream) -> io::Result<DetectedProtocol> {
             match classify(&mut buffer[..read]) {
                 Some(detected) => Ok(detected),
                 None if read == 0 || ready.is_read_closed() => Ok(DetectedProtocol::Other(None)),
-                // Tried again only after more bytes have arrived.
+                // Makes tokio wait until more bytes have arrived.
                 None => Err(io::ErrorKind::WouldBlock.into()),
             }
         });

@@ -4,30 +4,30 @@ use fairmesh_model::{Role, ShardKey};
 
 use super::{clock::Clock, principal::Principal};
 
-/// Parameters of a call besides the request itself.
+/// Parameters of a call that are not part of the request itself.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CallContext {
-    /// The key, for a service that finds its servers by key.
+    /// Key of the call, for a service whose servers are chosen by key.
     pub key: Option<ShardKey>,
-    /// The role that the replica must have; any when absent.
+    /// Role that the replica must have; `None` accepts any role.
     pub role: Option<Role>,
-    /// Whether the call may be repeated safely, whatever its method.
+    /// Whether the call may be repeated safely, regardless of its method.
     pub idempotent: bool,
-    /// Bounds the whole call, attempts and waits included. The shortest of this, the caller's deadline and the policy's
-    /// timeout applies.
+    /// Timeout of the whole call, including attempts and waits. The shortest of this timeout, the caller's deadline
+    /// and the policy's timeout applies.
     pub timeout: Option<Duration>,
-    /// The caller for whom a proxy makes the call, if the proxy decides whether it is allowed.
+    /// The caller on whose behalf a proxy makes the call, if the proxy authorizes calls.
     pub principal: Option<Arc<Principal>>,
 }
 
 /// Time and randomness at the start of a call.
 #[derive(Clone, Copy, Debug)]
 pub struct CallStart {
-    /// Nanoseconds of the clock.
+    /// Start of the call in nanoseconds of the clock.
     pub now: u64,
-    /// Time left until the caller's own deadline, where it has one.
+    /// Time left until the caller's own deadline; `None` without a deadline.
     pub limit: Option<Duration>,
-    /// Random, fresh for each call.
+    /// A random number, fresh for each call.
     pub seed: u64,
 }
 
@@ -36,8 +36,8 @@ pub struct CallStart {
 pub struct DecisionContext {
     /// The clock, read again when the attempt ends.
     pub clock: Clock,
-    /// The time now, in nanoseconds of the clock.
+    /// Current time, in nanoseconds of the clock.
     pub now: u64,
-    /// Random, fresh for each attempt.
+    /// A random number, fresh for each attempt.
     pub seed: u64,
 }

@@ -2,30 +2,29 @@ use std::time::Duration;
 
 use fairmesh_router::Outcome;
 
-/// How one attempt ended, as far as retries depend on it.
+/// How one attempt ended, in the detail that retries depend on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AttemptOutcome {
-    /// A response for the caller.
+    /// A response that the caller receives.
     Responded,
-    /// A response for the caller that reports a failure of the server itself: 500, `INTERNAL`. Without this a server
-    /// that fails immediately would look idle.
+    /// The server itself failed (500, `INTERNAL`), and the caller receives this response. A separate outcome matters
+    /// because a server that fails immediately would otherwise look idle.
     ServerError,
-    /// A response that the server is unavailable now: 503, `UNAVAILABLE`.
+    /// The server responded that it is unavailable now: 503, `UNAVAILABLE`.
     Unavailable,
-    /// A response that the server is at its concurrency limit and has not processed this call.
+    /// The server responded that it is at its concurrency limit and did not process this call.
     Overloaded,
-    /// A response that the server, which knows this version of the shard map, does not hold the shard. Where the
-    /// attempt was not routed by shard, the server relays the response of another one, and this is the same as
-    /// [`AttemptOutcome::Responded`].
+    /// The server responded that it does not hold the shard. If the attempt was not routed by shard, the server relays
+    /// the response of another server, and the outcome equals [`AttemptOutcome::Responded`].
     WrongShard {
-        /// The version.
+        /// Version of the shard map that the server knows.
         version: u64,
     },
-    /// No connection: nothing was sent.
+    /// No connection could be opened, so nothing was sent.
     Unreachable,
     /// The server refused the request without processing it, for example with `REFUSED_STREAM`.
     Refused,
-    /// The connection was closing before the server read the request: not a failure, and no load on any server.
+    /// The connection was closing before the server read the request. This is neither a failure nor load on the server.
     Stale,
     /// The connection broke after the request was sent; the server may have processed it.
     Reset,
@@ -33,42 +32,43 @@ pub enum AttemptOutcome {
     DeadlineExceeded,
     /// The timeout of one attempt passed while the request was in flight.
     TimedOut,
-    /// No connection within the part of the remaining time that an attempt gets for one: nothing was sent.
+    /// No connection was opened within the part of the remaining time that an attempt may spend on connecting.
+    /// Nothing was sent.
     ConnectTimedOut,
-    /// The caller's request or its body failed: no statement about the server.
+    /// The caller's request or its body failed. This says nothing about the server.
     CallerFailed,
-    /// The server rejected the request as malformed. A server that rejects each request is at fault itself.
+    /// The server rejected the request as malformed. A server that rejects every request is at fault itself.
     Rejected,
 }
 
-/// The step after an attempt.
+/// The decision after an attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RetryDecision {
     /// No retry: the caller gets the result of this attempt.
     Done,
-    /// Another attempt.
+    /// Make another attempt.
     Retry {
-        /// The backoff before it.
+        /// Backoff before the attempt.
         after: Duration,
     },
-    /// Another attempt as soon as the shard map has reached this version.
+    /// Make another attempt as soon as the shard map has reached this version.
     AwaitMap {
-        /// The version that the server knew.
+        /// Version of the shard map that the server knew.
         version: u64,
-        /// After this time the attempt goes by the map at hand.
+        /// Maximum wait. Afterwards the attempt uses the available map.
         at_most: Duration,
     },
-    /// As [`RetryDecision::Done`], because the retry budget is exhausted.
+    /// No retry, like [`RetryDecision::Done`], because the retry budget is exhausted.
     BudgetExhausted,
 }
 
 impl AttemptOutcome {
-    /// The outcome that the endpoint's statistics record.
+    /// Returns the outcome for the endpoint's statistics.
     pub(super) fn for_endpoint(self) -> Outcome {
         match self {
             Self::Responded | Self::WrongShard { .. } => Outcome::Ok,
             Self::Stale | Self::CallerFailed => Outcome::Unknown,
-            // A call with too little time must not shift all others to the next region.
+            // A call with too little time must not shift all other calls to the next region.
             Self::ServerError
             | Self::Unavailable
             | Self::Refused

@@ -1,4 +1,4 @@
-//! Picking the endpoint of an attempt.
+//! Picks the endpoint of an attempt.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use super::{
 };
 use crate::discovery::{EndpointTransport, ReadyService, ServiceState};
 
-/// The endpoint of an attempt and the snapshot that it was chosen by: to be dropped before the call waits for anything.
+/// The endpoint of an attempt and the snapshot from which it was chosen. Drop it before the call waits for anything.
 #[derive(Debug)]
 pub struct Pick<T> {
     index: u32,
@@ -22,7 +22,7 @@ pub struct Pick<T> {
 }
 
 impl<T: EndpointTransport> Pick<T> {
-    /// The revision of the RIB that it was chosen by.
+    /// RIB revision of the snapshot.
     pub(crate) fn revision(&self) -> u64 {
         match &**self.by {
             ServiceState::Ready(ready) => ready.revision,
@@ -30,7 +30,7 @@ impl<T: EndpointTransport> Pick<T> {
         }
     }
 
-    /// The transport to the endpoint; `context` is for one that has to be opened.
+    /// Returns the transport to the endpoint. `context` is used if the transport must be opened.
     #[inline]
     pub fn transport(&self, context: &T::Context) -> T {
         match &**self.by {
@@ -42,10 +42,10 @@ impl<T: EndpointTransport> Pick<T> {
 }
 
 impl<T: EndpointTransport> Call<'_, T> {
-    /// Chooses the endpoint of the next attempt and counts it there.
+    /// Chooses the endpoint of the next attempt, and counts the attempt there.
     ///
     /// # Errors
-    /// While the service that gets the call is not known, and when none of its endpoints is eligible.
+    /// The target service is not known yet, or none of its endpoints is eligible.
     #[inline]
     pub fn pick(
         &mut self,
@@ -77,7 +77,7 @@ impl<T: EndpointTransport> Call<'_, T> {
         }
     }
 
-    /// Counts an attempt for reports.
+    /// Counts an attempt for traffic reports.
     #[inline]
     fn report_attempt(&mut self, paths: &ReportedPaths, index: u32, now: u64) -> Option<ReportedAttempt> {
         let counters = paths.to_endpoint(self.reported_as(), index)?;
@@ -89,7 +89,7 @@ impl<T: EndpointTransport> Call<'_, T> {
         Some(ReportedAttempt { counters: Arc::clone(counters), began: now })
     }
 
-    /// Counts a call that no endpoint gets for reports: once, however often it is decided.
+    /// Counts a call that reaches no endpoint in traffic reports: once, even if it is decided several times.
     #[cold]
     fn report_unsent(&mut self, paths: &ReportedPaths, why: &PickError) {
         if !std::mem::replace(&mut self.is_reported, true) {
@@ -102,8 +102,8 @@ impl<T: EndpointTransport> Call<'_, T> {
         ReportedAs { class: self.class.as_ref(), parent: self.parent }
     }
 
-    /// Makes an attempt that another component counted at this endpoint of the snapshot, and `began` at that time of the clock, one of
-    /// this call.
+    /// Turns an attempt that another component counted at this endpoint into an attempt of this call. `began` is the
+    /// attempt's start, in nanoseconds of the clock.
     pub(crate) fn take_over(
         &mut self,
         state: SnapshotGuard<T>,
@@ -131,12 +131,12 @@ impl<T: EndpointTransport> Call<'_, T> {
             Some(PendingAttempt { picked, clock, outcome: Outcome::Unknown, ended_at: 0, reported });
     }
 
-    /// The role that the call names, else that of its route.
+    /// Role that the call requests, or otherwise its route's role.
     pub(crate) fn role<'b>(&'b self, context: &'b CallContext) -> Option<&'b Role> {
         context.role.as_ref().or_else(|| self.actions.as_ref()?.role())
     }
 
-    /// The inputs of the next pick.
+    /// Parameters of the next pick.
     #[inline]
     fn params<'b>(&'b self, context: &'b CallContext) -> PickParams<'b> {
         let avoid = &self.attempted[..self.attempts];
@@ -151,7 +151,7 @@ impl<T: EndpointTransport> Call<'_, T> {
         }
     }
 
-    /// The reasons of the next [`pick`](Self::pick); evaluated before it counts its choice.
+    /// Explains the next [`pick`](Self::pick). Call this before the pick counts its choice.
     #[cold]
     pub(crate) fn explain_pick(
         &self,
@@ -167,7 +167,7 @@ impl<T: EndpointTransport> Call<'_, T> {
         }
     }
 
-    /// The choice of the attempt in flight.
+    /// The endpoint picked for the attempt in flight.
     #[inline]
     pub fn picked(&self) -> Option<&EndpointPick> {
         self.attempt.as_ref().map(|attempt| &attempt.picked)
@@ -178,7 +178,7 @@ impl<T: EndpointTransport> Call<'_, T> {
         self.picked().is_some_and(|picked| picked.shard.is_some())
     }
 
-    /// Whether the attempt that was decided goes to an endpoint that no earlier one went to.
+    /// Whether the next attempt goes to an endpoint that no earlier attempt used.
     pub fn is_new_endpoint(&self) -> bool {
         let attempted = &self.attempted[..self.attempts];
         attempted.split_last().is_some_and(|(last, before)| !before.contains(last))

@@ -1,4 +1,4 @@
-//! The caller for whom a proxy makes calls.
+//! The caller on whose behalf a proxy makes calls.
 
 use std::{net::IpAddr, sync::Arc};
 
@@ -7,33 +7,36 @@ use fairmesh_router::TokenVerifier;
 use fairmesh_wire::{LogLimiter, proxy_protocol::ConnectionId};
 use tokio::sync::{Semaphore, watch};
 
-/// The most mirrored calls in flight of one tenant, or of a program: beyond it they are skipped, so that they cannot delay other calls.
+/// Maximum number of mirrored calls in flight, per tenant or per program. Further calls are not mirrored, so that
+/// mirrored calls cannot delay other calls.
 const MAX_MIRRORED_CALLS: usize = 64;
 
-/// The caller for whom a proxy makes calls, where the proxy decides whether they are allowed and no server behind it does.
+/// The caller on whose behalf a proxy makes calls, if the proxy authorizes them and no server behind it does.
 ///
-/// It is an extension of requests, as `Arc<Principal>`. The policy of the service that gets a call decides, with the rewritten path, as its
-/// servers would. A call without a principal is decided on by the server.
+/// It is an extension of requests, as `Arc<Principal>`. The policy of the target service decides, with the rewritten
+/// path, as the service's servers would. A call without a principal is authorized by the server.
 #[derive(Clone, Debug)]
 pub struct Principal {
-    /// The identity that the caller has proved.
+    /// The authenticated identity of the caller.
     pub caller: CallerId,
-    /// What applies where no rule decides: the mesh's default at the time of each call.
+    /// The decision if no rule applies: the mesh's default at the time of each call.
     pub default: watch::Receiver<DefaultAuthorization>,
-    /// The address from which the connection comes.
+    /// Source address of the connection.
     pub source: IpAddr,
-    /// Verifies tokens of end users, by the mesh's issuers at the time of each call.
+    /// Verifies end users' tokens, with the mesh's issuers at the time of each call.
     pub tokens: watch::Receiver<Arc<dyn TokenVerifier>>,
     /// The connection on which the calls arrive.
     pub connection: ConnectionId,
-    /// Limits the lines that refused calls cause. Callers of one tenant share it, and leave the lines of others alone.
+    /// Limits log lines about refused calls. Callers of one tenant share the limiter, so they cannot suppress log
+    /// lines about other tenants.
     pub log: Arc<LogLimiter>,
-    /// Permits of mirrored calls, which callers of one tenant share: a tenant whose mirror does not respond takes none of others.
+    /// Permits for mirrored calls, shared by the callers of one tenant. A tenant whose mirror does not respond takes
+    /// no permits from other tenants.
     pub mirrors: Arc<Semaphore>,
 }
 
 impl Principal {
-    /// Permits of the mirrored calls of one tenant: 64 in flight.
+    /// Returns the permits for the mirrored calls of one tenant: 64 in flight.
     pub fn mirror_permits() -> Arc<Semaphore> {
         Arc::new(Semaphore::new(MAX_MIRRORED_CALLS))
     }

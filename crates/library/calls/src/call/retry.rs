@@ -1,4 +1,4 @@
-//! The end of an attempt, and whether another one follows.
+//! Ends an attempt, and decides whether another one follows.
 
 use std::{sync::atomic::Ordering::Relaxed, time::Duration};
 
@@ -13,14 +13,14 @@ use super::{
 };
 use crate::discovery::{EndpointTransport, ServiceState};
 
-/// How many attempts of a call may go to a server that does not hold its shard (ServiceRouter §4.1).
+/// Maximum number of attempts that one call makes at servers that do not hold its shard (ServiceRouter §4.1).
 const MAX_WRONG_SHARD: u32 = 2;
-/// The first backoff is drawn from 0 to this; it doubles with every attempt.
+/// Upper bound of the first random backoff. The bound doubles with each attempt.
 const RETRY_BACKOFF: Duration = Duration::from_millis(10);
 
 impl<T: EndpointTransport> Call<'_, T> {
-    /// Records how the attempt ended and decides what follows. A retry that is granted is charged to the budget, and
-    /// the attempt is no longer outstanding.
+    /// Records how the attempt ended and decides whether to retry. A granted retry is charged to the budget. The
+    /// attempt is no longer outstanding.
     #[inline]
     pub fn finish(&mut self, outcome: AttemptOutcome, seed: u64) -> RetryDecision {
         self.end(outcome);
@@ -34,7 +34,8 @@ impl<T: EndpointTransport> Call<'_, T> {
         }
     }
 
-    /// The same after a response; a call that may be repeated is also retried after the statuses that its route names.
+    /// Like [`finish`](Self::finish), after a response. A call that may be repeated is also retried for the statuses
+    /// listed in its route.
     pub fn finish_response(&mut self, outcome: AttemptOutcome, status: u16, seed: u64) -> RetryDecision {
         let is_named =
             self.idempotent && self.actions.as_ref().is_some_and(|actions| actions.retries_on(status));
@@ -45,7 +46,7 @@ impl<T: EndpointTransport> Call<'_, T> {
         self.retry(outcome, seed)
     }
 
-    /// Records how the attempt ended where no retry is possible.
+    /// Records how the attempt ended if no retry is possible.
     #[inline]
     pub fn end(&mut self, outcome: AttemptOutcome) {
         let is_at_fault = outcome != AttemptOutcome::Rejected || !self.serves_others();
@@ -62,7 +63,7 @@ impl<T: EndpointTransport> Call<'_, T> {
         }
     }
 
-    /// Whether the endpoint of the attempt answered other calls lately, and failed none since.
+    /// Whether the attempt's endpoint recently answered other calls and has failed none since.
     #[cold]
     fn serves_others(&self) -> bool {
         let Some(PendingAttempt { picked, clock, .. }) = &self.attempt else { return false };
@@ -88,7 +89,7 @@ impl<T: EndpointTransport> Call<'_, T> {
         seed: u64,
     ) -> RetryDecision {
         let is_safe = match outcome {
-            // The server relays what another one responded, and may have processed the call before that.
+            // The server relays the response of another server, and may have processed the call before that.
             AttemptOutcome::WrongShard { .. } if picked.shard.is_none() => return RetryDecision::Done,
             AttemptOutcome::WrongShard { version } => {
                 return self.await_map(version, picked.map_version, now);
@@ -101,7 +102,7 @@ impl<T: EndpointTransport> Call<'_, T> {
             return RetryDecision::Done;
         }
         let after = match outcome {
-            // Another endpoint is as good as this one was: no reason to back off.
+            // Another endpoint is as good as this one was, so there is no reason to back off.
             AttemptOutcome::Stale
             | AttemptOutcome::Unreachable
             | AttemptOutcome::ConnectTimedOut
@@ -124,7 +125,7 @@ impl<T: EndpointTransport> Call<'_, T> {
 
     fn await_map(&mut self, version: u64, used: u64, now: u64) -> RetryDecision {
         self.wrong_shard_attempts += 1;
-        // A server with an older map than this caller's is about to be updated itself.
+        // A server whose map is older than this caller's will soon be updated itself.
         let wait = if version > used { Duration::from_millis(500) } else { Duration::from_millis(20) };
         let at_most = wait.min(self.left(now) / 2);
         match self.wrong_shard_attempts <= MAX_WRONG_SHARD && !at_most.is_zero() {
@@ -133,23 +134,23 @@ impl<T: EndpointTransport> Call<'_, T> {
         }
     }
 
-    /// After which time a hedged attempt is made beside the first one, which is in flight.
+    /// Returns the delay after which a hedged attempt is made while the first one is in flight.
     #[inline]
     pub fn hedge_after(&self) -> Option<Duration> {
         let after = self.actions.as_ref()?.hedge_after()?;
         (self.idempotent && self.attempts == 1 && self.service.retry_budget.attempts() > 1).then_some(after)
     }
 
-    /// Charges a hedged attempt to the retry budget; `false` where that is exhausted.
+    /// Charges a hedged attempt to the retry budget. Returns `false` if the budget is exhausted.
     pub fn charge_retry(&self, now: u64) -> bool {
         self.service.retry_budget.withdraw(now)
     }
 
-    /// Whether another attempt may follow one that was sent, so that a transport has to keep a copy of the request.
-    /// Evaluated before the first attempt, on the state that it will be decided by.
+    /// Whether a further attempt may follow one that was sent. If so, the transport must keep a copy of the request.
+    /// Call this before the first attempt, with the state that decides that attempt.
     pub fn may_be_sent_twice(&self, state: &ServiceState<T>, context: &CallContext) -> bool {
-        // HTTP/2 lets a server refuse a request unprocessed after it was sent; a service whose protocol is not known
-        // yet may use it.
+        // In HTTP/2, a server may refuse a request without processing it after the request was sent. A service whose
+        // protocol is not yet known may use HTTP/2.
         let refusable = match state {
             ServiceState::Ready(ready) => {
                 ready.upstream.protocol().is_multiplexed() || self.target().has_refused.load(Relaxed)
@@ -161,7 +162,7 @@ impl<T: EndpointTransport> Call<'_, T> {
     }
 }
 
-/// Counts the end of an attempt for reports.
+/// Counts the end of an attempt for traffic reports.
 #[inline]
 fn report_end(ReportedAttempt { counters, began }: &ReportedAttempt, outcome: AttemptOutcome, now: u64) {
     match outcome {

@@ -1,4 +1,4 @@
-//! Routing a call: its target, timeouts and actions.
+//! Routes a call: chooses its target, timeouts and actions.
 
 use std::{ptr, sync::Arc, time::Duration};
 
@@ -15,22 +15,22 @@ use crate::{
     fault::{Fault, FaultKind},
 };
 
-/// Why no attempt can begin. It is boxed, so that the usual result is returned in registers.
+/// Why no attempt can begin. Boxed, so that the common result is returned in registers.
 #[derive(Debug)]
 pub enum Unresolved<T> {
-    /// The state of this service may change soon: wait for a newer one.
+    /// The state of this service may change soon: the caller must wait for a newer one.
     Waiting(Arc<Subscription<T>>, Arc<ServiceState<T>>),
-    /// The call is over.
+    /// The call has ended with this fault.
     Fault(Fault),
 }
 
 impl<T: EndpointTransport> Call<'_, T> {
-    /// Finds its route, and with it the target and the timeouts. The first attempt is decided by the snapshot that is
-    /// returned.
+    /// Finds the route of the call, and with it the target and the timeouts. The returned snapshot decides the first
+    /// attempt.
     ///
     /// # Errors
-    /// While the service is not known yet; call it again with the same start once it is. And where a rate limit refuses
-    /// the call.
+    /// The service is not known yet; the caller then calls this again with the same start once it is known. Or a rate
+    /// limit refuses the call.
     #[inline]
     pub fn route<H: Headers + ?Sized>(
         &mut self,
@@ -45,9 +45,6 @@ impl<T: EndpointTransport> Call<'_, T> {
         let is_empty = |name: &ServiceName| ready.is_empty_backend(name);
         let routed = ready.upstream.route_past_empty(request, start.seed, is_empty);
         self.route_backend = ready.route_backend(routed.route_backend);
-        if let Err(wait) = ready.upstream.admit(&routed, start.now) {
-            return Err(rate_limited(self.service, wait));
-        }
         self.timeouts = CallTimeouts::new(&TimeoutParams {
             timeouts: &routed.timeouts,
             total: shorter(shorter(routed.timeouts.total, context.timeout), start.limit),
@@ -55,6 +52,16 @@ impl<T: EndpointTransport> Call<'_, T> {
             grpc: request.grpc,
             is_stream: self.is_stream,
         });
+        // Nearly always the very same name, so that its text need not be compared.
+        let is_own = ptr::eq(routed.target, ready.upstream.name());
+        let backend = if is_own { None } else { ready.split(routed.target) };
+        // The route may give the calls of an empty backend to another one. Nothing is counted before that is decided.
+        if let Some(waiting) = backend.and_then(waiting) {
+            return Err(waiting);
+        }
+        if let Err(wait) = ready.upstream.admit(&routed, start.now) {
+            return Err(rate_limited(self.service, wait));
+        }
         self.idempotent = context.idempotent || routed.idempotent || is_idempotent(request);
         self.actions = routed.actions.cloned();
         self.class = routed.class.cloned();
@@ -63,15 +70,15 @@ impl<T: EndpointTransport> Call<'_, T> {
         if context.key.is_none() {
             self.policy_key = ready.upstream.key(request);
         }
-        // Nearly always the very same name, so that its text need not be compared.
-        if ptr::eq(routed.target, ready.upstream.name()) {
+        // Almost always the very same name, so that its text need not be compared.
+        if is_own {
             return Ok(state);
         }
-        self.target_override = ready.split(routed.target).cloned();
+        self.target_override = backend.cloned();
         Ok(self.snapshot())
     }
 
-    /// The reasons of [`route`](Self::route), for traces.
+    /// Explains [`route`](Self::route), for traces.
     #[cold]
     pub(crate) fn explain_route<H: Headers + ?Sized>(
         &self,
@@ -91,13 +98,20 @@ impl<T: EndpointTransport> Call<'_, T> {
     }
 }
 
-/// The result for a call whose service has no snapshot.
+/// Returns the result for a call whose service has no snapshot.
 #[cold]
 pub(super) fn unresolved<T>(service: &Arc<Subscription<T>>, state: SnapshotGuard<T>) -> Box<Unresolved<T>> {
     Box::new(match state_fault(service, &state) {
         Some(fault) => Unresolved::Fault(fault),
         None => Unresolved::Waiting(Arc::clone(service), state.into_owned()),
     })
+}
+
+/// Wait for the records of a backend; `None` if they have arrived.
+fn waiting<T>(backend: &Arc<Subscription<T>>) -> Option<Box<Unresolved<T>>> {
+    let state = backend.borrow_state();
+    let is_waiting = matches!(&**state, ServiceState::Waiting);
+    is_waiting.then(|| Box::new(Unresolved::Waiting(Arc::clone(backend), state.into_owned())))
 }
 
 #[cold]

@@ -6,82 +6,84 @@ use fairmesh_router::{EndpointPick, Outcome, RouteActions};
 use fairmesh_signals::{CallCounters, ChildCall, NodeId, OriginId, ServedCall, TraceParents};
 use hazarc::ArcBorrow;
 
-use super::{clock::Clock, report::StreamedBytes, timeouts::CallTimeouts};
+use super::{clock::Clock, end_report::StreamedBytes, timeouts::CallTimeouts};
 use crate::discovery::{EndpointTransport, RouteBackendIndex, ServiceState, Subscription};
 
-/// Attempts of one call that are remembered: a policy allows ten, and two more may go to a wrong shard.
+/// Maximum number of attempts of one call that are remembered. A policy allows ten, and two more may go to a wrong
+/// shard.
 pub(super) const MAX_ATTEMPTS: usize = 12;
 
 /// One call, from its route to its last attempt.
 ///
-/// It is made once and filled in place: moving what was just written, in pieces of another size, costs more than
-/// deciding.
+/// A call is created once and filled in place. Moving bytes that were just written in pieces of another size costs more
+/// than deciding the call.
 #[derive(Debug)]
 pub struct Call<'a, T: EndpointTransport> {
-    /// The called service, whose budget pays for retries.
+    /// The called service. Its retry budget pays for retries.
     pub(super) service: &'a Arc<Subscription<T>>,
-    /// The service that gets the call instead: a backend of its route's split.
+    /// The service that receives the call instead of the called service, if the route's split chose another backend.
     pub(super) target_override: Option<Arc<Subscription<T>>>,
     pub(super) attempt: Option<PendingAttempt>,
     pub(super) timeouts: CallTimeouts,
-    /// Whether the caller expects a stream, although the headers are not those of a gRPC call.
+    /// Whether the caller expects a stream even though the headers are not a gRPC call's.
     pub(super) is_stream: bool,
-    /// Actions of its route besides target selection.
+    /// Actions of the route other than target selection.
     pub(super) actions: Option<Arc<RouteActions>>,
-    /// The key that the policy reads in the request, where the caller gives none.
+    /// The key that the policy reads from the request if the caller gives none.
     pub(super) policy_key: Option<ShardKey>,
-    /// The traffic class that its route sets.
+    /// The traffic class set by the route.
     pub(super) class: Option<Label>,
-    /// The call that this process serves and makes this one for.
+    /// The call that this process is serving and on whose behalf it makes this call.
     pub(super) parent: Option<NodeId>,
-    /// The first service of the chain of calls, if it is another one.
+    /// The first service of the call chain, if it is not this one.
     pub(super) origin: Option<OriginId>,
-    /// While an attempt is in flight, if it is made for a served call.
+    /// Set while an attempt is in flight, if the call is made on behalf of a served call.
     pub(super) child: Option<ChildCall>,
-    /// Length of the request's body, as far as it was there when the call began.
+    /// Known length of the request body when the call began, in bytes.
     pub(super) request_bytes: u64,
-    /// Counts the rest as it comes.
+    /// Counts the rest of the request body as it arrives.
     pub(super) streamed: Option<Arc<StreamedBytes>>,
-    /// Its route and backend.
+    /// Index of the route and backend.
     pub(super) route_backend: RouteBackendIndex,
-    /// Random, from its start.
+    /// The random seed of the call.
     pub(super) seed: u64,
     pub(super) idempotent: bool,
-    /// Whether it was counted for reports, with its first attempt or the lack of one.
+    /// Whether the call was counted for traffic reports, with its first attempt or the lack of one.
     pub(super) is_reported: bool,
-    /// Whether its fault was counted for reports.
+    /// Whether the call's fault was counted for traffic reports.
     pub(super) is_concluded: bool,
     pub(super) wrong_shard_attempts: u32,
     pub(super) attempts: usize,
     pub(super) attempted: [u32; MAX_ATTEMPTS],
 }
 
-/// An attempt in flight: it counts as outstanding at its endpoint.
+/// An attempt in flight, which counts as outstanding at its endpoint.
 #[derive(Debug)]
 pub(super) struct PendingAttempt {
     pub(super) picked: EndpointPick,
     pub(super) clock: Clock,
     pub(super) outcome: Outcome,
-    /// When the outcome became known, in nanoseconds of the clock: the clock is read once, since that costs as much as a pick.
+    /// When the outcome became known, in nanoseconds of the clock. The clock is read only once per attempt, because
+    /// reading it costs as much as a pick.
     pub(super) ended_at: u64,
-    /// Where its end is counted for reports.
+    /// Where the end of the attempt is counted for traffic reports.
     pub(super) reported: Option<ReportedAttempt>,
 }
 
-/// An attempt whose end is reported.
+/// An attempt whose end is counted for traffic reports.
 #[derive(Debug)]
 pub(super) struct ReportedAttempt {
     pub(super) counters: Arc<CallCounters>,
-    /// When it was decided, in nanoseconds of the clock.
+    /// When the attempt was decided, in nanoseconds of the clock.
     pub(super) began: u64,
 }
 
-/// A borrowed snapshot of the service that gets the call: handed from step to step and never kept in the
-/// call, since what is written in two halves and read as one costs more than either.
+/// A borrowed snapshot of the target service. It is passed from step to step and never stored in the call: reading back
+/// a value that was just written in two halves costs more.
 pub type SnapshotGuard<T> = ArcBorrow<ServiceState<T>>;
 
 impl<'a, T: EndpointTransport> Call<'a, T> {
-    /// A call to a service, yet to be [routed](Self::route).
+    /// Creates a call to a service, not yet [routed](Self::route).
     #[inline]
     pub fn new(service: &'a Arc<Subscription<T>>) -> Self {
         Self {
@@ -109,8 +111,8 @@ impl<'a, T: EndpointTransport> Call<'a, T> {
         }
     }
 
-    /// A copy of the call for a hedged attempt; the attempt in flight here is only an endpoint to avoid for the copy.
-    /// The copy is yet to be decided, and then [charged](Self::charge_retry).
+    /// Returns a copy of the call for a hedged attempt. The copy treats the attempt in flight only as an endpoint to
+    /// avoid. It must still be decided and then [charged](Self::charge_retry).
     pub fn fork(&self) -> Self {
         Self {
             service: self.service,
@@ -123,7 +125,7 @@ impl<'a, T: EndpointTransport> Call<'a, T> {
             class: self.class.clone(),
             parent: self.parent,
             origin: self.origin,
-            // The parent waits for both as for one.
+            // The parent waits for both attempts as for one.
             child: None,
             request_bytes: self.request_bytes,
             streamed: self.streamed.clone(),
@@ -138,7 +140,8 @@ impl<'a, T: EndpointTransport> Call<'a, T> {
         }
     }
 
-    /// Finds the call that it is made for by the trace of its request, in a proxy on both sides of a program.
+    /// Finds the served call on whose behalf this call is made, from the trace of the request. Used by a proxy that
+    /// handles both the calls to and the calls from a program.
     #[inline]
     pub(crate) fn find_parent(&mut self, at: &Clock, now: u64, trace: impl FnOnce() -> Option<u128>) {
         if let (None, Some(traces)) = (self.parent, TraceParents::of_this_process()) {
@@ -147,76 +150,76 @@ impl<'a, T: EndpointTransport> Call<'a, T> {
         }
     }
 
-    /// The first service of the chain of calls, which its request names.
+    /// The first service in the chain of calls, which the request names.
     #[inline]
     pub(crate) fn origin(&self) -> Option<&'static str> {
         self.origin.and_then(OriginId::name)
     }
 
-    /// The call that it is made for.
+    /// The served call on whose behalf this call is made.
     pub(crate) fn parent(&self) -> Option<NodeId> {
         self.parent
     }
 
-    /// Sets the call that it is made for, of a call in a task of its own.
+    /// Sets the parent of a call that runs in its own task.
     pub(crate) fn set_parent(&mut self, parent: Option<NodeId>) {
         self.parent = parent;
     }
 
-    /// Counts the part of a body that is yet to come, for the attempt that sends it. A declared length is the caller's word.
+    /// Counts the body bytes that are still to arrive, for the attempt that sends them. The declared length is not
+    /// used, since it is only the caller's claim.
     pub(crate) fn count_streamed(&mut self, body: &mut RequestBody) {
         let streamed = Arc::<StreamedBytes>::default();
         self.streamed = Some(Arc::clone(&streamed));
         body.count_rest(move |bytes| streamed.count(bytes));
     }
 
-    /// Sets the length of the request's body, as far as it is there, which reports count for each attempt.
+    /// Sets the known length of the request body, which traffic reports count for each attempt.
     #[inline]
     pub(crate) fn set_request_bytes(&mut self, bytes: u64) {
         self.request_bytes = bytes;
     }
 
-    /// The service that gets the call.
+    /// The service that receives the call.
     pub fn target(&self) -> &Arc<Subscription<T>> {
         self.target_override.as_ref().unwrap_or(self.service)
     }
 
-    /// Gives the call to `service` instead: the same service by another subscription. Its route stays.
+    /// Redirects the call to another subscription of the same service. The route stays.
     pub fn redirect_to(&mut self, service: Arc<Subscription<T>>) {
         self.target_override = Some(service);
     }
 
-    /// The current snapshot of the service that gets the call, to decide a further attempt by.
+    /// The current snapshot of the target service, for deciding a further attempt.
     #[inline]
     pub fn snapshot(&self) -> SnapshotGuard<T> {
         self.target().borrow_state()
     }
 
-    /// Actions of its route besides target selection.
+    /// Actions of the route other than target selection.
     pub fn actions(&self) -> Option<&Arc<RouteActions>> {
         self.actions.as_ref()
     }
 
-    /// The key that the policy read in the request.
+    /// The key that the policy read from the request.
     pub fn policy_key(&self) -> Option<ShardKey> {
         self.policy_key
     }
 
-    /// Its route and backend.
+    /// Index of the route and backend.
     #[inline]
     pub(crate) fn route_backend(&self) -> RouteBackendIndex {
         self.route_backend
     }
 
-    /// The number of attempts begun.
+    /// Number of attempts begun.
     #[inline]
     pub(crate) fn attempts(&self) -> usize {
         self.attempts
     }
 
-    /// Hands the attempt in flight over to a response that is still being read: the owner of the returned outcome must
-    /// end it through the
-    /// [`EndpointRef`] that its transport was opened with.
+    /// Hands the attempt in flight over to a response that is still being read. The owner of the returned outcome must
+    /// end the attempt through the [`EndpointRef`] with which its transport was opened.
     ///
     /// [`EndpointRef`]: fairmesh_router::EndpointRef
     pub(crate) fn hand_over(&mut self) -> Option<(Outcome, Option<Arc<CallCounters>>)> {
@@ -225,7 +228,7 @@ impl<'a, T: EndpointTransport> Call<'a, T> {
         Some((attempt.outcome, attempt.reported.map(|reported| reported.counters)))
     }
 
-    /// Counts bytes of the response's body for reports.
+    /// Counts bytes of the response body for traffic reports.
     #[inline]
     pub(crate) fn record_bytes(&self, bytes: usize) {
         if let Some(reported) = self.attempt.as_ref().and_then(|attempt| attempt.reported.as_ref()) {
@@ -243,7 +246,7 @@ impl<'a, T: EndpointTransport> Call<'a, T> {
     }
 }
 
-/// The parent does not wait for the call any more.
+/// Ends the child call, so that its parent no longer waits for it.
 #[inline]
 pub(super) fn end_child(child: &mut Option<ChildCall>, clock: Clock) {
     if let Some(child) = child.take() {

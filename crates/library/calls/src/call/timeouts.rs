@@ -7,33 +7,33 @@ use fairmesh_model::{CallKind, Timeouts};
 use super::{clock::nanos, state::Call};
 use crate::discovery::{DEFAULT_READY_TIMEOUT, EndpointTransport};
 
-/// The deadline of a call that has none, and a wait that only the call bounds.
+/// Time that stands for no deadline, or for a wait limited only by the call's own deadline.
 const NEVER: u64 = u64::MAX;
-/// How long a call continues after a deadline that was sent to the server as well, so that the server's own status
-/// arrives first: at most this, and at most a tenth of the time.
+/// Maximum grace period after a deadline that was also sent to the server. It lets the server's own status arrive
+/// first. At most a tenth of the call's time.
 const GRACE: Duration = Duration::from_millis(50);
 
-/// Each in nanoseconds, or [`NEVER`].
+/// Time limits of a call, in nanoseconds or [`NEVER`].
 #[derive(Clone, Copy, Debug)]
 pub(super) struct CallTimeouts {
-    /// On the clock.
+    /// The deadline, as a time on the clock.
     deadline: u64,
-    /// Added to the deadline.
+    /// Grace period after the deadline.
     grace: u64,
-    /// From the end of the request to the response headers.
+    /// Maximum time from the end of the request to the response headers.
     response_header: u64,
-    /// How long nothing may move in the middle of a body.
+    /// Maximum time without progress in the middle of a body.
     idle: u64,
-    /// Whether the response may be an event stream, which may be silent for longer.
+    /// Whether the response may be an event stream, which may stay silent for longer.
     may_be_events: bool,
 }
 
-/// What selects the timeouts of a call.
+/// Inputs that determine the timeouts of a call.
 pub(super) struct TimeoutParams<'a> {
     pub(super) timeouts: &'a Timeouts,
-    /// The shortest of those that bound the whole call.
+    /// The shortest time limit for the whole call.
     pub(super) total: Option<Duration>,
-    /// Nanoseconds of the clock.
+    /// Start of the call in nanoseconds of the clock.
     pub(super) began: u64,
     /// Whether the status of the response is in its trailers.
     pub(super) grpc: bool,
@@ -68,12 +68,12 @@ impl CallTimeouts {
 }
 
 impl<T: EndpointTransport> Call<'_, T> {
-    /// The caller expects a stream, as gRPC callers do, although the headers are not those of a gRPC call.
+    /// Records that the caller expects a stream, as gRPC callers do, even though the headers are not a gRPC call's.
     pub(crate) fn expect_stream(&mut self) {
         self.is_stream = true;
     }
 
-    /// When the call must be over, in nanoseconds of the clock; `u64::MAX` without a deadline.
+    /// The deadline of the call, in nanoseconds of the clock; `u64::MAX` without a deadline.
     pub fn deadline(&self) -> u64 {
         self.timeouts.deadline
     }
@@ -83,27 +83,27 @@ impl<T: EndpointTransport> Call<'_, T> {
         self.timeouts.deadline != NEVER
     }
 
-    /// When a response that has begun is cut off, in nanoseconds of the clock: the deadline, plus a grace period where
-    /// the server was sent the deadline as well.
+    /// When a response that has begun is cut off, in nanoseconds of the clock: at the deadline, plus a grace period if
+    /// the deadline was also sent to the server.
     #[inline]
     pub fn ends(&self) -> u64 {
         self.timeouts.deadline.saturating_add(self.timeouts.grace)
     }
 
-    /// From the end of the request to the response headers.
+    /// Maximum time from the end of the request to the response headers.
     #[inline]
     pub fn response_header_timeout(&self) -> Duration {
         Duration::from_nanos(self.timeouts.response_header)
     }
 
-    /// How long nothing may move in the middle of the request, or of a response.
+    /// Maximum time without progress in the middle of the request or response.
     #[inline]
     pub fn idle_timeout(&self) -> Duration {
         Duration::from_nanos(self.timeouts.idle)
     }
 
-    /// The same for the middle of a response; `is_events`: whether it is an event stream, evaluated only where that
-    /// matters.
+    /// Maximum time without progress in the middle of a response. `is_events` returns whether the response is an
+    /// event stream; it is called only if that matters.
     #[inline]
     pub fn response_idle_timeout(&self, is_events: impl FnOnce() -> bool) -> Duration {
         if self.timeouts.may_be_events && is_events() { Timeouts::STREAM } else { self.idle_timeout() }
@@ -114,7 +114,7 @@ impl<T: EndpointTransport> Call<'_, T> {
         Duration::from_nanos(self.timeouts.deadline.saturating_sub(now))
     }
 
-    /// The time left for what precedes the request, such as a connection.
+    /// The time left for steps before the request, such as connecting.
     #[inline]
     pub fn left_before_request(&self, now: u64) -> Duration {
         if self.has_deadline() { self.left(now) } else { DEFAULT_READY_TIMEOUT }
@@ -127,7 +127,7 @@ impl<T: EndpointTransport> Call<'_, T> {
         longest.map_or(self.ends(), |longest| self.ends().min(now.saturating_add(nanos(longest))))
     }
 
-    /// The deadline that is sent to a server, as time left: that of the call, or the one that the route sets for
+    /// Deadline to send to a server, as time left: the call's deadline, or the maximum that the route sets for
     /// servers.
     #[inline]
     pub fn server_deadline(&self, now: u64) -> Option<Duration> {

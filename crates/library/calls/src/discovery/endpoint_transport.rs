@@ -3,23 +3,23 @@ use std::sync::Arc;
 use fairmesh_connections::{EndpointPool, TransportContext};
 use fairmesh_router::EndpointRef;
 
-/// The transport to one endpoint: usually a handle to its connections. `()` is the transport of programs that
-/// only decide.
+/// The transport to one endpoint: usually a handle to its connections. `()` is the transport of programs that decide
+/// calls but do not send them.
 pub trait EndpointTransport: Clone + Send + Sync + 'static {
     /// Configuration that all transports of one mesh share.
     type Context: Clone + Send + Sync + 'static;
 
-    /// Makes the transport to an endpoint; called on the request path, once per endpoint.
+    /// Creates the transport to an endpoint. Called on the request path, once per endpoint.
     fn open(context: &Self::Context, endpoint: EndpointRef) -> Self;
 
-    /// The endpoint was removed, moved to another address or left this client's subset: closes idle connections now,
-    /// and the others when their calls end.
+    /// Called when the endpoint was removed, moved to another address or left this client's subset. Closes idle
+    /// connections now, and the others when their calls end.
     fn retire(&self);
 
-    /// Closes connections that were idle for too long; called periodically.
+    /// Closes connections that were idle for too long. Called periodically.
     fn close_idle(&self);
 
-    /// Closes idle connections that have ended: those whose peers were revoked.
+    /// Closes idle connections that have ended because their peers were revoked.
     fn close_ended(&self);
 }
 

@@ -1,14 +1,14 @@
-//! Waiting for the state of a service, and the faults of calls to one that has none.
+//! Waits for the state of a service, and provides the faults of calls to services without one.
 
 use std::{sync::Arc, time::Duration};
 
 use super::{service_state::ServiceState, subscription::Subscription};
 use crate::fault::{Fault, FaultKind};
 
-/// How long a call without a deadline waits for what precedes its request, such as a connection.
+/// Time that a call without a deadline may wait for steps before its request, such as connecting.
 pub(crate) const DEFAULT_READY_TIMEOUT: Duration = Duration::from_secs(15);
 
-/// Waits for a state that calls can be decided by, at most for `timeout`.
+/// Waits up to `timeout` for a state from which calls can be decided.
 pub(crate) async fn wait_ready<T>(
     subscription: &Arc<Subscription<T>>,
     timeout: Duration,
@@ -35,7 +35,7 @@ pub(crate) async fn wait_ready<T>(
     tokio::time::timeout(timeout, wait).await.unwrap_or_else(|_| Err(unknown_state_fault(subscription)))
 }
 
-/// Why calls to a service in this state fail; `None` where they succeed, or may soon.
+/// Why calls to a service in this state fail; `None` if they succeed or may succeed soon.
 pub fn state_fault<T>(service: &Subscription<T>, state: &ServiceState<T>) -> Option<Fault> {
     let name = service.name();
     match state {
@@ -51,7 +51,7 @@ pub fn state_fault<T>(service: &Subscription<T>, state: &ServiceState<T>) -> Opt
     }
 }
 
-/// The fault of a call whose service had no state in time.
+/// Returns the fault of a call whose service had no state in time.
 #[cold]
 pub(crate) fn unknown_state_fault<T>(subscription: &Subscription<T>) -> Fault {
     let name = subscription.name();

@@ -1,21 +1,21 @@
-//! From records to snapshots, off the request path.
+//! Compiles records to snapshots, off the request path.
 
+mod call_reports;
 mod config;
-mod counts;
+mod count_reports;
 mod data_age;
 mod endpoint_list;
-mod event;
 mod event_queue;
 mod policy_defaults;
-mod quota;
-mod records;
-mod registry;
-mod service;
+mod rate_limit_claims;
+mod service_records;
 mod shard_maps;
 mod shard_parts;
-mod signals;
+mod subscription_registry;
 mod topology;
+mod tracked_service;
 mod worker;
+mod worker_event;
 
 use std::{
     fmt,
@@ -36,14 +36,14 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 
 pub use self::config::{DEFAULT_IDLE_TIMEOUT, ResolverConfig};
 use self::{
-    counts::CountReports,
+    count_reports::CountReports,
     data_age::DataAge,
-    event::{Event, EventSink},
     event_queue::EventQueue,
-    registry::SubscriptionRegistry,
     shard_maps::MapFollower,
+    subscription_registry::SubscriptionRegistry,
     topology::Topology,
     worker::{Worker, WorkerParams},
+    worker_event::{Event, EventSink},
 };
 use super::{endpoint_transport::EndpointTransport, subscription::Subscription};
 use crate::call::Clock;
@@ -53,7 +53,7 @@ pub struct Resolver<T> {
     registry: Arc<SubscriptionRegistry<T>>,
     state: watch::Receiver<FollowerState>,
     upstream: FollowerHandle,
-    /// The age of the data, where it is not followed to its source.
+    /// Age of data whose source cannot be reached now.
     age: watch::Receiver<DataAge>,
     clock: Clock,
     counts: CountReports,
@@ -61,12 +61,12 @@ pub struct Resolver<T> {
 }
 
 impl<T: EndpointTransport> Resolver<T> {
-    /// Starts to follow the upstream; must be called within a tokio runtime. The resolver runs until it is dropped.
+    /// Starts to follow the upstream. Must be called within a tokio runtime. The resolver runs until it is dropped.
     pub fn start(config: ResolverConfig) -> Self {
         Self::start_with(config, |config, sink| Follower::spawn(config.upstream.clone(), sink))
     }
 
-    /// Starts to follow a node of this process; must be called within a tokio runtime. The resolver runs until it is
+    /// Starts to follow a node in this process. Must be called within a tokio runtime. The resolver runs until it is
     /// dropped.
     #[cfg(feature = "fixed")]
     pub fn start_local(config: ResolverConfig, node: &Node) -> Self {
@@ -109,13 +109,13 @@ impl<T: EndpointTransport> Resolver<T> {
             tokio::spawn(follower.run(received));
             commands
         });
-        tokio::spawn(quota::claim_periodically(
+        tokio::spawn(rate_limit_claims::claim_periodically(
             Arc::clone(&registry),
             handle.clone(),
             caller_id(&config),
             stop.clone(),
         ));
-        tokio::spawn(signals::report_periodically(Arc::clone(&registry), handle.clone(), stop.clone()));
+        tokio::spawn(call_reports::report_periodically(Arc::clone(&registry), handle.clone(), stop.clone()));
         let counts = CountReports::start(Arc::clone(&registry), handle.clone(), stop.child_token());
         let worker = Worker::new(WorkerParams {
             config,
@@ -129,39 +129,40 @@ impl<T: EndpointTransport> Resolver<T> {
         Self { registry, state, upstream, age, clock, counts, _worker: stop.drop_guard() }
     }
 
-    /// The subscription of a service; the first use of a service starts to follow it.
+    /// Returns the subscription of a service. The first use of a service starts to follow it.
     pub fn subscription(&self, name: &ServiceName) -> Arc<Subscription<T>> {
         self.registry.get_or_track(name)
     }
 
-    /// Reports what was counted of calls until now, and then as [`FollowerHandle::close`]. Returns within two seconds.
+    /// Reports the calls counted so far, then closes the follower as [`FollowerHandle::close`] does. Returns within two
+    /// seconds.
     pub async fn close(&self) {
         self.counts.close().await;
         self.upstream.close().await;
     }
 
-    /// Waits without a bound until the first snapshot has arrived, from the agent or from its copy on disk.
+    /// Waits without a limit until the first snapshot has arrived, from the agent or from its copy on disk.
     pub async fn first_snapshot(&self) {
-        // Fails only when the sender is gone, and `self` holds it.
+        // Fails only if the sender is gone, but `self` holds the sender.
         let _ = self.registry.first_snapshot.subscribe().wait_for(|arrived| *arrived).await;
     }
 
-    /// The number of regions of services in use where health verdicts are ignored now.
+    /// Number of regions, over all services in use, in which health verdicts are currently ignored.
     pub fn health_panics(&self) -> u64 {
         self.registry.health_panics()
     }
 
-    /// The clock of picks from its snapshots: snapshots date the caller's own evidence by it.
+    /// Clock used for picks. Snapshots record the times of the caller's own evidence with this clock.
     pub fn clock(&self) -> Clock {
         self.clock
     }
 
-    /// The connection to the agent.
+    /// State of the connection to the agent.
     pub fn state(&self) -> watch::Receiver<FollowerState> {
         self.state.clone()
     }
 
-    /// How long ago the data was last confirmed: by the agent's own report while it is connected.
+    /// Time since the data was last confirmed. While the agent is connected, this is the age that the agent reports.
     pub fn data_age(&self) -> Duration {
         let now = Instant::now();
         let known = self.age.borrow().at(now);
@@ -169,13 +170,13 @@ impl<T: EndpointTransport> Resolver<T> {
         match known {
             Some(age) => age,
             None if state.connected => Duration::ZERO,
-            // Nothing was ever received, or the worker has not processed the disconnection yet.
+            // Nothing was ever received, or the worker has not yet processed the disconnection.
             None => now.saturating_duration_since(state.since),
         }
     }
 }
 
-/// A number unique to this process, by which the control plane recognises it from one quota claim to the next.
+/// Returns a number unique to this process, with which the control plane recognises its successive quota claims.
 fn caller_id(config: &ResolverConfig) -> u64 {
     RandomState::new().hash_one(&config.client_id)
 }

@@ -2,24 +2,24 @@ use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use fairmesh_model::Retries;
 
-/// The cost of one retry, so that a call may deposit a hundredth of it.
+/// Cost of one retry in thousandths. A call can therefore deposit as little as a hundredth of a retry.
 const RETRY_COST: i64 = 1000;
-/// Seconds of the floor that may accumulate: a burst after a quiet time is not a retry storm.
+/// Maximum accumulation of the floor, in seconds. A burst of retries after a quiet time is not a retry storm.
 const MAX_FLOOR_SECONDS: i64 = 10;
-/// Calls whose deposits may accumulate.
+/// Maximum number of calls whose deposits accumulate.
 const MAX_SAVED_CALLS: i64 = 1000;
 
-/// A token bucket that limits retries to a share of calls, so that they cannot amplify an overload. A retry is charged
-/// when it is decided, before its backoff.
+/// A token bucket that limits retries to a share of calls, so that retries cannot amplify an overload. A retry is
+/// charged when it is decided, before its backoff.
 ///
-/// It holds the policy's numbers itself, so that all that a call reads lies in one cache line.
+/// The budget holds the policy's numbers itself, so that everything a call reads is in one cache line.
 #[derive(Debug, Default)]
 pub struct RetryBudget {
-    /// Deposited by calls, in thousandths of a retry.
+    /// Deposits of calls, in thousandths of a retry.
     deposited: AtomicI64,
-    /// Left of the floor, in thousandths of a retry; refilled with time.
+    /// Remaining floor, in thousandths of a retry; refilled over time.
     floor: AtomicI64,
-    /// When the floor was refilled, in nanoseconds of the caller's clock.
+    /// When the floor was last refilled, in nanoseconds of the caller's clock.
     refilled: AtomicU64,
     attempts: AtomicU32,
     percent: AtomicU32,
@@ -27,20 +27,20 @@ pub struct RetryBudget {
 }
 
 impl RetryBudget {
-    /// Applies the policy from now on; before the first, nothing is retried.
+    /// Applies the policy from now on. Before the first policy, nothing is retried.
     pub fn configure(&self, retries: &Retries) {
         self.attempts.store(retries.attempts, Relaxed);
         self.percent.store(retries.budget_percent, Relaxed);
         self.per_second.store(retries.budget_floor, Relaxed);
     }
 
-    /// The most attempts of a call.
+    /// Maximum number of attempts of a call.
     #[inline]
     pub fn attempts(&self) -> u32 {
         self.attempts.load(Relaxed)
     }
 
-    /// Deposits the share of one call, which begins.
+    /// Deposits the share of one call that begins.
     #[inline]
     pub fn deposit(&self) {
         let deposit = i64::from(self.percent.load(Relaxed)) * RETRY_COST / 100;
@@ -49,7 +49,7 @@ impl RetryBudget {
         }
     }
 
-    /// Takes one retry out; `false` when there is none, and then the call must end with the result it has.
+    /// Withdraws one retry. Returns `false` if the budget is exhausted; the call must then end with its present result.
     pub fn withdraw(&self, now: u64) -> bool {
         self.refill(now);
         take(&self.floor) || take(&self.deposited)
@@ -58,7 +58,7 @@ impl RetryBudget {
     fn refill(&self, now: u64) {
         let rate = i64::from(self.per_second.load(Relaxed)) * RETRY_COST;
         let before = self.refilled.load(Relaxed);
-        // One of several racing callers refills; `before` is 0 only the first time, when the floor starts full.
+        // Only one of several racing callers refills. `before` is 0 only the first time, when the floor starts full.
         if now <= before || self.refilled.compare_exchange(before, now, Relaxed, Relaxed).is_err() {
             return;
         }
@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn retries_are_a_share_of_calls() {
+    fn retry_budget_limits_retries_to_share_of_calls() {
         let budget = configured(20, 0);
         assert_eq!(drain(&budget, SECOND), 0, "nothing was deposited");
         (0..100).for_each(|_| budget.deposit());
@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn the_floor_refills_with_time() {
+    fn minimum_retry_budget_refills_over_time() {
         let budget = configured(0, 2);
         assert_eq!(drain(&budget, SECOND), 20);
         assert_eq!(drain(&budget, SECOND), 0);

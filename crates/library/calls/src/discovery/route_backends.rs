@@ -6,47 +6,48 @@ use std::{
 use fairmesh_model::{Label, ServiceName};
 use fairmesh_router::ServiceTable;
 
-/// The most pairs of route and backend of a service that are told apart, so that a policy cannot make metrics grow.
+/// Maximum number of route and backend pairs per service that metrics distinguish, so that no policy can make metrics
+/// grow without bound.
 const MAX_ROUTE_BACKENDS: u8 = 32;
-/// The name of those beyond it, and of the route of calls without one; not valid names.
+/// Name used for all pairs beyond the maximum. It is not a valid name of a route or service.
 const OVERFLOW: &str = "(other)";
 const NO_ROUTE: &str = "(none)";
 
-/// A route and backend of a service by number, for counters without a lookup. A number keeps its meaning as long as the service is
-/// followed, whatever its policy becomes.
+/// Number of a service's route and backend pair; counters use it instead of names. A number keeps its meaning as long
+/// as the service is followed, even if the policy changes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RouteBackendIndex(u8);
 
-/// The names behind a [`RouteBackendIndex`].
+/// Names that a [`RouteBackendIndex`] stands for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RouteBackend {
-    /// The route; `(none)` without one, `(other)` beyond the maximum.
+    /// The route; `(none)` for calls without a route, `(other)` beyond the maximum.
     pub route: String,
-    /// The service that gets the calls; `(other)` beyond the maximum.
+    /// The service that receives the calls; `(other)` beyond the maximum.
     pub backend: String,
 }
 
-/// The numbers of one service, given when its policy is compiled.
+/// Numbers of one service's route and backend pairs, assigned when its policy is compiled.
 #[derive(Debug, Default)]
 pub(super) struct RouteBackends(Mutex<KnownRouteBackends>);
 
 #[derive(Debug, Default)]
 struct KnownRouteBackends {
     numbers: HashMap<(Label, ServiceName), RouteBackendIndex>,
-    /// From number 1 on.
+    /// The pairs by number, from number 1 on.
     names: Vec<(Label, ServiceName)>,
 }
 
 impl RouteBackend {
-    /// The names of calls beyond the maximum.
+    /// Names used for pairs beyond the maximum.
     pub fn overflow() -> Self {
         Self { route: OVERFLOW.to_owned(), backend: OVERFLOW.to_owned() }
     }
 }
 
 impl RouteBackendIndex {
-    /// Calls beyond the maximum.
+    /// Number used for pairs beyond the maximum.
     pub const OTHER: Self = Self(MAX_ROUTE_BACKENDS + 1);
     /// How many numbers there are.
     pub const COUNT: usize = MAX_ROUTE_BACKENDS as usize + 2;
@@ -56,7 +57,7 @@ impl RouteBackendIndex {
         (0..=Self::OTHER.0).map(Self)
     }
 
-    /// Less than [`COUNT`](Self::COUNT).
+    /// The number as an array index, less than [`COUNT`](Self::COUNT).
     #[inline]
     pub fn index(self) -> usize {
         self.0.into()
@@ -72,14 +73,15 @@ impl RouteBackendIndex {
 }
 
 impl RouteBackends {
-    /// The index of each of the table's pairs of route and backend, by position plus one; the first is that of calls without a route.
+    /// Returns the number of each route and backend pair of the table. Pairs start at position 1; position 0 stands
+    /// for calls without a route.
     pub(super) fn number(&self, table: &ServiceTable) -> Box<[RouteBackendIndex]> {
         let mut known = self.lock();
         let numbers = table.route_backends().map(|(route, backend)| known.number(route, backend));
         std::iter::once(RouteBackendIndex::default()).chain(numbers).collect()
     }
 
-    /// The names of a number of `service`.
+    /// Returns the names of `number` in `service`.
     pub(super) fn name(&self, number: RouteBackendIndex, service: &ServiceName) -> RouteBackend {
         let known = self.lock();
         let (route, backend) = match number.index().checked_sub(1) {
@@ -118,7 +120,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pairs_keep_their_indices_and_share_one_beyond_the_maximum() {
+    fn route_backend_pairs_keep_metric_indices_and_share_one_beyond_maximum() {
         let (known, service) = (RouteBackends::default(), ServiceName::new("shop/web").unwrap());
         let number = |route: &str| known.lock().number(&Label::new(route).unwrap(), &service);
         let first = number("canary");

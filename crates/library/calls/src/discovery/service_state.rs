@@ -10,90 +10,91 @@ use fairmesh_model::{
 };
 use fairmesh_router::{RouteNumbers, ServiceNumbers, ServiceTable, TableInput};
 use fairmesh_signals::{CallCounters, Destinations, ReportedAs, ReportedPaths};
-use fairmesh_wire::{records, v1};
+use fairmesh_wire::{record_encoding, v1};
 use prost::Message as _;
 use tokio::time::Instant;
 
 use super::{
-    endpoint_transport::EndpointTransport, received_table::ReceivedTable, route_backends::RouteBackendIndex,
-    subscription::Subscription,
+    endpoint_transport::EndpointTransport, region_table_age::ReceivedTable,
+    route_backends::RouteBackendIndex, subscription::Subscription,
 };
 
-/// The state of a service as far as it is known.
+/// The known state of a service.
 #[derive(Debug)]
-// There is one per service, behind an Arc; a box would cost every call another step through memory.
+// Every service has one state, behind an Arc. A box would cost every call another memory access.
 #[allow(clippy::large_enum_variant)]
 pub enum ServiceState<T> {
-    /// Records that a decision needs have not arrived.
+    /// Some records that decisions need have not yet arrived.
     Waiting,
     /// The service is not declared.
     Unknown,
-    /// Its records cannot be had; the text says why and what to do.
+    /// The records cannot be obtained. The text explains why and what to do.
     Unavailable(String),
     /// Calls can be decided.
     Ready(ReadyService<T>),
 }
 
-/// A compiled snapshot of a service, and the transports to its endpoints.
+/// A compiled snapshot of a service, with the transports to its endpoints.
 pub struct ReadyService<T> {
-    /// The routing and balancing of calls.
+    /// The compiled table that routes and balances calls.
     pub upstream: ServiceTable,
-    /// The other services that the policy's routes send calls to.
+    /// The other services to which the policy's routes send calls.
     splits: Vec<Arc<Subscription<T>>>,
-    /// By position of the route and backend; numbered when this is published.
+    /// Numbers of the table's route and backend pairs, by position. Assigned when the snapshot is published.
     pub(super) route_backends: Box<[RouteBackendIndex]>,
-    /// By index of the endpoint.
+    /// Transports by endpoint index.
     transports: Box<[OnceLock<T>]>,
     /// The RIB revision that this snapshot is based on.
     pub revision: u64,
-    /// The version of its shard map; 0 without one.
+    /// Version of the shard map; 0 without one.
     pub map_version: u64,
-    /// The address of the lookaside that picks in place of this client, where the policy names one.
+    /// Address of the lookaside that picks in place of this client, if the policy names one.
     pub lookaside: Option<Arc<str>>,
-    /// What its calls are reported as.
+    /// The caller named in reports about calls.
     caller: Option<ReportedCaller>,
-    /// Counters of its calls. Without the region of the callers there are none.
+    /// Counters of calls; empty if the callers' region is unknown.
     reported: OnceLock<Box<ReportedPaths>>,
-    /// The record of the policy that it was compiled from, which the compiled routes cannot be read from.
+    /// The policy record from which the snapshot was compiled. It cannot be reconstructed from the compiled routes.
     policy_record: Option<Bytes>,
-    /// The defaults that complete that policy.
+    /// The defaults that complete the policy.
     policy_defaults: InheritedDefaults,
-    /// The traffic classes of the policy, which its compiled routes cannot be read from either.
+    /// The traffic classes of the policy, which cannot be reconstructed from the compiled routes either.
     pub(super) traffic_classes: Arc<[Label]>,
-    /// The region table that it was compiled from.
+    /// The region table from which the snapshot was compiled.
     region_table: Option<Arc<ReceivedTable>>,
 }
 
-/// Callers whose region is known: calls of others cannot be reported.
+/// A caller whose region is known. Calls of callers without a known region cannot be reported.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ReportedCaller {
-    /// The service that they are, if they are one.
+    /// The callers' own service; `None` if the callers are not a service.
     pub(crate) service: Option<ServiceName>,
-    /// Whether an operator looks at the calls to the service of this snapshot.
+    /// Whether an operator is viewing the calls to the snapshot's service.
     pub(crate) is_watched: bool,
 }
 
 impl<T> ReadyService<T> {
-    /// The counters of its calls, if these are reported.
+    /// The counters of the calls, if they are reported.
     #[inline]
     pub(crate) fn reported(&self) -> Option<&ReportedPaths> {
         self.reported.get().map(|reported| &**reported)
     }
 
-    /// Whether a planner needs reports of its calls.
+    /// Whether a planner needs reports of the calls.
     pub(crate) fn is_planned(&self) -> bool {
         self.upstream.policy().traffic.as_deref().is_some_and(|traffic| traffic.is_planned())
     }
 
-    /// Tells its calls apart by their parents from now on, since a planner needs them or an operator looks at them. An operator
-    /// may begin to after this was published: routers are not compiled anew for it.
+    /// Distinguishes calls by their parents from now on, because a planner needs this or an operator is viewing the
+    /// calls. A view may begin after the snapshot was published; routers are not recompiled for it.
     pub(crate) fn follow_parents(&self) {
         if let Some(reported) = self.reported() {
             reported.follow_parents();
         }
     }
 
-    /// Counts its calls, if they can be reported; by the same counters as the snapshot `before` it where that has some.
+    /// Counts the calls if they can be reported. Reuses the counters of the earlier snapshot `before`, if there are
+    /// any.
     fn count_calls(&self, before: Option<&Self>) {
         let Some(caller) = &self.caller else { return };
         self.reported.get_or_init(|| {
@@ -111,18 +112,19 @@ impl<T> ReadyService<T> {
         });
     }
 
-    /// Which callers may use the service, by its policy: decoded for each call of this function, without the expressions of routes.
+    /// Decodes the part of the policy that says which callers may use the service, without the expressions of routes.
+    /// Each call decodes it again.
     #[doc(hidden)]
     pub fn read_authorization(&self) -> Option<Authorization> {
         let policy = v1::Policy::decode(self.policy_record.as_ref()?.as_ref()).ok()?;
         policy.authorization?.try_into().ok()
     }
 
-    /// The policy in force with its routes, for operators: decoded for each call of this function.
+    /// Decodes the effective policy with its routes, for operators. Each call decodes it again.
     #[doc(hidden)]
     pub fn read_policy(&self) -> Policy {
         let key = RecordKey::Policy(self.upstream.name().clone());
-        let own = match self.policy_record.as_ref().map(|value| records::decode(&key, value)) {
+        let own = match self.policy_record.as_ref().map(|value| record_encoding::decode(&key, value)) {
             Some(Ok(Record::Policy(policy))) => policy,
             _ => Policy::default(),
         };
@@ -131,11 +133,11 @@ impl<T> ReadyService<T> {
 }
 
 impl<T: EndpointTransport> ReadyService<T> {
-    /// A snapshot that takes over the transports of the one `before` it, and retires those that are not needed any
-    /// more.
+    /// Creates a snapshot that takes over the transports of the snapshot `before`, and retires those that are no longer
+    /// needed.
     ///
-    /// `splits` are the other services that its routes send calls to; `revision` is the RIB revision that it is based
-    /// on, 0 where there is none.
+    /// `splits` are the other services to which its routes send calls. `revision` is the RIB revision it is based on, 0
+    /// if there is none.
     pub fn new(
         upstream: ServiceTable,
         splits: Vec<Arc<Subscription<T>>>,
@@ -162,8 +164,7 @@ impl<T: EndpointTransport> ReadyService<T> {
         }
     }
 
-    /// The same with the record of its policy and its defaults, the traffic classes in it, and the region table of the caller's
-    /// region.
+    /// Adds the policy record and its defaults, the policy's traffic classes, and the table of the caller's region.
     pub(super) fn with_records(
         self,
         (policy_record, policy_defaults): (Option<Bytes>, InheritedDefaults),
@@ -173,8 +174,8 @@ impl<T: EndpointTransport> ReadyService<T> {
         Self { policy_record, policy_defaults, traffic_classes, region_table, ..self }
     }
 
-    /// The region table of the callers in this region, with the time since it was last confirmed, for operators; `None` if
-    /// there is none. Its force at this age is that of [`RegionTable::force`].
+    /// Region table for callers in the caller's region, and the time since it was last confirmed, for operators.
+    /// `None` without a table. [`RegionTable::force`] gives the table's force at this age.
     #[doc(hidden)]
     pub fn region_table(&self) -> Option<(&Region, &RegionTable, Duration)> {
         let received = self.region_table.as_deref()?;
@@ -182,19 +183,20 @@ impl<T: EndpointTransport> ReadyService<T> {
         Some((&received.region, table, age))
     }
 
-    /// The same with counters of its calls, for reports of callers in its home region.
+    /// Adds counters of the calls, for reports of callers in the caller's home region.
     pub(crate) fn with_reports(mut self, caller: ReportedCaller, before: Option<&Self>) -> Self {
         self.caller = Some(caller);
         self.count_calls(before);
         self
     }
 
-    /// Where calls that other programs make to an endpoint of this snapshot are counted; `None` without a region of the callers.
+    /// The counters for calls that other programs make to an endpoint of this snapshot; `None` if the region of the
+    /// callers is unknown.
     pub fn call_counters(&self, index: u32) -> Option<Arc<CallCounters>> {
         self.reported()?.to_endpoint(ReportedAs::default(), index).cloned()
     }
 
-    /// Counts a call of another program that no endpoint gets; `is_dropped` by a region table.
+    /// Counts a call of another program that no endpoint receives. `is_dropped` means that a region table dropped it.
     pub fn count_unsent(&self, is_dropped: bool) {
         if let Some(paths) = self.reported() {
             paths.to_nowhere(ReportedAs::default()).record_unsent(is_dropped);
@@ -207,35 +209,37 @@ impl<T: EndpointTransport> ReadyService<T> {
         let open = || T::open(context, self.upstream.endpoint_ref(index));
         match self.transports.get(index as usize) {
             Some(transport) => transport.get_or_init(open).clone(),
-            // Unreachable, since there is a slot for every candidate; an own transport is right all the same.
+            // Unreachable, since there is a slot for every candidate; a separate transport would still be correct.
             None => open(),
         }
     }
 
-    /// The service and its routes for requests to this host as numbers, if another component may pick its endpoints and send requests to them.
+    /// The service and its routes for requests to this host, encoded as numbers. `None` unless another component may
+    /// pick endpoints and send requests with them.
     pub(crate) fn numbers(&self, host: &str) -> Option<(ServiceNumbers, RouteNumbers)> {
         let is_direct = self.lookaside.is_none() && !self.upstream.protocol().is_multiplexed();
         let numbers = is_direct.then(|| self.upstream.numbers())??;
         Some((numbers, self.upstream.route_numbers(host)))
     }
 
-    /// All other services that its routes send calls to.
+    /// All other services to which the routes send calls.
     pub(crate) fn splits(&self) -> &[Arc<Subscription<T>>] {
         &self.splits
     }
 
-    /// The number of the route and backend that a decision gives the position of.
+    /// Number of the route and backend pair at `position` in a decision.
     #[inline]
     pub(crate) fn route_backend(&self, position: u32) -> RouteBackendIndex {
         self.route_backends.get(position as usize).copied().unwrap_or_default()
     }
 
-    /// Another service that a route of this one sends calls to.
+    /// Another service to which a route sends calls.
     pub fn split(&self, name: &ServiceName) -> Option<&Arc<Subscription<T>>> {
         self.splits.iter().find(|split| split.name() == name)
     }
 
-    /// Whether a service of a split has no endpoint to call, or is not declared. One whose records have not arrived may have some.
+    /// Whether a backend of a split has no endpoint to call, or is not declared. A backend whose records have not
+    /// arrived may have endpoints.
     pub fn is_empty_backend(&self, name: &ServiceName) -> bool {
         self.split(name).is_some_and(|split| match &**split.borrow_state() {
             ServiceState::Ready(ready) => ready.upstream.is_empty(),
@@ -244,18 +248,18 @@ impl<T: EndpointTransport> ReadyService<T> {
         })
     }
 
-    /// The backends without endpoints whose calls the routes redistribute.
+    /// Backends that have no endpoints and whose calls the routes redistribute.
     pub(crate) fn empty_backends(&self) -> Vec<ServiceName> {
         let backends = self.upstream.redistributed_backends();
         backends.filter(|name| self.is_empty_backend(name)).cloned().collect()
     }
 
-    /// The transport to an endpoint of this snapshot, where it was opened.
+    /// The transport to an endpoint of this snapshot, if it was opened.
     pub(crate) fn opened_transport(&self, index: u32) -> Option<&T> {
         self.transports.get(index as usize)?.get()
     }
 
-    /// Every transport that was opened.
+    /// All opened transports.
     pub fn opened_transports(&self) -> impl Iterator<Item = &T> {
         self.transports.iter().filter_map(OnceLock::get)
     }

@@ -3,7 +3,7 @@ use std::{
     sync::{Arc, atomic::AtomicBool},
 };
 
-use fairmesh_balancer::poll::PollLimiter;
+use fairmesh_balancer::load_poll::PollLimiter;
 use fairmesh_model::ServiceName;
 use fairmesh_router::EndpointStats;
 use hazarc::{ArcBorrow, AtomicArc};
@@ -17,20 +17,20 @@ use super::{
 
 /// The current state of one service, shared by all handles of a mesh. Readers never wait for the task that writes it.
 ///
-/// The fields that a call needs come first, so that they lie in one cache line.
+/// The fields that a call needs come first, so that they are in one cache line.
 #[repr(C, align(64))]
 pub struct Subscription<T> {
-    /// Borrowed by every call. `hazarc` does what `arc-swap` does, and inlined: 2 to 3 ns of the 50 of a whole
-    /// decision. An epoch for all subscriptions would need a fence all the same, and a copy in each thread would keep
-    /// old states.
+    /// Borrowed by every call. `hazarc` does what `arc-swap` does, but inlined: that saves 2 to 3 ns of the 50 ns of a
+    /// whole decision. An epoch for all subscriptions would still need a fence, and a copy in each thread would keep
+    /// old states alive.
     state: AtomicArc<ServiceState<T>>,
     pub(crate) retry_budget: RetryBudget,
-    /// Shared by all snapshots, so that an attempt ends without any of them.
+    /// Endpoint statistics, shared by all snapshots so that an attempt can end without a snapshot.
     endpoint_stats: Arc<EndpointStats>,
-    /// When servers are polled for their load.
+    /// Decides when servers are polled for their load.
     pub(crate) poll_limiter: PollLimiter,
-    /// Whether a server ever refused a call because of overload: from then on requests are copied, to be sent
-    /// elsewhere.
+    /// Whether a server has ever refused a call because of overload. If so, requests are copied, so that they can be
+    /// sent to another server.
     pub(crate) has_refused: AtomicBool,
     name: ServiceName,
     route_backends: RouteBackends,
@@ -38,8 +38,9 @@ pub struct Subscription<T> {
 }
 
 impl<T> Subscription<T> {
-    /// A service that is not known yet. A [`Resolver`](super::Resolver) makes those that it follows; a program that
-    /// learns records in another way makes and [publishes](Self::publish) its own.
+    /// Creates the subscription of a service whose state is not yet known. A [`Resolver`](super::Resolver) creates
+    /// its own subscriptions. A program that obtains records in another way creates subscriptions and
+    /// [publishes](Self::publish) their states itself.
     pub fn new(name: ServiceName) -> Self {
         Self {
             name,
@@ -58,7 +59,7 @@ impl<T> Subscription<T> {
         &self.name
     }
 
-    /// Statistics of its endpoints. Every snapshot that is [published](Self::publish) is compiled with these.
+    /// Statistics of the endpoints. Every snapshot that is [published](Self::publish) must be compiled with these.
     #[inline]
     pub fn endpoint_stats(&self) -> &Arc<EndpointStats> {
         &self.endpoint_stats
@@ -69,13 +70,14 @@ impl<T> Subscription<T> {
         self.state.load_owned()
     }
 
-    /// The current state, for a moment: cheaper, as long as a thread holds few of them.
+    /// Borrows the current state briefly. Cheaper than [`state`](Self::state) as long as a thread holds only a few
+    /// borrowed states.
     #[inline]
     pub(crate) fn borrow_state(&self) -> ArcBorrow<ServiceState<T>> {
         self.state.load()
     }
 
-    /// The names of one of its routes and backends.
+    /// The names of one of the service's route and backend pairs.
     pub(crate) fn route_backend_name(&self, index: RouteBackendIndex) -> RouteBackend {
         self.route_backends.name(index, &self.name)
     }
@@ -83,7 +85,7 @@ impl<T> Subscription<T> {
     /// Waits until a state newer than `seen` is published.
     pub async fn changed(&self, seen: &Arc<ServiceState<T>>) {
         let published = self.published.notified();
-        // Made first, so that nothing published in between is missed.
+        // Created first, so that nothing published in between is missed.
         if Arc::ptr_eq(&self.state.load(), seen) {
             published.await;
         }
@@ -100,7 +102,7 @@ impl<T> Subscription<T> {
         }
     }
 
-    /// Replaces the state. Attempts that were decided by the previous one end by it.
+    /// Replaces the state. Attempts decided by the previous state still end in that state.
     pub fn publish(&self, mut state: ServiceState<T>) {
         if let ServiceState::Ready(ready) = &mut state {
             self.retry_budget.configure(&ready.upstream.policy().retries);
@@ -124,12 +126,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_state_is_kept_while_it_is_borrowed_and_dropped_afterwards() {
+    fn borrowed_service_state_lives_until_it_is_released() {
         const STATES: usize = 20_000;
         let subscription = Subscription::<()>::new(ServiceName::new("shop/cart").unwrap());
         let last = STATES.to_string().repeat(9);
         let read = || loop {
-            // More than a thread may borrow at once, released in the order in which they came.
+            // A thread may borrow several states at once, and release them in the order in which it borrowed them.
             let mut held = VecDeque::new();
             for _ in 0..12 {
                 held.push_back(subscription.borrow_state());

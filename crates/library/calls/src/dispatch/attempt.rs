@@ -1,4 +1,4 @@
-//! One attempt, as the slow and the fast path begin and end it.
+//! One attempt, as the slow path and the fast path begin and end it.
 
 use std::sync::Arc;
 
@@ -11,12 +11,13 @@ use crate::{
     service::handle::Handle,
 };
 
-/// An attempt that was begun.
+/// An attempt that has begun.
 pub(super) struct Attempt {
     pub(super) pool: Arc<EndpointPool>,
-    /// When it was decided, in nanoseconds of the clock.
+    /// When the attempt was decided, in nanoseconds of the clock.
     pub(super) began: u64,
-    /// Where it is followed by a round of load polling, when the attempt that claimed the round was decided.
+    /// When the attempt was decided, in nanoseconds of the clock. Set only if the attempt claimed the next round of
+    /// load polling.
     polls_load_since: Option<u64>,
 }
 
@@ -29,25 +30,26 @@ impl Attempt {
         pool: Arc<EndpointPool>,
         now: u64,
     ) -> Self {
-        // Claimed as it begins: claimed by the attempt that happens to end first, rounds would be biased to short ones.
+        // Claimed when the attempt begins: if the attempt that happens to end first claimed it, rounds would be biased
+        // towards short attempts.
         let polls_load_since = call.target().poll_limiter.claim_round(now).then_some(now);
         handle.count(|counters| &counters.attempts);
         Self { pool, began: now, polls_load_since }
     }
 
-    /// Begins an attempt beside another one.
+    /// Begins a hedged attempt.
     pub(super) fn begin_hedge(handle: &Handle, pool: Arc<EndpointPool>, now: u64) -> Self {
         handle.count(|counters| &counters.attempts);
         handle.count(|counters| &counters.hedges);
         Self { pool, began: now, polls_load_since: None }
     }
 
-    /// Takes the place of the attempt beside which it was made.
+    /// Makes this hedged attempt take the place of `other`, the attempt that it hedged.
     pub(super) fn replace(self, other: &mut Self) {
         *other = Self { polls_load_since: other.polls_load_since, ..self };
     }
 
-    /// Records the latency of the response, where there is one and picks depend on it.
+    /// Records the latency of the response, if there is one and picks depend on it.
     #[inline]
     pub(super) fn record_latency(&self, mesh: &MeshState, is_response: bool) {
         if is_response && self.pool.target().by_latency {
@@ -56,7 +58,8 @@ impl Attempt {
         }
     }
 
-    /// Polls servers for their load in the background after a successful attempt, where this one claimed a round.
+    /// After a successful attempt that claimed a round of load polling, polls servers for their load in the
+    /// background.
     #[inline]
     pub(super) fn poll_load(&self, mesh: &MeshState, call: &Call<'_, Arc<EndpointPool>>) {
         if let Some(began) = self.polls_load_since {
@@ -64,11 +67,12 @@ impl Attempt {
         }
     }
 
-    /// The time limits of its steps.
+    /// Time limits for the steps of the attempt.
     pub(super) fn timeouts(&self, mesh: &MeshState, call: &Call<'_, Arc<EndpointPool>>) -> AttemptTimeouts {
         let (clock, now) = (mesh.clock, self.began);
         let until = call.attempt_ends(now);
-        // Half, so that an unreachable server does not use up the call's time: the rest is for another one.
+        // Half of the time left, so that an unreachable server does not use up all of it: the rest is for another
+        // server.
         let connected_by = until.min(now + nanos(call.left_before_request(now)) / 2);
         AttemptTimeouts {
             begun: clock.instant(now),

@@ -1,4 +1,4 @@
-//! Whether the caller for whom a proxy makes a call may call the service that gets it.
+//! Authorizes calls that a proxy makes on behalf of a caller.
 
 use std::{future::pending, sync::Arc};
 
@@ -18,7 +18,7 @@ use crate::{
     fault::{Fault, FaultKind},
 };
 
-/// A call that a policy allowed, to be judged anew while the connection that it opened lives on.
+/// An allowed call. It is authorized again for as long as the connection that it opened exists.
 #[derive(Debug)]
 pub struct AllowedCall {
     principal: Arc<Principal>,
@@ -29,16 +29,18 @@ pub struct AllowedCall {
     path: String,
     headers: HeaderMap,
     token: Option<UserToken>,
-    /// When its token ends.
+    /// Expiry of the caller's token.
     ends: Option<Instant>,
 }
 
-/// Refuses a call that the policy of its target does not allow its principal. Without a principal the server decides.
+/// Refuses a call if the policy of its target does not allow the call's principal. Without a principal, the server
+/// decides.
 ///
-/// It runs after the route, whose split chooses the target and whose rewrite changes the path, and before the first pick.
+/// It runs after routing, in which a split chooses the target and a rewrite changes the path, and before the first
+/// pick.
 ///
 /// # Errors
-/// [`FaultKind::Unauthorized`], or that the service is not known.
+/// [`FaultKind::Unauthorized`], or the service is not known.
 pub(super) async fn authorize(
     dispatch: DispatchContext<'_>,
     call: &Call<'_, Arc<EndpointPool>>,
@@ -53,10 +55,10 @@ pub(super) async fn authorize(
     Ok(Routed { now: dispatch.handle.mesh.clock.now(), snapshot: call.snapshot() })
 }
 
-/// The same for a call of this target.
+/// Like [`authorize`], for a call of this target.
 ///
 /// # Errors
-/// As [`authorize`].
+/// As for [`authorize`].
 pub(super) async fn authorize_for(
     dispatch: DispatchContext<'_>,
     target: &Arc<Subscription<Arc<EndpointPool>>>,
@@ -109,10 +111,10 @@ pub(super) async fn authorize_for(
     Ok(())
 }
 
-/// The token of an end user that counts for the target.
+/// Returns the end user's token that the target accepts, if any.
 ///
 /// # Errors
-/// The target accepts tokens, and not this one.
+/// The target accepts tokens, but not this one.
 fn token(
     principal: &Principal,
     ready: &ReadyService<Arc<EndpointPool>>,
@@ -128,8 +130,8 @@ fn token(
     })
 }
 
-/// Refuses a route of the service `from` that the target does not accept. That comes first, so that the rules of another tenant are not
-/// asked for callers that it does not consent to.
+/// Refuses the call if the target does not accept routes of the service `from`. This is checked first, so that
+/// another tenant's rules are not evaluated for callers to which the tenant has not consented.
 fn accept_route(ready: &ReadyService<Arc<EndpointPool>>, from: &ServiceName) -> Result<(), Fault> {
     let table = &ready.upstream;
     table.accept_routes_from(from).map_err(|error| {
@@ -137,7 +139,7 @@ fn accept_route(ready: &ReadyService<Arc<EndpointPool>>, from: &ServiceName) -> 
     })
 }
 
-/// The decision of a service on a call.
+/// Evaluates the policy of a service for a call.
 fn decide<'a>(
     ready: &'a ReadyService<Arc<EndpointPool>>,
     asked: &AuthorizationRequest<'_>,
@@ -152,7 +154,7 @@ fn decide<'a>(
     }
 }
 
-/// Without the rule, which may be of another tenant: the log has it.
+/// Builds the fault. It does not name the rule, which may belong to another tenant; the log does.
 fn refused(caller: &str, name: &str) -> Fault {
     let message = format!(
         "{name}: its policy does not allow the call of {caller}; 'fairmesh explain {name} --as {caller}' says why, and its operator can allow it"
@@ -160,7 +162,7 @@ fn refused(caller: &str, name: &str) -> Fault {
     Fault::new(FaultKind::Unauthorized, message)
 }
 
-/// Resolves at this time; never without one.
+/// Resolves at `at`; never if it is `None`.
 async fn ended(at: Option<Instant>) {
     match at {
         Some(at) => sleep_until(at).await,
@@ -169,8 +171,8 @@ async fn ended(at: Option<Instant>) {
 }
 
 impl AllowedCall {
-    /// Resolves when its token ends, or the call would no longer be allowed: by the policy of its target, by the mesh's default, or since the target is no
-    /// longer declared. The target is followed until then.
+    /// Resolves when the token expires, or when the call would no longer be allowed: because of the target's policy
+    /// or the mesh default, or because the target is no longer declared. The target is followed until then.
     pub async fn revoked(&self) {
         let mut default = self.principal.default.clone();
         loop {
@@ -181,7 +183,7 @@ impl AllowedCall {
             }
             tokio::select! {
                 () = self.target.changed(&state) => {}
-                // Its sender ends with the process.
+                // The sender lives as long as the process.
                 Ok(()) = default.changed() => {}
                 () = ended(self.ends) => return,
             }
@@ -204,7 +206,7 @@ impl AllowedCall {
                 accept_route(ready, &self.from).is_ok() && decide(ready, &asked, default).permits()
             }
             ServiceState::Unknown => false,
-            // The last decision holds until there are records.
+            // The last decision stays valid until there are records.
             ServiceState::Waiting | ServiceState::Unavailable(_) => true,
         }
     }

@@ -1,16 +1,16 @@
-//! A request in its read buffer as the input of routes.
+//! A request in its read buffer, as the input of route conditions.
 
 use fairmesh_headers::SpanContext;
 use fairmesh_http::h1::BorrowedRequest;
 use fairmesh_router::{Headers, RequestView};
 
-/// Headers of a borrowed request as the input of routes, with or without its host.
+/// Headers of a borrowed request as the input of route conditions, with or without its host.
 pub(super) struct BorrowedHeaders<'a> {
     pub(super) request: &'a BorrowedRequest<'a>,
     pub(super) keeps_host: bool,
 }
 
-/// The trace of a request.
+/// Returns the trace ID of a request.
 pub(super) fn trace_of(request: &BorrowedRequest<'_>) -> Option<u128> {
     SpanContext::read_values(request.values("traceparent")).map(|span| span.trace)
 }
@@ -26,7 +26,7 @@ impl Headers for BorrowedHeaders<'_> {
 }
 
 impl BorrowedHeaders<'_> {
-    /// The request for routes, with this host.
+    /// Returns the request as input of route conditions, with this host.
     #[inline]
     pub(super) fn view<'b>(&'b self, host: &'b str) -> RequestView<'b, Self> {
         let BorrowedRequest { path, method, .. } = *self.request;

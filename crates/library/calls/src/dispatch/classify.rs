@@ -1,4 +1,4 @@
-//! Classifies the result of an attempt: its outcome for retries, and the response or the fault for the caller.
+//! Classifies the result of an attempt: its outcome for retries, and the response or fault for the caller.
 
 use std::sync::Arc;
 
@@ -23,13 +23,13 @@ use crate::{
 pub(super) struct AttemptInput<'a, 'c> {
     pub(super) call: &'a Call<'c, Arc<EndpointPool>>,
     pub(super) pool: &'a EndpointPool,
-    /// Whether the request is still pending.
+    /// Whether the request is still unsent.
     pub(super) unsent: bool,
 }
 
 type Classified = (AttemptOutcome, Result<EndpointResponse, Fault>);
 
-/// The outcome of an attempt, and the result for the caller if it is the last.
+/// Returns the attempt's outcome, and the call's result if no further attempt follows.
 pub(super) fn classify(
     dispatch: DispatchContext<'_>,
     result: SendResult,
@@ -62,13 +62,13 @@ pub(super) fn classify(
     }
 }
 
-/// The service and the endpoint of an attempt, for messages.
+/// Returns the names of an attempt's service and endpoint, for messages.
 pub(super) fn endpoint_name(call: &Call<'_, Arc<EndpointPool>>, pool: &EndpointPool) -> String {
     let target = pool.target();
     format!("{}: {} at {}", call.target().name(), target.instance, target.address)
 }
 
-/// The fault by which a request to `server` failed.
+/// Returns the fault for a request to `server` that failed with this error.
 #[cold]
 pub(super) fn send_fault(server: &str, error: SendError) -> Fault {
     let ErrorClass { kind, what, .. } = error_class(&error);
@@ -78,11 +78,11 @@ pub(super) fn send_fault(server: &str, error: SendError) -> Fault {
 struct ErrorClass {
     outcome: AttemptOutcome,
     kind: FaultKind,
-    /// The predicate of a message whose subject is the endpoint.
+    /// Predicate of an error message; the endpoint is its subject.
     what: &'static str,
 }
 
-/// The kind of the fault by which an attempt failed.
+/// Returns the kind of fault for a send error.
 pub(super) fn fault_kind(error: &SendError) -> FaultKind {
     error_class(error).kind
 }
@@ -143,7 +143,7 @@ fn attempt_timeout(call: &Call<'_, Arc<EndpointPool>>, pool: &EndpointPool) -> C
     (AttemptOutcome::TimedOut, Err(Fault::new(FaultKind::Deadline, message)))
 }
 
-/// The end of a call by an idle timeout. A silent caller is no statement about the server.
+/// Classifies an idle timeout. Silence of the caller says nothing about the server.
 #[cold]
 fn idle_timeout(timeout: IdleTimeout, input: &AttemptInput<'_, '_>) -> Classified {
     let AttemptInput { call, pool, unsent } = *input;
@@ -186,15 +186,15 @@ fn deadline_exceeded(dispatch: DispatchContext<'_>, deadline: u64, unsent: bool)
     }
 }
 
-/// Whether the server that refused a call is the one that was called. A server that relays the refusal of another one
-/// may have processed the call before that.
+/// Whether the server that refused the call is the called server. A server that relays another server's refusal may
+/// have processed the call first.
 #[cold]
 fn names_endpoint(refused_by: &HeaderValue, call: &Call<'_, Arc<EndpointPool>>, pool: &EndpointPool) -> bool {
     *refused_by == format!("{}/{}", call.target().name(), pool.target().instance)[..]
 }
 
-/// The outcome by the headers of a response; `is_called`: whether the server that refused the call is the one that was
-/// called.
+/// Returns the outcome shown by the headers of a response. `is_called` returns whether the server that refused the
+/// call is the called server.
 fn response_outcome(
     status: StatusCode,
     headers: &HeaderMap,
@@ -214,9 +214,10 @@ fn response_outcome(
             AttemptOutcome::Overloaded
         }
         (503, _) | (_, Some(b"14")) => AttemptOutcome::Unavailable,
-        // Reported by the server itself, and not relayed from another one.
+        // The server itself reported this; it did not relay it from another server.
         (_, Some(b"4")) if has_fault(DEADLINE_EXCEEDED) => AttemptOutcome::ServerError,
-        // The proxy in front of the server lost its connection to the server: as if the caller had.
+        // The proxy in front of the server lost its connection to the server; treated as if the caller had lost its
+        // own.
         (502, _) if has_fault(FaultKind::Reset.label()) => AttemptOutcome::Unavailable,
         (500 | 502 | 504..=599, _) => AttemptOutcome::ServerError,
         (_, Some(code)) if is_server_error(code) => AttemptOutcome::ServerError,

@@ -1,22 +1,23 @@
-//! The context of one call: its handle, options and start, for faults, traces and observers.
+//! The context of one call: its handle, options and start, used for faults, traces and observers.
 
 use std::{fmt, sync::Arc, time::Duration};
 
 use fairmesh_connections::{EndpointPool, EndpointResponse, Head, PendingRequest};
 use fairmesh_headers::{HeaderMapView, TRACEPARENT};
+use tokio::time::timeout;
 
 use super::{attempt::Attempt, request::route_view};
 use crate::{
     call::{Call, CallContext, CallStart, DecisionContext, Pick, nanos},
-    discovery::ServiceState,
+    discovery::{ServiceState, Subscription, unknown_state_fault},
     fault::{Fault, FaultKind},
     observe::{AttemptEnd, AttemptStart, CallInfo, Trace},
     service::handle::Handle,
 };
 
-/// The progress of a call whose deadline passed before it was sent.
+/// Progress message of a call whose deadline passed before it was sent.
 pub(super) const NOTHING_SENT: &str = "nothing was sent";
-/// The progress of a call that may have reached a server.
+/// Progress message of a call that may have reached a server.
 pub(super) const MAYBE_PROCESSED: &str = "it may have been processed";
 
 #[derive(Clone, Copy)]
@@ -24,24 +25,25 @@ pub(super) struct DispatchContext<'a> {
     pub(super) handle: &'a Handle,
     pub(super) options: &'a CallContext,
     pub(super) start: CallStart,
-    /// Records the attempts, where the caller displays them.
+    /// Records attempts in this trace, if the caller displays them.
     pub(super) trace: Option<&'a Trace>,
-    /// For the proxy.
+    /// Information about the call for the proxy.
     pub(super) call_info: &'a CallInfo,
 }
 
-/// The shortest of the time limits of a call.
+/// The shortest of the time limits that apply to a call.
 enum TimeLimit {
-    /// A deadline that the handle or the request carries: that of the caller's own caller.
+    /// A deadline from the handle or the request. It is the deadline of the program's own caller.
     Deadline(Duration),
-    /// The timeout of the handle.
+    /// A timeout set on the handle.
     Timeout(Duration),
     Policy(Duration),
     Route(Duration),
 }
 
 impl DispatchContext<'_> {
-    /// The fault of a call whose `deadline`, in nanoseconds of the clock, has passed; `progress` says how far it came.
+    /// Returns the fault of a call whose `deadline`, in nanoseconds of the clock, has passed. `progress` says whether
+    /// the request was sent.
     #[cold]
     pub(super) fn deadline_fault(&self, deadline: u64, progress: &str) -> Fault {
         let limit = self.limit_of(deadline.saturating_sub(self.start.now));
@@ -49,7 +51,29 @@ impl DispatchContext<'_> {
         Fault::new(FaultKind::Deadline, format!("{name}: {limit}; {progress}"))
     }
 
-    /// Records the reasons of a route in the trace.
+    /// Waits until `service` leaves the state `seen`, and returns the time.
+    ///
+    /// # Errors
+    /// The time that the call has for what precedes its request passes first.
+    #[cold]
+    pub(super) async fn wait_for_change(
+        &self,
+        call: &Call<'_, Arc<EndpointPool>>,
+        (service, seen): (&Subscription<Arc<EndpointPool>>, &Arc<ServiceState<Arc<EndpointPool>>>),
+        now: u64,
+    ) -> Result<u64, Fault> {
+        let left = call.left_before_request(now);
+        if Box::pin(timeout(left, service.changed(seen))).await.is_ok() {
+            return Ok(self.handle.mesh.clock.now());
+        }
+        let progress = if call.attempts() == 0 { NOTHING_SENT } else { MAYBE_PROCESSED };
+        Err(match call.has_deadline() {
+            true => self.deadline_fault(call.deadline(), progress),
+            false => unknown_state_fault(service),
+        })
+    }
+
+    /// Records the explanation of a route in the trace.
     #[inline]
     pub(super) fn trace_route(&self, call: &Call<'_, Arc<EndpointPool>>, head: &Head) {
         if let Some(trace) = self.trace.filter(|trace| trace.wants_reasons()) {
@@ -58,7 +82,7 @@ impl DispatchContext<'_> {
         }
     }
 
-    /// Records the reasons of the next pick in the trace.
+    /// Records the explanation of the next pick in the trace.
     #[inline]
     pub(super) fn trace_pick(
         &self,
@@ -71,7 +95,7 @@ impl DispatchContext<'_> {
         }
     }
 
-    /// Records an attempt that begins in the trace.
+    /// Records the beginning of an attempt in the trace.
     #[inline]
     pub(super) fn trace_attempt(
         &self,
@@ -90,7 +114,7 @@ impl DispatchContext<'_> {
         }
     }
 
-    /// Sets `traceparent` to the span of this attempt, where there is one.
+    /// Sets `traceparent` to the span of this attempt, if there is one.
     #[inline]
     pub(super) fn write_traceparent(&self, pending: &mut PendingRequest) {
         if let (Some(span), Some(request)) = (self.trace.and_then(Trace::span_to_send), pending) {
@@ -130,7 +154,7 @@ impl DispatchContext<'_> {
         }
     }
 
-    /// The limit that is this long. Evaluated when the call is over, since nearly every call ends in time.
+    /// Returns the time limit that equals `total`. Evaluated only after the call, since almost all calls end in time.
     fn limit_of(&self, total: u64) -> TimeLimit {
         let is_it = |limit: &Duration| nanos(*limit) == total;
         let timeout = self.options.timeout.filter(is_it).map(TimeLimit::Timeout);
@@ -149,7 +173,7 @@ impl DispatchContext<'_> {
 impl fmt::Display for TimeLimit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            // Deadlines have arbitrary remainders, down to the nanosecond.
+            // Deadlines have arbitrary lengths, down to the nanosecond.
             Self::Deadline(left) if left.is_zero() => f.write_str("the caller's deadline had passed"),
             Self::Deadline(left) => {
                 write!(f, "the caller's deadline passed, {} ms after the call began", left.as_millis())

@@ -1,4 +1,4 @@
-//! One call from its request to its response.
+//! Executes one call, from its request to its response.
 
 use std::{mem, sync::Arc};
 
@@ -8,12 +8,12 @@ use http::{Response, request::Parts};
 
 use super::{
     context::{DispatchContext, NOTHING_SENT},
-    lookaside::{Decided, apply_lookaside},
+    lookaside_pick::{Decided, apply_lookaside},
     request::{pending_request, take_head, write_key, write_origin},
     retry::execute_attempts,
     route::{Routed, route},
     route_actions,
-    sent::{SentAttempt, SentRequest, execute_sent},
+    sent_request::{SentAttempt, SentRequest, execute_sent},
 };
 use crate::{
     call::{Call, CallStart},

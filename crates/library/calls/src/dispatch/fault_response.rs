@@ -1,7 +1,7 @@
-//! Responses that Fairmesh made on the way: for the caller they are faults, like those of its own side.
+//! Responses made by Fairmesh on the way. The caller sees them as faults, like faults of its own side.
 //!
-//! Without this a call that times out has two outcomes, by whether the timer of the caller or that of the server fires
-//! first.
+//! Otherwise a call that times out would have one of two outcomes, depending on whether the timer of the caller or of
+//! the server fires first.
 
 use std::{
     pin::pin,
@@ -18,10 +18,10 @@ use crate::{
     response_body::Body,
 };
 
-/// Longest message of a response that is repeated in the fault, in bytes.
+/// Maximum length of the response message that a fault quotes, in bytes.
 const MAX_MESSAGE: usize = 512;
 
-/// The fault of a response by `endpoint`.
+/// Converts a response of `endpoint` to the fault it carries.
 #[cold]
 pub(super) fn fault_of(
     kind: FaultKind,
@@ -42,8 +42,8 @@ pub(super) fn fault_of(
     }
 }
 
-/// The text of a body that has arrived. A body that is read to its end keeps its connection, which an overloaded server
-/// above all should not have to accept anew.
+/// Returns the text of a body that has arrived. Reading the body to its end keeps its connection open, so that an
+/// overloaded server need not accept another one.
 fn received_text(body: Body) -> Option<String> {
     let collecting = pin!(Limited::new(body, MAX_MESSAGE).collect());
     let Poll::Ready(collected) = collecting.poll(&mut Context::from_waker(Waker::noop())) else {
@@ -53,8 +53,8 @@ fn received_text(body: Body) -> Option<String> {
     String::from_utf8(collected.to_bytes().into()).ok().filter(|text| !text.is_empty())
 }
 
-/// Whether a retry is safe. Only the server that was called can say that it started nothing: one that relays the fault
-/// of another has processed the call.
+/// Whether a retry is safe. Only the called server can guarantee that it started nothing. A server that relays
+/// another server's fault has processed the call.
 fn retry(kind: FaultKind, outcome: AttemptOutcome) -> Retry {
     match (kind.retry(), outcome) {
         (Retry::Never, _) => Retry::Never,
@@ -63,7 +63,7 @@ fn retry(kind: FaultKind, outcome: AttemptOutcome) -> Retry {
     }
 }
 
-/// In seconds (RFC 9110 §10.2.3); a date is not read.
+/// Parses `retry-after` in seconds (RFC 9110 §10.2.3). A date is ignored.
 fn retry_after(headers: &HeaderMap) -> Option<Duration> {
     let seconds = headers.get(RETRY_AFTER)?.to_str().ok()?.parse().ok()?;
     Some(Duration::from_secs(seconds))

@@ -1,6 +1,6 @@
-//! A second attempt beside a slow one (hedged requests: Dean and Barroso, The Tail at Scale, 2013). Only for calls that
-//! may be repeated, within the retry budget, at another endpoint; the first response is used, and the other attempt is
-//! cancelled.
+//! Hedged requests: a second attempt while a slow one is in flight (Dean and Barroso, The Tail at Scale, 2013). Only
+//! for calls that may be repeated, within the retry budget, and at another endpoint. The first response is used, and
+//! the other attempt is cancelled.
 
 use std::{
     mem,
@@ -26,18 +26,18 @@ pub(super) struct HedgedSend<'a> {
     pub(super) pending: &'a mut PendingRequest,
     pub(super) timeouts: AttemptTimeouts,
     pub(super) copy: &'a RequestCopy,
-    /// When to make the second attempt.
+    /// Time after which to make the second attempt.
     pub(super) after: Duration,
 }
 
-/// The result that is used, and the attempt that it is of.
+/// The result that is used, and the attempt that produced it.
 enum Winner {
     First(SendResult),
     Second(SendResult),
 }
 
-/// Sends an attempt and, after the delay, a second one beside it. Afterwards `call` and the borrowed attempt are those
-/// whose result is returned.
+/// Sends an attempt and, after the delay, a hedged attempt. Afterwards `call` and the borrowed attempt belong to the
+/// result that is returned.
 pub(super) async fn send<'c>(
     dispatch: DispatchContext<'_>,
     call: &mut Call<'c, Arc<EndpointPool>>,
@@ -57,7 +57,7 @@ pub(super) async fn send<'c>(
             (Winner::Second(result), second) => (second, result),
         }
     };
-    // Ends the first attempt with its call.
+    // Ends the first attempt together with its call.
     drop(mem::replace(call, second.call));
     second.attempt.replace(attempt);
     *pending = second.pending;
@@ -77,7 +77,7 @@ struct FirstInFlight<'a, 'c, F> {
 }
 
 impl<'c> SecondAttempt<'c> {
-    /// The same call at another endpoint, where there is one and the budget pays for it.
+    /// Begins the same call at another endpoint, if there is one and the budget allows it.
     fn begin(
         dispatch: DispatchContext<'_>,
         call: &Call<'c, Arc<EndpointPool>>,
@@ -105,7 +105,8 @@ impl<'c> SecondAttempt<'c> {
         Some(Self { call: fork, attempt, pending })
     }
 
-    /// Sends it; returns the first response, or the last result where one of the two fails.
+    /// Sends the hedged attempt. Returns the response that arrives first. If one attempt fails, returns the result of
+    /// the other.
     async fn race(
         mut self,
         dispatch: DispatchContext<'_>,
@@ -136,7 +137,7 @@ impl<'c> SecondAttempt<'c> {
     }
 }
 
-/// Records the failure of one attempt, while the other one is in flight.
+/// Records the failure of one attempt while the other one is in flight.
 fn end_failed(
     dispatch: DispatchContext<'_>,
     call: &mut Call<'_, Arc<EndpointPool>>,

@@ -1,10 +1,9 @@
-//! Polls servers for their load over connections that are open already (ServiceRouter §3.4.3).
-//! [`fairmesh_balancer::poll`] decides when and which ones; a task that a call spawns does the work, so that the call
-//! never waits for it.
+//! Polls servers for their load over open connections (ServiceRouter §3.4.3). [`fairmesh_balancer::poll`] decides when
+//! to poll, and which servers. A task spawned by a call does the polling, so that the call never waits for it.
 
 use std::{pin::pin, sync::Arc, time::Duration};
 
-use fairmesh_balancer::poll::{
+use fairmesh_balancer::load_poll::{
     Estimate, NO_RESPONSE_BACKOFF, POLL_TIMEOUT, PollGuard, PollRound, PollTarget, UNSUPPORTED_BACKOFF,
     polling_config,
 };
@@ -29,11 +28,12 @@ use crate::{
 
 /// [`POLL_TIMEOUT`] as a duration.
 const TIMEOUT: Duration = Duration::from_nanos(POLL_TIMEOUT);
-/// How long a poll that has timed out continues: cancelling it would close its connection, and an overloaded server
-/// would have to set up another one. Shorter than [`NO_RESPONSE_BACKOFF`], so that there is at most one.
+/// Time for which a poll continues after its timeout. Cancelling the poll would close its connection, and an
+/// overloaded server would have to accept another one. Shorter than [`NO_RESPONSE_BACKOFF`], so that a server has at
+/// most one poll in flight.
 const LINGER: Duration = Duration::from_secs(3);
 
-/// Spawns a round of polling after an attempt that was decided at `began` and has just got its response.
+/// Spawns a round of polling after an attempt that was decided at `began` and has just received its response.
 #[cold]
 pub(super) fn spawn_round(
     mesh: &MeshState,
@@ -69,7 +69,7 @@ pub(super) fn spawn_round(
             return;
         }
         let authority = service_authority(service.name());
-        // The service is not kept alive while servers are polled.
+        // The service must not be kept alive while servers are polled.
         drop((service, state));
         for (pool, guard) in targets {
             tokio::spawn(poll(pool, guard, authority.clone(), clock));
@@ -77,7 +77,7 @@ pub(super) fn spawn_round(
     });
 }
 
-/// The snapshot and the score to poll for, where the policy enables polling.
+/// The snapshot and the score that decides which servers are polled; `None` if the policy disables polling.
 fn polled_score(
     state: &ServiceState<Arc<EndpointPool>>,
 ) -> Option<(&ReadyService<Arc<EndpointPool>>, Score)> {
@@ -85,7 +85,8 @@ fn polled_score(
     polling_config(&ready.upstream.policy().balancing).map(|score| (ready, score))
 }
 
-/// Polls one server. Its result counts as no call, attempt or failure: calls detect failing servers.
+/// Polls one server. The result counts as no call, attempt or failure, because calls themselves detect failing
+/// servers.
 async fn poll(pool: Arc<EndpointPool>, guard: PollGuard, authority: Authority, clock: Clock) {
     let estimates = &pool.counters().estimates;
     let began = clock.now();
@@ -93,7 +94,7 @@ async fn poll(pool: Arc<EndpointPool>, guard: PollGuard, authority: Authority, c
     let Ok(response) = timeout(TIMEOUT, response.as_mut()).await else {
         estimates.count(Estimate::Poll);
         guard.finish(clock.now() + NO_RESPONSE_BACKOFF);
-        // A late report is outdated.
+        // A report that arrives later is outdated.
         let _ = timeout(LINGER, response).await;
         return;
     };
@@ -104,7 +105,7 @@ async fn poll(pool: Arc<EndpointPool>, guard: PollGuard, authority: Authority, c
             (Estimate::Poll, record_report(&pool, &head, now))
         }
         Some(Err(_)) => (Estimate::Poll, NO_RESPONSE_BACKOFF),
-        // A call has just taken its connection; the response to that call reports the load as well.
+        // A call has just taken the connection. The response to that call reports the load as well.
         None => (Estimate::Random, 0),
     };
     estimates.count(estimate);
@@ -122,11 +123,11 @@ fn load_request(authority: Authority) -> Request {
     Request { head, body: RequestBody::empty(), left: Some(TIMEOUT) }
 }
 
-/// Records the report in a response; returns for how long not to poll the server.
+/// Records the report in a response. Returns how long not to poll the server, in nanoseconds.
 fn record_report(pool: &EndpointPool, response: &Parts, now: u64) -> u64 {
     let metric = pool.target().metric.as_deref();
     match response.headers.get(&LOAD).map(|value| load_from_text(value.as_bytes(), metric)) {
-        // It was removed meanwhile, and its index may belong to another endpoint.
+        // The endpoint was removed meanwhile, and its index may belong to another endpoint.
         Some(Some(_)) if pool.is_retired() => 0,
         Some(Some(load)) if load != LoadReport::default() => {
             pool.endpoint().record_polled_report(pool.poll_state(), load, now);
@@ -136,7 +137,7 @@ fn record_report(pool: &EndpointPool, response: &Parts, now: u64) -> u64 {
             count(&pool.counters().reports_ignored);
             UNSUPPORTED_BACKOFF
         }
-        // Overloaded, or about to stop.
+        // The server is overloaded or about to stop.
         None if response.status.is_server_error() => NO_RESPONSE_BACKOFF,
         Some(Some(_)) | None => UNSUPPORTED_BACKOFF,
     }

@@ -1,8 +1,7 @@
-//! Calls mirrored to another service, whose responses are discarded (ServiceRouter §4.1).
+//! Mirrors calls to another service and discards the responses (ServiceRouter §4.1).
 //!
-//! A mirrored call never delays the original: it is sent by a task of its own, from a body that is buffered as a whole,
-//! and skipped where too many are in flight. Its route's actions are not applied: mirrored calls are not mirrored
-//! again.
+//! A mirrored call never delays the original. Its own task sends it, from a completely buffered body, and it is skipped
+//! if too many are in flight. Actions of its own route are not applied: mirrored calls are not mirrored again.
 
 use std::{sync::Arc, time::Duration};
 
@@ -23,30 +22,30 @@ use crate::{
     service::handle::Handle,
 };
 
-/// The longest body that is mirrored, in bytes.
+/// Maximum size of a mirrored body, in bytes.
 const MAX_BODY: u64 = 64 * 1024;
-/// How long a mirrored call may take.
+/// Timeout of a mirrored call.
 const CALL_TIMEOUT: Duration = Duration::from_secs(15);
-/// The bytes of a response that are read, so that its connection can carry another call.
+/// Maximum number of response bytes that are read to keep the connection for another call.
 const MAX_DISCARDED: usize = 64 * 1024;
-/// How long reading a response may take.
+/// Maximum time to read a response.
 const DISCARD_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A mirrored call.
 struct MirroredCall {
     handle: Handle,
     context: CallContext,
-    /// The service whose route mirrors.
+    /// The service whose route mirrors calls.
     from: ServiceName,
-    /// The call that the original is made for.
+    /// The served call on whose behalf the original call is made.
     parent: Option<NodeId>,
     head: Head,
     body: RequestBody,
-    /// Held until it ends.
+    /// Permit that is held until the mirrored call ends.
     _permit: OwnedSemaphorePermit,
 }
 
-/// Mirrors a call that is about to be made, if there is a permit.
+/// Mirrors a call that is about to be made, if a permit is available.
 pub(super) fn send(
     dispatch: DispatchContext<'_>,
     call: &Call<'_, Arc<EndpointPool>>,
@@ -71,7 +70,7 @@ pub(super) fn send(
     let subscription = subscription.unwrap_or_else(|| mesh.source.subscription(service));
     let key = dispatch.options.key.or(call.policy_key());
     let mirrored = MirroredCall {
-        // Counted by the service that was called.
+        // The mirrored call is counted by the service that was called.
         handle: Handle {
             counters: Arc::clone(&dispatch.handle.counters),
             ..Handle::new(Arc::clone(mesh), subscription)
@@ -85,7 +84,7 @@ pub(super) fn send(
     };
     tokio::spawn(async move {
         let handle = mirrored.handle.clone();
-        // The original is bounded by its own timeouts; a mirrored call holds one of a few permits.
+        // The original is limited by its own timeouts, but a mirrored call holds one of a few permits.
         if timeout(CALL_TIMEOUT, mirrored.execute()).await.is_err() {
             handle.count(|counters| &counters.mirrors_failed);
         }
@@ -129,7 +128,7 @@ async fn response(
     result.map(Response::into_body).inspect_err(|fault| call.report_fault(fault.kind().into()))
 }
 
-/// Waits for the mirrored service, whose policy has to accept copies of calls to the service `from`.
+/// Waits for the mirrored service. Its policy must accept copies of calls to the service `from`.
 async fn accept_mirror<T>(mirrored: &Arc<Subscription<T>>, from: &ServiceName) -> Result<(), Fault> {
     match &*wait_ready(mirrored, CALL_TIMEOUT).await? {
         ServiceState::Ready(ready) => ready
@@ -140,7 +139,7 @@ async fn accept_mirror<T>(mirrored: &Arc<Subscription<T>>, from: &ServiceName) -
     }
 }
 
-/// Reads a short response to its end; a longer or slower one is cancelled.
+/// Reads a short response to its end. Cancels a longer or slower one.
 async fn discard(mut body: Body) {
     let short = async {
         let mut left = MAX_DISCARDED;

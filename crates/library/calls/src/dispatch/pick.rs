@@ -1,19 +1,18 @@
-//! Picking the endpoint of an attempt, once its service is known.
+//! Picks the endpoint of an attempt once its service is known.
 
 use std::sync::Arc;
 
 use fairmesh_connections::EndpointPool;
 
-use super::context::{DispatchContext, MAYBE_PROCESSED};
+use super::context::DispatchContext;
 use crate::{
     call::{Call, DecisionContext, Pick, SnapshotGuard, Unresolved},
-    discovery::unknown_state_fault,
     fault::{Fault, FaultKind},
     observe::count,
     service::handle::Handle,
 };
 
-/// Picks the endpoint of the next attempt, and waits where its service is not known yet; keeps `now` current.
+/// Picks the endpoint of the next attempt. Waits if its service is not known yet, and then updates `now`.
 pub(super) async fn pick_endpoint(
     dispatch: DispatchContext<'_>,
     call: &mut Call<'_, Arc<EndpointPool>>,
@@ -41,21 +40,14 @@ pub(super) async fn pick_endpoint(
                 return Err(fault);
             }
             Unresolved::Waiting(subscription, seen) => {
-                let left = call.left_before_request(*now);
-                if Box::pin(tokio::time::timeout(left, subscription.changed(&seen))).await.is_err() {
-                    return Err(match call.has_deadline() {
-                        true => dispatch.deadline_fault(call.deadline(), MAYBE_PROCESSED),
-                        false => unknown_state_fault(&subscription),
-                    });
-                }
-                *now = mesh.clock.now();
+                *now = dispatch.wait_for_change(call, (&subscription, &seen), *now).await?;
                 snapshot = call.snapshot();
             }
         }
     }
 }
 
-/// The pool of the picked endpoint; counts unusual picks.
+/// Returns the pool of the picked endpoint, and counts unusual picks.
 #[inline]
 pub(super) fn picked_pool(
     handle: &Handle,

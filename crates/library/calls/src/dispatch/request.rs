@@ -1,4 +1,4 @@
-//! The request of a call: its head, and copies for further attempts.
+//! The request of a call: its head, and copies of it for further attempts.
 
 use std::mem;
 
@@ -23,28 +23,28 @@ pub(super) struct RequestCopy {
     body: Replay,
 }
 
-/// The request of a call that was not sent.
+/// Returns a call's request if it was not sent yet.
 pub(super) fn pending_request(pending: &mut PendingRequest) -> Result<&mut Request, Fault> {
     pending.as_mut().ok_or_else(|| Fault::new(FaultKind::Invalid, "there is no request to send"))
 }
 
-/// The fault of a body that could not be taken over.
+/// Returns the fault for a request body that failed.
 pub(crate) fn body_error(error: BoxError) -> Fault {
     Fault::new(FaultKind::Invalid, "the request's body failed").caused_by(error)
 }
 
-/// The host of a request, in every protocol and for routes: that of the header `host`, else of the URI, else the
-/// default. Credentials in the URI are the caller's own and are not sent.
+/// Returns the host of a request, for every protocol and for routes: the header `host`, otherwise the URI's host,
+/// otherwise the default. Credentials in the URI belong to the caller and are not sent.
 ///
 /// # Errors
-/// Where it is no valid host, or its port is invalid.
+/// The host or its port is invalid.
 pub(crate) fn request_authority(
     named: Option<&Authority>,
     headers: &HeaderMap,
     default: &Authority,
 ) -> Result<Authority, Fault> {
     let authority = match (headers.get(header::HOST), named) {
-        // Nearly always that of the handle, which needs no parsing.
+        // Almost always the handle's own host, which needs no parsing.
         (Some(host), _) if *host == *default.as_str() => return Ok(default.clone()),
         (Some(host), _) => Authority::try_from(host.as_bytes()).ok(),
         (None, Some(named)) => match named.as_str().rsplit_once('@') {
@@ -60,7 +60,7 @@ pub(crate) fn request_authority(
     })
 }
 
-/// Takes the parts of a request that are sent.
+/// Takes the request head to send out of `parts`.
 pub(super) fn take_head(handle: &Handle, parts: &mut Parts) -> Result<Head, Fault> {
     let defaults = &handle.default_headers;
     let mut head = take_head_for(&defaults.authority, parts)?;
@@ -79,9 +79,9 @@ pub(super) fn take_head(handle: &Handle, parts: &mut Parts) -> Result<Head, Faul
     Ok(head)
 }
 
-/// As [`take_head`], for a server of this host, without the headers of a handle.
+/// Like [`take_head`], for a server with this host, without the headers of a handle.
 pub(super) fn take_head_for(host: &Authority, parts: &mut Parts) -> Result<Head, Fault> {
-    // Extensions are the caller's own and are not sent.
+    // Extensions belong to the caller and are not sent.
     let raw = mem::take(&mut parts.extensions).remove::<RawPath>();
     let uri = mem::take(&mut parts.uri).into_parts();
     let headers = mem::take(&mut parts.headers);
@@ -91,12 +91,12 @@ pub(super) fn take_head_for(host: &Authority, parts: &mut Parts) -> Result<Head,
     Ok(Head { method: mem::take(&mut parts.method), authority, path, headers, grpc })
 }
 
-/// Whether it is a gRPC-Web call, whose response may be a stream as well.
+/// Whether the request is a gRPC-Web call. Its response may be a stream.
 pub(super) fn is_grpc_web_call(head: &Head) -> bool {
     head.method == Method::POST && is_grpc_web(&head.headers)
 }
 
-/// Adds the key that the policy read in the request, as if the caller had set it.
+/// Adds the key that the policy read from the request, as though the caller had set it.
 pub(super) fn write_key(head: &mut Head, key: ShardKey) {
     // Digits are always a header value.
     if let Ok(key) = HeaderValue::try_from(key.to_string()) {
@@ -104,7 +104,7 @@ pub(super) fn write_key(head: &mut Head, key: ShardKey) {
     }
 }
 
-/// Names the first service of the chain of calls, in place of what the program says.
+/// Writes the first service in the chain of calls, replacing any value set by the program.
 pub(super) fn write_origin(head: &mut Head, origin: Option<&'static str>) {
     if let Some(origin) = origin {
         // Names of services are always a header value.
@@ -112,7 +112,7 @@ pub(super) fn write_origin(head: &mut Head, origin: Option<&'static str>) {
     }
 }
 
-/// The input of routes.
+/// Returns the input of route conditions.
 pub(super) fn route_view<'a>(
     head: &'a Head,
     headers: &'a HeaderMapView<'a>,
@@ -127,12 +127,12 @@ pub(super) fn route_view<'a>(
 }
 
 impl RequestCopy {
-    /// A copy where one is needed.
+    /// Returns a copy of the request if `needed`.
     pub(super) fn of(request: &mut Request, needed: bool) -> Option<Self> {
         needed.then(|| Self { head: request.head.clone(), body: request.body.record_replay() })
     }
 
-    /// The request again; `None` where its body is no longer available.
+    /// Returns the request again; `None` if its body is no longer available.
     pub(super) fn to_request(&self) -> Option<Request> {
         Some(Request::new(self.head.clone(), self.body.to_body()?))
     }
@@ -142,7 +142,7 @@ impl RequestCopy {
         self.body.is_available()
     }
 
-    /// Whether the request can be sent twice at once.
+    /// Whether two copies of the request can be sent at the same time.
     pub(super) fn is_complete(&self) -> bool {
         self.body.is_complete()
     }

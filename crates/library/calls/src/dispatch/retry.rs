@@ -1,4 +1,4 @@
-//! The retry loop: attempts until one ends the call.
+//! The retry loop: makes attempts until one ends the call.
 
 use std::sync::Arc;
 
@@ -25,23 +25,23 @@ use crate::{
     response_body::{AttemptGuard, Body},
 };
 
-/// The first attempt of a call, as far as it has come.
+/// Stage of a call's first attempt.
 pub(super) enum FirstAttempt {
-    /// It is to be decided.
+    /// The attempt is still to be decided.
     Undecided(Routed),
-    /// It was decided at this time, for this endpoint.
+    /// The attempt was decided: its endpoint, and the time of the decision in nanoseconds of the clock.
     Picked(Arc<EndpointPool>, u64),
-    /// It was made.
+    /// The attempt has ended with this result.
     Completed(Attempt, Box<SendResult>),
 }
 
 impl FirstAttempt {
-    /// Whether its request was not sent.
+    /// Whether the attempt's request was not sent yet.
     pub(super) fn is_unsent(&self) -> bool {
         !matches!(self, Self::Completed(..))
     }
 
-    /// Begins it where it was not; returns its result where it was made.
+    /// Begins the attempt unless it has begun. Returns its result if it has ended.
     async fn begin(
         self,
         dispatch: DispatchContext<'_>,
@@ -60,7 +60,8 @@ impl FirstAttempt {
 
 /// Authorizes a call without actions, and makes attempts with its pending request as it is.
 ///
-/// Boxed, as the largest part: every future around it is moved several times on its way to where it is polled.
+/// Boxed, because it is the largest part: every future around it is moved several times on its way to where it is
+/// polled.
 pub(super) fn execute_attempts<'a>(
     dispatch: DispatchContext<'a>,
     routed: Routed,
@@ -73,7 +74,7 @@ pub(super) fn execute_attempts<'a>(
     })
 }
 
-/// Makes attempts with the pending request of a call that is allowed.
+/// Makes attempts for an authorized call with a pending request.
 pub(super) async fn execute_allowed(
     dispatch: DispatchContext<'_>,
     routed: Routed,
@@ -142,8 +143,8 @@ pub(super) async fn retry_loop(
     }
 }
 
-/// Whether the request can be sent again. Its body is read for the next attempt from here on: the one before may still
-/// have been sending it.
+/// Whether the request can be sent again. Its body is read for the next attempt from now on, even if the previous
+/// attempt was still sending it.
 fn is_pending_again(pending: &mut PendingRequest, copy: Option<&RequestCopy>) -> bool {
     if pending.is_none() {
         *pending = copy.and_then(RequestCopy::to_request);
@@ -151,7 +152,7 @@ fn is_pending_again(pending: &mut PendingRequest, copy: Option<&RequestCopy>) ->
     pending.is_some()
 }
 
-/// The result of a call by its last response.
+/// Returns the result of a call from its last response.
 fn conclude(
     dispatch: DispatchContext<'_>,
     call: &mut Call<'_, Arc<EndpointPool>>,
@@ -172,7 +173,7 @@ fn conclude(
     }
 }
 
-/// Sends the request of an attempt, within its span where spans are recorded.
+/// Sends the request of an attempt, within a tracing span if spans are recorded.
 async fn send_traced(
     dispatch: DispatchContext<'_>,
     call: &mut Call<'_, Arc<EndpointPool>>,
@@ -191,8 +192,8 @@ async fn send_traced(
     result
 }
 
-/// Sends the request of an attempt, and a hedged one beside it where the route enables that: `attempt` is then
-/// the one whose result is returned.
+/// Sends the request of an attempt, and a hedged request if the route enables hedging. Afterwards `attempt` is the
+/// attempt whose result is returned.
 async fn send_attempt(
     dispatch: DispatchContext<'_>,
     call: &mut Call<'_, Arc<EndpointPool>>,
@@ -217,7 +218,7 @@ async fn back_off(retry: RetryDecision, call: &Call<'_, Arc<EndpointPool>>) {
     match retry {
         RetryDecision::Retry { after } if !after.is_zero() => Box::pin(tokio::time::sleep(after)).await,
         RetryDecision::AwaitMap { version, at_most } => {
-            // After `at_most` the attempt goes by the map at hand.
+            // After `at_most`, the attempt uses the available map.
             let reached = tokio::time::timeout(at_most, call.target().map_reaches(version));
             let _ = Box::pin(reached).await;
         }

@@ -1,4 +1,4 @@
-//! Routing a call, once its service is known.
+//! Routes a call once its service is known.
 
 use std::sync::Arc;
 
@@ -15,13 +15,14 @@ use crate::{
     fault::{Fault, FaultKind},
 };
 
-/// A routed call: the time, so that the first attempt need not read the clock again, and the snapshot that decides it.
+/// A routed call: the current time, which saves reading the clock again for the first attempt, and the snapshot that
+/// decides the attempt.
 pub(super) struct Routed {
     pub(super) now: u64,
     pub(super) snapshot: SnapshotGuard<Arc<EndpointPool>>,
 }
 
-/// Routes the call, and waits where its service is not known yet.
+/// Routes the call. Waits if its service is not known yet.
 pub(super) async fn route(
     dispatch: DispatchContext<'_>,
     call: &mut Call<'_, Arc<EndpointPool>>,
@@ -40,8 +41,8 @@ pub(super) async fn route(
                 dispatch.trace_route(call, head);
                 return Ok(Routed { now, snapshot });
             }
-            Err(unresolved) => {
-                if let Unresolved::Fault(fault) = *unresolved {
+            Err(unresolved) => match *unresolved {
+                Unresolved::Fault(fault) => {
                     if fault.kind() == FaultKind::RateLimited {
                         handle.count(|counters| &counters.rate_limited_calls);
                         dispatch.call_info.set_route_backend(call.route_backend());
@@ -49,11 +50,16 @@ pub(super) async fn route(
                     }
                     return Err(fault);
                 }
-                let limits = [start.limit, options.timeout];
-                let timeout = limits.into_iter().flatten().min().unwrap_or(DEFAULT_READY_TIMEOUT);
-                Box::pin(wait_ready(&handle.subscription, timeout)).await?;
-                now = handle.mesh.clock.now();
-            }
+                Unresolved::Waiting(service, _) if Arc::ptr_eq(&service, &handle.subscription) => {
+                    let limits = [start.limit, options.timeout];
+                    let timeout = limits.into_iter().flatten().min().unwrap_or(DEFAULT_READY_TIMEOUT);
+                    Box::pin(wait_ready(&service, timeout)).await?;
+                    now = handle.mesh.clock.now();
+                }
+                Unresolved::Waiting(backend, seen) => {
+                    now = dispatch.wait_for_change(call, (&backend, &seen), now).await?;
+                }
+            },
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Route actions other than target selection.
+//! Applies route actions other than target selection.
 
 use std::sync::Arc;
 
@@ -24,7 +24,7 @@ use crate::{
     response_body::Body,
 };
 
-/// Executes a routed call with the actions of its route.
+/// Applies the route's actions to a routed call and executes it.
 pub(super) fn execute<'a>(
     dispatch: DispatchContext<'a>,
     actions: Arc<RouteActions>,
@@ -46,7 +46,7 @@ async fn execute_actions(
         return Ok(response);
     }
     rewrite(dispatch, head, actions)?;
-    // With the rewritten path, as by its server. A call that is refused is neither delayed nor mirrored.
+    // Authorized with the rewritten path, as the server would. A refused call is neither delayed nor mirrored.
     authorize_for(dispatch, call.target(), head).await?;
     inject_delay(dispatch, actions, call).await?;
     if let Some(service) = actions.mirror(seed) {
@@ -58,11 +58,11 @@ async fn execute_actions(
     Ok(response)
 }
 
-/// The response of the route itself, without a server, to a call that is allowed. A redirect stands for the service of the route, and an
-/// injected fault for the target, which would get the rewritten path.
+/// Returns the response that the route itself gives to an authorized call, without a server. A redirect is authorized
+/// for the route's service, an injected fault for the target, which would receive the rewritten path.
 ///
 /// # Errors
-/// The call is not allowed, or its route rewrites it to an invalid one.
+/// The call is not allowed, or its route rewrites it to an invalid request.
 pub(super) async fn direct_response(
     dispatch: DispatchContext<'_>,
     (actions, call): (&RouteActions, &Call<'_, Arc<EndpointPool>>),
@@ -83,7 +83,7 @@ pub(super) async fn direct_response(
     Ok(Some(response(direct, grpc)))
 }
 
-/// Injects the delay of the route, at most until the deadline.
+/// Injects the route's delay, which lasts at most until the deadline.
 pub(super) async fn inject_delay(
     dispatch: DispatchContext<'_>,
     actions: &RouteActions,
@@ -109,7 +109,7 @@ fn rewrite(dispatch: DispatchContext<'_>, head: &mut Head, actions: &RouteAction
     if let Some(host) = actions.host() {
         head.authority = host.try_into().map_err(|_| invalid("host"))?;
     }
-    // The gateway has stated the caller of a principal's call, and no tenant's route states another one.
+    // The gateway has stated the caller of a principal's call, and a tenant's route must not state another one.
     let has_principal = dispatch.options.principal.is_some();
     edit(&mut head.headers, actions.request_headers(), |name| has_principal && is_claim(name));
     Ok(())
@@ -119,8 +119,8 @@ fn is_claim(name: &str) -> bool {
     CLAIMS.iter().any(|claim| is_spelling_of(name, claim))
 }
 
-/// Edits headers, except the kept ones. Policies are checked for invalid names and values, so that nothing else is left
-/// out here.
+/// Applies header edits, except to headers for which `is_kept` returns true. Policies are checked for invalid names
+/// and values, so no other edit is skipped.
 fn edit(headers: &mut HeaderMap, edits: &HeaderEdits, is_kept: impl Fn(&str) -> bool) {
     let header = |(name, value): (&String, &String)| {
         let name = HeaderName::try_from(name).ok().filter(|name| !is_kept(name.as_str()))?;
@@ -142,7 +142,7 @@ fn response(direct: DirectResponse, grpc: Option<HeaderValue>) -> Response<Body>
     match direct {
         DirectResponse::Redirect { status, location } => {
             *response.status_mut() = StatusCode::from_u16(status).unwrap_or(StatusCode::FOUND);
-            // The path of a request and the contents of a policy are always header values.
+            // The path of a request and the contents of a policy are always valid header values.
             if let Ok(location) = HeaderValue::try_from(location) {
                 response.headers_mut().insert(header::LOCATION, location);
             }
@@ -167,7 +167,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn edits_leave_the_claims_of_a_principal_alone() {
+    fn route_header_edits_cannot_change_identity_headers() {
         let named = |name: &str| (name.to_owned(), "forged".to_owned());
         let edits = HeaderEdits {
             set: [named("x-forwarded-client-cert"), named("x-team")].into(),

@@ -1,4 +1,4 @@
-//! Connections in place of calls: the same picks and retries, and no request is sent.
+//! Opens connections instead of calls, with the same picks and retries. No request is sent.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use super::{
     classify::endpoint_name,
     context::{DispatchContext, NOTHING_SENT},
     counted,
-    lookaside::apply_lookaside,
+    lookaside_pick::apply_lookaside,
     pick::pick_endpoint,
     request::{route_view, take_head},
     route::{Routed, route},
@@ -27,18 +27,18 @@ use crate::{
     service::handle::{CallOptions, Handle},
 };
 
-/// The result of a CONNECT request (RFC 9110 9.3.6).
+/// Result of a CONNECT request (RFC 9110 9.3.6).
 #[derive(Debug)]
 pub enum ConnectResult {
     /// A connection to a server.
     Tunnel(Tunnel),
-    /// A response of the route itself: a redirect, or an injected failure.
+    /// A response from the route itself: a redirect or an injected failure.
     DirectResponse(Response<Body>),
     /// Neither the caller nor a route allows CONNECT.
     NotAllowed,
 }
 
-/// Connects to a server, and retries at another one where that fails. Of its route's actions only the limit is applied.
+/// Connects to a server, or to another server after a failure. Of the route's actions, only the rate limit applies.
 pub(crate) async fn connect(handle: &Handle, mut parts: Parts) -> Result<Tunnel, Fault> {
     let connected = async {
         let call_info = CallInfo::default();
@@ -58,8 +58,8 @@ pub(crate) async fn connect(handle: &Handle, mut parts: Parts) -> Result<Tunnel,
     counted(handle, connected).await
 }
 
-/// Opens the tunnel of a CONNECT request with the actions of its route, where `allowed`, or where the route names that
-/// method.
+/// Opens the tunnel of a CONNECT request, with its route's actions. The request must be `allowed`, or its route must
+/// name CONNECT.
 pub(crate) async fn open_tunnel(
     handle: &Handle,
     mut parts: Parts,
@@ -86,7 +86,7 @@ pub(crate) async fn open_tunnel(
             if let Some(actions) = &actions {
                 inject_delay(dispatch, actions, &call).await?;
             }
-            // Time may have passed since it was routed: while the service was waited for, or by an injected delay.
+            // Time may have passed since routing, for example by an injected delay or while the service was waited for.
             let routed = Routed { now: handle.mesh.clock.now(), snapshot: call.snapshot() };
             retry_loop(dispatch, &mut call, routed).await.map(ConnectResult::Tunnel)
         };
@@ -96,7 +96,7 @@ pub(crate) async fn open_tunnel(
     counted(handle, opened).await
 }
 
-/// Reads the options of a tunnel; fails where its deadline has passed.
+/// Reads the options of a tunnel. Fails if the tunnel's deadline has passed.
 fn begin<'a>(
     handle: &'a Handle,
     parts: &Parts,
@@ -112,7 +112,8 @@ fn begin<'a>(
     Ok((options, start))
 }
 
-/// Whether the route of a request names CONNECT. Checked before the call is routed, since a limit counts routed calls.
+/// Whether a request's route names CONNECT. Checked before the call is routed, because rate limits count routed
+/// calls.
 async fn route_names_connect(dispatch: DispatchContext<'_>, head: &Head) -> Result<bool, Fault> {
     let DispatchContext { handle, options, start, .. } = dispatch;
     let limits = [start.limit, options.timeout];
@@ -135,7 +136,7 @@ async fn retry_loop(
     loop {
         let pool = pick_endpoint(dispatch, call, snapshot, &mut now).await?;
         dispatch.handle.count(|counters| &counters.attempts);
-        // Half, as for a request: the rest is for another server.
+        // Half of the time left, as for a request: the rest is for another server.
         let half = now + nanos(call.left_before_request(now)) / 2;
         let connected_by = mesh.clock.instant(half.min(call.attempt_ends(now)));
         let error = match pool.open_raw(connected_by).await {

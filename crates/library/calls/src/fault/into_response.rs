@@ -1,12 +1,13 @@
-//! Faults as responses of axum.
+//! Faults as axum responses.
 
 use axum_core::response::{IntoResponse, Response};
 use http::{HeaderValue, header::RETRY_AFTER};
 
 use super::Fault;
 
-/// For handlers of axum that pass the failure of a call on by `?`: the status of [`http_status`](crate::FaultKind::http_status), and its message as
-/// text. The header `x-fairmesh-fault` is left out: the response is one of this program's service, and not of a proxy on the way.
+/// Converts a fault to a response, so that axum handlers can pass it on with `?`. The response has the status of
+/// [`http_status`](crate::FaultKind::http_status), and the message as text. It has no header `x-fairmesh-fault`,
+/// since it comes from this program's service and not from a proxy on the way.
 impl IntoResponse for Fault {
     fn into_response(self) -> Response {
         let mut response = (self.kind().http_status(), format!("{self}\n")).into_response();
@@ -28,7 +29,7 @@ mod tests {
     use crate::FaultKind;
 
     #[test]
-    fn a_handler_of_axum_passes_a_fault_on() {
+    fn axum_handler_turns_mesh_fault_into_its_response() {
         let fault =
             Fault::new(FaultKind::RateLimited, "too many").with_retry_after(Duration::from_millis(1200));
         let response = fault.into_response();

@@ -4,17 +4,17 @@ use fairmesh_router::PickError;
 use http::{HeaderMap, StatusCode};
 use tonic::Code;
 
-/// The kind of a fault; see [`FaultKind::label`] for the stable name of each.
+/// The kind of a fault. [`FaultKind::label`] gives each kind a stable name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum FaultKind {
     /// The service is not declared.
     UnknownService,
-    /// The records of the service are not available: no agent, no control plane and no copy on disk.
+    /// The records of the service are not available: there is no agent, no control plane and no copy on disk.
     Unavailable,
     /// The service has no endpoint that may be called from here.
     NoEndpoints,
-    /// The service finds its servers by key and the call has none.
+    /// The service chooses its servers by key, and the call has no key.
     KeyMissing,
     /// No shard holds the key.
     KeyOutside,
@@ -22,39 +22,40 @@ pub enum FaultKind {
     NoReplica,
     /// A rate limit of the policy refused the call.
     RateLimited,
-    /// The region table drops a share of these calls, and this was one of them.
+    /// The region table dropped this call, as part of a share of calls.
     Dropped,
     /// The call timed out.
     Deadline,
-    /// No connection to the chosen endpoints could be made; nothing was sent.
+    /// No chosen endpoint accepted a connection, so nothing was sent.
     Unreachable,
-    /// The connection broke after the request was sent, so that it may or may not have been processed.
+    /// The connection broke after the request was sent. The server may have processed it.
     Reset,
-    /// The request itself cannot be sent, or its body failed.
+    /// The request cannot be sent as it is, or its body failed.
     Invalid,
     /// The server violated the protocol.
     Protocol,
     /// The server has reached its concurrency limit and did not start the call.
     Overloaded,
-    /// A proxy on the way refused the body of the request as too large.
+    /// A proxy on the way refused the request body as too large.
     TooLarge,
-    /// The request came back to a proxy that had forwarded it.
+    /// The request came back to a proxy that had already forwarded it.
     Loop,
     /// A route sends the call to a service of another tenant, whose policy does not accept it.
     RouteNotAccepted,
-    /// The policy of the service does not allow the call, or the caller for whom a gateway makes it.
+    /// The service's policy does not allow the call, or does not allow the caller on whose behalf a gateway makes the
+    /// call.
     Unauthorized,
 }
 
-/// The cause of a fault.
+/// The party that caused a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Origin {
     /// The program that made the call.
     Caller,
-    /// Fairmesh: its data, or a lack of it.
+    /// Fairmesh: its data, or the lack of data.
     Mesh,
-    /// The server, or the network on the way to it.
+    /// The server, or the network on the way to the server.
     Server,
 }
 
@@ -62,16 +63,16 @@ pub enum Origin {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Retry {
-    /// It was never sent: a retry is safe.
+    /// The request was never sent: a retry is safe.
     Unsent,
-    /// It may have been processed: only the caller knows whether a retry is safe.
+    /// The server may have processed the request. Only the caller knows whether a retry is safe.
     MaybeSent,
-    /// A retry would fail alike.
+    /// A retry would fail in the same way.
     Never,
 }
 
 impl FaultKind {
-    /// Every kind.
+    /// All kinds.
     pub const ALL: [Self; 18] = [
         Self::UnknownService,
         Self::Unavailable,
@@ -93,7 +94,7 @@ impl FaultKind {
         Self::Unauthorized,
     ];
 
-    /// The kind with this [`label`](Self::label).
+    /// Returns the kind with this [`label`](Self::label).
     pub fn from_label(label: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|kind| kind.label() == label)
     }
@@ -122,7 +123,7 @@ impl FaultKind {
         }
     }
 
-    /// The status of a proxy's response, by RFC 9110.
+    /// HTTP status of a proxy's response (RFC 9110).
     pub fn http_status(self) -> StatusCode {
         match self {
             Self::UnknownService => StatusCode::NOT_FOUND,
@@ -142,7 +143,7 @@ impl FaultKind {
         }
     }
 
-    /// The code that a gRPC caller gets, as a number: 14 is `UNAVAILABLE`.
+    /// Numeric status code for a gRPC caller: 14 is `UNAVAILABLE`.
     pub fn grpc_code(self) -> i32 {
         self.code() as i32
     }
@@ -161,7 +162,7 @@ impl FaultKind {
             Self::RateLimited | Self::Dropped | Self::TooLarge => Code::ResourceExhausted,
             Self::Deadline => Code::DeadlineExceeded,
             Self::Protocol => Code::Internal,
-            // It persists until an operator has changed something.
+            // The loop persists until an operator changes the configuration.
             Self::Loop => Code::FailedPrecondition,
             Self::RouteNotAccepted | Self::Unauthorized => Code::PermissionDenied,
         }
@@ -194,7 +195,7 @@ impl FaultKind {
             | Self::RateLimited
             | Self::Overloaded => Retry::Unsent,
             Self::Deadline | Self::Reset | Self::Protocol => Retry::MaybeSent,
-            // A retry would bring back the load that is dropped.
+            // A retry would bring back the load that was dropped.
             Self::Dropped
             | Self::UnknownService
             | Self::KeyMissing
@@ -208,12 +209,13 @@ impl FaultKind {
     }
 }
 
-/// The fault that a response carries, if any. Injected faults are none of these: they stand for responses of the service.
+/// Returns the fault in a response, if any. An injected fault is not included, because it stands for a response of
+/// the service.
 pub(crate) fn carried_fault(headers: &HeaderMap) -> Option<FaultKind> {
     FaultKind::from_label(headers.get(FAULT)?.to_str().ok()?)
 }
 
-/// The code that a gRPC caller gets for a status of HTTP, by the mapping of the gRPC project.
+/// Returns the gRPC status code for an HTTP status, by the gRPC project's mapping.
 pub(crate) fn grpc_code_of(status: u16) -> Code {
     match status {
         400 => Code::Internal,
@@ -240,7 +242,7 @@ impl From<&PickError> for FaultKind {
     }
 }
 
-/// As reports have it.
+/// Converts to the fault kinds of traffic reports.
 impl From<FaultKind> for CallFault {
     fn from(kind: FaultKind) -> Self {
         match kind {
@@ -271,7 +273,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn faults_of_reports_have_the_same_labels() {
+    fn fault_labels_equal_those_of_traffic_reports() {
         assert!(FaultKind::ALL.iter().all(|kind| CallFault::from(*kind).label() == kind.label()));
     }
 }

@@ -12,7 +12,7 @@ use tokio::{sync::Notify, time::Instant};
 
 use crate::{call::nanos, discovery::Subscription};
 
-/// Identifies leases: those for calls with this role and key.
+/// Identifies leases by the role and key of their calls.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct LeaseKey {
     pub(crate) service: ServiceName,
@@ -25,21 +25,21 @@ pub(crate) struct LeaseKey {
 pub(crate) struct LeaseSet {
     pub(crate) subscription: Arc<Subscription<Arc<EndpointPool>>>,
     created: Instant,
-    /// Calls begun since the last pick.
+    /// Number of calls begun since the last pick.
     calls: AtomicU32,
-    /// After how many calls to renew.
+    /// Number of calls after which the leases are renewed.
     renew_after: AtomicU32,
-    /// Whether a server reported that they are outdated.
+    /// Whether a server reported the leases as outdated.
     expired: AtomicBool,
-    /// The time of the last pick that followed calls, in nanoseconds since the set was created.
+    /// Time of the last pick that followed calls, in nanoseconds since the set was created.
     last_used: AtomicU64,
-    /// Apart, so that the task can wait for a call without keeping the set.
+    /// A separate allocation, so that the task can wait for a call without keeping the set alive.
     pub(super) renew: Arc<Notify>,
 }
 
 impl Drop for LeaseSet {
     fn drop(&mut self) {
-        // Ends the task.
+        // Ends the renewal task.
         self.renew.notify_one();
     }
 }
@@ -57,15 +57,15 @@ impl LeaseSet {
         }
     }
 
-    /// Counts a call that begins. The one that uses the leases up wakes the task; while there are none, that is the
-    /// first.
+    /// Counts a call that begins. A call wakes the renewal task if it uses up the leases, or if it is the first call
+    /// while there are no leases.
     pub(super) fn count_call(&self) {
         if self.calls.fetch_add(1, Relaxed) == self.renew_after.load(Relaxed) {
             self.renew.notify_one();
         }
     }
 
-    /// Renews the leases, which a server reported to be outdated.
+    /// Renews the leases because a server reported them as outdated.
     pub(crate) fn expire(&self) {
         self.expired.store(true, Relaxed);
         self.renew.notify_one();
@@ -79,7 +79,7 @@ impl LeaseSet {
         self.created + Duration::from_nanos(self.last_used.load(Relaxed))
     }
 
-    /// Begins a renewal; returns the number of calls since the last one.
+    /// Begins a renewal. Returns the number of calls since the last one.
     pub(super) fn begin_renewal(&self) -> u32 {
         self.expired.store(false, Relaxed);
         let calls = self.calls.swap(0, Relaxed);

@@ -16,9 +16,9 @@ use crate::discovery::{ReadyService, ServiceState, Subscription};
 /// The leases of one response, as endpoints.
 #[derive(Debug)]
 pub(super) struct LeaseTable {
-    /// The id of each in reports.
+    /// Lease id of each endpoint, for reports.
     pub(super) leases: BTreeMap<InstanceId, u64>,
-    /// The keys that they serve.
+    /// The keys that the endpoints serve.
     pub(super) keys: KeyRange,
     endpoints: Vec<Endpoint>,
     policy: Policy,
@@ -27,7 +27,7 @@ pub(super) struct LeaseTable {
 }
 
 impl LeaseTable {
-    /// Reads a response; an invalid part makes all of it invalid.
+    /// Reads a response. One invalid part makes the whole response invalid.
     pub(super) fn read(response: PickResponse) -> Result<Self, Invalid> {
         let endpoints: Vec<_> = response.leases.iter().map(endpoint).collect::<Result<_, _>>()?;
         if endpoints.is_empty() {
@@ -47,7 +47,7 @@ impl LeaseTable {
                 v1::service::Protocol::Http2 => Protocol::Http2,
                 v1::service::Protocol::Grpc => Protocol::Grpc,
             },
-            // The lookaside has applied its own.
+            // The lookaside has applied its own policy.
             policy: Policy {
                 lookaside: None,
                 traffic: None,
@@ -57,8 +57,9 @@ impl LeaseTable {
         })
     }
 
-    /// Publishes it as the state of the service. Connections to endpoints that stay are kept. A lease is no more than a record: where
-    /// mutual TLS is required, one in plaintext is used only if the policy permits that.
+    /// Publishes the leases as the state of the service. Connections to unchanged endpoints are kept. A lease is
+    /// trusted no more than a record: where mutual TLS is required, a plaintext lease is used only if the policy
+    /// permits plaintext.
     pub(super) fn publish(
         &self,
         subscription: &Arc<Subscription<Arc<EndpointPool>>>,
@@ -105,7 +106,8 @@ impl LeaseTable {
     }
 }
 
-/// The location of this program does not matter: every leased endpoint may be called, wherever it is.
+/// Returns a placeholder location. This program's location does not matter, because every leased endpoint may be
+/// called.
 fn unknown_location() -> Location {
     Location::in_region(Region::new("nowhere").unwrap_or_else(|_| unreachable!("a valid name")))
 }
@@ -159,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn an_invalid_lease_makes_the_response_invalid() {
+    fn invalid_lease_makes_lookaside_response_invalid() {
         let table = LeaseTable::read(response("127.0.0.1:80")).unwrap();
         assert_eq!((table.leases.len(), table.keys), (2, KeyRange::ALL));
         let truncated =

@@ -10,20 +10,20 @@ use tokio::{
 };
 
 use super::{
+    lease_renewal,
     lease_set::{LeaseKey, LeaseSet},
     lookaside_connection::LookasideConnection,
-    renewal,
 };
 use crate::{call::CallContext, discovery::Subscription};
 
-/// Time limit of the last reports of a program that ends.
+/// Time limit for the last reports of a program that is ending.
 pub(super) const LAST_REPORTS: Duration = Duration::from_secs(1);
 
 /// All leases of one lookaside.
 pub(crate) struct Leases(Arc<LookasideConnection>);
 
 impl Leases {
-    /// Of the lookaside at this address, which is connected to by the first call.
+    /// Creates the leases of the lookaside at this address. The first call connects to it.
     pub(crate) fn new(transport: &Transport, address: Address, client_id: String) -> Self {
         let state = FollowerState {
             connected: false,
@@ -37,13 +37,13 @@ impl Leases {
         Self(Arc::new(LookasideConnection::new(transport, state, &address, client_id)))
     }
 
-    /// The leases for calls of a service without a key.
+    /// Returns the subscription for calls of a service without a key.
     pub(crate) fn subscription(&self, name: &ServiceName) -> Arc<Subscription<Arc<EndpointPool>>> {
         let key = LeaseKey { service: name.clone(), role: None, key: None };
         Arc::clone(&self.lease_set(key).subscription)
     }
 
-    /// The leases for a call that begins now.
+    /// Returns the leases for a call that begins now.
     pub(crate) fn for_call(&self, name: &ServiceName, context: &CallContext) -> Arc<LeaseSet> {
         let key = LeaseKey { service: name.clone(), role: context.role.clone(), key: context.key };
         let set = self.lease_set(key);
@@ -59,7 +59,7 @@ impl Leases {
         let set = Arc::new(LeaseSet::new(key.service.clone()));
         index.insert(key.clone(), Arc::clone(&set));
         drop(index);
-        let (renewal, running) = (renewal::run(&self.0, &set, key), self.0.renewals.subscribe());
+        let (renewal, running) = (lease_renewal::run(&self.0, &set, key), self.0.renewals.subscribe());
         tokio::spawn(async move {
             renewal.await;
             drop(running);
@@ -67,14 +67,14 @@ impl Leases {
         set
     }
 
-    /// Reports the results of the leases in use, since the lookaside counts calls by them. Returns within a second; leases are not
-    /// renewed any more.
+    /// Reports the results of the leases in use, because the lookaside counts calls by these reports. Leases are no
+    /// longer renewed. Returns within a second.
     pub(crate) async fn close(&self) {
         self.stop();
         let _ = timeout(LAST_REPORTS, self.stopped()).await;
     }
 
-    /// Begins to [`close`](Self::close).
+    /// Starts [`close`](Self::close) without waiting.
     pub(super) fn stop(&self) {
         self.0.closing.cancel();
     }
@@ -84,7 +84,7 @@ impl Leases {
         self.0.renewals.closed().await;
     }
 
-    /// The state of the connection, as of the last response.
+    /// State of the connection, as of the last response.
     pub(crate) fn state(&self) -> watch::Receiver<FollowerState> {
         self.0.connection.subscribe()
     }
@@ -95,7 +95,7 @@ impl Leases {
         !state.connected && state.failures > 0
     }
 
-    /// How long the lookaside has not responded.
+    /// Time for which the lookaside has not responded; zero while it responds.
     pub(crate) fn data_age(&self) -> Duration {
         let state = self.0.connection.borrow();
         if state.connected { Duration::ZERO } else { state.since.elapsed() }

@@ -5,7 +5,7 @@ use fairmesh_wire::transport::{Address, Channel, Transport, connect_channel_lazy
 use tokio::{sync::watch, time::Instant};
 use tokio_util::sync::CancellationToken;
 
-use super::index::LeaseIndex;
+use super::lease_index::LeaseIndex;
 
 /// The connection that all lease sets of one lookaside share.
 pub(super) struct LookasideConnection {
@@ -16,14 +16,15 @@ pub(super) struct LookasideConnection {
     pub(super) client_id: String,
     /// How the caller connects.
     pub(super) transport: Transport,
-    /// Each task that renews leases has a receiver. A tracker of tasks would bring four crates into the lean library.
+    /// Channel whose receivers the renewal tasks hold, so that their end can be awaited. A task tracker would add
+    /// four crates to the lean library.
     pub(super) renewals: watch::Sender<()>,
-    /// Whether these tasks end.
+    /// Cancelled when the renewal tasks must end.
     pub(super) closing: CancellationToken,
 }
 
 impl LookasideConnection {
-    /// Of the lookaside at an address, which is connected to by the first call.
+    /// Creates the connection to the lookaside at an address. The first call connects.
     pub(super) fn new(
         transport: &Transport,
         connection: FollowerState,
@@ -45,7 +46,7 @@ impl LookasideConnection {
         self.index.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Records a response of the lookaside, or why there was none.
+    /// Records a response of the lookaside, or the reason why there was none.
     pub(super) fn record_response(&self, error: Option<String>) {
         self.connection.send_modify(|state| {
             let connected = error.is_none();

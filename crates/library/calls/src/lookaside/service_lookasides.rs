@@ -1,7 +1,7 @@
-//! Lookasides that the policies of services name (ServiceRouter §3.3): callers request the pick from them.
+//! Lookasides that the policies of services name (ServiceRouter §3.3): callers request each pick from them.
 //!
-//! Everything else stays with the caller's records: routes, deadlines, retries, and the endpoints that are called while
-//! a lookaside has never responded.
+//! Everything else comes from the caller's records: routes, deadlines, retries, and the endpoints that are called as
+//! long as a lookaside has never responded.
 
 use std::{
     collections::HashMap,
@@ -19,10 +19,11 @@ use super::{
 };
 use crate::{call::CallContext, discovery::ServiceState};
 
-/// The most lookasides of a program; beyond it all are forgotten, and those in use connected to again.
+/// Maximum number of lookasides per program. Beyond it, all lookasides are forgotten, and those in use are connected
+/// again.
 const MAX_LOOKASIDES: usize = 64;
 
-/// All of them, by address.
+/// Lookasides that policies name, by address.
 pub(crate) struct ServiceLookasides {
     by_address: Mutex<HashMap<Arc<str>, Option<Arc<Leases>>>>,
     client_id: String,
@@ -30,13 +31,13 @@ pub(crate) struct ServiceLookasides {
 }
 
 impl ServiceLookasides {
-    /// For a caller with this id.
+    /// Creates an empty set for a caller with this id.
     pub(crate) fn new(client_id: String, transport: Transport) -> Self {
         Self { by_address: Mutex::default(), client_id, transport }
     }
 
-    /// The leases for a call that begins now, of the service. `None` where there
-    /// never were any: the first call waits for the lookaside up to its timeout, unless it is known to be unreachable.
+    /// Returns the service's leases for a call that begins now; `None` if there never were any. The first call waits
+    /// for the lookaside up to a timeout, unless the lookaside is known to be unreachable.
     pub(crate) async fn for_call(
         &self,
         address: &Arc<str>,
@@ -46,9 +47,9 @@ impl ServiceLookasides {
         let leases = self.at(address)?;
         let set = leases.for_call(name, context);
         let mut state = set.subscription.state();
-        // The first pick of a set ends within a bound.
+        // The first pick of a set ends within a bounded time.
         while matches!(*state, ServiceState::Waiting) {
-            // Every further key would wait as long in vain. The set keeps retrying.
+            // Calls with other keys would wait in vain just as long. The set keeps retrying.
             if leases.is_disconnected() {
                 return None;
             }
@@ -58,7 +59,7 @@ impl ServiceLookasides {
         matches!(*state, ServiceState::Ready(_)).then_some(set)
     }
 
-    /// As [`Leases::close`], of all.
+    /// Closes all leases, as [`Leases::close`] does.
     pub(crate) async fn close(&self) {
         let all: Vec<_> = self.by_address().values().flatten().cloned().collect();
         all.iter().for_each(|leases| leases.stop());

@@ -8,7 +8,7 @@ use fairmesh_wire::{
     transport::{Address, Transport},
 };
 
-use super::{Mesh, source::Source, state::MeshState};
+use super::{Mesh, state::MeshState, state_source::Source};
 use crate::{
     discovery::{DEFAULT_IDLE_TIMEOUT, Resolver, ResolverConfig},
     fault::{Fault, FaultKind},
@@ -16,15 +16,15 @@ use crate::{
     observe::Observer,
 };
 
-/// How long [`Mesh::connect`] waits for the agent, so that it is connected for the first calls.
+/// Time for which [`Mesh::connect`] waits for the agent, so that it is connected before the first calls.
 const CONNECT_WAIT: Duration = Duration::from_secs(1);
 
-/// How to connect; see [`Mesh::builder`]. Unset values come from the environment.
+/// Settings of a connection to the mesh; see [`Mesh::builder`]. Unset values come from the environment.
 #[derive(Clone, Debug, Default)]
 pub struct MeshBuilder {
     transport: Option<Transport>,
     identity: Option<SpiffePath>,
-    /// Tried in this order; empty where only control planes are followed.
+    /// Agents, tried in this order; empty if only control planes are followed.
     agents: Vec<Address>,
     control: Vec<Address>,
     lookaside: Option<Address>,
@@ -40,80 +40,82 @@ pub struct MeshBuilder {
 }
 
 impl MeshBuilder {
-    /// How connections are opened. By default services are called with the identity that the agent gives this program, if
-    /// the mesh has a trust domain, and all else is plaintext.
+    /// Sets how connections are opened. By default, services are called with the identity that the agent issues to this
+    /// program if the mesh has a trust domain; all other connections are plaintext.
     #[must_use]
     pub fn transport(mut self, transport: Transport) -> Self {
         self.transport = Some(transport);
         self
     }
 
-    /// The identity to ask the agent for, or to join with a token where there is no agent, such as that of the service that this
-    /// program is part of; the default is an operator, named after the machine and the user.
+    /// Sets the identity to request from the agent. Without an agent, this is the identity to join with by a token.
+    /// An example is the identity of this program's own service. By default it is an operator named after the machine
+    /// and the user.
     #[must_use]
     pub fn identity(mut self, path: SpiffePath) -> Self {
         self.identity = Some(path);
         self
     }
 
-    /// The agent's address; several are tried in turn. Without agents and control planes, those that the environment names: agents
-    /// in `FAIRMESH_AGENT`, else control planes in `FAIRMESH_CONTROL`; without either, the agent at the default socket.
+    /// Adds an agent's address. Several agents are tried in turn. If neither agents nor control planes are set, the
+    /// environment names them: agents in `FAIRMESH_AGENT`, otherwise control planes in `FAIRMESH_CONTROL`, otherwise
+    /// the agent at the default socket.
     #[must_use]
     pub fn agent(mut self, address: Address) -> Self {
         self.agents.push(address);
         self
     }
 
-    /// A control plane to follow directly, where there is no agent; may be set several times.
+    /// Adds a control plane to follow directly, without an agent. May be called several times.
     #[must_use]
     pub fn control(mut self, address: Address) -> Self {
         self.control.push(address);
         self
     }
 
-    /// A lookaside that picks the endpoints, on a machine that has no agent: records are not followed then, and the
-    /// settings for agents are ignored. It is connected to by the first call.
+    /// Sets a lookaside that picks the endpoints, for a machine without an agent. Records are not followed then, and
+    /// settings for agents are ignored. The first call connects to it.
     #[must_use]
     pub fn lookaside(mut self, address: Address) -> Self {
         self.lookaside = Some(address);
         self
     }
 
-    /// The id of this caller: its stable subset of servers depends on it, so that it must be the same after a restart
-    /// and differ between copies of a program. The default is `FAIRMESH_CLIENT_ID`, else host name and program name,
-    /// which suits one copy per machine.
+    /// Sets the id of this caller, which determines its stable subset of servers. It must stay the same after a
+    /// restart, and differ between copies of a program. The default is `FAIRMESH_CLIENT_ID`, otherwise host name and
+    /// program name, which suits one copy per machine.
     #[must_use]
     pub fn client_id(mut self, id: impl Into<String>) -> Self {
         self.client_id = Some(id.into());
         self
     }
 
-    /// The location of this program. The default is the location that the agent reports, or while it is away the one
-    /// stored beside its copy on disk; without either, the region in `FAIRMESH_REGION`.
+    /// Sets the location of this program. The default is the location that the agent reports or, while the agent is
+    /// away, the one stored beside its copy on disk; without either, the region in `FAIRMESH_REGION`.
     #[must_use]
     pub fn location(mut self, location: Location) -> Self {
         self.location = Some(location);
         self
     }
 
-    /// The agent's copy on disk, read when the agent cannot be reached at start. The default is `FAIRMESH_STATE_DIR`, else the
-    /// agent's default folder, that of an agent which runs as root or as this user, whichever was written last; or none
-    /// where only control planes are followed.
+    /// Sets the folder of the agent's copy on disk, which is read if the agent cannot be reached at start. The default
+    /// is `FAIRMESH_STATE_DIR`, otherwise the default folder of an agent that runs as root or as this user, whichever
+    /// was written last. There is none if only control planes are followed.
     #[must_use]
     pub fn cache_dir(mut self, folder: impl Into<PathBuf>) -> Self {
         self.cache_dir = Some(folder.into());
         self
     }
 
-    /// The address to connect from, on a host that has several; the default is the system's choice. It does not apply
-    /// to endpoints of the other address family.
+    /// Sets the local address of connections, on a host with several addresses. By default the system chooses. Not used
+    /// for endpoints of the other address family.
     #[must_use]
     pub fn local_address(mut self, address: IpAddr) -> Self {
         self.local_address = Some(address);
         self
     }
 
-    /// Receives every attempt of every call.
+    /// Sets an observer that receives every attempt of every call.
     #[must_use]
     pub fn observer(mut self, observer: Arc<dyn Observer>) -> Self {
         self.observer = Some(observer);
@@ -138,24 +140,25 @@ impl MeshBuilder {
         self
     }
 
-    /// How long services are followed that are not called and have no handle; 10 min by default. One
-    /// that is called again after that is subscribed to again, and its connections are opened again.
+    /// Sets how long a service without calls and handles is followed; 10 min by default. When it is called again later,
+    /// it is subscribed to again, and its connections are opened again.
     #[must_use]
     pub fn idle_timeout(mut self, timeout: Duration) -> Self {
         self.idle_timeout = Some(timeout);
         self
     }
 
-    /// Connects, and waits up to a second for the agent. A missing agent is no error: calls use its copy on
-    /// disk or fail while there is none, and recover when it arrives. Must be called within a tokio runtime.
+    /// Connects, and waits up to a second for the agent. A missing agent is no error: meanwhile calls use its copy on
+    /// disk or fail, and they recover when it arrives. Must be called within a tokio runtime.
     ///
     /// # Errors
-    /// When a variable of the environment is malformed.
+    /// A variable of the environment is malformed.
     pub async fn connect(self) -> Result<Mesh, Invalid> {
         self.connecting().await
     }
 
-    /// Boxed here, so that all that it starts is compiled with this crate, and not again with each program that connects.
+    /// Connects. The future is boxed, so that everything it starts is compiled in this crate instead of again in each
+    /// program that connects.
     fn connecting(self) -> Pin<Box<dyn Future<Output = Result<Mesh, Invalid>> + Send>> {
         Box::pin(self.start())
     }
@@ -187,12 +190,13 @@ impl MeshBuilder {
         Ok(Mesh { state: Arc::new(state) })
     }
 
-    /// As [`connect`](Self::connect), and waits until there are records to decide calls by: from the agent, a control plane, or the
-    /// copy on disk. For programs that call at once, such as jobs, whose calls would else fail before the first contact. Whether
-    /// there are records of a certain service, [`ServiceHandle::prepare`](crate::ServiceHandle::prepare) says.
+    /// Like [`connect`](Self::connect), but also waits until there are records to decide calls from, obtained from the
+    /// agent, a control plane, or the copy on disk. For programs that call at once, such as jobs, whose calls would
+    /// otherwise fail before the first contact. [`ServiceHandle::prepare`](crate::ServiceHandle::prepare) tells whether
+    /// there are records of a certain service.
     ///
     /// # Errors
-    /// [`FaultKind::Unavailable`] where there are none within `timeout`, with the reason; [`FaultKind::Invalid`] when a
+    /// [`FaultKind::Unavailable`] with the reason if there are no records within `timeout`; [`FaultKind::Invalid`] if a
     /// variable of the environment is malformed.
     pub async fn connect_ready(self, timeout: Duration) -> Result<Mesh, Fault> {
         let invalid = |error| Fault::new(FaultKind::Invalid, "the mesh cannot be connected").caused_by(error);
@@ -206,7 +210,7 @@ impl MeshBuilder {
         }
     }
 
-    /// Sets what neither the program nor an option names.
+    /// Reads settings from the environment that the program did not set.
     fn read_environment(&mut self) -> Result<(), Invalid> {
         if self.agents.is_empty() && self.control.is_empty() && self.lookaside.is_none() {
             match environment::upstream()? {
@@ -217,8 +221,9 @@ impl MeshBuilder {
         Ok(())
     }
 
-    /// Calls with the identity that the agent gives, a Workload API, or the control plane to a program that runs without an agent and
-    /// has a token; plaintext where there is none of them.
+    /// Returns a transport with this program's identity. An agent or a Workload API issues the identity; a program
+    /// with a token and without an agent gets it from the control plane. Without any of these, the transport is
+    /// plaintext.
     #[cfg(feature = "tls")]
     async fn transport_of_agent(&self, client_id: &str) -> Result<Transport, Invalid> {
         let workload_api = environment::workload_api()?;
@@ -250,7 +255,7 @@ impl MeshBuilder {
         Ok(identity.map(fairmesh_identity::ProgramIdentity::transport).unwrap_or_default())
     }
 
-    /// Without the feature `tls` this program has no identity.
+    /// Returns a plaintext transport: without the feature `tls`, this program has no identity.
     #[cfg(not(feature = "tls"))]
     async fn transport_of_agent(&self, _client_id: &str) -> Result<Transport, Invalid> {
         Ok(Transport::default())
@@ -264,7 +269,7 @@ impl MeshBuilder {
     ) -> Result<Resolver<Arc<EndpointPool>>, Invalid> {
         let region = environment::location(None)?;
         let (location, fallback_location) = match self.is_direct() {
-            // Control planes do not report a location, so that there is nothing to wait for.
+            // Control planes do not report a location, so there is nothing to wait for.
             true => (self.location.clone().or(region), None),
             false => (self.location.clone(), region),
         };
@@ -275,7 +280,7 @@ impl MeshBuilder {
             backoff: Backoff::default(),
             refuse_lagging: false,
         };
-        // A program that follows control planes has no agent, and must not use the copy of a former one.
+        // A program that follows control planes has no agent, and must not use the copy of a former agent.
         let usual = || (!self.is_direct()).then(environment::copy_on_disk);
         let cache_dir = self.cache_dir.clone().or_else(usual);
         let idle_timeout = self.idle_timeout.unwrap_or(DEFAULT_IDLE_TIMEOUT);
@@ -290,14 +295,14 @@ impl MeshBuilder {
             authorizes_callers: self.authorizes_callers,
         });
         let mut state = resolver.state();
-        // Calls report whether it is connected.
+        // Calls report whether the agent is connected.
         let _ =
             tokio::time::timeout(CONNECT_WAIT, state.wait_for(|state| state.connected || state.failures > 0))
                 .await;
         Ok(resolver)
     }
 
-    /// The service that this program is, if its identity is that of one.
+    /// The service whose identity this program has, if any.
     fn service(&self) -> Option<ServiceName> {
         match &self.identity {
             Some(SpiffePath::Service(service)) => Some(service.clone()),

@@ -1,11 +1,11 @@
 use fairmesh_model::{Invalid, ServiceName};
 
-/// Names a service: a text such as `shop/cart`, or a [`ServiceName`].
+/// A value that names a service: a text such as `shop/cart`, or a [`ServiceName`].
 pub trait IntoServiceName {
-    /// The name.
+    /// Converts to a service name.
     ///
     /// # Errors
-    /// When the text is malformed.
+    /// The text is malformed.
     fn into_service_name(self) -> Result<ServiceName, Invalid>;
 }
 

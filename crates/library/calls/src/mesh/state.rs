@@ -14,8 +14,8 @@ use fairmesh_model::{
 use tokio::sync::Semaphore;
 
 #[cfg(feature = "fixed")]
-use super::fixed::InjectedFaults;
-use super::source::Source;
+use super::fixed_mesh::InjectedFaults;
+use super::state_source::Source;
 use crate::{
     call::{Clock, Principal},
     fault::Fault,
@@ -26,16 +26,16 @@ use crate::{
 /// State that all handles of a mesh share.
 pub(crate) struct MeshState {
     pub(crate) source: Source,
-    /// Those that policies name.
+    /// The lookasides that policies name.
     pub(crate) service_lookasides: ServiceLookasides,
     pub(crate) counters: Arc<Counters>,
     pub(crate) transport: TransportContext,
-    /// Whether the identity is that of a transport which the program uses elsewhere too.
+    /// Whether the program also uses the transport's identity elsewhere.
     pub(crate) shares_identity: bool,
     pub(crate) clock: Clock,
-    /// Receives every attempt.
+    /// Observer of every attempt.
     pub(crate) observer: Option<Arc<dyn Observer>>,
-    /// Those of a mesh for tests; `None` in production.
+    /// The injected faults of a mesh for tests; `None` in production.
     #[cfg(feature = "fixed")]
     pub(super) injected_faults: Option<Arc<InjectedFaults>>,
     /// Permits for mirrored calls without a principal.
@@ -65,7 +65,7 @@ impl MeshState {
         }
     }
 
-    /// The fault that calls of a service get, where a test injects one.
+    /// The fault that calls of a service get, if a test injects one.
     #[inline]
     pub(crate) fn injected_fault(&self, _name: &ServiceName) -> Option<Fault> {
         #[cfg(feature = "fixed")]
@@ -74,13 +74,13 @@ impl MeshState {
         None
     }
 
-    /// A fresh seed: a mixed counter is as good as a random number for a choice and costs less.
+    /// Returns a fresh seed. A mixed counter is as good as a random number for making a choice, and costs less.
     #[inline]
     pub(crate) fn seed(&self) -> u64 {
         mix64(self.seed.fetch_add(0x9e37_79b9_7f4a_7c15, Relaxed))
     }
 
-    /// The age and the source of the records.
+    /// Age and source of the records.
     pub(crate) fn freshness(&self) -> Freshness {
         let state = self.source.state().borrow().clone();
         Freshness {

@@ -8,7 +8,7 @@ use crate::{discovery::RouteBackendIndex, dispatch::AllowedCall};
 const ABORT: u8 = 1;
 const DELAY: u8 = 2;
 
-/// What a call that failed tells as well as one that got a response: for the proxy, whose counters, access log and spans have it.
+/// Facts about a call, available even if it failed, for the proxy's counters, access log and spans.
 #[derive(Debug, Default)]
 pub struct CallInfo {
     route_backend: AtomicU8,
@@ -17,12 +17,12 @@ pub struct CallInfo {
 }
 
 impl CallInfo {
-    /// The route and backend, once the call was routed.
+    /// Route and backend; known once the call was routed.
     pub fn route_backend(&self) -> RouteBackendIndex {
         RouteBackendIndex::from_byte(self.route_backend.load(Relaxed))
     }
 
-    /// The faults that its route injected.
+    /// Names of the faults that the call's route injected, if any.
     pub fn injected(&self) -> Option<&'static str> {
         match self.injected.load(Relaxed) {
             0 => None,
@@ -32,7 +32,7 @@ impl CallInfo {
         }
     }
 
-    /// Takes what allowed its principal to open a connection by an upgrade.
+    /// Takes the authorization of the call that opened a connection by an upgrade for a principal.
     pub fn take_allowed(&mut self) -> Option<Box<AllowedCall>> {
         self.allowed.take()
     }

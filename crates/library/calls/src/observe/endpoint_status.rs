@@ -1,46 +1,47 @@
-//! Endpoints as one client sees them: with its own ejections, which no other client shares.
+//! Endpoints from the view of one client, including its own ejections, which no other client shares.
 
 use std::{collections::HashSet, sync::Arc, time::Duration};
 
 use fairmesh_model::{EndpointState, InstanceId, Verdict};
 use fairmesh_router::{Candidate, EndpointTarget, ServiceTable};
 
-/// An endpoint of a service as a client sees it.
+/// An endpoint of a service as seen by one client.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct EndpointStatus {
     /// The endpoint.
     pub target: Arc<EndpointTarget>,
-    /// Whether it shares the calls of this client while all endpoints are healthy; false where only the key decides.
+    /// Whether the endpoint receives this client's calls while all endpoints are healthy. False if only the key
+    /// decides.
     pub nearest: bool,
-    /// Whether it is in the subset of this client.
+    /// Whether the endpoint is in this client's subset.
     pub in_subset: bool,
-    /// Whether it is not called, since it speaks plaintext in a strict mesh.
+    /// Whether the endpoint is never called because it uses plaintext in a strict mesh.
     pub refused: bool,
-    /// The ejection in force: this client avoids the endpoint because of the outcomes of its own calls.
+    /// The current ejection: this client avoids the endpoint because of the outcomes of its own calls.
     pub ejection: Option<Ejection>,
     /// The last verdict of active health checks.
     pub verdict: Option<Verdict>,
-    /// Calls in flight, without streams.
+    /// Calls in flight, excluding streams.
     pub outstanding: u32,
     /// Streams in flight.
     pub streams: u32,
-    /// Consecutive failures.
+    /// Number of consecutive failures.
     pub consecutive_failures: u32,
 }
 
-/// An ejection in force.
+/// A current ejection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Ejection {
-    /// Time since it began.
+    /// Time since the ejection began.
     pub age: Duration,
-    /// Time until it ends, unless a response ends it before.
+    /// Time until the ejection ends, unless a response ends it earlier.
     pub remaining: Duration,
 }
 
 impl EndpointStatus {
-    /// All endpoints of a snapshot at `now`.
+    /// Returns all endpoints of a snapshot at `now`.
     pub(crate) fn all(table: &ServiceTable, now: u64) -> Vec<Self> {
         let nearest: HashSet<u32> = table.nearest().iter().copied().collect();
         let refused: HashSet<&InstanceId> = table.refused().iter().collect();
@@ -61,7 +62,8 @@ impl EndpointStatus {
         table.candidates().map(status).collect()
     }
 
-    /// Its state in one word: that of its registration, or `refused`, `ejected` or `unhealthy` if it serves and is avoided.
+    /// The state as one word: `refused`, `ejected` or `unhealthy` for a serving endpoint that is avoided, otherwise
+    /// the state of the registration.
     pub fn state(&self) -> &'static str {
         let unhealthy = self.verdict.as_ref().is_some_and(|verdict| !verdict.healthy && !verdict.stale);
         match self.target.state {

@@ -1,8 +1,8 @@
 //! The decision about one call, with its reasons.
 //!
-//! `ServiceHandle::explain` reports by the state of this very program, its snapshot, subset and
-//! counts, for an admin page or a log. `fairmesh explain` reports for a hypothetical caller, from records that it has
-//! just read, with the same [`CallExplanation`].
+//! `ServiceHandle::explain` explains decisions from the state of the running program (its snapshot, subset and counts),
+//! for an admin page or a log. `fairmesh explain` explains them for a hypothetical caller, from records that it has
+//! just read. Both use the same [`CallExplanation`].
 
 use std::{fmt, sync::Arc};
 
@@ -12,30 +12,31 @@ use fairmesh_router::{EndpointTarget, Explanation, Headers, PickParams, RequestV
 use super::freshness::Freshness;
 use crate::fault::FaultKind;
 
-/// One decision with its reasons and the data that it is based on.
+/// One call's decision with its reasons, and the data on which it is based.
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct CallExplanation {
-    /// The decision of the called service and, where its route sends the call to another service, of that one.
+    /// Decisions in order: the called service's, then that of the service to which its route sends the call, if it is
+    /// another one.
     pub decisions: Vec<Decision>,
-    /// The endpoint, or `None` where there is none; the last decision says why.
+    /// The chosen endpoint; `None` if there is none. The last decision then explains why.
     pub endpoint: Option<Arc<EndpointTarget>>,
-    /// How fresh the records are; `None` where they were read for this report.
+    /// Age and source of the records; `None` if they were read for this report.
     pub freshness: Option<Freshness>,
 }
 
 /// The call to explain.
 #[derive(Debug)]
 pub struct Question<'a, H: Headers + ?Sized> {
-    /// The input of routes.
+    /// The request as the input of route conditions.
     pub request: RequestView<'a, H>,
-    /// The input of the pick.
+    /// The parameters of the pick.
     pub ask: PickParams<'a>,
-    /// Nanoseconds of the clock of the snapshot's statistics.
+    /// The current time, in nanoseconds of the clock of the snapshot's statistics.
     pub now: u64,
-    /// Random: another number may give another endpoint.
+    /// Random seed. Another seed may give another endpoint.
     pub seed: u64,
-    /// Backends without endpoints, of routes that [redistribute](ServiceTable::redistributed_backends) their calls.
+    /// Backends without endpoints, in routes that [redistribute](ServiceTable::redistributed_backends) their calls.
     pub empty: &'a [ServiceName],
 }
 
@@ -43,28 +44,28 @@ pub struct Question<'a, H: Headers + ?Sized> {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Decision {
-    /// The service that decided.
+    /// The service whose records decided.
     pub service: ServiceName,
-    /// The reasons.
+    /// The reasons for the decision.
     pub explanation: Explanation,
-    /// The RIB revision that the snapshot is based on; 0 when it came from disk.
+    /// RIB revision of the snapshot; 0 if it came from disk.
     pub revision: u64,
-    /// The version of the shard map; 0 without one.
+    /// Version of the shard map; 0 without one.
     pub map_version: u64,
-    /// The policy that chooses among the remaining endpoints.
+    /// The balancing policy that chooses among the remaining endpoints.
     pub policy: BalancingPolicy,
 }
 
 impl CallExplanation {
-    /// The service to which a route sends the call, whose snapshot has yet to decide.
+    /// The service to which a route sends the call; its snapshot must decide next.
     pub fn next_service(&self) -> Option<&ServiceName> {
         let last = &self.decisions.last()?.explanation;
         (last.picked.is_none() && last.direct_response.is_none()).then_some(&last.target)
     }
 }
 
-/// Adds the decision of a snapshot: first that of the called service, then, where its route
-/// [sends](CallExplanation::next_service) the call to another one, that of the other service.
+/// Adds the decision of a snapshot. The called service comes first. If its route
+/// [sends](CallExplanation::next_service) the call to another service, that service's decision follows.
 pub fn explain<H: Headers + ?Sized>(
     report: &mut CallExplanation,
     upstream: &ServiceTable,
@@ -74,7 +75,8 @@ pub fn explain<H: Headers + ?Sized>(
     let Question { request, ask, now, seed, empty } = question;
     let explanation = match report.decisions.is_empty() {
         true => upstream.explain_past_empty(request, ask, (*now, *seed), empty),
-        // The key that the policy of the called service read in the request is kept, and the role and class that its route set.
+        // The key that the called service's policy read from the request is kept, and so are the role and class set by
+        // its route.
         false => {
             let Decision { explanation: Explanation { key, role, class, .. }, service, .. } =
                 &report.decisions[0];
@@ -92,7 +94,7 @@ pub fn explain<H: Headers + ?Sized>(
 }
 
 impl fmt::Display for CallExplanation {
-    /// One line per step, then the endpoint of the call or the failure, and the data that the decision is based on.
+    /// Writes one line per step, then the endpoint or the failure, and the data on which the decision is based.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let steps = self.decisions.iter().flat_map(|decision| &decision.explanation.steps);
         for step in steps {

@@ -3,24 +3,24 @@ use std::{fmt, time::Duration};
 use fairmesh_model::Location;
 use fairmesh_wire::transport::Address;
 
-/// The age and the source of the records.
+/// Age and source of the records.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Freshness {
     /// Whether the agent is connected.
     pub connected: bool,
-    /// How long ago the records were last confirmed.
+    /// Time since the records were last confirmed.
     pub age: Duration,
-    /// The agent, or control plane, that is followed.
+    /// Address of the agent or control plane that is followed.
     pub address: Option<Address>,
-    /// The location of this program as the agent reports it.
+    /// Location of this program as reported by the agent.
     pub location: Option<Location>,
     /// Why there is no connection.
     pub error: Option<String>,
 }
 
 impl Freshness {
-    /// Why a program that waits has no records yet.
+    /// Why the program still waits for its first records.
     pub(crate) fn lack(&self) -> String {
         let from =
             self.address.as_ref().map_or_else(|| "no agent or control plane".to_owned(), ToString::to_string);
@@ -31,7 +31,7 @@ impl Freshness {
         }
     }
 
-    /// The age to a tenth of a second.
+    /// The age in seconds, rounded to a tenth.
     fn tenths(&self) -> String {
         let tenths = self.age.as_millis() / 100;
         format!("{}.{} s", tenths / 10, tenths % 10)
@@ -56,7 +56,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ages_are_rounded_and_what_lacks_has_no_age() {
+    fn freshness_text_has_rounded_age_and_lack_text_has_none() {
         let mut freshness = Freshness {
             connected: true,
             age: Duration::from_nanos(10_029_840_362),

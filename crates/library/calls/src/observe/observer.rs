@@ -6,10 +6,10 @@ use http::StatusCode;
 
 use crate::fault::FaultKind;
 
-/// Receives every attempt of every call of a mesh, for counters by endpoint: see
-/// [`MeshBuilder::observer`](crate::MeshBuilder::observer). It runs on the path of calls, so it must not block.
+/// Receives every attempt of a mesh's calls, for example to count attempts by endpoint. See
+/// [`MeshBuilder::observer`](crate::MeshBuilder::observer). It runs on the request path, so it must not block.
 pub trait Observer: fmt::Debug + Send + Sync {
-    /// An attempt has ended: its response has begun, or there will be none.
+    /// Called when an attempt has ended: its response has begun, or it failed.
     fn attempt_ended(&self, ended: &AttemptEnd<'_>);
 }
 
@@ -17,18 +17,18 @@ pub trait Observer: fmt::Debug + Send + Sync {
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct AttemptEnd<'a> {
-    /// The service that got the call.
+    /// The service that received the call.
     pub service: &'a ServiceName,
     /// The endpoint that was called.
     pub endpoint: &'a EndpointTarget,
-    /// The status of the response, or the fault.
+    /// Status of the response, or the kind of fault.
     pub outcome: Result<StatusCode, FaultKind>,
-    /// From its decision to the head of its response, or to its failure.
+    /// Time from the decision of the attempt to the head of its response, or to its failure.
     pub took: Duration,
 }
 
 impl<'a> AttemptEnd<'a> {
-    /// What a mesh reports, for tests of an [`Observer`].
+    /// Creates the value that a mesh reports, for tests of an [`Observer`].
     pub fn new(
         service: &'a ServiceName,
         endpoint: &'a EndpointTarget,

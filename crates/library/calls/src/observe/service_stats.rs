@@ -5,24 +5,26 @@ use std::{
 
 use super::Metric;
 
-/// Declares the counters once: as numbers, as atomics, and as metrics.
+/// Declares each counter once. Generates a number, an atomic and a metric for it.
 macro_rules! service_counters {
     ($($(#[$about:meta])* $counter:ident,)*) => {
-        /// Counters of the calls of one [`ServiceHandle`](crate::ServiceHandle) and its clones, as those of [`Stats`](super::Stats).
+        /// Counters of the calls of one [`ServiceHandle`](crate::ServiceHandle) and its clones, as in
+        /// [`Stats`](super::Stats).
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
         #[non_exhaustive]
         pub struct ServiceStats {
             $($(#[$about])* pub $counter: u64,)*
         }
 
-        /// The counters behind [`ServiceStats`], of one service or of all.
+        /// Atomic counters of [`ServiceStats`], for one service or for all services.
         #[derive(Debug, Default)]
         pub(crate) struct ServiceCounters {
             $(pub(crate) $counter: AtomicU64,)*
         }
 
         impl ServiceStats {
-            /// Every number with its name, as [`Stats::metrics`](super::Stats::metrics): an exporter adds the label `service`.
+            /// Every counter with its name, as in [`Stats::metrics`](super::Stats::metrics). An exporter should add the
+            /// label `service`.
             pub fn metrics(&self) -> impl Iterator<Item = Metric> {
                 [$((concat!("fairmesh_client_service_", stringify!($counter), "_total"), self.$counter)),*]
                     .into_iter()
@@ -67,10 +69,10 @@ service_counters! {
     mirrors_failed,
     /// Mirrored calls that were not sent.
     mirrors_skipped,
-    /// Attempts without an eligible endpoint.
+    /// Attempts for which no endpoint was eligible.
     attempts_without_endpoint,
-    /// Calls decided by the records, since the service's lookaside had never responded.
+    /// Calls decided by records because the service's lookaside has never responded.
     lookaside_fallbacks,
-    /// Attempts picked while so many endpoints failed that outlier detection was ignored (panic).
+    /// Attempts picked in panic mode: so many endpoints failed that outlier detection was ignored.
     panic_picks,
 }

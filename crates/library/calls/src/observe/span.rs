@@ -1,7 +1,7 @@
-//! Spans of `tracing`, by the semantic conventions of OpenTelemetry for HTTP clients: one for each call, with a child for
-//! each attempt. They have the level DEBUG and the target `fairmesh_client::call`, as those of tower-http do; a program
-//! that records none of them pays for one comparison. Numbers are signed, as those of OpenTelemetry: its layer for `tracing` makes
-//! text of unsigned ones.
+//! `tracing` spans by OpenTelemetry's semantic conventions for HTTP clients: one span per call, with a child span per
+//! attempt. Their level is DEBUG and their target is `fairmesh_client::call`, like those of tower-http; a program that
+//! records no such spans pays for one comparison. Numbers are signed, as in OpenTelemetry, whose layer for `tracing`
+//! converts unsigned numbers to text.
 
 use fairmesh_headers::{SpanContext, is_grpc};
 use fairmesh_model::ServiceName;
@@ -13,7 +13,7 @@ use crate::fault::FaultKind;
 
 const TARGET: &str = "fairmesh_client::call";
 
-/// The span of a call.
+/// Creates the span of a call.
 pub(crate) fn of_call(service: &ServiceName, parts: &Parts, parent: Option<SpanContext>) -> Span {
     let span = tracing::debug_span!(
         target: TARGET,
@@ -38,7 +38,7 @@ pub(crate) fn of_call(service: &ServiceName, parts: &Parts, parent: Option<SpanC
     span
 }
 
-/// The span of an attempt, within that of its call.
+/// Creates the span of an attempt, within the span of its call.
 pub(crate) fn of_attempt(service: &ServiceName, endpoint: &EndpointTarget, number: usize) -> Span {
     tracing::debug_span!(
         target: TARGET,
@@ -55,7 +55,7 @@ pub(crate) fn of_attempt(service: &ServiceName, endpoint: &EndpointTarget, numbe
     )
 }
 
-/// Records the result of a call or an attempt. Client spans of 400 and above have the status of an error.
+/// Records the result of a call or an attempt. In client spans, a status of 400 or above is an error.
 pub(crate) fn record(span: &Span, result: Result<StatusCode, FaultKind>) {
     let failed = match result {
         Ok(status) => {

@@ -10,21 +10,21 @@ use fairmesh_connections::PoolCounters;
 
 use super::ServiceCounters;
 
-/// Counters of a mesh since it was connected, and the age of its data.
+/// Counters of a mesh since it was connected, with the age of its data.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Stats {
-    /// Calls begun.
+    /// Calls that have begun.
     pub calls: u64,
     /// Calls that ended in a fault before their response began; responses of servers, good or bad, do not count.
     pub faults: u64,
     /// Attempts: calls that found an endpoint, and their retries.
     pub attempts: u64,
-    /// Attempts after the first, those for a wrong shard included.
+    /// Attempts after the first, including those after a wrong shard.
     pub retries: u64,
     /// Retries that the retry budget refused.
     pub retry_budget_exhausted: u64,
-    /// Hedged attempts: those made beside a slow one by the policy (`hedge`).
+    /// Hedged attempts, made by the policy (`hedge`) while a slow attempt is in flight.
     pub hedges: u64,
     /// Calls that a rate limit of a policy refused.
     pub rate_limited_calls: u64,
@@ -38,39 +38,39 @@ pub struct Stats {
     pub mirrored_calls: u64,
     /// Mirrored calls without a response.
     pub mirrors_failed: u64,
-    /// Mirrored calls that were not sent, since too many were in flight or the body was too long or not buffered.
+    /// Mirrored calls that were not sent, because too many were in flight, or because the body was too long or not
+    /// buffered.
     pub mirrors_skipped: u64,
-    /// Responses of servers that did not hold the shard.
+    /// Responses from servers that did not hold the shard.
     pub wrong_shard: u64,
-    /// Attempts without an eligible endpoint.
+    /// Attempts that found no eligible endpoint.
     pub attempts_without_endpoint: u64,
-    /// Calls to services with a lookaside that were decided by the records, since it had never responded.
+    /// Calls to services with a lookaside that were decided by records because the lookaside had never responded.
     pub lookaside_fallbacks: u64,
-    /// Attempts at an endpoint that should not be called any more, since no other was left.
+    /// Attempts at an endpoint that should no longer be called, because no other endpoint was left.
     pub last_resort: u64,
-    /// Attempts picked while so many endpoints failed that outlier detection was ignored (panic).
+    /// Attempts picked in panic mode: so many endpoints failed that outlier detection was ignored.
     pub panic_picks: u64,
-    /// Regions of services in use where health checks are ignored now, since they fail for more than half of
-    /// the serving endpoints.
+    /// Number of regions, over all services in use, in which health checks are currently ignored because they fail for
+    /// more than half of the serving endpoints.
     pub health_panics: u64,
-    /// Load reports of servers that were malformed or implausible, and were ignored.
+    /// Load reports of servers that were ignored as malformed or implausible.
     pub reports_ignored: u64,
-    /// Of the endpoints that one call in 20 ms of each service samples, up to 32 in rotation: those with a recent load
-    /// report from the response to a call (ServiceRouter §3.4.3). Services that do not balance by load reports, and
-    /// those whose policy disables polling, do not count.
+    /// Load estimates from a recent report in a call's response (ServiceRouter §3.4.3). The `estimates_*` counters
+    /// sample endpoints: in each service, one call per 20 ms samples up to 32 endpoints in rotation. Services that do
+    /// not balance by load reports, or whose policy disables polling, are not sampled.
     pub estimates_cached: u64,
-    /// Likewise: those that were polled for their load recently, or then, since there was no recent report and they are
-    /// near.
+    /// Load estimates from a poll, recent or just made, because a nearby server had no recent report.
     pub estimates_polled: u64,
-    /// Likewise: those without a recent report, which were picked at random.
+    /// Load estimates without a recent report, for servers that were picked at random.
     pub estimates_random: u64,
     /// Connections opened.
     pub connections_opened: u64,
     /// Connections that are open now.
     pub connections_open: u64,
-    /// Attempts over a connection that had carried another before.
+    /// Attempts on a connection that had carried an attempt before.
     pub connection_reuses: u64,
-    /// How long ago the data was last confirmed: zero while the agent is connected to its source.
+    /// Time since the data was last confirmed; zero while the agent is connected to its source.
     pub data_age: Duration,
 }
 
@@ -78,14 +78,14 @@ pub struct Stats {
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Metric {
-    /// Its name by the conventions of Prometheus; those of counters end in `_total`.
+    /// Name by Prometheus conventions. The names of counters end in `_total`.
     pub name: &'static str,
-    /// Its value; in seconds where the name says so.
+    /// Value, in seconds if the name says so.
     pub value: f64,
 }
 
 impl Metric {
-    /// Whether it only grows.
+    /// Whether the value is a counter, which only grows.
     pub fn is_counter(&self) -> bool {
         self.name.ends_with("_total")
     }
@@ -135,10 +135,10 @@ impl Stats {
     }
 }
 
-/// The counters behind [`Stats`].
+/// Atomic counters of [`Stats`].
 #[derive(Debug)]
 pub(crate) struct Counters {
-    /// Sums of the counters of services.
+    /// Counters summed over all services.
     pub(crate) services: ServiceCounters,
     pub(crate) pools: Arc<PoolCounters>,
     pub(crate) calls: AtomicU64,
@@ -148,7 +148,7 @@ pub(crate) struct Counters {
 }
 
 impl Counters {
-    /// With the counters of the endpoint pools.
+    /// Creates the counters, with those of the endpoint pools.
     pub(crate) fn new(pools: Arc<PoolCounters>) -> Self {
         Self {
             services: ServiceCounters::default(),

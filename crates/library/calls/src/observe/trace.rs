@@ -11,11 +11,11 @@ use http::StatusCode;
 use crate::fault::{Fault, FaultKind};
 use fairmesh_headers::SpanContext;
 
-/// The most reasons that are kept of one call.
+/// Maximum number of reasons that are kept per call.
 const MAX_STEPS: usize = 64;
 
-/// Records the attempts of a call, for tools that display them: a clone in the extensions of a request records what is
-/// then read here. Calls without one have no cost.
+/// Records the attempts of a call, for tools that display them. Put a clone into the extensions of a request, and read
+/// the attempts here afterwards. Calls without a trace have no cost.
 #[derive(Clone, Debug, Default)]
 pub struct Trace(Arc<TraceState>);
 
@@ -34,17 +34,17 @@ struct Recorded {
     ended: Vec<AttemptRecord>,
 }
 
-/// An attempt that was decided and has not ended.
+/// An attempt that was decided and has not yet ended.
 #[derive(Debug)]
 struct InFlight(AttemptRecord);
 
-/// An attempt as it begins.
+/// Properties of an attempt that begins.
 pub(crate) struct AttemptStart<'a> {
     pub(crate) service: &'a ServiceName,
     pub(crate) endpoint: &'a EndpointTarget,
-    /// The RIB revision that it was decided by.
+    /// RIB revision from which the attempt was decided.
     pub(crate) revision: u64,
-    /// Since the beginning of the call.
+    /// Time since the beginning of the call.
     pub(crate) after: Duration,
 }
 
@@ -54,34 +54,35 @@ pub(crate) struct AttemptStart<'a> {
 pub struct AttemptRecord {
     /// The endpoint that was called.
     pub endpoint: EndpointTarget,
-    /// Its service: another one than was called where a route sends the call there.
+    /// The service of the endpoint. It differs from the called service if a route sent the call to another one.
     pub service: ServiceName,
-    /// The RIB revision that it was decided by; 0 when that came from disk.
+    /// RIB revision from which the attempt was decided; 0 if the records came from disk.
     pub revision: u64,
-    /// The span that was sent to the server as its parent; 0 without [`Trace::within`].
+    /// Span ID that was sent to the server as its parent; 0 without [`Trace::within`].
     pub span: u64,
-    /// From the beginning of the call to the decision of this attempt.
+    /// Time from the beginning of the call to the decision of this attempt.
     pub after: Duration,
-    /// From its decision to the head of its response, or to its failure.
+    /// Time from the decision of the attempt to the head of its response, or to its failure.
     pub took: Duration,
-    /// The status of the response, or the fault.
+    /// Status of the response, or the text of the fault.
     pub outcome: Result<StatusCode, String>,
-    /// The kind of the fault; `None` of an attempt that was cancelled.
+    /// The kind of fault; `None` for an attempt that was cancelled.
     pub fault: Option<FaultKind>,
 }
 
 impl Trace {
-    /// An empty trace.
+    /// Creates an empty trace.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// A trace that sends each server a span of its own within `parent`: the header `traceparent` of the request is replaced.
+    /// Creates a trace that sends each server its own span within `parent`. Replaces the request's `traceparent`
+    /// header.
     pub fn within(parent: SpanContext) -> Self {
         Self(Arc::new(TraceState { parent: Some(parent), ..TraceState::default() }))
     }
 
-    /// Takes the attempts recorded so far, in their order.
+    /// Takes the attempts recorded so far, in order.
     pub fn take(&self) -> Vec<AttemptRecord> {
         mem::take(&mut self.recorded().ended)
     }
@@ -96,12 +97,12 @@ impl Trace {
         recorded.steps.extend(steps.into_iter().take(room));
     }
 
-    /// Records an attempt that begins.
+    /// Records the beginning of an attempt.
     pub(crate) fn attempt_began(&self, start: &AttemptStart<'_>) {
         let AttemptStart { service, endpoint, revision, after } = *start;
         let mut recorded = self.recorded();
         recorded.begun += 1;
-        // Zero stands for none.
+        // Zero means that there is no span.
         let span = self.0.parent.map_or(0, |parent| mix64(parent.span.wrapping_add(recorded.begun)).max(1));
         let (endpoint, service) = (endpoint.clone(), service.clone());
         let (took, outcome, fault) = (Duration::ZERO, Ok(StatusCode::OK), None);
@@ -117,7 +118,7 @@ impl Trace {
         }));
     }
 
-    /// The span that the latest attempt sends to its server.
+    /// The span that the latest attempt must send to its server.
     pub(crate) fn span_to_send(&self) -> Option<SpanContext> {
         let parent = self.0.parent?;
         let span = self.recorded().in_flight.last()?.0.span;
@@ -146,7 +147,8 @@ impl Trace {
     }
 }
 
-/// An empty trace within `parent`, where there is one, that also records the [reasons](take_reasons) of each decision.
+/// Creates an empty trace, within `parent` if there is one, that also records the [reasons](take_reasons) of each
+/// decision.
 pub fn trace_with_reasons(parent: Option<SpanContext>) -> Trace {
     Trace(Arc::new(TraceState { reasons: true, parent, recorded: Mutex::default() }))
 }
@@ -156,8 +158,8 @@ pub fn take_reasons(trace: &Trace) -> Vec<Step> {
     mem::take(&mut trace.recorded().steps)
 }
 
-/// Takes the attempts that have not ended when the call is this old: the slower one of two hedged attempts, or the
-/// one in flight when the caller cancels the call.
+/// Takes the attempts that have not ended when the call has this age. These are the slower of two hedged attempts, or
+/// the attempt in flight when the caller cancels the call.
 pub fn take_unfinished(trace: &Trace, age: Duration) -> Vec<AttemptRecord> {
     let cancelled = |InFlight(attempt): InFlight| {
         let outcome = Err("cancelled before the response".to_owned());

@@ -13,48 +13,48 @@ use crate::{
     load_report::LoadRecorder,
 };
 
-/// A response that kept its reader waiting and continues after this time is a stream; servers apply the same bound.
+/// Time after which a response that has kept its reader waiting counts as a stream. Servers use the same time.
 const STREAM_AFTER: Duration = Duration::from_secs(1);
 
 /// Why a response is cut off.
 pub(super) enum BodyTimeout {
     /// The deadline has passed.
     Deadline,
-    /// Nothing moved for this long.
+    /// No progress was made for this time.
     Idle(Duration),
 }
 
-/// The attempt of a response: outstanding until this is dropped.
+/// The attempt that a response belongs to. The attempt counts as outstanding until this guard is dropped.
 pub(crate) struct AttemptGuard {
     pool: Arc<EndpointPool>,
     clock: Clock,
     outcome: Outcome,
     deadline: Instant,
     has_deadline: bool,
-    /// How long nothing may move.
+    /// Maximum time without progress.
     idle_timeout: Duration,
-    /// Since when the reader waits, while it does.
+    /// Time since which the reader has been waiting, if it is.
     waiting_since: Option<Instant>,
-    /// Expires when the response becomes a stream, and when it times out. Taken when the body first keeps its reader
-    /// waiting, which most never do.
+    /// Expires when the response becomes a stream, and when it times out. Allocated when the body first keeps its
+    /// reader waiting, which most bodies never do.
     timer: Option<PooledTimer>,
-    /// When the response becomes a stream, until it does.
+    /// Time at which the response becomes a stream; `None` once it is one.
     stream_at: Option<Instant>,
     is_stream: bool,
     /// Whether a frame was delivered.
     is_started: bool,
-    /// Whether the attempt is over, and this is kept for its properties.
+    /// Whether the attempt has ended. The guard is then kept only for its properties.
     ended: bool,
-    /// Of the call; small, since bodies are moved.
+    /// Number of attempts of the call. A small type, since bodies are moved.
     attempts: u16,
-    /// Where the bytes of the body are counted for reports.
+    /// Where the bytes of the body are counted for traffic reports.
     reported: Option<Arc<CallCounters>>,
-    /// Whether the gRPC status, which is yet to come, is counted there too.
+    /// Whether the gRPC status is still to come and must be counted for traffic reports.
     awaits_status: bool,
 }
 
 impl AttemptGuard {
-    /// Takes over the attempt that a call has in flight at this endpoint, with this response.
+    /// Takes over a call's attempt in flight at this endpoint, together with its response.
     pub(crate) fn of(
         call: &mut Call<'_, Arc<EndpointPool>>,
         pool: Arc<EndpointPool>,
@@ -68,7 +68,7 @@ impl AttemptGuard {
         Some(guard)
     }
 
-    /// The same for a tunnel, whose silence is its users' own.
+    /// Like [`of`](Self::of), for a tunnel. A tunnel may be silent for any time, which is up to its users.
     pub(crate) fn of_tunnel(
         call: &mut Call<'_, Arc<EndpointPool>>,
         pool: Arc<EndpointPool>,
@@ -105,9 +105,9 @@ impl AttemptGuard {
         })
     }
 
-    /// Whether a body that keeps its reader waiting is cut off; `moved`: when the rest of its request last did. After a
-    /// while it counts as a stream, as on the server's side (Uber, assisted balancing); by a timer, since a silent one
-    /// is never polled again.
+    /// Returns the timeout if a body that keeps its reader waiting must be cut off. `moved` is the time of the last
+    /// progress of its request. After some time, the body counts as a stream, as on the server's side (Uber, assisted
+    /// balancing). This needs a timer, since a silent body is never polled again.
     pub(super) fn poll_timeout(
         &mut self,
         moved: Option<Instant>,
@@ -133,14 +133,14 @@ impl AttemptGuard {
         })
     }
 
-    /// A frame has arrived.
+    /// Records that a frame has arrived.
     #[inline]
     pub(super) fn record_progress(&mut self) {
         self.waiting_since = None;
         self.is_started = true;
     }
 
-    /// Counts bytes of the body for reports.
+    /// Counts bytes of the body for traffic reports.
     #[inline]
     pub(super) fn record_bytes(&self, bytes: usize) {
         if let Some(counters) = &self.reported {
@@ -148,35 +148,36 @@ impl AttemptGuard {
         }
     }
 
-    /// Whether the deadline has passed, also where the reader is slower than the server and never waits for it. Not
-    /// before the first frame, which usually arrives with the headers: most responses end with it, and need no clock.
+    /// Whether the deadline has passed. This also detects a reader that is slower than the server and so never waits.
+    /// False before the first frame, which usually arrives with the headers. Most responses end with that frame and
+    /// need no clock.
     #[inline]
     pub(super) fn is_late(&self) -> bool {
         self.is_started && !self.ended && self.deadline <= Instant::now()
     }
 
-    /// When the response is cut off; `None` of a call without a deadline.
+    /// When the response is cut off; `None` for a call without a deadline.
     pub(super) fn deadline(&self) -> Option<Instant> {
         self.has_deadline.then_some(self.deadline)
     }
 
-    /// Counts as a stream from now on, since its duration is unbounded.
+    /// Counts the attempt as a stream from now on, since its duration is unbounded.
     pub(super) fn into_stream(mut self) -> Self {
         self.is_stream = self.pool.endpoint().mark_as_stream();
         self
     }
 
-    /// The endpoint that it goes to.
+    /// The pool of the attempt's endpoint.
     pub(super) fn pool(&self) -> &EndpointPool {
         &self.pool
     }
 
-    /// The number of attempts of the call.
+    /// Number of attempts of the call.
     pub(super) fn attempts(&self) -> usize {
         self.attempts.into()
     }
 
-    /// Records the load and the status in the trailers of a gRPC response.
+    /// Records the load and status in the trailers of a gRPC response.
     pub(super) fn record_trailers(&mut self, trailers: &HeaderMap) {
         let status = trailers.get(&GRPC_STATUS);
         let failed = status.is_some_and(|status| is_server_error(status.as_bytes()));
@@ -192,7 +193,7 @@ impl AttemptGuard {
         self.report_status(false);
     }
 
-    /// Counts the gRPC status for reports, once.
+    /// Counts the gRPC status for traffic reports, once.
     pub(super) fn report_status(&mut self, is_ok: bool) {
         if let (true, Some(counters)) = (mem::take(&mut self.awaits_status), &self.reported) {
             counters.record_response(ResponseClass::of_grpc(is_ok));
@@ -204,7 +205,7 @@ impl AttemptGuard {
         self.ended
     }
 
-    /// Keeps the connection of a response that was read to its end.
+    /// Returns the connection of a completely read response to the pool.
     pub(super) fn keep_connection(&self, body: &mut H1Body) {
         self.pool.keep(body);
     }

@@ -23,22 +23,22 @@ use super::{
 };
 use crate::fault::{Fault, FaultKind};
 
-/// The body of a response; also a simple body for requests.
+/// The body of a response. It can also serve as a simple request body.
 ///
-/// Its attempt counts as outstanding until the body was read to its end, failed or is dropped.
+/// The attempt behind the body counts as outstanding until the body was read to its end, failed or is dropped.
 pub struct Body {
     source: BodySource,
     attempt: Option<AttemptGuard>,
     observer: PendingObserver,
     conclusion: TimeoutConclusion,
-    /// Dropped with the body.
+    /// A value dropped with the body.
     held: Option<Box<dyn Send + Sync>>,
-    /// Whether the load report in its trailers is not for its reader.
+    /// Whether the load report is removed from the trailers before the reader gets them.
     hides_load: bool,
 }
 
 impl Body {
-    /// A body without bytes.
+    /// Creates an empty body.
     pub fn empty() -> Self {
         Self::new(BodySource::Full(None), None)
     }
@@ -48,7 +48,7 @@ impl Body {
         Self { source, attempt, observer, conclusion, held: None, hides_load: false }
     }
 
-    /// The same body, whose faults have the status that a tonic client looks for.
+    /// Returns the body in a form whose faults contain the status that a tonic client looks for.
     pub(crate) fn for_tonic(mut self) -> Self {
         self.conclusion = TimeoutConclusion::FaultForTonic;
         self
@@ -61,13 +61,13 @@ impl Body {
         }
     }
 
-    /// The response as the caller gets it.
+    /// Converts a response to the form that the caller receives.
     pub(crate) fn from_response(response: EndpointResponse, attempt: Option<AttemptGuard>) -> Response<Self> {
         let mut response = match response {
             EndpointResponse::H1(response) => response.map(|body| Self::new(BodySource::H1(body), attempt)),
             EndpointResponse::H2(response) => response.map(|body| Self::new(BodySource::H2(body), attempt)),
         };
-        // After 101 the attempt continues with the connection's other protocol.
+        // After 101 the attempt continues with the connection's new protocol.
         if response.body().source.is_end() && !response.body().source.is_switched() {
             response.body_mut().end();
         } else if let Some(deadline) = response.body().attempt.as_ref().and_then(AttemptGuard::deadline) {
@@ -76,19 +76,19 @@ impl Body {
         response
     }
 
-    /// The connection of a response with status 101, which carries the protocol that the request named; `None` of any
-    /// other response. The call's deadline does not apply to it.
+    /// Returns the connection of a response with status 101, which carries the protocol that the request named; `None`
+    /// for any other response. The call's deadline does not apply to it.
     pub fn into_tunnel(self) -> Option<Tunnel> {
         let (BodySource::H1(body), Some(attempt)) = (self.source, self.attempt) else { return None };
         Some(Tunnel::new(body.into_raw()?, attempt))
     }
 
-    /// The endpoint that responded, and the number of attempts; `None` of a body that is no response, or failed.
+    /// The endpoint that responded, and the number of attempts; `None` if the body belongs to no response, or failed.
     pub fn responder(&self) -> Option<(&EndpointTarget, usize)> {
         self.attempt.as_ref().map(|attempt| (attempt.pool().target(), attempt.attempts()))
     }
 
-    /// Whether nothing follows what the source had.
+    /// Whether the polled frame is the last one.
     #[inline]
     fn is_final(&self, polled: &Poll<Option<Result<Frame<Bytes>, BoxError>>>) -> bool {
         match polled {
@@ -101,7 +101,7 @@ impl Body {
     #[inline]
     fn poll(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Fault>>> {
         let polled = self.source.poll_frame(context);
-        // The last frame counts, and the server's own status with it, though this task may have been late to look.
+        // The last frame counts, together with the server's own status, even if this task polled late.
         if self.attempt.as_ref().is_some_and(AttemptGuard::is_late) && !self.is_final(&polled) {
             return Poll::Ready(Some(self.time_out(&BodyTimeout::Deadline)));
         }
@@ -137,18 +137,18 @@ impl Body {
         }
     }
 
-    /// The body was read to its end: the attempt is over, and the connection may carry another call.
+    /// Ends the attempt after the body was read to its end. Its connection may carry another call.
     fn end(&mut self) {
         let Some(attempt) = self.attempt.as_mut().filter(|attempt| !attempt.has_ended()) else { return };
         if let BodySource::H1(body) = &mut self.source {
             attempt.keep_connection(body);
         }
-        // Without trailers, the status is missing.
+        // Without trailers there is no status, which counts as a failure.
         attempt.report_status(false);
         attempt.end();
     }
 
-    /// The connection broke or the server violated the protocol.
+    /// Handles a broken connection or a protocol violation by the server.
     #[cold]
     fn broken(&mut self, cause: BoxError) -> Fault {
         let (kind, message) = match violates_protocol(&cause) {
@@ -170,13 +170,13 @@ impl Body {
         self.source = BodySource::Full(None);
     }
 
-    /// Whether it has timed out, while the server keeps the reader waiting.
+    /// Returns the body's timeout if it has expired while the server keeps the reader waiting.
     fn poll_timeout(&mut self, context: &mut Context<'_>) -> Option<BodyTimeout> {
         let attempt = self.attempt.as_mut()?;
         attempt.poll_timeout(self.source.last_moved(), context)
     }
 
-    /// The last frame or the fault of a body that timed out.
+    /// Returns the last frame of a body that timed out, or its fault.
     #[cold]
     fn time_out(&mut self, timeout: &BodyTimeout) -> Result<Frame<Bytes>, Fault> {
         let message = match timeout {
@@ -193,7 +193,7 @@ impl Body {
     }
 }
 
-/// The body of a response that did not come from a call.
+/// Wraps the body of a response that did not come from a call of this library.
 pub fn foreign_body<B>(body: B) -> Body
 where
     B: http_body::Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
@@ -201,8 +201,8 @@ where
     Body::new(BodySource::Foreign(Mutex::new(body.map_err(Into::into).boxed_unsync())), None)
 }
 
-/// Makes a response of gRPC or gRPC-Web end with its status where it times out in the middle, and not with a fault,
-/// as far as its protocol allows; `has_trailers`: whether its caller can be sent trailers.
+/// Makes a gRPC or gRPC-Web response that times out midway end with its status instead of a fault, as far as its
+/// protocol allows. `has_trailers` says whether its caller can receive trailers.
 pub fn end_with_status(response: &mut Response<Body>, has_trailers: bool) {
     let is_framed = response.headers().contains_key(CONTENT_LENGTH);
     let caller = CallerProtocol::of(response.headers());
@@ -220,7 +220,7 @@ pub fn end_with_status(response: &mut Response<Body>, has_trailers: bool) {
     };
 }
 
-/// Holds a value until the body is dropped, which is at the end of its response, such as a permit of a request in flight.
+/// Holds a value, such as a permit of a request in flight, until the body is dropped at the end of its response.
 pub fn hold_with_body(body: &mut Body, held: impl Send + Sync + 'static) {
     body.held = Some(Box::new(held));
 }
@@ -230,7 +230,8 @@ pub fn hide_load_trailers(body: &mut Body) {
     body.hides_load = true;
 }
 
-/// Sets an observer of the frames and the end of a body. One that is at its end reports it immediately.
+/// Sets an observer for the frames and the end of a body. If the body is already at its end, the observer is notified
+/// immediately.
 pub fn observe_body(body: &mut Body, observer: Arc<dyn BodyObserver>) {
     match body.source.is_end() {
         true => observer.ended(BodyEnd::Complete),
@@ -304,7 +305,7 @@ impl fmt::Debug for Body {
     }
 }
 
-// As `reqwest::Body::wrap` and others demand.
+// Required by `reqwest::Body::wrap` and others.
 const _: () = {
     const fn is_shareable<T: Send + Sync + Unpin + 'static>() {}
     is_shareable::<Body>();

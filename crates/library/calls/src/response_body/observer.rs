@@ -5,33 +5,33 @@ use http_body::Frame;
 
 use crate::fault::Fault;
 
-/// Receives the frames of a response's body: see [`observe_body`](crate::forwarding::observe_body). It runs on the path of the
-/// body, so it must not block.
+/// Receives the frames of a response body: see [`observe_body`](crate::forwarding::observe_body). It runs on the
+/// request path, so it must not block.
 pub trait BodyObserver: fmt::Debug + Send + Sync {
-    /// A frame of data, or the trailers.
+    /// Called for each frame: data or trailers.
     fn frame(&self, frame: &Frame<Bytes>);
 
-    /// The end of the body; called once.
+    /// Called once at the end of the body.
     fn ended(&self, end: BodyEnd);
 }
 
 /// How a body ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BodyEnd {
-    /// It was read to its end.
+    /// The body was read to its end.
     Complete,
-    /// It failed.
+    /// The body failed.
     Failed,
-    /// It was dropped before its end.
+    /// The body was dropped before its end.
     Cancelled,
 }
 
-/// An observer, until it has received the end of the body.
+/// An observer that has not yet been notified of the end of the body.
 #[derive(Default)]
 pub(super) struct PendingObserver(pub(super) Option<Arc<dyn BodyObserver>>);
 
 impl PendingObserver {
-    /// Reports a polled frame; `last` where none follows.
+    /// Reports a polled frame. `last` means that none follows.
     pub(super) fn report(&mut self, polled: Option<&Result<Frame<Bytes>, Fault>>, last: bool) {
         if let (Some(observer), Some(Ok(frame))) = (&self.0, polled) {
             observer.frame(frame);

@@ -11,13 +11,14 @@ use http_body::{Body as _, Frame, SizeHint};
 use http_body_util::combinators::UnsyncBoxBody;
 use tokio::time::Instant;
 
-/// The bytes of a body.
+/// The source of a body's bytes.
 pub(super) enum BodySource {
-    /// In memory.
+    /// A buffer in memory.
     Full(Option<Bytes>),
     H1(H1Body),
     H2(H2Body),
-    /// Locked, so that a body can be shared as HTTP libraries demand; polled without.
+    /// A body from another library. In a mutex, so that bodies are `Sync` as HTTP libraries demand; polling does not
+    /// lock it.
     Foreign(Mutex<UnsyncBoxBody<Bytes, BoxError>>),
 }
 
@@ -31,7 +32,7 @@ impl BodySource {
         }
     }
 
-    /// When the request last moved, where the rest of it is still being sent.
+    /// Time at which the request last progressed, if the rest of it is still being sent.
     pub(super) fn last_moved(&self) -> Option<Instant> {
         match self {
             Self::H1(body) => body.last_moved(),

@@ -1,7 +1,7 @@
-//! The end of a response that times out in the middle.
+//! How a response ends that times out in the middle.
 //!
-//! HTTP has no representation for that: the connection, or the stream, is aborted. A gRPC call ends with a status: in
-//! trailers, or, for gRPC-Web, in a last frame of the body, where that is not in the middle of a message.
+//! HTTP cannot express a timeout in the middle, so the connection or the stream is aborted. A gRPC call ends with a
+//! status: in trailers or, for gRPC-Web, in a last frame of the body if the timeout is not in the middle of a message.
 
 use bytes::{BufMut as _, Bytes, BytesMut};
 use http::HeaderMap;
@@ -11,37 +11,37 @@ use tonic::metadata::BinaryMetadataValue;
 use crate::fault::Fault;
 use fairmesh_headers::decode_base64;
 
-/// The prefix of a frame of gRPC and gRPC-Web: flags, and the length of the message.
+/// Length of a gRPC and gRPC-Web frame prefix: flags and the message length.
 const PREFIX_LEN: usize = 5;
-/// The flag of a gRPC-Web frame that holds trailers.
+/// Flag of a gRPC-Web frame that holds trailers.
 const TRAILERS: u8 = 0x80;
 
-/// How a body ends that times out.
+/// How a body that times out ends.
 #[derive(Debug, Default)]
 pub(super) enum TimeoutConclusion {
-    /// With the fault.
+    /// The body ends with the fault.
     #[default]
     Fault,
-    /// With the fault, which a tonic client may look for a status in.
+    /// The body ends with the fault, in which a tonic client may look for a status.
     FaultForTonic,
-    /// With trailers that hold its status.
+    /// The body ends with trailers that hold its status.
     Trailers,
-    /// With a trailers frame in the body, between two messages. Boxed, since it is rare.
+    /// The body ends with a trailers frame, between two messages. Boxed, since it is rare.
     Web(Box<WebFrames>),
 }
 
-/// The position of a gRPC-Web body within its frames.
+/// Position within the frames of a gRPC-Web body.
 #[derive(Debug, Default)]
 pub(super) struct WebFrames {
-    /// Whether all of it is in base64.
+    /// Whether the whole body is base64-encoded.
     is_text: bool,
     /// Digits of an incomplete base64 group.
     group: Vec<u8>,
     /// The incomplete prefix of a frame.
     prefix: Vec<u8>,
-    /// Bytes of the frame's message that are missing.
+    /// Remaining bytes of the frame's message.
     left: u32,
-    /// Whether trailers, or malformed bytes, have arrived.
+    /// Whether trailers or malformed bytes have arrived.
     is_over: bool,
 }
 
@@ -53,7 +53,7 @@ impl TimeoutConclusion {
         }
     }
 
-    /// The last frame of the body, with the status of the fault; `None` where the protocol has none.
+    /// Returns the last frame of the body with the status of the fault; `None` if the protocol has no such frame.
     pub(super) fn frame(self, fault: &Fault) -> Option<Frame<Bytes>> {
         match self {
             Self::Fault | Self::FaultForTonic => None,
@@ -105,7 +105,7 @@ impl WebFrames {
         }
     }
 
-    /// The frame of these trailers, where one may follow.
+    /// Encodes these trailers as a frame, if a frame may follow at this position.
     fn trailers_frame(&self, trailers: &HeaderMap) -> Option<Bytes> {
         if self.is_over || self.left > 0 || !self.prefix.is_empty() || !self.group.is_empty() {
             return None;
@@ -139,7 +139,7 @@ mod tests {
 
     const MESSAGE: &[u8] = b"\x00\x00\x00\x00\x03tea";
 
-    /// The end of a body that begins with these bytes, in pieces of this length.
+    /// Returns how a body ends that begins with these bytes, received in pieces of this length.
     fn ends(is_text: bool, body: &[u8], piece: usize) -> Option<Bytes> {
         let mut conclusion = TimeoutConclusion::Web(Box::new(WebFrames::new(is_text)));
         for piece in body.chunks(piece) {
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn a_status_is_sent_between_two_messages_only() {
+    fn grpc_web_timeout_status_is_appended_only_between_messages() {
         let status = b"\x80\x00\x00\x00\x2bgrpc-status:4\r\ngrpc-message:too%20late\r\n";
         let status = [&status[..4], &[status.len() as u8 - 5], &status[5..]].concat();
         let body = [MESSAGE, MESSAGE].concat();
@@ -163,8 +163,8 @@ mod tests {
     }
 
     #[test]
-    fn a_text_body_ends_in_base64() {
-        // Two messages, encoded each by itself, as servers do.
+    fn timeout_status_of_base64_body_is_base64_encoded() {
+        // Two messages, each encoded separately, as servers do.
         let body = b"AAAAAAN0ZWE=AAAAAAN0ZWE=";
         for length in 0..=body.len() {
             let ended = ends(true, &body[..length], 5);

@@ -12,10 +12,10 @@ use super::attempt_guard::AttemptGuard;
 
 /// A connection to a server for any protocol: after an upgrade, or for a protocol other than HTTP.
 ///
-/// Until it is dropped it counts as a stream at its endpoint, which is another kind of load than a call (Uber, assisted
-/// balancing).
+/// Until the tunnel is dropped it counts as a stream at its endpoint, which is a different kind of load than a call
+/// (Uber, assisted balancing).
 pub struct Tunnel {
-    /// With the bytes that the server sent along with its response.
+    /// The connection, with bytes that the server sent together with its response.
     connection: RawConnection,
     attempt: AttemptGuard,
 }
@@ -25,7 +25,7 @@ impl Tunnel {
         Self { connection, attempt: attempt.into_stream() }
     }
 
-    /// The endpoint that it leads to.
+    /// The endpoint to which the tunnel leads.
     pub fn endpoint(&self) -> &EndpointTarget {
         self.attempt.pool().target()
     }

@@ -12,11 +12,12 @@ use crate::{
 };
 
 impl ServiceHandle {
-    /// Decides about a request as [`send`](Self::send) would now, with the reasons; sends nothing. A decision depends
-    /// on random choices: `seed` determines them, and another one may give another endpoint.
+    /// Makes the decision that [`send`](Self::send) would now make about a request, and returns it with its reasons;
+    /// sends nothing. Decisions depend on random choices, which `seed` determines: another seed may give another
+    /// endpoint.
     ///
     /// # Errors
-    /// Where `send` would fail before a decision: see [`FaultKind`](crate::FaultKind).
+    /// `send` would fail before a decision; see [`FaultKind`](crate::FaultKind).
     pub async fn explain<B>(&self, request: &Request<B>, seed: u64) -> Result<CallExplanation, Fault> {
         let context = self.inner.context(request.headers())?;
         let timeout = context.timeout.unwrap_or(DEFAULT_READY_TIMEOUT);
@@ -57,7 +58,7 @@ impl ServiceHandle {
         Ok(report)
     }
 
-    /// The endpoints of the service as this client sees them, with its ejections; none until its records are known.
+    /// Endpoints of the service as seen by this client, with its ejections. Empty until the records are known.
     pub fn endpoint_status(&self) -> Vec<EndpointStatus> {
         let now = self.inner.mesh.clock.now();
         match &*self.inner.subscription.state() {

@@ -1,4 +1,4 @@
-//! A service as numbers, so that another component may pick its endpoints and send requests to them.
+//! A service as numbers, so that another component can pick its endpoints and send requests to them.
 
 use std::{fmt, io, sync::Arc};
 
@@ -14,17 +14,17 @@ use crate::{
     service::{ServiceHandle, handle::Handle},
 };
 
-/// A service whose requests need nothing but a route and a pick, by the records of one moment.
+/// Snapshot of a service whose requests need only a route and a pick.
 pub struct ExportedService {
     handle: Arc<Handle>,
     state: Arc<ServiceState<Arc<EndpointPool>>>,
-    /// What the pick is decided from.
+    /// Numbers from which the endpoint is picked.
     pub numbers: ServiceNumbers,
-    /// What the service that gets a request is decided from.
+    /// Numbers from which the target service is chosen.
     pub routes: RouteNumbers,
 }
 
-/// An endpoint that the numbers name.
+/// An endpoint that the exported numbers refer to.
 #[derive(Clone)]
 pub struct ExportedEndpoint {
     pool: Arc<EndpointPool>,
@@ -32,14 +32,15 @@ pub struct ExportedEndpoint {
     index: u32,
 }
 
-/// A call that another component has counted at its endpoint; ends with the value, unless the call that it becomes ends it.
+/// A call that another component counted at its endpoint. Dropping this value ends the call, unless the library's own
+/// call has taken it over.
 pub(crate) struct CountedCall {
     endpoint: ExportedEndpoint,
     is_counted: bool,
 }
 
 impl ExportedService {
-    /// The service as numbers; `None` while requests need more than a route and a pick.
+    /// Returns the service as numbers; `None` if requests need more than a route and a pick.
     pub fn of(handle: &ServiceHandle) -> Option<Self> {
         let handle = &handle.inner;
         if handle.mesh.source.leases().is_some() {
@@ -61,12 +62,13 @@ impl ExportedService {
         self.handle.default_headers.authority.as_str()
     }
 
-    /// The time of the clock of picks, in nanoseconds.
+    /// The current time of the clock of picks, in nanoseconds.
     pub fn now(&self) -> u64 {
         self.handle.mesh.clock.now()
     }
 
-    /// Counts calls in this memory from now on, unless what it shares already is still in use; what it shares.
+    /// Counts calls in this shared memory from now on, unless other shared memory is still in use. Returns the memory
+    /// in use.
     pub fn share_counts(
         &self,
         is_in_use: impl Fn(&dyn SharedBlock) -> bool,
@@ -75,7 +77,7 @@ impl ExportedService {
         self.stats().share(is_in_use, memory)
     }
 
-    /// Where its calls are counted.
+    /// The statistics in which calls are counted.
     pub fn stats(&self) -> &Arc<EndpointStats> {
         self.handle.subscription.endpoint_stats()
     }
@@ -85,7 +87,7 @@ impl ExportedService {
         self.handle.subscription.changed(&self.state).await;
     }
 
-    /// An endpoint of the numbers.
+    /// An endpoint of the numbers, by index.
     pub fn endpoint(&self, index: u32) -> Option<ExportedEndpoint> {
         let ServiceState::Ready(ready) = &*self.state else { return None };
         let pool = ready.transport(index, &self.handle.mesh.transport);
@@ -95,12 +97,12 @@ impl ExportedService {
 }
 
 impl ExportedEndpoint {
-    /// Its index in the numbers.
+    /// Index of the endpoint in the numbers.
     pub fn index(&self) -> u32 {
         self.index
     }
 
-    /// Its address, and what else its record says.
+    /// Address and other properties from the endpoint's record.
     pub fn target(&self) -> &EndpointTarget {
         self.pool.target()
     }
@@ -109,21 +111,21 @@ impl ExportedEndpoint {
         &self.pool
     }
 
-    /// Whether it is the same endpoint.
+    /// Whether both values are the same endpoint.
     pub fn is(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.pool, &other.pool)
     }
 
-    /// Opens a connection.
+    /// Opens a connection to the endpoint.
     ///
     /// # Errors
-    /// When the endpoint cannot be reached.
+    /// The endpoint cannot be reached.
     pub async fn connect(&self) -> io::Result<EndpointConnection> {
         self.pool.open().await.map_err(io::Error::other)
     }
 
-    /// A request that was counted at the endpoint and sent over this connection, which returns to its owner after the response. The
-    /// seed is that of the decision.
+    /// Wraps a request that was counted at the endpoint and sent over this connection. The connection returns to its
+    /// owner after the response. `seed` is the seed of the decision.
     pub fn sent(
         &self,
         connection: EndpointConnection,
@@ -135,9 +137,9 @@ impl ExportedEndpoint {
         SentRequest::new(counted, connection.owned_by(owner), began, seed)
     }
 
-    /// A request that was counted at the endpoint has its response.
+    /// Ends the count of a request at the endpoint, after its response.
     pub fn uncount(&self) {
-        // Without a penalty the time does not matter.
+        // There is no penalty, so the time does not matter.
         self.stats.finish(self.index, Outcome::Unknown, 0);
     }
 }
@@ -151,7 +153,7 @@ impl CountedCall {
         self.endpoint.index
     }
 
-    /// Leaves it to a call to end it.
+    /// Hands the counted call over to a call of this library, which then ends it.
     pub(crate) fn hand_over(mut self) {
         self.is_counted = false;
     }

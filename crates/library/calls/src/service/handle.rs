@@ -23,30 +23,30 @@ use crate::{
 pub(crate) struct Handle {
     pub(crate) mesh: Arc<MeshState>,
     pub(crate) subscription: Arc<Subscription<Arc<EndpointPool>>>,
-    /// Of this handle and its clones.
+    /// Counters of this handle and its clones.
     pub(crate) counters: Arc<ServiceCounters>,
     pub(crate) context: CallContext,
     pub(crate) deadline: Option<Deadline>,
-    /// Whether responses that carry a fault are returned as they are.
+    /// Whether responses that carry a fault are returned unchanged.
     pub(crate) keeps_fault_responses: bool,
     pub(crate) default_headers: DefaultHeaders,
 }
 
-/// Headers that a handle adds to requests, made once.
+/// Headers that a handle adds to requests, built once.
 #[derive(Clone)]
 pub(crate) struct DefaultHeaders {
-    /// The host of requests without one.
+    /// Host used for requests that name none.
     pub(crate) authority: Authority,
     pub(crate) key: Option<HeaderValue>,
     pub(crate) role: Option<HeaderValue>,
-    /// The span of the program in whose course calls are made, for requests without one.
+    /// The program's current span, used as parent for requests that name none.
     pub(crate) parent: Option<SpanContext>,
 }
 
 /// The options of one call.
 pub(crate) struct CallOptions<'a> {
     pub(crate) context: Cow<'a, CallContext>,
-    /// The time left until the earliest deadline that was set, apart from timeouts.
+    /// Time left until the earliest deadline, excluding timeouts.
     pub(crate) limit: Option<Duration>,
 }
 
@@ -65,14 +65,14 @@ impl Handle {
         }
     }
 
-    /// Counts one for the service and for the mesh.
+    /// Increments a counter of the service and of the mesh.
     #[inline]
     pub(crate) fn count(&self, counter: impl Fn(&ServiceCounters) -> &AtomicU64) {
         count(counter(&self.counters));
         count(counter(&self.mesh.counters.services));
     }
 
-    /// The options of the handle and the request together.
+    /// Returns the combined options of the handle and the request.
     pub(crate) fn call_options(&self, parts: &Parts) -> Result<CallOptions<'_>, Fault> {
         let deadlines = [self.deadline, parts.extensions.get().copied()];
         let left = deadlines.into_iter().flatten().min().map(Deadline::left);
@@ -88,7 +88,7 @@ impl Handle {
         Ok(CallOptions { context, limit })
     }
 
-    /// The options of the handle and the request's headers together; the handle takes precedence.
+    /// Returns the combined options of the handle and the request's headers; the handle's options take precedence.
     pub(crate) fn context(&self, headers: &HeaderMap) -> Result<Cow<'_, CallContext>, Fault> {
         let mut context = Cow::Borrowed(&self.context);
         if self.context.key.is_none()
@@ -108,10 +108,10 @@ impl Handle {
     }
 }
 
-/// The host of requests to a service that have none: `cart.shop`.
+/// The default host of requests to a service: `cart.shop`.
 pub(crate) fn service_authority(name: &ServiceName) -> Authority {
     let ServiceName { tenant, service } = name;
-    // Names hold only what hosts may hold; the fallback is never used.
+    // Names contain only characters that hosts may contain, so the fallback is never used.
     format!("{service}.{tenant}").parse().unwrap_or(Authority::from_static("fairmesh"))
 }
 

@@ -1,4 +1,4 @@
-//! Calls that go well, by every protocol, and errors that come at once.
+//! Successful calls over every protocol, and errors that are returned at once.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ use crate::{
 };
 
 #[tokio::test]
-async fn call_by_name_works_over_either_protocol() {
+async fn call_by_service_name_works_over_http1_and_http2() {
     let rig = Rig::start().await;
     let server = Server::echo("a").await;
     for (name, protocol) in [("shop/one", Protocol::Http1), ("shop/two", Protocol::Http2)] {
@@ -39,7 +39,7 @@ async fn call_by_name_works_over_either_protocol() {
 }
 
 #[tokio::test]
-async fn servers_see_host_key_role_and_deadline() {
+async fn server_receives_host_key_role_and_deadline_headers() {
     let rig = Rig::start().await;
     let server = Server::start(async |request: Request<bytes::Bytes>| {
         let names = ["host", "x-fairmesh-key", "x-fairmesh-role", "x-fairmesh-deadline"];
@@ -87,7 +87,7 @@ async fn servers_see_host_key_role_and_deadline() {
 }
 
 #[tokio::test]
-async fn a_deadline_goes_from_hop_to_hop() {
+async fn deadline_is_propagated_from_hop_to_hop() {
     let rig = Rig::start().await;
     let server = Server::start(async |request: Request<bytes::Bytes>| {
         let left = request.headers().get("x-fairmesh-deadline");
@@ -126,12 +126,12 @@ async fn a_deadline_goes_from_hop_to_hop() {
 }
 
 #[tokio::test]
-async fn client_is_a_tower_service_for_any_body() {
+async fn service_handle_is_tower_service_for_any_body() {
     let rig = Rig::start().await;
     let server = Server::echo("a").await;
     rig.replicated("shop/one", Protocol::Http2, &[server.address]);
     let service = rig.mesh().await.service("shop/one").unwrap();
-    // A body that is not at hand when the call begins.
+    // A body that is not ready when the call begins.
     let (sender, receiver) = tokio::sync::mpsc::channel(1);
     let body = StreamBody::new(futures_util::stream::unfold(receiver, async |mut receiver| {
         let chunk: bytes::Bytes = receiver.recv().await?;
@@ -147,7 +147,7 @@ async fn client_is_a_tower_service_for_any_body() {
 }
 
 #[tokio::test]
-async fn uncallable_services_fail_fast_with_distinct_errors() {
+async fn calls_to_uncallable_services_fail_fast_with_distinct_errors() {
     let rig = Rig::start().await;
     rig.service("shop/empty", ServiceKind::Replicated, Protocol::Http1);
     rig.service("shop/sharded", ServiceKind::Sharded, Protocol::Http1);

@@ -1,4 +1,4 @@
-//! Calls to servers that stop, refuse, or are late.
+//! Calls to servers that stop, refuse calls, or respond late.
 
 use std::{
     sync::{
@@ -25,7 +25,7 @@ use crate::{
 
 const BOTH: [Protocol; 2] = [Protocol::Http1, Protocol::Http2];
 
-/// Calls begun and not finished, as the balancer counts them.
+/// Number of unfinished calls, as counted by the balancer.
 fn outstanding(service: &ServiceHandle) -> u32 {
     match &*service_state(service) {
         ServiceState::Ready(ready) => {
@@ -42,14 +42,14 @@ fn outstanding_at(service: &ServiceHandle, instance: &str) -> u32 {
     at.next().map_or(0, |candidate| candidate.outstanding)
 }
 
-/// Failures in a row at the first endpoint, and when the penalty for them ends.
+/// Number of consecutive failures at the first endpoint, and the end of the penalty for them.
 fn blame(service: &ServiceHandle) -> (u32, u64) {
     let ServiceState::Ready(ready) = &*service_state(service) else { return (0, 0) };
     let first = ready.upstream.candidates().next();
     first.map_or((0, 0), |candidate| (candidate.consecutive_failures, candidate.ejected_until))
 }
 
-/// A server that delays every response until it is released.
+/// Starts a server that delays every response until it is released.
 async fn waiting() -> (Server, Arc<Semaphore>) {
     let gate = Arc::new(Semaphore::new(0));
     let held = gate.clone();
@@ -68,7 +68,7 @@ fn spread(policy: Policy) -> Policy {
 }
 
 #[tokio::test]
-async fn a_refused_connection_is_retried_at_another_endpoint_for_any_method() {
+async fn refused_connection_is_retried_at_another_endpoint_for_any_method() {
     for protocol in BOTH {
         let rig = Rig::start().await;
         let server = Server::echo("a").await;
@@ -84,7 +84,7 @@ async fn a_refused_connection_is_retried_at_another_endpoint_for_any_method() {
 }
 
 #[tokio::test]
-async fn without_a_reachable_server_the_fault_is_unreachable_and_unsent() {
+async fn call_without_reachable_server_fails_as_unreachable_and_unsent() {
     let rig = Rig::start().await;
     rig.replicated("shop/one", Protocol::Http2, &[nobody().await]);
     let service = rig.mesh().await.service("shop/one").unwrap();
@@ -125,7 +125,7 @@ async fn killed_server_fails_only_unrepeatable_calls() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn announced_drain_fails_no_call() {
+async fn announced_endpoint_drain_fails_no_call() {
     for protocol in BOTH {
         let rig = Rig::start().await;
         let servers = [Server::echo("a").await, Server::echo("b").await];
@@ -139,8 +139,8 @@ async fn announced_drain_fails_no_call() {
         let endpoints = fairmesh_model::Prefix::endpoints(service.name(), None);
         let acked = rig.node.wait_acked(&endpoints, rig.node.revision().number, deadline).await;
         assert!(acked.all, "{acked:?}");
-        // The acknowledgement holds for calls begun afterwards. Earlier ones may have read the previous snapshot, and count at no
-        // endpoint before they have picked one.
+        // The acknowledgement covers only calls begun afterwards. Earlier calls may have read the previous snapshot,
+        // and count at no endpoint before they have picked one.
         let none_in_flight = gate.write().await;
         assert_eq!(outstanding_at(&service, "i0"), 0);
         let at_drain = servers[0].requests();
@@ -153,7 +153,7 @@ async fn announced_drain_fails_no_call() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn unexpected_goaway_fails_no_call() {
+async fn unexpected_goaway_of_server_fails_no_call() {
     let rig = Rig::start().await;
     let servers = [Server::echo("a").await, Server::echo("b").await, Server::echo("c").await];
     rig.replicated("shop/one", Protocol::Http2, &servers.each_ref().map(|server| server.address));
@@ -170,22 +170,22 @@ async fn unexpected_goaway_fails_no_call() {
     assert_eq!(outstanding(&service), 0, "{:?}", mesh.stats());
 }
 
-/// Says with each connection that it has seen no call on it, and closes it with the calls unread, so that it breaks at
-/// the next write.
+/// Sends GOAWAY on each connection, stating that it has received no call, and closes the connection with the calls
+/// unread. The connection therefore breaks at the next write.
 async fn refuse_all(listener: TcpListener, connections: Arc<AtomicU32>) {
     const PREFACE: usize = 24;
     const SETTINGS: [u8; 9] = [0, 0, 0, 4, 0, 0, 0, 0, 0];
     const GOAWAY: [u8; 17] = [0, 0, 8, 7, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
     while let Ok((mut stream, _)) = listener.accept().await {
         connections.fetch_add(1, Relaxed);
-        // The first bytes of the settings as well, which follow at once.
+        // Reads the first byte of the settings too, which follow the preface at once.
         stream.read_exact(&mut [0; PREFACE + 1]).await.unwrap();
         stream.write_all(&[&SETTINGS[..], &GOAWAY[..]].concat()).await.unwrap();
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn goaway_is_read_on_a_broken_connection() {
+async fn goaway_is_honoured_even_if_connection_breaks() {
     let rig = Rig::start().await;
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let server = Server::echo("a").await;
@@ -198,17 +198,17 @@ async fn goaway_is_read_on_a_broken_connection() {
     for call in load(&service, 1, 200).join_all().await {
         assert_eq!(call, Ok(200));
     }
-    // It answers at once and has no load: only that it is avoided keeps it from getting half of the calls.
+    // The server answers at once and has no load. Only because it is avoided does it not get half of the calls.
     let connections = connections.load(Relaxed);
     assert!((1..10).contains(&connections), "{connections} connections: {:?}", mesh.stats());
 }
 
-/// POSTs that may not be repeated.
+/// Sends POSTs that must not be repeated.
 fn load(service: &ServiceHandle, callers: usize, each: usize) -> JoinSet<Result<u16, String>> {
     gated_load(service, (callers, each), &Arc::default())
 }
 
-/// The same. Locking the gate for writing waits for the calls in flight and holds back the others.
+/// Like `load`, through a gate. Locking the gate for writing waits for the calls in flight and holds back further ones.
 fn gated_load(
     service: &ServiceHandle,
     (callers, each): (usize, usize),
@@ -229,7 +229,7 @@ fn gated_load(
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn calls_before_settings_stay_within_the_default_limit() {
+async fn calls_before_http2_settings_stay_within_default_stream_limit() {
     let rig = Rig::start().await;
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     rig.replicated("shop/one", Protocol::Http2, &[listener.local_addr().unwrap()]);
@@ -246,7 +246,7 @@ async fn calls_before_settings_stay_within_the_default_limit() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn cancelled_calls_leave_no_counts_or_connections() {
+async fn cancelled_calls_leave_no_call_counts_or_connections() {
     for protocol in BOTH {
         let rig = Rig::start().await;
         let (slow, gate) = waiting().await;
@@ -268,20 +268,20 @@ async fn cancelled_calls_leave_no_counts_or_connections() {
     }
 }
 
-/// How a call ends that has so much time.
+/// Returns how a call with this timeout ends.
 async fn timed_out(service: &ServiceHandle, time: Duration) -> FaultKind {
     ask(&service.clone().timeout(time), get("/")).await.unwrap_err().kind()
 }
 
 #[tokio::test]
-async fn a_deadline_ends_the_call_in_time() {
+async fn call_deadline_ends_call_on_time() {
     for protocol in BOTH {
         let rig = Rig::start().await;
         let (server, _gate) = waiting().await;
         rig.replicated("shop/one", protocol, &[server.address]);
         let service = rig.mesh().await.service("shop/one").unwrap();
         let begun = tokio::time::Instant::now();
-        // The server answers neither: each ends by its own deadline, and the earlier one before the later one.
+        // The server answers neither call. Each must end at its own deadline, the earlier one first.
         let mut later = Box::pin(timed_out(&service, Duration::from_secs(2)));
         let earlier = tokio::select! {
             biased;
@@ -298,7 +298,7 @@ async fn a_deadline_ends_the_call_in_time() {
 }
 
 #[tokio::test]
-async fn a_deadline_says_which_limit_ended_the_call() {
+async fn deadline_fault_names_limit_that_ended_call() {
     let rig = Rig::start().await;
     let (server, _gate) = waiting().await;
     rig.replicated("shop/one", Protocol::Http1, &[server.address]);
@@ -325,7 +325,7 @@ async fn a_deadline_says_which_limit_ended_the_call() {
 }
 
 #[tokio::test]
-async fn single_missed_deadline_ejects_no_endpoint() {
+async fn single_missed_call_deadline_ejects_no_endpoint() {
     for protocol in BOTH {
         let rig = Rig::start().await;
         let (server, _gate) = waiting().await;
@@ -343,7 +343,7 @@ async fn single_missed_deadline_ejects_no_endpoint() {
 }
 
 #[tokio::test]
-async fn cancelled_call_does_not_count_as_server_failure() {
+async fn cancelled_call_does_not_count_as_endpoint_failure() {
     for protocol in BOTH {
         let rig = Rig::start().await;
         let gate = Arc::new(Semaphore::new(0));
@@ -375,7 +375,7 @@ async fn cancelled_call_does_not_count_as_server_failure() {
     }
 }
 
-/// An address that takes no connections and does not refuse them either, as of a host that vanished.
+/// An address that neither accepts nor refuses connections, like that of a vanished host.
 async fn vanished() -> (std::net::SocketAddr, Vec<TcpStream>, TcpListener) {
     let socket = TcpSocket::new_v4().unwrap();
     socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
@@ -391,7 +391,7 @@ async fn vanished() -> (std::net::SocketAddr, Vec<TcpStream>, TcpListener) {
 }
 
 #[tokio::test]
-async fn lost_host_leaves_time_for_another_attempt() {
+async fn connect_to_vanished_host_leaves_time_for_another_attempt() {
     for protocol in BOTH {
         let rig = Rig::start().await;
         let (gone, _waiting, _listener) = vanished().await;
@@ -408,7 +408,7 @@ async fn lost_host_leaves_time_for_another_attempt() {
 }
 
 #[tokio::test]
-async fn a_protocol_violation_differs_from_a_broken_connection() {
+async fn protocol_violation_fault_differs_from_broken_connection() {
     for (protocol, said, kind) in [
         (Protocol::Http1, "SSH-2.0-OpenSSH_9.6\r\n\r\n", FaultKind::Protocol),
         (
@@ -428,7 +428,7 @@ async fn a_protocol_violation_differs_from_a_broken_connection() {
             let (mut stream, _) = listener.accept().await.unwrap();
             let mut asked = [0; 4096];
             let mut seen = 0;
-            // The head of the request, in either protocol, ends later than HTTP/2's preface does.
+            // The head of the request, in either protocol, is longer than the HTTP/2 preface.
             while seen < 60 {
                 seen += stream.read(&mut asked).await.unwrap();
             }
@@ -440,7 +440,7 @@ async fn a_protocol_violation_differs_from_a_broken_connection() {
 }
 
 #[tokio::test]
-async fn call_that_times_out_while_connecting_counts_as_unsent() {
+async fn call_that_times_out_while_connecting_fails_as_unsent() {
     for protocol in BOTH {
         let rig = Rig::start().await;
         let (gone, _waiting, _listener) = vanished().await;
@@ -455,7 +455,7 @@ async fn call_that_times_out_while_connecting_counts_as_unsent() {
 }
 
 #[tokio::test]
-async fn unavailable_responses_are_retried_only_where_that_is_safe() {
+async fn unavailable_responses_are_retried_only_for_idempotent_requests() {
     let rig = Rig::start().await;
     let busy = Server::start(async |_| text(503, "busy")).await;
     let other = Server::start(async |_| text(503, "busy too")).await;
@@ -471,7 +471,7 @@ async fn unavailable_responses_are_retried_only_where_that_is_safe() {
 }
 
 #[tokio::test]
-async fn the_budget_bounds_retries() {
+async fn retry_budget_limits_retries() {
     let rig = Rig::start().await;
     let busy = Server::start(async |_| text(503, "busy")).await;
     rig.replicated("shop/one", Protocol::Http2, &[busy.address]);
@@ -488,7 +488,7 @@ async fn the_budget_bounds_retries() {
 }
 
 #[tokio::test]
-async fn a_wrong_shard_is_retried_once_the_map_is_updated() {
+async fn wrong_shard_call_is_retried_after_shard_map_update() {
     let rig = Rig::start().await;
     let old = Server::start(async |_| {
         let mut answer = text(421, "moved");
@@ -524,7 +524,7 @@ async fn a_wrong_shard_is_retried_once_the_map_is_updated() {
 }
 
 #[tokio::test]
-async fn a_relayed_wrong_shard_is_an_ordinary_response() {
+async fn wrong_shard_response_relayed_by_server_is_returned_unchanged() {
     let rig = Rig::start().await;
     let told = Server::start(async |_| {
         let mut answer = text(421, "passed on");
@@ -543,7 +543,7 @@ async fn a_relayed_wrong_shard_is_an_ordinary_response() {
     rig.replicated("shop/two", Protocol::Grpc, &[grpc.address]);
     let mesh = rig.mesh().await;
     for (name, status) in [("shop/one", 421), ("shop/two", 200)] {
-        // With a key, so that the request is kept for another attempt.
+        // With a key, so that a copy of the request is kept for another attempt.
         let service = mesh.service(name).unwrap().key(7);
         assert_eq!(ask(&service, post("/add", "tea")).await.unwrap().0, status);
     }
@@ -552,7 +552,7 @@ async fn a_relayed_wrong_shard_is_an_ordinary_response() {
 }
 
 #[tokio::test]
-async fn a_shard_without_a_holder_ends_with_the_servers_response() {
+async fn wrong_shard_response_is_returned_if_no_other_holder_is_known() {
     let rig = Rig::start().await;
     let server = Server::start(async |_| {
         let mut answer = text(421, "not mine");

@@ -1,4 +1,4 @@
-//! A mesh for unit tests.
+//! `FixedMesh`, a mesh for unit tests.
 
 use std::time::Duration;
 
@@ -25,7 +25,7 @@ async fn fixed_address_mesh_needs_no_agent() {
 }
 
 #[tokio::test]
-async fn fixed_mesh_change_applies_before_it_returns() {
+async fn fixed_mesh_change_applies_before_its_method_returns() {
     let (one, two) = (Server::echo("one").await, Server::echo("two").await);
     let fixed = FixedMesh::new().unwrap();
     let service = fixed.mesh().service("shop/cart").unwrap();
@@ -42,7 +42,7 @@ async fn fixed_mesh_change_applies_before_it_returns() {
 }
 
 #[tokio::test]
-async fn keys_choose_the_shard() {
+async fn key_chooses_shard_of_fixed_mesh() {
     let (one, two) = (Server::echo("one").await, Server::echo("two").await);
     let fixed = FixedMesh::new().unwrap();
     let shards = [(10, one.address), (20, two.address)];
@@ -84,7 +84,7 @@ async fn injected_faults_apply_until_removed() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_paused_clock_makes_delays_and_timeouts_immediate() {
+async fn delays_and_timeouts_are_immediate_with_paused_clock() {
     let server = Server::echo("one").await;
     let fixed = FixedMesh::new().unwrap();
     fixed.serve("shop/cart", Protocol::Http1, [server.address]).await.unwrap();

@@ -1,4 +1,4 @@
-//! A generated tonic client over a handle, against a tonic server.
+//! A generated tonic client that uses a handle, with a tonic server.
 
 use std::{
     convert::Infallible,
@@ -24,7 +24,7 @@ use tonic_prost::ProstCodec;
 
 use crate::rig::Rig;
 
-/// Any gRPC service serves to test with; the one at hand has plain calls.
+/// Any gRPC service would do for this test; this one has unary calls.
 #[derive(Clone)]
 struct Shop(Node);
 
@@ -46,7 +46,7 @@ impl ServedRib for Shop {
     }
 }
 
-/// A service with one bidirectional stream, which echoes.
+/// A service with one bidirectional stream, which it echoes.
 #[derive(Clone, Copy)]
 struct Echo;
 
@@ -95,7 +95,7 @@ fn hello() -> v1::HelloRequest {
 }
 
 #[tokio::test]
-async fn a_generated_client_calls_by_name() {
+async fn generated_tonic_client_calls_service_by_name() {
     let rig = Rig::start().await;
     rig.replicated("shop/cart", Protocol::Grpc, &[shop().await]);
     let mesh = rig.mesh().await;

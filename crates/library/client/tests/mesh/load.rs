@@ -1,4 +1,4 @@
-//! Load reports from a real server layer to the endpoint statistics of the caller.
+//! Load reports, from a real server layer to the endpoint statistics of the caller.
 
 use std::{
     convert::Infallible,
@@ -44,7 +44,7 @@ use crate::{
 
 type Answered = Result<Frame<Bytes>, Infallible>;
 
-/// A response that ends with trailers where it is one of gRPC.
+/// Returns a response, which ends with trailers if it is a gRPC response.
 pub(crate) fn answer(grpc: bool) -> Response<StreamBody<stream::Iter<vec::IntoIter<Answered>>>> {
     ending(grpc, "0")
 }
@@ -59,7 +59,7 @@ fn ending(grpc: bool, status: &'static str) -> Response<StreamBody<stream::Iter<
     Response::builder().header(CONTENT_TYPE, kind).body(StreamBody::new(stream::iter(frames))).unwrap()
 }
 
-/// A server behind the layer; calls to `/held` wait until they are let go.
+/// Starts a server behind the layer. Calls to `/held` wait until they are released.
 async fn layered(layer: ServerLayer, let_go: Arc<Semaphore>) -> SocketAddr {
     serve(layer.layer(service_fn(move |request: Request<Incoming>| {
         let let_go = Arc::clone(&let_go);
@@ -73,7 +73,7 @@ async fn layered(layer: ServerLayer, let_go: Arc<Semaphore>) -> SocketAddr {
     .await
 }
 
-/// A server whose only response continues with the frames of this channel.
+/// Starts a server whose only response continues with the frames of this channel.
 pub(crate) async fn streaming() -> (SocketAddr, UnboundedSender<Bytes>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -151,7 +151,7 @@ async fn server_load_reports_are_stored_and_shown() {
 }
 
 #[tokio::test]
-async fn long_response_stays_outstanding_but_frees_its_snapshot() {
+async fn unfinished_response_counts_as_outstanding_without_keeping_snapshot() {
     let rig = Rig::start().await;
     for (name, protocol) in [("shop/one", Protocol::Http1), ("shop/two", Protocol::Http2)] {
         let (address, frames) = streaming().await;
@@ -211,9 +211,9 @@ async fn implausible_load_reports_are_counted_and_dropped() {
 }
 
 #[tokio::test]
-async fn a_server_with_the_longer_queue_gets_fewer_calls() {
+async fn server_with_longer_reported_queue_gets_fewer_calls() {
     let rig = Rig::start().await;
-    // One says it to the layer, the other in a report of its own.
+    // One server reports its queue through the layer, the other in a report of its own.
     let (long, short) = (ServerLayer::default(), ServerLayer::default());
     long.metric("queue", 30.0).unwrap();
     let called = Arc::new(AtomicUsize::new(0));
@@ -251,7 +251,7 @@ async fn a_server_with_the_longer_queue_gets_fewer_calls() {
 }
 
 #[tokio::test]
-async fn only_successful_responses_earn_a_reward() {
+async fn only_successful_responses_earn_score_reward() {
     let rig = Rig::start().await;
     let service = ServerLayer::default().layer(service_fn(async |request: Request<Incoming>| {
         let (grpc, bad) = (request.headers().contains_key("te"), request.uri().path() == "/bad");

@@ -1,4 +1,4 @@
-//! Calls over real sockets: a RIB server, scripted HTTP servers and a mesh between them.
+//! Calls over real sockets, with a RIB server, scripted HTTP servers and a mesh between them.
 
 #[cfg(test)]
 mod basics;

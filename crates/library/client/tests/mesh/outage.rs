@@ -1,11 +1,11 @@
-//! The agent goes away, comes back, or was never there.
+//! Calls while the agent is away, after it returns, or without any agent.
 
 use std::time::Duration;
 
 use fairmesh_calls::{discovery::ServiceState, forwarding::service_state};
 use fairmesh_client::{FaultKind, Mesh};
 use fairmesh_model::{EndpointState, Location, Policy, Prefix, Protocol, RecordKey, Region};
-use fairmesh_rib::cache::{Cache, SavedCopy};
+use fairmesh_rib::disk_cache::{Cache, SavedCopy};
 use http::Request;
 use tokio::time::Instant;
 
@@ -15,7 +15,7 @@ use crate::{
 };
 
 #[tokio::test]
-async fn calls_continue_without_the_agent_and_follow_its_return() {
+async fn calls_continue_during_agent_outage_and_update_after_it() {
     let mut rig = Rig::start().await;
     let servers = [Server::echo("a").await, Server::echo("b").await];
     rig.replicated("shop/one", Protocol::Http1, &[servers[0].address]);
@@ -37,7 +37,7 @@ async fn calls_continue_without_the_agent_and_follow_its_return() {
 }
 
 #[tokio::test]
-async fn waiting_for_an_unreachable_mesh_fails_with_a_reason() {
+async fn connect_ready_without_mesh_fails_with_reason() {
     let mut rig = Rig::start().await;
     let server = Server::echo("a").await;
     rig.replicated("shop/one", Protocol::Http1, &[server.address]);
@@ -61,7 +61,7 @@ async fn waiting_for_an_unreachable_mesh_fails_with_a_reason() {
 }
 
 #[tokio::test]
-async fn program_uses_the_agents_saved_copy_when_the_agent_is_down() {
+async fn program_starts_from_agents_disk_copy_while_agent_is_down() {
     let mut rig = Rig::start().await;
     let server = Server::echo("a").await;
     rig.replicated("shop/one", Protocol::Http2, &[server.address]);
@@ -81,7 +81,7 @@ async fn program_uses_the_agents_saved_copy_when_the_agent_is_down() {
 }
 
 #[tokio::test]
-async fn local_only_call_uses_the_region_saved_by_the_agent() {
+async fn local_only_call_uses_region_from_agents_disk_copy() {
     let mut rig = Rig::start().await;
     let server = Server::echo("a").await;
     rig.replicated("shop/one", Protocol::Http1, &[server.address]);
@@ -94,7 +94,7 @@ async fn local_only_call_uses_the_region_saved_by_the_agent() {
     assert_eq!(ask(&service, get("/")).await.unwrap().1, "a GET / ");
 }
 
-/// Saves what an agent in `eu` has on disk for callers of a service, with the endpoints of all regions or of one.
+/// Writes the disk copy of an agent in `eu` for callers of a service, with the endpoints of all regions or of one.
 fn leave_copy(rig: &Rig, name: &str, only: Option<Region>) {
     let name = named(name);
     let cache = Cache::open(rig.cache_dir()).unwrap();
@@ -108,7 +108,7 @@ fn leave_copy(rig: &Rig, name: &str, only: Option<Region>) {
 }
 
 #[tokio::test]
-async fn calls_fail_fast_until_the_agent_has_records() {
+async fn calls_fail_fast_until_agent_has_records() {
     let rig = Rig::start().await;
     let server = Server::echo("a").await;
     rig.replicated("shop/one", Protocol::Http1, &[server.address]);
@@ -129,7 +129,7 @@ async fn calls_fail_fast_until_the_agent_has_records() {
 }
 
 #[tokio::test]
-async fn without_agent_and_copy_calls_fail_soon_with_instructions() {
+async fn calls_without_agent_and_disk_copy_fail_soon_with_instructions() {
     let mut rig = Rig::start().await;
     rig.stop_agent().await;
     let server = Server::echo("a").await;
@@ -148,7 +148,7 @@ async fn without_agent_and_copy_calls_fail_soon_with_instructions() {
 }
 
 #[tokio::test]
-async fn split_fetches_the_records_of_its_backends() {
+async fn first_call_with_traffic_split_fetches_records_of_backends() {
     let rig = Rig::start().await;
     let servers = [Server::echo("a").await, Server::echo("b").await];
     rig.replicated("shop/one", Protocol::Http1, &[servers[0].address]);
@@ -176,7 +176,7 @@ async fn split_fetches_the_records_of_its_backends() {
 }
 
 #[tokio::test]
-async fn a_server_that_accepts_and_never_responds_costs_only_the_deadline() {
+async fn silent_server_delays_call_only_until_deadline() {
     let rig = Rig::start().await;
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     rig.replicated("shop/one", Protocol::Http2, &[listener.local_addr().unwrap(), nobody().await]);

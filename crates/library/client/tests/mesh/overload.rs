@@ -1,4 +1,4 @@
-//! Overloaded servers, and how callers react.
+//! Callers' reaction to overloaded servers.
 
 use std::{
     convert::Infallible,
@@ -23,7 +23,7 @@ use crate::{
     server::{Server, serve, text},
 };
 
-/// A server that refuses every call, as an overloaded `who` does.
+/// Starts a server that refuses every call, as the overloaded server `who` does.
 async fn full(who: &'static str) -> Server {
     Server::start(move |_| async move {
         let mut answer = text(503, "full");
@@ -35,14 +35,14 @@ async fn full(who: &'static str) -> Server {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn overloaded_servers_call_is_retried_elsewhere_without_penalty() {
+async fn call_refused_by_overloaded_server_is_retried_without_penalty() {
     let rig = Rig::start().await;
     let (full, echo) = (full("shop/cart/i0").await, Server::echo("echo").await);
     rig.replicated("shop/cart", Protocol::Http1, &[full.address, echo.address]);
     let mesh = rig.mesh().await;
     let service = mesh.service("shop/cart").unwrap();
-    // Whatever a call does, it was not looked at; only the first that could not be repeated is lost, before anybody
-    // knew.
+    // The overloaded server processes no call. Only the first call that must not be repeated is lost, before the caller
+    // knows about the overload.
     let mut lost = 0;
     for _ in 0..200 {
         if let Err(fault) = ask(&service, post("/", "body")).await {
@@ -53,14 +53,14 @@ async fn overloaded_servers_call_is_retried_elsewhere_without_penalty() {
     }
     assert!(lost <= 1, "{lost}");
     assert!(full.requests() > 3, "it is called repeatedly: {}", full.requests());
-    // One that refuses at once is not the idlest.
+    // A server that refuses at once must not look like the idlest one.
     assert!(full.requests() < 60, "{}", full.requests());
     assert_eq!(mesh.stats().panic_picks, 0);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn relayed_overload_refusal_is_not_retried() {
-    // What an instance of another service said, or this one's neighbour.
+async fn overload_refusal_relayed_by_server_is_not_retried() {
+    // Refusals relayed from an instance of another service, or from another instance of this service.
     for who in ["shop/stock/i0", "shop/cart/i1", "i0"] {
         let rig = Rig::start().await;
         let (relay, echo) = (full(who).await, Server::echo("echo").await);
@@ -84,7 +84,7 @@ async fn relayed_overload_refusal_is_not_retried() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn server_ends_a_call_after_its_routes_server_timeout() {
+async fn server_timeout_in_route_ends_call_at_server() {
     let layer = ServerLayer::default();
     let address = serve(layer.layer(service_fn(async |_: Request<Incoming>| {
         tokio::time::sleep(Duration::from_secs(60)).await;
@@ -109,9 +109,9 @@ async fn server_ends_a_call_after_its_routes_server_timeout() {
     assert_eq!((layer.admission().late, layer.outstanding().calls), (4, 0));
 }
 
-/// Timers of both sides fire at about the same time, and which is first must not matter.
+/// The timers of both sides fire at about the same time, and their order must not matter.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_timeout_on_both_sides_has_one_outcome() {
+async fn simultaneous_timeouts_of_caller_and_server_have_same_outcome() {
     let layer = ServerLayer::default();
     let arrived = Arc::<AtomicUsize>::default();
     let counted = Arc::clone(&arrived);
@@ -133,14 +133,14 @@ async fn a_timeout_on_both_sides_has_one_outcome() {
     for _ in 0..64 {
         let fault = ask(&hasty, get("/")).await.unwrap_err();
         assert_eq!(fault.kind(), FaultKind::Deadline, "{fault}");
-        // On a busy machine, the time may pass before it is sent.
+        // On a busy machine, the timeout may pass before the request is sent.
         sent += usize::from(fault.retry() == Retry::MaybeSent);
     }
     assert!(sent >= 16 && arrived.load(Relaxed) <= sent, "{sent} of 64 were sent, {arrived:?} arrived");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn only_known_fault_headers_turn_a_response_into_a_fault() {
+async fn only_known_fault_headers_turn_response_into_fault() {
     let faulty = Server::start(async |request| {
         let mut answer = text(429, "made on the way");
         let label = request.uri().path().trim_start_matches('/').to_owned();

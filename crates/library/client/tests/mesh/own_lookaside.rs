@@ -1,4 +1,4 @@
-//! A lookaside named by a policy that accepts connections and never responds.
+//! A policy names a lookaside that accepts connections but never responds.
 
 use std::{
     sync::{
@@ -19,7 +19,7 @@ use crate::{
     server::{Server, text},
 };
 
-/// A server that responds with its deadline, in milliseconds.
+/// Starts a server that responds with the deadline it received, in milliseconds.
 async fn told() -> Server {
     Server::start(|request: Request<Bytes>| async move {
         text(200, request.headers()["x-fairmesh-deadline"].to_str().unwrap().to_owned())
@@ -27,7 +27,7 @@ async fn told() -> Server {
     .await
 }
 
-/// A lookaside that accepts connections and keeps them; the number of these, and where it listens.
+/// Starts a lookaside that accepts connections and keeps them. Returns the number of connections, and its address.
 async fn silent() -> (Arc<AtomicUsize>, String) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let (accepted, address) = (Arc::<AtomicUsize>::default(), listener.local_addr().unwrap().to_string());
@@ -49,7 +49,7 @@ async fn timed(service: &ServiceHandle, path: &str) -> (u16, String, Duration) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn silent_lookaside_delays_a_call_by_half_its_deadline_once() {
+async fn silent_lookaside_delays_only_first_calls_by_half_their_deadline() {
     let (accepted, silent) = silent().await;
     let rig = Rig::start().await;
     let server = told().await;
@@ -74,8 +74,8 @@ async fn silent_lookaside_delays_a_call_by_half_its_deadline_once() {
     assert!(status == 200 && took >= Duration::from_millis(500), "{status} {took:?}");
     assert!(given.parse::<u64>().unwrap() <= 500, "half of it is gone: {given}");
 
-    // It is known after 2 s that it does not answer: then no key waits that was never asked for.
-    // Then the server is given more than the half that a call has left after it waited.
+    // After 2 s the lookaside is known to be silent. Calls with other keys then no longer wait for it, so the server
+    // receives more than the half of the deadline that remains after a wait.
     let mut given = 0;
     for key in 1..20 {
         let (status, text, _) = timed(&service.clone().key(key), "/").await;

@@ -1,5 +1,5 @@
-//! The same requests are sent twice, parsed and on the fast path, to servers that respond in every way:
-//! both must get the same response, send servers the same bytes, and count the same.
+//! The same requests are sent twice, parsed and on the fast path, to servers that respond in every way. Both must get
+//! the same response, send the same bytes to servers, and count the same.
 
 use std::{
     collections::HashSet,
@@ -24,7 +24,8 @@ use tokio::{
 
 use crate::rig::Rig;
 
-/// The responses of a server, by path; the second part is sent after a while, and without a third the connection is kept.
+/// Responses of a server by path. The second part is sent after a delay; without a third part, the connection is kept
+/// open.
 const WAYS: [(&str, &[&str]); 17] = [
     ("/plain", &["HTTP/1.1 200 OK\r\nServer: x\r\ncontent-length: 3\r\n\r\ntea"]),
     ("/dated", &["HTTP/1.1 201 Made\r\nDate: then\r\nConnection: keep-alive\r\nContent-Length: 0\r\n\r\n"]),
@@ -48,17 +49,17 @@ const WAYS: [(&str, &[&str]); 17] = [
     ("/garbage", &["SSH-2.0\r\n\r\n", "", ""]),
 ];
 
-/// The result of one call.
+/// Result of one call.
 #[derive(Debug, PartialEq)]
 struct Outcome {
-    /// Status, fields and body; `None` for a body that failed.
+    /// Status, fields and body; the body is `None` if it failed.
     answer: Result<(u16, HeaderMap, Option<String>), String>,
     /// The bytes that servers received.
     seen: Vec<String>,
     counted: [u64; 6],
 }
 
-/// Requests that a server received since the last look, and the callers of its responses.
+/// The requests that a server received since the last check, and the callers to which it responded.
 type Log = Arc<Mutex<(Vec<String>, HashSet<String>)>>;
 
 async fn server(log: Log) -> std::net::SocketAddr {
@@ -95,7 +96,7 @@ async fn serve(mut stream: TcpStream, log: Log) -> Option<()> {
             log.1.insert(id)
         };
         let path = head.uri().path();
-        // A request that fails once succeeds when it is repeated.
+        // A request that fails the first time succeeds when it is repeated.
         let path = path.strip_prefix("/once").map_or(path, |path| if first { path } else { "/plain" });
         let large = [
             format!("HTTP/1.1 200 OK\r\ncontent-length: 60000\r\n\r\n{}", "t".repeat(40_000)),
@@ -115,7 +116,7 @@ async fn serve(mut stream: TcpStream, log: Log) -> Option<()> {
     }
 }
 
-/// But for those that differ from call to call, in an order of their own.
+/// Returns the sorted fields, except those that differ from call to call.
 fn fields(headers: &HeaderMap) -> Vec<String> {
     let own = ["x-fairmesh-deadline", "date"];
     let told = headers.iter().filter(|(name, value)| !own.contains(&name.as_str()) || *value == "then");
@@ -128,7 +129,7 @@ fn draw(seed: u64) -> String {
     let mut chance = Generator::new(seed);
     let mut below = |count: usize| chance.below(count as u64) as usize;
     let method = ["GET", "POST", "PUT", "OPTIONS"][below(4)];
-    // Eligible requests are drawn more often, so that connections are kept.
+    // Requests that qualify for the fast path are drawn more often, so that connections are kept.
     let way = WAYS[if below(2) == 0 { below(3) } else { below(WAYS.len()) }].0;
     let once = ["", "/once"][below(2)];
     let size = [0, 0, 5, 5_000, 65_536][below(5)];
@@ -141,7 +142,7 @@ fn draw(seed: u64) -> String {
     )
 }
 
-/// The request as a proxy that takes it apart has it.
+/// Returns the request as a proxy that parses it would send it.
 fn parsed_request(text: &str) -> Request<Full<bytes::Bytes>> {
     let mut input = BytesMut::from(text);
     let received = RequestReader::default().read(&mut input).unwrap().unwrap();
@@ -161,14 +162,14 @@ async fn read(answer: http::Response<fairmesh_client::Body>) -> (u16, HeaderMap,
     (head.status.as_u16(), head.headers, body)
 }
 
-/// Calls that ended on the fast path, and calls whose body was dropped once it was sent.
+/// Counts calls that ended on the fast path, and calls whose body was dropped after sending.
 #[derive(Debug, Default)]
 struct FastCounts {
     fast: usize,
     body_dropped: usize,
 }
 
-/// Makes the call on the fast path where that supports it.
+/// Makes the call on the fast path if it qualifies.
 async fn fast_call(
     service: &ServiceHandle,
     text: &str,
@@ -221,7 +222,7 @@ fn counted(mesh: &Mesh) -> [u64; 6] {
     ]
 }
 
-/// Calls with all of them, one after the other, in one of both ways.
+/// Makes all calls one after another: on the fast path if `counts` is given, otherwise parsed.
 async fn outcomes(counts: Option<&mut FastCounts>) -> Vec<Outcome> {
     let (rig, log) = (Rig::start().await, Log::default());
     rig.replicated("shop/cart", Protocol::Http1, &[server(Arc::clone(&log)).await]);
@@ -256,7 +257,7 @@ async fn outcomes(counts: Option<&mut FastCounts>) -> Vec<Outcome> {
 }
 
 #[tokio::test]
-async fn fast_path_call_has_the_outcome_of_a_parsed_call() {
+async fn fast_path_calls_have_same_outcomes_as_parsed_calls() {
     let mut counts = FastCounts::default();
     let (parsed, fast) = (outcomes(None).await, outcomes(Some(&mut counts)).await);
     for (seed, (parsed, fast)) in parsed.iter().zip(&fast).enumerate() {
@@ -271,7 +272,7 @@ async fn fast_path_call_has_the_outcome_of_a_parsed_call() {
 }
 
 #[tokio::test]
-async fn a_rate_limit_counts_a_fast_call_once() {
+async fn rate_limit_counts_fast_path_call_once() {
     let (rig, log) = (Rig::start().await, Log::default());
     rig.replicated("shop/cart", Protocol::Http1, &[server(Arc::clone(&log)).await]);
     let limit = RateLimit { calls: 2, per: Duration::from_secs(3600), burst: 2, scope: Scope::Caller };
@@ -292,7 +293,7 @@ async fn a_rate_limit_counts_a_fast_call_once() {
 }
 
 #[tokio::test]
-async fn a_large_response_is_borrowed_when_its_last_part_has_arrived() {
+async fn large_response_takes_fast_path_once_complete() {
     let (rig, log) = (Rig::start().await, Log::default());
     rig.replicated("shop/cart", Protocol::Http1, &[server(Arc::clone(&log)).await]);
     let mesh = rig.mesh().await;

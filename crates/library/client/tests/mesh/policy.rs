@@ -35,7 +35,7 @@ fn edits(set: &[(&str, &str)], add: &[(&str, &str)], remove: &[&str]) -> HeaderE
     HeaderEdits { set: pairs(set), add: pairs(add), remove: remove.iter().map(|&n| n.to_owned()).collect() }
 }
 
-/// A service with a policy, and a mesh that knows both.
+/// Declares a service with a policy, and connects a mesh that knows both.
 async fn service(rig: &Rig, protocol: Protocol, server: &Server, policy: Policy) -> (Mesh, ServiceHandle) {
     rig.policy("shop/one", policy);
     rig.replicated("shop/one", protocol, &[server.address]);
@@ -50,7 +50,7 @@ async fn report(service: &ServiceHandle, request: &Request<Body>) -> CallExplana
 }
 
 #[tokio::test]
-async fn paths_hosts_and_headers_are_rewritten_by_either_protocol() {
+async fn route_rewrites_path_host_and_headers_over_http1_and_http2() {
     for protocol in BOTH {
         let rig = Rig::start().await;
         let server = Server::start(async |request: Request<bytes::Bytes>| {
@@ -95,7 +95,7 @@ async fn paths_hosts_and_headers_are_rewritten_by_either_protocol() {
 }
 
 #[tokio::test]
-async fn a_redirect_is_a_direct_response() {
+async fn route_redirect_is_returned_without_calling_server() {
     let rig = Rig::start().await;
     let server = Server::echo("a").await;
     let redirect = Redirect {
@@ -119,7 +119,7 @@ async fn a_redirect_is_a_direct_response() {
 }
 
 #[tokio::test]
-async fn injected_faults_affect_their_share_and_are_counted() {
+async fn injected_faults_affect_configured_share_of_calls_and_are_counted() {
     let rig = Rig::start().await;
     let server = Server::echo("a").await;
     let half: Share = "50%".parse().unwrap();
@@ -147,7 +147,7 @@ async fn injected_faults_affect_their_share_and_are_counted() {
 }
 
 #[tokio::test]
-async fn injected_delay_ends_at_the_deadline() {
+async fn injected_delay_lasts_at_most_until_deadline() {
     let rig = Rig::start().await;
     let server = Server::echo("a").await;
     let delay = |time| Actions { delay: Some(Delay { share: Share::ALL, time }), ..Actions::default() };
@@ -161,7 +161,7 @@ async fn injected_delay_ends_at_the_deadline() {
 }
 
 #[tokio::test]
-async fn a_rate_limit_refuses_the_excess_with_a_retry_delay() {
+async fn rate_limit_refuses_excess_calls_with_retry_delay() {
     let rig = Rig::start().await;
     let server = Server::echo("a").await;
     let limit = Some(RateLimit { calls: 3, per: Duration::from_secs(3600), burst: 3, scope: Scope::Caller });
@@ -179,7 +179,7 @@ async fn a_rate_limit_refuses_the_excess_with_a_retry_delay() {
     assert_eq!((mesh.stats().rate_limited_calls, server.requests()), (1, 4));
 }
 
-/// A server that delays the first `held` requests for long, and responds to the others immediately.
+/// Starts a server that delays the first `held` requests for long, and responds to the others immediately.
 async fn slow(held: usize) -> Server {
     let seen = std::sync::atomic::AtomicUsize::new(0);
     let seen = std::sync::Arc::new(seen);
@@ -196,7 +196,7 @@ async fn slow(held: usize) -> Server {
 }
 
 #[tokio::test]
-async fn default_timeout_of_the_tenant_ends_the_first_call() {
+async fn default_timeout_of_tenant_already_ends_first_call() {
     for protocol in BOTH {
         let rig = Rig::start().await;
         let timeouts = |ms| Timeouts { total: Some(Duration::from_millis(ms)), ..Timeouts::default() };
@@ -213,7 +213,7 @@ async fn default_timeout_of_the_tenant_ends_the_first_call() {
         let service = mesh.service("shop/one").unwrap();
         let fault = ask(&service, get("/")).await.unwrap_err();
         assert_eq!(fault.kind(), FaultKind::Deadline, "{fault}");
-        // The change of one record reaches a running caller.
+        // A change of a single record reaches a running caller.
         rig.policy_defaults("shop", &of(50_000));
         let answered = async { while ask(&service, get("/")).await.is_err() {} };
         tokio::time::timeout(crate::rig::PATIENCE, answered).await.unwrap();
@@ -225,7 +225,7 @@ fn generous(policy: Policy) -> Policy {
 }
 
 #[tokio::test]
-async fn an_attempt_that_times_out_is_retried_where_that_is_safe() {
+async fn timed_out_attempt_is_retried_if_request_is_idempotent() {
     for protocol in BOTH {
         let rig = Rig::start().await;
         let (stuck, well) = (slow(usize::MAX).await, Server::echo("b").await);
@@ -238,7 +238,7 @@ async fn an_attempt_that_times_out_is_retried_where_that_is_safe() {
             assert_eq!(ask(&service, get("/")).await.unwrap().0, 200);
         }
         assert!(mesh.stats().retries >= 1 && stuck.requests() >= 1, "{:?}", mesh.stats());
-        // A call to the stuck server that may not be repeated fails, long before its deadline of 15 s.
+        // A call to the stuck server that must not be repeated fails long before its deadline of 15 s.
         rig.remove_endpoint("shop/one", "i1");
         let fault = async {
             loop {
@@ -254,7 +254,7 @@ async fn an_attempt_that_times_out_is_retried_where_that_is_safe() {
 }
 
 #[tokio::test]
-async fn servers_get_the_timeout_of_the_route() {
+async fn servers_receive_timeout_of_route_as_deadline() {
     let rig = Rig::start().await;
     let server = Server::start(async |request: Request<bytes::Bytes>| {
         let told = request.headers().get("x-fairmesh-deadline");
@@ -272,7 +272,7 @@ async fn servers_get_the_timeout_of_the_route() {
 }
 
 #[tokio::test]
-async fn a_slow_call_is_hedged_and_the_first_response_counts() {
+async fn slow_call_is_hedged_and_first_response_wins() {
     for protocol in BOTH {
         let rig = Rig::start().await;
         let (stuck, well) = (slow(usize::MAX).await, Server::echo("b").await);
@@ -297,7 +297,7 @@ async fn a_slow_call_is_hedged_and_the_first_response_counts() {
 }
 
 #[tokio::test]
-async fn hedges_are_paid_for_by_the_retry_budget() {
+async fn hedged_attempts_are_charged_to_retry_budget() {
     let rig = Rig::start().await;
     let (one, two) = (slow(usize::MAX).await, slow(usize::MAX).await);
     let actions = Actions { hedge_after: Some(Duration::from_millis(1)), ..Actions::default() };
@@ -314,7 +314,7 @@ async fn hedges_are_paid_for_by_the_retry_budget() {
 }
 
 #[tokio::test]
-async fn mirrored_requests_never_delay_the_call() {
+async fn mirrored_requests_never_delay_call() {
     let rig = Rig::start().await;
     let (server, shadow) = (Server::echo("a").await, Server::echo("shadow").await);
     let mirror = |service: &str| Some(Mirror { service: named(service), share: Share::ALL });
@@ -325,7 +325,7 @@ async fn mirrored_requests_never_delay_the_call() {
         assert_eq!(ask(&service, post("/add", "tea")).await.unwrap(), (200, "a POST /add tea".into()));
     }
     until("every copy has arrived", || shadow.requests() == 10).await;
-    // A mirror that never responds delays no call, and only a bounded number of mirrored calls wait for it.
+    // A mirror that never responds delays no call, and only a limited number of mirrored calls wait for it.
     let stuck = slow(usize::MAX).await;
     rig.replicated("shop/stuck", Protocol::Http1, &[stuck.address]);
     rig.policy("shop/one", below("", actions("shop/stuck")));
@@ -338,7 +338,7 @@ async fn mirrored_requests_never_delay_the_call() {
     assert!(stuck.requests() <= 64, "{}", stuck.requests());
 }
 
-/// Verifies no token.
+/// A verifier that accepts no token.
 #[derive(Debug)]
 struct NoTokens;
 
@@ -348,7 +348,7 @@ impl TokenVerifier for NoTokens {
     }
 }
 
-/// A caller behind a gateway.
+/// Returns the principal of a caller behind a gateway.
 fn principal(id: &str) -> Arc<Principal> {
     Arc::new(Principal {
         caller: CallerId::new(id.parse().unwrap()),
@@ -362,7 +362,7 @@ fn principal(id: &str) -> Arc<Principal> {
 }
 
 #[tokio::test]
-async fn tenant_with_a_stuck_mirror_skips_no_copies_of_another() {
+async fn stuck_mirror_of_one_tenant_does_not_affect_mirrors_of_others() {
     let rig = Rig::start().await;
     let (server, stuck) = (Server::echo("a").await, slow(usize::MAX).await);
     let mirror = Some(Mirror { service: named("shop/stuck"), share: Share::ALL });
@@ -393,7 +393,7 @@ async fn tenant_with_a_stuck_mirror_skips_no_copies_of_another() {
 }
 
 #[tokio::test]
-async fn routes_to_another_tenant_need_the_consent_of_its_policy() {
+async fn route_to_another_tenant_needs_consent_of_its_policy() {
     for protocol in BOTH {
         let rig = Rig::start().await;
         let (server, vault) = (Server::echo("a").await, Server::echo("vault").await);
@@ -419,7 +419,7 @@ async fn routes_to_another_tenant_need_the_consent_of_its_policy() {
         let accept_routes_from = vec![RouteSource::new("shop/*").unwrap()];
         rig.policy("bank/vault", Policy { accept_routes_from, ..Policy::default() });
         let accepted = async {
-            // A call that is refused at once lets no other task run.
+            // A call that is refused at once does not let other tasks run.
             while ask(&service, post("/split", "")).await.is_err() {
                 tokio::task::yield_now().await;
             }
@@ -431,7 +431,7 @@ async fn routes_to_another_tenant_need_the_consent_of_its_policy() {
 }
 
 #[tokio::test]
-async fn long_bodies_are_not_mirrored_and_unknown_mirrors_are_harmless() {
+async fn long_bodies_are_not_mirrored_and_unknown_mirrors_fail_no_call() {
     let rig = Rig::start().await;
     let server =
         Server::start(async |request: Request<bytes::Bytes>| text(200, request.body().len().to_string()))
@@ -448,7 +448,7 @@ async fn long_bodies_are_not_mirrored_and_unknown_mirrors_are_harmless() {
 }
 
 #[tokio::test]
-async fn a_session_stays_with_its_endpoint() {
+async fn session_cookie_keeps_calls_at_one_endpoint() {
     let rig = Rig::start().await;
     let servers = [Server::echo("a").await, Server::echo("b").await, Server::echo("c").await];
     let policy = Policy { key: vec![KeySource::Cookie("sid".into())], ..Policy::default() };
@@ -473,7 +473,7 @@ async fn a_session_stays_with_its_endpoint() {
 }
 
 #[tokio::test]
-async fn split_to_undeclared_service_fails_clearly_and_is_counted() {
+async fn traffic_split_to_undeclared_service_fails_with_reason_and_is_counted() {
     let rig = Rig::start().await;
     let server = Server::echo("a").await;
     let (mesh, service) =

@@ -1,4 +1,4 @@
-//! Load polling outside calls.
+//! Load polling, which happens outside calls.
 
 use std::{
     convert::Infallible,
@@ -39,7 +39,7 @@ use crate::{
 /// How long servers work on a request: many round trips on this machine, however busy it is.
 const WORK: Duration = Duration::from_millis(40);
 
-/// A server behind the layer that counts calls and polls.
+/// A server behind the layer, which counts calls and polls.
 #[derive(Clone)]
 struct Station {
     name: &'static str,
@@ -58,7 +58,7 @@ impl Station {
         self.asked.load(Relaxed)
     }
 
-    /// Serves on a port of its own; calls to `/held` wait until they are let go.
+    /// Serves on a port of its own. Calls to `/held` wait until they are released.
     async fn serve(&self) -> SocketAddr {
         let this = self.clone();
         let service = self.layer.layer(service_fn(move |request: Request<Incoming>| {
@@ -84,7 +84,7 @@ impl Station {
     }
 }
 
-/// Makes a call; returns the server that responded.
+/// Makes a call. Returns the name of the server that responded.
 async fn call(service: &ServiceHandle, grpc: bool) -> String {
     let answer = service.send(to("/", grpc)).await.unwrap();
     let by = answer.headers()["served-by"].to_str().unwrap().to_owned();
@@ -92,7 +92,7 @@ async fn call(service: &ServiceHandle, grpc: bool) -> String {
     by
 }
 
-/// The known load of the endpoint `i0`.
+/// Returns the known load of the endpoint `i0`.
 fn first_report(service: &ServiceHandle) -> Option<ReceivedReport> {
     match &*service_state(service) {
         ServiceState::Ready(ready) => {
@@ -109,7 +109,7 @@ fn never_asking() -> Policy {
 }
 
 #[tokio::test]
-async fn poll_learns_load_caused_by_other_callers() {
+async fn load_poll_reports_load_caused_by_other_callers() {
     for (protocol, grpc) in [(Protocol::Http1, false), (Protocol::Http2, false), (Protocol::Grpc, true)] {
         let rig = Rig::start().await;
         let stations = ["a", "b", "c"].map(Station::new);
@@ -122,7 +122,7 @@ async fn poll_learns_load_caused_by_other_callers() {
         let (mesh, others) = (rig.mesh().await, rig.mesh().await);
         let service = mesh.service("shop/one").unwrap();
         let begun = Instant::now();
-        // Of an endpoint that was never called nothing is known, its round trip included.
+        // Nothing is known about an endpoint that was never called, not even its round-trip time.
         while first_report(&service).is_none() {
             call(&service, grpc).await;
             assert!(begun.elapsed() < PATIENCE, "a is never called");
@@ -139,7 +139,7 @@ async fn poll_learns_load_caused_by_other_callers() {
             let before = first_report(&service);
             let by = call(&service, grpc).await;
             let report = first_report(&service);
-            // Only then it came without a call.
+            // Only then did the report come from a poll.
             if by != "a" && report != before && report.unwrap().load.requests == Some(requests) {
                 return;
             }
@@ -169,7 +169,7 @@ fn assert_polls_count_as_no_calls(protocol: Protocol, stats: &Stats, stations: &
 }
 
 #[tokio::test]
-async fn server_without_load_polls_is_not_polled_again() {
+async fn server_without_load_poll_support_is_not_polled_again() {
     for protocol in [Protocol::Http1, Protocol::Http2] {
         let rig = Rig::start().await;
         let asked = Arc::new(AtomicUsize::new(0));
@@ -213,7 +213,7 @@ async fn server_without_load_polls_is_not_polled_again() {
 }
 
 #[tokio::test]
-async fn all_handles_share_polled_reports() {
+async fn polled_load_reports_are_shared_by_all_handles() {
     let rig = Rig::start().await;
     let station = Station::new("many");
     let mut addresses = Vec::new();
@@ -243,7 +243,7 @@ async fn all_handles_share_polled_reports() {
 }
 
 #[tokio::test]
-async fn polling_is_off_when_disabled_or_useless() {
+async fn servers_are_not_polled_for_load_if_polling_is_disabled_or_useless() {
     let rig = Rig::start().await;
     let stations = ["a", "b", "c"].map(Station::new);
     let mut addresses = Vec::new();
@@ -268,7 +268,7 @@ async fn polling_is_off_when_disabled_or_useless() {
 }
 
 #[tokio::test]
-async fn a_program_without_calls_polls_no_server() {
+async fn program_without_calls_polls_no_server_for_load() {
     let rig = Rig::start().await;
     let stations = ["a", "b", "c"].map(Station::new);
     let mut addresses = Vec::new();
@@ -284,9 +284,9 @@ async fn a_program_without_calls_polls_no_server() {
         call(&service, false).await;
         assert!(begun.elapsed() < PATIENCE, "{:?}", mesh.stats());
     }
-    // At most the two of the last call are still to come.
+    // At most the two polls after the last call are still outstanding.
     let most = asked() + 2;
-    // Another program, which goes on calling the same kind of service, asks ten times meanwhile.
+    // Meanwhile another program, which keeps calling the same kind of service, polls ten times.
     let others = ["d", "e", "f"].map(Station::new);
     let mut addresses = Vec::new();
     for station in &others {
@@ -303,7 +303,7 @@ async fn a_program_without_calls_polls_no_server() {
 }
 
 #[tokio::test]
-async fn failed_poll_does_not_count_as_endpoint_failure() {
+async fn failed_load_poll_does_not_count_as_endpoint_failure() {
     let rig = Rig::start().await;
     let silent = Arc::new(AtomicUsize::new(0));
     let counted = Arc::clone(&silent);
@@ -333,8 +333,8 @@ async fn failed_poll_does_not_count_as_endpoint_failure() {
         call(&service, false).await;
         assert!(begun.elapsed() < PATIENCE, "{:?}", mesh.stats());
     }
-    // Until the question to it is given up, which makes one more that ended than the other servers received; then until
-    // another server is asked, which is sooner than a silent one is asked again.
+    // Waits until the poll of the silent server is given up: then one more poll has ended than the other servers
+    // received. Then waits until another server is polled, which happens before a silent one is polled again.
     let asked = || stations.iter().map(Station::asked).sum::<usize>();
     while mesh.stats().estimates_polled <= asked() as u64 {
         call(&service, false).await;
@@ -356,7 +356,7 @@ async fn failed_poll_does_not_count_as_endpoint_failure() {
 }
 
 #[tokio::test]
-async fn dead_and_draining_servers_are_not_polled() {
+async fn dead_and_draining_servers_are_not_polled_for_load() {
     let rig = Rig::start().await;
     let stations = ["a", "b"].map(Station::new);
     let dying = Server::start(|_| async {
@@ -400,7 +400,7 @@ async fn dead_and_draining_servers_are_not_polled() {
 }
 
 #[tokio::test]
-async fn poll_round_examines_few_endpoints_of_a_large_fleet() {
+async fn load_poll_round_examines_few_endpoints_of_large_service() {
     let rig = Rig::start().await;
     let address = Station::new("all").serve().await;
     rig.policy(
@@ -424,7 +424,7 @@ async fn poll_round_examines_few_endpoints_of_a_large_fleet() {
 }
 
 #[tokio::test]
-async fn polls_keep_no_idle_connection_open() {
+async fn load_polls_do_not_keep_idle_connections_open() {
     for protocol in [Protocol::Http1, Protocol::Http2] {
         let rig = Rig::start().await;
         let stations = ["a", "b"].map(Station::new);
@@ -445,7 +445,7 @@ async fn polls_keep_no_idle_connection_open() {
             held.spawn(async move { ask(&busy, get("/held")).await });
         }
         until("eight calls of others are under way", || stations[0].layer.outstanding().calls == 8).await;
-        // Until calls avoid a, and then three times that it is asked and the connections are looked through.
+        // Waits until calls avoid server a, then until it is polled and connections are checked three more times.
         let mut rounds = 0;
         while rounds < 3 {
             let before = first_report(&service).unwrap();
@@ -466,7 +466,7 @@ async fn polls_keep_no_idle_connection_open() {
 }
 
 #[tokio::test]
-async fn an_implausible_polled_report_is_counted() {
+async fn implausible_polled_load_report_is_counted() {
     let rig = Rig::start().await;
     let liar = Server::start(|request: Request<Bytes>| async move {
         let mut load = HeaderValue::from_static("TEXT named_metrics.concurrent_requests=0");

@@ -1,4 +1,4 @@
-//! A RIB server on a Unix socket, as an agent would be, and the records in it.
+//! A RIB server on a Unix socket, in place of an agent, and its records.
 
 use std::{
     net::SocketAddr,
@@ -22,7 +22,7 @@ use fairmesh_rib::{
 use fairmesh_test_support::endpoint;
 pub(crate) use fairmesh_test_support::{PATIENCE, eventually as until};
 use fairmesh_wire::{
-    records, shards,
+    record_encoding, shard_encoding,
     transport::{Address, Transport},
 };
 use http_body_util::BodyExt as _;
@@ -43,7 +43,7 @@ struct Agent {
     refusal: Refusal,
 }
 
-/// Why the agent serves nothing, where it does not.
+/// Why the agent refuses to serve; `None` while it serves.
 type Refusal = Arc<Mutex<Option<String>>>;
 
 impl ServedRib for Agent {
@@ -73,7 +73,10 @@ impl Rig {
         let node = Node::new(StoreId(7));
         let mut rig =
             Self { node, folder: TempDir::new().unwrap(), refusal: Refusal::default(), agent: None };
-        rig.write([(RecordKey::Regions, Some(records::encode(&Record::Regions(Regions::default()))))]);
+        rig.write([(
+            RecordKey::Regions,
+            Some(record_encoding::encode(&Record::Regions(Regions::default()))),
+        )]);
         rig.start_agent().await;
         rig
     }
@@ -96,7 +99,7 @@ impl Rig {
         task.await.unwrap();
     }
 
-    /// From now on the agent cannot serve subscriptions, or can again.
+    /// Makes the agent refuse subscriptions for this reason, or serve them again.
     pub(crate) fn refuse(&self, why: Option<&str>) {
         *self.refusal.lock().unwrap() = why.map(str::to_owned);
     }
@@ -121,7 +124,7 @@ impl Rig {
 
     pub(crate) fn service(&self, name: &str, kind: ServiceKind, protocol: Protocol) {
         let service = Service { kind, protocol, virtual_address: None, identity: None };
-        self.write([(RecordKey::Service(named(name)), Some(records::encode(&service.into())))]);
+        self.write([(RecordKey::Service(named(name)), Some(record_encoding::encode(&service.into())))]);
     }
 
     pub(crate) fn replicated(&self, name: &str, protocol: Protocol, servers: &[SocketAddr]) {
@@ -137,15 +140,15 @@ impl Rig {
 
     pub(crate) fn write_endpoint(&self, name: &str, endpoint: Endpoint) {
         let key = endpoint_key(name, endpoint.instance.as_str());
-        self.write([(key, Some(records::encode(&endpoint.into())))]);
+        self.write([(key, Some(record_encoding::encode(&endpoint.into())))]);
     }
 
-    /// The checker of the region is sure that an endpoint is not healthy.
+    /// Records a verdict of the region's checker that an endpoint is unhealthy.
     pub(crate) fn unhealthy(&self, name: &str, instance: &str) {
         let key = RecordKey::Health(named(name), region("eu"), InstanceId::new(instance).unwrap());
         let verdict =
             Verdict { healthy: false, since_ms: 0, confidence: 950, cause: "test".into(), stale: false };
-        self.write([(key, Some(records::encode(&Record::Verdict(verdict))))]);
+        self.write([(key, Some(record_encoding::encode(&Record::Verdict(verdict))))]);
     }
 
     pub(crate) fn remove_endpoint(&self, name: &str, instance: &str) {
@@ -153,19 +156,19 @@ impl Rig {
     }
 
     pub(crate) fn policy(&self, name: &str, policy: Policy) {
-        self.write([(RecordKey::Policy(named(name)), Some(records::encode(&policy.into())))]);
+        self.write([(RecordKey::Policy(named(name)), Some(record_encoding::encode(&policy.into())))]);
     }
 
-    /// Defaults for the policies of a tenant; of the mesh without a name.
+    /// Writes policy defaults of a tenant, or of the mesh if the name is empty.
     pub(crate) fn policy_defaults(&self, tenant: &str, policy: &Policy) {
         let key = RecordKey::PolicyDefaults(DefaultsScope::named(tenant).unwrap());
         let defaults = PolicyDefaults::new(policy).unwrap();
-        self.write([(key, Some(records::encode(&defaults.into())))]);
+        self.write([(key, Some(record_encoding::encode(&defaults.into())))]);
     }
 
     pub(crate) fn shard_map(&self, name: &str, map: &ShardMap) {
         let name = named(name);
-        let new = shards::encode_map(&name, map);
+        let new = shard_encoding::encode_map(&name, map);
         let (_, old) = self.node.read(&[Prefix::shards(&name, None)]);
         let gone = old
             .into_iter()
@@ -190,7 +193,7 @@ pub(crate) fn region(name: &str) -> Region {
     Region::new(name).unwrap()
 }
 
-/// A map of the keys below 100 with one shard, held by these instances as `primary`.
+/// Returns a map with one shard for the keys below 100, held by these instances as `primary`.
 pub(crate) fn map(version: u64, holders: &[&str]) -> ShardMap {
     let replica = |instance: &&str| Replica {
         instance: InstanceId::new(instance).unwrap(),
@@ -203,7 +206,7 @@ pub(crate) fn map(version: u64, holders: &[&str]) -> ShardMap {
     ShardMap { version, interval: KeyRange::new(ShardKey(0), Some(ShardKey(100))).unwrap(), shards }
 }
 
-/// A policy that sends everything below a path to another service.
+/// Returns a policy that sends all requests below a path to another service.
 pub(crate) fn split(path: &str, service: &str) -> Policy {
     let route = Route {
         matches: Match { path: Some(PathMatch::Prefix(path.into())), ..Match::default() },
@@ -213,7 +216,7 @@ pub(crate) fn split(path: &str, service: &str) -> Policy {
     Policy { routes: vec![route], ..Policy::default() }
 }
 
-/// Sends a request and reads the whole response: status and text.
+/// Sends a request and reads the whole response. Returns its status and text.
 pub(crate) async fn ask(
     service: &ServiceHandle,
     request: http::Request<Body>,

@@ -1,4 +1,4 @@
-//! What routes and policies decide where a call says nothing: the role of a copy, and the statuses after which it is retried.
+//! Choices of routes and policies for calls that make none: the role of a copy, and the statuses that are retried.
 
 use std::collections::BTreeSet;
 
@@ -25,7 +25,7 @@ fn route(methods: &[&str], actions: Actions) -> Route {
     Route { matches, actions, ..Route::new(Label::new("one").unwrap()) }
 }
 
-/// One shard, with a copy of each role named as its instance.
+/// Returns a map of one shard with a copy for each role; the instance of a copy is named like its role.
 fn by_role(roles: &[&str]) -> ShardMap {
     let replica = |name: &&str| Replica {
         instance: InstanceId::new(name).unwrap(),
@@ -37,14 +37,14 @@ fn by_role(roles: &[&str]) -> ShardMap {
     ShardMap { shards: vec![Shard { id: ShardId(0), start: ShardKey(0), replicas }], ..map(1, &[]) }
 }
 
-/// The status, and the name of the server that responds, which its response begins with.
+/// Returns the status, and the name of the responding server, with which its response begins.
 async fn answered_by(service: &ServiceHandle, request: http::Request<Body>) -> (u16, String) {
     let (status, text) = ask(service, request).await.unwrap();
     (status, text.split(' ').next().unwrap_or_default().to_owned())
 }
 
 #[tokio::test]
-async fn role_of_call_precedes_that_of_route_and_that_of_policy() {
+async fn shard_role_of_call_takes_precedence_over_route_and_policy() {
     for protocol in BOTH {
         let rig = Rig::start().await;
         let roles = ["primary", "secondary", "witness"];
@@ -76,7 +76,7 @@ async fn role_of_call_precedes_that_of_route_and_that_of_policy() {
 }
 
 #[tokio::test]
-async fn statuses_of_a_route_are_retried_where_repeating_is_safe() {
+async fn retry_statuses_of_route_are_retried_only_for_idempotent_requests() {
     for protocol in BOTH {
         let rig = Rig::start().await;
         let failing = Server::start(async |_| text(429, "no")).await;
@@ -107,7 +107,7 @@ async fn statuses_of_a_route_are_retried_where_repeating_is_safe() {
     }
 }
 
-/// Whether calls go to servers of both names, and none fails.
+/// Whether calls go to servers of both names and none fails.
 async fn both_serve(service: &ServiceHandle) -> bool {
     let mut names = BTreeSet::new();
     for _ in 0..40 {
@@ -118,7 +118,7 @@ async fn both_serve(service: &ServiceHandle) -> bool {
 }
 
 #[tokio::test]
-async fn calls_of_empty_backends_go_to_the_others_where_the_route_says_so() {
+async fn calls_to_empty_split_backends_are_redistributed_if_route_allows() {
     let rig = Rig::start().await;
     let servers = [Server::echo("one").await, Server::echo("two").await];
     rig.replicated("shop/one", Protocol::Http1, &[servers[0].address]);
@@ -131,10 +131,6 @@ async fn calls_of_empty_backends_go_to_the_others_where_the_route_says_so() {
     let mesh = rig.mesh().await;
     let service = mesh.service("shop/one").unwrap();
     service.prepare().await.unwrap();
-    // A backend whose records have not arrived may have endpoints.
-    for backend in ["shop/two", "shop/undeclared"] {
-        mesh.service(backend).unwrap().resolved().await;
-    }
     let answers = async || {
         let mut names = BTreeSet::new();
         for _ in 0..40 {
@@ -144,7 +140,8 @@ async fn calls_of_empty_backends_go_to_the_others_where_the_route_says_so() {
         }
         names.into_iter().collect::<Vec<_>>()
     };
-    // Before the policy arrives, the service itself serves all calls. A backend whose records have not arrived counts as not empty.
+    // Before the policy arrives, the service itself serves all calls. A backend whose records have not arrived does not
+    // count as empty.
     let known = async || {
         let both = async { while !both_serve(&service).await {} };
         tokio::time::timeout(PATIENCE, both).await.unwrap();
@@ -162,12 +159,33 @@ async fn calls_of_empty_backends_go_to_the_others_where_the_route_says_so() {
         assert_eq!(report.endpoint.as_ref().unwrap().address, servers[0].address, "{report}");
     }
     rig.endpoint("shop/two", "i0", servers[1].address, EndpointState::Serving);
-    // Records of two services arrive one after the other: until then, both could be empty.
+    // Records of two services arrive one after the other. Until then, both could be empty.
     known().await;
     rig.remove_endpoint("shop/one", "i0");
-    // The service itself is a backend as well. Calls that were decided before may fail.
+    // The service itself is a backend too. Calls decided earlier may fail.
     let moved =
         async { while ask(&service, get("/")).await.is_ok_and(|(_, text)| text.starts_with("one")) {} };
     tokio::time::timeout(PATIENCE, moved).await.unwrap();
     becomes("two").await;
+}
+
+#[tokio::test]
+async fn calls_go_to_other_backends_before_records_of_empty_one_arrive() {
+    let rig = Rig::start().await;
+    let server = Server::echo("one").await;
+    rig.replicated("shop/one", Protocol::Http1, &[server.address]);
+    let split = ["shop/one", "shop/undeclared"]
+        .map(|name| Backend { service: ServiceName::new(name).unwrap(), weight: 1 });
+    let actions = Actions { redistributes_empty: true, ..Actions::default() };
+    let routes = vec![Route { split: split.into(), ..route(&[], actions) }];
+    rig.policy("shop/one", Policy { routes, ..Policy::default() });
+    for _ in 0..20 {
+        // A mesh that knows nothing yet: its first calls begin before the records of a backend arrive.
+        let mesh = rig.mesh().await;
+        let service = mesh.service("shop/one").unwrap();
+        let calls = (0..8).map(|_| answered_by(&service, get("/")));
+        for answer in futures_util::future::join_all(calls).await {
+            assert_eq!(answer, (200, "one".to_owned()));
+        }
+    }
 }

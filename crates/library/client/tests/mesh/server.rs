@@ -1,4 +1,4 @@
-//! A scripted HTTP server: HTTP/1.1 and HTTP/2 on one port, drained or killed at will.
+//! A scripted HTTP server: HTTP/1.1 and HTTP/2 on one port, with drain and kill.
 
 use std::{
     convert::Infallible,
@@ -27,7 +27,7 @@ use tokio_util::sync::CancellationToken;
 
 pub(crate) type Answer = Pin<Box<dyn Future<Output = Response<Full<Bytes>>> + Send>>;
 
-/// A server and its counters.
+/// A test server with its counters.
 pub(crate) struct Server {
     pub(crate) address: SocketAddr,
     pub(crate) seen: Arc<Seen>,
@@ -77,7 +77,7 @@ impl Server {
         server
     }
 
-    /// A server that responds with its name, the method, the path and the body.
+    /// Starts a server that responds with its name, the method, the path and the body.
     pub(crate) async fn echo(name: &'static str) -> Self {
         Self::start(move |request: Request<Bytes>| async move {
             let body = String::from_utf8_lossy(request.body());
@@ -86,12 +86,12 @@ impl Server {
         .await
     }
 
-    /// Stops to listen and sends GOAWAY on every connection; calls in flight finish.
+    /// Stops listening and sends GOAWAY on every connection. Calls in flight finish.
     pub(crate) fn drain(&self) {
         self.drain.cancel();
     }
 
-    /// Dies: every connection breaks at once.
+    /// Kills the server: every connection breaks at once.
     pub(crate) fn kill(&self) {
         self.kill.cancel();
     }
@@ -109,7 +109,7 @@ impl Server {
     }
 }
 
-/// Serves a tower service over either protocol; returns its address.
+/// Serves a tower service over either protocol. Returns its address.
 pub(crate) async fn serve<S, B>(service: S) -> SocketAddr
 where
     S: tower::Service<Request<Incoming>, Response = Response<B>, Error = Infallible> + Clone + Send + 'static,
@@ -165,7 +165,7 @@ pub(crate) fn text(status: u16, text: impl Into<String>) -> Response<Full<Bytes>
     Response::builder().status(status).body(Full::new(Bytes::from(text.into()))).unwrap()
 }
 
-/// An address without a listener.
+/// Returns an address without a listener.
 pub(crate) async fn nobody() -> SocketAddr {
     ([127, 0, 0, 1], free_port()).into()
 }

@@ -1,4 +1,4 @@
-//! Spans of `tracing` for calls and attempts.
+//! `tracing` spans of calls and attempts.
 
 use std::{
     io,
@@ -17,7 +17,7 @@ use crate::{
 
 const PARENT: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
 
-/// What was written, one JSON document in each line.
+/// Collected output, one JSON document per line.
 #[derive(Clone, Default)]
 struct Lines(Arc<Mutex<Vec<u8>>>);
 
@@ -40,7 +40,7 @@ impl<'a> MakeWriter<'a> for Lines {
 }
 
 impl Lines {
-    /// The spans of this name that have ended.
+    /// The ended spans with this name.
     fn ended(&self, name: &str) -> Vec<String> {
         let text = String::from_utf8(self.0.lock().unwrap().clone()).unwrap();
         let named = format!("\"span\":{{\"name\":\"{name}\"");
@@ -59,7 +59,7 @@ fn parent() -> SpanContext {
 }
 
 #[tokio::test]
-async fn a_call_and_each_of_its_attempts_leave_a_span() {
+async fn call_and_each_attempt_are_recorded_as_spans() {
     let lines = Lines::default();
     let subscriber = tracing_subscriber::fmt()
         .json()
@@ -72,7 +72,7 @@ async fn a_call_and_each_of_its_attempts_leave_a_span() {
     let fixed = FixedMesh::new().unwrap();
     fixed.serve("shop/cart", Protocol::Http1, [nobody().await, server.address]).await.unwrap();
     let service = fixed.mesh().service("shop/cart").unwrap().within(parent());
-    // The unreachable one is picked first within a few calls, and another attempt follows.
+    // The unreachable endpoint is picked first within a few calls, and another attempt follows.
     while fixed.mesh().stats().retries == 0 {
         assert_eq!(ask(&service, get("/items")).await.unwrap().0, 200);
     }
@@ -97,7 +97,7 @@ async fn a_call_and_each_of_its_attempts_leave_a_span() {
 }
 
 #[tokio::test]
-async fn handle_trace_parent_is_sent_unless_the_request_has_one() {
+async fn traceparent_of_service_handle_is_sent_unless_request_has_one() {
     let server = Server::start(async |request| {
         text(200, request.headers()["traceparent"].to_str().unwrap().to_owned())
     })
@@ -113,7 +113,7 @@ async fn handle_trace_parent_is_sent_unless_the_request_has_one() {
 }
 
 #[tokio::test]
-async fn client_metrics_match_stats_and_naming_conventions() {
+async fn client_metrics_match_call_stats_and_naming_conventions() {
     let fixed = FixedMesh::new().unwrap();
     let service = fixed.mesh().service("shop/none").unwrap();
     ask(&service, get("/")).await.unwrap_err();

@@ -1,4 +1,4 @@
-//! Timeouts of calls: idle timeouts by default, and total ones where they are configured.
+//! Timeouts of calls: idle timeouts by default, total timeouts if configured.
 
 use std::{convert::Infallible, net::SocketAddr, time::Duration};
 
@@ -18,18 +18,18 @@ use crate::{
 };
 
 const ALL: [Protocol; 3] = [Protocol::Http1, Protocol::Http2, Protocol::Grpc];
-/// How long nothing may move.
+/// Maximum time without progress.
 const IDLE: Duration = Duration::from_secs(1);
-/// A piece comes so often, which is well within that,
+/// Interval of pieces, well within [`IDLE`].
 const OFTEN: Duration = Duration::from_millis(40);
-/// and so many do: together they take much longer.
+/// Number of pieces. Together they take much longer than [`IDLE`].
 const PIECES: usize = 60;
-/// Bytes of a body in several frames that fits into buffers, so that its server never keeps the reader waiting.
+/// Size of a body in several frames that fits into buffers, so that its server never keeps the reader waiting.
 const LARGE: usize = 200_000;
 
 type AnyBody = UnsyncBoxBody<Bytes, BoxError>;
 
-/// Pieces of one byte each, at times, and then silence where it does not end.
+/// Returns a body of one-byte pieces at intervals. If it does not end, it stays silent afterwards.
 fn pieces(count: usize, ends: bool) -> AnyBody {
     let one = move |at| async move {
         sleep(OFTEN).await;
@@ -41,7 +41,7 @@ fn pieces(count: usize, ends: bool) -> AnyBody {
     StreamBody::new(Box::pin(stream::unfold(0, one))).boxed_unsync()
 }
 
-/// A piece, and the end with it, as a server's own status comes.
+/// Returns a body of one piece that ends at once, like a server's own status.
 fn ended() -> AnyBody {
     let trailers =
         HeaderMap::from_iter([(HeaderName::from_static("grpc-status"), HeaderValue::from_static("4"))]);
@@ -53,7 +53,7 @@ fn whole(text: String) -> AnyBody {
     http_body_util::Full::from(text).map_err(|never: Infallible| match never {}).boxed_unsync()
 }
 
-/// A server that responds by path, without a clock of its own.
+/// Starts a server that responds by path, without a clock of its own.
 async fn server() -> SocketAddr {
     let answer = async |request: Request<Incoming>| {
         let (head, body) = request.into_parts();
@@ -64,7 +64,7 @@ async fn server() -> SocketAddr {
             "/ends" => ended(),
             "/large" => whole(".".repeat(LARGE)),
             "/takes" => whole(body.collect().await.map_or(0, |body| body.to_bytes().len()).to_string()),
-            // The response begins before the request has ended, and goes on after it.
+            // The response begins before the request has ended, and continues after it.
             "/takes-late" => {
                 let taken = async move {
                     let length = body.collect().await.map_or(0, |body| body.to_bytes().len());
@@ -86,7 +86,7 @@ fn timeouts(total: Option<Duration>) -> Timeouts {
     Timeouts { total, response_header: Some(IDLE), idle: Some(IDLE) }
 }
 
-/// A service of each protocol, with a policy where one is given.
+/// Declares a service for each protocol, with the policy if one is given.
 async fn services(policy: Option<Timeouts>) -> (Rig, Mesh) {
     let rig = Rig::start().await;
     let server = server().await;
@@ -119,7 +119,7 @@ fn failures(service: &fairmesh_client::ServiceHandle) -> u32 {
 }
 
 #[tokio::test]
-async fn stream_lives_while_active_and_ends_when_silent() {
+async fn response_stream_continues_while_active_and_times_out_when_silent() {
     let (_rig, mesh) = services(Some(timeouts(None))).await;
     let both = stream::iter(ALL).for_each_concurrent(None, |protocol| {
         let service = mesh.service(name(protocol)).unwrap();
@@ -139,7 +139,7 @@ async fn stream_lives_while_active_and_ends_when_silent() {
 }
 
 #[tokio::test]
-async fn upload_lives_while_active() {
+async fn request_upload_continues_while_active() {
     let (_rig, mesh) = services(Some(timeouts(None))).await;
     let all = stream::iter(ALL).for_each_concurrent(None, |protocol| {
         let service = mesh.service(name(protocol)).unwrap();
@@ -162,7 +162,7 @@ async fn upload_lives_while_active() {
 }
 
 #[tokio::test]
-async fn missing_response_headers_time_out_without_a_retry() {
+async fn missing_response_headers_time_out_without_retry() {
     let (_rig, mesh) = services(Some(timeouts(None))).await;
     for protocol in ALL {
         let service = mesh.service(name(protocol)).unwrap();
@@ -176,7 +176,7 @@ async fn missing_response_headers_time_out_without_a_retry() {
 }
 
 #[tokio::test]
-async fn a_total_timeout_ends_a_moving_call_and_the_shortest_applies() {
+async fn shortest_total_timeout_ends_call_despite_progress() {
     let (_rig, mesh) = services(Some(timeouts(Some(2 * IDLE)))).await;
     for protocol in ALL {
         let service = mesh.service(name(protocol)).unwrap();
@@ -190,7 +190,7 @@ async fn a_total_timeout_ends_a_moving_call_and_the_shortest_applies() {
 }
 
 #[tokio::test]
-async fn total_timeout_ends_a_slowly_read_response() {
+async fn total_timeout_ends_slowly_read_response() {
     let (_rig, mesh) = services(Some(timeouts(Some(IDLE)))).await;
     for protocol in ALL {
         let service = mesh.service(name(protocol)).unwrap();
@@ -215,13 +215,13 @@ async fn response_end_counts_when_caller_polls_late() {
         assert_eq!(body.frame().await.unwrap().unwrap().into_data().unwrap(), ".");
         tokio::time::sleep_until(began + 2 * IDLE).await;
         let trailers = body.collect().await.unwrap().trailers().cloned();
-        // HTTP/1.1 has none unless the caller asks for them.
+        // HTTP/1.1 has no trailers unless the caller asks for them.
         assert_eq!(trailers.is_some_and(|end| end["grpc-status"] == "4"), protocol != Protocol::Http1);
     }
 }
 
 #[tokio::test]
-async fn server_receives_the_deadline_of_the_call() {
+async fn server_receives_deadline_of_call() {
     let (rig, mesh) = services(None).await;
     let day = Duration::from_secs(86_400);
     for protocol in ALL {
@@ -231,7 +231,7 @@ async fn server_receives_the_deadline_of_the_call() {
         let mut malformed = request();
         malformed.headers_mut().insert("x-fairmesh-deadline", "soon".parse().unwrap());
         assert_eq!(ask(&service, malformed).await.unwrap().1, "- -", "nor does this");
-        // Longer than any default.
+        // Longer than any default timeout.
         let (_, told) = ask(&service.timeout(2 * day), request()).await.unwrap();
         let (ours, theirs) = told.split_once(' ').unwrap();
         assert!(ours.parse::<u64>().unwrap() > 86_400_000, "{told}");

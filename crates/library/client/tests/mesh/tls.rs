@@ -1,4 +1,4 @@
-//! Calls of the client library to the server library, over mutual TLS.
+//! Calls from the client library to the server library over mutual TLS.
 
 use std::{
     convert::Infallible,
@@ -27,12 +27,12 @@ use tokio::{
 
 use crate::rig::*;
 
-/// Within which a revocation takes effect.
+/// Time within which a revocation must take effect.
 const REVOCATION_LIMIT: Duration = Duration::from_secs(10);
 
 const PROTOCOLS: [Protocol; 2] = [Protocol::Http1, Protocol::Http2];
 
-/// A trust domain of a test.
+/// A trust domain for tests.
 struct Domain {
     authority: Authority,
     _folder: tempfile::TempDir,
@@ -50,12 +50,12 @@ impl Default for Domain {
 }
 
 impl Domain {
-    /// A process with this identity.
+    /// Returns the transport of a process with this identity.
     fn process(&self, path: &str) -> Transport {
         self.process_that_trusts(path, self)
     }
 
-    /// A process with this identity, which trusts another authority too.
+    /// Returns the transport of a process with this identity that also trusts another authority.
     fn process_that_trusts(&self, path: &str, other: &Self) -> Transport {
         Transport::tls(self.workload(path, other))
     }
@@ -80,11 +80,11 @@ async fn serve(name: &'static str, transport: Transport) -> SocketAddr {
     start(name, transport).await.0
 }
 
-/// A server that responds with its name and the length of the request.
+/// Starts a server that responds with its name and the length of the request.
 async fn start(name: &'static str, transport: Transport) -> (SocketAddr, MeshServer) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
-    // It reads its policy there and is not registered: the test writes the records.
+    // The server reads its policy there and is not registered: the test writes the records.
     let records = Rig::start().await;
     let server = MeshServer::builder("shop/one")
         .address(address)
@@ -95,7 +95,7 @@ async fn start(name: &'static str, transport: Transport) -> (SocketAddr, MeshSer
     let service = tower::service_fn(move |request: Request<hyper::body::Incoming>| async move {
         let length = request.into_body().collect().await.unwrap().to_bytes().len();
         let mut text = format!("{name} {length} ").into_bytes();
-        // As long as the request.
+        // The response is as long as the request.
         text.resize(text.len() + length, b'x');
         Ok::<_, Infallible>(Response::new(Full::new(Bytes::from(text))))
     });
@@ -107,7 +107,7 @@ async fn start(name: &'static str, transport: Transport) -> (SocketAddr, MeshSer
     (address, server)
 }
 
-/// An endpoint that speaks mutual TLS.
+/// Writes an endpoint that speaks mutual TLS.
 fn write(rig: &Rig, instance: &str, address: SocketAddr) {
     let state = EndpointState::Serving;
     rig.write_endpoint("shop/one", Endpoint { address, state, mtls: true, ..endpoint(instance, "eu") });
@@ -127,7 +127,7 @@ async fn send(mesh: &Mesh, length: usize) -> String {
 }
 
 #[tokio::test]
-async fn calls_over_tls_keep_their_connections() {
+async fn calls_over_tls_reuse_their_connections() {
     let domain = Domain::default();
     let one = serve("one", domain.process("shop/one")).await;
     for protocol in PROTOCOLS {
@@ -144,7 +144,7 @@ async fn calls_over_tls_keep_their_connections() {
 }
 
 #[tokio::test]
-async fn idle_connections_to_a_revoked_server_are_closed_at_once() {
+async fn idle_connections_to_revoked_server_are_closed_at_once() {
     let domain = Domain::default();
     let one = serve("one", domain.process("shop/one")).await;
     for protocol in PROTOCOLS {
@@ -188,7 +188,7 @@ async fn server_with_wrong_identity_receives_no_request() {
 }
 
 #[tokio::test]
-async fn call_refused_for_its_certificate_counts_as_unsent() {
+async fn call_refused_for_client_certificate_fails_as_unsent() {
     let domain = Domain::default();
     let address = serve("one", domain.process("shop/one")).await;
     let other = Domain::default();
@@ -207,7 +207,7 @@ async fn call_refused_for_its_certificate_counts_as_unsent() {
 }
 
 #[tokio::test]
-async fn a_caller_without_an_identity_does_not_connect() {
+async fn caller_without_identity_does_not_connect_to_tls_endpoints() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let rig = Rig::start().await;
     rig.service("shop/one", ServiceKind::Replicated, Protocol::Http1);
@@ -223,7 +223,7 @@ async fn a_caller_without_an_identity_does_not_connect() {
     assert!(accepted.is_pending(), "it connected");
 }
 
-/// A listener of an intruder, whose record says that it speaks plaintext.
+/// Starts a listener of an intruder, whose record says that it speaks plaintext.
 async fn intruder(rig: &Rig) -> TcpListener {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let (address, state) = (listener.local_addr().unwrap(), EndpointState::Serving);
@@ -255,7 +255,7 @@ async fn caller_with_identity_sends_nothing_to_plaintext_endpoints() {
             assert_eq!(send(&mesh, 5).await, "one 5 ", "{protocol:?}");
         }
         assert!(!has_connection(&intruder), "{protocol:?}");
-        // Until the policy says otherwise, which a load poll or a call may then use.
+        // Only a permissive policy allows it; then a load poll or a call may use it.
         rig.policy("shop/one", Policy { mtls: MtlsMode::Permissive, ..Policy::default() });
         let used = async || {
             let _ = timeout(Duration::from_millis(100), send(&mesh, 5)).await;
@@ -266,7 +266,7 @@ async fn caller_with_identity_sends_nothing_to_plaintext_endpoints() {
 }
 
 #[tokio::test]
-async fn late_identity_caller_uses_no_plaintext_endpoint() {
+async fn caller_that_gets_identity_later_uses_no_plaintext_endpoint() {
     let domain = Domain::default();
     let rig = Rig::start().await;
     rig.service("shop/one", ServiceKind::Replicated, Protocol::Http1);
@@ -274,7 +274,7 @@ async fn late_identity_caller_uses_no_plaintext_endpoint() {
     let late = Arc::new(Workload::default());
     let mesh = mesh(&rig, Transport::tls(late.clone())).await;
     mesh.service("shop/one").unwrap().prepare().await.unwrap();
-    // The table was compiled without it.
+    // The table was compiled before the identity arrived.
     late.install(domain.credentials("shop/caller", &domain)).unwrap();
     let fault = ask(&mesh.service("shop/one").unwrap(), post("/", "tea")).await.unwrap_err();
     assert_eq!((fault.kind(), fault.retry()), (FaultKind::Unreachable, Retry::Unsent), "{fault}");
@@ -283,7 +283,7 @@ async fn late_identity_caller_uses_no_plaintext_endpoint() {
 }
 
 #[tokio::test]
-async fn tls_server_answers_no_plaintext() {
+async fn tls_server_does_not_answer_plaintext() {
     let domain = Domain::default();
     let (one, server) = start("one", domain.process("shop/one")).await;
     let mut stream = TcpStream::connect(one).await.unwrap();

@@ -1,4 +1,4 @@
-//! Connections that are handed over: after an upgrade, and for bytes that are no HTTP.
+//! Connections handed to the caller: after an upgrade, and for protocols other than HTTP.
 
 use std::net::SocketAddr;
 
@@ -21,7 +21,7 @@ use crate::{
 const SWITCH: &str =
     "HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: chat\r\n\r\nwelcome";
 
-/// Calls and streams in flight, as the balancer counts them.
+/// Number of calls and streams in flight, as counted by the balancer.
 fn in_flight(service: &ServiceHandle) -> (u32, u32) {
     let ServiceState::Ready(ready) = &*service_state(service) else { return (0, 0) };
     let counts = ready.upstream.candidates().map(|candidate| (candidate.outstanding, candidate.streams));
@@ -33,7 +33,7 @@ fn chat() -> Request<Body> {
     asked.body(Body::empty()).unwrap()
 }
 
-/// A server that sends this response to each request and then echoes; reports the heads that it received.
+/// Starts a server that answers each request with this response and then echoes. Returns the request heads it received.
 async fn echo(answer: &'static str) -> (SocketAddr, tokio::sync::mpsc::UnboundedReceiver<String>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -63,7 +63,7 @@ async fn said_again(mut stream: TcpStream) {
 }
 
 #[tokio::test]
-async fn upgraded_connection_belongs_to_the_caller_as_a_stream() {
+async fn upgraded_connection_is_handed_to_caller_and_counts_as_stream() {
     let rig = Rig::start().await;
     let (address, mut heads) = echo(SWITCH).await;
     rig.replicated("shop/chat", Protocol::Http1, &[address]);
@@ -90,7 +90,7 @@ async fn upgraded_connection_belongs_to_the_caller_as_a_stream() {
 }
 
 #[tokio::test]
-async fn connection_upgrades_only_if_both_sides_agree() {
+async fn connection_is_upgraded_only_if_client_and_server_agree() {
     let rig = Rig::start().await;
     let (switching, _heads) = echo(SWITCH).await;
     rig.replicated("shop/pushy", Protocol::Http1, &[switching]);
@@ -115,7 +115,7 @@ async fn connection_upgrades_only_if_both_sides_agree() {
 }
 
 #[tokio::test]
-async fn connect_is_sent_to_a_reachable_server() {
+async fn open_connection_skips_unreachable_endpoints() {
     let rig = Rig::start().await;
     let (there, mut heads) = echo("").await;
     rig.replicated("shop/db", Protocol::Http2, &[nobody().await, nobody().await, there]);

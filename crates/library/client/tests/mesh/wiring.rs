@@ -1,4 +1,4 @@
-//! Results of calls reach the decisions about the next ones.
+//! Results of calls influence decisions about later calls.
 
 use std::{convert::Infallible, net::SocketAddr, time::Duration};
 
@@ -20,7 +20,7 @@ use crate::{
     server::{Server, serve, text},
 };
 
-/// Calls and streams in flight, as the balancer counts them.
+/// Number of calls and streams in flight, as counted by the balancer.
 fn in_flight(service: &ServiceHandle) -> (u32, u32) {
     let ServiceState::Ready(ready) = &*service_state(service) else { return (0, 0) };
     let counts = ready.upstream.candidates().map(|candidate| (candidate.outstanding, candidate.streams));
@@ -28,7 +28,7 @@ fn in_flight(service: &ServiceHandle) -> (u32, u32) {
 }
 
 #[tokio::test]
-async fn long_response_counts_as_a_stream_while_silent() {
+async fn long_response_counts_as_stream_not_call_while_silent() {
     let rig = Rig::start().await;
     for (name, protocol, grpc) in [
         ("shop/one", Protocol::Http1, false),
@@ -43,7 +43,7 @@ async fn long_response_counts_as_a_stream_while_silent() {
         assert_eq!(in_flight(&service), (1, 0), "{name}: it may well be a short one");
         until("it is a stream", || in_flight(&service) == (0, 1)).await;
         frames.send(Bytes::from_static(b"a word")).unwrap();
-        // The word has come when the answer ends, and it is a stream until then.
+        // The word arrives before the response ends, and the call counts as a stream until then.
         drop(frames);
         assert_eq!(reader.await.unwrap(), "a word");
         assert_eq!(in_flight(&service), (0, 0), "{name}");
@@ -51,7 +51,7 @@ async fn long_response_counts_as_a_stream_while_silent() {
 }
 
 #[tokio::test]
-async fn a_stream_still_ends_at_its_deadline() {
+async fn response_stream_ends_at_its_deadline() {
     let rig = Rig::start().await;
     let (address, _frames) = streaming().await;
     rig.replicated("shop/one", Protocol::Http2, &[address]);
@@ -64,12 +64,12 @@ async fn a_stream_still_ends_at_its_deadline() {
     assert_eq!(in_flight(&service), (0, 0));
 }
 
-/// A gRPC server that fails at once, with its status in the head or in trailers.
+/// Starts a gRPC server that fails at once, with its status in the head or in trailers.
 async fn failing_grpc(in_trailers: bool) -> SocketAddr {
     let service = service_fn(move |_: Request<Incoming>| async move {
         let status = HeaderMap::from_iter([(
             "grpc-status".parse().unwrap(),
-            // INTERNAL.
+            // The gRPC status INTERNAL.
             HeaderValue::from_static("13"),
         )]);
         let mut answer = Response::builder().header("content-type", "application/grpc");
@@ -85,7 +85,7 @@ async fn failing_grpc(in_trailers: bool) -> SocketAddr {
     serve(service).await
 }
 
-/// How many of 200 calls end well.
+/// Returns how many of 200 calls succeed.
 async fn good_answers(service: &ServiceHandle, grpc: bool) -> usize {
     let mut callers = JoinSet::new();
     for _ in 0..4 {
@@ -104,7 +104,7 @@ async fn good_answers(service: &ServiceHandle, grpc: bool) -> usize {
 }
 
 #[tokio::test]
-async fn a_server_that_fails_at_once_does_not_look_idle() {
+async fn server_that_fails_fast_does_not_attract_more_calls() {
     let good = async || {
         Server::start(async |_| {
             sleep(Duration::from_millis(20)).await;
@@ -126,14 +126,14 @@ async fn a_server_that_fails_at_once_does_not_look_idle() {
         let rig = Rig::start().await;
         rig.replicated(name, protocol, &[failing, good().await.address, good().await.address]);
         let service = rig.mesh().await.service(name).unwrap();
-        // Least requests alone would send it nearly all: it never has one in flight.
+        // Least requests alone would send almost all calls to the failing server, since it never has one in flight.
         let good = good_answers(&service, protocol == Protocol::Grpc).await;
         assert!((160..=197).contains(&good), "{name}: {good} of 200");
     }
 }
 
 #[tokio::test]
-async fn panic_calls_all_failing_endpoints_and_is_counted() {
+async fn panic_mode_calls_all_failing_endpoints_and_is_counted() {
     let rig = Rig::start().await;
     let mut servers = Vec::new();
     for _ in 0..3 {
@@ -143,7 +143,7 @@ async fn panic_calls_all_failing_endpoints_and_is_counted() {
     let mesh = rig.mesh().await;
     let service = mesh.service("shop/one").unwrap();
     let call = async || assert_eq!(service.send(post("/", "")).await.unwrap().status(), 503);
-    // Five failures in a row are held against a server.
+    // Five consecutive failures make a server fail.
     until_called(&servers, 6, call).await;
     let before = servers.iter().map(Server::requests).collect::<Vec<_>>();
     assert!(mesh.stats().panic_picks > 0);
@@ -151,7 +151,7 @@ async fn panic_calls_all_failing_endpoints_and_is_counted() {
     assert_eq!(mesh.stats().attempts_without_endpoint, 0);
 }
 
-/// Calls until each server had so many calls, at most a thousand times.
+/// Makes calls until each server has received `least` of them, at most 1000 calls.
 async fn until_called(servers: &[Server], least: usize, call: impl AsyncFn()) {
     for _ in 0..1000 {
         if servers.iter().all(|server| server.requests() >= least) {
@@ -187,7 +187,7 @@ async fn verdicts_against_all_endpoints_are_ignored_and_counted() {
 }
 
 #[tokio::test]
-async fn latency_policy_records_latencies() {
+async fn latency_balancing_policy_records_latencies() {
     for protocol in [Protocol::Http1, Protocol::Http2] {
         let rig = Rig::start().await;
         let takes = async |ms| {
@@ -206,7 +206,7 @@ async fn latency_policy_records_latencies() {
             ask(&service, get("/")).await.unwrap();
         }
         let asked = servers.each_ref().map(Server::requests);
-        // Sequential calls leave none in flight, so that they differ only in latency.
+        // Sequential calls leave none in flight, so servers differ only in latency.
         assert!((1..=6).contains(&asked[0]), "{protocol:?}: {asked:?}");
     }
 }

@@ -7,7 +7,7 @@ use tokio::time::{Instant, sleep_until};
 
 use super::{Caller, caller};
 
-/// An accepted request, to be judged anew while the connection that it opened lives on.
+/// An accepted request. It is authorized again for as long as the connection that it opened exists.
 #[derive(Clone, Debug)]
 pub struct AcceptedCall {
     pub(super) caller: Option<Caller>,
@@ -15,14 +15,15 @@ pub struct AcceptedCall {
     target: Uri,
     source: Option<IpAddr>,
     token: Option<Arc<UserToken>>,
-    /// When its token ends.
+    /// Expiry of the caller's token.
     ends: Option<Instant>,
-    /// Those of a request for another protocol. Other requests open no connection that is judged anew.
+    /// Headers of a request that switches protocols. Only such requests open a connection that must be authorized
+    /// again.
     headers: HeaderMap,
 }
 
 impl AcceptedCall {
-    /// The call of a request that the layer has accepted.
+    /// Returns the call of a request that the layer has accepted.
     pub fn of<B>(request: &Request<B>) -> Self {
         let token = request.extensions().get::<Arc<UserToken>>().cloned();
         Self {
@@ -39,7 +40,7 @@ impl AcceptedCall {
         }
     }
 
-    /// Resolves when the token of the call ends; never without one.
+    /// Resolves when the call's token expires; never without a token.
     pub(super) async fn ended(&self) {
         match self.ends {
             Some(ends) => sleep_until(ends).await,
@@ -47,7 +48,7 @@ impl AcceptedCall {
         }
     }
 
-    /// Has `judge` decide on the call.
+    /// Calls `judge` with the call as its argument, in the form of an authorization request.
     pub(super) fn judged<T>(&self, judge: impl FnOnce(&AuthorizationRequest<'_>) -> T) -> T {
         judge(&AuthorizationRequest {
             caller: self.caller.as_ref().map(Caller::verified),

@@ -4,8 +4,8 @@ use fairmesh_model::{CallerId, Identity, ServiceName, SpiffeId, SpiffePath};
 use http::Extensions;
 use tonic::transport::server::TcpConnectInfo;
 
-/// The caller of a request, in its extensions: the verified identity of the peer, or the identity stated by a trusted
-/// intermediary. Absent if callers prove no identity.
+/// Authenticated caller of a request, stored in its extensions: the identity of the peer, or the identity stated by a
+/// trusted intermediary. Absent if callers prove no identity.
 #[derive(Clone, Debug)]
 pub struct Caller {
     caller: Arc<CallerId>,
@@ -13,7 +13,7 @@ pub struct Caller {
 }
 
 impl Caller {
-    /// The identity of a verified peer.
+    /// Identity of a peer whose certificate was verified; `None` if it has none.
     #[doc(hidden)]
     pub fn of(identity: &Identity) -> Option<Self> {
         let caller = match identity {
@@ -24,12 +24,12 @@ impl Caller {
         Some(Self { caller: Arc::new(caller), via: None })
     }
 
-    /// The caller that an intermediary states.
+    /// The caller stated by an intermediary.
     pub(super) fn through(id: SpiffeId, intermediary: &Self) -> Self {
         Self { caller: Arc::new(CallerId::new(id)), via: Some(Arc::clone(&intermediary.caller)) }
     }
 
-    /// The identity. A foreign trust domain occurs only if the policy names this caller.
+    /// The caller's identity. It belongs to another trust domain only if the policy names this caller.
     pub fn id(&self) -> &SpiffeId {
         self.caller.id()
     }
@@ -39,7 +39,7 @@ impl Caller {
         self.via.as_ref().map(|via| via.id())
     }
 
-    /// The calling service, if the caller is one of this mesh.
+    /// The calling service, if the caller is a service of this mesh.
     pub(crate) fn service(&self) -> Option<&ServiceName> {
         match &self.id().path {
             SpiffePath::Service(service) if !self.caller.is_federated() => Some(service),
@@ -51,27 +51,28 @@ impl Caller {
         self.via.as_deref()
     }
 
-    /// The identity with what policies know of it.
+    /// The identity in the form that policies compare.
     #[doc(hidden)]
     pub fn verified(&self) -> &CallerId {
         &self.caller
     }
 }
 
-/// Connection information in tonic's form; the layer inserts both parts into requests.
+/// Connection information in tonic's form. The layer inserts both parts into requests.
 #[derive(Clone, Debug)]
 pub struct ConnectInfo {
     pub(crate) tcp: TcpConnectInfo,
     pub(crate) caller: Option<Caller>,
 }
 
-/// The address from which a request's connection comes, once the peer was taken.
+/// Source address of a request's connection. Call this after [`peer_of`].
 pub(super) fn source_of(extensions: &Extensions) -> Option<IpAddr> {
     let tcp = extensions.get::<TcpConnectInfo>();
     tcp.and_then(|tcp| tcp.remote_addr).map(|address| address.ip().to_canonical())
 }
 
-/// The peer of a request's connection. Also inserts the connection information that handlers expect.
+/// Removes the peer of a request's connection from `extensions`. Also inserts the connection information that
+/// handlers expect.
 pub(super) fn peer_of(extensions: &mut Extensions) -> Option<Caller> {
     match extensions.remove::<ConnectInfo>() {
         Some(ConnectInfo { tcp, caller }) => {

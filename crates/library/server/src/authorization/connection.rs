@@ -1,15 +1,14 @@
-//! Authorization of connections whose requests are not parsed, such as those that `fairmesh register` forwards as
-//! bytes.
+//! Authorizes connections whose requests are not parsed, such as those that `fairmesh register` forwards as bytes.
 
 use std::{convert::Infallible, future::ready, net::SocketAddr, sync::Arc};
 
 use bytes::Bytes;
-use fairmesh_headers::CallerProtocol;
+use fairmesh_headers::{CallerProtocol, is_distance_probe};
 use fairmesh_listen::GuardedStream;
-use fairmesh_model::{Identity, Probe, ServiceName};
+use fairmesh_model::{Identity, MeshRole, Probe, ServiceName, SpiffeId, SpiffePath};
 use fairmesh_wire::transport::Stream;
 use futures_util::FutureExt as _;
-use http::{Request, Response, uri::PathAndQuery};
+use http::{Request, Response, StatusCode, uri::PathAndQuery};
 use http_body_util::{BodyExt as _, Empty};
 use hyper::body::Incoming;
 use hyper_util::{
@@ -26,15 +25,15 @@ use crate::{
     layer::{caller_counts::CallerCounts, refusal::Refusal, server_load::ServerLoad},
 };
 
-/// Decides by a service's policy which connections are accepted. Cheap to clone.
+/// Decides which connections are accepted by a service's policy. Cheap to clone.
 ///
-/// Only rules for all methods and paths allow a connection. Where its requests are parsed, those of an accepted intermediary are judged one
-/// by one instead, by the caller that each states.
+/// Only rules for all methods and paths can allow a connection. If requests are parsed, the requests of an accepted
+/// intermediary are instead authorized one by one, for the caller that each request states.
 #[derive(Clone, Debug)]
 pub struct ConnectionAuthorizer {
     pub(crate) authorizer: Arc<Authorizer>,
     following: Arc<Option<PolicySubscription>>,
-    /// Counts of requests by caller, where they are seen.
+    /// Counters of requests by caller, for connections whose requests are parsed.
     pub(crate) callers: Arc<CallerCounts>,
     parses_requests: bool,
 }
@@ -47,7 +46,8 @@ impl ConnectionAuthorizer {
         Self { authorizer, following: Arc::new(following), callers: Arc::default(), parses_requests: false }
     }
 
-    /// The same where requests of accepted connections are parsed, and each is judged by [`caller_of`](Self::caller_of).
+    /// Returns the authorizer for a process that parses the requests of accepted connections, and authorizes each with
+    /// [`caller_of`](Self::caller_of).
     #[must_use]
     pub fn parsing_requests(self) -> Self {
         Self { parses_requests: true, ..self }
@@ -65,9 +65,9 @@ impl ConnectionAuthorizer {
         self.authorizer.ready().await;
     }
 
-    /// Accepts a connection whose peer may use the service. A refused connection is answered here until it ends, and then `None`
-    /// is returned. Its requests get refusals. The only exception is the policy's health probe: this process then probes
-    /// `program` itself. No byte of a refused connection reaches the program.
+    /// Accepts a connection if its peer may use the service. A refused connection is answered here until it ends, and
+    /// `None` is returned: its requests get refusals. The only exception is the policy's health probe, with which
+    /// this process itself probes `program`. No byte of a refused connection reaches the program.
     pub async fn accept(
         &self,
         stream: GuardedStream<Stream>,
@@ -77,9 +77,9 @@ impl ConnectionAuthorizer {
         if self.judges_requests_of(&peer) {
             return Some(stream);
         }
-        if self.authorizer.probe_for(&peer).is_some() && !self.authorizer.still_accepts(&peer) {
-            let of_checker = |request| self.clone().respond_to_checker(peer.clone(), request, program);
-            respond(stream, of_checker).await;
+        if is_agent(&peer) && !self.authorizer.still_accepts(&peer) {
+            let of_agent = |request| self.clone().respond_to_agent(peer.clone(), request, program);
+            respond(stream, of_agent).await;
             return None;
         }
         match self.authorizer.accept_connection(&peer) {
@@ -91,13 +91,20 @@ impl ConnectionAuthorizer {
         }
     }
 
-    async fn respond_to_checker(
+    /// Responds to an agent that may not use the service: to the policy's health probe and to distance probes. Other requests
+    /// are refused.
+    async fn respond_to_agent(
         self,
         peer: Identity,
         request: Request<Incoming>,
         program: SocketAddr,
     ) -> Response<ResponseBody> {
-        // The current policy counts, since the connection may be older.
+        if is_distance_probe(&request) {
+            let mut response = Response::new(Empty::new().boxed_unsync());
+            *response.status_mut() = StatusCode::NO_CONTENT;
+            return response;
+        }
+        // The current policy applies, since the connection may be older.
         match self.authorizer.probe_for(&peer).filter(|probe| is_probe(probe, &request)) {
             Some(probe) => forwarded_probe::response(&probe, program).await,
             None => {
@@ -107,16 +114,17 @@ impl ConnectionAuthorizer {
         }
     }
 
-    /// Whether the requests of a peer are judged, and not its connection.
+    /// Whether each request of a peer is authorized, rather than its connection.
     fn judges_requests_of(&self, peer: &Identity) -> bool {
         self.parses_requests && self.authorizer.is_intermediary(peer)
     }
 
-    /// The caller of a request on an accepted connection: the peer, or the caller that it states as an accepted intermediary.
+    /// Returns the caller of a request on an accepted connection: the peer, or the caller that it states as an accepted
+    /// intermediary.
     ///
     /// # Errors
-    /// The response to a request of a peer whose connection is no longer accepted, or of an intermediary whose caller may not make it, or
-    /// that does not state exactly one caller of its trust domain.
+    /// The response to send: the connection of the peer is no longer accepted; or the peer is an intermediary, and the
+    /// caller may not make the request or is not stated exactly once as a caller of the intermediary's trust domain.
     #[doc(hidden)]
     pub fn caller_of<B>(
         &self,
@@ -127,7 +135,7 @@ impl ConnectionAuthorizer {
         caller.map_err(|problem| Box::new(refusal(request, problem.into())))
     }
 
-    /// Resolves when the caller of an upgraded connection may no longer make the call that it began with.
+    /// Resolves once the caller of an upgraded connection may no longer make the call that opened it.
     #[doc(hidden)]
     pub async fn call_revoked(&self, call: &AcceptedCall, peer: &Identity) {
         match self.judges_requests_of(peer) {
@@ -136,7 +144,7 @@ impl ConnectionAuthorizer {
         }
     }
 
-    /// Resolves when this peer may no longer use the service.
+    /// Resolves once this peer may no longer use the service.
     pub async fn revoked(&self, peer: &Identity) {
         let mut changes = self.authorizer.changes();
         while self.judges_requests_of(peer) || self.authorizer.still_accepts(peer) {
@@ -145,7 +153,7 @@ impl ConnectionAuthorizer {
     }
 }
 
-/// The verified identity of a connection's peer.
+/// Identity of a connection's peer, if its certificate was verified.
 pub fn identity_of(stream: &GuardedStream<Stream>) -> Identity {
     match stream.get_ref() {
         Stream::Tls(stream) => stream.peer(),
@@ -163,20 +171,25 @@ impl From<NotAccepted> for Refusal {
     }
 }
 
+/// Whether the peer is an agent, which measures the distance to endpoints of services that it may not call.
+fn is_agent(peer: &Identity) -> bool {
+    matches!(peer, Identity::Spiffe(SpiffeId { path: SpiffePath::Mesh(MeshRole::Agent, _), .. }))
+}
+
 /// Whether a request matches a probe exactly.
 fn is_probe(probe: &Probe, request: &Request<Incoming>) -> bool {
     let path = request.uri().path_and_query().map_or("", PathAndQuery::as_str);
     probe.request().is_some_and(|probe| probe == (request.method().as_str(), path))
 }
 
-/// The response to a refused request, with the reason.
+/// Returns the response to a refused request, with the reason.
 fn refusal<B>(request: &Request<B>, refusal: Refusal) -> Response<ResponseBody> {
     let caller = CallerProtocol::of(request.headers());
     let response: Response<ServerBody<Empty<Bytes>>> = refusal.response(&caller, &ServerLoad::default());
     response.map(|body| body.boxed_unsync())
 }
 
-/// Responds to the requests of a connection with `respond`.
+/// Answers all requests of a connection with `respond`.
 async fn respond<F>(stream: GuardedStream<Stream>, respond: impl Fn(Request<Incoming>) -> F)
 where
     F: Future<Output = Response<ResponseBody>> + Send + 'static,

@@ -10,11 +10,11 @@ use http_body::{Body, Frame, SizeHint};
 use super::{Caller, ConnectionAuthorizer};
 use crate::layer::{caller_counts::CountedCall, refusal::Refusal};
 
-/// A request on an accepted connection, counted by its caller for reports.
+/// A request on an accepted connection, counted by its caller for traffic reports.
 #[derive(Debug)]
 pub struct CountedRequest(CountedCall);
 
-/// The body of the response to a [`CountedRequest`], whose bytes and gRPC status count as well.
+/// The body of the response to a [`CountedRequest`]. Its bytes and gRPC status are counted too.
 #[derive(Debug)]
 pub struct CountedBody<B> {
     inner: B,
@@ -22,14 +22,15 @@ pub struct CountedBody<B> {
 }
 
 impl ConnectionAuthorizer {
-    /// Counts a request, the bytes of whose body count by the [`RequestBytes`](crate::RequestBytes) in its extensions.
+    /// Counts a request. The bytes of its body are counted by the [`RequestBytes`](crate::RequestBytes) in its
+    /// extensions.
     pub fn count<B>(&self, request: &mut Request<B>, caller: Option<&Caller>) -> CountedRequest {
         let mut counted = self.callers.begin(caller, request.headers(), true);
         counted.count_body(request, true);
         CountedRequest(counted)
     }
 
-    /// Counts a request of `peer` that is refused.
+    /// Counts a refused request of `peer`.
     pub fn count_refused(&self, peer: Option<&Caller>) {
         self.callers.begin(peer, &HeaderMap::new(), false).refuse(Refusal::Unauthorized);
     }

@@ -1,5 +1,5 @@
-//! Health probes in front of a program whose requests are not parsed. A probe is built from the policy alone, so no data of
-//! the checker reaches the program.
+//! Forwards health probes to a program whose requests are not parsed. The probe is built from the policy alone, so no
+//! data of the checker reaches the program.
 
 use std::{convert::Infallible, net::SocketAddr, time::Duration};
 
@@ -11,18 +11,18 @@ use hyper::{body::Incoming, client::conn};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use tokio::{net::TcpStream, time::timeout};
 
-/// The body of a response to a checker.
+/// The body of a response to a health checker.
 pub(super) type ResponseBody = UnsyncBoxBody<Bytes, Infallible>;
 
-/// Timeout of a probe. Checkers apply timeouts of their own, up to an hour.
+/// Timeout of a probe. Checkers have their own timeouts, of up to an hour.
 const TIMEOUT: Duration = Duration::from_secs(60);
-/// Upper bound of a forwarded response, in bytes; gRPC health responses have only a few.
+/// Maximum size of a forwarded response body, in bytes. gRPC health responses have only a few bytes.
 const MAX_BODY: usize = 16 * 1024;
 
 type Failed = Box<dyn std::error::Error + Send + Sync>;
 
-/// Probes the program and returns its response. Over HTTP only the status is forwarded, which is all that checkers
-/// need.
+/// Probes the program and returns its response. Over HTTP only the status is forwarded, since checkers need nothing
+/// else.
 pub(super) async fn response(probe: &Probe, program: SocketAddr) -> Response<ResponseBody> {
     let made = timeout(TIMEOUT, exchange(probe, program)).await;
     made.unwrap_or_else(|_| Err("no response in time".into())).unwrap_or_else(|error| {
@@ -65,7 +65,7 @@ async fn exchange(probe: &Probe, program: SocketAddr) -> Result<Response<Respons
     }
 }
 
-/// The result of `exchange`. The connection is polled meanwhile, because it makes no progress otherwise.
+/// Returns the result of `exchange`. Polls the connection meanwhile, since it makes no progress otherwise.
 async fn while_driven<T, E: Into<Failed>>(
     connection: impl Future<Output = hyper::Result<()>>,
     exchange: impl Future<Output = Result<T, E>>,
@@ -79,7 +79,7 @@ async fn while_driven<T, E: Into<Failed>>(
     exchange.await.map_err(Into::into)
 }
 
-/// A gRPC response with its message and trailers.
+/// Reads a gRPC response with its message and trailers.
 async fn whole(response: Response<Incoming>) -> Result<Response<ResponseBody>, Failed> {
     let (head, body) = response.into_parts();
     let body = Limited::new(body, MAX_BODY).collect().await?;
@@ -95,7 +95,7 @@ async fn whole(response: Response<Incoming>) -> Result<Response<ResponseBody>, F
     Ok(response)
 }
 
-/// A framed `grpc.health.v1.HealthCheckRequest`; field 1 is the service's name, of at most 1024 bytes.
+/// Encodes a framed `grpc.health.v1.HealthCheckRequest`. Field 1 is the service's name, of at most 1024 bytes.
 fn health_request(service: &str) -> Bytes {
     let mut message = Vec::with_capacity(service.len() + 3);
     if !service.is_empty() {
@@ -117,7 +117,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn health_request_has_the_service_of_the_policy() {
+    fn grpc_health_request_names_service_from_policy() {
         assert_eq!(health_request("")[..], [0, 0, 0, 0, 0]);
         assert_eq!(health_request("a.B")[..], [0, 0, 0, 0, 5, 10, 3, b'a', b'.', b'B']);
         let long = health_request(&"x".repeat(300));

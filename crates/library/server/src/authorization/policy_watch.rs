@@ -1,4 +1,4 @@
-//! Follows the policy of the service, the default of the mesh, and the elected checkers.
+//! Follows the service's policy, the mesh's default, and the elected checkers.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -15,7 +15,7 @@ use fairmesh_rib::{
 };
 use fairmesh_router::AuthorizationTable;
 use fairmesh_tokens::Issuers;
-use fairmesh_wire::records;
+use fairmesh_wire::record_encoding;
 use tokio::sync::watch;
 use tokio_util::task::AbortOnDropHandle;
 
@@ -76,17 +76,19 @@ pub(super) fn follow(
     PolicySubscription { handle, _acks: AbortOnDropHandle::new(acks) }
 }
 
-/// The records, compiled once the wanted ones are known. Checkers are not waited for: an upstream of an earlier release has none.
+/// The received records, compiled once the required ones are known. Checkers are not required: an upstream of an
+/// earlier release has no record of them.
 struct PolicyRecords {
     wanted: BTreeSet<Prefix>,
     complete: BTreeSet<Prefix>,
-    /// Records that cannot be read, and of which there is no earlier one: who may call is not known.
+    /// Prefixes with records that cannot be decoded and have no earlier valid version. Without these records, the
+    /// permitted callers are unknown.
     unreadable: BTreeSet<Prefix>,
     policy: Policy,
     default: DefaultAuthorization,
     checkers: BTreeMap<Region, Label>,
-    /// Whether a checker was ever recorded. Until then, the control plane or a replica may be of the release before, which
-    /// records none.
+    /// Whether any checker was ever recorded. Before that, the control plane or a replica may be of the previous
+    /// release, which records no checkers.
     records_checkers: bool,
     authorizer: Arc<Authorizer>,
     served: Arc<ServedClasses>,
@@ -119,7 +121,7 @@ impl Sink for PolicyRecords {
 }
 
 impl PolicyRecords {
-    /// Puts the records in force once the wanted ones are known.
+    /// Applies the records once the required ones are known.
     fn compile(&self) {
         if self.wanted.is_subset(&self.complete) && self.unreadable.is_empty() {
             self.served.apply(&self.policy);
@@ -139,15 +141,15 @@ impl PolicyRecords {
         self.authorizer.set_issuers(issuers);
     }
 
-    /// The elected checkers; `None` once the upstream responded that it has no record of any. Probes are refused while its
-    /// response is outstanding.
+    /// The elected checkers; `None` once the upstream responded that it has no record of any. Probes are refused until
+    /// it responds.
     fn known_checkers(&self) -> Option<BTreeSet<Label>> {
         let is_unknown = !self.records_checkers && self.complete.contains(&Prefix::checkers());
         (!is_unknown).then(|| self.checkers.values().cloned().collect())
     }
 }
 
-/// The record of the issuers of tokens. It is not waited for: only a request with a token needs it.
+/// Prefix of the token issuers' record. It is not required: only a request with a token needs it.
 fn issuers() -> Prefix {
     Prefix::from(&RecordKey::TokenIssuers)
 }
@@ -175,7 +177,7 @@ impl Mirror for PolicyRecords {
 
     fn put(&mut self, key: RecordKey, record: ArrivedRecord<'_>) {
         let prefix = Prefix::from(&key);
-        let read = records::decode(&key, record.value);
+        let read = record_encoding::decode(&key, record.value);
         if read.is_ok() {
             self.unreadable.remove(&prefix);
         }
@@ -190,7 +192,7 @@ impl Mirror for PolicyRecords {
                 }
             }
             Ok(_) => {}
-            // The last valid record stays in force, so that an invalid one opens nothing.
+            // The last valid record stays in force, so that an invalid one never widens access.
             Err(error) => {
                 tracing::error!(%key, %error, "the record is not understood; keeping the last one");
                 if self.wanted.contains(&prefix) && !self.complete.contains(&prefix) {
@@ -228,7 +230,7 @@ mod tests {
 
     use super::*;
 
-    /// Records as followed from an upstream that has sent the policy, which has a health check.
+    /// Returns records from an upstream that has sent the policy, which has a health check.
     fn followed() -> PolicyRecords {
         let service = ServiceName::new("shop/cart").unwrap();
         let wanted = [RecordKey::Policy(service.clone()), RecordKey::DefaultAuthorization]
@@ -250,12 +252,12 @@ mod tests {
         }
     }
 
-    /// The checkers' snapshot, with these agents.
+    /// Returns a snapshot of the checkers with these agents.
     fn snapshot(agents: &[&str]) -> Update {
         let entry = |name: &&str| {
             let key = RecordKey::Checker(Region::new(*name).unwrap()).to_string();
             let agent = Label::new(*name).unwrap();
-            let value = records::encode(&ElectedChecker { agent, elected_at_ms: 1 }.into());
+            let value = record_encoding::encode(&ElectedChecker { agent, elected_at_ms: 1 }.into());
             (key.into(), Entry { value, revision: 1 })
         };
         let entries = agents.iter().map(entry).collect();
@@ -270,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn agents_may_probe_until_the_first_checker_is_recorded() {
+    fn every_agent_may_probe_health_until_first_checker_is_recorded() {
         let mut records = followed();
         records.compile();
         assert!(!may_probe(&records, "red"), "the upstream has not responded");
@@ -283,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn agents_may_probe_if_the_upstream_refuses_the_checkers() {
+    fn every_agent_may_probe_health_if_checker_records_are_refused() {
         let mut records = followed();
         records.refused(&Prefix::checkers(), "unknown prefix");
         assert!(may_probe(&records, "web"));
@@ -292,7 +294,7 @@ mod tests {
         assert_eq!(["red", "web"].map(|agent| may_probe(&records, agent)), [false, true]);
     }
     #[test]
-    fn server_with_an_unreadable_first_policy_knows_no_policy() {
+    fn server_treats_unreadable_first_policy_as_unknown() {
         let mut records = followed();
         let key = RecordKey::Policy(ServiceName::new("shop/cart").unwrap());
         let snapshot = |value: Vec<u8>| {
@@ -310,7 +312,7 @@ mod tests {
                 "a later release may have written it"
             );
         }
-        records.update(snapshot(records::encode(&Policy::default().into()).to_vec()));
+        records.update(snapshot(record_encoding::encode(&Policy::default().into()).to_vec()));
         assert!(records.authorizer.ready().now_or_never().is_some());
         records.update(snapshot(vec![0xff]));
         assert!(records.unreadable.is_empty(), "the last one stays in force");

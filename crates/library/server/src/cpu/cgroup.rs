@@ -1,23 +1,23 @@
-//! Control groups of both versions, from `/proc` and `/sys/fs/cgroup`.
+//! Cgroups v1 and v2, from `/proc` and `/sys/fs/cgroup`.
 
 use std::{
     fmt, fs,
     path::{Path, PathBuf},
 };
 
-/// The cgroup that accounts for a program's CPU.
+/// The cgroup that accounts for a program's CPU time.
 #[derive(Debug)]
 pub(super) struct Cgroup {
     version: Version,
-    /// Its directory.
+    /// Directory of the cgroup.
     folder: PathBuf,
 }
 
-/// CPU quotas of a program.
+/// The CPU quotas of a program.
 #[derive(Debug, Default)]
 pub(super) struct Limits {
-    /// By hierarchy: the directory of its group, and the topmost one. A machine may have both versions, of which one
-    /// limits.
+    /// Per hierarchy: its version, the directory of the program's cgroup, and the topmost directory. A machine may
+    /// have both versions, of which only one sets limits.
     folders: Vec<(Version, PathBuf, PathBuf)>,
 }
 
@@ -27,15 +27,15 @@ enum Version {
     V2,
 }
 
-/// A mounted hierarchy.
+/// A mounted cgroup hierarchy.
 struct Mount {
-    /// The part of the hierarchy that is mounted.
+    /// The mounted part of the hierarchy.
     root: String,
     at: PathBuf,
 }
 
 impl Cgroup {
-    /// The cgroup of a process, unless that is the root, which contains the whole machine.
+    /// Finds the cgroup of a process, unless it is the root cgroup, which contains the whole machine.
     ///
     /// # Errors
     /// Why there is none.
@@ -59,7 +59,7 @@ impl Cgroup {
         }
     }
 
-    /// Processes in the group.
+    /// The processes in the group.
     pub(super) fn members(&self) -> Vec<u32> {
         let text = fs::read_to_string(self.folder.join("cgroup.procs")).unwrap_or_default();
         text.lines().filter_map(|line| line.parse().ok()).collect()
@@ -67,7 +67,7 @@ impl Cgroup {
 }
 
 impl Limits {
-    /// The directories of the quotas of a process, if any.
+    /// Finds the directories with the quotas of a process, if any.
     pub(super) fn find(proc: &Path, pid: u32) -> Self {
         let Ok((memberships, mounts)) = tables(proc, pid) else { return Self::default() };
         let v2 = unified(&memberships, &mounts).map(|(own, top)| (Version::V2, own, top));
@@ -75,7 +75,7 @@ impl Limits {
         Self { folders: v2.into_iter().chain(v1).collect() }
     }
 
-    /// The smallest quota of its group and the ancestors, in thousandths of a core; `None` where there is none.
+    /// The smallest quota of the group and its ancestors, in thousandths of a core; `None` without a quota.
     pub(super) fn millicores(&self) -> Option<u32> {
         let quotas = self.folders.iter().flat_map(|(version, own, top)| {
             let folders = own.ancestors().take_while(move |folder| folder.starts_with(top));
@@ -85,7 +85,7 @@ impl Limits {
     }
 }
 
-/// The groups of a process, and the mounts.
+/// Reads the group memberships of a process, and the mounts.
 fn tables(proc: &Path, pid: u32) -> Result<(String, String), String> {
     let read = |path: PathBuf| {
         fs::read_to_string(&path).map_err(|error| format!("cannot read {}: {error}", path.display()))
@@ -95,7 +95,7 @@ fn tables(proc: &Path, pid: u32) -> Result<(String, String), String> {
 
 fn find_v2(memberships: &str, mounts: &str) -> Option<Cgroup> {
     let (folder, _) = unified(memberships, mounts)?;
-    // The root has no events: it cannot be emptied.
+    // The root cgroup has no `cgroup.events`, since it cannot be emptied.
     let own = folder.join("cgroup.events").exists();
     let found = Cgroup { version: Version::V2, folder };
     (own && found.used_us().is_some()).then_some(found)
@@ -109,14 +109,14 @@ fn find_v1(memberships: &str, mounts: &str) -> Option<Cgroup> {
     (own && found.used_us().is_some()).then_some(found)
 }
 
-/// The group in the hierarchy of version 2, and its mount point.
+/// The group in the cgroup v2 hierarchy, and its mount point.
 fn unified(memberships: &str, mounts: &str) -> Option<(PathBuf, PathBuf)> {
     let path = memberships.lines().find_map(|line| line.strip_prefix("0::"))?;
     let mount = mount(mounts, |kind, _| kind == "cgroup2")?;
     Some((mount.folder(path)?, mount.at))
 }
 
-/// The group in the hierarchy of version 1 that has a controller, and its mount point.
+/// The group in the cgroup v1 hierarchy with this controller, and its mount point.
 fn controller(name: &str, memberships: &str, mounts: &str) -> Option<(PathBuf, PathBuf)> {
     let has = |names: &str| names.split(',').any(|other| other == name);
     let path = memberships.lines().find_map(|line| {
@@ -127,7 +127,7 @@ fn controller(name: &str, memberships: &str, mounts: &str) -> Option<(PathBuf, P
     Some((mount.folder(path)?, mount.at))
 }
 
-/// Finds a mount by type and file system options; see proc(5) for the format.
+/// Finds a mount by file system type and options; see proc(5) for the format.
 fn mount(mounts: &str, wanted: impl Fn(&str, &str) -> bool) -> Option<Mount> {
     mounts.lines().find_map(|line| {
         let (place, system) = line.split_once(" - ")?;
@@ -140,8 +140,8 @@ fn mount(mounts: &str, wanted: impl Fn(&str, &str) -> bool) -> Option<Mount> {
 }
 
 impl Mount {
-    /// The directory of a path of the hierarchy. A container without its own namespace has its path on the host, and
-    /// its group is the root of the mount.
+    /// Returns the directory for a path in the hierarchy. A container without its own cgroup namespace shows its path
+    /// on the host; its cgroup is then the root of the mount.
     fn folder(&self, path: &str) -> Option<PathBuf> {
         if path.split('/').any(|part| part == "..") {
             return None;
@@ -152,7 +152,7 @@ impl Mount {
     }
 }
 
-/// The quota of a group, in thousandths of a core.
+/// Reads the quota of a group, in thousandths of a core.
 fn quota(version: Version, folder: &Path) -> Option<u32> {
     let (quota, period) = match version {
         Version::V2 => {
@@ -165,7 +165,7 @@ fn quota(version: Version, folder: &Path) -> Option<u32> {
             (number(&folder.join("cpu.cfs_quota_us"))?, number(&folder.join("cpu.cfs_period_us"))?)
         }
     };
-    // -1 means none in version 1.
+    // -1 means no quota in cgroup v1.
     if quota <= 0 || period <= 0 {
         return None;
     }

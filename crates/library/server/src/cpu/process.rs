@@ -2,17 +2,17 @@
 
 use std::{collections::BTreeSet, fs, ops::RangeInclusive, path::Path, thread::available_parallelism};
 
-/// Microseconds of a clock tick: Linux reports a hundred a second to programs, whatever its own timer does.
+/// Microseconds per clock tick. Linux reports 100 ticks per second to programs, whatever its own timer frequency.
 const TICK_US: u64 = 10_000;
 
-/// Most processes of one program that are read.
+/// Maximum number of processes of one program that are read.
 const MAX_PROCESSES: usize = 1024;
 
 /// Fields of `/proc/<pid>/stat`.
 struct Stat {
     parent: u32,
-    /// CPU time of the process and of its waited-for children, in ticks: a child's time passes to its parent when it
-    /// ends, so that the sum over a process tree only grows.
+    /// CPU time of the process and of its waited-for children, in ticks. A child's time passes to its parent when the
+    /// child ends, so the sum over a process tree only grows.
     ticks: u64,
 }
 
@@ -24,7 +24,7 @@ pub(super) fn used_us(proc: &Path, pid: u32) -> Option<u64> {
     while let Some(pid) = waiting.pop() {
         for child in children(proc, pid) {
             if seen.len() < MAX_PROCESSES && seen.insert(child) {
-                // It may just have ended.
+                // The child may just have ended.
                 ticks += stat(proc, child).map_or(0, |stat| stat.ticks);
                 waiting.push(child);
             }
@@ -33,8 +33,8 @@ pub(super) fn used_us(proc: &Path, pid: u32) -> Option<u64> {
     Some(ticks * TICK_US)
 }
 
-/// Number of cores that a process may use. The standard library is the fallback only: it subtracts quotas, rounded
-/// down to whole cores, so that one and a half would count as one.
+/// Number of cores that a process may use. The standard library's value is only a fallback: it subtracts quotas
+/// rounded down to whole cores, so 1.5 cores would count as one.
 pub(super) fn cores(proc: &Path, pid: u32) -> u32 {
     let status = fs::read_to_string(proc.join(pid.to_string()).join("status")).unwrap_or_default();
     let allowed = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"));
@@ -47,29 +47,29 @@ pub(super) fn cores(proc: &Path, pid: u32) -> u32 {
     u32::try_from(cores).unwrap_or(u32::MAX)
 }
 
-/// `3` or `0-7`.
+/// Parses a range such as `3` or `0-7`.
 fn range(text: &str) -> Option<RangeInclusive<u32>> {
     let (first, last) = text.split_once('-').unwrap_or((text, text));
     Some(first.parse().ok()?..=last.parse().ok()?)
 }
 
-/// Whether any of these is neither the process, nor an ancestor or descendant of it.
+/// Whether any member is unrelated: neither the process itself nor an ancestor or descendant.
 pub(super) fn any_unrelated(proc: &Path, pid: u32, members: Vec<u32>) -> bool {
     let ancestors: BTreeSet<u32> = self_and_ancestors(proc, pid).collect();
     members.into_iter().take(MAX_PROCESSES).any(|member| {
         let related = ancestors.contains(&member) || self_and_ancestors(proc, member).any(|up| up == pid);
-        // A process that has ended cannot be examined, and does not count.
+        // A process that has ended cannot be examined, and is ignored.
         !related && stat(proc, member).is_some()
     })
 }
 
-/// A process, its parent, and so on.
+/// Iterates over a process, its parent, and so on.
 fn self_and_ancestors(proc: &Path, pid: u32) -> impl Iterator<Item = u32> {
     let parent = |pid: &u32| stat(proc, *pid).map(|stat| stat.parent).filter(|parent| *parent > 0);
     std::iter::successors(Some(pid), parent).take(MAX_PROCESSES)
 }
 
-/// The children of its threads; none where the kernel does not list them.
+/// The children of all threads of a process; none if the kernel does not list them.
 fn children(proc: &Path, pid: u32) -> Vec<u32> {
     let tasks = fs::read_dir(proc.join(pid.to_string()).join("task")).into_iter().flatten().flatten();
     let texts = tasks.filter_map(|task| fs::read_to_string(task.path().join("children")).ok());
@@ -80,10 +80,11 @@ fn children(proc: &Path, pid: u32) -> Vec<u32> {
 
 fn stat(proc: &Path, pid: u32) -> Option<Stat> {
     let text = fs::read_to_string(proc.join(pid.to_string()).join("stat")).ok()?;
-    // The name may contain spaces and brackets, and ends with the last bracket.
+    // The name may contain spaces and brackets, and ends at the last bracket.
     let fields: Vec<_> = text.rsplit_once(')')?.1.split_whitespace().collect();
     let number = |index: usize| fields.get(index)?.parse::<u64>().ok();
-    // The third field of the line is the first here; 14 to 17 are user, system, and both of children.
+    // Field 3 of the line is the first one here. Fields 14 to 17 are user and system time, of the process and of its
+    // children.
     let ticks = number(11)? + number(12)? + number(13)? + number(14)?;
     Some(Stat { parent: u32::try_from(number(1)?).ok()?, ticks })
 }

@@ -11,11 +11,11 @@ use tokio_util::task::AbortOnDropHandle;
 use super::{Cpu, CpuTime};
 use crate::layer::server_load::ServerLoad;
 
-/// Sampling interval. A report covers the last two: shorter ones would show the granularity of the kernel's
-/// accounting, longer ones outdated load.
+/// Sampling interval. A report covers the last two intervals: less would show the granularity of the kernel's
+/// accounting, more would be outdated.
 const INTERVAL: Duration = Duration::from_millis(500);
 
-/// A task that samples this program's CPU until it is dropped.
+/// A task that samples this program's CPU usage until it is dropped.
 #[derive(Debug)]
 pub(crate) struct CpuSampler {
     _task: AbortOnDropHandle<()>,
@@ -35,19 +35,19 @@ async fn measure(cpu: Cpu, load: Arc<ServerLoad>) {
     loop {
         ticks.tick().await;
         let cpu = cpu.clone();
-        // Kernel files, which rarely block.
+        // Reads kernel files, which rarely block.
         let Ok(now) = spawn_blocking(move || cpu.read()).await else { return };
         load.set_cpu(now.and_then(|now| share(&readings, now)));
         readings = [readings[1], now];
     }
 }
 
-/// Utilization of the limit since the first reading of the same epoch, in thousandths; `None` without one.
+/// Utilization of the limit since the oldest reading of the same epoch, in thousandths; `None` without such a reading.
 fn share(readings: &[Option<CpuTime>], now: CpuTime) -> Option<u16> {
     let before = readings.iter().flatten().find(|before| before.epoch == now.epoch)?;
     let elapsed = now.at.duration_since(before.at).as_micros().max(1);
     let used = u128::from(now.used_us.saturating_sub(before.used_us));
-    // Microseconds of CPU per microsecond are cores; the limit is in thousandths of one.
+    // CPU microseconds per elapsed microsecond are cores; the limit is in thousandths of a core.
     let share = used * 1_000_000 / (elapsed * u128::from(now.limit_millicores.max(1)));
     Some(u16::try_from(share).unwrap_or(u16::MAX))
 }
@@ -59,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn cpu_share_is_relative_to_limit_and_elapsed_time() {
+    fn cpu_utilisation_is_relative_to_cpu_limit_and_elapsed_time() {
         let began = Instant::now();
         let reading = |ms: u64, used_us, limit_millicores| {
             let at = began + Duration::from_millis(ms);
@@ -75,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn counters_of_different_epochs_are_not_compared() {
+    fn cpu_counters_of_different_sources_are_not_compared() {
         let began = Instant::now();
         let reading = |ms: u64, used_us, epoch| {
             let at = began + Duration::from_millis(ms);

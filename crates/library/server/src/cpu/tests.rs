@@ -4,7 +4,7 @@ use tempfile::TempDir;
 
 use super::*;
 
-/// A fake of the kernel's files.
+/// A temporary folder with fake kernel files.
 struct Machine(TempDir);
 
 impl Machine {
@@ -12,7 +12,7 @@ impl Machine {
         Self(tempfile::tempdir().unwrap())
     }
 
-    /// Cores of the machine, and those that a process may use.
+    /// Sets the machine's online cores, and the cores that a process may use.
     fn cores(&self, online: u32, pid: u32, allowed: &str) -> &Self {
         let lines: String = (0..online).map(|core| format!("cpu{core} 9 9 9\n")).collect();
         self.file("proc/stat", &format!("cpu  9 9 9\n{lines}intr 7 7\n"));
@@ -26,7 +26,7 @@ impl Machine {
         self
     }
 
-    /// A process with ticks of its own, and of children that ended.
+    /// Adds a process with its own CPU ticks, and those of its ended children.
     fn process(&self, (pid, parent): (u32, u32), ticks: u64, ended: u64, children: &str) -> &Self {
         let stat = format!("{pid} (a (b) c) S {parent} 0 0 0 0 0 0 0 0 0 {ticks} 1 {ended} 0 20 0 1 0");
         self.file(&format!("proc/{pid}/stat"), &stat);
@@ -54,7 +54,7 @@ fn used(cpu: &Cpu) -> (u64, u32) {
 }
 
 #[test]
-fn version_2_counts_the_cgroup_and_the_least_quota_up_to_the_top() {
+fn cgroup_v2_usage_is_counted_and_smallest_ancestor_quota_applies() {
     let machine = Machine::new();
     machine
         .mounted(&[("/", "cgroup2", "v2")])
@@ -89,7 +89,7 @@ fn cgroup_v1_usage_is_in_nanoseconds_and_quota_in_another_controller() {
 }
 
 #[test]
-fn a_quota_applies_whatever_accounts_the_usage() {
+fn cgroup_cpu_quota_applies_even_if_usage_is_read_from_processes() {
     let machine = Machine::new();
     machine
         .mounted(&[("/", "cgroup", "cpuacct"), ("/", "cgroup", "cpu"), ("/", "cgroup2", "v2")])
@@ -124,7 +124,7 @@ fn a_quota_applies_whatever_accounts_the_usage() {
 }
 
 #[test]
-fn a_container_without_cgroup_namespace_finds_its_group() {
+fn own_cgroup_is_found_in_container_without_cgroup_namespace() {
     let machine = Machine::new();
     machine
         .mounted(&[("/docker/abc", "cgroup", "cpuacct")])
@@ -136,7 +136,7 @@ fn a_container_without_cgroup_namespace_finds_its_group() {
 }
 
 #[test]
-fn the_root_cgroup_is_not_used() {
+fn cpu_usage_is_not_read_from_root_cgroup() {
     let machine = Machine::new();
     machine
         .mounted(&[("/", "cgroup", "cpuacct"), ("/", "cgroup2", "v2")])
@@ -155,7 +155,7 @@ fn the_root_cgroup_is_not_used() {
 }
 
 #[test]
-fn a_shared_cgroup_is_abandoned_for_good() {
+fn cpu_usage_is_never_read_again_from_cgroup_shared_with_others() {
     let machine = Machine::new();
     machine
         .mounted(&[("/", "cgroup2", "v2")])
@@ -181,12 +181,12 @@ fn a_shared_cgroup_is_abandoned_for_good() {
 }
 
 #[test]
-fn a_process_tree_keeps_the_time_of_ended_children() {
+fn cpu_usage_of_process_tree_includes_ended_children() {
     let machine = Machine::new();
     machine.mounted(&[]).file("proc/7/cgroup", "").process((7, 1), 9, 0, "8").process((8, 7), 19, 0, "");
     let cpu = machine.cpu(7);
     assert_eq!(used(&cpu).0, 300_000);
-    // Its parent has waited for it.
+    // The parent has waited for the ended process.
     fs::remove_dir_all(machine.0.path().join("proc/8")).unwrap();
     machine.process((7, 1), 9, 20, "");
     assert_eq!(used(&cpu).0, 300_000);
@@ -195,7 +195,7 @@ fn a_process_tree_keeps_the_time_of_ended_children() {
 }
 
 #[test]
-fn this_process_is_measured_on_the_real_system() {
+fn cpu_usage_of_test_process_is_measured_on_real_system() {
     let cpu = Cpu::of_this_program();
     let before = cpu.read().unwrap();
     let spent = || {
@@ -205,7 +205,7 @@ fn this_process_is_measured_on_the_real_system() {
         }
         word
     };
-    // At least one clock tick must pass, however fast the machine.
+    // At least one clock tick must pass, however fast the machine is.
     let mut rounds = 0;
     let mut after = before;
     while after.used_us == before.used_us && rounds < 200 {

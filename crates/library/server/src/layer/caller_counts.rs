@@ -1,4 +1,4 @@
-//! Calls of each caller, as the server sees them, for views of the mesh.
+//! Counts the calls of each caller, from the server's view, for views of the mesh.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -23,61 +23,62 @@ use tokio::time::Instant;
 use super::refusal::Refusal;
 use crate::Caller;
 
-/// The most callers that one server tells apart; calls of others count as those of an unknown caller.
+/// Maximum number of callers that one server distinguishes. Further callers count as one unknown caller.
 const MAX_CALLERS: usize = 256;
-/// The most pairs of a caller and another origin that one server tells apart; further origins of a caller are counted together.
+/// Maximum number of pairs of a caller and a different origin that one server distinguishes. A caller's further
+/// origins are counted together.
 const MAX_ORIGINS: usize = 256;
-/// The most callers and rules of denied calls between two reports.
+/// Maximum number of caller and rule pairs of denied calls between two reports.
 const MAX_DENIED: usize = 256;
-/// The caller of denied calls beyond.
+/// Caller name for denied calls beyond the maximum.
 const OTHER: &str = "(other)";
 
-/// Counters by calling service. Only callers whose identity was verified have their own.
+/// Counters by calling service. Only callers whose identity was verified have counters of their own.
 #[derive(Debug)]
 pub(crate) struct CallerCounts {
-    /// The epoch of times in flight.
+    /// Reference time for times in flight.
     epoch: Instant,
     unknown: Arc<CountedCaller>,
-    /// Replaced as a whole when a caller comes for the first time.
+    /// Counters by caller. The map is replaced as a whole when a new caller arrives.
     known: AtomicOptionArc<HashMap<ServiceName, Arc<CountedCaller>>>,
-    /// Origins of all callers.
+    /// Number of origins of all callers.
     origins: AtomicUsize,
     adding: Mutex<()>,
 }
 
-/// What is counted of a caller.
+/// Counters of one caller.
 #[derive(Debug, Default)]
 struct CountedCaller {
     counters: CallCounters,
-    /// Of chains of calls that begin with it.
+    /// Counters of call chains that begin with the caller itself.
     own: Arc<CountedOrigin>,
-    /// Of chains of calls that begin elsewhere; replaced as a whole.
+    /// Counters of call chains that begin elsewhere, by origin. The map is replaced as a whole.
     origins: AtomicOptionArc<HashMap<ServiceName, Arc<CountedOrigin>>>,
-    /// Of those beyond.
+    /// Counters of call chains from further origins.
     other_origins: Arc<CountedOrigin>,
 }
 
-/// Calls of a caller in chains with the same first service.
+/// Counters of a caller's calls in chains with the same first service.
 #[derive(Debug, Default)]
 struct CountedOrigin {
     in_flight: InFlightMeter,
     id: Option<OriginId>,
 }
 
-/// A call until its response ends.
+/// A call, counted until its response ends.
 #[derive(Debug)]
 pub(crate) struct CountedCall {
     caller: Arc<CountedCaller>,
     origin: Arc<CountedOrigin>,
     epoch: Instant,
     began: Instant,
-    /// Whether the gRPC status is yet to come.
+    /// Whether the gRPC status is still to come.
     awaits_status: bool,
-    /// The declared length of the request's body, which counts with the response.
+    /// Declared length of the request body, which is counted when the service responds.
     declared: u64,
 }
 
-/// Counts bytes of the body of a request as they pass, in the extensions of one that is forwarded to a program.
+/// An extension of requests that are forwarded to a program: counts the bytes of the body as they pass.
 #[derive(Clone, Debug)]
 pub struct RequestBytes(Arc<CountedCaller>);
 
@@ -101,8 +102,9 @@ impl Default for CallerCounts {
 }
 
 impl CallerCounts {
-    /// Counts a call with these headers. A refused caller gets no counters of its own, so that none takes the room of accepted ones:
-    /// [`DeniedCounts`] names it. The origin of a chain is the word of its caller, and counts from callers with a verified identity.
+    /// Counts a call with these headers. A refused caller gets no counters of its own, so that it takes no room from
+    /// accepted callers; [`DeniedCounts`] names it. The origin of a chain is only claimed by the caller, so it counts
+    /// only for callers with a verified identity.
     pub(crate) fn begin(
         &self,
         caller: Option<&Caller>,
@@ -122,7 +124,7 @@ impl CallerCounts {
         CountedCall { caller, origin, epoch, began, awaits_status: false, declared: 0 }
     }
 
-    /// The time in which calls of each chain were in flight so far.
+    /// Total time during which calls of each chain were in flight.
     pub(crate) fn in_flight(&self) -> Vec<(Chain, InFlightTime)> {
         let now_us = micros(self.epoch, Instant::now());
         let known = self.known.load();
@@ -132,7 +134,7 @@ impl CallerCounts {
         callers.flat_map(|(name, caller)| caller.in_flight(&name, now_us)).collect()
     }
 
-    /// What was counted so far, of servers in this region.
+    /// Returns the counts so far, as rows for a server in this region.
     pub(crate) fn read(&self, service: &ServiceName, region: &Region) -> Vec<(CountedPath, CallCounts)> {
         let row = |caller: Option<&ServiceName>, counters: &CallCounters| {
             let path = CountedPath {
@@ -158,7 +160,7 @@ impl CallerCounts {
         self.find(caller).unwrap_or_else(|| self.add(caller))
     }
 
-    /// The counters of a caller that was refused: its own, if earlier calls were accepted.
+    /// Returns the counters for a refused caller: its own counters, if earlier calls were accepted.
     fn of_refused(&self, caller: Option<&ServiceName>) -> Arc<CountedCaller> {
         caller.and_then(|caller| self.find(caller)).unwrap_or_else(|| Arc::clone(&self.unknown))
     }
@@ -180,7 +182,7 @@ impl CallerCounts {
         counted
     }
 
-    /// What is counted of a caller's chains with this origin.
+    /// Returns the counters of a caller's chains with this origin.
     fn origin(&self, caller: &CountedCaller, name: ServiceName) -> Arc<CountedOrigin> {
         let known = caller.origins.load().as_ref().and_then(|known| known.get(&name)).cloned();
         known.unwrap_or_else(|| self.add_origin(caller, name))
@@ -204,7 +206,7 @@ impl CallerCounts {
     }
 }
 
-/// The origin of a chain as a caller states it, if that is another service.
+/// Origin of a chain as stated by its caller; `None` if it is the caller itself.
 fn stated_origin(headers: &HeaderMap, caller: &ServiceName) -> Option<ServiceName> {
     let name = ServiceName::new(headers.get(ORIGIN)?.to_str().ok()?).ok()?;
     (name != *caller).then_some(name)
@@ -233,7 +235,7 @@ impl CountedOrigin {
     }
 }
 
-/// Microseconds since the epoch.
+/// Microseconds from the epoch to `at`.
 fn micros(epoch: Instant, at: Instant) -> u64 {
     u64::try_from(at.saturating_duration_since(epoch).as_micros()).unwrap_or(u64::MAX)
 }
@@ -245,12 +247,12 @@ impl Drop for CountedCall {
 }
 
 impl CountedCall {
-    /// The first service of its chain of calls, if that is known.
+    /// The first service in the call's chain, if known.
     pub(crate) fn origin(&self) -> Option<OriginId> {
         self.origin.id
     }
 
-    /// Counts that the layer refuses the call.
+    /// Counts that the layer refused the call.
     pub(crate) fn refuse(&self, refusal: Refusal) {
         self.caller.counters.record_fault(match refusal {
             Refusal::WrongShard(_) => CallFault::WrongShard,
@@ -266,8 +268,9 @@ impl CountedCall {
         self.caller.counters.record_fault(CallFault::Reset);
     }
 
-    /// Has the body of an accepted request counted: as it passes if it is forwarded to a program, else by its declared length once the
-    /// service responds, since the layer does not see what the service reads.
+    /// Counts the body of an accepted request. If it is forwarded to a program, its bytes are counted as they pass.
+    /// Otherwise its declared length is counted once the service responds, since the layer does not see what the
+    /// service reads.
     pub(crate) fn count_body<B>(&mut self, request: &mut Request<B>, is_forwarded: bool) {
         if is_forwarded {
             request.extensions_mut().insert(RequestBytes(Arc::clone(&self.caller)));
@@ -277,7 +280,7 @@ impl CountedCall {
         self.declared = declared.and_then(|length| length.to_str().ok()?.parse().ok()).unwrap_or_default();
     }
 
-    /// Counts the response by its head, or notes that its gRPC status follows.
+    /// Counts the response by its head, or records that its gRPC status is still to come.
     pub(crate) fn respond(&mut self, status: StatusCode, headers: &HeaderMap) {
         self.caller.counters.record_request_bytes(std::mem::take(&mut self.declared));
         self.caller
@@ -290,7 +293,7 @@ impl CountedCall {
         }
     }
 
-    /// Counts the gRPC status in trailers, or that there is none, once.
+    /// Counts the gRPC status in the trailers, or its absence; only once.
     pub(crate) fn end(&mut self, trailers: Option<&HeaderMap>) {
         if std::mem::take(&mut self.awaits_status) {
             let is_ok =
@@ -306,8 +309,8 @@ impl CountedCall {
     }
 }
 
-/// Calls that rules do not allow, since the last report: by caller, rule, and whether they were let through. The lock is taken
-/// for such calls alone.
+/// Calls since the last report that rules do not allow: by caller, rule, and whether they were let through. Only
+/// these calls take the lock.
 #[derive(Debug, Default)]
 pub(crate) struct DeniedCounts(Mutex<BTreeMap<Denied, u64>>);
 
@@ -324,7 +327,7 @@ impl DeniedCounts {
         *denied.entry(key).or_default() += 1;
     }
 
-    /// Takes out what was counted.
+    /// Takes the counts out.
     pub(crate) fn take(&self, service: &ServiceName) -> BTreeMap<DeniedPath, u64> {
         let denied = std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner));
         let path = |(caller, rule, is_audit)| DeniedPath { service: service.clone(), caller, rule, is_audit };
@@ -337,7 +340,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn callers_and_denials_are_bounded() {
+    fn number_of_counted_callers_and_denials_is_bounded() {
         let (counts, denied) = (CallerCounts::default(), DeniedCounts::default());
         let service = ServiceName::new("shop/cart").unwrap();
         for n in 0..MAX_CALLERS + 3 {
@@ -355,7 +358,7 @@ mod tests {
     }
 
     #[test]
-    fn declared_length_counts_with_the_response_alone() {
+    fn declared_request_length_counts_only_if_call_gets_response() {
         let counts = CallerCounts::default();
         let request = || Request::post("/").header(CONTENT_LENGTH, u64::MAX / 2).body(()).unwrap();
         counts.begin(None, &HeaderMap::new(), false).refuse(Refusal::Unauthorized);
@@ -374,7 +377,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn time_in_flight_is_counted_by_caller_and_origin() {
+    async fn call_time_in_flight_is_counted_by_caller_and_origin() {
         let counts = CallerCounts::default();
         let identity = fairmesh_model::Identity::Spiffe("spiffe://mesh/shop/cart".parse().unwrap());
         let cart = Caller::of(&identity).unwrap();
@@ -413,7 +416,7 @@ mod tests {
     }
 
     #[test]
-    fn refused_callers_take_no_counters_of_their_own() {
+    fn refused_callers_get_no_call_counters_of_their_own() {
         let (counts, service) = (CallerCounts::default(), ServiceName::new("shop/cart").unwrap());
         let [web, stranger] = ["spiffe://mesh/shop/web", "spiffe://mesh/shop/stranger"].map(|id| {
             let mut request = Request::new(());

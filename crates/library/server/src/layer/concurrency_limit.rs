@@ -1,4 +1,4 @@
-//! The concurrency limit: which calls are admitted, and which are rejected at once.
+//! The concurrency limit decides which calls are admitted and which are rejected at once.
 
 use std::{
     sync::{
@@ -19,21 +19,22 @@ use fairmesh_headers::is_server_error;
 /// Limit of concurrent calls.
 #[derive(Debug)]
 pub(crate) struct ConcurrencyLimit {
-    /// Calls and streams, until their responses are complete.
+    /// Maximum number of calls and streams, counted until their responses are complete.
     max: u32,
-    /// A limit of calls without response headers, which follows their latency.
+    /// Additional limit for calls without response headers, which adapts to their latency.
     adaptive: Option<AdaptiveLimit>,
 }
 
 #[derive(Debug)]
 struct AdaptiveLimit {
     limit: AtomicU32,
-    /// Calls without response headers: responses that are read slowly occupy no capacity.
+    /// Number of calls without response headers. Responses that are read slowly occupy no capacity.
     in_flight: AtomicU32,
-    /// Calls rejected since the last update.
+    /// Number of calls rejected since the last update.
     refused: AtomicU32,
     began: Instant,
-    /// Only `try_lock`: a call that ends at the same time as another skips the update, so that none waits.
+    /// Locked only with `try_lock`. If two calls end at the same time, one of them skips the update instead of
+    /// waiting.
     controller: Mutex<AdaptiveConcurrency>,
 }
 
@@ -44,7 +45,8 @@ impl Default for ConcurrencyLimit {
 }
 
 impl ConcurrencyLimit {
-    /// Limits concurrency to `max`; further where `adaptive`, a seed, is given and latency rises.
+    /// Limits concurrency to `max`. If `adaptive`, a random seed, is given, lowers the limit further while latency
+    /// rises.
     pub(crate) fn new(max: Option<u32>, adaptive: Option<u64>) -> Self {
         let adaptive = adaptive.map(|seed| {
             let config = ConcurrencyConfig::default();
@@ -85,8 +87,8 @@ impl ConcurrencyLimit {
     }
 }
 
-/// A call until its response headers, which holds capacity of the adaptive limit and whose latency adjusts it. Slow
-/// readers of responses are no load.
+/// A permit that a call holds until its response headers. It occupies capacity of the adaptive limit, and its duration
+/// adjusts the limit. Slow readers of responses are not load.
 #[derive(Debug)]
 pub(crate) struct ConcurrencyPermit {
     shared: Arc<LayerState>,
@@ -94,12 +96,12 @@ pub(crate) struct ConcurrencyPermit {
     is_success: bool,
 }
 
-/// The adaptive limit is reached.
+/// Error: the adaptive limit is reached.
 #[derive(Debug)]
 pub(crate) struct LimitReached;
 
 impl ConcurrencyPermit {
-    /// Acquires capacity, where the limit is adaptive.
+    /// Acquires capacity, if the limit is adaptive.
     pub(crate) fn begin(shared: &Arc<LayerState>) -> Result<Option<Self>, LimitReached> {
         let Some(adaptive) = &shared.concurrency_limit.adaptive else { return Ok(None) };
         let fits = |in_flight| (in_flight < adaptive.limit.load(Relaxed)).then_some(in_flight + 1);
@@ -110,7 +112,7 @@ impl ConcurrencyPermit {
         Ok(Some(Self { shared: Arc::clone(shared), began: Instant::now(), is_success: false }))
     }
 
-    /// The response headers are available. A failure may have taken less time than the work does.
+    /// Records the outcome at the response headers. A failure may have taken less time than the work does.
     pub(crate) fn set_outcome(mut self, status: StatusCode, headers: &HeaderMap) {
         let erred = headers.get(GRPC_STATUS).is_some_and(|status| is_server_error(status.as_bytes()));
         self.is_success = !status.is_server_error() && !erred;
@@ -154,7 +156,7 @@ mod tests {
     use crate::ServerLayer;
 
     #[tokio::test]
-    async fn unread_responses_hold_no_permit() {
+    async fn unread_responses_hold_no_concurrency_permit() {
         let concurrency_limit = ConcurrencyLimit { max: u32::MAX, ..ConcurrencyLimit::new(Some(4), Some(7)) };
         let layer =
             ServerLayer { shared: Arc::new(LayerState { concurrency_limit, ..LayerState::default() }) };

@@ -1,4 +1,4 @@
-//! Calls that the server processes: their classes, their marks as parents, and their counts.
+//! Calls that the server processes: their classes, their role as parents, and their counts.
 
 use std::{sync::Arc, time::Instant};
 
@@ -12,7 +12,8 @@ use http::{
     uri::{Authority, PathAndQuery},
 };
 
-/// The classes of the calls of a server, by the routes of the policy that it follows. Without a service, no call is counted.
+/// Traffic classes of a server's calls, determined by the routes of its policy. Without a service, calls are not
+/// counted.
 #[derive(Debug, Default)]
 pub(crate) struct ServedClasses {
     service: Option<ServiceName>,
@@ -29,20 +30,20 @@ struct Classes {
 #[derive(Debug)]
 pub(crate) struct ProcessedCall {
     counters: Arc<ServedCounters>,
-    /// The position of its class.
+    /// Position of the call's class.
     position: usize,
     began: Instant,
 }
 
 impl ServedClasses {
-    /// For a server of this service, whose calls have no class until its policy arrives.
+    /// Creates the classes for a server of this service. Its calls have no class until its policy arrives.
     pub(crate) fn of_server(service: ServiceName) -> Self {
         let counters = Arc::new(ServedCounters::new(&service, &[]));
         let classes = Arc::new(Classes { table: None, counters });
         Self { service: Some(service), current: AtomicOptionArc::new(Some(classes)) }
     }
 
-    /// Applies a policy. Counters continue while the classes are the same.
+    /// Applies a policy. If the classes are unchanged, the counters continue.
     pub(crate) fn apply(&self, policy: &Policy) {
         let Some(service) = &self.service else { return };
         let classes = policy.traffic_classes();
@@ -53,12 +54,13 @@ impl ServedClasses {
         self.current.store(Some(Arc::new(Classes { table, counters })));
     }
 
-    /// The counters of the present classes.
+    /// The counters of the current classes.
     pub(crate) fn counters(&self) -> Option<Arc<ServedCounters>> {
         self.current.load().as_ref().map(|classes| Arc::clone(&classes.counters))
     }
 
-    /// Begins a call of a chain with this origin: what counts it, and what marks it as the parent of the calls that are made for it.
+    /// Begins a call in a chain with this origin. Returns a value that counts the call, and a value that marks it as
+    /// the parent of calls made on its behalf.
     pub(crate) fn begin<B>(
         &self,
         request: &Request<B>,
@@ -80,9 +82,9 @@ impl ServedClasses {
 }
 
 impl ProcessedCall {
-    /// Counts the call, whose response begins while this share of the CPU limit is in use, in thousandths. A proxy does not see
-    /// how long the program behind it waits for its own calls, so it counts calls without a utilisation, which no latency is
-    /// fitted to.
+    /// Counts the call. `cpu` is the share of the CPU limit in use when the response begins, in thousandths. A proxy
+    /// does not see how long its program waits for its own calls, so it passes no CPU share; no latency model is
+    /// fitted to these calls.
     pub(crate) fn end(self, served: &ServedCall, cpu: Option<u16>) {
         let cpu = cpu.filter(|_| TraceParents::of_this_process().is_none());
         let now = tokio::time::Instant::now().into_std();

@@ -1,4 +1,4 @@
-//! Responses of the layer itself, to calls that the service does not process or complete.
+//! Responses made by the layer itself, for calls that the service does not process or complete.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -12,10 +12,10 @@ use fairmesh_headers::{
     WRONG_SHARD,
 };
 
-/// Why the layer responds itself.
+/// Why the layer itself responds to a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Refusal {
-    /// Another server holds the key, by this version of the shard map.
+    /// Another server holds the key, according to this version of the shard map.
     WrongShard(u64),
     /// The concurrency limit is reached.
     Overloaded,
@@ -23,13 +23,13 @@ pub(crate) enum Refusal {
     Late,
     /// The policy of the service does not allow the call.
     Unauthorized,
-    /// The token of an end user is not accepted.
+    /// The end user's token is not accepted.
     BadToken,
-    /// Who may call is not known yet.
+    /// It is not known yet which callers are allowed.
     Unready,
 }
 
-/// Counts of these.
+/// Counts of refusals by kind.
 #[derive(Debug, Default)]
 pub(crate) struct Refusals {
     overloaded: AtomicU64,
@@ -46,7 +46,7 @@ impl Refusals {
         }
     }
 
-    /// Calls rejected by the concurrency limit.
+    /// Number of calls rejected by the concurrency limit.
     pub(crate) fn overloaded(&self) -> u64 {
         self.overloaded.load(Relaxed)
     }
@@ -55,19 +55,19 @@ impl Refusals {
         self.failed_handshakes.fetch_add(1, Relaxed);
     }
 
-    /// Connections without a complete handshake.
+    /// Number of connections without a complete handshake.
     pub(crate) fn failed_handshakes(&self) -> u64 {
         self.failed_handshakes.load(Relaxed)
     }
 
-    /// Calls cancelled at their deadline.
+    /// Number of calls cancelled at their deadline.
     pub(crate) fn late(&self) -> u64 {
         self.late.load(Relaxed)
     }
 }
 
 impl Refusal {
-    /// Status and message. Messages are printable ASCII, which gRPC sends as it is.
+    /// Status and message. Messages are printable ASCII, which gRPC sends unchanged.
     fn status_and_message(self) -> (StatusCode, Code, &'static str) {
         match self {
             Self::WrongShard(_) => (
@@ -105,7 +105,7 @@ impl Refusal {
         }
     }
 
-    /// The message of a response, with how a refusal by the policy is explained.
+    /// Returns the message of a response. For a refusal by the policy, it says how to get an explanation.
     fn message(self, load: &ServerLoad) -> String {
         let (_, _, words) = self.status_and_message();
         // `SERVICE/INSTANCE`.
@@ -118,8 +118,8 @@ impl Refusal {
         }
     }
 
-    /// Removes marks from a response of the service that only the layer may set, since callers would attribute them to
-    /// this server.
+    /// Removes marks that only the layer may set from a response of the service. Callers would otherwise attribute
+    /// them to this server.
     pub(crate) fn remove_marks(headers: &mut HeaderMap) {
         headers.remove(WRONG_SHARD);
         headers.remove(OVERLOADED_SERVER);
@@ -129,7 +129,7 @@ impl Refusal {
         }
     }
 
-    /// Adds the marks for callers with Fairmesh.
+    /// Adds the marks for callers that use Fairmesh.
     fn mark(self, headers: &mut HeaderMap, name: Option<&HeaderValue>) {
         match self {
             Self::WrongShard(version) => headers.insert(WRONG_SHARD, HeaderValue::from(version)),
@@ -145,7 +145,7 @@ impl Refusal {
         };
     }
 
-    /// The whole response, in the caller's protocol.
+    /// Builds the complete response, in the caller's protocol.
     pub(crate) fn response<B>(self, caller: &CallerProtocol, load: &ServerLoad) -> Response<ServerBody<B>> {
         load.refusals().count(self);
         let (status, _, _) = self.status_and_message();
@@ -168,7 +168,7 @@ impl Refusal {
         response
     }
 
-    /// The trailers that end a response in progress.
+    /// Builds the trailers that end a response in progress.
     pub(crate) fn trailers(self, load: &ServerLoad) -> HeaderMap {
         load.refusals().count(self);
         let mut trailers = HeaderMap::new();

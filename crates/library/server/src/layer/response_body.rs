@@ -1,4 +1,4 @@
-//! Response bodies: keep the call counted until they are complete, and add the load report to gRPC trailers.
+//! Response bodies that keep their call counted until they are complete, and add the load report to gRPC trailers.
 
 use std::{
     future::Future as _,
@@ -17,33 +17,33 @@ use crate::load_report;
 use fairmesh_headers::{CallerProtocol, WRONG_SHARD};
 use fairmesh_signals::ServedCall;
 
-/// A call whose response lasts longer than this after its headers is a stream. Unary responses complete with the first
-/// poll; the value only decides how long a young stream counts as a call.
+/// Time after the headers from which on a response counts as a stream. Unary responses complete at the first poll, so
+/// this only determines how long a new stream counts as a call.
 const STREAM_AFTER: Duration = Duration::from_secs(1);
 
 pin_project! {
-    /// The body of a response behind the server layer.
+    /// Response body of a service wrapped by the server layer.
     #[derive(Debug)]
     pub struct ServerBody<B> {
         #[pin]
         inner: Option<B>,
-        // The body of a response made by the layer.
+        // Text of a response made by the layer.
         text: Option<Bytes>,
         call: Call,
-        // Boxed, since only responses that are pending need one.
+        // Boxed, since only pending responses need a timer.
         timer: Option<Pin<Box<Sleep>>>,
     }
 }
 
 impl<B> ServerBody<B> {
-    /// The body of the service's response.
+    /// Wraps the body of the service's response.
     pub(crate) fn of(inner: B, mut call: Call) -> Self {
-        // HTTP clients enforce the deadline on bodies themselves; gRPC has a status for it.
+        // HTTP clients enforce the deadline of bodies themselves, but gRPC has a status for it.
         call.deadline = call.deadline.filter(|_| call.caller.is_grpc());
         Self { inner: Some(inner), text: None, call, timer: None }
     }
 
-    /// The body of a response made by the layer.
+    /// Creates the body of a response made by the layer.
     pub(crate) fn text(text: impl Into<Bytes>) -> Self {
         let text = Some(text.into()).filter(|text| !text.is_empty());
         Self {
@@ -73,7 +73,7 @@ impl<B: Body<Data = Bytes>> Body for ServerBody<B> {
         let Some(inner) = this.inner.as_mut().as_pin_mut() else {
             return Poll::Ready(this.text.take().map(|text| Ok(Frame::data(text))));
         };
-        // A body that always has a message is cut off at its deadline as well.
+        // Checked first, so that a body that always has a message ready is cut off at its deadline too.
         let frame = match this.call.has_expired() {
             true => Poll::Pending,
             false => {
@@ -137,8 +137,8 @@ impl Call {
         self.guard.is_some() && self.deadline.is_some_and(|deadline| deadline.left().is_zero())
     }
 
-    /// Whether the deadline passed while the body is pending. After [`STREAM_AFTER`] the call counts as a stream, by a
-    /// timer, since a silent body is never polled again.
+    /// Whether the deadline has passed while the body is pending. After [`STREAM_AFTER`] the call counts as a stream;
+    /// this needs a timer, since a silent body is never polled again.
     fn is_past_deadline(&mut self, timer: &mut Option<Pin<Box<Sleep>>>, cx: &mut Context<'_>) -> bool {
         // A call that has ended is not late.
         let Some(guard) = &mut self.guard else { return false };
@@ -162,8 +162,8 @@ impl Call {
     }
 }
 
-/// Adds the load report to the trailers of a gRPC call, which trailers end. As with headers, a wrong-shard mark of
-/// another server is removed.
+/// Adds the load report to the trailers that end a gRPC call. As in headers, a wrong-shard mark of another server is
+/// removed.
 fn with_load_report(frame: Frame<Bytes>, grpc: bool, guard: Option<CallGuard>) -> Frame<Bytes> {
     let mut trailers = match frame.into_trailers() {
         Ok(trailers) => trailers,

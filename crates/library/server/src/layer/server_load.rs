@@ -9,24 +9,24 @@ use http::{HeaderMap, HeaderValue};
 
 use super::{concurrency_limit::ConcurrencyLimit, refusal::Refusals};
 use crate::{
-    load_report::{custom_metrics::Metrics, program_report::ProgramReport},
+    load_report::{custom_metrics::Metrics, response_metrics::ProgramReport},
     shards::shard_load::KeyedCall,
 };
 
 /// Counts the calls that a server is processing.
 ///
-/// One word holds the calls in flight (low half) and the calls ever begun (high half, wrapping), so that beginning a
-/// call is a single atomic addition and a drain can still notice a call that came and went between two reads.
+/// One word holds the calls in flight (low half) and the calls ever begun (high half, wrapping). Beginning a call is
+/// therefore a single atomic addition, and a drain still notices a call that came and went between two reads.
 #[derive(Debug, Default)]
 pub(crate) struct ServerLoad {
     calls: AtomicU64,
     streams: AtomicU32,
-    /// CPU utilization, in thousandths of the limit, plus one; 0 while unknown.
+    /// CPU utilization in thousandths of the limit, plus one; 0 while unknown.
     cpu: AtomicU32,
     metrics: Metrics,
     program_report: ProgramReport,
     refusals: Refusals,
-    /// The name of this server for rejected calls; `None` where it is not registered here.
+    /// Name of this server in rejections; `None` if this process did not register it.
     name: Option<HeaderValue>,
 }
 
@@ -36,13 +36,14 @@ const BEGIN: u64 = (1 << 32) + 1;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Outstanding {
-    /// Calls whose response is not complete, without streams.
+    /// Calls whose response is not complete, excluding streams.
     pub calls: u32,
-    /// Calls whose response has begun and lasts long; a different load than short calls (Uber, assisted balancing).
+    /// Long-lasting calls whose responses have begun. They are a different load than short calls (Uber, assisted
+    /// balancing).
     pub streams: u32,
 }
 
-/// The concurrency limit of a server, and the calls that it did not complete.
+/// The concurrency limit of a server, and the number of calls that it did not complete.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Admission {
@@ -50,33 +51,33 @@ pub struct Admission {
     pub limit: Option<u32>,
     /// Calls and streams in flight.
     pub outstanding: Outstanding,
-    /// Calls rejected by the limit; total.
+    /// Total calls rejected by the limit.
     pub refused: u64,
-    /// Calls cancelled at the caller's deadline; total.
+    /// Total calls cancelled at the caller's deadline.
     pub late: u64,
-    /// Calls that the policy did not allow and that were refused; total.
+    /// Total calls that the policy did not allow and that were refused.
     pub unauthorized: u64,
-    /// Calls that the policy did not allow, and that were made since its mode is audit; total.
+    /// Total calls that the policy did not allow but that were let through, because the policy's mode is audit.
     pub audited: u64,
-    /// Connections that were accepted in plaintext, since the policy of a server with mutual TLS is permissive; total.
+    /// Total connections accepted in plaintext because the policy of a server with mutual TLS is permissive.
     pub plaintext_connections: u64,
-    /// Connections that ended before their TLS handshake was complete: the certificate was refused, there was none, or the
-    /// peer or a limit closed them; total.
+    /// Total connections that ended before their TLS handshake was complete: the certificate was refused or missing, or
+    /// the peer or a limit closed them.
     pub failed_handshakes: u64,
 }
 
-/// The load in a response.
+/// The load to report in a response.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LoadSnapshot<'a> {
     pub(crate) outstanding: Outstanding,
-    /// CPU utilization, in thousandths of the limit; `None` where unknown.
+    /// CPU utilization in thousandths of the limit; `None` if unknown.
     pub(crate) cpu: Option<u16>,
     /// Metrics of the program.
     pub(crate) metrics: &'a Metrics,
 }
 
 impl ServerLoad {
-    /// No load, of this server.
+    /// Creates the load of an idle server with this name.
     pub(crate) fn of(name: &str) -> Self {
         Self { name: HeaderValue::from_str(name).ok(), ..Self::default() }
     }
@@ -86,7 +87,7 @@ impl ServerLoad {
         self.name.as_ref()
     }
 
-    /// The report for a response to a call that is not counted.
+    /// The load for a response to a call that is not counted.
     pub(crate) fn report(&self) -> LoadSnapshot<'_> {
         let cpu = self.cpu.load(Ordering::Relaxed).checked_sub(1);
         let cpu = cpu.and_then(|cpu| u16::try_from(cpu).ok());
@@ -98,7 +99,7 @@ impl ServerLoad {
         &self.metrics
     }
 
-    /// The metrics of the program for planners: those that are set, and those that its responses have.
+    /// The program's metrics for planners: those it sets, and those in its responses.
     pub(crate) fn program_metrics(&self) -> Vec<(String, f64)> {
         let mut all: Vec<_> = self.metrics.values().map(|(name, value)| (name.to_owned(), value)).collect();
         let is_idle = self.outstanding() == Outstanding::default();
@@ -128,18 +129,18 @@ impl ServerLoad {
         }
     }
 
-    /// Changes whenever a call begins or ends.
+    /// A value that changes whenever a call begins or ends.
     pub(crate) fn activity(&self) -> u64 {
         self.calls.load(Ordering::Relaxed)
     }
 
-    /// Calls ever begun; wraps around at 2³².
+    /// Number of calls ever begun; wraps around at 2³².
     #[allow(clippy::cast_possible_truncation)] // 32 bits are left
     pub(crate) fn begun(&self) -> u32 {
         (self.calls.load(Ordering::Relaxed) >> 32) as u32
     }
 
-    /// As [`begin`](Self::begin), where the fixed limit admits another call.
+    /// Like [`begin`](Self::begin), if the fixed limit admits another call.
     pub(crate) fn enter(
         self: &Arc<Self>,
         concurrency_limit: &ConcurrencyLimit,
@@ -168,18 +169,18 @@ impl ServerLoad {
     }
 }
 
-/// The low half, which never borrows from the high one: every guard subtracts exactly what it added.
+/// The low half of the word. It never borrows from the high half, since every guard subtracts exactly what it added.
 #[allow(clippy::cast_possible_truncation)] // the high half is another counter
 fn low(word: u64) -> u32 {
     word as u32
 }
 
-/// A call in flight. Dropping it removes it from the count.
+/// A call in flight. Dropping the guard removes the call from the count.
 #[derive(Debug)]
 pub(crate) struct CallGuard {
     load: Arc<ServerLoad>,
     stream: bool,
-    /// Adds the call to the load of its shard, where it has a key; a stream is idle most of the time.
+    /// Adds the call to the load of its shard, if it has a key. Cleared for a stream, which is idle most of the time.
     keyed: Option<KeyedCall>,
 }
 
@@ -199,18 +200,18 @@ impl CallGuard {
         self.stream
     }
 
-    /// Ends the call; returns the counts.
+    /// Ends the call and returns the counts.
     pub(crate) fn end(self) -> Arc<ServerLoad> {
         Arc::clone(&self.load)
     }
 
-    /// Learns from a report that the program wrote into the headers of the response, or the trailers of gRPC.
+    /// Takes over the metrics that the program wrote into the headers of the response, or into gRPC trailers.
     pub(crate) fn learn(&self, headers: &HeaderMap, is_grpc: bool) {
         self.load.program_report.learn(headers, is_grpc);
     }
 
-    /// The report for the response of this call: without the call itself, since that is what its caller finds after
-    /// the response.
+    /// Load reported in this call's response. Excludes the call itself, since its caller wants the load after the
+    /// response.
     pub(crate) fn report(&self) -> LoadSnapshot<'_> {
         let mut report = self.load.report();
         let Outstanding { calls, streams } = &mut report.outstanding;
@@ -235,7 +236,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn calls_and_streams_are_counted_apart_and_exactly() {
+    fn calls_and_streams_are_counted_separately_and_exactly() {
         let load = Arc::new(ServerLoad::default());
         let before = load.activity();
         let short = load.begin(None);

@@ -1,4 +1,4 @@
-//! Metrics of the program beside those of the layer.
+//! Metrics that the program sets, in addition to those of the layer.
 
 use std::sync::{
     OnceLock,
@@ -9,10 +9,10 @@ use fairmesh_model::{Invalid, LoadSignal};
 
 use fairmesh_headers::{MAX_METRIC, OUTSTANDING, STREAMS};
 
-/// Most metrics of a program: they are sent in every response, and a policy uses one of them.
+/// Maximum number of metrics per program. All metrics are sent in every response, and a policy uses only one of them.
 pub(super) const MAX_METRICS: usize = 8;
 
-/// Metrics by name, in the order in which they were first set. Names are only added, so that a response reads them
+/// Metrics by name, in the order in which they were first set. Names are never removed, so that responses read them
 /// without a lock.
 #[derive(Debug)]
 pub(crate) struct Metrics {
@@ -22,7 +22,7 @@ pub(crate) struct Metrics {
 #[derive(Debug)]
 struct Metric {
     name: String,
-    /// In thousandths, as callers keep it.
+    /// Value in thousandths, the precision that callers keep.
     value: AtomicU32,
 }
 
@@ -41,25 +41,25 @@ impl Metrics {
                 format!("set 0 to {MAX_METRIC}, in a larger unit if need be"),
             ));
         }
-        // Fits, since the maximum does.
+        // The number fits, since the maximum does.
         let thousandths = (value * 1000.0).round() as u32;
         self.metric(name, thousandths)?.value.store(thousandths, Relaxed);
         Ok(())
     }
 
-    /// The metric of that name, added with `value` where it is new and there is space.
+    /// Returns the metric with this name. A new metric is added with `value` if there is space.
     fn metric(&self, name: &str, value: u32) -> Result<&Metric, Invalid> {
         if let Some(known) = self.all().find(|metric| metric.name == name) {
             return Ok(known);
         }
         check(name)?;
         let fresh = || Metric { name: name.to_owned(), value: AtomicU32::new(value) };
-        // Another thread may have taken a slot just now, maybe for the same name.
+        // Another thread may have taken a slot just now, perhaps for the same name.
         let mut slots = self.named.iter().map(|slot| slot.get_or_init(fresh));
         slots.find(|metric| metric.name == name).ok_or_else(|| too_many(name))
     }
 
-    /// All names and values.
+    /// All metrics with their values.
     pub(crate) fn values(&self) -> impl Iterator<Item = (&str, f64)> {
         self.all().map(|metric| (metric.name.as_str(), f64::from(metric.value.load(Relaxed)) / 1000.0))
     }
@@ -102,7 +102,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn custom_metrics_are_bounded_and_validated() {
+    fn custom_load_metrics_are_bounded_and_validated() {
         let metrics = Metrics::default();
         assert!(metrics.is_empty());
         for value in [-1.0, f64::NAN, f64::INFINITY, 4e6 + 1.0] {

@@ -1,4 +1,4 @@
-//! Exponential backoff with jitter, so that a fleet does not retry in step.
+//! Exponential backoff with jitter, so that the servers of a fleet do not retry in step.
 
 use std::{
     hash::{BuildHasher as _, RandomState},
@@ -8,7 +8,7 @@ use std::{
 const SHORTEST: Duration = Duration::from_millis(50);
 const LONGEST: Duration = Duration::from_secs(5);
 
-/// Full jitter: each pause is random below a bound that doubles from 50 ms to 5 s.
+/// Exponential backoff with full jitter: each pause is random below a bound that doubles from 50 ms to 5 s.
 #[derive(Debug)]
 pub(crate) struct Backoff {
     bound: Duration,
@@ -21,21 +21,21 @@ impl Default for Backoff {
 }
 
 impl Backoff {
-    /// The pause before the next attempt.
+    /// Returns the pause before the next attempt.
     pub(crate) fn next(&mut self) -> Duration {
         let bound = self.bound;
         self.bound = (bound * 2).min(LONGEST);
-        // At least a tenth, so that a failing step never spins.
+        // At least a tenth of the bound, so that a failing step never spins.
         bound / 10 + bound * 9 / 10 / 1000 * thousandths()
     }
 }
 
-/// A random time within a tenth of `about`.
+/// Returns a random time within a tenth of `about`.
 pub(crate) fn jittered(about: Duration) -> Duration {
     about * 9 / 10 + about / 5000 * thousandths()
 }
 
-/// 0 to 999 at random; the standard library's hash seeds are random enough to spread attempts.
+/// Returns a random number from 0 to 999. The hash seeds of the standard library are random enough to spread attempts.
 fn thousandths() -> u32 {
     (RandomState::new().hash_one(()) % 1000) as u32
 }
@@ -45,7 +45,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pauses_grow_to_their_bound_and_stay_below_it() {
+    fn registration_backoff_grows_to_its_maximum_and_stays_below() {
         let mut backoff = Backoff::default();
         let pauses: Vec<Duration> = (0..20).map(|_| backoff.next()).collect();
         assert!(pauses[0] >= SHORTEST / 10 && pauses[0] <= SHORTEST);

@@ -23,13 +23,13 @@ use super::{
 };
 use crate::Outstanding;
 
-/// A request that failed after so long had reached the registry.
+/// Minimum time after which a failed request counts as having reached the registry.
 const IN_FLIGHT: Duration = Duration::from_millis(100);
 
-/// How long deregistration may take: if it fails, the lease expires.
+/// Time limit of deregistration. If it fails, the lease expires.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// State of a registration.
+/// State of a registration at the registry.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum RegistrationState {
@@ -37,7 +37,7 @@ pub enum RegistrationState {
     Registering,
     /// The registry has the endpoint in this state.
     Registered(EndpointState),
-    /// The last attempt failed for this reason; it is retried.
+    /// The last attempt failed for this reason, and is retried.
     Failing(String),
 }
 
@@ -45,26 +45,27 @@ pub enum RegistrationState {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Drained {
-    /// All callers have applied the removal of this endpoint.
+    /// All callers have applied the removal of this endpoint, and their calls have ended.
     CallersMoved,
-    /// They have, but these calls and streams had not ended at the drain deadline, and were broken off.
+    /// All callers have moved, but these calls and streams were unfinished at the drain deadline and were cut off.
     Unfinished(Outstanding),
-    /// These callers had not when the time was up.
+    /// These callers had not moved at the deadline.
     Behind(Vec<String>),
-    /// It could not be learnt from the registry whether callers have moved, for this reason: they notice when connections
+    /// The registry could not determine whether callers have moved, for this reason. Callers notice when connections
     /// close.
     Unreported(String),
 }
 
-/// Keeps an endpoint registered: a task renews its lease three times a term, registers it again where the registry
-/// does not know it, and retries with growing pauses (50 ms to 5 s) while the registry is unreachable.
+/// Keeps an endpoint registered. A task renews its lease three times per term, registers the endpoint again if the
+/// registry does not know it, and retries with growing pauses (50 ms to 5 s) while the registry is unreachable.
 ///
-/// Dropping it stops the task; the lease then expires. [`leave`](Self::leave) deregisters the endpoint at once.
+/// Dropping this value stops the task, and the lease then expires. [`leave`](Self::leave) deregisters the endpoint at
+/// once.
 #[derive(Debug)]
 pub struct Lease {
     target: Arc<LeaseTarget>,
     wanted: watch::Sender<EndpointState>,
-    /// Cancelled when the endpoint is to be registered.
+    /// Cancelled when the endpoint must be registered.
     begins: CancellationToken,
     stop: CancellationToken,
     task: tokio::sync::Mutex<Option<AbortOnDropHandle<()>>>,
@@ -87,7 +88,7 @@ impl Lease {
         lease
     }
 
-    /// The same, from [`begin`](Self::begin) on.
+    /// Keeps `registration` in `state` from the call of [`begin`](Self::begin) on.
     pub(crate) fn keep_later(
         registry: Arc<RegistryClient>,
         registration: Registration,
@@ -114,7 +115,7 @@ impl Lease {
         self.begins.cancel();
     }
 
-    /// Whether the endpoint is, or was, to be registered.
+    /// Whether registration of the endpoint has begun.
     pub(crate) fn has_begun(&self) -> bool {
         self.begins.is_cancelled()
     }
@@ -133,19 +134,19 @@ impl Lease {
         });
     }
 
-    /// The state of the registration, and its changes.
+    /// Returns the state of the registration, with notification of changes.
     pub fn registration_state(&self) -> watch::Receiver<RegistrationState> {
         self.target.registration_state.subscribe()
     }
 
-    /// Asks callers to move and waits until they have, at most `within`. A registry that was never reached is retried for a
-    /// fifth of that time, since callers also move when connections close, only less smoothly; one that was lost while it
-    /// waited for callers, as long as there is time.
+    /// Asks callers to move, and waits until they have moved, at most `within`. If the registry was never reached,
+    /// retries for a fifth of that time, since callers also move when connections close, only less smoothly. If the
+    /// registry was lost while it waited for callers, retries as long as there is time.
     ///
-    /// Only the request counts for that: a connection that takes long to make shows that the registry is away.
+    /// Only the request counts as having reached the registry: if connecting takes long, the registry is away.
     pub async fn drain(&self, within: Duration) -> Drained {
         if !self.has_begun() {
-            // Callers do not know this process.
+            // Callers do not know this process, since it was never registered.
             return Drained::CallersMoved;
         }
         self.set(EndpointState::Draining);
@@ -171,7 +172,8 @@ impl Lease {
         }
     }
 
-    /// Asks the registry once, over a connection that is there by `connect_by`; with how long the request was on its way.
+    /// Asks the registry once, over a connection that must be open by `connect_by`. Also returns how long the request
+    /// was in flight.
     async fn try_drain(
         &self,
         connect_by: Instant,
@@ -200,7 +202,7 @@ impl Lease {
     /// Stops renewing and deregisters the endpoint, retrying for at most 2 s. Further calls have no effect.
     ///
     /// # Errors
-    /// When the registry refuses it or is not reached; the lease then expires by itself.
+    /// The registry refuses the request or cannot be reached. The lease then expires by itself.
     pub async fn leave(&self) -> Result<(), RegistryError> {
         self.stop.cancel();
         let task = self.task.lock().await.take();
@@ -208,7 +210,7 @@ impl Lease {
             return Ok(());
         };
         let end = Instant::now() + LEAVE_TIMEOUT;
-        // A registration in flight must not overtake the deregistration.
+        // A registration in flight must not arrive after the deregistration.
         let _ = timeout_at(end, task).await;
         let mut backoff = Backoff::default();
         loop {
@@ -241,7 +243,7 @@ impl LeaseTarget {
 
     fn set_state(&self, registration_state: RegistrationState) {
         self.registration_state.send_if_modified(|now| {
-            // The task may have found the state before that which the registry has since the drain.
+            // The task may report the state from before the drain, although the registry already has the drain's state.
             let is_late = self.drained.load(Ordering::Relaxed)
                 && matches!(&registration_state, RegistrationState::Registered(state) if *state != EndpointState::Draining);
             let changed = !is_late && *now != registration_state;
@@ -260,11 +262,11 @@ impl LeaseTarget {
     }
 }
 
-/// The task: each step brings the registry up to date, or renews.
+/// The task of a lease: each step updates the registry, or renews the lease.
 struct LeaseTask {
     target: Arc<LeaseTarget>,
     wanted: watch::Receiver<EndpointState>,
-    /// The state that the registry has; `None` when it must be registered again.
+    /// The state that the registry has; `None` if the endpoint must be registered again.
     acknowledged: Option<EndpointState>,
     backoff: Backoff,
 }
@@ -280,13 +282,13 @@ impl LeaseTask {
             tokio::select! {
                 () = stop.cancelled() => {}
                 () = sleep(pause) => {}
-                // The sender is dropped with the lease only, and then the task is stopped as well.
+                // The sender is dropped only with the lease, and then the task is stopped as well.
                 Ok(()) = self.wanted.changed() => {}
             }
         }
     }
 
-    /// Does what is due; returns the pause until the next step.
+    /// Performs the step that is due. Returns the pause until the next step.
     async fn step(&mut self) -> Duration {
         let wanted = *self.wanted.borrow_and_update();
         match self.reconcile(wanted).await {
@@ -307,12 +309,13 @@ impl LeaseTask {
         }
     }
 
-    /// Brings the registry to `wanted`; returns the state that it has then, `None` if it does not know the endpoint.
+    /// Brings the registry to `wanted`. Returns the state that the registry then has; `None` if it does not know the
+    /// endpoint.
     async fn reconcile(&self, wanted: EndpointState) -> Result<Option<EndpointState>, RegistryError> {
         let LeaseTarget { registry, registration, drained, .. } = &*self.target;
         let instance = self.target.instance();
         match self.acknowledged {
-            // A lost endpoint may have been removed since; registering covers both.
+            // A lost endpoint may have been removed since; registering handles both cases.
             None | Some(EndpointState::Lost)
                 if wanted != EndpointState::Lost || self.acknowledged.is_none() =>
             {
@@ -327,7 +330,7 @@ impl LeaseTask {
                     return Ok(None);
                 }
             }
-            // The drain itself writes this state, and says so once the registry has responded.
+            // The drain itself writes this state, and reports it once the registry has responded.
             Some(acknowledged) if wanted == EndpointState::Draining => {
                 if !registry.renew(instance).await? {
                     return Ok(None);

@@ -6,10 +6,11 @@ use fairmesh_wire::{
     transport::Address,
 };
 
-/// The addresses to try, in order: those given, else [what the environment names](environment::upstream).
+/// Returns the addresses to try, in order: those given, otherwise [those that the environment
+/// names](environment::upstream).
 ///
 /// # Errors
-/// When a variable holds no address.
+/// A variable does not hold an address.
 pub fn registry_addresses(given: &[Address]) -> Result<Vec<Address>, Invalid> {
     if !given.is_empty() {
         return Ok(given.to_vec());

@@ -1,4 +1,4 @@
-//! Client of the registry: through the agent, which forwards, or directly to a control plane.
+//! A client of the registry, through the agent, which forwards requests, or directly to a control plane.
 
 use std::{
     future::Future,
@@ -22,9 +22,9 @@ use tonic::{Code, Response, Status};
 
 use crate::authorization::{Authorizer, ConnectionAuthorizer};
 
-/// Timeout of a call to the registry, unless stated otherwise.
+/// Default timeout of a call to the registry.
 const CALL_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long an endpoint that is registered late waits for its policy.
+/// Time for which an endpoint that is registered late waits for its policy.
 const POLICY_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Why a request to the registry failed.
@@ -33,20 +33,20 @@ pub enum RegistryError {
     /// Neither agent nor control plane accepted the connection.
     #[error(transparent)]
     Connect(#[from] Box<ConnectError>),
-    /// No response in time.
+    /// The registry did not respond in time.
     #[error(
         "{address} did not respond within {after:?}; it is overloaded, or cannot reach the control plane"
     )]
     Timeout {
-        /// The address.
+        /// Address of the registry.
         address: Address,
-        /// The timeout.
+        /// The timeout that has passed.
         after: Duration,
     },
-    /// The response is an error.
+    /// The registry responded with an error.
     #[error("{address} refused: {}", status.message())]
     Refused {
-        /// The address.
+        /// Address of the registry.
         address: Address,
         /// The error.
         status: Box<Status>,
@@ -57,10 +57,10 @@ pub enum RegistryError {
          a server in plaintext is not registered; see the log of the agent"
     )]
     Undecided {
-        /// The agent.
+        /// Address of the agent.
         agent: Address,
     },
-    /// The server accepts mutual TLS only, and has no certificate yet.
+    /// The server accepts only mutual TLS, and has no certificate yet.
     #[error("this server has no certificate yet, and is registered once it has: {0}")]
     NoCertificate(String),
     /// Neither the program nor an agent knows its location.
@@ -95,22 +95,22 @@ impl RegistryError {
     }
 }
 
-/// A connection to the registry, made on first use, again after failures, and to the next address when one does not
-/// respond.
+/// A connection to the registry. It is opened on first use and reopened after failures. If an address does not
+/// respond, the next one is used.
 #[derive(Debug)]
 pub struct RegistryClient {
     addresses: Vec<Address>,
     transport: Transport,
     software: String,
     undecided: Option<Arc<LateIdentity>>,
-    /// Knows who may call, which an endpoint that is registered late has to learn first.
+    /// Authorizer that an endpoint registered late must wait for, so that it knows which callers are allowed.
     authorizer: OnceLock<Arc<Authorizer>>,
-    /// Distinguishes this process from earlier and later ones of the same name.
+    /// Number that distinguishes this process from earlier and later ones with the same name.
     incarnation: u64,
     current: Mutex<Option<(Address, Connection)>>,
 }
 
-/// Callers in plaintext, for the control plane.
+/// Converts plaintext callers to protocol messages for the control plane.
 fn reported(callers: &PlaintextCallers) -> Vec<v1::PlaintextCaller> {
     let now = Instant::now();
     let report = |(address, caller): (IpAddr, PlaintextCaller)| v1::PlaintextCaller {
@@ -124,7 +124,7 @@ fn reported(callers: &PlaintextCallers) -> Vec<v1::PlaintextCaller> {
 pub(crate) type Current = (Address, Connection);
 
 impl RegistryClient {
-    /// A client for the first of `addresses` that responds; `software` describes this program.
+    /// Creates a client for the first of `addresses` that responds. `software` describes this program.
     pub fn new(addresses: Vec<Address>, software: impl Into<String>, transport: Transport) -> Self {
         let (software, incarnation) = (software.into(), incarnation());
         Self {
@@ -138,14 +138,15 @@ impl RegistryClient {
         }
     }
 
-    /// For a server that began to accept plaintext and does not know whether the mesh has a trust domain. The server
-    /// asks its agent before it is registered, and then speaks mutual TLS if the mesh has a trust domain.
+    /// Sets the identity of a server that began to accept plaintext without knowing whether the mesh has a trust
+    /// domain. Before it is registered, the server asks its agent; if the mesh has a trust domain, it then switches to
+    /// mutual TLS.
     #[must_use]
     pub fn undecided(self, identity: Option<Arc<LateIdentity>>) -> Self {
         Self { undecided: identity, ..self }
     }
 
-    /// Has an undecided endpoint registered once its server knows who may call.
+    /// Delays the registration of an undecided endpoint until its server knows which callers are allowed.
     #[must_use]
     pub fn after_policy_of(self, authorizer: Option<&ConnectionAuthorizer>) -> Self {
         authorizer.into_iter().for_each(|known| self.wait_for_policy(&known.authorizer));
@@ -153,11 +154,11 @@ impl RegistryClient {
     }
 
     pub(crate) fn wait_for_policy(&self, authorizer: &Arc<Authorizer>) {
-        // There is one for each server.
+        // Each server has only one.
         let _ = self.authorizer.set(Arc::clone(authorizer));
     }
 
-    /// How it connects.
+    /// The transport of the connection.
     pub fn transport(&self) -> &Transport {
         &self.transport
     }
@@ -172,10 +173,10 @@ impl RegistryClient {
         &self.software
     }
 
-    /// The location of this machine according to the agent; `None` from a control plane.
+    /// Returns this machine's location as reported by the agent; `None` from a control plane.
     ///
     /// # Errors
-    /// When the registry refuses it or is not reached.
+    /// The registry refuses the request or cannot be reached.
     pub async fn location(&self) -> Result<Option<Location>, RegistryError> {
         Ok(self.connection().await?.1.hello.location)
     }
@@ -183,11 +184,11 @@ impl RegistryClient {
     /// Registers an endpoint of this process.
     ///
     /// # Errors
-    /// When the registry refuses it or is not reached.
+    /// The registry refuses the request or cannot be reached.
     pub async fn register(&self, mut registration: v1::Registration) -> Result<(), RegistryError> {
         if let Some(late) = &self.undecided {
             self.decide(late).await?;
-            // Callers that find the endpoint before it knows who may call would be turned away.
+            // Before the endpoint knows who may call, it would refuse the callers that find it.
             if let Some(authorizer) = self.authorizer.get() {
                 let _ = timeout(POLICY_TIMEOUT, authorizer.ready()).await;
             }
@@ -211,19 +212,20 @@ impl RegistryClient {
     async fn decide(&self, late: &LateIdentity) -> Result<(), RegistryError> {
         match late.decide().await {
             Membership::Member | Membership::NoDomain => Ok(()),
-            // Without its agent, a control plane may register it, which knows whether it may.
+            // Without an agent, a control plane may register the server: it knows whether the mesh has a trust domain.
             Membership::NoAgent if self.connection().await?.0 != *late.agent() => Ok(()),
-            // An agent that has come meanwhile is asked with the next attempt.
+            // An agent that has appeared meanwhile is asked at the next attempt.
             Membership::NoAgent | Membership::Undecided => {
                 Err(RegistryError::Undecided { agent: late.agent().clone() })
             }
         }
     }
 
-    /// Renews the lease, with a report of callers in plaintext; `false` when the registry does not know the instance.
+    /// Renews the lease, with a report of plaintext callers. Returns `false` if the registry does not know the
+    /// instance.
     ///
     /// # Errors
-    /// When the registry refuses it or is not reached.
+    /// The registry refuses the request or cannot be reached.
     pub async fn renew(&self, instance: v1::InstanceRef) -> Result<bool, RegistryError> {
         let request = v1::RenewRequest {
             instances: vec![self.with_incarnation(instance)],
@@ -239,10 +241,10 @@ impl RegistryClient {
         Ok(response.unknown.is_empty())
     }
 
-    /// Changes the state.
+    /// Changes the state of an instance.
     ///
     /// # Errors
-    /// When the registry refuses it or is not reached.
+    /// The registry refuses the request or cannot be reached.
     pub async fn report(&self, mut report: v1::StateReport) -> Result<(), RegistryError> {
         report.instance = report.instance.map(|instance| self.with_incarnation(instance));
         let request = v1::ReportRequest { reports: vec![report], by_operator: false };
@@ -251,7 +253,7 @@ impl RegistryClient {
         self.call(address, CALL_TIMEOUT, service.report(request)).await.map(drop)
     }
 
-    /// The connection over which a drain is asked for, if it is there by `deadline`.
+    /// Returns the connection for requesting a drain, if it is open by `deadline`.
     pub(crate) async fn connect_by(&self, deadline: Instant) -> Result<Current, RegistryError> {
         let began = Instant::now();
         let late = |_| match self.addresses.first().cloned() {
@@ -264,7 +266,7 @@ impl RegistryClient {
     /// Marks the instance as draining and waits for its callers, at most `within`.
     ///
     /// # Errors
-    /// When the registry refuses it or is not reached.
+    /// The registry refuses the request or cannot be reached.
     pub(crate) async fn drain(
         &self,
         (address, connection): Current,
@@ -278,7 +280,7 @@ impl RegistryClient {
             by_operator: false,
         };
         let mut service = connection.registry();
-        // A little longer than the registry waits, so that its response, which names the callers behind, arrives in
+        // Slightly longer than the registry waits, so that its response, which names the lagging callers, arrives in
         // time.
         self.call(address, within + Duration::from_millis(500), service.drain(request)).await
     }
@@ -286,7 +288,7 @@ impl RegistryClient {
     /// Deregisters the instance.
     ///
     /// # Errors
-    /// When the registry refuses it or is not reached.
+    /// The registry refuses the request or cannot be reached.
     pub async fn deregister(&self, instance: v1::InstanceRef) -> Result<(), RegistryError> {
         let instances = vec![self.with_incarnation(instance)];
         let request = v1::DeregisterRequest { instances, only_lost: false };
@@ -295,10 +297,10 @@ impl RegistryClient {
         self.call(address, CALL_TIMEOUT, service.deregister(request)).await.map(drop)
     }
 
-    /// Reports loaded shards.
+    /// Reports the loaded shards.
     ///
     /// # Errors
-    /// When the registry refuses it or is not reached.
+    /// The registry refuses the request or cannot be reached.
     pub async fn report_shards(
         &self,
         instance: v1::InstanceRef,
@@ -322,10 +324,10 @@ impl RegistryClient {
         self.call(address, CALL_TIMEOUT, service.report_shard_load(report)).await.map(drop)
     }
 
-    /// Reports CPU usage of an instance by minute, or its load.
+    /// Reports the CPU usage of an instance by minute, or its load.
     ///
     /// # Errors
-    /// When the process at the other end refuses it or is not reached.
+    /// The process at the other end refuses the request or cannot be reached.
     pub async fn report_signals(
         &self,
         report: v1::ReportSignalsRequest,
@@ -335,7 +337,7 @@ impl RegistryClient {
         self.call(address, CALL_TIMEOUT, reported).await
     }
 
-    /// The instance with the incarnation of this process.
+    /// Adds the incarnation of this process to the instance.
     fn with_incarnation(&self, instance: v1::InstanceRef) -> v1::InstanceRef {
         v1::InstanceRef { incarnation: self.incarnation, ..instance }
     }
@@ -383,8 +385,8 @@ pub(crate) fn instance_ref(service: &ServiceName, instance: &InstanceId) -> v1::
     v1::InstanceRef { service: service.to_string(), instance: instance.to_string(), incarnation: 0 }
 }
 
-/// A number greater than those of earlier processes: the microseconds since 1970. If the clock was set back meanwhile,
-/// the registry still accepts this process once its predecessor has left or is lost.
+/// Returns a number greater than those of earlier processes: the microseconds since 1970. If the clock was set back
+/// meanwhile, the registry still accepts this process once its predecessor has left or is lost.
 #[allow(clippy::disallowed_methods, reason = "only the wall clock continues from one process to the next")]
 fn incarnation() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();

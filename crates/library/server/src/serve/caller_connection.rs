@@ -5,7 +5,7 @@ use std::{
     task::{Context, Poll},
 };
 
-use fairmesh_http::socket;
+use fairmesh_http::socket_options;
 use fairmesh_listen::{Connection, GuardedStream, forward_async_write};
 use fairmesh_wire::transport::Stream;
 use tokio::io::{AsyncRead, ReadBuf};
@@ -15,11 +15,11 @@ use tower_layer::Layer;
 use super::caller_service::CallerService;
 use crate::{Caller, MeshServer, identity_of};
 
-/// A connection of a caller, within the limits of its listener.
+/// A caller's connection, within the limits of its listener.
 #[derive(Debug)]
 pub struct CallerConnection(GuardedStream<Stream>);
 
-/// Has the requests of a connection mark it as active for its listener, and say who calls.
+/// Layer that marks the connection as active with each request, and adds the caller to the request.
 #[derive(Clone, Debug)]
 pub struct CallerLayer {
     connection: Option<Arc<Connection>>,
@@ -30,11 +30,11 @@ pub struct CallerLayer {
 impl CallerConnection {
     /// Performs the handshake on an accepted connection.
     pub(super) async fn establish(stream: GuardedStream<Stream>, server: &MeshServer) -> io::Result<Self> {
-        stream.get_ref().tcp().into_iter().for_each(socket::configure);
+        stream.get_ref().tcp().into_iter().for_each(socket_options::configure);
         server.inner.layer.handshake(&server.inner.transport, stream).await.map(Self)
     }
 
-    /// The layer around the service of its requests.
+    /// The layer for the service that handles the connection's requests.
     pub fn layer(&self) -> CallerLayer {
         let remote_addr = self.0.get_ref().tcp().and_then(|socket| socket.peer_addr().ok());
         CallerLayer {
@@ -44,7 +44,7 @@ impl CallerConnection {
         }
     }
 
-    /// The stream, which holds its place at the listener.
+    /// The stream, which still occupies its slot at the listener.
     pub fn into_stream(self) -> GuardedStream<Stream> {
         self.0
     }

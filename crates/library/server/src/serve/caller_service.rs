@@ -12,13 +12,13 @@ use tower_service::Service;
 
 use crate::Caller;
 
-/// A service whose requests mark their connection as active for the acceptor, and say who calls.
+/// Service that marks the connection as active with each request, and adds the caller to the request.
 #[derive(Clone, Debug)]
 pub struct CallerService<S> {
     inner: S,
     connection: Option<Arc<Connection>>,
     caller: Option<Caller>,
-    /// From where the connection comes.
+    /// Source address of the connection.
     tcp: TcpConnectInfo,
 }
 

@@ -2,11 +2,12 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use fairmesh_model::{InstanceId, KeyRange, ReplicaState, ShardId, ShardMap};
 
-/// The shards that an instance holds by the last map, and which of them are loaded. No I/O: it returns what to do.
+/// Shards that the last map assigns to an instance, and which of them are loaded. Does no I/O; it returns the actions
+/// to perform.
 #[derive(Debug)]
 pub(super) struct HeldShards {
     instance: InstanceId,
-    /// Whether shards must be loaded by hooks; otherwise they are as soon as the map assigns them.
+    /// Whether hooks load shards. Without hooks, a shard counts as loaded as soon as the map assigns it.
     has_hooks: bool,
     own: BTreeMap<ShardId, HeldShard>,
     loaded: BTreeSet<ShardId>,
@@ -16,29 +17,29 @@ pub(super) struct HeldShards {
 #[derive(Clone, Copy, Debug)]
 struct HeldShard {
     range: KeyRange,
-    /// Whether a replica waits for being loaded.
+    /// Whether a replica of the shard is waiting to be loaded.
     is_starting: bool,
 }
 
 /// Changes between two maps.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Changes {
-    /// Shards to load, and those with a wider range.
+    /// Shards to load, including loaded shards with a wider range.
     pub(super) start: Vec<(ShardId, KeyRange)>,
     /// Shards to release.
     pub(super) stop: Vec<ShardId>,
 }
 
 impl HeldShards {
-    /// Without shards.
+    /// Creates the state without shards.
     pub(super) fn new(instance: InstanceId, has_hooks: bool) -> Self {
         Self { instance, has_hooks, own: BTreeMap::new(), loaded: BTreeSet::new() }
     }
 
     /// Applies a new map.
     ///
-    /// A shard that is gone from it but whose keys are still held here was merged into another one: releasing it would
-    /// drop keys that are served. Instead, the remaining one is started again, with its wider range.
+    /// If a shard has disappeared but its keys are still held here, it was merged into another shard. Releasing it
+    /// would drop keys that are served; instead, the remaining shard is started again with its wider range.
     pub(super) fn follow(&mut self, map: Option<&ShardMap>) -> Changes {
         let mut own = BTreeMap::new();
         let mut changes = Changes::default();
@@ -69,7 +70,7 @@ impl HeldShards {
         changes
     }
 
-    /// Whether the map assigns nothing to this instance.
+    /// Whether the map assigns no shard to this instance.
     pub(super) fn is_empty(&self) -> bool {
         self.own.is_empty()
     }
@@ -81,12 +82,12 @@ impl HeldShards {
         }
     }
 
-    /// The loaded shards held here.
+    /// The loaded shards that this instance holds.
     pub(super) fn loaded(&self) -> &BTreeSet<ShardId> {
         &self.loaded
     }
 
-    /// The loaded shards whose move continues once the registry knows; none without hooks.
+    /// Loaded shards whose moves continue once the registry knows that the shards are loaded; none without hooks.
     pub(super) fn waiting(&self) -> Vec<ShardId> {
         if !self.has_hooks {
             return Vec::new();
@@ -122,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn arriving_shard_is_loaded_and_leaving_shard_released() {
+    fn assigned_shard_is_loaded_and_removed_shard_is_released() {
         let mut held = HeldShards::new(InstanceId::new("a").unwrap(), true);
         assert!(held.is_empty());
         let first = map(&[(0, "a", ReplicaState::Serving), (1, "b", ReplicaState::Serving)]);
@@ -145,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn splits_and_merges_keep_keys_and_moves_release_them() {
+    fn shard_splits_and_merges_keep_keys_and_moves_release_them() {
         let mut held = HeldShards::new(InstanceId::new("a").unwrap(), true);
         let whole = map(&[(0, "a", ReplicaState::Serving), (5, "a", ReplicaState::Serving)]);
         held.follow(Some(&whole));
@@ -164,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn without_hooks_shards_are_ready_at_once() {
+    fn shards_of_server_without_hooks_are_ready_at_once() {
         let mut held = HeldShards::new(InstanceId::new("a").unwrap(), false);
         let changes = held.follow(Some(&map(&[(0, "a", ReplicaState::Starting)])));
         assert_eq!(changes, Changes::default());

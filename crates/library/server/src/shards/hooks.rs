@@ -1,4 +1,4 @@
-//! Hooks of the program for shards: those of one shard run one after the other, in the order of the maps.
+//! Shard hooks of the program. The hooks of one shard run one after another, in the order of the maps.
 
 use std::{collections::BTreeMap, error::Error, fmt, future::Future, pin::Pin, sync::Arc};
 
@@ -18,7 +18,7 @@ type HookFuture = Pin<Box<dyn Future<Output = HookResult> + Send>>;
 type StartHook = Arc<dyn Fn(ShardId, KeyRange) -> HookFuture + Send + Sync>;
 type StopHook = Arc<dyn Fn(ShardId) -> HookFuture + Send + Sync>;
 
-/// Hooks for shards that are assigned and released.
+/// The program's hooks for assigned and released shards.
 #[derive(Clone, Default)]
 pub struct ShardHooks {
     pub(crate) start: Option<StartHook>,
@@ -36,20 +36,20 @@ impl fmt::Debug for ShardHooks {
 pub(super) struct HookRunner {
     hooks: ShardHooks,
     tasks: JoinSet<Option<Loaded>>,
-    /// Cancels the load of a shard.
+    /// Tokens that cancel loads in progress, by shard.
     loading: BTreeMap<ShardId, CancellationToken>,
     /// Cancelled when the last hook of a shard has ended.
     last: BTreeMap<ShardId, CancellationToken>,
 }
 
-/// A shard is loaded, unless that was cancelled at the last moment.
+/// A loaded shard. Its load may have been cancelled just before it completed.
 struct Loaded {
     shard: ShardId,
     cancelled: CancellationToken,
 }
 
-/// The turn of a hook among those of its shard. A stop in progress would otherwise drop what a concurrent start has
-/// just loaded, and an empty shard would be served. The next turn begins when this is dropped.
+/// Turn of one hook among the hooks of its shard. Dropping it begins the next turn. Without turns, a stop in progress
+/// could drop what a concurrent start has just loaded, and an empty shard would be served.
 struct HookTurn {
     before: Option<CancellationToken>,
     _ended: DropGuard,
@@ -72,12 +72,12 @@ impl HookRunner {
         !self.loading.is_empty()
     }
 
-    /// Loads a shard, after earlier hooks for it have ended.
+    /// Loads a shard after earlier hooks for it have ended.
     pub(super) fn load(&mut self, shard: ShardId, range: KeyRange) {
         let (turn, hook, cancelled) = (self.turn(shard), self.hooks.start.clone(), CancellationToken::new());
         self.loading.insert(shard, cancelled.clone());
         self.tasks.spawn(async move {
-            // Even if cancelled: later hooks wait for the same.
+            // Awaited even if cancelled, since later hooks wait for the same turn.
             turn.wait().await;
             let loaded = match hook {
                 Some(hook) => cancelled.run_until_cancelled(load(&hook, shard, range)).await.is_some(),
@@ -87,7 +87,7 @@ impl HookRunner {
         });
     }
 
-    /// Cancels the load of a shard, if in progress, and releases it.
+    /// Cancels the load of a shard if it is in progress, and releases the shard.
     pub(super) fn release(&mut self, shard: ShardId) {
         if let Some(cancelled) = self.loading.remove(&shard) {
             cancelled.cancel();
@@ -103,7 +103,7 @@ impl HookRunner {
         });
     }
 
-    /// Waits until a hook ends; returns the shard if it is loaded then. `None` when none runs.
+    /// Waits until a hook ends. Returns the shard if it is loaded then; `None` if no hook is running.
     pub(super) async fn ended(&mut self) -> Option<Option<ShardId>> {
         let ended = self.tasks.join_next().await?;
         Some(self.note(ended))
@@ -151,7 +151,7 @@ mod tests {
     const SHARD: ShardId = ShardId(1);
     const LONG: Duration = Duration::from_secs(60);
 
-    /// The steps of hooks, in order; each takes a while.
+    /// Steps of hooks in order. Each step takes a while.
     type Log = Arc<Mutex<Vec<(ShardId, &'static str)>>>;
 
     fn during(log: &Log, shard: ShardId, begun: &'static str, ended: &'static str) -> HookFuture {
@@ -180,7 +180,7 @@ mod tests {
         KeyRange { first: ShardKey(0), last: ShardKey(9) }
     }
 
-    /// Waits until nothing runs; returns the loaded shards.
+    /// Waits until no hook is running. Returns the loaded shards.
     async fn all(running: &mut HookRunner) -> Vec<ShardId> {
         let mut loaded = Vec::new();
         while let Some(ended) = running.ended().await {
@@ -190,21 +190,21 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_returning_shard_is_loaded_after_its_release() {
+    async fn shard_assigned_again_is_loaded_after_its_release_ends() {
         let log = Log::default();
         let mut running = running(&log);
         running.load(SHARD, range());
         assert_eq!(running.ended().await, Some(Some(SHARD)));
         running.release(SHARD);
         running.load(SHARD, range());
-        // Another shard does not wait.
+        // Another shard does not have to wait.
         running.load(ShardId(2), range());
         assert_eq!(all(&mut running).await, [ShardId(2), SHARD]);
         assert_eq!(done(&log), ["loads", "loaded", "stops", "stopped", "loads", "loaded"]);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_load_cancelled_before_its_turn_never_runs_and_keeps_the_order() {
+    async fn shard_load_cancelled_before_its_turn_never_runs() {
         let log = Log::default();
         let mut running = running(&log);
         running.release(SHARD);
@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_cancelled_load_ends_before_the_release() {
+    async fn cancelled_shard_load_ends_before_shard_release() {
         let log = Log::default();
         let mut running = running(&log);
         running.load(SHARD, range());
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn cancelled_load_does_not_count_for_the_next_one() {
+    async fn cancelled_shard_load_does_not_mark_next_load_as_done() {
         let mut running = running(&Log::default());
         running.load(SHARD, range());
         sleep(LONG * 2).await;

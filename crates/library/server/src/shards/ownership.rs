@@ -8,8 +8,8 @@ use super::shard_load::ShardLoad;
 
 /// The keys that an instance holds by one version of its service's shard map.
 ///
-/// Immutable: a new map is a new value. Starts are kept in their own array, so that a binary search touches few cache
-/// lines.
+/// Immutable: a new map creates a new value. First keys are stored in a separate array, so that a binary search touches
+/// few cache lines.
 #[derive(Debug, Default)]
 pub(crate) struct Ownership {
     version: u64,
@@ -27,8 +27,8 @@ struct OwnedShard {
 }
 
 impl Ownership {
-    /// The replicas of `instance` in `map`: serving and stopping ones, and starting ones whose shard is `ready`, since
-    /// a caller may receive the published move before this server does (ServiceRouter §4.1).
+    /// Shards of `map` that `instance` serves: serving and stopping replicas, and starting replicas whose shard is
+    /// `ready`, because a caller may learn of a completed move before this server does (ServiceRouter §4.1).
     pub(crate) fn new(map: &ShardMap, instance: &InstanceId, ready: &BTreeSet<ShardId>) -> Self {
         let mut starts = Vec::new();
         let mut shards = Vec::new();
@@ -57,7 +57,7 @@ impl Ownership {
         Self { version: map.version, starts: starts.into(), shards: shards.into(), loads, role_sets }
     }
 
-    /// Takes over the counts of the previous map.
+    /// Takes over the counts from the value for the previous map.
     pub(crate) fn carry_over(&self, before: &Self) {
         let known: HashMap<_, _> = before.shards.iter().map(|owned| owned.id).zip(&before.loads).collect();
         for (owned, work) in self.shards.iter().zip(&self.loads) {
@@ -65,12 +65,12 @@ impl Ownership {
         }
     }
 
-    /// The load of the shard that holds `key`, if held here.
+    /// Returns the load of the shard that holds `key`, if this instance holds it.
     pub(crate) fn shard_load(&self, key: ShardKey) -> Option<&ShardLoad> {
         self.position(key).map(|at| &self.loads[at])
     }
 
-    /// The load of every shard that is held here, in the first of its roles.
+    /// Returns the load of every shard held here, with the first of its roles.
     pub(crate) fn loads(&self) -> impl Iterator<Item = (ShardId, &Role, &ShardLoad)> {
         let role =
             |owned: &OwnedShard| self.role_sets.get(owned.roles as usize).and_then(|roles| roles.first());
@@ -83,7 +83,7 @@ impl Ownership {
         self.version
     }
 
-    /// Whether calls for `key`, in `role` if given, are served here. O(log own shards).
+    /// Whether this server serves calls for `key`, in `role` if given. O(log own shards).
     pub(crate) fn holds(&self, key: ShardKey, role: Option<&str>) -> bool {
         let Some(at) = self.position(key) else { return false };
         match role {
@@ -95,7 +95,7 @@ impl Ownership {
         }
     }
 
-    /// The position of the shard that holds `key` among those held here.
+    /// Returns the position of the shard that holds `key` among the shards held here.
     fn position(&self, key: ShardKey) -> Option<usize> {
         let at = self.starts.partition_point(|start| *start <= key).checked_sub(1)?;
         (key <= self.shards[at].last).then_some(at)
@@ -117,14 +117,14 @@ mod tests {
         }
     }
 
-    /// Shards of 100 keys each from 0; the last one has no end.
+    /// Returns a map of shards with 100 keys each, from 0; the last one has no end.
     fn map(replicas: Vec<Vec<Replica>>) -> ShardMap {
         let shard = |(i, replicas)| Shard { id: ShardId(i), start: ShardKey(u128::from(i) * 100), replicas };
         ShardMap { version: 7, interval: KeyRange::ALL, shards: (0..).zip(replicas).map(shard).collect() }
     }
 
     #[test]
-    fn server_owns_only_held_keys_in_held_roles() {
+    fn server_owns_only_keys_of_its_shards_in_its_roles() {
         let map = map(vec![
             vec![
                 replica("a", "primary", ReplicaState::Serving),
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn an_instance_without_shards_holds_nothing() {
+    fn instance_without_shards_owns_no_keys() {
         let map = map(vec![vec![replica("a", "primary", ReplicaState::Serving)]]);
         let own = Ownership::new(&map, &InstanceId::new("b").unwrap(), &BTreeSet::new());
         assert!(!own.holds(ShardKey(0), None) && !own.holds(ShardKey::MAX, None));

@@ -1,8 +1,8 @@
 //! Load of calls by shard, for shard balancing (ServiceRouter §4.3.1).
 //!
-//! The load is the sum of the times for which calls are in flight: the average concurrency of a server (Little's law),
-//! whether it computes or waits. Rejected: counting calls, since those of one shard may be more expensive than those
-//! of another.
+//! The load is the sum of the times for which calls are in flight. This is a server's average concurrency (Little's
+//! law), whether it computes or waits. Rejected: counting calls, since calls for one shard may be more expensive than
+//! calls for another.
 
 use std::{
     cmp::Reverse,
@@ -37,8 +37,8 @@ impl ShardLoad {
         self.calls.fetch_add(1, Relaxed);
     }
 
-    /// Takes over the counts of the previous map. A call that is added concurrently is lost: this is a load, not an
-    /// account.
+    /// Takes over the counts of the previous map. A call that is added concurrently may be lost, which is acceptable
+    /// for a load measurement.
     pub(crate) fn carry_over(&self, before: &Self) {
         self.busy_us.store(before.busy_us.load(Relaxed), Relaxed);
         self.calls.store(before.calls.load(Relaxed), Relaxed);
@@ -49,8 +49,8 @@ impl ShardLoad {
     }
 }
 
-/// A call with a key, until it has ended or become a stream. Its shard is looked up at its end, so that a new map
-/// meanwhile has no cost.
+/// A call with a key, until it ends or becomes a stream. Its shard is looked up at the end, so that a new map costs
+/// running calls nothing.
 #[derive(Debug)]
 pub(crate) struct KeyedCall {
     shared: Arc<LayerState>,
@@ -59,7 +59,7 @@ pub(crate) struct KeyedCall {
 }
 
 impl KeyedCall {
-    /// A call that begins now.
+    /// Begins a call with a key.
     pub(crate) fn begin(shared: &Arc<LayerState>, key: ShardKey) -> Self {
         Self { shared: Arc::clone(shared), key, began: Instant::now() }
     }
@@ -74,15 +74,15 @@ impl Drop for KeyedCall {
     }
 }
 
-/// A task that reports the load of shards until it is dropped. A failed report is dropped: the next one covers its own
-/// interval only.
+/// A task that reports the load of shards until it is dropped. A failed report is not repeated: the next one covers
+/// only its own interval.
 #[derive(Debug)]
 pub(crate) struct ShardLoadReports {
     _task: AbortOnDropHandle<()>,
 }
 
 impl ShardLoadReports {
-    /// Starts to report. Must be called within a tokio runtime.
+    /// Starts reporting. Must be called within a tokio runtime.
     pub(crate) fn start(
         registry: Arc<RegistryClient>,
         registration: Registration,
@@ -115,8 +115,8 @@ async fn report(registry: Arc<RegistryClient>, registration: Registration, share
     }
 }
 
-/// Takes the counts; `None` where no map is known. A server that holds nothing reports that, and may be assigned
-/// shards.
+/// Takes the counts; `None` if no map is known. A server that holds no shards sends an empty report, and may then be
+/// assigned some.
 fn take_report(shared: &LayerState) -> Option<v1::ReportShardLoadRequest> {
     let ownership = shared.ownership.load();
     let mut calls = 0;
@@ -160,7 +160,7 @@ mod tests {
     use crate::{ServerLayer, shards::ownership::Ownership};
     use fairmesh_headers::KEY;
 
-    /// Shards of a hundred keys each, all held here.
+    /// Returns shards of 100 keys each, all held here.
     fn own(shards: u32) -> Ownership {
         let here = Replica {
             instance: "here".parse().unwrap(),
@@ -177,7 +177,7 @@ mod tests {
         Ownership::new(&map, &here.instance, &BTreeSet::new())
     }
 
-    /// Serves a call of 20 ms to its end.
+    /// Serves a call that takes 20 ms.
     async fn call(layer: &ServerLayer, key: Option<u32>) {
         let service = layer.layer(service_fn(async |_: Request<()>| {
             tokio::time::sleep(Duration::from_millis(20)).await;
@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn call_counts_as_load_of_its_keys_shard() {
+    async fn call_adds_its_load_to_shard_of_its_key() {
         let layer = ServerLayer::default();
         call(&layer, Some(5)).await;
         assert!(take_report(&layer.shared).is_none(), "no map is known");
@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn shard_load_survives_a_new_map() {
+    async fn shard_load_survives_new_shard_map() {
         let layer = ServerLayer::default();
         layer.shared.ownership.store(Some(Arc::new(own(1))));
         call(&layer, Some(5)).await;
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn hottest_shards_are_reported_singly_and_others_as_a_sum() {
+    async fn most_loaded_shards_are_reported_individually_and_others_as_sum() {
         let layer = ServerLayer::default();
         let own = own(1000);
         for shard in 0..1000u64 {

@@ -11,7 +11,7 @@ use fairmesh_rib::{
     ArrivedRecord, Mirror, Snapshot, Update,
     follower::{Backoff, Follower, FollowerConfig, FollowerHandle, Sink},
 };
-use fairmesh_wire::shards::decode_map;
+use fairmesh_wire::shard_encoding::decode_map;
 use tokio::sync::watch;
 
 use crate::RegistryClient;
@@ -19,15 +19,15 @@ use crate::RegistryClient;
 /// State of the map.
 #[derive(Clone, Debug, Default)]
 pub(super) struct MapState {
-    /// The last revision, to acknowledge.
+    /// Last received revision, which is then acknowledged.
     pub(super) revision: Option<Revision>,
-    /// Whether it is known if there is a map.
+    /// Whether it is known if the service has a map.
     pub(super) known: bool,
     /// The map, if the service has one.
     pub(super) map: Option<Arc<ShardMap>>,
 }
 
-/// The subscription; dropping it ends it.
+/// The subscription to the map. Dropping it ends the subscription.
 #[derive(Debug)]
 pub(super) struct MapSubscription {
     handle: FollowerHandle,
@@ -60,38 +60,40 @@ pub(super) fn follow(
 }
 
 impl MapSubscription {
-    /// Subscribes to the parts for endpoints of `region`, or to the whole map where that is unknown. Once.
+    /// Subscribes to the parts for endpoints of `region`, or to the whole map if the region is unknown. Only the first
+    /// call has an effect.
     pub(super) fn subscribe(&self, region: Option<Region>) {
         let part = |part| Prefix::shards(&self.service, Some(&part));
         let prefixes = match region {
             Some(region) => vec![part(ShardPart::Ranges), part(ShardPart::Region(region))],
             None => vec![Prefix::shards(&self.service, None)],
         };
-        // Set before anything can arrive; a second call would subscribe to the same.
+        // Set before anything can arrive. A second call would subscribe to the same prefixes.
         let _ = self.wanted.set(prefixes.iter().cloned().collect());
         for prefix in prefixes {
             self.handle.subscribe(prefix);
         }
     }
 
-    /// Ends it, and tells the upstream; as [`FollowerHandle::close`].
+    /// Ends the subscription and tells the upstream, as [`FollowerHandle::close`] does.
     pub(super) async fn close(&self) {
         self.handle.close().await;
     }
 
-    /// Acknowledges that calls are served by everything up to `revision`.
+    /// Acknowledges that calls are now served by everything up to `revision`.
     pub(super) fn applied(&self, revision: Revision) {
         self.handle.ack(revision);
     }
 }
 
-/// The records of the map's parts.
+/// The records of the parts of the map.
 struct MapRecords {
     wanted: Arc<OnceLock<BTreeSet<Prefix>>>,
     publisher: watch::Sender<MapState>,
     store: Option<StoreId>,
     entries: BTreeMap<RecordKey, Bytes>,
-    /// The prefixes with a snapshot. A map made from some of them would seem to assign nothing here.
+    /// Prefixes whose snapshots have arrived. A map built from only some of the prefixes might wrongly assign no
+    /// shard to this server.
     complete: BTreeSet<Prefix>,
 }
 
@@ -155,7 +157,7 @@ mod tests {
 
     use fairmesh_model::{InstanceId, KeyRange, Replica, ReplicaState, Role, Shard, ShardId};
     use fairmesh_rib::Entry;
-    use fairmesh_wire::shards::encode_map;
+    use fairmesh_wire::shard_encoding::encode_map;
 
     use super::*;
 
@@ -171,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn shard_map_is_used_once_all_parts_arrived() {
+    fn server_uses_shard_map_once_all_its_parts_arrived() {
         let service = ServiceName::new("shop/cart").unwrap();
         let parts = [ShardPart::Ranges, ShardPart::Region(Region::new("eu").unwrap())];
         let prefixes = parts.map(|part| Prefix::shards(&service, Some(&part)));

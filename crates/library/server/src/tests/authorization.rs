@@ -1,4 +1,4 @@
-//! Who may call a server of the library, as `vectors/` says.
+//! Authorization of callers by a server of the library, compared with `vectors/`.
 
 use std::{
     convert::Infallible,
@@ -48,7 +48,7 @@ fn table(policy: &Value, default: &Value) -> AuthorizationTable {
     AuthorizationTable::compile(&spec.validate().unwrap().1, default.validate().unwrap(), Some(checkers))
 }
 
-/// A layer of a server whose callers prove identities, before and after its policy is known.
+/// Returns the layer of a server whose callers prove identities. `table` is `None` before its policy is known.
 fn layer(table: Option<AuthorizationTable>) -> ServerLayer {
     let transport = Transport::tls(Arc::<Workload>::default());
     let authorizer = Authorizer::of_server(ServiceName::new("shop/cart").unwrap(), &transport);
@@ -60,7 +60,7 @@ fn caller(id: &str) -> Caller {
     Caller::of(&Identity::Spiffe(id.parse().unwrap())).unwrap()
 }
 
-/// The response of a handler that says who calls.
+/// Sends a request to a handler that reports the caller.
 async fn send(layer: &ServerLayer, request: Request<String>) -> Response<()> {
     let service = layer.layer(service_fn(async |request: Request<String>| {
         let caller = request.extensions().get::<Caller>();
@@ -87,7 +87,7 @@ fn request(by: Option<&str>, method: &str, path: &str) -> Request<String> {
     request
 }
 
-/// A request with what conditions compare: headers, a token with these claims, and an address.
+/// Adds to a request what conditions compare: headers, a token with these claims, and an address.
 fn brought(mut request: Request<String>, more: &Value, issuer: &Issuer) -> Request<String> {
     for pair in more["headers"].as_array().into_iter().flatten() {
         let name: http::HeaderName = pair[0].as_str().unwrap().parse().unwrap();
@@ -109,7 +109,7 @@ fn brought(mut request: Request<String>, more: &Value, issuer: &Issuer) -> Reque
 
 const ISSUER: &str = "https://idp.example";
 
-/// An issuer of tokens.
+/// An issuer of test tokens.
 struct Issuer(Ed25519KeyPair);
 
 impl Issuer {
@@ -117,7 +117,7 @@ impl Issuer {
         Self(Ed25519KeyPair::generate().unwrap())
     }
 
-    /// The issuers that a server knows: this one.
+    /// Returns the issuers that a server knows: only this one.
     fn known(&self) -> Issuers {
         let public = BASE64.encode(self.0.public_key());
         let key = serde_json::json!({"kty": "OKP", "crv": "Ed25519", "kid": "one", "x": public});
@@ -126,7 +126,7 @@ impl Issuer {
         Issuers::of(&record, system_time).0
     }
 
-    /// A token with these claims, which ends in five minutes unless they say otherwise.
+    /// Returns a token with these claims, which expires in five minutes unless the claims say otherwise.
     fn bearer(&self, mut claims: Value) -> HeaderValue {
         if claims["exp"].is_null() {
             claims["exp"] = (system_time().as_secs() + 300).into();
@@ -138,7 +138,7 @@ impl Issuer {
     }
 }
 
-/// A policy that lets members in, by tokens of the issuer for `cart`.
+/// Returns a policy that admits members with tokens of the issuer for `cart`.
 fn for_members(mode: &str) -> AuthorizationTable {
     let policy = serde_json::json!({"service": "shop/cart", "authorization": {
         "mode": mode,
@@ -149,7 +149,7 @@ fn for_members(mode: &str) -> AuthorizationTable {
 }
 
 #[tokio::test]
-async fn token_that_is_not_for_the_service_is_refused_with_401() {
+async fn user_token_that_policy_does_not_accept_is_refused_with_401() {
     let (layer, issuer, other) = (layer(Some(for_members("enforce"))), Issuer::new(), Issuer::new());
     let member = |claims: Value| {
         let mut whole = serde_json::json!({"iss": ISSUER, "aud": ["cart"], "groups": ["members"]});
@@ -190,7 +190,7 @@ async fn token_that_is_not_for_the_service_is_refused_with_401() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn upgraded_connection_ends_with_the_token_of_its_request() {
+async fn upgraded_connection_ends_when_user_token_expires() {
     let (layer, issuer) = (layer(Some(for_members("enforce"))), Issuer::new());
     layer.shared.authorizer.set_issuers(issuer.known());
     let mut request = request(Some(WEB), "GET", "/chat");
@@ -206,7 +206,7 @@ async fn upgraded_connection_ends_with_the_token_of_its_request() {
 }
 
 #[tokio::test]
-async fn authorization_layer_decides_as_the_vectors() {
+async fn authorization_layer_agrees_with_vectors() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../vectors/authorization.json");
     let vectors: Value = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
     let (mut refused, issuer) = (0, Issuer::new());
@@ -216,7 +216,7 @@ async fn authorization_layer_decides_as_the_vectors() {
         for decision in case["decisions"].as_array().unwrap() {
             let call = &decision["call"];
             let (by, method, path) = (call[0].as_str(), call[1].as_str().unwrap(), call[2].as_str().unwrap());
-            // What no request can have.
+            // Paths that no request can have are skipped.
             if path.parse::<http::Uri>().is_err() {
                 continue;
             }
@@ -233,7 +233,7 @@ async fn authorization_layer_decides_as_the_vectors() {
 }
 
 #[tokio::test]
-async fn probe_drops_headers_that_change_the_request() {
+async fn forwarded_health_probe_drops_headers_that_change_its_meaning() {
     let probed = serde_json::json!({"service": "shop/cart", "healthCheck": {"http": {"path": "/healthz"}}});
     let layer = layer(Some(table(&probed, &"deny".into())));
     let service = layer.layer(service_fn(async |request: Request<String>| {
@@ -258,7 +258,7 @@ async fn probe_drops_headers_that_change_the_request() {
 }
 
 #[tokio::test]
-async fn grpc_refusal_has_a_status_that_is_not_retried() {
+async fn grpc_refusal_has_non_retryable_status() {
     let none = serde_json::json!({"service": "shop/cart", "authorization": {}});
     let layer = layer(Some(table(&none, &"allow".into())));
     let mut call = request(Some(WEB), "POST", "/shop.v1.Cart/Get");
@@ -271,7 +271,7 @@ async fn grpc_refusal_has_a_status_that_is_not_retried() {
 }
 
 #[tokio::test]
-async fn handlers_see_the_caller_and_ignore_untrusted_statements() {
+async fn handlers_see_authenticated_caller_without_untrusted_identity_headers() {
     let policy = serde_json::json!({"service": "shop/cart", "authorization": {
         "rules": [{"name": "web", "from": ["shop/web", "shop/other"]}], "intermediaries": ["shop/gateway"],
     }});
@@ -279,7 +279,7 @@ async fn handlers_see_the_caller_and_ignore_untrusted_statements() {
     let stated = |by: &str| {
         let mut request = request(None, "GET", "/");
         let tcp = TcpConnectInfo { local_addr: None, remote_addr: None };
-        // As connections of tonic's server have it.
+        // As connections of tonic's server set it.
         request.extensions_mut().insert(ConnectInfo { tcp, caller: Some(caller(by)) });
         request.headers_mut().insert(CALLER, HeaderValue::from_static(WEB));
         request
@@ -296,7 +296,7 @@ async fn handlers_see_the_caller_and_ignore_untrusted_statements() {
 }
 
 #[test]
-fn caller_on_an_accepted_connection_is_who_an_intermediary_states() {
+fn caller_named_by_intermediary_is_authorized_on_accepted_connection() {
     let rules = serde_json::json!([
         {"name": "web", "from": ["shop/web"], "paths": [{"exact": "/cart"}]},
         {"name": "other", "from": ["shop/other"]},
@@ -372,7 +372,7 @@ impl TlsIdentity for LateTls {
 }
 
 #[test]
-fn plaintext_calls_are_revoked_when_the_server_learns_of_mutual_tls() {
+fn plaintext_calls_are_revoked_when_server_switches_to_mutual_tls() {
     let identity = Arc::new(LateTls::default());
     let transport = Transport::tls(Arc::clone(&identity) as Arc<_>).of_server();
     let authorizer = Authorizer::of_server(ServiceName::new("shop/cart").unwrap(), &transport);
@@ -390,14 +390,14 @@ fn plaintext_calls_are_revoked_when_the_server_learns_of_mutual_tls() {
 }
 
 #[tokio::test]
-async fn mtls_server_accepts_no_call_before_its_policy() {
+async fn mtls_server_refuses_calls_before_its_policy() {
     let response = send(&layer(None), request(Some(WEB), "GET", "/")).await;
     assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE);
     assert_eq!(send(&ServerLayer::default(), request(None, "GET", "/")).await.status(), StatusCode::OK);
 }
 
 #[tokio::test]
-async fn accepted_call_is_revoked_when_the_policy_refuses_it() {
+async fn accepted_call_is_revoked_when_policy_refuses_it() {
     let allow = |caller: &str| {
         let rule = serde_json::json!({"name": "chat", "from": [caller], "paths": [{"exact": "/chat"}]});
         let policy = serde_json::json!({"service": "shop/cart", "authorization": {"rules": [rule]}});
@@ -407,7 +407,7 @@ async fn accepted_call_is_revoked_when_the_policy_refuses_it() {
     let call = AcceptedCall::of(&request(Some(WEB), "GET", "/chat"));
     let mut revoked = pin!(layer.revoked(&call));
     assert!(revoked.as_mut().now_or_never().is_none());
-    // A change that still allows the call ends nothing.
+    // A policy change that still allows the call does not revoke it.
     layer.shared.authorizer.set(allow("shop/web"));
     assert!(revoked.as_mut().now_or_never().is_none());
     layer.shared.authorizer.set(allow("shop/other"));

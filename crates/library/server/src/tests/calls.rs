@@ -4,7 +4,7 @@ use std::{collections::BTreeSet, convert::Infallible, net::SocketAddr, pin::Pin,
 
 use bytes::Bytes;
 use fairmesh_model::{
-    InstanceId, KeyRange, Region, Replica, ReplicaState, Role, Shard, ShardId, ShardKey, ShardMap,
+    InstanceId, KeyRange, Probe, Region, Replica, ReplicaState, Role, Shard, ShardId, ShardKey, ShardMap,
 };
 use fairmesh_test_support::eventually;
 use fairmesh_wire::{
@@ -12,7 +12,7 @@ use fairmesh_wire::{
     v1::{self, checker_client::CheckerClient, checker_server, rib_client::RibClient, rib_server},
 };
 use futures_util::{Stream, StreamExt as _, stream};
-use http::{Request, Response};
+use http::{Request, Response, header::USER_AGENT};
 use http_body::Body as _;
 use http_body_util::{BodyExt as _, Empty, Full, StreamBody};
 use hyper::client::conn::http2;
@@ -31,7 +31,7 @@ use super::{
 use crate::{MeshServer, Outstanding, ServerLayer, serve_http, shards::ownership::Ownership};
 use fairmesh_headers::{DEADLINE, Deadline, KEY, LOAD, LOAD_BIN, LOAD_PATH, ROLE, WRONG_SHARD};
 
-/// A server without registration, for its layer and its sockets.
+/// Returns an unregistered server, for its layer and its socket.
 async fn alone() -> (MeshServer, TcpListener, SocketAddr) {
     let control = FakeRegistry::new(Some("eu")).serve(None).await;
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -40,7 +40,7 @@ async fn alone() -> (MeshServer, TcpListener, SocketAddr) {
     (server.start().await.unwrap(), listener, address)
 }
 
-/// Keys 0 to 99 in the role primary are held here, by version 9 of the map.
+/// Makes the server hold keys 0 to 99 in the role primary, by version 9 of the map.
 fn hold_a_hundred_keys(layer: &ServerLayer) {
     let here = InstanceId::new("here").unwrap();
     let replica = Replica {
@@ -60,7 +60,7 @@ fn reported(text: &http::HeaderValue) -> Option<u32> {
 }
 
 #[tokio::test]
-async fn http_responses_report_the_other_calls_in_flight() {
+async fn http_responses_report_other_calls_in_flight() {
     let (server, listener, address) = alone().await;
     let finish = Arc::new(Notify::new());
     let held = Arc::clone(&finish);
@@ -94,7 +94,7 @@ async fn http_responses_report_the_other_calls_in_flight() {
 }
 
 #[tokio::test]
-async fn load_poll_returns_the_load_and_is_not_counted() {
+async fn server_answers_load_polls_and_distance_probes_uncounted() {
     let layer = ServerLayer::default();
     hold_a_hundred_keys(&layer);
     let service = layer.layer(service_fn(async |request: Request<()>| {
@@ -110,6 +110,9 @@ async fn load_poll_returns_the_load_and_is_not_counted() {
     assert!(polled.headers()[LOAD].to_str().unwrap().ends_with(",named_metrics.queue=7.5"));
     assert!(polled.into_body().is_end_stream());
     assert_eq!(layer.shared.load.activity(), activity, "a drain does not wait for it");
+    let probe = Request::options("*").header(USER_AGENT, Probe::USER_AGENT).body(()).unwrap();
+    assert_eq!(service.clone().oneshot(probe).await.unwrap().status(), 204, "a distance probe");
+    assert_eq!(layer.shared.load.activity(), activity);
     for other in [Request::post(LOAD_PATH), Request::get(format!("{LOAD_PATH}/more"))] {
         let response = service.clone().oneshot(other.body(()).unwrap()).await.unwrap();
         assert_eq!(response.status(), 200);
@@ -119,7 +122,7 @@ async fn load_poll_returns_the_load_and_is_not_counted() {
 }
 
 #[tokio::test]
-async fn http_calls_for_keys_of_other_servers_are_misdirected() {
+async fn http_calls_for_keys_of_other_servers_get_421() {
     let layer = ServerLayer::default();
     let service = layer.layer(service_fn(async |_: Request<()>| {
         Ok::<_, Infallible>(Response::new(Full::new(Bytes::from("mine"))))
@@ -225,7 +228,7 @@ impl rib_server::Rib for App {
     }
 }
 
-/// The app behind the layer on tonic's own server.
+/// Serves the app behind the layer on tonic's own server.
 async fn grpc() -> (ServerLayer, Arc<Notify>, RibClient<Channel>, CheckerClient<Channel>) {
     let (layer, finish, address) = grpc_at().await;
     let channel = channel(address);
@@ -250,7 +253,7 @@ fn channel(address: SocketAddr) -> Channel {
     connect_channel_lazy(&Transport::default(), &address.to_string().parse().unwrap())
 }
 
-/// Polls the load of a gRPC server as callers do, over HTTP/2.
+/// Polls the load of a gRPC server over HTTP/2, as callers do.
 async fn poll_load(address: SocketAddr) -> Response<hyper::body::Incoming> {
     let stream = TokioIo::new(TcpStream::connect(address).await.unwrap());
     let (mut sender, connection) = http2::handshake(TokioExecutor::new(), stream).await.unwrap();
@@ -265,7 +268,7 @@ fn reported_in(metadata: &MetadataMap) -> Option<u32> {
 }
 
 #[tokio::test]
-async fn grpc_responses_carry_the_report_in_trailers() {
+async fn grpc_responses_carry_load_report_in_trailers() {
     let (layer, finish, address) = grpc_at().await;
     let mut client = RibClient::new(channel(address));
     let mut other = client.clone();
@@ -291,7 +294,7 @@ async fn grpc_responses_carry_the_report_in_trailers() {
 }
 
 #[tokio::test]
-async fn a_cancelled_grpc_call_no_longer_counts() {
+async fn cancelled_grpc_call_is_no_longer_counted() {
     let (layer, _finish, mut client, _) = grpc().await;
     let given_up = tokio::spawn(async move { client.write(v1::WriteRequest::default()).await });
     eventually("one call is in flight", || layer.outstanding().calls == 1).await;
@@ -306,7 +309,7 @@ fn for_key<T>(key: &'static str, message: T) -> tonic::Request<T> {
 }
 
 #[tokio::test]
-async fn grpc_calls_for_keys_of_other_servers_fail_their_precondition() {
+async fn grpc_calls_for_keys_of_other_servers_get_failed_precondition() {
     let (layer, _finish, mut client, mut streaming) = grpc().await;
     hold_a_hundred_keys(&layer);
     client.read(for_key("99", v1::ReadRequest::default())).await.unwrap();
@@ -320,7 +323,7 @@ async fn grpc_calls_for_keys_of_other_servers_fail_their_precondition() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_long_response_counts_as_a_stream() {
+async fn long_grpc_response_counts_as_stream() {
     let layer = ServerLayer::default();
     let service = layer.layer(service_fn(async |_: Request<()>| {
         let never = StreamBody::new(stream::pending::<Result<http_body::Frame<Bytes>, Infallible>>());
@@ -336,7 +339,7 @@ async fn a_long_response_counts_as_a_stream() {
 }
 
 #[tokio::test]
-async fn a_wrong_shard_mark_of_another_server_is_removed() {
+async fn wrong_shard_header_relayed_from_another_server_is_removed() {
     let layer = ServerLayer::default();
     let http = layer.layer(service_fn(async |_: Request<()>| {
         let response = Response::builder().status(421).header(WRONG_SHARD, "4");
@@ -358,7 +361,7 @@ async fn a_wrong_shard_mark_of_another_server_is_removed() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_call_has_its_deadline_in_extensions() {
+async fn call_deadline_is_in_request_extensions() {
     let service = ServerLayer::default().layer(service_fn(async |request: Request<()>| {
         let left = request.extensions().get().copied().map(Deadline::left);
         Ok::<_, Infallible>(Response::new(Full::new(Bytes::from(format!("{left:?}")))))

@@ -21,7 +21,7 @@ fn layer(concurrency_limit: ConcurrencyLimit) -> ServerLayer {
     ServerLayer { shared: Arc::new(LayerState { concurrency_limit, ..LayerState::default() }) }
 }
 
-/// Serves a call as soon as one of the workers is free, which it then occupies for 10 ms.
+/// Serves a call as soon as a worker is free. The call occupies the worker for 10 ms.
 async fn call(layer: &ServerLayer, workers: &Arc<Semaphore>, request: Request<()>) -> Response<Bytes> {
     let workers = Arc::clone(workers);
     let service = layer.layer(service_fn(move |_: Request<()>| {
@@ -37,7 +37,7 @@ async fn call(layer: &ServerLayer, workers: &Arc<Semaphore>, request: Request<()
 }
 
 #[tokio::test(start_paused = true)]
-async fn calls_beyond_the_limit_are_rejected() {
+async fn calls_beyond_concurrency_limit_are_rejected() {
     let (layer, workers) = (layer(ConcurrencyLimit::new(Some(2), None)), Arc::new(Semaphore::new(2)));
     let (one, two) = (call(&layer, &workers, Request::new(())), call(&layer, &workers, Request::new(())));
     let third = async {
@@ -63,9 +63,9 @@ async fn calls_beyond_the_limit_are_rejected() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_adaptive_server_serves_at_its_capacity_with_low_latency() {
+async fn adaptive_server_serves_at_its_capacity_with_low_latency() {
     let (layer, workers) = (layer(ConcurrencyLimit::new(None, Some(7))), Arc::new(Semaphore::new(8)));
-    // Eight workers of 10 ms do 800 calls a second.
+    // Eight workers of 10 ms serve 800 calls per second.
     let run = async |gap: Duration, seconds: u64| {
         let (began, before) = (Instant::now(), layer.admission().refused);
         let mut calls = tokio::task::JoinSet::new();

@@ -19,8 +19,8 @@ use fairmesh_rib::{
     server::{RibServer, ServedRib, WriteError},
 };
 use fairmesh_wire::{
-    rpc,
-    shards::encode_map,
+    grpc_stubs,
+    shard_encoding::encode_map,
     transport::{Address, Transport, serve},
     v1::{self, registry_server::Registry, signals_server::Signals},
 };
@@ -28,7 +28,7 @@ use tokio::sync::watch;
 use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 use tonic::{Request, Response, Status, service::Routes};
 
-/// The longest time that any test waits.
+/// Maximum time that a test waits.
 pub(super) const BOUND: Duration = Duration::from_secs(20);
 
 /// Requests to the registry, in order.
@@ -47,15 +47,15 @@ pub(super) struct FakeRegistry {
     node: Node,
     region: Option<&'static str>,
     requests: Arc<watch::Sender<Vec<RegistryRequest>>>,
-    /// Incarnations of the requests.
+    /// Incarnations in the requests.
     pub(super) spoke: Arc<Mutex<BTreeSet<u64>>>,
     pub(super) forgets: Arc<AtomicBool>,
     pub(super) callers_moved: Arc<watch::Sender<bool>>,
-    /// Whether it receives shard reports and never responds.
+    /// Whether the registry accepts shard reports but never responds.
     pub(super) hangs: Arc<AtomicBool>,
-    /// Whether it refuses drains at once, as one that has lost its store.
+    /// Whether the registry refuses drains at once, as if it had lost its store.
     pub(super) refuses_drains: Arc<AtomicBool>,
-    /// Calls in reports of counts.
+    /// Number of calls in reports of counts.
     pub(super) counted: Arc<AtomicU64>,
 }
 
@@ -67,7 +67,7 @@ pub(super) struct Control {
 }
 
 impl FakeRegistry {
-    /// The response of an agent in `region`; of a control plane without.
+    /// Responds as an agent in `region`, or as a control plane without a region.
     pub(super) fn new(region: Option<&'static str>) -> Self {
         Self {
             node: Node::new(StoreId(1)),
@@ -82,13 +82,13 @@ impl FakeRegistry {
         }
     }
 
-    /// Serves on a free port, or on that of an earlier server.
+    /// Serves on a free port, or on the port of an earlier server.
     pub(super) async fn serve(self, at: Option<&Address>) -> Control {
         let anywhere = Address::Tcp("127.0.0.1:0".into());
         let listener = Transport::default().bind(at.unwrap_or(&anywhere)).await.unwrap();
         let address = listener.address().unwrap();
-        let registry = Routes::new(rpc::registry_server(self.clone()));
-        let registry = registry.add_service(rpc::signals_server(self.clone()));
+        let registry = Routes::new(grpc_stubs::registry_server(self.clone()));
+        let registry = registry.add_service(grpc_stubs::signals_server(self.clone()));
         let services = RibServer::new(self.clone(), CancellationToken::new()).with_services(registry);
         let stop = CancellationToken::new();
         let stopped = stop.clone();
@@ -131,7 +131,7 @@ impl FakeRegistry {
 }
 
 impl Control {
-    /// Stops, with every connection.
+    /// Stops the control plane and closes all its connections.
     pub(super) async fn stop(self) -> FakeRegistry {
         self.stop.cancel();
         self.serving.await.unwrap();
@@ -325,7 +325,7 @@ pub(super) fn unused_address() -> SocketAddr {
     SocketAddr::from(([127, 0, 0, 1], 8080))
 }
 
-/// Makes one call over its own connection, which closes when the response is dropped with its sender.
+/// Makes one call over its own connection, which closes when the response is dropped.
 pub(super) async fn send(
     address: SocketAddr,
     request: http::request::Builder,

@@ -1,4 +1,4 @@
-//! Calls whose deadline passes in the service.
+//! Calls whose deadline passes while the service processes them.
 
 use std::{
     convert::Infallible,
@@ -20,7 +20,7 @@ use tower::{Layer as _, ServiceExt as _, service_fn};
 use crate::{Outstanding, ServerLayer, layer::LayerState};
 use fairmesh_headers::{DEADLINE, FAULT, GRPC_STATUS, GRPC_TIMEOUT, LOAD, LOAD_BIN};
 
-/// Counts the calls that were begun, and those that were dropped halfway.
+/// Counts calls that began, and calls that were dropped halfway.
 #[derive(Default)]
 struct CallCounts {
     begun: AtomicU32,
@@ -57,7 +57,7 @@ fn within(millis: u32) -> Request<()> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_call_past_its_deadline_is_dropped_and_gets_a_504() {
+async fn handler_past_call_deadline_is_dropped_and_call_gets_504() {
     let (layer, work) = (ServerLayer::default(), Arc::<CallCounts>::default());
     let began = Instant::now();
     let response = call(&layer, &work, within(500)).await;
@@ -77,14 +77,14 @@ async fn a_call_past_its_deadline_is_dropped_and_gets_a_504() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_call_without_time_left_is_not_started() {
+async fn call_without_time_left_is_not_started() {
     let (layer, work) = (ServerLayer::default(), Arc::<CallCounts>::default());
     let response = call(&layer, &work, within(0)).await;
     assert_eq!((response.status().as_u16(), work.begun.load(Relaxed), layer.admission().late), (504, 0, 1));
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_server_that_finishes_late_calls_is_not_interrupted() {
+async fn finish_late_calls_option_lets_late_calls_complete() {
     let shared = LayerState { finishes_late: true, ..LayerState::default() };
     let (layer, work) = (ServerLayer { shared: Arc::new(shared) }, Arc::<CallCounts>::default());
     for millis in [0, 500] {
@@ -99,7 +99,7 @@ fn grpc(timeout: &str) -> Request<()> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_late_grpc_call_gets_its_status() {
+async fn late_grpc_call_gets_deadline_exceeded() {
     let (layer, work) = (ServerLayer::default(), Arc::<CallCounts>::default());
     let response = call(&layer, &work, grpc("500m")).await;
     let headers = response.headers();
@@ -109,7 +109,7 @@ async fn a_late_grpc_call_gets_its_status() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_grpc_stream_ends_at_its_deadline_and_an_http_body_does_not() {
+async fn deadline_ends_grpc_stream_but_not_http_body() {
     let layer = ServerLayer::default();
     let service = layer.layer(service_fn(async |_: Request<()>| {
         let messages = stream::iter([Ok::<_, Infallible>(Frame::data(Bytes::from("one")))]);
@@ -130,7 +130,7 @@ async fn a_grpc_stream_ends_at_its_deadline_and_an_http_body_does_not() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_busy_grpc_stream_ends_at_its_deadline() {
+async fn deadline_ends_busy_grpc_stream() {
     let layer = ServerLayer::default();
     let service = layer.layer(service_fn(async |_: Request<()>| {
         let messages = stream::repeat_with(|| Ok::<_, Infallible>(Frame::data(Bytes::from("one"))));
@@ -145,7 +145,7 @@ async fn a_busy_grpc_stream_ends_at_its_deadline() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_deadline_mark_of_another_server_is_removed() {
+async fn deadline_fault_header_relayed_from_another_server_is_removed() {
     let service = ServerLayer::default().layer(service_fn(async |_: Request<()>| {
         let response = Response::builder().status(504).header(FAULT, "deadline");
         Ok::<_, Infallible>(response.body(Full::new(Bytes::new())).unwrap())

@@ -27,7 +27,7 @@ use super::{
 };
 use crate::{Drained, EndpointState, MeshServer, Outstanding, RegistrationState, serve_http};
 
-/// A server whose calls finish when `finish` is notified.
+/// Serves calls that finish when `finish` is notified.
 async fn serving(control: &Address, finish: Arc<Notify>) -> (MeshServer, SocketAddr, JoinHandle<()>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -51,7 +51,7 @@ async fn serving(control: &Address, finish: Arc<Notify>) -> (MeshServer, SocketA
 }
 
 #[tokio::test]
-async fn server_that_stops_reports_its_last_calls() {
+async fn stopping_server_reports_counts_of_its_last_calls() {
     let control = FakeRegistry::new(Some("eu")).serve(None).await;
     let finish = Arc::new(Notify::new());
     let (server, address, task) = serving(&control.address, Arc::clone(&finish)).await;
@@ -94,7 +94,7 @@ async fn drain_moves_callers_finishes_calls_then_deregisters() {
 }
 
 #[tokio::test]
-async fn an_unreachable_control_plane_does_not_delay_the_stop() {
+async fn unreachable_control_plane_does_not_delay_stop() {
     let control = FakeRegistry::new(Some("eu")).serve(None).await;
     let (server, _, task) = serving(&control.address, Arc::new(Notify::new())).await;
     control.stop().await;
@@ -106,9 +106,9 @@ async fn an_unreachable_control_plane_does_not_delay_the_stop() {
 }
 
 #[tokio::test]
-async fn pending_connection_is_not_counted_as_request_in_flight() {
+async fn pending_registry_connection_does_not_count_as_request() {
     let control = FakeRegistry::new(Some("eu")).serve(None).await;
-    // It accepts connections and never responds on them.
+    // A registry that accepts connections but never responds on them.
     let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let server = MeshServer::builder("shop/cart")
         .address(([127, 0, 0, 1], 7).into())
@@ -123,20 +123,20 @@ async fn pending_connection_is_not_counted_as_request_in_flight() {
     control.registry.refuses_drains.store(true, Ordering::Relaxed);
     let drained = timeout(BOUND, server.shutdown()).await.unwrap();
     assert!(matches!(drained, Drained::Unreported(_)), "{drained:?}");
-    // The second connection takes longer than a registry is retried that was never reached.
+    // The second connection takes longer than a registry that was never reached is retried.
     let asked = control.registry.requests().iter().filter(|one| **one == RegistryRequest::Drain).count();
     assert_eq!(asked, 1, "{:?}", control.registry.requests());
 }
 
 #[tokio::test]
-async fn drain_retries_when_the_registry_is_lost() {
+async fn server_drain_is_retried_when_registry_connection_is_lost() {
     let control = FakeRegistry::new(Some("eu")).serve(None).await;
     control.registry.callers_moved.send_replace(false);
     let (server, _, _task) = serving(&control.address, Arc::new(Notify::new())).await;
     let stopping = server.clone();
     let drained = tokio::spawn(async move { stopping.shutdown().await });
     control.registry.until(|requests| requests.contains(&RegistryRequest::Drain)).await;
-    // Longer than a registry is retried that was never reached: a fifth of six tenths of the drain deadline.
+    // Longer than a registry that was never reached is retried: a fifth of six tenths of the drain deadline.
     tokio::time::sleep(Duration::from_millis(1500)).await;
     let address = control.address.clone();
     let registry = control.stop().await;
@@ -148,7 +148,7 @@ async fn drain_retries_when_the_registry_is_lost() {
 }
 
 #[tokio::test]
-async fn a_call_that_does_not_end_by_the_drain_deadline_is_reported() {
+async fn call_unfinished_at_drain_deadline_is_reported() {
     let control = FakeRegistry::new(Some("eu")).serve(None).await;
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -167,7 +167,7 @@ async fn a_call_that_does_not_end_by_the_drain_deadline_is_reported() {
 }
 
 #[tokio::test]
-async fn endless_stream_delays_grpc_server_at_most_until_drain_deadline() {
+async fn endless_stream_delays_stop_only_until_drain_deadline() {
     let control = FakeRegistry::new(Some("eu")).serve(None).await;
     let incoming = tonic::transport::server::TcpIncoming::bind(([127, 0, 0, 1], 0).into()).unwrap();
     let address = incoming.local_addr().unwrap();

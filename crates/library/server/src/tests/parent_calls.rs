@@ -1,4 +1,4 @@
-//! Calls in progress as parents, with their classes, and what they are counted as.
+//! Calls in progress as parents of other calls, with their classes and counts.
 
 use std::{
     convert::Infallible,
@@ -20,7 +20,7 @@ use crate::{
     layer::{LayerState, processed_call::ServedClasses},
 };
 
-/// A server whose calls below `/bulk` are of the class `bulk`.
+/// Returns the layer of a server whose calls below `/bulk` have the class `bulk`.
 fn layer(service: &str) -> ServerLayer {
     let served = ServedClasses::of_server(ServiceName::new(service).unwrap());
     let bulk = Route {
@@ -32,7 +32,7 @@ fn layer(service: &str) -> ServerLayer {
     ServerLayer { shared: Arc::new(LayerState { served: Arc::new(served), ..LayerState::default() }) }
 }
 
-/// The parent that a call made here has.
+/// Returns the parent of a call made here.
 fn parent() -> Option<CallNode> {
     ServedCall::current_node().and_then(NodeId::node)
 }
@@ -46,7 +46,7 @@ fn now() -> Instant {
 }
 
 #[tokio::test]
-async fn handlers_bodies_and_scoped_tasks_have_the_call_as_parent() {
+async fn calls_from_handlers_bodies_and_scoped_tasks_have_served_call_as_parent() {
     let layer = layer("parents/web");
     let node = |class: Option<&str>| CallNode {
         service: ServiceName::new("parents/web").unwrap(),
@@ -73,7 +73,7 @@ async fn handlers_bodies_and_scoped_tasks_have_the_call_as_parent() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn exclusive_time_is_counted_by_class_without_calls_in_flight() {
+async fn exclusive_time_by_class_excludes_time_of_child_calls() {
     let layer = layer("parents/cart");
     let slow = service_fn(|request: Request<()>| async move {
         sleep(Duration::from_millis(10)).await;
@@ -94,7 +94,7 @@ async fn exclusive_time_is_counted_by_class_without_calls_in_flight() {
     let rates = meter.read(&served.counters().unwrap(), &region, 1_000);
     let rows = rates.iter().map(|(path, rates)| (path.node.class.is_some(), rates.calls, rates.exclusive_us));
     assert_eq!(rows.collect::<Vec<_>>(), [(false, 1_000, 10_000), (true, 2_000, 60_000)]);
-    // The same classes again: nothing is counted anew.
+    // If the classes are unchanged, counters continue.
     let before = served.counters().unwrap();
     let mut policy = Policy::default();
     policy.routes.push(Route { class: Some("bulk".parse().unwrap()), ..Route::new("all".parse().unwrap()) });

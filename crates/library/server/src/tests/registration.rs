@@ -8,7 +8,7 @@ use super::control::{BOUND, FakeRegistry, RegistryRequest, unused_address};
 use crate::{MeshServer, RegistrationState, ServerBuilder};
 
 fn builder(control: &Address) -> ServerBuilder {
-    // The shortest lease, so that renewals come every third of a second.
+    // The shortest lease, so that it is renewed every third of a second.
     MeshServer::builder("shop/cart")
         .instance("cart-0")
         .address(unused_address())
@@ -26,7 +26,7 @@ fn registered(state: State) -> RegistryRequest {
 }
 
 #[tokio::test]
-async fn server_registers_at_the_agents_location_and_renews() {
+async fn server_registers_with_agents_location_and_renews_lease() {
     let control = FakeRegistry::new(Some("eu")).serve(None).await;
     let server = builder(&control.address).start().await.unwrap();
     control
@@ -56,7 +56,7 @@ async fn server_registers_with_its_own_incarnation() {
 }
 
 #[tokio::test]
-async fn endpoint_is_not_serving_before_its_server_is_ready() {
+async fn endpoint_is_not_registered_serving_before_its_server_is_ready() {
     let control = FakeRegistry::new(Some("eu")).serve(None).await;
     let server = builder(&control.address).starting().start().await.unwrap();
     server.ready();
@@ -65,7 +65,7 @@ async fn endpoint_is_not_serving_before_its_server_is_ready() {
 }
 
 #[tokio::test]
-async fn a_forgotten_endpoint_registers_again() {
+async fn endpoint_forgotten_by_registry_registers_again() {
     let control = FakeRegistry::new(Some("eu")).serve(None).await;
     let _server = builder(&control.address).start().await.unwrap();
     control.registry.forgets.store(true, Ordering::Relaxed);
@@ -76,7 +76,7 @@ async fn a_forgotten_endpoint_registers_again() {
 }
 
 #[tokio::test]
-async fn server_registers_once_a_late_control_plane_appears() {
+async fn server_registers_when_late_control_plane_appears() {
     let control = FakeRegistry::new(Some("eu")).serve(None).await;
     let address = control.address.clone();
     let registry = control.stop().await;
@@ -91,14 +91,14 @@ async fn server_registers_once_a_late_control_plane_appears() {
 }
 
 #[tokio::test]
-async fn registration_state_explains_a_missing_region() {
+async fn registration_state_explains_missing_region() {
     let control = FakeRegistry::new(None).serve(None).await;
     let server = builder(&control.address).start().await.unwrap();
     assert!(fails_because(&server, "FAIRMESH_REGION"));
 }
 
 #[tokio::test]
-async fn an_unusable_address_is_rejected_at_once() {
+async fn unusable_registration_address_is_rejected_at_once() {
     let wildcard = MeshServer::builder("shop/cart").address(([0, 0, 0, 0], 8080).into()).start().await;
     assert!(wildcard.unwrap_err().to_string().contains("every address"));
     assert!(MeshServer::builder("shop/cart").start().await.unwrap_err().to_string().contains(".address("));
@@ -106,7 +106,7 @@ async fn an_unusable_address_is_rejected_at_once() {
 }
 
 #[tokio::test]
-async fn draining_server_never_serves_again() {
+async fn draining_server_never_registers_as_serving_again() {
     let control = FakeRegistry::new(Some("eu")).serve(None).await;
     control.registry.callers_moved.send_replace(false);
     let server = builder(&control.address).starting().start().await.unwrap();
@@ -118,7 +118,7 @@ async fn draining_server_never_serves_again() {
 }
 
 #[tokio::test]
-async fn a_program_without_agent_must_have_a_location() {
+async fn program_without_agent_must_have_location() {
     let control = FakeRegistry::new(None).serve(None).await;
     let builder_at = |location: Option<Location>| {
         let server =

@@ -24,7 +24,7 @@ fn service() -> ServiceName {
     ServiceName::new("shop/cart").unwrap()
 }
 
-/// A map of two shards cut at key 100 with these holders.
+/// Returns a map with two shards, divided at key 100, with these holders.
 fn map(version: u64, holders: [(&str, ReplicaState); 2]) -> ShardMap {
     let shard = |(id, (instance, state)): (u32, (&str, ReplicaState))| Shard {
         id: ShardId(id),
@@ -46,7 +46,7 @@ fn holds(server: &MeshServer) -> Option<(bool, bool)> {
 }
 
 #[tokio::test]
-async fn server_uses_the_shard_map_of_its_agent() {
+async fn server_follows_shard_map_from_its_agent() {
     use ReplicaState::{Serving, Starting, Stopping};
     let control = FakeRegistry::new(Some("eu")).serve(None).await;
     let server = builder(&control.address).start().await.unwrap();
@@ -61,7 +61,7 @@ async fn server_uses_the_shard_map_of_its_agent() {
 }
 
 #[tokio::test]
-async fn a_server_with_hooks_loads_a_shard_before_it_is_ready() {
+async fn server_with_hooks_loads_shard_before_it_is_ready() {
     use ReplicaState::{Serving, Starting};
     let control = FakeRegistry::new(Some("eu")).serve(None).await;
     control.registry.publish(&service(), &map(1, [("cart-0", Serving), ("cart-1", Serving)]));
@@ -106,7 +106,7 @@ async fn a_server_with_hooks_loads_a_shard_before_it_is_ready() {
 }
 
 #[tokio::test]
-async fn a_hanging_registry_does_not_delay_the_map() {
+async fn unresponsive_registry_does_not_delay_shard_map_updates() {
     use ReplicaState::{Serving, Starting};
     let control = FakeRegistry::new(Some("eu")).serve(None).await;
     control.registry.hangs.store(true, Relaxed);
@@ -117,7 +117,7 @@ async fn a_hanging_registry_does_not_delay_the_map() {
     control.registry.publish(&service(), &map(2, [("cart-1", Serving), ("cart-0", Starting)]));
     until(|| holds(&server) == Some((false, true))).await;
     assert!(published_at.elapsed() < Duration::from_secs(4), "before the timeout of the report");
-    // What became due meanwhile is reported once the registry responds again.
+    // Reports that became due meanwhile are sent once the registry responds again.
     control.registry.hangs.store(false, Relaxed);
     let reports = |requests: &Vec<RegistryRequest>| {
         requests.iter().filter(|request| **request == RegistryRequest::Ready(vec![1])).count()

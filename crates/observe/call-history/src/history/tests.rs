@@ -44,7 +44,7 @@ fn total(history: &CallHistory, window: Duration, now_ms: u64) -> u64 {
 }
 
 #[test]
-fn interval_over_steps_is_divided_by_time() {
+fn call_counts_over_several_history_steps_are_divided_by_time() {
     let mut history = history(10, 1 << 20);
     history.record(interval([(1, 30)], 0, 15_000), 105_000);
     let (rows, other) = history.read(MINUTE, 105_000, |_| true);
@@ -55,7 +55,7 @@ fn interval_over_steps_is_divided_by_time() {
 }
 
 #[test]
-fn step_without_report_is_a_gap_and_zero_is_zero() {
+fn history_step_without_report_is_gap_not_zero() {
     let mut history = history(10, 1 << 20);
     history.record(interval([(1, 10)], 0, 10_000), 100_000);
     history.record(interval([(1, 0)], 0, 10_000), 110_000);
@@ -69,7 +69,7 @@ fn step_without_report_is_a_gap_and_zero_is_zero() {
 }
 
 #[test]
-fn steps_of_selected_rows_are_added_up_and_gaps_stay() {
+fn selected_history_rows_are_summed_by_step_and_gaps_stay() {
     let mut history = history(10, 1 << 20);
     history.record(interval([(1, 10), (2, 5), (3, 99)], 0, 10_000), 110_000);
     history.record(interval([(1, 4)], 0, 5_000), 135_000);
@@ -79,7 +79,7 @@ fn steps_of_selected_rows_are_added_up_and_gaps_stay() {
 }
 
 #[test]
-fn late_interval_counts_in_its_own_time() {
+fn late_call_counts_are_added_at_their_own_time() {
     let mut history = history(10, 1 << 20);
     history.record(interval([(1, 1)], 0, 10_000), 600_000);
     history.record(interval([(1, 7)], 60_000, 10_000), 610_000);
@@ -92,7 +92,7 @@ fn late_interval_counts_in_its_own_time() {
 }
 
 #[test]
-fn old_rows_are_forgotten_with_their_memory() {
+fn old_history_rows_are_dropped_and_free_their_memory() {
     let mut history = history(100, 1 << 20);
     history.record(interval((0..50).map(|number| (number, 3)), 0, 10_000), 1_000_000);
     assert_eq!(total(&history, HOUR, 1_000_000), 150);
@@ -103,7 +103,7 @@ fn old_rows_are_forgotten_with_their_memory() {
 }
 
 #[test]
-fn smallest_rows_are_folded_into_other() {
+fn smallest_history_rows_are_merged_beyond_row_limit() {
     let mut history = history(16, 1 << 20);
     history.record(interval((0..40).map(|number| (number, number as u64 + 1)), 0, 10_000), 100_000);
     let (rows, other) = history.read(MINUTE, 100_000, |_| true);
@@ -113,7 +113,7 @@ fn smallest_rows_are_folded_into_other() {
     assert_eq!((other.path, other.counts.calls()), (None, (1..=25).sum()));
 }
 
-/// An interval with the rows of a service.
+/// Returns an interval with rows reported by one service.
 fn interval_of(own: &str, rows: impl IntoIterator<Item = (usize, u64)>) -> CountedInterval {
     let mut interval = interval(rows, 0, 10_000);
     let own = Some(ServiceName::new(own).unwrap());
@@ -123,7 +123,7 @@ fn interval_of(own: &str, rows: impl IntoIterator<Item = (usize, u64)>) -> Count
 }
 
 #[test]
-fn ten_times_as_many_paths_keep_the_limits_and_the_largest() {
+fn full_call_history_stays_bounded_and_keeps_largest_paths() {
     let limits = HistoryLimits { rows: 2_000, bytes: 24 << 20 };
     let mut history = CallHistory::new(limits);
     let calls = |number: usize| if number.is_multiple_of(20) { 1_000 } else { 1 + number as u64 % 10 };
@@ -141,7 +141,7 @@ fn ten_times_as_many_paths_keep_the_limits_and_the_largest() {
 }
 
 #[test]
-fn paths_of_one_reporter_fold_no_others() {
+fn many_paths_of_one_service_do_not_displace_other_services() {
     let mut history = history(160, 1 << 20);
     history.record(interval_of("bank/rates", (0..40).map(|number| (number, 1))), 10_000);
     history.record(interval_of("shop/quiet", (0..20).map(|number| (number, 1))), 10_000);
@@ -157,9 +157,10 @@ fn paths_of_one_reporter_fold_no_others() {
     assert!(history.rows() <= 160);
 }
 
-/// What 20,000 rows need, by the size of 1,000 with all steps and minutes, and outcomes as they are in a busy mesh.
+/// Extrapolates the size of 20,000 rows from 1,000 rows with all steps and minutes, and with outcomes as in a busy
+/// mesh.
 #[test]
-fn twenty_thousand_full_rows_fit_the_limit() {
+fn history_limit_holds_twenty_thousand_full_rows() {
     let mut history = CallHistory::new(HistoryLimits::CONTROL_PLANE);
     let (responses, latency) = ([0, 9_000, 12, 40, 3], [0, 1, 40, 700, 900, 80, 30, 20, 10, 4, 2, 1]);
     let rows = 1_000;
@@ -181,9 +182,10 @@ fn twenty_thousand_full_rows_fit_the_limit() {
 }
 
 proptest! {
-    /// With folding, late and overlapping intervals: rows and others add up to what was recorded, within the limits.
+    /// With folding, late and overlapping intervals, the rows and the merged row add up to what was recorded, within
+    /// the limits.
     #[test]
-    fn sum_of_parts_equals_the_total(
+    fn history_rows_and_merged_row_add_up_to_total(
         reports in prop::collection::vec(
             (prop::collection::vec((0_usize..40, 0_u64..1_000), 0..20), 0_u64..200_000, 0_u64..100_000, 0_u64..9_000),
             1..30),
@@ -195,7 +197,7 @@ proptest! {
             expected += rows.iter().map(|(_, count)| count).sum::<u64>();
             history.record(interval(rows, age, span), now_ms);
             prop_assert!(history.rows() <= 16);
-            // The row of all others is not folded itself.
+            // The merged row itself is never folded.
             prop_assert!(history.bytes() <= 16 << 10 || history.rows() == 0, "{}", history.bytes());
         }
         prop_assert_eq!(history.left_out(), 0);

@@ -1,4 +1,4 @@
-//! Native histograms of calls in Prometheus's data model, with exemplars.
+//! Native histograms of call durations in the Prometheus data model, with exemplars.
 
 use fairmesh_metrics::{DurationFamily, DurationSnapshot, Labels, SCHEMA, TraceExemplar};
 use prometheus_client::encoding::prometheus_protobuf::prometheus_data_model::{
@@ -6,10 +6,11 @@ use prometheus_client::encoding::prometheus_protobuf::prometheus_data_model::{
 };
 use prost_types::Timestamp;
 
-/// Durations up to this many seconds would count as zero (`2^-128`, the default of Prometheus's client libraries).
+/// Durations up to this many seconds count as zero (`2^-128`, the default of Prometheus client libraries).
 const ZERO_THRESHOLD: f64 = 2.938_735_877_055_719e-39;
 
-/// A family of durations. Readers of native histograms use the native buckets and their exemplars, others the classic ones.
+/// Converts a family of durations. Clients that support native histograms use the native buckets and their exemplars;
+/// others use the classic ones.
 pub(super) fn family(DurationFamily { name, help, rows }: DurationFamily) -> MetricFamily {
     let metric = rows.into_iter().map(|(labels, durations)| Metric {
         label: pairs(labels),
@@ -60,7 +61,7 @@ fn classic(durations: &DurationSnapshot) -> Vec<Bucket> {
     durations.classic().into_iter().map(bucket).collect()
 }
 
-/// Labels as OpenMetrics and OpenTelemetry name them.
+/// Converts an exemplar. Its labels are named as in OpenMetrics and OpenTelemetry.
 fn exemplar((seconds, TraceExemplar { trace, span, at }): &(f64, TraceExemplar)) -> Exemplar {
     let label = |name: &str, value| LabelPair { name: name.to_owned(), value };
     Exemplar {
@@ -68,7 +69,7 @@ fn exemplar((seconds, TraceExemplar { trace, span, at }): &(f64, TraceExemplar))
         value: *seconds,
         timestamp: Some(Timestamp {
             seconds: i64::try_from(at.as_secs()).unwrap_or(i64::MAX),
-            // Below a billion.
+            // Less than a billion, so the cast is exact.
             nanos: at.subsec_nanos().cast_signed(),
         }),
     }

@@ -1,11 +1,11 @@
-//! Which format a reader accepts (RFC 9110 12.5.1).
+//! Chooses a format that the client accepts (RFC 9110 12.5.1).
 
 use http::{HeaderMap, header::ACCEPT};
 
-/// A format of the page of metrics.
+/// A format of the metrics page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Format {
-    /// Messages of `io.prometheus.client`, each with its length: the format that has native histograms.
+    /// Length-delimited `io.prometheus.client` messages. The only format with native histograms.
     Protobuf,
     OpenMetrics,
     /// Prometheus text 0.0.4.
@@ -23,7 +23,7 @@ impl Format {
         }
     }
 
-    /// The format that a media range names, with its parameters.
+    /// Returns the format of a media range with its parameters.
     fn of(kind: &str, parameter: &impl Fn(&str) -> Option<String>) -> Option<Self> {
         let is = |name: &str, value: &str| parameter(name).is_some_and(|given| given == value);
         match kind {
@@ -43,7 +43,8 @@ impl Format {
     }
 }
 
-/// The format that the reader prefers; of equal ones the one that says more. A reader that names none, as a browser, gets plain text.
+/// Returns the format that the client prefers. Of equally preferred formats, the one with more information wins. A
+/// client that names none, such as a browser, gets plain text.
 pub(crate) fn format(headers: &HeaderMap) -> Format {
     let values = headers.get_all(ACCEPT).into_iter().filter_map(|value| value.to_str().ok());
     let (mut best, mut chosen) = (0.0, Format::Text);
@@ -77,11 +78,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn metrics_format_follows_the_accept_header() {
+    fn metrics_format_follows_accept_header() {
         use Format::{OpenMetrics, Protobuf, Text};
         let protobuf =
             "application/vnd.google.protobuf;proto=io.prometheus.client.MetricFamily;encoding=delimited";
-        // As Prometheus asks that scrapes native histograms.
+        // The header that Prometheus sends to scrape native histograms.
         let native =
             format!("{protobuf};q=0.6,application/openmetrics-text;version=1.0.0;q=0.5,text/plain;q=0.2");
         for (accept, expected) in [

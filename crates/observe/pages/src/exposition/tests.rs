@@ -43,7 +43,7 @@ fn read_text(toy: &Toy, accept: Option<&'static str>) -> (String, String) {
     (form, String::from_utf8(body).unwrap())
 }
 
-/// Called 3 times, once in a trace.
+/// Returns a process with three calls, one of which belongs to a trace.
 fn called() -> Toy {
     let toy = Toy::default();
     let exemplar = TraceExemplar { trace: 0xab, span: 0xcd, at: Duration::from_millis(1_500) };

@@ -1,4 +1,5 @@
-//! The whole mesh, or what of it concerns one tenant: calls, regions, waste, security and processes.
+//! Pages about the whole mesh, or the part of it that concerns one tenant: calls, regions, waste, security and
+//! processes.
 
 use axum::{
     extract::{Path, Query, Request, State},
@@ -12,18 +13,19 @@ use serde_json::json;
 
 use super::{Asked, EARLIER, RECORDS_EVERY, SLOW_EVERY, Served, answer, failure, invalid, millis, stream};
 use crate::{
-    commands::{problem, wait},
-    graph::{self, Cut},
-    inventory,
+    call_graph::{self, Cut},
+    command_queries::{problem, wait},
+    event_delta::Shown,
+    event_streams::Part,
+    page_source::{AuditLog, Refusal},
     panels::{
-        audit, authority, controllers, denied, drains, followers, planner, probes, protection, topology,
+        audit, controllers, denied_calls, drains, followers, identity, planner, security_gaps, topology,
+        zone_probes,
     },
-    shown::Shown,
-    source::{AuditLog, Refusal},
-    streams::Part,
+    service_inventory,
 };
 
-/// The calls of the mesh, and what there is in it.
+/// Streams the calls of the mesh, and its services and regions.
 pub(super) async fn live(State(served): State<Served>, Query(asked): Query<Asked>) -> Response {
     let scope = match asked.scope() {
         Ok(scope) => scope,
@@ -31,23 +33,23 @@ pub(super) async fn live(State(served): State<Served>, Query(asked): Query<Asked
     };
     let (of, tenant) = (scope.clone(), asked.tenant.clone());
     let mesh = served.part("mesh", (RECORDS_EVERY, asked.tenant.clone()), move |served| {
-        served.inventories.list(&tenant, served.source.records(&of, inventory::KINDS))
+        served.inventories.list(&tenant, served.source.records(&of, service_inventory::KINDS))
     });
     let window = asked.window();
     let cut = Cut { region: asked.region.clone(), by_region: asked.split == "region" };
-    // Pages that show the same get the same.
+    // Pages with the same parameters share the same snapshots.
     let key = format!("{} {window:?} {cut:?}", asked.tenant);
     let calls = served.part("calls", (1, key), move |served| {
         let now = served.source.calls(&scope, window);
-        // Without all rows of now, it is not known which pairs have stopped.
+        // If rows of the current window are missing, it is unknown which pairs have stopped reporting.
         let is_known = window < EARLIER && now.not_shown == 0;
         let earlier = if is_known { served.source.calls(&scope, EARLIER) } else { Default::default() };
-        graph::graph(&now, &earlier, (&cut, millis(window)))
+        call_graph::graph(&now, &earlier, (&cut, millis(window)))
     });
     stream(&served, vec![mesh, calls])
 }
 
-/// Regions, their drains and probes, and what is planned. Drains and probes concern all tenants.
+/// Streams regions with their drains and probes, and the planned traffic. Drains and probes concern all tenants.
 pub(super) async fn regions(State(served): State<Served>, Query(asked): Query<Asked>) -> Response {
     let scope = match asked.scope() {
         Ok(scope) => scope,
@@ -81,11 +83,13 @@ fn drains_of(served: &Served) -> Part {
 fn probes_of(served: &Served) -> Part {
     served.part("probes", (RECORDS_EVERY, String::new()), |served| {
         let request = v1::ReadProbesRequest::default();
-        wait(async { Ok(probes::probes(&served.commands.admin().read_probes(request).await?.into_inner())) })
+        wait(async {
+            Ok(zone_probes::probes(&served.commands.admin().read_probes(request).await?.into_inner()))
+        })
     })
 }
 
-/// What a drain of a region would lead to.
+/// Responds with the effects that a drain of a region would have.
 pub(super) async fn forecast(State(served): State<Served>, Path(region): Path<String>) -> Response {
     let Ok(_permit) = served.questions.clone().try_acquire_owned() else {
         return failure(StatusCode::SERVICE_UNAVAILABLE, "others ask at the moment", "retry");
@@ -98,7 +102,7 @@ pub(super) async fn forecast(State(served): State<Served>, Path(region): Path<St
     answer(Some(forecast.map(|response| drains::forecast(response.get_ref())).map_err(refusal)))
 }
 
-/// Wasted cores.
+/// Streams wasted cores.
 pub(super) async fn imbalance(State(served): State<Served>, Query(asked): Query<Asked>) -> Response {
     let tenant = match asked.scope() {
         Ok(Scope::Tenant(tenant)) => Some(tenant),
@@ -116,7 +120,7 @@ pub(super) async fn imbalance(State(served): State<Served>, Query(asked): Query<
     stream(&served, vec![part])
 }
 
-/// What is protected and what is not. The authority, agents and revocations concern all tenants.
+/// Streams which services are protected and which are not. The authority, agents and revocations concern all tenants.
 pub(super) async fn security(
     State(served): State<Served>,
     Query(asked): Query<Asked>,
@@ -128,21 +132,21 @@ pub(super) async fn security(
     };
     let of = scope.clone();
     let protection = served.part("protection", (SLOW_EVERY, asked.tenant.clone()), move |served| {
-        wait(protection::protection(&served.view(&of, protection::KINDS), &served.commands))
+        wait(security_gaps::protection(&served.view(&of, security_gaps::KINDS), &served.commands))
     });
     let (of, window) = (scope.clone(), asked.window());
     let denied = served.part("denied", (1, format!("{} {window:?}", asked.tenant)), move |served| {
-        denied::denied(&served.source.calls(&of, window), millis(window))
+        denied_calls::denied(&served.source.calls(&of, window), millis(window))
     });
     let mut parts = vec![protection, denied];
     if matches!(scope, Scope::All) {
         let asker = request.extensions().clone();
         let identities = served.part("identities", (SLOW_EVERY, String::new()), move |served| {
             let stored = served.source.read(&[Prefix::identity()]);
-            // All that verify their peers follow what is revoked.
+            // All processes that verify their peers follow the record of revocations.
             let prefix = Prefix::from(&RecordKey::Revocations);
             wait(async {
-                Ok(authority::identities(&stored, &served.commands.watchers(&prefix, &asker).await?))
+                Ok(identity::identities(&stored, &served.commands.watchers(&prefix, &asker).await?))
             })
         });
         parts.extend([authority_of(&served), identities]);
@@ -155,12 +159,13 @@ fn authority_of(served: &Served) -> Part {
         let request = v1::DescribeAuthorityRequest::default();
         wait(async {
             let response = served.commands.authority().describe_authority(request).await?.into_inner();
-            Ok(authority::authority(&response, &*served.source))
+            Ok(identity::authority(&response, &*served.source))
         })
     })
 }
 
-/// The newest entries of a log of writes. It is read in the task of the request, whose caller is logged as the reader.
+/// Responds with the newest entries of a write log. The log is read in the task of the request, whose caller is
+/// logged as the reader.
 pub(super) async fn audit(State(served): State<Served>, Path(log): Path<String>) -> Response {
     let log = match log.as_str() {
         "security" => AuditLog::Security,
@@ -175,7 +180,7 @@ pub(super) async fn audit(State(served): State<Served>, Path(log): Path<String>)
     answer(Some(lines.map(|lines| json!({ "entries": audit::entries(&lines) })).map_err(refusal)))
 }
 
-/// The processes that follow this control plane, and its controllers.
+/// Streams the processes that follow this control plane, and its controllers.
 pub(super) async fn fleet(State(served): State<Served>, request: Request) -> Response {
     let controllers = served.part("controllers", (RECORDS_EVERY, String::new()), |served| {
         let request = v1::ListControllersRequest::default();

@@ -1,4 +1,4 @@
-//! One service: its records and calls, its policies, its tables, and decisions about its calls.
+//! Pages about one service: its records, calls, policies and tables, and decisions about its calls.
 
 use axum::{
     extract::{Path, Query, Request, State},
@@ -16,18 +16,17 @@ use super::{
     Asked, EARLIER, RECORDS_EVERY, SLOW_EVERY, Served, answer, failure, invalid, millis, named, stream,
 };
 use crate::{
-    commands::{Commands, wait},
-    history,
-    panels::{callers_behind, planner, shards},
-    service,
-    shown::Shown,
-    streams::Part,
-    why::Form,
+    command_queries::{Commands, wait},
+    event_delta::Shown,
+    event_streams::Part,
+    explain_form::Form,
+    panels::{lagging_callers, planner, shards},
+    policy_history, service,
 };
 
 type Named = Path<(String, String)>;
 
-/// The records of a service, its calls, its shards, and the callers that are behind.
+/// Streams the records of a service, its calls, its shards, and the callers that lag behind.
 pub(super) async fn live(
     State(served): State<Served>,
     Path(path): Named,
@@ -61,7 +60,7 @@ fn behind(served: &Served, name: &ServiceName, asker: &Extensions) -> Part {
         let prefix = RecordKind::Policy.prefix_of(&of);
         wait(async {
             let response = served.commands.watchers(&prefix, &asker).await?;
-            Ok(callers_behind::callers_behind(&response, written))
+            Ok(lagging_callers::callers_behind(&response, written))
         })
     })
 }
@@ -88,7 +87,7 @@ async fn read_shards(commands: &Commands, service: String) -> Result<Shown, Stat
     Ok(shards::shards(&map.unwrap_or_default(), &loads, &moves))
 }
 
-/// What the planner knows of a service and decides.
+/// Streams what the planner knows about a service, and its decisions.
 pub(super) async fn planner(State(served): State<Served>, Path(path): Named) -> Response {
     let name = match named(path) {
         Ok(name) => name,
@@ -102,17 +101,18 @@ pub(super) async fn planner(State(served): State<Served>, Path(path): Named) -> 
     stream(&served, vec![detail])
 }
 
-/// The values of a policy.
+/// Responds with the current and earlier values of a policy.
 pub(super) async fn history(State(served): State<Served>, Path(path): Named) -> Response {
     let name = match named(path) {
         Ok(name) => name,
         Err(error) => return invalid(error),
     };
-    let read = move || history::policies(&name, &served.source.changes(&RecordKey::Policy(name.clone())));
+    let read =
+        move || policy_history::policies(&name, &served.source.changes(&RecordKey::Policy(name.clone())));
     answer(spawn_blocking(move || Ok(read())).await.ok())
 }
 
-/// The decision about a call that is not made.
+/// Responds with the routing decision for a hypothetical call.
 pub(super) async fn why(
     State(served): State<Served>,
     Path(path): Named,

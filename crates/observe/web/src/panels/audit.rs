@@ -1,11 +1,12 @@
 use serde_json::{Value, json};
 
-/// The most entries that a page shows.
+/// Maximum number of entries that are shown.
 pub(crate) const MAX_SHOWN: usize = 300;
-/// The most changes of an entry that are shown.
+/// Maximum number of changes that are shown per entry.
 const MAX_CHANGES: usize = 20;
 
-/// The newest entries of the log of writes, newest first. `lines` are those of the file: a hash, and the entry as JSON.
+/// Returns the newest entries of a write log, newest first. `lines` are lines of the log file: a hash, and the entry
+/// as JSON.
 pub(crate) fn entries(lines: &[String]) -> Value {
     lines
         .iter()
@@ -44,7 +45,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn entries_are_shown_newest_first_with_what_they_did() {
+    fn audit_entries_are_shown_newest_first_with_changes() {
         let write = r#"ab {"number":1,"at_ms":5,"who":"alice","revision":3,"changes":[{"key":"/k","after":{"base64":"AA=="}}],"previous":"0"}"#;
         let event = r#"cd {"number":2,"at_ms":9,"who":"bob","revision":3,"changes":[],"event":{"denied":{"method":"/m","reason":"no"}},"previous":"ab"}"#;
         let shown = entries(&[write.to_owned(), "torn".to_owned(), event.to_owned()]);

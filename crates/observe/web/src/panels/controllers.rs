@@ -2,9 +2,9 @@ use fairmesh_wire::v1::{self, controller_status::State};
 use serde_json::{Value, json};
 
 use super::given;
-use crate::{commands::coarse, shown::Shown};
+use crate::{command_queries::coarse, event_delta::Shown};
 
-/// What the controllers of this control plane do, as `fairmesh control status` shows it.
+/// Shows the state of this control plane's controllers, like `fairmesh control status`.
 pub(crate) fn controllers(response: &v1::ListControllersResponse) -> Shown {
     Shown::head(&json!({ "controllers": response.controllers.iter().map(controller).collect::<Vec<_>>() }))
 }

@@ -3,18 +3,18 @@ use fairmesh_views::instant;
 use fairmesh_wire::v1;
 use serde_json::{Value, json};
 
-use crate::shown::Shown;
+use crate::event_delta::Shown;
 
-/// Millionths in a whole.
+/// Millionths per whole.
 const WHOLE: f64 = 1e6;
 
-/// Drains of regions, with what they wait for, as `fairmesh traffic status` shows them.
+/// Shows drains of regions and what they wait for, like `fairmesh traffic status`.
 pub(crate) fn drains(response: &v1::DrainsResponse) -> Shown {
     Shown::head(&json!({ "drains": response.drains.iter().map(drain).collect::<Vec<_>>() }))
 }
 
 fn drain(status: &v1::RegionDrainStatus) -> Value {
-    // One that cannot be read is of a later release.
+    // A drain that cannot be read was written by a later release.
     let drain = status.drain.and_then(|drain| RegionDrain::try_from(drain).ok());
     let phase = drain.map(|drain| match drain.phase() {
         DrainPhase::Draining => "draining",
@@ -35,7 +35,7 @@ fn drain(status: &v1::RegionDrainStatus) -> Value {
     })
 }
 
-/// What a drain would lead to, as `fairmesh drain --region NAME --dry-run` shows it.
+/// Shows the effects that a drain would have, like `fairmesh drain --region NAME --dry-run`.
 pub(crate) fn forecast(response: &v1::ForecastDrainResponse) -> Value {
     let region = |region: &v1::RegionForecast| {
         json!({

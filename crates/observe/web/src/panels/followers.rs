@@ -5,9 +5,9 @@ use serde::Serialize;
 use serde_json::json;
 
 use super::{given, revision};
-use crate::shown::Shown;
+use crate::event_delta::Shown;
 
-/// The most followers that are listed, those furthest behind first.
+/// Maximum number of followers that are listed. Those furthest behind come first.
 const MAX_LISTED: usize = 500;
 
 /// A process that follows this control plane.
@@ -15,23 +15,24 @@ const MAX_LISTED: usize = 500;
 struct Follower<'a> {
     name: &'a str,
     identity: &'a str,
-    /// `replica`, `agent` or `program`.
+    /// Kind of the process: `replica`, `agent` or `program`.
     kind: &'static str,
     region: Option<&'a str>,
-    /// Its release; programs and older releases do not say.
+    /// Release of the process. Programs and older releases do not send it.
     version: Option<&'a str>,
-    /// Revisions that it and everything below it are behind; `None` while it is not known.
+    /// Number of revisions that the process and everything below it lag behind; `None` if unknown.
     lag: Option<u64>,
 }
 
-/// A group of followers.
+/// Counts of a group of followers.
 #[derive(Debug, Default, Serialize)]
 struct Group {
     all: usize,
     behind: usize,
 }
 
-/// Who follows this control plane and how far behind, as `fairmesh rib status` shows of its first server.
+/// Shows the processes that follow this control plane and how far they lag, like the first server in `fairmesh rib
+/// status`.
 pub(crate) fn followers(response: &v1::WatchersResponse) -> Shown {
     let at = revision(response.at.as_ref());
     let mut all: Vec<_> = response.watchers.iter().map(|watcher| follower(watcher, at)).collect();
@@ -69,7 +70,7 @@ fn follower(watcher: &v1::Watcher, at: Option<u64>) -> Follower<'_> {
         kind: match peer.map(v1::PeerInfo::kind) {
             Some(Kind::Replica) => "replica",
             Some(Kind::Agent) => "agent",
-            // Kinds of newer releases are shown as programs.
+            // Kinds that newer releases added are shown as programs.
             Some(Kind::Unspecified) | None => "program",
         },
         region: peer.and_then(|peer| given(&peer.region)),
@@ -95,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn followers_furthest_behind_come_first_and_are_counted_by_group() {
+    fn rib_followers_are_sorted_by_lag_and_counted_by_group() {
         let watchers = vec![
             watcher("new", 9, Some(Kind::Agent)),
             watcher("old", 4, Some(Kind::Agent)),

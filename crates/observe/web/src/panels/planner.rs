@@ -9,14 +9,14 @@ use serde_json::{Value, json};
 
 use super::given;
 use crate::{
-    commands::coarse,
-    shown::{Shown, text},
+    command_queries::coarse,
+    event_delta::{Shown, text},
 };
 
-/// Millionths in a whole.
+/// Millionths per whole.
 const WHOLE: f64 = 1e6;
 
-/// The planned services of a scope, a row each, as `fairmesh traffic status` shows them.
+/// Shows the planned services of a scope, with a row per service, like `fairmesh traffic status`.
 pub(crate) fn summary(response: &v1::TrafficStatusResponse, scope: &Scope) -> Shown {
     let is_of = |service: &str| match scope {
         Scope::All => true,
@@ -53,7 +53,7 @@ fn row(service: &v1::ServiceTraffic) -> Value {
     })
 }
 
-/// Calls per second that the tables drop, since no region has room for them.
+/// Returns the calls per second that the tables drop because no region has room for them.
 fn dropped(service: &v1::ServiceTraffic) -> f64 {
     let shares =
         service.tables.iter().flat_map(|table| table.shares.iter().map(move |shares| (table, shares)));
@@ -74,7 +74,7 @@ fn shift(shift: &v1::TrafficShift) -> Value {
     })
 }
 
-/// All that the planner knows and has decided of one service; `null` if none plans for it.
+/// Shows what the planner knows and has decided about one service; `null` if the service is not planned.
 pub(crate) fn detail(response: &v1::TrafficStatusResponse) -> Shown {
     Shown::head(&json!({ "service": response.services.first().map(service) }))
 }
@@ -107,7 +107,7 @@ fn region(region: &v1::RegionTraffic) -> Value {
     })
 }
 
-/// The shares of the callers of a region, a row for each class.
+/// Returns the shares for callers in a region, with a row per class.
 fn table(table: &v1::SourceShares) -> impl Iterator<Item = Value> {
     let to = |share: &v1::RegionShare| json!([share.region, f64::from(share.share) / WHOLE]);
     table.shares.iter().map(move |shares| {
@@ -171,12 +171,12 @@ mod tests {
     }
 
     #[test]
-    fn unmet_demand_is_what_the_tables_drop_of_each_class() {
+    fn unmet_demand_sums_calls_dropped_per_class() {
         assert_eq!(dropped(&status().services[0]), 20.0);
     }
 
     #[test]
-    fn viewer_of_a_tenant_sees_its_planned_services_alone() {
+    fn tenant_viewer_sees_only_planned_services_of_tenant() {
         let rows = |scope| {
             let shown = summary(&status(), &scope).since(None).unwrap();
             serde_json::from_str::<Value>(&shown).unwrap()["rows"].as_object().unwrap().len()

@@ -4,16 +4,17 @@ use fairmesh_wire::v1;
 use serde_json::{Value, json};
 
 use super::given;
-use crate::{commands::coarse, shown::Shown};
+use crate::{command_queries::coarse, event_delta::Shown};
 
-/// The most shards that are listed, those with most work first.
+/// Maximum number of shards that are listed. Those with the most work come first.
 const MAX_LISTED: usize = 200;
-/// The most moves that are listed.
+/// Maximum number of moves that are listed.
 const MAX_MOVES: usize = 100;
-/// Work of one call in flight, all the time.
+/// Work of one call in flight at all times.
 const IN_FLIGHT: f64 = 1e6;
 
-/// A shard map with the load of its servers and the moves under way, as `fairmesh shards get`, `loads` and `moves` show.
+/// Shows a shard map with the load of its servers and the moves in flight, like `fairmesh shards get`, `loads` and
+/// `moves`.
 pub(crate) fn shards(
     map: &v1::ShardMap,
     loads: &v1::ReadShardLoadsResponse,
@@ -81,7 +82,7 @@ fn in_flight(work: u64) -> f64 {
     (work as f64 / IN_FLIGHT * 1e3).round() / 1e3
 }
 
-/// A key as `0x1f4`.
+/// Formats a key as hexadecimal, like `0x1f4`.
 fn hexadecimal(key: &[u8]) -> String {
     let digits: String = key.iter().map(|byte| format!("{byte:02x}")).collect();
     match digits.trim_start_matches('0') {
@@ -95,7 +96,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn keys_are_written_without_leading_zeros() {
+    fn shard_keys_are_shown_without_leading_zeros() {
         assert_eq!(hexadecimal(&[0; 16]), "0x0");
         assert_eq!(hexadecimal(&500_u128.to_be_bytes()), "0x1f4");
     }

@@ -2,12 +2,13 @@ use fairmesh_model::{DistanceSource, RecordKind, Region};
 use fairmesh_views::View;
 use serde_json::{Value, json};
 
-use crate::shown::Shown;
+use crate::event_delta::Shown;
 
-/// The kinds of records that the regions are made of.
+/// Kinds of records that the regions are read from.
 pub(crate) const KINDS: &[RecordKind] = &[RecordKind::Endpoint];
 
-/// Regions with their endpoints, and the round trips between them, as `fairmesh get regions` and `roundTrips` show.
+/// Shows regions with their endpoints, and the round trips between regions, like `fairmesh get regions` and
+/// `roundTrips`.
 pub(crate) fn topology(view: &View) -> Shown {
     let names = view.region_names();
     let regions: Vec<Value> = names.iter().map(|name| region(name, view)).collect();

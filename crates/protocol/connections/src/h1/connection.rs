@@ -19,13 +19,13 @@ use super::{
 };
 use crate::{
     abort_on_drop::AbortOnDrop,
+    attempt_waits::{AttemptTimeouts, ResponseWait, SendProgress, UploadActivity},
     counters::OpenConnection,
     error::{SendError, Unanswered},
     lent_connection::{ConnectionOwner, EndpointConnection, OwnedConnection},
     raw_connection::RawConnection,
     request::{PendingRequest, Request},
     timer::DeadlineTimer,
-    wait::{AttemptTimeouts, ResponseWait, SendProgress, UploadActivity},
 };
 use fairmesh_headers::{DEADLINE, GRPC_TIMEOUT, encode_grpc_timeout};
 use fairmesh_http::{
@@ -37,29 +37,29 @@ use fairmesh_http::{
     informational,
 };
 
-/// The size of a typical response head.
+/// Size of a typical response head, in bytes.
 const HEAD: usize = 1024;
-/// The progress of a request of which nothing was sent.
+/// Progress of a request of which nothing was sent.
 const UNBEGUN: SendProgress = SendProgress { pieces: 0, unsent: usize::MAX };
 
-/// A connection to a server, used by one call at a time. Dropping it closes it.
+/// A connection to a server, used by one call at a time. Dropping it closes the connection.
 pub(crate) struct Connection<I = Stream> {
     pub(super) io: Io<I>,
     /// Bytes read and not yet parsed.
     pub(super) input: ReadBuffer,
     pub(super) output: WriteBuffer,
-    /// The size of the last response: the next one may be alike.
+    /// Size of the last response, an estimate for the next one.
     pub(super) expected: usize,
     pub(super) persistent: bool,
     pub(super) timer: DeadlineTimer,
     open: Option<OpenConnection>,
-    /// Takes it back after the response; the pool otherwise.
+    /// Owner that takes the connection back after the response; `None` for connections of the pool.
     owner: Option<Box<dyn ConnectionOwner>>,
 }
 
 pub(super) enum Io<I> {
     Whole(I),
-    /// The response began before the request was sent; a task sends the rest of the request.
+    /// The response began before the request was fully sent; a task sends the rest of the request.
     Reading(ReadHalf<I>, AbortOnDrop, Arc<UploadActivity>),
 }
 
@@ -67,15 +67,15 @@ impl<I> Connection<I>
 where
     I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
-    /// A connection over a new stream, which is counted as open while it lives.
+    /// Wraps a new stream; `open` counts the connection as open while it lives.
     pub(super) fn new(io: I, open: Option<OpenConnection>) -> Self {
         let (input, output, timer) =
             (ReadBuffer::default(), WriteBuffer::default(), DeadlineTimer::default());
         Self { io: Io::Whole(io), input, output, expected: 0, persistent: true, timer, open, owner: None }
     }
 
-    /// Sends the pending request and waits for the head of the response, within `timeouts`; it may arrive before all of
-    /// the request is sent. While the request is pending, nothing of it was sent.
+    /// Sends the pending request and waits for the head of the response, within `timeouts`. The head may arrive
+    /// before the whole request is sent. While `pending` holds the request, nothing of it was sent.
     pub(super) async fn exchange(
         mut self: Box<Self>,
         pending: &mut PendingRequest,
@@ -86,7 +86,7 @@ where
         self.receive(reader, Some(upload), wait).await
     }
 
-    /// Waits for the head of the response, and sends the rest of the request meanwhile.
+    /// Waits for the head of the response while sending the rest of the request.
     pub(super) async fn receive(
         mut self: Box<Self>,
         mut reader: ResponseReader,
@@ -148,7 +148,7 @@ where
             }
         });
         let written = begun.await?;
-        // A part was sent: from here on the request is bound to this connection.
+        // A part of the request was sent, so from here on the request is bound to this connection.
         let Some(Request { head, mut body, .. }) = pending.take() else {
             return Err(SendError::Invalid("there is no request to send".into()));
         };
@@ -159,8 +159,8 @@ where
         Ok((reader, Upload::new(body, encoder)))
     }
 
-    /// Sends and reads until the head of the response has arrived. `upload` stays where a part of the request is still
-    /// to be sent.
+    /// Sends and reads until the head of the response has arrived. `upload` stays `Some` if a part of the request is
+    /// still unsent.
     fn poll_exchange(
         &mut self,
         upload: &mut Option<Upload>,
@@ -175,8 +175,8 @@ where
                     return Poll::Ready(Err(SendError::Body(error)));
                 }
                 Poll::Ready(Err(UploadError::Refused)) => {
-                    // The server may have responded before it closed, and the response says why; else reading fails as
-                    // well.
+                    // The server may have responded before it closed the connection, and the response explains why; if
+                    // not, reading fails as well.
                     self.persistent = false;
                     *upload = None;
                 }
@@ -199,13 +199,13 @@ where
         }
     }
 
-    /// Reserves for the next response as for this one, which has this body.
+    /// Reserves read space for the next response, which is assumed to be as long as this one.
     pub(super) fn expect(&mut self, body: &Decoder) {
         self.expected = usize::try_from(body.due()).unwrap_or(MAX_READ).saturating_add(HEAD);
     }
 
-    /// Spawns a task that sends the rest of the request, since the caller may not read the response before it has been
-    /// sent.
+    /// Spawns a task that sends the rest of the request, since the caller may not read the response before the request
+    /// is sent.
     pub(super) fn finish_later(self, upload: Upload) -> Self {
         let Self { io, input, output, expected, timer, open, owner, .. } = self;
         let io = match io {
@@ -221,7 +221,7 @@ where
         Self { io, input, output, expected, persistent: false, timer, open, owner }
     }
 
-    /// Reads available bytes, which may be more than `due`; 0 where the server closed the connection.
+    /// Reads available bytes, which may be more than `due`. Returns 0 if the server closed the connection.
     pub(super) fn poll_read(&mut self, due: usize, context: &mut Context<'_>) -> Poll<io::Result<usize>> {
         match &mut self.io {
             Io::Whole(io) => self.input.poll_read(io, due, context),
@@ -236,17 +236,17 @@ impl<I> Connection<I> {
         &mut self.input
     }
 
-    /// Whether it may carry another call once the response has ended.
+    /// Whether the connection may carry another call once the response has ended.
     pub(super) fn is_reusable(&self) -> bool {
         self.persistent && self.input.is_empty() && self.output.is_empty()
     }
 
-    /// Whether a task still sends the request.
+    /// Whether a task is still sending the request.
     pub(super) fn is_sending(&self) -> bool {
         matches!(&self.io, Io::Reading(_, sending, _) if !sending.0.is_finished())
     }
 
-    /// When the request last moved, where a task sends the rest of it.
+    /// Time of the last progress of the request, if a task is sending the rest of it.
     pub(super) fn last_moved(&self) -> Option<Instant> {
         match &self.io {
             Io::Whole(_) => None,
@@ -254,7 +254,7 @@ impl<I> Connection<I> {
         }
     }
 
-    /// The stream itself, which carries no messages any more.
+    /// Returns the bare stream, which no longer carries HTTP messages.
     pub(super) fn into_raw(self) -> Option<RawConnection<I>> {
         match self.io {
             Io::Whole(io) => Some(RawConnection { io, input: self.input.into_bytes(), _open: self.open }),
@@ -267,7 +267,7 @@ impl<I> Connection<I> {
         self.input.release();
     }
 
-    /// Releases the memory of a large request, and that of a response which was still in use before.
+    /// Releases the memory of a large request, and of a response that was still in use before.
     pub(super) fn shrink(&mut self) {
         self.release_empty();
         self.output.shrink(MIN_READ);
@@ -275,7 +275,7 @@ impl<I> Connection<I> {
 }
 
 impl Connection {
-    /// A connection on which its owner has sent a request.
+    /// Wraps a connection on which its owner has sent a request.
     pub(super) fn owned(OwnedConnection { connection, owner }: OwnedConnection) -> Self {
         let mut owned = Self::new(Stream::Tcp(connection.stream), connection.open);
         owned.input.append(&connection.read);
@@ -283,17 +283,17 @@ impl Connection {
         owned
     }
 
-    /// Returns it to its owner; `Some` where it has none.
+    /// Returns the connection to its owner. Returns `Some` if it has no owner.
     pub(super) fn into_unowned(mut self: Box<Self>) -> Option<Box<Self>> {
         let Some(owner) = self.owner.take() else { return Some(self) };
-        // An owner's connection was plain TCP when it came.
+        // An owned connection was plain TCP when its owner lent it.
         if let Io::Whole(Stream::Tcp(stream)) = self.io {
             owner.take_back(EndpointConnection { stream, read: BytesMut::new(), open: self.open });
         }
         None
     }
 
-    /// Whether nothing has arrived since the last response, neither bytes nor the end.
+    /// Whether nothing has arrived since the last response: neither bytes nor the end of the connection.
     pub(super) fn is_quiet(&mut self) -> bool {
         match &mut self.io {
             Io::Whole(io) => io.is_quiet(),
@@ -302,12 +302,12 @@ impl Connection {
     }
 }
 
-/// Reads the response to a request with this method that may not switch protocols.
+/// Returns a reader for the response to a request with this method that may not switch protocols.
 pub(super) fn response_reader(method: &Method) -> ResponseReader {
     ResponseReader::new(method).informing(informational::deliver)
 }
 
-/// Writes the head of a request; returns the framing of its body.
+/// Writes the head of a request. Returns the framing of its body.
 fn write_head(request: &Request, out: &mut Vec<u8>) -> Result<Framing, h1::UnsupportedTransferCoding> {
     let Request { head, body, left } = request;
     let length = http_body::Body::size_hint(body).exact();
@@ -336,18 +336,18 @@ fn write_head(request: &Request, out: &mut Vec<u8>) -> Result<Framing, h1::Unsup
     Ok(framing)
 }
 
-/// The server closed the connection too early.
+/// Error: the server closed the connection too early.
 pub(super) fn closed(when: &str) -> io::Error {
     io::Error::new(ErrorKind::UnexpectedEof, format!("the server closed the connection {when}"))
 }
 
-/// The server switched protocols before the request was sent, whose rest would be ambiguous.
+/// Error: the server switched protocols before the request was sent, so the rest of the request would be ambiguous.
 fn early_switch() -> io::Error {
     io::Error::new(ErrorKind::InvalidData, "the server switched protocols before the request was sent")
 }
 
-/// The response cannot be read. The kind of the error is that of a failed connect where the server rejected this program
-/// before it read the request.
+/// Converts an error while reading the response. If the server rejected this program before it read the request, the
+/// error kind is that of a failed connect.
 pub(super) fn unread(error: io::Error) -> SendError {
     match error.kind() {
         ErrorKind::ConnectionRefused => SendError::Refused(error.into()),

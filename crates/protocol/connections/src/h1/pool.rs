@@ -18,30 +18,33 @@ use super::{
     response_body::ResponseBody,
 };
 use crate::{
+    attempt_waits::{AttemptTimeouts, ResponseWait},
     connector::{Connector, connect_by},
     error::SendError,
     lent_connection::OwnedConnection,
     request::PendingRequest,
-    wait::{AttemptTimeouts, ResponseWait},
 };
 
-/// After this number of idle checks without a call a connection is closed. The resolver checks every 30 s, so: 90 s.
+/// Number of idle checks without a call after which a connection is closed. The resolver checks every 30 s, so this
+/// is 90 s.
 pub(crate) const MAX_IDLE_CHECKS: u32 = 3;
 
-/// The most idle connections that are kept to one endpoint: the concurrent calls of one client to one server.
+/// Maximum number of idle connections per endpoint. It suffices for that many concurrent calls of a client to a
+/// server.
 const MAX_IDLE: usize = 256;
 
-/// Connections that wait for a call, the one used last at the back: the others may then expire.
+/// Idle connections. The most recently used is at the back, so that the others may expire.
 #[derive(Default)]
 pub(crate) struct Pool {
     idle: Mutex<VecDeque<Idle>>,
-    /// Idle checks so far.
+    /// Number of idle checks so far.
     idle_checks: AtomicU32,
 }
 
 struct Idle {
     connection: Box<Connection>,
-    /// The number of idle checks when it was put here; counted instead of reading a clock for every call.
+    /// Value of `idle_checks` when the connection was put here. Counting checks avoids reading the clock for every
+    /// call.
     since: u32,
 }
 
@@ -54,12 +57,12 @@ impl Pool {
     ) -> Result<Response<ResponseBody>, SendError> {
         match self.send_over_idle(connector, pending, timeouts).await {
             Some(sent) => sent,
-            // Boxed, as everything rare on the path of a call: it would make the future of each larger, which is moved.
+            // Boxed like every rare step of a call: it would enlarge the future of each call, which is moved.
             None => Box::pin(send_over_new(connector, pending, timeouts)).await,
         }
     }
 
-    /// Sends a request over an idle connection; `None` where none has taken it.
+    /// Sends a request over an idle connection. Returns `None` if no idle connection accepted it.
     pub(crate) async fn send_over_idle(
         &self,
         connector: &Connector,
@@ -68,7 +71,7 @@ impl Pool {
     ) -> Option<Result<Response<ResponseBody>, SendError>> {
         loop {
             match self.take()?.connection.exchange(pending, Some(timeouts)).await {
-                // The server closed it while it was idle: the next one, or a new one, is as good.
+                // The server closed the connection while it was idle: the next connection, or a new one, is tried.
                 Err(SendError::Stale(_)) => {}
                 sent => {
                     if sent.is_ok() {
@@ -80,8 +83,8 @@ impl Pool {
         }
     }
 
-    /// Sends a request over an idle connection, and puts it back with its idle time; `None` where nothing was
-    /// sent.
+    /// Sends a request over an idle connection, and puts the connection back with its idle time unchanged. Returns
+    /// `None` if nothing was sent.
     pub(crate) async fn send_if_connected(
         &self,
         pending: &mut PendingRequest,
@@ -101,7 +104,7 @@ impl Pool {
         !self.idle.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
     }
 
-    /// Takes the connection used last among those that are still open.
+    /// Takes the most recently used connection that is still open.
     pub(super) fn take_connection(&self) -> Option<Box<Connection>> {
         self.take().map(|idle| idle.connection)
     }
@@ -115,7 +118,7 @@ impl Pool {
         }
     }
 
-    /// Keeps a connection that a call has used.
+    /// Puts back a connection that a call has used.
     pub(crate) fn put_used(&self, connection: Box<Connection>) {
         let Some(connection) = connection.into_unowned() else { return };
         self.put(Idle { connection, since: self.idle_checks.load(Relaxed) });
@@ -130,7 +133,7 @@ impl Pool {
         idle.push_back(waiting);
     }
 
-    /// Closes connections that have been idle for several checks, or were closed by the server.
+    /// Closes connections that have been idle for several checks or were closed by the server.
     pub(crate) fn close_idle(&self) {
         let checks = self.idle_checks.fetch_add(1, Relaxed) + 1;
         let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
@@ -161,13 +164,13 @@ pub(crate) async fn send_over_new(
     let connection = connect_by(timeouts.connected_by, open(connector)).await?;
     timeouts.begun = Instant::now();
     connection.exchange(pending, Some(timeouts)).await.map_err(|error| match error {
-        // It accepted the connection and nothing on it, not even a first call.
+        // The server accepted the connection but nothing on it, not even a first call.
         SendError::Stale(error) => SendError::Refused(error),
         error => error,
     })
 }
 
-/// A first call over any stream.
+/// Makes the first call on a stream of any kind.
 ///
 /// # Errors
 /// There is no response, or the request cannot be sent.

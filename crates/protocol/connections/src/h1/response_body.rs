@@ -19,16 +19,17 @@ use fairmesh_http::{
     h1::{Decoder, Piece},
 };
 
-/// Up to this number of pieces reading an unwanted response is cheaper than another connection.
+/// Maximum number of pieces of an unwanted response that are read. Reading them is cheaper than opening another
+/// connection.
 const MAX_DISCARDED_PIECES: usize = 4;
 
-/// The body of a response, read from the connection on demand. Dropping it before its end closes the
-/// connection: bytes of the response may be on it.
+/// The body of a response, read from the connection on demand. Dropping it early closes the connection, since the rest
+/// of the response may still arrive on it.
 pub struct ResponseBody<I = Stream> {
-    /// Until it is reused.
+    /// The connection; `None` once it is reused.
     connection: Option<Box<Connection<I>>>,
     decoder: Decoder,
-    /// The status was 101: the rest is no HTTP.
+    /// The status was 101: the following bytes are not HTTP.
     switched: bool,
 }
 
@@ -37,24 +38,24 @@ impl<I> ResponseBody<I> {
         Self { connection: Some(connection), decoder, switched }
     }
 
-    /// When the rest of the request last moved, where that is still sent.
+    /// Time of the last progress of the request, if a task is still sending it.
     pub fn last_moved(&self) -> Option<Instant> {
         self.connection.as_ref()?.last_moved()
     }
 
-    /// Whether the connection speaks another protocol from here on.
+    /// Whether the connection carries another protocol from here on.
     pub fn is_switched(&self) -> bool {
         self.switched
     }
 
-    /// The connection itself where it [speaks another protocol](Self::is_switched).
+    /// Returns the connection if it [speaks another protocol](Self::is_switched).
     pub fn into_raw(self) -> Option<RawConnection<I>> {
         self.connection.filter(|_| self.switched)?.into_raw()
     }
 }
 
 impl ResponseBody {
-    /// Discards a response where its end is near; returns its connection where that can carry another call.
+    /// Discards the rest of a response if its end is near. Returns the connection if it can carry another call.
     pub(super) async fn discard(mut self) -> Option<Box<Connection>> {
         for _ in 0..MAX_DISCARDED_PIECES {
             let frame = poll_fn(|context| Pin::new(&mut self).poll_frame(context)).await;
@@ -65,7 +66,7 @@ impl ResponseBody {
         self.take_reusable()
     }
 
-    /// The connection of a response that was read to its end, unless the request is still being sent.
+    /// Returns the connection of a completely read response, unless the request is still being sent.
     pub(crate) fn take_reusable(&mut self) -> Option<Box<Connection>> {
         let connection = self.connection.take_if(|connection| !connection.is_sending())?;
         (self.decoder.is_done() && connection.is_reusable()).then_some(connection)
@@ -78,7 +79,7 @@ impl<I> ResponseBody<I> {
         self.connection.as_deref_mut()
     }
 
-    /// Injects a bug, for a test that must find it.
+    /// Injects a framing bug, for a test that must find it.
     pub(super) fn stop_too_soon(&mut self) {
         self.decoder.stop_too_soon();
     }

@@ -10,8 +10,8 @@ use http_body::Body as _;
 use tokio::io::{AsyncWrite, AsyncWriteExt as _, WriteHalf};
 
 use crate::{
+    attempt_waits::{SendProgress, UploadActivity},
     request_body::RequestBody,
-    wait::{SendProgress, UploadActivity},
 };
 use fairmesh_http::{
     BoxError,
@@ -22,15 +22,15 @@ use fairmesh_http::{
 pub(super) struct Upload {
     pub(super) body: RequestBody,
     pub(super) encoder: Encoder,
-    /// Pieces taken from the body.
+    /// Number of pieces taken from the body.
     pieces: u64,
 }
 
 /// Why an upload failed.
 pub(super) enum UploadError {
-    /// The caller's body.
+    /// The caller's body failed.
     Body(BoxError),
-    /// The server accepts no more of it.
+    /// The server accepts no more of the request.
     Refused,
 }
 
@@ -39,12 +39,12 @@ impl Upload {
         Self { body, encoder, pieces: 0 }
     }
 
-    /// Its progress; `output` holds the unsent bytes.
+    /// Returns the progress of the upload; `output` holds the unsent bytes.
     pub(super) fn progress(&self, output: &WriteBuffer) -> SendProgress {
         SendProgress { pieces: self.pieces, unsent: output.len() }
     }
 
-    /// Sends as much as the socket accepts; ready when all is sent.
+    /// Sends as much as the socket accepts. Ready when everything is sent.
     pub(super) fn poll<W>(
         &mut self,
         output: &mut WriteBuffer,
@@ -86,7 +86,8 @@ impl Upload {
         Poll::Ready(Ok(()))
     }
 
-    /// Sends all of it. A request whose body fails is cut off, so that the server does not take it for complete.
+    /// Sends the rest of the request. If the body fails, the connection is cut off, so that the server does not take
+    /// the request for complete.
     pub(super) async fn finish<I>(
         mut self,
         mut output: WriteBuffer,

@@ -14,11 +14,11 @@ use super::shared_connection::SharedConnection;
 use crate::{connector::Connector, error::SendError};
 use fairmesh_http::h2::{self, ClientConnection, DrainRead, lock};
 
-/// How often a connection with calls on it is probed by PING. gRPC servers tolerate one PING in 5 min on quiet streams,
-/// and close the connection of a client that sends more (gRFC A8). Lost hosts are detected by the socket, and much
-/// sooner; this detects processes that hang on a healthy host.
+/// Interval of PINGs on a connection with calls. gRPC servers tolerate one PING in 5 min on quiet streams, and close
+/// the connection of a client that sends more (gRFC A8). The socket detects lost hosts, and much sooner; the PING
+/// detects processes that hang on a healthy host.
 const PING_INTERVAL: Duration = Duration::from_secs(6 * 60);
-/// How long the connection may be silent after a PING.
+/// Time within which the server must acknowledge a PING.
 const PING_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Connects, and drives the connection until it ends.
@@ -30,7 +30,7 @@ pub(super) async fn open(
     Ok(start(stream, connector.counters.open_connection(), Arc::clone(stream_freed)))
 }
 
-/// Drives a connection that no pool has and no counter counts.
+/// Drives a connection that belongs to no pool and is not counted.
 pub fn start_uncounted<I>(stream: I) -> Arc<SharedConnection>
 where
     I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
@@ -38,7 +38,7 @@ where
     start(stream, (), Arc::default())
 }
 
-/// Drives a connection until it ends; `open` counts it meanwhile.
+/// Drives a connection until it ends; `open` counts it as open meanwhile.
 pub(super) fn start<I, O>(stream: I, open: O, stream_freed: Arc<Notify>) -> Arc<SharedConnection>
 where
     I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
@@ -47,7 +47,7 @@ where
     let connection = ClientConnection::new(DrainRead(stream));
     let session = connection.session();
     let shared = Arc::new(SharedConnection::new(Arc::clone(&session), stream_freed));
-    // Weak, since a connection ends when the last reference to `shared` is dropped.
+    // A weak reference, since the connection ends when the last reference to `shared` is dropped.
     let weak = Arc::downgrade(&shared);
     tokio::spawn(async move {
         drive(connection, &session, &weak).await;
@@ -64,21 +64,21 @@ async fn drive(connection: impl Future, session: &h2::Shared, shared: &Weak<Shar
     loop {
         tokio::select! {
             biased;
-            // The calls on it report how it ended.
+            // The connection's calls report how it ended.
             _ = &mut connection => return,
             () = sleep(PING_INTERVAL) => {}
         }
-        // A closing connection is probed as well while its GOAWAY is not sent.
+        // A closing connection is also probed until its GOAWAY is sent.
         let in_use = shared.upgrade().is_some_and(|shared| shared.streams.load(Relaxed) > 0)
             || !lock(session).is_flushed();
         if in_use && !probe(connection.as_mut(), session).await {
-            // Dropping the connection ends the calls on it.
+            // Dropping the connection ends its calls.
             return;
         }
     }
 }
 
-/// Sends a PING; whether the server responds while the connection is driven.
+/// Sends a PING, and drives the connection meanwhile. Returns whether the server responds in time.
 async fn probe<C: Future>(connection: Pin<&mut C>, session: &h2::Shared) -> bool {
     lock(session).take_activity();
     lock(session).send_ping();
@@ -104,7 +104,7 @@ mod tests {
     const PING: u8 = 6;
     const ACK: u8 = 1;
 
-    /// A server that reports every PING, and acknowledges this many.
+    /// A server that reports every PING, and acknowledges the first `acks` of them.
     async fn serve(mut stream: DuplexStream, pings: mpsc::UnboundedSender<Instant>, mut acks: u32) {
         stream.read_exact(&mut [0; PREFACE]).await.unwrap();
         stream.write_all(&[0, 0, 0, SETTINGS, 0, 0, 0, 0, 0]).await.unwrap();
@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn quiet_streams_are_pinged_rarely_and_a_hung_server_is_detected() {
+    async fn http2_ping_is_rare_on_quiet_streams_and_detects_hung_server() {
         let (near, far) = tokio::io::duplex(1 << 16);
         let (pings, mut received) = mpsc::unbounded_channel();
         tokio::spawn(serve(far, pings, 3));

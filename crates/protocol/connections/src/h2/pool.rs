@@ -16,35 +16,37 @@ use super::{
     shared_connection::{Begun, SharedConnection, response},
 };
 use crate::{
+    attempt_waits::AttemptTimeouts,
     connector::{Connector, connect_by},
     error::SendError,
     request::PendingRequest,
-    wait::AttemptTimeouts,
 };
 
-/// Connections to an endpoint that it may hold back before it gets no further one.
+/// Maximum number of held-back connections per endpoint. At the maximum, no further connection is opened. A
+/// connection is held back while the server keeps its window shut.
 const MAX_HELD_BACK: usize = 8;
 
-/// After this number of idle checks without a call a connection is closed. The resolver checks every 30 s, so: 90 s.
+/// Number of idle checks without a call after which a connection is closed. The resolver checks every 30 s, so this
+/// is 90 s.
 const MAX_IDLE_CHECKS: u32 = 3;
 
-/// Connections to one endpoint, nearly always one.
+/// Connections to one endpoint; usually just one.
 #[derive(Default)]
 pub(crate) struct Pool {
     connections: AtomicArc<Vec<Arc<SharedConnection>>>,
-    /// Wakes one of the calls that wait for a stream on a connection.
+    /// Wakes one of the calls that are waiting for a stream on a connection.
     stream_freed: Arc<Notify>,
-    /// Held while a connection is opened.
+    /// Locked while a connection is being opened.
     opening: Arc<tokio::sync::Mutex<()>>,
     /// The last failed connect, for the calls that waited for it.
     failure: Mutex<Option<ConnectFailure>>,
 }
 
-/// The owner of a pool for each event loop, and of the connector of their connections.
+/// Owns one pool per event loop, and the connector of their connections.
 pub(crate) trait PoolOwner: Send + Sync + 'static {
     fn connector(&self) -> &Connector;
 
-    /// The pool of this thread's event loop.
+    /// Returns the pool of this thread's event loop.
     fn pool(&self) -> &Pool;
 }
 
@@ -55,7 +57,7 @@ struct ConnectFailure {
 }
 
 impl Pool {
-    /// `owner` owns this pool.
+    /// Sends a request. `owner` is the owner of this pool.
     pub(crate) async fn send<O: PoolOwner>(
         &self,
         owner: &Arc<O>,
@@ -77,7 +79,7 @@ impl Pool {
                     }
                 }
             };
-            // A variable, since a matched expression lives as long as the future that is awaited.
+            // A variable, since a matched expression would live as long as the awaited future.
             let begun = connection.begin(pending)?;
             match begun {
                 Begun::Call(call, stream) => {
@@ -88,14 +90,15 @@ impl Pool {
                 Begun::AtCapacity => continue,
                 Begun::Closing => self.discard(&connection),
             }
-            // Bounds reconnecting to a server that closes connections before a request is sent.
+            // Limits reconnecting to a server that closes connections before a request is sent.
             if is_new && !connection.used.load(Relaxed) {
                 return Err(SendError::Refused("it closed a new connection immediately".into()));
             }
         }
     }
 
-    /// Sends a request without a body on a connection that the server holds back, where no other one could be opened for this reason.
+    /// Sends a request without a body on a connection that the server holds back, if for that reason no other
+    /// connection can be opened.
     async fn send_held_back(
         &self,
         connector: &Connector,
@@ -115,7 +118,8 @@ impl Pool {
         Err(why)
     }
 
-    /// Sends a request over an existing connection, which keeps its idle time; `None` where none has capacity.
+    /// Sends a request over an existing connection, whose idle time is unchanged. Returns `None` if no connection has
+    /// capacity.
     pub(crate) async fn send_if_connected(
         &self,
         pending: &mut PendingRequest,
@@ -132,7 +136,7 @@ impl Pool {
         self.least_loaded(true).is_some()
     }
 
-    /// A new connection, or one that has capacity again.
+    /// Returns a new connection, or one that has capacity again.
     async fn open_or_wait<O: PoolOwner>(
         &self,
         owner: &Arc<O>,
@@ -151,7 +155,7 @@ impl Pool {
     }
 
     async fn connection<O: PoolOwner>(&self, owner: &Arc<O>) -> Result<Arc<SharedConnection>, SendError> {
-        // Limits are otherwise read when a call begins; a raised limit must not wait for one.
+        // The server's limits are otherwise read when a call begins, but a raised limit must take effect without one.
         self.connections.load().iter().for_each(|connection| connection.refresh_limit());
         if let Some(connection) = self.least_loaded(true) {
             return Ok(connection);
@@ -162,7 +166,8 @@ impl Pool {
         let waiting_since = Instant::now();
         let opening = match (Arc::clone(&self.opening).try_lock_owned(), self.least_loaded(false)) {
             (Ok(opening), _) => opening,
-            // Another call opens a connection already; until then this one waits for a stream on the existing ones.
+            // Another call is opening a connection. Until it is open, this call waits for a stream on the existing
+            // connections.
             (Err(_), Some(full)) => match self.opened_or_freed().await {
                 Some(opening) => opening,
                 None => return Ok(self.least_loaded(true).unwrap_or(full)),
@@ -173,7 +178,8 @@ impl Pool {
             return Ok(connection);
         }
         self.shared_failure(waiting_since)?;
-        // A task, since other calls wait for the connection too, even if the one that began it is cancelled.
+        // A separate task, since other calls are waiting for the connection too, even if the call that began it is
+        // cancelled.
         let owner = Arc::clone(owner);
         let connecting = tokio::spawn(async move {
             let _opening = opening;
@@ -182,19 +188,19 @@ impl Pool {
         connecting.await.unwrap_or_else(|error| Err(SendError::Stale(error.into())))
     }
 
-    /// The connections whose window the server keeps shut.
+    /// Number of connections whose window the server keeps shut.
     fn held_back(&self) -> usize {
         let list = self.connections.load();
         list.iter().filter(|one| !one.is_closing() && one.limit.load(Relaxed) == 0).count()
     }
 
-    /// Waits until no connection is being opened any more, or until a stream may be free, which is `None`.
+    /// Waits until no connection is being opened, or until a stream may be free (`None`).
     async fn opened_or_freed(&self) -> Option<OwnedMutexGuard<()>> {
         tokio::select! {
             biased;
             opening = Arc::clone(&self.opening).lock_owned() => Some(opening),
             () = self.stream_freed.notified() => {
-                // Wakes the next waiting call where several streams are free, or the server has raised its limit.
+                // Wakes the next waiting call if several streams are free or the server has raised its limit.
                 if self.free_streams() > 1 {
                     self.stream_freed.notify_one();
                 }
@@ -230,8 +236,8 @@ impl Pool {
         }
     }
 
-    /// Fails where a connect failed while this call waited: a queue of callers that each wait for their own timeout
-    /// would be worse.
+    /// Fails if a connect failed while this call was waiting. Otherwise, queued callers would each wait for their own
+    /// timeout.
     fn shared_failure(&self, since: Instant) -> Result<(), SendError> {
         let failure = self.failure.lock().unwrap_or_else(PoisonError::into_inner);
         match &*failure {
@@ -242,7 +248,7 @@ impl Pool {
         }
     }
 
-    /// The connection with the fewest calls, if there is one; with capacity for another where that is required.
+    /// Returns the connection with the fewest calls; if `with_capacity`, only one that has capacity for another call.
     fn least_loaded(&self, with_capacity: bool) -> Option<Arc<SharedConnection>> {
         let list = self.connections.load();
         let alive = list.iter().filter(|connection| !connection.is_closing());
@@ -267,9 +273,9 @@ impl Pool {
         });
     }
 
-    /// Closes every connection as soon as no call is on it.
+    /// Closes every connection as soon as it has no calls.
     pub(crate) fn retire(&self) {
-        // A connection sends GOAWAY when the last reference to it is dropped, that of its last call included.
+        // A connection sends GOAWAY when the last reference to it is dropped, including the reference of its last call.
         self.connections.store(Arc::default());
     }
 
@@ -284,7 +290,7 @@ impl Pool {
     }
 }
 
-/// A call begins on a connection, which is not idle then.
+/// Records that a call begins on a connection, which is therefore not idle.
 fn note_use(connector: &Connector, connection: &SharedConnection) {
     connection.idle_checks.store(0, Relaxed);
     if connection.used.swap(true, Relaxed) {

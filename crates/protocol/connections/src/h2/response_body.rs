@@ -10,16 +10,16 @@ use http_body::{Body, Frame};
 use tokio::time::Instant;
 
 use super::shared_connection::StreamPermit;
-use crate::{abort_on_drop::AbortOnDrop, request_body::RequestBody, wait::UploadActivity};
+use crate::{abort_on_drop::AbortOnDrop, attempt_waits::UploadActivity, request_body::RequestBody};
 use fairmesh_http::{
     BoxError,
     h2::{ResponseBody as H2Body, Upload},
 };
 
-/// The body of a response over HTTP/2.
+/// The body of an HTTP/2 response.
 pub struct ResponseBody {
     body: H2Body,
-    /// Sends the rest of the request while the response is read, in bidirectional streams.
+    /// Sends the rest of the request while the response is read, for bidirectional streams.
     upload: Option<(AbortOnDrop, Arc<UploadActivity>)>,
     _stream: StreamPermit,
 }
@@ -34,7 +34,7 @@ impl ResponseBody {
         Self { body, upload, _stream: stream }
     }
 
-    /// When the rest of the request last moved, where it is sent while the response is read.
+    /// Time of the last progress of the request, if it is sent while the response is read.
     pub fn last_moved(&self) -> Option<Instant> {
         self.upload.as_ref().map(|(_, activity)| activity.last())
     }

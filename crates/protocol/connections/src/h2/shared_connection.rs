@@ -13,11 +13,11 @@ use tokio::sync::Notify;
 
 use super::response_body::ResponseBody;
 use crate::{
+    attempt_waits::{AttemptTimeouts, ResponseWait, SendProgress},
     error::SendError,
     request::{Head, PendingRequest, Request},
     request_body::RequestBody,
     timer::PooledTimer,
-    wait::{AttemptTimeouts, ResponseWait, SendProgress},
 };
 use fairmesh_headers as headers;
 use fairmesh_http::{
@@ -25,30 +25,30 @@ use fairmesh_http::{
     h2::{self, Call, CallError, Reason, RequestHead, StreamError},
 };
 
-/// The error of a request to switch protocols on a connection that other calls share.
+/// Error message for a request to switch protocols over HTTP/2, whose connections are shared with other calls.
 const NO_UPGRADES: &str = "over HTTP/2 there are no upgrades; declare the service with protocol http1";
 
-/// A connection that calls share.
+/// An HTTP/2 connection that calls share.
 pub struct SharedConnection {
     session: h2::Shared,
-    /// Calls on it.
+    /// Number of calls on the connection.
     pub(super) streams: AtomicU32,
-    /// The concurrent calls that the server allows on it; 0 while the server holds it back.
+    /// Number of concurrent calls that the server allows; 0 while the server holds the connection back.
     pub(super) limit: AtomicU32,
-    /// It accepts no more calls: the server sent GOAWAY, or it broke.
+    /// The connection accepts no more calls, because the server sent GOAWAY or the connection broke.
     pub(super) closing: AtomicBool,
     pub(super) used: AtomicBool,
-    /// Whether a call on it got a response.
+    /// Whether any call on the connection got a response.
     proven: AtomicBool,
     pub(super) idle_checks: AtomicU32,
-    /// Wakes calls that wait for a stream, here or on another connection of the pool.
+    /// Wakes calls that are waiting for a stream, on this or another connection of the pool.
     stream_freed: Arc<Notify>,
 }
 
-/// The stream of a call, which counts on its connection until this is dropped.
+/// Permit for one stream. The stream counts on its connection until the permit is dropped.
 pub(crate) struct StreamPermit(Arc<SharedConnection>);
 
-/// The result of beginning a call.
+/// Result of beginning a call.
 pub(super) enum Begun {
     Call(Call<RequestBody>, StreamPermit),
     /// All streams are in use.
@@ -71,7 +71,7 @@ pub(super) async fn response(
         wait.bound(polled, progress, timer.timer(), context)
     });
     let (response, upload) = responded.await?;
-    // Read first, so that the cache line stays shared between processors.
+    // Reading first keeps the cache line shared between processors.
     if !stream.0.proven.load(Relaxed) {
         stream.0.proven.store(true, Relaxed);
     }
@@ -79,7 +79,7 @@ pub(super) async fn response(
 }
 
 impl SharedConnection {
-    /// Over the connection of this session.
+    /// Wraps the connection of this session.
     pub(super) fn new(session: h2::Shared, stream_freed: Arc<Notify>) -> Self {
         let limit = h2::lock(&session).stream_limit().into();
         Self {
@@ -98,8 +98,8 @@ impl SharedConnection {
         self.closing.load(Relaxed)
     }
 
-    /// A server that closes a connection without ever having responded on it is not shutting down gracefully: it
-    /// would else be called again and again, since it never has load.
+    /// Changes the error of a connection that closed without ever having delivered a response. Such a server is not
+    /// shutting down gracefully. Otherwise it would be called again and again, since it never has load.
     pub(super) fn reclassify(&self, error: SendError) -> SendError {
         match error {
             SendError::Stale(cause) if !self.proven.load(Relaxed) => SendError::Refused(cause),
@@ -107,7 +107,7 @@ impl SharedConnection {
         }
     }
 
-    /// One call on this connection; `None` where it accepts no more.
+    /// Makes one call on this connection. Returns `None` if the connection accepts no more calls.
     ///
     /// # Errors
     /// There is no response, or the request cannot be sent.
@@ -125,12 +125,14 @@ impl SharedConnection {
         self.limit.store(limit(&h2::lock(&self.session)), Relaxed);
     }
 
-    /// Begins to send the pending request, which stays pending where there is no stream for it, or the server holds the connection back.
+    /// Begins to send the pending request. The request stays pending if no stream is free or the server holds the
+    /// connection back.
     pub(super) fn begin(self: &Arc<Self>, pending: &mut PendingRequest) -> Result<Begun, SendError> {
         self.begin_where(pending, false)
     }
 
-    /// The same on a connection that the server may hold back, of a request without a body: that needs none of its window.
+    /// Begins a request without a body, even if the server holds the connection back: such a request needs none of its
+    /// window.
     pub(super) fn begin_held_back(
         self: &Arc<Self>,
         pending: &mut PendingRequest,
@@ -152,11 +154,11 @@ impl SharedConnection {
         }
         headers::write_deadline(&mut head.headers, *left, head.grpc);
         prepare(&mut head.headers, body);
-        // gRPC ends every request with DATA, which is empty where there are no messages (PROTOCOL-HTTP2, Requests).
-        // Bodies of hyper do not distinguish that from an end with the headers.
+        // gRPC ends every request with DATA, which is empty if there are no messages (PROTOCOL-HTTP2, Requests).
+        // hyper's bodies do not distinguish this from END_STREAM in the headers.
         let ends = !body.has_body && !head.grpc;
         // The caller's body is neither polled nor dropped while the session is locked: it may be a response on the same
-        // connection, which locks it as well.
+        // connection, and would lock the session too.
         let begun = self.begin_with(head, ends, may_be_held_back && ends);
         match begun {
             Ok(Begun::Call(call, stream)) => {
@@ -186,7 +188,8 @@ impl SharedConnection {
                 return Err(SendError::Refused("it reads nothing of what is queued for it".into()));
             }
         }
-        // Before the session counts it: fewer calls here than the limit must mean a free stream there.
+        // Counted here before the session counts the stream: if this count is below the limit, the session must have a
+        // free stream.
         self.streams.fetch_add(1, Relaxed);
         let Head { method, authority, path, headers, .. } = head;
         let path = path.as_str();
@@ -209,21 +212,21 @@ impl Drop for StreamPermit {
     }
 }
 
-/// The calls that may be on a connection. A server whose window for the whole connection is used up by requests that it
-/// does not read would stall further ones: they get a connection of their own.
+/// Returns the number of calls allowed on the connection. If the server has used up the connection's window by not
+/// reading requests, further calls would stall, so they get another connection.
 fn limit(session: &h2::Session) -> u32 {
     if session.capacity() == h2::Capacity::HeldBack { 0 } else { session.stream_limit() }
 }
 
-/// Removes headers that HTTP/2 does not allow, and the host, which is in `:authority`, and adds the length that the
+/// Removes the headers that HTTP/2 does not allow, and `host`, which `:authority` replaces. Adds the length that the
 /// caller declared.
 fn prepare(headers: &mut HeaderMap, body: &RequestBody) {
     h2::keep_allowed(headers);
-    // The body has its own length where the header is ambiguous.
+    // If the header is ambiguous, the body's own length is used.
     if h1::normalize_length(headers).is_err() {
         headers.remove(header::CONTENT_LENGTH);
     }
-    // One pass first: nearly no request has any, and hashing each name would be wasted.
+    // One pass searches first: almost no request has such headers, and hashing each name would be wasted.
     if headers.keys().any(|name| *name == header::HOST || *name == header::TE) {
         headers.remove(header::HOST);
         keep_te(headers);
@@ -236,7 +239,7 @@ fn prepare(headers: &mut HeaderMap, body: &RequestBody) {
     }
 }
 
-/// `TE` may only be `trailers` in HTTP/2 (RFC 9113 8.2.2).
+/// `te` may only be `trailers` in HTTP/2 (RFC 9113 8.2.2).
 fn keep_te(headers: &mut HeaderMap) {
     let mut words =
         headers.get_all(header::TE).iter().flat_map(|value| value.as_bytes().split(|byte| *byte == b','));
@@ -252,12 +255,12 @@ fn send_error(why: CallError<BoxError>) -> SendError {
         CallError::Body(error) => SendError::Body(error),
         CallError::Stream(lost) => match lost {
             StreamError::Reset(Reason::REFUSED_STREAM) => SendError::Refused(lost.into()),
-            // The request is malformed in the eyes of the server (RFC 9113 8.1.1).
+            // The server considers the request malformed (RFC 9113 8.1.1).
             StreamError::Reset(Reason::PROTOCOL_ERROR) => SendError::Rejected(lost.into()),
             StreamError::Unprocessed(Reason::NO_ERROR) => SendError::Stale(lost.into()),
-            // Not a graceful shutdown, but an error of its clients, such as ENHANCE_YOUR_CALM.
+            // Not a graceful shutdown but an error attributed to clients, such as ENHANCE_YOUR_CALM.
             StreamError::Unprocessed(_) => SendError::Refused(lost.into()),
-            // The server rejected the certificate of this program before it read the request.
+            // The server rejected this program's certificate before it read the request.
             StreamError::Io(ErrorKind::ConnectionRefused) => SendError::Refused(lost.into()),
             _ => SendError::Broken(lost.into()),
         },
@@ -274,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn headers_that_http2_forbids_are_not_sent() {
+    fn headers_forbidden_in_http2_are_not_sent() {
         let mut sent = headers(&[
             ("host", "one.shop"),
             ("connection", "close"),
@@ -294,7 +297,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_known_length_is_sent_except_in_grpc() {
+    async fn content_length_is_sent_if_known_except_in_grpc() {
         let body = async || RequestBody::take(http_body_util::Full::new("tea".into())).await.unwrap();
         let mut sent = HeaderMap::new();
         prepare(&mut sent, &body().await);

@@ -1,30 +1,30 @@
-//! Decodes the body of a received message.
+//! Decodes the bodies of received messages.
 
 use bytes::{Buf as _, Bytes, BytesMut};
 use http::{HeaderMap, HeaderName, HeaderValue};
 
 use super::{MAX_FIELDS, MAX_HEAD_BYTES, Malformed, response_head::parse_error};
 
-/// Most bytes of chunk extensions in one body; they are ignored. The same limit as hyper's.
+/// Maximum total size of chunk extensions in one body, in bytes; they are ignored. hyper has the same limit.
 const MAX_EXTENSIONS: u32 = 16 * 1024;
 
-/// Takes the pieces of a body out of a read buffer without copying them.
+/// Splits the pieces of a body off a read buffer without copying them.
 #[derive(Debug)]
 pub struct Decoder(State);
 
-/// A piece of a body.
+/// A piece of a decoded body.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Piece {
-    /// Bytes, never empty.
+    /// Body bytes, never empty.
     Data(Bytes),
-    /// The trailers.
+    /// Trailers after the last chunk.
     Trailers(HeaderMap),
 }
 
 #[derive(Debug)]
 enum State {
     Done,
-    /// Bytes left.
+    /// Remaining bytes of the body.
     Length(u64),
     UntilClose,
     Chunked(ChunkedState),
@@ -33,7 +33,7 @@ enum State {
 #[derive(Clone, Copy, Debug)]
 struct ChunkedState {
     position: Position,
-    /// Bytes left of the current chunk.
+    /// Remaining bytes of the current chunk.
     left: u64,
     extensions: u32,
 }
@@ -41,22 +41,22 @@ struct ChunkedState {
 /// Position in the chunked framing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Position {
-    /// The first digit of a size.
+    /// Before the first digit of a chunk size.
     Start,
     Size,
-    /// White space after a size.
+    /// In white space after a chunk size.
     Space,
     Extension,
     SizeLf,
     Data,
     DataCr,
     DataLf,
-    /// Bytes of the trailer section already searched for its end.
+    /// In the trailer section; the number says how many of its bytes were already searched for the end.
     Trailers(usize),
 }
 
 impl Decoder {
-    /// For a message without a body.
+    /// A decoder for a message without a body.
     pub fn absent() -> Self {
         Self(State::Done)
     }
@@ -73,17 +73,17 @@ impl Decoder {
         Self(State::Chunked(ChunkedState { position: Position::Start, left: 0, extensions: 0 }))
     }
 
-    /// Whether the body has ended: what follows belongs to the next message.
+    /// Whether the body has ended. Bytes that follow belong to the next message.
     pub fn is_done(&self) -> bool {
         matches!(self.0, State::Done)
     }
 
-    /// Whether the body ends with the connection.
+    /// Whether the end of the connection ends the body.
     pub(super) fn is_until_close(&self) -> bool {
         matches!(self.0, State::UntilClose)
     }
 
-    /// Bytes left of the body, where the framing tells.
+    /// Number of remaining bytes of the body; `None` for chunked bodies and bodies that end with the connection.
     pub fn left(&self) -> Option<u64> {
         match self.0 {
             State::Done => Some(0),
@@ -92,7 +92,7 @@ impl Decoder {
         }
     }
 
-    /// Bytes that are certain to follow next; 0 where unknown.
+    /// Minimum number of bytes that will follow; 0 if unknown.
     pub fn due(&self) -> u64 {
         match &self.0 {
             State::Length(left) => *left,
@@ -101,7 +101,7 @@ impl Decoder {
         }
     }
 
-    /// Takes the next piece out of `input`; `None` where more bytes are needed, or the body has ended.
+    /// Splits the next piece off `input`. Returns `None` if more bytes are needed or the body has ended.
     ///
     /// # Errors
     /// Malformed framing; nothing more may be read from the connection.
@@ -128,10 +128,10 @@ impl Decoder {
         Ok(piece)
     }
 
-    /// Checks the framing of received bytes as far as possible, without taking any.
+    /// Checks the framing of the received bytes as far as possible, without consuming them.
     ///
     /// # Errors
-    /// Where [`decode`](Self::decode) would fail later.
+    /// Malformed framing, at which [`decode`](Self::decode) would fail later.
     pub(super) fn check(&self, came: &[u8]) -> Result<(), Malformed> {
         match &self.0 {
             State::Chunked(chunks) => (*chunks).check(came),
@@ -139,7 +139,7 @@ impl Decoder {
         }
     }
 
-    /// The connection was closed, and all received bytes were decoded; whether the body may end here.
+    /// Handles the end of the connection after all received bytes were decoded. Returns whether the body may end here.
     pub fn close(&mut self) -> bool {
         if matches!(self.0, State::UntilClose) {
             self.0 = State::Done;
@@ -150,7 +150,7 @@ impl Decoder {
 
 #[doc(hidden)]
 impl Decoder {
-    /// Breaks the framing, for tests of connections that must detect it.
+    /// Injects a framing bug, for tests of connections that must detect it.
     pub fn stop_too_soon(&mut self) {
         if let State::Length(left) = &mut self.0 {
             *left -= 1;
@@ -158,7 +158,7 @@ impl Decoder {
     }
 }
 
-/// Takes up to `left` bytes.
+/// Splits up to `left` bytes off `input`.
 fn take(input: &mut BytesMut, left: &mut u64) -> Option<Bytes> {
     let most = usize::try_from(*left).unwrap_or(usize::MAX).min(input.len());
     // An empty split would still cost a reference count of the memory.
@@ -169,7 +169,7 @@ fn take(input: &mut BytesMut, left: &mut u64) -> Option<Bytes> {
     Some(input.split_to(most).freeze())
 }
 
-/// A step of chunked decoding.
+/// Result of one step of chunked decoding.
 enum ChunkStep {
     Data(Bytes),
     Incomplete,
@@ -196,7 +196,7 @@ impl ChunkedState {
         Ok(ChunkStep::Incomplete)
     }
 
-    /// Steps over all of `came`; the state afterwards is discarded.
+    /// Checks all bytes of `came`; the resulting state is discarded.
     fn check(mut self, mut came: &[u8]) -> Result<(), Malformed> {
         while let Some((first, rest)) = came.split_first() {
             match self.position {
@@ -220,7 +220,7 @@ impl ChunkedState {
         Ok(())
     }
 
-    /// One byte between the data of chunks.
+    /// Handles one byte of chunk framing, outside chunk data.
     fn step(&mut self, byte: u8) -> Result<Position, Malformed> {
         Ok(match (self.position, byte) {
             (Position::Start | Position::Size, digit) if digit.is_ascii_hexdigit() => {
@@ -270,11 +270,11 @@ impl ChunkedState {
     }
 }
 
-/// The length of a trailer section without fields.
+/// Length of a trailer section without fields.
 const EMPTY: usize = 2;
 
-/// The length of the received trailer section, of which `searched` bytes were searched before; `None` where
-/// incomplete.
+/// Returns the length of the trailer section in the received bytes; `None` if it is incomplete. The first `searched`
+/// bytes were searched before.
 fn trailers_end(searched: usize, came: &[u8]) -> Result<Option<usize>, Malformed> {
     if came.starts_with(b"\r\n") {
         return Ok(Some(EMPTY));

@@ -4,20 +4,20 @@ use http::{HeaderMap, HeaderName, Method, header};
 
 use super::content_length;
 
-/// How a body is framed (RFC 9112 6.3).
+/// How the length of a body is conveyed (RFC 9112 6.3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Framing {
-    /// There is no body, and no header says so.
+    /// There is no body, and no header about its length.
     Absent,
-    /// By length, in bytes.
+    /// By `content-length`, in bytes.
     Length(u64),
-    /// Chunked.
+    /// By chunked transfer coding.
     Chunked,
-    /// By the end of the connection: responses to HTTP/1.0 only.
+    /// By the end of the connection: only for responses to HTTP/1.0.
     UntilClose,
 }
 
-/// The caller names a transfer coding that the sender does not apply.
+/// The caller's headers name a transfer coding that the sender does not implement.
 #[derive(Debug, thiserror::Error)]
 #[error("transfer-encoding must be 'chunked' or absent: the body is sent as it is")]
 pub struct UnsupportedTransferCoding;
@@ -25,17 +25,18 @@ pub struct UnsupportedTransferCoding;
 /// The body does not have its declared length.
 #[derive(Debug, thiserror::Error)]
 pub enum WrongLength {
-    /// It is longer.
+    /// The body is longer than declared.
     #[error("the body is longer than its content-length; nothing beyond it was sent")]
     Longer,
-    /// It is shorter, by so many bytes.
+    /// The body is shorter than declared, by this many bytes.
     #[error("the body ended {0} bytes before its content-length")]
     Shorter(u64),
 }
 
 impl Framing {
-    /// For a body of this length, `None` where unknown. Then a single valid `content-length` of the caller counts;
-    /// otherwise the known length does, and the header is not sent.
+    /// Chooses the framing for a body of this length; `None` means that the length is unknown, in which case a single
+    /// valid `content-length` of the caller is used. A known length takes precedence over the caller's header, which is
+    /// not sent.
     ///
     /// # Errors
     /// The caller's headers name a transfer coding other than `chunked`.
@@ -60,7 +61,7 @@ impl Framing {
     }
 }
 
-/// Writes the request line and `host`. The caller adds fields, and [`end_headers`].
+/// Writes the request line and `host`. The caller then writes the fields and calls [`end_headers`].
 pub fn begin_request(out: &mut Vec<u8>, method: &Method, path: &str, host: &[u8]) {
     out.extend_from_slice(method.as_str().as_bytes());
     out.push(b' ');
@@ -84,7 +85,7 @@ pub fn write_number(out: &mut Vec<u8>, name: &HeaderName, value: u64) {
     write_field(out, name, format_number(value, 10, &mut text));
 }
 
-/// Writes the caller's fields, except for `host`, framing and those in `own`, which are written separately.
+/// Writes the caller's fields, except `host`, framing headers and the fields in `own`, which are written separately.
 pub fn write_fields(out: &mut Vec<u8>, headers: &HeaderMap, own: &[HeaderName]) {
     let mut has_cookie = false;
     for (name, value) in headers {
@@ -92,8 +93,8 @@ pub fn write_fields(out: &mut Vec<u8>, headers: &HeaderMap, own: &[HeaderName]) 
         if framing || own.contains(name) {
             continue;
         }
-        // HTTP/2 may split a cookie into several fields, and HTTP/1.1 servers read one (RFC 9113 8.2.3). The values of
-        // a name are adjacent.
+        // HTTP/2 may split a cookie into several fields, but HTTP/1.1 servers read only one (RFC 9113 8.2.3). Values of
+        // the same name are adjacent.
         if *name == header::COOKIE && std::mem::replace(&mut has_cookie, true) {
             out.truncate(out.len() - 2);
             out.extend_from_slice(b"; ");
@@ -105,7 +106,7 @@ pub fn write_fields(out: &mut Vec<u8>, headers: &HeaderMap, own: &[HeaderName]) 
     }
 }
 
-/// Writes the framing and ends the headers.
+/// Writes the framing headers and the empty line that ends the headers.
 pub fn end_headers(out: &mut Vec<u8>, framing: Framing) {
     match framing {
         Framing::Absent | Framing::UntilClose => {}
@@ -115,7 +116,7 @@ pub fn end_headers(out: &mut Vec<u8>, framing: Framing) {
     out.extend_from_slice(b"\r\n");
 }
 
-/// A number in digits of this base, up to 16, at the end of `text`.
+/// Formats a number in this base, at most 16, at the end of `text`.
 fn format_number(mut value: u64, base: u64, text: &mut [u8; 20]) -> &[u8] {
     let mut at = text.len();
     loop {
@@ -133,7 +134,7 @@ fn format_number(mut value: u64, base: u64, text: &mut [u8; 20]) -> &[u8] {
 pub struct Encoder(Framing);
 
 impl Encoder {
-    /// For a body with this framing.
+    /// Returns an encoder for a body with this framing.
     pub fn new(framing: Framing) -> Self {
         Self(if framing == Framing::Length(0) { Framing::Absent } else { framing })
     }
@@ -143,8 +144,8 @@ impl Encoder {
         self.0 == Framing::Absent
     }
 
-    /// Encodes a piece of the body, which must not be empty: writes the framing before it and returns the framing
-    /// after it. `last` where the caller knows that nothing follows.
+    /// Encodes a piece of the body, which must not be empty. Writes the framing that precedes the piece to `out`, and
+    /// returns the framing that follows it. `last` means that the caller knows this to be the last piece.
     ///
     /// # Errors
     /// The body is longer than declared.
@@ -169,7 +170,7 @@ impl Encoder {
         }
     }
 
-    /// Ends the body, with trailers. Trailers of a body without chunks are dropped.
+    /// Ends the body and writes the trailers. Trailers are dropped unless the body is chunked.
     ///
     /// # Errors
     /// The body is shorter than declared.
@@ -189,7 +190,8 @@ impl Encoder {
     }
 }
 
-/// Whether a field may be a trailer: not framing, routing, or fields that the recipient needs first (RFC 9110 6.5.1).
+/// Whether a field may be a trailer: excludes framing, routing, and fields that the recipient needs before the body
+/// (RFC 9110 6.5.1).
 fn is_allowed_trailer(name: &HeaderName) -> bool {
     !matches!(
         *name,

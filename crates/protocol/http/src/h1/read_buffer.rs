@@ -15,34 +15,35 @@ use bytes::BytesMut;
 use tokio::io::AsyncRead;
 use tokio_util::io::poll_read_buf;
 
-/// Least memory for one read: several small messages fit.
+/// Minimum free space for one read, in bytes: several small messages fit.
 pub const MIN_READ: usize = 8 * 1024;
-/// Most memory for one read, 64 KiB and headers: larger bodies are read in pieces of this size.
+/// Maximum size of one read, in bytes: 64 KiB and headers. Larger bodies are read in pieces of this size.
 pub const MAX_READ: usize = 72 * 1024;
-/// Up to so many unread bytes are moved to a small buffer, rather than keep a large one while waiting for the rest.
+/// Maximum number of unread bytes that are moved to a small buffer. A larger rest stays in its large buffer while the
+/// connection waits for more.
 const MAX_MOVED: usize = 4 * 1024;
-/// Large buffers that a thread keeps. It rarely reads more bodies at once than it can forward.
+/// Maximum number of large buffers kept per thread. A thread rarely reads more bodies at once than it can forward.
 const MAX_LARGE_BUFFERS: usize = 16;
-/// Small buffers that a thread keeps: half a megabyte.
+/// Maximum number of small buffers kept per thread: 512 KiB.
 const MAX_SMALL_BUFFERS: usize = 64;
 
 thread_local! {
-    /// Buffers for large reads, the last used at the back. What one connection was read into is still in the
-    /// processor's cache for the next one, and a connection that waits holds none.
+    /// Buffers for large reads, the most recently used at the back. The memory that one connection just used is still
+    /// in the processor's cache for the next one, and an idle connection holds no buffer.
     static LARGE_BUFFERS: RefCell<Vec<BytesMut>> = const { RefCell::new(Vec::new()) };
-    /// The same of [`MIN_READ`] bytes for small reads. No piece taken out of these is still in use.
+    /// Buffers of [`MIN_READ`] bytes for small reads. No piece split off them is still in use.
     static SMALL_BUFFERS: RefCell<Vec<BytesMut>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Bytes read from a connection. Pieces are taken out without copying. They lie in buffers that the connections of a
-/// thread share in turn: an idle connection without unread bytes holds none.
+/// Bytes read from a connection; pieces are split off without copying. The memory comes from buffers that the
+/// connections of a thread share in turn: an idle connection without unread bytes holds none.
 #[derive(Debug, Default)]
 pub struct ReadBuffer {
     bytes: BytesMut,
     kind: BufferKind,
 }
 
-/// Where the buffer of a connection comes from.
+/// Origin of a connection's buffer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum BufferKind {
     /// Allocated for this connection.
@@ -55,7 +56,7 @@ enum BufferKind {
 }
 
 impl ReadBuffer {
-    /// Reads what is available, which may be more than `due` bytes; 0 at the end of the stream.
+    /// Reads the available bytes, which may be more than `due`. Returns 0 at the end of the stream.
     pub fn poll_read<R>(
         &mut self,
         io: &mut R,
@@ -65,7 +66,7 @@ impl ReadBuffer {
     where
         R: AsyncRead + Unpin,
     {
-        // One byte more than is due: a read that does not fill its buffer shows that the socket is empty.
+        // One byte more than `due`: a read that does not fill its buffer shows that the socket is empty.
         let space = due.saturating_add(1).min(MAX_READ);
         if self.bytes.capacity() - self.bytes.len() < space {
             self.reserve(space);
@@ -88,7 +89,7 @@ impl ReadBuffer {
     fn reserve(&mut self, space: usize) {
         let needed = self.bytes.len() + space.max(MIN_READ);
         let kind = match needed {
-            // Nothing is unread: otherwise a small buffer would not have enough space after it.
+            // Only if nothing is unread: otherwise a small buffer would not have enough space after the unread bytes.
             ..=MIN_READ => BufferKind::Small,
             ..=MAX_READ if space > MIN_READ => BufferKind::Large,
             _ => BufferKind::Owned,
@@ -104,9 +105,9 @@ impl ReadBuffer {
         self.move_to(fresh, kind);
     }
 
-    /// Returns buffers to the thread, since nothing arrives for a while: all of them where nothing is unread,
-    /// otherwise a large one. A small one stays as long as a piece taken out of it is in use, which keeps its memory
-    /// in any case: it may be free by the time of the next read.
+    /// Returns buffers to the thread because no data is expected for a while: every buffer if nothing is unread,
+    /// otherwise only a large one. A small buffer stays while a piece split off it is in use, since that piece keeps
+    /// its memory allocated anyway, and the piece may be gone by the next read.
     pub fn release(&mut self) {
         if self.bytes.is_empty() {
             if self.kind != BufferKind::Small || self.bytes.try_reclaim(MIN_READ) {
@@ -144,16 +145,16 @@ impl ReadBuffer {
         }
     }
 
-    /// The unread bytes, for another reader of the connection.
+    /// Returns the unread bytes, for another reader of the connection.
     pub fn into_bytes(self) -> BytesMut {
         self.bytes
     }
 }
 
-/// A buffer for a large read.
+/// Returns a buffer for a large read.
 fn large_buffer() -> BytesMut {
     LARGE_BUFFERS.with_borrow_mut(|spare| {
-        // A buffer with a piece still in use is skipped until that is dropped.
+        // Buffers with a piece still in use are skipped.
         for at in (0..spare.len()).rev() {
             let large = &mut spare[at];
             large.clear();
@@ -165,7 +166,7 @@ fn large_buffer() -> BytesMut {
     })
 }
 
-/// A buffer for a small read.
+/// Returns a buffer for a small read.
 fn small_buffer() -> BytesMut {
     SMALL_BUFFERS.with_borrow_mut(Vec::pop).unwrap_or_else(|| BytesMut::with_capacity(MIN_READ))
 }

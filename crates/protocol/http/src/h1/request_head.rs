@@ -1,4 +1,4 @@
-//! Parses the headers of a request, as a server reads it.
+//! Parses request headers, as a server.
 
 use std::mem::MaybeUninit;
 
@@ -7,12 +7,12 @@ use http::{HeaderMap, Method, Request, StatusCode, Version, header};
 use httparse::{ParserConfig, Status};
 
 use super::{
-    Decoder, MAX_FIELDS, MAX_HEAD_BYTES, Malformed, has_connection_close, parse_length, requests_upgrade,
-    response_head::FieldOffsets, response_head::has_end, target, version::lower_version,
+    Decoder, MAX_FIELDS, MAX_HEAD_BYTES, Malformed, has_connection_close, later_versions::lower_version,
+    parse_length, request_target, requests_upgrade, response_head::FieldOffsets, response_head::has_end,
 };
 use crate::h2::PREFACE;
 
-/// The headers of a request, the framing of its body, and what may follow on the connection.
+/// A received request: its headers, the framing of its body, and what may follow on the connection.
 #[derive(Debug)]
 pub struct ReceivedRequest {
     /// Method, target, version and fields.
@@ -27,16 +27,16 @@ pub struct ReceivedRequest {
     pub may_switch: bool,
 }
 
-/// Why bytes are not a request that is served.
+/// Why received bytes are not a request to serve.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RequestError {
-    /// The client preface of HTTP/2, of which nothing was taken.
+    /// The bytes are the client preface of HTTP/2; none were consumed.
     #[error("HTTP/2")]
     Http2,
     /// The request is rejected.
     #[error("{why}")]
     Refused {
-        /// The status of the response.
+        /// Status of the response to send.
         status: StatusCode,
         /// What is wrong with the request.
         why: &'static str,
@@ -45,19 +45,19 @@ pub enum RequestError {
 
 /// Finds requests in the bytes from a client.
 ///
-/// It rejects all that hyper's server does, and requests that two servers could read differently, of which hyper takes
-/// the likelier reading: a length together with chunks, a transfer coding besides chunked, several hosts, a CONNECT
-/// with a body, a target of no valid form or with a fragment.
+/// Rejects everything that hyper's server rejects. Also rejects requests that two servers could read differently, where
+/// hyper takes the likelier reading: a length together with chunks, a transfer coding other than chunked, several
+/// hosts, a CONNECT with a body, a target of no valid form or with a fragment.
 #[derive(Debug, Default)]
 pub struct RequestReader {
     /// Bytes of incomplete headers that were already searched for their end.
     searched: usize,
-    /// Whether a request was read: the HTTP/2 preface is valid only at the beginning of a connection.
+    /// Whether a request was read. The HTTP/2 preface is valid only at the beginning of a connection.
     begun: bool,
 }
 
 impl RequestReader {
-    /// Takes the headers of a request out of `input`; `None` where they are incomplete.
+    /// Splits the headers of a request off `input`. Returns `None` if they are incomplete.
     ///
     /// # Errors
     /// Malformed headers, ambiguous framing of the body, or another protocol.
@@ -99,14 +99,15 @@ impl RequestReader {
         }
         let text = input.split_to(length).freeze();
         let mut head = Request::new(());
-        *head.uri_mut() = target::read(&method, (&text, target), head.extensions_mut()).map_err(bad)?;
+        *head.uri_mut() =
+            request_target::read(&method, (&text, target), head.extensions_mut()).map_err(bad)?;
         *head.method_mut() = method;
         *head.version_mut() = if version == 0 { Version::HTTP_10 } else { Version::HTTP_11 };
         (self.searched, self.begun) = (0, true);
         build_request(head, &text, &offsets[..count]).map(Some)
     }
 
-    /// Records that a request was read without this reader.
+    /// Records that a request was read by another reader.
     pub fn note_request(&mut self) {
         self.begun = true;
     }
@@ -145,7 +146,7 @@ fn parse_error(error: httparse::Error) -> RequestError {
     }
 }
 
-/// A request whose fields lie at these places of its text.
+/// Builds a request whose fields lie at these offsets of its text.
 fn build_request(
     mut head: Request<()>,
     text: &Bytes,
@@ -163,7 +164,7 @@ fn build_request(
     framing.finish(head)
 }
 
-/// Headers about the whole message, noted while they are read: looking them up afterwards would cost a hash each.
+/// Headers about the whole message, noted while the fields are read. Looking them up afterwards would cost a hash each.
 #[derive(Default)]
 struct MessageHeaders {
     length: Option<u64>,
@@ -176,12 +177,12 @@ struct MessageHeaders {
 }
 
 impl MessageHeaders {
-    /// Whether the field is kept: a repeated length is not.
+    /// Returns whether the field is kept; a repeated length is not.
     fn note(&mut self, name: &http::HeaderName, value: &http::HeaderValue) -> Result<bool, RequestError> {
         match *name {
             header::CONTENT_LENGTH => {
-                // A list is rejected, as hyper does: the upstream may not know that the header may be one (RFC 9110
-                // 8.6).
+                // A list of lengths is rejected, as by hyper: the upstream may not know that the header can be a list
+                // (RFC 9110 8.6).
                 let length = parse_length(value.as_bytes())
                     .ok_or(bad("content-length is not a number up to 2^63 - 1"))?;
                 if self.length.is_some_and(|known| known != length) {
@@ -204,7 +205,7 @@ impl MessageHeaders {
         Ok(true)
     }
 
-    /// The request with the framing of its body (RFC 9112 6.3).
+    /// Completes the request with the framing of its body (RFC 9112 6.3).
     fn finish(self, head: Request<()>) -> Result<ReceivedRequest, RequestError> {
         let is_http10 = head.version() == Version::HTTP_10;
         let body = match (self.codings, self.length) {
@@ -221,7 +222,8 @@ impl MessageHeaders {
             return Err(bad("more than one host"));
         }
         let is_connect = *head.method() == Method::CONNECT;
-        // A CONNECT has no body (RFC 9110 9.3.6): bytes that others take for one would be sent into the tunnel.
+        // A CONNECT has no body (RFC 9110 9.3.6). Bytes that another parser takes for a body would be sent into the
+        // tunnel.
         if is_connect && !body.is_done() {
             return Err(bad("a CONNECT with a body"));
         }
@@ -229,7 +231,7 @@ impl MessageHeaders {
             true => persists(head.headers(), is_http10),
             false => !is_http10,
         };
-        // Without a body there is nothing to wait for, and HTTP/1.0 does not define it (RFC 9110 10.1.1).
+        // Without a body there is nothing to wait for, and HTTP/1.0 does not define `expect` (RFC 9110 10.1.1).
         let expects_continue = self.expects_continue && !is_http10 && !body.is_done();
         // HTTP/1.0 cannot switch protocols (RFC 9110 7.8).
         let may_switch = is_connect || (self.upgrade && !is_http10 && requests_upgrade(head.headers()));

@@ -4,21 +4,21 @@ use http::{HeaderMap, Method, Request, StatusCode, Version, header};
 
 use super::{Framing, end_headers, has_token, parse_length, write_field, write_number};
 
-/// What the response depends on, of its request.
+/// Properties of the request that determine how its response is written.
 #[derive(Clone, Copy, Debug)]
 pub struct ResponseContext {
-    /// Only the headers are requested.
+    /// The method is HEAD: only headers are sent.
     is_head: bool,
-    /// A tunnel is requested.
+    /// The method is CONNECT: a tunnel is requested.
     is_connect: bool,
-    /// The client speaks HTTP/1.0, which has no chunks.
+    /// The client speaks HTTP/1.0, which has no chunked coding.
     is_http10: bool,
     /// The client accepts trailers.
     trailers: bool,
 }
 
 impl ResponseContext {
-    /// Of this request.
+    /// Returns the context of this request.
     pub fn of(request: &Request<()>) -> Self {
         Self {
             is_head: *request.method() == Method::HEAD,
@@ -28,7 +28,7 @@ impl ResponseContext {
         }
     }
 
-    /// Of a request that could not be parsed.
+    /// Returns the context of a request that could not be parsed.
     pub fn unknown() -> Self {
         Self { is_head: false, is_connect: false, is_http10: false, trailers: false }
     }
@@ -38,17 +38,17 @@ impl ResponseContext {
         self.is_connect
     }
 
-    /// Whether informational responses are sent: not to HTTP/1.0, which has none (RFC 9110 15.2).
+    /// Whether informational responses are sent. HTTP/1.0 has none (RFC 9110 15.2).
     pub fn allows_informational(self) -> bool {
         !self.is_http10
     }
 
-    /// Whether trailers are sent (RFC 9110 6.5.1).
+    /// Whether the client accepts trailers (RFC 9110 6.5.1).
     pub fn accepts_trailers(self) -> bool {
         self.trailers
     }
 
-    /// Whether a response of this status switches the connection to the requested protocol or tunnel.
+    /// Whether a response with this status switches the connection to the requested protocol or tunnel.
     pub fn switches_protocol(self, status: StatusCode) -> bool {
         if self.is_connect { status.is_success() } else { status == StatusCode::SWITCHING_PROTOCOLS }
     }
@@ -61,10 +61,10 @@ impl ResponseContext {
     }
 }
 
-/// Writes the headers of a response whose body has this length, `None` where unknown, and returns the framing. Where
-/// that is `UntilClose`, or not `persistent`, the connection must be closed afterwards, unless it
-/// [switches_protocol](ResponseContext::switches_protocol). `date` returns the current time for responses without one (RFC 9110
-/// 6.6.1). The caller has removed hop-by-hop headers.
+/// Writes the headers of a response and returns the framing of its body. `None` as the length means unknown. The
+/// connection must be closed afterwards if the framing is `UntilClose` or `persistent` is false, unless the response
+/// [switches_protocol](ResponseContext::switches_protocol). `date` returns the current time for responses without one
+/// (RFC 9110 6.6.1). The caller has removed hop-by-hop headers.
 pub fn write_response(
     out: &mut Vec<u8>,
     (status, headers): (StatusCode, &HeaderMap),
@@ -89,7 +89,7 @@ pub fn write_response(
         }
     }
     if context.is_head && !context.is_bodiless(status) {
-        // For HEAD, the length is the server's `content-length`, or else that of the unsent body.
+        // For HEAD, the length is the server's `content-length`, or otherwise that of the body that is not sent.
         match (declared, length) {
             (Some(declared), _) => write_field(out, &header::CONTENT_LENGTH, declared.as_bytes()),
             (None, Some(length @ 1..)) => write_number(out, &header::CONTENT_LENGTH, length),
@@ -119,7 +119,7 @@ pub fn write_informational(out: &mut Vec<u8>, status: StatusCode, headers: &Head
     out.extend_from_slice(b"\r\n");
 }
 
-/// The response has the version of the request, as hyper's does.
+/// Writes the status line with the version of the request, as hyper does.
 pub(super) fn write_status_line(out: &mut Vec<u8>, status: StatusCode, context: ResponseContext) {
     if status == StatusCode::OK && !context.is_http10 {
         return out.extend_from_slice(b"HTTP/1.1 200 OK\r\n");
@@ -131,7 +131,7 @@ pub(super) fn write_status_line(out: &mut Vec<u8>, status: StatusCode, context: 
     out.extend_from_slice(b"\r\n");
 }
 
-/// States whether the connection persists, where the version does not imply it.
+/// Writes `connection` where the version does not imply whether the connection persists.
 fn write_connection(out: &mut Vec<u8>, context: ResponseContext, persistent: bool) {
     match (context.is_http10, persistent) {
         (false, true) | (true, false) => {}
@@ -149,7 +149,7 @@ fn framing(
     if context.is_head || context.is_bodiless(status) {
         return Framing::Absent;
     }
-    // The response of an HTTP/2 server may have a length in its headers only.
+    // The response of an HTTP/2 server may declare its length in the headers only.
     let declared = || headers.get(header::CONTENT_LENGTH).and_then(|length| parse_length(length.as_bytes()));
     match length.or_else(declared) {
         Some(0) => Framing::Absent,

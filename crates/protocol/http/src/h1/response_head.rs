@@ -1,4 +1,4 @@
-//! Parses the headers of a response.
+//! Parses response headers, as a client.
 
 use std::{mem::MaybeUninit, ops::Range};
 
@@ -7,12 +7,12 @@ use http::{HeaderName, HeaderValue, Method, Response, StatusCode, Version, heade
 use httparse::{Header, ParserConfig, Status};
 
 use super::{
-    Decoder, MAX_FIELDS, MAX_HEAD_BYTES, Malformed, has_connection_close, has_token, normalize_length,
-    version,
+    Decoder, MAX_FIELDS, MAX_HEAD_BYTES, Malformed, has_connection_close, has_token, later_versions,
+    normalize_length,
 };
 use crate::informational::Budget;
 
-/// The headers of a response, the framing of its body, and whether the connection can be reused.
+/// A received response: its headers, the framing of its body, and whether the connection can be reused.
 #[derive(Debug)]
 pub struct ReceivedResponse {
     /// Status, version and fields.
@@ -32,11 +32,11 @@ pub struct ResponseReader {
     /// Bytes of incomplete headers that were already searched for their end.
     searched: usize,
     informational: Budget,
-    /// Called with informational responses other than 100 and 101.
+    /// Called for each informational response other than 100 and 101.
     on_informational: fn(Response<()>),
 }
 
-/// What decides, of a request, whether its response has a body.
+/// The part of a request that decides whether its response has a body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum RequestKind {
     Head,
@@ -45,7 +45,7 @@ enum RequestKind {
 }
 
 impl ResponseReader {
-    /// For the response to a request of this method.
+    /// A reader for the response to a request with this method.
     pub fn new(method: &Method) -> Self {
         let request = match *method {
             Method::HEAD => RequestKind::Head,
@@ -61,25 +61,25 @@ impl ResponseReader {
         }
     }
 
-    /// Whether the request [asks to switch protocols](super::requests_upgrade). Otherwise a 101 is rejected, since
+    /// Sets whether the request [asks to switch protocols](super::requests_upgrade). If not, a 101 is rejected, since
     /// both sides would disagree on what the connection carries.
     #[must_use]
     pub fn switching(self, may_switch: bool) -> Self {
         Self { may_switch, ..self }
     }
 
-    /// Handles informational responses other than 100 and 101, which are dropped by default.
+    /// Sets the handler of informational responses other than 100 and 101. By default they are dropped.
     #[must_use]
     pub fn informing(self, on_informational: fn(Response<()>)) -> Self {
         Self { on_informational, ..self }
     }
 
-    /// Whether no informational response was read.
+    /// Whether no informational response was read yet.
     pub fn has_read_nothing(&self) -> bool {
         self.informational.is_unused()
     }
 
-    /// Takes the headers of the response out of `input`; `None` where they are incomplete.
+    /// Splits the headers of the response off `input`. Returns `None` if they are incomplete.
     ///
     /// # Errors
     /// Malformed headers, ambiguous framing of the body, or chunks in `input` that are already malformed: nothing was
@@ -87,7 +87,7 @@ impl ResponseReader {
     pub fn read(&mut self, input: &mut BytesMut) -> Result<Option<ReceivedResponse>, Malformed> {
         while let Some((mut head, size)) = self.head(input)? {
             self.searched = 0;
-            // After 101 the connection speaks another protocol: that response is the last.
+            // After 101 the connection speaks another protocol, so no other response follows.
             if !head.status().is_informational() || head.status() == StatusCode::SWITCHING_PROTOCOLS {
                 if head.status() == StatusCode::SWITCHING_PROTOCOLS && !self.may_switch {
                     return Err(Malformed(
@@ -110,7 +110,7 @@ impl ResponseReader {
         Ok(None)
     }
 
-    /// The headers of one response, and their length in bytes.
+    /// Parses the headers of one response. Returns them with their length in bytes.
     fn head(&mut self, input: &mut BytesMut) -> Result<Option<(Response<()>, usize)>, Malformed> {
         // Headers that arrive byte by byte are not parsed again for each byte.
         if self.searched > 0 && !has_end(&input[self.searched.saturating_sub(2)..]) {
@@ -118,7 +118,7 @@ impl ResponseReader {
         }
         let mut fields = [const { MaybeUninit::uninit() }; MAX_FIELDS];
         let mut found = httparse::Response::new(&mut []);
-        // Servers write a space before the colon, which a proxy removes (RFC 9112 5.1).
+        // Some servers write a space before the colon, which a proxy must remove (RFC 9112 5.1).
         let mut config = ParserConfig::default();
         config.allow_spaces_after_header_name_in_responses(true);
         let parsed = config.parse_response_with_uninit_headers(&mut found, input, &mut fields);
@@ -126,7 +126,7 @@ impl ResponseReader {
             Ok(Status::Complete(length)) if length <= MAX_HEAD_BYTES => length,
             Ok(Status::Complete(_)) => return Err(Malformed("the headers are longer than 64 KiB")),
             Ok(Status::Partial) => return self.incomplete(input),
-            Err(httparse::Error::Version) if version::lower(input, 0) => return self.head(input),
+            Err(httparse::Error::Version) if later_versions::lower(input, 0) => return self.head(input),
             Err(error) => return Err(parse_error(error)),
         };
         let mut head = Response::new(());
@@ -165,8 +165,8 @@ pub(super) fn has_end(bytes: &[u8]) -> bool {
     bytes.iter().enumerate().any(ends)
 }
 
-/// Offsets of a field within the headers. Values share the bytes of the headers, which parser and buffer cannot both
-/// borrow.
+/// Offsets of a field within the headers. Values share the memory of the headers, which the parser and the buffer
+/// cannot both borrow.
 #[derive(Clone, Copy, Default)]
 pub(super) struct FieldOffsets {
     name: (u16, u16),
@@ -174,7 +174,7 @@ pub(super) struct FieldOffsets {
 }
 
 impl FieldOffsets {
-    /// Of a field found in `head`. The caller has checked that offsets fit 16 bits.
+    /// Returns the offsets of a field found in `head`. The caller has checked that offsets fit 16 bits.
     pub(super) fn of(field: &Header<'_>, head: &BytesMut) -> Self {
         let offset = |part: &[u8]| {
             let range = Self::range_in(part, head);
@@ -183,7 +183,7 @@ impl FieldOffsets {
         Self { name: offset(field.name.as_bytes()), value: offset(field.value) }
     }
 
-    /// The range of a part within the headers.
+    /// Returns the range of a part within the headers.
     pub(super) fn range_in(part: &[u8], head: &BytesMut) -> Range<usize> {
         let from = part.as_ptr() as usize - head.as_ptr() as usize;
         from..from + part.len()
@@ -213,8 +213,8 @@ pub(super) fn parse_error(error: httparse::Error) -> Malformed {
     })
 }
 
-/// The framing of the body (RFC 9112 6.3). Makes `content-length` a single number, or removes it where it is ambiguous
-/// and frames nothing.
+/// Determines the framing of the body (RFC 9112 6.3). Rewrites `content-length` as a single number, or removes it if it
+/// is ambiguous and frames nothing.
 fn framing(head: &mut Response<()>, request: RequestKind) -> Result<Decoder, Malformed> {
     let status = head.status();
     let length = normalize_length(head.headers_mut());
@@ -231,7 +231,7 @@ fn framing(head: &mut Response<()>, request: RequestKind) -> Result<Decoder, Mal
     let Some(coding) = codings.next() else {
         return Ok(length.map_or_else(Decoder::until_close, Decoder::length));
     };
-    // With two framings, an intermediary may have used the other one (RFC 9112 6.3, request smuggling).
+    // With both framings present, an intermediary may have used the other one (RFC 9112 6.3, request smuggling).
     if length.is_some() {
         return Err(Malformed("both a content-length and a transfer-encoding"));
     }

@@ -7,18 +7,18 @@ use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, Version, head
 
 use super::*;
 
-/// Result of reading all bytes of a server until it closes.
+/// Result of parsing all bytes from a server until it closes the connection.
 #[derive(Debug, PartialEq)]
 struct ParsedResponse {
     status: StatusCode,
     body: Vec<u8>,
     trailers: Option<HeaderMap>,
     persistent: bool,
-    /// Bytes left for the next message.
+    /// Remaining bytes, which belong to the next message.
     rest: Bytes,
 }
 
-/// Reads these pieces; `None` where the message is incomplete.
+/// Parses these pieces. Returns `None` if the message is incomplete.
 fn read<'a>(
     method: &Method,
     pieces: impl Iterator<Item = &'a [u8]>,
@@ -51,7 +51,7 @@ fn read<'a>(
     }))
 }
 
-/// Reads a text at once and byte by byte, with the same result.
+/// Parses a text at once and byte by byte, and checks that both give the same result.
 fn read_at_once_and_bytewise(method: &Method, text: &str) -> Result<Option<ParsedResponse>, Malformed> {
     let whole = read(method, std::iter::once(text.as_bytes()));
     let pieces = read(method, text.as_bytes().chunks(1));
@@ -59,7 +59,7 @@ fn read_at_once_and_bytewise(method: &Method, text: &str) -> Result<Option<Parse
     whole
 }
 
-/// Reads all bytes of a client: the requests, and the error that ended it.
+/// Parses all bytes from a client. Returns the requests, and the error that ended parsing.
 fn receive<'a>(pieces: impl Iterator<Item = &'a [u8]>) -> (Vec<String>, Option<RequestError>) {
     let (mut input, mut reader) = (BytesMut::new(), RequestReader::default());
     let (mut requests, mut current) = (Vec::new(), None::<(ReceivedRequest, Vec<u8>)>);
@@ -93,7 +93,7 @@ fn receive<'a>(pieces: impl Iterator<Item = &'a [u8]>) -> (Vec<String>, Option<R
     (requests, None)
 }
 
-/// At once and byte by byte, with the same result.
+/// Parses the text at once and byte by byte, and checks that both give the same result.
 fn receive_at_once_and_bytewise(text: &str) -> (Vec<String>, Option<RequestError>) {
     let whole = receive(std::iter::once(text.as_bytes()));
     assert_eq!(whole, receive(text.as_bytes().chunks(1)), "{text}");

@@ -1,4 +1,4 @@
-//! Encoded bytes that wait to be sent.
+//! Encoded bytes that are waiting to be sent.
 
 use std::{
     io::{self, ErrorKind, IoSlice},
@@ -9,34 +9,36 @@ use std::{
 use bytes::{Buf as _, Bytes};
 use tokio::io::AsyncWrite;
 
-/// Up to this length a piece of a body is copied behind the headers: one buffer is cheaper to write than several.
+/// Maximum length of a body piece that is copied behind the headers, in bytes: writing one buffer is cheaper than
+/// writing several.
 const MAX_COPIED: usize = 4 * 1024;
 
-/// Encoded and unsent: headers and framing, a piece of the body that is not copied, and the framing after it.
+/// Encoded, unsent data: headers and framing (the text), a body chunk that is not copied, and the framing after the
+/// chunk (the tail).
 #[derive(Debug, Default)]
 pub struct WriteBuffer {
     text: Vec<u8>,
-    /// Bytes of the text already sent.
+    /// Bytes of the text that were already sent.
     sent: usize,
     chunk: Bytes,
     tail: &'static [u8],
 }
 
 impl WriteBuffer {
-    /// Empties the buffer for the next message. Everything before must be sent.
+    /// Empties the buffer for the next message, and returns it. Everything in it must have been sent.
     pub fn clear(&mut self) -> &mut Vec<u8> {
         self.text.clear();
         self.sent = 0;
         &mut self.text
     }
 
-    /// The text so far.
+    /// Returns the text so far.
     pub fn text(&mut self) -> &mut Vec<u8> {
         &mut self.text
     }
 
-    /// Sends the text, a chunk and its tail in one write: usually all of it. The chunk stays with the caller until the
-    /// first byte of it is sent.
+    /// Sends the text, a chunk and its tail in one write, which usually sends everything. The chunk stays with the
+    /// caller until its first byte is sent.
     ///
     /// # Errors
     /// The connection is broken or accepts no more bytes.
@@ -53,7 +55,7 @@ impl WriteBuffer {
         write([&self.text, chunk, tail], io, context)
     }
 
-    /// Adds a chunk and its tail behind text of which nothing is sent: copied where it is short.
+    /// Appends a chunk and its tail to text that is entirely unsent. A short chunk is copied.
     pub fn append(&mut self, chunk: Bytes, tail: &'static [u8]) {
         match self.copy_if_short(&chunk, tail) {
             true => {}
@@ -61,7 +63,7 @@ impl WriteBuffer {
         }
     }
 
-    /// Copies a chunk and its tail behind the text if it is short; returns whether it did.
+    /// Copies a chunk and its tail behind the text if the chunk is short. Returns whether it was copied.
     pub fn copy_if_short(&mut self, chunk: &[u8], tail: &'static [u8]) -> bool {
         let is_short = chunk.len() <= MAX_COPIED;
         if is_short {
@@ -71,14 +73,15 @@ impl WriteBuffer {
         is_short
     }
 
-    /// Keeps a chunk and its tail; `written` bytes of text, chunk and tail together are already sent.
+    /// Keeps a chunk and its tail after a partial write: the first `written` bytes of text, chunk and tail are already
+    /// sent.
     pub fn keep_unsent(&mut self, chunk: Option<Bytes>, tail: &'static [u8], written: usize) {
         self.chunk = chunk.unwrap_or_default();
         self.tail = tail;
         self.advance(written);
     }
 
-    /// Unsent bytes.
+    /// Number of unsent bytes.
     pub fn len(&self) -> usize {
         self.text.len() - self.sent + self.chunk.len() + self.tail.len()
     }
@@ -88,7 +91,7 @@ impl WriteBuffer {
         self.sent == self.text.len() && self.chunk.is_empty() && self.tail.is_empty()
     }
 
-    /// Frees a buffer larger than `most` bytes.
+    /// Frees the buffer if it is larger than `most` bytes.
     pub fn shrink(&mut self, most: usize) {
         if self.text.capacity() > most {
             self.text = Vec::new();
@@ -96,7 +99,7 @@ impl WriteBuffer {
         }
     }
 
-    /// Sends everything left.
+    /// Sends everything that is left.
     ///
     /// # Errors
     /// The connection is broken or accepts no more bytes.
@@ -108,7 +111,7 @@ impl WriteBuffer {
             let written = ready!(write([&self.text[self.sent..], &self.chunk, self.tail], io, context))?;
             self.advance(written);
         }
-        // A socket has nothing to flush; TLS keeps what the socket did not accept.
+        // A socket has nothing to flush, but TLS buffers what the socket did not accept.
         Pin::new(io).poll_flush(context)
     }
 
@@ -118,14 +121,14 @@ impl WriteBuffer {
         let chunk = (written - text).min(self.chunk.len());
         self.chunk.advance(chunk);
         if self.chunk.is_empty() {
-            // Releases the buffer that the chunk was read into, for the next read.
+            // Releases the memory of the chunk, a read buffer, for the next read.
             self.chunk = Bytes::new();
         }
         self.tail = &self.tail[written - text - chunk..];
     }
 }
 
-/// One vectored write of at least one byte.
+/// Performs one vectored write of at least one byte.
 fn write<W>(parts: [&[u8]; 3], io: &mut W, context: &mut Context<'_>) -> Poll<io::Result<usize>>
 where
     W: AsyncWrite + Unpin,

@@ -1,4 +1,4 @@
-//! Sends bodies.
+//! Sends a body as flow control allows.
 
 use std::{
     pin::Pin,
@@ -10,15 +10,15 @@ use http_body::Body;
 
 use super::{Shared, lock, message};
 
-/// A body that is sent as flow control allows.
+/// A body that is being sent as flow control allows.
 #[derive(Debug)]
 pub(super) struct BodySender<B> {
     body: B,
-    /// The unsent rest of the current piece.
+    /// Unsent rest of the current piece.
     piece: Bytes,
-    /// Nothing follows.
+    /// Whether the current piece is the last.
     is_last: bool,
-    /// Pieces taken from the body.
+    /// Number of pieces taken from the body.
     pieces: u64,
 }
 
@@ -30,7 +30,7 @@ where
         Self { body, piece: Bytes::new(), is_last: false, pieces: 0 }
     }
 
-    /// Sends as much as flow control allows; ready when all is sent, or the stream was reset.
+    /// Sends as much as flow control allows. Ready when everything is sent or the stream was reset.
     ///
     /// # Errors
     /// The body failed.
@@ -71,7 +71,7 @@ where
 }
 
 impl<B> BodySender<B> {
-    /// Pieces taken from the body, and unsent bytes of the last one.
+    /// Returns the number of pieces taken from the body, and the unsent bytes of the last piece.
     pub(super) fn sending(&self) -> (u64, usize) {
         (self.pieces, self.piece.len())
     }

@@ -17,22 +17,22 @@ use tokio::{
 use super::{Session, Shared, StreamError, lock};
 use crate::h1::ReadBuffer;
 
-/// Most bytes of one read.
+/// Maximum size of one read, in bytes.
 const READ_SIZE: usize = 64 * 1024;
-/// Reads per turn.
+/// Maximum number of reads per turn.
 const READS_PER_TURN: usize = 4;
 
 /// A connection for calls, until it fails or is retired.
 ///
-/// It is read even with a send backlog: frames from the server require little to be sent, and a server that stops
-/// reading likewise would deadlock.
+/// It is read even while its send buffer is full. Frames from the server cause few frames to send, and pausing would
+/// deadlock with a server that pauses reading for the same reason.
 pub struct ClientConnection<I> {
     io: I,
     input: ReadBuffer,
     /// Bytes read and not yet parsed.
     unparsed: usize,
     session: Shared,
-    /// GOAWAY is to be sent.
+    /// GOAWAY is still to be sent.
     is_ending: bool,
 }
 
@@ -40,18 +40,18 @@ impl<I> ClientConnection<I>
 where
     I: AsyncRead + AsyncWrite + Unpin,
 {
-    /// For a new transport connection.
+    /// Wraps a new transport connection.
     pub fn new(io: I) -> Self {
         let session = Arc::new(Mutex::new(Session::client(Instant::now())));
         Self { io, input: ReadBuffer::default(), unparsed: 0, session, is_ending: false }
     }
 
-    /// The protocol state, to make calls.
+    /// Returns the session, on which calls are made.
     pub fn session(&self) -> Shared {
         Arc::clone(&self.session)
     }
 
-    /// Reads and parses frames; ready when the connection has failed.
+    /// Reads and parses frames. Ready when the connection has failed.
     fn poll_read(&mut self, context: &mut Context<'_>) -> Poll<StreamError> {
         let mut read = mem::take(&mut self.unparsed);
         if let Some(violation) = lock(&self.session).check_backlog() {
@@ -71,12 +71,12 @@ where
             };
         }
         self.unparsed = read;
-        // Calls whose responses were received continue before more is read.
+        // Yields, so that calls whose responses were received continue before more is read.
         context.waker().wake_by_ref();
         Poll::Pending
     }
 
-    /// Sends what is buffered; ready when the connection is finished.
+    /// Sends the buffered frames. Ready when the connection is finished.
     fn poll_send(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         let mut session = lock(&self.session);
         ready!(session.poll_end_turn(&mut self.io, context))?;

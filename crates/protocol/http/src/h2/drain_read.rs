@@ -1,4 +1,4 @@
-//! Reading the last bytes of a server on a connection that it has closed.
+//! Reads the last bytes of a server on a connection that the server has closed.
 
 use std::{
     io::{self, ErrorKind, IoSlice},
@@ -8,16 +8,16 @@ use std::{
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-/// A connection that is read to its end although writing to it fails.
+/// A connection that is read to its end even if writing fails.
 ///
-/// A server that shuts down sends GOAWAY, which distinguishes the calls that it has processed from the others, and
-/// closes. A request in flight then breaks the connection, and a client that stops at the failed write never reads the
-/// GOAWAY: calls that were not processed would fail. So a failed write counts as done, and the reading side reports how
-/// the connection ended, immediately where it is broken.
+/// A server that shuts down sends GOAWAY, which separates the calls it has processed from the others, and closes the
+/// connection. A request in flight then breaks the connection. A client that stopped at the failed write would never
+/// read the GOAWAY, so calls that the server did not process would fail. A failed write therefore counts as done, and
+/// the reading side reports how the connection ended; on a broken connection, immediately.
 #[derive(Debug)]
 pub struct DrainRead<I>(pub I);
 
-/// `done` where the peer accepts no more bytes.
+/// Returns `done` if the peer accepts no more bytes.
 fn lenient<T>(result: Poll<io::Result<T>>, done: T) -> Poll<io::Result<T>> {
     match result {
         Poll::Ready(Err(error))

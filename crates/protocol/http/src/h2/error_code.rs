@@ -4,7 +4,7 @@ use std::{convert::Infallible, fmt};
 
 use crate::BoxError;
 
-/// An error code; unknown ones are kept.
+/// An HTTP/2 error code; unknown codes are preserved.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Reason(pub u32);
 
@@ -25,7 +25,7 @@ impl Reason {
     pub const REFUSED_STREAM: Self = Self(0x7);
     /// The stream is no longer needed.
     pub const CANCEL: Self = Self(0x8);
-    /// The state of HPACK is lost.
+    /// HPACK decoding failed: the compression state of the connection is lost.
     pub const COMPRESSION_ERROR: Self = Self(0x9);
     /// Excessive load.
     pub const ENHANCE_YOUR_CALM: Self = Self(0xb);
@@ -62,7 +62,7 @@ impl fmt::Debug for Reason {
     }
 }
 
-/// The error code of RST_STREAM when a body fails.
+/// Chooses the error code of the RST_STREAM that is sent when a body fails.
 pub trait ResetReason {
     /// The error code.
     fn reset_reason(&self) -> Reason {
@@ -74,18 +74,18 @@ impl ResetReason for Infallible {}
 
 impl ResetReason for BoxError {}
 
-/// A connection error: a protocol violation of the peer.
+/// A connection error: the peer violated the protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{why} ({reason})")]
 pub struct Violation {
     /// The error code of GOAWAY.
     pub reason: Reason,
-    /// Description.
+    /// Description of the violation.
     pub why: &'static str,
 }
 
 impl Violation {
-    /// Too many frames without progress.
+    /// Too many frames that carry neither headers nor data.
     pub const FLOOD: Self = Self::new(Reason::ENHANCE_YOUR_CALM, "too many frames without headers or data");
     /// Too many requests cancelled by the client (CVE-2023-44487).
     pub const RAPID_RESET: Self = Self::new(Reason::ENHANCE_YOUR_CALM, "the client cancelled most requests");

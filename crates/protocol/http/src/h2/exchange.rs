@@ -1,4 +1,4 @@
-//! Serves one request, until its stream is closed.
+//! Serves one request until its stream is closed.
 
 use std::{
     pin::Pin,
@@ -20,17 +20,17 @@ use super::{
     tunnel::{PendingTunnel, TunnelStart},
 };
 
-/// How long the unread rest of a request may take after the response.
+/// Maximum time to discard the unread rest of a request after the response.
 const DISCARD_TIMEOUT: Duration = Duration::from_secs(1);
-/// How long after the deadline a response is cut whose body could not be polled: one that can, ends by itself, with the
-/// status of its protocol.
+/// Time after its deadline at which a response is reset if its body could not be polled. A body that can be polled
+/// ends by itself, with the status of its protocol.
 const CUT_AFTER: Duration = Duration::from_millis(50);
 
-/// Calls the service, and sends its response as flow control allows. Ready when the stream is closed.
+/// Calls the service and sends its response as flow control allows. Ready when the stream is closed.
 #[derive(Debug)]
 pub(super) struct Exchange<F, B> {
     state: State<F, B>,
-    /// Until the stream is closed, or belongs to a tunnel.
+    /// Sends the response; `None` once the stream is closed or belongs to a tunnel.
     responder: Option<Responder>,
     tunnel: Option<TunnelStart>,
 }
@@ -38,11 +38,11 @@ pub(super) struct Exchange<F, B> {
 #[derive(Debug)]
 enum State<F, B> {
     Responding(F),
-    /// With the time at which it is cut.
+    /// The response is being sent. The timer resets it.
     Sending(BodySender<B>, Option<Pin<Box<Sleep>>>),
-    /// The response is sent, and the request may be incomplete.
+    /// The response is sent; the request may be incomplete.
     Sent,
-    /// The rest of the request is discarded.
+    /// The rest of the request is being discarded, until this timer fires.
     Discarding(Pin<Box<Sleep>>),
 }
 
@@ -57,7 +57,7 @@ where
         Self { state: State::Responding(service(request)), responder: Some(responder), tunnel }
     }
 
-    /// Sends the headers of the response; the next state.
+    /// Sends the headers of the response, and returns the next state.
     fn send_head(&mut self, response: Response<B>) -> State<F, B> {
         let Some(responder) = &mut self.responder else { return State::Sent };
         let (mut head, body) = response.into_parts();

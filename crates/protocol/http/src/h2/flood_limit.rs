@@ -1,17 +1,17 @@
-//! Bounds frames without progress (CVE-2019-9512, CVE-2019-9515 and similar).
+//! Limits frames without progress (CVE-2019-9512, CVE-2019-9515 and similar).
 //!
-//! A PING, SETTINGS or empty DATA frame costs its sender next to nothing, and has to be handled and sometimes
-//! acknowledged here. No legitimate peer needs many: each takes a token from a bucket that refills with time and with
-//! every frame that carries headers or data.
+//! A PING, SETTINGS or empty DATA frame costs its sender next to nothing, but must be handled and sometimes
+//! acknowledged here. No legitimate peer needs many: each such frame takes a token from a bucket that refills over time
+//! and with every frame that carries headers or data.
 
 use tokio::time::Instant;
 
-/// Size of the bucket, and its content at first.
+/// Size of the bucket in tokens. It starts full.
 const CAPACITY: u32 = 10_000;
-/// Tokens per second: far more than keep-alive pings need.
+/// Tokens added per second: far more than keep-alive PINGs need.
 const REFILL_PER_SECOND: u32 = 100;
-/// Tokens for each frame with headers or data: peers probe the bandwidth, and send WINDOW_UPDATE, once in a few of
-/// them.
+/// Tokens added for each frame with headers or data. Peers measure the bandwidth and send WINDOW_UPDATE once every few
+/// such frames.
 const EARNED: u32 = 10;
 
 #[derive(Debug)]
@@ -25,12 +25,13 @@ impl FloodLimit {
         Self { tokens: CAPACITY, refilled: now }
     }
 
-    /// A frame with headers or data was received or sent.
+    /// Adds tokens for a frame with headers or data, received or sent.
     pub(super) fn credit(&mut self) {
         self.tokens = (self.tokens + EARNED).min(CAPACITY);
     }
 
-    /// Takes a token; `false` where there is none. The clock is read only then.
+    /// Takes a token. Returns `false` if the bucket is empty even after a refill; the clock is read only when it is
+    /// empty.
     pub(super) fn charge(&mut self, now: impl FnOnce() -> Instant) -> bool {
         if self.tokens == 0 {
             let now = now();
@@ -54,7 +55,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tokens_return_with_time_and_with_progress() {
+    fn flood_limit_refills_over_time_and_with_progress() {
         let begun = Instant::now();
         let mut tokens = FloodLimit::new(begun);
         let mut spend = |at: Duration| (0..).take_while(|_| tokens.charge(|| begun + at)).count() as u32;

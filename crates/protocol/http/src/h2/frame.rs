@@ -14,19 +14,19 @@ pub(super) const GOAWAY: u8 = 0x7;
 pub(super) const WINDOW_UPDATE: u8 = 0x8;
 pub(super) const CONTINUATION: u8 = 0x9;
 
-/// Flag of SETTINGS and PING.
+/// ACK flag of SETTINGS and PING.
 pub(super) const ACK: u8 = 0x1;
 pub(super) const END_STREAM: u8 = 0x1;
 pub(super) const END_HEADERS: u8 = 0x4;
 pub(super) const PADDED: u8 = 0x8;
-/// Flag of HEADERS: begins with the deprecated priority of RFC 7540.
+/// PRIORITY flag of HEADERS: the payload begins with the deprecated priority fields of RFC 7540.
 pub(super) const PRIORITY_FLAG: u8 = 0x20;
 
-/// Length of a frame header.
+/// Length of a frame header in bytes.
 pub(super) const HEADER_LEN: usize = 9;
-/// The largest payload that every peer accepts (RFC 9113 4.2), and the largest accepted here.
+/// Maximum payload that every peer accepts (RFC 9113 4.2), in bytes. Larger frames are not accepted here either.
 pub(super) const DEFAULT_FRAME_SIZE: usize = 16 * 1024;
-/// The highest stream identifier, and the largest window.
+/// The highest stream identifier; also the largest window, in bytes.
 pub(super) const MAX_31_BIT: u32 = (1 << 31) - 1;
 
 /// A frame header.
@@ -39,7 +39,7 @@ pub(super) struct FrameHeader {
 }
 
 impl FrameHeader {
-    /// The header at the beginning of `bytes`, if complete.
+    /// Parses the frame header at the beginning of `bytes`. Returns `None` if it is incomplete.
     pub(super) fn parse(bytes: &[u8]) -> Option<Self> {
         let [l0, l1, l2, kind, flags, stream @ ..] = *bytes.first_chunk::<HEADER_LEN>()?;
         let length = u32::from_be_bytes([0, l0, l1, l2]) as usize;
@@ -61,7 +61,7 @@ impl FrameHeader {
     }
 }
 
-/// Four bytes without the reserved first bit.
+/// Decodes four bytes as a number, without the reserved first bit.
 pub(super) fn u31(bytes: [u8; 4]) -> u32 {
     u32::from_be_bytes(bytes) & MAX_31_BIT
 }
@@ -72,7 +72,7 @@ pub(super) fn push(out: &mut Vec<u8>, kind: u8, flags: u8, stream: u32, payload:
     out.extend_from_slice(payload);
 }
 
-/// The payload without padding; `None` where the padding exceeds the frame.
+/// Returns the payload without padding; `None` if the padding exceeds the frame.
 pub(super) fn unpadded<'a>(head: &FrameHeader, payload: &'a [u8]) -> Option<&'a [u8]> {
     if !head.has(PADDED) {
         return Some(payload);
@@ -86,7 +86,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_frame_header_round_trips() {
+    fn http2_frame_header_round_trips() {
         let head = FrameHeader { length: 0x01_02_03, kind: DATA, flags: END_STREAM, stream: 0x7fff_fff1 };
         let mut out = Vec::new();
         head.write(&mut out);
@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn padding_is_removed() {
+    fn padding_of_http2_frames_is_removed() {
         let padded = FrameHeader { length: 0, kind: DATA, flags: PADDED, stream: 1 };
         assert_eq!(unpadded(&padded, &[2, 7, 8, 0, 0]), Some(&[7, 8][..]));
         assert_eq!(unpadded(&padded, &[2, 0, 0]), Some(&[][..]));

@@ -1,4 +1,4 @@
-//! Requests, responses and trailers from header fields (RFC 9113 8).
+//! Converts header fields to requests, responses and trailers (RFC 9113 8).
 
 use bytes::Bytes;
 use http::{
@@ -12,12 +12,12 @@ use crate::{
     path::Path,
 };
 
-/// Limit of a header list as RFC 9113 6.5.2 counts it, in bytes: no less than HTTP/1.1 allows.
+/// Maximum size of a header list as RFC 9113 6.5.2 counts it, in bytes. It admits everything that HTTP/1.1 allows.
 pub(super) const HEADER_LIST_LIMIT: usize = MAX_HEAD_BYTES + 1 + 32 * MAX_FIELDS;
-/// Bytes that RFC 9113 6.5.2 counts for each field beyond those of HTTP/1.1.
+/// Bytes that RFC 9113 6.5.2 counts for each field in addition to its HTTP/1.1 form.
 const EXTRA_PER_FIELD: usize = 32 - ": \r\n".len();
 
-/// What is wrong with a message whose length is not known.
+/// Error for a message whose length is invalid or ambiguous.
 const AMBIGUOUS_LENGTH: &str = "content-length is invalid or ambiguous";
 
 /// Connection-specific headers of HTTP/1.1 (RFC 9113 8.2.2).
@@ -29,9 +29,9 @@ static FORBIDDEN: [HeaderName; 5] = [
     HeaderName::from_static("proxy-connection"),
 ];
 
-/// Removes headers that HTTP/2 does not allow.
+/// Removes the headers that HTTP/2 does not allow.
 pub fn keep_allowed(headers: &mut HeaderMap) {
-    // Searched in one pass first: nearly no message has any, and hashing five names would be wasted.
+    // One pass searches first: almost no message has such a header, and hashing five names would be wasted.
     if headers.keys().any(|name| FORBIDDEN.contains(name)) {
         for name in &FORBIDDEN {
             headers.remove(name);
@@ -39,19 +39,19 @@ pub fn keep_allowed(headers: &mut HeaderMap) {
     }
 }
 
-/// Gives the headers of a response that came over another protocol the form of HTTP/2: none that it does not allow, and
-/// at most one `content-length`, which clients require.
+/// Converts the headers of a response from another protocol to HTTP/2: removes the headers that HTTP/2 forbids, and
+/// leaves at most one `content-length`, which clients require.
 pub(super) fn normalize_response(status: StatusCode, headers: &mut HeaderMap) {
     keep_allowed(headers);
-    // It belongs to requests, and clients reject other values than `trailers` (RFC 9113 8.2.2).
+    // `te` belongs to requests, and clients reject values other than `trailers` (RFC 9113 8.2.2).
     if headers.contains_key(header::TE) {
         headers.remove(header::TE);
     }
-    // These have no body, and must not have a length (RFC 9110 8.6).
+    // Responses with these statuses have no body, and must not have a length (RFC 9110 8.6).
     if status.is_informational() || status == StatusCode::NO_CONTENT {
         headers.remove(header::CONTENT_LENGTH);
     } else if normalize_length(headers).is_err() {
-        // Only a response without body comes with such a length; readers of HTTP/1.1 reject others.
+        // Only a response without a body arrives with an invalid length; HTTP/1.1 parsers reject the others.
         headers.remove(header::CONTENT_LENGTH);
     }
 }
@@ -66,23 +66,24 @@ pub(super) struct Fields {
     status: Option<StatusCode>,
     protocol: Option<Bytes>,
     headers: HeaderMap,
-    /// Fields received, all and those that count: a cookie split into several counts as one (RFC 9113 8.2.3).
+    /// Number of fields received, and the number that counts towards the limit: a cookie split into several fields
+    /// counts once (RFC 9113 8.2.3).
     received: usize,
     counted: usize,
     has_cookie: bool,
     has_host: bool,
     size: usize,
-    /// What is wrong with the message, if anything.
+    /// The first error in the message, if any.
     error: Option<&'static str>,
-    /// A regular field was received: pseudo-headers must come first.
+    /// Whether a regular field was received. Pseudo-headers must come before all regular fields.
     has_regular: bool,
 }
 
-/// Result of checking a header block.
+/// Result of validating a header block.
 #[derive(Debug)]
 pub(super) enum Checked<T> {
     Valid(T),
-    /// The limits are exceeded.
+    /// The header block exceeds the limits.
     TooLarge,
     Malformed(&'static str),
 }
@@ -101,7 +102,7 @@ pub(super) struct DecodedResponse {
     pub(super) length: Option<u64>,
 }
 
-/// Sets a pseudo-header, which must be unset.
+/// Sets a pseudo-header, and returns an error if it was already set.
 fn once<T>(slot: &mut Option<T>, value: T) -> Option<&'static str> {
     slot.replace(value).map(|_| "a pseudo-header is repeated")
 }
@@ -112,7 +113,7 @@ impl Fields {
         self.received += 1;
         let is_pseudo = !matches!(field, Field::Header(..) | Field::Malformed(..));
         let is_cookie = matches!(&field, Field::Header(name, _) if *name == header::COOKIE);
-        // The parts of a cookie become one header.
+        // The pieces of a cookie are joined into one header.
         let is_piece = is_cookie && std::mem::replace(&mut self.has_cookie, true);
         self.counted += usize::from(!is_pseudo && !is_piece);
         if self.is_too_large() || self.error.is_some() {
@@ -137,7 +138,7 @@ impl Fields {
             return Some("a connection-specific header of HTTP/1.1");
         }
         if name == header::HOST && std::mem::replace(&mut self.has_host, true) {
-            // Servers choose differently among several (RFC 9112 3.2).
+            // Servers differ in which of several hosts they choose (RFC 9112 3.2).
             return Some("more than one host");
         }
         if name == header::TE && value != "trailers" {
@@ -149,7 +150,7 @@ impl Fields {
         }
     }
 
-    /// Bytes in HTTP/1.1 form, without the first line.
+    /// Size of the fields in HTTP/1.1 form, in bytes, without the first line.
     pub(super) fn length(&self) -> usize {
         self.size.saturating_sub(self.received * EXTRA_PER_FIELD)
     }
@@ -176,7 +177,7 @@ impl Fields {
             || protocol.is_some()
     }
 
-    /// The trailers.
+    /// Validates the fields as trailers.
     pub(super) fn trailers(self) -> Checked<HeaderMap> {
         match self.checked() {
             Checked::Valid(fields) if fields.has_pseudo_header() => {
@@ -188,7 +189,7 @@ impl Fields {
         }
     }
 
-    /// The headers of a request; `ends` with END_STREAM.
+    /// Validates the fields as a request. `ends` means that the block has END_STREAM.
     pub(super) fn request(self, ends: bool) -> Checked<DecodedRequest> {
         match self.checked() {
             Checked::Valid(fields) => match fields.into_request(ends) {
@@ -200,7 +201,7 @@ impl Fields {
         }
     }
 
-    /// The headers of a response.
+    /// Validates the fields as a response.
     pub(super) fn response(self) -> Checked<DecodedResponse> {
         match self.checked() {
             Checked::Valid(fields) => match fields.into_response() {
@@ -253,7 +254,8 @@ impl Fields {
                 return Err("only OPTIONS may have the path '*' (RFC 9113 8.3.1)");
             }
             uri.path_and_query = Some(path.into_parts(request.extensions_mut()));
-            // `http::Uri` has no form with scheme and path but without authority; `host` may name it.
+            // `http::Uri` cannot represent a scheme and a path without an authority. `host` may still provide the
+            // authority.
             uri.scheme = self.authority.is_some().then_some(scheme);
         }
         uri.authority = self.authority;

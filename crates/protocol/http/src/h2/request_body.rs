@@ -10,14 +10,15 @@ use http_body::{Body, Frame, SizeHint};
 
 use super::{Shared, StreamError, lock};
 
-/// The body of a request over HTTP/2, complete or streamed.
+/// The body of an HTTP/2 request, complete or streamed.
 ///
-/// `is_end_stream` is true from the beginning only where the headers had END_STREAM. A body that ends with an empty
-/// DATA frame is at its end only once it is read: gRPC servers do not accept END_STREAM in headers as a half-close, so
-/// it must not be forwarded as that.
+/// `is_end_stream` is true from the beginning only if the headers had END_STREAM. A body that ends with an empty DATA
+/// frame is at its end only once it is read: gRPC servers do not accept END_STREAM in headers as a half-close, so it
+/// must not be forwarded in that form.
 ///
-/// Dropped early, the stream is not reset at once: some clients would then discard the response, whatever RFC 9113 8.1
-/// says of a reset with NO_ERROR; curl may do so for three bytes.
+/// If the body is dropped early, the stream is not reset at once. Some clients would then discard the response, even
+/// though RFC 9113 8.1 requires them to keep it after a reset with NO_ERROR; curl may discard it even if only three
+/// bytes are unsent.
 #[derive(Debug)]
 pub struct RequestBody(State);
 
@@ -25,17 +26,17 @@ pub struct RequestBody(State);
 enum State {
     /// The headers had END_STREAM.
     Absent,
-    /// The payload of all DATA frames, maybe empty.
+    /// The payload of all DATA frames; may be empty.
     Complete(Bytes),
     Streaming(Streaming),
 }
 
-/// Reads a stream.
+/// Reads the body from its stream.
 #[derive(Debug)]
 struct Streaming {
     session: Shared,
     stream: u32,
-    /// Until the first poll it is not at its end, whatever was received.
+    /// Before the first poll the body is never at its end, whatever was received.
     was_polled: bool,
 }
 
@@ -57,7 +58,7 @@ impl RequestBody {
         Self(State::Streaming(Streaming { session, stream, was_polled: false }))
     }
 
-    /// Bytes taken from the stream with it, where it is complete.
+    /// Number of bytes that were taken from the stream with a complete body; `None` for a streamed body.
     pub(super) fn taken(&self) -> Option<u32> {
         match &self.0 {
             State::Absent => Some(0),

@@ -1,4 +1,4 @@
-//! Responses.
+//! Sends responses.
 
 use std::task::{Context, Poll};
 
@@ -8,7 +8,7 @@ use http_body::Body;
 
 use super::{Reason, Shared, body_sender::BodySender, lock, message, session::RequestRemainder};
 
-/// Sends one response. Dropped early, the stream is reset.
+/// Sends one response. If it is dropped early, the stream is reset.
 #[derive(Debug)]
 pub struct Responder {
     session: Shared,
@@ -25,14 +25,15 @@ impl Responder {
         Self { session, stream }
     }
 
-    /// Sends the headers, with END_STREAM if it `ends`, or an informational response before them.
+    /// Sends the headers, with END_STREAM if the response `ends`. Also sends informational responses.
     pub fn send_headers(&mut self, mut response: Response<()>, ends: bool) {
         message::normalize_response(response.status(), response.headers_mut());
         let (head, ()) = response.into_parts();
         lock(&self.session).send_headers(self.stream, &head, ends);
     }
 
-    /// Sends as much data as flow control allows, with END_STREAM if it `ends`; ready when all is sent.
+    /// Sends as much data as flow control allows, with END_STREAM if the data `ends` the body. Ready when everything is
+    /// sent.
     ///
     /// # Errors
     /// The stream was reset.
@@ -45,7 +46,7 @@ impl Responder {
         lock(&self.session).poll_send_data(self.stream, data, ends, context).map_err(StreamReset)
     }
 
-    /// Sends a body; ready when all is sent, or the stream was reset.
+    /// Sends a body. Ready when everything is sent or the stream was reset.
     ///
     /// # Errors
     /// The body failed.
@@ -60,17 +61,17 @@ impl Responder {
         sender.poll(&self.session, self.stream, context)
     }
 
-    /// Ready when the stream is reset; until then the task is woken by every event of the stream.
+    /// Ready when the stream is reset. Until then, every event of the stream wakes the task.
     pub fn poll_reset(&mut self, context: &Context<'_>) -> Poll<StreamReset> {
         lock(&self.session).poll_reset(self.stream, context).map(StreamReset)
     }
 
-    /// The state of the request, once its body is dropped.
+    /// Returns the state of the request, once its body is dropped.
     pub(super) fn poll_remainder(&mut self, context: &Context<'_>) -> Poll<RequestRemainder> {
         lock(&self.session).poll_remainder(self.stream, context)
     }
 
-    /// Ready when the discarded rest has ended, or exceeds its limit.
+    /// Ready when the rest of the request has been discarded, or exceeds the limit.
     pub(super) fn poll_discarded(&mut self, context: &Context<'_>) -> Poll<()> {
         lock(&self.session).poll_discarded(self.stream, context)
     }

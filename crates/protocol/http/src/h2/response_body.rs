@@ -9,9 +9,10 @@ use bytes::Bytes;
 use http::HeaderMap;
 use http_body::{Body, Frame};
 
-use super::{StreamError, call::Stream, lock, session::EarlyBody};
+use super::{StreamError, client_call::Stream, lock, session::EarlyBody};
 
-/// The body of a response: complete, if it arrived with the headers, or streamed. Dropped early, the stream is reset.
+/// The body of a response: complete if it arrived with the headers, otherwise streamed. If it is dropped early, the
+/// stream is reset.
 #[derive(Debug)]
 pub struct ResponseBody {
     data: Option<Bytes>,

@@ -23,18 +23,18 @@ use super::{
 };
 use crate::h1::ReadBuffer;
 
-/// Most bytes of one read.
+/// Maximum size of one read, in bytes.
 const READ_SIZE: usize = 64 * 1024;
-/// Reads per turn.
+/// Maximum number of reads per turn.
 const READS_PER_TURN: usize = 4;
-/// Time and bytes for which a connection is read after GOAWAY: if it were closed at once, the kernel would send RST
-/// and discard data that the client has not read yet.
+/// Time, and number of bytes, for which a connection is read after the last GOAWAY. If the socket were closed at
+/// once, the kernel would send RST and discard data that the client has not read yet.
 const LINGER: Duration = Duration::from_secs(1);
 const MAX_LINGER_BYTES: usize = 1 << 20;
-/// The error of streams whose client has closed the connection.
+/// Error of streams whose client has closed the connection.
 const CLIENT_GONE: StreamError = StreamError::Reset(Reason::CANCEL);
 
-/// A connection that serves requests, until the client closes it or it is drained.
+/// A connection that serves requests until the client closes it or it is drained.
 pub struct ServerConnection<I, S, F, B> {
     io: I,
     input: ReadBuffer,
@@ -46,7 +46,7 @@ pub struct ServerConnection<I, S, F, B> {
     state: State,
 }
 
-/// Why a connection ended abnormally.
+/// Why a connection ended with an error.
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectionError {
     /// The transport failed.
@@ -61,15 +61,15 @@ type Outcome = Result<(), Violation>;
 
 enum State {
     Open,
-    /// GOAWAY is to be sent.
+    /// GOAWAY is still to be sent.
     Ending(Outcome),
-    /// It is sent; with the bytes received since.
+    /// GOAWAY is sent. Holds the timer of the linger period and the number of bytes received since.
     Lingering(Outcome, Pin<Box<Sleep>>, usize),
 }
 
-/// Result of a turn.
+/// Result of one turn of the connection.
 enum Turn {
-    /// The client has closed its side, and gets the responses that are complete.
+    /// The client has closed its side, and still receives complete responses.
     ClientClosed,
     Finished(Outcome),
 }
@@ -81,7 +81,7 @@ where
     F: Future<Output = Response<B>> + Unpin,
     B: Body<Data = Bytes, Error: ResetReason> + Unpin,
 {
-    /// For a connection of which `read` was read, beginning with [`PREFACE`].
+    /// Serves a connection from which `read`, beginning with [`PREFACE`], was already read.
     pub fn new(io: I, mut read: BytesMut, service: S) -> Self {
         read.advance(PREFACE.len().min(read.len()));
         let session = Arc::new(Mutex::new(Session::server(Instant::now())));
@@ -89,15 +89,15 @@ where
         Self { io, input, unparsed, session, service, exchanges, state: State::Open }
     }
 
-    /// The protocol state, to control the connection from elsewhere.
+    /// Returns the session, to control the connection from elsewhere.
     pub fn session(&self) -> Shared {
         Arc::clone(&self.session)
     }
 
-    /// Ends the connection with GOAWAY and this reason.
+    /// Ends the connection with GOAWAY and this violation.
     ///
     /// # Errors
-    /// The transport failed before.
+    /// The transport failed before GOAWAY was sent.
     pub async fn refuse(mut self, violation: Violation) -> Result<(), ConnectionError> {
         self.state = State::Ending(Err(lock(&self.session).terminate(violation)));
         match self.await {
@@ -106,7 +106,7 @@ where
         }
     }
 
-    /// Reads and dispatches requests; ready at the end of the stream.
+    /// Reads and dispatches requests. Ready at the end of the stream.
     fn poll_read(&mut self, context: &mut Context<'_>) -> Poll<Result<(), ConnectionError>> {
         let mut read = mem::take(&mut self.unparsed);
         for _ in 0..READS_PER_TURN {
@@ -121,7 +121,7 @@ where
             }
             let due = READ_SIZE.saturating_sub(self.input.len() + 1);
             read = match ready!(self.input.poll_read(&mut self.io, due, context)) {
-                // TLS without close_notify: HTTP/2 frames show by themselves whether messages are complete.
+                // TLS ended without close_notify: HTTP/2 framing alone shows whether messages are complete.
                 Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => 0,
                 read => read?,
             };
@@ -130,12 +130,12 @@ where
             }
         }
         self.unparsed = read;
-        // Requests received so far are served before more is read, and other connections get their turn.
+        // Yields: the requests received so far are served before more is read, and other connections get their turn.
         context.waker().wake_by_ref();
         Poll::Pending
     }
 
-    /// A turn of an open connection; ready when it was the last.
+    /// Performs a turn of an open connection. Ready after the last turn.
     fn poll_turn(&mut self, context: &mut Context<'_>) -> Poll<Result<Turn, ConnectionError>> {
         loop {
             lock(&self.session).begin_turn();
@@ -154,7 +154,7 @@ where
             if sent.is_ready() && session.is_done() {
                 return Poll::Ready(Ok(Turn::Finished(Ok(()))));
             }
-            // Reading stopped because of the send backlog: nothing else would wake the task.
+            // Reading had stopped because of the send backlog, and nothing else would wake the task.
             if !was_backlogged || session.is_backlogged() {
                 return Poll::Pending;
             }

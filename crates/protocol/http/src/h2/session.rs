@@ -1,7 +1,8 @@
 //! The protocol state of one side of a connection: streams, flow control, and frames to send.
 //!
-//! It uses no sockets, and the clock only to note since when a window is shut. Its driver passes it the received bytes,
-//! serves the requests that it returns or opens streams itself, and sends the buffered frames.
+//! A session uses no sockets, and reads the clock only to record since when a window is shut. The driver of the
+//! connection passes it the received bytes, serves the requests that the session returns or opens streams itself, and
+//! sends the buffered frames.
 
 mod client;
 mod control_frames;
@@ -52,40 +53,40 @@ pub use client::{Capacity, RequestHead};
 pub(super) use send::RequestRemainder;
 pub(super) use stream::{Piece, StreamEnd};
 
-/// Most concurrent requests of a client.
+/// Maximum number of concurrent requests of a client.
 const MAX_STREAMS: u32 = 256;
-/// Most streams in memory, open or closed and still in use.
+/// Maximum number of streams in memory: open, or closed and still in use.
 const MAX_TRACKED_STREAMS: usize = 2 * MAX_STREAMS as usize;
-/// Stream errors that a client may cause in a [`STREAM_ERROR_PERIOD`] before the connection ends: each reset stream
-/// counts against no other limit (CVE-2025-8671).
+/// Maximum number of stream errors that a client may cause in a [`STREAM_ERROR_PERIOD`] before the connection is
+/// closed. No other limit counts the streams that are reset for these errors (CVE-2025-8671).
 const MAX_STREAM_ERRORS: u32 = 1024;
-/// After this time stream errors are counted anew, so that a connection of days does not end for rare ones.
+/// The count of stream errors restarts after this time, so that rare errors never end a connection that lasts for days.
 const STREAM_ERROR_PERIOD: Duration = Duration::from_secs(60);
-/// Requests of one read that may be reset before they are dispatched (CVE-2023-44487).
+/// Number of requests of one read that may be reset before they are dispatched (CVE-2023-44487).
 const MAX_EARLY_RESETS: u32 = 64;
-/// Initial window of connection and streams (RFC 9113 6.9.2).
+/// Initial window of the connection and of streams, in bytes (RFC 9113 6.9.2).
 const DEFAULT_WINDOW: u32 = 65_535;
-/// Unsent bytes above which streams wait.
+/// Number of unsent bytes above which streams wait.
 const SEND_BUFFER: usize = 64 * 1024;
-/// Unsent bytes above which nothing is read from a client.
+/// Number of unsent bytes above which nothing more is read from a client.
 const MAX_SEND_BACKLOG: usize = 2 * SEND_BUFFER;
-/// Streams woken at a time when the window opens: a peer that opens it byte by byte must not wake all of them each
-/// time.
+/// Number of streams woken at a time when the window opens. A peer that opens it byte by byte must not wake every
+/// stream each time.
 const MAX_WOKEN: usize = 8;
-/// Closed streams whose end is remembered.
+/// Number of closed streams whose end is remembered.
 const MAX_REMEMBERED_ENDS: usize = 256;
-/// Stream states kept for reuse.
+/// Number of stream states kept for reuse.
 const MAX_SPARE_STREAMS: usize = 64;
 /// Payload of keep-alive PINGs.
 const KEEPALIVE_PING: [u8; 8] = *b"are you?";
 /// Payload of the PING after the first GOAWAY.
 const GOAWAY_PING: [u8; 8] = *b"last one";
 
-/// The window of a connection is used up.
+/// State while the send window of the connection is used up.
 #[derive(Debug)]
 struct Shut {
     since: Instant,
-    /// Bytes by which the peer has opened it since.
+    /// Number of bytes by which the peer has opened the window since then.
     opened: u32,
 }
 
@@ -97,57 +98,57 @@ pub struct Session {
     encoder: Encoder,
     /// A header block whose CONTINUATION frames are still to come.
     partial_headers: Option<PartialHeaders>,
-    /// Header blocks begun by the peer.
+    /// Number of header blocks the peer has begun.
     header_blocks: u64,
-    /// Initial send window of a stream.
+    /// Initial send window of a stream, in bytes.
     initial_send_window: i64,
-    /// Send window and receive window of the connection.
+    /// Send window and receive window of the connection, in bytes.
     send_window: i64,
     receive_window: u32,
-    /// Bytes by which the windows of streams may still grow.
+    /// Bytes by which the receive windows of streams may still grow together.
     growth_left: u32,
-    /// Bytes of all streams received and not read.
+    /// Received bytes of all streams that are still unread.
     unread: UnreadBytes,
     streams: HashMap<u32, Box<Stream>, StreamIdHash>,
     #[allow(clippy::vec_box, reason = "they go in and out of the map as they are")]
     spare: Vec<Box<Stream>>,
-    /// Open streams, as the peer counts them.
+    /// Number of open streams, as the peer counts them.
     open: u32,
-    /// The last stream opened.
+    /// Identifier of the last stream opened.
     last_stream: u32,
-    /// Concurrent streams that the server allows.
+    /// Number of concurrent streams that the server allows.
     stream_limit: u32,
     recently_ended: VecDeque<(u32, StreamEnd)>,
-    /// The last stream whose end is no longer remembered; 0 before the first.
+    /// Identifier of the newest closed stream whose end is no longer remembered; 0 at first.
     last_forgotten: u32,
-    /// Requests received and not yet dispatched.
+    /// Received requests that are not yet dispatched.
     pending_requests: VecDeque<(u32, Request<()>)>,
     early_resets: u32,
-    /// Stream errors caused by the peer in this period, and the start of the period.
+    /// Number of stream errors caused by the peer in the current period, and the start of the period.
     stream_errors: u32,
     stream_errors_since: Instant,
-    /// Streams that wait for the window or send buffer of the connection, or did.
+    /// Streams that wait for the connection's window or send buffer. Some may no longer wait.
     waiting: VecDeque<u32>,
-    /// That a stream waits for the window of the connection.
+    /// Set while a stream waits for the connection's window.
     shut: Option<Shut>,
     driver: Option<Waker>,
-    /// The driver is about to send what is buffered.
+    /// Whether the driver is in a turn, at whose end it sends the buffered frames.
     is_driven: bool,
-    /// The transport did not accept all of the last write.
+    /// Whether the transport accepted only a part of the last write.
     is_blocked: bool,
     settings_received: bool,
     goaway: GoAwayState,
-    /// The peer sent GOAWAY.
+    /// Whether the peer has sent GOAWAY.
     goaway_received: bool,
     flood_limit: FloodLimit,
-    /// Something was received since the last check.
+    /// Whether data was received since the last check.
     has_activity: bool,
     is_closed: bool,
     #[cfg(test)]
     pub(super) mutant: Option<Mutant>,
 }
 
-/// A deliberate bug, for a test that must detect it.
+/// A deliberate bug that a test must detect.
 #[cfg(test)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Mutant {
@@ -167,7 +168,7 @@ pub struct IncomingRequest {
     pub responder: Responder,
 }
 
-/// An error of a frame: of its stream, or of the connection.
+/// An error in a frame, which affects its stream or the whole connection.
 enum FrameError {
     Stream(u32, Reason),
     Connection(Violation),
@@ -180,12 +181,12 @@ impl From<Violation> for FrameError {
 }
 
 impl Session {
-    /// The server side, after the client preface.
+    /// Creates the server side, after the client preface.
     pub fn server(now: Instant) -> Self {
         Self::new(Role::Server, now)
     }
 
-    /// The client side.
+    /// Creates the client side.
     pub fn client(now: Instant) -> Self {
         let mut session = Self::new(Role::Client, now);
         session.out.buffer().splice(..0, PREFACE.iter().copied());
@@ -234,11 +235,11 @@ impl Session {
         }
     }
 
-    /// Parses the complete frames of `input`. `now` is called only where the flood limit is reached, or at a stream
+    /// Parses the complete frames in `input`. `now` is called only when the flood limit is reached, or at a stream
     /// error.
     ///
     /// # Errors
-    /// The peer violated the protocol: GOAWAY is buffered, after which nothing is sent.
+    /// The peer violated the protocol. GOAWAY is buffered, and nothing is sent after it.
     pub fn receive(&mut self, input: &mut BytesMut, now: impl Fn() -> Instant) -> Result<(), Violation> {
         self.has_activity |= !input.is_empty();
         self.early_resets = 0;
@@ -283,7 +284,7 @@ impl Session {
         }
     }
 
-    /// Counts a stream error; whether a client has caused too many in this period.
+    /// Counts a stream error. Returns whether the client has caused too many in this period.
     fn exceeds_stream_errors(&mut self, now: Instant) -> bool {
         if now.saturating_duration_since(self.stream_errors_since) >= STREAM_ERROR_PERIOD {
             (self.stream_errors, self.stream_errors_since) = (0, now);
@@ -292,7 +293,7 @@ impl Session {
         self.role == Role::Server && self.stream_errors > MAX_STREAM_ERRORS
     }
 
-    /// Handles a frame whose payload begins `input`, and removes it.
+    /// Handles and removes the frame whose payload begins `input`.
     fn dispatch(&mut self, head: FrameHeader, input: &mut BytesMut) -> Result<(), FrameError> {
         if self.partial_headers.is_some() && head.kind != CONTINUATION {
             return Err(Violation::protocol("a header block is interrupted by another frame").into());
@@ -321,7 +322,7 @@ impl Session {
         seen
     }
 
-    /// The next received request.
+    /// Returns the next received request.
     pub fn next_request(shared: &Shared) -> Option<IncomingRequest> {
         let mut session = lock(shared);
         let (stream, request) = session.pending_requests.pop_front()?;
@@ -345,18 +346,18 @@ impl Session {
         })
     }
 
-    /// Whether no stream is in memory.
+    /// Whether the session holds no stream in memory.
     #[cfg(test)]
     pub(super) fn is_idle(&self) -> bool {
         self.streams.is_empty()
     }
 
-    /// Whether something was received since the last call.
+    /// Whether data was received since the last call.
     pub fn take_activity(&mut self) -> bool {
         mem::take(&mut self.has_activity)
     }
 
-    /// The number of header blocks that the peer has begun.
+    /// Number of header blocks the peer has begun.
     pub fn header_blocks(&self) -> u64 {
         self.header_blocks
     }
@@ -371,13 +372,13 @@ impl Session {
         self.open == 0
     }
 
-    /// Sends a PING to test the connection.
+    /// Sends a PING to check whether the connection is alive.
     pub fn send_ping(&mut self) {
         push(self.out.buffer(), PING, 0, 0, &KEEPALIVE_PING);
         self.wake_driver();
     }
 
-    /// Wakes the driver to send, unless it is about to.
+    /// Wakes the driver to send the buffered frames, unless it is in a turn already.
     fn wake_driver(&mut self) {
         if !self.is_driven
             && let Some(driver) = self.driver.take()

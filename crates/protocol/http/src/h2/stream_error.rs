@@ -1,4 +1,4 @@
-//! Errors of a stream.
+//! Errors of a single stream.
 
 use std::io;
 
@@ -10,7 +10,7 @@ pub enum StreamError {
     /// The peer reset the stream.
     #[error("the stream was reset: {0}")]
     Reset(Reason),
-    /// GOAWAY: the peer did not process the stream.
+    /// GOAWAY shows that the peer did not process the stream.
     #[error("the connection is closing, and the request was not processed: {0}")]
     Unprocessed(Reason),
     /// The response is malformed.
@@ -19,7 +19,7 @@ pub enum StreamError {
     /// The headers exceed the limits.
     #[error("the response has more than 128 headers, or 64 KB of them")]
     TooLarge,
-    /// Cancelled locally.
+    /// This side cancelled the stream.
     #[error("the call was cancelled")]
     Cancelled,
     /// The peer violated the protocol, which ended the connection.

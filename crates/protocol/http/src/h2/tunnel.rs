@@ -1,4 +1,4 @@
-//! CONNECT tunnels: streams of bytes without messages (RFC 9113 8.5).
+//! CONNECT tunnels: byte streams without messages (RFC 9113 8.5).
 
 use std::{
     io::{self, ErrorKind},
@@ -17,21 +17,21 @@ use tokio::{
 
 use super::{Reason, RequestBody, Responder};
 
-/// Most bytes of one write.
+/// Maximum size of one write, in bytes.
 const MAX_WRITE: usize = 16 * 1024;
 
-/// In the extensions of a CONNECT request: becomes the tunnel once a 2xx response is sent.
+/// An extension of CONNECT requests. It becomes the tunnel once a 2xx response is sent.
 #[derive(Clone, Debug)]
 pub struct PendingTunnel(Arc<Mutex<Option<PendingParts>>>);
 
-/// A tunnel without response so far.
+/// A tunnel whose CONNECT request has no response yet.
 #[derive(Debug)]
 struct PendingParts {
     body: RequestBody,
     begun: oneshot::Receiver<Responder>,
 }
 
-/// The sender to a [`PendingTunnel`].
+/// Passes the responder to a [`PendingTunnel`].
 #[derive(Debug)]
 pub(super) struct TunnelStart(oneshot::Sender<Responder>);
 
@@ -40,14 +40,14 @@ pub(super) struct TunnelStart(oneshot::Sender<Responder>);
 pub struct TunnelStream {
     body: RequestBody,
     responder: Responder,
-    /// Received and not read.
+    /// Received bytes that are not yet read.
     received: Bytes,
-    /// Accepted and not sent.
+    /// Bytes accepted from the writer that are not yet sent.
     accepted: Bytes,
 }
 
 impl PendingTunnel {
-    /// Takes the body out of a CONNECT request: its bytes are the tunnel.
+    /// Takes the body out of a CONNECT request: its bytes belong to the tunnel.
     pub(super) fn begin(request: &mut Request<RequestBody>) -> TunnelStart {
         let body = std::mem::replace(request.body_mut(), RequestBody::absent());
         let (begins, begun) = oneshot::channel();
@@ -55,7 +55,7 @@ impl PendingTunnel {
         TunnelStart(begins)
     }
 
-    /// Waits for the 2xx response; `None` where the tunnel is refused, or was taken before.
+    /// Waits for the 2xx response. Returns `None` if the tunnel is refused or was already taken.
     pub async fn begun(self) -> Option<TunnelStream> {
         let PendingParts { body, begun } = self.0.lock().unwrap_or_else(PoisonError::into_inner).take()?;
         let responder = begun.await.ok()?;
@@ -70,7 +70,7 @@ impl TunnelStart {
     }
 
     pub(super) fn begin(self, responder: Responder) {
-        // If the receiver was dropped, the stream is reset.
+        // If the receiver was dropped, dropping the responder resets the stream.
         let _ = self.0.send(responder);
     }
 }
@@ -114,7 +114,7 @@ impl AsyncWrite for TunnelStream {
         ready!(this.poll_send_accepted(context))?;
         let size = data.len().min(MAX_WRITE);
         this.accepted = Bytes::copy_from_slice(&data[..size]);
-        // What flow control does not allow yet is sent before the next write.
+        // Bytes that flow control did not allow yet are sent before the next write.
         if let Poll::Ready(Err(error)) = this.poll_send_accepted(context) {
             return Poll::Ready(Err(error));
         }
@@ -134,7 +134,7 @@ impl AsyncWrite for TunnelStream {
 
 impl Drop for TunnelStream {
     fn drop(&mut self) {
-        // No effect where both sides have sent END_STREAM.
+        // Has no effect if both sides have sent END_STREAM.
         self.responder.reset(Reason::CANCEL);
     }
 }

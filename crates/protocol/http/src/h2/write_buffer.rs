@@ -1,4 +1,4 @@
-//! Frames that wait to be sent on a connection.
+//! Frames that are waiting to be sent on a connection.
 
 use std::{
     cell::Cell,
@@ -12,32 +12,33 @@ use std::{
 use bytes::{Buf as _, Bytes};
 use tokio::io::AsyncWrite;
 
-/// Pieces of a body from this length on are not copied: a copy costs more than another part of a vectored write.
+/// Minimum length of a body piece that is not copied, in bytes: a copy costs more than another part of a vectored
+/// write.
 const MIN_UNCOPIED: usize = 8 * 1024;
-/// Most parts of one write.
+/// Maximum number of parts in one vectored write.
 const MAX_PARTS: usize = 16;
-/// A buffer up to this size is kept for the next connection.
+/// Maximum size in bytes of a buffer that is kept for the next connection.
 const MAX_KEPT: usize = 256 * 1024;
 
 thread_local! {
-    /// Lent to the connection that writes: idle connections hold no buffer.
+    /// Buffer that is lent to the connection that is writing. Idle connections hold no buffer.
     static SPARE: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
 }
 
-/// Frames in order: most in one buffer, with large pieces of bodies in between.
+/// Frames in order: most in one buffer, with large body pieces in between.
 #[derive(Debug, Default)]
 pub(super) struct WriteBuffer {
     buffer: Vec<u8>,
-    /// Bytes of the buffer already sent.
+    /// Bytes of the buffer that were already sent.
     sent: usize,
-    /// Large pieces, each with its offset in the buffer.
+    /// Large pieces, each with its position in the buffer.
     large: VecDeque<(usize, Bytes)>,
-    /// Unsent bytes of these.
+    /// Unsent bytes of the large pieces.
     large_left: usize,
 }
 
 impl WriteBuffer {
-    /// The buffer to write frames to.
+    /// Returns the buffer to which frames are written.
     pub(super) fn buffer(&mut self) -> &mut Vec<u8> {
         if self.buffer.capacity() == 0 {
             self.buffer = SPARE.take();
@@ -54,7 +55,7 @@ impl WriteBuffer {
         self.large.push_back((self.buffer.len(), data));
     }
 
-    /// Unsent bytes.
+    /// Number of unsent bytes.
     pub(super) fn len(&self) -> usize {
         self.buffer.len() - self.sent + self.large_left
     }
@@ -63,7 +64,7 @@ impl WriteBuffer {
         self.len() == 0
     }
 
-    /// Sends everything.
+    /// Sends everything that is buffered.
     pub(super) fn poll_flush<W>(&mut self, io: &mut W, context: &mut Context<'_>) -> Poll<io::Result<()>>
     where
         W: AsyncWrite + Unpin,
@@ -80,7 +81,7 @@ impl WriteBuffer {
             self.advance(written);
         }
         self.recycle();
-        // A socket has nothing to flush; TLS keeps what the socket did not accept.
+        // A socket has nothing to flush, but TLS buffers what the socket did not accept.
         Pin::new(io).poll_flush(context)
     }
 
@@ -93,7 +94,7 @@ impl WriteBuffer {
         }
         let (mut parts, mut count, mut at) = ([IoSlice::new(&[]); MAX_PARTS], 0, self.sent);
         for (before, data) in &self.large {
-            // Space for the bytes before the piece, the piece, and the bytes behind the last one.
+            // Space is needed for the bytes before the piece, the piece, and the bytes after the last piece.
             if count + 3 > MAX_PARTS {
                 return Pin::new(io).poll_write_vectored(context, &parts[..count]);
             }
@@ -127,7 +128,7 @@ impl WriteBuffer {
         }
     }
 
-    /// Everything is sent: returns the buffer to the thread.
+    /// Returns the buffer to the thread after everything is sent.
     fn recycle(&mut self) {
         if self.buffer.capacity() == 0 {
             return;
@@ -141,7 +142,7 @@ impl WriteBuffer {
         }
     }
 
-    /// With a peer that reads slowly, sent bytes are dropped from the buffer.
+    /// Drops sent bytes from the buffer, for a peer that reads slowly.
     fn compact(&mut self) {
         if self.sent > self.buffer.len() / 2 {
             self.buffer.drain(..self.sent);
@@ -159,7 +160,7 @@ mod tests {
 
     use super::*;
 
-    /// Accepts so many bytes at a time; 0 is `Pending` once.
+    /// A writer that accepts these numbers of bytes in turn; 0 means `Pending` once.
     struct Slow {
         accepted: Vec<u8>,
         sizes: VecDeque<usize>,
@@ -196,7 +197,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn bytes_are_written_in_order_at_any_write_size(
+        fn write_buffer_writes_bytes_in_order_at_any_write_size(
             pieces in prop::collection::vec((0..3 * MIN_UNCOPIED, any::<bool>()), 1..40),
             sizes in prop::collection::vec(0..4 * MIN_UNCOPIED, 1..60),
         ) {

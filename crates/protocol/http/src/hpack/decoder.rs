@@ -8,17 +8,18 @@ use super::{
     static_table,
 };
 
-/// Capacity for decoded strings that is kept between blocks.
+/// Capacity for decoded strings that is kept between blocks, in bytes.
 const KEPT_CAPACITY: usize = 4096;
-/// Dynamic table size updates at the beginning of a block: to the minimum, and to the final size (RFC 7541 4.2).
+/// Maximum number of dynamic table size updates at the beginning of a block: one to the minimum, one to the final size
+/// (RFC 7541 4.2).
 const MAX_SIZE_UPDATES: usize = 2;
 
-/// Decodes the blocks of a connection, all of them in order.
+/// Decodes all header blocks of a connection, in order.
 #[derive(Debug)]
 pub struct Decoder {
     table: DynamicTable,
     max_size: usize,
-    /// For Huffman-coded strings.
+    /// Buffer for Huffman-coded strings.
     buffer: Vec<u8>,
 }
 
@@ -29,17 +30,17 @@ impl Default for Decoder {
 }
 
 impl Decoder {
-    /// With a dynamic table of at most so many bytes, which is announced as `SETTINGS_HEADER_TABLE_SIZE`. The peer may
-    /// use more than 4096 only after a size update. With less, it may have sent blocks before it received the setting,
-    /// which cannot be decoded.
+    /// Creates a decoder whose dynamic table has at most `max_size` bytes, the value announced as
+    /// `SETTINGS_HEADER_TABLE_SIZE`. Above 4096 bytes, the peer uses the space only after a size update. Below 4096,
+    /// blocks that the peer sent before it received the setting may fail to decode.
     pub fn new(max_size: usize) -> Self {
         Self { table: DynamicTable::new(max_size.min(DEFAULT_TABLE_SIZE)), max_size, buffer: Vec::new() }
     }
 
-    /// Decodes a complete header block and passes each field to `each` in order.
+    /// Decodes a complete header block, and passes each field to `each` in order.
     ///
     /// # Errors
-    /// The block cannot be decoded, after some fields were passed.
+    /// The block cannot be decoded. Some fields may have been passed to `each` already.
     pub fn decode(&mut self, block: &[u8], mut each: impl FnMut(Field)) -> Result<(), DecodeError> {
         let mut input = Input(block);
         self.resize(&mut input)?;
@@ -78,7 +79,7 @@ impl Decoder {
             0x20.. => Err(DecodeError("a table size update within a block, or a third one")),
             0x10.. => {
                 let mut field = self.literal(input, 4)?.field;
-                // Intermediaries must not add it to a table either (RFC 7541 6.2.3).
+                // Intermediaries must not add never-indexed fields to a table either (RFC 7541 6.2.3).
                 if let Field::Header(_, value) = &mut field {
                     value.set_sensitive(true);
                 }
@@ -88,7 +89,7 @@ impl Decoder {
         }
     }
 
-    /// A literal field, whose name may be indexed (RFC 7541 6.2).
+    /// Decodes a literal field, whose name may be indexed (RFC 7541 6.2).
     fn literal(&mut self, input: &mut Input<'_>, bits: u32) -> Result<Entry, DecodeError> {
         let name = match input.integer(bits)? {
             0 => Name::read(input.string(&mut self.buffer)?),
@@ -97,7 +98,7 @@ impl Decoder {
         Ok(Entry::read(name, input.string(&mut self.buffer)?))
     }
 
-    /// The static table precedes the dynamic one (RFC 7541 2.3.3).
+    /// Returns the entry with this index. The static table precedes the dynamic one (RFC 7541 2.3.3).
     fn entry(&self, index: usize) -> Result<&Entry, DecodeError> {
         let place = index.checked_sub(1).ok_or(DecodeError("index 0"))?;
         let entry = match place.checked_sub(static_table::COUNT) {

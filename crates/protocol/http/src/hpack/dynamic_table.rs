@@ -4,10 +4,10 @@ use std::collections::VecDeque;
 
 use super::field::Entry;
 
-/// Fields that the peer may refer to by index.
+/// Fields to which the peer may refer by index.
 #[derive(Debug)]
 pub(super) struct DynamicTable {
-    /// The newest first.
+    /// Entries, the newest first.
     entries: VecDeque<Entry>,
     size: usize,
     limit: usize,
@@ -18,12 +18,12 @@ impl DynamicTable {
         Self { entries: VecDeque::new(), size: 0, limit }
     }
 
-    /// The entry of this age, 0 for the newest.
+    /// Returns the entry of this age; the newest entry has age 0.
     pub(super) fn get(&self, age: usize) -> Option<&Entry> {
         self.entries.get(age)
     }
 
-    /// Adds an entry. One that is larger than the table empties it, which is no error (RFC 7541 4.4).
+    /// Adds an entry. An entry larger than the table empties the table, which is no error (RFC 7541 4.4).
     pub(super) fn insert(&mut self, entry: Entry) {
         let size = entry.field.size();
         self.evict(self.limit.saturating_sub(size));
@@ -33,7 +33,7 @@ impl DynamicTable {
         }
     }
 
-    /// Changes the maximum size (RFC 7541 4.3).
+    /// Changes the maximum size, in bytes (RFC 7541 4.3).
     pub(super) fn resize(&mut self, limit: usize) {
         self.limit = limit;
         self.evict(limit);
@@ -51,7 +51,7 @@ impl DynamicTable {
 
 #[cfg(test)]
 impl DynamicTable {
-    /// The sizes of the entries, and whether they add up to the size and limit.
+    /// Returns the sizes of the entries, and whether their sum is consistent with the recorded size and the limit.
     pub(super) fn sizes(&self) -> (Vec<usize>, bool) {
         let sizes: Vec<usize> = self.entries.iter().map(|entry| entry.field.size()).collect();
         let sum: usize = sizes.iter().sum();

@@ -9,35 +9,35 @@ use super::{
     static_table,
 };
 
-/// Encodes the blocks of a connection, all of them in order.
+/// Encodes all header blocks of a connection, in order.
 #[derive(Debug, Default)]
 pub struct Encoder {
     table: EncoderTable,
     size_update: Option<SizeUpdate>,
 }
 
-/// Changes of the table's limit since the last block.
+/// Changes of the table's maximum size since the last block.
 #[derive(Clone, Copy, Debug)]
 struct SizeUpdate {
     least: usize,
     last: usize,
 }
 
-/// A header block in progress. Pseudo-headers come first (RFC 9113 8.3).
+/// A header block under construction. Pseudo-headers come first (RFC 9113 8.3).
 #[derive(Debug)]
 pub struct Block<'a> {
     encoder: &'a mut Encoder,
     out: &'a mut Vec<u8>,
 }
 
-/// The form of a literal field (RFC 7541 6.2).
+/// The representation of a literal field (RFC 7541 6.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Literal {
-    /// With incremental indexing: the peer adds it to its table.
+    /// With incremental indexing: the peer adds the field to its table.
     Incremental,
     /// Without indexing.
     WithoutIndexing,
-    /// Never indexed, by intermediaries neither.
+    /// Never indexed, not even by intermediaries.
     NeverIndexed,
 }
 
@@ -52,7 +52,7 @@ impl Encoder {
     /// Begins a block at the end of `out`.
     pub fn block<'a>(&'a mut self, out: &'a mut Vec<u8>) -> Block<'a> {
         if let Some(SizeUpdate { least, last }) = self.size_update.take() {
-            // Entries evicted by the smaller size are gone, even if the limit rises again (RFC 7541 4.2).
+            // Entries evicted at the smaller size are gone, even if the maximum size rises again (RFC 7541 4.2).
             self.announce(least.min(self.table.limit()), out);
             self.announce(last, out);
         }
@@ -120,7 +120,8 @@ impl Block<'_> {
         }
     }
 
-    /// Adds a field that may be in the dynamic table. `known` is the index of its name in the static table, or 0.
+    /// Adds a field that may be in the dynamic table. `known` returns the index of the field's name in the static
+    /// table, or 0.
     fn field(&mut self, known: impl FnOnce() -> usize, name: &[u8], value: &[u8]) {
         if !self.encoder.table.fits(name.len() + value.len()) {
             let index = self.name(known(), name);
@@ -138,7 +139,7 @@ impl Block<'_> {
         self.literal(how, index, name, value);
     }
 
-    /// The index of a name: `known`, or from the dynamic table, or 0.
+    /// Returns the index of a name: `known` if it is not 0, otherwise its index in the dynamic table, or 0.
     fn name(&self, known: usize, name: &[u8]) -> usize {
         if known > 0 { known } else { self.encoder.table.find_name(name).unwrap_or(0) }
     }
@@ -160,7 +161,7 @@ impl Block<'_> {
     }
 }
 
-/// The literal form of a header that is kept out of the table.
+/// Returns the literal representation of a header that must stay out of the table; `None` for other headers.
 fn literal_only(name: &HeaderName, value: &HeaderValue) -> Option<Literal> {
     if value.is_sensitive() {
         return Some(Literal::NeverIndexed);
@@ -171,7 +172,7 @@ fn literal_only(name: &HeaderName, value: &HeaderValue) -> Option<Literal> {
         header::AUTHORIZATION | header::PROXY_AUTHORIZATION | header::COOKIE | header::SET_COOKIE => {
             Some(Literal::NeverIndexed)
         }
-        // Lengths rarely repeat, and are shorter than the cost of an entry.
+        // Lengths rarely repeat, and are too short to be worth an entry.
         header::CONTENT_LENGTH => Some(Literal::WithoutIndexing),
         _ => None,
     }

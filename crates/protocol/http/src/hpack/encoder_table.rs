@@ -1,38 +1,39 @@
-//! The encoder's dynamic table, and which fields are added to it.
+//! The encoder's dynamic table, and the policy that decides which fields enter it.
 
 use std::collections::VecDeque;
 
 use super::{DEFAULT_TABLE_SIZE, ENTRY_OVERHEAD, field_hash::FieldHasher, static_table};
 
-/// Slots in which a hash can be found.
+/// Number of slots per set. An entry may be in any slot of the set that its hash selects.
 const WAYS: usize = 8;
-/// Sets of slots: four times as many slots as a table has entries.
+/// Number of sets. All sets together have four times as many slots as a table has entries.
 const SETS: usize = 64;
-/// Sets of recently seen fields. The more sets, the more unique fields may come between two occurrences.
+/// Number of sets of recently seen fields. With more sets, more unique fields may come between two occurrences of a
+/// field.
 const SEEN_SETS: usize = 32;
-/// An entry may take this fraction of the table, or it would evict too much.
+/// An entry may take at most 1/4 of the table; a larger one would evict too much.
 const MAX_ENTRY_FRACTION: usize = 4;
-/// An entry that is added only for its name may take this fraction.
+/// An entry that is added only for its name may take at most 1/16 of the table.
 const MAX_NAME_FRACTION: usize = 16;
 
 /// The content of the peer's dynamic table, indexed by hash.
 ///
-/// Most fields repeat and are worth an entry. Fields that do not, such as ids, dates and trace contexts, would evict
-/// those one by one. So a field is added at its second occurrence; or at that of its name, since a literal name costs
-/// the peer more than its bytes.
+/// Most fields repeat and are worth an entry. Unique fields, such as ids, dates and trace contexts, would evict the
+/// repeating ones. A field is therefore added at its second occurrence. A name in no table is also added at its second
+/// occurrence, even with a new value, since a literal name costs the peer more than its bytes.
 #[derive(Debug)]
 pub(super) struct EncoderTable {
     hasher: FieldHasher,
-    /// The newest first.
+    /// Entries, the newest first.
     entries: VecDeque<Entry>,
     size: usize,
     limit: usize,
-    /// The number of the next entry. It wraps around, and a slot may hold the number of an old entry: bytes are
-    /// compared in any case.
+    /// Number of the next entry, which wraps around. A slot may hold the number of an evicted entry, so bytes are
+    /// always compared.
     next: u16,
     slots: Box<[Slots; SETS]>,
-    /// By hash: other bits of recently seen fields, the latest first. Several ways, so that two fields that always
-    /// come together and share a set do not evict each other.
+    /// For each set, other bits of the hashes of recently seen fields, the latest first. Each set has several ways, so
+    /// that two fields that always occur together and share a set do not evict each other.
     seen: Box<[[u32; WAYS]; SEEN_SETS]>,
 }
 
@@ -41,24 +42,24 @@ pub(super) struct EncoderTable {
 pub(super) struct Lookup<'a> {
     name: &'a [u8],
     value: &'a [u8],
-    /// Hash state after the name, and the hash of the field.
+    /// Hash state after the name, and the hash of the complete field.
     state: u64,
     hash: u64,
 }
 
-/// Slots of entries, which may have been evicted since.
+/// Slots with the numbers of entries, which may have been evicted since.
 #[derive(Clone, Copy, Debug, Default)]
 struct Slots {
-    /// Bits of their hashes, adjacent so that all are compared at once.
+    /// Tags: some bits of the entries' hashes, adjacent so that all are compared at once.
     tags: [u16; WAYS],
     numbers: [u16; WAYS],
 }
 
 #[derive(Debug)]
 struct Entry {
-    /// Name and value, copied: a header may share the memory of all headers it arrived with.
+    /// Name and value, copied, because a header may share the memory of all headers it arrived with.
     text: Box<[u8]>,
-    /// Length of the name.
+    /// Length of the name in bytes.
     name: usize,
 }
 
@@ -67,7 +68,7 @@ impl Entry {
         self.text.len() + ENTRY_OVERHEAD
     }
 
-    /// Name and value.
+    /// Returns name and value.
     fn parts(&self) -> (&[u8], &[u8]) {
         self.text.split_at(self.name)
     }
@@ -80,7 +81,7 @@ impl Default for EncoderTable {
             entries: VecDeque::new(),
             size: 0,
             limit: DEFAULT_TABLE_SIZE,
-            // Empty slots hold 0, which must be no entry.
+            // Empty slots hold 0, so no entry may have the number 0.
             next: 1,
             slots: Box::new([Slots::default(); SETS]),
             seen: Box::new([[0; WAYS]; SEEN_SETS]),
@@ -93,13 +94,13 @@ impl EncoderTable {
         self.limit
     }
 
-    /// Changes the limit. The peer must receive the size update before any further field.
+    /// Changes the maximum size. The peer must receive the size update before any further field.
     pub(super) fn resize(&mut self, limit: usize) {
         self.limit = limit;
         self.evict(limit);
     }
 
-    /// Whether a field with so many bytes of name and value may be in the table.
+    /// Whether a field whose name and value have `text` bytes may enter the table.
     pub(super) fn fits(&self, text: usize) -> bool {
         text + ENTRY_OVERHEAD <= self.limit / MAX_ENTRY_FRACTION
     }
@@ -109,12 +110,12 @@ impl EncoderTable {
         Lookup { name, value, state, hash: FieldHasher::hash(self.hasher.extend(state, value)) }
     }
 
-    /// The index of this field.
+    /// Returns the index of this field.
     pub(super) fn find(&self, lookup: &Lookup<'_>) -> Option<usize> {
         self.look_up(lookup.hash, |entry| entry.parts() == (lookup.name, lookup.value))
     }
 
-    /// The index of a field of this name.
+    /// Returns the index of a field with this name.
     pub(super) fn find_name(&self, name: &[u8]) -> Option<usize> {
         self.look_up(FieldHasher::hash(self.hasher.begin(name)), |entry| entry.parts().0 == name)
     }
@@ -133,13 +134,13 @@ impl EncoderTable {
         None
     }
 
-    /// 1 for the newest entry.
+    /// Returns the age of an entry: 1 for the newest.
     fn age(&self, number: u16) -> usize {
         usize::from(self.next.wrapping_sub(number))
     }
 
-    /// Adds a field that [fits](Self::fits) and is not in the table if it is expected to repeat, or at least its name,
-    /// which is in no table. If it returns true, the peer must add the field too.
+    /// Adds a field that [fits](Self::fits) and is not in the table. It is added if the field is expected to repeat,
+    /// or if its name is in no table and is expected to repeat. Returns whether the peer must add the field too.
     pub(super) fn admit(&mut self, lookup: &Lookup<'_>, name_lacks: bool) -> bool {
         let size = lookup.name.len() + lookup.value.len() + ENTRY_OVERHEAD;
         let name_hash = FieldHasher::hash(lookup.state);
@@ -152,7 +153,7 @@ impl EncoderTable {
         let text = [lookup.name, lookup.value].concat().into();
         self.entries.push_front(Entry { text, name: lookup.name.len() });
         self.insert_slot(lookup.hash);
-        // Once is enough: fields of one name would occupy all slots of a set.
+        // One entry per name is enough: fields of one name would occupy all slots of a set.
         if name_lacks {
             self.insert_slot(name_hash);
         }
@@ -160,7 +161,7 @@ impl EncoderTable {
         true
     }
 
-    /// Whether this was seen recently; records it.
+    /// Records a hash. Returns whether it was seen recently.
     fn seen_before(&mut self, hash: u64) -> bool {
         let rest = (hash >> 32) as u32;
         let set = &mut self.seen[(hash >> 8) as usize % SEEN_SETS];
@@ -172,7 +173,7 @@ impl EncoderTable {
         is_seen
     }
 
-    /// Makes the next entry findable by this hash, in place of the oldest.
+    /// Makes the next entry findable by this hash. Replaces the oldest slot of the set.
     fn insert_slot(&mut self, hash: u64) {
         let set = &mut self.slots[hash as usize % SETS];
         let slots = std::iter::zip(&mut set.tags, &mut set.numbers);
@@ -193,7 +194,7 @@ impl EncoderTable {
 }
 
 impl Slots {
-    /// A bit for each slot with this tag.
+    /// Returns one bit per slot: 1 for slots with this tag.
     fn with_tag(&self, tag: u16) -> u32 {
         let bit = |(slot, at): (usize, &u16)| u32::from(*at == tag) << slot;
         self.tags.iter().enumerate().map(bit).sum()
@@ -206,7 +207,7 @@ fn tag(hash: u64) -> u16 {
 
 #[cfg(test)]
 impl EncoderTable {
-    /// The sizes of the entries.
+    /// Returns the sizes of the entries.
     pub(super) fn sizes(&self) -> Vec<usize> {
         self.entries.iter().map(Entry::size).collect()
     }

@@ -9,7 +9,7 @@ use http::{
 use super::ENTRY_OVERHEAD;
 use crate::path::Path;
 
-/// A header field, parsed once and then kept in the dynamic table.
+/// A header field, parsed once and then stored in the dynamic table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Field {
     /// `:method`
@@ -24,13 +24,13 @@ pub enum Field {
     Status(StatusCode),
     /// `:protocol` of an extended CONNECT (RFC 8441).
     Protocol(Bytes),
-    /// Any other. A never-indexed field has a sensitive value.
+    /// Any other field. A never-indexed field has a sensitive value.
     Header(HeaderName, HeaderValue),
-    /// Valid in HPACK and not in HTTP: its [size](Field::size), and the reason. Only its message fails.
+    /// A field that is valid in HPACK but not in HTTP: its [size](Field::size) and the reason. Only its message fails.
     Malformed(usize, &'static str),
 }
 
-/// The name of a field, which later fields may refer to.
+/// The name of a field, to which later fields may refer by index.
 #[derive(Clone, Debug)]
 pub(super) enum Name {
     Method,
@@ -40,20 +40,21 @@ pub(super) enum Name {
     Status,
     Protocol,
     Header(HeaderName),
-    /// Its length, and the reason.
+    /// A malformed name: its length and the reason.
     Malformed(usize, &'static str),
 }
 
-/// An entry of a table.
+/// An entry of the static or dynamic table.
 #[derive(Debug)]
 pub(super) struct Entry {
     pub(super) field: Field,
-    /// The name of a malformed field, which does not contain it: other fields may refer to the name and be valid.
+    /// The name of a malformed field, since the field does not contain it. Other fields may refer to the name and be
+    /// valid.
     name: Option<Name>,
 }
 
 impl Field {
-    /// Its size in a dynamic table (RFC 7541 4.1).
+    /// The field's size in a dynamic table, in bytes (RFC 7541 4.1).
     pub fn size(&self) -> usize {
         let text = match self {
             Self::Method(method) => Name::Method.len() + method.as_str().len(),
@@ -102,7 +103,7 @@ impl Name {
         }
     }
 
-    /// A field of this name; otherwise the name again, and the reason.
+    /// Builds a field with this name. On failure, returns the name and the reason.
     fn field(self, value: &[u8]) -> Result<Field, (Self, &'static str)> {
         let field = match &self {
             Self::Method => Method::from_bytes(value).map(Field::Method).map_err(|_| "an invalid :method"),
@@ -121,7 +122,7 @@ impl Name {
         field.map_err(|why| (self, why))
     }
 
-    /// Separate, since the name is moved into the field.
+    /// A separate function, since the name is moved into the field.
     fn header(self, value: &[u8]) -> Result<Field, (Self, &'static str)> {
         match (HeaderValue::from_maybe_shared(Bytes::copy_from_slice(value)), self) {
             (Ok(value), Self::Header(name)) => Ok(Field::Header(name, value)),
@@ -131,7 +132,7 @@ impl Name {
 }
 
 impl Entry {
-    /// An entry with a valid field.
+    /// An entry for a valid field.
     pub(super) const fn of(field: Field) -> Self {
         Self { field, name: None }
     }
@@ -160,13 +161,13 @@ impl Entry {
             (Field::Status(_), None) => Name::Status,
             (Field::Protocol(_), None) => Name::Protocol,
             (Field::Header(name, _), None) => Name::Header(name.clone()),
-            // Malformed entries are always made with a name.
+            // Malformed entries always have a name.
             (Field::Malformed(_, why), None) => Name::Malformed(0, why),
         }
     }
 }
 
-/// The name of a protocol, a token that is compared as is (RFC 8441 4).
+/// Parses the name of a protocol: a token that is compared byte by byte (RFC 8441 4).
 fn protocol(value: &[u8]) -> Result<Bytes, &'static str> {
     let is_name = !value.is_empty() && value.iter().all(u8::is_ascii_graphic);
     is_name.then(|| Bytes::copy_from_slice(value)).ok_or("an invalid :protocol")

@@ -2,10 +2,10 @@
 
 use std::hash::{BuildHasher as _, RandomState};
 
-/// An odd constant without pattern.
+/// An odd constant without a bit pattern.
 const MIX: u64 = 0xd6e8_feb8_6659_fd93;
 
-/// Keyed hashes that take a few nanoseconds. Without the key, colliding texts cannot be constructed.
+/// Keyed hashes that take a few nanoseconds. Colliding texts can be constructed only with the key.
 #[derive(Debug)]
 pub(super) struct FieldHasher {
     pub(super) start: u64,
@@ -18,14 +18,14 @@ impl FieldHasher {
         Self { start: random.hash_one(0), key: random.hash_one(1) }
     }
 
-    /// The hash state after a first text.
+    /// Returns the hash state after a first text.
     pub(super) fn begin(&self, text: &[u8]) -> u64 {
         self.extend(self.start, text)
     }
 
-    /// The hash state after another text.
+    /// Returns the hash state after another text.
     pub(super) fn extend(&self, state: u64, text: &[u8]) -> u64 {
-        // The length changes all bits, so that no first byte can compensate for it.
+        // The length changes all bits, so that no choice of the first byte can cancel it out.
         let mut sum = state.wrapping_add(MIX.wrapping_mul(text.len() as u64));
         let mut rest = text;
         while let Some((sixteen, after)) = rest.split_first_chunk()
@@ -37,8 +37,8 @@ impl FieldHasher {
         self.fold(sum, last(text))
     }
 
-    /// Finishes a hash. Texts that differ by one digit have products at equal distances, which some bits may not show;
-    /// so the bits are mixed once more.
+    /// Finishes a hash. Texts that differ by one digit have products at equal distances, which would be invisible in
+    /// some bits. The bits are therefore mixed once more.
     pub(super) fn hash(state: u64) -> u64 {
         let mixed = (state ^ state >> 32).wrapping_mul(MIX);
         mixed ^ mixed >> 32
@@ -55,7 +55,8 @@ fn halves(sixteen: [u8; 16]) -> (u64, u64) {
     (both as u64, (both >> 64) as u64)
 }
 
-/// The last 16 bytes of a text, or a shorter text whole. Bytes may be in both halves; the length is part of the hash.
+/// Returns the last 16 bytes of a text, or all bytes of a shorter text, in two halves. Bytes may be in both halves; the
+/// length is hashed too.
 fn last(text: &[u8]) -> (u64, u64) {
     if let Some(sixteen) = text.last_chunk() {
         return halves(*sixteen);

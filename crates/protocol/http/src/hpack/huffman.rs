@@ -1,18 +1,18 @@
 //! The Huffman code of strings (RFC 7541 5.2).
 //!
-//! The code is canonical: shorter codes precede longer ones, and codes of equal length are consecutive. So the lengths
-//! define the code, and the length of a code is found by comparison with the first longer one.
+//! The code is canonical: shorter codes precede longer ones, and codes of equal length are consecutive. The lengths
+//! alone therefore define the code. Comparing bits with the upper bound of each length finds the length of a code.
 
 use super::DecodeError;
 
-/// The symbol that pads a string and never occurs in one (RFC 7541 5.2).
+/// The end-of-string symbol, which pads a string and never occurs in one (RFC 7541 5.2).
 const EOS: u16 = 256;
 const SYMBOLS: usize = 257;
-/// Codes up to this length, all frequent ones, are found by one table lookup.
+/// Maximum length of codes that are found by one table lookup, in bits. All frequent codes are shorter.
 const SHORT: u32 = 8;
 const LONGEST: u32 = 30;
 
-/// Bits of the code of each symbol (RFC 7541, appendix B).
+/// Length of each symbol's code in bits (RFC 7541, appendix B).
 #[rustfmt::skip]
 const LENGTHS: [u8; SYMBOLS] = [
     13, 23, 28, 28, 28, 28, 28, 28, 28, 24, 30, 28, 28, 30, 28, 28, 28, 28, 28, 28, 28, 28, 30, 28, 28, 28, 28, 28, 28, 28, 28, 28,
@@ -26,15 +26,15 @@ const LENGTHS: [u8; SYMBOLS] = [
     30,
 ];
 
-/// Lookup tables of the code.
+/// Lookup tables for decoding.
 struct Code {
-    /// By the next [`SHORT`] bits: a symbol and the length of its code; 0 where the code is longer.
+    /// Indexed by the next [`SHORT`] bits: a symbol and the length of its code; 0 if the code is longer.
     short: [(u8, u8); 1 << SHORT],
     /// Symbols in the order of their codes.
     symbols: [u16; SYMBOLS],
-    /// By length: the upper bound of codes of this and smaller lengths, as the first of 32 bits.
+    /// Indexed by length: the upper bound of all codes up to this length, left-aligned in 32 bits.
     ends: [u64; LONGEST as usize + 1],
-    /// By length: the number of codes of this and smaller lengths.
+    /// Indexed by length: the number of codes up to this length.
     counts: [u32; LONGEST as usize + 1],
 }
 
@@ -66,7 +66,7 @@ const fn code() -> Code {
     code
 }
 
-/// Enters a short code, the first of 32 bits, for all bits that may follow.
+/// Enters a short code, left-aligned in 32 bits, for every combination of the bits after it.
 const fn fill_short(short: &mut [(u8, u8); 1 << SHORT], code: u64, symbol: usize, length: u32) {
     if length > SHORT {
         return;
@@ -79,7 +79,7 @@ const fn fill_short(short: &mut [(u8, u8); 1 << SHORT], code: u64, symbol: usize
     }
 }
 
-/// Appends the decoded string to `out`: at most 8/5 of its length.
+/// Appends the decoded string to `out`. The decoded string has at most 8/5 of the length of `coded`.
 pub(super) fn decode(coded: &[u8], out: &mut Vec<u8>) -> Result<(), DecodeError> {
     out.reserve(coded.len() / 5 * 8 + 8);
     let mut bits = Bits { rest: coded, next: 0, count: 0 };
@@ -101,30 +101,30 @@ pub(super) fn decode(coded: &[u8], out: &mut Vec<u8>) -> Result<(), DecodeError>
     }
 }
 
-/// The symbol of a code longer than [`SHORT`] at the beginning of these bits, and its length.
+/// Returns the symbol whose code, longer than [`SHORT`], begins these bits, and the length of the code.
 #[cold]
 fn long(window: u32) -> (u16, u32) {
     let mut length = SHORT + 1;
     while length < LONGEST && u64::from(window) >= CODE.ends[length as usize] {
         length += 1;
     }
-    // Counted from the end, these codes are consecutive: the bound of a length is that of its last code.
+    // Counted from the end, codes of one length are consecutive: the upper bound of a length belongs to its last code.
     let behind = (CODE.ends[length as usize] - 1 - u64::from(window)) >> (32 - length);
     let place = CODE.counts[length as usize] as usize - 1 - behind as usize;
     (CODE.symbols[place], length)
 }
 
-/// Reads bits.
+/// Reads a string bit by bit.
 struct Bits<'a> {
     rest: &'a [u8],
-    /// The next bits, the first one uppermost, and zeros.
+    /// The next bits, left-aligned and followed by zeros.
     next: u64,
-    /// Valid bits in `next`, less than 64.
+    /// Number of valid bits in `next`, less than 64.
     count: u32,
 }
 
 impl Bits<'_> {
-    /// Fills `next` for the longest code, unless the string ends before.
+    /// Fills `next` with enough bits for the longest code, unless the string ends before.
     fn fill(&mut self) {
         if self.count >= LONGEST {
             return;
@@ -141,7 +141,7 @@ impl Bits<'_> {
         }
     }
 
-    /// The next 32 bits. Ones follow the last bit, as padding does: the prefix of [`EOS`].
+    /// Returns the next 32 bits. Ones follow the last bit, as in padding, which is a prefix of [`EOS`].
     fn window(&self) -> u32 {
         ((self.next | u64::MAX >> self.count) >> 32) as u32
     }
@@ -151,7 +151,7 @@ impl Bits<'_> {
         self.count -= length;
     }
 
-    /// Checks the padding: ones, and less than a byte (RFC 7541 5.2).
+    /// Checks the padding: less than a byte, and only ones (RFC 7541 5.2).
     fn end(&self) -> Result<(), DecodeError> {
         if self.count >= 8 {
             return Err(DecodeError("the padding of a string exceeds 7 bits"));

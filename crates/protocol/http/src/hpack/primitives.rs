@@ -4,15 +4,16 @@ use super::{DecodeError, huffman};
 
 /// The flag of Huffman-coded strings (RFC 7541 5.2).
 const HUFFMAN: u8 = 0x80;
-/// Most continuation bytes of an integer: these hold any `u32`. RFC 7541 5.1 leaves the limit to implementations.
+/// Maximum number of continuation bytes in an integer: enough for any `u32`. RFC 7541 5.1 leaves the limit to
+/// implementations.
 const MAX_CONTINUATION_BYTES: u32 = 5;
 
-/// The rest of a block.
+/// The part of a block that is not yet decoded.
 #[derive(Debug)]
 pub(super) struct Input<'a>(pub(super) &'a [u8]);
 
 impl<'a> Input<'a> {
-    /// The next byte, which determines the representation.
+    /// Returns the next byte, which determines the field representation, without consuming it.
     pub(super) fn first(&self) -> Option<u8> {
         self.0.first().copied()
     }
@@ -23,7 +24,7 @@ impl<'a> Input<'a> {
         Ok(*byte)
     }
 
-    /// An integer with a prefix of `bits`, less than 8.
+    /// Decodes an integer with a prefix of `bits`, less than 8.
     pub(super) fn integer(&mut self, bits: u32) -> Result<usize, DecodeError> {
         let mask = (1 << bits) - 1;
         let first = self.byte()? & mask;
@@ -42,7 +43,7 @@ impl<'a> Input<'a> {
         Err(DecodeError("an integer has too many bytes"))
     }
 
-    /// A string, which lies in the block itself or is decoded into `buffer`.
+    /// Decodes a string. The result lies in the block itself, or is Huffman-decoded into `buffer`.
     pub(super) fn string<'r>(&mut self, buffer: &'r mut Vec<u8>) -> Result<&'r [u8], DecodeError>
     where
         'a: 'r,
@@ -61,7 +62,7 @@ impl<'a> Input<'a> {
     }
 }
 
-/// Appends an integer with a prefix of `bits`, less than 8, whose other bits are `first`.
+/// Appends an integer with a prefix of `bits`, less than 8. `first` holds the remaining bits of the first byte.
 #[inline]
 pub(super) fn integer(out: &mut Vec<u8>, first: u8, bits: u32, value: usize) {
     let mask = (1 << bits) - 1;
@@ -78,8 +79,9 @@ pub(super) fn integer(out: &mut Vec<u8>, first: u8, bits: u32, value: usize) {
     out.push(rest as u8);
 }
 
-/// Appends a string without Huffman coding, which would save a fifth of the bytes and cost more CPU, on both sides,
-/// than those bytes do within a data centre; and repeated fields are sent as an index of a byte or two in any case.
+/// Appends a string without Huffman coding. Huffman coding would save a fifth of the bytes, but within a data centre it
+/// costs both sides more CPU than the saved bytes are worth. Repeated fields are sent as an index of one or two bytes
+/// anyway.
 pub(super) fn string(out: &mut Vec<u8>, text: &[u8]) {
     integer(out, 0, 7, text.len());
     out.extend_from_slice(text);

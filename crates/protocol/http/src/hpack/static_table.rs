@@ -11,7 +11,7 @@ use super::{
 };
 use crate::path::Path;
 
-/// Number of entries; those of the dynamic table follow.
+/// Number of entries. The indices of the dynamic table follow.
 pub(super) const COUNT: usize = 61;
 
 /// Indices of pseudo-header names.
@@ -21,13 +21,13 @@ pub(super) const PATH: usize = 4;
 pub(super) const SCHEME: usize = 6;
 pub(super) const STATUS: usize = 8;
 
-/// The entry of index `place` + 1.
+/// Returns the entry with index `place` + 1.
 #[inline]
 pub(super) fn get(place: usize) -> Option<&'static Entry> {
     ENTRIES.get(place)
 }
 
-/// The index of `:method` with this value.
+/// Returns the index of `:method` with this value.
 pub(super) fn method(method: &Method) -> Option<usize> {
     match *method {
         Method::GET => Some(2),
@@ -36,7 +36,7 @@ pub(super) fn method(method: &Method) -> Option<usize> {
     }
 }
 
-/// The index of `:path` with this value.
+/// Returns the index of `:path` with this value.
 pub(super) fn path(path: &str) -> Option<usize> {
     match path {
         "/" => Some(4),
@@ -45,7 +45,7 @@ pub(super) fn path(path: &str) -> Option<usize> {
     }
 }
 
-/// The index of `:scheme` with this value.
+/// Returns the index of `:scheme` with this value.
 pub(super) fn scheme(scheme: &str) -> Option<usize> {
     match scheme {
         "http" => Some(6),
@@ -54,7 +54,7 @@ pub(super) fn scheme(scheme: &str) -> Option<usize> {
     }
 }
 
-/// The index of `:status` with this value.
+/// Returns the index of `:status` with this value.
 pub(super) fn status(status: StatusCode) -> Option<usize> {
     match status.as_u16() {
         200 => Some(8),
@@ -68,11 +68,11 @@ pub(super) fn status(status: StatusCode) -> Option<usize> {
     }
 }
 
-/// Makes the table, and the lookup by name, from the headers in it.
+/// Defines the table, and the lookup of its headers by name.
 macro_rules! table {
     ($($index:literal $name:ident $value:literal)*) => {
         static ENTRIES: [Entry; COUNT] = [
-            // Stands for its name: an empty authority is not used.
+            // This entry serves only as a name: its value, an empty authority, is never used.
             Entry::malformed(Name::Authority, ":authority".len() + ENTRY_OVERHEAD, "an invalid :authority"),
             Entry::of(Field::Method(Method::GET)),
             Entry::of(Field::Method(Method::POST)),
@@ -90,7 +90,7 @@ macro_rules! table {
             $(Entry::of(Field::Header(header::$name, HeaderValue::from_static($value))),)*
         ];
 
-        /// The index of a header's name, or 0.
+        /// Returns the index of a header's name, or 0.
         pub(super) fn header(name: &HeaderName) -> usize {
             match *name {
                 $(header::$name => $index,)*

@@ -10,7 +10,7 @@ use http::{HeaderName, HeaderValue, Method, StatusCode};
 use super::*;
 use crate::path::Path;
 
-/// Bytes of hexadecimal digits with spaces in between.
+/// Decodes hexadecimal digits, which spaces may separate.
 fn hex(text: &str) -> Vec<u8> {
     let parse_length: Vec<u8> = text.bytes().filter(u8::is_ascii_hexdigit).collect();
     let byte = |pair: &[u8]| u8::from_str_radix(std::str::from_utf8(pair).unwrap(), 16).unwrap();
@@ -23,7 +23,7 @@ fn decode(decoder: &mut Decoder, block: &[u8]) -> Result<Vec<Field>, DecodeError
     Ok(fields)
 }
 
-/// A valid field.
+/// Builds a valid field.
 fn field(name: &str, value: &str) -> Field {
     match name {
         ":method" => Field::Method(value.parse().unwrap()),
@@ -44,7 +44,7 @@ fn header(name: &'static str, value: &'static str) -> (HeaderName, HeaderValue) 
     (HeaderName::from_static(name), HeaderValue::from_static(value))
 }
 
-/// A literal field with incremental indexing.
+/// Encodes a literal field with incremental indexing.
 fn literal(name: &[u8], value: &[u8]) -> Vec<u8> {
     let mut block = vec![0x40];
     primitives::string(&mut block, name);

@@ -1,14 +1,15 @@
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
-/// Refusals of a known peer within [`PERIOD`] before its connection is closed: as many as resets
+/// Number of refusals within [`PERIOD`] that close a known peer's connection. It equals the limit on resets
 /// ([`Http2Settings::RESETS`](crate::Http2Settings::RESETS)).
 const MAX_REFUSALS: u32 = 64;
-/// The same of a peer that has shown neither certificate nor token.
+/// Number of refusals within [`PERIOD`] that close the connection of a peer without certificate and token.
 const MAX_UNKNOWN_REFUSALS: u32 = 8;
 /// Seconds after which refusals no longer count.
 const PERIOD: u32 = 60;
 
-/// Refusals of requests that cost the peer less than this process: only headers were sent, or the caller is unknown.
+/// Counts refused requests that cost this process more than the peer: only headers were sent, or the caller is
+/// unknown.
 #[derive(Debug, Default)]
 pub(crate) struct Refusals {
     count: AtomicU32,
@@ -16,7 +17,7 @@ pub(crate) struct Refusals {
 }
 
 impl Refusals {
-    /// Counts a refusal at `now`, in seconds. Returns whether the connection has to be closed.
+    /// Counts a refusal at `now`, in seconds. Returns whether the connection must be closed.
     pub(crate) fn exceed(&self, is_known: bool, now: u32) -> bool {
         let is_first = self.count.load(Relaxed) == 0;
         if is_first || now.saturating_sub(self.since.load(Relaxed)) > PERIOD {
@@ -33,7 +34,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn repeated_refusals_close_a_connection_sooner_for_strangers() {
+    fn unidentified_peer_is_disconnected_after_fewer_refusals() {
         for (is_known, max) in [(true, MAX_REFUSALS), (false, MAX_UNKNOWN_REFUSALS)] {
             let refusals = Refusals::default();
             assert!((0..max).all(|_| !refusals.exceed(is_known, 1)));

@@ -1,10 +1,10 @@
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
-/// Streams of one connection that may be open before the server begins their requests. Reading pauses above it, since every
-/// further stream takes memory that nothing has claimed yet.
+/// Maximum number of a connection's open streams whose requests the server has not begun. Above it reading pauses,
+/// since every further stream takes memory that nothing has claimed yet.
 const MAX_UNBEGUN: u32 = 64;
 
-/// Streams whose headers were received and whose requests the server has not begun.
+/// Streams whose headers were received and whose requests the server has not yet begun.
 #[derive(Debug, Default)]
 pub(crate) struct UnbegunStreams {
     count: AtomicU32,
@@ -17,7 +17,7 @@ impl UnbegunStreams {
         self.count.fetch_add(streams, Relaxed);
     }
 
-    /// The server begins a request. Returns whether reading may go on from here.
+    /// Records that the server begins a request. Returns whether reading may resume.
     pub(crate) fn begin(&self) -> bool {
         let begun = self.count.fetch_update(Relaxed, Relaxed, |count| count.checked_sub(1));
         begun == Ok(MAX_UNBEGUN)
@@ -27,13 +27,13 @@ impl UnbegunStreams {
         self.room() == 0
     }
 
-    /// How many streams may be opened before reading pauses.
+    /// Number of streams that may be opened before reading pauses.
     pub(crate) fn room(&self) -> u32 {
         MAX_UNBEGUN.saturating_sub(self.count.load(Relaxed))
     }
 
-    /// Forgets streams that the server has not begun since the last sweep: it refused them by itself. Returns whether reading
-    /// may go on from here.
+    /// Forgets the streams that the server has not begun since the last sweep, because the server itself refused them.
+    /// Returns whether reading may resume.
     pub(crate) fn sweep(&self) -> bool {
         let count = self.count.load(Relaxed);
         let is_stuck = count >= MAX_UNBEGUN && count == self.swept.swap(count, Relaxed);
@@ -46,7 +46,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn many_unbegun_streams_pause_reading_until_they_begin_or_are_refused() {
+    fn streams_without_running_handler_pause_reading_beyond_limit() {
         let streams = UnbegunStreams::default();
         assert!(!streams.begin(), "a request of HTTP/1.1 has no stream");
         streams.open(MAX_UNBEGUN + 1);

@@ -32,7 +32,7 @@ impl TryFrom<v1::Location> for Location {
     }
 }
 
-/// Parses an optional name, empty if absent.
+/// Parses an optional name, which is empty if absent.
 fn optional<N: TryFrom<String, Error = Invalid>>(field: &str, text: String) -> Result<Option<N>, Invalid> {
     if text.is_empty() {
         return Ok(None);
@@ -65,7 +65,7 @@ impl From<v1::endpoint::State> for EndpointState {
     fn from(state: v1::endpoint::State) -> Self {
         match state {
             v1::endpoint::State::Starting => Self::Starting,
-            // The defaults of absent fields are those of the model.
+            // An absent state has the model's default.
             v1::endpoint::State::Unspecified | v1::endpoint::State::Serving => Self::Serving,
             v1::endpoint::State::Draining => Self::Draining,
             v1::endpoint::State::Lost => Self::Lost,

@@ -1,4 +1,4 @@
-//! Backends of a gateway, the services that use it, and where they are placed.
+//! Gateway backends, the services that use them, and the placement of services on backends.
 
 use std::collections::{BTreeMap, BTreeSet};
 

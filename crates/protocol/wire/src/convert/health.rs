@@ -33,7 +33,7 @@ impl TryFrom<v1::HealthCheck> for HealthCheck {
         let probe = match required("probe", message.probe)? {
             health_check::Probe::Tcp(_) => Probe::Tcp,
             health_check::Probe::Http(v1::HttpProbe { path, status }) => {
-                // Numbers that cannot be a status are rejected below.
+                // Numbers that are no status are rejected by validation below.
                 let status = (status != 0).then(|| u16::try_from(status).unwrap_or(u16::MAX));
                 Probe::Http { path, status }
             }

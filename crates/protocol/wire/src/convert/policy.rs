@@ -107,7 +107,7 @@ impl TryFrom<v1::Policy> for Policy {
             restated: BTreeSet::new(),
         };
         policy.validate()?;
-        // A newer release may restate fields that have no defaults here.
+        // A newer release may restate fields that have no defaults in this release.
         Ok(policy.restating(message.restated.iter().filter_map(|path| PolicyField::at_path(path))))
     }
 }
@@ -127,7 +127,7 @@ impl TryFrom<v1::PolicyDefaults> for PolicyDefaults {
     }
 }
 
-/// An unknown mode is strict: it opens nothing.
+/// An unknown mode is read as strict, so that it never permits plaintext.
 fn read_mtls(mode: v1::policy::Mtls) -> MtlsMode {
     match mode {
         v1::policy::Mtls::Strict => MtlsMode::Strict,

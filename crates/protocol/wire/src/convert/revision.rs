@@ -40,7 +40,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn revisions_and_cursors_survive() {
+    fn revisions_and_cursors_round_trip() {
         let revision = Revision { store: StoreId(u128::MAX - 1), partition: 3, number: 42 };
         assert_eq!(v1::Revision::from(revision).try_into(), Ok(revision));
         let cursor = Cursor::at(revision);
@@ -48,7 +48,7 @@ mod tests {
     }
 
     #[test]
-    fn a_store_id_has_16_bytes() {
+    fn store_id_must_have_16_bytes() {
         let message = v1::Revision { store_id: vec![1; 15].into(), partition: 0, number: 1 };
         assert_eq!(Revision::try_from(message).unwrap_err().field, "store_id");
         assert!(Cursor::try_from(v1::Cursor::default()).is_err());

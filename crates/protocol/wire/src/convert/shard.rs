@@ -76,10 +76,10 @@ impl TryFrom<v1::Shard> for Shard {
     }
 }
 
-/// Parses an interval of keys from its first and last key, 16 bytes big endian each.
+/// Parses a key range from its first and last key, each 16 bytes, big endian.
 ///
 /// # Errors
-/// [`Invalid`] if they are not keys, or the last is below the first.
+/// [`Invalid`] if either is not a key, or if the last key is below the first.
 pub fn interval(first: &[u8], last: &[u8]) -> Result<KeyRange, Invalid> {
     let first = shard_key(first).map_err(|e| e.within("first_key"))?;
     let last = shard_key(last).map_err(|e| e.within("last_key"))?;

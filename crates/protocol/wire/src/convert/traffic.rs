@@ -94,7 +94,7 @@ impl TryFrom<v1::Traffic> for Traffic {
                 return Err(at(Invalid::new("from", "is repeated", "give every region once")));
             }
         }
-        // Validated with its policy.
+        // Validated together with the policy.
         Ok(Self {
             planner,
             mode,
@@ -158,7 +158,7 @@ fn read_zones(message: Vec<v1::ZoneShares>) -> Result<BTreeMap<Zone, ZoneShares>
     Ok(zones)
 }
 
-/// Shares by class as messages.
+/// Converts shares by class to messages.
 pub fn write_shares(shares: TrafficShares) -> Vec<v1::RegionShares> {
     let one = |(class, shares): (String, RegionShares)| v1::RegionShares {
         class,

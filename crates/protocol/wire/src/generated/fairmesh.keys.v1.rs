@@ -12,16 +12,16 @@ pub struct SignRequest {
     /// The name of the key.
     #[prost(string, tag = "1")]
     pub key: ::prost::alloc::string::String,
-    /// The SignatureScheme of TLS, such as 0x0403 for ecdsa_secp256r1_sha256.
+    /// The TLS SignatureScheme, such as 0x0403 for ecdsa_secp256r1_sha256.
     #[prost(uint32, tag = "2")]
     pub scheme: u32,
-    /// The hash of the handshake so far: 32 bytes of SHA-256, or 48 of SHA-384.
+    /// The transcript hash of the handshake so far: 32 bytes of SHA-256, or 48 bytes of SHA-384.
     #[prost(bytes = "bytes", tag = "3")]
     pub transcript_hash: ::prost::bytes::Bytes,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct SignResponse {
-    /// The signature, as in the CertificateVerify.
+    /// The signature for the CertificateVerify.
     #[prost(bytes = "bytes", tag = "1")]
     pub signature: ::prost::bytes::Bytes,
 }
@@ -105,7 +105,7 @@ pub mod key_server_client {
             self.inner = self.inner.max_encoding_message_size(limit);
             self
         }
-        /// Whether the caller may use a key. Callers keep their connection open with it.
+        /// Checks whether the caller may use a key. Callers also use this call to keep their connection open.
         pub async fn check_key(
             &mut self,
             request: impl tonic::IntoRequest<super::CheckKeyRequest>,
@@ -130,9 +130,9 @@ pub mod key_server_client {
                 .insert(GrpcMethod::new("fairmesh.keys.v1.KeyServer", "CheckKey"));
             self.inner.unary(req, path, codec).await
         }
-        /// Signs the CertificateVerify of a server in TLS 1.3 (RFC 8446 4.4.3). The key server makes the signed message itself, so that
-        /// nothing else can be signed. PERMISSION_DENIED: there is no such key, or the caller may not use it. RESOURCE_EXHAUSTED: too many
-        /// requests at a time. In both cases nothing was signed.
+        /// Signs the CertificateVerify of a server in TLS 1.3 (RFC 8446 4.4.3). The key server builds the signed message
+        /// itself, so that nothing else can be signed. PERMISSION_DENIED if the key does not exist or the caller may not
+        /// use it; RESOURCE_EXHAUSTED if there are too many requests at a time. In both cases nothing was signed.
         pub async fn sign(
             &mut self,
             request: impl tonic::IntoRequest<super::SignRequest>,
@@ -170,7 +170,7 @@ pub mod key_server_server {
     /// Generated trait containing gRPC methods that should be implemented for use with KeyServerServer.
     #[async_trait]
     pub trait KeyServer: std::marker::Send + std::marker::Sync + 'static {
-        /// Whether the caller may use a key. Callers keep their connection open with it.
+        /// Checks whether the caller may use a key. Callers also use this call to keep their connection open.
         async fn check_key(
             &self,
             request: tonic::Request<super::CheckKeyRequest>,
@@ -178,9 +178,9 @@ pub mod key_server_server {
             tonic::Response<super::CheckKeyResponse>,
             tonic::Status,
         >;
-        /// Signs the CertificateVerify of a server in TLS 1.3 (RFC 8446 4.4.3). The key server makes the signed message itself, so that
-        /// nothing else can be signed. PERMISSION_DENIED: there is no such key, or the caller may not use it. RESOURCE_EXHAUSTED: too many
-        /// requests at a time. In both cases nothing was signed.
+        /// Signs the CertificateVerify of a server in TLS 1.3 (RFC 8446 4.4.3). The key server builds the signed message
+        /// itself, so that nothing else can be signed. PERMISSION_DENIED if the key does not exist or the caller may not
+        /// use it; RESOURCE_EXHAUSTED if there are too many requests at a time. In both cases nothing was signed.
         async fn sign(
             &self,
             request: tonic::Request<super::SignRequest>,

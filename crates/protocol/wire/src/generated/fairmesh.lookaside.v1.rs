@@ -4,38 +4,39 @@ pub struct PickRequest {
     /// tenant/service
     #[prost(string, tag = "1")]
     pub service: ::prost::alloc::string::String,
-    /// For services called by key: 16 bytes big endian. Empty: no key.
+    /// The key, for services called by key, 16 bytes big endian; empty: no key.
     #[prost(bytes = "bytes", tag = "2")]
     pub key: ::prost::bytes::Bytes,
-    /// The role that the replica must have; empty for any.
+    /// The role that the replica must have; empty: any role.
     #[prost(string, tag = "3")]
     pub role: ::prost::alloc::string::String,
-    /// The number of different endpoints; 0 stands for 1, and more than 32 for 32. The response may have fewer.
+    /// Number of different endpoints: 0 means 1, and numbers above 32 mean 32. The response may have fewer.
     #[prost(uint32, tag = "4")]
     pub endpoints: u32,
-    /// Instances that failed the caller recently: picked only if no others are left. The first 32 count.
+    /// Instances that recently failed for the caller. They are picked only if no others are left. Only the first 32 are
+    /// used.
     #[prost(string, repeated, tag = "5")]
     pub avoid: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct PickResponse {
-    /// The service of the endpoints: the requested one, or the one that its policy's routes direct the call to.
+    /// The service of the endpoints: the requested service, or the service to which routes of its policy direct the
+    /// call.
     #[prost(string, tag = "1")]
     pub service: ::prost::alloc::string::String,
-    /// In the order in which they were picked. Calls may go to any of them.
+    /// Leases in the order in which endpoints were picked. Calls may go to any of them.
     #[prost(message, repeated, tag = "2")]
     pub leases: ::prost::alloc::vec::Vec<Lease>,
-    /// The duration of each lease.
+    /// Duration of each lease, in milliseconds.
     #[prost(uint32, tag = "3")]
     pub ttl_ms: u32,
-    /// The number of calls of each lease.
+    /// Number of calls allowed by each lease.
     #[prost(uint32, tag = "4")]
     pub calls: u32,
-    /// The revision of the records that the picks rest on.
+    /// The revision of the records on which the picks are based.
     #[prost(uint64, tag = "5")]
     pub revision: u64,
-    /// The range of keys that the picks are valid for, both inclusive, 16 bytes big endian each: all keys where none is
-    /// needed.
+    /// The first and last key for which the picks are valid, 16 bytes big endian each. All keys if no key is needed.
     #[prost(bytes = "bytes", tag = "6")]
     pub first_key: ::prost::bytes::Bytes,
     #[prost(bytes = "bytes", tag = "7")]
@@ -43,7 +44,8 @@ pub struct PickResponse {
     /// The protocol of the endpoints.
     #[prost(enumeration = "super::super::v1::service::Protocol", tag = "8")]
     pub protocol: i32,
-    /// The part of the service's policy for callers: timeout, retries, balancing. Routes and locality are applied already.
+    /// The part of the service's policy that concerns callers: timeout, retries, balancing. Routes and locality have
+    /// already been applied.
     #[prost(message, optional, tag = "9")]
     pub policy: ::core::option::Option<super::super::v1::Policy>,
 }
@@ -59,11 +61,11 @@ pub struct Lease {
     pub address: ::prost::alloc::string::String,
     #[prost(message, optional, tag = "4")]
     pub location: ::core::option::Option<super::super::v1::Location>,
-    /// Its relative capacity, in thousandths of an ordinary instance.
+    /// Relative capacity, in thousandths of an ordinary instance.
     #[prost(uint32, tag = "5")]
     pub power: u32,
-    /// It speaks mutual TLS, and accepts nothing else unless the policy of its service is permissive: callers with an identity use it
-    /// in either case, those without call in plaintext where that is permitted, and are refused elsewhere.
+    /// Whether the endpoint uses mutual TLS. Callers with an identity must use it. Callers without an identity can call
+    /// in plaintext if the service's policy is permissive, and are refused otherwise.
     #[prost(bool, tag = "6")]
     pub mtls: bool,
 }
@@ -73,7 +75,7 @@ pub struct ReportRequest {
     #[prost(message, repeated, tag = "1")]
     pub results: ::prost::alloc::vec::Vec<Result>,
 }
-/// The number of results of expired leases, which are not used.
+/// Response with the number of results for expired leases, which are ignored.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ReportResponse {
     #[prost(uint32, tag = "1")]
@@ -86,10 +88,10 @@ pub struct Result {
     /// Calls made since the last report.
     #[prost(uint32, tag = "2")]
     pub calls: u32,
-    /// The number of server failures in a row at their end: 0 where the last call succeeded.
+    /// Number of consecutive server failures at the end of these calls; 0 if the last call succeeded.
     #[prost(uint32, tag = "3")]
     pub failures: u32,
-    /// The last load report of the server; absent without one.
+    /// The server's last load report; absent if there is none.
     #[prost(message, optional, tag = "4")]
     pub load: ::core::option::Option<Load>,
     /// Whether the caller no longer uses this lease.
@@ -104,10 +106,10 @@ pub struct Load {
     pub requests: ::core::option::Option<u32>,
     #[prost(uint32, optional, tag = "2")]
     pub streams: ::core::option::Option<u32>,
-    /// Thousandths of its CPU limit.
+    /// CPU usage, in thousandths of the CPU limit.
     #[prost(uint32, optional, tag = "3")]
     pub cpu: ::core::option::Option<u32>,
-    /// The metric that the service is balanced by, in thousandths.
+    /// The metric by which the service is balanced, in thousandths.
     #[prost(uint32, optional, tag = "4")]
     pub metric: ::core::option::Option<u32>,
 }
@@ -191,7 +193,7 @@ pub mod lookaside_client {
             self.inner = self.inner.max_encoding_message_size(limit);
             self
         }
-        /// Picks endpoints as the library would at the location of the lookaside.
+        /// Picks endpoints like the library would at the location of the lookaside.
         pub async fn pick(
             &mut self,
             request: impl tonic::IntoRequest<super::PickRequest>,
@@ -251,7 +253,7 @@ pub mod lookaside_server {
     /// Generated trait containing gRPC methods that should be implemented for use with LookasideServer.
     #[async_trait]
     pub trait Lookaside: std::marker::Send + std::marker::Sync + 'static {
-        /// Picks endpoints as the library would at the location of the lookaside.
+        /// Picks endpoints like the library would at the location of the lookaside.
         async fn pick(
             &self,
             request: tonic::Request<super::PickRequest>,

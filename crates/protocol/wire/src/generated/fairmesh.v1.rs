@@ -2,25 +2,25 @@
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 #[prost(skip_debug)]
 pub struct HelloRequest {
-    /// Protocol versions that the caller speaks, both inclusive.
+    /// Range of protocol versions that the caller supports, inclusive.
     #[prost(uint32, tag = "1")]
     pub oldest_version: u32,
     #[prost(uint32, tag = "2")]
     pub newest_version: u32,
-    /// The name of the caller, for operators: "agent host-7", "client checkout".
+    /// The caller's description for operators, such as "agent host-7" or "client checkout".
     #[prost(string, tag = "3")]
     pub software: ::prost::alloc::string::String,
-    /// Of a watch at a control plane: the token of its user, as calls have it in the metadata "authorization: Bearer". Sent over
-    /// TLS and Unix sockets only; agents and replicas refuse it.
+    /// For watches of a control plane: the user's bearer token, which calls carry in the metadata "authorization:
+    /// Bearer". Sent only over TLS and Unix sockets. Agents and replicas refuse it.
     #[prost(string, tag = "4")]
     pub bearer_token: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct HelloResponse {
-    /// The version to speak from now on.
+    /// The negotiated version.
     #[prost(uint32, tag = "1")]
     pub version: u32,
-    /// Store id, 16 bytes big endian; empty while an agent has never met a control plane.
+    /// Store id, 16 bytes big endian; empty if an agent has never reached a control plane.
     #[prost(bytes = "bytes", tag = "2")]
     pub store_id: ::prost::bytes::Bytes,
     /// The location of the serving agent; absent from a control plane.
@@ -49,12 +49,12 @@ pub struct Revision {
     #[prost(uint64, tag = "3")]
     pub number: u64,
 }
-/// A position in one store. Numbers of two stores, or of two partitions, cannot be compared.
+/// A position in one store. Numbers of different stores or partitions cannot be compared.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Cursor {
     #[prost(bytes = "bytes", tag = "1")]
     pub store_id: ::prost::bytes::Bytes,
-    /// The last number applied, by partition.
+    /// Number of the last applied batch, by partition.
     #[prost(btree_map = "uint32, uint64", tag = "2")]
     pub numbers: ::prost::alloc::collections::BTreeMap<u32, u64>,
 }
@@ -64,7 +64,7 @@ pub struct Entry {
     pub key: ::prost::alloc::string::String,
     #[prost(bytes = "bytes", tag = "2")]
     pub value: ::prost::bytes::Bytes,
-    /// The number of the revision that wrote it.
+    /// Number of the revision that wrote the entry.
     #[prost(uint64, tag = "3")]
     pub revision: u64,
 }
@@ -110,20 +110,21 @@ pub struct WriteResponse {
 pub struct ReadRequest {
     #[prost(string, repeated, tag = "1")]
     pub prefixes: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
-    /// Wait until all of this is applied, at most until the call's deadline; absent reads the present state. Refused where
-    /// the store is another, and by agents: they hold parts only, and do not advance past changes of other parts.
+    /// Wait until this cursor is applied, at most until the call's deadline; absent: read the current state. Refused if
+    /// the cursor belongs to another store. Agents refuse it, because they hold only parts and do not advance on
+    /// changes of other parts.
     #[prost(message, optional, tag = "2")]
     pub at_least: ::core::option::Option<Cursor>,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct ReadResponse {
-    /// The revision of the serving node, to be passed as `at_least` to another one.
+    /// The revision of the serving node, which can be passed as `at_least` to another node.
     #[prost(message, optional, tag = "1")]
     pub at: ::core::option::Option<Cursor>,
     #[prost(message, repeated, tag = "2")]
     pub entries: ::prost::alloc::vec::Vec<Entry>,
 }
-/// Requests snapshots and deltas of prefixes; nothing is sent while nothing changes.
+/// Requests snapshots and deltas of prefixes. Nothing is sent while nothing changes.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct WatchRequest {
     #[prost(oneof = "watch_request::Kind", tags = "5, 1, 2, 3, 4")]
@@ -133,18 +134,18 @@ pub struct WatchRequest {
 pub mod watch_request {
     #[derive(Clone, PartialEq, ::prost::Oneof)]
     pub enum Kind {
-        /// The first message, and only that.
+        /// Only the first message is a hello.
         #[prost(message, tag = "5")]
         Hello(super::HelloRequest),
         #[prost(message, tag = "1")]
         Subscribe(super::Subscribe),
-        /// The prefix of a subscribe.
+        /// The prefix of an earlier subscribe.
         #[prost(string, tag = "2")]
         Unsubscribe(::prost::alloc::string::String),
-        /// Everything up to here is applied: decisions made from now on rest on it.
+        /// Acknowledges that everything up to this cursor is applied, so that decisions from now on use it.
         #[prost(message, tag = "3")]
         Applied(super::Cursor),
-        /// Describes the watcher, for operators; influences no decision.
+        /// Describes the watcher, for operators. Influences no decision.
         #[prost(message, tag = "4")]
         PeerInfo(super::PeerInfo),
     }
@@ -156,13 +157,13 @@ pub struct PeerInfo {
     pub kind: i32,
     #[prost(string, tag = "2")]
     pub region: ::prost::alloc::string::String,
-    /// The addresses that list its own watchers, as host:port or unix:/path; sent by replicas.
+    /// The addresses at which a replica lists its own watchers, as host:port or unix:/path. Only sent by replicas.
     #[prost(string, repeated, tag = "3")]
     pub addresses: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
-    /// Its release.
+    /// The watcher's release.
     #[prost(string, tag = "4")]
     pub version: ::prost::alloc::string::String,
-    /// SHA-256 of each root of the trust domain that it trusts, at most 8; of agents with a certificate.
+    /// SHA-256 of each trusted root of the trust domain, at most 8. Only sent by agents with a certificate.
     #[prost(bytes = "bytes", repeated, tag = "5")]
     pub roots: ::prost::alloc::vec::Vec<::prost::bytes::Bytes>,
 }
@@ -212,23 +213,25 @@ pub mod peer_info {
 pub struct Subscribe {
     #[prost(string, tag = "1")]
     pub prefix: ::prost::alloc::string::String,
-    /// The position of the watcher; absent or too old brings a snapshot.
+    /// The watcher's position; if absent or too old, the response is a snapshot.
     #[prost(message, optional, tag = "2")]
     pub from: ::core::option::Option<Cursor>,
-    /// More subscribes follow at once: serve them together, so that a returning watcher moves from one revision to one
-    /// other.
+    /// Whether more subscribes follow immediately. They are served together, so that a returning watcher moves from one
+    /// revision to one other.
     #[prost(bool, tag = "3")]
     pub more: bool,
-    /// The watcher takes AgeUpdate; others are not sent it.
+    /// Whether the watcher accepts AgeUpdate. Other watchers are not sent any.
     #[prost(bool, tag = "4")]
     pub age_updates: bool,
-    /// The watcher keeps the values that it was sent, and takes patches of them; others are sent whole values.
+    /// Whether the watcher keeps the values that it was sent, and accepts patches of them. Other watchers are sent
+    /// whole values.
     #[prost(bool, tag = "5")]
     pub patches: bool,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct WatchResponse {
-    /// More of the same revision follows at once: apply everything up to the first message without it as one change.
+    /// Whether more of the same revision follows immediately. Everything up to the first message without it must be
+    /// applied as one change.
     #[prost(bool, tag = "5")]
     pub more: bool,
     #[prost(oneof = "watch_response::Kind", tags = "1, 2, 3, 4, 6, 7, 8, 9")]
@@ -242,27 +245,29 @@ pub mod watch_response {
         Snapshot(super::Snapshot),
         #[prost(message, tag = "2")]
         Delta(super::Delta),
-        /// A subscription resumed from its cursor; deltas follow, the first of them all that it missed.
+        /// A subscription was resumed from its cursor. Deltas follow; the first ones contain everything that the watcher
+        /// missed.
         #[prost(message, tag = "3")]
         Resumed(super::Resumed),
-        /// A subscription cannot be served now, and has ended: subscribe again later.
+        /// A subscription cannot be served now and has ended. Subscribe again later.
         #[prost(message, tag = "4")]
         Refused(super::Refused),
         /// The serving node lost its upstream, or is current with it again.
         #[prost(message, tag = "6")]
         AgeUpdate(super::AgeUpdate),
-        /// The first message, and only that.
+        /// Only the first message is a hello.
         #[prost(message, tag = "7")]
         Hello(super::HelloResponse),
         /// Requests an acknowledgement without delay.
         #[prost(message, tag = "8")]
         AckRequest(super::AckRequest),
-        /// The last message.
+        /// Ends the watch; the last message.
         #[prost(message, tag = "9")]
         Ended(super::Ended),
     }
 }
-/// All entries of a prefix at one revision, in parts of bounded size; replaces the watcher's entries below the prefix.
+/// All entries of a prefix at one revision, in parts of bounded size. Replaces the watcher's entries below the
+/// prefix.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Snapshot {
     #[prost(string, tag = "1")]
@@ -273,11 +278,12 @@ pub struct Snapshot {
     pub entries: ::prost::alloc::vec::Vec<Entry>,
     #[prost(bool, tag = "4")]
     pub last: bool,
-    /// How old the data may be, in milliseconds: 0 where the serving node is current with its upstream.
+    /// Maximum age of the data, in milliseconds; 0 if the serving node is current with its upstream.
     #[prost(uint64, tag = "5")]
     pub age_ms: u64,
 }
-/// The changes below the subscribed prefixes up to a revision: the last value of each key. Batches are never split.
+/// The changes below the subscribed prefixes up to a revision, with the last value of each key. Batches are never
+/// split.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Delta {
     #[prost(message, optional, tag = "1")]
@@ -286,8 +292,8 @@ pub struct Delta {
     pub puts: ::prost::alloc::vec::Vec<Entry>,
     #[prost(string, repeated, tag = "3")]
     pub deletes: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
-    /// Further puts and deletes, as differences from the values that the watcher was sent before; see ShardPatch. A
-    /// watcher whose result does not match the patch restarts its subscription.
+    /// Further puts and deletes, as patches of the values that the watcher was sent earlier; see ShardPatch. A watcher
+    /// whose result does not match the patch restarts its subscription.
     #[prost(bytes = "bytes", repeated, tag = "4")]
     pub patches: ::prost::alloc::vec::Vec<::prost::bytes::Bytes>,
 }
@@ -295,26 +301,27 @@ pub struct Delta {
 pub struct Resumed {
     #[prost(string, tag = "1")]
     pub prefix: ::prost::alloc::string::String,
-    /// The revision of the serving node; all changes that the watcher missed come before the next message without `more`.
+    /// The revision of the serving node. All changes that the watcher missed precede the next message without `more`.
     #[prost(message, optional, tag = "2")]
     pub revision: ::core::option::Option<Revision>,
-    /// How old the data may be up to here, in milliseconds: 0 where the serving node is current with its upstream.
+    /// Maximum age of the data up to this point, in milliseconds; 0 if the serving node is current with its upstream.
     #[prost(uint64, tag = "3")]
     pub age_ms: u64,
 }
-/// Sent once when data of the watch starts to age, and once when it is current again; never while that does not change.
+/// Sent once when data of the watch starts to age, and once when the data is current again.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct AgeUpdate {
-    /// How old the oldest data of this watch may be, in milliseconds; it ages from here on. 0: all data is current.
+    /// Maximum age of the oldest data of this watch at this moment, in milliseconds. 0: all data is current.
     #[prost(uint64, tag = "1")]
     pub age_ms: u64,
-    /// The revision of the serving node, if the watcher holds later copies from its store: the node waits until it is there, and
-    /// sends no changes of these prefixes before. Absent again once it is.
+    /// The revision of the serving node, if the watcher holds later copies from the same store. The node sends no
+    /// changes of these prefixes until it has caught up. Absent again once it has.
     #[prost(message, optional, tag = "2")]
     pub behind: ::core::option::Option<Revision>,
 }
-/// Acknowledge this and all earlier revisions as soon as they are applied; a process that acknowledges for its own
-/// watchers passes the request on to them. Without it, acknowledgements are delayed and batched for up to a second.
+/// Requests an acknowledgement of this and all earlier revisions as soon as they are applied. A process that
+/// acknowledges for its own watchers passes the request on to them. Without a request, acknowledgements are delayed
+/// and batched for up to a second.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct AckRequest {
     #[prost(message, optional, tag = "1")]
@@ -323,7 +330,8 @@ pub struct AckRequest {
 /// The end of a watch.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Ended {
-    /// A gRPC status code; FAILED_PRECONDITION in place of a hello: the two sides have no protocol version in common.
+    /// A gRPC status code. FAILED_PRECONDITION instead of a hello means that the two sides have no common protocol
+    /// version.
     #[prost(uint32, tag = "1")]
     pub code: u32,
     #[prost(string, tag = "2")]
@@ -345,10 +353,10 @@ pub struct WatchersRequest {
 pub struct WatchersResponse {
     #[prost(message, repeated, tag = "1")]
     pub watchers: ::prost::alloc::vec::Vec<Watcher>,
-    /// The revision of the serving node; absent while it knows no store.
+    /// The revision of the serving node; absent if the node knows no store yet.
     #[prost(message, optional, tag = "2")]
     pub at: ::core::option::Option<Cursor>,
-    /// How old its copy of the prefix may be, in milliseconds: 0 where it is current with its upstream.
+    /// Maximum age of the node's copy of the prefix, in milliseconds; 0 if the node is current with its upstream.
     #[prost(uint64, tag = "3")]
     pub age_ms: u64,
 }
@@ -358,11 +366,11 @@ pub struct Watcher {
     pub software: ::prost::alloc::string::String,
     #[prost(string, tag = "2")]
     pub identity: ::prost::alloc::string::String,
-    /// The position that it has applied and acknowledged, or that of its copies where these are later than the serving node; absent
-    /// while the serving node knows no store.
+    /// The position that the watcher has applied and acknowledged, or the position of its copies if these are later
+    /// than the serving node's. Absent if the serving node knows no store yet.
     #[prost(message, optional, tag = "3")]
     pub applied: ::core::option::Option<Cursor>,
-    /// Its description; absent from programs.
+    /// The watcher's description; absent for programs.
     #[prost(message, optional, tag = "4")]
     pub peer: ::core::option::Option<PeerInfo>,
 }
@@ -446,8 +454,8 @@ pub mod rib_client {
             self.inner = self.inner.max_encoding_message_size(limit);
             self
         }
-        /// The first call on every connection that is not a watch. The response has the protocol version and describes the
-        /// server.
+        /// The first call on every connection that is not a watch. The response has the negotiated protocol version and
+        /// describes the server.
         pub async fn hello(
             &mut self,
             request: impl tonic::IntoRequest<super::HelloRequest>,
@@ -466,7 +474,7 @@ pub mod rib_client {
             req.extensions_mut().insert(GrpcMethod::new("fairmesh.v1.Rib", "Hello"));
             self.inner.unary(req, path, codec).await
         }
-        /// Writes a batch, whole or not at all. Agents and replicas refuse it.
+        /// Writes a batch atomically. Agents and replicas refuse it.
         pub async fn write(
             &mut self,
             request: impl tonic::IntoRequest<super::WriteRequest>,
@@ -504,7 +512,7 @@ pub mod rib_client {
             req.extensions_mut().insert(GrpcMethod::new("fairmesh.v1.Rib", "Read"));
             self.inner.unary(req, path, codec).await
         }
-        /// The watchers of a prefix, and the revision that each has applied.
+        /// Returns the watchers of a prefix, and the revision that each has applied.
         pub async fn watchers(
             &mut self,
             request: impl tonic::IntoRequest<super::WatchersRequest>,
@@ -542,13 +550,13 @@ pub mod rib_server {
     /// Generated trait containing gRPC methods that should be implemented for use with RibServer.
     #[async_trait]
     pub trait Rib: std::marker::Send + std::marker::Sync + 'static {
-        /// The first call on every connection that is not a watch. The response has the protocol version and describes the
-        /// server.
+        /// The first call on every connection that is not a watch. The response has the negotiated protocol version and
+        /// describes the server.
         async fn hello(
             &self,
             request: tonic::Request<super::HelloRequest>,
         ) -> std::result::Result<tonic::Response<super::HelloResponse>, tonic::Status>;
-        /// Writes a batch, whole or not at all. Agents and replicas refuse it.
+        /// Writes a batch atomically. Agents and replicas refuse it.
         async fn write(
             &self,
             request: tonic::Request<super::WriteRequest>,
@@ -558,7 +566,7 @@ pub mod rib_server {
             &self,
             request: tonic::Request<super::ReadRequest>,
         ) -> std::result::Result<tonic::Response<super::ReadResponse>, tonic::Status>;
-        /// The watchers of a prefix, and the revision that each has applied.
+        /// Returns the watchers of a prefix, and the revision that each has applied.
         async fn watchers(
             &self,
             request: tonic::Request<super::WatchersRequest>,
@@ -863,7 +871,7 @@ pub struct Service {
     pub protocol: i32,
     #[prost(string, tag = "3")]
     pub virtual_address: ::prost::alloc::string::String,
-    /// The SPIFFE id that its endpoints prove instead of that of the service; empty: that of the service.
+    /// The SPIFFE id that endpoints prove instead of the service's own id; empty: the service's own id.
     #[prost(string, tag = "4")]
     pub identity: ::prost::alloc::string::String,
 }
@@ -967,7 +975,7 @@ pub struct Endpoint {
     pub location: ::core::option::Option<Location>,
     #[prost(enumeration = "endpoint::State", tag = "4")]
     pub state: i32,
-    /// Thousandths of an ordinary host; 0 means 1000.
+    /// In thousandths of an ordinary host; 0 means 1000.
     #[prost(uint32, tag = "5")]
     pub weight: u32,
     /// 0: no lease.
@@ -978,13 +986,13 @@ pub struct Endpoint {
         ::prost::alloc::string::String,
         ::prost::alloc::string::String,
     >,
-    /// It accepts mutual TLS only.
+    /// Whether the endpoint accepts only mutual TLS.
     #[prost(bool, tag = "8")]
     pub mtls: bool,
 }
 /// Nested message and enum types in `Endpoint`.
 pub mod endpoint {
-    /// Unspecified in a registration: serving, or draining if it is draining already.
+    /// Unspecified in a registration: serving, or draining if the endpoint is already draining.
     #[derive(
         Clone,
         Copy,
@@ -1035,15 +1043,15 @@ pub mod endpoint {
 pub struct Policy {
     #[prost(message, repeated, tag = "1")]
     pub routes: ::prost::alloc::vec::Vec<Route>,
-    /// The greatest round trips of the rings, ascending, in microseconds; 0: unbounded. Empty: the default rings.
-    /// Of a policy with named rings, those that are not, for readers without `rings`.
+    /// The maximum round trips of the rings, ascending, in microseconds; 0: unbounded. Empty: the default rings. For
+    /// readers without `rings`; named rings are left out here.
     #[prost(uint64, repeated, tag = "2")]
     pub ring_bounds_us: ::prost::alloc::vec::Vec<u64>,
     #[prost(bool, tag = "3")]
     pub local_only: bool,
     #[prost(uint32, tag = "4")]
     pub subset: u32,
-    /// The whole call, 1 ms to 1 h, for readers without `timeouts`.
+    /// Timeout of the whole call, 1 ms to 1 h, for readers without `timeouts`.
     #[prost(uint64, tag = "5")]
     pub timeout_us: u64,
     #[prost(uint32, tag = "6")]
@@ -1052,7 +1060,7 @@ pub struct Policy {
     pub retry_budget_percent: u32,
     #[prost(uint32, tag = "8")]
     pub retry_budget_floor: u32,
-    /// Absent: every default.
+    /// Absent: the defaults.
     #[prost(message, optional, tag = "9")]
     pub balancing: ::core::option::Option<Balancing>,
     /// Absent: unlimited.
@@ -1061,7 +1069,7 @@ pub struct Policy {
     /// Absent: only explicit keys.
     #[prost(message, optional, tag = "11")]
     pub key: ::core::option::Option<KeySource>,
-    /// Absent: written by a release with timeout_us only, where its default of 15 s means no total.
+    /// Absent: written by a release that has only timeout_us, where the default of 15 s means no timeout.
     #[prost(message, optional, tag = "13")]
     pub timeouts: ::core::option::Option<Timeouts>,
     /// Absent: endpoints are not probed.
@@ -1079,23 +1087,23 @@ pub struct Policy {
     /// Absent: the default of the mesh, at authorization.
     #[prost(message, optional, tag = "27")]
     pub authorization: ::core::option::Option<Authorization>,
-    /// Where the key is read from calls that `key` finds none in, in order.
+    /// Further sources of the key in order, for calls without a key at `key`.
     #[prost(message, repeated, tag = "28")]
     pub further_keys: ::prost::alloc::vec::Vec<KeySource>,
-    /// Calls prefer the zone of their caller, as far as the table of its region says.
+    /// Whether calls prefer the caller's own zone, as far as the region's table allows.
     #[prost(bool, tag = "29")]
     pub zone_first: bool,
-    /// Of endpoints that speak mutual TLS.
+    /// What endpoints with mutual TLS accept.
     #[prost(enumeration = "policy::Mtls", tag = "30")]
     pub mtls: i32,
     /// Services of other tenants, tenant/service or tenant/\*, whose routes may send calls to this service.
     #[prost(string, repeated, tag = "31")]
     pub accept_routes_from: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
-    /// The role of the copies of a shard that get calls which name none; empty: copies of any role.
+    /// For sharded services, the role of the copies that get calls which name no role; empty: copies of any role.
     #[prost(string, tag = "32")]
     pub role: ::prost::alloc::string::String,
-    /// Fields that are stated although they have the built-in value, so that no default replaces them; by their paths in documents,
-    /// such as retries.attempts.
+    /// Fields that are stated explicitly although they have the built-in value, so that defaults do not replace them.
+    /// Given as paths in documents, such as retries.attempts.
     #[prost(string, repeated, tag = "33")]
     pub restated: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
@@ -1114,9 +1122,9 @@ pub mod policy {
     )]
     #[repr(i32)]
     pub enum Mtls {
-        /// They accept nothing else.
+        /// Only mutual TLS.
         Strict = 0,
-        /// They accept plaintext too, which callers without an identity use.
+        /// Also plaintext from callers without an identity.
         Permissive = 1,
     }
     impl Mtls {
@@ -1143,11 +1151,11 @@ pub mod policy {
 /// Defaults for the policies of a tenant or of the mesh, at policy-defaults/.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct PolicyDefaults {
-    /// Only the fields that have defaults are read.
+    /// Only fields for which defaults can be set are read.
     #[prost(message, optional, tag = "1")]
     pub policy: ::core::option::Option<Policy>,
 }
-/// Who divides the calls to a service among regions: a planner, or shares written by hand.
+/// How calls to a service are divided among regions: by a planner, or by fixed shares written by hand.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Traffic {
     #[prost(enumeration = "traffic::Planner", tag = "1")]
@@ -1159,10 +1167,11 @@ pub struct Traffic {
     /// Empty: the default rings of the planner.
     #[prost(message, repeated, tag = "4")]
     pub rings: ::prost::alloc::vec::Vec<LoadRing>,
-    /// Classes that are less important than all other calls: moved and dropped before these, the last first; at most 7.
+    /// Classes that are less important than all other calls; at most 7. The planner moves and drops these classes
+    /// first, beginning with the last of the list.
     #[prost(string, repeated, tag = "5")]
     pub classes: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
-    /// Absent: CPU is the load of servers.
+    /// The measure of server load; absent: CPU.
     #[prost(message, optional, tag = "6")]
     pub load: ::core::option::Option<LoadMetric>,
 }
@@ -1221,9 +1230,9 @@ pub mod traffic {
     #[repr(i32)]
     pub enum Mode {
         Active = 0,
-        /// Tables are computed and shown, and none is published.
+        /// Tables are computed and shown, but not published.
         Shadow = 1,
-        /// The planner changes no table, and keeps confirming those in force.
+        /// The planner does not change tables, but keeps confirming the tables in force.
         Hold = 2,
     }
     impl Mode {
@@ -1260,10 +1269,10 @@ pub struct LoadRing {
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct LoadMetric {
-    /// The name in load reports.
+    /// The metric's name in load reports.
     #[prost(string, tag = "1")]
     pub name: ::prost::alloc::string::String,
-    /// The value at a full server; at least 1.
+    /// The metric's value at a full server; at least 1.
     #[prost(uint32, tag = "2")]
     pub full_scale: u32,
 }
@@ -1275,15 +1284,15 @@ pub struct SourceShares {
     #[prost(message, repeated, tag = "2")]
     pub shares: ::prost::alloc::vec::Vec<RegionShares>,
 }
-/// How the calls of one traffic class are divided.
+/// How the calls of one traffic class are divided among regions.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct RegionShares {
-    /// The class; empty: calls without a class, and calls of classes that are not listed.
+    /// The traffic class. Empty: calls without a class, and calls whose class is not listed.
     #[prost(string, tag = "1")]
     pub class: ::prost::alloc::string::String,
     #[prost(message, repeated, tag = "2")]
     pub to: ::prost::alloc::vec::Vec<RegionShare>,
-    /// Calls that fail at once, in millionths. All shares together are 1000000.
+    /// Share of calls that fail immediately, in millionths. All shares together are 1000000.
     #[prost(uint32, tag = "3")]
     pub dropped: u32,
 }
@@ -1295,12 +1304,12 @@ pub struct RegionShare {
     #[prost(uint32, tag = "2")]
     pub share: u32,
 }
-/// One ring of regions, by its name unless it is a bound.
+/// A ring of regions: named, or bounded by a round trip.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Ring {
     #[prost(enumeration = "ring::Kind", tag = "1")]
     pub kind: i32,
-    /// The greatest round trip of WITHIN, in microseconds.
+    /// The maximum round trip of WITHIN, in microseconds.
     #[prost(uint64, tag = "2")]
     pub within_us: u64,
 }
@@ -1352,7 +1361,7 @@ pub mod ring {
         }
     }
 }
-/// Timeouts of calls. 0: the default in a policy, the policy's in a route.
+/// Timeouts of calls. 0: in a policy the default, in a route the policy's timeout.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Timeouts {
     #[prost(uint64, tag = "1")]
@@ -1362,12 +1371,12 @@ pub struct Timeouts {
     #[prost(uint64, tag = "3")]
     pub idle_us: u64,
 }
-/// How an endpoint is picked; the subset is in the policy.
+/// How an endpoint is picked. The subset is in the policy.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Balancing {
     #[prost(enumeration = "balancing::Policy", tag = "1")]
     pub policy: i32,
-    /// auto, requests, cpu or metric:NAME; empty: auto.
+    /// The reported load on which scores are based: auto, requests, cpu or metric:NAME; empty: auto.
     #[prost(string, tag = "2")]
     pub signal: ::prost::alloc::string::String,
     /// Absent: the defaults.
@@ -1376,7 +1385,7 @@ pub struct Balancing {
     /// Absent: the defaults.
     #[prost(message, optional, tag = "4")]
     pub outliers: ::core::option::Option<Outliers>,
-    /// Percent of the mean.
+    /// In percent of the mean.
     #[prost(uint32, tag = "5")]
     pub load_factor: u32,
 }
@@ -1441,26 +1450,26 @@ pub struct Score {
     pub smoothing: u32,
     #[prost(uint64, tag = "2")]
     pub half_life_us: u64,
-    /// Percent of the mean.
+    /// In percent of the mean.
     #[prost(uint32, tag = "3")]
     pub warm_up: u32,
-    /// Percent a second.
+    /// In percent per second.
     #[prost(uint32, tag = "4")]
     pub gain: u32,
     #[prost(uint32, tag = "5")]
     pub correction: u32,
     #[prost(uint64, tag = "6")]
     pub memory_us: u64,
-    /// Servers are not polled for their load.
+    /// Whether servers are not polled for their load.
     #[prost(bool, tag = "7")]
     pub polling_disabled: bool,
-    /// Percent of a request.
+    /// In percent of a request.
     #[prost(uint32, tag = "8")]
     pub reward: u32,
-    /// Age of a report after which its server is polled; 0: the longer of 10 ms and twice the mean time of a request.
+    /// Age of a report after which its server is polled; 0: the longer of 10 ms and twice the mean service time.
     #[prost(uint64, tag = "9")]
     pub poll_after_us: u64,
-    /// Percent of the mean time of a request; 0: 50.
+    /// In percent of the mean service time; 0: 50.
     #[prost(uint32, tag = "10")]
     pub poll_ratio: u32,
 }
@@ -1515,13 +1524,13 @@ pub struct TcpProbe {}
 pub struct HttpProbe {
     #[prost(string, tag = "1")]
     pub path: ::prost::alloc::string::String,
-    /// 0: 200 to 399.
+    /// The expected status; 0: 200 to 399.
     #[prost(uint32, tag = "2")]
     pub status: u32,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct GrpcProbe {
-    /// Empty: the server as a whole.
+    /// The service to check; empty: the whole server.
     #[prost(string, tag = "1")]
     pub service: ::prost::alloc::string::String,
 }
@@ -1533,13 +1542,13 @@ pub struct Verdict {
     /// Milliseconds since 1970.
     #[prost(uint64, tag = "2")]
     pub since_ms: u64,
-    /// Thousandths.
+    /// In thousandths.
     #[prost(uint32, tag = "3")]
     pub confidence: u32,
     /// At most 200 bytes.
     #[prost(string, tag = "4")]
     pub cause: ::prost::alloc::string::String,
-    /// The region has had no checker for long.
+    /// Whether the region has had no checker for long, so that the verdict may be outdated.
     #[prost(bool, tag = "5")]
     pub stale: bool,
 }
@@ -1553,7 +1562,7 @@ pub struct Route {
     pub split: ::prost::alloc::vec::Vec<Backend>,
     #[prost(string, tag = "4")]
     pub class: ::prost::alloc::string::String,
-    /// 0: the policy's. At most 1 h, for readers without `timeouts`.
+    /// 0: the policy's timeout. At most 1 h, for readers without `timeouts`.
     #[prost(uint64, tag = "5")]
     pub timeout_us: u64,
     #[prost(bool, tag = "6")]
@@ -1561,11 +1570,11 @@ pub struct Route {
     /// Absent: none.
     #[prost(message, optional, tag = "7")]
     pub actions: ::core::option::Option<Actions>,
-    /// Absent: timeout_us only.
+    /// Absent: timeout_us applies.
     #[prost(message, optional, tag = "9")]
     pub timeouts: ::core::option::Option<Timeouts>,
 }
-/// Actions on calls besides the choice of a backend.
+/// Actions on the calls of a route, besides the choice of a backend.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Actions {
     #[prost(message, optional, tag = "1")]
@@ -1594,16 +1603,18 @@ pub struct Actions {
     pub hedge_after_us: u64,
     #[prost(message, optional, tag = "12")]
     pub mirror: ::core::option::Option<Mirror>,
-    /// Where the key is read that keeps its backend of the split, in order; empty: every call draws a backend.
+    /// Sources in order of the key that selects the backend of the split, so that calls with equal keys go to the same
+    /// backend. Empty: every call draws a backend.
     #[prost(message, repeated, tag = "13")]
     pub split_key: ::prost::alloc::vec::Vec<KeySource>,
-    /// The role of the copies that get calls which name none; empty: that of the policy of the service.
+    /// For sharded services, the role of the copies that get calls which name no role; empty: the role in the policy of
+    /// the service.
     #[prost(string, tag = "14")]
     pub role: ::prost::alloc::string::String,
-    /// Statuses of responses after which a call that may be repeated is retried, beside 503; 400 to 599, at most 16.
+    /// Response statuses, besides 503, after which a repeatable call is retried; 400 to 599, at most 16.
     #[prost(uint32, repeated, tag = "15")]
     pub retry_on: ::prost::alloc::vec::Vec<u32>,
-    /// Whether calls that draw a backend without endpoints are divided among the other backends, by their weights.
+    /// If a call draws a backend without endpoints, whether it is divided among the other backends by their weights.
     #[prost(bool, tag = "16")]
     pub redistributes_empty: bool,
 }
@@ -1621,7 +1632,7 @@ pub struct RateLimit {
 }
 /// Nested message and enum types in `RateLimit`.
 pub mod rate_limit {
-    /// Unspecified: each caller has the whole limit.
+    /// Unspecified: each caller may use the whole limit.
     #[derive(
         Clone,
         Copy,
@@ -1659,7 +1670,7 @@ pub mod rate_limit {
         }
     }
 }
-/// Parts that are empty or 0 stay as in the request.
+/// A redirect response. Parts that are empty or 0 stay as in the request.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Redirect {
     /// http or https.
@@ -1746,7 +1757,7 @@ pub mod key_source {
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Match {
-    /// Exact, or with a leading "\*." any name below it.
+    /// Hosts: exact, or any host below a domain with a leading "\*.".
     #[prost(string, repeated, tag = "1")]
     pub hosts: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
     #[prost(string, repeated, tag = "4")]
@@ -1757,10 +1768,10 @@ pub struct Match {
     pub grpc_service: ::prost::alloc::string::String,
     #[prost(string, tag = "7")]
     pub grpc_method: ::prost::alloc::string::String,
-    /// Query parameters.
+    /// Conditions on query parameters.
     #[prost(message, repeated, tag = "10")]
     pub query: ::prost::alloc::vec::Vec<HeaderMatch>,
-    /// Ids of callers; "\*" at either end matches any text.
+    /// Client ids; "\*" at either end matches any text.
     #[prost(string, repeated, tag = "11")]
     pub clients: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
     #[prost(oneof = "r#match::Path", tags = "2, 3, 8, 9")]
@@ -1792,14 +1803,14 @@ pub struct HeaderMatch {
 pub mod header_match {
     #[derive(Clone, PartialEq, Eq, Hash, ::prost::Oneof)]
     pub enum Value {
-        /// false: it is absent.
+        /// true: any value; false: the header or parameter must be absent.
         #[prost(bool, tag = "2")]
         Present(bool),
         #[prost(string, tag = "3")]
         Exact(::prost::alloc::string::String),
         #[prost(string, tag = "4")]
         Prefix(::prost::alloc::string::String),
-        /// An expression that matches the whole value.
+        /// A regular expression that must match the whole value.
         #[prost(string, tag = "5")]
         Regex(::prost::alloc::string::String),
     }
@@ -1811,10 +1822,10 @@ pub struct Backend {
     #[prost(uint32, tag = "2")]
     pub weight: u32,
 }
-/// The list of chunks that make up one part of a shard map, in order.
+/// The manifest of a part of a shard map: its chunks in order.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ShardManifest {
-    /// Every part written by one batch carries the same version.
+    /// The version of the map, equal in all parts that one batch writes.
     #[prost(uint64, tag = "1")]
     pub version: u64,
     /// 16 bytes big endian each.
@@ -1825,27 +1836,28 @@ pub struct ShardManifest {
     /// 16 bytes each.
     #[prost(bytes = "bytes", repeated, tag = "4")]
     pub chunks: ::prost::alloc::vec::Vec<::prost::bytes::Bytes>,
-    /// Rows in all chunks: shards in `ranges`, copies in the part of a region.
+    /// Total number of rows in all chunks: shards in `ranges`, copies in the part of a region.
     #[prost(uint32, tag = "5")]
     pub shards: u32,
 }
-/// The part `ranges`: the starts of shards.
+/// A chunk of the part `ranges`, which has the first keys of shards.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct RangeChunk {
     #[prost(uint32, repeated, tag = "1")]
     pub ids: ::prost::alloc::vec::Vec<u32>,
-    /// The starts, 16 bytes big endian each, concatenated.
+    /// The first keys, 16 bytes big endian each, concatenated.
     #[prost(bytes = "bytes", tag = "2")]
     pub starts: ::prost::bytes::Bytes,
 }
-/// The part of a region: its copies of shards. Instances and roles are listed once per chunk.
+/// A chunk of the part of a region, which has the region's copies of shards. Instances and roles are listed once
+/// per chunk.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ReplicaChunk {
     #[prost(string, repeated, tag = "1")]
     pub instances: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
     #[prost(string, repeated, tag = "2")]
     pub roles: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
-    /// Parallel lists, by ascending shard id.
+    /// Parallel lists, in ascending order of shard ids.
     #[prost(uint32, repeated, tag = "3")]
     pub shards: ::prost::alloc::vec::Vec<u32>,
     #[prost(uint32, repeated, tag = "4")]
@@ -1855,8 +1867,8 @@ pub struct ReplicaChunk {
     #[prost(enumeration = "ReplicaState", repeated, tag = "6")]
     pub state: ::prost::alloc::vec::Vec<i32>,
 }
-/// The difference between a part of a shard map and the version that a watcher has: the new manifest, and a new chunk for each
-/// listed one. Replaced chunks are deleted.
+/// The difference between a part of a shard map and the version that a watcher holds: the new manifest, and a new
+/// chunk for each listed chunk. Replaced chunks are deleted.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct ShardPatch {
     /// tenant/name
@@ -1866,10 +1878,10 @@ pub struct ShardPatch {
     pub part: ::prost::alloc::string::String,
     #[prost(uint64, tag = "3")]
     pub version: u64,
-    /// XXH3, 64 bits, of the new manifest, which names the new chunks by their content.
+    /// XXH3 (64 bits) of the new manifest, which names the new chunks by the hashes of their content.
     #[prost(fixed64, tag = "4")]
     pub check: u64,
-    /// The revision that wrote the manifest; 0: that of the delta.
+    /// The revision that wrote the manifest; 0: the revision of the delta.
     #[prost(uint64, tag = "5")]
     pub revision: u64,
     #[prost(message, repeated, tag = "6")]
@@ -1877,10 +1889,10 @@ pub struct ShardPatch {
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ShardChunkPatch {
-    /// The position of the chunk in the manifest, from 0.
+    /// The index of the chunk in the manifest, from 0.
     #[prost(uint32, tag = "1")]
     pub position: u32,
-    /// The revision that wrote the new chunk; 0: that of the delta.
+    /// The revision that wrote the new chunk; 0: the revision of the delta.
     #[prost(uint64, tag = "2")]
     pub revision: u64,
     /// Shards whose rows are removed.
@@ -1897,7 +1909,7 @@ pub mod shard_chunk_patch {
     pub enum Rows {
         #[prost(message, tag = "4")]
         Starts(super::RangeChunk),
-        /// Indices of names continue those of the previous chunk; the lists have only names that are not in it.
+        /// Indices of names continue those of the previous chunk. The lists contain only names that are not in that chunk.
         #[prost(message, tag = "5")]
         Copies(super::ReplicaChunk),
     }
@@ -1908,10 +1920,10 @@ pub struct ShardMove {
     pub shard: u32,
     #[prost(string, tag = "2")]
     pub role: ::prost::alloc::string::String,
-    /// The source instance; empty adds a copy.
+    /// The instance to move from; empty adds a copy.
     #[prost(string, tag = "3")]
     pub from: ::prost::alloc::string::String,
-    /// The destination instance; empty drops the copy. At least one of the two is required.
+    /// The instance to move to; empty removes the copy. At least one of the two is required.
     #[prost(string, tag = "4")]
     pub to: ::prost::alloc::string::String,
 }
@@ -1920,10 +1932,10 @@ pub struct ShardMove {
 pub struct RegionTable {
     #[prost(message, repeated, tag = "1")]
     pub shares: ::prost::alloc::vec::Vec<RegionShares>,
-    /// Absent: written by hand, so that it applies until it is changed.
+    /// Absent: the table was written by hand, and applies until it is changed.
     #[prost(message, optional, tag = "2")]
     pub confirmed: ::core::option::Option<Confirmation>,
-    /// How calls that stay in the region are divided among its zones, by the zone of the caller.
+    /// For calls that stay in the region: shares among its zones, by the caller's zone.
     #[prost(message, repeated, tag = "3")]
     pub zones: ::prost::alloc::vec::Vec<ZoneShares>,
 }
@@ -1932,7 +1944,7 @@ pub struct ZoneShares {
     /// The zone of the callers.
     #[prost(string, tag = "1")]
     pub from: ::prost::alloc::string::String,
-    /// All together 1000000.
+    /// All shares together are 1000000.
     #[prost(message, repeated, tag = "2")]
     pub to: ::prost::alloc::vec::Vec<ZoneShare>,
 }
@@ -1947,10 +1959,10 @@ pub struct ZoneShare {
 /// A planner's last confirmation of a table.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Confirmation {
-    /// The number of the planning round.
+    /// Number of the planning round, which increases.
     #[prost(uint64, tag = "1")]
     pub round: u64,
-    /// In milliseconds since 1970, for display.
+    /// Time of the round in milliseconds since 1970, for display.
     #[prost(uint64, tag = "2")]
     pub at_ms: u64,
 }
@@ -1973,18 +1985,18 @@ pub struct RegionInfo {
     #[prost(bool, tag = "3")]
     pub draining: bool,
 }
-/// Prices of bytes between regions. All amounts are in units of 10^-12 dollars; prices are of 10^9 bytes.
+/// Egress prices. All amounts are in units of 10^-12 dollars, and prices are for 10^9 bytes.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Egress {
-    /// Price of pairs that are not listed.
+    /// Price for pairs of regions that are not listed.
     #[prost(uint64, tag = "1")]
     pub price: u64,
     #[prost(message, repeated, tag = "2")]
     pub prices: ::prost::alloc::vec::Vec<EgressPrice>,
-    /// What one millisecond less of one call is worth. Absent: plans leave egress out.
+    /// Value of one millisecond less latency of one call. Absent: plans ignore egress.
     #[prost(uint64, optional, tag = "3")]
     pub per_ms: ::core::option::Option<u64>,
-    /// Maximum that planned services spend in an hour.
+    /// Maximum egress cost of planned services per hour.
     #[prost(uint64, optional, tag = "4")]
     pub cap: ::core::option::Option<u64>,
 }
@@ -2011,32 +2023,32 @@ pub struct RoundTrip {
     #[prost(uint64, tag = "3")]
     pub rtt_us: u64,
 }
-/// Distances from one region, as its health checker measured them.
-/// A drain of a whole region, or its way back, as far as it has come.
+/// Progress of a drain of a whole region, or of its return.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct RegionDrain {
-    /// The share of the calls of its own callers that the region keeps by now, in millionths.
+    /// Share of the calls from its own callers that the region still serves, in millionths.
     #[prost(uint32, tag = "1")]
     pub keep: u32,
-    /// The region gets its calls back.
+    /// Whether the drain is being undone, so that the region gets its calls back.
     #[prost(bool, tag = "2")]
     pub returns: bool,
     #[prost(uint64, tag = "3")]
     pub over_ms: u64,
-    /// Since 1970.
+    /// In milliseconds since 1970.
     #[prost(uint64, tag = "4")]
     pub began_at_ms: u64,
 }
-/// The checker of a region, at checkers/: servers admit probes of elected checkers and of no other agent.
+/// The elected checker of a region, at checkers/. Servers accept probes from elected checkers only.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ElectedChecker {
-    /// The name under which the agent joined.
+    /// The agent's name, under which it joined.
     #[prost(string, tag = "1")]
     pub agent: ::prost::alloc::string::String,
     /// In milliseconds since 1970.
     #[prost(uint64, tag = "2")]
     pub elected_at_ms: u64,
 }
+/// Distances measured by the health checker of one region.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct MeasuredDistances {
     #[prost(message, repeated, tag = "1")]
@@ -2055,13 +2067,13 @@ pub struct MeasuredDistance {
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Hosts {
-    /// Thousandths of an ordinary host, 100 to 10000, by host type.
+    /// Speed in thousandths of an ordinary host, 100 to 10000, by host type.
     #[prost(btree_map = "string, uint32", tag = "1")]
     pub speeds: ::prost::alloc::collections::BTreeMap<
         ::prost::alloc::string::String,
         u32,
     >,
-    /// For endpoints without a host type; the longest prefix of the address counts.
+    /// For endpoints without a host type. The longest prefix that matches an address counts.
     #[prost(message, repeated, tag = "2")]
     pub prefixes: ::prost::alloc::vec::Vec<HostPrefix>,
 }
@@ -2073,19 +2085,19 @@ pub struct HostPrefix {
     #[prost(string, tag = "2")]
     pub host_type: ::prost::alloc::string::String,
 }
-/// The certificates that a trust domain begins with.
+/// The root certificates of a trust domain.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct TrustBundle {
     #[prost(string, tag = "1")]
     pub domain: ::prost::alloc::string::String,
-    /// DER, the newest last; 1 to 8, each at most 4 KB.
+    /// Root certificates in DER, the newest last; 1 to 8, at most 4 KB each.
     #[prost(bytes = "bytes", repeated, tag = "2")]
     pub roots: ::prost::alloc::vec::Vec<::prost::bytes::Bytes>,
-    /// The SHA-256 of roots that an operator retired, the last one last; at most 32.
+    /// SHA-256 of the roots that an operator retired, oldest first; at most 32.
     #[prost(bytes = "bytes", repeated, tag = "3")]
     pub retired: ::prost::alloc::vec::Vec<::prost::bytes::Bytes>,
 }
-/// Certificates that are no longer accepted, though their time has not ended.
+/// Certificates that are not accepted although they have not expired.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Revocations {
     /// At most 1000.
@@ -2097,83 +2109,83 @@ pub struct Revocation {
     /// The identity, without the trust domain: tenant/service or fairmesh/role/name.
     #[prost(string, tag = "1")]
     pub path: ::prost::alloc::string::String,
-    /// Without either of these, all certificates, also those that would be issued. The serial number of the only one,
-    /// without leading zeros, at most 20 bytes.
+    /// The serial number of the only revoked certificate, without leading zeros, at most 20 bytes. Without `serial` and
+    /// `issued_before`, all present and future certificates are revoked.
     #[prost(bytes = "bytes", tag = "2")]
     pub serial: ::prost::bytes::Bytes,
-    /// Those issued before this time, in seconds since 1970.
+    /// Certificates issued before this time are revoked, in seconds since 1970.
     #[prost(uint64, tag = "3")]
     pub issued_before: u64,
-    /// When they were revoked, in seconds since 1970.
+    /// Time of the revocation, in seconds since 1970.
     #[prost(uint64, tag = "4")]
     pub at: u64,
 }
-/// Other trust domains whose certificates are verified.
+/// Federated trust domains whose certificates are verified.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct FederatedDomains {
-    /// At most 32, each domain once.
+    /// At most 32, one per domain.
     #[prost(message, repeated, tag = "1")]
     pub bundles: ::prost::alloc::vec::Vec<TrustBundle>,
-    /// Where the roots of some of these are served, each domain once: control planes keep them current.
+    /// Bundle endpoints from which control planes refresh roots, at most one per domain.
     #[prost(message, repeated, tag = "2")]
     pub endpoints: ::prost::alloc::vec::Vec<BundleEndpoint>,
 }
-/// Where a trust domain serves its roots.
+/// A SPIFFE bundle endpoint, where a trust domain serves its roots.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct BundleEndpoint {
     #[prost(string, tag = "1")]
     pub domain: ::prost::alloc::string::String,
-    /// Of https, or of the machine of each control plane; at most 2048 bytes.
+    /// An https URL, or a URL on the machine of each control plane; at most 2048 bytes.
     #[prost(string, tag = "2")]
     pub url: ::prost::alloc::string::String,
 }
-/// The issuers whose tokens of end users servers verify, at identity/issuers.
+/// The issuers of end user tokens that servers verify, at identity/issuers.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct TokenIssuers {
-    /// At most 16, each once.
+    /// At most 16, without duplicates.
     #[prost(message, repeated, tag = "1")]
     pub issuers: ::prost::alloc::vec::Vec<TokenIssuer>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct TokenIssuer {
-    /// As tokens have it in iss; at most 1024 bytes.
+    /// The issuer's name, exactly as in the iss claim; at most 1024 bytes.
     #[prost(string, tag = "1")]
     pub issuer: ::prost::alloc::string::String,
-    /// Where control planes fetch its keys again; empty: they were given. At most 1024 bytes.
+    /// The URL from which control planes refresh the keys; empty if the keys were given directly. At most 1024 bytes.
     #[prost(string, tag = "2")]
     pub url: ::prost::alloc::string::String,
-    /// Its public keys as a JWKS, with what verification needs, at most 32768 bytes.
+    /// The public keys as a JWKS, reduced to what verification needs; at most 32768 bytes.
     #[prost(bytes = "bytes", tag = "3")]
     pub keys: ::prost::bytes::Bytes,
 }
 /// An agent that joined the trust domain.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct JoinedAgent {
-    /// The tenants whose services it may vouch for, at most 64; empty: all.
+    /// The tenants whose services the agent may vouch for, at most 64; empty: all.
     #[prost(string, repeated, tag = "1")]
     pub tenants: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
-    /// When it joined, in seconds since 1970.
+    /// Time of joining, in seconds since 1970.
     #[prost(uint64, tag = "2")]
     pub joined: u64,
-    /// The only region that it checks and reports for; empty: any.
+    /// The only region for which the agent may check and report; empty: any.
     #[prost(string, tag = "3")]
     pub region: ::prost::alloc::string::String,
 }
-/// Who may do what with the records, at roles/.
+/// A role and the subjects that have it, at roles/.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct RoleBinding {
     #[prost(enumeration = "role_binding::Role", tag = "1")]
     pub role: i32,
-    /// Of viewers, operators and authorizers, at most 1000; empty: all.
+    /// For viewers, operators and authorizers: the tenants, at most 1000; empty: all.
     #[prost(string, repeated, tag = "2")]
     pub tenants: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
-    /// Of registrars, as tenant/service, at most 1000.
+    /// For registrars: the services, as tenant/service, at most 1000.
     #[prost(string, repeated, tag = "3")]
     pub services: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
-    /// Identities and patterns of them, uid:N, user:NAME, group:NAME, anonymous; 1 to 1000.
+    /// 1 to 1000 subjects: identities or patterns of identities, uid:N, user:NAME, group:NAME, or anonymous.
     #[prost(string, repeated, tag = "4")]
     pub subjects: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
-    /// Of operators: the programs to which they may give identities of their services; absent: none.
+    /// For operators: the programs to which they may give identities of their services; absent: none.
     #[prost(message, optional, tag = "5")]
     pub workloads: ::core::option::Option<WorkloadBounds>,
 }
@@ -2228,15 +2240,15 @@ pub mod role_binding {
         }
     }
 }
-/// Programs, by their users or control groups; at most 1000 each.
+/// Bounds on programs, by user or cgroup; at most 1000 each.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct WorkloadBounds {
     #[prost(message, repeated, tag = "1")]
     pub uids: ::prost::alloc::vec::Vec<UidRange>,
-    /// Control groups (version 2) with all below them.
+    /// cgroups (v2), including all cgroups below.
     #[prost(string, repeated, tag = "2")]
     pub cgroups: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
-    /// The agents that may vouch for the programs; empty: all that may vouch for the tenant.
+    /// The agents that may vouch for the programs; empty: all agents that may vouch for the tenant.
     #[prost(string, repeated, tag = "3")]
     pub agents: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
@@ -2252,13 +2264,13 @@ pub struct UidRange {
 pub struct Authorization {
     #[prost(enumeration = "authorization::Mode", tag = "1")]
     pub mode: i32,
-    /// At most 200. A call needs one that allows it, and none that denies it.
+    /// At most 200 rules. A call needs a rule that allows it, and no rule that denies it.
     #[prost(message, repeated, tag = "2")]
     pub rules: ::prost::alloc::vec::Vec<AuthorizationRule>,
-    /// Callers whose header x-fairmesh-caller names the caller that they call for, at most 256.
+    /// Callers that may name another caller in the header x-fairmesh-caller; at most 256.
     #[prost(string, repeated, tag = "3")]
     pub intermediaries: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
-    /// The tokens of end users that count in conditions, at most 16, each issuer once; empty: none is read.
+    /// Accepted end user tokens, which conditions can use; at most 16, one per issuer. Empty: tokens are not read.
     #[prost(message, repeated, tag = "4")]
     pub tokens: ::prost::alloc::vec::Vec<AcceptedTokens>,
 }
@@ -2278,7 +2290,7 @@ pub mod authorization {
     #[repr(i32)]
     pub enum Mode {
         Enforce = 0,
-        /// Calls that are not allowed are made, counted and logged.
+        /// Calls that no rule allows are let through, counted and logged.
         Audit = 1,
     }
     impl Mode {
@@ -2302,12 +2314,12 @@ pub mod authorization {
         }
     }
 }
-/// Tokens of an issuer at identity/issuers.
+/// Accepted tokens of an issuer listed at identity/issuers.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct AcceptedTokens {
     #[prost(string, tag = "1")]
     pub issuer: ::prost::alloc::string::String,
-    /// 1 to 256; a token has to name one of them.
+    /// 1 to 256 audiences. A token must name at least one.
     #[prost(string, repeated, tag = "2")]
     pub audiences: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
@@ -2317,17 +2329,17 @@ pub struct AuthorizationRule {
     pub name: ::prost::alloc::string::String,
     #[prost(enumeration = "authorization_rule::Action", tag = "2")]
     pub action: i32,
-    /// At most 256 each; empty: all.
+    /// Callers, methods and paths, at most 256 each. One of each must match; empty: all.
     #[prost(string, repeated, tag = "3")]
     pub from: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
     #[prost(string, repeated, tag = "4")]
     pub methods: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
     #[prost(message, repeated, tag = "5")]
     pub paths: ::prost::alloc::vec::Vec<AuthorizedPath>,
-    /// Addresses from which connections come, as 10.0.0.0/8, at most 256; empty: all.
+    /// Source addresses of the connection, such as 10.0.0.0/8; at most 256. One must match; empty: all.
     #[prost(string, repeated, tag = "6")]
     pub sources: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
-    /// At most 32, all of which have to hold.
+    /// At most 32 conditions, all of which must hold.
     #[prost(message, repeated, tag = "7")]
     pub when: ::prost::alloc::vec::Vec<AuthorizationCondition>,
 }
@@ -2348,7 +2360,7 @@ pub mod authorization_rule {
     pub enum Action {
         Allow = 0,
         Deny = 1,
-        /// As ALLOW, of rules with sources or conditions: servers that know none refuse the record.
+        /// Like ALLOW, for rules with sources or conditions. Servers of releases that know neither refuse the record.
         AllowIf = 2,
     }
     impl Action {
@@ -2376,10 +2388,10 @@ pub mod authorization_rule {
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct AuthorizationCondition {
-    /// Whether it must have none of the values, instead of one of them.
+    /// Whether the subject must have none of the values, instead of at least one.
     #[prost(bool, tag = "3")]
     pub excludes: bool,
-    /// 1 to 256; * at the end of a value stands for any rest.
+    /// 1 to 256 values. A trailing * matches any rest.
     #[prost(string, repeated, tag = "4")]
     pub values: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
     #[prost(oneof = "authorization_condition::Subject", tags = "1, 2")]
@@ -2391,12 +2403,12 @@ pub mod authorization_condition {
     pub enum Subject {
         #[prost(message, tag = "1")]
         Claim(super::ClaimPath),
-        /// In lower case.
+        /// A header name, in lower case.
         #[prost(string, tag = "2")]
         Header(::prost::alloc::string::String),
     }
 }
-/// The names that lead to a claim of a token, from the outside in, 1 to 4.
+/// The path of a claim in a token: 1 to 4 nested names, from the outermost.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ClaimPath {
     #[prost(string, repeated, tag = "1")]
@@ -2413,12 +2425,12 @@ pub mod authorized_path {
     pub enum Path {
         #[prost(string, tag = "1")]
         Exact(::prost::alloc::string::String),
-        /// Without a slash at its end.
+        /// Without a trailing slash.
         #[prost(string, tag = "2")]
         Prefix(::prost::alloc::string::String),
     }
 }
-/// What applies to services without an authorization in their policies, at authorization.
+/// The default for services without an authorization in their policies, at authorization.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct DefaultAuthorization {
     #[prost(enumeration = "default_authorization::Decision", tag = "1")]
@@ -2440,7 +2452,7 @@ pub mod default_authorization {
     #[repr(i32)]
     pub enum Decision {
         Allow = 0,
-        /// As ALLOW, and calls are counted and logged.
+        /// Like ALLOW, but calls are counted and logged.
         Audit = 1,
         Deny = 2,
     }
@@ -2470,14 +2482,14 @@ pub mod default_authorization {
 /// Which programs may have the identity of a service, at workloads/.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct WorkloadEntry {
-    /// The agents that may vouch for it, at most 1000; empty: all that may vouch for its tenant.
+    /// The agents that may vouch for the service, at most 1000; empty: all agents that may vouch for its tenant.
     #[prost(string, repeated, tag = "1")]
     pub agents: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
-    /// Programs of other users than the agent's, at most 64; each has to match one of these.
+    /// At most 64 selectors. A program of another user than the agent's must match one of them.
     #[prost(message, repeated, tag = "2")]
     pub programs: ::prost::alloc::vec::Vec<ProgramSelector>,
 }
-/// Conditions on a program, all of which have to hold; at least one of uid, gid and cgroup.
+/// Conditions on a program, all of which must hold. At least one of uid, gid and cgroup is set.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ProgramSelector {
     #[prost(uint32, optional, tag = "1")]
@@ -2486,10 +2498,10 @@ pub struct ProgramSelector {
     pub gid: ::core::option::Option<u32>,
     #[prost(string, optional, tag = "3")]
     pub executable: ::core::option::Option<::prost::alloc::string::String>,
-    /// Its control group (version 2), or one above it.
+    /// The program's cgroup (v2), or an ancestor of it.
     #[prost(string, optional, tag = "4")]
     pub cgroup: ::core::option::Option<::prost::alloc::string::String>,
-    /// A name in /run/netns, or host.
+    /// A name in /run/netns, or host for the agent's own namespace.
     #[prost(string, optional, tag = "5")]
     pub network_namespace: ::core::option::Option<::prost::alloc::string::String>,
 }
@@ -2502,41 +2514,41 @@ pub struct History {
     /// Absent: the record did not exist.
     #[prost(bytes = "bytes", optional, tag = "2")]
     pub value: ::core::option::Option<::prost::bytes::Bytes>,
-    /// Time of replacement in milliseconds since 1970, and its user.
+    /// Time of the replacement in milliseconds since 1970, and the user who replaced the value.
     #[prost(uint64, tag = "3")]
     pub replaced_at_ms: u64,
     #[prost(string, tag = "4")]
     pub replaced_by: ::prost::alloc::string::String,
-    /// The revision that wrote it; 0 if it did not exist.
+    /// The revision that wrote the value; 0 if the record did not exist.
     #[prost(uint64, tag = "5")]
     pub revision: u64,
-    /// Why it was replaced, as the user said.
+    /// The reason for the replacement, as given by the user.
     #[prost(string, tag = "6")]
     pub replaced_message: ::prost::alloc::string::String,
 }
-/// A backend of a gateway, at gateway/backends/: replicas with one configuration.
+/// A gateway backend, at gateway/backends/: replicas with one configuration.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct GatewayBackend {
-    /// It fails as a whole.
+    /// The zone, which is one failure domain.
     #[prost(string, tag = "1")]
     pub zone: ::prost::alloc::string::String,
-    /// Services that it serves, 1 to 1000000.
+    /// Maximum number of services that the backend serves, 1 to 1000000.
     #[prost(uint32, tag = "2")]
     pub capacity: u32,
-    /// Where nodes connect, as ip:port; 1 to 64.
+    /// The addresses at which nodes connect to the replicas, as ip:port; 1 to 64.
     #[prost(string, repeated, tag = "3")]
     pub replicas: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
-    /// Whether it gets no further services.
+    /// Whether the backend is closed to further services.
     #[prost(bool, tag = "4")]
     pub closed: bool,
 }
-/// How a service uses a gateway with backends.
+/// How a service uses a gateway.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct GatewayService {
-    /// The zone of most of its callers.
+    /// The zone of most callers.
     #[prost(string, tag = "1")]
     pub home_zone: ::prost::alloc::string::String,
-    /// 3 to 32.
+    /// Number of backends that serve the service, 3 to 32.
     #[prost(uint32, tag = "2")]
     pub backends: u32,
     /// Whether it gets no further backends while its calls grow.
@@ -2588,15 +2600,15 @@ pub mod gateway_service {
         }
     }
 }
-/// The backends that serve a service; at most 32.
+/// The gateway backends that serve a service; at most 32.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Placement {
-    /// The zone whose backends are used first.
+    /// The zone whose backends come first for nodes that know no zone of their own.
     #[prost(string, tag = "1")]
     pub home_zone: ::prost::alloc::string::String,
     #[prost(message, repeated, tag = "2")]
     pub zones: ::prost::alloc::vec::Vec<ZoneBackends>,
-    /// How many of them serve it beyond what it asks for, since its calls have grown.
+    /// Number of backends beyond the requested number, added because calls have grown.
     #[prost(uint32, tag = "3")]
     pub added: u32,
     /// Absent: the controller chooses the backends.
@@ -2643,10 +2655,11 @@ pub struct ZoneBackends {
     #[prost(string, repeated, tag = "2")]
     pub backends: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
-/// What a tenant may have at the gateway, at gateway-quotas/. What is absent is left to the replicas' options; nothing is 0.
+/// Limits of a tenant at the gateway, at gateway-quotas/. An absent limit is left to the options of each replica;
+/// no limit is 0.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct GatewayQuota {
-    /// At each replica.
+    /// The next four limits apply at each replica.
     #[prost(uint32, optional, tag = "1")]
     pub connections: ::core::option::Option<u32>,
     #[prost(uint32, optional, tag = "2")]
@@ -2655,10 +2668,10 @@ pub struct GatewayQuota {
     pub requests: ::core::option::Option<u32>,
     #[prost(uint32, optional, tag = "4")]
     pub services: ::core::option::Option<u32>,
-    /// Routes of all policies together.
+    /// Routes in all of the tenant's policies together.
     #[prost(uint32, optional, tag = "5")]
     pub routes: ::core::option::Option<u32>,
-    /// Backends of all services together, each counted once for each service.
+    /// Backends of all of the tenant's services together. A backend counts once per service.
     #[prost(uint32, optional, tag = "6")]
     pub backends: ::core::option::Option<u32>,
 }
@@ -2700,12 +2713,12 @@ pub struct Registration {
     /// tenant/service
     #[prost(string, tag = "1")]
     pub service: ::prost::alloc::string::String,
-    /// Its label `fairmesh.incarnation` distinguishes the processes that run under its name, one after the other: a number
-    /// that each chooses when it starts, greater than those before. A registration with a lesser one than that of a
-    /// registered endpoint that is not lost is refused.
+    /// The endpoint. Its label `fairmesh.incarnation` distinguishes successive processes under the same name: a number
+    /// chosen at start, greater than those of earlier processes. A registration with a smaller number than that of a
+    /// registered endpoint is refused, unless that endpoint is lost.
     #[prost(message, optional, tag = "2")]
     pub endpoint: ::core::option::Option<Endpoint>,
-    /// The declaration of an undeclared service; absent, or once it is declared, it changes nothing.
+    /// The declaration of a service that is not declared yet. Without effect if the service is declared.
     #[prost(message, optional, tag = "3")]
     pub declaration: ::core::option::Option<Service>,
 }
@@ -2715,8 +2728,8 @@ pub struct InstanceRef {
     pub service: ::prost::alloc::string::String,
     #[prost(string, tag = "2")]
     pub instance: ::prost::alloc::string::String,
-    /// The calling process, as in the label `fairmesh.incarnation` of its registration: the leases, states and records of
-    /// others are not changed. 0 stands for any.
+    /// The calling process, as in the label `fairmesh.incarnation` of its registration. Leases, states and records of
+    /// other processes are not changed. 0 stands for any process.
     #[prost(uint64, tag = "3")]
     pub incarnation: u64,
 }
@@ -2725,7 +2738,7 @@ pub struct RegisterRequest {
     #[prost(message, repeated, tag = "1")]
     pub registrations: ::prost::alloc::vec::Vec<Registration>,
 }
-/// The revision of the registration.
+/// Response with the revision of the registration.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct RegisterResponse {
     #[prost(message, optional, tag = "1")]
@@ -2735,24 +2748,25 @@ pub struct RegisterResponse {
 pub struct RenewRequest {
     #[prost(message, repeated, tag = "1")]
     pub instances: ::prost::alloc::vec::Vec<InstanceRef>,
-    /// Those of each of the instances, at most 64. Kept in memory for five minutes.
+    /// Plaintext callers of each of the instances, at most 64. Kept in memory for five minutes.
     #[prost(message, repeated, tag = "2")]
     pub plaintext_callers: ::prost::alloc::vec::Vec<PlaintextCaller>,
 }
-/// A caller that connected in plaintext to a server that speaks mutual TLS, as its permissive policy allows.
+/// A caller that connected in plaintext to a server with mutual TLS, which a permissive policy allows.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct PlaintextCaller {
-    /// Its IP address.
+    /// The caller's IP address.
     #[prost(string, tag = "1")]
     pub address: ::prost::alloc::string::String,
-    /// Connections that it opened since it is listed.
+    /// Number of connections since the caller was first listed.
     #[prost(uint64, tag = "2")]
     pub connections: u64,
-    /// Since it had one: 0 in a report while it has, to which a response adds the age of the report.
+    /// Seconds since the caller last had a connection. 0 in a report while it has one; a response adds the age of the
+    /// report.
     #[prost(uint32, tag = "3")]
     pub seconds_ago: u32,
 }
-/// Instances that are not registered, or no longer, and should register again.
+/// Response with the instances that are not registered (any more) and should register again.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct RenewResponse {
     #[prost(message, repeated, tag = "1")]
@@ -2769,7 +2783,8 @@ pub struct StateReport {
 pub struct ReportRequest {
     #[prost(message, repeated, tag = "1")]
     pub reports: ::prost::alloc::vec::Vec<StateReport>,
-    /// By an operator: serving or starting ends a drain by an operator, which holds against every other report.
+    /// Whether an operator reports. An operator's report of serving or starting ends an operator's drain, which all
+    /// other reports leave in force.
     #[prost(bool, tag = "2")]
     pub by_operator: bool,
 }
@@ -2784,8 +2799,8 @@ pub struct DrainRequest {
     pub instances: ::prost::alloc::vec::Vec<InstanceRef>,
     #[prost(uint32, tag = "2")]
     pub deadline_ms: u32,
-    /// By an operator: it holds until a report by an operator ends it, or the endpoint is removed. Without it, a process drains itself,
-    /// and its successor serves.
+    /// Whether an operator drains. Such a drain lasts until an operator's report ends it, or until the endpoint is
+    /// removed. Otherwise a process drains itself, and its successor serves.
     #[prost(bool, tag = "3")]
     pub by_operator: bool,
 }
@@ -2796,7 +2811,7 @@ pub struct DrainResponse {
     /// Whether every caller had applied the drain when this response was sent.
     #[prost(bool, tag = "2")]
     pub callers_moved: bool,
-    /// Callers that had not.
+    /// Callers that had not applied the drain.
     #[prost(string, repeated, tag = "3")]
     pub behind: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
@@ -2804,7 +2819,7 @@ pub struct DrainResponse {
 pub struct DeregisterRequest {
     #[prost(message, repeated, tag = "1")]
     pub instances: ::prost::alloc::vec::Vec<InstanceRef>,
-    /// Refuse unless all are registered and lost: the others have servers that would register again.
+    /// Refuse unless all instances are registered and lost. The servers of other instances would register again.
     #[prost(bool, tag = "2")]
     pub only_lost: bool,
 }
@@ -2859,7 +2874,7 @@ pub struct GetShardsResponse {
 pub struct PutShardsRequest {
     #[prost(string, tag = "1")]
     pub service: ::prost::alloc::string::String,
-    /// Its version is the one that the caller read; 0 creates.
+    /// The new map. Its version is the version that the caller read; 0 creates the map.
     #[prost(message, optional, tag = "2")]
     pub map: ::core::option::Option<ShardMap>,
 }
@@ -2874,7 +2889,7 @@ pub struct SplitShardRequest {
     pub service: ::prost::alloc::string::String,
     #[prost(uint32, tag = "2")]
     pub shard: u32,
-    /// The first key of the upper half, 16 bytes big endian; empty splits in the middle.
+    /// The first key of the upper half, 16 bytes big endian; empty: split in the middle.
     #[prost(bytes = "bytes", tag = "3")]
     pub at: ::prost::bytes::Bytes,
 }
@@ -2882,7 +2897,7 @@ pub struct SplitShardRequest {
 pub struct MergeShardsRequest {
     #[prost(string, tag = "1")]
     pub service: ::prost::alloc::string::String,
-    /// Merged with the next shard by key; both must have the same copies.
+    /// The shard that is merged with the next shard by key. Both must have the same copies.
     #[prost(uint32, tag = "2")]
     pub shard: u32,
 }
@@ -2909,7 +2924,7 @@ pub struct ListMovesResponse {
 pub struct MoveStatus {
     #[prost(message, optional, tag = "1")]
     pub r#move: ::core::option::Option<ShardMove>,
-    /// starting, publishing, stopping, or "undone: " and the reason; finished moves are not listed.
+    /// starting, publishing, stopping, or "undone: " and the reason. Finished moves are not listed.
     #[prost(string, tag = "2")]
     pub phase: ::prost::alloc::string::String,
 }
@@ -2917,7 +2932,7 @@ pub struct MoveStatus {
 pub struct ReportShardsRequest {
     #[prost(message, optional, tag = "1")]
     pub instance: ::core::option::Option<InstanceRef>,
-    /// Shards that are loaded and may be sent calls.
+    /// Shards that are loaded and may receive calls.
     #[prost(uint32, repeated, tag = "2")]
     pub ready: ::prost::alloc::vec::Vec<u32>,
 }
@@ -2927,19 +2942,19 @@ pub struct ReportShardsResponse {}
 pub struct ReportShardLoadRequest {
     #[prost(message, optional, tag = "1")]
     pub instance: ::core::option::Option<InstanceRef>,
-    /// Counts the reports of a process, from 1; a number not above the last one is late.
+    /// Sequence number of the process's reports, from 1. A report whose number is not above the last one is late.
     #[prost(uint64, tag = "2")]
     pub sequence: u64,
     /// The period of the report, in milliseconds; 1 to 60,000.
     #[prost(uint32, tag = "3")]
     pub period_ms: u32,
-    /// The shards with most work, at most 128.
+    /// The shards with the most work, at most 128.
     #[prost(message, repeated, tag = "4")]
     pub shards: ::prost::alloc::vec::Vec<report_shard_load_request::Work>,
     /// The work of all other shards.
     #[prost(uint64, tag = "5")]
     pub rest_us: u64,
-    /// Calls with keys.
+    /// Number of calls with keys.
     #[prost(uint64, tag = "6")]
     pub calls: u64,
 }
@@ -2952,14 +2967,14 @@ pub mod report_shard_load_request {
         /// The role in which the calls were handled.
         #[prost(string, tag = "2")]
         pub role: ::prost::alloc::string::String,
-        /// The time of calls, summed over calls, in microseconds.
+        /// Duration of calls, summed over all calls, in microseconds.
         #[prost(uint64, tag = "3")]
         pub busy_us: u64,
     }
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ReportShardLoadResponse {
-    /// counted, or the reason why not: late, unknown, absurd, full.
+    /// counted, or why the report was not counted: late, unknown, absurd, full.
     #[prost(string, tag = "1")]
     pub outcome: ::prost::alloc::string::String,
 }
@@ -2973,8 +2988,8 @@ pub struct ReadShardLoadsResponse {
     #[prost(message, repeated, tag = "1")]
     pub servers: ::prost::alloc::vec::Vec<ServerLoad>,
 }
-/// Work is in microseconds of calls in flight per second, on a host of ordinary speed: a million is one call at a time
-/// without a pause. It is averaged over about the last minute.
+/// The load of a server. Work is in microseconds of calls in flight per second, on a host of ordinary speed: a
+/// million means one call at a time without a pause. Work is averaged over about the last minute.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct ServerLoad {
     #[prost(string, tag = "1")]
@@ -2986,22 +3001,22 @@ pub struct ServerLoad {
     /// Weight times host speed, in thousandths.
     #[prost(uint32, tag = "4")]
     pub power: u32,
-    /// Whether it serves, and may receive shards.
+    /// Whether the server is serving and may receive shards.
     #[prost(bool, tag = "5")]
     pub serves: bool,
-    /// The age of its last report; absent without a recent one: the fields below are then empty.
+    /// Age of the last report, in milliseconds. Absent without a recent report; the fields below are then empty.
     #[prost(uint32, optional, tag = "6")]
     pub age_ms: ::core::option::Option<u32>,
-    /// Calls with keys, a minute.
+    /// Calls with keys, per minute.
     #[prost(uint64, tag = "7")]
     pub calls: u64,
-    /// All work.
+    /// Total work.
     #[prost(uint64, tag = "8")]
     pub work: u64,
-    /// The shards with most work, at most 128.
+    /// The shards with the most work, at most 128.
     #[prost(message, repeated, tag = "9")]
     pub shards: ::prost::alloc::vec::Vec<server_load::Shard>,
-    /// The work of all other shards; part of `work`.
+    /// The work of all other shards, included in `work`.
     #[prost(uint64, tag = "10")]
     pub rest: u64,
 }
@@ -3021,25 +3036,25 @@ pub mod server_load {
 pub struct ProposeMovesRequest {
     #[prost(string, tag = "1")]
     pub service: ::prost::alloc::string::String,
-    /// A server with more than this percentage of its fair share of its region's work is overloaded: 101 to 1000; 0 is
-    /// 125.
+    /// Percentage of a server's fair share of its region's work above which the server is overloaded: 101 to 1000; 0
+    /// means 125.
     #[prost(uint32, tag = "2")]
     pub threshold: u32,
-    /// The most moves of the plan: up to 1000; 0 is 10.
+    /// Maximum number of proposed moves, up to 1000; 0 means 10.
     #[prost(uint32, tag = "3")]
     pub max_moves: u32,
-    /// Roles whose copies may be added, and extra ones dropped.
+    /// Roles for which copies may be added, and extra copies removed.
     #[prost(string, repeated, tag = "4")]
     pub replicate: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct ProposeMovesResponse {
-    /// In order; those of one shard have to be executed one after the other.
+    /// Moves in order. Moves of the same shard must be executed one after the other.
     #[prost(message, repeated, tag = "1")]
     pub moves: ::prost::alloc::vec::Vec<ShardMove>,
     #[prost(message, repeated, tag = "2")]
     pub servers: ::prost::alloc::vec::Vec<propose_moves_response::Server>,
-    /// Overload that remains, and its cause, for operators.
+    /// Remaining overload and its cause, for operators.
     #[prost(string, repeated, tag = "3")]
     pub notes: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
@@ -3051,7 +3066,7 @@ pub mod propose_moves_response {
         pub instance: ::prost::alloc::string::String,
         #[prost(string, tag = "2")]
         pub region: ::prost::alloc::string::String,
-        /// The present work, the work after all moves, and the fair share.
+        /// Current work, work after all moves, and fair share of work.
         #[prost(uint64, tag = "3")]
         pub before: u64,
         #[prost(uint64, tag = "4")]
@@ -3067,7 +3082,7 @@ pub struct ReadPlaintextCallersRequest {
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct ReadPlaintextCallersResponse {
-    /// Those with callers in plaintext, by instance.
+    /// Servers with plaintext callers, by instance.
     #[prost(message, repeated, tag = "1")]
     pub servers: ::prost::alloc::vec::Vec<read_plaintext_callers_response::Server>,
 }
@@ -3161,7 +3176,7 @@ pub mod registry_client {
             self.inner = self.inner.max_encoding_message_size(limit);
             self
         }
-        /// Registers endpoints. Repeating it is harmless and renews the leases.
+        /// Registers endpoints. A repeated registration is harmless and renews the leases.
         pub async fn register(
             &mut self,
             request: impl tonic::IntoRequest<super::RegisterRequest>,
@@ -3186,7 +3201,7 @@ pub mod registry_client {
                 .insert(GrpcMethod::new("fairmesh.v1.Registry", "Register"));
             self.inner.unary(req, path, codec).await
         }
-        /// Renews leases. Never writes the RIB, unless a lost endpoint renews.
+        /// Renews leases. Writes to the RIB only if a lost endpoint renews.
         pub async fn renew(
             &mut self,
             request: impl tonic::IntoRequest<super::RenewRequest>,
@@ -3208,7 +3223,7 @@ pub mod registry_client {
                 .insert(GrpcMethod::new("fairmesh.v1.Registry", "Renew"));
             self.inner.unary(req, path, codec).await
         }
-        /// Sets states.
+        /// Sets the states of endpoints.
         pub async fn report(
             &mut self,
             request: impl tonic::IntoRequest<super::ReportRequest>,
@@ -3230,7 +3245,7 @@ pub mod registry_client {
                 .insert(GrpcMethod::new("fairmesh.v1.Registry", "Report"));
             self.inner.unary(req, path, codec).await
         }
-        /// Marks endpoints as draining and waits until every caller has applied it, at most until the deadline.
+        /// Marks endpoints as draining, and waits until every caller has applied the change, at most until the deadline.
         pub async fn drain(
             &mut self,
             request: impl tonic::IntoRequest<super::DrainRequest>,
@@ -3373,8 +3388,8 @@ pub mod registry_client {
                 .insert(GrpcMethod::new("fairmesh.v1.Registry", "MergeShards"));
             self.inner.unary(req, path, codec).await
         }
-        /// Requests a move, an added copy (without `from`) or a dropped one (without `to`); it is executed in the background,
-        /// make-before-break, and survives a restart.
+        /// Requests a move, an additional copy (without `from`) or the removal of a copy (without `to`). The move is
+        /// executed in the background, make-before-break, and survives restarts.
         pub async fn move_shard(
             &mut self,
             request: impl tonic::IntoRequest<super::MoveShardRequest>,
@@ -3423,7 +3438,7 @@ pub mod registry_client {
                 .insert(GrpcMethod::new("fairmesh.v1.Registry", "ListMoves"));
             self.inner.unary(req, path, codec).await
         }
-        /// A server reports its loaded shards.
+        /// Reports the shards that a server has loaded.
         pub async fn report_shards(
             &mut self,
             request: impl tonic::IntoRequest<super::ReportShardsRequest>,
@@ -3448,7 +3463,7 @@ pub mod registry_client {
                 .insert(GrpcMethod::new("fairmesh.v1.Registry", "ReportShards"));
             self.inner.unary(req, path, codec).await
         }
-        /// A server reports the work of its shards. Kept in memory for about a minute.
+        /// Reports the work of a server's shards. Kept in memory for about a minute.
         pub async fn report_shard_load(
             &mut self,
             request: impl tonic::IntoRequest<super::ReportShardLoadRequest>,
@@ -3473,7 +3488,7 @@ pub mod registry_client {
                 .insert(GrpcMethod::new("fairmesh.v1.Registry", "ReportShardLoad"));
             self.inner.unary(req, path, codec).await
         }
-        /// The load of a service's servers by shard.
+        /// Returns the load of a service's servers by shard.
         pub async fn read_shard_loads(
             &mut self,
             request: impl tonic::IntoRequest<super::ReadShardLoadsRequest>,
@@ -3498,7 +3513,7 @@ pub mod registry_client {
                 .insert(GrpcMethod::new("fairmesh.v1.Registry", "ReadShardLoads"));
             self.inner.unary(req, path, codec).await
         }
-        /// Proposes requests of MoveShard that prevent overload. Changes nothing.
+        /// Proposes MoveShard requests that prevent overload. Changes nothing.
         pub async fn propose_moves(
             &mut self,
             request: impl tonic::IntoRequest<super::ProposeMovesRequest>,
@@ -3523,7 +3538,8 @@ pub mod registry_client {
                 .insert(GrpcMethod::new("fairmesh.v1.Registry", "ProposeMoves"));
             self.inner.unary(req, path, codec).await
         }
-        /// The callers in plaintext of a service whose policy is permissive, as its servers reported them with their renewals.
+        /// Returns the plaintext callers of a service with a permissive policy, as its servers reported them with their
+        /// renewals.
         pub async fn read_plaintext_callers(
             &mut self,
             request: impl tonic::IntoRequest<super::ReadPlaintextCallersRequest>,
@@ -3564,7 +3580,7 @@ pub mod registry_server {
     /// Generated trait containing gRPC methods that should be implemented for use with RegistryServer.
     #[async_trait]
     pub trait Registry: std::marker::Send + std::marker::Sync + 'static {
-        /// Registers endpoints. Repeating it is harmless and renews the leases.
+        /// Registers endpoints. A repeated registration is harmless and renews the leases.
         async fn register(
             &self,
             request: tonic::Request<super::RegisterRequest>,
@@ -3572,17 +3588,17 @@ pub mod registry_server {
             tonic::Response<super::RegisterResponse>,
             tonic::Status,
         >;
-        /// Renews leases. Never writes the RIB, unless a lost endpoint renews.
+        /// Renews leases. Writes to the RIB only if a lost endpoint renews.
         async fn renew(
             &self,
             request: tonic::Request<super::RenewRequest>,
         ) -> std::result::Result<tonic::Response<super::RenewResponse>, tonic::Status>;
-        /// Sets states.
+        /// Sets the states of endpoints.
         async fn report(
             &self,
             request: tonic::Request<super::ReportRequest>,
         ) -> std::result::Result<tonic::Response<super::ReportResponse>, tonic::Status>;
-        /// Marks endpoints as draining and waits until every caller has applied it, at most until the deadline.
+        /// Marks endpoints as draining, and waits until every caller has applied the change, at most until the deadline.
         async fn drain(
             &self,
             request: tonic::Request<super::DrainRequest>,
@@ -3623,8 +3639,8 @@ pub mod registry_server {
             tonic::Response<super::PutShardsResponse>,
             tonic::Status,
         >;
-        /// Requests a move, an added copy (without `from`) or a dropped one (without `to`); it is executed in the background,
-        /// make-before-break, and survives a restart.
+        /// Requests a move, an additional copy (without `from`) or the removal of a copy (without `to`). The move is
+        /// executed in the background, make-before-break, and survives restarts.
         async fn move_shard(
             &self,
             request: tonic::Request<super::MoveShardRequest>,
@@ -3639,7 +3655,7 @@ pub mod registry_server {
             tonic::Response<super::ListMovesResponse>,
             tonic::Status,
         >;
-        /// A server reports its loaded shards.
+        /// Reports the shards that a server has loaded.
         async fn report_shards(
             &self,
             request: tonic::Request<super::ReportShardsRequest>,
@@ -3647,7 +3663,7 @@ pub mod registry_server {
             tonic::Response<super::ReportShardsResponse>,
             tonic::Status,
         >;
-        /// A server reports the work of its shards. Kept in memory for about a minute.
+        /// Reports the work of a server's shards. Kept in memory for about a minute.
         async fn report_shard_load(
             &self,
             request: tonic::Request<super::ReportShardLoadRequest>,
@@ -3655,7 +3671,7 @@ pub mod registry_server {
             tonic::Response<super::ReportShardLoadResponse>,
             tonic::Status,
         >;
-        /// The load of a service's servers by shard.
+        /// Returns the load of a service's servers by shard.
         async fn read_shard_loads(
             &self,
             request: tonic::Request<super::ReadShardLoadsRequest>,
@@ -3663,7 +3679,7 @@ pub mod registry_server {
             tonic::Response<super::ReadShardLoadsResponse>,
             tonic::Status,
         >;
-        /// Proposes requests of MoveShard that prevent overload. Changes nothing.
+        /// Proposes MoveShard requests that prevent overload. Changes nothing.
         async fn propose_moves(
             &self,
             request: tonic::Request<super::ProposeMovesRequest>,
@@ -3671,7 +3687,8 @@ pub mod registry_server {
             tonic::Response<super::ProposeMovesResponse>,
             tonic::Status,
         >;
-        /// The callers in plaintext of a service whose policy is permissive, as its servers reported them with their renewals.
+        /// Returns the plaintext callers of a service with a permissive policy, as its servers reported them with their
+        /// renewals.
         async fn read_plaintext_callers(
             &self,
             request: tonic::Request<super::ReadPlaintextCallersRequest>,
@@ -4520,13 +4537,13 @@ pub struct CampaignRequest {
 /// Sent when the candidate is elected, and whenever one of the lists changes.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct CampaignResponse {
-    /// To be sent with every report.
+    /// The term of the election, which every report must carry.
     #[prost(uint64, tag = "1")]
     pub term: u64,
-    /// Every service, as tenant/service, whose policy has a health check.
+    /// All services, as tenant/service, whose policy has a health check.
     #[prost(string, repeated, tag = "2")]
     pub services: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
-    /// Endpoints of other regions to which round trips are timed; a few for each region.
+    /// A few endpoints in each other region, to which round trips are measured.
     #[prost(message, repeated, tag = "3")]
     pub targets: ::prost::alloc::vec::Vec<DistanceTarget>,
 }
@@ -4537,10 +4554,10 @@ pub struct DistanceTarget {
     /// IP address and port.
     #[prost(string, tag = "2")]
     pub address: ::prost::alloc::string::String,
-    /// Whether it speaks HTTP/2; otherwise HTTP/1.1.
+    /// Whether the endpoint speaks HTTP/2; otherwise HTTP/1.1.
     #[prost(bool, tag = "3")]
     pub http2: bool,
-    /// The service whose identity it proves by mutual TLS; empty: it speaks plaintext.
+    /// The service whose identity the endpoint proves by mutual TLS; empty: plaintext.
     #[prost(string, tag = "4")]
     pub service: ::prost::alloc::string::String,
 }
@@ -4571,7 +4588,7 @@ pub struct ReportDistancesRequest {
     pub region: ::prost::alloc::string::String,
     #[prost(uint64, tag = "2")]
     pub term: u64,
-    /// At most one for each region that the checker has targets in.
+    /// At most one for each region in which the checker has targets.
     #[prost(message, repeated, tag = "3")]
     pub distances: ::prost::alloc::vec::Vec<ReportedDistance>,
 }
@@ -4579,7 +4596,7 @@ pub struct ReportDistancesRequest {
 pub struct ReportedDistance {
     #[prost(string, tag = "1")]
     pub region: ::prost::alloc::string::String,
-    /// Values of 0 and above 10 s are ignored.
+    /// Round trip in microseconds. 0, and values above 10 s, are ignored.
     #[prost(uint64, tag = "2")]
     pub rtt_us: u64,
 }
@@ -4587,18 +4604,18 @@ pub struct ReportedDistance {
 pub struct ReportDistancesResponse {}
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct ReportProbesRequest {
-    /// Where the agent is; the zone is empty if it is not known.
+    /// The agent's region and zone; the zone is empty if unknown.
     #[prost(string, tag = "1")]
     pub region: ::prost::alloc::string::String,
     #[prost(string, tag = "2")]
     pub zone: ::prost::alloc::string::String,
-    /// Where the agent answers probes: IP address and port.
+    /// The address at which the agent answers probes: IP address and port.
     #[prost(string, tag = "3")]
     pub address: ::prost::alloc::string::String,
-    /// One for each target of the last response.
+    /// One result for each target of the last response.
     #[prost(message, repeated, tag = "4")]
     pub results: ::prost::alloc::vec::Vec<ProbeResult>,
-    /// The agent stops, and is to be probed no longer.
+    /// Whether the agent is stopping and should no longer be probed.
     #[prost(bool, tag = "5")]
     pub leaving: bool,
 }
@@ -4613,12 +4630,12 @@ pub struct ProbeResult {
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ProtocolOutcome {
-    /// tcp, http1, http2, grpc or websocket; readers skip others.
+    /// tcp, http1, http2, grpc or websocket. Readers skip other protocols.
     #[prost(string, tag = "1")]
     pub protocol: ::prost::alloc::string::String,
     #[prost(bool, tag = "2")]
     pub failed: bool,
-    /// If it passed.
+    /// Duration of a successful probe, in microseconds.
     #[prost(uint64, tag = "3")]
     pub took_us: u64,
 }
@@ -4711,8 +4728,8 @@ pub mod checker_client {
             self.inner = self.inner.max_encoding_message_size(limit);
             self
         }
-        /// Stands for election as the checker of a region. The stream stays silent until this candidate is elected; it leads
-        /// as long as the stream lasts, and the next candidate is elected as soon as it ends.
+        /// Stands for election as the checker of a region. The stream stays silent until this candidate is elected. The
+        /// candidate leads as long as the stream lasts; when it ends, the next candidate is elected immediately.
         pub async fn campaign(
             &mut self,
             request: impl tonic::IntoRequest<super::CampaignRequest>,
@@ -4737,7 +4754,7 @@ pub mod checker_client {
                 .insert(GrpcMethod::new("fairmesh.v1.Checker", "Campaign"));
             self.inner.server_streaming(req, path, codec).await
         }
-        /// Changed verdicts; refused unless they come from the elected checker.
+        /// Reports changed verdicts. Refused unless the caller is the elected checker.
         pub async fn judge(
             &mut self,
             request: impl tonic::IntoRequest<super::JudgeRequest>,
@@ -4758,7 +4775,7 @@ pub mod checker_client {
             req.extensions_mut().insert(GrpcMethod::new("fairmesh.v1.Checker", "Judge"));
             self.inner.unary(req, path, codec).await
         }
-        /// Distances to other regions as measured now; refused unless they come from the elected checker.
+        /// Reports newly measured distances to other regions. Refused unless the caller is the elected checker.
         pub async fn report_distances(
             &mut self,
             request: impl tonic::IntoRequest<super::ReportDistancesRequest>,
@@ -4783,7 +4800,7 @@ pub mod checker_client {
                 .insert(GrpcMethod::new("fairmesh.v1.Checker", "ReportDistances"));
             self.inner.unary(req, path, codec).await
         }
-        /// What an agent found when it probed other agents. The response names the agents that it probes next.
+        /// Reports the results of an agent's probes of other agents. The response names the agents to probe next.
         pub async fn report_probes(
             &mut self,
             request: impl tonic::IntoRequest<super::ReportProbesRequest>,
@@ -4830,18 +4847,18 @@ pub mod checker_server {
             >
             + std::marker::Send
             + 'static;
-        /// Stands for election as the checker of a region. The stream stays silent until this candidate is elected; it leads
-        /// as long as the stream lasts, and the next candidate is elected as soon as it ends.
+        /// Stands for election as the checker of a region. The stream stays silent until this candidate is elected. The
+        /// candidate leads as long as the stream lasts; when it ends, the next candidate is elected immediately.
         async fn campaign(
             &self,
             request: tonic::Request<super::CampaignRequest>,
         ) -> std::result::Result<tonic::Response<Self::CampaignStream>, tonic::Status>;
-        /// Changed verdicts; refused unless they come from the elected checker.
+        /// Reports changed verdicts. Refused unless the caller is the elected checker.
         async fn judge(
             &self,
             request: tonic::Request<super::JudgeRequest>,
         ) -> std::result::Result<tonic::Response<super::JudgeResponse>, tonic::Status>;
-        /// Distances to other regions as measured now; refused unless they come from the elected checker.
+        /// Reports newly measured distances to other regions. Refused unless the caller is the elected checker.
         async fn report_distances(
             &self,
             request: tonic::Request<super::ReportDistancesRequest>,
@@ -4849,7 +4866,7 @@ pub mod checker_server {
             tonic::Response<super::ReportDistancesResponse>,
             tonic::Status,
         >;
-        /// What an agent found when it probed other agents. The response names the agents that it probes next.
+        /// Reports the results of an agent's probes of other agents. The response names the agents to probe next.
         async fn report_probes(
             &self,
             request: tonic::Request<super::ReportProbesRequest>,
@@ -5155,31 +5172,31 @@ pub mod checker_server {
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct ReportSignalsRequest {
-    /// The process whose rates these are. Absent: the report has no rates, and those of the last report stay.
+    /// The process that reports rates. Absent: the report has no rates, and the rates of the last report stay.
     #[prost(message, optional, tag = "1")]
     pub sender: ::core::option::Option<SignalSender>,
-    /// At most 10,000 minutes. Processes report them apart from rates: a replica forwards them as their maker signed them, adds
-    /// rates up, and refuses a report with both.
+    /// At most 10,000 minutes. Processes report minutes separately from rates: a replica forwards minutes as signed by
+    /// their sender but adds up rates, and refuses a report with both.
     #[prost(message, repeated, tag = "2")]
     pub usages: ::prost::alloc::vec::Vec<InstanceUsage>,
-    /// Calls of services that are planned for, or that an operator looks at; at most 4096.
+    /// Calls to services that are planned or that an operator watches; at most 4096.
     #[prost(message, repeated, tag = "3")]
     pub calls: ::prost::alloc::vec::Vec<CallRates>,
     /// At most 1024.
     #[prost(message, repeated, tag = "4")]
     pub servers: ::prost::alloc::vec::Vec<ServerRates>,
-    /// Paths and groups of servers that had no room, in this report or in the reports that it sums.
+    /// Number of call paths and server groups that did not fit into this report or into the reports that it sums.
     #[prost(uint32, tag = "5")]
     pub left_out: u32,
-    /// Services, tenant/service, with such rows: their figures here are incomplete. At most 1024, the first by name:
-    /// with 1024, there may be further ones.
+    /// Services, as tenant/service, whose figures are incomplete because rows were left out. At most 1024, first by
+    /// name: if there are 1024, further services may be incomplete.
     #[prost(string, repeated, tag = "6")]
     pub incomplete: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
-    /// Calls that servers processed; at most 4096. What is beyond that is left out, and `left_out` does not count it.
+    /// Calls that servers processed; at most 4096. Further rows are left out, and `left_out` does not count them.
     #[prost(message, repeated, tag = "7")]
     pub served: ::prost::alloc::vec::Vec<ServedRates>,
-    /// What was counted since the last report, for views of the mesh. Processes report it apart from rates and minutes, and
-    /// without a sender.
+    /// Counts since the last report, for views of the mesh. Processes report counts separately from rates and minutes,
+    /// and without a sender.
     #[prost(message, optional, tag = "8")]
     pub counts: ::core::option::Option<CountReport>,
 }
@@ -5189,31 +5206,34 @@ pub struct SignalSender {
     /// A random number of the process, the same in all its reports.
     #[prost(uint64, tag = "1")]
     pub reporter: u64,
-    /// The time until the next report, in milliseconds: this one is void three intervals after it arrived.
+    /// Time until the next report, in milliseconds. A report expires three intervals after its arrival.
     #[prost(uint32, tag = "2")]
     pub interval_ms: u32,
-    /// The regions of all processes that the report is of, at most 256. One without calls has none.
+    /// The regions of all processes that the report covers, at most 256. A listed region without calls is known to have
+    /// none.
     #[prost(string, repeated, tag = "3")]
     pub regions: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ReportSignalsResponse {
-    /// Refused minutes: too late, in the future, impossible, or too many.
+    /// Number of refused minutes: too late, in the future, implausible, or too many.
     #[prost(uint32, tag = "1")]
     pub dropped_minutes: u32,
-    /// When to report rates again, in milliseconds; 0: as before.
+    /// Time until rates should be reported again, in milliseconds; 0: unchanged.
     #[prost(uint32, tag = "2")]
     pub next_report_ms: u32,
-    /// Services whose calls are to be reported until the next response, as those of services that are planned for, since an
-    /// operator looks at them; at most 64. A report without rows asks for this.
+    /// Services whose calls should be reported until the next response, although they may not be planned, since an
+    /// operator watches them; at most 64. A report without rows asks for this list.
     #[prost(string, repeated, tag = "3")]
     pub watched: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
-    /// Rows of counts that were left out, since their sender may not report them, or since their numbers are not plausible.
+    /// Number of rows of counts that were left out, because their sender may not report them or their counts are
+    /// implausible.
     #[prost(uint64, tag = "4")]
     pub refused_rows: u64,
 }
-/// CPU usage of one instance. Each minute covers all of it so far: the longest coverage wins, so that repeated reports are not
-/// counted twice. Minutes that are late by up to 15 minutes count in their own minute.
+/// CPU usage of one instance. Each report of a minute has its whole usage so far, and the report that covers the
+/// longest time counts. Repeated reports are therefore not counted twice. Minutes that are up to 15 minutes late
+/// count in their own minute.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct InstanceUsage {
     /// tenant/service
@@ -5231,7 +5251,7 @@ pub struct MinuteUsage {
     /// Minutes since 1970 (UTC).
     #[prost(uint32, tag = "1")]
     pub minute: u32,
-    /// CPU time used in it, in microseconds.
+    /// CPU time used in this period, in microseconds.
     #[prost(uint64, tag = "2")]
     pub cpu_us: u64,
     /// Observed part of the minute, in milliseconds.
@@ -5240,7 +5260,7 @@ pub struct MinuteUsage {
     /// CPU limit of the instance, in thousandths of a core; 0: unknown.
     #[prost(uint32, tag = "4")]
     pub limit_millicores: u32,
-    /// Started calls; 0: not counted.
+    /// Calls begun; 0: calls are not counted.
     #[prost(uint64, tag = "5")]
     pub requests: u64,
 }
@@ -5262,8 +5282,8 @@ pub struct CallRates {
     /// The calling service; empty: unknown.
     #[prost(string, tag = "5")]
     pub caller: ::prost::alloc::string::String,
-    /// In thousandths per second, unless stated otherwise.
-    /// Calls by their first attempt, or without any.
+    /// Calls, counted by their first attempt, or without any attempt. Here and below in thousandths per second, unless
+    /// stated otherwise.
     #[prost(uint64, tag = "6")]
     pub offered: u64,
     #[prost(uint64, tag = "7")]
@@ -5271,55 +5291,57 @@ pub struct CallRates {
     /// Attempts with a response.
     #[prost(uint64, tag = "8")]
     pub answered: u64,
-    /// Attempts refused because of overload; without a destination, calls that a table dropped.
+    /// Attempts refused because of overload. For paths without a destination, calls that a table dropped.
     #[prost(uint64, tag = "9")]
     pub shed: u64,
-    /// Until responses began, in microseconds per second.
+    /// Sum of the time until responses began, in microseconds per second.
     #[prost(uint64, tag = "10")]
     pub time_us: u64,
-    /// Bytes of the bodies of responses, per second.
+    /// Bytes of response bodies, per second.
     #[prost(uint64, tag = "11")]
     pub bytes: u64,
-    /// For services that prefer the zone of the caller: the caller's zone, and the servers' zone if these are of the
-    /// same region.
+    /// For services that prefer the caller's zone: the caller's zone, and the servers' zone if they are in the same
+    /// region.
     #[prost(string, tag = "12")]
     pub from_zone: ::prost::alloc::string::String,
     #[prost(string, tag = "13")]
     pub to_zone: ::prost::alloc::string::String,
-    /// Since the interval ended, in milliseconds: the mean over `offered` and `attempts`.
+    /// Mean age of the data, in milliseconds, weighted by `offered` and `attempts`.
     #[prost(uint32, tag = "14")]
     pub age_ms: u32,
-    /// The call during which these were made: the service that processed it, tenant/service, and its class there. Empty: unknown.
+    /// The call during which these calls were made: the service that processed it, as tenant/service, and its class
+    /// there. Empty: unknown.
     #[prost(string, tag = "15")]
     pub parent_service: ::prost::alloc::string::String,
     #[prost(string, tag = "16")]
     pub parent_class: ::prost::alloc::string::String,
-    /// Bytes of the bodies of requests, per second.
+    /// Bytes of request bodies, per second.
     #[prost(uint64, tag = "17")]
     pub request_bytes: u64,
 }
-/// Calls that the servers of one service and region processed at about the same utilisation.
+/// Calls that the servers of one service in one region processed at about the same utilisation.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ServedRates {
     /// tenant/service
     #[prost(string, tag = "1")]
     pub service: ::prost::alloc::string::String,
-    /// By the routes of the service's policy; empty: none.
+    /// The traffic class according to the routes of the service's policy; empty: none.
     #[prost(string, tag = "2")]
     pub class: ::prost::alloc::string::String,
     #[prost(string, tag = "3")]
     pub region: ::prost::alloc::string::String,
-    /// Tenths of the CPU limit that were in use, plus 1; 0: not known. From 1 to 10.
+    /// Utilisation in tenths of the CPU limit, plus 1, from 1 to 10; 0: unknown.
     #[prost(uint32, tag = "4")]
     pub bucket: u32,
     /// Calls whose response began, in thousandths per second.
     #[prost(uint64, tag = "5")]
     pub calls: u64,
-    /// Their time until then without the time in which calls made for them were in flight, in microseconds per second.
+    /// Exclusive time: the time until responses began without the time in which child calls were in flight, in
+    /// microseconds per second.
     #[prost(uint64, tag = "6")]
     pub exclusive_us: u64,
 }
-/// The servers of one service and region.
+/// The servers of one service in one region.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct ServerRates {
     /// tenant/service
@@ -5329,15 +5351,15 @@ pub struct ServerRates {
     pub region: ::prost::alloc::string::String,
     #[prost(uint32, tag = "3")]
     pub servers: u32,
-    /// Those of them that count calls.
+    /// Number of servers that count calls.
     #[prost(uint32, tag = "4")]
     pub counting: u32,
-    /// Calls that arrived, in thousandths per second, including calls that were refused because of overload.
+    /// Calls received, including calls that were refused because of overload, in thousandths per second.
     #[prost(uint64, tag = "5")]
     pub received: u64,
     #[prost(uint64, tag = "6")]
     pub refused: u64,
-    /// CPU of those whose limit is known, in thousandths of a core.
+    /// CPU usage and limits of the measured servers, in thousandths of a core.
     #[prost(uint64, tag = "7")]
     pub cpu_millicores: u64,
     #[prost(uint64, tag = "8")]
@@ -5345,10 +5367,11 @@ pub struct ServerRates {
     /// Metrics of the program, at most 8.
     #[prost(message, repeated, tag = "9")]
     pub metrics: ::prost::alloc::vec::Vec<MetricSum>,
-    /// Those of the servers whose CPU and limit are known. 0 with a limit is of a release before: all.
+    /// Number of servers with known CPU usage and limit. 0 together with a limit comes from the previous release and
+    /// means all servers.
     #[prost(uint32, tag = "10")]
     pub measured: u32,
-    /// Since the interval ended, in milliseconds: the mean over the servers.
+    /// Mean age of the data over the servers, in milliseconds.
     #[prost(uint32, tag = "11")]
     pub age_ms: u32,
 }
@@ -5358,37 +5381,37 @@ pub struct MetricSum {
     pub name: ::prost::alloc::string::String,
     #[prost(double, tag = "2")]
     pub sum: f64,
-    /// The servers that report it.
+    /// Number of servers that report the metric.
     #[prost(uint32, tag = "3")]
     pub servers: u32,
 }
-/// What a process, and all below it, counted since the last report. It is sent again until a response arrives, with the same
-/// number: each call is counted once. Intervals are durations before the report was sent, so that no clock of another machine
-/// matters.
+/// Counts of a process and all processes below it since the last report. A report is sent again with the same
+/// number until a response arrives, so each call is counted once. Intervals are given by their age at the time of
+/// sending, so clocks of other machines do not matter.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct CountReport {
     /// A random number of the process.
     #[prost(uint64, tag = "1")]
     pub reporter: u64,
-    /// From 1, and one more for each further report.
+    /// Number of the report: starts at 1 and is incremented with each new report.
     #[prost(uint64, tag = "2")]
     pub number: u64,
-    /// At most 64, and at most 4096 rows in all of them.
+    /// At most 64 intervals, with at most 4096 rows together.
     #[prost(message, repeated, tag = "3")]
     pub intervals: ::prost::alloc::vec::Vec<CountedInterval>,
-    /// Rows that had no room, or were refused.
+    /// Number of rows that were refused, or dropped for lack of room.
     #[prost(uint64, tag = "4")]
     pub left_out: u64,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct CountedInterval {
-    /// Since the interval ended, in milliseconds.
+    /// Time since the end of the interval, in milliseconds.
     #[prost(uint64, tag = "1")]
     pub age_ms: u64,
-    /// Its length, in milliseconds.
+    /// Length of the interval, in milliseconds.
     #[prost(uint32, tag = "2")]
     pub span_ms: u32,
-    /// A path without calls in the interval has a row of zeros. A path without a row is not known.
+    /// A known path without calls has a row of zeros; a path without a row is unknown.
     #[prost(message, repeated, tag = "3")]
     pub calls: ::prost::alloc::vec::Vec<CountedCalls>,
     #[prost(message, repeated, tag = "4")]
@@ -5405,7 +5428,7 @@ pub struct CountedCalls {
     /// The calling service; empty: unknown.
     #[prost(string, tag = "2")]
     pub caller: ::prost::alloc::string::String,
-    /// Whether the server counted them, and else the caller.
+    /// Whether the server counted the calls; otherwise the caller did.
     #[prost(bool, tag = "3")]
     pub by_server: bool,
     /// Empty: none.
@@ -5417,107 +5440,110 @@ pub struct CountedCalls {
     /// The region of the servers; empty: no server was picked.
     #[prost(string, tag = "6")]
     pub to: ::prost::alloc::string::String,
-    /// For services that prefer the zone of the caller.
+    /// Zones, for services that prefer the caller's zone.
     #[prost(string, tag = "7")]
     pub from_zone: ::prost::alloc::string::String,
     #[prost(string, tag = "8")]
     pub to_zone: ::prost::alloc::string::String,
-    /// Calls, each once however often it was attempted.
+    /// Number of calls. A call counts once, however often it was attempted.
     #[prost(uint64, tag = "9")]
     pub calls: u64,
-    /// Attempts after the first.
+    /// Number of attempts after the first attempt of a call.
     #[prost(uint64, tag = "10")]
     pub retries: u64,
-    /// Until responses began, over all attempts with one, in microseconds.
+    /// Sum of the time until responses began, over all attempts with a response, in microseconds.
     #[prost(uint64, tag = "11")]
     pub time_us: u64,
-    /// Bytes of the bodies of requests and of responses.
+    /// Bytes of request bodies and of response bodies.
     #[prost(uint64, tag = "12")]
     pub request_bytes: u64,
     #[prost(uint64, tag = "13")]
     pub response_bytes: u64,
-    /// Final responses: of an unknown class, 1xx and 2xx, 3xx, 4xx, 5xx, gRPC status 0, other gRPC statuses. Zeros at the end of
-    /// this list and of the next two are left out.
+    /// Final responses by class: unknown, 1xx and 2xx, 3xx, 4xx, 5xx, gRPC status 0, other gRPC statuses. Trailing
+    /// zeros of this list and of the next two are left out.
     #[prost(uint64, repeated, tag = "14")]
     pub responses: ::prost::alloc::vec::Vec<u64>,
-    /// Calls without a response: unknown, unknown_service, unavailable, no_endpoints, key_missing, key_outside, no_replica,
-    /// rate_limited, dropped, deadline, unreachable, reset, invalid, protocol, overloaded, too_large, loop,
-    /// route_not_accepted, unauthorized, wrong_shard.
+    /// Calls without a response by fault: unknown, unknown_service, unavailable, no_endpoints, key_missing,
+    /// key_outside, no_replica, rate_limited, dropped, deadline, unreachable, reset, invalid, protocol, overloaded,
+    /// too_large, loop, route_not_accepted, unauthorized, wrong_shard.
     #[prost(uint64, repeated, tag = "15")]
     pub faults: ::prost::alloc::vec::Vec<u64>,
-    /// Attempts with a response by the time until it began: below 128 us, below 256 us, and then two for each doubling. The last
-    /// of 32 has all above.
+    /// Attempts with a response by latency bucket: below 128 us, below 256 us, then two buckets per doubling. The last
+    /// of 32 buckets has all higher latencies.
     #[prost(uint64, repeated, tag = "16")]
     pub latency: ::prost::alloc::vec::Vec<u64>,
 }
-/// Calls that the rules of a service do not allow, as its servers saw them.
+/// Calls that the rules of a service do not allow, as counted by its servers.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct DeniedCalls {
     /// tenant/service
     #[prost(string, tag = "1")]
     pub service: ::prost::alloc::string::String,
-    /// SPIFFE id, or (other); empty: without an identity.
+    /// SPIFFE id of the caller, or (other); empty: no identity.
     #[prost(string, tag = "2")]
     pub caller: ::prost::alloc::string::String,
-    /// The rule that denies them; empty: no rule allows them.
+    /// The rule that denies the calls; empty: no rule allows them.
     #[prost(string, tag = "3")]
     pub rule: ::prost::alloc::string::String,
-    /// Whether they were let through, since the rules are audited only.
+    /// Whether the calls were let through, since the rules are only audited.
     #[prost(bool, tag = "4")]
     pub audit: bool,
     #[prost(uint64, tag = "5")]
     pub count: u64,
 }
-/// CPU that the servers of a service used, divided by how long calls of each caller, and of each origin, were in flight.
+/// CPU of a service's servers, attributed in proportion to the time in which calls of each caller, or of each
+/// origin, were in flight.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct AttributedCpu {
     /// tenant/service
     #[prost(string, tag = "1")]
     pub service: ::prost::alloc::string::String,
-    /// Whether it is divided by the first service of the chain of calls, and else by the caller. Both add up to the whole.
+    /// Whether CPU is attributed to origins, the first services in the chains of calls; otherwise to callers. Each
+    /// attribution adds up to the whole CPU.
     #[prost(bool, tag = "2")]
     pub by_origin: bool,
-    /// tenant/service; (unknown): without a verified identity; (other): those with the least; (idle): no call was in flight.
+    /// tenant/service; (unknown): callers without a verified identity; (other): services with small amounts; (idle): no
+    /// call was in flight.
     #[prost(string, tag = "3")]
     pub user: ::prost::alloc::string::String,
     /// In microseconds.
     #[prost(uint64, tag = "4")]
     pub cpu_us: u64,
 }
-/// What a replica of a gateway counted since its last report, and what it has now. A report that is lost is not repeated.
+/// Counts of a gateway replica since its last report, and its current state. A lost report is not repeated.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct ReportGatewayRequest {
-    /// Where nodes connect, IP:PORT.
+    /// The address at which nodes connect, as IP:PORT.
     #[prost(string, tag = "1")]
     pub address: ::prost::alloc::string::String,
-    /// Empty: a replica that serves all services.
+    /// The backend; empty: a replica that serves all services.
     #[prost(string, tag = "2")]
     pub backend: ::prost::alloc::string::String,
-    /// The time since the last report, in milliseconds.
+    /// Time since the last report, in milliseconds.
     #[prost(uint32, tag = "3")]
     pub span_ms: u32,
-    /// CPU time used in it, in microseconds.
+    /// CPU time used in this period, in microseconds.
     #[prost(uint64, tag = "4")]
     pub cpu_us: u64,
     /// In thousandths of a core; 0: unknown.
     #[prost(uint32, tag = "5")]
     pub limit_millicores: u32,
-    /// Resident memory.
+    /// Resident memory, in bytes.
     #[prost(uint64, tag = "6")]
     pub memory_bytes: u64,
     /// Open connections of nodes.
     #[prost(uint64, tag = "7")]
     pub open: u64,
-    /// Connections in the interval, those that were refused included.
+    /// New connections in the interval, including refused ones.
     #[prost(uint64, tag = "8")]
     pub accepted: u64,
-    /// At most 64, those with the most requests and connections.
+    /// The services with the most requests and connections; at most 64.
     #[prost(message, repeated, tag = "9")]
     pub services: ::prost::alloc::vec::Vec<GatewayServiceCounts>,
-    /// Whether the replica ends.
+    /// Whether the replica is shutting down.
     #[prost(bool, tag = "10")]
     pub leaving: bool,
-    /// Of all services, those beyond the list included.
+    /// Requests of all services, including those that are not listed.
     #[prost(uint64, tag = "11")]
     pub requests: u64,
     #[prost(uint64, tag = "12")]
@@ -5525,7 +5551,7 @@ pub struct ReportGatewayRequest {
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ReportGatewayResponse {
-    /// When to report again, in milliseconds.
+    /// Time until the next report, in milliseconds.
     #[prost(uint32, tag = "1")]
     pub next_report_ms: u32,
 }
@@ -5534,7 +5560,7 @@ pub struct GatewayServiceCounts {
     /// tenant/service
     #[prost(string, tag = "1")]
     pub service: ::prost::alloc::string::String,
-    /// With a response, errors included.
+    /// Requests with a response, including errors.
     #[prost(uint64, tag = "2")]
     pub requests: u64,
     /// Responses with a status of 4xx or 5xx.
@@ -5624,8 +5650,8 @@ pub mod signals_client {
             self.inner = self.inner.max_encoding_message_size(limit);
             self
         }
-        /// Reports rows. Minutes are added to what is known. Rates replace those of the sender's last report. Control planes, replicas
-        /// and agents of the release before have `Imbalance.Report` instead.
+        /// Reports rows. Minutes are added to those known. Rates replace the rates of the sender's last report. Control
+        /// planes, replicas and agents of the previous release have `Imbalance.Report` instead.
         pub async fn report(
             &mut self,
             request: impl tonic::IntoRequest<super::ReportSignalsRequest>,
@@ -5650,7 +5676,7 @@ pub mod signals_client {
                 .insert(GrpcMethod::new("fairmesh.v1.Signals", "Report"));
             self.inner.unary(req, path, codec).await
         }
-        /// Reports the load of a replica of a gateway, once a second, or less often where there are many.
+        /// Reports the load of a gateway replica, once per second, or less often where there are many replicas.
         pub async fn report_gateway(
             &mut self,
             request: impl tonic::IntoRequest<super::ReportGatewayRequest>,
@@ -5691,8 +5717,8 @@ pub mod signals_server {
     /// Generated trait containing gRPC methods that should be implemented for use with SignalsServer.
     #[async_trait]
     pub trait Signals: std::marker::Send + std::marker::Sync + 'static {
-        /// Reports rows. Minutes are added to what is known. Rates replace those of the sender's last report. Control planes, replicas
-        /// and agents of the release before have `Imbalance.Report` instead.
+        /// Reports rows. Minutes are added to those known. Rates replace the rates of the sender's last report. Control
+        /// planes, replicas and agents of the previous release have `Imbalance.Report` instead.
         async fn report(
             &self,
             request: tonic::Request<super::ReportSignalsRequest>,
@@ -5700,7 +5726,7 @@ pub mod signals_server {
             tonic::Response<super::ReportSignalsResponse>,
             tonic::Status,
         >;
-        /// Reports the load of a replica of a gateway, once a second, or less often where there are many.
+        /// Reports the load of a gateway replica, once per second, or less often where there are many replicas.
         async fn report_gateway(
             &self,
             request: tonic::Request<super::ReportGatewayRequest>,
@@ -5920,61 +5946,63 @@ pub struct ReadCostRequest {
     /// tenant/service
     #[prost(string, tag = "1")]
     pub service: ::prost::alloc::string::String,
-    /// Whether CPU is divided by the first service of the chain of calls, and else by the caller.
+    /// Whether CPU is attributed to origins, the first services in the chains of calls; otherwise to callers.
     #[prost(bool, tag = "2")]
     pub by_origin: bool,
-    /// The last seconds to add up, rounded up to minutes beside the present one; at most 3600. 0: 600.
+    /// Length of the window in seconds, rounded up to minutes; at most 3600, and 0 means 600. The current minute is
+    /// added.
     #[prost(uint32, tag = "3")]
     pub window_s: u32,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct ReadCostResponse {
-    /// Those with the most first: at most 32 services, and (unknown), (other) and (idle).
+    /// Rows with the most CPU first: at most 32 services, and (unknown), (other) and (idle).
     #[prost(message, repeated, tag = "1")]
     pub rows: ::prost::alloc::vec::Vec<CostRow>,
-    /// Since history began, when this control plane was started.
+    /// Time since history began, when this control plane started, in milliseconds.
     #[prost(uint64, tag = "2")]
     pub history_ms: u64,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct CostRow {
-    /// tenant/service; (unknown): without a verified identity; (other): those with the least; (idle): no call was in flight.
+    /// tenant/service; (unknown): callers without a verified identity; (other): services with small amounts; (idle): no
+    /// call was in flight.
     #[prost(string, tag = "1")]
     pub user: ::prost::alloc::string::String,
     /// In microseconds.
     #[prost(uint64, tag = "2")]
     pub cpu_us: u64,
-    /// The same by minute, the oldest first. The last one is not over.
+    /// CPU per minute, oldest first. The last minute is not complete.
     #[prost(uint64, repeated, tag = "3")]
     pub minutes_us: ::prost::alloc::vec::Vec<u64>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ReadTracesRequest {
-    /// Only traces in which this service takes part, tenant/service, and spans of services of its tenant; empty: see tenant.
+    /// Only traces with spans of this service, tenant/service, and in them only spans of its tenant; empty: see tenant.
     #[prost(string, tag = "1")]
     pub service: ::prost::alloc::string::String,
-    /// Only traces in which services of this tenant take part, and their spans; empty: all.
+    /// Only traces with spans of this tenant's services, and in them only these spans; empty: all.
     #[prost(string, tag = "2")]
     pub tenant: ::prost::alloc::string::String,
-    /// The trace, 32 hexadecimal digits; empty: a list without spans.
+    /// Trace id, 32 hexadecimal digits; empty: a list without spans.
     #[prost(string, tag = "3")]
     pub id: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct ReadTracesResponse {
-    /// The slowest first, at most 200; with an id, that trace. Sums are of the spans that may be seen.
+    /// The slowest traces first, at most 200; with an id, only this trace. Sums cover only the visible spans.
     #[prost(message, repeated, tag = "1")]
     pub traces: ::prost::alloc::vec::Vec<TraceSummary>,
-    /// By their beginnings.
+    /// Spans in the order of their start.
     #[prost(message, repeated, tag = "2")]
     pub spans: ::prost::alloc::vec::Vec<TraceSpan>,
-    /// Traces that are not in this response.
+    /// Number of traces that are not in this response.
     #[prost(uint32, tag = "3")]
     pub not_shown: u32,
-    /// Spans of services of other tenants.
+    /// Number of hidden spans, which belong to services of other tenants.
     #[prost(uint32, tag = "4")]
     pub hidden_spans: u32,
-    /// Spans that had no room since this control plane was started.
+    /// Number of spans dropped for lack of room since this control plane started.
     #[prost(uint64, tag = "5")]
     pub left_out: u64,
 }
@@ -5983,12 +6011,12 @@ pub struct TraceSummary {
     /// 32 hexadecimal digits.
     #[prost(string, tag = "1")]
     pub id: ::prost::alloc::string::String,
-    /// Of the first span.
+    /// Service and name of the first span.
     #[prost(string, tag = "2")]
     pub service: ::prost::alloc::string::String,
     #[prost(string, tag = "3")]
     pub name: ::prost::alloc::string::String,
-    /// From the beginning of the first span to the end of the last, in microseconds.
+    /// Time from the start of the first span to the end of the last span, in microseconds.
     #[prost(uint64, tag = "4")]
     pub duration_us: u64,
     /// Whether a span failed.
@@ -5996,7 +6024,7 @@ pub struct TraceSummary {
     pub failed: bool,
     #[prost(uint32, tag = "6")]
     pub spans: u32,
-    /// Since the first span arrived, in milliseconds.
+    /// Time since the first span arrived, in milliseconds.
     #[prost(uint64, tag = "7")]
     pub age_ms: u64,
 }
@@ -6004,38 +6032,38 @@ pub struct TraceSummary {
 pub struct TraceSpan {
     #[prost(uint64, tag = "1")]
     pub id: u64,
-    /// 0: none. The parent may not be known.
+    /// Id of the parent; 0: none. The parent may be unknown.
     #[prost(uint64, tag = "2")]
     pub parent: u64,
     #[prost(enumeration = "trace_span::Kind", tag = "3")]
     pub kind: i32,
-    /// The service that is called, tenant/service, or the name that a program gives itself.
+    /// The called service, tenant/service, or the name that a program gives itself.
     #[prost(string, tag = "4")]
     pub service: ::prost::alloc::string::String,
-    /// The process that exports it, by the service for which it stands.
+    /// The exporting process, named by the service for which it stands.
     #[prost(string, tag = "5")]
     pub process: ::prost::alloc::string::String,
     #[prost(string, tag = "6")]
     pub name: ::prost::alloc::string::String,
-    /// Since the beginning of the first span, in microseconds, by the clock of the process.
+    /// Time since the start of the first span, in microseconds, by the clock of the exporting process.
     #[prost(uint64, tag = "7")]
     pub start_us: u64,
     #[prost(uint64, tag = "8")]
     pub duration_us: u64,
-    /// Of HTTP; 0: none.
+    /// HTTP status; 0: none.
     #[prost(uint32, tag = "9")]
     pub status: u32,
-    /// Why it failed; empty: it did not.
+    /// Why the span failed; empty if it did not.
     #[prost(string, tag = "10")]
     pub error: ::prost::alloc::string::String,
-    /// The instance that served it, its address and its region; empty: not known.
+    /// Instance, address and region of the serving endpoint; empty: unknown.
     #[prost(string, tag = "11")]
     pub instance: ::prost::alloc::string::String,
     #[prost(string, tag = "12")]
     pub address: ::prost::alloc::string::String,
     #[prost(string, tag = "13")]
     pub region: ::prost::alloc::string::String,
-    /// The revision of the routing information base by which it was decided; 0: not known.
+    /// The RIB revision on which the routing decision was based; 0: unknown.
     #[prost(uint64, tag = "14")]
     pub revision: u64,
 }
@@ -6089,7 +6117,8 @@ pub struct ReadCallsRequest {
     /// Only calls to and from services of this tenant; empty: all.
     #[prost(string, tag = "2")]
     pub tenant: ::prost::alloc::string::String,
-    /// The last seconds to add up, rounded up to steps of 10 s up to ten minutes, and to minutes beyond; at most 3600. 0: 60.
+    /// Length of the window in seconds, rounded up to steps of 10 s up to ten minutes, and to minutes beyond; at most
+    /// 3600, and 0 means 60.
     #[prost(uint32, tag = "3")]
     pub window_s: u32,
     /// Whether rows have a series.
@@ -6098,39 +6127,39 @@ pub struct ReadCallsRequest {
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct ReadCallsResponse {
-    /// Sums over the window, those with the most calls first, as many as a message has room for.
+    /// Sums over the window, rows with the most calls first, as many as fit into a message.
     #[prost(message, repeated, tag = "1")]
     pub rows: ::prost::alloc::vec::Vec<CallsRow>,
-    /// The sum of the smallest paths of the mesh, which are not told apart; only where no service or tenant is named.
+    /// Sum of the smallest paths of the mesh, which are not distinguished. Only if no service or tenant is named.
     #[prost(message, optional, tag = "2")]
     pub other: ::core::option::Option<CallsRow>,
-    /// Rows that are not in this response.
+    /// Number of rows that are not in this response.
     #[prost(uint32, tag = "3")]
     pub not_shown: u32,
-    /// Since history began, when this control plane was started.
+    /// Time since history began, when this control plane started, in milliseconds.
     #[prost(uint64, tag = "4")]
     pub history_ms: u64,
-    /// Rows that agents, replicas and programs had no room for, and rows that arrived too late.
+    /// Number of rows that agents, replicas and programs dropped for lack of room, and of rows that arrived too late.
     #[prost(uint64, tag = "5")]
     pub left_out: u64,
     #[prost(message, repeated, tag = "6")]
     pub denied: ::prost::alloc::vec::Vec<DeniedCalls>,
-    /// Length of a step of the series.
+    /// Length of a step of the series, in milliseconds.
     #[prost(uint32, tag = "7")]
     pub step_ms: u32,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct CallsRow {
-    /// For (other), without names.
+    /// Path and counts; without names for (other).
     #[prost(message, optional, tag = "1")]
     pub calls: ::core::option::Option<CountedCalls>,
-    /// The part of the window that reports cover: rates are calls by this.
+    /// Part of the window that reports cover, in milliseconds. Rates are calls divided by this time.
     #[prost(uint64, tag = "2")]
     pub covered_ms: u64,
-    /// Since the end of the last interval that was reported.
+    /// Time since the end of the last reported interval, in milliseconds.
     #[prost(uint64, tag = "3")]
     pub age_ms: u64,
-    /// Calls by step, the oldest first; -1: no report, which is not the same as no call.
+    /// Calls per step, oldest first. -1 means that there was no report, as opposed to no calls.
     #[prost(sint64, repeated, tag = "4")]
     pub series: ::prost::alloc::vec::Vec<i64>,
 }
@@ -6141,29 +6170,29 @@ pub struct ListControllersResponse {
     #[prost(message, repeated, tag = "1")]
     pub controllers: ::prost::alloc::vec::Vec<ControllerStatus>,
 }
-/// A controller: a loop that compares records with what should be, and writes the difference.
+/// A controller: a loop that compares records with their desired state, and writes the differences.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct ControllerStatus {
     #[prost(string, tag = "1")]
     pub name: ::prost::alloc::string::String,
     #[prost(enumeration = "controller_status::State", tag = "2")]
     pub state: i32,
-    /// It decides and changes nothing.
+    /// Whether the controller is in shadow mode: it decides, but changes nothing.
     #[prost(bool, tag = "3")]
     pub shadow: bool,
-    /// The last round that ended; absent before.
+    /// The last complete round; absent before the first one.
     #[prost(message, optional, tag = "4")]
     pub last: ::core::option::Option<controller_status::Round>,
-    /// Since a round last changed something; absent if none has.
+    /// Time since a round last changed something, in milliseconds; absent if none has.
     #[prost(uint64, optional, tag = "5")]
     pub changed_ago_ms: ::core::option::Option<u64>,
-    /// Until the next round; absent if only a change starts one.
+    /// Time until the next round, in milliseconds; absent if only a change starts a round.
     #[prost(uint64, optional, tag = "6")]
     pub next_in_ms: ::core::option::Option<u64>,
-    /// Rounds in a row that failed.
+    /// Number of consecutive failed rounds.
     #[prost(uint32, tag = "7")]
     pub failures: u32,
-    /// Rounds without a problem, and records written or deleted, since the control plane started.
+    /// Number of successful rounds, and of records written or deleted, since the control plane started.
     #[prost(uint64, tag = "8")]
     pub rounds: u64,
     #[prost(uint64, tag = "9")]
@@ -6171,7 +6200,7 @@ pub struct ControllerStatus {
 }
 /// Nested message and enum types in `ControllerStatus`.
 pub mod controller_status {
-    /// A change that it does not make.
+    /// A change that the controller refuses to make.
     #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
     pub struct Refusal {
         #[prost(string, tag = "1")]
@@ -6181,28 +6210,28 @@ pub mod controller_status {
     }
     #[derive(Clone, PartialEq, ::prost::Message)]
     pub struct Round {
-        /// Since it began.
+        /// Time since the round began, in milliseconds.
         #[prost(uint64, tag = "1")]
         pub ago_ms: u64,
         #[prost(uint64, tag = "2")]
         pub took_us: u64,
-        /// Records written or deleted.
+        /// Number of records written or deleted.
         #[prost(uint64, tag = "3")]
         pub writes: u64,
-        /// Changes of the process itself.
+        /// Number of changes of the process itself.
         #[prost(uint64, tag = "4")]
         pub effects: u64,
-        /// What it decided, at most 20 of the total; in shadow mode, what it would have done.
+        /// Decisions of the round, at most 20 of the total. In shadow mode, what the controller would have done.
         #[prost(string, repeated, tag = "5")]
         pub decided: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
         #[prost(uint64, tag = "6")]
         pub decided_total: u64,
-        /// What it refused, at most 20 of the total.
+        /// Refused changes, at most 20 of the total.
         #[prost(message, repeated, tag = "7")]
         pub refused: ::prost::alloc::vec::Vec<Refusal>,
         #[prost(uint64, tag = "8")]
         pub refused_total: u64,
-        /// Why it failed; empty if it did not.
+        /// Why the round failed; empty if it did not.
         #[prost(string, tag = "9")]
         pub problem: ::prost::alloc::string::String,
     }
@@ -6219,12 +6248,12 @@ pub mod controller_status {
     )]
     #[repr(i32)]
     pub enum State {
-        /// For a change, or for its interval.
+        /// Waiting for a change or for its interval.
         Waiting = 0,
         Running = 1,
         /// The last round failed, and the next one is delayed.
         BackingOff = 2,
-        /// It has records to write, and this control plane does not hold the writer lease.
+        /// The controller has records to write, but this control plane does not hold the writer lease.
         WithoutLease = 3,
     }
     impl State {
@@ -6256,24 +6285,25 @@ pub mod controller_status {
 pub struct DescribeCallerRequest {}
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct DescribeCallerResponse {
-    /// As the connection proves it.
+    /// The caller's identity, as authenticated by its connection.
     #[prost(string, tag = "1")]
     pub identity: ::prost::alloc::string::String,
-    /// Absent from calls without a token.
+    /// The user of the caller's token; absent without a token.
     #[prost(message, optional, tag = "2")]
     pub user: ::core::option::Option<describe_caller_response::User>,
     #[prost(message, repeated, tag = "3")]
     pub roles: ::prost::alloc::vec::Vec<describe_caller_response::Role>,
-    /// It may do everything: by a role, as the user of the control plane, or since the mesh has no trust domain.
+    /// Whether the caller may do everything: by a role, as the user of the control plane, or because the mesh has no
+    /// trust domain.
     #[prost(bool, tag = "4")]
     pub admin: bool,
-    /// The mesh has no trust domain, so that everyone may do everything.
+    /// Whether the mesh has no trust domain, so that everyone may do everything.
     #[prost(bool, tag = "5")]
     pub open: bool,
 }
 /// Nested message and enum types in `DescribeCallerResponse`.
 pub mod describe_caller_response {
-    /// The user of a token.
+    /// The user to whom a token was issued.
     #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
     pub struct User {
         #[prost(string, tag = "1")]
@@ -6297,35 +6327,35 @@ pub mod describe_caller_response {
         pub tenants: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
         #[prost(string, repeated, tag = "4")]
         pub services: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
-        /// Which of its subjects is the caller.
+        /// The subject of the binding that matches the caller.
         #[prost(string, tag = "5")]
         pub subject: ::prost::alloc::string::String,
     }
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ReadAuditRequest {
-    /// Entries after this one; 0: from the oldest that is kept.
+    /// Number of the entry after which to begin; 0: begin with the oldest stored entry.
     #[prost(uint64, tag = "1")]
     pub after: u64,
-    /// The log of activity, in place of the one of configuration, roles and identities.
+    /// Whether to read the log of activity, instead of the log of configuration, roles and identities.
     #[prost(bool, tag = "2")]
     pub activity: bool,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ReadAuditResponse {
-    /// As in the file, a JSON object each; fewer than there are if they fill a message.
+    /// Entries as in the log file, each a JSON object. Limited to what fits into a message.
     #[prost(string, repeated, tag = "1")]
     pub entries: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
-    /// No entry follows.
+    /// Whether these are the last entries.
     #[prost(bool, tag = "2")]
     pub last: bool,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct SplitStoreRequest {
-    /// etcd://HOST:PORT,…/ROOT: a partition, or an empty root, which becomes one.
+    /// etcd://HOST:PORT,…/ROOT of an existing partition, or of an empty root, which becomes a partition.
     #[prost(string, tag = "1")]
     pub into: ::prost::alloc::string::String,
-    /// Services of one partition, as tenant/service; empty: half of the range with most bytes.
+    /// Services of one partition, as tenant/service; empty: half of the range with the most bytes.
     #[prost(string, repeated, tag = "2")]
     pub services: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
     /// Report the plan without moving.
@@ -6357,7 +6387,7 @@ pub mod split_store_progress {
         /// Version of the partition map after the move.
         #[prost(uint64, tag = "1")]
         pub version: u64,
-        /// How long writes to the source partition were paused.
+        /// Time for which writes to the source partition were paused, in milliseconds.
         #[prost(uint64, tag = "2")]
         pub held_ms: u64,
     }
@@ -6372,7 +6402,7 @@ pub mod split_store_progress {
         Verified(u64),
         #[prost(message, tag = "4")]
         Moved(Moved),
-        /// The source partition is cleaned up.
+        /// The source partition has been cleaned up.
         #[prost(bool, tag = "5")]
         Done(bool),
     }
@@ -6385,7 +6415,7 @@ pub struct ApplyRequest {
     /// Report the outcomes without writing.
     #[prost(bool, tag = "2")]
     pub dry_run: bool,
-    /// Why, for the history; at most 1024 bytes.
+    /// The reason for the change, for the history; at most 1024 bytes.
     #[prost(string, tag = "3")]
     pub message: ::prost::alloc::string::String,
 }
@@ -6450,10 +6480,10 @@ pub mod outcome {
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct GetHistoryRequest {
-    /// services, policies or workloads of a service; regions, roundTrips, hosts or authorization of the mesh
+    /// services, policies or workloads of a service; regions, roundTrips, hosts or authorization of the mesh.
     #[prost(string, tag = "1")]
     pub kind: ::prost::alloc::string::String,
-    /// Empty for what belongs to no service.
+    /// The service; empty for records of the mesh.
     #[prost(string, tag = "2")]
     pub service: ::prost::alloc::string::String,
 }
@@ -6464,19 +6494,20 @@ pub struct GetHistoryResponse {
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Change {
-    /// The revision that wrote this value, or a greater number where the values before it are of another store, from which they
-    /// were imported: of one record, later values have greater numbers. 0: the record does not exist.
+    /// The revision that wrote this value; 0: the record does not exist. If the values before it were imported from
+    /// another store, the number may be greater than the revision, so that later values of a record always have greater
+    /// numbers.
     #[prost(uint64, tag = "1")]
     pub revision: u64,
     /// Absent: the record did not exist from this revision on.
     #[prost(bytes = "bytes", optional, tag = "2")]
     pub value: ::core::option::Option<::prost::bytes::Bytes>,
-    /// Time of its replacement (0: it is current), and author.
+    /// Time of the replacement in milliseconds since 1970 (0: the value is current), and its author.
     #[prost(uint64, tag = "3")]
     pub replaced_at_ms: u64,
     #[prost(string, tag = "4")]
     pub replaced_by: ::prost::alloc::string::String,
-    /// Why it was replaced, as the author said.
+    /// The reason for the replacement, as given by the author.
     #[prost(string, tag = "5")]
     pub replaced_message: ::prost::alloc::string::String,
     /// For the current value: the revision of this store that wrote it, for conditions.
@@ -6489,10 +6520,10 @@ pub struct RollbackRequest {
     pub kind: ::prost::alloc::string::String,
     #[prost(string, tag = "2")]
     pub service: ::prost::alloc::string::String,
-    /// The revision of the value to restore; 0 means the value before the current one.
+    /// The revision of the value to restore; 0: the value before the current one.
     #[prost(uint64, tag = "3")]
     pub revision: u64,
-    /// Why, for the history; at most 1024 bytes.
+    /// The reason for the change, for the history; at most 1024 bytes.
     #[prost(string, tag = "4")]
     pub message: ::prost::alloc::string::String,
 }
@@ -6500,16 +6531,16 @@ pub struct RollbackRequest {
 pub struct ReadProbesRequest {}
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct ReadProbesResponse {
-    /// Each ordered pair of zones with a result in the last quarter of an hour, by name.
+    /// The ordered pairs of zones with a result in the last quarter of an hour, by name.
     #[prost(message, repeated, tag = "1")]
     pub pairs: ::prost::alloc::vec::Vec<ProbedPair>,
-    /// Agents that answer probes.
+    /// Number of agents that answer probes.
     #[prost(uint32, tag = "2")]
     pub agents: u32,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct ProbedPair {
-    /// Zones are empty where agents do not know theirs.
+    /// Zones are empty if agents do not know their zone.
     #[prost(string, tag = "1")]
     pub from_region: ::prost::alloc::string::String,
     #[prost(string, tag = "2")]
@@ -6524,10 +6555,10 @@ pub struct ProbedPair {
     /// The first protocol that fails, if one does.
     #[prost(string, tag = "6")]
     pub fault: ::prost::alloc::string::String,
-    /// Since the last result.
+    /// Time since the last result, in milliseconds.
     #[prost(uint64, tag = "7")]
     pub age_ms: u64,
-    /// Protocols of recent results, in the order in which faults are looked for.
+    /// Protocols with recent results, in the order in which faults are searched.
     #[prost(message, repeated, tag = "8")]
     pub protocols: ::prost::alloc::vec::Vec<ProbedProtocol>,
 }
@@ -6536,12 +6567,12 @@ pub struct ProbedProtocol {
     /// tcp, http1, http2, grpc or websocket.
     #[prost(string, tag = "1")]
     pub protocol: ::prost::alloc::string::String,
-    /// Agents whose last probe passed, and whose last probe failed.
+    /// Number of agents whose last probe passed, and whose last probe failed.
     #[prost(uint32, tag = "2")]
     pub passed: u32,
     #[prost(uint32, tag = "3")]
     pub failed: u32,
-    /// The median time of passed probes; absent without one.
+    /// Median duration of passed probes, in microseconds; absent if none passed.
     #[prost(uint64, optional, tag = "4")]
     pub took_us: ::core::option::Option<u64>,
 }
@@ -6552,19 +6583,19 @@ pub struct ReadGatewayResponse {
     /// Replicas that reported in the last seconds, by address.
     #[prost(message, repeated, tag = "1")]
     pub replicas: ::prost::alloc::vec::Vec<GatewayReplicaLoad>,
-    /// Backends with such a replica, by name.
+    /// Backends that have such a replica, by name.
     #[prost(message, repeated, tag = "2")]
     pub backends: ::prost::alloc::vec::Vec<GatewayBackendLoad>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct GatewayReplicaLoad {
-    /// Where nodes connect, IP:PORT.
+    /// The address at which nodes connect, as IP:PORT.
     #[prost(string, tag = "1")]
     pub address: ::prost::alloc::string::String,
-    /// Empty: a replica that serves all services.
+    /// The backend; empty: a replica that serves all services.
     #[prost(string, tag = "2")]
     pub backend: ::prost::alloc::string::String,
-    /// Since its last report.
+    /// Time since the last report, in milliseconds.
     #[prost(uint64, tag = "3")]
     pub age_ms: u64,
     #[prost(uint64, tag = "4")]
@@ -6572,7 +6603,7 @@ pub struct GatewayReplicaLoad {
     /// 0: unknown.
     #[prost(uint64, tag = "5")]
     pub limit_millicores: u64,
-    /// Resident memory.
+    /// Resident memory, in bytes.
     #[prost(uint64, tag = "6")]
     pub memory_bytes: u64,
     /// Open connections.
@@ -6584,7 +6615,8 @@ pub struct GatewayReplicaLoad {
     #[prost(uint64, tag = "9")]
     pub errors: u64,
 }
-/// Rates are in thousandths per second: of the last seconds, and what was usual in the minutes before.
+/// The load of a gateway backend. Rates are in thousandths per second over the last seconds; `usual` values are
+/// typical of the minutes before.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct GatewayBackendLoad {
     #[prost(string, tag = "1")]
@@ -6603,13 +6635,13 @@ pub struct GatewayBackendLoad {
     pub connections: u64,
     #[prost(uint64, tag = "7")]
     pub usual_connections: u64,
-    /// At most 128, those with the most requests and connections.
+    /// The services with the most requests and connections; at most 128.
     #[prost(message, repeated, tag = "8")]
     pub services: ::prost::alloc::vec::Vec<GatewayServiceLoad>,
-    /// Absent: its CPU is within its limits.
+    /// Absent: the backend's CPU is within its limits.
     #[prost(message, optional, tag = "9")]
     pub alert: ::core::option::Option<GatewayAlert>,
-    /// Of all services, those beyond the list included.
+    /// Requests of all services, including those that are not listed.
     #[prost(uint64, tag = "10")]
     pub requests: u64,
 }
@@ -6624,7 +6656,7 @@ pub struct GatewayServiceLoad {
     pub usual_requests: u64,
     #[prost(uint64, tag = "4")]
     pub errors: u64,
-    /// New connections to its virtual address.
+    /// New connections to the service's virtual address.
     #[prost(uint64, tag = "5")]
     pub connections: u64,
     #[prost(uint64, tag = "6")]
@@ -6637,10 +6669,10 @@ pub struct GatewayAlert {
     /// growth, connections, costlier requests, or undetermined.
     #[prost(string, tag = "2")]
     pub cause: ::prost::alloc::string::String,
-    /// The service that is the cause, tenant/service; empty: none is known.
+    /// The service that causes the overload, tenant/service; empty: unknown.
     #[prost(string, tag = "3")]
     pub service: ::prost::alloc::string::String,
-    /// For people.
+    /// The reason as text, for display.
     #[prost(string, tag = "4")]
     pub reason: ::prost::alloc::string::String,
     /// The limit of connections a second at each replica that fits what was usual; 0: the cause is no connections to a service.
@@ -6727,7 +6759,7 @@ pub mod admin_client {
             self.inner = self.inner.max_encoding_message_size(limit);
             self
         }
-        /// Writes configuration records, all or none, and saves the values that they replace.
+        /// Writes configuration records atomically, and saves the values that they replace.
         pub async fn apply(
             &mut self,
             request: impl tonic::IntoRequest<super::ApplyRequest>,
@@ -6746,7 +6778,7 @@ pub mod admin_client {
             req.extensions_mut().insert(GrpcMethod::new("fairmesh.v1.Admin", "Apply"));
             self.inner.unary(req, path, codec).await
         }
-        /// Earlier values of a service's policy or declaration, newest first.
+        /// Returns earlier values of a record, newest first.
         pub async fn get_history(
             &mut self,
             request: impl tonic::IntoRequest<super::GetHistoryRequest>,
@@ -6771,7 +6803,7 @@ pub mod admin_client {
                 .insert(GrpcMethod::new("fairmesh.v1.Admin", "GetHistory"));
             self.inner.unary(req, path, codec).await
         }
-        /// Restores an earlier value, as a new change with history.
+        /// Restores an earlier value. The restoration is a new change with history.
         pub async fn rollback(
             &mut self,
             request: impl tonic::IntoRequest<super::RollbackRequest>,
@@ -6794,7 +6826,7 @@ pub mod admin_client {
             self.inner.unary(req, path, codec).await
         }
         /// Moves services to another partition of a store in several etcd clusters, and reports its progress. The move
-        /// continues after the caller has left; a failed move leaves every service where it was.
+        /// continues after the caller has left. A failed move leaves every service in its old partition.
         pub async fn split_store(
             &mut self,
             request: impl tonic::IntoRequest<super::SplitStoreRequest>,
@@ -6819,7 +6851,7 @@ pub mod admin_client {
                 .insert(GrpcMethod::new("fairmesh.v1.Admin", "SplitStore"));
             self.inner.server_streaming(req, path, codec).await
         }
-        /// The log of writes of this control plane, oldest first.
+        /// Returns the log of writes of this control plane, oldest first.
         pub async fn read_audit(
             &mut self,
             request: impl tonic::IntoRequest<super::ReadAuditRequest>,
@@ -6844,7 +6876,7 @@ pub mod admin_client {
                 .insert(GrpcMethod::new("fairmesh.v1.Admin", "ReadAudit"));
             self.inner.unary(req, path, codec).await
         }
-        /// Who the caller is, and what it may do, as the control plane sees it.
+        /// Returns the caller's identity and permissions, as the control plane sees them.
         pub async fn describe_caller(
             &mut self,
             request: impl tonic::IntoRequest<super::DescribeCallerRequest>,
@@ -6869,7 +6901,7 @@ pub mod admin_client {
                 .insert(GrpcMethod::new("fairmesh.v1.Admin", "DescribeCaller"));
             self.inner.unary(req, path, codec).await
         }
-        /// What the controllers of this control plane do, by name.
+        /// Returns the state of this control plane's controllers, by name.
         pub async fn list_controllers(
             &mut self,
             request: impl tonic::IntoRequest<super::ListControllersRequest>,
@@ -6894,7 +6926,7 @@ pub mod admin_client {
                 .insert(GrpcMethod::new("fairmesh.v1.Admin", "ListControllers"));
             self.inner.unary(req, path, codec).await
         }
-        /// Who called whom lately, how well, and which calls the rules of services do not allow.
+        /// Returns recent calls between services with their results, and the calls that rules of services do not allow.
         pub async fn read_calls(
             &mut self,
             request: impl tonic::IntoRequest<super::ReadCallsRequest>,
@@ -6919,7 +6951,7 @@ pub mod admin_client {
                 .insert(GrpcMethod::new("fairmesh.v1.Admin", "ReadCalls"));
             self.inner.unary(req, path, codec).await
         }
-        /// The CPU of a service, by whose calls were in flight while its servers used it.
+        /// Returns the CPU of a service, attributed to the services whose calls were in flight.
         pub async fn read_cost(
             &mut self,
             request: impl tonic::IntoRequest<super::ReadCostRequest>,
@@ -6944,7 +6976,8 @@ pub mod admin_client {
                 .insert(GrpcMethod::new("fairmesh.v1.Admin", "ReadCost"));
             self.inner.unary(req, path, codec).await
         }
-        /// The slowest and the failed traces of the last hour, or one of them. FAILED_PRECONDITION: this control plane takes no spans.
+        /// Returns the slowest and the failed traces of the last hour, or a single trace. FAILED_PRECONDITION if this
+        /// control plane does not accept spans.
         pub async fn read_traces(
             &mut self,
             request: impl tonic::IntoRequest<super::ReadTracesRequest>,
@@ -6969,7 +7002,7 @@ pub mod admin_client {
                 .insert(GrpcMethod::new("fairmesh.v1.Admin", "ReadTraces"));
             self.inner.unary(req, path, codec).await
         }
-        /// The network between zones, as agents that probe each other see it.
+        /// Returns the state of the network between zones, as seen by agents that probe each other.
         pub async fn read_probes(
             &mut self,
             request: impl tonic::IntoRequest<super::ReadProbesRequest>,
@@ -6994,7 +7027,7 @@ pub mod admin_client {
                 .insert(GrpcMethod::new("fairmesh.v1.Admin", "ReadProbes"));
             self.inner.unary(req, path, codec).await
         }
-        /// The loads of the gateway's replicas and backends, and why backends are overloaded.
+        /// Returns the loads of the gateway's replicas and backends, and why backends are overloaded.
         pub async fn read_gateway(
             &mut self,
             request: impl tonic::IntoRequest<super::ReadGatewayRequest>,
@@ -7035,12 +7068,12 @@ pub mod admin_server {
     /// Generated trait containing gRPC methods that should be implemented for use with AdminServer.
     #[async_trait]
     pub trait Admin: std::marker::Send + std::marker::Sync + 'static {
-        /// Writes configuration records, all or none, and saves the values that they replace.
+        /// Writes configuration records atomically, and saves the values that they replace.
         async fn apply(
             &self,
             request: tonic::Request<super::ApplyRequest>,
         ) -> std::result::Result<tonic::Response<super::ApplyResponse>, tonic::Status>;
-        /// Earlier values of a service's policy or declaration, newest first.
+        /// Returns earlier values of a record, newest first.
         async fn get_history(
             &self,
             request: tonic::Request<super::GetHistoryRequest>,
@@ -7048,7 +7081,7 @@ pub mod admin_server {
             tonic::Response<super::GetHistoryResponse>,
             tonic::Status,
         >;
-        /// Restores an earlier value, as a new change with history.
+        /// Restores an earlier value. The restoration is a new change with history.
         async fn rollback(
             &self,
             request: tonic::Request<super::RollbackRequest>,
@@ -7060,12 +7093,12 @@ pub mod admin_server {
             + std::marker::Send
             + 'static;
         /// Moves services to another partition of a store in several etcd clusters, and reports its progress. The move
-        /// continues after the caller has left; a failed move leaves every service where it was.
+        /// continues after the caller has left. A failed move leaves every service in its old partition.
         async fn split_store(
             &self,
             request: tonic::Request<super::SplitStoreRequest>,
         ) -> std::result::Result<tonic::Response<Self::SplitStoreStream>, tonic::Status>;
-        /// The log of writes of this control plane, oldest first.
+        /// Returns the log of writes of this control plane, oldest first.
         async fn read_audit(
             &self,
             request: tonic::Request<super::ReadAuditRequest>,
@@ -7073,7 +7106,7 @@ pub mod admin_server {
             tonic::Response<super::ReadAuditResponse>,
             tonic::Status,
         >;
-        /// Who the caller is, and what it may do, as the control plane sees it.
+        /// Returns the caller's identity and permissions, as the control plane sees them.
         async fn describe_caller(
             &self,
             request: tonic::Request<super::DescribeCallerRequest>,
@@ -7081,7 +7114,7 @@ pub mod admin_server {
             tonic::Response<super::DescribeCallerResponse>,
             tonic::Status,
         >;
-        /// What the controllers of this control plane do, by name.
+        /// Returns the state of this control plane's controllers, by name.
         async fn list_controllers(
             &self,
             request: tonic::Request<super::ListControllersRequest>,
@@ -7089,7 +7122,7 @@ pub mod admin_server {
             tonic::Response<super::ListControllersResponse>,
             tonic::Status,
         >;
-        /// Who called whom lately, how well, and which calls the rules of services do not allow.
+        /// Returns recent calls between services with their results, and the calls that rules of services do not allow.
         async fn read_calls(
             &self,
             request: tonic::Request<super::ReadCallsRequest>,
@@ -7097,7 +7130,7 @@ pub mod admin_server {
             tonic::Response<super::ReadCallsResponse>,
             tonic::Status,
         >;
-        /// The CPU of a service, by whose calls were in flight while its servers used it.
+        /// Returns the CPU of a service, attributed to the services whose calls were in flight.
         async fn read_cost(
             &self,
             request: tonic::Request<super::ReadCostRequest>,
@@ -7105,7 +7138,8 @@ pub mod admin_server {
             tonic::Response<super::ReadCostResponse>,
             tonic::Status,
         >;
-        /// The slowest and the failed traces of the last hour, or one of them. FAILED_PRECONDITION: this control plane takes no spans.
+        /// Returns the slowest and the failed traces of the last hour, or a single trace. FAILED_PRECONDITION if this
+        /// control plane does not accept spans.
         async fn read_traces(
             &self,
             request: tonic::Request<super::ReadTracesRequest>,
@@ -7113,7 +7147,7 @@ pub mod admin_server {
             tonic::Response<super::ReadTracesResponse>,
             tonic::Status,
         >;
-        /// The network between zones, as agents that probe each other see it.
+        /// Returns the state of the network between zones, as seen by agents that probe each other.
         async fn read_probes(
             &self,
             request: tonic::Request<super::ReadProbesRequest>,
@@ -7121,7 +7155,7 @@ pub mod admin_server {
             tonic::Response<super::ReadProbesResponse>,
             tonic::Status,
         >;
-        /// The loads of the gateway's replicas and backends, and why backends are overloaded.
+        /// Returns the loads of the gateway's replicas and backends, and why backends are overloaded.
         async fn read_gateway(
             &self,
             request: tonic::Request<super::ReadGatewayRequest>,
@@ -7785,7 +7819,7 @@ pub struct ReportUsageResponse {
     #[prost(string, repeated, tag = "3")]
     pub watched: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
-/// Rates, as ReportSignalsRequest has them.
+/// Rates, as in ReportSignalsRequest.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct TrafficReport {
     #[prost(uint64, tag = "1")]
@@ -7811,11 +7845,11 @@ pub struct ReadImbalanceRequest {
     /// service, region, zone, cluster, host-type, hour, day or cause; empty is service.
     #[prost(string, tag = "2")]
     pub by: ::prost::alloc::string::String,
-    /// Window in minutes; 0 is the last hour, by hour the last day, by day the last two weeks.
+    /// Window in minutes. 0: the last hour; for `hour` the last day, and for `day` the last two weeks.
     #[prost(uint32, tag = "3")]
     pub window_minutes: u32,
 }
-/// Sums; see docs/imbalance.md.
+/// Sums of container-minutes and millicore-minutes; see docs/imbalance.md.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Area {
     #[prost(uint64, tag = "1")]
@@ -7825,7 +7859,7 @@ pub struct Area {
     #[prost(uint64, tag = "3")]
     pub peak_millicore_minutes: u64,
 }
-/// Parts of the waste, in millicore-minutes; they add up to all of it.
+/// Causes of the waste, in millicore-minutes. They add up to the whole waste.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Causes {
     #[prost(sint64, tag = "1")]
@@ -7843,13 +7877,13 @@ pub struct ImbalanceLine {
     pub name: ::prost::alloc::string::String,
     #[prost(message, optional, tag = "2")]
     pub area: ::core::option::Option<Area>,
-    /// Peak by the p99 of the slice itself.
+    /// Peak by the slice's own p99.
     #[prost(uint64, tag = "3")]
     pub own_peak_millicore_minutes: u64,
     /// Number of minutes; 0: as in the response.
     #[prost(uint64, tag = "4")]
     pub minutes: u64,
-    /// Parts of the waste of a service; absent from other lines.
+    /// Causes of a service's waste; absent for other lines.
     #[prost(message, optional, tag = "5")]
     pub causes: ::core::option::Option<Causes>,
 }
@@ -7864,7 +7898,7 @@ pub struct ImbalanceOutlier {
     /// Deviation from the median of its peers, in thousandths of the median.
     #[prost(sint64, tag = "4")]
     pub off: i64,
-    /// Whether CPU per call was compared, or else CPU alone.
+    /// Whether CPU per call was compared; otherwise CPU.
     #[prost(bool, tag = "5")]
     pub per_request: bool,
 }
@@ -7883,7 +7917,7 @@ pub struct ReadImbalanceResponse {
     #[prost(message, repeated, tag = "6")]
     pub outliers: ::prost::alloc::vec::Vec<ImbalanceOutlier>,
 }
-/// One service over a minute, an hour or a day.
+/// Imbalance of one service over a minute, an hour or a day.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct ImbalanceRow {
     #[prost(uint64, tag = "1")]
@@ -7906,7 +7940,7 @@ pub mod imbalance_row {
         pub line: ::core::option::Option<super::ImbalanceLine>,
     }
 }
-/// Reports of the instances of one service for a minute that may still change.
+/// Usages of the instances of one service in a minute that may still change.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct OpenUsages {
     #[prost(message, repeated, tag = "1")]
@@ -7922,7 +7956,7 @@ pub mod open_usages {
         pub instance: ::prost::alloc::string::String,
         #[prost(message, optional, tag = "2")]
         pub usage: ::core::option::Option<super::MinuteUsage>,
-        /// Index into the locations.
+        /// Index into `locations`.
         #[prost(uint32, tag = "3")]
         pub location: u32,
     }
@@ -8007,7 +8041,7 @@ pub mod imbalance_client {
             self.inner = self.inner.max_encoding_message_size(limit);
             self
         }
-        /// As `Signals.Report`, which replaces it, for the release before. To be removed in the next one.
+        /// Like `Signals.Report`, which replaces it; for the previous release. To be removed in the next release.
         pub async fn report(
             &mut self,
             request: impl tonic::IntoRequest<super::ReportUsageRequest>,
@@ -8032,7 +8066,7 @@ pub mod imbalance_client {
                 .insert(GrpcMethod::new("fairmesh.v1.Imbalance", "Report"));
             self.inner.unary(req, path, codec).await
         }
-        /// The waste of services over the last minutes, hours or days. Agents refuse it.
+        /// Returns the waste of services over the last minutes, hours or days. Agents refuse it.
         pub async fn read(
             &mut self,
             request: impl tonic::IntoRequest<super::ReadImbalanceRequest>,
@@ -8073,7 +8107,7 @@ pub mod imbalance_server {
     /// Generated trait containing gRPC methods that should be implemented for use with ImbalanceServer.
     #[async_trait]
     pub trait Imbalance: std::marker::Send + std::marker::Sync + 'static {
-        /// As `Signals.Report`, which replaces it, for the release before. To be removed in the next one.
+        /// Like `Signals.Report`, which replaces it; for the previous release. To be removed in the next release.
         async fn report(
             &self,
             request: tonic::Request<super::ReportUsageRequest>,
@@ -8081,7 +8115,7 @@ pub mod imbalance_server {
             tonic::Response<super::ReportUsageResponse>,
             tonic::Status,
         >;
-        /// The waste of services over the last minutes, hours or days. Agents refuse it.
+        /// Returns the waste of services over the last minutes, hours or days. Agents refuse it.
         async fn read(
             &self,
             request: tonic::Request<super::ReadImbalanceRequest>,
@@ -8307,7 +8341,7 @@ pub mod map_request {
     pub enum Kind {
         #[prost(message, tag = "1")]
         Hello(super::HelloRequest),
-        /// Requests the map, now and whenever it changes.
+        /// Requests the map now, and again whenever it changes.
         #[prost(message, tag = "2")]
         Follow(super::MapName),
         #[prost(message, tag = "3")]
@@ -8319,7 +8353,7 @@ pub struct MapName {
     /// tenant/service
     #[prost(string, tag = "1")]
     pub service: ::prost::alloc::string::String,
-    /// Copies in this region only; empty: in all regions.
+    /// Only copies in this region; empty: copies in all regions.
     #[prost(string, tag = "2")]
     pub region: ::prost::alloc::string::String,
 }
@@ -8342,7 +8376,8 @@ pub mod map_response {
         Failure(super::MapFailure),
     }
 }
-/// Tables of a following SharedMap, one descriptor each, in this order. Tables that no followed map uses are forgotten.
+/// Tables that a following SharedMap uses, with one descriptor each in this order. Tables that no followed map uses
+/// are forgotten.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct MapTables {
     #[prost(uint64, repeated, tag = "1")]
@@ -8359,14 +8394,14 @@ pub struct SharedMap {
     pub first_key: ::prost::bytes::Bytes,
     #[prost(bytes = "bytes", tag = "4")]
     pub last_key: ::prost::bytes::Bytes,
-    /// Tables in order of keys.
+    /// Tables of shards, in order of keys.
     #[prost(uint64, repeated, tag = "5")]
     pub segments: ::prost::alloc::vec::Vec<u64>,
-    /// The table of holders of copies.
+    /// Table of the instances that hold copies.
     #[prost(uint64, tag = "6")]
     pub holders: u64,
 }
-/// The map in the RIB is invalid; the previous version stays in use.
+/// Reports that the map in the RIB is invalid. The previous version stays in use.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct MapFailure {
     #[prost(message, optional, tag = "1")]
@@ -8392,19 +8427,19 @@ pub struct Demand {
     /// tenant/service
     #[prost(string, tag = "1")]
     pub service: ::prost::alloc::string::String,
-    /// The route of its policy; empty is the limit of the policy itself.
+    /// The route of the service's policy; empty: the limit of the policy itself.
     #[prost(string, tag = "2")]
     pub route: ::prost::alloc::string::String,
-    /// Calls since the last claim, admitted or not, in thousandths of calls per second.
+    /// Calls since the last claim, whether admitted or rejected, in thousandths of calls per second.
     #[prost(uint64, tag = "3")]
     pub millicalls_per_second: u64,
-    /// The part that the caller has, in billionths; absent if it never received one.
+    /// The part that the caller uses now, in billionths; absent if it has never been granted one.
     #[prost(uint32, optional, tag = "4")]
     pub held: ::core::option::Option<u32>,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct ClaimResponse {
-    /// In the order of the demands.
+    /// Parts in the order of the demands.
     #[prost(message, repeated, tag = "1")]
     pub parts: ::prost::alloc::vec::Vec<Part>,
     /// Time until the next claim, in milliseconds.
@@ -8413,7 +8448,7 @@ pub struct ClaimResponse {
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Part {
-    /// In billionths; absent: too many callers share this limit, and this one keeps its part.
+    /// The granted part, in billionths. Absent: too many callers share this limit, and this caller keeps its part.
     #[prost(uint32, optional, tag = "1")]
     pub parts: ::core::option::Option<u32>,
 }
@@ -8497,7 +8532,8 @@ pub mod quota_client {
             self.inner = self.inner.max_encoding_message_size(limit);
             self
         }
-        /// Reports the caller's demand, and returns its parts. Without a response the caller keeps its last parts.
+        /// Reports the caller's demands, and returns the parts granted to it. Without a response the caller keeps its last
+        /// parts.
         pub async fn claim(
             &mut self,
             request: impl tonic::IntoRequest<super::ClaimRequest>,
@@ -8532,7 +8568,8 @@ pub mod quota_server {
     /// Generated trait containing gRPC methods that should be implemented for use with QuotaServer.
     #[async_trait]
     pub trait Quota: std::marker::Send + std::marker::Sync + 'static {
-        /// Reports the caller's demand, and returns its parts. Without a response the caller keeps its last parts.
+        /// Reports the caller's demands, and returns the parts granted to it. Without a response the caller keeps its last
+        /// parts.
         async fn claim(
             &self,
             request: tonic::Request<super::ClaimRequest>,
@@ -8697,10 +8734,10 @@ pub mod quota_server {
         const NAME: &'static str = SERVICE_NAME;
     }
 }
-/// A message, and the signature of a certificate's key over it.
+/// A message with a signature by the key of a certificate.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct SignedMessage {
-    /// The certificate of the signer, followed by that of its issuer, in DER.
+    /// The signer's certificate, followed by that of its issuer, in DER.
     #[prost(bytes = "bytes", repeated, tag = "1")]
     pub chain: ::prost::alloc::vec::Vec<::prost::bytes::Bytes>,
     #[prost(bytes = "bytes", tag = "2")]
@@ -8713,21 +8750,21 @@ pub struct JoinRequest {
     /// The name of the agent.
     #[prost(string, tag = "1")]
     pub agent: ::prost::alloc::string::String,
-    /// A certificate signing request (PKCS #10, DER) with the key of the agent; nothing else in it counts.
+    /// A certificate signing request (PKCS #10, DER) for the key of the agent. Everything else in it is ignored.
     #[prost(bytes = "bytes", tag = "2")]
     pub csr: ::prost::bytes::Bytes,
-    /// The id of a token, and a MAC by its secret over name and csr. Both empty on the machine of the control plane, over
-    /// its Unix socket.
+    /// The id of a token, and a MAC with its secret over the name and the CSR. Both are empty on the machine of the
+    /// control plane, over its Unix socket.
     #[prost(bytes = "bytes", tag = "3")]
     pub token: ::prost::bytes::Bytes,
     #[prost(bytes = "bytes", tag = "4")]
     pub proof: ::prost::bytes::Bytes,
-    /// The region of the agent, which it alone may be the checker of and reports for from then on, unless the token names
-    /// one; the MAC covers it too.
+    /// The agent's region, unless the token names one. From then on the agent may be the checker of, and report for,
+    /// this region only. The MAC also covers the region.
     #[prost(string, tag = "5")]
     pub region: ::prost::alloc::string::String,
-    /// The service, as tenant/service, of a program that runs without an agent. It joins with a token only; agent and region
-    /// are empty then, and the MAC is over the service and csr.
+    /// The service, as tenant/service, of a program without an agent. It can join only with a token. Agent and region
+    /// are then empty, and the MAC is over the service and the CSR.
     #[prost(string, tag = "6")]
     pub service: ::prost::alloc::string::String,
 }
@@ -8738,17 +8775,20 @@ pub struct IssueRequest {
     pub path: ::prost::alloc::string::String,
     #[prost(bytes = "bytes", tag = "2")]
     pub csr: ::prost::bytes::Bytes,
-    /// When it was signed, in seconds since 1970.
+    /// Time of signing, in seconds since 1970.
     #[prost(uint64, tag = "3")]
     pub signed_at: u64,
-    /// Issue nothing yet: the response says which programs may have the identity, for the agent to decide, and the roots.
+    /// Issue no certificate yet. The response contains the roots, and the programs that may have the identity, for the
+    /// agent to decide.
     #[prost(bool, tag = "4")]
     pub describe_workload: bool,
-    /// Issue nothing: the response names the services whose records select this program. The path is empty then.
+    /// Issue no certificate. The response names the services whose workloads select this program. The path is then
+    /// empty.
     #[prost(message, optional, tag = "5")]
     pub select_for: ::core::option::Option<ProgramFacts>,
 }
-/// What the kernel says of a program. Absent: it cannot be read, and no selector that asks for it matches.
+/// Facts about a program that the kernel reports. An absent fact cannot be read, and no selector with this fact
+/// matches.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ProgramFacts {
     #[prost(uint32, tag = "1")]
@@ -8764,21 +8804,21 @@ pub struct ProgramFacts {
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct IssueResponse {
-    /// The certificate, followed by that of its issuer, in DER. Empty if only the workload was asked for.
+    /// The certificate, followed by that of its issuer, in DER. Empty if no certificate was requested.
     #[prost(bytes = "bytes", repeated, tag = "1")]
     pub chain: ::prost::alloc::vec::Vec<::prost::bytes::Bytes>,
     #[prost(message, optional, tag = "2")]
     pub bundle: ::core::option::Option<TrustBundle>,
-    /// The record of the service, if it was asked for and there is one.
+    /// The workload record of the service, if requested and present.
     #[prost(message, optional, tag = "3")]
     pub workload: ::core::option::Option<WorkloadEntry>,
-    /// The services whose identities a program may have, at most 64, if they were asked for.
+    /// The services whose identities the program may have, at most 64, if requested.
     #[prost(string, repeated, tag = "4")]
     pub services: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct IssueWorkloadRequest {
-    /// tenant/service, or fairmesh/role/name; empty: an operator, named after the machine and the user.
+    /// tenant/service, or fairmesh/role/name. Empty: an operator identity, named after the machine and the user.
     #[prost(string, tag = "1")]
     pub path: ::prost::alloc::string::String,
     #[prost(bytes = "bytes", tag = "2")]
@@ -8791,8 +8831,8 @@ pub struct IssueWorkloadResponse {
     pub chain: ::prost::alloc::vec::Vec<::prost::bytes::Bytes>,
     #[prost(message, optional, tag = "2")]
     pub bundle: ::core::option::Option<TrustBundle>,
-    /// Whether the agent does not know yet if the mesh has a trust domain, as it has reached no control plane since it started.
-    /// The chain is empty then too.
+    /// Whether the agent does not know yet if the mesh has a trust domain, because it has not reached a control plane
+    /// since it started. The chain is then empty too.
     #[prost(bool, tag = "3")]
     pub undecided: bool,
 }
@@ -8803,42 +8843,43 @@ pub struct DescribeAuthorityResponse {
     /// Absent if the mesh has no trust domain.
     #[prost(message, optional, tag = "1")]
     pub bundle: ::core::option::Option<TrustBundle>,
-    /// The certificate that signs others.
+    /// The certificate of the authority that signs certificates.
     #[prost(bytes = "bytes", tag = "2")]
     pub issuer: ::prost::bytes::Bytes,
-    /// Whether the key of the newest root is on the machine.
+    /// Whether the key of the newest root is on the control plane's machine.
     #[prost(bool, tag = "3")]
     pub root_key_present: bool,
-    /// Tokens that are not used yet.
+    /// Number of unused tokens.
     #[prost(uint64, tag = "4")]
     pub open_tokens: u64,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct CreateTokenRequest {
-    /// The name of the agent that may use it.
+    /// The name of the agent that may use the token.
     #[prost(string, tag = "1")]
     pub agent: ::prost::alloc::string::String,
     /// The tenants whose services the agent may vouch for, at most 64; empty: all.
     #[prost(string, repeated, tag = "2")]
     pub tenants: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
-    /// How long it can be used.
+    /// Lifetime of the token, in seconds.
     #[prost(uint64, tag = "3")]
     pub ttl_seconds: u64,
-    /// The region of the agent; empty: the one that it names when it joins.
+    /// The region of the agent; empty: the region that the agent names when it joins.
     #[prost(string, tag = "4")]
     pub region: ::prost::alloc::string::String,
-    /// The service, as tenant/service, of the program that may use it, where no agent does: the other fields on agents are
-    /// empty then.
+    /// The service, as tenant/service, of the program without an agent that may use the token. The fields about agents
+    /// are then empty.
     #[prost(string, tag = "5")]
     pub service: ::prost::alloc::string::String,
 }
-/// What a process states of a call that others forward, in the metadata `fairmesh-statement-bin`, as a SignedMessage.
+/// A statement about a call that other processes forward. Sent as a SignedMessage in the metadata
+/// `fairmesh-statement-bin`.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct CallStatement {
     /// The path of the call, such as /fairmesh.v1.Registry/Register.
     #[prost(string, tag = "1")]
     pub path: ::prost::alloc::string::String,
-    /// The program for which it calls, as in the metadata `fairmesh-on-behalf-of`; empty: itself.
+    /// The program for which the process calls, as in the metadata `fairmesh-on-behalf-of`; empty: the process itself.
     #[prost(string, tag = "2")]
     pub on_behalf_of: ::prost::alloc::string::String,
     /// SHA-256 of the message.
@@ -8858,10 +8899,10 @@ pub struct CreateTokenResponse {
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct RotateAuthorityRequest {
-    /// Begin a new root too: both are trusted from then on, and the next rotation signs with the new one.
+    /// Also create a new root. Both roots are trusted from then on, and the next rotation signs with the new one.
     #[prost(bool, tag = "1")]
     pub root: bool,
-    /// Sign with a root even though it is so new that programs may not trust it yet.
+    /// Sign with the root even if it is so new that programs may not trust it yet.
     #[prost(bool, tag = "2")]
     pub force: bool,
 }
@@ -8870,14 +8911,14 @@ pub struct RetireRootRequest {
     /// SHA-256 of the root.
     #[prost(bytes = "bytes", tag = "1")]
     pub sha256: ::prost::bytes::Bytes,
-    /// Change nothing; the response is the authority as it would be.
+    /// Change nothing. The response describes the authority after the change.
     #[prost(bool, tag = "2")]
     pub dry_run: bool,
-    /// Even though certificates beneath it may be in use, whose holders are refused then. Not while the control plane signs
-    /// with it.
+    /// Retire the root even if certificates below it may be in use; their holders are then refused. Never possible
+    /// while the control plane signs with the root.
     #[prost(bool, tag = "3")]
     pub force: bool,
-    /// Why, for the log of writes.
+    /// The reason, for the log of writes.
     #[prost(string, tag = "4")]
     pub message: ::prost::alloc::string::String,
 }
@@ -8892,7 +8933,7 @@ pub mod identity_client {
     )]
     use crate::codegen::*;
     use crate::codegen::http::Uri;
-    /// Served by control planes, forwarded by replicas.
+    /// Issues certificates. Served by control planes, and forwarded by replicas.
     #[derive(Debug, Clone)]
     pub struct IdentityClient<T> {
         inner: tonic::client::Grpc<T>,
@@ -8962,7 +9003,8 @@ pub mod identity_client {
             self.inner = self.inner.max_encoding_message_size(limit);
             self
         }
-        /// The first certificate of an agent, or of a program that runs without one. The response is a signed IssueResponse.
+        /// Issues the first certificate of an agent, or of a program without an agent. The response is a signed
+        /// IssueResponse.
         pub async fn join(
             &mut self,
             request: impl tonic::IntoRequest<super::JoinRequest>,
@@ -8983,8 +9025,8 @@ pub mod identity_client {
             req.extensions_mut().insert(GrpcMethod::new("fairmesh.v1.Identity", "Join"));
             self.inner.unary(req, path, codec).await
         }
-        /// A certificate for an agent that has one, for a program of its machine, or for a program that joined by itself. The
-        /// request is a signed IssueRequest, the response a signed IssueResponse.
+        /// Issues a certificate for an agent that already has one, for a program on its machine, or for a program that
+        /// joined by itself. The request is a signed IssueRequest, and the response a signed IssueResponse.
         pub async fn issue(
             &mut self,
             request: impl tonic::IntoRequest<super::SignedMessage>,
@@ -9022,19 +9064,20 @@ pub mod identity_server {
     /// Generated trait containing gRPC methods that should be implemented for use with IdentityServer.
     #[async_trait]
     pub trait Identity: std::marker::Send + std::marker::Sync + 'static {
-        /// The first certificate of an agent, or of a program that runs without one. The response is a signed IssueResponse.
+        /// Issues the first certificate of an agent, or of a program without an agent. The response is a signed
+        /// IssueResponse.
         async fn join(
             &self,
             request: tonic::Request<super::JoinRequest>,
         ) -> std::result::Result<tonic::Response<super::SignedMessage>, tonic::Status>;
-        /// A certificate for an agent that has one, for a program of its machine, or for a program that joined by itself. The
-        /// request is a signed IssueRequest, the response a signed IssueResponse.
+        /// Issues a certificate for an agent that already has one, for a program on its machine, or for a program that
+        /// joined by itself. The request is a signed IssueRequest, and the response a signed IssueResponse.
         async fn issue(
             &self,
             request: tonic::Request<super::SignedMessage>,
         ) -> std::result::Result<tonic::Response<super::SignedMessage>, tonic::Status>;
     }
-    /// Served by control planes, forwarded by replicas.
+    /// Issues certificates. Served by control planes, and forwarded by replicas.
     #[derive(Debug)]
     pub struct IdentityServer<T> {
         inner: Arc<T>,
@@ -9248,7 +9291,7 @@ pub mod authority_client {
     )]
     use crate::codegen::*;
     use crate::codegen::http::Uri;
-    /// Served by control planes, to users of their machine.
+    /// Operates the certificate authority. Served by control planes, to users of their machine.
     #[derive(Debug, Clone)]
     pub struct AuthorityClient<T> {
         inner: tonic::client::Grpc<T>,
@@ -9318,7 +9361,7 @@ pub mod authority_client {
             self.inner = self.inner.max_encoding_message_size(limit);
             self
         }
-        /// The certificate authority as it is; for everyone.
+        /// Describes the certificate authority. Open to everyone.
         pub async fn describe_authority(
             &mut self,
             request: impl tonic::IntoRequest<super::DescribeAuthorityRequest>,
@@ -9343,7 +9386,7 @@ pub mod authority_client {
                 .insert(GrpcMethod::new("fairmesh.v1.Authority", "DescribeAuthority"));
             self.inner.unary(req, path, codec).await
         }
-        /// A token with which one agent, or one program that runs without an agent, joins once.
+        /// Creates a token with which one agent, or one program without an agent, can join once.
         pub async fn create_token(
             &mut self,
             request: impl tonic::IntoRequest<super::CreateTokenRequest>,
@@ -9393,7 +9436,7 @@ pub mod authority_client {
                 .insert(GrpcMethod::new("fairmesh.v1.Authority", "RotateAuthority"));
             self.inner.unary(req, path, codec).await
         }
-        /// Trusts an old root no longer: with FAILED_PRECONDITION while it may be needed.
+        /// Stops trusting an old root. FAILED_PRECONDITION while the root may be needed.
         pub async fn retire_root(
             &mut self,
             request: impl tonic::IntoRequest<super::RetireRootRequest>,
@@ -9434,7 +9477,7 @@ pub mod authority_server {
     /// Generated trait containing gRPC methods that should be implemented for use with AuthorityServer.
     #[async_trait]
     pub trait Authority: std::marker::Send + std::marker::Sync + 'static {
-        /// The certificate authority as it is; for everyone.
+        /// Describes the certificate authority. Open to everyone.
         async fn describe_authority(
             &self,
             request: tonic::Request<super::DescribeAuthorityRequest>,
@@ -9442,7 +9485,7 @@ pub mod authority_server {
             tonic::Response<super::DescribeAuthorityResponse>,
             tonic::Status,
         >;
-        /// A token with which one agent, or one program that runs without an agent, joins once.
+        /// Creates a token with which one agent, or one program without an agent, can join once.
         async fn create_token(
             &self,
             request: tonic::Request<super::CreateTokenRequest>,
@@ -9458,7 +9501,7 @@ pub mod authority_server {
             tonic::Response<super::DescribeAuthorityResponse>,
             tonic::Status,
         >;
-        /// Trusts an old root no longer: with FAILED_PRECONDITION while it may be needed.
+        /// Stops trusting an old root. FAILED_PRECONDITION while the root may be needed.
         async fn retire_root(
             &self,
             request: tonic::Request<super::RetireRootRequest>,
@@ -9467,7 +9510,7 @@ pub mod authority_server {
             tonic::Status,
         >;
     }
-    /// Served by control planes, to users of their machine.
+    /// Operates the certificate authority. Served by control planes, to users of their machine.
     #[derive(Debug)]
     pub struct AuthorityServer<T> {
         inner: Arc<T>,
@@ -9775,7 +9818,7 @@ pub mod workload_client {
     )]
     use crate::codegen::*;
     use crate::codegen::http::Uri;
-    /// Served by agents, to programs of their user.
+    /// Issues certificates of local programs. Served by agents, to programs of their user.
     #[derive(Debug, Clone)]
     pub struct WorkloadClient<T> {
         inner: tonic::client::Grpc<T>,
@@ -9845,7 +9888,7 @@ pub mod workload_client {
             self.inner = self.inner.max_encoding_message_size(limit);
             self
         }
-        /// A certificate of a program, or the response that the mesh has no trust domain.
+        /// Issues a certificate for a program, or responds that the mesh has no trust domain.
         pub async fn issue_workload(
             &mut self,
             request: impl tonic::IntoRequest<super::IssueWorkloadRequest>,
@@ -9886,7 +9929,7 @@ pub mod workload_server {
     /// Generated trait containing gRPC methods that should be implemented for use with WorkloadServer.
     #[async_trait]
     pub trait Workload: std::marker::Send + std::marker::Sync + 'static {
-        /// A certificate of a program, or the response that the mesh has no trust domain.
+        /// Issues a certificate for a program, or responds that the mesh has no trust domain.
         async fn issue_workload(
             &self,
             request: tonic::Request<super::IssueWorkloadRequest>,
@@ -9895,7 +9938,7 @@ pub mod workload_server {
             tonic::Status,
         >;
     }
-    /// Served by agents, to programs of their user.
+    /// Issues certificates of local programs. Served by agents, to programs of their user.
     #[derive(Debug)]
     pub struct WorkloadServer<T> {
         inner: Arc<T>,
@@ -10059,16 +10102,16 @@ pub mod workload_server {
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct WhatIfRequest {
-    /// Policies, regions and round trips after the change, as they would be written; others are refused.
+    /// Policies, regions and round trips after the change, as they would be written. Other records are refused.
     #[prost(message, repeated, tag = "1")]
     pub records: ::prost::alloc::vec::Vec<Op>,
     #[prost(message, repeated, tag = "2")]
     pub demand: ::prost::alloc::vec::Vec<DemandFactor>,
-    /// Regions whose servers are gone; their callers stay.
+    /// Regions whose servers are lost; their callers stay.
     #[prost(string, repeated, tag = "3")]
     pub lost_regions: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
-/// What the calls of clients in a region are multiplied with.
+/// Factor by which the calls of clients in a region are multiplied.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct DemandFactor {
     /// Empty: all regions.
@@ -10080,7 +10123,7 @@ pub struct DemandFactor {
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct WhatIfResponse {
-    /// What the tables in force cause, and what the best plan after the change causes.
+    /// Prediction for the tables in force, and for the best plan after the change.
     #[prost(message, optional, tag = "1")]
     pub now: ::core::option::Option<Prediction>,
     #[prost(message, optional, tag = "2")]
@@ -10088,18 +10131,19 @@ pub struct WhatIfResponse {
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Prediction {
-    /// Mean milliseconds of a client's call with all calls that are made for it, and by how much the errors of the fits may change it.
+    /// Mean latency of client calls, including all calls made for them, and its uncertainty due to the errors of the
+    /// fits; in milliseconds.
     #[prost(double, tag = "1")]
     pub latency_ms: f64,
     #[prost(double, tag = "2")]
     pub latency_error_ms: f64,
-    /// Dollars per hour.
+    /// Egress cost, in dollars per hour.
     #[prost(double, tag = "3")]
     pub egress: f64,
-    /// The share of clients' calls that are shed.
+    /// Share of client calls that are shed.
     #[prost(double, tag = "4")]
     pub shed: f64,
-    /// How far the cost of the plan may be above the least one, as a part of it.
+    /// Upper bound of the plan's cost above the optimal cost, as a fraction of the plan's cost.
     #[prost(double, tag = "5")]
     pub gap: f64,
     #[prost(message, repeated, tag = "6")]
@@ -10114,10 +10158,10 @@ pub struct PredictedService {
     pub loads: ::prost::alloc::vec::Vec<PredictedLoad>,
     #[prost(message, repeated, tag = "3")]
     pub expected: ::prost::alloc::vec::Vec<ExpectedCalls>,
-    /// Standard error of the fits, as a part of the times that they predict.
+    /// Standard error of the fits, relative to the times that they predict.
     #[prost(double, tag = "4")]
     pub model_error: f64,
-    /// Why the optimizer cannot plan the service; the rest is empty then.
+    /// Why the optimizer cannot plan the service; the other fields are then empty.
     #[prost(string, tag = "5")]
     pub why_not: ::prost::alloc::string::String,
 }
@@ -10131,55 +10175,56 @@ pub struct PredictedLoad {
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct TrafficCallsRequest {
-    /// The called service, as tenant/service; empty: all whose calls are reported at present.
+    /// The called service, as tenant/service; empty: all services whose calls are currently reported.
     #[prost(string, tag = "1")]
     pub service: ::prost::alloc::string::String,
-    /// The calling service, as tenant/service; empty: all.
+    /// The calling service, as tenant/service; empty: all services.
     #[prost(string, tag = "2")]
     pub caller: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct TrafficCallsResponse {
-    /// By calling and called service, class and regions; zones are added up.
+    /// Calls by calling and called service, class and regions. Zones are added up.
     #[prost(message, repeated, tag = "1")]
     pub calls: ::prost::alloc::vec::Vec<CallRates>,
-    /// Further paths, those with the fewest calls.
+    /// Number of paths that are not shown, which have the fewest calls.
     #[prost(uint32, tag = "2")]
     pub not_shown: u32,
-    /// Paths of calls and groups of servers that reports of processes below had no room for.
+    /// Number of call paths and server groups that did not fit into the reports of processes below.
     #[prost(uint32, tag = "3")]
     pub left_out: u32,
-    /// Since the calls of the service are asked for, in milliseconds; absent: all services, or one that is planned for.
+    /// Time for which the service has been watched, in milliseconds; absent: all services, or a planned service.
     #[prost(uint64, optional, tag = "4")]
     pub watched_ms: ::core::option::Option<u64>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct TrafficGraphRequest {
-    /// The part that is called from this service, as tenant/service; empty: all that is reported at present.
+    /// Only the part of the graph below this service, as tenant/service; empty: everything currently reported.
     #[prost(string, tag = "1")]
     pub service: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct TrafficGraphResponse {
-    /// By service and class.
+    /// Nodes by service and class.
     #[prost(message, repeated, tag = "1")]
     pub nodes: ::prost::alloc::vec::Vec<GraphNode>,
     #[prost(message, repeated, tag = "2")]
     pub edges: ::prost::alloc::vec::Vec<GraphEdge>,
-    /// Nodes and edges that the graph had no room for.
+    /// Number of nodes and edges that did not fit into the graph.
     #[prost(uint32, tag = "3")]
     pub left_out: u32,
-    /// The time for which calls are counted, in milliseconds: from the first look, until a minute after the last one.
+    /// Time over which calls are counted, in milliseconds: from the first request until a minute after the last one.
     #[prost(uint64, tag = "4")]
     pub counted_ms: u64,
-    /// Services of the graph whose calls are not asked for, since too many services are looked at.
+    /// Number of services in the graph that are not watched, because too many services are watched.
     #[prost(uint32, tag = "5")]
     pub not_watched: u32,
-    /// What calls cost, as fitted to the reports since the first look.
+    /// Cost of calls, fitted to the reports since the first request.
     #[prost(message, repeated, tag = "6")]
     pub pools: ::prost::alloc::vec::Vec<PoolFit>,
 }
-/// The servers of one service and region. A class waits `sensitivity × work ÷ (1 − utilisation) + base` besides the calls made for it.
+/// A model of the servers of one service in one region. Besides the calls made for it, a call of a class takes
+/// `sensitivity × work ÷ (1 − utilisation) + base`.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct PoolFit {
     /// tenant/service
@@ -10192,19 +10237,19 @@ pub struct PoolFit {
     /// CPU without calls, in cores.
     #[prost(double, tag = "4")]
     pub background_cores: f64,
-    /// The error of the CPU that the fit predicts, relative to its mean, and the time since the last interval of the fit, in milliseconds;
-    /// absent: there is no fit yet.
+    /// Error of the predicted CPU relative to its mean, and time since the last interval of the fit, in milliseconds.
+    /// Absent: there is no fit yet.
     #[prost(double, optional, tag = "5")]
     pub work_error: ::core::option::Option<f64>,
     #[prost(uint64, tag = "6")]
     pub work_age_ms: u64,
-    /// Microseconds for each second of CPU; absent: there is no fit of latency yet.
+    /// In microseconds per second of CPU. Absent: there is no fit of latency yet.
     #[prost(double, optional, tag = "7")]
     pub sensitivity: ::core::option::Option<f64>,
-    /// The error of the latency, relative to its mean.
+    /// Error of the predicted latency, relative to its mean.
     #[prost(double, tag = "8")]
     pub latency_error: f64,
-    /// Since latency was fitted to all utilisations, and since it was last shifted, in milliseconds.
+    /// Time since latency was last fitted to all utilisations, and since the fit was last shifted, in milliseconds.
     #[prost(uint64, tag = "9")]
     pub latency_age_ms: u64,
     #[prost(uint64, tag = "10")]
@@ -10215,12 +10260,13 @@ pub struct ClassFit {
     /// Empty: calls without a class.
     #[prost(string, tag = "1")]
     pub class: ::prost::alloc::string::String,
-    /// CPU of a call, in microseconds, and its standard error; infinite where the rates of other classes determine that of this one.
+    /// CPU per call and its standard error, in microseconds. The error is infinite if the rates of other classes
+    /// determine the rate of this class.
     #[prost(double, tag = "2")]
     pub work_us: f64,
     #[prost(double, tag = "3")]
     pub work_error_us: f64,
-    /// Microseconds on an idle pool besides; absent: not known.
+    /// Further latency on idle servers, in microseconds; absent: unknown.
     #[prost(double, optional, tag = "4")]
     pub base_us: ::core::option::Option<f64>,
 }
@@ -10238,13 +10284,13 @@ pub struct CallNode {
 pub struct GraphNode {
     #[prost(message, optional, tag = "1")]
     pub node: ::core::option::Option<CallNode>,
-    /// Calls that its servers processed, by their region.
+    /// Calls that the node's servers processed, by the servers' region.
     #[prost(message, repeated, tag = "2")]
     pub served: ::prost::alloc::vec::Vec<RegionCalls>,
-    /// Calls made for no known call, by the region of the callers.
+    /// Calls without a known parent, by the callers' region.
     #[prost(message, repeated, tag = "3")]
     pub demand: ::prost::alloc::vec::Vec<RegionCalls>,
-    /// Since the last report on it, in milliseconds.
+    /// Time since the last report, in milliseconds.
     #[prost(uint64, tag = "4")]
     pub age_ms: u64,
 }
@@ -10262,24 +10308,24 @@ pub struct GraphEdge {
     pub parent: ::core::option::Option<CallNode>,
     #[prost(message, optional, tag = "2")]
     pub child: ::core::option::Option<CallNode>,
-    /// By the region of the callers.
+    /// Calls by the callers' region.
     #[prost(message, repeated, tag = "3")]
     pub from: ::prost::alloc::vec::Vec<RegionCalls>,
-    /// Calls for each call of the parent; absent: the parent's servers report none.
+    /// Calls per call of the parent; absent: the parent's servers report no calls.
     #[prost(double, optional, tag = "4")]
     pub multiplicity: ::core::option::Option<f64>,
-    /// Bytes of the bodies, for each call.
+    /// Bytes of request and response bodies per call.
     #[prost(double, tag = "5")]
     pub request_bytes: f64,
     #[prost(double, tag = "6")]
     pub response_bytes: f64,
-    /// Until responses began, in microseconds, for each call with a response; absent: there is none.
+    /// Mean time until responses began, in microseconds, over calls with a response; absent: there is none.
     #[prost(double, optional, tag = "7")]
     pub time_us: ::core::option::Option<f64>,
-    /// Whether the edge is cut for planning, since it closes a cycle.
+    /// Whether the edge is ignored by the planner because it closes a cycle.
     #[prost(bool, tag = "8")]
     pub is_cut: bool,
-    /// Since the last report on it, in milliseconds.
+    /// Time since the last report, in milliseconds.
     #[prost(uint64, tag = "9")]
     pub age_ms: u64,
 }
@@ -10292,17 +10338,17 @@ pub struct ForecastDrainRequest {
 pub struct ForecastDrainResponse {
     #[prost(message, repeated, tag = "1")]
     pub services: ::prost::alloc::vec::Vec<ServiceForecast>,
-    /// Services with serving endpoints in the region that a drain does not move: no planner plans for them, or they keep calls
-    /// in their region.
+    /// Services with serving endpoints in the region whose calls a drain does not move, because no planner plans them
+    /// or because they keep calls in their region.
     #[prost(string, repeated, tag = "2")]
     pub unmoved: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
-    /// The same with the reason of each.
+    /// The services in `unmoved`, each with the reason.
     #[prost(message, repeated, tag = "3")]
     pub unmoved_services: ::prost::alloc::vec::Vec<UnmovedService>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct UnmovedService {
-    /// tenant/service; empty: further services, of which the reason tells the number.
+    /// tenant/service; empty: further services, whose number is in the reason.
     #[prost(string, tag = "1")]
     pub service: ::prost::alloc::string::String,
     #[prost(string, tag = "2")]
@@ -10312,22 +10358,23 @@ pub struct UnmovedService {
 pub struct ServiceForecast {
     #[prost(string, tag = "1")]
     pub service: ::prost::alloc::string::String,
-    /// Why there is no forecast; empty: there is.
+    /// Why there is no forecast; empty if there is one.
     #[prost(string, tag = "2")]
     pub refusal: ::prost::alloc::string::String,
     #[prost(message, repeated, tag = "3")]
     pub regions: ::prost::alloc::vec::Vec<RegionForecast>,
-    /// Calls per second of callers in the region: that leave it, that cannot; and of all regions, that would be dropped.
+    /// In calls per second: calls of callers in the region that leave it, such calls that cannot leave, and calls of
+    /// all regions that would be dropped.
     #[prost(double, tag = "4")]
     pub leaving: f64,
     #[prost(double, tag = "5")]
     pub staying: f64,
     #[prost(double, tag = "6")]
     pub dropped: f64,
-    /// Why the service holds the drain whatever the loads are, such as a policy that holds the tables; empty: it does not.
+    /// Why the service holds the drain regardless of loads, such as a policy that holds the tables; empty: it does not.
     #[prost(string, tag = "7")]
     pub hold: ::prost::alloc::string::String,
-    /// Calls per second of callers in other regions that are served here now: all of them leave at the first step.
+    /// Calls per second of callers in other regions that this region serves now. All of them leave at the first step.
     #[prost(double, tag = "8")]
     pub of_others: f64,
 }
@@ -10340,19 +10387,19 @@ pub struct RegionForecast {
     pub before: f64,
     #[prost(double, tag = "3")]
     pub after: f64,
-    /// What callers in the drained region send here afterwards, per second.
+    /// Calls and bytes per second that callers in the drained region send to this region afterwards.
     #[prost(double, tag = "4")]
     pub calls: f64,
     #[prost(double, tag = "5")]
     pub bytes: f64,
-    /// The round trip that each of these calls takes longer, in microseconds; absent: the distance is not known.
+    /// Additional round trip of each of these calls, in microseconds; absent: the distance is unknown.
     #[prost(uint64, optional, tag = "6")]
     pub round_trip_us: ::core::option::Option<u64>,
-    /// Whether it would be at its last threshold, so that the drain holds.
+    /// Whether the region would reach its last threshold, so that the drain holds.
     #[prost(bool, tag = "7")]
     pub is_full: bool,
-    /// Until responses begin, in microseconds, of callers in the drained region: the mean of what they send here now, and what
-    /// is to be expected of what they send here afterwards; absent: nothing, or not known.
+    /// Mean time until responses begin for calls from the drained region to this region, in microseconds: as measured
+    /// now, and as expected afterwards. Absent: no calls, or unknown.
     #[prost(uint64, optional, tag = "8")]
     pub time_now_us: ::core::option::Option<u64>,
     #[prost(uint64, optional, tag = "9")]
@@ -10382,23 +10429,24 @@ pub struct RegionDrainStatus {
     pub region: ::prost::alloc::string::String,
     #[prost(message, optional, tag = "2")]
     pub drain: ::core::option::Option<RegionDrain>,
-    /// What it waits for, or that it is done.
+    /// What the drain waits for, or that it is done.
     #[prost(string, tag = "3")]
     pub state: ::prost::alloc::string::String,
-    /// It does not go on by itself: a region has no room, or reports cannot be planned from.
+    /// Whether the drain cannot continue by itself, because a region has no room or because plans cannot be made from
+    /// the reports.
     #[prost(bool, tag = "4")]
     pub is_held: bool,
-    /// Why calls of a service stay in the region whatever is drained, one for each service.
+    /// For each service whose calls stay in the region regardless of the drain, the reason.
     #[prost(string, repeated, tag = "5")]
     pub staying: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
-    /// The services whose calls it moves, as of the last round; absent before the first one. Of 0 no call is moved, whatever
-    /// share the drain says.
+    /// Number of services whose calls the drain moves, as of the last round; absent before the first round. If 0, no
+    /// calls are moved, whatever the drain's share is.
     #[prost(uint32, optional, tag = "6")]
     pub services: ::core::option::Option<u32>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct TrafficStatusRequest {
-    /// tenant/service; empty is all services that are planned for.
+    /// tenant/service; empty: all planned services.
     #[prost(string, tag = "1")]
     pub service: ::prost::alloc::string::String,
 }
@@ -10406,11 +10454,12 @@ pub struct TrafficStatusRequest {
 pub struct TrafficStatusResponse {
     #[prost(message, repeated, tag = "1")]
     pub services: ::prost::alloc::vec::Vec<ServiceTraffic>,
-    /// Paths of calls and groups of servers that reports of processes below had no room for. Their services are not planned.
+    /// Number of call paths and server groups that did not fit into the reports of processes below. Their services are
+    /// not planned.
     #[prost(uint32, tag = "2")]
     pub left_out: u32,
-    /// Services whose programs do not pass the trace context of a call on to the calls that they make for it. Their calls are planned hop by
-    /// hop. Only known while a service asks for the optimizer.
+    /// Services whose programs do not propagate the trace context of a call to the calls made for it. Their calls are
+    /// planned hop by hop. Known only while a service uses the optimizer.
     #[prost(message, repeated, tag = "3")]
     pub without_trace_context: ::prost::alloc::vec::Vec<MissingTraceContext>,
 }
@@ -10418,7 +10467,7 @@ pub struct TrafficStatusResponse {
 pub struct MissingTraceContext {
     #[prost(string, tag = "1")]
     pub service: ::prost::alloc::string::String,
-    /// The share of its calls that name no parent, from 0 to 1.
+    /// Share of the service's calls without a parent, from 0 to 1.
     #[prost(double, tag = "2")]
     pub share: f64,
 }
@@ -10428,40 +10477,41 @@ pub struct ServiceTraffic {
     pub service: ::prost::alloc::string::String,
     #[prost(enumeration = "traffic::Mode", tag = "2")]
     pub mode: i32,
-    /// The number of the last round with a plan; 0: none yet.
+    /// Number of the last round with a plan; 0: none yet.
     #[prost(uint64, tag = "3")]
     pub round: u64,
-    /// Since the last plan, and since the tables were last confirmed, in milliseconds; absent: never.
+    /// Time since the last plan, and since the tables were last confirmed, in milliseconds; absent: never.
     #[prost(uint64, optional, tag = "4")]
     pub planned_ago_ms: ::core::option::Option<u64>,
     #[prost(uint64, optional, tag = "5")]
     pub confirmed_ago_ms: ::core::option::Option<u64>,
-    /// Why the tables are not planned anew; empty: they are.
+    /// Why the tables are not being updated; empty: they are.
     #[prost(string, tag = "6")]
     pub refusal: ::prost::alloc::string::String,
-    /// Rounds that were planned and refused since the control plane started.
+    /// Number of rounds that were planned, and that were refused, since the control plane started.
     #[prost(uint64, tag = "7")]
     pub planned_rounds: u64,
     #[prost(uint64, tag = "8")]
     pub refused_rounds: u64,
-    /// The classes, the most important first; the first is that of all calls whose class is not listed, and empty.
+    /// The classes, the most important first. The first entry is empty and stands for all calls whose class is not
+    /// listed.
     #[prost(string, repeated, tag = "9")]
     pub classes: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
     #[prost(message, repeated, tag = "10")]
     pub regions: ::prost::alloc::vec::Vec<RegionTraffic>,
-    /// The tables of the last plan, by the region of the callers.
+    /// The tables of the last plan, by the callers' region.
     #[prost(message, repeated, tag = "11")]
     pub tables: ::prost::alloc::vec::Vec<SourceShares>,
     /// The latest changes, the newest first.
     #[prost(message, repeated, tag = "12")]
     pub shifts: ::prost::alloc::vec::Vec<TrafficShift>,
-    /// The planner that the policy asks for.
+    /// The planner that the policy requests.
     #[prost(enumeration = "traffic::Planner", tag = "13")]
     pub planner: i32,
-    /// The optimizer's plan; absent: rings plan.
+    /// The optimizer's plan; absent: the service is planned by rings.
     #[prost(message, optional, tag = "14")]
     pub optimized: ::core::option::Option<OptimizerPlan>,
-    /// Why rings plan though the policy asks for the optimizer; empty: they do not.
+    /// Why the service is planned by rings although the policy requests the optimizer; empty: it is not.
     #[prost(string, tag = "15")]
     pub why_rings: ::prost::alloc::string::String,
 }
@@ -10470,34 +10520,183 @@ pub struct ServiceTraffic {
 pub struct OptimizerPlan {
     #[prost(uint64, tag = "1")]
     pub number: u64,
-    /// How far the cost of the whole plan may be above the least one, as a part of it.
+    /// Upper bound of the whole plan's cost above the optimal cost, as a fraction of the plan's cost.
     #[prost(double, tag = "2")]
     pub gap: f64,
     #[prost(uint64, tag = "3")]
     pub planned_ago_ms: u64,
-    /// Since the older of the fits of work and latency was changed.
+    /// Time since the older of the fits of work and latency was updated, in milliseconds.
     #[prost(uint64, tag = "4")]
     pub model_age_ms: u64,
-    /// Standard error of the fits, as a part of the times that they predict.
+    /// Standard error of the fits, relative to the times that they predict.
     #[prost(double, tag = "5")]
     pub model_error: f64,
     #[prost(message, repeated, tag = "6")]
     pub expected: ::prost::alloc::vec::Vec<ExpectedCalls>,
+    /// What is measured otherwise than the model says, and corrected. Of latency while it is in force, of work the latest.
+    #[prost(message, repeated, tag = "7")]
+    pub corrections: ::prost::alloc::vec::Vec<ModelCorrection>,
+    /// The latest changes of the plan that were tried out, the newest first.
+    #[prost(message, repeated, tag = "8")]
+    pub attempts: ::prost::alloc::vec::Vec<PlanAttempt>,
 }
-/// What the plan expects of the calls of one region and class to the service.
+/// Calls of a pool cost something else than the model says.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ModelCorrection {
+    /// The region of the servers.
+    #[prost(string, tag = "1")]
+    pub region: ::prost::alloc::string::String,
+    /// Empty: all calls without a class of their own; of work, all calls.
+    #[prost(string, tag = "2")]
+    pub class: ::prost::alloc::string::String,
+    /// Since the correction began, in milliseconds.
+    #[prost(uint64, tag = "3")]
+    pub began_ago_ms: u64,
+    /// The calls that it was measured by.
+    #[prost(double, tag = "4")]
+    pub calls: f64,
+    #[prost(oneof = "model_correction::Of", tags = "5, 6")]
+    pub of: ::core::option::Option<model_correction::Of>,
+}
+/// Nested message and enum types in `ModelCorrection`.
+pub mod model_correction {
+    #[derive(Clone, Copy, PartialEq, ::prost::Oneof)]
+    pub enum Of {
+        #[prost(message, tag = "5")]
+        Latency(super::LatencyCorrection),
+        #[prost(message, tag = "6")]
+        Work(super::WorkCorrection),
+    }
+}
+/// Milliseconds of a call without the calls that it makes.
+#[derive(Clone, Copy, PartialEq, ::prost::Message)]
+pub struct LatencyCorrection {
+    /// By the model without the correction, and as measured, with the standard error of the difference.
+    #[prost(double, tag = "1")]
+    pub predicted_ms: f64,
+    #[prost(double, tag = "2")]
+    pub measured_ms: f64,
+    #[prost(double, tag = "3")]
+    pub error_ms: f64,
+    /// What is added to each call.
+    #[prost(double, tag = "4")]
+    pub added_ms: f64,
+    /// Since calls were last measured, in milliseconds.
+    #[prost(uint64, tag = "5")]
+    pub measured_ago_ms: u64,
+}
+/// CPU of all calls of a pool.
+#[derive(Clone, Copy, PartialEq, ::prost::Message)]
+pub struct WorkCorrection {
+    /// Cores that calls would have used by the model, and that they used.
+    #[prost(double, tag = "1")]
+    pub predicted_cores: f64,
+    #[prost(double, tag = "2")]
+    pub measured_cores: f64,
+    /// The work of all classes was multiplied by this.
+    #[prost(double, tag = "3")]
+    pub factor: f64,
+}
+/// A change of the plan that was tried out: a part of the calls of one region and class goes to another region.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct PlanAttempt {
+    /// The region of the callers.
+    #[prost(string, tag = "1")]
+    pub source: ::prost::alloc::string::String,
+    /// Empty: all calls without a class of their own.
+    #[prost(string, tag = "2")]
+    pub class: ::prost::alloc::string::String,
+    /// The region that gets fewer calls, and the one that gets more.
+    #[prost(string, tag = "3")]
+    pub from: ::prost::alloc::string::String,
+    #[prost(string, tag = "4")]
+    pub to: ::prost::alloc::string::String,
+    /// The part of the callers' calls that was moved.
+    #[prost(double, tag = "5")]
+    pub share: f64,
+    /// Mean milliseconds of a call to the service before and afterwards, egress at its worth included, with the standard error of the
+    /// difference; absent: too little was measured.
+    #[prost(double, tag = "6")]
+    pub before_ms: f64,
+    #[prost(double, optional, tag = "7")]
+    pub after_ms: ::core::option::Option<f64>,
+    #[prost(double, tag = "8")]
+    pub error_ms: f64,
+    #[prost(uint64, tag = "9")]
+    pub began_ago_ms: u64,
+    #[prost(enumeration = "plan_attempt::Outcome", tag = "10")]
+    pub outcome: i32,
+}
+/// Nested message and enum types in `PlanAttempt`.
+pub mod plan_attempt {
+    #[derive(
+        Clone,
+        Copy,
+        Debug,
+        PartialEq,
+        Eq,
+        Hash,
+        PartialOrd,
+        Ord,
+        ::prost::Enumeration
+    )]
+    #[repr(i32)]
+    pub enum Outcome {
+        /// It has not ended.
+        Running = 0,
+        /// Calls are faster, and the change stays until the next plan.
+        Kept = 1,
+        /// Rolled back: calls are not clearly faster; calls are slower; a pool became too full.
+        NotBetter = 2,
+        Worse = 3,
+        TooFull = 4,
+        /// Ended by another plan.
+        Replanned = 5,
+    }
+    impl Outcome {
+        /// String value of the enum field names used in the ProtoBuf definition.
+        ///
+        /// The values are not transformed in any way and thus are considered stable
+        /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+        pub fn as_str_name(&self) -> &'static str {
+            match self {
+                Self::Running => "RUNNING",
+                Self::Kept => "KEPT",
+                Self::NotBetter => "NOT_BETTER",
+                Self::Worse => "WORSE",
+                Self::TooFull => "TOO_FULL",
+                Self::Replanned => "REPLANNED",
+            }
+        }
+        /// Creates an enum from field names used in the ProtoBuf definition.
+        pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+            match value {
+                "RUNNING" => Some(Self::Running),
+                "KEPT" => Some(Self::Kept),
+                "NOT_BETTER" => Some(Self::NotBetter),
+                "WORSE" => Some(Self::Worse),
+                "TOO_FULL" => Some(Self::TooFull),
+                "REPLANNED" => Some(Self::Replanned),
+                _ => None,
+            }
+        }
+    }
+}
+/// The plan's expectation for the calls of one class from one region to the service.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct ExpectedCalls {
     #[prost(string, tag = "1")]
     pub from: ::prost::alloc::string::String,
-    /// Empty: all calls without a class of their own.
+    /// Empty: all calls whose class is not listed.
     #[prost(string, tag = "2")]
     pub class: ::prost::alloc::string::String,
     #[prost(double, tag = "3")]
     pub calls_per_second: f64,
-    /// Mean milliseconds of a call at this hop: round trip, and time at the servers without the calls that they make.
+    /// Mean latency of a call at this hop, in milliseconds: the round trip and the time at the servers, without the
+    /// calls that they make.
     #[prost(double, tag = "4")]
     pub latency_ms: f64,
-    /// Dollars per hour.
+    /// Egress cost, in dollars per hour.
     #[prost(double, tag = "5")]
     pub egress: f64,
 }
@@ -10505,33 +10704,34 @@ pub struct ExpectedCalls {
 pub struct RegionTraffic {
     #[prost(string, tag = "1")]
     pub region: ::prost::alloc::string::String,
-    /// Serving endpoints, and their power: weight times speed, 1 for an ordinary host.
+    /// Number of serving endpoints, and their power: weight times speed, 1 for an ordinary host.
     #[prost(uint32, tag = "2")]
     pub endpoints: u32,
     #[prost(double, tag = "3")]
     pub power: f64,
-    /// Utilisation as reported, and as predicted of the tables; absent: not known.
+    /// Utilisation as reported, and as predicted for the tables; absent: unknown.
     #[prost(double, optional, tag = "4")]
     pub load: ::core::option::Option<f64>,
     #[prost(double, optional, tag = "5")]
     pub predicted: ::core::option::Option<f64>,
-    /// Calls per second: offered by callers here, by class; arrived at servers here.
+    /// In calls per second: calls offered by callers in the region, by class; and calls received by servers in the
+    /// region.
     #[prost(double, repeated, tag = "6")]
     pub offered: ::prost::alloc::vec::Vec<f64>,
     #[prost(double, tag = "7")]
     pub received: f64,
-    /// The age of what servers and callers here reported, in milliseconds; absent: nothing.
+    /// Age of the reports of servers, and of callers, in the region, in milliseconds; absent: no reports.
     #[prost(uint64, optional, tag = "8")]
     pub servers_ago_ms: ::core::option::Option<u64>,
     #[prost(uint64, optional, tag = "9")]
     pub callers_ago_ms: ::core::option::Option<u64>,
-    /// What callers here send between zones, of services that prefer the zone of the caller.
+    /// Calls between zones of the region, for services that prefer the caller's zone.
     #[prost(message, repeated, tag = "10")]
     pub zones: ::prost::alloc::vec::Vec<ZoneTraffic>,
-    /// Why no zone is preferred; empty: one is, or the policy does not ask for it.
+    /// Why calls do not prefer their zone; empty: they do, or the policy does not request it.
     #[prost(string, tag = "11")]
     pub zone_refusal: ::prost::alloc::string::String,
-    /// Calls per second that arrive and that no caller reports: planned with, and not moved.
+    /// Calls per second that arrive but that no caller reports. They are included in plans, but cannot be moved.
     #[prost(double, tag = "12")]
     pub unreported: f64,
 }
@@ -10541,10 +10741,10 @@ pub struct ZoneTraffic {
     pub from: ::prost::alloc::string::String,
     #[prost(string, tag = "2")]
     pub to: ::prost::alloc::string::String,
-    /// Of the calls of this zone that stay in the region, in millionths, as planned.
+    /// Planned share of the calls from zone `from` that stay in the region, in millionths.
     #[prost(uint32, tag = "3")]
     pub share: u32,
-    /// Attempts, and bytes of responses, per second.
+    /// Attempts and response bytes per second.
     #[prost(double, tag = "4")]
     pub attempts: f64,
     #[prost(double, tag = "5")]
@@ -10556,7 +10756,7 @@ pub struct TrafficShift {
     pub ago_ms: u64,
     #[prost(string, tag = "2")]
     pub from: ::prost::alloc::string::String,
-    /// Empty: all calls without a class of their own.
+    /// Empty: all calls whose class is not listed.
     #[prost(string, tag = "3")]
     pub class: ::prost::alloc::string::String,
     /// Such as "eu to us, 12.5 % more: eu is at 83 %, above 75 %".
@@ -10643,7 +10843,7 @@ pub mod traffic_planner_client {
             self.inner = self.inner.max_encoding_message_size(limit);
             self
         }
-        /// What the planner knows, decides and has published.
+        /// Returns what the planner knows, has decided and has published.
         pub async fn status(
             &mut self,
             request: impl tonic::IntoRequest<super::TrafficStatusRequest>,
@@ -10668,7 +10868,7 @@ pub mod traffic_planner_client {
                 .insert(GrpcMethod::new("fairmesh.v1.TrafficPlanner", "Status"));
             self.inner.unary(req, path, codec).await
         }
-        /// What a drain of a region would lead to; nothing is changed.
+        /// Predicts the effect of a drain of a region. Changes nothing.
         pub async fn forecast_drain(
             &mut self,
             request: impl tonic::IntoRequest<super::ForecastDrainRequest>,
@@ -10693,7 +10893,7 @@ pub mod traffic_planner_client {
                 .insert(GrpcMethod::new("fairmesh.v1.TrafficPlanner", "ForecastDrain"));
             self.inner.unary(req, path, codec).await
         }
-        /// Begins a drain of a region, or its way back; a drain that is under way turns.
+        /// Begins a drain of a region, or undoes it. A drain in progress is reversed.
         pub async fn drain_region(
             &mut self,
             request: impl tonic::IntoRequest<super::DrainRegionRequest>,
@@ -10718,7 +10918,7 @@ pub mod traffic_planner_client {
                 .insert(GrpcMethod::new("fairmesh.v1.TrafficPlanner", "DrainRegion"));
             self.inner.unary(req, path, codec).await
         }
-        /// Drains of regions, with what they wait for.
+        /// Returns the drains of regions, and what they wait for.
         pub async fn drains(
             &mut self,
             request: impl tonic::IntoRequest<super::DrainsRequest>,
@@ -10740,8 +10940,8 @@ pub mod traffic_planner_client {
                 .insert(GrpcMethod::new("fairmesh.v1.TrafficPlanner", "Drains"));
             self.inner.unary(req, path, codec).await
         }
-        /// The calls that programs report. Of a service that is named, programs begin to report them, for a minute from the last time
-        /// that it is named: RESOURCE_EXHAUSTED if too many services are looked at.
+        /// Returns the calls that programs report. If a service is named, programs begin to report its calls, for a minute
+        /// after the last request that names it. RESOURCE_EXHAUSTED if too many services are watched.
         pub async fn calls(
             &mut self,
             request: impl tonic::IntoRequest<super::TrafficCallsRequest>,
@@ -10766,8 +10966,8 @@ pub mod traffic_planner_client {
                 .insert(GrpcMethod::new("fairmesh.v1.TrafficPlanner", "Calls"));
             self.inner.unary(req, path, codec).await
         }
-        /// The call graph that programs report. Of a service that is named and of those called for it, programs begin to report calls,
-        /// as with `Calls`.
+        /// Returns the call graph that programs report. If a service is named, programs begin to report its calls, and
+        /// those of the services called for it, as with `Calls`.
         pub async fn graph(
             &mut self,
             request: impl tonic::IntoRequest<super::TrafficGraphRequest>,
@@ -10792,8 +10992,8 @@ pub mod traffic_planner_client {
                 .insert(GrpcMethod::new("fairmesh.v1.TrafficPlanner", "Graph"));
             self.inner.unary(req, path, codec).await
         }
-        /// What a change would lead to, by the optimizer's model; nothing is changed. FAILED_PRECONDITION if the model does not know
-        /// enough, RESOURCE_EXHAUSTED while another prediction is made.
+        /// Predicts the effect of a change with the optimizer's model. Changes nothing. FAILED_PRECONDITION if the model
+        /// has too little data, RESOURCE_EXHAUSTED while another prediction runs.
         pub async fn what_if(
             &mut self,
             request: impl tonic::IntoRequest<super::WhatIfRequest>,
@@ -10831,7 +11031,7 @@ pub mod traffic_planner_server {
     /// Generated trait containing gRPC methods that should be implemented for use with TrafficPlannerServer.
     #[async_trait]
     pub trait TrafficPlanner: std::marker::Send + std::marker::Sync + 'static {
-        /// What the planner knows, decides and has published.
+        /// Returns what the planner knows, has decided and has published.
         async fn status(
             &self,
             request: tonic::Request<super::TrafficStatusRequest>,
@@ -10839,7 +11039,7 @@ pub mod traffic_planner_server {
             tonic::Response<super::TrafficStatusResponse>,
             tonic::Status,
         >;
-        /// What a drain of a region would lead to; nothing is changed.
+        /// Predicts the effect of a drain of a region. Changes nothing.
         async fn forecast_drain(
             &self,
             request: tonic::Request<super::ForecastDrainRequest>,
@@ -10847,7 +11047,7 @@ pub mod traffic_planner_server {
             tonic::Response<super::ForecastDrainResponse>,
             tonic::Status,
         >;
-        /// Begins a drain of a region, or its way back; a drain that is under way turns.
+        /// Begins a drain of a region, or undoes it. A drain in progress is reversed.
         async fn drain_region(
             &self,
             request: tonic::Request<super::DrainRegionRequest>,
@@ -10855,13 +11055,13 @@ pub mod traffic_planner_server {
             tonic::Response<super::DrainRegionResponse>,
             tonic::Status,
         >;
-        /// Drains of regions, with what they wait for.
+        /// Returns the drains of regions, and what they wait for.
         async fn drains(
             &self,
             request: tonic::Request<super::DrainsRequest>,
         ) -> std::result::Result<tonic::Response<super::DrainsResponse>, tonic::Status>;
-        /// The calls that programs report. Of a service that is named, programs begin to report them, for a minute from the last time
-        /// that it is named: RESOURCE_EXHAUSTED if too many services are looked at.
+        /// Returns the calls that programs report. If a service is named, programs begin to report its calls, for a minute
+        /// after the last request that names it. RESOURCE_EXHAUSTED if too many services are watched.
         async fn calls(
             &self,
             request: tonic::Request<super::TrafficCallsRequest>,
@@ -10869,8 +11069,8 @@ pub mod traffic_planner_server {
             tonic::Response<super::TrafficCallsResponse>,
             tonic::Status,
         >;
-        /// The call graph that programs report. Of a service that is named and of those called for it, programs begin to report calls,
-        /// as with `Calls`.
+        /// Returns the call graph that programs report. If a service is named, programs begin to report its calls, and
+        /// those of the services called for it, as with `Calls`.
         async fn graph(
             &self,
             request: tonic::Request<super::TrafficGraphRequest>,
@@ -10878,8 +11078,8 @@ pub mod traffic_planner_server {
             tonic::Response<super::TrafficGraphResponse>,
             tonic::Status,
         >;
-        /// What a change would lead to, by the optimizer's model; nothing is changed. FAILED_PRECONDITION if the model does not know
-        /// enough, RESOURCE_EXHAUSTED while another prediction is made.
+        /// Predicts the effect of a change with the optimizer's model. Changes nothing. FAILED_PRECONDITION if the model
+        /// has too little data, RESOURCE_EXHAUSTED while another prediction runs.
         async fn what_if(
             &self,
             request: tonic::Request<super::WhatIfRequest>,

@@ -10,7 +10,7 @@ use tonic::{
 
 use super::{Hello, PROTOCOL, SOFTWARE_KEY, VERSION_KEY, is_version_refusal};
 use crate::{
-    rpc,
+    grpc_stubs,
     transport::{
         Address, Channel, HANDSHAKE_FAILED, LacksCertificate, Transport, connect_channel,
         connect_channel_lazy,
@@ -25,10 +25,10 @@ use crate::{
     watch::Watch,
 };
 
-/// Timeout of Hello, once connected.
+/// Timeout of Hello, once the connection is established.
 pub(crate) const HELLO_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// The longest description that a client sends, in bytes.
+/// Maximum length of the description that a client sends, in bytes.
 const MAX_SOFTWARE: usize = 128;
 
 /// A channel that sends the negotiated version and the client's description with every call.
@@ -55,19 +55,19 @@ impl Interceptor for SendVersion {
     }
 }
 
-/// Metadata values are visible ASCII; other characters become `?`.
+/// Converts text to a metadata value. Metadata values are visible ASCII; other characters become `?`.
 fn printable(text: &str) -> MetadataValue<Ascii> {
     sanitize(text).parse().unwrap_or_else(|_| MetadataValue::from_static("unknown"))
 }
 
-/// A client's description in the form that is passed on and displayed: visible ASCII, bounded in length.
+/// Converts a client's description to the form that is passed on and displayed: visible ASCII of bounded length.
 pub(crate) fn sanitize(text: &str) -> String {
     let plain = |c: char| if c == ' ' || c.is_ascii_graphic() { c } else { '?' };
     text.chars().map(plain).take(MAX_SOFTWARE).collect()
 }
 
-/// A connection with a negotiated version. It reconnects by itself after a failure; calls fail until then, and each
-/// call carries the version again.
+/// A connection with a negotiated version. It reconnects by itself after a failure, and calls fail in the meantime.
+/// Each call carries the version.
 #[derive(Clone, Debug)]
 pub struct Connection {
     /// The channel for calls.
@@ -80,8 +80,8 @@ pub struct Connection {
 }
 
 impl Connection {
-    /// A connection for calls to a process with which a watch at `address` has negotiated a version. It is established
-    /// with the first call: most watchers never make one.
+    /// A connection for calls to the process at `address`. A watch has already negotiated the version. The connection
+    /// is established with the first call, since most watchers never make a call.
     pub fn lazy(hello: Hello, transport: &Transport, address: &Address, software: &str) -> Self {
         let channel = connect_channel_lazy(transport, address);
         Self::stamped(channel, hello, (transport, address), software)
@@ -103,7 +103,7 @@ impl Connection {
         }
     }
 
-    /// How its process opens connections.
+    /// How this process opens connections.
     pub fn transport(&self) -> &Transport {
         &self.transport
     }
@@ -113,65 +113,65 @@ impl Connection {
         &self.address
     }
 
-    /// Watches the RIB of the process at this address now, over a connection of its own.
+    /// Opens a watch of the RIB of the process at this address, on a separate connection.
     ///
     /// # Errors
-    /// As [`Watch::open`].
+    /// As for [`Watch::open`].
     pub async fn watch(&self) -> Result<Watch, ConnectError> {
         Watch::open(&self.transport, &self.address, &self.software).await
     }
 
     /// Client of the server's RIB.
     pub fn rib(&self) -> RibClient<VersionedChannel> {
-        rpc::rib_client(self.channel.clone())
+        grpc_stubs::rib_client(self.channel.clone())
     }
 
     /// Client of the server's registry.
     pub fn registry(&self) -> RegistryClient<VersionedChannel> {
-        rpc::registry_client(self.channel.clone())
+        grpc_stubs::registry_client(self.channel.clone())
     }
 
     /// Client for the election and reports of health checkers; agents do not serve it.
     pub fn checker(&self) -> CheckerClient<VersionedChannel> {
-        rpc::checker_client(self.channel.clone())
+        grpc_stubs::checker_client(self.channel.clone())
     }
 
     /// Client of the administration service; agents do not serve it.
     pub fn admin(&self) -> AdminClient<VersionedChannel> {
-        rpc::admin_client(self.channel.clone())
+        grpc_stubs::admin_client(self.channel.clone())
     }
 
-    /// Client for the division of mesh-wide limits; agents forward it.
+    /// Client for shares of mesh-wide limits; agents forward its calls.
     pub fn quota(&self) -> QuotaClient<VersionedChannel> {
-        rpc::quota_client(self.channel.clone())
+        grpc_stubs::quota_client(self.channel.clone())
     }
 
-    /// Client for certificates; replicas forward it, and agents do not serve it.
+    /// Client for certificates. Replicas forward its calls; agents do not serve it.
     pub fn identity(&self) -> IdentityClient<VersionedChannel> {
-        rpc::identity_client(self.channel.clone())
+        grpc_stubs::identity_client(self.channel.clone())
     }
 
-    /// Client for the operation of the certificate authority; only control planes serve it.
+    /// Client for operating the certificate authority; only control planes serve it.
     pub fn authority(&self) -> AuthorityClient<VersionedChannel> {
-        rpc::authority_client(self.channel.clone())
+        grpc_stubs::authority_client(self.channel.clone())
     }
 
     /// Client for certificates of local programs; only agents serve it.
     pub fn workload(&self) -> WorkloadClient<VersionedChannel> {
-        rpc::workload_client(self.channel.clone())
+        grpc_stubs::workload_client(self.channel.clone())
     }
 
-    /// Client for reports of usage, calls and load; agents and replicas take them too. [`Self::report_signals`] reports to
-    /// processes of the release before as well.
+    /// Client for reports of usage, calls and load; agents and replicas also accept them. [`Self::report_signals`]
+    /// also works with processes of the previous release.
     pub fn signals(&self) -> SignalsClient<VersionedChannel> {
-        rpc::signals_client(self.channel.clone())
+        grpc_stubs::signals_client(self.channel.clone())
     }
 
-    /// Reports rows; the response of the process. One of the release before is told by `Imbalance.Report`: to be removed with
-    /// that method.
+    /// Reports rows, and returns the response of the process. Falls back to `Imbalance.Report` for a process of the
+    /// previous release; the fallback is to be removed with that method.
     ///
     /// # Errors
-    /// As the process refuses them, or none responds.
+    /// If the process refuses the report or does not respond.
     pub async fn report_signals(
         &self,
         report: v1::ReportSignalsRequest,
@@ -185,29 +185,29 @@ impl Connection {
         }
     }
 
-    /// Client for the waste by imbalance; replicas forward it.
+    /// Client for reports of waste by imbalance; replicas forward its calls.
     pub fn imbalance(&self) -> ImbalanceClient<VersionedChannel> {
-        rpc::imbalance_client(self.channel.clone())
+        grpc_stubs::imbalance_client(self.channel.clone())
     }
 
     /// Client for the planner of region tables; agents and replicas do not serve it.
     pub fn traffic_planner(&self) -> TrafficPlannerClient<VersionedChannel> {
-        rpc::traffic_planner_client(self.channel.clone())
+        grpc_stubs::traffic_planner_client(self.channel.clone())
     }
 }
 
 /// Why a connection failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
-    /// No connection to the address within [`crate::transport::CONNECT_TIMEOUT`].
+    /// No connection to the address was established within [`crate::transport::CONNECT_TIMEOUT`].
     #[error("cannot reach {address}; {}", what_to_check(&**source))]
     Unreachable {
         /// The address.
         address: Address,
-        /// The error of the system.
+        /// The system error.
         source: Box<dyn Error + Send + Sync>,
     },
-    /// The server accepted the connection and did not respond to Hello.
+    /// The server accepted the connection but did not respond to Hello.
     #[error("{address} {}", describe_no_hello(status))]
     NoHello {
         /// The address.
@@ -215,12 +215,12 @@ pub enum ConnectError {
         /// The status of the call.
         status: Box<Status>,
     },
-    /// The token of the user was refused, or not sent.
+    /// The user token was refused, or not sent.
     #[error("{reason}")]
     Token {
         /// The address.
         address: Address,
-        /// What is wrong with it, or with the connection.
+        /// What is wrong with the token or with the connection.
         reason: String,
     },
     /// The two sides have no common version.
@@ -228,7 +228,7 @@ pub enum ConnectError {
     Version {
         /// The address.
         address: Address,
-        /// The versions of both sides and the side to upgrade.
+        /// The versions of both sides, and the side to upgrade.
         reason: String,
     },
     /// The response to Hello was not valid.
@@ -236,19 +236,19 @@ pub enum ConnectError {
     InvalidHello {
         /// The address.
         address: Address,
-        /// The defect of the response.
+        /// What is wrong with the response.
         source: Invalid,
     },
 }
 
 impl ConnectError {
-    /// Whether the name of the host is not known to this machine.
+    /// Whether the host name could not be resolved.
     pub fn is_unknown_host(&self) -> bool {
         matches!(self, Self::Unreachable { source, .. } if is_failed_lookup(&**source))
     }
 
-    /// Why the server ended the connection instead of responding to Hello, as one does that expects TLS; `None` of other
-    /// failures: without a connection, or with a response, however wrong.
+    /// Reason if the server closed the connection without responding to Hello, as a server that expects TLS does.
+    /// `None` for other failures.
     pub fn ended_by_peer(&self) -> Option<&str> {
         match self {
             Self::NoHello { status, .. } if status.code() == Code::Unavailable => Some(status.message()),
@@ -256,12 +256,12 @@ impl ConnectError {
         }
     }
 
-    /// It, with what caused it.
+    /// The error with its causes.
     pub fn with_causes(&self) -> String {
         let mut text = self.to_string();
         let mut cause = self.source();
         while let Some(one) = cause {
-            // Some messages quote their cause already.
+            // Some messages already quote their cause.
             let quoted = one.to_string();
             if !text.contains(&quoted) {
                 text = format!("{text}: {quoted}");
@@ -277,7 +277,7 @@ impl ConnectError {
 }
 
 impl Hello {
-    /// The hello in a response from `address`, if its version is supported here.
+    /// Reads the hello in a response from `address`, and checks that this side supports its version.
     pub(crate) fn from_response(response: HelloResponse, address: &Address) -> Result<Self, ConnectError> {
         let at = || address.clone();
         let hello = Self::try_from(response)
@@ -290,7 +290,7 @@ impl Hello {
     }
 }
 
-/// The beginning of the message of a failed name resolution, by the standard library.
+/// Part of the standard library's error message for a failed name resolution.
 const FAILED_LOOKUP: &str = "failed to lookup address information";
 
 fn what_to_check(source: &(dyn Error + Send + Sync + 'static)) -> String {
@@ -315,14 +315,14 @@ fn is_failed_lookup(source: &(dyn Error + Send + Sync + 'static)) -> bool {
     false
 }
 
-/// Whether a status was made from a response that is not one of gRPC: JSON in place of a message, or no status at all.
+/// Whether a status stands for a response that is not gRPC: JSON instead of a message, or no gRPC status.
 fn is_not_grpc(status: &Status) -> bool {
     ["invalid compression flag", "grpc-status header missing"]
         .iter()
         .any(|part| status.message().contains(part))
 }
 
-/// Why there was no hello, for display: the status itself quotes the library that made it.
+/// Why there was no hello, for display. The status itself quotes internals of libraries.
 fn describe_no_hello(status: &Status) -> String {
     const TLS: &str = "over TCP, a mesh with a trust domain accepts only processes with a certificate, which the agent of a \
                        machine gives";
@@ -341,8 +341,8 @@ fn describe_no_hello(status: &Status) -> String {
     )
 }
 
-/// Connects to a control plane or an agent and negotiates a version. `software` describes the client for display, such
-/// as `agent host-7`. Takes at most [`crate::transport::CONNECT_TIMEOUT`] and 2 s more for the response.
+/// Connects to a control plane or an agent and negotiates a version. `software` describes the client for display,
+/// such as `agent host-7`. Takes at most [`crate::transport::CONNECT_TIMEOUT`], plus 2 s for the response.
 pub async fn connect(
     transport: &Transport,
     address: &Address,

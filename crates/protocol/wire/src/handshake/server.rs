@@ -13,7 +13,8 @@ use crate::v1::HelloRequest;
 /// Picks the newest common version.
 ///
 /// # Errors
-/// `FAILED_PRECONDITION` if there is none, naming the side to upgrade; `INVALID_ARGUMENT` for an empty range.
+/// `FAILED_PRECONDITION` if there is no common version, naming the side to upgrade; `INVALID_ARGUMENT` for an empty
+/// range.
 pub fn negotiate(request: &HelloRequest) -> Result<u32, Status> {
     let (oldest, newest) = (request.oldest_version, request.newest_version);
     if oldest == 0 || oldest > newest {
@@ -45,7 +46,7 @@ fn version_refused(reason: String) -> Status {
     Status::with_metadata(Code::FailedPrecondition, reason, metadata)
 }
 
-/// Whether a call was rejected for its version; a new Hello then tells which side to upgrade.
+/// Whether a call was rejected because of its version. A new Hello then tells which side to upgrade.
 pub fn is_version_refusal(status: &Status) -> bool {
     status.code() == Code::FailedPrecondition && status.metadata().contains_key(REFUSED_KEY)
 }
@@ -67,7 +68,7 @@ pub(super) fn check(headers: &HeaderMap) -> Result<(), Status> {
     }
 }
 
-/// The client's description of itself, for display; empty if there is none. No decision may depend on it.
+/// The client's description of itself, for display; empty if it sent none. No decision may depend on it.
 pub fn software_of<T>(request: &Request<T>) -> &str {
     request.metadata().get(SOFTWARE_KEY).and_then(|value| value.to_str().ok()).unwrap_or_default()
 }

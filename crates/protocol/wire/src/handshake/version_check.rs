@@ -9,12 +9,13 @@ use tower_service::Service;
 
 use super::server::check;
 
-/// The only call before a version is negotiated.
+/// The only call that is accepted before a version is negotiated.
 const HELLO_PATH: &str = "/fairmesh.v1.Rib/Hello";
-/// Calls to other services carry no version: health checks by common tools, and packages with a version in their name.
+/// Path prefix of the services that require a version. Standard health checks and services in packages with their own
+/// version do not require one.
 const OWN_PATHS: &str = "/fairmesh.v1.";
 
-/// The layer that rejects calls with an unsupported version. [`crate::transport::serve`] applies it.
+/// Layer that rejects calls with an unsupported version. [`crate::transport::serve`] applies it.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct VersionCheck;
 
@@ -26,7 +27,7 @@ impl<S> Layer<S> for VersionCheck {
     }
 }
 
-/// A service behind [`VersionCheck`].
+/// Inner service wrapped by [`VersionCheck`].
 #[derive(Clone, Debug)]
 pub struct VersionChecked<S> {
     inner: S,

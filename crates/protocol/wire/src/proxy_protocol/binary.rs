@@ -1,13 +1,15 @@
-//! Version 2: a signature, the family, addresses, and TLVs, which are ignored but for the id of the connection.
+//! Version 2: a signature, the family, addresses, and TLVs. TLVs are ignored, except the id of the connection.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use super::{Addresses, ConnectionId, Header, InvalidHeader, MIN_LENGTH};
 
 pub(super) const SIGNATURE: [u8; 12] = *b"\r\n\r\n\0\r\nQUIT\n";
-/// Signature, version and command, family and transport, and length of the rest.
+/// Length of the fixed part, in bytes: signature, version and command, family and transport, and the length of the
+/// rest.
 const FIXED_LEN: usize = 16;
-/// Maximum length of the rest. TLVs of load balancers take some hundred bytes; the field could hold 64 KiB.
+/// Maximum length of the rest, in bytes. TLVs of load balancers take some hundred bytes; the length field allows 64
+/// KiB.
 const MAX_REST: usize = 4096;
 
 const LOCAL: u8 = 0x20;
@@ -17,7 +19,7 @@ const TCP4: u8 = 0x11;
 const TCP6: u8 = 0x21;
 const UNIX: u8 = 0x31;
 
-/// The TLV with the id of the connection.
+/// Type of the TLV with the id of the connection.
 const UNIQUE_ID: u8 = 0x05;
 
 pub(super) fn read(bytes: &[u8]) -> Result<Header, InvalidHeader> {
@@ -41,7 +43,7 @@ pub(super) fn read(bytes: &[u8]) -> Result<Header, InvalidHeader> {
     }
     let (addresses, connection_id) = match command {
         PROXY => parse_rest(kind, &rest[..length])?,
-        // LOCAL: a connection of the load balancer itself, whose addresses must be ignored.
+        // LOCAL: a connection of the load balancer itself. Its addresses must be ignored.
         _ => (None, None),
     };
     Ok(Header::Complete { length: FIXED_LEN + length, addresses, connection_id })
@@ -60,14 +62,14 @@ fn parse_rest(kind: u8, rest: &[u8]) -> Result<(Option<Addresses>, Option<Connec
             let (block, tlvs) = rest.split_first_chunk::<36>().ok_or(short)?;
             (Some(addresses_in(block, 16)), tlvs)
         }
-        // Two paths instead of socket addresses.
+        // Two socket paths instead of IP addresses.
         UNIX => (None, rest.split_first_chunk::<216>().ok_or(short)?.1),
         _ => return Err(InvalidHeader("a family or transport that is not a stream")),
     };
     Ok((addresses, connection_id(tlvs)?))
 }
 
-/// Two addresses of `size` bytes, 4 or 16, and two ports fill the block.
+/// Parses two addresses of `size` bytes (4 or 16) followed by two ports. `block` has exactly this length.
 fn addresses_in(block: &[u8], size: usize) -> Addresses {
     let (addresses, ports) = block.split_at(2 * size);
     let (source, destination) = addresses.split_at(size);
@@ -85,7 +87,8 @@ fn socket(address: &[u8], port: &[u8]) -> SocketAddr {
     SocketAddr::new(ip, number(port) as u16)
 }
 
-/// The id of the connection among TLVs, which fill the rest: a type, a length of two bytes and a value each.
+/// Finds the id of the connection among TLVs. Each TLV has a type, a length of two bytes and a value; together they
+/// must fill the rest.
 fn connection_id(mut tlvs: &[u8]) -> Result<Option<ConnectionId>, InvalidHeader> {
     let mut found = None;
     while !tlvs.is_empty() {

@@ -6,7 +6,7 @@ fn addresses(source: &str, destination: &str) -> Addresses {
     Addresses { source: source.parse().unwrap(), destination: destination.parse().unwrap() }
 }
 
-/// Reads as a connection does: never beyond the header.
+/// Parses as a connection does, never reading beyond the header.
 fn read_stepwise(bytes: &[u8]) -> Result<Option<Header>, InvalidHeader> {
     let mut have = 0;
     loop {
@@ -47,7 +47,7 @@ fn binary(command: u8, kind: u8, rest: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn version_1_headers_are_parsed() {
+fn proxy_protocol_v1_headers_are_parsed() {
     let four = whole(b"PROXY TCP4 192.0.2.1 198.51.100.2 56324 443\r\n");
     assert_eq!(four, Some(addresses("192.0.2.1:56324", "198.51.100.2:443")));
     let six = whole(b"PROXY TCP6 2001:db8::1 :: 0 65535\r\n");
@@ -58,7 +58,7 @@ fn version_1_headers_are_parsed() {
 }
 
 #[test]
-fn ambiguous_version_1_headers_are_refused() {
+fn ambiguous_proxy_protocol_v1_headers_are_refused() {
     let long = format!("PROXY UNKNOWN {}\r\n", "x".repeat(100));
     for line in [
         "GET / HTTP/1.1\r\n",
@@ -84,7 +84,7 @@ fn ambiguous_version_1_headers_are_refused() {
 }
 
 #[test]
-fn version_2_headers_are_parsed() {
+fn proxy_protocol_v2_headers_are_parsed() {
     let block = [192, 0, 2, 1, 198, 51, 100, 2, 0xdc, 0x04, 1, 0xbb];
     let expected = Some(addresses("192.0.2.1:56324", "198.51.100.2:443"));
     assert_eq!(whole(&binary(0x21, 0x11, &block)), expected);
@@ -96,7 +96,7 @@ fn version_2_headers_are_parsed() {
 }
 
 #[test]
-fn connection_id_is_read_as_written() {
+fn proxy_protocol_connection_id_is_read_as_written() {
     let (four, id) = (addresses("192.0.2.1:56324", "198.51.100.2:443"), ConnectionId(u128::MAX / 3));
     let written = write_with_id(four, id);
     let Ok(Some(Header::Complete { length, addresses, connection_id })) = read_stepwise(&written) else {
@@ -114,7 +114,7 @@ fn connection_id_is_read_as_written() {
 }
 
 #[test]
-fn invalid_version_2_headers_are_refused() {
+fn invalid_proxy_protocol_v2_headers_are_refused() {
     let block = [0; 12];
     for wrong in [
         binary(0x11, 0x11, &block),
@@ -134,7 +134,7 @@ fn invalid_version_2_headers_are_refused() {
 }
 
 #[test]
-fn mixed_address_families_are_written_as_ipv6() {
+fn proxy_protocol_writes_mixed_address_families_as_ipv6() {
     let mixed = addresses("192.0.2.1:1", "[::1]:2");
     for version in [Version::V1, Version::V2] {
         assert_eq!(whole(&write(version, mixed)), Some(addresses("[::ffff:192.0.2.1]:1", "[::1]:2")));
@@ -149,7 +149,7 @@ fn address() -> impl Strategy<Value = SocketAddr> {
 
 proptest! {
     #[test]
-    fn written_headers_are_parsed(source in address(), destination in address(), rest: Vec<u8>, second: bool) {
+    fn written_proxy_protocol_headers_are_parsed(source in address(), destination in address(), rest: Vec<u8>, second: bool) {
         let addresses = Addresses { source, destination };
         let head = write(if second { Version::V2 } else { Version::V1 }, addresses);
         let addresses = Some(addresses.same_family());
@@ -160,14 +160,14 @@ proptest! {
     }
 
     #[test]
-    fn a_header_parses_equally_at_once_and_in_pieces(beginning in 0..3_usize, mut bytes: Vec<u8>) {
+    fn proxy_protocol_header_parses_equally_at_once_and_in_pieces(beginning in 0..3_usize, mut bytes: Vec<u8>) {
         let known = [&b""[..], b"PROXY TCP4 1.2.3.4 1.2.3.4 ", &[&binary::SIGNATURE[..], &[0x21, 0x11, 0]].concat()]
             [beginning].to_vec();
         bytes.splice(0..0, known);
         match (read(&bytes), read_stepwise(&bytes)) {
             (Ok(Header::Incomplete(_)), Ok(None)) => {}
             (Ok(at_once), Ok(Some(stepwise))) => prop_assert_eq!(at_once, stepwise),
-            // The pieces may end before the error.
+            // The bytes may end before the error is detected.
             (Err(_), Err(_) | Ok(None)) => {}
             (at_once, stepwise) => prop_assert!(false, "{at_once:?}, {stepwise:?}"),
         }

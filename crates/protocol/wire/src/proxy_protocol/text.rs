@@ -1,4 +1,4 @@
-//! Version 1: `PROXY TCP4 192.0.2.1 192.0.2.2 56324 443` and CRLF.
+//! Version 1: a line such as `PROXY TCP4 192.0.2.1 192.0.2.2 56324 443`, ended by CRLF.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -8,7 +8,7 @@ use std::{
 use super::{Addresses, Header, InvalidHeader, MIN_LENGTH};
 
 const PREFIX: &[u8] = b"PROXY ";
-/// With CRLF, by the specification.
+/// Maximum length of the line including CRLF, given by the specification.
 const MAX_LINE: usize = 107;
 
 pub(super) fn read(bytes: &[u8]) -> Result<Header, InvalidHeader> {
@@ -32,7 +32,8 @@ pub(super) fn read(bytes: &[u8]) -> Result<Header, InvalidHeader> {
     }
 }
 
-/// Minimum number of missing bytes: `missing` of CRLF, or up to the shortest line of the family.
+/// Reports the minimum number of missing bytes: `missing` bytes if CRLF is incomplete, otherwise the bytes up to the
+/// shortest line of the address family.
 fn incomplete(bytes: &[u8], missing: usize) -> Result<Header, InvalidHeader> {
     let shortest = match bytes.get(PREFIX.len()..PREFIX.len() + 4) {
         Some(b"TCP4") => b"PROXY TCP4 1.1.1.1 1.1.1.1 1 1\r\n".len(),
@@ -49,7 +50,7 @@ fn incomplete(bytes: &[u8], missing: usize) -> Result<Header, InvalidHeader> {
 fn parse_addresses(line: &str) -> Result<Option<Addresses>, InvalidHeader> {
     let words: Vec<&str> = line.split(' ').collect();
     match words[..] {
-        // The rest of the line must be ignored.
+        // The specification requires ignoring the rest of the line.
         ["UNKNOWN", ..] => Ok(None),
         ["TCP4", source, destination, from, to] => {
             let [source, destination] = [source, destination].map(address::<std::net::Ipv4Addr>);
@@ -76,7 +77,7 @@ fn address<A: FromStr + Into<IpAddr>>(text: &str) -> Result<IpAddr, InvalidHeade
     text.parse::<A>().map(Into::into).map_err(|_| InvalidHeader("an address"))
 }
 
-/// Digits only, without leading zeros.
+/// Parses a port, which has digits only and no leading zeros.
 fn port(text: &str) -> Result<u16, InvalidHeader> {
     let only_digits = text.bytes().all(|byte| byte.is_ascii_digit());
     let no_leading_zero = text == "0" || !text.starts_with('0');

@@ -12,8 +12,8 @@ pub enum Address {
 }
 
 impl Address {
-    /// The socket on which an agent at this address hands over tables of large shard maps; `None` for TCP, which
-    /// cannot.
+    /// Socket on which an agent at this address passes tables of large shard maps to programs as shared memory.
+    /// `None` for TCP, which cannot pass memory.
     pub fn maps(&self) -> Option<Self> {
         let Self::Unix(path) = self else { return None };
         let mut path = path.clone().into_os_string();
@@ -77,7 +77,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_form_parses_as_displayed() {
+    fn every_transport_address_form_parses_as_displayed() {
         for (text, shown) in [
             ("127.0.0.1:7400", "127.0.0.1:7400"),
             ("http://control.mesh:7400", "control.mesh:7400"),
@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn invalid_addresses_are_rejected_with_a_hint() {
+    fn invalid_transport_addresses_are_rejected_with_hint() {
         let wrong = [
             "",
             "7400",

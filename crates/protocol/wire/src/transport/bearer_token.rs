@@ -5,22 +5,22 @@ use http::HeaderValue;
 
 use super::Address;
 
-/// The scheme of the header `authorization`, in which tokens come (RFC 6750, 2.1). Its case does not count.
+/// The scheme of the `authorization` header that carries tokens (RFC 6750, 2.1). Case-insensitive.
 const SCHEME: &str = "Bearer";
 
-/// The token of a user, such as an id token of OpenID Connect: its holder can act as the user. So it is shown to control
-/// planes only, over connections that others cannot read, and `Debug` shows nothing of it.
+/// A user token, such as an OpenID Connect id token. Its holder can act as the user. It is therefore sent only to
+/// control planes, over connections that others cannot read; `Debug` does not print it.
 #[derive(Clone, PartialEq, Eq)]
 pub struct BearerToken(Arc<str>);
 
 impl BearerToken {
-    /// The longest token, in bytes.
+    /// Maximum length of a token, in bytes.
     pub const MAX: usize = MAX_TOKEN;
 
-    /// A token as text, of which white space at both ends does not count.
+    /// Parses a token. White space at both ends is ignored.
     ///
     /// # Errors
-    /// When it cannot be one.
+    /// If the text cannot be a token.
     pub fn new(text: &str) -> Result<Self, Invalid> {
         let text = text.trim();
         let invalid =
@@ -37,18 +37,18 @@ impl BearerToken {
         }
     }
 
-    /// The token.
+    /// The token's text.
     pub fn secret(&self) -> &str {
         &self.0
     }
 
-    /// The token in a header; `None` if the header has another scheme.
+    /// The token in a header value; `None` if the header has another scheme.
     pub fn in_header(value: &HeaderValue) -> Option<&str> {
         let (scheme, token) = value.to_str().ok()?.split_once(' ')?;
         scheme.eq_ignore_ascii_case(SCHEME).then(|| token.trim())
     }
 
-    /// The header that carries it.
+    /// The header value that carries the token.
     pub(super) fn header(&self) -> HeaderValue {
         let mut value = HeaderValue::try_from(format!("{SCHEME} {}", self.0))
             .unwrap_or_else(|_| HeaderValue::from_static(SCHEME));
@@ -56,10 +56,10 @@ impl BearerToken {
         value
     }
 
-    /// Whether it may be shown to the process at the other end of a connection.
+    /// Checks whether a token may be sent to the process at the other end of a connection.
     ///
     /// # Errors
-    /// Why not.
+    /// Why it may not be sent.
     pub(crate) fn may_be_shown_to(peer: &Identity, address: &Address) -> Result<(), String> {
         match peer {
             Identity::Anonymous => Err(format!(
@@ -86,7 +86,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bearer_token_is_a_bounded_word_and_never_printed() {
+    fn invalid_bearer_token_is_refused_and_valid_one_is_never_printed() {
         let token = BearerToken::new(" ey.J-_.w==\n").unwrap();
         assert_eq!((token.secret(), format!("{token:?}")), ("ey.J-_.w==", "BearerToken".into()));
         assert!(token.header().is_sensitive());

@@ -1,4 +1,4 @@
-//! gRPC calls to a process of the mesh.
+//! gRPC calls to a mesh process.
 
 mod connection;
 
@@ -26,10 +26,10 @@ use tower_service::Service;
 use self::connection::ChannelConnection;
 use super::{Address, BearerToken, ON_BEHALF_OF, STATEMENT, StatedCall, Transport};
 
-/// Timeout of connection establishment.
+/// Timeout for establishing a connection.
 pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// The services whose calls replicas forward.
+/// Path prefixes of the services whose calls replicas forward.
 const FORWARDED: [&str; 5] = [
     "/fairmesh.v1.Registry/",
     "/fairmesh.v1.Signals/",
@@ -38,18 +38,18 @@ const FORWARDED: [&str; 5] = [
     "/fairmesh.v1.Checker/",
 ];
 
-/// The call that finds out what a process is: without the token of the user, which is for control planes.
+/// The call that identifies the peer process. Sent without the user token, which is only for control planes.
 const HELLO: &str = "/fairmesh.v1.Rib/Hello";
 
-/// The bytes before the message in the body of a call.
+/// Length of the gRPC prefix before the message in a body, in bytes.
 const FRAME: usize = 5;
 
-/// A channel for calls to one process. Calls share a connection, which the first one opens, and which is opened again by the
-/// next call after a failure. Cheap to clone.
+/// A channel for calls to one process. Calls share a connection, which the first call opens. After a failure the next
+/// call opens it again. Cheap to clone.
 ///
-/// Decision: our own HTTP/2, as calls of services have it. The channel of tonic was rejected: it brings hyper, h2 and tower's
-/// balancer into every program that calls by the mesh, for a few small calls a minute. Requests are sent as a whole:
-/// no call between processes of the mesh streams them.
+/// The channel uses our own HTTP/2, as calls to services do. tonic's channel was rejected: it brings hyper, h2 and
+/// tower's balancer into every program that makes calls, for a few small calls a minute. Requests are sent as a
+/// whole, since no call between mesh processes streams its request.
 #[derive(Clone)]
 pub struct Channel {
     shared: Arc<ChannelState>,
@@ -63,7 +63,7 @@ struct ChannelState {
     connection: Mutex<Option<Arc<ChannelConnection>>>,
 }
 
-/// A request, complete, so that it can be sent again where it was not processed.
+/// A request with its complete body. It can be sent again if the server did not process it.
 pub(super) struct CompleteRequest {
     pub(super) method: Method,
     pub(super) authority: Authority,
@@ -72,17 +72,17 @@ pub(super) struct CompleteRequest {
     pub(super) message: Bytes,
 }
 
-/// Connects now, and reconnects by itself.
+/// Opens a channel and connects immediately. The channel reconnects by itself.
 ///
 /// # Errors
-/// When there is no connection within [`CONNECT_TIMEOUT`].
+/// If the connection is not established within [`CONNECT_TIMEOUT`].
 pub async fn connect_channel(transport: &Transport, address: &Address) -> io::Result<Channel> {
     let channel = connect_channel_lazy(transport, address);
     channel.shared.connection().await?;
     Ok(channel)
 }
 
-/// Connects with the first call.
+/// Opens a channel that connects with the first call.
 pub fn connect_channel_lazy(transport: &Transport, address: &Address) -> Channel {
     let authority = match address {
         Address::Tcp(authority) => Authority::try_from(authority.as_str()).ok(),
@@ -95,7 +95,7 @@ pub fn connect_channel_lazy(transport: &Transport, address: &Address) -> Channel
 }
 
 impl ChannelState {
-    /// The open connection, or a new one. Concurrent calls wait for the same one.
+    /// Returns the open connection, or opens one. Concurrent calls wait for the same connection.
     async fn connection(&self) -> io::Result<Arc<ChannelConnection>> {
         let mut connection = self.connection.lock().await;
         if let Some(open) = connection.as_ref().filter(|open| !open.is_closed()) {
@@ -122,7 +122,7 @@ impl ChannelState {
             message,
         };
         match self.send(&mut request).await {
-            // The peer closed the connection gracefully and has not processed the call.
+            // The peer closed the connection gracefully without processing the call.
             Err(CallError::Stream(StreamError::Unprocessed(Reason::NO_ERROR))) => {
                 self.send(&mut request).await
             }
@@ -134,7 +134,8 @@ impl ChannelState {
         })
     }
 
-    /// Adds the statement of this process to a call that others forward, unless it passes on that of another.
+    /// Adds this process's statement to a call that other processes will forward. Does nothing if the call already
+    /// carries another process's statement.
     fn sign(&self, request: &mut CompleteRequest, peer: &Identity) {
         let path = request.path.as_str();
         let is_forwarded = FORWARDED.iter().any(|service| path.starts_with(service));

@@ -1,4 +1,4 @@
-//! Callers of other trust domains that the policy of a server names.
+//! Callers of other trust domains that a server's policy names.
 
 use std::{
     collections::BTreeSet,
@@ -7,12 +7,13 @@ use std::{
 
 use fairmesh_model::SpiffeId;
 
-/// Callers of federated trust domains that a server accepts: those whose whole id its policy names.
+/// Callers of federated trust domains that a server accepts. Its policy names each of them by full id.
 #[derive(Debug, Default)]
 pub struct FederatedCallers(RwLock<Arc<BTreeSet<SpiffeId>>>);
 
 impl FederatedCallers {
-    /// Accepts these from now on, and no others. Open connections stay open: who decides on requests refuses them.
+    /// Replaces the set of accepted callers. Open connections stay open, but request
+    /// authorization refuses their requests.
     pub fn accept(&self, callers: BTreeSet<SpiffeId>) {
         *self.0.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(callers);
     }
@@ -22,7 +23,7 @@ impl FederatedCallers {
         self.current().contains(caller)
     }
 
-    /// Those that are accepted now.
+    /// The currently accepted callers.
     pub fn current(&self) -> Arc<BTreeSet<SpiffeId>> {
         Arc::clone(&self.0.read().unwrap_or_else(PoisonError::into_inner))
     }

@@ -12,7 +12,8 @@ use tokio::net::{TcpListener, UnixListener, UnixStream};
 use super::{Address, Socket, Stream, Transport, UserPlaces, configure};
 use crate::lock_file;
 
-/// Any user of the machine may connect; access is restricted by the folder, and permissions depend on the identity.
+/// Mode of sockets: any user of the machine may connect. The folder restricts access, and permissions depend on the
+/// identity.
 const SOCKET_MODE: u32 = 0o666;
 
 /// Why listening on an address failed.
@@ -24,7 +25,7 @@ pub enum BindError {
         /// The address.
         address: Address,
     },
-    /// The path exists and is not a socket; it is never deleted.
+    /// The path exists and is not a socket. It is never deleted.
     #[error("{} is not a socket; move it away, or choose another path", path.display())]
     NotASocket {
         /// The path.
@@ -35,7 +36,7 @@ pub enum BindError {
     Failed {
         /// The address.
         address: Address,
-        /// The error of the system.
+        /// The system error.
         source: io::Error,
     },
 }
@@ -80,40 +81,42 @@ impl Listener {
         Ok(Self { inner, acceptor, transport, with_joining, takes_tokens, attests, users })
     }
 
-    /// Shares the limits of `acceptor` with other listeners of the process, instead of its own.
+    /// Shares the connection limits of `acceptor` with other listeners of the process, instead of using separate
+    /// limits.
     #[must_use]
     pub fn within(self, acceptor: Acceptor) -> Self {
         Self { acceptor, ..self }
     }
 
-    /// Accepts peers without a certificate too, for the calls by which they get one. Only [`serve`](super::serve) refuses
-    /// them all others.
+    /// Also accepts peers without a certificate, for the calls with which they obtain one. Only
+    /// [`serve`](super::serve) refuses their other calls.
     #[must_use]
     pub fn with_joining(self) -> Self {
         Self { with_joining: true, ..self }
     }
 
-    /// Passes on calls and watches of clients without a certificate that show the token of a user, which the process has to
-    /// verify; for control planes.
+    /// Also accepts calls and watches of clients without a certificate that send a user token. The process must
+    /// verify the token. For control planes.
     #[must_use]
     pub fn with_users(self) -> Self {
         Self { takes_tokens: true, ..self.with_joining() }
     }
 
-    /// Asks the kernel about each program that connects over a Unix socket, for [`program_of`](super::program_of).
+    /// Asks the kernel for facts about each program that connects over a Unix socket, for
+    /// [`program_of`](super::program_of).
     #[must_use]
     pub fn attesting(self) -> Self {
         Self { attests: true, ..self }
     }
 
-    /// Closes connections of a user of this machine who has `most` of them over a Unix socket, so that those of other users find
-    /// a place.
+    /// Limits each local user to `most` connections over a Unix socket, so that one user cannot use up the slots of
+    /// others. Further connections of the user are closed.
     #[must_use]
     pub fn with_connections_of_user(self, most: usize) -> Self {
         Self { users: Some(UserPlaces::new(most)), ..self }
     }
 
-    /// The address, with the port that the system assigned for port 0.
+    /// The address of the listener, with the port that the system assigned for port 0.
     pub fn address(&self) -> io::Result<Address> {
         match &self.inner {
             Inner::Tcp(listener) => Ok(Address::Tcp(listener.local_addr()?.to_string())),
@@ -121,7 +124,8 @@ impl Listener {
         }
     }
 
-    /// Waits for a free place and the next connection. Errors of the system are logged and retried after a pause.
+    /// Waits for a free connection slot and the next connection. System errors are logged, and accepting is retried
+    /// after a pause.
     pub async fn accept(&self) -> Accepted {
         let accept = |cx: &mut Context<'_>| match &self.inner {
             Inner::Tcp(listener) => listener.poll_accept(cx).map_ok(|(stream, _)| Stream::Tcp(stream)),
@@ -138,7 +142,7 @@ impl Listener {
     }
 }
 
-/// A connection before its handshake.
+/// An accepted connection before its handshake.
 #[derive(Debug)]
 pub struct Accepted {
     stream: GuardedStream<Stream>,
@@ -153,7 +157,7 @@ impl Accepted {
     /// Performs the handshake.
     ///
     /// # Errors
-    /// When the handshake fails, or a limit of the listener closed the connection.
+    /// If the handshake fails, or a limit of the listener closed the connection.
     pub async fn handshake(self) -> io::Result<Socket> {
         let Self { stream, transport, with_joining, takes_tokens, attests, users } = self;
         if let Some(socket) = stream.get_ref().tcp() {
@@ -169,8 +173,8 @@ impl Accepted {
     }
 }
 
-/// Takes the lock beside the socket, so that two processes that start together never treat each other's socket as
-/// stale. The system releases it when the process ends in any way.
+/// Locks the file beside the socket. Without the lock, two processes that start together could treat each other's
+/// socket as stale. The system releases the lock when the process ends for any reason.
 fn lock(path: &Path) -> io::Result<File> {
     if let Some(folder) = path.parent() {
         fs::create_dir_all(folder)?;
@@ -200,13 +204,13 @@ async fn remove_stale(path: &Path) -> Result<io::Result<()>, BindError> {
     })
 }
 
-/// The socket file of a listener, removed with it unless another file has taken its place.
+/// The socket file of a listener. Removed with the listener, unless another file has replaced it.
 #[derive(Debug)]
 struct SocketFile {
     path: PathBuf,
     /// Device and inode.
     identity: (u64, u64),
-    /// Held as long as the file is ours.
+    /// Lock, held as long as the file belongs to this listener.
     _lock: File,
 }
 
@@ -219,7 +223,7 @@ impl SocketFile {
 impl Drop for SocketFile {
     fn drop(&mut self) {
         if identity(&self.path).is_ok_and(|identity| identity == self.identity) {
-            // If removal fails, the next process finds the file stale.
+            // If removal fails, the next process finds a stale file and replaces it.
             let _ = fs::remove_file(&self.path);
         }
     }

@@ -1,4 +1,4 @@
-//! What the kernel says of the program at the other end of a Unix socket.
+//! Facts from the kernel about the program at the other end of a Unix socket.
 
 #![allow(unsafe_code, reason = "one option of sockets that no crate here knows")]
 
@@ -14,12 +14,12 @@ use std::{
 use fairmesh_model::{HOST_NAMESPACE, ProgramFacts};
 use tokio::net::UnixStream;
 
-/// Where named network namespaces are mounted.
+/// Folder where named network namespaces are mounted.
 const NAMED_NAMESPACES: &str = "/run/netns";
-/// Upper bound of the names that are compared.
+/// Maximum number of namespace names that are compared.
 const MAX_NAMES: usize = 4096;
 
-/// The facts about the peer, read while it provably lives: a pid that was reused is noticed.
+/// Reads facts about the peer while it provably lives. This detects a reused pid.
 pub(super) fn facts(stream: &UnixStream) -> io::Result<ProgramFacts> {
     let peer = stream.peer_cred()?;
     let read = pidfd(stream).and_then(|pidfd| read_alive(&pidfd));
@@ -54,25 +54,25 @@ fn read_alive(pidfd: &OwnedFd) -> Result<(Fact, Fact, Fact), String> {
     }
 }
 
-/// The number of the process, as long as it exists.
+/// The pid of the process; an error once the process has ended.
 fn pid_of(pidfd: &OwnedFd) -> Result<String, String> {
     let info = fs::read_to_string(format!("/proc/self/fdinfo/{}", pidfd.as_raw_fd()));
     let info = info.map_err(|error| error.to_string())?;
     let pid = info.lines().find_map(|line| line.strip_prefix("Pid:")).unwrap_or_default().trim();
     match pid.parse::<u32>() {
-        // 0 is a process of another pid namespace.
+        // 0 means a process in another pid namespace.
         Ok(number) if number > 0 => Ok(pid.to_owned()),
         Ok(_) => Err("the program is in a pid namespace that the agent does not see".into()),
         Err(_) => Err("the program has ended".into()),
     }
 }
 
-/// The path in `/proc/PID/cgroup` of the hierarchy of version 2.
+/// The path of the cgroup v2 hierarchy in `/proc/PID/cgroup`.
 fn unified_cgroup(text: &str) -> Option<String> {
     text.lines().find_map(|line| line.strip_prefix("0::")).map(str::to_owned)
 }
 
-/// The name of a network namespace: that of the agent, or one in `/run/netns`.
+/// The name of a network namespace: `host` for the agent's own, or a name in `/run/netns`.
 fn namespace_name(namespace: (u64, u64)) -> io::Result<String> {
     if namespace == identity(Path::new("/proc/self/ns/net"))? {
         return Ok(HOST_NAMESPACE.to_owned());
@@ -82,22 +82,22 @@ fn namespace_name(namespace: (u64, u64)) -> io::Result<String> {
     Ok(named.map_or_else(unnamed, |one| one.file_name().to_string_lossy().into_owned()))
 }
 
-/// No selector has this name.
+/// Displayed for unnamed namespaces; no selector can have this name.
 fn unnamed() -> String {
     "without a name in /run/netns".to_owned()
 }
 
-/// Device and inode.
+/// Device and inode of a file.
 fn identity(path: &Path) -> io::Result<(u64, u64)> {
     fs::metadata(path).map(|found| (found.dev(), found.ino()))
 }
 
-/// A reference to the process that connected.
+/// A pidfd of the process that connected.
 fn pidfd(socket: &impl AsFd) -> Result<OwnedFd, String> {
     let mut fd: libc::c_int = -1;
     let mut length = mem::size_of::<libc::c_int>() as libc::socklen_t;
-    // SAFETY: the descriptor is open while it is borrowed, and the kernel writes at most `length` bytes into `fd`, which has
-    // as many and is valid whatever they are.
+    // SAFETY: the descriptor is open while it is borrowed. The kernel writes at most `length` bytes into `fd`, which
+    // has this many bytes, and any value of them is valid.
     let result = unsafe {
         libc::getsockopt(
             socket.as_fd().as_raw_fd(),
@@ -114,7 +114,7 @@ fn pidfd(socket: &impl AsFd) -> Result<OwnedFd, String> {
             _ => format!("the program cannot be found: {error}"),
         });
     }
-    // SAFETY: the kernel has made this descriptor for the caller, and nothing else has it.
+    // SAFETY: the kernel created this descriptor for the caller, and nothing else owns it.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
@@ -123,7 +123,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn peer_program_is_identified_by_its_socket() {
+    async fn peer_program_is_identified_by_its_unix_socket() {
         let (one, _other) = UnixStream::pair().unwrap();
         let facts = facts(&one).unwrap();
         let own = std::env::current_exe().unwrap().to_string_lossy().into_owned();
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn peer_program_uses_its_cgroup_of_version_2() {
+    fn peer_program_uses_cgroup_v2_path() {
         let text = "12:cpu:/other\n0::/system.slice/cart.service\n";
         assert_eq!(unified_cgroup(text).as_deref(), Some("/system.slice/cart.service"));
         assert_eq!(unified_cgroup("1:cpu:/x\n"), None);

@@ -1,4 +1,4 @@
-//! Callers in plaintext of a server that speaks mutual TLS, while its policy is permissive.
+//! Plaintext callers of a server with mutual TLS, while its policy is permissive.
 
 use std::{
     collections::BTreeMap,
@@ -13,15 +13,15 @@ use std::{
 
 use tokio::{net::TcpStream, time::Instant};
 
-/// The callers that are remembered: first those that have a connection, then those that had one last.
+/// Maximum number of remembered callers. Callers with open connections are kept first, then the most recent ones.
 const MAX_CALLERS: usize = 64;
-/// How long a caller is remembered after its last connection has ended.
+/// How long a caller is remembered after its last connection ended.
 const RETENTION: Duration = Duration::from_secs(300);
-/// The first byte of TLS: the type of a record with a handshake (RFC 8446, section 5.1). No request of HTTP/1.1 or HTTP/2
-/// begins with it.
+/// The first byte of TLS: the content type of handshake records (RFC 8446, section 5.1). No HTTP/1.1 or HTTP/2
+/// request begins with this byte.
 const HANDSHAKE_RECORD: u8 = 22;
 
-/// Callers in plaintext of one server: whether they are accepted, and which there were.
+/// Plaintext callers of one server: whether the server accepts them, and which callers connected.
 #[derive(Debug, Default)]
 pub struct PlaintextCallers {
     are_permitted: AtomicBool,
@@ -29,20 +29,20 @@ pub struct PlaintextCallers {
     callers: Mutex<BTreeMap<IpAddr, PlaintextCaller>>,
 }
 
-/// A caller in plaintext.
+/// A plaintext caller.
 #[derive(Clone, Copy, Debug)]
 pub struct PlaintextCaller {
-    /// Connections that it opened while it was remembered.
+    /// Number of connections since the caller was first remembered.
     pub connections: u64,
-    /// Those that are open.
+    /// Number of open connections.
     open: u64,
-    /// Distinguishes it from the same caller before it made room for another.
+    /// Number that distinguishes this entry from an earlier, evicted entry for the same caller.
     number: u64,
-    /// When the last one began or ended.
+    /// When the last connection began or ended.
     last: Instant,
 }
 
-/// An open connection in plaintext.
+/// An open plaintext connection.
 pub(super) struct PlaintextConnection {
     callers: Arc<PlaintextCallers>,
     caller: IpAddr,
@@ -56,37 +56,38 @@ impl Drop for PlaintextConnection {
 }
 
 impl PlaintextCaller {
-    /// How long ago it had a connection; zero while it has one.
+    /// Time since the caller's last connection ended; zero while one is open.
     pub fn idle(&self, now: Instant) -> Duration {
         if self.open > 0 { Duration::ZERO } else { now.saturating_duration_since(self.last) }
     }
 }
 
 impl PlaintextCallers {
-    /// Accepts them from now on, or no longer. Open connections stay open: who decides on requests refuses them.
+    /// Sets whether plaintext callers are accepted. Open connections stay open, but request
+    /// authorization refuses their requests.
     pub fn permit(&self, are_permitted: bool) {
         self.are_permitted.store(are_permitted, Relaxed);
     }
 
-    /// Whether they are accepted.
+    /// Whether plaintext callers are accepted.
     pub fn are_permitted(&self) -> bool {
         self.are_permitted.load(Relaxed)
     }
 
-    /// Connections that were accepted in plaintext; total.
+    /// Total number of connections accepted in plaintext.
     pub fn connections(&self) -> u64 {
         self.connections.load(Relaxed)
     }
 
-    /// The callers that have a connection, or had one in the last five minutes; of more than 64, first those that have one, then those that
-    /// had one last.
+    /// The callers that have an open connection, or had one in the last five minutes. At most 64: callers with open
+    /// connections first, then the most recent ones.
     pub fn recent(&self, now: Instant) -> BTreeMap<IpAddr, PlaintextCaller> {
         let mut callers = self.lock();
         callers.retain(|_, caller| caller.idle(now) < RETENTION);
         callers.clone()
     }
 
-    /// Notes a connection, until what is returned is dropped.
+    /// Records a plaintext connection as open until the returned value is dropped.
     pub(super) fn note(self: &Arc<Self>, stream: &TcpStream) -> io::Result<PlaintextConnection> {
         let caller = stream.peer_addr()?.ip().to_canonical();
         let number = self.note_address(caller, Instant::now());
@@ -104,7 +105,7 @@ impl PlaintextCallers {
         }
     }
 
-    /// Notes a connection of a caller, and returns the number of that.
+    /// Records a connection of the caller at `address`. Returns the number of the caller's entry.
     fn note_address(&self, address: IpAddr, now: Instant) -> u64 {
         let number = self.connections.fetch_add(1, Relaxed);
         let mut callers = self.lock();
@@ -128,7 +129,7 @@ impl PlaintextCallers {
     }
 }
 
-/// Whether a connection begins with TLS, once its first byte has arrived.
+/// Whether a connection begins with TLS. Waits for its first byte.
 pub(super) async fn begins_tls(stream: &TcpStream) -> io::Result<bool> {
     let mut first = [0];
     match stream.peek(&mut first).await? {
@@ -144,7 +145,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_callers_that_connected_last_are_remembered() {
+    fn only_most_recent_plaintext_callers_are_remembered() {
         let callers = PlaintextCallers::default();
         let (start, address) = (Instant::now(), |n: usize| IpAddr::V4(Ipv4Addr::from_bits(n as u32)));
         for n in 0..MAX_CALLERS + 5 {
@@ -183,7 +184,8 @@ mod tests {
             callers.note_end((address(n), ended), later);
         }
         assert!(callers.recent(later).contains_key(&address(0)));
-        // All have one: it makes room, and comes back. Its connection from before counts no more.
+        // All entries have open connections. Caller 0 is evicted and returns as a new entry, so its earlier
+        // connection no longer counts.
         for n in 1..=MAX_CALLERS {
             callers.note_address(address(n), later);
         }

@@ -20,26 +20,27 @@ use tonic::{
     transport::{Error, Server},
 };
 
-use super::{Accepted, Listener, Socket, calls::CallGuard, joining::JoinCheck};
+use super::{Accepted, Listener, Socket, call_guard::CallGuard, join_check::JoinCheck};
 use crate::{handshake::VersionCheck, watch};
 
-/// Accepted connections that wait for the gRPC server.
+/// Maximum number of accepted connections that wait for the gRPC server.
 const ACCEPT_QUEUE: usize = 64;
-/// Concurrent calls of a connection. A replica has one connection for everything that agents behind it wait for, such
-/// as elections of health checkers.
+/// Maximum concurrent calls per connection. A replica uses one connection for all long calls of its agents, such as
+/// elections of health checkers.
 const MAX_STREAMS: u32 = 16_384;
 
-/// The same of a peer that has shown no certificate: it joins, or a user runs commands.
+/// Maximum concurrent calls on a connection whose peer has sent no certificate. Such a peer joins, or is a user who
+/// runs commands.
 const MAX_UNKNOWN_STREAMS: u32 = 32;
-/// Streams of the same that HTTP/2 refuses by itself, before the connection is closed.
+/// Maximum number of streams that HTTP/2 resets for a peer without a certificate before it closes the connection.
 const MAX_UNKNOWN_RESETS: usize = 32;
-/// Flow-control window of its connections, in bytes.
+/// Flow-control window of a connection whose peer has sent no certificate, in bytes.
 const UNKNOWN_WINDOW: u32 = 128 * 1024;
 
-/// Serves one watch, after its preamble was read, until it ends.
+/// Handler that serves one watch from the end of its preamble until the watch ends.
 type WatchHandler = dyn Fn(Socket) -> Pin<Box<dyn Future<Output = ()> + Send>> + Send + Sync;
 
-/// The services of one address.
+/// The services at one address.
 #[derive(Clone)]
 pub struct Services {
     calls: Routes,
@@ -47,8 +48,8 @@ pub struct Services {
 }
 
 impl Services {
-    /// Calls, and `watch` for each connection that is a [watch](crate::watch): from its hello to its end, which it has
-    /// to reach by itself once the process stops.
+    /// Serves calls, and passes each connection that is a [watch](crate::watch) to `watch`. `watch` serves it from
+    /// the hello to its end, and must end by itself once the process stops.
     pub fn new<F>(calls: Routes, watch: impl Fn(Socket) -> F + Send + Sync + 'static) -> Self
     where
         F: Future<Output = ()> + Send + 'static,
@@ -58,12 +59,12 @@ impl Services {
 }
 
 impl Services {
-    /// The calls, for use within the process.
+    /// The call services, for use within the process.
     pub fn calls(&self) -> Routes {
         self.calls.clone()
     }
 
-    /// The same with other calls, such as those behind a check.
+    /// Replaces the call services, for example to wrap them in a check.
     #[must_use]
     pub fn map_calls(self, change: impl FnOnce(Routes) -> Routes) -> Self {
         Self { calls: change(self.calls), ..self }
@@ -71,7 +72,7 @@ impl Services {
 }
 
 impl From<Routes> for Services {
-    /// Only calls; watches are closed.
+    /// Serves only calls. Watches are closed.
     fn from(calls: Routes) -> Self {
         Self { calls, watch_handler: None }
     }
@@ -85,12 +86,12 @@ impl fmt::Debug for Services {
     }
 }
 
-/// Serves calls and watches on `listener` until `shutdown` completes, then lets calls in flight finish for at most
-/// `drain` and aborts the rest.
+/// Serves calls and watches on `listener` until `shutdown` completes. Then lets calls in flight finish for at most
+/// `drain`, and aborts the rest.
 ///
-/// Every call passes [`VersionCheck`] and carries its caller's identity ([`super::identity_of`]); idle connections are
-/// probed, and closed if the peer is gone. The listener bounds connections and the cost of calls ([`CallGuard`]). The
-/// listener is closed as soon as `shutdown` completes.
+/// Every call passes [`VersionCheck`] and carries its caller's identity ([`super::identity_of`]). Idle connections
+/// are probed, and closed if the peer is gone. The listener bounds connections and the cost of calls ([`CallGuard`]).
+/// The listener is closed as soon as `shutdown` completes.
 pub async fn serve(
     services: impl Into<Services>,
     listener: Listener,
@@ -104,7 +105,7 @@ pub async fn serve(
     let close = async {
         shutdown.await;
         closed.cancel();
-        // There is no receiver only if serving has ended already.
+        // Fails only if serving has already ended.
         let _ = began.send(());
         pending::<()>().await
     };
@@ -136,7 +137,7 @@ pub async fn serve(
     serving.await.0
 }
 
-/// The server of known peers.
+/// The HTTP/2 server for known peers.
 fn server() -> Server {
     let (interval, timeout) = Http2Settings::KEEP_ALIVE;
     Server::builder()
@@ -149,8 +150,8 @@ fn server() -> Server {
         .http2_max_pending_accept_reset_streams(Some(Http2Settings::RESETS))
 }
 
-/// The server of peers that have shown no certificate where one is required. Anyone who reaches the port is one of them, so that a
-/// connection gets little before its peer joins or shows a token.
+/// The HTTP/2 server for peers that have not sent a required certificate. Anyone who reaches the port is such a peer,
+/// so a connection gets few resources before its peer joins or sends a token.
 fn server_of_unknown_peers() -> Server {
     server()
         .initial_connection_window_size(UNKNOWN_WINDOW)
@@ -174,7 +175,7 @@ async fn serve_calls(
         .await
 }
 
-/// Connections for calls, on their way to the servers.
+/// Queues of connections for calls, one for each server.
 #[derive(Clone)]
 struct CallQueues {
     known: mpsc::Sender<io::Result<Socket>>,
@@ -187,13 +188,13 @@ impl CallQueues {
             Some(_) => &self.unknown,
             None => &self.known,
         };
-        // Closed only if the server has ended.
+        // Fails only if the server has ended.
         drop(queue.send(Ok(socket)).await);
     }
 }
 
-/// Dispatches connections to calls or watches. Returns once `closing` has fired and no watch is left, or `abort` has
-/// fired.
+/// Dispatches connections to calls or watches. Returns once `closing` has fired and no watch is left, or once `abort`
+/// has fired.
 async fn dispatch(
     listener: Listener,
     watch_handler: Option<Arc<WatchHandler>>,
@@ -220,11 +221,11 @@ async fn dispatch(
     }
     drop((listener, calls));
     let left = async { while connections.join_next().await.is_some() {} };
-    // Aborted connections are dropped with the set.
+    // Dropping the set drops the aborted connections.
     abort.run_until_cancelled(left).await;
 }
 
-/// Passes on a connection for calls; returns one that is a watch.
+/// Passes a connection for calls to its server. Returns the connection if it is a watch.
 async fn classify(accepted: Accepted, calls: CallQueues, abort: CancellationToken) -> Option<Socket> {
     let mut socket = match accepted.handshake().await {
         Ok(socket) => socket,

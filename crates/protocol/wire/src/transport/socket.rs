@@ -25,7 +25,7 @@ use {
 
 use super::Stream;
 
-/// Timeout of the first bytes, which distinguish watches from calls. Clients of both send them at once.
+/// Timeout for the first bytes, which distinguish watches from calls. Clients of both kinds send them immediately.
 #[cfg(feature = "server")]
 const PREAMBLE_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -36,40 +36,40 @@ pub struct Socket {
     identity: Identity,
     #[cfg(feature = "server")]
     program: Option<Arc<ProgramFacts>>,
-    /// Its place among the connections of its user, if these are bounded.
+    /// Slot that the connection occupies among its user's connections, if their number is limited.
     #[cfg(feature = "server")]
     _place: Option<UserPlace>,
-    /// Whether the process takes tokens of users, of peers without a certificate too.
+    /// Whether the process accepts user tokens, also from peers without a certificate.
     #[cfg(feature = "server")]
     takes_tokens: bool,
-    /// Bytes that were read to classify the connection and have to be delivered to its reader.
+    /// Bytes read to classify the connection and not yet delivered to its reader.
     peeked: Bytes,
-    /// Of an HTTP/2 client over a Unix socket.
+    /// Rewrites authorities; only for HTTP/2 clients over a Unix socket.
     #[cfg(feature = "server")]
     authorities: Option<Box<AuthorityFilter>>,
-    /// Fails reads once it fires; set if the connection may have to be aborted.
+    /// Signal that fails reads; set if the connection may have to be aborted.
     abort: Option<Pin<Box<WaitForCancellationFutureOwned>>>,
 }
 
-/// The peer of an accepted connection, as seen by handlers of its calls.
+/// The peer of an accepted connection, as handlers of its calls see it.
 #[cfg(feature = "server")]
 #[derive(Clone, Debug)]
 pub struct Peer {
     /// The identity of the peer.
     pub identity: Identity,
-    /// What the kernel says of it, if the listener asks.
+    /// Facts from the kernel about the peer, if the listener attests.
     pub program: Option<Arc<ProgramFacts>>,
     /// The connection.
     pub connection: Arc<Connection>,
-    /// That it has shown no certificate on a connection that is secured.
+    /// Set if the peer has not sent a certificate on a secured connection.
     pub without_certificate: Option<WithoutCertificate>,
 }
 
 impl Socket {
-    /// A connection, whose peer the kernel or TLS has identified.
+    /// Wraps a connection whose peer the kernel or TLS has identified.
     ///
     /// # Errors
-    /// When the system does not report the user of the peer.
+    /// If the system does not report the peer's user.
     pub(super) fn new(stream: GuardedStream<Stream>) -> io::Result<Self> {
         let identity = match stream.get_ref() {
             Stream::Unix(stream) => Identity::Local { uid: stream.peer_cred()?.uid() },
@@ -95,10 +95,10 @@ impl Socket {
         })
     }
 
-    /// Reads what the kernel says of the peer of a Unix socket.
+    /// Reads facts from the kernel about the peer of a Unix socket.
     ///
     /// # Errors
-    /// When the system does not report the user of the peer.
+    /// If the system does not report the peer's user.
     #[cfg(feature = "server")]
     pub(super) fn attest(mut self) -> io::Result<Self> {
         if let Stream::Unix(stream) = self.stream.get_ref() {
@@ -107,10 +107,10 @@ impl Socket {
         Ok(self)
     }
 
-    /// Takes a place of its user, if the kernel says who that is.
+    /// Takes one of the user's places, if the kernel reports the user.
     ///
     /// # Errors
-    /// When the user has no place left; the connection is then closed.
+    /// If the user has no place left. The connection is then closed.
     #[cfg(feature = "server")]
     pub(super) fn placed(self, users: &UserPlaces) -> io::Result<Self> {
         let Identity::Local { uid } = self.identity else { return Ok(self) };
@@ -126,14 +126,14 @@ impl Socket {
         ))
     }
 
-    /// Has a peer without a certificate show the token of a user.
+    /// Sets whether a peer without a certificate may send a user token.
     #[cfg(feature = "server")]
     #[must_use]
     pub(super) fn taking_tokens(self, takes_tokens: bool) -> Self {
         Self { takes_tokens, ..self }
     }
 
-    /// Aborts the connection and all that is in flight on it once `abort` fires.
+    /// Aborts the connection, and all calls in flight on it, once `abort` fires.
     #[cfg(feature = "server")]
     #[must_use]
     pub(super) fn abort_on(mut self, abort: CancellationToken) -> Self {
@@ -141,7 +141,7 @@ impl Socket {
         self
     }
 
-    /// Accepts the authorities that clients send over Unix sockets, from here on: a connection that begins with HTTP/2.
+    /// Rewrites the authorities that HTTP/2 clients send over Unix sockets from now on.
     #[cfg(feature = "server")]
     #[must_use]
     pub(super) fn with_calls(mut self) -> Self {
@@ -150,7 +150,7 @@ impl Socket {
         self
     }
 
-    /// Whether the connection begins with `preamble`, which is then consumed; otherwise nothing is consumed.
+    /// Whether the connection begins with `preamble`. Consumes the preamble only if it matches.
     #[cfg(feature = "server")]
     pub(super) async fn strip_preamble(&mut self, preamble: &[u8; 8]) -> io::Result<bool> {
         let mut first = [0; 8];
@@ -172,8 +172,8 @@ impl Socket {
         Ok(begins)
     }
 
-    /// The raw Unix socket, for passing memory, with the place that it has at its listener. The connection is no
-    /// longer aborted.
+    /// The raw Unix socket, for passing memory, with its slot at the listener. `abort` no longer affects the
+    /// connection.
     pub fn into_unix(self) -> Option<(UnixStream, Option<ConnectionSlot>)> {
         match self.stream.into_parts() {
             (Stream::Unix(stream), place) => Some((stream, place)),
@@ -181,7 +181,7 @@ impl Socket {
         }
     }
 
-    /// That the peer has shown no certificate on a connection that is secured.
+    /// Set if the peer has not sent a certificate on a secured connection.
     #[cfg(feature = "server")]
     pub fn without_certificate(&self) -> Option<WithoutCertificate> {
         let is_secured = matches!(self.stream.get_ref(), Stream::Tls(_));
@@ -189,7 +189,7 @@ impl Socket {
         (is_secured && self.identity == Identity::Anonymous).then_some(without)
     }
 
-    /// The listener's state of the connection; `None` if this side opened it.
+    /// The listener's state for the connection; `None` if this side opened it.
     pub fn connection(&self) -> Option<&Arc<Connection>> {
         self.stream.connection()
     }
@@ -199,7 +199,7 @@ impl Socket {
         &self.identity
     }
 
-    /// Reads, first the bytes that were read to classify the connection.
+    /// Reads, beginning with the bytes that were read to classify the connection.
     fn poll_bytes(&mut self, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         if self.peeked.is_empty() {
             return Pin::new(&mut self.stream).poll_read(cx, buf);

@@ -11,14 +11,14 @@ use tokio::{
 
 use super::SecureStream;
 
-/// The bytes of a connection.
+/// The byte stream of a connection.
 ///
-/// An enum and not a trait object, so that reads and writes of plaintext cost a branch and no allocation.
+/// An enum rather than a trait object, so that reads and writes of plaintext cost a branch and no allocation.
 #[derive(Debug)]
 pub enum Stream {
-    /// Plaintext over TCP.
+    /// Plaintext TCP.
     Tcp(TcpStream),
-    /// A socket of this machine.
+    /// A Unix socket.
     Unix(UnixStream),
     /// TLS over TCP.
     Tls(Box<dyn SecureStream>),
@@ -45,7 +45,7 @@ macro_rules! on_stream {
 }
 
 impl Stream {
-    /// The TCP socket, for its options and addresses; `None` for a Unix socket.
+    /// The TCP socket, for access to its options and addresses; `None` for a Unix socket.
     pub fn tcp(&self) -> Option<&TcpStream> {
         match self {
             Self::Tcp(stream) => Some(stream),
@@ -54,14 +54,14 @@ impl Stream {
         }
     }
 
-    /// Whether neither data nor the end has arrived. A connection that is not quiet must be closed, since a byte may
-    /// be lost. A system call only where the runtime has seen an event.
+    /// Whether neither data nor the end of the stream has arrived. This check may consume a byte, so a connection
+    /// that is not quiet must be closed. Makes a system call only if the runtime has seen an event.
     #[inline]
     pub fn is_quiet(&mut self) -> bool {
         let read = match self {
             Self::Tcp(stream) => stream.try_read(&mut [0]),
             Self::Unix(stream) => stream.try_read(&mut [0]),
-            // Reads records that carry no data, such as tickets of sessions.
+            // Reads records without data, such as session tickets.
             Self::Tls(stream) => {
                 let (mut byte, mut context) = ([0], Context::from_waker(Waker::noop()));
                 return Pin::new(&mut **stream)
@@ -72,10 +72,11 @@ impl Stream {
         matches!(read, Err(error) if error.kind() == ErrorKind::WouldBlock)
     }
 
-    /// Writes what the connection accepts at once, at most both parts. The next read sends what is buffered.
+    /// Writes as much as the connection accepts immediately, at most both parts. The next read sends what is
+    /// buffered.
     ///
     /// # Errors
-    /// [`ErrorKind::WouldBlock`] when it accepts nothing now.
+    /// [`ErrorKind::WouldBlock`] if the connection accepts nothing now.
     #[inline]
     pub fn try_write(&mut self, first: &[u8], second: &[u8]) -> io::Result<usize> {
         let parts = [IoSlice::new(first), IoSlice::new(second)];

@@ -1,65 +1,66 @@
-//! Authorities of clients over Unix sockets.
+//! Rewrites the authorities that clients send over Unix sockets.
 //!
-//! gRPC C-core (Python, C++, C#, Ruby, PHP) sends the percent-encoded path of the socket as `:authority`, such as
-//! `run%2Fagent.sock`. RFC 3986 allows that as a host, and the URIs of the HTTP/2 server here do not: it resets every
-//! call. Over a Unix socket the host means nothing, so `%` is replaced by `-` in the bytes that the client sends.
+//! gRPC C-core (Python, C++, C#, Ruby, PHP) sends the percent-encoded socket path as `:authority`, such as
+//! `run%2Fagent.sock`. RFC 3986 allows that as a host, but the URI type of the HTTP/2 server used here does not, and
+//! the server resets every such call. Over a Unix socket the host means nothing, so `%` is replaced by `-` in the
+//! bytes that the client sends.
 //!
-//! C-core writes the value as a literal without Huffman coding, so that the replacement changes neither a length nor the
-//! state of HPACK. Rejected: decoding and encoding every header block.
+//! C-core writes the value as a literal without Huffman coding, so the replacement changes neither lengths nor HPACK
+//! state. Decoding and re-encoding every header block was rejected.
 
-/// Length of the connection preface of HTTP/2.
+/// Length of the HTTP/2 connection preface, in bytes.
 const PREFACE: u32 = 24;
-/// Length of the header of a frame.
+/// Length of a frame header, in bytes.
 const FRAME_HEADER: usize = 9;
 const HEADERS: u8 = 1;
 const CONTINUATION: u8 = 9;
 const PADDED: u8 = 0x8;
 const PRIORITY: u8 = 0x20;
-/// Length of the priority fields of HEADERS.
+/// Length of the priority fields of HEADERS, in bytes.
 const PRIORITY_FIELDS: u32 = 5;
 const AUTHORITY: &[u8] = b":authority";
-/// Its index in the static table (RFC 7541, appendix A).
+/// Index of `:authority` in the static table (RFC 7541, appendix A).
 const AUTHORITY_INDEX: u8 = 1;
 
-/// Replaces `%` in the `:authority` of requests, as their bytes are read.
+/// Replaces `%` in the `:authority` of HTTP/2 requests as their bytes are read.
 #[derive(Debug)]
 pub(super) struct AuthorityFilter {
     frame: Frame,
     block: Block,
 }
 
-/// The place within the frames (RFC 9113 4.1).
+/// Position within the frames (RFC 9113 4.1).
 #[derive(Clone, Copy, Debug)]
 enum Frame {
-    /// So many bytes are passed on as they are.
+    /// The next bytes, of this number, are passed through.
     Skip(u32),
-    /// So many bytes of the header of a frame were read.
+    /// The frame header, of which this many bytes were read.
     Header([u8; FRAME_HEADER], usize),
-    /// The length of the padding follows; then so many bytes of priority, and of all that remains.
+    /// The padding length comes next; then `priority` bytes, and `length` bytes of header block and padding.
     Padding { priority: u32, length: u32 },
-    /// So many bytes of priority, of a header block, and of padding.
+    /// The remaining bytes of priority fields, of the header block, and of padding.
     HeaderBlock { priority: u32, left: u32, padding: u32 },
 }
 
-/// The place within a header block (RFC 7541 6).
+/// Position within a header block (RFC 7541 6).
 #[derive(Clone, Copy, Debug)]
 enum Block {
     Representation,
-    /// The rest of an index, before a value or another representation.
+    /// The rest of an index, followed by a value or by the next representation.
     Index {
         has_value: bool,
     },
     Length(Literal),
-    /// The rest of a length: the value so far, and the bits in it.
+    /// The rest of a length: the value read so far, and its number of bits.
     LengthRest(Literal, u32, u32),
-    /// So many bytes of a string.
+    /// The remaining bytes of a string.
     Text(Literal, u32),
 }
 
-/// A string of a literal field.
+/// A string in a literal field.
 #[derive(Clone, Copy, Debug)]
 enum Literal {
-    /// A name, of which so many bytes are those of `:authority`.
+    /// A name whose first bytes equal this many bytes of `:authority`.
     Name(usize),
     Value {
         is_authority: bool,
@@ -67,12 +68,12 @@ enum Literal {
 }
 
 impl AuthorityFilter {
-    /// At the beginning of a connection.
+    /// Creates a filter for the beginning of a connection.
     pub(super) const fn new() -> Self {
         Self { frame: Frame::Skip(PREFACE), block: Block::Representation }
     }
 
-    /// Handles the next bytes of the connection.
+    /// Processes the next bytes of the connection.
     pub(super) fn apply(&mut self, mut bytes: &mut [u8]) {
         while let Some(first) = bytes.first_mut() {
             let mut taken = 1;
@@ -118,7 +119,7 @@ impl Frame {
         }
     }
 
-    /// What follows the header of a frame.
+    /// The state after a frame header.
     fn after([a, b, c, kind, flags, ..]: [u8; FRAME_HEADER]) -> Self {
         let length = u32::from_be_bytes([0, a, b, c]);
         if kind != HEADERS && kind != CONTINUATION {
@@ -127,7 +128,7 @@ impl Frame {
         let has = |flag| kind == HEADERS && flags & flag != 0;
         let priority = if has(PRIORITY) { PRIORITY_FIELDS } else { 0 };
         let fixed = priority + u32::from(has(PADDED));
-        // The server refuses a frame that is too short.
+        // The server refuses frames that are too short.
         let Some(length) = length.checked_sub(fixed) else { return Self::skip(length) };
         match has(PADDED) {
             true => Self::Padding { priority, length },
@@ -137,7 +138,7 @@ impl Frame {
 }
 
 impl Block {
-    /// The place after this byte.
+    /// The state after this byte.
     fn next(self, byte: &mut u8) -> Self {
         match self {
             Self::Representation => Self::after_representation(*byte),
@@ -145,7 +146,7 @@ impl Block {
             Self::Index { has_value: true } => Self::Length(Literal::Value { is_authority: false }),
             Self::Index { has_value: false } => Self::Representation,
             Self::Length(literal) => {
-                // A string in Huffman coding stays as it is.
+                // Huffman-coded strings are left unchanged.
                 let literal = if *byte & 0x80 == 0 { literal } else { literal.opaque() };
                 match *byte & 0x7f {
                     0x7f => Self::LengthRest(literal, 0x7f, 0),
@@ -164,7 +165,7 @@ impl Block {
         }
     }
 
-    /// After the first byte of a representation (RFC 7541 6.1 to 6.3).
+    /// The state after the first byte of a representation (RFC 7541 6.1 to 6.3).
     fn after_representation(first: u8) -> Self {
         let (prefix, has_value) = match first {
             0x80.. => (0x7f, false),
@@ -180,7 +181,7 @@ impl Block {
         }
     }
 
-    /// So many bytes of a string follow.
+    /// The state before a string of `left` bytes.
     fn text(literal: Literal, left: u32) -> Self {
         match (literal, left) {
             (literal, 1..) => Self::Text(literal, left),
@@ -193,7 +194,7 @@ impl Block {
 }
 
 impl Literal {
-    /// The same string where its bytes are not known.
+    /// The same string with unknown content.
     fn opaque(self) -> Self {
         match self {
             Self::Name(_) => Self::Name(usize::MAX),
@@ -201,7 +202,7 @@ impl Literal {
         }
     }
 
-    /// The string after this byte, which is replaced where necessary.
+    /// The string after this byte. Replaces the byte if necessary.
     fn after(self, byte: &mut u8) -> Self {
         match self {
             Self::Name(matching) if AUTHORITY.get(matching) == Some(&*byte) => Self::Name(matching + 1),
@@ -224,13 +225,13 @@ mod tests {
         [&[0, 0, payload.len() as u8, kind, flags, 0, 0, 0, 1], payload].concat()
     }
 
-    /// A literal field with this first byte, and a name where it has no index.
+    /// A literal field with this first byte, and a name if it has no index.
     fn field(first: u8, name: Option<&str>, value: &str) -> Vec<u8> {
         let text = |text: &str| [&[text.len() as u8], text.as_bytes()].concat();
         [vec![first], name.map(text).unwrap_or_default(), text(value)].concat()
     }
 
-    /// What a client sends with these fields before and after `:authority`.
+    /// The bytes that a client sends with long fields before and after `:authority`.
     fn sent(authority: &[u8]) -> Vec<u8> {
         let long = field(0x40, Some("x-long"), &"%".repeat(100));
         let block = [&[0x83, 0x86][..], &field(0x44, None, "/a%2Fb"), authority, &long].concat();
@@ -248,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn percent_signs_of_authorities_are_replaced() {
+    fn percent_signs_in_unix_socket_authority_are_replaced() {
         for first in [0x41, 0x01, 0x11] {
             let named = |name: Option<&str>, value: &str| {
                 sent(&field(if name.is_none() { first } else { first & 0xf0 }, name, value))
@@ -267,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn unix_authority_rewrite_keeps_other_fields() {
+    fn rewrite_of_unix_socket_authority_keeps_other_fields() {
         let huffman = [&[0x41, 0x83][..], b"%%%"].concat();
         for field in [field(0x40, Some(":authorize"), "a%2Fb"), field(0x40, Some(":auth"), "a%b"), huffman] {
             let original = sent(&field);

@@ -3,16 +3,16 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-/// Bounds what each user of the machine has open at a time, so that no user takes the places of the others. Clones share their
-/// state.
+/// Limits how many resources each local user holds at a time, so that no user exhausts the resources of others.
+/// Clones share their state.
 #[derive(Clone, Debug)]
 pub struct UserPlaces {
     most: usize,
-    /// By user. A user with nothing open is not stored.
+    /// Number of taken slots by user id. Users without slots are not stored.
     taken: Arc<Mutex<HashMap<u32, usize>>>,
 }
 
-/// A place of a user, until it is dropped.
+/// A user's slot, held until dropped.
 #[derive(Debug)]
 pub struct UserPlace {
     places: UserPlaces,
@@ -20,12 +20,12 @@ pub struct UserPlace {
 }
 
 impl UserPlaces {
-    /// At most `most` places of each user.
+    /// Creates a limit of `most` slots per user.
     pub fn new(most: usize) -> Self {
         Self { most, taken: Arc::default() }
     }
 
-    /// A place for this user; `None` if the user has all of them.
+    /// Takes a slot for the user; `None` if the user has no free slot.
     pub fn enter(&self, uid: u32) -> Option<UserPlace> {
         let mut users = self.users();
         let taken = users.entry(uid).or_default();
@@ -42,7 +42,7 @@ impl UserPlaces {
 }
 
 impl UserPlace {
-    /// How many other places its user has.
+    /// Number of other slots that the same user holds.
     pub fn others(&self) -> usize {
         self.places.users().get(&self.uid).map_or(0, |taken| taken.saturating_sub(1))
     }
@@ -63,7 +63,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn user_places_are_bounded_for_each_user() {
+    fn connection_places_are_bounded_per_user() {
         let places = UserPlaces::new(2);
         let mut taken: Vec<_> = (0..2).map(|_| places.enter(7).unwrap()).collect();
         assert!(places.enter(7).is_none());

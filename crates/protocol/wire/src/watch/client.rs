@@ -15,8 +15,8 @@ use tonic::{Code, Status};
 
 use super::{KEEP_ALIVE, PREAMBLE, encode_frame, framed_socket::FramedSocket};
 use crate::{
+    grpc_stubs::MAX_MESSAGE,
     handshake::{ConnectError, HELLO_TIMEOUT, Hello, PROTOCOL},
-    rpc::MAX_MESSAGE,
     transport::{Address, BearerToken, CONNECT_TIMEOUT, Socket, Transport},
     v1::{HelloRequest, WatchRequest, WatchResponse, watch_request, watch_response::Kind},
 };
@@ -25,7 +25,7 @@ use crate::{
 pub struct Watch<S = Socket> {
     framed: FramedSocket<S>,
     hello: Hello,
-    /// Time of the last probe without a response.
+    /// When the last unanswered probe was sent; `None` if every probe was answered.
     probed_at: Option<Instant>,
     timer: Pin<Box<Sleep>>,
 }
@@ -34,7 +34,7 @@ impl Watch {
     /// Connects and negotiates a version, as [`handshake::connect`](crate::handshake::connect) does.
     ///
     /// # Errors
-    /// If there is no server, or none with a common version.
+    /// If there is no server, or no common version.
     pub async fn open(
         transport: &Transport,
         address: &Address,
@@ -57,7 +57,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Watch<S> {
     /// Negotiates a version over a connection to `address`.
     ///
     /// # Errors
-    /// If there is no response, or none with a common version.
+    /// If there is no response, or no common version.
     pub async fn handshake(socket: S, address: &Address, software: &str) -> Result<Self, ConnectError> {
         Self::greet(socket, address, hello(software)).await
     }
@@ -105,15 +105,15 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Watch<S> {
     /// Sends queued requests and waits for the next response. Cancel-safe.
     ///
     /// # Errors
-    /// Why the watch has ended: the status of the server, or a lost connection.
+    /// The status with which the server ended the watch, or a lost connection.
     pub async fn next(&mut self) -> Result<WatchResponse, Status> {
         poll_fn(|cx| self.poll_next(cx)).await
     }
 
-    /// Sends queued requests, and waits until the server has read them and ended the watch. Responses are discarded.
+    /// Sends queued requests, and waits until the server has read them and ended the watch. Discards responses.
     ///
     /// # Errors
-    /// When the connection is lost before.
+    /// If the connection is lost earlier.
     pub async fn close(mut self) -> Result<(), Status> {
         poll_fn(|cx| self.framed.poll_flush(cx)).await.map_err(|error| broken(&error))?;
         poll_fn(|cx| self.framed.poll_shutdown(cx)).await.map_err(|error| broken(&error))?;
@@ -141,7 +141,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Watch<S> {
         }
     }
 
-    /// Called when the timer fires.
+    /// Probes the server, or fails if the last probe timed out. Called when the timer fires.
     fn probe(&mut self) -> Result<(), Status> {
         let ((quiet, patience), heard, now) = (KEEP_ALIVE, self.framed.last_received(), Instant::now());
         let due = if now < heard + quiet {

@@ -15,32 +15,32 @@ use tokio::{
 
 use super::LENGTH_BYTES;
 
-/// Bytes per read: more than an acknowledgement, and small enough for the stack.
+/// Number of bytes per read: more than an acknowledgement, and small enough for the stack.
 const READ_BYTES: usize = 8 * 1024;
 
-/// Bytes of a frame above which its memory is claimed while it is incomplete.
+/// Length above which an incomplete frame claims memory from its connection, in bytes.
 const MIN_CLAIMED: usize = 4 * 1024;
 
-/// Messages per write call.
+/// Maximum number of messages per vectored write.
 const SLICES: usize = 64;
 
 /// A connection that carries frames.
 #[derive(Debug)]
 pub(super) struct FramedSocket<S> {
     socket: S,
-    /// Bytes of incomplete frames. Unallocated while empty: most watches are idle.
+    /// Bytes of the incomplete frame. Unallocated while empty, because most watches are idle.
     read_buffer: BytesMut,
     write_queue: VecDeque<Bytes>,
     last_received: Instant,
-    /// Start of an incomplete frame.
+    /// When the incomplete frame began to arrive.
     partial_since: Option<Instant>,
-    /// Time since which the socket has accepted nothing of the queue.
+    /// Time since which the socket has accepted no bytes of the queue.
     blocked_since: Option<Instant>,
-    /// The longest frame that the peer may send, in bytes.
+    /// Maximum length of a frame that the peer may send, in bytes.
     max_frame: usize,
-    /// The listener's state of an accepted connection, from whose memory large frames are claimed.
+    /// The listener's state for an accepted connection. Large frames claim memory from it.
     connection: Option<Arc<Connection>>,
-    /// The memory of a large incomplete frame.
+    /// The memory claimed for a large incomplete frame.
     claim: Option<MessageClaim>,
 }
 
@@ -64,17 +64,17 @@ impl<S: AsyncRead + AsyncWrite + Unpin> FramedSocket<S> {
         &self.socket
     }
 
-    /// Time of the last received bytes, including parts of a message.
+    /// Time at which bytes were last received, including parts of a message.
     pub(super) fn last_received(&self) -> Instant {
         self.last_received
     }
 
-    /// Start of the frame whose rest is outstanding, if any.
+    /// When the incomplete frame began to arrive, if there is one.
     pub(super) fn partial_since(&self) -> Option<Instant> {
         self.partial_since
     }
 
-    /// Time since which the socket has accepted nothing, if there is something to write.
+    /// Time since which the socket has accepted no bytes, if there are bytes to write.
     pub(super) fn blocked_since(&self) -> Option<Instant> {
         self.blocked_since
     }
@@ -84,7 +84,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> FramedSocket<S> {
         self.write_queue.push_back(bytes);
     }
 
-    /// Whether everything was written.
+    /// Whether everything has been written.
     pub(super) fn is_empty(&self) -> bool {
         self.write_queue.is_empty()
     }
@@ -106,10 +106,10 @@ impl<S: AsyncRead + AsyncWrite + Unpin> FramedSocket<S> {
         Poll::Ready(Ok(()))
     }
 
-    /// Writes some of the queue, which is not empty.
+    /// Writes part of the queue, which must not be empty.
     fn poll_write_queue(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
         let socket = Pin::new(&mut self.socket);
-        // One message is the usual queue, that of every watcher of a change, and a plain write of it takes less CPU.
+        // The queue usually has one message, as for every watcher of a change. A plain write of it takes less CPU.
         if let ([only], []) = self.write_queue.as_slices() {
             return socket.poll_write(cx, only);
         }
@@ -120,12 +120,12 @@ impl<S: AsyncRead + AsyncWrite + Unpin> FramedSocket<S> {
         socket.poll_write_vectored(cx, &slices[..queued])
     }
 
-    /// Advances the queue by the bytes written.
-    /// Ends the sending direction.
+    /// Shuts down the sending direction.
     pub(super) fn poll_shutdown(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.socket).poll_shutdown(cx)
     }
 
+    /// Removes written bytes from the queue.
     fn advance(&mut self, mut written: usize) {
         while let Some(first) = self.write_queue.front_mut() {
             let some = written.min(first.len());
@@ -138,7 +138,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> FramedSocket<S> {
         }
     }
 
-    /// The next frame without its length; `None` at the end of the stream.
+    /// The next frame without its length field; `None` at the end of the stream.
     pub(super) fn poll_frame(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Option<Bytes>>> {
         loop {
             if let Some(frame) = self.take()? {
@@ -186,7 +186,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> FramedSocket<S> {
     }
 }
 
-/// What stands in place of a length above the limit: often the record of a peer that speaks TLS (RFC 8446, 5.1).
+/// Error text for a length above the limit. The cause is often a TLS record from a peer that uses TLS (RFC 8446,
+/// 5.1).
 fn oversized(head: [u8; LENGTH_BYTES], max_frame: usize) -> String {
     match head {
         [21, 3, _, _] => {
@@ -209,7 +210,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tls_records_are_distinguished_from_long_messages() {
+    fn tls_record_is_named_in_error_of_oversized_message() {
         assert!(oversized(352_518_912_u32.to_be_bytes(), 9).starts_with("a TLS alert"));
         assert!(oversized([22, 3, 1, 0], 9).starts_with("a TLS handshake"));
         assert_eq!(oversized([255; 4], 9), "a message of 4294967295 bytes, above the limit of 9");

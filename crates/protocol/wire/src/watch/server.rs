@@ -34,7 +34,7 @@ const END_TIMEOUT: Duration = Duration::from_secs(1);
 pub struct WatchServer<S = Socket> {
     framed: FramedSocket<S>,
     timer: Pin<Box<Sleep>>,
-    /// Wakes the task when a write times out; `None` while no write is blocked.
+    /// Wakes the task when a blocked write times out; `None` while no write is blocked.
     write_timer: Option<Pin<Box<Sleep>>>,
 }
 
@@ -44,7 +44,7 @@ impl WatchServer {
         self.framed.socket().identity()
     }
 
-    /// That the peer has shown no certificate on a connection that is secured.
+    /// Set if the peer has sent no certificate on a secured connection.
     #[cfg(feature = "server")]
     pub fn without_certificate(&self) -> Option<crate::transport::WithoutCertificate> {
         self.framed.socket().without_certificate()
@@ -52,8 +52,8 @@ impl WatchServer {
 }
 
 impl<S: AsyncRead + AsyncWrite + Unpin> WatchServer<S> {
-    /// Accepts a connection whose preamble was read, and waits for the hello. Respond with [`WatchServer::send_hello`].
-    /// The memory of large requests is claimed from the listener of `connection`.
+    /// Accepts a connection whose preamble was read, and waits for the hello. Respond to it with
+    /// [`WatchServer::send_hello`]. Large requests claim memory from the listener of `connection`.
     ///
     /// # Errors
     /// If there is no hello.
@@ -101,7 +101,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> WatchServer<S> {
         if timer.deadline() != due {
             timer.as_mut().reset(due);
         }
-        // The clock as well: a task that uses up its budget by reading finds its timers pending.
+        // The clock is checked too: after a task used up its cooperative budget by reading, its timers stay pending.
         if timer.as_mut().poll(cx).is_pending() && Instant::now() < due {
             return Poll::Pending;
         }
@@ -109,7 +109,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> WatchServer<S> {
         Poll::Ready(Err(Status::deadline_exceeded(why)))
     }
 
-    /// The next request of the watcher. Call it again with the same waker until it is pending.
+    /// Polls for the next request of the watcher. Must be called again with the same waker until it is pending.
     ///
     /// # Errors
     /// If the connection is lost, or a request is invalid.
@@ -122,7 +122,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> WatchServer<S> {
                             Status::invalid_argument(format!("an invalid request: {error}"))
                         }));
                     }
-                    // Any other queued frame shows as well that the server is alive.
+                    // Any other queued frame also shows that the server is alive.
                     if self.framed.is_empty() {
                         self.framed.queue(encode_frame(&()));
                     }

@@ -25,7 +25,7 @@ fn hello(version: u32) -> Hello {
     Hello { version, store: Some(StoreId(7)), location: None, software: "server".into() }
 }
 
-/// The steps of a server before it hands the connection on.
+/// Performs the steps of a server before it passes the connection on.
 async fn accept(mut socket: DuplexStream) -> WatchServer<DuplexStream> {
     let mut preamble = [0; 8];
     socket.read_exact(&mut preamble).await.unwrap();
@@ -58,7 +58,7 @@ fn delta(bytes: usize) -> v1::WatchResponse {
 }
 
 #[tokio::test]
-async fn messages_arrive_whole_over_single_byte_writes() {
+async fn watch_messages_arrive_whole_over_single_byte_writes() {
     let (mut watch, mut watched) = watch(1).await;
     assert_eq!(watch.hello(), &hello(1));
     let message = delta(100);
@@ -78,7 +78,7 @@ async fn messages_arrive_whole_over_single_byte_writes() {
 }
 
 #[tokio::test]
-async fn the_client_gets_the_final_status() {
+async fn watch_client_receives_status_that_ended_watch() {
     let (mut watch, watched) = watch(1024).await;
     watched.end(&Status::resource_exhausted("too much")).await;
     let why = watch.next().await.unwrap_err();
@@ -88,7 +88,7 @@ async fn the_client_gets_the_final_status() {
 }
 
 #[tokio::test]
-async fn unsupported_version_differs_from_a_foreign_server() {
+async fn unsupported_watch_version_is_distinguished_from_foreign_server() {
     let over = async |server: fn(WatchServer<DuplexStream>) -> tokio::task::JoinHandle<()>| {
         let (near, far) = duplex(1024);
         let serving = tokio::spawn(async move { server(accept(far).await).await.unwrap() });
@@ -118,7 +118,7 @@ async fn unsupported_version_differs_from_a_foreign_server() {
 }
 
 #[tokio::test]
-async fn an_oversized_frame_ends_the_watch_before_allocation() {
+async fn oversized_watch_frame_ends_watch_before_allocation() {
     let (mut near, far) = duplex(64);
     let accepting = tokio::spawn(WatchServer::accept(far, None));
     near.write_all(&u32::MAX.to_be_bytes()).await.unwrap();
@@ -127,13 +127,13 @@ async fn an_oversized_frame_ends_the_watch_before_allocation() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_idle_watch_stays_open_and_either_side_detects_a_vanished_peer() {
+async fn idle_watch_stays_open_and_both_sides_detect_vanished_peer() {
     let (mut reader, mut server) = watch(1024).await;
     let quiet = async {
         tokio::select! {
             response = reader.next() => panic!("{response:?}"),
             _ = async { loop {
-                // As sessions do: requests first, then responses.
+                // As sessions do: first read requests, then send responses.
                 poll_fn(|cx| {
                     assert!(server.poll_request(cx).is_pending(), "there is no request");
                     let _ = server.poll_flush(cx);
@@ -161,7 +161,7 @@ async fn an_idle_watch_stays_open_and_either_side_detects_a_vanished_peer() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_trickling_request_ends_the_watch() {
+async fn watch_request_sent_too_slowly_ends_watch() {
     let (mut near, far) = duplex(1024);
     near.write_all(&PREAMBLE).await.unwrap();
     let hello = v1::HelloRequest {
@@ -177,7 +177,7 @@ async fn a_trickling_request_ends_the_watch() {
     let trickles = async {
         near.write_all(&60_000_u32.to_be_bytes()).await.unwrap();
         loop {
-            // Often enough to count as activity.
+            // Frequent enough to count as activity.
             tokio::time::sleep(Duration::from_secs(3)).await;
             if near.write_all(&[0]).await.is_err() {
                 return;
@@ -194,7 +194,7 @@ async fn a_trickling_request_ends_the_watch() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_watcher_that_only_sends_ends_the_watch() {
+async fn watch_ends_if_watcher_never_reads() {
     let (mut near, far) = duplex(1024);
     near.write_all(&PREAMBLE).await.unwrap();
     let hello = v1::HelloRequest {
@@ -227,7 +227,7 @@ async fn a_watcher_that_only_sends_ends_the_watch() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn large_request_claims_connection_memory_until_complete() {
+async fn large_watch_request_claims_connection_memory_until_complete() {
     const MAX: usize = 16 << 20;
     let acceptor = Acceptor::new("test", Limits::calls(), Memory::default());
     let stream = acceptor.accept(|_| Poll::Ready(Ok(duplex(1).0))).await;

@@ -1,4 +1,4 @@
-//! Handshake and serving, over real sockets.
+//! Handshakes and serving over real sockets.
 
 use std::time::Duration;
 
@@ -24,7 +24,7 @@ async fn caller_seen_at(address: &Address) -> (String, String) {
 }
 
 #[tokio::test]
-async fn a_call_over_tcp_is_anonymous() {
+async fn call_over_tcp_is_anonymous() {
     let served = serve_stub(Stub::default(), &free_port(), NEVER).await;
     let caller = soon(caller_seen_at(&served.address)).await;
     assert_eq!(caller, ("tester?7 ?".to_owned(), Identity::Anonymous.to_string()));
@@ -32,7 +32,7 @@ async fn a_call_over_tcp_is_anonymous() {
 }
 
 #[tokio::test]
-async fn a_call_over_a_unix_socket_carries_the_callers_uid() {
+async fn call_over_unix_socket_carries_caller_uid() {
     let folder = tempfile::tempdir().unwrap();
     let address = Address::Unix(folder.path().join("deep/er/agent.sock"));
     let served = serve_stub(Stub::default(), &address, NEVER).await;
@@ -42,7 +42,7 @@ async fn a_call_over_a_unix_socket_carries_the_callers_uid() {
 }
 
 #[tokio::test]
-async fn a_call_without_a_supported_version_is_rejected_with_a_hint() {
+async fn call_without_supported_protocol_version_is_rejected_with_hint() {
     let served = serve_stub(Stub::default(), &free_port(), NEVER).await;
     let channel = soon(connect_channel(&Default::default(), &served.address)).await.unwrap();
     let mut client = RibClient::new(channel);
@@ -67,7 +67,7 @@ async fn a_call_without_a_supported_version_is_rejected_with_a_hint() {
 }
 
 #[test]
-fn the_newest_common_version_is_chosen() {
+fn handshake_chooses_newest_common_protocol_version() {
     let ask = |oldest_version, newest_version| {
         negotiate(&HelloRequest {
             oldest_version,
@@ -88,7 +88,7 @@ fn the_newest_common_version_is_chosen() {
 }
 
 #[tokio::test]
-async fn a_peer_that_chooses_an_unknown_version_is_refused() {
+async fn peer_that_chooses_unknown_protocol_version_is_refused() {
     let stub = Stub { version: Some(9), ..Stub::default() };
     let served = serve_stub(stub, &free_port(), NEVER).await;
     let error = soon(connect(&Default::default(), &served.address, "tester")).await.unwrap_err();
@@ -97,21 +97,21 @@ async fn a_peer_that_chooses_an_unknown_version_is_refused() {
 }
 
 #[tokio::test]
-async fn an_unreachable_server_is_distinguished_from_a_foreign_one() {
+async fn unreachable_server_is_distinguished_from_foreign_server() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("agent.sock");
     let address = Address::Unix(path.clone());
     let error = soon(connect(&Default::default(), &address, "tester")).await.unwrap_err();
     assert!(matches!(error, ConnectError::Unreachable { .. }), "{error}");
     assert!(error.to_string().contains("agent.sock"), "{error}");
-    // Accepts connections, by its backlog, and never responds.
+    // Accepts connections into its backlog and never responds.
     let _silent = std::os::unix::net::UnixListener::bind(&path).unwrap();
     let error = soon(connect(&Default::default(), &address, "tester")).await.unwrap_err();
     assert!(matches!(error, ConnectError::NoHello { .. }), "{error}");
 }
 
 #[tokio::test]
-async fn a_call_in_flight_finishes_while_the_server_drains() {
+async fn call_in_flight_finishes_while_server_drains() {
     let stub = Stub::default();
     let served = serve_stub(stub.clone(), &free_port(), NEVER).await;
     let connection = soon(connect(&Default::default(), &served.address, "tester")).await.unwrap();
@@ -129,7 +129,7 @@ async fn a_call_in_flight_finishes_while_the_server_drains() {
 }
 
 #[tokio::test]
-async fn an_open_watch_does_not_hold_a_stop_past_its_drain() {
+async fn open_watch_does_not_delay_server_stop_beyond_drain() {
     let served = serve_stub(Stub::default(), &free_port(), Duration::from_millis(50)).await;
     let connection = soon(connect(&Default::default(), &served.address, "tester")).await.unwrap();
     let mut watch = soon(connection.watch()).await.unwrap();
@@ -139,7 +139,7 @@ async fn an_open_watch_does_not_hold_a_stop_past_its_drain() {
 }
 
 #[tokio::test]
-async fn both_sides_of_a_watch_know_each_other() {
+async fn watch_exchanges_software_names_and_server_knows_user() {
     let folder = tempfile::tempdir().unwrap();
     let address = Address::Unix(folder.path().join("agent.sock"));
     let served = serve_stub(Stub::default(), &address, Duration::ZERO).await;
@@ -152,14 +152,14 @@ async fn both_sides_of_a_watch_know_each_other() {
 }
 
 #[tokio::test]
-async fn connections_without_a_preamble_go_to_the_grpc_server() {
+async fn connection_without_preamble_goes_to_grpc_server() {
     let served = serve_stub(Stub::default(), &free_port(), Duration::ZERO).await;
     let Address::Tcp(at) = served.address.clone() else { panic!("a TCP server") };
     for first in ["FMWATCH2", "nonsense", "F"] {
         let mut stranger = tokio::net::TcpStream::connect(&at).await.unwrap();
         for byte in first.bytes() {
-            // One at a time, as the network may deliver them.
-            // The server may close the connection at the first of them.
+            // One byte at a time, as the network may deliver them. The server may close the connection at the first
+            // byte.
             let _ = stranger.write_all(&[byte]).await;
             tokio::task::yield_now().await;
         }
@@ -176,7 +176,7 @@ async fn connections_without_a_preamble_go_to_the_grpc_server() {
 }
 
 #[tokio::test]
-async fn a_process_without_a_rib_closes_watches() {
+async fn process_that_serves_no_rib_closes_watches() {
     let listener = Transport::default().bind(&free_port()).await.unwrap();
     let address = listener.address().unwrap();
     let serving = tokio::spawn(serve(Routes::default(), listener, std::future::pending(), Duration::ZERO));

@@ -1,4 +1,4 @@
-//! Handling of socket files and ports.
+//! Handling of socket files and ports by listeners.
 
 use std::{fs, os::unix::fs::PermissionsExt, os::unix::net::UnixListener};
 
@@ -7,7 +7,7 @@ use fairmesh_wire::transport::{Address, BindError, Transport};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 #[tokio::test]
-async fn a_stale_socket_file_is_replaced() {
+async fn socket_file_of_dead_process_is_replaced() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("agent.sock");
     drop(UnixListener::bind(&path).unwrap());
@@ -25,7 +25,7 @@ async fn a_stale_socket_file_is_replaced() {
 }
 
 #[tokio::test]
-async fn a_live_socket_is_rejected_and_kept() {
+async fn socket_file_in_use_is_refused_and_kept() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("agent.sock");
     let address = Address::Unix(path.clone());
@@ -53,7 +53,7 @@ async fn files_other_than_sockets_are_never_deleted() {
 }
 
 #[tokio::test]
-async fn a_successors_socket_file_outlives_its_predecessor() {
+async fn socket_file_of_successor_outlives_predecessor() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("agent.sock");
     let first = Transport::default().bind(&Address::Unix(path.clone())).await.unwrap();
@@ -64,7 +64,7 @@ async fn a_successors_socket_file_outlives_its_predecessor() {
 }
 
 #[tokio::test]
-async fn a_port_in_use_is_refused() {
+async fn listening_on_port_in_use_is_refused() {
     let first = Transport::default().bind(&free_port()).await.unwrap();
     let error = Transport::default().bind(&first.address().unwrap()).await.unwrap_err();
     assert!(matches!(error, BindError::InUse { .. }), "{error}");

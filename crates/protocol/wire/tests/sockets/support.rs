@@ -1,4 +1,4 @@
-//! A RIB stub that responds to handshakes and little else.
+//! A RIB stub that responds to handshakes and to few calls.
 
 use std::{
     future::{pending, poll_fn},
@@ -8,8 +8,9 @@ use std::{
 
 use fairmesh_model::{Identity, Location, Region, StoreId};
 use fairmesh_wire::{
+    grpc_stubs,
     handshake::{Hello, negotiate},
-    identity_of, rpc, software_of,
+    identity_of, software_of,
     transport::{Address, Services, Socket, Transport, serve},
     v1::{rib_server::Rib, *},
     watch::{WatchServer, frame},
@@ -17,7 +18,7 @@ use fairmesh_wire::{
 use tokio::sync::{Semaphore, oneshot};
 use tonic::{Request, Response, Status, service::Routes};
 
-/// The hello of the stub.
+/// The stub's hello.
 pub(crate) fn hello(version: u32) -> Hello {
     Hello {
         version,
@@ -29,11 +30,11 @@ pub(crate) fn hello(version: u32) -> Hello {
 
 #[derive(Clone)]
 pub(crate) struct Stub {
-    /// The version of every response, or `None` to negotiate.
+    /// The version in every response; `None` to negotiate.
     pub(crate) version: Option<u32>,
     /// Permits for reads to respond.
     pub(crate) reads: Arc<Semaphore>,
-    /// Gets a permit when a read arrives.
+    /// Gets a permit whenever a read arrives.
     pub(crate) reading: Arc<Semaphore>,
 }
 
@@ -57,14 +58,14 @@ impl Rib for Stub {
         Err(Status::unimplemented(""))
     }
 
-    /// Waits until the test releases it.
+    /// Waits until the test releases the read.
     async fn read(&self, _: Request<ReadRequest>) -> Result<Response<ReadResponse>, Status> {
         self.reading.add_permits(1);
         self.reads.acquire().await.unwrap().forget();
         Ok(Response::new(ReadResponse::default()))
     }
 
-    /// Returns the caller.
+    /// Returns the caller's identity as the only watcher.
     async fn watchers(
         &self,
         request: Request<WatchersRequest>,
@@ -89,7 +90,7 @@ async fn watch(stub: Stub, socket: Socket) {
     pending().await
 }
 
-/// A served stub.
+/// A stub that is being served.
 pub(crate) struct Served {
     pub(crate) address: Address,
     stop: oneshot::Sender<()>,
@@ -101,8 +102,9 @@ pub(crate) async fn serve_stub(stub: Stub, address: &Address, drain: Duration) -
     let address = listener.address().unwrap();
     let (stop, stopped) = oneshot::channel();
     let watched = stub.clone();
-    let services =
-        Services::new(Routes::new(rpc::rib_server(stub)), move |socket| watch(watched.clone(), socket));
+    let services = Services::new(Routes::new(grpc_stubs::rib_server(stub)), move |socket| {
+        watch(watched.clone(), socket)
+    });
     let shutdown = async {
         let _ = stopped.await;
     };
@@ -127,7 +129,7 @@ pub(crate) fn own_uid() -> Identity {
     Identity::Local { uid: std::fs::metadata("/proc/self").unwrap().uid() }
 }
 
-/// Waits for a future, and fails the test if it does not complete.
+/// Waits for a future, and fails the test if it does not complete in time.
 pub(crate) async fn soon<T>(what: impl Future<Output = T>) -> T {
     tokio::time::timeout(Duration::from_secs(20), what).await.expect("not complete within 20 s")
 }

@@ -9,9 +9,9 @@ use crate::{Registry, RegistryError, stored_records::StoredEndpoint};
 
 static LOST: LogLimiter = LogLimiter::new();
 
-/// The most endpoints marked in one batch, which fits with labels of any size.
+/// Maximum number of endpoints marked in one batch. A batch of this size fits whatever the size of the labels.
 pub(super) const EXPIRY_BATCH: usize = 100;
-/// A later wake-up shows that this process was suspended, so that renewals could not arrive either.
+/// Delay of a wake-up beyond which this process was suspended, so that renewals could not arrive either.
 const STALL: Duration = Duration::from_secs(1);
 /// Pause before the next attempt after the store refused writes.
 const RETRY: Duration = Duration::from_secs(1);
@@ -37,7 +37,7 @@ impl Registry {
         }
     }
 
-    /// Expires due leases, unless this process woke well after `wake`: renewals are then still waiting in its sockets.
+    /// Expires due leases, unless this process woke long after `wake`: renewals are then still in its socket buffers.
     async fn on_wake(&self, due: Instant, wake: Instant) {
         let now = Instant::now();
         if now > wake + STALL {
@@ -78,16 +78,18 @@ impl Registry {
         self.is_displaced_since(held, renewed)
     }
 
-    /// The same for one that last renewed its lease then.
+    /// Whether an endpoint of another service has registered the address since `renewed`, when this endpoint last
+    /// renewed.
     fn is_displaced_since(&self, held: &StoredEndpoint, renewed: Instant) -> bool {
         let (address, instance) = (held.endpoint.address, held.instance_ref());
         let by = self.address_claims().displacing(address, &instance, renewed).cloned();
         by.is_some_and(|by| self.leases().renewed_at(&by).is_some())
     }
 
-    /// Marks endpoints with an expired lease as lost. Removes endpoints that drain by themselves or have long been lost. An
-    /// endpoint drained by an operator is retained like others, because its removal would forget the drain. An endpoint
-    /// reported as lost is retained as long as one with an expired lease, because failed probes may only mean overload.
+    /// Marks endpoints with an expired lease as lost. Removes endpoints that requested their drain themselves, and
+    /// endpoints that have long been lost. Endpoints drained by an operator are retained like others, because a
+    /// removal would forget the drain. Endpoints reported as lost are retained as long as those with an expired
+    /// lease, because failed probes may only mean overload.
     async fn expire(&self, due: &[InstanceRef], now: Instant) -> Result<(), RegistryError> {
         let plan = || {
             let (mut marked, mut removed) = (Vec::new(), Vec::new());
@@ -127,7 +129,7 @@ impl Registry {
         displaced.iter().for_each(|held| self.forget_displaced(held));
         let (back, displaced) = self.note_lost(marked, now);
         self.remove_displaced(&displaced).await;
-        // A lease that is still due has no record any more.
+        // A lease that is still due no longer has a record.
         let gone: Vec<_> = due.iter().filter(|instance| self.leases().is_due(instance, now)).collect();
         for held in &removed {
             self.address_claims().note_gone(held.endpoint.address, &held.instance_ref());
@@ -137,8 +139,8 @@ impl Registry {
         if back.is_empty() { Ok(()) } else { self.restore_states(&back).await }
     }
 
-    /// Notes endpoints that were marked as lost, with their states before. Returns endpoints that renewed their leases
-    /// meanwhile, and endpoints whose addresses were claimed by endpoints of other services meanwhile.
+    /// Records which endpoints were marked as lost, with their previous states. Returns the endpoints that renewed
+    /// their leases meanwhile, and the endpoints whose addresses other services claimed meanwhile.
     fn note_lost(
         &self,
         marked: Vec<(StoredEndpoint, EndpointState)>,

@@ -8,8 +8,8 @@ use fairmesh_model::{
     ServiceName,
 };
 use fairmesh_rib::{Expect, Op};
-use fairmesh_store::author;
-use fairmesh_wire::records;
+use fairmesh_store::write_author;
+use fairmesh_wire::record_encoding;
 use tokio::time::Instant;
 
 use super::{InstanceRef, Registration, check_batch, states::set_state};
@@ -19,7 +19,7 @@ use crate::{
     MAX_AUTO_DECLARED, Registry, RegistryError, auto_declarations::peer_of, stored_records::StoredEndpoint,
 };
 
-/// The label with the protocol of an endpoint whose service is not declared.
+/// Label with the protocol of an endpoint whose service is not declared yet.
 const PROTOCOL_LABEL: &str = "fairmesh.protocol";
 
 impl Registry {
@@ -34,11 +34,11 @@ impl Registry {
         for (i, registration) in registrations.iter().enumerate() {
             registration.validate().map_err(|e| e.within(format!("registrations[{i}].endpoint")))?;
         }
-        // Runs in a task of its own. Otherwise a caller that leaves in between would leave an endpoint without a
-        // lease, and a declared service that no limit counts.
+        // Runs in its own task. Otherwise a cancelled call could leave an endpoint without a lease, and a declared
+        // service that no limit counts.
         let (registry, registrations) = (self.clone(), registrations.to_vec());
         let writing = async move { registry.write_and_grant(&registrations).await };
-        let registering = tokio::spawn(author::scope(author::current(), writing));
+        let registering = tokio::spawn(write_author::scope(write_author::current(), writing));
         match registering.await {
             Ok(registered) => registered,
             Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
@@ -49,8 +49,9 @@ impl Registry {
         }
     }
 
-    /// Refuses plaintext endpoints that no caller would use: in a mesh with a trust domain, the service's policy must permit
-    /// plaintext. Endpoints from files are only reported, because a file is registered as a whole.
+    /// Refuses plaintext endpoints that no caller would use. In a mesh with a trust domain, the service's policy must
+    /// permit plaintext. Endpoints from files are reported instead of refused, because a file is registered as a
+    /// whole.
     ///
     /// # Errors
     /// `Refused` for the first refused endpoint.
@@ -66,7 +67,7 @@ impl Registry {
         Err(RegistryError::refused(&field, problem, &hint))
     }
 
-    /// The first endpoint that callers refuse, with its position.
+    /// Returns the first endpoint that callers would refuse, with its position.
     pub(crate) fn find_plaintext<'a>(
         &self,
         registrations: &'a [Registration],
@@ -75,11 +76,11 @@ impl Registry {
         registrations.iter().enumerate().find(|(_, registration)| {
             let Registration { service, endpoint, .. } = registration;
             let policy = self.node().get(&RecordKey::Policy(service.clone()).to_string());
-            let mode = match policy.is_some_and(|entry| records::permits_plaintext(&entry.value)) {
+            let mode = match policy.is_some_and(|entry| record_encoding::permits_plaintext(&entry.value)) {
                 true => MtlsMode::Permissive,
                 false => MtlsMode::Strict,
             };
-            // An unreadable declaration is reported by the write.
+            // An unreadable declaration fails the later write, which reports the error.
             mode.refuses(self.service(service).ok().flatten().as_ref(), endpoint)
         })
     }
@@ -92,7 +93,7 @@ impl Registry {
         Ok(changed.revision)
     }
 
-    /// The writes, and the services that they declare.
+    /// Returns the writes, and the services that they declare.
     fn register_ops(
         &self,
         registrations: &[Registration],
@@ -123,7 +124,7 @@ impl Registry {
         Ok((ops, declared))
     }
 
-    /// Refuses a declaration beyond the limit; `more` are part of the same batch.
+    /// Refuses a declaration beyond the limit. `more` is the number of other new declarations in the same batch.
     fn check_declaration_limit(&self, more: usize) -> Result<(), RegistryError> {
         if self.declarations().admits(declaring_peer().as_deref(), more) {
             return Ok(());
@@ -138,7 +139,7 @@ impl Registry {
         Err(RegistryError::refused("service", problem, hint))
     }
 
-    /// Grants the leases of registered endpoints, and restores records that expired meanwhile.
+    /// Grants leases to the registered endpoints, and restores records that expired meanwhile.
     async fn grant(&self, registrations: &[Registration]) -> Result<(), RegistryError> {
         let now = Instant::now();
         let mut was_lost = false;
@@ -161,8 +162,8 @@ impl Registry {
 }
 
 impl Registry {
-    /// Notes the addresses of these endpoints, and removes lost endpoints of other services with the same address.
-    /// Their callers would otherwise reach this service as a last resort.
+    /// Records the addresses of the registered endpoints, and removes lost endpoints of other services with the same
+    /// address. Callers of the lost endpoints would otherwise reach this service as a last resort.
     async fn claim_addresses(&self, registrations: &[Registration], now: Instant) {
         let mut displaced = Vec::new();
         {
@@ -178,7 +179,7 @@ impl Registry {
         self.remove_displaced(&displaced).await;
     }
 
-    /// Removes lost endpoints whose addresses belong to endpoints of other services.
+    /// Removes lost endpoints whose addresses now belong to endpoints of other services.
     pub(super) async fn remove_displaced(&self, displaced: &[InstanceRef]) {
         if displaced.is_empty() {
             return;
@@ -228,11 +229,12 @@ impl Registration {
         }
     }
 
-    /// The writes, given the present records of this instance, possibly in a region that it left.
+    /// Appends the writes of the registration, given the present records of the instance, which may be in another
+    /// region.
     ///
     /// # Errors
-    /// `Refused` when a later process is registered. A lost process does not count, because its clock may have been
-    /// wrong.
+    /// `Refused` when a later process is registered and not lost. A lost one does not count, because its clock may
+    /// have been wrong.
     fn ops(&self, before: &[&StoredEndpoint], ops: &mut Vec<Op>) -> Result<(), RegistryError> {
         let there = |held: &&&StoredEndpoint| held.endpoint.state != EndpointState::Lost;
         if before.iter().filter(there).any(|held| self.is_outdated(&held.endpoint, now_ms())) {
@@ -253,7 +255,7 @@ impl Registration {
         if draining && !self.explicit_state {
             endpoint.state = EndpointState::Draining;
         }
-        // A successor inherits an operator's drain; only the registry sets the label.
+        // A successor inherits an operator's drain. Programs cannot set this label.
         endpoint.labels.remove(Endpoint::LOST);
         match before.iter().find_map(|held| held.endpoint.labels.get(Endpoint::DRAINED)) {
             Some(drained) => drop(endpoint.labels.insert(Endpoint::DRAINED.into(), drained.clone())),
@@ -267,7 +269,7 @@ impl Registration {
             None => {
                 let key =
                     RecordKey::Endpoint(self.service.clone(), region.clone(), self.endpoint.instance.clone());
-                let value = records::encode(&Record::Endpoint(endpoint));
+                let value = record_encoding::encode(&Record::Endpoint(endpoint));
                 ops.push(Op::put(key.to_string(), value).expecting(Expect::Absent));
             }
         }
@@ -279,7 +281,7 @@ impl Registration {
 fn declare(service: &ServiceName, registrations: &[&Registration]) -> Result<Op, Invalid> {
     let declared_as = registrations.iter().find_map(|registration| registration.declaration.clone());
     let declaration = match (declared_as, registrations.first()) {
-        // Only operators may declare the identity that servers prove.
+        // Only operators may declare the identity that servers must prove.
         (Some(declared_as), _) => Service { identity: None, ..declared_as },
         (None, first) => Service {
             kind: ServiceKind::Replicated,
@@ -289,10 +291,10 @@ fn declare(service: &ServiceName, registrations: &[&Registration]) -> Result<Op,
         },
     };
     let key = RecordKey::Service(service.clone()).to_string();
-    Ok(Op::put(key, records::encode(&Record::Service(declaration))).expecting(Expect::Absent))
+    Ok(Op::put(key, record_encoding::encode(&Record::Service(declaration))).expecting(Expect::Absent))
 }
 
-/// The peer for which this task registers.
+/// Returns the peer on whose behalf this task registers.
 fn declaring_peer() -> Option<Arc<str>> {
-    author::current().and_then(|author| peer_of(&author))
+    write_author::current().and_then(|author| peer_of(&author))
 }

@@ -9,10 +9,10 @@ use fairmesh_rib::wall_clock::now_ms;
 
 use crate::{Registry, RegistryError, leases::Renewal, stored_records::StoredEndpoint};
 
-/// The longest wait for callers that a drain may request.
+/// Longest time that a drain may wait for callers.
 const MAX_DRAIN_TIMEOUT: Duration = Duration::from_secs(3600);
 
-/// The most bytes of an author's name in a label.
+/// Maximum size of an author's name in a label, in bytes.
 const MAX_AUTHOR: usize = 200;
 
 /// The result of a drain.
@@ -20,17 +20,18 @@ const MAX_AUTHOR: usize = 200;
 pub struct DrainOutcome {
     /// The revision of the drain.
     pub revision: u64,
-    /// Whether every caller has applied the drain: no caller starts another call to these endpoints.
+    /// Whether every caller has applied the drain. If so, no caller starts another call to these endpoints.
     pub callers_moved: bool,
     /// Watchers that have not applied the drain, for operators.
     pub behind: Vec<String>,
 }
 
 impl Registry {
-    /// Renews leases and returns the instances that must register again. Writes nothing unless a lost endpoint renews.
+    /// Renews leases and returns the instances that must register again. Writes records only if a lost endpoint
+    /// renews.
     ///
     /// # Errors
-    /// `Unavailable` when a returned endpoint cannot be written; the others are renewed.
+    /// `Unavailable` when the record of a returning endpoint cannot be written; all other leases are renewed.
     pub async fn renew(&self, instances: &[InstanceClaim]) -> Result<Vec<InstanceRef>, RegistryError> {
         check_batch("instances", named(instances))?;
         let now = Instant::now();
@@ -50,15 +51,15 @@ impl Registry {
         Ok(unknown)
     }
 
-    /// Adopts leases of records that another writer made. Returns instances without a record, or with another
-    /// process's record.
+    /// Grants leases to instances whose records other processes wrote. Returns the instances without a record, and
+    /// those whose record belongs to another process.
     fn adopt(&self, unleased: Vec<InstanceClaim>, now: Instant) -> Vec<InstanceRef> {
         let found = self.find_claimed(&unleased);
         let mut unknown = Vec::new();
         for (instance, held) in unleased.into_iter().zip(found) {
             match held.map(|held| (held.endpoint.lease, held.claim())) {
                 None => unknown.push(instance.instance),
-                // The record has no lease; its writer keeps it registered.
+                // The record has no lease: whoever wrote the record keeps it registered.
                 Some((None, _)) => {}
                 Some((Some(term), registered)) => {
                     self.leases().grant(registered, term, now);
@@ -91,7 +92,7 @@ impl Registry {
         Ok(unknown)
     }
 
-    /// Restores the earlier states of endpoints that are marked as lost.
+    /// Restores the previous states of endpoints that are marked as lost.
     pub(super) async fn restore_states(
         &self,
         back: &[(InstanceRef, EndpointState)],
@@ -109,12 +110,13 @@ impl Registry {
         Ok(())
     }
 
-    /// Sets states, all or none, and returns the revision. An operator's drain prevails, even over a program without
-    /// incarnations.
+    /// Sets states, all or none, and returns the revision. An operator's drain prevails, even over reports of
+    /// programs without incarnations.
     ///
     /// # Errors
-    /// `NotFound` when an instance is not registered, or another process is. `Refused` when another process reports an
-    /// endpoint whose lease expired: callers would use it, and nothing would mark it as lost again.
+    /// `NotFound` when an instance is not registered, or is registered by another process. `Refused` when another
+    /// process reports an endpoint whose lease expired: callers would use it, and nothing would mark it as lost
+    /// again.
     pub async fn report(&self, reports: &[StateReport]) -> Result<u64, RegistryError> {
         self.report_as(reports, false).await
     }
@@ -150,8 +152,8 @@ impl Registry {
         Ok(self.change(plan).await?.revision)
     }
 
-    /// Drains like [`Self::drain`] on behalf of an operator. The drain holds until an operator ends it or the endpoint is
-    /// removed, even if the lease expires or another process registers under the name.
+    /// Drains like [`Self::drain`] on behalf of an operator. The drain lasts until an operator ends it or the
+    /// endpoint is removed, even if the lease expires or another process registers under the same name.
     ///
     /// # Errors
     /// As for [`Self::drain`], and `Refused` for a lost endpoint.
@@ -164,11 +166,11 @@ impl Registry {
         self.drain_as(instances, Some(author), timeout).await
     }
 
-    /// Marks endpoints as draining, then waits up to `timeout`, an hour at most, until every caller has applied this
-    /// (ServiceRouter §3.2). If the wait is cancelled, the endpoints stay draining.
+    /// Marks endpoints as draining, then waits up to `timeout`, an hour at most, until every caller has applied the
+    /// drain (ServiceRouter §3.2). If the wait is cancelled, the endpoints stay draining.
     ///
     /// # Errors
-    /// `NotFound` when an instance is not registered, or another process is; nothing is drained then.
+    /// `NotFound` when an instance is not registered, or is registered by another process; then nothing is drained.
     pub async fn drain(
         &self,
         instances: &[InstanceClaim],
@@ -194,7 +196,7 @@ impl Registry {
                     if endpoint.state == EndpointState::Lost {
                         return Err(lost("instances", &held));
                     }
-                    // The label of the first drain is kept.
+                    // Keeps the label of the first drain.
                     endpoint.labels.entry(Endpoint::DRAINED.into()).or_insert_with(|| label.clone());
                 }
                 set_state(&mut endpoint, EndpointState::Draining, "");
@@ -203,7 +205,7 @@ impl Registry {
             Ok((ops, ()))
         };
         self.change(plan).await?;
-        // Watchers acknowledge only changes sent to them, so each prefix is awaited with its own newest revision.
+        // Watchers acknowledge only changes sent to them, so the wait for each prefix is for its own newest revision.
         let mut folders: BTreeMap<Prefix, u64> = BTreeMap::new();
         for held in self.find_claimed(instances).into_iter().flatten() {
             let newest = folders.entry(held.region_prefix()).or_default();
@@ -220,11 +222,11 @@ impl Registry {
         Ok(DrainOutcome { revision, callers_moved: behind.is_empty(), behind })
     }
 
-    /// Removes endpoints with their leases and returns the revision. Skips instances that are not registered, or
-    /// whose registered process differs.
+    /// Removes endpoints with their leases and returns the revision. Skips instances that are not registered, or are
+    /// registered by another process.
     ///
     /// # Errors
-    /// `Unavailable` when the store does not take the write.
+    /// `Unavailable` when the store does not accept the write.
     pub async fn deregister(&self, instances: &[InstanceClaim]) -> Result<u64, RegistryError> {
         check_batch("instances", named(instances))?;
         let plan = || {
@@ -265,14 +267,14 @@ fn named(claims: &[InstanceClaim]) -> impl ExactSizeIterator<Item = InstanceRef>
     claims.iter().map(|claim| claim.instance.clone())
 }
 
-/// The write of a state; `cause` is the reason if the endpoint is lost.
+/// Returns the write that sets a state. `cause` explains the state [`EndpointState::Lost`].
 pub(super) fn with_state(held: &StoredEndpoint, state: EndpointState, cause: &str) -> Op {
     let mut endpoint = held.endpoint.clone();
     set_state(&mut endpoint, state, cause);
     held.put(&endpoint)
 }
 
-/// Sets the state. Under an operator's drain, serving becomes draining.
+/// Sets the state. During an operator's drain, serving becomes draining.
 pub(super) fn set_state(endpoint: &mut Endpoint, state: EndpointState, cause: &str) {
     let is_drained = endpoint.labels.contains_key(Endpoint::DRAINED);
     let before = endpoint.state;
@@ -309,7 +311,7 @@ fn not_lost(held: &StoredEndpoint) -> RegistryError {
     RegistryError::refused("instances", problem, hint)
 }
 
-/// The longest prefix of an author's name that fits a label.
+/// Returns the longest prefix of an author's name that fits a label.
 fn short(author: &str) -> &str {
     &author[..author.floor_char_boundary(MAX_AUTHOR)]
 }

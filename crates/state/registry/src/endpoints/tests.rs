@@ -10,7 +10,7 @@ use fairmesh_model::{
     ServiceKind, TrustBundle, TrustDomain,
 };
 use fairmesh_rib::Op;
-use fairmesh_wire::records;
+use fairmesh_wire::record_encoding;
 
 use super::*;
 use crate::{
@@ -19,7 +19,7 @@ use crate::{
 };
 
 #[tokio::test]
-async fn first_registration_declares_the_service_and_repetition_is_no_op() {
+async fn first_registration_declares_service_and_repetition_changes_nothing() {
     let test = TestRegistry::new();
     let mut first = endpoint("a");
     first.endpoint.labels.insert("fairmesh.protocol".into(), "grpc".into());
@@ -33,7 +33,7 @@ async fn first_registration_declares_the_service_and_repetition_is_no_op() {
 }
 
 #[tokio::test]
-async fn registration_may_contain_the_declaration() {
+async fn registration_may_contain_service_declaration() {
     let test = TestRegistry::new();
     let sharded = Service {
         kind: ServiceKind::Sharded,
@@ -47,7 +47,7 @@ async fn registration_may_contain_the_declaration() {
 }
 
 #[tokio::test]
-async fn a_plaintext_endpoint_of_a_strict_service_is_refused_with_a_remedy() {
+async fn plaintext_endpoint_of_strict_service_is_refused_with_remedy() {
     let test = TestRegistry::new();
     let secured = || {
         let mut secured = endpoint("b");
@@ -58,7 +58,7 @@ async fn a_plaintext_endpoint_of_a_strict_service_is_refused_with_a_remedy() {
     test.registry.refuse_plaintext(&batch).expect("the mesh has no trust domain");
     let roots = TrustBundle::new(TrustDomain::new("prod").unwrap(), vec![b"a root".to_vec()]);
     let write = async |key: RecordKey, record: Record| {
-        let put = || Ok((vec![Op::put(key.to_string(), records::encode(&record))], ()));
+        let put = || Ok((vec![Op::put(key.to_string(), record_encoding::encode(&record))], ()));
         test.registry.change(put).await.unwrap();
     };
     write(RecordKey::TrustBundle, Record::TrustBundle(roots)).await;
@@ -73,7 +73,7 @@ async fn a_plaintext_endpoint_of_a_strict_service_is_refused_with_a_remedy() {
 }
 
 #[tokio::test]
-async fn a_batch_is_registered_whole_or_not_at_all() {
+async fn registration_batch_is_atomic() {
     let test = TestRegistry::new();
     let mut wrong = endpoint("b");
     wrong.endpoint.weight = 0;
@@ -96,7 +96,7 @@ async fn a_batch_is_registered_whole_or_not_at_all() {
 }
 
 #[tokio::test]
-async fn instance_in_a_new_region_replaces_its_record() {
+async fn instance_registered_in_new_region_replaces_its_old_record() {
     let test = TestRegistry::new();
     test.registry.register(&[endpoint("a")]).await.unwrap();
     let mut moved = endpoint("a");
@@ -108,7 +108,7 @@ async fn instance_in_a_new_region_replaces_its_record() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn expired_lease_marks_the_endpoint_until_renewal() {
+async fn expired_lease_marks_endpoint_lost_until_renewal() {
     let test = TestRegistry::running();
     let mut starting = leased("b");
     starting.endpoint.state = EndpointState::Starting;
@@ -129,7 +129,7 @@ async fn expired_lease_marks_the_endpoint_until_renewal() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn cancelled_registration_still_gets_its_lease() {
+async fn registration_cancelled_by_its_caller_still_gets_lease() {
     let test = TestRegistry::running();
     // The expiry loop has granted leases to all endpoints present at its start.
     tokio::task::yield_now().await;
@@ -146,7 +146,7 @@ async fn cancelled_registration_still_gets_its_lease() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn endpoint_lost_for_long_is_removed() {
+async fn endpoint_lost_beyond_retention_is_removed() {
     let test = TestRegistry::running();
     test.registry.register(&[leased("a"), endpoint("forever")]).await.unwrap();
     test.until(|r| state(r, "a") == Some(EndpointState::Lost)).await;
@@ -161,7 +161,7 @@ async fn endpoint_lost_for_long_is_removed() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_restarted_control_plane_grants_a_full_term() {
+async fn restarted_control_plane_grants_full_lease_term() {
     // The first process registers but never runs its loops, as if it had stopped.
     let test = TestRegistry::new();
     test.registry.register(&[leased("a")]).await.unwrap();
@@ -174,7 +174,7 @@ async fn a_restarted_control_plane_grants_a_full_term() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_draining_endpoint_drains_until_it_reports_another_state() {
+async fn draining_endpoint_stays_draining_until_it_reports_another_state() {
     let test = TestRegistry::running();
     test.registry.register(&[leased("a")]).await.unwrap();
     test.registry.drain(&[any_process("a")], Duration::ZERO).await.unwrap();
@@ -201,7 +201,7 @@ async fn drain_by_operator(test: &TestRegistry) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn operator_drain_holds_until_an_operator_ends_it() {
+async fn endpoint_drained_by_operator_stays_drained_until_operator_undrains_it() {
     let test = TestRegistry::running();
     test.registry.register(&[process(1)]).await.unwrap();
     drain_by_operator(&test).await;
@@ -212,11 +212,11 @@ async fn operator_drain_holds_until_an_operator_ends_it() {
     }
     assert_eq!(test.state("a"), Some(EndpointState::Draining), "its process found it well again");
 
-    // Its machine is away for longer than the lease, and returns in the earlier state.
+    // The machine is away for longer than the lease term, and returns with its earlier state.
     test.until(|r| state(r, "a") == Some(EndpointState::Lost)).await;
     assert_eq!(test.registry.renew(&[claim(1)]).await.unwrap(), []);
     assert_eq!(test.state("a"), Some(EndpointState::Draining));
-    // The drain also survives another control plane, and another process that reports serving.
+    // The drain also survives a restart of the control plane, and another process that reports serving.
     test.until(|r| state(r, "a") == Some(EndpointState::Lost)).await;
     let again = test.restarted();
     again.registry.register(&[process(2)]).await.unwrap();
@@ -229,7 +229,7 @@ async fn operator_drain_holds_until_an_operator_ends_it() {
     assert_eq!(test.state("a"), Some(EndpointState::Draining));
     assert_eq!(label(&test, Endpoint::DRAINED), drained, "since the first drain");
 
-    // Programs without incarnations report for any process, which is not an operator's decision.
+    // A program without incarnations may report for any process, but its report is no operator's decision.
     let serving = [report(any_process("a"), EndpointState::Serving)];
     again.registry.report(&serving).await.unwrap();
     assert_eq!((test.state("a"), label(&test, Endpoint::DRAINED)), (Some(EndpointState::Draining), drained));
@@ -238,7 +238,7 @@ async fn operator_drain_holds_until_an_operator_ends_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn operator_drain_ends_with_its_endpoint() {
+async fn operator_drain_ends_when_its_endpoint_is_removed() {
     let test = TestRegistry::running();
     test.registry.register(&[process(1)]).await.unwrap();
     drain_by_operator(&test).await;
@@ -278,12 +278,12 @@ async fn lost_endpoint_can_be_neither_drained_nor_undrained() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn only_lost_endpoints_are_removed_as_lost() {
+async fn removing_lost_endpoints_is_refused_if_one_serves_again() {
     let test = TestRegistry::running();
     test.registry.register(&[process(1), leased("b")]).await.unwrap();
     test.until(|r| state(r, "a") == Some(EndpointState::Lost) && state(r, "b") == Some(EndpointState::Lost))
         .await;
-    // One endpoint returns before the request arrives, which the command could not know.
+    // One endpoint returns before the request arrives, after the command listed it as lost.
     assert_eq!(test.registry.renew(&[claim(1)]).await.unwrap(), []);
     let both = [any_process("a"), any_process("b")];
     let refused = test.registry.deregister_lost(&both).await.unwrap_err();
@@ -297,7 +297,7 @@ async fn only_lost_endpoints_are_removed_as_lost() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_drain_waits_for_every_caller() {
+async fn endpoint_drain_waits_for_every_caller() {
     let test = TestRegistry::new();
     test.registry.register(&[endpoint("a"), endpoint("b")]).await.unwrap();
     let caller = test.node.watch("checkout", Identity::Anonymous);
@@ -330,7 +330,7 @@ async fn a_drain_waits_for_every_caller() {
     assert!(!late.callers_moved && began.elapsed() <= Duration::from_secs(3601), "no call waits longer");
     acknowledge();
 
-    // Writes below other prefixes, which this caller does not receive, do not delay draining an endpoint again.
+    // Writes under prefixes that this caller does not watch do not delay another drain of the endpoint.
     let other = Registration { service: "shop/other".parse().unwrap(), ..endpoint("x") };
     test.registry.register(&[other]).await.unwrap();
     assert!(test.registry.drain(&[any_process("a")], Duration::ZERO).await.unwrap().callers_moved);
@@ -354,7 +354,7 @@ async fn unregistered_instance_may_deregister_but_not_report_or_drain() {
     assert_eq!(test.registry.renew(&[any_process("a")]).await.unwrap(), [instance_ref("a")]);
 }
 
-/// The process that started as the `nth` under the name `a`, at its own port.
+/// The registration of the `nth` process under the name `a`, at its own port.
 fn process(nth: u16) -> Registration {
     let mut registration = Registration { explicit_state: true, ..leased("a") };
     registration.endpoint.address.set_port(nth);
@@ -367,7 +367,7 @@ fn claim(nth: u16) -> InstanceClaim {
 }
 
 #[tokio::test(start_paused = true)]
-async fn replaced_process_cannot_act_for_its_successor() {
+async fn replaced_process_cannot_renew_or_drain_for_its_successor() {
     let test = TestRegistry::running();
     test.registry.register(&[process(1)]).await.unwrap();
     test.registry.register(&[process(2)]).await.unwrap();
@@ -385,7 +385,7 @@ async fn replaced_process_cannot_act_for_its_successor() {
     assert!(refusal.to_string().contains("started later"), "{refusal}");
     assert_eq!(test.revision(), revision, "none of this wrote anything");
 
-    // The successor holds the lease, even for a control plane that knows it only from the record.
+    // The successor holds the lease, even for a control plane that knows the successor only from the record.
     tokio::time::sleep(TERM / 2).await;
     assert_eq!(test.registry.renew(&[claim(2)]).await.unwrap(), []);
     let again = test.restarted();
@@ -396,7 +396,7 @@ async fn replaced_process_cannot_act_for_its_successor() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn programs_without_incarnations_are_accepted() {
+async fn registrations_without_incarnation_are_accepted() {
     let test = TestRegistry::running();
     test.registry.register(&[process(2)]).await.unwrap();
     // Operators and programs of the previous release use any-process claims.
@@ -414,7 +414,7 @@ async fn programs_without_incarnations_are_accepted() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn successor_replaces_a_lost_process_from_the_future() {
+async fn new_process_replaces_lost_one_with_future_incarnation() {
     let test = TestRegistry::running();
     test.registry.register(&[process(9)]).await.unwrap();
     assert!(test.registry.register(&[process(3)]).await.is_err());
@@ -425,7 +425,7 @@ async fn successor_replaces_a_lost_process_from_the_future() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn successor_does_not_inherit_its_predecessors_own_drain() {
+async fn new_process_does_not_inherit_drain_by_its_predecessor() {
     let test = TestRegistry::running();
     test.registry.register(&[process(1)]).await.unwrap();
     test.registry.drain(&[claim(1)], Duration::ZERO).await.unwrap();
@@ -462,7 +462,7 @@ async fn endpoint_reported_lost_is_retained_beyond_its_lease() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn suspended_control_plane_grants_full_terms() {
+async fn resumed_control_plane_grants_full_lease_terms() {
     let test = TestRegistry::running();
     test.registry.register(&[leased("a")]).await.unwrap();
     // The expiry loop must be waiting for the term before time jumps past it.
@@ -475,7 +475,7 @@ async fn suspended_control_plane_grants_full_terms() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn future_incarnation_does_not_block_successors() {
+async fn future_incarnation_does_not_block_later_processes() {
     let test = TestRegistry::running();
     let process = |incarnation: u64| {
         let mut one = leased("a");
@@ -499,7 +499,7 @@ async fn future_incarnation_does_not_block_successors() {
 }
 
 #[tokio::test]
-async fn wildcard_addresses_are_refused_with_a_hint() {
+async fn wildcard_address_is_refused_with_hint() {
     let test = TestRegistry::new();
     for wrong in ["0.0.0.0:80", "[::]:80", "224.0.0.1:80", "[ff02::1]:80", "255.255.255.255:80"] {
         let mut one = endpoint("a");
@@ -509,7 +509,7 @@ async fn wildcard_addresses_are_refused_with_a_hint() {
     }
 }
 
-/// An endpoint of `shop/web` at the address of the others.
+/// An endpoint of `shop/web` at the same address as the other endpoints.
 fn of_web(id: &str) -> Registration {
     Registration { service: "shop/web".parse().unwrap(), ..leased(id) }
 }
@@ -531,7 +531,7 @@ async fn lost_endpoint_is_removed_when_another_service_takes_its_address() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn endpoint_whose_address_was_taken_is_removed_as_its_lease_expires() {
+async fn endpoint_with_taken_address_is_removed_when_lease_expires() {
     let test = TestRegistry::running();
     test.registry.register(&[leased("a")]).await.unwrap();
     tokio::time::sleep(TERM / 2).await;
@@ -541,7 +541,7 @@ async fn endpoint_whose_address_was_taken_is_removed_as_its_lease_expires() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn two_services_of_one_process_stay_when_its_agent_dies() {
+async fn endpoints_of_two_services_at_one_address_stay_when_agent_dies() {
     let test = TestRegistry::running();
     test.registry.register(&[leased("a")]).await.unwrap();
     test.registry.register(&[of_web("w")]).await.unwrap();

@@ -11,7 +11,7 @@ use fairmesh_model::spec::Resource;
 use super::SOURCE_LABEL;
 use crate::{Registration, manifest};
 
-/// The content at the path of a file.
+/// The content found at a file's path.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 enum FileContent {
     /// Not read yet.
@@ -19,7 +19,7 @@ enum FileContent {
     Unknown,
     /// The file does not exist.
     Nothing,
-    /// Its content. Shared, since each scan begins with a copy of all states.
+    /// The content. Shared, since each scan begins with a copy of all states.
     Text(Arc<str>),
 }
 
@@ -28,28 +28,30 @@ enum FileContent {
 pub(super) struct FileState {
     /// The content in the last scan.
     last: FileContent,
-    /// The accepted content, which two scans found.
+    /// The accepted content: the content that two consecutive scans last agreed on.
     accepted: FileContent,
-    /// The number of endpoints of the last valid content; `None` before any was valid.
+    /// Number of endpoints in the last valid content; `None` if no content has been valid yet.
     pub(super) listed: Option<usize>,
-    /// The endpoints that are to be registered. They are dropped afterwards: those of a large fleet take more memory than its records.
+    /// Endpoints still to be registered. Dropped once registered, because a large fleet takes more memory here than
+    /// as records.
     pub(super) due: Option<Arc<[Registration]>>,
-    /// The error of the accepted content.
+    /// Why the accepted content is invalid or could not be registered.
     pub(super) error: Option<String>,
     /// The read error of the last scan.
     pub(super) read_error: Option<String>,
 }
 
-/// A file or a folder, and the known state of its files.
+/// A file or a folder, and what is known about its files.
 pub(super) struct Source {
     pub(super) path: PathBuf,
     pub(super) known: BTreeMap<String, FileState>,
 }
 
 impl Source {
-    /// Reads every file, deleted ones included.
+    /// Reads every file, and notices deleted files.
     ///
-    /// Compares content and not times: editors and copies keep or forge times, and endpoint files are small.
+    /// Compares content and not modification times: editors and copies keep or forge times, and endpoint files are
+    /// small.
     pub(super) fn read(mut self) -> BTreeMap<String, FileState> {
         let (files, read_error) = match files(&self.path) {
             // A folder that is not mounted looks empty.
@@ -71,7 +73,7 @@ impl Source {
         }
         for (name, file) in self.known.iter_mut().filter(|(name, _)| !files.contains_key(*name)) {
             match &read_error {
-                // An unreadable folder does not mean that its files were deleted.
+                // An unreadable folder does not mean that its files are deleted.
                 Some(_) => file.read_error.clone_from(&read_error),
                 None => file.observe(name, FileContent::Nothing),
             }
@@ -85,7 +87,7 @@ impl Source {
 }
 
 impl Source {
-    /// Whether the known files list endpoints, or did before this process started.
+    /// Whether any known file lists endpoints, or did before this process started.
     fn lists_any(&self) -> bool {
         self.known.values().any(|file| file.listed.is_none_or(|count| count > 0))
     }
@@ -98,7 +100,7 @@ fn emptied(path: &Path) -> String {
     )
 }
 
-/// The files of a source by their labels.
+/// Returns the files of a source, by the value of [`super::SOURCE_LABEL`].
 pub(super) fn files(source: &Path) -> io::Result<BTreeMap<String, PathBuf>> {
     if !fs::metadata(source)?.is_dir() {
         return Ok(BTreeMap::from([(label(source), source.to_owned())]));
@@ -121,7 +123,7 @@ fn label(path: &Path) -> String {
 }
 
 impl FileState {
-    /// Accepts the content of a scan if the previous scan found the same.
+    /// Accepts the content of a scan if the previous scan found the same content.
     fn observe(&mut self, name: &str, found: FileContent) {
         self.read_error = None;
         if found != self.last {
@@ -149,11 +151,11 @@ impl FileState {
 
 fn registrations(file: &str, text: &str) -> Result<Vec<Registration>, String> {
     let mut registrations = Vec::new();
-    // The line of each instance's document. One document lists no instance twice; several documents may.
+    // Line of each instance's document. A single document lists no instance twice, but several documents may.
     let mut lines = HashMap::new();
     let documents = manifest::parse(file, text).map_err(|error| error.to_string())?;
     if documents.is_empty() {
-        // An editor that saves in two steps empties a file first, which must not remove a fleet.
+        // Some editors empty a file before they write it, which must not remove a fleet.
         return Err(format!(
             "{file}: it is empty; to remove all its endpoints, write 'endpoints: []', or delete it"
         ));

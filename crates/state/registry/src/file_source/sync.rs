@@ -8,7 +8,8 @@ use crate::{
 };
 
 impl FileSource {
-    /// Finds the files of this source that had endpoints before this process started, and their services.
+    /// Finds the files of this source that registered endpoints before this process started, and the services of
+    /// these endpoints.
     pub(super) fn load_known(&self) -> KnownFiles {
         let mut known = KnownFiles::default();
         for held in self.registry.stored_endpoints(&Prefix::everything()) {
@@ -21,7 +22,7 @@ impl FileSource {
         known
     }
 
-    /// Whether this source would read the file.
+    /// Whether this source reads the file.
     fn is_of(&self, file: &Path) -> bool {
         file == self.path || file.parent() == Some(&self.path)
     }

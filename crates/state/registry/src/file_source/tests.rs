@@ -6,7 +6,7 @@ use crate::{
     testing::{TestRegistry, cart, endpoint, instance_ref},
 };
 
-/// A source, scanned like `run` does.
+/// Scans a source as `run` does.
 struct Scanner {
     source: FileSource,
     known: KnownFiles,
@@ -42,7 +42,7 @@ fn registered(test: &TestRegistry) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn a_file_owns_the_endpoints_that_it_lists_only() {
+async fn endpoint_file_removes_only_endpoints_it_listed() {
     let (test, folder) = (TestRegistry::new(), tempfile::tempdir().unwrap());
     let file = folder.path().join("shop.yaml");
     test.registry.register(&[endpoint("other")]).await.unwrap();
@@ -55,7 +55,7 @@ async fn a_file_owns_the_endpoints_that_it_lists_only() {
     assert_eq!(test.revision(), revision, "nothing changed, nothing is written");
 
     fs::write(&file, list("shop/cart", &["b"])).unwrap();
-    // Another process finds the previous one's endpoints by their label.
+    // A new process recognises the endpoints of the previous process by their label.
     let mut scanner = Scanner::at(&test, &file);
     scanner.accept().await;
     assert_eq!(registered(&test), ["b", "other"]);
@@ -74,7 +74,7 @@ async fn a_file_owns_the_endpoints_that_it_lists_only() {
 }
 
 #[tokio::test]
-async fn endpoints_of_a_file_are_dropped_once_they_are_registered() {
+async fn parsed_endpoints_of_file_are_freed_once_registered() {
     let (test, folder) = (TestRegistry::new(), tempfile::tempdir().unwrap());
     let file = folder.path().join("shop.yaml");
     fs::write(&file, list("shop/cart", &["a", "b"])).unwrap();
@@ -90,7 +90,7 @@ async fn endpoints_of_a_file_are_dropped_once_they_are_registered() {
 }
 
 #[tokio::test]
-async fn an_invalid_edit_keeps_the_last_good_state_and_shows_an_error() {
+async fn invalid_endpoint_file_keeps_last_valid_endpoints_and_shows_error() {
     let (test, folder) = (TestRegistry::new(), tempfile::tempdir().unwrap());
     let file = folder.path().join("shop.yaml");
     fs::write(&file, list("shop/cart", &["a"])).unwrap();
@@ -121,7 +121,7 @@ async fn an_invalid_edit_keeps_the_last_good_state_and_shows_an_error() {
 }
 
 #[tokio::test]
-async fn folder_source_follows_added_and_removed_files() {
+async fn endpoint_folder_follows_added_and_removed_files() {
     let (test, folder) = (TestRegistry::new(), tempfile::tempdir().unwrap());
     let mut scanner = Scanner::at(&test, folder.path());
     assert_eq!(scanner.accept().await, FileStatus::default());
@@ -136,7 +136,7 @@ async fn folder_source_follows_added_and_removed_files() {
 }
 
 #[tokio::test]
-async fn a_failed_write_is_retried() {
+async fn failed_registration_from_endpoint_file_is_retried() {
     let (test, folder) = (TestRegistry::new(), tempfile::tempdir().unwrap());
     fs::write(folder.path().join("one.yaml"), list("shop/cart", &["a"])).unwrap();
     let mut scanner = Scanner::at(&test, folder.path());
@@ -149,14 +149,14 @@ async fn a_failed_write_is_retried() {
 }
 
 #[tokio::test]
-async fn missing_source_path_is_named() {
+async fn missing_endpoint_source_path_is_named_in_error() {
     let test = TestRegistry::new();
     let status = Scanner::at(&test, Path::new("/nowhere/shop.yaml")).accept().await;
     assert!(status.errors["/nowhere/shop.yaml"].contains("create it"), "{status:?}");
 }
 
 #[tokio::test]
-async fn file_content_needs_two_equal_scans() {
+async fn endpoint_file_is_accepted_after_two_equal_scans() {
     let (test, folder) = (TestRegistry::new(), tempfile::tempdir().unwrap());
     let file = folder.path().join("one.yaml");
     fs::write(&file, list("shop/cart", &["a", "b"])).unwrap();
@@ -165,7 +165,7 @@ async fn file_content_needs_two_equal_scans() {
     assert!(registered(&test).is_empty());
     scanner.scan().await;
     assert_eq!(registered(&test), ["a", "b"]);
-    // Half written, missing, and present again.
+    // The file is half written, then missing, and then present again.
     fs::write(&file, list("shop/cart", &["a"])).unwrap();
     scanner.scan().await;
     fs::remove_file(&file).unwrap();
@@ -177,7 +177,7 @@ async fn file_content_needs_two_equal_scans() {
 }
 
 #[tokio::test]
-async fn files_of_equal_name_in_two_folders_are_independent() {
+async fn endpoint_files_of_equal_name_in_two_folders_are_independent() {
     let test = TestRegistry::new();
     let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
     let mut sources = Vec::new();
@@ -191,14 +191,14 @@ async fn files_of_equal_name_in_two_folders_are_independent() {
 }
 
 #[tokio::test]
-async fn a_file_deleted_while_the_process_was_down_lists_nothing() {
+async fn endpoint_file_deleted_during_downtime_loses_its_endpoints() {
     let (test, folder) = (TestRegistry::new(), tempfile::tempdir().unwrap());
     let elsewhere = tempfile::tempdir().unwrap();
     for (at, instance) in [(&folder, "a"), (&elsewhere, "b")] {
         fs::write(at.path().join("one.yaml"), list("shop/cart", &[instance])).unwrap();
         Scanner::at(&test, at.path()).accept().await;
     }
-    // Without any file the folder would count as absent.
+    // With no file at all, the folder would count as absent.
     fs::write(folder.path().join("two.yaml"), list("shop/web", &["w"])).unwrap();
     fs::remove_file(folder.path().join("one.yaml")).unwrap();
     fs::remove_file(elsewhere.path().join("one.yaml")).unwrap();
@@ -210,7 +210,7 @@ async fn a_file_deleted_while_the_process_was_down_lists_nothing() {
 }
 
 #[tokio::test]
-async fn folder_without_files_counts_as_absent() {
+async fn emptied_endpoint_folder_counts_as_unmounted_and_keeps_endpoints() {
     let (test, folder) = (TestRegistry::new(), tempfile::tempdir().unwrap());
     let file = folder.path().join("shop.yaml");
     fs::write(&file, list("shop/cart", &["a"])).unwrap();
@@ -219,7 +219,7 @@ async fn folder_without_files_counts_as_absent() {
     fs::remove_file(&file).unwrap();
     let status = scanner.accept().await;
     assert!(status.errors.values().any(|error| error.contains("mount it again")), "{status:?}");
-    // The same in another process, which knows the files by their endpoints' labels.
+    // A new process, which knows the files from the labels of their endpoints, treats the folder alike.
     let mut scanner = Scanner::at(&test, folder.path());
     scanner.accept().await;
     assert_eq!(registered(&test), ["a"]);

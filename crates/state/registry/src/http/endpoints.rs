@@ -12,7 +12,7 @@ use tonic::Status;
 use super::json::{Failure, Spec};
 use crate::{InstanceClaim, InstanceRef, Registration, Registry, RegistryError, StateReport};
 
-/// How long a drain waits for callers by default.
+/// Default time that a drain waits for callers.
 const DEFAULT_DRAIN_TIMEOUT: Duration = Duration::from_secs(30);
 
 #[derive(Deserialize)]

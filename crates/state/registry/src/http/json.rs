@@ -49,7 +49,7 @@ impl From<Invalid> for Failure {
     }
 }
 
-/// A JSON body, regardless of its content type: `curl -d` declares a form.
+/// A JSON body. The content type is ignored, because `curl -d` declares a form.
 pub(super) struct Spec<T>(pub(super) T);
 
 impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Spec<T> {

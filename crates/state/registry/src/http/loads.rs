@@ -42,7 +42,7 @@ fn server(load: &ServerLoad) -> Value {
 pub(super) struct PlanQuery {
     threshold: u32,
     max_moves: u32,
-    /// Separated by commas.
+    /// Roles, separated by commas.
     replicate: String,
 }
 
@@ -60,7 +60,7 @@ pub(super) async fn plan(
     Query(query): Query<PlanQuery>,
 ) -> Result<Json<Value>, Failure> {
     let (service, options) = (service(name)?, query.options()?);
-    // Planning takes seconds for a map of millions of shards.
+    // Planning takes seconds for a map with millions of shards.
     let plan = spawn_blocking(move || registry.propose(&service, &options)).await;
     let stopped = |_| RegistryError::refused("service", "planning was stopped".into(), "retry");
     let plan = plan.map_err(stopped)??;

@@ -51,7 +51,7 @@ async fn endpoint_lifecycle_works_over_http() {
 }
 
 #[tokio::test]
-async fn http_report_does_not_end_an_operators_drain() {
+async fn http_report_does_not_end_drain_by_operator() {
     let test = TestRegistry::new();
     post(&test, "/v1/register", endpoints("a")).await;
     let drained = [crate::testing::any_process("a")];
@@ -107,7 +107,7 @@ async fn shard_map_lifecycle_works_over_http() {
 }
 
 #[tokio::test]
-async fn errors_have_a_problem_a_field_and_a_hint() {
+async fn http_registry_errors_have_problem_field_and_hint() {
     let test = TestRegistry::new();
     let mut wrong = endpoints("a");
     wrong["endpoints"][0]["address"] = "cart:80".into();
@@ -138,7 +138,7 @@ async fn errors_have_a_problem_a_field_and_a_hint() {
 }
 
 #[tokio::test]
-async fn loads_and_plans_are_read_over_http() {
+async fn shard_loads_and_balance_plans_are_readable_over_http() {
     let test = TestRegistry::new();
     let (status, refusal) = send(&test, "GET", "/v1/shards/shop/cart/plan", "").await;
     assert_eq!((status, &refusal["field"]), (404, &json!("service")), "{refusal}");

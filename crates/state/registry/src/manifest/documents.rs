@@ -3,16 +3,16 @@
 pub(super) struct DocumentText<'a> {
     /// The text from the document's first line to the start of the next document.
     pub(super) text: &'a str,
-    /// Bytes of the file before the document.
+    /// Number of bytes in the file before the document.
     pub(super) offset: usize,
-    /// Lines of the file before the document.
+    /// Number of lines in the file before the document.
     pub(super) lines_before: usize,
-    /// The line of the file, from 1, where the document's content starts.
+    /// Line of the file, from 1, at which the document's content starts.
     pub(super) first_line: usize,
 }
 
-/// Splits a file into documents. YAML 1.2 section 9.1.2 forbids content lines that begin with `---`, so that splitting
-/// by lines is exact.
+/// Splits a file into documents. Splitting by lines is exact, because YAML 1.2 section 9.1.2 forbids content lines
+/// that begin with `---`.
 pub(super) fn split(text: &str) -> Vec<DocumentText<'_>> {
     let mut splitter =
         Splitter { text, pieces: Vec::new(), offset: 0, line: 0, marked: false, content: None };
@@ -42,12 +42,12 @@ fn is_content(line: &str) -> bool {
 struct Splitter<'a> {
     text: &'a str,
     pieces: Vec<DocumentText<'a>>,
-    /// Where the present document starts.
+    /// Offset at which the current document starts.
     offset: usize,
     line: usize,
-    /// Whether the document begins with `---`.
+    /// Whether the current document begins with `---`.
     marked: bool,
-    /// The line where the content starts, if any.
+    /// Line at which the content starts, if there is any.
     content: Option<usize>,
 }
 
@@ -70,7 +70,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn documents_start_at_separators_and_empty_ones_are_skipped() {
+    fn yaml_documents_start_at_separators_and_empty_ones_are_skipped() {
         let text = "# head\n---\na: 1\n---\n# nothing\n---\nb: '---'\n--- # mark\nc: |\n  x\n...\n";
         let found: Vec<_> = split(text).iter().map(|p| (p.first_line, p.lines_before, p.offset)).collect();
         assert_eq!(found, [(3, 0, 0), (7, 5, 30), (8, 7, 43)]);

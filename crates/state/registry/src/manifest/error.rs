@@ -1,7 +1,7 @@
 use fairmesh_model::{counted, suggestion};
 use serde_saphyr::{DefaultMessageFormatter, Error, Location, MessageFormatter};
 
-use super::{documents::DocumentText, locate};
+use super::{documents::DocumentText, value_position};
 
 /// A parse error with its position. Line and column count from 1; the span is in bytes of the file.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -17,18 +17,18 @@ pub struct ManifestError {
     pub offset: usize,
     /// The length of the span; never past the end of the line.
     pub length: usize,
-    /// The problem, quoting the value, with the path of the field if any.
+    /// The problem, with the quoted value and the path of the field, if any.
     pub message: String,
     /// The remedy.
     pub hint: String,
 }
 
-/// An error within one document, before the position of the document in its file is known.
+/// An error within one document, before the document's position in the file is known.
 pub(super) struct Diagnostic {
     location: Option<Location>,
     message: String,
     hint: String,
-    /// Whether the error concerns a whole map or list and not a single value.
+    /// Whether the error concerns a whole map or list rather than one value.
     pub(super) is_of_whole: bool,
 }
 
@@ -38,17 +38,18 @@ impl Diagnostic {
         Self { location, message: message.into(), hint: hint.into(), is_of_whole: false }
     }
 
-    /// An error of the whole document, shown at its first line.
+    /// Creates an error about the whole document, shown at its first line.
     pub(super) fn at_start(message: impl Into<String>, hint: impl Into<String>) -> Self {
         Self { location: None, message: message.into(), hint: hint.into(), is_of_whole: false }
     }
 }
 
 impl Diagnostic {
-    /// Converts numbers of list entries to those of the whole text, for an error from a text with some entries removed.
+    /// Converts list indexes to those in the text `whole`. The error comes from a copy of that text without some list
+    /// entries.
     pub(super) fn in_whole(self, whole: &str) -> Self {
         let numbered = self.location.zip(self.message.split_once(": ")).and_then(|(at, (path, problem))| {
-            let path = path.contains('[').then(|| locate::path_at(whole, path, at))??;
+            let path = path.contains('[').then(|| value_position::path_at(whole, path, at))??;
             Some(format!("{path}: {problem}"))
         });
         let message = numbered.unwrap_or(self.message);
@@ -62,7 +63,7 @@ impl ManifestError {
             Some(at) => (piece.lines_before + number(at.line()), number(at.column()).max(1)),
             None => (piece.first_line, 1),
         };
-        // By line and column, since some parser errors have no byte position.
+        // Computed from line and column, since some parser errors have no byte position.
         let start: usize = text.split_inclusive('\n').take(line - 1).map(str::len).sum();
         let written = text[start..].lines().next().unwrap_or_default();
         let before: usize = written.chars().take(column - 1).map(char::len_utf8).sum();
@@ -74,7 +75,7 @@ impl ManifestError {
     }
 }
 
-/// Lines and bytes of a text in memory always fit.
+/// Line numbers and byte offsets of a text in memory always fit.
 fn number(number: u64) -> usize {
     usize::try_from(number).unwrap_or(usize::MAX)
 }
@@ -112,7 +113,7 @@ fn message_and_hint(error: &Error) -> (String, String) {
             format!("the field '{}' is written twice", key.as_deref().unwrap_or("?")),
             "keep one of the two".into(),
         ),
-        // Errors raised by specs while they are parsed.
+        // Specs raise these errors during deserialization, as "problem; hint".
         Error::Message { msg, .. } if msg.contains("; ") => {
             let (problem, hint) = msg.split_once("; ").unwrap_or((msg, SYNTAX_HINT));
             (problem.to_owned(), hint.to_owned())
@@ -127,10 +128,10 @@ fn message_and_hint(error: &Error) -> (String, String) {
     }
 }
 
-/// The hint for most syntax errors, which the parser notices only where they end.
+/// Hint for most syntax errors: the parser notices them only after the faulty line.
 const SYNTAX_HINT: &str = "check the indentation and the quotes of this line and the one before";
 
-/// Errors about valid YAML of the wrong type.
+/// Returns the message and hint for valid YAML with the wrong type.
 fn type_mismatch(error: &Error) -> Option<(&'static str, &'static str)> {
     Some(match error {
         Error::Unexpected { expected: "sequence start", .. } => {

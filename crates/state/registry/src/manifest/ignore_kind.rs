@@ -1,4 +1,4 @@
-//! Deserializes a struct without a field `kind`, without buffering, since buffers lose positions.
+//! Deserializes a struct that has no field `kind`, without buffering, because buffers lose positions.
 
 use serde::{
     Deserialize, Deserializer,
@@ -64,7 +64,7 @@ impl<'de, A: MapAccess<'de>> MapAccess<'de> for SkipKind<A> {
     }
 }
 
-/// A key. An unused seed is returned.
+/// A key of the map: `kind`, or any other key. For `kind`, returns the unused seed.
 enum Key<K, V> {
     Kind(K),
     Field(V),

@@ -1,10 +1,10 @@
-//! Kubernetes documents, which the mesh does not accept: the error names the replacement.
+//! Recognises Kubernetes documents, which the mesh does not accept. The error names the replacement.
 
 use serde_saphyr::Spanned;
 
 use super::Diagnostic;
 
-/// Kinds of Kubernetes and its meshes, with their replacements.
+/// Kinds of Kubernetes and of its service meshes, with their replacements.
 const PLACES: [(&[&str], &str); 6] = [
     (
         &["Service", "ServiceEntry"],
@@ -46,7 +46,7 @@ const PLACES: [(&[&str], &str); 6] = [
     ),
 ];
 
-/// The error for a document with `apiVersion`.
+/// Returns the error for a document with `apiVersion`.
 pub(super) fn diagnostic(version: &Spanned<String>, kind: Option<&Spanned<String>>) -> Diagnostic {
     let kind = kind.map_or("", |kind| kind.value.as_str());
     let hint = PLACES.iter().find(|(kinds, _)| kinds.contains(&kind)).map_or(

@@ -1,19 +1,19 @@
-//! Continues reading after an error, to report several errors at once.
+//! Continues after an error, so that several errors are reported at once.
 //!
-//! The entry with the error is overwritten by spaces, which preserves positions, and the document is read again. So the reader
-//! itself finds every further error. A parser that recovers by itself was rejected: it would be a second reader of every
-//! document.
+//! The entry with the error is overwritten with spaces, which preserves positions, and the document is read again.
+//! The normal reader thus finds every further error. A parser with error recovery was rejected: it would be a second
+//! reader of every document.
 
 use super::{Diagnostic, DocumentText, document, error::ManifestError};
 
-/// The most errors of one document that are reported.
+/// Maximum number of errors reported per document.
 const MAX_ERRORS: usize = 20;
-/// How often a document is read to find them.
+/// Maximum number of times that a document is read to find its errors.
 const MAX_READS: usize = 4 * MAX_ERRORS;
-/// Documents above this size, such as large shard maps, are read once.
+/// Documents larger than this many bytes, such as large shard maps, are read only once.
 const MAX_BYTES: usize = 256 * 1024;
 
-/// All errors of a document, in the order in which they were found.
+/// Returns all errors of a document, in the order in which they were found.
 pub(super) fn errors(file: &str, text: &str, piece: &DocumentText<'_>) -> Vec<ManifestError> {
     let Err(first) = document(piece) else { return Vec::new() };
     let mut errors = vec![located(file, text, piece, first)];
@@ -33,7 +33,8 @@ pub(super) fn errors(file: &str, text: &str, piece: &DocumentText<'_>) -> Vec<Ma
         let next = next.in_whole(piece.text);
         let next = located(file, text, piece, next);
         found = next.offset;
-        // The missing field may have been overwritten here; then the enclosing entry is left out too.
+        // The missing field may have been overwritten after an earlier error. In this case the enclosing entry is
+        // overwritten too.
         let is_own = next.message.ends_with(" is missing")
             || next.message == "the document has no kind"
             || errors.iter().any(|error| error.offset == next.offset)
@@ -52,7 +53,8 @@ fn located(file: &str, text: &str, piece: &DocumentText<'_>, diagnostic: Diagnos
     ManifestError::new(file, text, piece, diagnostic)
 }
 
-/// The map or list that begins at a position, with preceding empty lines: its first entries may have been overwritten.
+/// Returns the range of the map or list that begins at `start`. Includes preceding blank lines, because the first
+/// entries may have been overwritten with blanks.
 fn extent(text: &str, start: usize) -> std::ops::Range<usize> {
     let Some(rest) = text.get(start..) else { return start..start };
     if rest.starts_with(['{', '[']) {
@@ -77,7 +79,7 @@ fn extent(text: &str, start: usize) -> std::ops::Range<usize> {
     before..end.min(text.len())
 }
 
-/// The entry of a map or list around a position.
+/// Returns the range of the map or list entry around a position.
 fn entry_at(text: &str, at: usize) -> Option<std::ops::Range<usize>> {
     let line_start = text.get(..at)?.rfind('\n').map_or(0, |newline| newline + 1);
     match flow_entry(text, at) {
@@ -86,7 +88,8 @@ fn entry_at(text: &str, at: usize) -> Option<std::ops::Range<usize>> {
     }
 }
 
-/// The entry of the innermost `{…}` or `[…]` around a position, up to the comma after it or the closing bracket.
+/// Returns the entry around a position within the innermost `{…}` or `[…]`, up to the comma after it or to the
+/// closing bracket.
 fn flow_entry(text: &str, at: usize) -> Option<std::ops::Range<usize>> {
     let mut scanner = Scanner::default();
     let mut bytes = text.bytes().enumerate();
@@ -105,15 +108,15 @@ fn flow_entry(text: &str, at: usize) -> Option<std::ops::Range<usize>> {
     None
 }
 
-/// Follows brackets and quotes.
+/// Tracks open brackets and quotes.
 #[derive(Default)]
 struct Scanner {
-    /// The start of the present entry of each open bracket.
+    /// Start of the current entry in each open bracket.
     starts: Vec<usize>,
     quote: Option<u8>,
     in_comment: bool,
     is_escaped: bool,
-    /// The last byte that is not a space, and the last byte.
+    /// `significant` is the last byte that is not a space, `last` the last byte.
     significant: u8,
     last: u8,
 }
@@ -148,7 +151,7 @@ impl Scanner {
     }
 }
 
-/// The entry whose key is on a line, with all lines of its value.
+/// Returns the entry whose key is on the given line, with all lines of its value.
 fn block_entry(text: &str, line_start: usize) -> Option<std::ops::Range<usize>> {
     let line = text[line_start..].split('\n').next()?;
     let mut start = line.len() - line.trim_start().len();
@@ -173,7 +176,7 @@ fn block_entry(text: &str, line_start: usize) -> Option<std::ops::Range<usize>> 
         }
         end += 1 + next.len();
     }
-    // A list entry whose only field is removed is removed as a whole.
+    // A list entry whose only field is removed is removed entirely.
     let from = if has_sibling { start } else { marker };
     Some(line_start + from..end.min(text.len()))
 }
@@ -187,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn the_entry_around_a_position_is_found() {
+    fn innermost_yaml_entry_around_error_position_is_found() {
         let text = "a: 1\nb:\n  - {x: '}', y: 2, z: [3, 4]}\n  - name: n\n    deep:\n      e: 5\n    f: 6\n  - only: 7\ng: 8\n";
         for (at, found) in [
             ("1", "a: 1"),
@@ -205,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn the_extent_of_a_map_or_list_is_found() {
+    fn extent_of_yaml_map_or_list_is_found() {
         let text = "a: {b: [1, 2], c: 3}\nd:\n\n  e: 4\n  f:\n    - 5\n    - 6\n  g: 7\nh: 8\n";
         for (at, found) in [
             ("{", "{b: [1, 2], c: 3}"),
@@ -219,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn brackets_within_strings_are_ignored() {
+    fn brackets_in_yaml_strings_do_not_delimit_entries() {
         assert_eq!(entry("path: /a{b\nhint: it's [x # {\nc: 9", "9"), "c: 9");
         assert_eq!(entry("a: \"{\\\"\"\nb: 1", "1"), "b: 1");
     }

@@ -45,7 +45,7 @@ endpoints:
 ";
 
 #[test]
-fn manifest_reads_documents_of_every_kind() {
+fn manifest_with_every_kind_is_parsed() {
     let documents = parse("shop.yaml", GOOD).unwrap();
     let kinds: Vec<_> = documents.iter().map(|d| (d.spec.kind(), d.line)).collect();
     assert_eq!(kinds, [("Service", 2), ("Policy", 7), ("ShardMap", 19), ("Topology", 29), ("Endpoints", 36)]);
@@ -58,7 +58,7 @@ fn manifest_reads_documents_of_every_kind() {
 }
 
 #[test]
-fn further_errors_are_found_at_their_positions() {
+fn all_errors_of_manifest_are_found_with_positions() {
     let text = "kind: Policy\nservice: shop/a\ntimout: 5s\nroutes:\n  - name: one\n    splt: []\n  - {name: two, \
         mtch: {}, timeout: 7}\n---\nkind: Service\nname: shop/b\ntyp: sharded\n";
     assert!(parse("shop.yaml", text).is_err());
@@ -92,13 +92,13 @@ fn further_errors_are_found_at_their_positions() {
         ];
         assert_eq!(found, expected, "by their numbers in the file");
     }
-    // A field missing only because its entry was left out is not an error of its own.
+    // A field that is missing only because its entry was overwritten is not a separate error.
     assert_eq!(errors("shop.yaml", "kind: Service\nname: 'a b'\n").len(), 1);
     assert_eq!(errors("shop.yaml", "kind: Service\nname: [\n").len(), 1, "no YAML");
 }
 
 #[test]
-fn printed_documents_are_accepted() {
+fn printed_manifest_documents_parse_again() {
     for document in parse("shop.yaml", GOOD).unwrap() {
         let printed = serde_saphyr::to_string(&Spec::from(&document.resource)).unwrap();
         let again = parse("printed", &printed).unwrap_or_else(|e| panic!("{e}\n{printed}"));
@@ -112,7 +112,7 @@ fn printed_documents_are_accepted() {
     }
 }
 
-/// The position and the message of an error, with the text of the span.
+/// Returns line, column and message of the error, and the text of its span.
 fn refused(text: &str) -> (usize, usize, String, ManifestError) {
     let error = parse("shop.yaml", text).unwrap_err();
     assert!(!error.hint.is_empty(), "{error}");
@@ -121,7 +121,7 @@ fn refused(text: &str) -> (usize, usize, String, ManifestError) {
 }
 
 #[test]
-fn an_unknown_field_is_refused_at_its_place_with_the_nearest() {
+fn unknown_field_error_has_position_and_nearest_name() {
     let (line, column, span, error) = refused("kind: Policy\nservice: shop/cart\ntimout: 15s\n");
     assert_eq!((line, column, span.as_str()), (3, 1, "timout"));
     assert_eq!(error.hint, "did you mean 'timeout'?");
@@ -133,7 +133,7 @@ fn an_unknown_field_is_refused_at_its_place_with_the_nearest() {
 }
 
 #[test]
-fn an_unknown_kind_or_choice_is_refused_with_the_nearest() {
+fn unknown_kind_or_choice_error_suggests_nearest() {
     let (line, column, span, error) = refused("name: shop/cart\nkind: Servise\n");
     assert_eq!(
         (line, column, span.as_str(), error.hint.as_str()),
@@ -147,7 +147,7 @@ fn an_unknown_kind_or_choice_is_refused_with_the_nearest() {
 }
 
 #[test]
-fn a_wrong_value_is_refused_at_its_place() {
+fn wrong_manifest_value_error_has_position() {
     let cases = [
         ("kind: Service\nname: cart\n", 2, "cart"),
         ("kind: Service\n# ä\nname: Shop/cart\n", 3, "Shop/cart"),
@@ -172,7 +172,7 @@ fn a_wrong_value_is_refused_at_its_place() {
 }
 
 #[test]
-fn malformed_yaml_is_refused_at_its_line() {
+fn malformed_yaml_error_has_line() {
     let (line, ..) = refused("kind: Service\nname: shop/cart\n---\nkind: Service\nname: 'shop/cart\n");
     assert!(line >= 5, "{line}");
     let (line, ..) = refused("kind: Service\n  name: shop/cart\n");
@@ -185,7 +185,7 @@ fn malformed_yaml_is_refused_at_its_line() {
 }
 
 #[test]
-fn wrong_yaml_type_is_refused_with_the_expected_one() {
+fn wrong_yaml_type_error_names_expected_type() {
     let cases = [
         ("kind: Policy\nservice: a/b\nroutes: {name: a}\n", "{", "'- '"),
         ("kind: Policy\nservice: a/b\nretries: 3\n", "3", "name: value"),

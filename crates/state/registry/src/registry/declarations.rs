@@ -1,9 +1,9 @@
 //! Services that were declared by their first registration, and the removal of such declarations.
 //!
-//! A newcomer needs no file: registering declares an undeclared service. Such a declaration is removed some minutes
-//! after the last of its endpoints, so that names which no operator wrote do not pile up. The history of the service
-//! records that a registration declared it; applying any declaration makes it an operator's, which stays. A field of
-//! the record was rejected: every reader of services would have to know it.
+//! A newcomer needs no file: registering an endpoint declares its service if no operator did. Such a declaration is
+//! removed some minutes after the last endpoint, so that declarations that no operator wrote do not pile up. An entry
+//! in the service's history records that a registration declared it. Applying any declaration makes it an operator's,
+//! which stays. A field of the record was rejected: every reader of services would have to know it.
 
 use std::{sync::atomic::Ordering::Relaxed, time::Duration};
 
@@ -11,7 +11,7 @@ use fairmesh_model::{Prefix, RecordKey, RecordKind, ServiceName};
 use fairmesh_rib::{Entry, Expect, Node, Op};
 use fairmesh_wire::{
     LogLimiter,
-    records::{self, History},
+    record_encoding::{self, History},
 };
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
@@ -20,20 +20,20 @@ use fairmesh_rib::wall_clock::now_ms;
 
 use crate::RegistryError;
 
-/// How long a declaration outlives the last endpoint: longer than a program takes to restart.
+/// How long a declaration outlives the last endpoint: longer than a restart of a program.
 pub const DECLARATION_GRACE: Duration = Duration::from_secs(5 * 60);
 
-/// How often declarations are scanned.
+/// Interval between scans of declarations.
 const SCAN_INTERVAL: Duration = Duration::from_secs(10);
-/// The most declarations removed in one batch.
+/// Maximum number of declarations removed in one batch.
 const REMOVE_BATCH: usize = 100;
-/// The author in the history entry of such a declaration.
+/// Author in the history entry of a declaration by registration.
 const DECLARED_BY: &str = "its first registration";
 
 static REMOVED: LogLimiter = LogLimiter::new();
 
 impl Registry {
-    /// The history entry that marks a declaration by registration.
+    /// Returns the history entry that marks a declaration by registration.
     pub(crate) fn declaration_marker(&self, service: &ServiceName) -> Op {
         let at = self.node().revision().number;
         let history = History {
@@ -45,10 +45,11 @@ impl Registry {
             revision: 0,
         };
         let key = RecordKey::History(RecordKind::Service, service.clone(), at);
-        Op::put(key.to_string(), records::encode_history(&history))
+        Op::put(key.to_string(), record_encoding::encode_history(&history))
     }
 
-    /// The number of services declared by registrations, of refused and of removed declarations.
+    /// Returns the number of services declared by registrations, and the number of refused and of removed
+    /// declarations.
     pub fn self_declared(&self) -> (usize, u64, u64) {
         let (refused, removed) = (&self.shared.declarations_refused, &self.shared.declarations_removed);
         (self.declarations().len(), refused.load(Relaxed), removed.load(Relaxed))
@@ -75,7 +76,7 @@ impl Registry {
         }
     }
 
-    /// The declarations that had no endpoints for the grace period.
+    /// Returns the declarations without endpoints for longer than the grace period.
     fn expired(&self, now: Instant) -> Vec<ServiceName> {
         let batch = self.declarations().next_batch();
         let mut due = Vec::new();
@@ -103,8 +104,8 @@ impl Registry {
         self.node().get(&policy).is_some() || !self.node().read(&below).1.is_empty()
     }
 
-    /// Removes declarations that are still unused. Registrations wait meanwhile, since they would find the service
-    /// declared.
+    /// Removes declarations that are still unused. Registrations wait meanwhile, because they would still find the
+    /// service declared.
     async fn remove_declarations(&self, services: &[ServiceName]) -> Result<(), RegistryError> {
         let _registering = self.shared.registering.write().await;
         let plan = || {
@@ -138,12 +139,13 @@ impl Registry {
     }
 }
 
-/// The write that makes a declaration by registration an operator's; `None` if it is one.
+/// Returns the write that turns a declaration by registration into an operator's; `None` if it already is an
+/// operator's.
 pub fn adopt_declaration(node: &Node, service: &ServiceName) -> Option<Op> {
     marker(node, service)
 }
 
-/// The deletion of the marker of a declaration by registration, which is the newest entry of its history.
+/// Returns the deletion of the marker, which is the newest entry in the service's history.
 fn marker(node: &Node, service: &ServiceName) -> Option<Op> {
     let (_, entries) = node.read(&[Prefix::history(RecordKind::Service, service)]);
     let (key, entry) = entries.into_iter().next_back()?;
@@ -151,12 +153,12 @@ fn marker(node: &Node, service: &ServiceName) -> Option<Op> {
     Some(Op::delete(key).expecting(Expect::Revision(entry.revision)))
 }
 
-/// The service of a marker; `None` for other entries.
+/// Returns the service that a marker names; `None` for other entries.
 fn declared_by(key: &str, entry: &Entry) -> Option<ServiceName> {
     if RecordKind::of(key) != Some(RecordKind::History) {
         return None;
     }
-    let history = records::decode_history(&entry.value).ok()?;
+    let history = record_encoding::decode_history(&entry.value).ok()?;
     let ours = history.value.is_none() && history.replaced_by == DECLARED_BY;
     history.key.service().filter(|_| ours).cloned()
 }

@@ -1,10 +1,10 @@
-//! Edits of a map, without I/O.
+//! Pure edits of a shard map.
 
 use fairmesh_model::{Invalid, Replica, Shard, ShardId, ShardKey, ShardMap};
 
 use crate::RegistryError;
 
-/// The index of a shard in the map.
+/// Returns the index of a shard in the map.
 pub(super) fn position(map: &ShardMap, shard: ShardId) -> Result<usize, RegistryError> {
     map.shards.iter().position(|candidate| candidate.id == shard).ok_or_else(|| {
         let problem = format!("there is no shard {shard}");
@@ -15,7 +15,7 @@ pub(super) fn position(map: &ShardMap, shard: ShardId) -> Result<usize, Registry
 pub(super) fn split(map: &mut ShardMap, shard: ShardId, at: Option<ShardKey>) -> Result<(), RegistryError> {
     let position = position(map, shard)?;
     let range = map.range(position);
-    // Rounded up, so that the lower half is never the empty one.
+    // Rounded up, so that the lower half is never empty.
     let width = range.last.0 - range.first.0;
     let at = at.unwrap_or(ShardKey(range.first.0 + width / 2 + width % 2));
     if at <= range.first || at > range.last {
@@ -33,7 +33,7 @@ pub(super) fn split(map: &mut ShardMap, shard: ShardId, at: Option<ShardKey>) ->
     Ok(())
 }
 
-/// The next shard by key.
+/// Returns the next shard by key.
 pub(super) fn next(map: &ShardMap, shard: ShardId) -> Result<&Shard, RegistryError> {
     map.shards.get(position(map, shard)? + 1).ok_or_else(|| {
         let problem = format!("{shard} is the last shard");

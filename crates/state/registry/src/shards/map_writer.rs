@@ -3,17 +3,20 @@ use std::collections::BTreeMap;
 use bytes::Bytes;
 use fairmesh_model::{RecordKey, ServiceName, ShardMap, ShardPart};
 use fairmesh_rib::{Expect, Op};
-use fairmesh_wire::shards;
+use fairmesh_wire::shard_encoding;
 
 use crate::{Registry, RegistryError, stored_records::StoredShardMap};
 
-/// Chunks beyond this many bytes are written before their manifests, because batches are bounded.
+/// Maximum total size of chunks written in one batch with their manifests, in bytes. Further chunks are written
+/// earlier, because batches are bounded.
 const MAX_INLINE_CHUNK_BYTES: usize = 1_000_000;
 
 impl Registry {
-    /// Writes the result of `edit` on the present map and returns its version. Writes nothing if the map is unchanged.
+    /// Writes the result of `edit` on the current map and returns its version. Writes nothing if the map is
+    /// unchanged.
     ///
-    /// Every change writes the manifest of ranges, which holds the version, and is conditional on it.
+    /// Every change rewrites the manifest of ranges, which contains the version, and is conditional on the manifest's
+    /// revision.
     pub(super) async fn change_map(
         &self,
         service: &ServiceName,
@@ -23,7 +26,7 @@ impl Registry {
         Ok(changed.0)
     }
 
-    /// Changes the map with further writes in the same batch; returns version and revision.
+    /// Changes the map and adds further writes to the same batch. Returns version and revision.
     pub(super) async fn change_map_with(
         &self,
         service: &ServiceName,
@@ -48,10 +51,10 @@ impl Registry {
         Ok((changed.output, changed.revision))
     }
 
-    /// Writes the chunks that would exceed the batch before the manifests that name them. Chunks that stay
-    /// unreferenced are removed by the next change of the map.
+    /// Writes the chunks that would exceed the batch, before the manifests that name them. The next change of the map
+    /// removes chunks that stay unreferenced.
     async fn write_chunks_first(&self, service: &ServiceName, map: &ShardMap) -> Result<(), RegistryError> {
-        let chunks = shards::encode_map(service, map).into_iter();
+        let chunks = shard_encoding::encode_map(service, map).into_iter();
         let chunks = chunks.filter(|(key, _)| matches!(key, RecordKey::ShardChunk(..)));
         let missing: Vec<_> = chunks
             .map(|(key, value)| (key.to_string(), value))
@@ -73,11 +76,12 @@ impl Registry {
         Ok(())
     }
 
-    /// The writes that turn one map into another in the RIB: new parts and chunks, and deletions of unreferenced ones.
+    /// Returns the writes that turn the stored map into `map`: new parts and chunks, and deletions of unreferenced
+    /// ones.
     fn map_ops(&self, service: &ServiceName, held: Option<&StoredShardMap>, map: &ShardMap) -> Vec<Op> {
         let none = BTreeMap::<RecordKey, Bytes>::new();
         let before = held.map_or(&none, |held| &held.entries);
-        let after = shards::encode_map(service, map);
+        let after = shard_encoding::encode_map(service, map);
         let ranges = RecordKey::ShardManifest(service.clone(), ShardPart::Ranges);
         let expect = held.map_or(Expect::Absent, |held| Expect::Revision(held.revision));
         let gone = before.keys().filter(|key| !after.contains_key(key));
@@ -93,7 +97,7 @@ impl Registry {
         ops
     }
 
-    /// Whether a chunk was written before. A new map has no parts yet, but may have all its chunks.
+    /// Whether a chunk is stored already. A new map may have all its chunks stored, but none of its parts.
     fn is_written(&self, key: &RecordKey, text: &str, value: &Bytes) -> bool {
         matches!(key, RecordKey::ShardChunk(..))
             && self.node().get(text).is_some_and(|entry| entry.value == *value)

@@ -17,17 +17,17 @@ use super::{
 };
 use crate::{InstanceRef, Registry, RegistryError, stored_records::move_record};
 
-/// How long callers may take to apply a map before the source is removed. Late callers then get a wrong-shard response,
-/// refresh their map and retry elsewhere. This costs a round trip and fails no call.
+/// Time within which callers must apply a map before the source is removed. A late caller gets a wrong-shard
+/// response, refreshes its map and retries elsewhere: one extra round trip and no failed call.
 pub(super) const CALLER_TIMEOUT: Duration = Duration::from_secs(60);
-/// The longest wait for a change before the state is read again.
+/// Longest wait for a change before the state is read again.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
 static DELAYED: LogLimiter = LogLimiter::new();
 static ENDED: LogLimiter = LogLimiter::new();
 
 impl Registry {
-    /// Executes every recorded move; never returns. Begins with an earlier process's moves.
+    /// Executes every recorded move, including those of earlier processes; never returns.
     pub(crate) async fn run_moves(&self) {
         let mut tasks = JoinSet::new();
         let mut running = HashMap::new();
@@ -35,7 +35,7 @@ impl Registry {
         loop {
             self.pending_moves().retain(|key| {
                 if running.contains_key(key) {
-                    // The running executor may be about to end; this is checked again when it has.
+                    // The running executor may be about to end; its end triggers another check.
                     return true;
                 }
                 let (registry, key) = (self.clone(), key.clone());
@@ -86,7 +86,7 @@ impl Registry {
         }
     }
 
-    /// Performs the next action. Returns whether nothing more can be done for now.
+    /// Performs the next action of a move. Returns whether the executor must then wait for a change.
     async fn advance(&self, service: &ServiceName, shard_move: &ShardMove) -> Result<bool, RegistryError> {
         let held = self.shard_map(service)?;
         let action = next_action(
@@ -97,7 +97,7 @@ impl Registry {
         match (action, held) {
             (Action::AwaitReady, _) => return Ok(true),
             (Action::Start, _) => {
-                // A report from the target's earlier process does not count.
+                // A report from an earlier process of the target does not count.
                 if let Some(target) = target_ref(service, shard_move)
                     && let Some(ready) = self.readiness().get_mut(&target)
                 {
@@ -119,7 +119,7 @@ impl Registry {
                     None => self.end_without_map(service, shard_move).await?,
                 }
                 if self.move_at(&RecordKey::Move(service.clone(), shard_move.shard)).is_some() {
-                    // The target returned in the meantime.
+                    // The target has returned meanwhile.
                     self.undone_moves().forget(service, shard_move.shard);
                     return Ok(false);
                 }
@@ -140,12 +140,12 @@ impl Registry {
         let reported = target_ref(service, shard_move).is_some_and(|target| {
             self.readiness().get(&target).is_some_and(|ready| ready.contains(&shard_move.shard))
         });
-        // Callers skip an endpoint that is itself starting.
+        // Callers skip an endpoint in state starting.
         let serves = target.endpoint.state == EndpointState::Serving;
         TargetState { target_stays: may_hold(&target), target_ready: serves && (!aware || reported) }
     }
 
-    /// Waits until the watchers of the map have applied that calls go to the target.
+    /// Waits until all watchers of the map have applied the map that sends calls to the target.
     async fn await_callers(&self, service: &ServiceName, shard_move: &ShardMove, revision: u64) {
         let ranges = Prefix::shards(service, Some(&ShardPart::Ranges));
         let acked = self.node().wait_acked(&ranges, revision, Instant::now() + CALLER_TIMEOUT).await;
@@ -158,8 +158,8 @@ impl Registry {
         }
     }
 
-    /// Applies the action to the map unless its preconditions have changed. If the action ends the move, the same
-    /// batch ends it.
+    /// Applies an action to the map unless its preconditions have changed. If the action ends the move, the same
+    /// batch deletes the move's record.
     async fn edit_for(
         &self,
         service: &ServiceName,
@@ -240,7 +240,7 @@ impl Registry {
     }
 }
 
-/// The instance that will hold the copy.
+/// Returns the instance that receives the copy.
 fn target_ref(service: &ServiceName, shard_move: &ShardMove) -> Option<InstanceRef> {
     let instance = shard_move.to.clone()?;
     Some(InstanceRef { service: service.clone(), instance })

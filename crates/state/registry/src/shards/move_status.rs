@@ -4,12 +4,12 @@ use fairmesh_model::{
     EndpointState, InstanceId, Record, RecordKey, ReplicaState, ServiceName, Shard, ShardId, ShardMove,
 };
 use fairmesh_rib::{Expect, Op};
-use fairmesh_wire::records;
+use fairmesh_wire::record_encoding;
 
 use super::{map_edit, next_action};
 use crate::{Registry, RegistryError, stored_records::StoredEndpoint};
 
-/// The most remembered undone moves.
+/// Maximum number of undone moves that are remembered.
 const MAX_REMEMBERED: usize = 256;
 
 /// A move and its phase.
@@ -17,7 +17,7 @@ const MAX_REMEMBERED: usize = 256;
 pub struct MoveStatus {
     /// The move.
     pub shard_move: ShardMove,
-    /// Its phase.
+    /// Current phase of the move.
     pub phase: Phase,
 }
 
@@ -64,7 +64,7 @@ impl UndoneMoves {
 }
 
 impl Registry {
-    /// A service's moves in flight and its recently undone ones.
+    /// Returns a service's moves in flight, and its recently undone moves.
     ///
     /// # Errors
     /// `Invalid` when the map cannot be decoded.
@@ -85,7 +85,7 @@ impl Registry {
         Ok(moves)
     }
 
-    /// The write that records a move; none if the move is recorded already.
+    /// Returns the write that records a move, or nothing if the move is recorded already.
     pub(super) fn move_ops(
         &self,
         service: &ServiceName,
@@ -108,7 +108,7 @@ impl Registry {
         if let Some(to) = &shard_move.to {
             self.check_target(service, shard, shard_move, to)?;
         }
-        let value = records::encode(&Record::Move(shard_move.clone()));
+        let value = record_encoding::encode(&Record::Move(shard_move.clone()));
         Ok(vec![Op::put(key.to_string(), value).expecting(Expect::Absent)])
     }
 
@@ -140,7 +140,7 @@ impl Registry {
     }
 }
 
-/// The phase of a move in flight.
+/// Returns the phase of a move in flight.
 fn phase(shard: &Shard, shard_move: &ShardMove) -> Phase {
     use ReplicaState::{Serving, Stopping};
     let state = |instance: &InstanceId| next_action::state(shard, &shard_move.role, instance);
@@ -152,7 +152,7 @@ fn phase(shard: &Shard, shard_move: &ShardMove) -> Phase {
     }
 }
 
-/// Refuses a source that does not hold the copy, and the removal of the last copy.
+/// Refuses a source that does not hold the copy, and removal of the last copy.
 fn check_source(shard: &Shard, shard_move: &ShardMove, from: &InstanceId) -> Result<(), RegistryError> {
     if next_action::state(shard, &shard_move.role, from) != Some(ReplicaState::Serving) {
         let problem = format!("'{from}' does not serve shard {} as {}", shard_move.shard, shard_move.role);

@@ -23,7 +23,7 @@ pub(super) enum Action {
     Publish,
     /// Wait until callers have applied the new map, then remove the source and end the move.
     Finish,
-    /// Remove the target from the map if present, and end the move for this reason.
+    /// Remove the target from the map if present, and end the move with this reason.
     Undo(&'static str),
 }
 
@@ -38,7 +38,7 @@ pub(super) fn next_action(map: Option<&ShardMap>, shard_move: &ShardMove, target
         (None, None) if shard_move.from.is_some() => {
             Action::Undo("neither instance holds the shard any longer")
         }
-        // Published: callers use the target, so the move can only be finished.
+        // The map with the target is published and callers use it, so the move can only be finished.
         (None | Some(ReplicaState::Stopping), Some(ReplicaState::Serving)) => Action::Finish,
         (Some(_), Some(ReplicaState::Serving)) => Action::Publish,
         (_, Some(ReplicaState::Stopping)) => Action::Undo("another change removes the shard from the target"),
@@ -51,7 +51,7 @@ pub(super) fn next_action(map: Option<&ShardMap>, shard_move: &ShardMove, target
     }
 }
 
-/// The next action without a target: callers leave the copy, then it is dropped.
+/// Returns the next action of a move without a target: callers leave the copy, then it is dropped.
 fn next_drop_action(shard: &Shard, shard_move: &ShardMove, source: Option<ReplicaState>) -> Action {
     match source {
         None => Action::Undo("another change removed the copy"),
@@ -61,13 +61,13 @@ fn next_drop_action(shard: &Shard, shard_move: &ShardMove, source: Option<Replic
     }
 }
 
-/// The state of an instance's copy in a role.
+/// Returns the state of an instance's copy in a role.
 pub(super) fn state(shard: &Shard, role: &Role, instance: &InstanceId) -> Option<ReplicaState> {
     let holds = |replica: &&Replica| replica.role == *role && replica.instance == *instance;
     shard.replicas.iter().find(holds).map(|replica| replica.state)
 }
 
-/// Whether another copy serves in the dropped copy's role.
+/// Whether the role is still served without the copy to be dropped.
 pub(super) fn is_served_without(shard: &Shard, shard_move: &ShardMove) -> bool {
     let serves = |copy: &Replica| copy.role == shard_move.role && copy.state == ReplicaState::Serving;
     shard.replicas.iter().any(|copy| serves(copy) && Some(&copy.instance) != shard_move.from.as_ref())
@@ -90,7 +90,7 @@ mod tests {
         }
     }
 
-    /// A map with these copies of shard 5, where `y` also has another role.
+    /// A map in which these instances hold shard 5; `y` also holds it in another role.
     fn map(holders: &[(&str, ReplicaState)]) -> ShardMap {
         let replica = |instance: &str, role: &str, state| Replica {
             instance: instance.parse().unwrap(),
@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn move_adds_the_target_before_removing_the_source() {
+    fn shard_move_adds_target_before_removing_source() {
         use ReplicaState::{Serving, Starting, Stopping};
         let loading = TargetState { target_ready: false, ..READY };
         assert_eq!(next(&[("x", Serving)], loading), Action::Start);
@@ -117,12 +117,12 @@ mod tests {
         assert_eq!(next(&[("x", Serving), ("y", Starting)], READY), Action::Publish);
         assert_eq!(next(&[("x", Stopping), ("y", Serving)], READY), Action::Finish);
         assert_eq!(next(&[("y", Serving)], READY), Action::Finish);
-        // The source left meanwhile, but the target still gets the copy.
+        // The source left meanwhile, but the target still gets its copy.
         assert_eq!(next(&[("y", Starting)], READY), Action::Publish);
     }
 
     #[test]
-    fn leaving_target_undoes_the_move() {
+    fn shard_move_is_undone_when_target_leaves() {
         use ReplicaState::{Serving, Starting, Stopping};
         let gone = TargetState { target_stays: false, target_ready: true };
         for holders in [&[("x", Serving)][..], &[("x", Serving), ("y", Starting)]] {
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn a_copy_is_added_by_a_move_without_source() {
+    fn shard_move_without_source_adds_copy() {
         use ReplicaState::{Serving, Starting};
         let add = ShardMove { from: None, ..shard_move() };
         let next = |holders: &[(&str, ReplicaState)], target| next_action(Some(&map(holders)), &add, target);
@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn a_copy_is_dropped_once_callers_have_left_and_never_the_last_one() {
+    fn shard_copy_is_dropped_after_callers_left_but_never_last_one() {
         use ReplicaState::{Serving, Starting, Stopping};
         let drop = ShardMove { to: None, ..shard_move() };
         let next = |holders: &[(&str, ReplicaState)]| next_action(Some(&map(holders)), &drop, READY);
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn foreign_map_change_ends_the_move() {
+    fn shard_map_change_by_other_writer_ends_move() {
         use ReplicaState::{Serving, Stopping};
         assert!(matches!(next_action(None, &shard_move(), READY), Action::Undo(_)));
         assert!(matches!(next(&[("z", Serving)], READY), Action::Undo(_)));

@@ -2,7 +2,7 @@ use fairmesh_model::{
     Cursor, EndpointState, Identity, KeyRange, Prefix, Protocol, RecordKey, Replica, ReplicaState, Service,
     Shard,
 };
-use fairmesh_wire::shards as encoding;
+use fairmesh_wire::shard_encoding as encoding;
 
 use super::*;
 use crate::{
@@ -19,7 +19,7 @@ fn replica(instance: &str) -> Replica {
     }
 }
 
-/// Shards that start at these keys, held by `x`.
+/// A map with shards that start at these keys and are held by `x`.
 fn map(starts: impl IntoIterator<Item = u128>) -> ShardMap {
     let shards = (0..).zip(starts).map(|(id, start)| Shard {
         id: ShardId(id),
@@ -38,7 +38,7 @@ fn shard_move(to: &str) -> ShardMove {
     }
 }
 
-/// Prepares `x` and `y`, which run, `y` reporting its loaded shards, and a map.
+/// Registers `x` and `y`, which are serving, and a shard map. `y` reports its loaded shards.
 async fn prepare(test: &TestRegistry) {
     let sharded = Service {
         kind: ServiceKind::Sharded,
@@ -53,7 +53,7 @@ async fn prepare(test: &TestRegistry) {
     assert_eq!(test.registry.put_shards(&cart(), &map([0, 500, 900])).await.unwrap(), 1);
 }
 
-/// The copies of shard 1, with their states.
+/// Returns the copies of shard 1 with their states.
 fn holders(registry: &Registry) -> Vec<(String, ReplicaState)> {
     let map = registry.shards(&cart()).unwrap();
     let position = map_edit::position(&map, ShardId(1)).unwrap();
@@ -67,7 +67,7 @@ fn is_held(registry: &Registry, expected: &[(&str, ReplicaState)]) -> bool {
 }
 
 #[tokio::test]
-async fn a_map_is_replaced_only_with_the_version_that_was_read() {
+async fn shard_map_write_requires_version_that_was_read() {
     let test = TestRegistry::new();
     prepare(&test).await;
     let mut changed = map([0, 400]);
@@ -85,7 +85,7 @@ async fn a_map_is_replaced_only_with_the_version_that_was_read() {
 }
 
 #[tokio::test]
-async fn only_a_service_that_is_declared_sharded_has_a_map() {
+async fn shard_map_requires_service_declared_sharded() {
     let test = TestRegistry::new();
     let refusal = test.registry.put_shards(&cart(), &map([0])).await.unwrap_err();
     assert!(matches!(refusal, RegistryError::NotFound(_)), "{refusal}");
@@ -96,7 +96,7 @@ async fn only_a_service_that_is_declared_sharded_has_a_map() {
 }
 
 #[tokio::test]
-async fn a_shard_splits_and_merges_and_leaves_no_chunk_behind() {
+async fn shard_split_and_merge_leave_no_unused_chunk() {
     let test = TestRegistry::new();
     prepare(&test).await;
     assert_eq!(test.registry.split_shard(&cart(), ShardId(1), Some(ShardKey(618))).await.unwrap(), 2);
@@ -134,7 +134,7 @@ async fn shards_with_different_holders_do_not_merge() {
 }
 
 #[tokio::test]
-async fn a_map_larger_than_a_batch_is_created_and_replaced() {
+async fn shard_map_larger_than_write_batch_is_created_and_replaced() {
     let test = TestRegistry::new();
     let sharded = Service {
         kind: ServiceKind::Sharded,
@@ -152,7 +152,7 @@ async fn a_map_larger_than_a_batch_is_created_and_replaced() {
 }
 
 #[tokio::test]
-async fn impossible_move_is_refused_with_a_hint() {
+async fn impossible_shard_move_is_refused_with_hint() {
     let test = TestRegistry::new();
     prepare(&test).await;
     let stranger = ShardMove { from: Some("z".parse().unwrap()), ..shard_move("y") };
@@ -180,7 +180,7 @@ async fn impossible_move_is_refused_with_a_hint() {
     assert!(matches!(test.registry.move_shard(&cart(), &other).await, Err(RegistryError::Refused(_))));
     let refusal = test.registry.split_shard(&cart(), ShardId(1), None).await.unwrap_err();
     assert!(refusal.to_string().contains("from x to y"), "{refusal}");
-    // Before any copy has started, it cannot merge either, from either side.
+    // Before any copy has started, the shard cannot merge with either neighbour.
     for lower in [ShardId(1), ShardId(0)] {
         let refusal = test.registry.merge_shards(&cart(), lower).await.unwrap_err();
         assert!(refusal.to_string().contains("from x to y"), "{refusal}");
@@ -188,7 +188,7 @@ async fn impossible_move_is_refused_with_a_hint() {
 }
 
 #[tokio::test]
-async fn move_starts_the_target_before_it_stops_the_source() {
+async fn shard_move_starts_target_before_it_stops_source() {
     use ReplicaState::{Serving, Starting, Stopping};
     let test = TestRegistry::running();
     prepare(&test).await;
@@ -218,7 +218,7 @@ async fn move_starts_the_target_before_it_stops_the_source() {
 }
 
 #[tokio::test]
-async fn readiness_report_of_an_earlier_stay_is_ignored() {
+async fn readiness_report_from_before_move_is_ignored() {
     use ReplicaState::{Serving, Starting};
     let test = TestRegistry::running();
     prepare(&test).await;
@@ -233,7 +233,7 @@ async fn readiness_report_of_an_earlier_stay_is_ignored() {
     test.registry.move_shard(&cart(), &shard_move("y")).await.unwrap();
     test.until(|r| is_held(r, &[("x", Serving), ("y", Starting)])).await;
     let revision = test.revision();
-    // After this write and another finished move, the executor has read the state again.
+    // Once this write and another move have finished, the executor has read the state again.
     let other = ShardMove { shard: ShardId(0), ..shard_move("z") };
     test.registry.move_shard(&cart(), &other).await.unwrap();
     test.until(|r| r.moves(&cart()).len() == 1).await;
@@ -241,7 +241,7 @@ async fn readiness_report_of_an_earlier_stay_is_ignored() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn hanging_caller_delays_a_move_only_until_the_timeout() {
+async fn hanging_caller_delays_shard_move_only_until_timeout() {
     use ReplicaState::{Serving, Stopping};
     let test = TestRegistry::running();
     prepare(&test).await;
@@ -258,7 +258,7 @@ async fn hanging_caller_delays_a_move_only_until_the_timeout() {
 }
 
 #[tokio::test]
-async fn a_move_whose_target_leaves_is_listed_as_undone() {
+async fn shard_move_with_departed_target_is_listed_as_undone() {
     use ReplicaState::{Serving, Starting};
     let test = TestRegistry::running();
     prepare(&test).await;
@@ -276,7 +276,7 @@ async fn a_move_whose_target_leaves_is_listed_as_undone() {
 }
 
 #[tokio::test]
-async fn move_publishes_its_target_only_once_serving() {
+async fn shard_move_publishes_target_only_once_it_is_serving() {
     use ReplicaState::{Serving, Starting};
     let test = TestRegistry::running();
     prepare(&test).await;
@@ -284,7 +284,7 @@ async fn move_publishes_its_target_only_once_serving() {
     test.registry.report(&report(EndpointState::Starting)).await.unwrap();
     test.registry.move_shard(&cart(), &shard_move("z")).await.unwrap();
     test.until(|r| is_held(r, &[("x", Serving), ("z", Starting)])).await;
-    // Another move to a serving target has finished, so the executor has read this one.
+    // Once another move to a serving target has finished, the executor has read the state of this move.
     let serving = endpoint("w");
     test.registry.register(&[serving]).await.unwrap();
     let other = ShardMove { shard: ShardId(0), ..shard_move("w") };
@@ -296,7 +296,7 @@ async fn move_publishes_its_target_only_once_serving() {
 }
 
 #[tokio::test]
-async fn restarted_control_plane_continues_a_move() {
+async fn restarted_control_plane_continues_shard_move() {
     use ReplicaState::Serving;
     let test = TestRegistry::new();
     prepare(&test).await;
@@ -308,7 +308,7 @@ async fn restarted_control_plane_continues_a_move() {
 }
 
 #[tokio::test]
-async fn many_shards_of_one_map_move_at_once() {
+async fn many_shards_of_one_map_move_concurrently() {
     let test = TestRegistry::running();
     prepare(&test).await;
     let many = ShardMap { version: 1, ..map((0..40).map(|start| start * 10)) };
@@ -323,7 +323,7 @@ async fn many_shards_of_one_map_move_at_once() {
 }
 
 #[tokio::test]
-async fn unrelated_commits_do_not_decode_a_map_again() {
+async fn unrelated_commits_do_not_decode_shard_map_again() {
     let test = TestRegistry::new();
     prepare(&test).await;
     let held = || test.registry.shard_map(&cart()).unwrap().unwrap();

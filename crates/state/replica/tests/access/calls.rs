@@ -1,4 +1,4 @@
-//! Honest calls through a replica, and forged ones.
+//! Tests of genuine and forged calls through a replica.
 
 use fairmesh_wire::v1;
 use tonic::{Code, Status};
@@ -26,7 +26,7 @@ fn registration(service: &str, instance: &str) -> v1::RegisterRequest {
     v1::RegisterRequest { registrations: vec![registration] }
 }
 
-/// A service's report of `per_second` calls per second.
+/// A report by the service `caller` of `per_second` calls per second to `service`.
 fn traffic(caller: &str, service: &str, per_second: u64) -> v1::ReportSignalsRequest {
     let calls = v1::CallRates {
         service: service.into(),
@@ -46,7 +46,7 @@ fn is_refusal(status: &Status) -> bool {
     matches!(status.code(), Code::NotFound | Code::PermissionDenied)
 }
 
-/// The planner's view of calls to a service, in thousandths per second.
+/// Returns the calls to a service that the planner knows, in thousandths per second.
 async fn offered(replica: &StrictReplica, service: &str) -> u64 {
     let request = v1::TrafficCallsRequest { service: service.into(), ..Default::default() };
     let answer = own(&replica.control).await.traffic_planner().calls(request).await.unwrap().into_inner();
@@ -54,7 +54,7 @@ async fn offered(replica: &StrictReplica, service: &str) -> u64 {
 }
 
 #[tokio::test]
-async fn a_stated_call_through_a_replica_is_judged_by_its_maker() {
+async fn signed_call_through_replica_is_authorized_as_original_caller() {
     let folder = tempfile::tempdir().unwrap();
     let replica = StrictReplica::start(folder.path()).await;
     let [blue, red] = [
@@ -74,7 +74,7 @@ async fn a_stated_call_through_a_replica_is_judged_by_its_maker() {
 }
 
 #[tokio::test]
-async fn forwarded_minutes_match_their_signer() {
+async fn usage_minutes_forwarded_by_replica_must_be_signed_by_owner() {
     let folder = tempfile::tempdir().unwrap();
     let replica = StrictReplica::start(folder.path()).await;
     let [blue, red] = [
@@ -83,7 +83,7 @@ async fn forwarded_minutes_match_their_signer() {
     ];
     let agent = replica.connect_stating(&blue).await;
     agent.registry().register(registration("blue/vault", "vault-0")).await.unwrap();
-    // A minute long ago: the control plane accepts the report and drops it.
+    // The minute is long past: the control plane accepts the report and drops the minute.
     let usage = v1::InstanceUsage {
         service: "blue/vault".into(),
         instance: "vault-0".into(),
@@ -104,7 +104,7 @@ async fn forwarded_minutes_match_their_signer() {
 }
 
 #[tokio::test]
-async fn a_replica_adds_up_only_reports_that_their_senders_may_make() {
+async fn replica_sums_only_traffic_reports_with_permission() {
     let folder = tempfile::tempdir().unwrap();
     let replica = StrictReplica::start(folder.path()).await;
     let [blue, red] = [

@@ -1,4 +1,4 @@
-//! Authorization of callers that use a replica in a mesh with a trust domain.
+//! Tests the authorization of callers of a replica in a mesh with a trust domain.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 #[path = "../../../../control-plane/control/tests/support/mod.rs"]

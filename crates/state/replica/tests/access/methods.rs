@@ -1,4 +1,4 @@
-//! Every forwarded method without a statement: a replica lends its callers none of its own rights.
+//! Calls every forwarded method without a statement: a replica lends its callers none of its own rights.
 
 use std::collections::BTreeMap;
 
@@ -23,7 +23,7 @@ fn instance() -> v1::InstanceRef {
     v1::InstanceRef { service: "blue/vault".into(), instance: "vault-0".into(), incarnation: 0 }
 }
 
-/// A request for each forwarded method, about the tenant blue or the region in which no caller joined.
+/// Returns a request for each forwarded method, about the tenant blue or a region in which no caller joined.
 fn requests() -> BTreeMap<&'static str, Vec<u8>> {
     fn of(message: impl Message) -> Vec<u8> {
         message.encode_to_vec()
@@ -74,7 +74,7 @@ fn requests() -> BTreeMap<&'static str, Vec<u8>> {
     ])
 }
 
-/// The status of a call that fails before its response begins.
+/// Returns the status of a call that fails before its response begins.
 async fn status(transport: &Transport, address: &Address, method: &str, message: &[u8]) -> Code {
     let length = u32::try_from(message.len()).unwrap();
     let body = Bytes::from([&[0][..], &length.to_be_bytes(), message].concat());
@@ -92,7 +92,7 @@ async fn status(transport: &Transport, address: &Address, method: &str, message:
 }
 
 #[tokio::test]
-async fn no_forwarded_method_gives_a_caller_the_rights_of_the_replica() {
+async fn forwarded_methods_never_use_replica_permissions() {
     let folder = tempfile::tempdir().unwrap();
     let replica = StrictReplica::start(folder.path()).await;
     let requests = requests();
@@ -114,7 +114,7 @@ async fn no_forwarded_method_gives_a_caller_the_rights_of_the_replica() {
                 "{path} by a {position}: {code:?}"
             );
         }
-        // A replica further down reads forwarded requests, but vouches for nothing.
+        // A replica further down the tree may read what it forwards, but vouches for no caller.
         let code = status(&beside.transport(), &replica.address, path, request).await;
         let adds_up = ["Signals/Report", "Imbalance/Report"].contains(&path);
         assert!(

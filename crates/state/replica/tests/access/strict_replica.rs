@@ -5,7 +5,7 @@ use fairmesh_model::{DefaultAuthorization, Record, RecordKey};
 use fairmesh_replica::{Replica, ReplicaConfig, ReplicaError};
 use fairmesh_wire::{
     handshake::{self, Connection},
-    records,
+    record_encoding,
     transport::{Address, Transport},
     v1,
 };
@@ -18,8 +18,8 @@ use crate::{
     support::{BOUND, TestControl, put},
 };
 
-/// A strict control plane that allows nothing by default, and a replica with a certificate of its own. The replica signs
-/// nothing that it forwards.
+/// A strict control plane that allows nothing by default, and a replica with its own certificate. The replica does
+/// not sign the calls that it forwards.
 pub(crate) struct StrictReplica {
     pub(crate) control: TestControl,
     pub(crate) address: Address,
@@ -30,7 +30,8 @@ pub(crate) struct StrictReplica {
 impl StrictReplica {
     pub(crate) async fn start(folder: &Path) -> Self {
         let control = start_strict(&folder.join("control")).await;
-        let default = records::encode(&Record::DefaultAuthorization(DefaultAuthorization::Deny)).to_vec();
+        let default =
+            record_encoding::encode(&Record::DefaultAuthorization(DefaultAuthorization::Deny)).to_vec();
         let ops = vec![put(RecordKey::DefaultAuthorization.to_string(), default)];
         own(&control).await.rib().write(v1::WriteRequest { ops }).await.unwrap();
         let beside = join(&control, "rib-1", &[], "eu").await;
@@ -54,7 +55,7 @@ impl StrictReplica {
         started
     }
 
-    /// Returns once the replica authorizes calls.
+    /// Waits until the replica authorizes calls.
     async fn wait_for_copy(&self, member: &TestMember) {
         let ready = async {
             loop {
@@ -69,7 +70,7 @@ impl StrictReplica {
         timeout(BOUND, ready).await.expect("it follows the control plane");
     }
 
-    /// Connects as a member that signs no statements.
+    /// Connects as a member that does not sign its calls.
     pub(crate) async fn connect(&self, member: &TestMember) -> Connection {
         handshake::connect(&member.transport(), &self.address, "test").await.unwrap()
     }

@@ -1,4 +1,4 @@
-//! A replica's copy on disk, and its recovery without one.
+//! Tests of a replica's copy on disk, and of its recovery without a copy.
 
 use std::{fs, time::Duration};
 
@@ -48,7 +48,7 @@ async fn replica_without_upstream_serves_from_disk_and_resumes() {
 }
 
 #[tokio::test]
-async fn an_idle_reader_resumes_after_a_restart_without_a_snapshot() {
+async fn idle_reader_resumes_after_restart_without_snapshot() {
     let processes = Processes::new();
     let memory = Memory::new(1);
     memory.put(&[("/a/1", "x"), ("/a/2", "x"), ("/b/1", "x")]);
@@ -80,7 +80,7 @@ async fn an_idle_reader_resumes_after_a_restart_without_a_snapshot() {
 }
 
 #[tokio::test]
-async fn a_stop_leaves_the_last_revision_on_disk() {
+async fn stopped_replica_leaves_last_revision_on_disk() {
     let processes = Processes::new();
     let memory = Memory::new(1);
     memory.put(&[("/a/1", "x"), ("/a/2", "x")]);

@@ -14,7 +14,7 @@ use crate::{
     support::{BOUND, Memory, Server},
 };
 
-/// A control plane of the previous release, with the reports that it received.
+/// A control plane of the previous release. It records the reports that it receives.
 #[derive(Clone, Default)]
 struct FormerControlPlane(Arc<Mutex<Vec<v1::ReportUsageRequest>>>);
 
@@ -37,7 +37,7 @@ impl Imbalance for FormerControlPlane {
 }
 
 #[tokio::test]
-async fn replica_forwards_minutes_to_a_previous_release() {
+async fn replica_forwards_usage_minutes_to_previous_release_control_plane() {
     let (processes, former) = (Processes::new(), FormerControlPlane::default());
     let services = Routes::new(ImbalanceServer::new(former.clone()));
     let address = processes.socket("control").to_string();

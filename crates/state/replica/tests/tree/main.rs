@@ -6,7 +6,7 @@ mod former_release;
 mod processes;
 mod reconnect_storm;
 mod services;
-// The upstream and the reader of rib's own tests.
+// The upstream and the reader from the tests of `rib`.
 #[path = "../../../rib/tests/watch/support.rs"]
 #[allow(dead_code, reason = "these tests use a part of it")]
 mod support;
@@ -20,11 +20,11 @@ use support::{BOUND, Memory, Reader, copy, prefix};
 use tokio::time::{Instant, timeout};
 use tonic::Code;
 
-/// Long enough for an error to show in checks that nothing happens.
+/// Time in which an error would show, for checks that nothing happens.
 const MOMENT: Duration = Duration::from_millis(100);
 
 #[tokio::test]
-async fn two_layers_carry_changes_down_and_acknowledgements_up() {
+async fn two_replica_layers_relay_changes_and_acknowledgements() {
     let processes = Processes::new();
     let memory = Memory::new(1);
     memory.put(&[("/a/1", "x"), ("/b/1", "x")]);
@@ -60,7 +60,7 @@ async fn two_layers_carry_changes_down_and_acknowledgements_up() {
 }
 
 #[tokio::test]
-async fn replica_fails_over_without_going_back_in_revision() {
+async fn replica_fails_over_without_returning_to_older_revision() {
     let processes = Processes::new();
     let memory = Memory::new(1);
     memory.put(&[("/a/1", "0")]);
@@ -97,7 +97,7 @@ async fn replica_fails_over_without_going_back_in_revision() {
 }
 
 #[tokio::test]
-async fn a_lagging_upstream_does_not_revert_changes() {
+async fn replica_does_not_revert_changes_at_lagging_upstream() {
     let processes = Processes::new();
     let (ahead, behind) = (Memory::new(1), Memory::new(1));
     for memory in [&ahead, &behind] {
@@ -110,7 +110,7 @@ async fn a_lagging_upstream_does_not_revert_changes() {
     let mut reader = Reader::following(&[&replica.address], &["/a/"]).await;
     good.stop().await;
     assert!(reader.age_update().await > Duration::ZERO);
-    // The replica follows the lagging one once that one has a watcher.
+    // The replica follows the lagging upstream once that upstream has a watcher.
     let found = async {
         while behind.node.watchers(&prefix("/")).is_empty() {
             tokio::task::yield_now().await;
@@ -129,7 +129,7 @@ async fn a_lagging_upstream_does_not_revert_changes() {
 }
 
 #[tokio::test]
-async fn reads_wait_for_a_revision_and_refused_writes_name_the_control_plane() {
+async fn replica_reads_wait_for_revision_and_refused_writes_name_control_plane() {
     let processes = Processes::new();
     let memory = Memory::new(1);
     memory.put(&[("/a/1", "x")]);
@@ -143,7 +143,7 @@ async fn reads_wait_for_a_revision_and_refused_writes_name_the_control_plane() {
     };
     let there = async {
         let mut rib = connection.rib();
-        // Before the first copy, the store is not known.
+        // The store is unknown until the first copy arrives.
         loop {
             match rib.read(read(1)).await {
                 Ok(response) => return response.into_inner(),
@@ -168,7 +168,7 @@ async fn reads_wait_for_a_revision_and_refused_writes_name_the_control_plane() {
 }
 
 #[tokio::test]
-async fn slow_watcher_gets_the_last_value_of_each_key_after_a_burst() {
+async fn slow_watcher_gets_latest_value_of_each_key_after_burst() {
     let processes = Processes::new();
     let memory = Memory::new(1);
     memory.put(&[("/a/1", "0"), ("/a/2", "0")]);
@@ -189,7 +189,7 @@ async fn slow_watcher_gets_the_last_value_of_each_key_after_a_burst() {
 }
 
 #[tokio::test]
-async fn errors_name_the_missing_setting() {
+async fn replica_start_error_names_missing_setting() {
     let processes = Processes::new();
     let none: [Address; 0] = [];
     let error = processes.try_replica("replica", &none).await.err().unwrap();

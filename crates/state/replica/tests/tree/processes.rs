@@ -18,12 +18,12 @@ use tokio_util::sync::CancellationToken;
 
 use crate::support::{BOUND, Memory, Server};
 
-/// A folder with a socket and a state folder for each process, by name.
+/// A folder with a socket and a state folder for each named process.
 pub(crate) struct Processes {
     folder: tempfile::TempDir,
 }
 
-/// A process that runs until stopped.
+/// A process that runs until it is stopped.
 pub(crate) struct Running<E> {
     pub(crate) address: Address,
     pub(crate) metrics: Option<SocketAddr>,
@@ -44,12 +44,12 @@ impl Processes {
         self.folder.path().join(name)
     }
 
-    /// The file of a replica's copy.
+    /// Returns the path of a replica's copy.
     pub(crate) fn copy(&self, name: &str) -> PathBuf {
         self.state(name).join("copy.redb")
     }
 
-    /// A control plane in memory, always at the same address.
+    /// Starts an in-memory control plane, always at the same address.
     pub(crate) async fn control(&self, name: &str, memory: &Memory) -> Server {
         Server::start(memory.clone(), &self.socket(name).to_string()).await
     }
@@ -120,7 +120,7 @@ impl<E: std::fmt::Debug> Running<E> {
         timeout(BOUND, connecting).await.expect("it listens")
     }
 
-    /// The response of an HTTP page, with headers and body.
+    /// Returns the HTTP response for a path, with headers and body.
     pub(crate) async fn page(&self, path: &str) -> String {
         let requesting = async {
             let mut stream = TcpStream::connect(self.metrics.unwrap()).await.unwrap();
@@ -133,7 +133,7 @@ impl<E: std::fmt::Debug> Running<E> {
         timeout(BOUND, requesting).await.expect("the page is served")
     }
 
-    /// Asserts lines of `/metrics`, without their common prefix.
+    /// Asserts that `/metrics` has these lines, given without their common prefix.
     pub(crate) async fn shows(&self, lines: &[&str]) {
         let page = self.page("/metrics").await;
         for line in lines {

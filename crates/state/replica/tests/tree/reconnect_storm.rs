@@ -1,4 +1,4 @@
-//! A replica restarts under many readers: they reconnect spread over time, and none is refused.
+//! A replica with many readers restarts. Their reconnects are spread over time, and none is refused.
 
 use std::{
     env,
@@ -21,15 +21,15 @@ use crate::{
     support::{BOUND, Memory, prefix},
 };
 
-/// The number of readers, unless the environment sets another.
+/// Number of readers, unless the environment variable sets another.
 const READERS: usize = 200;
 const READERS_FROM: &str = "FAIRMESH_RECONNECT_READERS";
 /// The downtime of the replica.
 const DOWNTIME: Duration = Duration::from_secs(1);
-/// A window in which reconnections of all readers would be a storm.
+/// Window in which reconnects of all readers would count as a storm.
 const BURST_WINDOW: Duration = Duration::from_millis(100);
 
-/// The last state of one reader, and the number of its snapshots.
+/// Last state of a reader, and the number of snapshots that it received.
 #[derive(Clone, Copy, Debug, Default)]
 struct ReaderState {
     revision: u64,
@@ -60,7 +60,7 @@ struct Reader {
 }
 
 impl Reader {
-    /// Starts a reader with the backoff of production.
+    /// Starts a reader with the backoff used in production.
     fn start(address: &fairmesh_wire::transport::Address, number: usize) -> Self {
         let config = FollowerConfig {
             transport: Default::default(),
@@ -81,7 +81,7 @@ impl Reader {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn readers_of_a_restarted_replica_reconnect_spread_out() {
+async fn readers_reconnect_at_spread_times_after_replica_restart() {
     let readers = env::var(READERS_FROM).ok().and_then(|text| text.parse().ok()).unwrap_or(READERS);
     let processes = Processes::new();
     let memory = Memory::new(1);
@@ -94,7 +94,7 @@ async fn readers_of_a_restarted_replica_reconnect_spread_out() {
         reader.until(|got| got.snapshots == 1).await;
     }
     replica.stop().await;
-    // As long as a restart takes; meanwhile every reader fails to connect.
+    // As long as a restart takes. Meanwhile every reader fails to connect.
     sleep(DOWNTIME).await;
     memory.put(&[("/a/1", "y")]);
     let replica = processes.replica("replica", &upstream).await;

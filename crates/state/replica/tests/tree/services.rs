@@ -1,4 +1,4 @@
-//! Calls of agents reach the control plane through replicas.
+//! Tests that calls of agents reach the control plane through replicas.
 
 use fairmesh_control::{Control, ControlConfig};
 use fairmesh_wire::{transport::Address, v1};
@@ -77,7 +77,7 @@ async fn registration_and_drain_work_below_two_replicas() {
     let root = processes.replica("root", std::slice::from_ref(&control.address)).await;
     let region = processes.replica("region", std::slice::from_ref(&root.address)).await;
     let agent = processes.agent("agent", &region.address);
-    // The registration has arrived, so everything is connected.
+    // The registration succeeded, so all processes are connected.
     let mut caller = Reader::following(&[&agent.address], &["/t/shop/endpoints/cart/"]).await;
     let program = agent.connect().await;
     program.registry().register(registration("cart-0")).await.unwrap();

@@ -1,58 +1,59 @@
-//! Rows of counts in reports, judged one by one: a row that is not permitted, such as one of a service that may no longer be called, costs
-//! the others nothing. A relay's report has the rows of many processes.
+//! Authorizes the rows of counts in a report one by one. A refused row, for example of a service that the caller may
+//! no longer call, does not affect the other rows. This matters because a relay's report contains the rows of many
+//! processes.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use bytes::{BufMut as _, Bytes, BytesMut};
 use fairmesh_model::{CallCounts, ServiceName};
-use fairmesh_wire::{convert::counts, v1};
+use fairmesh_wire::{convert::call_counts, v1};
 use prost::Message as _;
 use tonic::{Code, Request, Status};
 
 use super::{
     AccessControl, Caller,
-    needs::Need,
-    requests::{FRAME, Needs, decode, one_message, region, service},
+    call_needs::Need,
+    request_needs::{FRAME, Needs, decode, one_message, region, service},
 };
 
-/// The method whose reports have counts.
+/// The method whose reports contain counts.
 const REPORT: &str = "/fairmesh.v1.Signals/Report";
 
-/// Rows that were left out of a report, since its sender may not report them; in the extensions of its request.
+/// Number of rows removed from a report because its sender may not report them. Stored in the request's extensions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RefusedRows(u64);
 
 impl RefusedRows {
-    /// Those of a request.
+    /// Returns the number of rows removed from a request.
     pub fn of<T>(request: &Request<T>) -> u64 {
         request.extensions().get::<Self>().map_or(0, |refused| refused.0)
     }
 }
 
-/// A report with rows of counts.
+/// A report that contains rows of counts.
 #[derive(Debug)]
 pub struct CountedRows {
     report: v1::ReportSignalsRequest,
     subjects: BTreeSet<RowSubject>,
 }
 
-/// What decides whether rows may be reported: their own service and region, and the service that they say was called.
+/// Fields of a row that decide whether it may be reported: the called service, the reporting service and the region.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct RowSubject {
     called: Option<ServiceName>,
     own: Option<ServiceName>,
-    /// Rows of denied calls and of CPU have none.
+    /// `None` for rows of denied calls and of CPU.
     region: Option<String>,
 }
 
-/// The refused subjects of a report, with the reason of each.
+/// Subjects whose rows are refused, with the reasons.
 pub type RefusedSubjects = BTreeMap<RowSubject, Status>;
 
 impl CountedRows {
-    /// Those of a call with this body; `None` if it has none.
+    /// Reads the report in a call's body; `None` if the call has no rows of counts.
     ///
     /// # Errors
-    /// When the message is malformed, such as a row whose service is no name.
+    /// When the message is malformed, for example if a row names an invalid service.
     pub fn of(path: &str, body: &[u8]) -> Result<Option<Self>, Status> {
         if path != REPORT {
             return Ok(None);
@@ -68,15 +69,16 @@ impl CountedRows {
         Ok((!subjects.is_empty()).then_some(Self { report, subjects }))
     }
 
-    /// The subjects of its rows.
+    /// Returns the distinct subjects of all rows.
     pub fn subjects(&self) -> impl Iterator<Item = &RowSubject> {
         self.subjects.iter()
     }
 
-    /// The body without the rows of these subjects, which count as left out unless they are of zeros.
+    /// Returns the body without the rows of refused subjects. Removed rows count as left out, unless all their counts
+    /// are zero.
     ///
     /// # Errors
-    /// If no row is left: the reason of the first.
+    /// If no row remains, the reason for the first refused subject.
     pub fn without(mut self, refused: &RefusedSubjects) -> Result<(Bytes, RefusedRows), Status> {
         if refused.len() == self.subjects.len()
             && let Some((_, reason)) = refused.first_key_value()
@@ -90,7 +92,7 @@ impl CountedRows {
         for interval in self.report.counts.iter_mut().flat_map(|counts| &mut counts.intervals) {
             interval.calls.retain(|row| {
                 let is_kept = is_kept(RowSubject::of_calls(row));
-                left_out += u64::from(!is_kept && counts::read_counts(row) != CallCounts::ZERO);
+                left_out += u64::from(!is_kept && call_counts::read_counts(row) != CallCounts::ZERO);
                 is_kept
             });
             interval.denied.retain(|row| {
@@ -112,7 +114,7 @@ impl CountedRows {
 }
 
 impl RowSubject {
-    /// Servers say who called them, and callers which service they are.
+    /// Rows from a server name the caller; rows from a caller name the caller's own service.
     fn of_calls(row: &v1::CountedCalls) -> Result<Self, Status> {
         let called = service(&row.service)?;
         let (called, own, from) = match row.by_server {
@@ -133,10 +135,10 @@ impl RowSubject {
         Ok(Self { called: None, own: Some(service(&row.service)?), region: None })
     }
 
-    /// The needs of its rows.
+    /// Returns the permissions that the subject's rows require.
     ///
     /// # Errors
-    /// When the region is no name.
+    /// When the region's name is invalid.
     pub fn needs(&self) -> Needs {
         let region = self.region.as_deref().map(|name| region(name).map(Need::ReportFor)).transpose()?;
         let called = self.called.clone().map(Need::CallFrom);
@@ -144,16 +146,16 @@ impl RowSubject {
     }
 }
 
-/// Whether a decision is about one row, and not a failure to decide.
+/// Whether a status refuses a single row, rather than reporting that no decision was possible.
 pub fn is_refusal(status: &Status) -> bool {
     matches!(status.code(), Code::PermissionDenied | Code::NotFound)
 }
 
 impl AccessControl {
-    /// The body of a call whose maker was authorized, without rows of counts that it may not report.
+    /// Returns the body of an authorized call without the rows of counts that its caller may not report.
     ///
     /// # Errors
-    /// If no row is left, or the message is malformed.
+    /// If no row remains, or the message is malformed.
     pub fn keep_permitted_rows(
         &self,
         maker: &Caller,
@@ -173,7 +175,7 @@ impl AccessControl {
     }
 }
 
-/// A message in its frame.
+/// Encodes a report as a length-prefixed message.
 fn framed(report: &v1::ReportSignalsRequest) -> Bytes {
     let length = report.encoded_len();
     let mut body = BytesMut::with_capacity(FRAME + length);
@@ -205,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn refused_rows_are_left_out_and_the_others_stay() {
+    fn report_rows_without_permission_are_removed_and_others_stay() {
         let gone = || ServiceName::new("bank/rates").unwrap();
         let calls = vec![
             row("shop/cart", "shop/web", 5),
@@ -224,14 +226,14 @@ mod tests {
     }
 
     #[test]
-    fn report_without_a_permitted_row_is_refused() {
+    fn report_without_permitted_row_is_refused() {
         let rows = CountedRows::of(REPORT, &report(vec![row("shop/cart", "", 5)])).unwrap().unwrap();
         let refused = refuse(&rows, |_| true);
         assert_eq!(rows.without(&refused).unwrap_err().code(), Code::NotFound);
     }
 
     #[test]
-    fn rows_need_their_own_service_and_region() {
+    fn report_rows_require_permission_for_their_service_and_region() {
         let name = |name: &str| ServiceName::new(name).unwrap();
         let subject = RowSubject::of_calls(&row("shop/cart", "shop/web", 1)).unwrap();
         let region = Need::ReportFor("eu".parse().unwrap());

@@ -4,44 +4,45 @@ use fairmesh_model::{Cursor, Revision};
 use fairmesh_wire::v1::{WatchRequest, watch_request::Kind};
 use tokio::time::Instant;
 
-/// The longest and the shortest delay of an acknowledgement; later ones replace a delayed one. The delay is random,
-/// so that a change to a whole fleet is not acknowledged at one moment.
+/// Maximum and minimum delay of an acknowledgement. A later acknowledgement replaces a delayed one. The delay is
+/// random, so that a whole fleet does not acknowledge a change at the same moment.
 const ACK_DELAY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_millis(500));
 
-/// Schedules the acknowledgements of one connection: within a second, and at once on request.
+/// Schedules the acknowledgements of one connection: within a second, or at once on request.
 ///
 /// Acknowledging each update at once was rejected: reading the acknowledgements was a large part of the cost of a
-/// change to ten thousand watchers.
+/// change for ten thousand watchers.
 #[derive(Debug, Default)]
 pub struct AckBatcher {
-    /// The last acknowledgement sent, while it is valid.
+    /// The last acknowledgement sent; `None` if the upstream may have ignored it.
     last_sent: Option<Revision>,
-    /// Whether any was sent. The first one is sent at once, because the upstream may be waiting for it after a
-    /// reconnect.
+    /// Whether any acknowledgement was sent. The first one is sent at once, because the upstream may be waiting for
+    /// it after a reconnect.
     sent_any: bool,
-    /// When the delayed acknowledgement is due.
+    /// When the delayed acknowledgement must be sent.
     due: Option<Instant>,
-    /// The revision up to which acknowledgements are requested.
+    /// Latest revision that the upstream asked to acknowledge.
     ack_requested: Option<Revision>,
 }
 
 impl AckBatcher {
-    /// Notes a received update. The upstream ignores acknowledgements of revisions that it had not sent. A reader
-    /// ahead of its upstream sends one when it connects, and must repeat it after the update.
+    /// Records that an update was received. The upstream ignores acknowledgements of revisions that it has not sent.
+    /// A reader that is ahead of its upstream acknowledges when it connects, and must repeat that acknowledgement
+    /// after the update.
     pub fn update_received(&mut self) {
         self.last_sent = None;
     }
 
-    /// The upstream requests the acknowledgement of `revision`.
+    /// Records that the upstream requests the acknowledgement of `revision`.
     pub fn request_ack(&mut self, revision: Revision) {
         self.ack_requested = Some(revision);
     }
 
-    /// The acknowledgement of `applied` if due now; it counts as sent. Otherwise [`AckBatcher::due`] returns when to
-    /// call again, unless more is applied or received before. `random` is any number.
+    /// Returns the acknowledgement of `applied` if it is due, and counts it as sent. Otherwise [`AckBatcher::due`]
+    /// returns when to call this again, unless more is applied or received earlier. `random` may be any number.
     pub fn take(&mut self, applied: Revision, now: Instant, random: u64) -> Option<WatchRequest> {
         if self.last_sent == Some(applied) {
-            // A delayed acknowledgement was sent already.
+            // The delayed acknowledgement was sent already.
             self.due = None;
             return None;
         }
@@ -62,7 +63,7 @@ impl AckBatcher {
         Some(WatchRequest { kind: Some(Kind::Applied(Cursor::at(applied).into())) })
     }
 
-    /// When the delayed acknowledgement is due; `None` without one.
+    /// Returns when the delayed acknowledgement is due; `None` if none is delayed.
     pub fn due(&self) -> Option<Instant> {
         self.due
     }
@@ -83,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn acknowledgements_are_batched_for_up_to_a_second() {
+    fn revision_acknowledgements_are_batched_for_up_to_one_second() {
         let (mut acks, start) = (AckBatcher::default(), Instant::now());
         assert!(sends(&mut acks, at(1), start, 0), "the first goes at once");
         assert!(!sends(&mut acks, at(1), start, 0), "sent once is enough");
@@ -100,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn requested_acknowledgements_are_sent_at_once_up_to_the_revision() {
+    fn requested_acknowledgements_are_sent_at_once_up_to_revision() {
         let (mut acks, now) = (AckBatcher::default(), Instant::now());
         assert!(sends(&mut acks, at(1), now, 0));
         assert!(!sends(&mut acks, at(2), now, 0), "held back");
@@ -113,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn a_revision_acknowledged_before_it_was_sent_is_acknowledged_again() {
+    fn revision_reached_before_latest_update_is_acknowledged_again() {
         let (mut acks, now) = (AckBatcher::default(), Instant::now());
         assert!(sends(&mut acks, at(7), now, 0));
         acks.update_received();
@@ -121,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_of_another_store_is_ignored() {
+    fn acknowledgement_request_of_another_store_is_ignored() {
         let (mut acks, now) = (AckBatcher::default(), Instant::now());
         assert!(sends(&mut acks, at(1), now, 0));
         acks.request_ack(Revision { store: StoreId(2), ..at(9) });
@@ -129,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn no_ack_is_due_after_returning_to_the_sent_revision() {
+    fn no_acknowledgement_is_due_after_returning_to_acknowledged_revision() {
         let (mut acks, now) = (AckBatcher::default(), Instant::now());
         assert!(sends(&mut acks, at(10), now, 0));
         assert!(!sends(&mut acks, at(0), now, 0), "held back");

@@ -9,7 +9,7 @@ use crate::{Entry, Resumed, Snapshot, Update};
 /// An event assembled from one or more messages.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Event {
-    /// All changes, except those in the patches.
+    /// All changes of a revision; changes sent as patches are in `patches`.
     Update {
         update: Update,
         patches: Vec<Bytes>,
@@ -20,7 +20,7 @@ pub(super) enum Event {
     },
     AgeUpdate {
         age: Duration,
-        /// The revision of the upstream, if the reader holds later copies.
+        /// Revision of the upstream, if the reader holds copies of later revisions.
         behind: Option<Revision>,
     },
     AckRequest {
@@ -28,7 +28,7 @@ pub(super) enum Event {
     },
 }
 
-/// Assembles the messages of one revision.
+/// Assembles the messages of one revision into an event.
 #[derive(Debug, Default)]
 pub(super) struct Assembler {
     update: Option<Update>,
@@ -38,7 +38,7 @@ pub(super) struct Assembler {
 }
 
 impl Assembler {
-    /// Adds one message. Returns an event once it is complete.
+    /// Adds one message. Returns an event once all its messages are received.
     ///
     /// # Errors
     /// When the message violates the protocol.
@@ -69,7 +69,7 @@ impl Assembler {
                     request.revision.ok_or_else(|| unexpected("ack_request.revision", "is missing"))?;
                 return Ok(Some(Event::AckRequest { revision: revision.try_into()? }));
             }
-            // The watch handles these at its start and end.
+            // The watch handles these messages at its start and end.
             Some(Kind::Hello(_) | Kind::Ended(_)) | None => {
                 return Err(unexpected("kind", "is unknown to this release"));
             }
@@ -113,7 +113,7 @@ impl Assembler {
 }
 
 fn entry(entry: v1::Entry) -> (Arc<str>, Entry) {
-    // Copied, because a slice would retain the memory of the whole message.
+    // Copied, because a slice would keep the whole message in memory.
     (entry.key.into(), Entry { value: Bytes::copy_from_slice(&entry.value), revision: entry.revision })
 }
 

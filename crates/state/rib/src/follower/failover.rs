@@ -1,9 +1,9 @@
-//! Decides when to leave a stale upstream, since another address may lead to a current one.
+//! Decides when to leave a stale upstream, because another address may lead to a current one.
 //!
-//! A stale upstream is followed for a while, because it may change its own upstream and it serves prefixes that are
-//! new here. If every upstream is stale, such as while the source is down, cycling costs every follower a connection
-//! each time. So each stay is longer than the previous one. Probing the other addresses was rejected: it costs as
-//! much as a connection.
+//! A stale upstream is followed for a while, because it may fail over itself, and because it serves prefixes that are
+//! new here. If every upstream is stale, for example while the source is down, cycling through them costs each
+//! follower a connection per switch. Each stay is therefore longer than the previous one. Probing the other addresses
+//! was rejected: a probe costs as much as a connection.
 
 use std::time::Duration;
 
@@ -11,28 +11,28 @@ use tokio::time::Instant;
 
 use super::Backoff;
 
-/// The shortest stay with a stale upstream.
+/// Minimum stay with a stale upstream.
 const MIN_STAY: Duration = Duration::from_secs(3);
-/// Range of the random part of a stay, so that a fleet does not leave at one moment. The bound doubles with each
-/// upstream left.
+/// Backoff for the random part of a stay. It doubles with each stale upstream that was left, and spreads a fleet's
+/// departures over time.
 const STAY_BACKOFF: Backoff = Backoff { first: Duration::from_secs(3), longest: Duration::from_secs(300) };
 
-/// Callers pass `now` and any random number.
+/// Schedule for leaving stale upstreams. Callers pass `now` and any random number.
 #[derive(Debug, Default)]
 pub(super) struct Failover {
-    /// Number of consecutive stale upstreams left.
+    /// Number of consecutive stale upstreams that were left.
     left: u32,
-    /// When to leave; `None` while the upstream is current.
+    /// When to leave the upstream; `None` while it is current.
     until: Option<Instant>,
 }
 
 impl Failover {
-    /// Another upstream is followed.
+    /// Records that another upstream is followed.
     pub(super) fn connected(&mut self) {
         self.until = None;
     }
 
-    /// The upstream reports the age of everything that it sends.
+    /// Records the age that the upstream reports for everything it sends.
     pub(super) fn age_update(&mut self, age: Duration, now: Instant, random: u64) {
         if age.is_zero() {
             *self = Self::default();
@@ -41,19 +41,19 @@ impl Failover {
         }
     }
 
-    /// The upstream reports the age of some new subscriptions; others may be older.
+    /// Records the age that the upstream reports for some new subscriptions; other subscriptions may be older.
     pub(super) fn subscription_age(&mut self, age: Duration, now: Instant, random: u64) {
         if !age.is_zero() || self.until.is_none() {
             self.age_update(age, now, random);
         }
     }
 
-    /// When to leave.
+    /// Returns when to leave the upstream.
     pub(super) fn due(&self) -> Option<Instant> {
         self.until
     }
 
-    /// The upstream was left.
+    /// Records that the upstream was left.
     pub(super) fn left(&mut self) {
         self.left = self.left.saturating_add(1);
         self.until = None;
@@ -69,7 +69,7 @@ mod tests {
     const AGE: Duration = Duration::from_secs(1);
     const ANY: u64 = 7_919_000_017;
 
-    /// The longest of many random stays with a stale upstream.
+    /// Returns the longest of many random stays with a stale upstream.
     fn longest(left: u32) -> Duration {
         let now = Instant::now();
         let stay = |random| {
@@ -83,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn stays_grow_with_every_stale_upstream_up_to_a_bound() {
+    fn time_at_stale_upstream_grows_with_each_failover_up_to_maximum() {
         let about = |stay: Duration, bound: u64| {
             let bound = Duration::from_secs(bound);
             assert!(stay <= MIN_STAY + bound && stay > bound * 9 / 10, "{stay:?}");
@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn an_upstream_that_is_current_again_is_kept() {
+    fn follower_stays_at_upstream_that_becomes_current_again() {
         let (mut failover, now) = (Failover::default(), Instant::now());
         failover.subscription_age(AGE, now, ANY);
         let due = failover.due();
@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_current_upstream_resets_the_count() {
+    fn only_upstream_with_current_data_resets_failover_backoff() {
         let (mut failover, now) = (Failover::default(), Instant::now());
         for left in 1..4 {
             failover.connected();

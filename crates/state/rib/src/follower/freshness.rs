@@ -2,30 +2,30 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// Minimum age of a copy that is not followed to the source.
+/// Minimum age of a copy that does not follow the source.
 const MIN_AGE: Duration = Duration::from_millis(1);
 
-/// State and age of a prefix's copy. Callers pass `now`.
+/// State and age of the copy of a prefix. Callers pass `now`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Freshness {
     /// Nothing was received yet.
     #[default]
     Missing,
-    /// A copy that was `age` old at `at` and is not followed now.
+    /// There is a copy, which is no longer followed. It was `age` old at `at`.
     Held {
-        /// Time of the age.
+        /// When the age was determined.
         at: Instant,
-        /// Age at that time.
+        /// Age at `at`.
         age: Duration,
     },
-    /// The upstream sends changes.
+    /// The upstream sends changes of the copy.
     Followed {
         /// When the upstream reported its age.
         at: Instant,
-        /// The age that the upstream reported of its own copy.
+        /// Age that the upstream reported for its own copy.
         age: Duration,
     },
-    /// The upstream does not serve the prefix, for this reason.
+    /// The upstream does not serve the prefix, for the given reason.
     Refused(String),
 }
 
@@ -35,7 +35,7 @@ impl Freshness {
         matches!(self, Self::Held { .. } | Self::Followed { .. })
     }
 
-    /// Whether its [age](Self::age) is above zero.
+    /// Whether the [age](Self::age) is above zero.
     pub fn is_aging(&self) -> bool {
         match self {
             Self::Held { .. } => true,
@@ -44,7 +44,7 @@ impl Freshness {
         }
     }
 
-    /// Maximum age of the copy; zero while it is followed to the source.
+    /// Returns the maximum age of the copy; zero while it is followed up to the source.
     pub fn age(&self, now: Instant) -> Duration {
         match self {
             // Zero would mean that the copy is followed.
@@ -55,7 +55,7 @@ impl Freshness {
         }
     }
 
-    /// Sets the age that the upstream reports of its own copy, which ages from now on; zero means current.
+    /// Sets the age that the upstream reports for its own copy. The copy ages from now on, unless the age is zero.
     pub fn set_age(&mut self, age_at_upstream: Duration, now: Instant) {
         if let Self::Followed { .. } = self {
             let age =
@@ -64,7 +64,7 @@ impl Freshness {
         }
     }
 
-    /// The connection is lost: a followed copy ages, and a refusal no longer counts.
+    /// Records that the connection is lost: a followed copy ages, and a refusal no longer counts.
     pub fn disconnected(&mut self, now: Instant) {
         match self {
             Self::Followed { .. } => *self = Self::Held { at: now, age: self.age(now) },

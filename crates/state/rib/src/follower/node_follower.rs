@@ -7,12 +7,12 @@ use tokio_util::sync::CancellationToken;
 use super::{Desired, FollowerState, Sink};
 use crate::{Node, Watcher};
 
-/// Follows a node of this process, without a connection.
+/// Follows a node in this process, without a connection.
 pub(super) struct NodeFollower<S> {
     watcher: Watcher,
     sink: S,
     desired: Arc<Desired>,
-    /// The subscribed prefixes, with the numbers of their subscriptions.
+    /// The subscribed prefixes, with their subscription numbers.
     subscribed: BTreeMap<Prefix, u64>,
 }
 
@@ -22,7 +22,8 @@ impl<S: Sink> NodeFollower<S> {
         Self { watcher, sink, desired, subscribed: BTreeMap::new() }
     }
 
-    /// Follows until `stop` or `closing`. The state never changes; its sender is held so that receivers can wait.
+    /// Follows until `stop` or `closing`. The connection state never changes; its sender is held so that receivers
+    /// can wait.
     pub(super) async fn run(
         mut self,
         _state: watch::Sender<FollowerState>,
@@ -35,7 +36,11 @@ impl<S: Sink> NodeFollower<S> {
                 () = self.desired.changed.notified() => {}
                 () = self.watcher.woken() => {
                     if let Some(update) = self.watcher.pull() {
+                        let revision = update.revision;
                         self.sink.update(update);
+                        if S::APPLIES_AT_ONCE {
+                            self.desired.ack(revision);
+                        }
                     }
                 }
                 () = stop.cancelled() => return,

@@ -3,9 +3,9 @@ use tokio_util::sync::CancellationToken;
 use super::FollowerHandle;
 use crate::Node;
 
-/// Relays acknowledgements upstream until `stopping`: a revision is acknowledged as soon as all watchers of the node
-/// have applied it, through any number of processes. An upstream's request for an acknowledgement is passed on to the
-/// watchers.
+/// Relays acknowledgements upstream until `stopping`. A revision is acknowledged as soon as all watchers of the node
+/// have applied it, across any number of processes. A request for an acknowledgement from the upstream is passed on
+/// to the watchers.
 pub async fn relay_acks(node: Node, upstream: FollowerHandle, stopping: CancellationToken) {
     let (mut acks, mut revisions, mut ack_requested) =
         (node.acks(), node.revisions(), upstream.ack_requested());

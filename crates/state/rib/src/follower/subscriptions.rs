@@ -6,34 +6,34 @@ use fairmesh_wire::v1::{self, watch_request::Kind};
 use super::{DesiredSubscription, DesiredSubscriptions};
 use crate::{PeerInfo, Update, covering, followed_prefixes::MAX_PREFIXES};
 
-/// The requested subscriptions, and the revision of each. Outlives connections.
+/// The requested subscriptions with their revisions. Kept across connections.
 #[derive(Debug)]
 pub(super) struct Subscriptions {
-    /// The most prefixes of one watch.
+    /// Maximum number of prefixes in one watch.
     limit: usize,
     subscriptions: BTreeMap<Prefix, Subscription>,
-    /// The last revision of any subscription to the present store.
+    /// Latest revision of any subscription to the current store.
     newest: Option<Revision>,
-    /// This process's description as sent over the present connection.
+    /// Description of this process, as sent on the current connection.
     described: Option<PeerInfo>,
     /// Desired prefixes beyond the limit.
     over_limit: BTreeSet<Prefix>,
-    /// The revision of all live prefixes, which every update advances.
+    /// Revision of all live prefixes; every update advances it.
     live_at: Option<Revision>,
 }
 
 #[derive(Clone, Debug)]
 struct Subscription {
     desired: u64,
-    /// Whether the prefix was requested over the present connection.
+    /// Whether the prefix was requested on the current connection.
     sent: bool,
-    /// The revision of the copy, unless the prefix is live.
+    /// Revision of the copy, unless the prefix is live.
     held: Option<Box<Revision>>,
-    /// Whether the present connection sends the prefix's changes.
+    /// Whether the current connection sends changes of the prefix.
     live: bool,
 }
 
-/// Why an upstream cannot be followed further.
+/// Why an upstream is no longer followed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum StaleUpstream {
     #[error("it is at revision {offered}, behind revision {held} that was seen before; it will be retried")]
@@ -64,7 +64,7 @@ impl Default for Subscriptions {
 }
 
 impl Subscriptions {
-    /// Resets the state of the connection: a new one has no subscriptions yet.
+    /// Resets the connection's state: a new connection has no subscriptions yet.
     pub(super) fn disconnected(&mut self) {
         for subscription in self.subscriptions.values_mut() {
             if std::mem::take(&mut subscription.live) {
@@ -77,7 +77,7 @@ impl Subscriptions {
     }
 
     /// Requests the difference between desired and requested subscriptions. Returns the prefixes beyond the limit of
-    /// one watch; requesting them would end the watch.
+    /// one watch, which are not requested because that would end the watch.
     pub(super) fn reconcile(
         &mut self,
         wanted: &mut DesiredSubscriptions,
@@ -89,7 +89,7 @@ impl Subscriptions {
             outbox.push_back(request(Kind::PeerInfo(info.into())));
         }
         let changed = wanted.changed.replace(BTreeSet::new());
-        // Compares everything once for each connection.
+        // All prefixes are compared once per connection.
         let all = || wanted.prefixes.keys().chain(self.subscriptions.keys()).cloned().collect();
         let changed = changed.unwrap_or_else(all);
         if changed.is_empty() {
@@ -139,12 +139,12 @@ impl Subscriptions {
         over_limit
     }
 
-    /// The revision from which to request a prefix; `None` if it is requested already.
+    /// Returns the revision from which to request a prefix; `None` if the prefix is already requested.
     fn request_from(&mut self, prefix: &Prefix, desired: &DesiredSubscription) -> Option<Option<Revision>> {
         let held = match self.subscriptions.get(prefix) {
             Some(subscription) if subscription.desired == desired.number && subscription.sent => return None,
             Some(subscription) if subscription.desired == desired.number => subscription.held.clone(),
-            // The prefix was unsubscribed meanwhile, so only the new subscription's copy counts.
+            // The prefix was unsubscribed meanwhile, so only the copy of the new subscription counts.
             _ => desired.held.clone(),
         };
         let from = held.as_deref().copied();
@@ -153,30 +153,31 @@ impl Subscriptions {
         Some(from)
     }
 
-    /// Requests that end every subscription of the present connection.
+    /// Returns the requests that end every subscription of the current connection.
     pub(super) fn unsubscribe_all(&self) -> impl Iterator<Item = v1::WatchRequest> + '_ {
         self.subscriptions.keys().map(|prefix| request(Kind::Unsubscribe(prefix.to_string())))
     }
 
-    /// The latest revision of copies whose changes the present connection does not send.
+    /// Returns the latest revision of the copies for which the current connection sends no changes.
     pub(super) fn latest_copy(&self) -> Option<u64> {
         self.subscriptions.values().filter_map(|one| one.held.as_deref()).map(|held| held.number).max()
     }
 
-    /// Whether the present connection sends the changes of a key.
+    /// Whether the current connection sends changes of a key.
     pub(super) fn is_live(&self, key: &str) -> bool {
         covering(key)
             .any(|prefix| self.subscriptions.get(prefix).is_some_and(|subscription| subscription.live))
     }
 
-    /// Notes a refused prefix. Its copy may be dropped, and the next request asks for the whole prefix.
+    /// Records that a prefix was refused. Its copy may be dropped, so the next request asks for the whole prefix.
     pub(super) fn refused(&mut self, prefix: &Prefix) {
         if let Some(subscription) = self.subscriptions.get_mut(prefix) {
             (subscription.held, subscription.live) = (None, false);
         }
     }
 
-    /// Requests a key's prefixes anew over the next connection, because the key's copy differs from the upstream's.
+    /// Requests all prefixes of a key again on the next connection, because the copy of the key differs from the
+    /// upstream's value.
     pub(super) fn invalidate(&mut self, key: &str) {
         for prefix in covering(key) {
             if let Some(subscription) = self.subscriptions.get_mut(prefix) {
@@ -185,10 +186,10 @@ impl Subscriptions {
         }
     }
 
-    /// Records the revision of an update, and removes unsubscribed prefixes from it.
+    /// Records the revision of an update, and removes unsubscribed prefixes from the update.
     ///
     /// # Errors
-    /// When the update would take the reader back on its store; nothing is recorded then.
+    /// When the update would take the reader back to an earlier revision of its store; nothing is recorded then.
     pub(super) fn record(&mut self, update: &mut Update, refuse_lagging: bool) -> Result<(), StaleUpstream> {
         let Revision { store, number, .. } = update.revision;
         update.snapshots.retain(|snapshot| self.subscriptions.contains_key(&snapshot.prefix));
@@ -228,14 +229,14 @@ impl Subscriptions {
         }
     }
 
-    /// The revision of the copy of a prefix.
+    /// Returns the revision of the copy of a prefix.
     fn held(&self, prefix: &Prefix) -> Option<Revision> {
         let subscription = self.subscriptions.get(prefix)?;
         if subscription.live { self.live_at } else { subscription.held.as_deref().copied() }
     }
 }
 
-/// The prefixes that are live from this update on.
+/// Returns the prefixes that this update makes live.
 fn entering(update: &Update) -> impl Iterator<Item = &Prefix> {
     let resumed = update.resumed.iter().map(|resumed| &resumed.prefix);
     update.snapshots.iter().map(|snapshot| &snapshot.prefix).chain(resumed)
@@ -253,7 +254,7 @@ mod tests {
         Prefix::new(format!("/{number}/")).unwrap()
     }
 
-    /// The sent subscribes (`+`) and unsubscribes (`-`), and the prefixes beyond the limit.
+    /// Returns the requests sent, as `+` for subscribe and `-` for unsubscribe, and the prefixes beyond the limit.
     fn reconciled(all: &mut Subscriptions, wanted: &mut DesiredSubscriptions) -> (Vec<String>, Vec<Prefix>) {
         let mut outbox = VecDeque::new();
         let over_limit = all.reconcile(wanted, false, &mut outbox);
@@ -271,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn a_prefix_over_the_limit_waits_until_another_is_unsubscribed() {
+    fn prefix_over_limit_is_subscribed_after_another_is_unsubscribed() {
         let mut all = Subscriptions { limit: 2, ..Subscriptions::default() };
         let mut wanted = DesiredSubscriptions::default();
         (1..=3).for_each(|number| want(&mut wanted, number));
@@ -285,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn a_new_connection_requests_every_prefix_from_its_revision() {
+    fn follower_resumes_every_prefix_from_its_revision_after_reconnect() {
         let (mut all, mut wanted) = (Subscriptions::default(), DesiredSubscriptions::default());
         want(&mut wanted, 1);
         want(&mut wanted, 2);

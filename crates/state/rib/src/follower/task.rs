@@ -4,7 +4,7 @@ use bytes::Bytes;
 use fairmesh_model::{Invalid, Revision};
 use fairmesh_wire::{
     handshake::{ConnectError, Connection},
-    shards,
+    shard_encoding,
     transport::Address,
     watch::Watch,
 };
@@ -25,8 +25,8 @@ use super::{
 };
 use crate::{Entry, Update, followed_prefixes::MAX_PREFIXES};
 
-/// How long an upstream may be behind the copy before this is an error. An upstream that only lags has caught up by
-/// then.
+/// Time for which an upstream may be older than the copy before this counts as an error. An upstream that merely lags
+/// has caught up by then.
 const MAX_BEHIND: Duration = Duration::from_secs(5);
 
 /// Follows one upstream after another.
@@ -37,19 +37,19 @@ pub(super) struct FollowerTask<S> {
     subscriptions: Subscriptions,
     acks: AckBatcher,
     failover: Failover,
-    /// The revision whose acknowledgement the upstream requests, for `relay_acks`.
+    /// Revision whose acknowledgement the upstream requests, for `relay_acks`.
     ack_requested: watch::Sender<Option<Revision>>,
-    /// Consecutive failed attempts. A connection that is refused before its first update counts as failed.
+    /// Number of consecutive failed attempts. A connection that is refused before its first update counts as failed.
     failures: u32,
-    /// The revision of an upstream behind the copy, and when to warn about it.
+    /// Revision of an upstream that is behind the copy, and when to warn about it.
     behind: Option<(u64, Instant)>,
-    /// Unsubscribes and ends.
+    /// Cancelled to unsubscribe from everything and end.
     closing: CancellationToken,
-    /// Changes when the next attempt should not wait.
+    /// Notified when the next attempt should not wait for the backoff.
     retry: watch::Receiver<()>,
 }
 
-/// Why a connection ended, or could not be established.
+/// Why a connection ended or could not be established.
 #[derive(Debug, thiserror::Error)]
 enum DisconnectReason {
     #[error("{0}")]
@@ -117,14 +117,14 @@ impl<S: Sink> FollowerTask<S> {
             self.desired.lock().changed = None;
             if connection.send_replace(None).is_some() {
                 self.sink.disconnected();
-                // Requests from before or during this connection are over, so that a fleet whose upstream restarts does not
-                // reconnect at one moment.
+                // Retry requests from before or during this connection no longer count. Otherwise a fleet whose
+                // upstream restarts would reconnect at the same moment.
                 self.retry.mark_unchanged();
             }
             let delay = self.record_disconnect(address, &ended, &state);
             tokio::select! {
                 () = tokio::time::sleep(delay) => {}
-                // Every address is tried again before the pause grows.
+                // Every address is tried again before the backoff grows.
                 Ok(()) = self.retry.changed() => self.failures = 0,
                 () = stop.cancelled() => return,
                 () = self.closing.cancelled() => return,
@@ -132,7 +132,7 @@ impl<S: Sink> FollowerTask<S> {
         }
     }
 
-    /// Records the end of a connection and returns the pause.
+    /// Records the end of a connection and returns the backoff.
     fn record_disconnect(
         &mut self,
         address: &Address,
@@ -142,7 +142,7 @@ impl<S: Sink> FollowerTask<S> {
         let was = state.borrow().clone();
         self.failures = self.failures.saturating_add(1);
         let failures = self.failures;
-        // Warns once after trying every address; other failures are debug messages.
+        // Warns once when every address has failed; other failures are logged at debug level.
         let all = u32::try_from(self.config.addresses.len()).unwrap_or(u32::MAX).max(1);
         match was.connected {
             true => {
@@ -163,7 +163,7 @@ impl<S: Sink> FollowerTask<S> {
             address: Some(address.clone()),
             ..was
         });
-        // Every address is tried once before the pause grows.
+        // Every address is tried once before the backoff grows.
         let rounds = failures.div_ceil(all);
         self.config.backoff.delay(rounds, random())
     }
@@ -224,7 +224,7 @@ impl<S: Sink> FollowerTask<S> {
                 () = self.desired.changed.notified() => {}
                 () = self.closing.cancelled() => {
                     self.subscriptions.unsubscribe_all().for_each(|request| watch.send(&request));
-                    // The connection may be lost; the upstream then waits for this follower like any other.
+                    // The connection may be lost already. The upstream then waits for this follower as for any other.
                     let _ = watch.close().await;
                     return Err(DisconnectReason::Closed);
                 }
@@ -255,7 +255,8 @@ impl<S: Sink> FollowerTask<S> {
         }
     }
 
-    /// Warns that the upstream has yet to catch up with the copy, which a store restored from a backup never does.
+    /// Warns that the upstream has not caught up with the copy. After a restore of the store from a backup, it never
+    /// will.
     fn warn_behind(&mut self, state: &watch::Sender<FollowerState>) {
         let Some((offered, _)) = self.behind.take() else { return };
         let held = self.subscriptions.latest_copy().unwrap_or_default();
@@ -280,7 +281,11 @@ impl<S: Sink> FollowerTask<S> {
                     self.failover.subscription_age(age, Instant::now(), random());
                 }
                 self.failures = 0;
+                let revision = update.revision;
                 self.sink.update(update);
+                if S::APPLIES_AT_ONCE {
+                    self.desired.ack(revision);
+                }
             }
             Event::Refused { prefix, reason } => {
                 self.subscriptions.refused(&prefix);
@@ -302,14 +307,14 @@ impl<S: Sink> FollowerTask<S> {
         Ok(())
     }
 
-    /// Adds the results of patches to an update.
+    /// Applies patches and adds the results to an update.
     ///
     /// # Errors
-    /// When the copy is not the base of a patch. The update must not be applied then, and the whole value is requested
-    /// again.
+    /// When the copy is not the base of a patch. The update must then not be applied, and the whole value is
+    /// requested again.
     fn apply_patches(&mut self, update: &mut Update, patches: &[Bytes]) -> Result<(), DisconnectReason> {
         for patch in patches {
-            let patch = shards::Patch::read(patch)?;
+            let patch = shard_encoding::Patch::read(patch)?;
             let manifest = patch.manifest();
             if !self.subscriptions.is_live(&manifest) {
                 // The prefix was unsubscribed or requested again while the patch was in flight.

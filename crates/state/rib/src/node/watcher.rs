@@ -11,14 +11,14 @@ use std::{
 use fairmesh_model::{Cursor, Prefix};
 
 use super::Node;
-use crate::{PeerInfo, PendingUpdate, Update, hub::WatcherId};
+use crate::{PeerInfo, PendingUpdate, Update, watcher_hub::WatcherId};
 
-/// Wakes one watcher, outside of its node's lock.
+/// Wakes one watcher without the node's lock.
 #[derive(Debug, Default)]
 pub(super) struct WatcherWaker {
     woken: AtomicBool,
     waker: Mutex<Option<Waker>>,
-    /// The number up to which the watcher should acknowledge at once.
+    /// Revision up to which the watcher should acknowledge at once.
     requested_ack: AtomicU64,
 }
 
@@ -50,13 +50,13 @@ impl WatcherWaker {
         }
     }
 
-    /// Forgets everything, because revision numbers start again.
+    /// Forgets the requested revision, because revision numbers start again.
     pub(super) fn reset(&self) {
         self.requested_ack.store(0, Ordering::Release);
     }
 }
 
-/// One watcher of a [`Node`]; dropping it ends the watch.
+/// One watcher of a [`Node`]. Dropping it ends the watch.
 #[derive(Debug)]
 pub struct Watcher {
     node: Node,
@@ -69,23 +69,24 @@ impl Watcher {
         Self { node, id, waker }
     }
 
-    /// Sets its kind, region and addresses, for operators.
+    /// Sets the watcher's kind, region and addresses, which are shown to operators.
     pub fn set_peer_info(&self, info: PeerInfo) {
         self.node.set_peer_info(self.id, info);
     }
 
-    /// Sends patches from now on; the watcher must store values as sent.
+    /// Makes the node send patches from now on. The watcher must store values as sent.
     pub fn enable_patches(&self) {
         self.node.enable_patches(self.id);
     }
 
-    /// Follows a prefix from the watcher's cursor. Without one, or with one too old, the watcher gets a snapshot first.
-    /// A cursor ahead of the node waits until the node has caught up. A repeated call restarts the subscription.
+    /// Follows a prefix from the watcher's cursor. Without a cursor, or with one that is too old, the watcher gets a
+    /// snapshot first. With a cursor ahead of the node, the subscription waits until the node has caught up. A
+    /// repeated call restarts the subscription.
     pub fn subscribe(&self, prefix: Prefix, from: Option<Cursor>) {
         self.node.subscribe(self.id, prefix, from);
     }
 
-    /// Whether the watcher had later copies than the node at the last pull, and waits for the node.
+    /// Whether the watcher waits for the node, because its copies were newer than the node at the last pull.
     pub fn is_ahead(&self) -> bool {
         self.node.is_ahead(self.id)
     }
@@ -95,14 +96,14 @@ impl Watcher {
         self.node.unsubscribe(self.id, prefix);
     }
 
-    /// Waits until something may be pending. Safe to drop: no wake-up is lost.
+    /// Waits until changes may be pending. Cancel safe: no wake-up is lost.
     pub async fn woken(&self) {
         poll_fn(|cx| self.poll_woken(cx)).await;
     }
 
-    /// Polls for a wake-up. Only the last given waker is woken.
+    /// Polls for a wake-up. Only the most recent waker is woken.
     pub fn poll_woken(&self, cx: &mut Context<'_>) -> Poll<()> {
-        // Usually the watcher is woken already and needs no waker.
+        // Usually the watcher is woken already, and no waker is needed.
         if self.waker.woken.swap(false, Ordering::AcqRel) {
             return Poll::Ready(());
         }
@@ -113,24 +114,24 @@ impl Watcher {
         }
     }
 
-    /// The number up to which acknowledgements are requested, here or downstream; 0 without a request. Read it after a
-    /// pull, so that no unsent revision is requested.
+    /// Returns the revision up to which acknowledgements are requested, here or downstream; 0 if none is requested.
+    /// Call this after a pull, so that no revision is requested before it was sent.
     pub fn ack_requested(&self) -> u64 {
         self.waker.requested_ack.load(Ordering::Acquire)
     }
 
-    /// Takes every pending change; `None` without any. Each key comes once, however often it changed. At most a part
-    /// of the new subscriptions is taken, and the watcher is woken for the rest. Ages are left at zero.
+    /// Takes all pending changes; `None` if there are none. Each key occurs once, however often it changed. Takes at
+    /// most a part of the new subscriptions, and wakes the watcher for the rest. Ages are left at zero.
     pub fn pull(&self) -> Option<Update> {
         self.pull_with_bases().map(|pulled| pulled.update)
     }
 
-    /// Pulls with the bases of patches if they are [enabled](Watcher::enable_patches).
+    /// Like [`Watcher::pull`], with the bases of patches if patches are [enabled](Watcher::enable_patches).
     pub fn pull_with_bases(&self) -> Option<PendingUpdate> {
         self.node.pull(self.id)
     }
 
-    /// Acknowledges everything up to `cursor`: the watcher's decisions use it from now on.
+    /// Acknowledges all revisions up to `cursor`: the watcher's decisions use them from now on.
     pub fn ack(&self, cursor: &Cursor) {
         self.node.ack(self.id, cursor);
     }

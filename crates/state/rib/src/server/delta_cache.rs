@@ -4,40 +4,41 @@ use std::{
 };
 
 use bytes::Bytes;
-use fairmesh_wire::{shards, watch};
+use fairmesh_wire::{shard_encoding, watch};
 
 use super::messages::{self, Messages};
 use crate::{Entry, PendingUpdate, Update};
 
-/// Number of cached deltas. Watchers of one change are served together, and few changes are in flight at a time.
+/// Maximum number of cached deltas. Watchers of the same change are served together, and few changes are in flight at
+/// a time.
 const MAX_CACHED: usize = 4;
 
-/// The most bytes of a delta that is encoded once for all watchers.
+/// Maximum size of a delta that is encoded once for all watchers, in bytes.
 const MAX_SHARED_BYTES: usize = 1024 * 1024;
 
-/// The most bytes of a delta that is searched for patches.
+/// Maximum size of a delta that is searched for patches, in bytes.
 const MAX_PATCHED_BYTES: usize = 8 * MAX_SHARED_BYTES;
 
-/// The last encoded deltas: a change is encoded once, regardless of the number of watchers.
+/// Cache of the last encoded deltas: a change is encoded once, regardless of the number of watchers.
 ///
 /// Deltas are compared by content. Explicit keys, such as the revision and the watched prefixes, were rejected: an
-/// update depends on everything that its watcher has yet to receive, and comparing contents is cheaper than naming
-/// that.
+/// update depends on everything that its watcher has yet to receive, and comparing contents is cheaper than deriving
+/// such a key.
 #[derive(Debug, Default)]
 pub(super) struct DeltaCache {
     last: Mutex<VecDeque<(PendingUpdate, Bytes)>>,
 }
 
 impl DeltaCache {
-    /// Whether other watchers may be sent the same update. Snapshots and resumptions belong to one watcher and have
-    /// ages. A large delta belongs to a watcher that fell behind, unless it is sent as patches.
+    /// Whether other watchers may get the same update. Snapshots and resumptions have ages and belong to a single
+    /// watcher. A large delta belongs to a watcher that fell behind, unless it is sent as patches.
     pub(super) fn is_shareable(PendingUpdate { update, bases }: &PendingUpdate) -> bool {
         let begins = !update.snapshots.is_empty() || !update.resumed.is_empty();
         let max = if bases.is_empty() { MAX_SHARED_BYTES } else { MAX_PATCHED_BYTES };
         !begins && messages::delta_bytes(update) <= max
     }
 
-    /// The frame of a shareable update.
+    /// Returns the encoded frame of a shareable update.
     pub(super) fn frame(&self, pending: PendingUpdate) -> Bytes {
         // No code under the lock panics.
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
@@ -53,21 +54,21 @@ impl DeltaCache {
     }
 }
 
-/// Replaces puts and deletes of an update by patches, where possible.
+/// Replaces puts and deletes of an update with patches where possible.
 fn extract_patches(PendingUpdate { mut update, bases }: PendingUpdate) -> (Update, Vec<Bytes>) {
     if bases.is_empty() {
         return (update, Vec::new());
     }
     let mut bases: HashMap<_, _> = bases.into_iter().map(|(key, entry)| (key, entry.value)).collect();
-    let puts = update.puts.iter().filter(|(key, _)| shards::is_patchable(key));
+    let puts = update.puts.iter().filter(|(key, _)| shard_encoding::is_patchable(key));
     let puts = puts.map(|(key, entry)| (key.clone(), Some((entry.value.clone(), entry.revision))));
     let deletes = update.deletes.iter().map(|key| (key.clone(), None));
     let changes = puts.chain(deletes).map(|(key, after)| {
         let before = bases.remove(&key);
-        (key, shards::Change { before, after })
+        (key, shard_encoding::Change { before, after })
     });
     let (mut patches, mut patched) = (Vec::new(), HashSet::new());
-    for (patch, keys) in shards::differences(&changes.collect(), update.revision.number) {
+    for (patch, keys) in shard_encoding::differences(&changes.collect(), update.revision.number) {
         patches.push(patch.encode());
         patched.extend(keys);
     }
@@ -76,7 +77,7 @@ fn extract_patches(PendingUpdate { mut update, bases }: PendingUpdate) -> (Updat
     (update, patches)
 }
 
-/// Whether two watchers are sent the same update. Large values mostly share memory.
+/// Whether two watchers get the same update. Large values usually share memory, so comparing them is cheap.
 fn is_same(a: &PendingUpdate, b: &PendingUpdate) -> bool {
     let entry = |(key, a): &(Arc<str>, Entry), (other, b): &(Arc<str>, Entry)| {
         key == other
@@ -87,7 +88,7 @@ fn is_same(a: &PendingUpdate, b: &PendingUpdate) -> bool {
     let entries = |a: &[(Arc<str>, Entry)], b: &[(Arc<str>, Entry)]| {
         a.len() == b.len() && a.iter().zip(b).all(|(a, b)| entry(a, b))
     };
-    // Shareable updates have no other fields; see `is_shareable`.
+    // Shareable updates have no other fields, see `is_shareable`.
     a.update.revision == b.update.revision
         && a.update.deletes == b.update.deletes
         && entries(&a.update.puts, &b.update.puts)
@@ -107,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn one_change_is_encoded_once_and_a_few_are_kept() {
+    fn watch_delta_is_encoded_once_for_all_watchers_and_cache_is_bounded() {
         let cache = DeltaCache::default();
         let first = cache.frame(update(1));
         assert_eq!(cache.frame(update(1)).as_ptr(), first.as_ptr(), "shared memory");

@@ -8,17 +8,17 @@ use bytes::Bytes;
 
 use crate::{Entry, Resumed, Snapshot, Update};
 
-/// The most bytes of entries in one part of a snapshot or delta; a part has at least one entry. A slow watch holds one
-/// encoded part.
+/// Maximum size of the entries in one part of a snapshot or delta, in bytes. A part has at least one entry. A slow
+/// watch holds at most one encoded part.
 const PART_BYTES: usize = 64 * 1024;
 
 type Entries = vec::IntoIter<(Arc<str>, Entry)>;
 
-/// The messages of an update, with its ages. All but the last set `more`, so that the reader applies them as one
-/// change.
+/// The messages of an update, with its ages. All messages except the last set `more`, so that the reader applies them
+/// as one change.
 ///
-/// Each message is made when the connection is ready for it. Until then the entries are shared with the table, so a
-/// watch that does not read holds references and no copies.
+/// Each message is encoded when the connection is ready to send it. Until then the entries are shared with the table,
+/// so a watch that does not read holds references instead of copies.
 #[derive(Debug)]
 pub(super) struct Messages {
     revision: Revision,
@@ -27,7 +27,7 @@ pub(super) struct Messages {
     puts: Entries,
     deletes: vec::IntoIter<Arc<str>>,
     patches: vec::IntoIter<Bytes>,
-    /// Whether a delta follows, possibly an empty one.
+    /// Whether a delta follows; it may be empty.
     delta_follows: bool,
 }
 
@@ -39,7 +39,7 @@ struct SnapshotRest {
 }
 
 impl Messages {
-    /// The messages of `update`, and of the `patches` in its delta.
+    /// Creates the messages of `update`, with `patches` in its delta.
     pub(super) fn new(update: Update, patches: Vec<Bytes>) -> Self {
         let Update { revision, resumed, snapshots, puts, deletes } = update;
         let begins = !resumed.is_empty() || !snapshots.is_empty();
@@ -74,7 +74,7 @@ impl Messages {
         std::mem::take(&mut self.delta_follows).then(|| Kind::Delta(self.next_delta()))
     }
 
-    /// The next part of the delta: keys in the order of puts, deletes and patches.
+    /// Returns the next part of the delta: first puts, then deletes, then patches.
     fn next_delta(&mut self) -> v1::Delta {
         let mut delta = v1::Delta { revision: Some(self.revision.into()), ..v1::Delta::default() };
         let mut bytes = 0;
@@ -113,7 +113,7 @@ impl SnapshotRest {
     }
 }
 
-/// Moves items into a part that already has `bytes`, until the part is full.
+/// Moves items into a part that already contains `bytes`, until the part is full.
 fn fill<T, U>(
     items: &mut vec::IntoIter<T>,
     bytes: &mut usize,
@@ -130,7 +130,7 @@ fn fill<T, U>(
     part
 }
 
-/// The bytes of keys and values of an update without snapshots and resumptions.
+/// Returns the size of keys and values in an update without snapshots and resumptions, in bytes.
 pub(super) fn delta_bytes(update: &Update) -> usize {
     let deletes = update.deletes.iter().map(|key| key.len());
     update.puts.iter().map(entry_size).chain(deletes).sum()
@@ -152,7 +152,7 @@ pub(super) fn age_update(age: Duration, behind: Option<Revision>) -> v1::WatchRe
     v1::WatchResponse { kind: Some(Kind::AgeUpdate(update)), more: false }
 }
 
-/// Milliseconds, rounded up, because zero means a current copy.
+/// Converts an age to milliseconds, rounded up because zero means that the copy is current.
 pub(super) fn milliseconds(age: Duration) -> u64 {
     u64::try_from(age.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX)
 }
@@ -165,7 +165,7 @@ fn entry_size((key, entry): &(Arc<str>, Entry)) -> usize {
     key.len() + entry.value.len()
 }
 
-/// Size of an update on a connection in bytes: its messages, each with a length of four bytes.
+/// Returns the size of an update on a connection, in bytes: its messages, each with a length of four bytes.
 pub fn encoded_len(update: &Update) -> u64 {
     Messages::new(update.clone(), Vec::new()).map(|message| 4 + message.encoded_len() as u64).sum()
 }
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn update_parts_are_built_lazily_and_only_the_last_ends() {
+    fn parts_of_watch_update_are_built_lazily_and_only_last_ends_it() {
         let revision = Revision { store: StoreId(1), partition: 0, number: 3 };
         let (prefix, age) = (Prefix::new("/a/").unwrap(), Duration::from_micros(1500));
         let snapshot = Snapshot { prefix, entries: entries(0..10, PART_BYTES / 4), age };
@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn an_update_without_changes_is_one_empty_delta() {
+    fn update_without_changes_is_sent_as_one_empty_delta() {
         let update = Update::empty(Revision { store: StoreId(1), partition: 0, number: 3 });
         let messages: Vec<_> = Messages::new(update, Vec::new()).collect();
         assert!(matches!(&messages[..], [v1::WatchResponse { kind: Some(Kind::Delta(_)), more: false }]));

@@ -6,15 +6,15 @@ use prost::Message;
 
 use super::messages::{self, Messages};
 
-/// Bytes of pending refusals above which no more requests are read. Refused prefixes are no subscriptions, so the limit
-/// of subscriptions does not bound them.
+/// Size of pending refusals, in bytes, above which no more requests are read. Refused prefixes are not subscriptions,
+/// so the limit on subscriptions does not bound them.
 const MAX_REFUSED_BYTES: usize = 64 * 1024;
 
-/// Messages that a watch still has to send: the rest of the last update, then notices.
+/// Messages that a watch has yet to send: the rest of the last update, then notices.
 #[derive(Debug, Default)]
 pub(super) struct Outbox {
     update: Option<Messages>,
-    /// At most one age update and one acknowledgement request, plus refusals.
+    /// At most one age update and one acknowledgement request, and any number of refusals.
     notices: VecDeque<v1::WatchResponse>,
     refused_bytes: usize,
 }
@@ -29,7 +29,7 @@ impl Outbox {
         self.refused_bytes >= MAX_REFUSED_BYTES
     }
 
-    /// Adds the update of a pull. All earlier messages must be sent.
+    /// Adds the update of a pull. All earlier messages must have been sent.
     pub(super) fn set_update(&mut self, update: Messages) {
         self.update = Some(update);
     }

@@ -27,17 +27,18 @@ use super::{
 };
 use crate::{PeerInfo, Update, Watcher, access::Caller};
 
-/// Approximate size of one write to the socket, in bytes. A write for each of many small messages would be costly.
+/// Approximate size of one write to the socket, in bytes. A separate write for each of many small messages would be
+/// costly.
 const WRITE_BATCH_BYTES: usize = 64 * 1024;
 
 type Preparation = Pin<Box<dyn Future<Output = (Prefix, Result<(), String>)> + Send>>;
 
-/// One watch.
+/// One watch on the server side.
 pub(super) struct Session<B: ServedRib> {
     backend: B,
     watcher: Watcher,
     caller: Caller,
-    /// Fires once the token of the caller has expired.
+    /// Completes when the caller's token expires.
     expiry: Option<Pin<Box<Sleep>>>,
     watched: WatchServer,
     delta_cache: Arc<DeltaCache>,
@@ -45,26 +46,26 @@ pub(super) struct Session<B: ServedRib> {
     followed: WatchPrefixes,
     /// Prefixes that the backend is preparing.
     preparing: FuturesUnordered<Preparation>,
-    /// The rest of the last pull. Nothing more is pulled before it is sent, so that a slow caller gets later values
-    /// instead of a queue.
+    /// Unsent messages of the last pull. Nothing more is pulled until they are sent, so that a slow caller gets later
+    /// values instead of a queue.
     outbox: Outbox,
     /// Whether changes may be pending.
     pull_due: bool,
-    /// Whether the caller announced more subscriptions to be served together.
+    /// Whether the caller announced further subscriptions to be served together.
     more_follows: bool,
     ages: Option<WatchStream<u64>>,
     permissions: Option<WatchStream<u64>>,
-    /// Whether subscriptions have to be checked again.
+    /// Whether the permissions of subscriptions must be checked again.
     check_due: bool,
-    /// Whether the caller was told that all its data is current.
+    /// Whether the caller was notified that all its data is current.
     reported_current: bool,
-    /// Whether the caller takes age updates.
+    /// Whether the caller accepts age updates.
     takes_age_updates: bool,
-    /// Whether the caller may hold copies later than the node.
+    /// Whether the caller may hold copies from after the node's revision.
     may_be_ahead: bool,
-    /// Whether the caller was told that its copies are later than the node.
+    /// Whether the caller was notified that its copies are from after the node's revision.
     reported_ahead: bool,
-    /// The number up to which the caller was asked for acknowledgements.
+    /// Revision up to which the caller was asked to acknowledge.
     ack_requested: u64,
 }
 
@@ -75,7 +76,7 @@ struct Subscription<B: ServedRib> {
     served: bool,
 }
 
-/// The refusal of a prefix for which no memory is left.
+/// Returns the refusal of a prefix for which no memory is left.
 fn too_many_followed() -> String {
     format!(
         "RESOURCE_EXHAUSTED: the prefixes that all watches here follow use nearly {} MB, or those of this peer a quarter of it, and a \
@@ -120,11 +121,11 @@ impl<B: ServedRib> Session<B> {
         }
     }
 
-    /// Serves until either side ends the watch. Returns the final status.
+    /// Serves until either side ends the watch, and returns the final status.
     ///
-    /// The task that writes to the connection also makes the updates, when the connection is ready. A second task and a
-    /// channel were rejected: with ten thousand watchers of a change, waking another task for each costs a fifth of the
-    /// total.
+    /// The task that writes to the connection also builds the updates, when the connection is ready. A second task
+    /// and a channel were rejected: with ten thousand watchers of a change, waking another task per watcher costs a
+    /// fifth of the total.
     pub(super) async fn run(mut self, closing: CancellationToken) -> Status {
         let status = tokio::select! {
             biased;
@@ -138,7 +139,7 @@ impl<B: ServedRib> Session<B> {
         status
     }
 
-    /// Ready with the final status when the watch is over.
+    /// Ready with the final status when the watch has ended.
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Status> {
         if self.expiry.as_mut().is_some_and(|expiry| expiry.as_mut().poll(cx).is_ready()) {
             return Poll::Ready(Status::unauthenticated(
@@ -151,7 +152,7 @@ impl<B: ServedRib> Session<B> {
             }
             let paused = self.outbox.is_full();
             match self.poll_send(cx) {
-                // Requests are waiting, and there is room for their refusals now.
+                // Requests are waiting, and there is now room for their refusals.
                 Poll::Ready(Ok(())) if paused => {}
                 Poll::Ready(Ok(())) | Poll::Pending => return Poll::Pending,
                 Poll::Ready(Err(status)) => return Poll::Ready(status),
@@ -159,7 +160,7 @@ impl<B: ServedRib> Session<B> {
         }
     }
 
-    /// Reads requests, prepared prefixes and wake-ups while there is room for refusals.
+    /// Handles requests, prepared prefixes and wake-ups while there is room for refusals.
     fn receive(&mut self, cx: &mut Context<'_>) -> Result<(), Status> {
         while !self.outbox.is_full()
             && let Poll::Ready(request) = self.watched.poll_request(cx)
@@ -185,7 +186,7 @@ impl<B: ServedRib> Session<B> {
         Ok(())
     }
 
-    /// Ends subscriptions that the caller may no longer have, while there is room for refusals.
+    /// Ends subscriptions that the caller is no longer permitted to have, while there is room for refusals.
     fn end_forbidden(&mut self) {
         let refused =
             |prefix: &Prefix| Some((prefix.clone(), self.backend.permits(&self.caller, prefix).err()?));
@@ -202,7 +203,7 @@ impl<B: ServedRib> Session<B> {
         }
     }
 
-    /// Ready when everything is sent.
+    /// Ready when all messages are sent.
     fn poll_send(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Status>> {
         loop {
             ready!(self.watched.poll_flush(cx))?;
@@ -225,7 +226,7 @@ impl<B: ServedRib> Session<B> {
         }
     }
 
-    /// Passes the next messages to the socket, if any. Called when all earlier ones are written.
+    /// Passes the next messages to the socket, if any. Called when all earlier messages are written.
     fn send_next(&mut self) -> bool {
         if self.outbox.is_empty() && self.pull_due && !self.more_follows && self.pull() {
             return true;
@@ -241,7 +242,7 @@ impl<B: ServedRib> Session<B> {
         bytes > 0
     }
 
-    /// Pulls the pending changes. Returns true if they are with the socket already, false if they are in the outbox.
+    /// Pulls the pending changes. Returns true if they were passed to the socket, false if they are in the outbox.
     fn pull(&mut self) -> bool {
         self.pull_due = false;
         let mut sent = false;
@@ -254,8 +255,8 @@ impl<B: ServedRib> Session<B> {
                 self.outbox.set_update(Messages::new(update, Vec::new()));
             }
         }
-        // Sent after the data: the caller is current only once it has the missed changes, and can only acknowledge
-        // data that it was sent.
+        // Sent after the data: the caller is current only once it has the changes that it missed, and can acknowledge
+        // only data that it was sent.
         if let Some(update) = self.age_update() {
             self.outbox.notify(update);
         }
@@ -268,7 +269,7 @@ impl<B: ServedRib> Session<B> {
         sent
     }
 
-    /// Fills in the ages of the copies in the update.
+    /// Fills in the ages of the copies in an update.
     fn with_ages(&mut self, mut update: Update) -> Update {
         let resumed = update.resumed.iter_mut().map(|resumed| (&resumed.prefix, &mut resumed.age));
         let snapshots = update.snapshots.iter_mut().map(|snapshot| (&snapshot.prefix, &mut snapshot.age));
@@ -279,7 +280,7 @@ impl<B: ServedRib> Session<B> {
         update
     }
 
-    /// The age update that is due; `None` if the caller knows it.
+    /// Returns the age update to send; `None` if the caller already has it.
     fn age_update(&mut self) -> Option<v1::WatchResponse> {
         if self.ages.is_none() || !self.takes_age_updates {
             return None;
@@ -295,7 +296,8 @@ impl<B: ServedRib> Session<B> {
         served.map(|(prefix, _)| self.backend.age(prefix)).max().unwrap_or_default()
     }
 
-    /// Reports to the caller whether its copies are later than the node; `None` if it knows.
+    /// Returns the message on whether the caller's copies are from after the node's revision; `None` if the caller
+    /// already has it.
     fn ahead_update(&mut self) -> Option<v1::WatchResponse> {
         if !self.may_be_ahead || !self.takes_age_updates {
             return None;
@@ -308,7 +310,7 @@ impl<B: ServedRib> Session<B> {
         Some(messages::age_update(self.oldest_age(), behind))
     }
 
-    /// The acknowledgement request that is due; `None` without one, or if it was sent.
+    /// Returns the acknowledgement request to send; `None` if there is none or it was sent before.
     fn ack_request(&mut self) -> Option<v1::WatchResponse> {
         let wanted = self.watcher.ack_requested();
         if std::mem::replace(&mut self.ack_requested, wanted) == wanted || wanted == 0 {
@@ -331,14 +333,14 @@ impl<B: ServedRib> Session<B> {
                 Ok(())
             }
             Some(Kind::PeerInfo(info)) => {
-                // An unreadable description from a newer caller is no reason to refuse service.
+                // A description that cannot be read, from a newer caller, is no reason to refuse service.
                 if let Ok(info) = PeerInfo::try_from(info) {
                     self.watcher.set_peer_info(info);
                 }
                 Ok(())
             }
-            // A message of a newer caller. The caller agreed on this version, so it can do without a response. A
-            // second hello is harmless.
+            // A message from a newer caller. The caller agreed on this version, so it does not depend on a response.
+            // A second hello is harmless.
             Some(Kind::Hello(_)) | None => Ok(()),
         }
     }

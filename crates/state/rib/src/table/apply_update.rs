@@ -8,8 +8,8 @@ use crate::{Entry, Update};
 impl Table {
     /// Applies an update from an upstream of the same store as one change, and returns the changed keys.
     ///
-    /// A snapshot has present entries but no history, so the log starts anew: watchers that return from before it get
-    /// snapshots.
+    /// A snapshot has the current entries but no history, so the log starts anew: watchers that return with an
+    /// earlier revision get snapshots.
     pub(crate) fn apply_update(&mut self, update: Update) -> Vec<Arc<str>> {
         let number = update.revision.number;
         let has_snapshot = !update.snapshots.is_empty();
@@ -32,7 +32,7 @@ impl Table {
         keys
     }
 
-    /// Makes the entries below `prefix` equal to `entries`, writing only differences.
+    /// Makes the entries below `prefix` equal to `entries`, and writes only differences.
     fn replace(
         &mut self,
         prefix: &Prefix,

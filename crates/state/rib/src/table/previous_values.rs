@@ -3,22 +3,23 @@ use std::{
     sync::Arc,
 };
 
-use fairmesh_wire::shards;
+use fairmesh_wire::shard_encoding;
 
 use crate::Entry;
 
-/// The most bytes of remembered values: about fifty moves in maps of a million shards.
+/// Maximum size of the remembered values, in bytes: about fifty moves in maps with a million shards.
 const MAX_BYTES: usize = 8 * 1024 * 1024;
-/// The most remembered values.
+/// Maximum number of remembered values.
 const MAX_VALUES: usize = 4096;
 
-/// Recently replaced values of keys that support patches, so that watchers with those values are sent patches.
+/// Recently replaced values of keys that support patches. Watchers that have these values are sent patches.
 #[derive(Clone, Debug, Default)]
 pub(super) struct PreviousValues {
-    /// Change number, key and replaced value, in order.
+    /// Change number, key and replaced value, ordered by change.
     values: VecDeque<(u64, Arc<str>, Option<Entry>)>,
     bytes: usize,
-    /// Replaced values are remembered for all changes after this one; `None` while no watcher takes patches.
+    /// Replaced values are remembered for all changes after this change number; `None` while no watcher accepts
+    /// patches.
     since: Option<u64>,
 }
 
@@ -28,15 +29,15 @@ impl PreviousValues {
         self.since.get_or_insert(change);
     }
 
-    /// Forgets everything: later values have no bases.
+    /// Forgets all values, so that later changes have no bases.
     pub(super) fn clear(&mut self, change: u64) {
         (self.values, self.bytes) = Default::default();
         self.since = self.since.map(|_| change);
     }
 
-    /// Remembers the value of a key replaced by the change of this number.
+    /// Remembers the value of a key that change number `change` replaced.
     pub(super) fn replaced(&mut self, change: u64, key: &Arc<str>, was: Option<&Entry>) {
-        if self.since.is_none() || !shards::is_patchable(key) {
+        if self.since.is_none() || !shard_encoding::is_patchable(key) {
             return;
         }
         self.bytes += size(was);
@@ -49,8 +50,8 @@ impl PreviousValues {
         }
     }
 
-    /// The values, after the change of this number, of keys that changed since; `None` for no value. Keys without a
-    /// remembered value are missing.
+    /// Returns the values that changed keys had at change number `change`; `None` if the key did not exist. Keys
+    /// without a remembered value are missing.
     pub(super) fn at(&self, change: u64) -> HashMap<&str, Option<&Entry>> {
         let known = self.since.is_some_and(|since| change >= since);
         let from = if known {
@@ -58,7 +59,7 @@ impl PreviousValues {
         } else {
             self.values.len()
         };
-        // If a key was replaced several times, its first replaced value counts.
+        // If a key was replaced several times, the value of its first replacement counts.
         self.values.range(from..).rev().map(|(_, key, was)| (&**key, was.as_ref())).collect()
     }
 
@@ -85,13 +86,13 @@ mod tests {
         Entry { value: Bytes::from(vec![0; bytes]), revision: 1 }
     }
 
-    /// The remembered value of a key.
+    /// Returns the remembered value of a key.
     fn at<'a>(previous: &'a PreviousValues, change: u64, key: &str) -> Option<Option<&'a Entry>> {
         previous.at(change).get(key).copied()
     }
 
     #[test]
-    fn previous_values_are_available_within_the_retained_history() {
+    fn previous_record_values_are_available_within_retained_history() {
         let mut previous = PreviousValues::default();
         previous.replaced(1, &key(1), Some(&entry(1)));
         assert_eq!(at(&previous, 0, &key(1)), None, "not enabled");
@@ -109,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn remembered_values_are_bounded_in_bytes_and_number() {
+    fn previous_record_values_are_bounded_in_bytes_and_number() {
         let mut previous = PreviousValues::default();
         previous.keep(0);
         let large = entry(MAX_BYTES / 4);

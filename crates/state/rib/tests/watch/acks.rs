@@ -19,7 +19,7 @@ fn later() -> Instant {
 }
 
 #[tokio::test]
-async fn a_wait_ends_when_the_last_watcher_of_the_prefix_acknowledges() {
+async fn wait_for_acks_ends_when_last_watcher_of_prefix_acknowledges() {
     let memory = Memory::new(1);
     let server = Server::start(memory.clone(), "127.0.0.1:0").await;
     let mut reader = Reader::following(&[&server.address], &["/a/"]).await;
@@ -42,7 +42,7 @@ async fn a_wait_ends_when_the_last_watcher_of_the_prefix_acknowledges() {
 }
 
 #[tokio::test]
-async fn a_disconnected_watcher_is_waited_for_until_it_reconnects() {
+async fn wait_for_acks_includes_disconnected_watcher_until_it_reconnects() {
     let (_folder, path) = crate::socket();
     let memory = Memory::new(1);
     memory.put(&[("/a/1", "x")]);
@@ -51,7 +51,7 @@ async fn a_disconnected_watcher_is_waited_for_until_it_reconnects() {
     reader.handle.ack(memory.node.revision());
     assert!(memory.node.wait_acked(&prefix("/a/"), 1, later()).await.all);
     let mut acks = memory.node.acks();
-    // The server ends, while the node stays.
+    // The server stops, but the node stays.
     server.stop().await;
     timeout(BOUND, acks.wait_for(|_| memory.node.watcher_count() == 0)).await.unwrap().unwrap();
     let revision = memory.put(&[("/a/1", "y")]);
@@ -73,7 +73,7 @@ async fn a_disconnected_watcher_is_waited_for_until_it_reconnects() {
 }
 
 #[tokio::test]
-async fn a_closed_watcher_is_not_waited_for() {
+async fn wait_for_acks_ignores_watcher_that_closed_its_watch() {
     let (_folder, path) = crate::socket();
     let memory = Memory::new(1);
     memory.put(&[("/a/1", "x")]);
@@ -89,7 +89,7 @@ async fn a_closed_watcher_is_not_waited_for() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn after_a_restart_earlier_watchers_are_given_time_to_reconnect() {
+async fn wait_for_acks_after_restart_gives_watchers_time_to_reconnect() {
     let node = Node::load(StoreId(1), 5, []);
     let started = Instant::now();
     let early = node.wait_acked(&prefix("/a/"), 5, started + Duration::from_secs(1)).await;
@@ -102,7 +102,7 @@ async fn after_a_restart_earlier_watchers_are_given_time_to_reconnect() {
 }
 
 #[tokio::test]
-async fn a_wait_ends_when_a_watcher_disconnects_that_never_acknowledged() {
+async fn wait_for_acks_ends_when_silent_watcher_disconnects() {
     let (_folder, path) = crate::socket();
     let memory = Memory::new(1);
     let server = Server::start(memory.clone(), &path).await;
@@ -117,14 +117,14 @@ async fn a_wait_ends_when_a_watcher_disconnects_that_never_acknowledged() {
 }
 
 #[tokio::test]
-async fn an_acknowledgement_of_another_store_does_not_count() {
+async fn watch_acknowledgement_of_another_store_is_ignored() {
     let memory = Memory::new(1);
     let server = Server::start(memory.clone(), "127.0.0.1:0").await;
     let mut reader = Reader::following(&[&server.address], &["/a/"]).await;
     let revision = memory.put(&[("/a/1", "x")]);
     let update = reader.update().await;
     reader.handle.ack(Revision { store: StoreId(2), ..update.revision });
-    // The snapshot arrives after the server has read the acknowledgement: one stream carries both.
+    // The snapshot arrives after the server has read the acknowledgement, because one stream carries both.
     reader.handle.subscribe(prefix("/b/"));
     let update = reader.update().await;
     assert!(memory.node.applied_by_all().number < revision);
@@ -135,7 +135,7 @@ async fn an_acknowledgement_of_another_store_does_not_count() {
 }
 
 #[tokio::test]
-async fn acknowledgements_are_batched_unless_requested() {
+async fn watch_acknowledgements_are_batched_unless_requested() {
     let memory = Memory::new(1);
     let server = Server::start(memory.clone(), "127.0.0.1:0").await;
     let mut reader = Reader::following(&[&server.address], &["/a/"]).await;
@@ -156,7 +156,8 @@ async fn acknowledgements_are_batched_unless_requested() {
     }
     assert!(received <= 3, "{received} acknowledgements of {} updates in a second", last - first);
 
-    // A wait requests the delayed acknowledgement, and the next revision's as soon as it is applied.
+    // The wait requests the delayed acknowledgement, and the acknowledgement of the next revision as soon as it is
+    // applied.
     let held_back = reader.handle.clone();
     assert!(memory.node.wait_acked(&prefix("/"), last, later()).await.all);
     let next = memory.put(&[("/a/1", "y")]);
@@ -182,7 +183,7 @@ impl Sink for ApplyToNode {
 }
 
 #[tokio::test]
-async fn acknowledgement_request_is_forwarded_downstream() {
+async fn request_for_acknowledgement_is_forwarded_to_watchers_below() {
     let memory = Memory::new(1);
     memory.put(&[("/a/1", "x")]);
     let server = Server::start(memory.clone(), "127.0.0.1:0").await;

@@ -19,7 +19,7 @@ fn delete(key: &str, revision: Option<u64>) -> v1::WriteRequest {
 }
 
 #[tokio::test]
-async fn writes_are_checked_before_they_reach_the_backend() {
+async fn writes_are_validated_before_reaching_store() {
     let memory = Memory::new(1);
     memory.put(&[("/t/shop/services/cart", "x")]);
     let server = Server::start(memory.clone(), "127.0.0.1:0").await;
@@ -42,7 +42,7 @@ fn at(store: u128, partition: u32, number: u64) -> v1::Cursor {
 }
 
 #[tokio::test]
-async fn a_read_refuses_at_once_a_revision_that_cannot_arrive() {
+async fn read_of_impossible_revision_is_refused_at_once() {
     let memory = Memory::new(1);
     let server = Server::start(memory.clone(), "127.0.0.1:0").await;
     let mut rib = handshake::connect(&Default::default(), &server.address, "test").await.unwrap().rib();
@@ -60,7 +60,7 @@ async fn a_read_refuses_at_once_a_revision_that_cannot_arrive() {
 }
 
 #[tokio::test]
-async fn a_read_waits_for_the_revision_that_it_asks_for() {
+async fn read_waits_for_requested_revision() {
     let memory = Memory::new(1);
     let server = Server::start(memory.clone(), "127.0.0.1:0").await;
     let mut rib = handshake::connect(&Default::default(), &server.address, "test").await.unwrap().rib();
@@ -78,7 +78,7 @@ async fn a_read_waits_for_the_revision_that_it_asks_for() {
 }
 
 #[tokio::test]
-async fn a_delta_larger_than_a_message_arrives_as_one_change() {
+async fn watch_delta_larger_than_one_message_arrives_as_one_change() {
     let memory = Memory::new(1);
     let server = Server::start(memory.clone(), "127.0.0.1:0").await;
     let mut reader = Reader::following(&[&server.address], &["/a/"]).await;
@@ -95,7 +95,7 @@ async fn a_delta_larger_than_a_message_arrives_as_one_change() {
 }
 
 #[tokio::test]
-async fn a_snapshot_larger_than_a_message_arrives_as_one_change() {
+async fn watch_snapshot_larger_than_one_message_arrives_as_one_change() {
     let memory = Memory::new(1);
     let value = "v".repeat(100_000);
     for i in 0..100 {
@@ -117,8 +117,8 @@ async fn a_snapshot_larger_than_a_message_arrives_as_one_change() {
 }
 
 #[tokio::test]
-async fn prefixes_beyond_the_bound_of_all_watches_are_refused_one_by_one() {
-    // A watch gets half of three quarters: two prefixes.
+async fn watch_prefixes_beyond_shared_limit_are_refused_individually() {
+    // A watch may use half of three quarters of the memory: two prefixes.
     let node = Node::bounded(StoreId(1), Table::default(), FollowedPrefixes::at_most(2800, 0));
     let server = Server::start(Memory { node: node.clone() }, "127.0.0.1:0").await;
     let mut greedy = Reader::following(&[&server.address], &["/a/"]).await;
@@ -141,7 +141,7 @@ async fn prefixes_beyond_the_bound_of_all_watches_are_refused_one_by_one() {
 }
 
 #[tokio::test]
-async fn requests_wait_until_earlier_refusals_are_read() {
+async fn watch_requests_wait_until_earlier_refusals_are_read() {
     const PREFIXES: usize = 20_000;
     let (_folder, path) = crate::socket();
     let node = Node::bounded(StoreId(1), Table::default(), FollowedPrefixes::at_most(0, 0));
@@ -156,7 +156,7 @@ async fn requests_wait_until_earlier_refusals_are_read() {
         let response = timeout(BOUND, watch.next()).await.unwrap().unwrap();
         assert!(matches!(response.kind, Some(watch_response::Kind::Refused(_))), "{response:?}");
         refused += 1;
-        // At most 64 KB of refusals, plus those held by the socket and this reader.
+        // At most 64 KB of refusals are pending, plus those buffered in the socket and in this reader.
         let unread = node.followed().refused() - refused as u64;
         assert!(unread < 4_000, "{unread} refusals wait to be read");
     }

@@ -1,4 +1,4 @@
-//! Server and reader over real sockets.
+//! Tests a server and a reader over real sockets.
 #![allow(clippy::unwrap_used, reason = "helpers of tests fail by panicking")]
 
 mod acks;
@@ -16,7 +16,7 @@ use fairmesh_rib::{Node, Table, follower::Backoff};
 use support::{BOUND, Memory, Reader, Server, copy, prefix};
 use tokio::time::timeout;
 
-/// A socket path that lives as long as the test.
+/// Returns a socket path that exists as long as the test.
 fn socket() -> (tempfile::TempDir, String) {
     let folder = tempfile::tempdir().unwrap();
     let path = format!("unix:{}/rib.sock", folder.path().display());
@@ -39,18 +39,18 @@ async fn snapshot_then_deltas(address: &str) {
 }
 
 #[tokio::test]
-async fn a_reader_gets_a_snapshot_then_deltas_over_tcp() {
+async fn reader_gets_snapshot_then_deltas_over_tcp() {
     snapshot_then_deltas("127.0.0.1:0").await;
 }
 
 #[tokio::test]
-async fn a_reader_gets_a_snapshot_then_deltas_over_a_unix_socket() {
+async fn reader_gets_snapshot_then_deltas_over_unix_socket() {
     let (_folder, path) = socket();
     snapshot_then_deltas(&path).await;
 }
 
 #[tokio::test]
-async fn returning_reader_gets_missed_changes_without_a_snapshot() {
+async fn returning_reader_gets_missed_changes_without_snapshot() {
     let (_folder, path) = socket();
     let memory = Memory::new(1);
     memory.put(&[("/a/1", "old"), ("/b/1", "old"), ("/c/1", "old")]);
@@ -69,7 +69,7 @@ async fn returning_reader_gets_missed_changes_without_a_snapshot() {
 }
 
 #[tokio::test]
-async fn a_reader_older_than_the_log_gets_snapshots() {
+async fn reader_older_than_log_gets_snapshots() {
     let (_folder, path) = socket();
     let memory = Memory { node: Node::with_table(StoreId(1), Table::new(2)) };
     memory.put(&[("/a/1", "0")]);
@@ -88,7 +88,7 @@ async fn a_reader_older_than_the_log_gets_snapshots() {
 }
 
 #[tokio::test]
-async fn another_store_behind_the_same_address_replaces_everything() {
+async fn new_store_behind_same_address_replaces_readers_whole_copy() {
     let (_folder, path) = socket();
     let (old, new) = (Memory::new(1), Memory::new(2));
     for _ in 0..9 {
@@ -107,7 +107,7 @@ async fn another_store_behind_the_same_address_replaces_everything() {
 }
 
 #[tokio::test]
-async fn a_batch_across_two_subscriptions_arrives_whole() {
+async fn write_batch_across_two_subscriptions_arrives_as_one_update() {
     let memory = Memory::new(1);
     let server = Server::start(memory.clone(), "127.0.0.1:0").await;
     let mut reader = Reader::following(&[&server.address], &["/a/", "/b/"]).await;
@@ -126,7 +126,7 @@ async fn a_batch_across_two_subscriptions_arrives_whole() {
 }
 
 #[tokio::test]
-async fn unsubscribed_prefix_sends_nothing_and_resumes_with_a_snapshot() {
+async fn unsubscribed_prefix_sends_nothing_and_resumes_with_snapshot() {
     let memory = Memory::new(1);
     memory.put(&[("/a/1", "x"), ("/b/1", "x")]);
     let server = Server::start(memory.clone(), "127.0.0.1:0").await;
@@ -136,7 +136,7 @@ async fn unsubscribed_prefix_sends_nothing_and_resumes_with_a_snapshot() {
     let update = reader.update().await;
     assert_eq!(update.snapshots.len(), 1);
     reader.handle.unsubscribe(&prefix("/a/"));
-    // Followed after the unsubscribe: the snapshot's arrival shows that the server has read both.
+    // Followed after the unsubscribe: the arrival of the snapshot shows that the server has read both requests.
     reader.handle.subscribe(prefix("/c/"));
     reader.update().await;
     memory.put(&[("/a/1", "y")]);
@@ -147,7 +147,7 @@ async fn unsubscribed_prefix_sends_nothing_and_resumes_with_a_snapshot() {
 }
 
 #[tokio::test]
-async fn addresses_are_attempted_in_turn() {
+async fn upstream_addresses_are_attempted_in_turn() {
     let (_folder, dead) = socket();
     let memory = Memory::new(1);
     memory.put(&[("/a/1", "x")]);
@@ -158,9 +158,9 @@ async fn addresses_are_attempted_in_turn() {
 }
 
 #[tokio::test]
-async fn retry_ends_the_pause_after_a_failure() {
+async fn follower_retry_request_ends_reconnect_pause() {
     let (_folder, path) = socket();
-    // Only the call can end the pause.
+    // With infinite backoff, only the call can end the pause.
     let backoff = Backoff { first: Duration::MAX, longest: Duration::MAX };
     let reader = Reader::start_with(&[&path.parse().unwrap()], true, backoff);
     reader.until(|state| state.failures == 1).await;
@@ -175,7 +175,7 @@ async fn retry_ends_the_pause_after_a_failure() {
 }
 
 #[tokio::test]
-async fn an_upstream_that_connects_and_is_refused_is_retried_with_backoff() {
+async fn upstream_behind_readers_revision_is_retried_with_backoff() {
     let (_folder, path) = socket();
     let (ahead, behind) = (Memory::new(1), Memory::new(1));
     for i in 0..3 {
@@ -197,7 +197,7 @@ async fn an_upstream_that_connects_and_is_refused_is_retried_with_backoff() {
 }
 
 #[tokio::test]
-async fn a_lagging_upstream_is_left_until_it_catches_up() {
+async fn follower_leaves_lagging_upstream_until_it_catches_up() {
     let (_folder, path) = socket();
     let (ahead, behind) = (Memory::new(1), Memory::new(1));
     for i in 0..3 {
@@ -224,7 +224,7 @@ async fn a_lagging_upstream_is_left_until_it_catches_up() {
 }
 
 #[tokio::test]
-async fn a_watch_of_many_prefixes_delivers_all_and_delays_no_write() {
+async fn watch_of_many_prefixes_delivers_all_without_delaying_writes() {
     const MANY: usize = 20_000;
     let memory = Memory::new(1);
     memory.put(&[("/00001/1", "x"), ("/19999/1", "x"), ("/other/1", "x")]);

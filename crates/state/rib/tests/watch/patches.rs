@@ -1,4 +1,4 @@
-//! Shard maps sent as patches.
+//! Tests of shard maps sent as patches.
 
 use std::{
     collections::BTreeMap,
@@ -18,7 +18,7 @@ use fairmesh_rib::{
     follower::{Backoff, Follower, FollowerConfig, FollowerHandle, Sink},
 };
 use fairmesh_wire::{
-    shards,
+    shard_encoding,
     transport::Address,
     v1::{self, watch_request, watch_response::Kind},
     watch::{Watch, frame},
@@ -41,7 +41,7 @@ fn replica(instance: u32, region: &str) -> Replica {
     }
 }
 
-/// A map in two regions.
+/// A shard map in two regions.
 fn map(ids: impl ExactSizeIterator<Item = u32>, servers: u32) -> ShardMap {
     let width = u128::MAX / ids.len() as u128;
     let shard = |(place, id): (u32, u32)| Shard {
@@ -52,7 +52,7 @@ fn map(ids: impl ExactSizeIterator<Item = u32>, servers: u32) -> ShardMap {
     ShardMap { version: 1, interval: KeyRange::ALL, shards: (0..).zip(ids).map(shard).collect() }
 }
 
-/// Ids of shards, several of which begin a chunk.
+/// Shard ids. Several of them begin a chunk.
 fn ids() -> std::vec::IntoIter<u32> {
     let begin = (0..).filter(|id| mix64(u64::from(*id)).is_multiple_of(2048)).take(4);
     begin.flat_map(|first| first..first + 12).collect::<Vec<_>>().into_iter()
@@ -72,9 +72,9 @@ impl Source {
         source
     }
 
-    /// Writes the differences. With `ahead`, new chunks are written in an earlier batch of their own.
+    /// Writes the differences of the map. With `ahead`, writes new chunks in a separate batch before.
     fn write(&mut self, ahead: bool) -> u64 {
-        let after = shards::encode_map(&cart(), &self.map);
+        let after = shard_encoding::encode_map(&cart(), &self.map);
         let before = std::mem::replace(&mut self.entries, after);
         let gone = before.keys().filter(|key| !self.entries.contains_key(key)).map(|key| (key, None));
         let new = self.entries.iter().filter(|(key, value)| before.get(key) != Some(value));
@@ -100,7 +100,7 @@ enum Change {
         shard: usize,
         to: u32,
     },
-    /// An instance gets a second copy, or loses it.
+    /// An instance gets a second copy, or loses its copy.
     Copy {
         shard: usize,
         on: u32,
@@ -156,12 +156,12 @@ fn apply_change(change: &Change, map: &mut ShardMap) {
     }
 }
 
-/// Applies the upstream's updates to a node, which has the bases of patches.
+/// Applies the upstream's updates to a node that has the bases of patches.
 struct ApplyToNode {
     node: Node,
-    /// How often a base was looked up.
+    /// Number of lookups of a base.
     lookups: Arc<AtomicUsize>,
-    /// How many of the first look-ups get a wrong base.
+    /// Number of lookups, from the first on, that return a wrong base.
     wrong_bases: usize,
     snapshots: Arc<AtomicUsize>,
 }
@@ -230,7 +230,8 @@ fn part(part: ShardPart) -> Prefix {
     Prefix::shards(&cart(), Some(&part))
 }
 
-/// Applies groups of changes, each of which may arrive as one, and compares the results behind one node and behind two.
+/// Applies groups of changes, where each group may arrive as one update. Compares the results behind one node and
+/// behind two.
 async fn run(groups: Vec<Vec<(Change, bool)>>) {
     let mut source = Source::new(map(ids(), 9));
     let server = Server::start(source.memory.clone(), "127.0.0.1:0").await;
@@ -259,7 +260,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 40, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn patched_nodes_hold_the_content_of_the_store(
+    fn nodes_updated_by_value_patches_equal_store(
         groups in collection::vec(collection::vec((change(), proptest::bool::weighted(0.1)), 1..4), 1..8),
     ) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
@@ -267,7 +268,7 @@ proptest! {
     }
 }
 
-/// A watch of everything, after its snapshot.
+/// Opens a watch of all prefixes, and reads its snapshot.
 async fn watch(server: &Server, patches: bool) -> Watch {
     let mut watch = Watch::open(&Default::default(), &server.address, "raw").await.unwrap();
     let subscribe = v1::Subscribe { prefix: "/".into(), patches, ..Default::default() };
@@ -281,7 +282,7 @@ async fn next(watch: &mut Watch) -> v1::WatchResponse {
 }
 
 #[tokio::test]
-async fn a_move_takes_two_hundred_bytes_with_patches_and_whole_values_without() {
+async fn shard_move_is_sent_as_patches_to_readers_that_support_them() {
     let mut source = Source::new(map(0..20_000, 3000));
     let server = Server::start(source.memory.clone(), "127.0.0.1:0").await;
     let between = FollowingNode::start(&server.address, &[prefix("/")], 0).await;
@@ -295,7 +296,7 @@ async fn a_move_takes_two_hundred_bytes_with_patches_and_whole_values_without() 
             let message = next(watch).await;
             let Some(Kind::Delta(delta)) = &message.kind else { panic!("{message:?}") };
             assert_eq!((delta.puts.len(), delta.deletes.len(), delta.patches.len()), (0, 0, 3));
-            // The third patch belongs to a region that an agent in the other region does not follow.
+            // The third patch belongs to a region that an agent in another region does not follow.
             let bytes = frame(&message).len() - delta.patches[2].len() - 2;
             assert!(bytes <= 200, "{bytes} bytes");
         }
@@ -314,7 +315,7 @@ async fn a_move_takes_two_hundred_bytes_with_patches_and_whole_values_without() 
 }
 
 #[tokio::test]
-async fn mismatched_patch_base_causes_a_snapshot() {
+async fn value_patch_with_mismatched_base_causes_snapshot() {
     let mut source = Source::new(map(ids(), 9));
     let server = Server::start(source.memory.clone(), "127.0.0.1:0").await;
     let follower = FollowingNode::start(&server.address, &[prefix("/")], 1).await;

@@ -1,4 +1,4 @@
-//! Sums of reports on their way upstream.
+//! Tests of aggregated reports on their way upstream.
 
 use fairmesh_model::{Region, TrafficReport};
 use fairmesh_rib::ReportRelay;
@@ -62,7 +62,7 @@ impl Imbalance for ReportingUpstream {
     }
 }
 
-/// Reports to an upstream with these services, then stops.
+/// Reports to an upstream that serves the given services, then stops.
 async fn report_and_stop(serve: fn(ReportingUpstream) -> Routes) {
     let ((_folder, address), (sender, mut received)) = (socket(), mpsc::unbounded_channel());
     let server = Server::start_with(Memory::new(1), &address, serve(ReportingUpstream(sender))).await;
@@ -102,11 +102,11 @@ async fn report_and_stop(serve: fn(ReportingUpstream) -> Routes) {
 }
 
 #[tokio::test]
-async fn stopping_relay_withdraws_its_sums() {
+async fn stopping_traffic_report_relay_sends_empty_sums_upstream() {
     report_and_stop(|above| Routes::new(SignalsServer::new(above))).await;
 }
 
 #[tokio::test]
-async fn relay_reports_to_a_previous_release() {
+async fn traffic_report_relay_works_with_upstream_of_previous_release() {
     report_and_stop(|above| Routes::new(ImbalanceServer::new(above))).await;
 }

@@ -19,7 +19,7 @@ use tonic::Code;
 
 use crate::support::{BOUND, Memory, Reader, Server, prefix};
 
-/// A node whose data ages at the test's command.
+/// A node whose data ages when the test says so.
 #[derive(Clone, Debug)]
 struct AgingNode {
     memory: Memory,
@@ -73,7 +73,7 @@ impl ServedRib for AgingNode {
 }
 
 #[tokio::test]
-async fn a_watcher_is_notified_when_its_data_starts_and_stops_aging() {
+async fn watcher_is_notified_when_its_data_starts_and_stops_aging() {
     let edge = AgingNode::new();
     edge.memory.put(&[("/a/1", "x")]);
     let server = Server::start(edge.clone(), "127.0.0.1:0").await;
@@ -103,7 +103,7 @@ async fn a_watcher_is_notified_when_its_data_starts_and_stops_aging() {
 }
 
 #[tokio::test]
-async fn a_backend_that_cannot_serve_linearizable_reads_refuses_them() {
+async fn linearizable_read_is_refused_if_backend_cannot_serve_it() {
     let edge = AgingNode::new();
     edge.memory.put(&[("/a/1", "x")]);
     let server = Server::start(edge.clone(), "127.0.0.1:0").await;
@@ -116,7 +116,7 @@ async fn a_backend_that_cannot_serve_linearizable_reads_refuses_them() {
     server.stop().await;
 }
 
-/// Waits until an upstream is followed; returns since when.
+/// Waits until an upstream is followed, and returns when the connection was established.
 async fn followed(reader: &Reader, address: &Address) -> Instant {
     let mut state = reader.handle.state();
     let there = state.wait_for(|state| state.connected && state.address.as_ref() == Some(address));
@@ -124,7 +124,7 @@ async fn followed(reader: &Reader, address: &Address) -> Instant {
 }
 
 #[tokio::test]
-async fn a_stale_upstream_is_left_for_a_current_one() {
+async fn follower_leaves_stale_upstream_for_current_one() {
     let (old, new) = (AgingNode::new(), AgingNode::new());
     for edge in [&old, &new] {
         edge.memory.put(&[("/a/1", "x")]);
@@ -143,7 +143,7 @@ async fn a_stale_upstream_is_left_for_a_current_one() {
 }
 
 #[tokio::test]
-async fn reader_cycles_only_through_several_stale_upstreams() {
+async fn reader_cycles_through_stale_upstreams_but_stays_at_single_one() {
     let (one, other) = (AgingNode::new(), AgingNode::new());
     for edge in [&one, &other] {
         edge.ages(Duration::from_secs(1));
@@ -154,7 +154,7 @@ async fn reader_cycles_only_through_several_stale_upstreams() {
     let since = followed(&lone, &first.address).await;
     let reader = Reader::following(&[&first.address, &second.address], &["/a/"]).await;
     followed(&reader, &second.address).await;
-    // Two stays take longer than the longest first stay, after which the other reader would have left too.
+    // Two stays take longer than the longest first stay. By then the other reader would have left too.
     followed(&reader, &first.address).await;
     assert_eq!(followed(&lone, &first.address).await, since);
     first.stop().await;
@@ -162,7 +162,7 @@ async fn reader_cycles_only_through_several_stale_upstreams() {
 }
 
 #[tokio::test]
-async fn a_watcher_without_age_updates_is_sent_none() {
+async fn watcher_that_declines_age_updates_gets_none() {
     let edge = AgingNode::new();
     let server = Server::start(edge.clone(), "127.0.0.1:0").await;
     let mut watch = Watch::open(&Default::default(), &server.address, "of an earlier release").await.unwrap();
@@ -177,7 +177,7 @@ async fn a_watcher_without_age_updates_is_sent_none() {
 }
 
 #[tokio::test]
-async fn lagging_upstream_is_an_error_with_a_remedy() {
+async fn error_about_lagging_upstream_names_remedy() {
     let (current, restored) = (Memory::new(1), Memory::new(1));
     for value in ["x", "y", "z"] {
         current.put(&[("/a/1", value)]);

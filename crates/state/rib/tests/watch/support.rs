@@ -12,10 +12,10 @@ use tokio::{sync::mpsc, task::JoinHandle, time::timeout};
 use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
 
-/// The longest duration of any step of a test.
+/// Time limit of every step of a test.
 pub(crate) const BOUND: Duration = Duration::from_secs(20);
 
-/// A store in memory.
+/// An in-memory store.
 #[derive(Clone, Debug)]
 pub(crate) struct Memory {
     pub(crate) node: Node,
@@ -63,7 +63,7 @@ impl ServedRib for Memory {
     }
 }
 
-/// A server that runs until stopped.
+/// A server that runs until it is stopped.
 pub(crate) struct Server {
     pub(crate) address: Address,
     stop: CancellationToken,
@@ -75,7 +75,7 @@ impl Server {
         Self::start_with(backend, address, Routes::default()).await
     }
 
-    /// A server with services besides the RIB.
+    /// Starts a server with further services besides the RIB.
     pub(crate) async fn start_with(backend: impl ServedRib, address: &str, services: Routes) -> Self {
         let listener = Transport::default().bind(&address.parse().unwrap()).await.unwrap();
         let address = listener.address().unwrap();
@@ -92,7 +92,7 @@ impl Server {
     }
 }
 
-/// The calls of a sink.
+/// A call of a [`Sink`] method.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum SinkCall {
     Update(Update),
@@ -115,7 +115,7 @@ impl Sink for Channels {
     }
 }
 
-/// A follower and its copy.
+/// A follower with its copy of the data.
 pub(crate) struct Reader {
     pub(crate) handle: FollowerHandle,
     pub(crate) copy: BTreeMap<String, String>,
@@ -146,7 +146,7 @@ impl Reader {
         }
     }
 
-    /// Follows prefixes and takes the first snapshot of each.
+    /// Starts a reader that follows prefixes, and takes the first snapshot of each prefix.
     pub(crate) async fn following(addresses: &[&Address], prefixes: &[&str]) -> Self {
         let mut reader = Self::start(addresses, true);
         prefixes.iter().for_each(|text| reader.handle.subscribe(prefix(text)));
@@ -157,7 +157,7 @@ impl Reader {
         reader
     }
 
-    /// The next update, applied but not acknowledged.
+    /// Waits for the next update, and applies it without acknowledging it.
     pub(crate) async fn update(&mut self) -> Update {
         match self.got().await {
             SinkCall::Update(update) => update,
@@ -173,17 +173,17 @@ impl Reader {
         got
     }
 
-    /// The next age update of the upstream.
+    /// Waits for the next age update from the upstream.
     pub(crate) async fn age_update(&mut self) -> Duration {
         timeout(BOUND, self.age_updates.recv()).await.expect("the upstream sends it").unwrap()
     }
 
-    /// Whether there were no age updates beyond those taken with [`Reader::age_update`].
+    /// Whether all age updates were taken with [`Reader::age_update`].
     pub(crate) fn no_more_age_updates(&mut self) -> bool {
         self.age_updates.is_empty()
     }
 
-    /// Waits for a state of the follower.
+    /// Waits for a state of the follower that satisfies `wanted`.
     pub(crate) async fn until(&self, wanted: impl Fn(&FollowerState) -> bool) -> FollowerState {
         let mut state = self.handle.state();
         timeout(BOUND, state.wait_for(wanted)).await.expect("the state is reached").unwrap().clone()

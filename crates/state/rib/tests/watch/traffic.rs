@@ -18,7 +18,7 @@ use tokio::{
 
 use crate::support::{BOUND, Memory, Reader, Server};
 
-/// Relays one connection and counts the bytes from the server.
+/// Relays one connection, and counts the bytes from the server.
 async fn counting_relay(server: &Address) -> (Address, Arc<AtomicU64>) {
     let Address::Tcp(server) = server.clone() else { panic!("a TCP server") };
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -41,7 +41,7 @@ async fn counting_relay(server: &Address) -> (Address, Arc<AtomicU64>) {
 }
 
 #[tokio::test]
-async fn nothing_is_sent_while_no_followed_key_changes() {
+async fn watch_sends_nothing_while_followed_keys_are_unchanged() {
     let memory = Memory::new(1);
     let server = Server::start(memory.clone(), "127.0.0.1:0").await;
     let (address, count) = counting_relay(&server.address).await;
@@ -67,7 +67,7 @@ async fn nothing_is_sent_while_no_followed_key_changes() {
 }
 
 #[tokio::test]
-async fn a_quiet_reader_is_sent_progress_before_the_log_drops_its_revision() {
+async fn idle_watch_reader_gets_progress_before_log_drops_its_revision() {
     let (_folder, path) = crate::socket();
     let memory = Memory {
         node: fairmesh_rib::Node::with_table(fairmesh_model::StoreId(1), fairmesh_rib::Table::new(10)),
@@ -90,7 +90,7 @@ async fn a_quiet_reader_is_sent_progress_before_the_log_drops_its_revision() {
 }
 
 #[tokio::test]
-async fn a_slow_reader_gets_the_last_values_and_no_queue() {
+async fn slow_watch_reader_gets_latest_values_instead_of_every_change() {
     const WRITES: u64 = 200;
     let memory = Memory::new(1);
     let server = Server::start(memory.clone(), "127.0.0.1:0").await;

@@ -1,4 +1,4 @@
-//! Outcome of a failed call to etcd, and its error texts.
+//! Errors of calls to etcd and their messages.
 
 use std::error::Error;
 
@@ -25,17 +25,17 @@ pub(super) enum CallError {
 const STORE_REPLACED: &str = "another store, or none, is below this root now; start the process again";
 
 impl CallError {
-    /// Classifies a status.
+    /// Maps a gRPC status to a [`CallError`].
     pub(super) fn from_status(status: Status) -> Self {
         let message = status.message();
         if is_connect_error(&status) {
             return Self::Unavailable(root_cause(&status));
         }
-        // Etcd checks this before it proposes anything, and again when it applies a proposal.
+        // Etcd checks the token before it proposes anything, and again when it applies a proposal.
         if message.contains("invalid auth token") || message.contains("revision of auth store is old") {
             return Self::InvalidToken(message.into());
         }
-        // A member without leader returns this before it proposes anything.
+        // A member without a leader returns this before it proposes anything.
         if message == "etcdserver: no leader" || message == "etcdserver: server stopped" {
             return Self::Unavailable(message.into());
         }
@@ -47,7 +47,7 @@ impl CallError {
         }
     }
 
-    /// Treats an unknown outcome as unavailable, for a read: nothing was to be applied.
+    /// Maps an unknown outcome to unavailable. For reads only, which apply nothing.
     pub(super) fn into_unavailable(self) -> Self {
         match self {
             Self::Unknown(problem) => Self::Unavailable(problem),
@@ -60,7 +60,7 @@ impl CallError {
         matches!(self, Self::Refused(status) if is_full(status))
     }
 
-    /// The error of a read.
+    /// Returns the error of a read.
     pub(super) fn into_store_error(self, location: &StoreLocation) -> StoreError {
         let location = location.clone();
         match self {
@@ -73,7 +73,7 @@ impl CallError {
         }
     }
 
-    /// The error of a write of `ops` operations and `bytes` bytes.
+    /// Returns the error of a write with `ops` operations and `bytes` bytes.
     pub(super) fn into_write_error(self, location: &StoreLocation, ops: usize, bytes: usize) -> WriteError {
         let location = location.clone();
         match self {
@@ -91,7 +91,7 @@ impl CallError {
         }
     }
 
-    /// A short text for the log.
+    /// Returns a short message for the log.
     pub(super) fn message(&self) -> String {
         match self {
             Self::Unavailable(problem) | Self::Unknown(problem) | Self::InvalidToken(problem) => {
@@ -108,7 +108,7 @@ fn is_connect_error(status: &Status) -> bool {
     causes(status).any(|cause| cause.is::<ConnectError>())
 }
 
-/// The innermost cause; the outer ones only wrap it.
+/// Returns the innermost cause; the outer causes only wrap it.
 fn root_cause(status: &Status) -> String {
     causes(status).last().map_or_else(|| status.message().to_owned(), ToString::to_string)
 }
@@ -122,7 +122,7 @@ fn causes(status: &Status) -> impl Iterator<Item = &(dyn Error + 'static)> {
     })
 }
 
-/// The limit of etcd that a transaction exceeds, and how to raise it.
+/// Names the limit of etcd that a transaction exceeds, and how to raise it.
 fn exceeded_limit(status: &Status, ops: usize, bytes: usize) -> Option<String> {
     let message = status.message();
     if message.contains("too many operations in txn request") {
@@ -146,7 +146,7 @@ fn is_full(status: &Status) -> bool {
     status.message().contains("database space exceeded")
 }
 
-/// Text of any other refusal.
+/// Returns the message for any other refusal.
 fn refusal_message(status: &Status) -> String {
     let message = status.message();
     if is_full(status) {

@@ -32,16 +32,16 @@ use super::{
 };
 use crate::{StoreError, StoreLocation};
 
-/// Time limit of one call to one member; etcd itself gives up a proposal after 7 s.
+/// Time limit for one call to one member. Etcd itself abandons a proposal after 7 s.
 const CALL_TIMEOUT: Duration = Duration::from_secs(10);
-/// Time limit of retries, over all members.
+/// Time limit for all attempts of a call, over all members.
 const RETRY_TIMEOUT: Duration = Duration::from_secs(10);
-/// Maximum size of a response: a page of the largest values.
+/// Maximum size of a response, in bytes: a page full of the largest values.
 const MAX_RESPONSE: usize = 96 << 20;
 /// Backoff between attempts.
 const BACKOFF: Backoff = Backoff { first: Duration::from_millis(50), longest: Duration::from_secs(2) };
 
-/// Which calls are retried after an unknown outcome, as in etcd's own client.
+/// Whether a call is retried after an unknown outcome, as in etcd's own client.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum RetryPolicy {
     /// Always: the call reads, or is idempotent.
@@ -50,7 +50,7 @@ pub(super) enum RetryPolicy {
     NonRepeatable,
 }
 
-/// The members of a cluster, one of which is called until it fails.
+/// The members of a cluster. Calls go to one member until it fails.
 #[derive(Debug)]
 pub(super) struct Client {
     pub(super) location: StoreLocation,
@@ -61,11 +61,11 @@ pub(super) struct Client {
 }
 
 impl Client {
-    /// Prepares connections, which are established on first use.
+    /// Prepares connections to the members. Each connection is opened on first use.
     pub(super) fn new(config: &EtcdConfig) -> Result<Self, StoreError> {
         let location = config.address.location();
         let members = Members::new(config)?;
-        // Spreads processes that have the same list of members.
+        // Spreads processes with the same list of members over the members.
         let current = AtomicUsize::new(random() as usize % members.len().max(1));
         Ok(Self { location, members, current, login: config.login.clone(), token: Mutex::default() })
     }
@@ -87,7 +87,8 @@ impl Client {
         self.call_with_retry(retry_policy, call).await
     }
 
-    /// Grants a lease with a TTL in seconds, and returns its id. A lease granted twice expires by itself.
+    /// Grants a lease with a TTL in seconds, and returns the lease's id. If a retry grants a second lease, the unused
+    /// one expires.
     pub(super) async fn grant(&self, seconds: i64) -> Result<i64, CallError> {
         let call = |channel, token| async move {
             LeaseClient::new(channel)
@@ -97,7 +98,7 @@ impl Client {
         Ok(self.call_with_retry(RetryPolicy::Repeatable, call).await?.id)
     }
 
-    /// Renews a lease, and returns the time of the request, from which its TTL runs at the earliest; `None` if it has
+    /// Renews a lease. Returns when the request was sent: the new TTL starts no earlier. `None` if the lease has
     /// expired.
     pub(super) async fn renew(&self, id: i64) -> Result<Option<Instant>, CallError> {
         let call = |channel, token| async move {
@@ -120,7 +121,7 @@ impl Client {
         self.call_with_retry(RetryPolicy::Repeatable, call).await.map(drop)
     }
 
-    /// Opens a watch with one attempt; after a failure the next call goes to another member.
+    /// Opens a watch with a single attempt. After a failure, the next call goes to another member.
     pub(super) async fn watch(
         &self,
         create: WatchCreateRequest,
@@ -142,19 +143,19 @@ impl Client {
         }
     }
 
-    /// Directs the next call to another member, unless another call already has.
+    /// Directs the next call to another member, unless a concurrent call has already done that.
     pub(super) fn fail_over_from(&self, MemberIndex(failed): MemberIndex) {
         let next = (failed + 1) % self.members.len();
-        // The first of concurrent calls switches the member.
+        // If several calls fail concurrently, only the first of them switches the member.
         let _ = self.current.compare_exchange(failed, next, Relaxed, Relaxed);
     }
 
-    /// Drops an invalid token. The next call requests another.
+    /// Drops an invalid token. The next call requests a new one.
     pub(super) fn forget_token(&self) {
         *self.token.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 
-    /// Calls one member after another until one responds or the error is final.
+    /// Calls one member after another until one responds or an error is final.
     async fn call_with_retry<T, F>(
         &self,
         retry_policy: RetryPolicy,
@@ -207,7 +208,8 @@ impl Client {
         })
     }
 
-    /// The token that authenticates a call. Two calls without a token both log in; either token is valid.
+    /// Returns the token that authenticates a call. Two concurrent calls without a token both log in; either token is
+    /// valid.
     async fn token(&self, channel: Channel) -> Result<Token, CallError> {
         let Some(login) = &self.login else { return Ok(None) };
         let cached = self.token.lock().unwrap_or_else(PoisonError::into_inner).clone();
@@ -227,7 +229,7 @@ impl Client {
             }
             Err(status) => {
                 return Err(match CallError::from_status(status) {
-                    // The call itself was not sent.
+                    // The login failed, so the call itself was not sent.
                     CallError::Unknown(problem) => CallError::Unavailable(problem),
                     other => other,
                 });
@@ -257,7 +259,7 @@ async fn kv<M, T>(
 
 fn with_metadata<M>(message: M, token: Token) -> Request<M> {
     let mut request = Request::new(message);
-    // A member without leader then fails at once, and ends its watches.
+    // A member without a leader then refuses at once, and ends its watches.
     request.metadata_mut().insert("hasleader", MetadataValue::from_static("true"));
     if let Some(token) = token {
         request.metadata_mut().insert("token", token);
@@ -265,12 +267,12 @@ fn with_metadata<M>(message: M, token: Token) -> Request<M> {
     request
 }
 
-/// Backoff after this number of consecutive failures.
+/// Returns the backoff after `failures` consecutive failures.
 pub(super) fn backoff(failures: u32) -> Duration {
     BACKOFF.delay(failures, random())
 }
 
-/// Randomness of the standard library's hash seeds, which suffices to spread attempts.
+/// Random number from the standard library's hash seeds, which suffices to spread attempts.
 fn random() -> u64 {
     RandomState::new().hash_one(())
 }

@@ -4,19 +4,19 @@ use fairmesh_model::Invalid;
 
 use crate::StoreLocation;
 
-/// Root of the keys if the address has none.
+/// Root of the keys if the store's address names none.
 const DEFAULT_ROOT: &str = "/fairmesh";
-/// Port of etcd if the address has none.
+/// Port of etcd if the store's address names none.
 const DEFAULT_PORT: u16 = 2379;
 
-/// Address and credentials of the etcd cluster of a store.
+/// Address and credentials for the etcd cluster of a store.
 #[derive(Clone, Debug)]
 pub struct EtcdConfig {
-    /// Members of the cluster and root of the keys.
+    /// Members of the cluster, and root of the keys.
     pub address: EtcdAddress,
-    /// TLS; plaintext if absent.
+    /// TLS settings; plaintext if absent.
     pub tls: Option<EtcdTls>,
-    /// User, where etcd requires authentication.
+    /// User and password, if etcd requires authentication.
     pub login: Option<EtcdLogin>,
 }
 
@@ -30,9 +30,9 @@ pub struct EtcdAddress {
 /// PEM files for TLS.
 #[derive(Clone, Debug)]
 pub struct EtcdTls {
-    /// Certificate authorities, one of which must have signed etcd's certificate.
+    /// Certificate authorities that may sign etcd's certificate.
     pub ca: PathBuf,
-    /// Client certificate and its key.
+    /// Files with the client certificate and its private key.
     pub identity: Option<(PathBuf, PathBuf)>,
 }
 
@@ -46,17 +46,17 @@ pub struct EtcdLogin {
 }
 
 impl EtcdAddress {
-    /// The members, each as `host:port`.
+    /// Returns the members, each as `host:port`.
     pub(super) fn members(&self) -> &[String] {
         &self.members
     }
 
-    /// The root: begins with a slash and does not end with one.
+    /// Returns the root, which begins with a slash and does not end with one.
     pub(super) fn root(&self) -> &str {
         &self.root
     }
 
-    /// The address as a location for messages.
+    /// Returns the address as a location for messages.
     pub fn location(&self) -> StoreLocation {
         self.to_string().as_str().into()
     }
@@ -92,7 +92,7 @@ impl FromStr for EtcdAddress {
     }
 }
 
-/// `host:port`, with the default port if absent.
+/// Returns `host:port`, with etcd's default port if `member` has none.
 fn with_port(member: &str) -> Option<String> {
     let (host, port) = match member.rsplit_once(':') {
         // The colon belongs to an IPv6 address.
@@ -116,7 +116,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_have_a_default_port_and_a_default_root() {
+    fn etcd_address_has_default_port_and_root() {
         let whole = |text: &str| text.parse::<EtcdAddress>().unwrap().to_string();
         assert_eq!(whole("etcd://a:1,b.example:2/mesh/eu"), "etcd://a:1,b.example:2/mesh/eu");
         assert_eq!(whole("etcd://a,b:7"), "etcd://a:2379,b:7/fairmesh");
@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn an_invalid_address_is_refused_with_the_expected_form() {
+    fn invalid_etcd_address_error_shows_expected_form() {
         for wrong in [
             "http://a:1",
             "etcd://",
@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn a_password_is_not_printed() {
+    fn etcd_password_is_not_in_debug_output() {
         let login = EtcdLogin { user: "mesh".into(), password: "secret".into() };
         assert!(!format!("{login:?}").contains("secret"));
     }

@@ -1,4 +1,4 @@
-//! Connections to the members, with TLS if configured.
+//! Connections to the members of a cluster, with TLS if configured.
 
 use std::{
     fs,
@@ -15,15 +15,15 @@ use crate::StoreError;
 
 /// Time limit for establishing a connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
-/// Interval of HTTP/2 keep-alive pings on an idle connection; etcd refuses more than one in 5 s.
+/// Interval of HTTP/2 keep-alive pings on an idle connection. Etcd allows one ping per 5 s.
 const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(10);
-/// Time limit for the response to a ping.
+/// Time limit for the response to a keep-alive ping.
 const KEEP_ALIVE_TIMEOUT: Duration = Duration::from_secs(5);
-/// How often the files of certificates are compared with those in use.
+/// Interval at which the certificate files are compared with those in use.
 const RELOAD_INTERVAL: Duration = Duration::from_secs(10);
 
-/// The members of a cluster, each with a lazily connected channel. With TLS, new channels replace the old ones when
-/// certificate files change; running calls and watches continue on the old ones.
+/// The members of a cluster, each with a lazily connected channel. With TLS, changed certificate files replace the
+/// channels; calls and watches in flight continue on the old ones.
 #[derive(Debug)]
 pub(super) struct Members {
     addresses: Vec<String>,
@@ -34,12 +34,13 @@ pub(super) struct Members {
 #[derive(Debug)]
 struct Current {
     channels: Vec<Channel>,
-    /// The last read files, even if unusable, so that each content is reported once.
+    /// Contents of the certificate files at the last read, even if unusable. Each error is therefore reported only
+    /// once.
     files: Option<TlsContents>,
     checked: Instant,
 }
 
-/// The contents of the files.
+/// Contents of the certificate files.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct TlsContents {
     ca: Vec<u8>,
@@ -47,7 +48,7 @@ struct TlsContents {
 }
 
 impl Members {
-    /// Reads the files of certificates.
+    /// Reads the certificate files.
     pub(super) fn new(config: &EtcdConfig) -> Result<Self, StoreError> {
         let refused = |problem: String| StoreError::Refused { location: config.address.location(), problem };
         let addresses = config.address.members().to_vec();
@@ -62,7 +63,7 @@ impl Members {
         self.addresses.len()
     }
 
-    /// The channel to a member.
+    /// Returns the channel to a member.
     pub(super) async fn channel(&self, index: usize) -> Channel {
         if let Some(tls) = self.tls.as_ref().filter(|_| self.is_due()) {
             let tls = tls.clone();
@@ -74,7 +75,7 @@ impl Members {
         self.current().channels[index].clone()
     }
 
-    /// Whether the caller should read the files again. Only one caller gets `true`.
+    /// Whether the caller should read the files again. Of several concurrent callers, only one gets `true`.
     fn is_due(&self) -> bool {
         let mut current = self.current();
         let is_due = current.checked.elapsed() >= RELOAD_INTERVAL;
@@ -104,7 +105,7 @@ impl Members {
     }
 
     fn current(&self) -> MutexGuard<'_, Current> {
-        // Every change is a single assignment.
+        // Every change under this lock is a single assignment.
         self.current.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -8,18 +8,18 @@ use fairmesh_rib::Entry;
 use super::{
     call_error::CallError,
     client::Client,
-    layout::signed,
+    key_layout::signed,
     proto::{KeyValue, RangeRequest, RangeResponse},
     state::EtcdState,
 };
 use crate::{StoreError, StoreSnapshot};
 
-/// Entries per page: bounds a response to 64 MB of the largest entries.
+/// Maximum number of entries per page. It bounds a response with the largest entries to 64 MB.
 const PAGE_ENTRIES: i64 = 256;
-/// Attempts to read at one revision, each of which compaction may interrupt.
+/// Maximum number of attempts to read at one revision. Compaction may interrupt an attempt.
 const MAX_ATTEMPTS: u32 = 5;
 
-/// Reads everything at the newest revision.
+/// Reads the whole store at its newest revision.
 pub(super) async fn load(shared: &EtcdState) -> Result<StoreSnapshot, StoreError> {
     let mut attempts = 0;
     loop {
@@ -45,12 +45,12 @@ async fn load_once(shared: &EtcdState) -> Result<StoreSnapshot, CallError> {
 /// Reads a range of keys page by page.
 #[derive(Debug)]
 pub(super) struct RangeScan {
-    /// Request for the next page; `None` after the last.
+    /// Request for the next page; `None` after the last page.
     request: Option<RangeRequest>,
 }
 
 impl RangeScan {
-    /// Reads at a revision of the cluster; with 0 each page is read at the newest.
+    /// Creates a scan at a revision of the cluster. With revision 0, each page is read at the newest revision.
     pub(super) fn new(range: Range<Bytes>, revision: u64) -> Self {
         let request = RangeRequest {
             key: range.start,
@@ -62,12 +62,12 @@ impl RangeScan {
         Self { request: Some(request) }
     }
 
-    /// Omits the values.
+    /// Makes the scan omit the values.
     pub(super) fn keys_only(self) -> Self {
         Self { request: self.request.map(|request| RangeRequest { keys_only: true, ..request }) }
     }
 
-    /// The next page.
+    /// Returns the next page; `None` after the last page.
     pub(super) async fn next(&mut self, client: &Client) -> Result<Option<Vec<KeyValue>>, CallError> {
         let Some(request) = self.request.take() else { return Ok(None) };
         let RangeResponse { kvs, more, .. } = client.range(request.clone()).await?;
@@ -77,12 +77,12 @@ impl RangeScan {
     }
 }
 
-/// The smallest key greater than `key`.
+/// Returns the smallest key greater than `key`.
 pub(super) fn successor(key: &[u8]) -> Bytes {
     [key, b"\0"].concat().into()
 }
 
-/// Copies a value out of its page, which a slice would retain in memory.
+/// Copies the value out of its page. A slice would keep the whole page in memory.
 pub(super) fn detach_value((key, entry): (Arc<str>, Entry)) -> (Arc<str>, Entry) {
     (key, Entry { value: Bytes::copy_from_slice(&entry.value), ..entry })
 }

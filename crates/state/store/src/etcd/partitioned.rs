@@ -1,9 +1,9 @@
-//! A store over several etcd clusters, each of which holds the records of some services: a partition.
+//! A store over several etcd clusters. Each cluster is a partition, which holds the records of some services.
 //!
-//! One process writes, as with one cluster: the fence of its writer lease in the home partition guards every write in
-//! every partition. So only this process allocates revisions, publishes its commits without a watch, and knows the
-//! location of every record. The home partition stores the partition map for its successor. A failing partition does
-//! not block the others.
+//! One process writes, as with a single cluster: the fence of its writer lease in the home partition guards every
+//! write in every partition. Only this process therefore allocates revisions, publishes its commits without a watch,
+//! and knows the location of every record. The home partition stores the partition map for the next writer. A failing
+//! partition does not block the others.
 
 mod cluster;
 mod conditional_write;
@@ -42,11 +42,11 @@ pub use split::{SplitEvent, SplitRequest};
 use state::PartitionedState;
 use write::WriteResponder;
 
-/// The partition number in revisions, which are one sequence over all partitions.
+/// Partition number in revisions. It is constant, because revisions are one sequence over all partitions.
 const REVISION_PARTITION: u32 = 0;
 
-/// A store over several etcd clusters, whose writer lease this process holds. Lives within the tokio runtime that
-/// opened it.
+/// A store over several etcd clusters, whose writer lease this process holds. It must not outlive the tokio runtime
+/// that opened it.
 #[derive(Debug)]
 pub struct PartitionedStore {
     state: Arc<PartitionedState>,
@@ -56,13 +56,13 @@ pub struct PartitionedStore {
 }
 
 impl PartitionedStore {
-    /// Opens the store whose home partition `config` names, and creates it if absent. Acquires the writer lease, fences
-    /// every former holder, and completes their committed batches. `holder` is a name for people. Another process can
-    /// take over `ttl` after the last renewal.
+    /// Opens the store whose home partition is in `config`, and creates it if absent. Acquires the writer lease,
+    /// fences every former holder, and completes the batches that former holders committed. `holder` names this
+    /// process in messages. Another process can take over `ttl` after the last renewal.
     ///
     /// # Errors
-    /// [`StoreError`] when a cluster does not respond, denies access, or contains something else; and when the home
-    /// contains a store in one cluster, see [`PartitionedStore::convert`].
+    /// [`StoreError`] when a cluster does not respond, denies access or contains foreign keys, and when the home
+    /// contains an unpartitioned store, see [`PartitionedStore::convert`].
     pub async fn open(config: &EtcdConfig, holder: &str, ttl: Duration) -> Result<Self, StoreError> {
         let home = open::open_home(config).await?;
         let (lease_id, lease_keeper) = open::acquire_lease(&home, holder, ttl).await?;
@@ -83,26 +83,27 @@ impl PartitionedStore {
         Ok(Self { state, lease_id, lease_keeper, tasks })
     }
 
-    /// Makes a store in one cluster the home partition of a store over several, and creates one if absent. Does
-    /// nothing if converted already. Records keep their revisions, so that readers continue. No other process may have
-    /// the store open. An interrupted conversion leaves the store unchanged.
+    /// Converts a store in one cluster to the home partition of a partitioned store, or creates a partitioned store
+    /// if there is none. Does nothing if the store is already partitioned. Records keep their revisions, so that
+    /// readers continue. No other process may have the store open. An interrupted conversion leaves the store
+    /// unchanged.
     ///
     /// # Errors
-    /// As [`PartitionedStore::open`].
+    /// As for [`PartitionedStore::open`].
     pub async fn convert(config: &EtcdConfig, holder: &str, ttl: Duration) -> Result<(), StoreError> {
         convert::convert(config, holder, ttl).await
     }
 
-    /// Gives the store another id and returns it. Do this once after restoring an older snapshot of etcd.
+    /// Gives the store a new id and returns it. Do this once after restoring an older snapshot of etcd.
     ///
     /// # Errors
-    /// As [`PartitionedStore::open`]; a missing store is an error too.
+    /// As for [`PartitionedStore::open`]; a missing store is an error too.
     pub async fn regenerate_id(config: &EtcdConfig) -> Result<StoreId, StoreError> {
         open::regenerate_id(config).await
     }
 
     /// Moves services to another partition while the store is in use, and reports progress. Dropping the future does
-    /// not cancel the move. A failed move leaves every service where it was.
+    /// not cancel the move. If the move fails, every service stays in its partition.
     ///
     /// # Errors
     /// [`StoreError`] with the partition and the reason.
@@ -124,7 +125,7 @@ impl PartitionedStore {
         Ok(Revision { store: self.state.home.id, partition: REVISION_PARTITION, number })
     }
 
-    /// The newest revision, if this process still holds the writer lease.
+    /// Returns the newest revision if this process still holds the writer lease.
     async fn newest(&self) -> Result<u64, WriteError> {
         let home = &self.state.home;
         let failed = |failure: CallError| failure.into_write_error(&home.client.location, 0, 0);
@@ -145,7 +146,7 @@ impl PartitionedStore {
         let permit = self.state.admit(&batch)?;
         let (response, result) = oneshot::channel();
         let state = self.state.clone();
-        // In a task of its own, so that a cancelled caller does not cancel a write in flight.
+        // Spawned as a task, so that cancelling the caller does not cancel a write in flight.
         tokio::spawn(async move {
             let _permit = permit;
             state.write(batch, WriteResponder::new(&state, response)).await;

@@ -13,13 +13,13 @@ use tokio::{
 
 use super::{
     client::{Client, RetryPolicy},
-    layout::Layout,
+    key_layout::Layout,
     txn::{self, Guard, TxnOutcome},
     write_admission::WriteAdmission,
 };
 use crate::{WriteError, commit_log::CommitLog};
 
-/// Batches in flight to etcd, which syncs concurrent proposals together.
+/// Maximum number of batches in flight to etcd, which syncs concurrent proposals together.
 const MAX_IN_FLIGHT: usize = 128;
 
 /// State shared by the calls to a store and its watch loop.
@@ -28,20 +28,20 @@ pub(super) struct EtcdState {
     pub(super) client: Client,
     pub(super) layout: Layout,
     pub(super) id: StoreId,
-    /// Value of `store` in etcd.
+    /// Value of the metadata key `store` in etcd.
     pub(super) identity: Bytes,
     pub(super) commit_log: CommitLog,
     pub(super) admission: WriteAdmission,
     in_flight: Semaphore,
-    /// Revision that created the `holder` key of this process; 0 without a writer lease.
+    /// Revision that created this process's `holder` key; 0 without a writer lease.
     fence: AtomicU64,
-    /// Until when no other process can acquire the writer lease.
+    /// Time until which no other process can acquire the writer lease.
     pub(super) lease_expiry: watch::Sender<Instant>,
-    /// Newest revision written by this process, possibly not yet delivered by the watch.
+    /// Newest revision written by this process, possibly not yet received from the watch.
     written: AtomicU64,
-    /// Whether acquiring the lease writes `last`, while batches do not.
+    /// Whether acquiring the lease writes the key `last`, instead of each batch, as in a partitioned store.
     pub(super) acquisition_writes_last: bool,
-    /// Why nothing can be written any more.
+    /// Why no more writes are possible.
     fatal_error: OnceLock<String>,
 }
 
@@ -63,10 +63,10 @@ impl EtcdState {
         }
     }
 
-    /// Ends the store after it was replaced or its lease was lost: nothing is written, and subscriptions end.
+    /// Ends the store after it was replaced or its lease was lost: writes are refused and subscriptions end.
     pub(super) fn fail(&self, reason: String) {
         tracing::error!(location = %self.client.location, reason, "the store is not usable any more");
-        // The first reason is the cause of the later ones.
+        // Only the first reason is kept, because it is the cause of later ones.
         let _ = self.fatal_error.set(reason);
         self.lease_expiry.send_modify(|expiry| *expiry = Instant::now().min(*expiry));
         self.commit_log.close();
@@ -76,12 +76,12 @@ impl EtcdState {
         self.fatal_error.get().map(String::as_str)
     }
 
-    /// Makes every write depend on the writer lease of this process.
+    /// Makes every write conditional on this process's writer lease.
     pub(super) fn set_fence(&self, fence: u64) {
         self.fence.store(fence, Relaxed);
     }
 
-    /// Fence of every write; 0 without a writer lease.
+    /// Returns the fence of every write; 0 without a writer lease.
     pub(super) fn fence(&self) -> u64 {
         self.fence.load(Relaxed)
     }
@@ -94,9 +94,9 @@ impl EtcdState {
         self.written.load(Relaxed).max(self.commit_log.newest())
     }
 
-    /// Writes a batch once fewer than [`MAX_IN_FLIGHT`] are in flight, and returns its revision.
+    /// Writes a batch once fewer than [`MAX_IN_FLIGHT`] batches are in flight, and returns the batch's revision.
     pub(super) async fn write(&self, batch: Batch) -> Result<u64, WriteError> {
-        // The semaphore is never closed; if it were, one more batch in flight would do no harm.
+        // The semaphore is never closed; if it were, another batch in flight would do no harm.
         let _permit = self.in_flight.acquire().await;
         let location = || self.client.location.clone();
         if let Some(reason) = self.fatal_error() {
@@ -115,7 +115,7 @@ impl EtcdState {
                 Ok(revision)
             }
             TxnOutcome::Conflict(conflict) => Err(conflict.into()),
-            // The lease keeper determines whether the lease is lost for good.
+            // The task that renews the lease decides whether the lease is lost for good.
             TxnOutcome::Fenced => Err(WriteError::Refused {
                 location: location(),
                 problem:

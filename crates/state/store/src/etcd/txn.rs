@@ -1,4 +1,4 @@
-//! Batches and lease operations as transactions of etcd, and their outcomes.
+//! Batches and lease operations as etcd transactions, and their outcomes.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use tokio::time::timeout;
 
 use super::{
     client::{Client, RetryPolicy},
-    layout::{Layout, number, signed},
+    key_layout::{Layout, number, signed},
     proto::{
         Compare, DeleteRangeRequest, KeyValue, PutRequest, RangeRequest, RequestOp, TxnRequest, TxnResponse,
         compare, request_op, response_op,
@@ -15,7 +15,7 @@ use super::{
     state::EtcdState,
 };
 
-/// Time limit of a probe.
+/// Time limit of [`probe_write`].
 const PROBE_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// Outcome of a transaction.
@@ -25,7 +25,7 @@ pub(super) enum TxnOutcome {
     Written(u64),
     /// An expectation does not hold.
     Conflict(Conflict),
-    /// The store was deleted or replaced by another.
+    /// The store was deleted or replaced by another store.
     StoreReplaced,
     /// This process does not hold the writer lease.
     Fenced,
@@ -34,13 +34,13 @@ pub(super) enum TxnOutcome {
 /// Preconditions of every write.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Guard<'a> {
-    /// Value of `store`.
+    /// Value of the metadata key `store`.
     pub(super) identity: &'a [u8],
-    /// Revision that created `holder`, if this process needs the writer lease.
+    /// Revision that created the key `holder`, if writes need the writer lease.
     pub(super) fence: Option<u64>,
 }
 
-/// Writes all of `batch` if the guard and every expectation hold; otherwise reads the current values.
+/// Writes the whole batch if the guard and every expectation hold; otherwise reads the current values.
 pub(super) fn write_batch(layout: &Layout, guard: Guard<'_>, batch: &Batch) -> TxnRequest {
     let same_store = Compare {
         target: compare::Target::Value.into(),
@@ -64,7 +64,7 @@ pub(super) fn write_batch(layout: &Layout, guard: Guard<'_>, batch: &Batch) -> T
     });
     let reads = expected().map(|(op, _)| RangeRequest {
         key: layout.record_key(&op.key),
-        // Only the revision is needed.
+        // Only the revision is needed, not the value.
         keys_only: true,
         ..RangeRequest::default()
     });
@@ -85,11 +85,11 @@ pub(super) fn write_batch(layout: &Layout, guard: Guard<'_>, batch: &Batch) -> T
     }
 }
 
-/// Tests whether etcd takes writes. A transaction whose condition never holds is proposed and checked for space like one that
-/// writes.
+/// Tests whether etcd accepts writes. Sends a transaction whose condition never holds: etcd proposes it and checks
+/// for space as for a write.
 ///
 /// # Errors
-/// Why etcd takes no writes.
+/// Why etcd accepts no writes.
 pub(super) async fn probe_write(client: &Client, layout: &Layout) -> Result<(), String> {
     let never = Compare {
         result: compare::Result::Less.into(),
@@ -110,7 +110,7 @@ pub(super) async fn probe_write(client: &Client, layout: &Layout) -> Result<(), 
     }
 }
 
-/// Creates an empty store if there is none.
+/// Creates an empty store if none exists.
 pub(super) fn create(layout: &Layout, identity: &[u8]) -> TxnRequest {
     let put = |key, value: &[u8]| {
         request_op(request_op::Request::Put(PutRequest { key, value: value.to_vec().into(), lease: 0 }))
@@ -128,7 +128,7 @@ pub(super) fn create(layout: &Layout, identity: &[u8]) -> TxnRequest {
     }
 }
 
-/// Replaces the identity `before` of a store.
+/// Replaces the identity of a store if it still is `before`.
 pub(super) fn regenerate_id(layout: &Layout, before: &[u8], after: &[u8]) -> TxnRequest {
     let put = PutRequest { key: layout.identity_key(), value: after.to_vec().into(), lease: 0 };
     TxnRequest {
@@ -137,8 +137,8 @@ pub(super) fn regenerate_id(layout: &Layout, before: &[u8], after: &[u8]) -> Txn
     }
 }
 
-/// Writes the `holder` key with a lease if no other process holds it. With `last`, also requires that nothing was
-/// written since that revision.
+/// Writes the `holder` key with a lease if no other process holds the key. With `last`, also requires that nothing
+/// was written since that revision.
 pub(super) fn acquire_lease(
     shared: &EtcdState,
     last: Option<u64>,
@@ -194,12 +194,12 @@ pub(super) fn outcome(layout: &Layout, guard: Guard<'_>, batch: &Batch, response
             found,
             current: meta.last,
         }),
-        // Etcd compares and reads at one revision, so this response does not belong to the request.
+        // Etcd compares and reads at the same revision, so this response does not belong to the request.
         None => TxnOutcome::StoreReplaced,
     }
 }
 
-/// The revision to compare with; etcd's of an absent key is 0.
+/// Returns the revision to compare with. In etcd, an absent key has revision 0.
 fn revision(expect: Expect) -> Option<u64> {
     match expect {
         Expect::Any => None,

@@ -1,35 +1,35 @@
-//! Assembles the responses of a watch into commits.
+//! Assembles watch responses into commits.
 
 use fairmesh_rib::Commit;
 
 use super::{
-    layout::{Layout, number},
+    key_layout::{Layout, number},
     proto::{Event, WatchResponse, event},
 };
 
-/// Collects the events of one revision over several responses. Etcd sends revisions whole and in order, and marks
-/// fragments.
+/// Collects the events of each revision, which may span several responses. Etcd sends revisions in order and without
+/// interleaving, and marks fragments.
 #[derive(Debug)]
 pub(super) struct WatchAssembler<'a> {
     layout: &'a Layout,
-    /// First revision that is not complete yet.
+    /// First revision that is not complete.
     next: u64,
-    /// The events of that revision so far.
+    /// Events received so far of the revision `next`.
     partial: Option<Commit>,
 }
 
 impl<'a> WatchAssembler<'a> {
-    /// For a watch that begins at the revision `next`.
+    /// Creates an assembler for a watch that begins at revision `next`.
     pub(super) fn new(layout: &'a Layout, next: u64) -> Self {
         Self { layout, next, partial: None }
     }
 
-    /// Where a new watch must begin to lose nothing and repeat nothing.
+    /// Returns the revision at which a new watch must begin to neither lose nor repeat events.
     pub(super) fn resume_revision(&self) -> u64 {
         self.next
     }
 
-    /// The commits that a response completes, in order.
+    /// Returns the commits that a response completes, in order.
     pub(super) fn push(&mut self, response: WatchResponse) -> Vec<Commit> {
         let mut complete = Vec::new();
         let progress =
@@ -41,7 +41,7 @@ impl<'a> WatchAssembler<'a> {
             complete.extend(self.close());
         }
         if progress {
-            // A progress notification: everything up to this revision has been sent.
+            // A progress notification: every event up to this revision has been sent.
             let reached = response.header.map_or(0, |header| number(header.revision));
             self.next = self.next.max(reached + 1);
         }
@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn events_of_a_revision_form_one_commit_without_foreign_keys() {
+    fn etcd_events_of_one_revision_form_one_commit_without_foreign_keys() {
         let layout = Layout::new("/m");
         let mut assembler = WatchAssembler::new(&layout, 5);
         let events = vec![
@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn fragmented_revision_is_emitted_whole_and_resumes_from_its_start() {
+    fn fragmented_etcd_revision_is_emitted_whole_or_read_again() {
         let layout = Layout::new("/m");
         let mut assembler = WatchAssembler::new(&layout, 1);
         assert_eq!(
@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn a_progress_notification_advances_and_the_created_response_does_not() {
+    fn etcd_progress_notification_advances_resume_revision() {
         let layout = Layout::new("/m");
         let mut assembler = WatchAssembler::new(&layout, 5);
         assembler.push(WatchResponse { created: true, ..response(90, Vec::new()) });

@@ -1,4 +1,4 @@
-//! Follows the commits of a cluster, by any writer, into the commit log of a store.
+//! Follows the commits of all writers in a cluster, and publishes them to the store's commit log.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use tokio::time::sleep;
 use super::{
     call_error::CallError,
     client::{self, Client},
-    layout::{Layout, StoreMeta, number, signed},
+    key_layout::{Layout, StoreMeta, number, signed},
     proto::{RangeRequest, WatchCreateRequest},
     state::EtcdState,
     watch_assembler::WatchAssembler,
@@ -15,14 +15,14 @@ use super::{
 
 /// Why a watch ended.
 enum WatchEnd {
-    /// The connection, the member or its leader is lost.
+    /// The connection, the member or the member's leader is lost.
     Lost(String),
-    /// The next revision is compacted; the oldest readable state is at this revision.
+    /// The next revision is compacted. The oldest readable revision is this one.
     Compacted(u64),
 }
 
-/// Follows until the store fails or this is dropped. `next` is the first revision of the cluster that the commit log
-/// lacks.
+/// Follows until the store fails or the future is dropped. `next` is the first revision of the cluster that the
+/// commit log lacks.
 pub(super) async fn watch_commits(shared: Arc<EtcdState>, mut next: u64) {
     let mut failures = 0;
     loop {
@@ -43,10 +43,10 @@ pub(super) async fn watch_commits(shared: Arc<EtcdState>, mut next: u64) {
             return shared.fail(problem);
         }
         if let WatchEnd::Compacted(oldest) = end {
-            // If none of the compacted revisions changed this store, no subscriber has to load it.
+            // If none of the compacted revisions changed this store, no subscriber must load it again.
             let (last, reached) = match shared.meta_at(oldest).await {
                 Ok(then) => (then.last, oldest),
-                // Compacted further meanwhile.
+                // The revision was compacted meanwhile as well.
                 Err(_) => (meta.last, meta.revision),
             };
             shared.commit_log.skip_to(last);
@@ -55,7 +55,7 @@ pub(super) async fn watch_commits(shared: Arc<EtcdState>, mut next: u64) {
     }
 }
 
-/// Publishes commits until the watch ends. Then `next` is where another watch must begin.
+/// Publishes commits until the watch ends. Then `next` is the revision at which the next watch must begin.
 async fn watch_once(shared: &EtcdState, next: &mut u64) -> WatchEnd {
     let range = shared.layout.full_range();
     let create = WatchCreateRequest {
@@ -91,7 +91,7 @@ async fn watch_once(shared: &EtcdState, next: &mut u64) -> WatchEnd {
     WatchEnd::Lost(problem)
 }
 
-/// Reads the metadata, with unlimited retries.
+/// Reads the store's metadata, with unlimited retries.
 async fn meta(shared: &EtcdState) -> StoreMeta {
     let mut failures = 0;
     loop {
@@ -107,7 +107,7 @@ async fn meta(shared: &EtcdState) -> StoreMeta {
     }
 }
 
-/// Why the store below the root differs from the followed one.
+/// Explains why the store below the root differs from the followed one; `None` if it is the same.
 fn identity_mismatch(shared: &EtcdState, meta: &StoreMeta, next: u64) -> Option<String> {
     if meta.identity.as_ref() != Some(&shared.identity) {
         return Some("another store, or none, is below this root now; start the process again".into());
@@ -123,12 +123,12 @@ fn identity_mismatch(shared: &EtcdState, meta: &StoreMeta, next: u64) -> Option<
 }
 
 impl EtcdState {
-    /// Current metadata of the store.
+    /// Reads the current metadata of the store.
     pub(super) async fn meta(&self) -> Result<StoreMeta, CallError> {
         read_meta(&self.client, &self.layout).await
     }
 
-    /// Metadata at a revision of the cluster.
+    /// Reads the metadata at a revision of the cluster.
     async fn meta_at(&self, revision: u64) -> Result<StoreMeta, CallError> {
         let request = RangeRequest { revision: signed(revision), ..self.layout.meta_request() };
         Ok(self.layout.parse_meta(self.client.range(request).await?))

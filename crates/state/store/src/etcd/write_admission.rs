@@ -8,9 +8,9 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::{StoreLocation, WriteError};
 
-/// Batches in the queue.
+/// Maximum number of batches in the queue.
 const MAX_QUEUED: usize = 4096;
-/// Bytes of keys and values in the queue.
+/// Maximum size of keys and values in the queue, in bytes.
 const MAX_QUEUED_BYTES: usize = 64 << 20;
 
 /// Remaining capacity of the write queue.
@@ -20,7 +20,7 @@ pub(super) struct WriteAdmission {
     bytes: Arc<Semaphore>,
 }
 
-/// Capacity used by one queued batch until dropped.
+/// Capacity used by one queued batch, freed on drop.
 #[derive(Debug)]
 pub(super) struct WritePermit {
     _batch: OwnedSemaphorePermit,

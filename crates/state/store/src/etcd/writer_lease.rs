@@ -1,11 +1,13 @@
-//! The lease that lets one of several processes write to a store.
+//! The lease with which exactly one of several processes writes to a store.
 //!
 //! The `holder` key is attached to the lease, and every write compares the revision that created the key (a fence). A
-//! process that paused for longer than the lease, and does not know yet that another acquired it, writes nothing.
-//! Relying on the clock for writes was rejected: a process can be paused between check and write.
+//! process that was paused for longer than the lease, and does not know yet that another process acquired it,
+//! therefore writes nothing. Relying on the clock for writes was rejected: a process can be paused between check and
+//! write.
 //!
-//! For reads the clock suffices, as for leader leases in Raft (Ongaro 2014, 6.4.1). The check follows the request, so
-//! the state at the check is a linearizable result however long the process pauses before it responds.
+//! For reads the clock suffices, as for leader leases in Raft (Ongaro 2014, 6.4.1). The lease is checked after the
+//! request arrived, so the state at the check is a linearizable result, however long the process pauses before it
+//! responds.
 
 use std::{
     sync::{
@@ -17,7 +19,7 @@ use std::{
 
 use tokio::time::{Instant, sleep};
 
-use super::{call_error::CallError, client::RetryPolicy, layout::number, state::EtcdState, txn};
+use super::{call_error::CallError, client::RetryPolicy, key_layout::number, state::EtcdState, txn};
 
 /// Interval at which a waiting process checks whether the lease is free.
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
@@ -31,17 +33,17 @@ pub(super) struct WriterLease {
 }
 
 impl WriterLease {
-    /// Id of the lease.
+    /// Returns the id of the lease.
     pub(super) fn id(&self) -> i64 {
         self.id
     }
 
-    /// The lease of a process that has not acquired it yet.
+    /// Returns the lease of a process that has not acquired it yet.
     pub(super) fn unheld(holder: &str, ttl: Duration) -> Self {
         Self { id: 0, seconds: seconds(ttl), holder: holder.to_owned() }
     }
 
-    /// Waits until no other process holds the lease, and acquires it with this TTL, rounded up to seconds.
+    /// Waits until no other process holds the lease, and acquires it with this TTL, rounded up to whole seconds.
     pub(super) async fn acquire(shared: &EtcdState, holder: &str, ttl: Duration) -> Result<Self, CallError> {
         let seconds = seconds(ttl);
         let mut reported = None;
@@ -72,10 +74,10 @@ impl WriterLease {
         let started = Instant::now();
         let id = shared.client.grant(seconds as i64).await?;
         let txn = txn::acquire_lease(shared, last, (id, holder));
-        // If the response is lost, the retry finds the lease taken; it expires, as it is not renewed.
+        // If the response is lost, the retry finds the lease taken. This lease expires, because nothing renews it.
         let response = shared.client.txn(RetryPolicy::Repeatable, txn).await?;
         if !response.succeeded {
-            // The lease would expire by itself.
+            // Revokes the unused lease, which would otherwise expire by itself.
             let _ = shared.client.revoke(id).await;
             return Ok(None);
         }
@@ -85,15 +87,15 @@ impl WriterLease {
         Ok(Some(lease))
     }
 
-    /// Records that no other process can acquire the lease within its TTL after `since`, minus a tenth for clock
-    /// drift.
+    /// Records until when no other process can acquire the lease. This is its TTL after `since`, minus a tenth for
+    /// clock drift.
     fn extend(&self, shared: &EtcdState, since: Instant) {
         let ttl = Duration::from_secs(self.seconds);
         shared.lease_expiry.send_replace(since + (ttl - ttl / 10));
     }
 
-    /// Renews the lease until another process acquires it, which cannot happen while etcd is unavailable. `current`
-    /// is set to the id of a reacquired lease.
+    /// Renews the lease until another process acquires it, which cannot happen while etcd is unavailable. If the
+    /// lease expired and was reacquired, sets `current` to the new id.
     pub(super) async fn keep_alive(mut self, shared: Arc<EtcdState>, current: Arc<AtomicI64>) {
         loop {
             sleep(Duration::from_secs(self.seconds) / 3).await;
@@ -122,7 +124,7 @@ impl WriterLease {
         }
     }
 
-    /// Acquires the lease once etcd takes writes again, and renews it. `current` is set to the lease's id.
+    /// Acquires the lease once etcd accepts writes again, then renews it. Sets `current` to the lease's id.
     pub(super) async fn acquire_later(self, shared: Arc<EtcdState>, current: Arc<AtomicI64>) {
         loop {
             sleep(POLL_INTERVAL).await;
@@ -136,19 +138,19 @@ impl WriterLease {
                     let reason = "another process took over while it took no writes; start again";
                     return shared.fail(reason.into());
                 }
-                // The full etcd was reported before.
+                // The full etcd has already been logged.
                 Err(failure) => tracing::debug!(problem = failure.message(), "no writer lease yet"),
             }
         }
     }
 
-    /// Acquires the lease again after it expired, if nothing was written since.
+    /// Acquires the lease again after it expired, if nothing was written meanwhile.
     async fn reacquire(&self, shared: &EtcdState) -> Result<Option<Self>, CallError> {
         Self::try_acquire(shared, (&self.holder, self.seconds), Some(shared.newest_known())).await
     }
 }
 
-/// A TTL as etcd counts it, rounded up.
+/// Converts a TTL to whole seconds, rounded up.
 fn seconds(ttl: Duration) -> u64 {
     ttl.as_millis().div_ceil(1000).max(1) as u64
 }

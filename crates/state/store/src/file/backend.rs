@@ -1,4 +1,4 @@
-//! Storage backends of redb: a file, or a read-only overlay over one.
+//! Storage backends for redb: a file, or a copy-on-write overlay over a backend.
 
 use std::{
     collections::BTreeMap,
@@ -12,16 +12,17 @@ use std::{
 
 use redb::{BackendError, StorageBackend, backends::FileBackend};
 
-/// Opens the bytes of a store; called again after a failure, since redb gives up a backend that failed once.
+/// Opens the storage of a store. Called again after a failure, because redb gives up a backend that failed once.
 pub type OpenBackend = Box<dyn Fn() -> io::Result<Box<dyn StorageBackend>> + Send + Sync>;
 
-/// The file at `path`, which must exist.
+/// Opens the existing file at `path`.
 pub(super) fn of_file(path: &Path) -> io::Result<Box<dyn StorageBackend>> {
     let file = File::options().read(true).write(true).open(path)?;
     Ok(Box::new(FileBackend::new(file).map_err(io::Error::other)?))
 }
 
-/// A read-only view of the file at `path` while it is open elsewhere in this process: it takes no lock and refuses writes.
+/// Opens a read-only view of the file at `path` while it is open elsewhere in this process. The view takes no lock
+/// and refuses writes.
 pub(super) fn open_read_only(path: &Path) -> io::Result<Box<dyn StorageBackend>> {
     Ok(Box::new(ReadOnly(File::open(path)?)))
 }
@@ -59,13 +60,13 @@ impl StorageBackend for ReadOnly {
     }
 }
 
-/// A backend behind a pointer.
+/// A storage backend behind a trait object.
 #[derive(Debug)]
 pub(super) struct BoxedBackend(pub(super) Box<dyn StorageBackend>);
 
 /// A copy-on-write overlay: the backend below is only read, and changes stay in memory. redb writes even to a file
-/// that it only verifies (it marks the file as in use, and repairs it), which neither a damaged file nor a full disk
-/// allows.
+/// that it only verifies, to mark it as in use and to repair it. Writing is unacceptable for a damaged file, and
+/// impossible on a full disk.
 #[derive(Debug)]
 pub(super) struct Overlay {
     below: Box<dyn StorageBackend>,
@@ -75,9 +76,10 @@ pub(super) struct Overlay {
 #[derive(Debug)]
 struct PageOverlay {
     len: u64,
-    /// Changed pages by their number.
+    /// Changed pages by page number.
     pages: BTreeMap<u64, Box<[u8]>>,
-    /// Lowest length since the overlay was created: bytes above it read as zero unless their page has changed.
+    /// Shortest length since the overlay was created. Bytes beyond this length read as zero unless their page has
+    /// changed.
     cut: u64,
 }
 
@@ -93,7 +95,7 @@ impl Overlay {
         self.changes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Current content of a page.
+    /// Returns the current content of a page.
     fn page(&self, changes: &PageOverlay, number: u64) -> io::Result<Box<[u8]>> {
         if let Some(page) = changes.pages.get(&number) {
             return Ok(page.clone());
@@ -118,7 +120,7 @@ impl StorageBackend for Overlay {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
         let end = offset + out.len() as u64;
-        // Nearly all reads are of unchanged pages: one read instead of one per page.
+        // Nearly all reads are of unchanged pages: this reads the range at once instead of page by page.
         if end <= changes.cut && changes.pages.range(offset / PAGE..end.div_ceil(PAGE)).next().is_none() {
             return self.below.read(offset, out);
         }
@@ -169,7 +171,7 @@ impl StorageBackend for Overlay {
     }
 }
 
-/// Splits a range of bytes at page borders into page number, offset within the page, and part of the range.
+/// Splits a byte range at page boundaries. Yields page number, offset within the page, and the part of the range.
 fn parts(offset: u64, len: usize) -> impl Iterator<Item = (u64, usize, std::ops::Range<usize>)> {
     let mut done = 0;
     std::iter::from_fn(move || {

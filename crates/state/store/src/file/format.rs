@@ -12,12 +12,12 @@ use redb::{
 
 use crate::StoreSnapshot;
 
-/// The format that this release writes, and the newest that it reads.
+/// The format that this release writes, and the newest format that it reads.
 pub(super) const FORMAT: u128 = 1;
 
-/// Metadata of the store, by name.
+/// Metadata of the store by name.
 pub(super) const META: TableDefinition<'_, &str, u128> = TableDefinition::new("fairmesh.meta");
-/// Every key with its value and the revision that wrote it.
+/// Every key, with the revision that wrote it and its value.
 pub(super) const ENTRIES: TableDefinition<'_, &str, (u64, &[u8])> = TableDefinition::new("fairmesh.entries");
 
 const META_FORMAT: &str = "format";
@@ -31,11 +31,11 @@ pub(super) struct Meta {
     pub(super) revision: u64,
 }
 
-/// Begins a transaction that is durable once committed.
+/// Begins a write transaction that is durable once committed.
 ///
-/// Two-phase: pages reach the disk before the header that refers to them. So a header never refers to pages lost in a
-/// power failure or a failed sync. If the newest state is damaged later, redb refuses the file instead of silently
-/// falling back to an older state, as it does for one-phase commits.
+/// The commit has two phases: pages reach the disk before the header that refers to them. A header therefore never
+/// refers to pages lost in a power failure or a failed sync. If the newest state is damaged later, redb refuses the
+/// file. With one-phase commits, redb would silently fall back to an older state.
 pub(super) fn begin(db: &Database) -> Result<WriteTransaction, Error> {
     let mut transaction = db.begin_write()?;
     transaction.set_durability(redb::Durability::Immediate)?;
@@ -58,7 +58,7 @@ pub(super) fn initialize(db: &Database) -> Result<(), Error> {
     Ok(())
 }
 
-/// Gives a store another id.
+/// Gives a store a new id.
 pub(super) fn regenerate_id(db: &Database) -> Result<StoreId, Error> {
     let id = random_id()?;
     let transaction = begin(db)?;
@@ -110,7 +110,7 @@ pub(super) fn range(db: &Database, keys: Range<String>) -> Result<Vec<(Arc<str>,
     entries(table.range(keys.start.as_str()..keys.end.as_str())?, 0)
 }
 
-/// Collects rows; `count` is a capacity hint.
+/// Collects table rows as entries; `count` is a capacity hint.
 fn entries(
     rows: redb::Range<'_, &'static str, (u64, &'static [u8])>,
     count: usize,

@@ -10,8 +10,8 @@ use fairmesh_wire::lock_file;
 use super::open::system_error;
 use crate::StoreError;
 
-/// Excludes other processes from a store file while the returned file lives. This includes times when redb's own lock
-/// is not held, because the store is being created or reopened. The kernel releases the lock when the process dies.
+/// Excludes other processes from a store file while the returned lock file is open. This also covers times without
+/// redb's own lock, while the store is being created or reopened. The kernel releases the lock when the process dies.
 pub(super) fn acquire(path: &Path) -> Result<File, StoreError> {
     if let Some(directory) = path.parent() {
         create_folder(directory).map_err(|e| system_error(directory, e))?;
@@ -25,7 +25,7 @@ pub(super) fn acquire(path: &Path) -> Result<File, StoreError> {
     })
 }
 
-/// Makes a folder that only its user may enter. Parent folders get the system's default permissions.
+/// Creates a folder that only its owner may enter. Parent folders get the system's default permissions.
 fn create_folder(folder: &Path) -> io::Result<()> {
     if folder.as_os_str().is_empty() {
         return Ok(());

@@ -1,4 +1,4 @@
-//! Opens and verifies a store file, and explains why one is refused.
+//! Opens and verifies a store file, and explains why a file is refused.
 
 use std::{
     fs::{self, File, Permissions},
@@ -16,18 +16,18 @@ use super::{
 };
 use crate::{StoreError, StoreLocation};
 
-/// Cache of redb; values are served from the RIB and not from here.
+/// Cache size of redb, in bytes. It is small because reads are served from the RIB, not from here.
 const CACHE_BYTES: usize = 64 << 20;
 
 /// Creates an empty store file at `path`.
 ///
-/// The file has another name until it is complete. An empty or truncated file at `path` was a store once, and is never
-/// taken for a new one.
+/// The file has another name until it is complete. An empty or truncated file at `path` was a store before, and is
+/// never taken for a new one.
 pub(super) fn create_file(path: &Path) -> Result<(), StoreError> {
     let mut fresh = path.as_os_str().to_owned();
     fresh.push(".new");
     let fresh = PathBuf::from(fresh);
-    // Left by an interrupted creation; the lock is held, so no other process uses it.
+    // Left over from an interrupted creation. This process holds the lock, so no other process uses the file.
     match fs::remove_file(&fresh) {
         Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(system_error(&fresh, e)),
         _ => {}
@@ -39,14 +39,14 @@ pub(super) fn create_file(path: &Path) -> Result<(), StoreError> {
     let durable = || {
         File::open(&fresh)?.sync_all()?;
         fs::rename(&fresh, path)?;
-        // Without syncing the directory a power failure may lose the name, and with it acknowledged writes.
+        // If the directory is not synced, a power failure may lose the file's name, and with it acknowledged writes.
         File::open(path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new(".")))?.sync_all()
     };
     durable().map_err(|e| system_error(path, e))
 }
 
-/// Removes access of group and others, which a previous release granted. A file that this process may not change, such
-/// as another user's, is left with a warning.
+/// Removes access by group and others, which a previous release granted. If the process may not change the mode, for
+/// example of another user's file, it only logs a warning.
 pub(super) fn make_private(path: &Path) {
     let of_user = |mode: u32| mode & 0o700;
     let narrow = || {
@@ -90,7 +90,7 @@ fn initialize(path: &Path, backend: Box<dyn StorageBackend>) -> Result<(), Store
 pub(super) fn verify(path: &Path, backend: &OpenBackend) -> Result<Meta, StoreError> {
     let damaged = |problem: String| StoreError::Corrupt { location: path.into(), problem };
     let mut db = open_read_only(path, backend)?;
-    // redb asserts invariants of its file, which a damaged one may violate.
+    // redb asserts invariants of its file, and a damaged file may violate them.
     let sound = catch_unwind(AssertUnwindSafe(|| db.check_integrity()))
         .map_err(|_| damaged("its pages contradict each other".into()))?
         .map_err(|e| store_error(path, e.into()))?;
@@ -107,12 +107,12 @@ pub(super) fn verify(path: &Path, backend: &OpenBackend) -> Result<Meta, StoreEr
     Ok(meta)
 }
 
-/// Opens a store read-only; writes of redb do not reach the backend.
+/// Opens a store read-only. Writes by redb do not reach the backend.
 pub(super) fn open_read_only(path: &Path, backend: &OpenBackend) -> Result<Database, StoreError> {
     let below = backend().map_err(|e| system_error(path, e))?;
     let len = below.len().map_err(|e| system_error(path, e))?;
     if len == 0 {
-        // redb would create a database in it.
+        // redb would create a database in an empty backend.
         return Err(StoreError::Corrupt { location: path.into(), problem: "it is empty".into() });
     }
     let overlay = Overlay::new(below).map_err(|e| system_error(path, e))?;
@@ -144,7 +144,7 @@ fn builder() -> Builder {
     builder
 }
 
-/// Maps an error of redb.
+/// Maps an error from redb to a [`StoreError`].
 pub(super) fn store_error(path: &Path, error: Error) -> StoreError {
     let location = StoreLocation::from(path);
     match error {
@@ -152,7 +152,7 @@ pub(super) fn store_error(path: &Path, error: Error) -> StoreError {
         Error::UpgradeRequired(version) => {
             StoreError::Foreign { location, problem: format!("a redb file of version {version}") }
         }
-        // redb reports a wrong magic number like this.
+        // redb reports a wrong magic number as invalid data.
         Error::Io(e) if e.kind() == io::ErrorKind::InvalidData => {
             StoreError::Foreign { location, problem: e.to_string() }
         }
@@ -165,7 +165,7 @@ pub(super) fn store_error(path: &Path, error: Error) -> StoreError {
     }
 }
 
-/// Maps an error of the operating system.
+/// Maps an error from the operating system to a [`StoreError`].
 pub(super) fn system_error(path: &Path, source: io::Error) -> StoreError {
     let location = StoreLocation::from(path);
     if is_full(&source) { StoreError::DiskFull { location } } else { StoreError::Io { location, source } }

@@ -1,8 +1,8 @@
-//! A replica's copy of the records on disk: a store file that is written rarely, one revision at a time.
+//! A replica's on-disk copy of the records: a store file that is written rarely, one revision at a time.
 //!
-//! The file has the format of a store. One transaction takes it from one revision of the upstream to another, so that
-//! a crash leaves one consistent revision. One transaction per change was rejected, with and without sync: a replica
-//! can fetch everything from its upstream again, and the changes of a second are written together.
+//! The file has the format of a store. One transaction updates it from one upstream revision to another, so that a
+//! crash always leaves one consistent revision. One transaction per change was rejected, with and without sync: a
+//! replica can fetch everything from its upstream again, and the changes of a second are written together.
 
 use std::{
     fs::{self, File},
@@ -26,11 +26,12 @@ use super::{
 };
 use crate::StoreError;
 
-/// When the copy was last known to be current, in milliseconds of Unix time.
+/// Metadata key: when the copy was last known to be current, in milliseconds of Unix time.
 const META_CURRENT: &str = "current";
-/// The log contains all changes after this revision.
+/// Metadata key: the revision after which the log contains all changes.
 const META_FLOOR: &str = "floor";
-/// Recently changed keys, each with the revision of the write that contained it, which is not below the change's own.
+/// Recently changed keys. The revision is that of the write that contained the change. It is never lower than the
+/// change's own revision.
 const LOG: TableDefinition<'_, (u64, &str), ()> = TableDefinition::new("fairmesh.log");
 
 /// Contents of a replica file when it was opened.
@@ -42,44 +43,44 @@ pub struct ReplicaContents {
     pub at: SystemTime,
     /// All entries, by ascending key.
     pub entries: Vec<(Arc<str>, Entry)>,
-    /// `log` contains all changes after this revision.
+    /// Revision after which `log` contains all changes.
     pub floor: u64,
-    /// The changed keys in order, each with a revision not below its change's. Reconnecting watchers are sent later
-    /// changes instead of a snapshot.
+    /// The changed keys in order, each with a revision at or after its change. Watchers that reconnect are sent the
+    /// later changes instead of a snapshot.
     pub log: Vec<(u64, Arc<str>)>,
 }
 
-/// Takes a replica file to another revision.
+/// Updates a replica file to another revision.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReplicaUpdate {
-    /// The new revision. A revision of another store replaces the whole contents.
+    /// The new revision. If it belongs to another store, the update replaces the whole contents.
     pub revision: Revision,
     /// When the copy was last known to be current.
     pub at: SystemTime,
-    /// The upstream knows all changes after this revision, so the file's log never reaches further back.
+    /// Revision after which the upstream knows all changes. The file's log never reaches further back.
     pub floor: u64,
-    /// Every key changed since the previous revision, with its present entry; `None` if deleted.
+    /// Every key changed since the previous revision, with its current entry; `None` if deleted.
     pub keys: Values,
 }
 
-/// The file of a replica's copy, locked by this process.
+/// A replica's on-disk copy, locked by this process.
 #[derive(Debug)]
 pub struct ReplicaFile {
     path: PathBuf,
-    /// `None` after a failed write. redb gives up a file that failed once, so the next write reopens it.
+    /// `None` after a failed write. redb gives up a file after one failure, so the next write reopens it.
     db: Option<Database>,
-    /// Declared last: released after the database is closed.
+    /// Must be the last field: fields are dropped in order, and the lock is released after the database is closed.
     _lock: File,
 }
 
 impl ReplicaFile {
-    /// Opens and verifies the file at `path`, and creates it (and the directory) if absent. Returns its contents, if
+    /// Opens and verifies the file at `path`, or creates it and its directory if absent. Returns its contents, if
     /// any. Blocks on the disk.
     ///
-    /// A damaged file, or one of a later release, is moved aside with a warning: its contents are fetched again.
+    /// A damaged file, or a file of a later release, is moved aside with a warning: its contents are fetched again.
     ///
     /// # Errors
-    /// When another process has it open, or the disk fails.
+    /// When another process has the file open, or the disk fails.
     pub fn open(path: impl Into<PathBuf>) -> Result<(Self, Option<ReplicaContents>), StoreError> {
         let path = path.into();
         let lock = lock::acquire(&path)?;
@@ -100,10 +101,10 @@ impl ReplicaFile {
         Ok((Self { path, db: Some(db), _lock: lock }, contents))
     }
 
-    /// Takes the file to another revision, durably as a whole or not at all. Blocks on the disk.
+    /// Applies an update to the file, durably as a whole or not at all. Blocks on the disk.
     ///
     /// # Errors
-    /// When the disk fails. Retry with these changes and later ones.
+    /// When the disk fails. Retry with these changes and any later ones.
     pub fn write(&mut self, changes: &ReplicaUpdate) -> Result<(), StoreError> {
         let db = match self.db.take() {
             Some(db) => db,
@@ -114,7 +115,7 @@ impl ReplicaFile {
         Ok(())
     }
 
-    /// Size of the file in bytes; 0 if unknown.
+    /// Returns the size of the file in bytes; 0 if unknown.
     pub fn bytes(&self) -> u64 {
         fs::metadata(&self.path).map_or(0, |file| file.len())
     }
@@ -138,13 +139,13 @@ fn load(path: &Path) -> Result<(Database, Option<ReplicaContents>), StoreError> 
     let read = || Ok((current_at(&db)?, log(&db)?, format::load(&db)?));
     let (at, (floor, log), (number, entries)) = read().map_err(|e| open::store_error(path, e))?;
     let revision = Revision { store: meta.id, partition: 0, number };
-    // A file without a log contains no changes.
+    // A file without a log has no recorded changes.
     let floor = floor.unwrap_or(number);
     let contents = ReplicaContents { revision, at, entries, floor, log };
     Ok((db, Some(contents)))
 }
 
-/// When the copy was last known to be current; the Unix epoch if not recorded.
+/// Reads when the copy was last known to be current; the Unix epoch if not recorded.
 fn current_at(db: &Database) -> Result<SystemTime, Error> {
     let found = db.begin_read()?.open_table(META)?.get(META_CURRENT)?.map(|found| found.value());
     let millis = found.and_then(|millis| u64::try_from(millis).ok()).unwrap_or_default();
@@ -153,10 +154,10 @@ fn current_at(db: &Database) -> Result<SystemTime, Error> {
         .ok_or_else(|| Error::Io(io::Error::other("the recorded time is out of range")))
 }
 
-/// Keys in the order in which they changed, with the revision of the write.
+/// Keys in the order of their changes, each with the revision of the write.
 type Log = Vec<(u64, Arc<str>)>;
 
-/// The floor of the log, and the log.
+/// Reads the log and its floor.
 fn log(db: &Database) -> Result<(Option<u64>, Log), Error> {
     let transaction = db.begin_read()?;
     let floor = transaction.open_table(META)?.get(META_FLOOR)?.map(|found| found.value());
@@ -172,7 +173,7 @@ fn log(db: &Database) -> Result<(Option<u64>, Log), Error> {
     Ok((floor.and_then(|floor| u64::try_from(floor).ok()), rows.collect::<Result<_, Error>>()?))
 }
 
-/// Logs the changed keys, back to the floor and up to the bound of the log.
+/// Adds the changed keys to the log, and drops entries before the floor or beyond the maximum size.
 fn extend_log(transaction: &WriteTransaction, changes: &ReplicaUpdate) -> Result<(), Error> {
     let number = changes.revision.number;
     let mut meta = transaction.open_table(META)?;
@@ -201,7 +202,7 @@ fn extend_log(transaction: &WriteTransaction, changes: &ReplicaUpdate) -> Result
 
 fn commit(db: &Database, changes: &ReplicaUpdate) -> Result<(), Error> {
     let mut transaction = format::begin(db)?;
-    // After a crash a copy of gigabytes is opened without a full scan for free pages.
+    // After a crash, a copy of gigabytes can be opened without a full scan for free pages.
     transaction.set_quick_repair(true);
     let StoreId(store) = changes.revision.store;
     let before = transaction.open_table(META)?.get(META_STORE)?.map(|found| found.value());

@@ -27,21 +27,21 @@ pub(super) struct FileState {
     access: RwLock<Access>,
     /// Why the writer thread ended.
     fatal_error: OnceLock<String>,
-    /// Why the last write failed, until one succeeds.
+    /// Why the last write failed; `None` once a write succeeds.
     write_failure: Mutex<Option<String>>,
-    /// Held while the file is written or verified.
+    /// Lock held while the file is written or verified.
     pub(super) writing: Mutex<()>,
-    /// Declared last: released after the database is closed.
+    /// Must be the last field: fields are dropped in order, and the lock is released after the database is closed.
     lock: Option<File>,
 }
 
-/// Which operations the file allows.
+/// Operations that the file currently allows.
 pub(super) enum Access {
     /// Reads and writes.
     ReadWrite(Database),
-    /// Reads only, since a write failed.
+    /// Reads only, because a write failed.
     ReadOnly(Database),
-    /// None: the last attempt to open it failed.
+    /// None, because the last attempt to open the file failed.
     Closed,
 }
 
@@ -64,24 +64,24 @@ impl FileState {
         })
     }
 
-    /// The file, for messages.
+    /// Returns the path of the file, for messages.
     pub(super) fn location(&self) -> StoreLocation {
         self.path.as_path().into()
     }
 
     pub(super) fn access(&self) -> RwLockReadGuard<'_, Access> {
-        // A panic under the lock leaves a database that returns an error for every call, as a failed disk does.
+        // After a panic under this lock, the database returns an error for every call, as a failed disk does.
         self.access.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The writer thread has ended: nothing is written any more.
+    /// Records that the writer thread has ended, so that no more writes are possible.
     pub(super) fn fail(&self, reason: String) {
-        // The first reason is the cause of the later ones.
+        // Only the first reason is kept, because it is the cause of later ones.
         let _ = self.fatal_error.set(reason);
         self.commit_log.close();
     }
 
-    /// Records why a write failed, or that it succeeded; returns the previous value.
+    /// Records why a write failed, or that it succeeded (`None`). Returns the previous value.
     pub(super) fn set_write_failure(&self, failure: Option<String>) -> Option<String> {
         std::mem::replace(&mut self.write_failure.lock().unwrap_or_else(PoisonError::into_inner), failure)
     }
@@ -90,26 +90,26 @@ impl FileState {
         self.write_failure.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Why nothing can be written any more.
+    /// Why no more writes are possible; `None` while the writer runs.
     pub(super) fn fatal_error(&self) -> Option<&str> {
         self.fatal_error.get().map(String::as_str)
     }
 
-    /// The error of a batch that no writer accepts.
+    /// Returns the error for a batch after the writer has ended.
     pub(super) fn closed(&self) -> WriteError {
         let reason = self.fatal_error().unwrap_or("it is closed").to_owned();
         WriteError::Failed { location: self.location(), source: io::Error::other(reason) }
     }
 
-    /// Verifies the file while nothing is written to it, over a separate view. The open database is not touched.
+    /// Verifies the file through a separate view, while nothing is written. Does not touch the open database.
     pub(super) fn verify(&self) -> Result<(), StoreError> {
         let _no_writes = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
         let path = self.path.clone();
         let read_only: OpenBackend = Box::new(move || backend::open_read_only(&path));
-        // A store without a lock is not a file, and its backend can be opened a second time.
+        // A store without a lock is not a file; its backend can be opened a second time.
         let backend = if self.lock.is_some() { &read_only } else { &self.backend };
         let Meta { revision, .. } = open::verify(&self.path, backend)?;
-        // If the pages of the last commit do not match, the previous commit is found.
+        // If the pages of the last commit are damaged, redb falls back to the previous commit.
         match revision >= self.commit_log.newest() {
             true => Ok(()),
             false => Err(StoreError::Corrupt {
@@ -141,14 +141,14 @@ impl FileState {
         }
     }
 
-    /// Reopens the file after a failed write, and returns its durable revision.
+    /// Reopens the file after a failed write, and returns the durable revision.
     ///
-    /// The failed transaction may be present whole or not at all, and reads may come from the page cache only. Another
-    /// synced transaction settles both before anything is acknowledged. While that fails, the file stays open for
-    /// reads.
+    /// The failed transaction may be present as a whole or not at all, and reads may come only from the page cache.
+    /// Another synced transaction settles both questions before anything is acknowledged. While that transaction
+    /// fails, the file stays open for reads.
     pub(super) fn recover(&self) -> Result<u64, StoreError> {
         let mut access = self.access.write().unwrap_or_else(PoisonError::into_inner);
-        // redb has to release the file before it is opened again.
+        // redb must release the file before it can be opened again.
         *access = Access::Closed;
         match self.reopen() {
             Ok((db, revision)) => {

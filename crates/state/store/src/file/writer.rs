@@ -1,4 +1,4 @@
-//! The writer thread: collects the queued batches and commits them in groups.
+//! The writer thread: takes batches from the queue and commits them in groups.
 
 use std::{
     any::Any,
@@ -22,13 +22,13 @@ use super::{
 };
 use crate::{StoreError, WriteError};
 
-/// Batches in the queue.
+/// Maximum number of batches in the queue.
 const MAX_QUEUED: usize = 4096;
-/// Bytes of keys and values in the queue.
+/// Maximum size of keys and values in the queue, in bytes.
 const MAX_QUEUED_BYTES: usize = 64 << 20;
-/// Batches per transaction: bounds how long the first waits for the last.
+/// Maximum number of batches per transaction. It bounds how long the first batch waits for the last one.
 const MAX_GROUP: usize = 512;
-/// Bytes of keys and values per transaction.
+/// Maximum size of keys and values per transaction, in bytes.
 const MAX_GROUP_BYTES: usize = 8 << 20;
 
 /// A queued batch.
@@ -39,7 +39,7 @@ pub(super) struct WriteRequest {
     pub(super) response: oneshot::Sender<Result<u64, WriteError>>,
 }
 
-/// Sends batches to the writer thread, which ends when this is dropped and the queue is written.
+/// Sends batches to the writer thread. The thread ends when the queue is dropped and every queued batch is written.
 #[derive(Debug)]
 pub(super) struct Queue {
     requests: mpsc::Sender<WriteRequest>,
@@ -66,7 +66,7 @@ impl Queue {
     }
 }
 
-/// Starts the thread.
+/// Starts the writer thread.
 pub(super) fn start(shared: Arc<FileState>) -> io::Result<(Queue, JoinHandle<()>)> {
     let (requests, queue) = mpsc::channel(MAX_QUEUED);
     let bytes = Arc::new(AtomicUsize::new(0));
@@ -79,14 +79,14 @@ struct Writer {
     shared: Arc<FileState>,
     queue: mpsc::Receiver<WriteRequest>,
     bytes: Arc<AtomicUsize>,
-    /// Commits of a failed transaction, until it is known whether it persisted.
+    /// Commits of a failed transaction, until it is known whether the transaction is durable.
     uncertain: Vec<Commit>,
 }
 
 /// A transaction being prepared.
 #[derive(Default)]
 struct StagedTransaction {
-    /// The revision of each batch, or its conflict.
+    /// The revision of each batch, or the conflict that refused it.
     results: Vec<Result<u64, Conflict>>,
     commits: Vec<Commit>,
 }
@@ -105,7 +105,7 @@ impl Writer {
                 }
                 Err(panic) => return self.shut_down(group, &*panic),
                 Ok(Err(failure)) => {
-                    // Logged once: every rejected batch carries the error, and /readyz reports it while it lasts.
+                    // Logged once: every refused batch carries the error, and /readyz reports it while it lasts.
                     if self.shared.set_write_failure(Some(self.rejection(&failure).to_string())).is_none() {
                         let path = self.shared.path.display();
                         tracing::error!(%path, error = %failure, "a write to the store failed");
@@ -116,13 +116,14 @@ impl Writer {
         }
     }
 
-    /// Ends the thread with the reason. After a panic, the database in memory cannot be trusted and is not written
-    /// again. The file is as the last commit left it, and is verified when opened next.
+    /// Ends the thread after a panic, and records the panic's message as the reason. The database in memory can no
+    /// longer be trusted and is not written again. The file is as the last commit left it, and is verified when it is
+    /// next opened.
     fn shut_down(&self, group: Vec<WriteRequest>, panic: &(dyn Any + Send)) {
         let text = panic.downcast_ref::<String>().map(String::as_str);
         let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no message");
         tracing::error!(path = %self.shared.path.display(), text, "the writer thread of the store panicked; nothing is written any more");
-        // Before the batches are refused, so that each refusal has the reason.
+        // Set before the batches are refused, so that each refusal names the reason.
         self.shared.fail(format!("its writer panicked: {text}; start the process again"));
         reject(group, || self.shared.closed());
     }
@@ -139,10 +140,11 @@ impl Writer {
         group
     }
 
-    /// Commits a group and publishes its commits. On a failure the file contains all of the group or none of it.
+    /// Commits a group and publishes its commits. After a failure, the file contains either the whole group or none
+    /// of it.
     fn write(&mut self, group: &[WriteRequest], staged: &mut StagedTransaction) -> Result<(), StoreError> {
         let shared = Arc::clone(&self.shared);
-        // A panic under the lock has ended the writer; verification may go on.
+        // A panic under this lock has ended the writer; the file may still be verified.
         let _writing = shared.writing.lock().unwrap_or_else(PoisonError::into_inner);
         if !matches!(&*self.shared.access(), Access::ReadWrite(_)) {
             self.recover()?;
@@ -162,7 +164,7 @@ impl Writer {
         if persisted { Ok(()) } else { Err(super::open::store_error(&self.shared.path, failure)) }
     }
 
-    /// Reopens the file. Returns whether the failed transaction persisted after all; it is then published like any
+    /// Reopens the file. Returns whether the failed transaction was durable after all; it is then published like any
     /// other.
     fn recover(&mut self) -> Result<bool, StoreError> {
         let revision = self.shared.recover()?;
@@ -212,7 +214,7 @@ fn commit(
     Ok(transaction.commit()?)
 }
 
-/// The first expectation that does not hold.
+/// Returns the conflict of the first expectation that does not hold.
 fn conflict(
     entries: &impl ReadableTable<&'static str, (u64, &'static [u8])>,
     batch: &Batch,
@@ -245,7 +247,7 @@ fn apply(entries: &mut Table<'_, &str, (u64, &[u8])>, batch: &Batch, revision: u
     Ok(())
 }
 
-/// Sends each writer of a group its result. Writers may have left.
+/// Sends each writer of a group its result. Writers may have been cancelled.
 fn respond(group: Vec<WriteRequest>, results: Vec<Result<u64, Conflict>>) {
     for (request, result) in group.into_iter().zip(results) {
         let _ = request.response.send(result.map_err(WriteError::from));

@@ -1,4 +1,4 @@
-//! A disk in memory that tracks unsynced writes, and drops, keeps or tears them on a power failure.
+//! An in-memory disk that tracks unsynced writes. A power failure drops, keeps or tears them.
 
 use std::{
     io,
@@ -12,12 +12,12 @@ use super::Random;
 
 const SECTOR: usize = 512;
 
-/// Fate of unsynced writes on a power failure.
+/// What happens to unsynced writes on a power failure.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Loss {
-    /// All are lost.
+    /// All unsynced writes are lost.
     Everything,
-    /// Each sector reached the disk or did not.
+    /// Each sector of an unsynced write is either written or lost.
     Some,
 }
 
@@ -25,10 +25,10 @@ pub(crate) enum Loss {
 struct State {
     /// Contents that survive a power failure.
     durable: Vec<u8>,
-    /// Contents seen by a running process.
+    /// Contents as seen by a running process.
     live: Vec<u8>,
     unsynced: Vec<Change>,
-    /// Calls until the power fails.
+    /// Number of calls until the power fails.
     fuse: Option<u64>,
     full: bool,
     healthy_syncs: usize,
@@ -43,7 +43,7 @@ enum Change {
     Length(usize),
 }
 
-/// The disk; clones share it.
+/// The disk; clones share its contents.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Disk(Arc<Mutex<State>>);
 
@@ -54,12 +54,12 @@ impl Disk {
         RedbStore::with_backend("disk", Box::new(move || Ok(Box::new(disk.clone()))))
     }
 
-    /// Cuts the power after this number of calls: all later ones fail until [`Disk::crash`].
+    /// Cuts the power after `calls` calls: all later calls fail until [`Disk::crash`].
     pub(crate) fn cut_power_after(&self, calls: u64) {
         self.0.lock().unwrap().fuse = Some(calls);
     }
 
-    /// Applies a power failure to the contents, and switches the power on again.
+    /// Applies a power failure to the contents, and restores the power.
     pub(crate) fn crash(&self, loss: Loss, random: &mut Random) {
         let state = &mut *self.0.lock().unwrap();
         state.fuse = None;
@@ -81,23 +81,23 @@ impl Disk {
         state.live = state.durable.clone();
     }
 
-    /// Whether writes fail for lack of space.
+    /// Sets whether writes fail for lack of space.
     pub(crate) fn set_full(&self, full: bool) {
         self.0.lock().unwrap().full = full;
     }
 
-    /// Lets `healthy` syncs succeed and the `failing` ones after them fail.
+    /// Lets the next `healthy` syncs succeed and the `failing` syncs after them fail.
     pub(crate) fn fail_syncs(&self, healthy: usize, failing: usize) {
         let mut state = self.0.lock().unwrap();
         (state.healthy_syncs, state.failing_syncs) = (healthy, failing);
     }
 
-    /// Whether writes panic, as a bug in the database would.
+    /// Sets whether writes panic, as after a bug in the database.
     pub(crate) fn set_panics(&self, panics: bool) {
         self.0.lock().unwrap().panics = panics;
     }
 
-    /// Makes every sync succeed without effect, as in a store without syncs.
+    /// Makes every sync succeed without effect, as if the store did not sync.
     pub(crate) fn ignore_syncs(&self) {
         self.0.lock().unwrap().lying_syncs = true;
     }
@@ -164,7 +164,7 @@ impl StorageBackend for Disk {
     }
 
     fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
-        // Panics outside the lock, which would be poisoned otherwise.
+        // Panics after the lock is released, because a panic under the lock would poison it.
         let panics = self.0.lock().unwrap().panics;
         assert!(!panics, "page 7 is not where it should be");
         let state = &mut *self.powered()?;

@@ -1,4 +1,4 @@
-//! Three real members of one etcd cluster, each of which can be killed and restarted.
+//! Three real members of one etcd cluster. Each can be killed and restarted.
 
 use std::{
     process::{Child, Command, Stdio},
@@ -7,7 +7,7 @@ use std::{
 
 use fairmesh_test_support::{call_etcd, free_port};
 
-/// Time limit of operations that take moments.
+/// Time limit for operations that normally take moments.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
 pub(crate) struct Members {
@@ -22,7 +22,7 @@ struct Member {
 }
 
 impl Members {
-    /// Starts all three, and waits until they have a leader.
+    /// Starts all three members, and waits until they have a leader.
     pub(crate) fn start() -> Self {
         let local = || format!("127.0.0.1:{}", free_port());
         let member = |_| Member { client: local(), peer: local(), process: None };
@@ -35,7 +35,7 @@ impl Members {
         all
     }
 
-    /// Client addresses, as `host:port`.
+    /// Returns the client addresses, as `host:port`.
     pub(crate) fn clients(&self) -> Vec<&str> {
         self.members.iter().map(|member| &*member.client).collect()
     }
@@ -46,7 +46,7 @@ impl Members {
         process.wait().unwrap();
     }
 
-    /// Restarts it on the same ports; it rejoins the cluster by itself.
+    /// Restarts member `i` on the same ports; it rejoins the cluster by itself.
     pub(crate) fn restart(&mut self, i: usize) {
         let cluster: Vec<_> = self
             .members
@@ -72,7 +72,7 @@ impl Members {
         self.members[i].process = Some(process);
     }
 
-    /// Index of the leader, once the running members agree on one of them.
+    /// Returns the index of the leader, once all running members agree on it.
     pub(crate) fn leader(&self) -> usize {
         #[allow(clippy::disallowed_methods, reason = "a test gives up after real time")]
         let begun = Instant::now();
@@ -91,7 +91,7 @@ impl Members {
     }
 }
 
-/// Text of a field in a response of etcd.
+/// Returns the text of a field in a response from etcd.
 fn field(response: &str, name: &str) -> Option<String> {
     let (_, rest) = response.split_once(&format!("\"{name}\":\""))?;
     Some(rest.split_once('"')?.0.to_owned())
@@ -101,7 +101,7 @@ impl Drop for Members {
     fn drop(&mut self) {
         for member in &mut self.members {
             if let Some(mut process) = member.process.take() {
-                // It may have exited already; errors do not matter at the end of a test.
+                // The member may have exited already; errors do not matter at the end of a test.
                 let _ = process.kill();
                 let _ = process.wait();
             }

@@ -1,5 +1,5 @@
-//! Shared by the crash tests: a workload whose records show whether an acknowledged batch is missing, and a disk that
-//! loses unsynced writes.
+//! Shared by the tests of this crate: a workload whose records show whether an acknowledged batch is missing, and a
+//! disk that loses unsynced writes.
 #![allow(dead_code, reason = "each test uses its part")]
 
 pub(crate) mod disk;
@@ -14,7 +14,7 @@ use fairmesh_model::arith::mix64;
 use fairmesh_rib::{Batch, Expect, Op};
 use fairmesh_store::EtcdConfig;
 
-/// A seeded source of numbers, so that a failed run can be repeated.
+/// A seeded random number generator, so that a failed run can be repeated.
 #[derive(Clone, Debug)]
 pub(crate) struct Random(u64);
 
@@ -23,7 +23,7 @@ impl Random {
         Self(seed)
     }
 
-    /// A number below `bound`.
+    /// Returns a random number below `bound`.
     pub(crate) fn below(&mut self, bound: u64) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         mix64(self.0) % bound
@@ -46,7 +46,7 @@ pub(crate) fn batch(ops: impl IntoIterator<Item = Op>) -> Batch {
     Batch { ops: ops.into_iter().collect() }
 }
 
-/// Config of a store below `root` in the etcd with these members, in plaintext and without a user.
+/// Config of a store below `root` in the etcd with these members, over plaintext and without a user.
 pub(crate) fn etcd_config(members: &[&str], root: &str) -> EtcdConfig {
     let address = format!("etcd://{}{root}", members.join(",")).parse().unwrap();
     EtcdConfig { address, tls: None, login: None }

@@ -1,4 +1,4 @@
-//! A TCP proxy whose link can be cut, or muted so that requests arrive and responses are lost.
+//! A TCP proxy whose link can be cut, or muted so that requests arrive but responses are lost.
 
 use std::sync::Arc;
 

@@ -1,8 +1,9 @@
-//! Several writers, each of which writes numbered batches one after the other.
+//! Several writers; each writes numbered batches one after the other.
 //!
-//! Batch `b` of writer `w` puts three keys of the slot `b % SLOTS`, advances the writer's mark by compare-and-set on
-//! its former revision, and replaces one key by the next. So any state of the store shows which batches it contains
-//! and whether each is complete. Since every batch takes one revision, the state also shows gaps in revisions.
+//! Batch `b` of writer `w` puts three keys in the slot `b % SLOTS`, advances the writer's mark by compare-and-set on
+//! its previous revision, and replaces one key with the next. Any state of the store therefore shows which batches it
+//! contains and whether each batch is complete. Every batch takes one revision, so the state also shows gaps in
+//! revisions.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -25,14 +26,14 @@ pub(crate) struct Acknowledged {
     pub(crate) revision: u64,
 }
 
-/// Position of a writer: its last stored batch and that batch's revision; zeros at first.
+/// Position of a writer: its last stored batch and the revision of that batch; zeros if there is none.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Mark {
     pub(crate) number: u64,
     pub(crate) revision: u64,
 }
 
-/// Up to a kilobyte of unique content, after the number itself.
+/// Returns unique content of up to a kilobyte, which begins with the batch number.
 fn content(writer: u64, number: u64, part: u64) -> Bytes {
     let seed = mix64(writer << 48 | number << 8 | part);
     let mut bytes = number.to_be_bytes().to_vec();
@@ -53,7 +54,7 @@ fn next(writer: u64, mark: Mark) -> Batch {
     batch(ops)
 }
 
-/// Writes as one writer until the store refuses, at most `limit` batches, and reports each acknowledgement.
+/// Writes as one writer until the store refuses a batch, at most `limit` batches, and reports each acknowledgement.
 pub(crate) async fn write(
     store: Arc<RedbStore>,
     writer: u64,
@@ -72,7 +73,7 @@ fn number_of(entry: &Entry) -> u64 {
     entry.value.first_chunk().map_or(0, |number| u64::from_be_bytes(*number))
 }
 
-/// Checks that the store has only complete batches, revisions without gaps, and all acknowledged batches. Returns the
+/// Checks that the store has only complete batches, no gaps in revisions, and all acknowledged batches. Returns the
 /// positions of the writers.
 pub(crate) fn check(
     (revision, entries): &StoreSnapshot,
@@ -107,7 +108,7 @@ pub(crate) fn check(
     Ok(marks)
 }
 
-/// Checks every batch of a writer whose keys are not overwritten yet, and returns its expected number of keys.
+/// Checks every batch of a writer whose keys are not overwritten yet. Returns the writer's expected number of keys.
 fn check_writer(rows: &BTreeMap<&str, &Entry>, writer: u64, mark: Mark) -> Result<usize, String> {
     let oldest = (mark.number + 1).saturating_sub(SLOTS).max(1);
     for number in oldest..=mark.number {

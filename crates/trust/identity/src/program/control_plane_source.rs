@@ -1,5 +1,5 @@
-//! Certificates of programs without an agent, from control planes. A one-time token gets the first certificate; each certificate
-//! gets the next one.
+//! Gets certificates from control planes, for programs without an agent. A one-time token gets the first certificate;
+//! each certificate gets the next one.
 
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
@@ -19,33 +19,34 @@ use crate::{
     Credentials, IdentityError, JoinToken, Joining, Member, Trust, Workload,
     issue_response::{self, refused},
     renewal::{Certified, Source},
-    signed::{self, Purpose},
+    signed_message::{self, Purpose},
 };
 
-/// How long one request may take.
+/// Time limit for one request.
 const TIMEOUT: Duration = Duration::from_secs(12);
 
 /// Gets certificates from control planes.
 #[derive(Debug)]
 pub(super) struct ControlPlaneSource {
     control_planes: Vec<Address>,
-    /// Connects with the certificate.
+    /// Transport that authenticates with the certificate.
     transport: Transport,
-    /// Connects without a certificate, by the root that the token pins.
+    /// Transport without a certificate. It verifies the server with the root that the token pins.
     joining: Transport,
     service: ServiceName,
     token: Option<JoinToken>,
     software: String,
-    /// Where the certificate is saved for the next start, because the token works once.
+    /// Folder in which the certificate is saved for the next start, because the token works only once.
     kept: Option<PathBuf>,
-    /// Whether the saved certificate must be tried at once. If it is refused, the token is used.
+    /// Whether a saved certificate is in use that no control plane has accepted yet. It is tried at once, and if it
+    /// is refused, the token is used.
     untried: watch::Sender<bool>,
     pub(super) workload: Arc<Workload>,
     pub(super) progress: Arc<Progress>,
 }
 
 impl ControlPlaneSource {
-    /// For a program without an agent that has a token or a saved certificate.
+    /// Creates the source of a program without an agent that has a token or a saved certificate.
     pub(super) fn of(request: &IdentityRequest) -> Option<Self> {
         let Some(SpiffePath::Service(service)) = &request.path else { return None };
         if request.control_planes.is_empty() {
@@ -77,23 +78,25 @@ impl ControlPlaneSource {
         })
     }
 
-    /// Begins with the saved certificate of an earlier start, if there is one.
+    /// Starts with the certificate that an earlier start saved, if there is one.
     pub(super) fn begin(&self) {
         self.use_kept();
         self.untried.send_replace(self.token.is_some() && self.workload.is_ready());
     }
 
-    /// Completes once a control plane has issued a certificate, or at once if none has to be tried.
+    /// Waits until a control plane has issued a certificate in place of a saved one. Returns at once if no saved
+    /// certificate is in use.
     pub(super) fn tried(&self) -> impl Future<Output = ()> + use<> {
         let (workload, mut untried) = (Arc::clone(&self.workload), self.untried.subscribe());
         async move {
             workload.ready().await;
-            // The sender lives as long as the renewal task; without that task there is nothing to wait for.
+            // The sender lives as long as the renewal task. Without that task there is nothing to wait for.
             let _ = untried.wait_for(|untried| !untried).await;
         }
     }
 
-    /// Uses the saved certificate of an earlier start or of another part of this program. The token works once.
+    /// Uses the certificate saved by an earlier start or by another part of this program, because the token works
+    /// only once.
     fn use_kept(&self) {
         let Some(folder) = &self.kept else { return };
         let used = Credentials::load(folder, self.workload.now()).and_then(|kept| match kept {
@@ -108,16 +111,16 @@ impl ControlPlaneSource {
         }
     }
 
-    /// The certificate, if peers still accept it.
+    /// Returns the certificate if peers still accept it.
     fn valid_credentials(&self) -> Option<Arc<Credentials>> {
         let own = self.workload.credentials().filter(|own| own.validity().1 > self.workload.now());
         own.filter(|_| !self.workload.is_revoked())
     }
 
-    /// Requests a certificate with the current one, or with the token if there is none or it is refused. A program that was
-    /// revoked while stopped learns of this only by the refusal.
+    /// Requests a certificate with the current one, or with the token if there is none or the current one is refused.
+    /// A program that was revoked while it was stopped learns of the revocation only from the refusal.
     async fn request(&self, csr: Bytes) -> Result<Certified, String> {
-        // Another part of this program, or of its environment, may have joined meanwhile.
+        // Another part of this program, or another program with the same environment, may have joined meanwhile.
         if self.valid_credentials().is_none() || self.is_untried() {
             self.use_kept();
         }
@@ -138,7 +141,7 @@ impl ControlPlaneSource {
         })
     }
 
-    /// Whether the certificate of an earlier start is in use and this start has none yet.
+    /// Whether the certificate saved by an earlier start is in use, and this start has not got one yet.
     pub(super) fn is_untried(&self) -> bool {
         *self.untried.borrow()
     }
@@ -163,7 +166,7 @@ impl ControlPlaneSource {
         Err(failed)
     }
 
-    /// Joins with the token. The outer error leaves the token's fate unknown.
+    /// Joins with the token. After an outer error, it is unknown whether the token was used.
     async fn join(&self, token: &JoinToken, csr: Bytes) -> Result<Result<Certified, Status>, String> {
         let connection = self.connect(&self.joining).await?;
         let joining = Joining::Service(self.service.clone());
@@ -182,13 +185,13 @@ impl ControlPlaneSource {
         Ok(certified.await)
     }
 
-    /// Renews with the certificate. The inner error means that the certificate is useless; the outer error leaves this
-    /// unknown.
+    /// Renews with the current certificate. The inner error means that the certificate is useless; after an outer
+    /// error this is unknown.
     async fn renew(&self, own: &Credentials, csr: Bytes) -> Result<Result<Certified, String>, String> {
         let connection = match self.connect(&self.transport).await {
             Ok(connection) => connection,
-            // A refused certificate may look like a closed connection. So the token is tried next; if no control plane is
-            // reachable, joining fails too and the token stays usable.
+            // A refused certificate may look like a closed connection, so the token is tried next. If no control
+            // plane is reachable, joining fails too, and the token stays usable.
             Err(failed) if self.token.is_some() => return Ok(Err(failed)),
             Err(failed) => return Err(failed),
         };
@@ -198,7 +201,7 @@ impl ControlPlaneSource {
             signed_at: self.workload.now().as_secs(),
             ..IssueRequest::default()
         };
-        let message = signed::sign(own, Purpose::IssueRequest, b"", request.encode_to_vec());
+        let message = signed_message::sign(own, Purpose::IssueRequest, b"", request.encode_to_vec());
         let message = message.map_err(|error| error.to_string())?;
         let certified = async {
             let response = connection.identity().issue(message).await?.into_inner();

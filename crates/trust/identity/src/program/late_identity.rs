@@ -15,16 +15,17 @@ use tokio::{
 
 use super::{IdentityRequest, Membership, ProgramIdentity};
 
-/// The identity of a server whose agent did not say at its start whether the mesh has a trust domain.
+/// The identity of a server whose agent could not say at startup whether the mesh has a trust domain.
 ///
-/// The server accepts plaintext until the agent says that the mesh has one, and mutual TLS alone from then on. It has to
-/// [ask](Self::decide) before it is registered: no caller of a mesh with a trust domain knows it meanwhile. What is decided stays.
+/// The server accepts plaintext until the agent says that the mesh has a trust domain, and only mutual TLS from then
+/// on. The server must [ask](Self::decide) before it is registered, so that in the meantime no caller of a mesh with
+/// a trust domain can know it. A decision is final.
 #[derive(Debug)]
 pub struct LateIdentity {
     request: IdentityRequest,
-    /// `None` in it: the mesh has no trust domain.
+    /// The decision. An inner `None` means that the mesh has no trust domain.
     decided: OnceLock<Option<ProgramIdentity>>,
-    /// Notified after `decided` is set.
+    /// Notified when `decided` is set.
     changes: watch::Sender<()>,
     asking: Mutex<()>,
 }
@@ -34,13 +35,13 @@ impl LateIdentity {
         Self { request, decided: OnceLock::new(), changes: watch::Sender::new(()), asking: Mutex::default() }
     }
 
-    /// Asks the agent, unless that is decided.
+    /// Asks the agent, unless the decision is made.
     pub async fn decide(&self) -> Membership {
         let _alone = self.asking.lock().await;
         if self.decided.get().is_none() {
             match ProgramIdentity::for_server(&self.request).await {
                 Ok(identity) => {
-                    // No other component sets it.
+                    // Only this function sets the decision.
                     let _ = self.decided.set(identity);
                     self.changes.send_replace(());
                 }
@@ -53,7 +54,7 @@ impl LateIdentity {
         }
     }
 
-    /// The agent that is asked.
+    /// Returns the address of the agent.
     pub fn agent(&self) -> &Address {
         &self.request.agent
     }
@@ -62,7 +63,7 @@ impl LateIdentity {
         self.decided.get()?.as_ref()
     }
 
-    /// The handshake by the identity, if there is one.
+    /// Performs a handshake with the identity, if there is one.
     fn handshake(&self, by: impl FnOnce(&ProgramIdentity) -> Handshake) -> Handshake {
         match self.identity() {
             Some(identity) => by(identity),

@@ -1,20 +1,21 @@
-/// The prefix of the message that a TLS 1.3 server signs (RFC 8446 4.4.3): 64 spaces. The context, a zero and the
-/// transcript hash follow.
+/// First part of the message that a TLS 1.3 server signs (RFC 8446 4.4.3): 64 spaces. The context string, a zero byte
+/// and the transcript hash follow.
 const PADDING: [u8; 64] = [b' '; 64];
 const CONTEXT: &[u8] = b"TLS 1.3, server CertificateVerify\0";
 
-/// The message that a TLS 1.3 server signs for this transcript hash; `None` if the length fits no cipher suite.
+/// Returns the message that a TLS 1.3 server signs for a transcript hash; `None` if no cipher suite has a hash of
+/// this length.
 pub fn certificate_verify(transcript_hash: &[u8]) -> Option<Vec<u8>> {
     is_hash(transcript_hash).then(|| [&PADDING, CONTEXT, transcript_hash].concat())
 }
 
-/// The transcript hash in a message that a TLS 1.3 server signs.
+/// Extracts the transcript hash from a message that a TLS 1.3 server signs.
 pub(super) fn transcript_hash(message: &[u8]) -> Option<&[u8]> {
     let hash = message.strip_prefix(&PADDING)?.strip_prefix(CONTEXT)?;
     is_hash(hash).then_some(hash)
 }
 
-/// Whether the length is that of SHA-256 or SHA-384.
+/// Whether the length is that of a SHA-256 or SHA-384 hash.
 fn is_hash(bytes: &[u8]) -> bool {
     matches!(bytes.len(), 32 | 48)
 }
@@ -24,7 +25,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn certificate_verify_message_exists_only_for_tls_1_3() {
+    fn certificate_verify_message_is_built_only_for_tls_1_3_hashes() {
         for length in [32, 48] {
             let hash = vec![7; length];
             let message = certificate_verify(&hash).unwrap();
@@ -37,7 +38,7 @@ mod tests {
         for length in [0, 20, 31, 33, 64] {
             assert_eq!(certificate_verify(&vec![7; length]), None);
         }
-        // A TLS 1.2 server signs two random numbers and parameters, without any prefix.
+        // A TLS 1.2 server signs two random numbers and parameters, without a prefix.
         assert_eq!(transcript_hash(&[b' '; 130]), None);
     }
 }

@@ -15,10 +15,10 @@ pub enum SignedBy {
 }
 
 impl SignedBy {
-    /// All values.
+    /// All variants.
     pub const ALL: [Self; 3] = [Self::Local, Self::KeyServer, Self::Fallback];
 
-    /// The label of metrics.
+    /// Value of the label in metrics.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Local => "local",
@@ -28,16 +28,16 @@ impl SignedBy {
     }
 }
 
-/// Signatures of handshakes.
+/// Number and duration of handshake signatures.
 #[derive(Debug, Default)]
 pub struct SignatureCounts {
-    /// By [`SignedBy`]: the number of signatures and their total duration in microseconds.
+    /// Number of signatures and their total duration in microseconds, by [`SignedBy`].
     signed: [(AtomicU64, AtomicU64); SignedBy::ALL.len()],
     failed: AtomicU64,
 }
 
 impl SignatureCounts {
-    /// Counts a signature; `None` counts a failure.
+    /// Counts a signature; `None` counts a failure of the key server.
     pub(super) fn record(&self, by: Option<SignedBy>, took: Duration) {
         let Some(by) = by else {
             self.failed.fetch_add(1, Relaxed);
@@ -48,13 +48,13 @@ impl SignatureCounts {
         duration.fetch_add(u64::try_from(took.as_micros()).unwrap_or(u64::MAX), Relaxed);
     }
 
-    /// The number of signatures and their total duration.
+    /// Returns the number of signatures and their total duration.
     pub fn signed(&self, by: SignedBy) -> (u64, Duration) {
         let (count, duration) = &self.signed[by as usize];
         (count.load(Relaxed), Duration::from_micros(duration.load(Relaxed)))
     }
 
-    /// The number of failures of the key server, including those where the local key then signed.
+    /// Returns the number of failures of the key server, including those after which the local key signed.
     pub fn failed(&self) -> u64 {
         self.failed.load(Relaxed)
     }

@@ -15,23 +15,23 @@ use tokio::{
 use tokio_util::task::AbortOnDropHandle;
 use tonic::Status;
 
-/// How often the key server is probed. A probe keeps the connection open or reopens it.
+/// Interval of probes of the key server. A probe keeps the connection open or reopens it.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
-/// The longest response, in bytes: a signature of RSA with 8192 bits is 1 KB.
+/// Maximum size of a response, in bytes. An RSA signature with 8192 bits takes 1 KB.
 const MAX_RESPONSE: usize = 4096;
 
-/// A private key on a key server.
+/// Configuration of a private key on a key server.
 #[derive(Clone, Debug)]
 pub struct RemoteKeyConfig {
     /// Name of the key on the key server.
     pub name: Label,
-    /// The key server.
+    /// Address of the key server.
     pub server: Address,
-    /// How long a signature may take.
+    /// Time limit for a signature.
     pub deadline: Duration,
 }
 
-/// A private key on a key server. One connection, opened ahead, carries all requests.
+/// A private key on a key server. All requests use one connection, which is opened in advance.
 #[derive(Debug)]
 pub struct RemoteKey {
     config: RemoteKeyConfig,
@@ -45,7 +45,7 @@ pub struct RemoteKey {
 #[derive(Debug)]
 struct KeyServerState {
     name: String,
-    /// The error of the last attempt, if it failed.
+    /// Error of the last attempt; `None` if it succeeded.
     problem: Mutex<Option<String>>,
 }
 
@@ -58,7 +58,7 @@ pub enum RemoteKeyError {
     /// The key server refused, or the connection failed.
     #[error("{0}")]
     Refused(String),
-    /// The signature does not fit the certificate's key.
+    /// The signature does not match the certificate's key.
     #[error("its signature does not fit the certificate; give the name of the certificate's key")]
     WrongSignature,
     /// The handshake is not TLS 1.3.
@@ -67,7 +67,7 @@ pub enum RemoteKeyError {
 }
 
 impl RemoteKey {
-    /// Connects in the background on the current runtime. Signatures must not block that runtime.
+    /// Connects in the background in the current runtime. Signing must not block that runtime's threads.
     pub fn connect(config: RemoteKeyConfig, transport: &Transport) -> Arc<Self> {
         let channel = connect_channel_lazy(&transport.clone().to_key_server(), &config.server);
         let client = KeyServerClient::new(channel).max_decoding_message_size(MAX_RESPONSE);
@@ -84,23 +84,23 @@ impl RemoteKey {
         })
     }
 
-    /// The key and the server: `NAME@ADDRESS`.
+    /// Returns the names of key and server, as `NAME@ADDRESS`.
     pub fn name(&self) -> &str {
         &self.state.name
     }
 
-    /// How long a signature may take.
+    /// Returns the time limit for a signature.
     pub fn deadline(&self) -> Duration {
         self.config.deadline
     }
 
-    /// The current problem of the key server; `None` if it signs.
+    /// Returns the current problem of the key server; `None` if it signs.
     pub fn problem(&self) -> Option<String> {
         self.state.problem.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Signs on the key server and blocks the thread, at most until the deadline. Panics on threads that the runtime does not let
-    /// block. A separate task for the call was rejected: it cost a tenth of the handshakes per second.
+    /// Signs on the key server and blocks the thread, at most until the deadline. Panics on threads that the runtime
+    /// does not allow to block. A separate task per call was rejected: it cost a tenth of the handshakes per second.
     pub(super) fn sign(&self, scheme: u16, transcript_hash: &[u8]) -> Result<Vec<u8>, RemoteKeyError> {
         let request = SignRequest {
             key: self.config.name.to_string(),
@@ -117,7 +117,7 @@ impl RemoteKey {
         signed.map_err(|error| self.failed(error))
     }
 
-    /// Notes a failure, so that others do not wait for the key server until the next probe.
+    /// Records a failure, so that other handshakes do not wait for the key server until the next probe succeeds.
     pub(super) fn failed(&self, error: RemoteKeyError) -> RemoteKeyError {
         self.state.note(Some(error.to_string()));
         error
@@ -143,7 +143,7 @@ async fn keep_checking(
 }
 
 impl KeyServerState {
-    /// Logs only changes of the problem.
+    /// Records the current problem, and logs it if it changed.
     fn note(&self, problem: Option<String>) {
         let mut noted = self.problem.lock().unwrap_or_else(PoisonError::into_inner);
         match (&*noted, &problem) {

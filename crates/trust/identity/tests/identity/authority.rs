@@ -1,4 +1,4 @@
-//! The authority in its folder.
+//! Tests of the authority in its folder.
 
 use std::{fs, os::unix::fs::PermissionsExt as _, path::Path, process::Command, time::Duration};
 
@@ -9,7 +9,7 @@ use tokio_rustls::rustls::pki_types::CertificateDer;
 use crate::support::*;
 
 #[test]
-fn keys_are_readable_by_their_owner_alone_and_survive_a_restart() {
+fn certificate_authority_keys_are_private_and_survive_restart() {
     let ca = Ca::default();
     let folder = ca.folder.path().join("ca");
     for (file, mode) in [("", 0o700), ("root.key", 0o600), ("issuer.key", 0o600), ("bundle.pem", 0o644)] {
@@ -22,7 +22,7 @@ fn keys_are_readable_by_their_owner_alone_and_survive_a_restart() {
 }
 
 #[test]
-fn authority_works_without_the_root_key() {
+fn certificate_authority_works_without_root_key() {
     let ca = Ca::default();
     let folder = ca.folder.path().join("ca");
     let vault = ca.folder.path().join("vault");
@@ -39,7 +39,7 @@ fn authority_works_without_the_root_key() {
 }
 
 #[test]
-fn second_control_plane_makes_its_own_intermediate() {
+fn second_control_plane_creates_its_own_intermediate_certificate() {
     let ca = Ca::default();
     let (first, second) = (ca.folder.path().join("ca"), ca.folder.path().join("second"));
     fs::create_dir(&second).unwrap();
@@ -52,7 +52,7 @@ fn second_control_plane_makes_its_own_intermediate() {
 }
 
 #[test]
-fn a_folder_of_another_domain_is_refused() {
+fn authority_folder_of_another_trust_domain_is_refused() {
     let ca = Ca::default();
     let other = TrustDomain::new("test").unwrap();
     let error = Authority::open(&ca.folder.path().join("ca"), &other, now()).unwrap_err();
@@ -60,7 +60,7 @@ fn a_folder_of_another_domain_is_refused() {
 }
 
 #[test]
-fn a_request_that_its_key_did_not_sign_is_refused() {
+fn signing_request_not_signed_by_its_key_is_refused() {
     let ca = Ca::default();
     let mut request = PrivateKey::generate().unwrap().signing_request().unwrap();
     *request.last_mut().unwrap() ^= 1;
@@ -70,7 +70,7 @@ fn a_request_that_its_key_did_not_sign_is_refused() {
 }
 
 #[test]
-fn certificates_of_an_old_and_a_new_root_are_valid_at_the_same_time() {
+fn certificates_of_old_and_new_root_are_valid_at_same_time() {
     let ca = Ca::default();
     let before = ca.credentials("shop/cart", now());
     ca.authority.begin_root(now()).unwrap();
@@ -86,7 +86,7 @@ fn certificates_of_an_old_and_a_new_root_are_valid_at_the_same_time() {
 }
 
 #[test]
-fn a_new_root_signs_once_all_programs_have_renewed() {
+fn new_root_signs_once_all_programs_have_renewed() {
     let ca = Ca::default();
     let begin = now();
     ca.authority.check_next_root(begin).unwrap();
@@ -98,7 +98,7 @@ fn a_new_root_signs_once_all_programs_have_renewed() {
         assert!(error.to_string().contains("--force"), "{error}");
     }
     ca.authority.check_next_root(learned).unwrap();
-    // The root signs already, so another intermediate changes nothing.
+    // The root already signs, so another intermediate changes nothing.
     ca.authority.rotate_issuer(begin).unwrap();
     ca.authority.check_next_root(begin).unwrap();
 }
@@ -115,7 +115,7 @@ fn intermediate_renewal_waits_until_its_root_is_trusted() {
     assert_ne!(ca.authority.issuer(), before);
     assert_eq!(open(begin).issuer(), ca.authority.issuer());
 
-    // Except if the intermediate would expire first.
+    // Does not wait if the intermediate would expire first.
     let (before, begin) = (ca.authority.issuer(), begin + 180 * 24 * HOUR);
     ca.authority.begin_root(begin).unwrap();
     ca.authority.renew_issuer_if_due(begin).unwrap();
@@ -125,7 +125,7 @@ fn intermediate_renewal_waits_until_its_root_is_trusted() {
 }
 
 #[test]
-fn a_rotation_that_fails_half_way_changes_nothing() {
+fn failed_root_rotation_changes_nothing() {
     let ca = Ca::default();
     let folder = ca.folder.path().join("ca");
     let (bundle, kept) = (folder.join("bundle.pem"), folder.join("kept.pem"));
@@ -143,7 +143,7 @@ fn a_rotation_that_fails_half_way_changes_nothing() {
 }
 
 #[test]
-fn a_kept_identity_is_loaded_until_it_expires() {
+fn saved_certificate_is_loaded_until_it_expires() {
     let ca = Ca::default();
     let folder = ca.folder.path().join("kept");
     assert!(fairmesh_identity::Credentials::load(&folder, now()).unwrap().is_none());
@@ -156,7 +156,7 @@ fn a_kept_identity_is_loaded_until_it_expires() {
 }
 
 #[test]
-fn a_certificate_for_another_key_is_not_used() {
+fn certificate_for_another_key_is_refused() {
     let ca = Ca::default();
     let chain: Vec<CertificateDer<'static>> = ca.credentials("shop/cart", now()).chain().to_vec();
     let stolen = fairmesh_identity::Credentials::new(
@@ -169,7 +169,7 @@ fn a_certificate_for_another_key_is_not_used() {
 }
 
 #[test]
-fn installed_intermediate_is_used_if_roots_lead_to_it() {
+fn installed_intermediate_is_used_if_issued_by_trusted_root() {
     let ca = Ca::default();
     let (own, elsewhere) = (ca.folder.path().join("ca"), ca.folder.path().join("elsewhere"));
     fs::create_dir(&elsewhere).unwrap();
@@ -202,7 +202,7 @@ fn installed_intermediate_is_used_if_roots_lead_to_it() {
 }
 
 #[test]
-fn intermediate_of_an_external_authority_is_used() {
+fn intermediate_of_external_authority_is_used() {
     let folder = tempfile::tempdir().unwrap();
     let made = |arguments: &str| {
         let run = Command::new("openssl").args(arguments.split(' ')).current_dir(folder.path()).output();

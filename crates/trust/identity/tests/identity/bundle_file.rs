@@ -1,4 +1,4 @@
-//! Roots that an operator puts into an identity's folder.
+//! Tests of roots that an operator puts into an identity's folder.
 
 use std::{fs, sync::Arc, time::Duration};
 
@@ -20,7 +20,7 @@ async fn pass(time: Duration) {
 }
 
 #[tokio::test]
-async fn changed_bundle_file_is_trusted_unless_it_excludes_itself() {
+async fn changed_bundle_file_is_trusted_if_it_contains_own_root() {
     let (ca, next) = (Ca::default(), Ca::default());
     let folder = tempfile::tempdir().unwrap();
     let own = ca.credentials("fairmesh/agent/web-1", now());
@@ -42,7 +42,7 @@ async fn changed_bundle_file_is_trusted_unless_it_excludes_itself() {
     let (dialled, _) = connect(&transport, &control).await;
     assert!(dialled.is_ok(), "{dialled:?}");
 
-    // Mistakes: a file without the own root, an empty file, and no file.
+    // Mistakes: a file without the identity's own root, an empty file, and a file without certificates.
     for wrong in
         [&fs::read_to_string(next.folder.path().join("ca/bundle.pem")).unwrap(), "", "no certificate"]
     {

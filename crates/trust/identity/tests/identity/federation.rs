@@ -1,4 +1,4 @@
-//! Federated trust domains: at the handshake, on open connections, and where sessions are resumed.
+//! Tests of federated trust domains: in handshakes, on open connections, and on resumed sessions.
 
 use std::{collections::BTreeSet, io, sync::Arc};
 
@@ -33,13 +33,14 @@ fn callers(named: &[&str]) -> Arc<FederatedCallers> {
     Arc::new(callers)
 }
 
-/// Both ends of a connection. The caller expects the id `expected`; the server accepts the ids `named`.
+/// Opens a connection and returns both ends. The caller expects the id `expected`; the server accepts the ids
+/// `named`.
 async fn open(caller: &Workload, server: &Workload, expected: &str, named: &[&str]) -> Ends {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let (expected, named): (SpiffeId, _) = (expected.parse().unwrap(), callers(named));
     let SpiffePath::Service(service) = &expected.path else { panic!("no service: {expected}") };
-    // Within a domain, a service is its own identity.
+    // Within its own domain, the caller expects a service by name.
     let peer = match caller.credentials().unwrap().id().domain == expected.domain {
         true => ExpectedPeer::Service(service),
         false => ExpectedPeer::Id(&expected),
@@ -47,7 +48,8 @@ async fn open(caller: &Workload, server: &Workload, expected: &str, named: &[&st
     let dial = async {
         let stream = TcpStream::connect(address).await?;
         let mut stream = caller.connect(peer, stream).await?;
-        // In TLS 1.3 a client learns with the first read whether it is accepted; session tickets arrive with it.
+        // In TLS 1.3 a client learns on its first read whether it is accepted. The same read receives session
+        // tickets.
         stream.read_u8().await?;
         Ok(stream)
     };
@@ -61,7 +63,7 @@ async fn open(caller: &Workload, server: &Workload, expected: &str, named: &[&st
 }
 
 #[tokio::test]
-async fn a_caller_of_another_domain_is_accepted_once_it_is_federated_and_named() {
+async fn caller_of_federated_trust_domain_is_accepted_if_named_in_policy() {
     let (prod, partner) = (Ca::default(), partner());
     let (cart, web) = (prod.workload("shop/cart"), partner.workload("bank/web"));
     web.federate(federated(&prod));
@@ -69,7 +71,7 @@ async fn a_caller_of_another_domain_is_accepted_once_it_is_federated_and_named()
     let error = open(&web, &cart, cart_id, &[WEB]).await.1.unwrap_err().to_string();
     assert!(error.contains("not issued by the trust domain prod"), "{error}");
     cart.federate(federated(&partner));
-    // The first handshake is full; the second resumes a session, which verifies nothing.
+    // The first handshake is full. The second resumes a session, which verifies nothing.
     for _ in 0..2 {
         let (dialled, accepted) = open(&web, &cart, cart_id, &[WEB]).await;
         assert_eq!(accepted.unwrap().peer(), Identity::Federated(WEB.parse().unwrap()));
@@ -78,7 +80,7 @@ async fn a_caller_of_another_domain_is_accepted_once_it_is_federated_and_named()
             let (dialled, accepted) = open(&web, &cart, cart_id, named).await;
             let error = accepted.unwrap_err().to_string();
             assert!(error.contains(WEB) && error.contains("no policy"), "{error}");
-            // The server sends an alert. A closed connection alone would mean that the request may have been read.
+            // The server sends an alert. If it merely closed the connection, the request might have been read.
             let error = dialled.unwrap_err();
             assert_eq!(error.kind(), io::ErrorKind::ConnectionRefused, "{error}");
         }
@@ -92,7 +94,7 @@ async fn a_caller_of_another_domain_is_accepted_once_it_is_federated_and_named()
 }
 
 #[tokio::test]
-async fn connections_end_when_their_root_is_gone() {
+async fn server_ends_connections_when_federated_root_of_client_is_removed() {
     let (prod, old, new) = (Ca::default(), partner(), partner());
     let (cart, web) = (prod.workload("shop/cart"), old.workload("bank/web"));
     let cart_id = "spiffe://prod/shop/cart";
@@ -106,7 +108,7 @@ async fn connections_end_when_their_root_is_gone() {
     let (dialled, accepted) = open(&web, &cart, cart_id, &[WEB]).await;
     let (_dialled, mut accepted) = (dialled.unwrap(), accepted.unwrap());
 
-    // The partner rotates its root: both roots are trusted meanwhile, and no connection ends.
+    // The partner rotates its root. Meanwhile both roots are trusted, and no connection ends.
     cart.federate(both());
     let renewed = new.workload("bank/web");
     renewed.federate(federated(&prod));
@@ -121,18 +123,18 @@ async fn connections_end_when_their_root_is_gone() {
     others_end.write_all(b"x").await.unwrap();
     others_end.flush().await.unwrap();
     assert_eq!(soon(other.read_u8()).await.unwrap(), b'x', "the new root vouches for this one");
-    // Refused in a full handshake and with a resumed session.
+    // Refused both in a full handshake and on a resumed session.
     for _ in 0..2 {
         let error = open(&web, &cart, cart_id, &[WEB]).await.1.unwrap_err().to_string();
         assert!(error.contains("not issued by the trust domain partner"), "{error}");
     }
-    // The old root's sessions do not block the same process with a certificate of the new root.
+    // Sessions under the old root do not affect the same process with a certificate under the new root.
     web.install(new.credentials("bank/web", now())).unwrap();
     open(&web, &cart, cart_id, &[WEB]).await.1.unwrap();
 }
 
 #[tokio::test]
-async fn client_ends_connections_to_servers_whose_root_is_gone() {
+async fn client_ends_connection_when_federated_root_of_server_is_removed() {
     let (prod, other, partner) = (Ca::default(), Ca::default(), partner());
     let (cart, web) = (prod.workload("shop/cart"), partner.workload("bank/web"));
     let cart_id = "spiffe://prod/shop/cart";
@@ -145,24 +147,24 @@ async fn client_ends_connections_to_servers_whose_root_is_gone() {
     assert!(error.contains("not issued by the trust domain prod"), "{error}");
     let error = open(&web, &cart, cart_id, &[WEB]).await.0.unwrap_err().to_string();
     assert!(error.contains("not issued by the trust domain prod"), "{error}");
-    // A server with a new certificate is not accepted by the old session.
+    // A server with a new certificate is not accepted on the old session.
     let moved = other.workload("shop/cart");
     moved.federate(federated(&partner));
     open(&web, &moved, cart_id, &[WEB]).await.0.unwrap();
 }
 
 #[tokio::test]
-async fn federated_roots_vouch_only_for_their_domain() {
+async fn federated_roots_vouch_only_for_their_trust_domain() {
     let (prod, partner) = (Ca::default(), partner());
     let (cart, web) = (prod.workload("shop/cart"), partner.workload("bank/web"));
     cart.federate(federated(&partner));
     web.federate(federated(&prod));
-    // The other authority issues an id of this domain, and its own processes would even accept it.
+    // The other authority issues an id of this domain, which even its own processes would accept.
     let forged = {
         let key = PrivateKey::generate().unwrap();
         let request = key.signing_request().unwrap();
         let issued = partner.authority.issue(&request, &id("shop/web"), now()).unwrap();
-        // The client accepts the server, so the server is the side that refuses.
+        // The client accepts the server, so that the server is the side that refuses.
         let roots = [partner.authority.bundle().roots, prod.authority.bundle().roots].concat();
         let bundle = fairmesh_model::TrustBundle::new(domain(), roots);
         let forged = Workload::default();
@@ -173,8 +175,8 @@ async fn federated_roots_vouch_only_for_their_domain() {
     let (_, accepted) = open(&forged, &cart, "spiffe://prod/shop/cart", &["spiffe://prod/shop/web"]).await;
     let error = accepted.unwrap_err().to_string();
     assert!(error.contains("not issued by the trust domain prod"), "{error}");
-    // Mesh listeners accept only their own domain, even if others are federated. A client that expects a member does
-    // the same.
+    // Listeners of the mesh accept only their own domain, even if other domains are federated. So does a client that
+    // expects a member.
     let (agent, control) = (partner.transport("fairmesh/agent/web-1"), prod.workload("fairmesh/control/one"));
     control.federate(federated(&partner));
     let (_, accepted) = connect(&agent, &fairmesh_wire::transport::Transport::tls(control)).await;
@@ -184,18 +186,18 @@ async fn federated_roots_vouch_only_for_their_domain() {
     let impostor = partner.transport("fairmesh/control/one");
     let (dialled, _) = connect(&fairmesh_wire::transport::Transport::tls(member), &impostor).await;
     dialled.unwrap_err();
-    // A revocation covers ids of this domain, not the same names in another domain.
+    // A revocation covers ids of this domain, but not the same names in another domain.
     let path = "bank/web".parse().unwrap();
     let entries = vec![Revocation { path, certificates: RevokedCertificates::All, at: 0 }];
     cart.revoke(Revocations { entries });
     open(&web, &cart, "spiffe://prod/shop/cart", &[WEB]).await.1.unwrap();
-    // A server with another id of that domain is not the expected one.
+    // A server with another id of the same domain is not the expected server.
     let (dialled, _) = open(&web, &cart, "spiffe://prod/shop/other", &[WEB]).await;
     assert!(dialled.unwrap_err().to_string().contains("not spiffe://prod/shop/other"));
 }
 
 #[test]
-fn roots_are_read_from_pem_and_from_spiffe_bundles_within_bounds() {
+fn trusted_roots_are_read_from_pem_and_spiffe_bundles_within_limits() {
     let ca = partner();
     let domain = TrustDomain::new("partner").unwrap();
     let pem = std::fs::read(ca.folder.path().join("ca/bundle.pem")).unwrap();

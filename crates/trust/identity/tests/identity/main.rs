@@ -1,6 +1,6 @@
-//! Accepted and refused certificates over real connections, and their renewal.
+//! Tests of accepted and refused certificates over real connections, and of their renewal.
 
-// Clippy treats test helpers as production code.
+// Clippy treats test helpers like production code.
 #![allow(clippy::unwrap_used)]
 
 mod authority;

@@ -1,4 +1,4 @@
-//! Mutual TLS between processes of the mesh.
+//! Tests of mutual TLS between processes of the mesh.
 
 use std::{future::poll_fn, io::ErrorKind, pin::Pin, sync::Arc, task::Context, time::Duration};
 
@@ -19,7 +19,7 @@ fn free_port() -> Address {
 }
 
 #[tokio::test]
-async fn both_sides_of_a_mesh_connection_are_authenticated() {
+async fn both_sides_of_mesh_connection_are_authenticated() {
     let ca = Ca::default();
     let listener = ca.transport("fairmesh/control/one").bind(&free_port()).await.unwrap();
     let address = listener.address().unwrap();
@@ -37,7 +37,7 @@ async fn both_sides_of_a_mesh_connection_are_authenticated() {
 }
 
 #[tokio::test]
-async fn services_and_operators_are_not_mesh_processes() {
+async fn certificates_of_services_and_operators_are_refused_as_mesh_processes() {
     let ca = Ca::default();
     for impostor in ["shop/cart", "fairmesh/operator/alice"] {
         let listener = ca.transport(impostor).bind(&free_port()).await.unwrap();
@@ -52,7 +52,7 @@ async fn services_and_operators_are_not_mesh_processes() {
 }
 
 #[tokio::test]
-async fn upstream_is_a_control_plane_or_a_replica_and_no_other_process() {
+async fn upstream_must_be_control_plane_or_replica() {
     let ca = Ca::default();
     for (role, is_upstream) in [
         ("fairmesh/control/one", true),
@@ -86,7 +86,7 @@ async fn expired_certificate_is_refused_on_session_resumption() {
         let clock = Arc::<SetClock>::default();
         clock.set(now());
         let process = |path: &str| {
-            // The other side's clock is later.
+            // The clock of the other side is later.
             let workload = if path == expired { Workload::default() } else { Workload::new(clock.clone()) };
             workload.install(ca.credentials(path, now())).unwrap();
             Transport::tls(Arc::new(workload))
@@ -109,7 +109,7 @@ async fn expired_certificate_is_refused_on_session_resumption() {
 }
 
 #[tokio::test]
-async fn connections_of_the_mesh_are_plain_until_there_is_an_identity() {
+async fn mesh_connections_are_plaintext_until_identity_exists() {
     let ca = Ca::default();
     let workload = Arc::<Workload>::default();
     let transport = Transport::tls(Arc::clone(&workload) as _);
@@ -126,7 +126,7 @@ async fn connections_of_the_mesh_are_plain_until_there_is_an_identity() {
 }
 
 #[tokio::test]
-async fn a_token_pins_the_root_of_the_server_before_there_is_an_identity() {
+async fn join_token_pins_server_root_before_identity_exists() {
     let (ca, other) = (Ca::default(), Ca::default());
     let token = token_of(&ca);
     let joining = Transport::tls(Arc::new(Member::new(Arc::default(), Some(token))));
@@ -170,7 +170,7 @@ fn token_of(ca: &Ca) -> fairmesh_identity::JoinToken {
 }
 
 #[tokio::test]
-async fn plaintext_and_strangers_fail_the_handshake() {
+async fn plaintext_and_unknown_peers_fail_mutual_tls_handshake() {
     let (ca, other) = (Ca::default(), Ca::default());
     let listener = ca.transport("fairmesh/control/one").bind(&free_port()).await.unwrap();
     let address = listener.address().unwrap();
@@ -211,7 +211,7 @@ async fn plaintext_caller_is_listed_while_connected() {
 }
 
 #[tokio::test]
-async fn read_flushes_buffered_writes() {
+async fn tls_stream_read_flushes_buffered_writes() {
     const SIZE: usize = 8 << 20;
     let ca = Ca::default();
     let server = ca.transport("shop/cart");

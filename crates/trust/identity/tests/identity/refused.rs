@@ -1,4 +1,4 @@
-//! Every bad certificate, shown by clients and by servers: none is accepted.
+//! Sends every kind of invalid certificate, as a client and as a server: none is accepted.
 
 use std::{io, sync::Arc, time::Duration};
 
@@ -26,17 +26,17 @@ use tokio_rustls::{
 
 use crate::support::*;
 
-/// Validity in minutes from now: first and last.
+/// Begin and end of the validity, in minutes from now.
 type Validity = (i64, i64);
 const VALID: Validity = (-10, 60);
 const BOTH: [Eku; 2] = [Eku::ClientAuth, Eku::ServerAuth];
 const CART: &str = "spiffe://prod/shop/cart";
 
-/// Which side must refuse the certificate.
+/// The sides that must refuse the certificate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum RefusingSide {
     Both,
-    /// Only clients: another identity of the domain may call, but is not the expected service.
+    /// Only clients: the identity may call services of the domain, but is not the expected service.
     Clients,
     Servers,
     Nobody,
@@ -68,7 +68,7 @@ fn key() -> KeyPair {
     KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).unwrap()
 }
 
-/// The intermediate of an authority, for signing arbitrary certificates.
+/// Returns the intermediate of an authority, for signing arbitrary certificates.
 fn issuer(ca: &Ca) -> (CertificateDer<'static>, Issuer<'static, KeyPair>) {
     let pem = std::fs::read(ca.folder.path().join("ca/issuer.key")).unwrap();
     let der = PrivatePkcs8KeyDer::from_pem_slice(&pem).unwrap();
@@ -90,7 +90,7 @@ fn self_signed(params: &CertificateParams) -> PresentedCertificate {
     PresentedCertificate { chain: vec![params.self_signed(&key).unwrap().der().clone()], key }
 }
 
-/// Issued by a process with a valid certificate that is no authority.
+/// Returns a certificate issued by a process whose own certificate is valid but not an authority's.
 fn signed_by_a_process(ca: &Ca) -> PresentedCertificate {
     let above = params(&[CART], &BOTH, VALID);
     let process = signed_by(ca, &above);
@@ -105,7 +105,7 @@ fn without_intermediate(mut shown: PresentedCertificate) -> PresentedCertificate
     shown
 }
 
-/// A certificate shown without its key.
+/// Returns a certificate that is presented without its key.
 fn stolen(shown: PresentedCertificate) -> PresentedCertificate {
     PresentedCertificate { key: key(), ..shown }
 }
@@ -218,7 +218,7 @@ async fn client_accepts(ca: &Ca, shown: &PresentedCertificate) -> io::Result<()>
 }
 
 #[tokio::test]
-async fn no_bad_certificate_is_accepted() {
+async fn no_invalid_certificate_is_accepted() {
     let ca = Ca::default();
     for (case, by, shown) in cases(&ca) {
         let resolver: Arc<dyn ResolvesClientCert> = resolver(&shown);
@@ -233,7 +233,7 @@ async fn no_bad_certificate_is_accepted() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_certificate_is_accepted_until_the_skew_has_passed() {
+async fn certificate_that_expired_within_clock_skew_is_accepted() {
     let begin = now();
     let ca = Ca::default();
     let trust = fairmesh_identity::Trust::new(ca.authority.bundle()).unwrap();

@@ -1,4 +1,4 @@
-//! The life of certificates, by a clock that the test moves.
+//! Tests of the life cycle of certificates, with a clock that the test advances.
 
 use std::{
     io,
@@ -19,7 +19,7 @@ use tracing::subscriber::DefaultGuard;
 
 use crate::support::*;
 
-/// An authority that can be offline, and a process whose disk can be full.
+/// An authority that can be offline, for a process whose disk can be full.
 struct Issuer {
     ca: Arc<Ca>,
     clock: Arc<TestClock>,
@@ -50,7 +50,7 @@ impl Source for Issuer {
     }
 }
 
-/// Captures this thread's log as JSON.
+/// Captures the log of this thread as JSON.
 #[derive(Clone, Default)]
 struct Log(Arc<Mutex<Vec<u8>>>);
 
@@ -62,7 +62,7 @@ impl Log {
         (this, tracing::subscriber::set_default(subscriber))
     }
 
-    /// The fields of log lines with this message.
+    /// Returns the fields of log lines with this message.
     fn lines(&self, message: &str) -> Vec<serde_json::Value> {
         let text = String::from_utf8(self.0.lock().unwrap().clone()).unwrap();
         let lines = text.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
@@ -117,7 +117,7 @@ impl Rig {
         trust.verify(own.chain(), Usage::Client, self.clock.now()).is_ok()
     }
 
-    /// Moves the clock forward, and checks the certificate every minute.
+    /// Advances the clock, and checks the certificate every minute.
     async fn pass(&self, time: Duration) {
         for _ in 0..time.as_secs() / 60 {
             tokio::time::sleep(Duration::from_secs(60)).await;
@@ -127,7 +127,7 @@ impl Rig {
 }
 
 #[tokio::test(start_paused = true)]
-async fn certificate_renewal_survives_rotations_and_an_outage() {
+async fn certificate_renewal_survives_rotations_and_outage() {
     let rig = Rig::start();
     assert!(!rig.workload.is_ready());
     rig.workload.ready().await;
@@ -147,7 +147,7 @@ async fn certificate_renewal_survives_rotations_and_an_outage() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_outage_past_expiry_ends_with_the_first_response() {
+async fn first_renewal_after_expiry_restores_identity() {
     let rig = Rig::start();
     rig.workload.ready().await;
     rig.away.store(true, Ordering::Relaxed);
@@ -159,7 +159,7 @@ async fn an_outage_past_expiry_ends_with_the_first_response() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn failed_renewals_log_errors_twelve_hours_before_expiry() {
+async fn failed_certificate_renewals_log_errors_twelve_hours_before_expiry() {
     const ALARM: &str = "the certificate cannot be renewed, and expires soon";
     let (log, _guard) = Log::begin();
     let rig = Rig::start();
@@ -175,7 +175,7 @@ async fn failed_renewals_log_errors_twelve_hours_before_expiry() {
     assert!(alarms.iter().all(|line| line["level"] == "ERROR"));
     let left = alarms[0]["fields"]["left_s"].as_u64().unwrap();
     let twelve_hours = 12 * HOUR.as_secs();
-    // Attempts are 300 s apart, and up to half of that later.
+    // Attempts are 300 s apart, plus up to half of that.
     assert!((twelve_hours - 450..twelve_hours).contains(&left), "{left} s are left at the first");
     assert!(alarms.len() <= 2 * 3600 / 300, "{} lines in less than two hours", alarms.len());
     rig.away.store(false, Ordering::Relaxed);
@@ -186,12 +186,12 @@ async fn failed_renewals_log_errors_twelve_hours_before_expiry() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn full_disk_loses_only_the_saved_copy_of_a_certificate() {
+async fn full_disk_prevents_only_saving_of_renewed_certificate() {
     let (log, _guard) = Log::begin();
     let rig = Rig::start();
     rig.workload.ready().await;
     rig.full.store(true, Ordering::Relaxed);
-    // Longer than a certificate's life: peers accept the certificate in each minute.
+    // Longer than the lifetime of a certificate. Peers accept the process's certificate in every minute.
     rig.pass(26 * HOUR).await;
     let counts = || (rig.issued.load(Ordering::Relaxed), rig.kept.load(Ordering::Relaxed));
     let (issued, kept) = counts();
@@ -206,7 +206,7 @@ async fn full_disk_loses_only_the_saved_copy_of_a_certificate() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn renewals_of_processes_started_together_are_spread() {
+async fn certificate_renewals_of_processes_started_together_are_spread() {
     let rigs: Vec<_> = (0..200).map(|_| Rig::start()).collect();
     for rig in &rigs {
         rig.workload.ready().await;
@@ -221,7 +221,7 @@ async fn renewals_of_processes_started_together_are_spread() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn missed_renewals_are_retried_spread_out() {
+async fn certificate_renewals_after_outage_are_spread_over_time() {
     let rigs: Vec<_> = (0..200).map(|_| Rig::start()).collect();
     for rig in &rigs {
         rig.workload.ready().await;
@@ -231,7 +231,7 @@ async fn missed_renewals_are_retried_spread_out() {
     rigs.iter().for_each(|rig| rig.away.store(false, Ordering::Relaxed));
     let renewed = || rigs.iter().filter(|rig| rig.issued.load(Ordering::Relaxed) > 1).count();
     let mut before = renewed();
-    // The pause between attempts is at most 300 s and a half.
+    // The pause between attempts is at most 450 s.
     for _ in 0..16 {
         tokio::time::sleep(Duration::from_secs(30)).await;
         let now = renewed();

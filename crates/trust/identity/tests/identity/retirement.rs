@@ -1,4 +1,4 @@
-//! Retirement of roots.
+//! Tests of the retirement of roots.
 
 use std::{fs, path::Path, slice, sync::Arc, time::Duration};
 
@@ -8,7 +8,7 @@ use fairmesh_wire::transport::Transport;
 
 use crate::support::*;
 
-/// Another control plane with the same root.
+/// Opens another control plane's authority with the same root.
 fn other(ca: &Ca, begin: Duration) -> Authority {
     let (own, other) = (ca.folder.path().join("ca"), ca.folder.path().join("other"));
     fs::create_dir(&other).unwrap();
@@ -23,7 +23,7 @@ fn open(folder: &Path, begin: Duration) -> Authority {
 }
 
 #[test]
-fn root_is_retired_once_no_certificate_is_under_it() {
+fn root_is_retired_once_no_valid_certificate_depends_on_it() {
     let ca = Ca::default();
     let begin = now();
     let in_use = |root: &[u8], why: &str| {
@@ -58,7 +58,7 @@ fn root_is_retired_once_no_certificate_is_under_it() {
 }
 
 #[test]
-fn root_with_its_key_present_is_not_retired() {
+fn root_whose_key_is_present_is_not_retired() {
     let ca = Ca::default();
     let (old, file) = (ca.authority.signing_root(), ca.folder.path().join("ca/root.key"));
     let key = fs::read(&file).unwrap();
@@ -71,7 +71,7 @@ fn root_with_its_key_present_is_not_retired() {
 }
 
 #[test]
-fn a_recorded_bundle_is_completed_with_roots_that_were_not_retired() {
+fn recorded_trust_bundle_is_completed_with_unretired_roots() {
     let ca = Ca::default();
     let old = ca.authority.signing_root();
     ca.authority.begin_root(now() + HOUR).unwrap();
@@ -83,7 +83,7 @@ fn a_recorded_bundle_is_completed_with_roots_that_were_not_retired() {
     };
     let both = vec![old.clone(), new.clone()];
     assert_eq!(ca.authority.complete(None).roots, both);
-    // The newest root comes last in every order of recording.
+    // The newest root comes last, whatever the order in which roots were recorded.
     for recorded in [&[&old][..], &[&new], &[&new, &old]] {
         assert_eq!(completed(recorded, &[]), both);
     }
@@ -109,11 +109,11 @@ fn new_active_control_plane_adopts_recorded_roots() {
     };
     let reopen = || Authority::open(&second, &domain(), now() + 2 * HOUR);
     let put = |file: &str| fs::copy(ca.folder.path().join("ca").join(file), second.join(file)).unwrap();
-    // The recorded roots are present, so an intermediate under one of them can be installed.
+    // The recorded roots are now in the folder, so an intermediate under any of them can be installed.
     assert!(Authority::adopt(&second, &bundle(&[&old, &new], &[])).unwrap());
     let opened = reopen().unwrap();
     assert_eq!((opened.bundle().roots, opened.signing_root()), (vec![old.clone(), new.clone()], old.clone()));
-    // Both the intermediate and the key belong to the retired root.
+    // Both the intermediate and the root key belong to the retired root.
     assert!(Authority::adopt(&second, &bundle(&[&new], &[&old])).unwrap());
     let error = reopen().unwrap_err();
     assert!(matches!(error, IdentityError::OtherRootKey { .. }), "{error}");
@@ -125,14 +125,14 @@ fn new_active_control_plane_adopts_recorded_roots() {
     let again = reopen().unwrap();
     assert_eq!((again.bundle().roots, again.signing_root()), (vec![new.clone()], new));
     assert_eq!(fs::read(second.join("unused-issuer.key")).unwrap(), before);
-    // Bundles of another domain, and an empty one.
+    // A bundle of another domain, and an empty bundle.
     let foreign = Ca::default().authority.signing_root();
     assert!(!Authority::adopt(&second, &bundle(&[&foreign], &[])).unwrap());
     assert!(!Authority::adopt(&second.join("none"), &bundle(&[&foreign], &[])).unwrap());
 }
 
 #[test]
-fn new_intermediate_keeps_the_issuing_start_of_its_root() {
+fn root_keeps_issuing_start_time_when_intermediate_is_rotated() {
     let ca = Ca::default();
     let begin = now();
     let root = ca.authority.signing_root();
@@ -141,7 +141,7 @@ fn new_intermediate_keeps_the_issuing_start_of_its_root() {
 }
 
 #[tokio::test]
-async fn peers_are_listed_by_the_root_above_them() {
+async fn connected_peers_are_listed_by_root_of_their_certificate() {
     let ca = Ca::default();
     let old = ca.authority.signing_root();
     let agent = ca.workload("fairmesh/agent/web-1");

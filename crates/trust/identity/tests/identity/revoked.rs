@@ -1,4 +1,4 @@
-//! Revocations: at the handshake, and on open connections.
+//! Tests of revocations: in handshakes, and on open connections.
 
 use fairmesh_model::{Identity, Revocation, Revocations, RevokedCertificates};
 use fairmesh_wire::transport::Transport;
@@ -11,7 +11,7 @@ fn revocations(path: &str, certificates: RevokedCertificates) -> Revocations {
 }
 
 #[tokio::test]
-async fn revocation_ends_only_the_open_connections_of_the_revoked_peer() {
+async fn revocation_ends_only_connections_of_revoked_peer() {
     let ca = Ca::default();
     let (control, kept) = (ca.workload("fairmesh/control/one"), ca.transport("fairmesh/agent/web-2"));
     let (agent, server) = (ca.transport("fairmesh/agent/web-1"), Transport::tls(control.clone()));
@@ -33,11 +33,11 @@ async fn revocation_ends_only_the_open_connections_of_the_revoked_peer() {
 }
 
 #[tokio::test]
-async fn a_revoked_peer_is_refused_as_client_and_as_server_until_it_is_restored() {
+async fn revoked_peer_is_refused_as_client_and_server_until_restored() {
     let ca = Ca::default();
     let (agent, control) = (ca.workload("fairmesh/agent/web-1"), ca.workload("fairmesh/control/one"));
     let transports = [&agent, &control].map(|one| Transport::tls(one.clone()));
-    // Leaves resumable sessions.
+    // Leaves resumable sessions behind.
     let (mut dialled, accepted) = {
         let (dialled, accepted) = connect(&transports[0], &transports[1]).await;
         (dialled.unwrap(), accepted.unwrap())
@@ -59,7 +59,7 @@ async fn a_revoked_peer_is_refused_as_client_and_as_server_until_it_is_restored(
 }
 
 #[tokio::test]
-async fn a_certificate_is_revoked_by_its_serial_number_or_the_time_of_its_issue() {
+async fn certificate_is_revocable_by_serial_or_issue_time() {
     let ca = Ca::default();
     let (first, control) = (ca.workload("fairmesh/agent/web-1"), ca.workload("fairmesh/control/one"));
     let server = Transport::tls(control.clone());

@@ -1,4 +1,4 @@
-//! A rotation of the authority's keys while thousands of connections are open.
+//! Rotates the authority's keys while thousands of connections are open.
 
 use std::{io, net::Ipv4Addr, sync::Arc};
 
@@ -15,14 +15,14 @@ use tokio::{
 
 use crate::support::*;
 
-/// Address of this test alone: it uses most ports there, which parallel tests would miss.
+/// Address that only this test uses: it needs most ports there, which parallel tests would lack.
 const ADDRESS: Ipv4Addr = Ipv4Addr::new(127, 31, 0, 1);
-/// Concurrent handshakes.
+/// Number of concurrent handshakes.
 const AT_ONCE: usize = 64;
 
 type Ends = (Box<dyn SecureStream>, Box<dyn SecureStream>);
 
-/// The number of connections that the descriptor limit allows, with room for others.
+/// Returns the number of connections that the descriptor limit allows, with a reserve for other descriptors.
 fn many() -> u64 {
     let limit = getrlimit(Resource::Nofile);
     let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
@@ -55,7 +55,7 @@ async fn exchange((dialled, accepted): &mut Ends) -> io::Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn rotation_ends_none_of_thousands_of_open_connections() {
+async fn root_rotation_ends_no_open_connection() {
     let ca = Ca::default();
     let (cart, web) = (ca.workload("shop/cart"), ca.workload("shop/web"));
     let many = usize::try_from(many()).unwrap();
@@ -72,13 +72,13 @@ async fn rotation_ends_none_of_thousands_of_open_connections() {
             workload.install(ca.credentials(path, now())).unwrap();
         }
     };
-    // The new root is published first, then signs, and then its intermediate signs.
+    // First the new root is published, then it signs a new intermediate, then that intermediate signs certificates.
     ca.authority.begin_root(now()).unwrap();
     for rotation in 0..3 {
         if rotation > 0 {
             ca.authority.rotate_issuer(now()).unwrap();
         }
-        // One side gets its new certificate before the other.
+        // One side gets its new certificate before the other side.
         cart.install(ca.credentials("shop/cart", now())).unwrap();
         exchange(&mut open(&web, &cart).await.unwrap()).await.unwrap();
         renew();

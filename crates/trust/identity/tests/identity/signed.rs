@@ -1,26 +1,27 @@
-//! Signed messages that untrusted processes forward.
+//! Tests of signed messages that untrusted processes forward.
 
 use fairmesh_identity::{
     Refused, Trust,
-    signed::{self, Purpose},
+    signed_message::{self, Purpose},
 };
 
 use crate::support::*;
 
 #[test]
-fn an_altered_message_is_refused() {
+fn altered_signed_message_is_refused() {
     let ca = Ca::default();
     let agent = ca.credentials("fairmesh/agent/web-1", now());
     let trust = Trust::new(ca.authority.bundle()).unwrap();
-    let message = signed::sign(&agent, Purpose::IssueRequest, b"bound", b"payload".to_vec()).unwrap();
-    let verify = |purpose, bound: &[u8], message: &_| signed::verify(&trust, purpose, bound, message, now());
+    let message = signed_message::sign(&agent, Purpose::IssueRequest, b"bound", b"payload".to_vec()).unwrap();
+    let verify =
+        |purpose, bound: &[u8], message: &_| signed_message::verify(&trust, purpose, bound, message, now());
     assert_eq!(verify(Purpose::IssueRequest, b"bound", &message).unwrap(), id("fairmesh/agent/web-1"));
     assert_eq!(verify(Purpose::IssueResponse, b"bound", &message), Err(Refused::BadSignature));
     assert_eq!(verify(Purpose::IssueRequest, b"boun", &message), Err(Refused::BadSignature));
     let mut other = message.clone();
     other.payload = b"pay".to_vec().into();
     assert_eq!(verify(Purpose::IssueRequest, b"bound", &other), Err(Refused::BadSignature));
-    // Another process's certificate with the same signature.
+    // The same signature with another process's certificate.
     let chain =
         ca.credentials("fairmesh/agent/web-2", now()).chain().iter().map(|c| c.to_vec().into()).collect();
     let other = fairmesh_wire::v1::SignedMessage { chain, ..message.clone() };
@@ -30,13 +31,13 @@ fn an_altered_message_is_refused() {
 }
 
 #[test]
-fn a_signer_of_another_domain_or_another_time_is_refused() {
+fn message_signed_in_other_trust_domain_or_outside_validity_is_refused() {
     let (ca, other) = (Ca::default(), Ca::default());
     let trust = Trust::new(ca.authority.bundle()).unwrap();
-    let verify = |message: &_, now| signed::verify(&trust, Purpose::IssueRequest, b"", message, now);
+    let verify = |message: &_, now| signed_message::verify(&trust, Purpose::IssueRequest, b"", message, now);
     let sign = |ca: &Ca| {
         let agent = ca.credentials("fairmesh/agent/web-1", now());
-        signed::sign(&agent, Purpose::IssueRequest, b"", Vec::new()).unwrap()
+        signed_message::sign(&agent, Purpose::IssueRequest, b"", Vec::new()).unwrap()
     };
     assert!(matches!(verify(&sign(&other), now()), Err(Refused::UnknownIssuer(_))));
     assert_eq!(verify(&sign(&ca), now() + 25 * HOUR), Err(Refused::Expired));

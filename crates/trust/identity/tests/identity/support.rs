@@ -1,4 +1,4 @@
-//! Authorities, identities and clocks for tests.
+//! Authorities, identities and clocks for the tests.
 
 use std::{
     fmt, io,
@@ -54,7 +54,7 @@ pub(crate) fn now() -> Duration {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap()
 }
 
-/// Wall-clock time set by the test, for connections over real sockets.
+/// Wall-clock time that the test sets, for connections over real sockets.
 #[derive(Debug, Default)]
 pub(crate) struct SetClock(AtomicU64);
 
@@ -70,7 +70,7 @@ impl Clock for SetClock {
     }
 }
 
-/// An authority in a folder of its own.
+/// An authority in its own temporary folder.
 pub(crate) struct Ca {
     pub(crate) authority: Authority,
     pub(crate) folder: TempDir,
@@ -106,7 +106,7 @@ impl Ca {
     }
 }
 
-/// Both ends of a connection: the agent's and the control plane's.
+/// Opens a connection, and returns the agent's end and the control plane's end.
 pub(crate) async fn connect(
     agent: &Transport,
     control: &Transport,

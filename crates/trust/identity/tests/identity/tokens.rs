@@ -1,11 +1,11 @@
-//! Join tokens that are used twice, too late or elsewhere.
+//! Tests of join tokens that are used twice, too late, or for another purpose.
 
 use fairmesh_identity::{JoinToken, Joining, TokenGrant, TokenRefused, Tokens};
 use tempfile::tempdir;
 
 use crate::support::*;
 
-/// An agent, or a service by its tenant and name.
+/// Parses `name` as an agent, or as a service in the form `tenant/name`.
 fn joining(name: &str) -> Joining {
     match name.contains('/') {
         true => Joining::Service(name.parse().unwrap()),
@@ -25,7 +25,7 @@ fn redeem(tokens: &Tokens, token: &JoinToken, name: &str, late: bool) -> Result<
 }
 
 #[test]
-fn a_token_works_once() {
+fn join_token_works_once() {
     let folder = tempdir().unwrap();
     let tokens = Tokens::open(folder.path()).unwrap();
     let (made, _) = tokens.create(grant("web-1"), b"root", now()).unwrap();
@@ -37,7 +37,7 @@ fn a_token_works_once() {
 }
 
 #[test]
-fn token_is_refused_after_expiry_and_elsewhere() {
+fn join_token_is_refused_after_expiry_and_for_other_agents() {
     let (folder, other) = (tempdir().unwrap(), tempdir().unwrap());
     let (tokens, elsewhere) = (Tokens::open(folder.path()).unwrap(), Tokens::open(other.path()).unwrap());
     let (made, _) = tokens.create(grant("web-1"), b"root", now()).unwrap();
@@ -48,7 +48,7 @@ fn token_is_refused_after_expiry_and_elsewhere() {
 }
 
 #[test]
-fn a_proof_is_for_one_name_and_one_key() {
+fn join_token_proof_is_valid_for_one_name_and_key() {
     let folder = tempdir().unwrap();
     let tokens = Tokens::open(folder.path()).unwrap();
     let (made, _) = tokens.create(grant("web-1"), b"root", now()).unwrap();
@@ -66,7 +66,7 @@ fn a_proof_is_for_one_name_and_one_key() {
 }
 
 #[test]
-fn malformed_token_is_refused() {
+fn malformed_join_token_is_refused() {
     let folder = tempdir().unwrap();
     let made =
         Tokens::open(folder.path()).unwrap().create(grant("web-1"), b"root", now()).unwrap().0.reveal();
@@ -76,7 +76,7 @@ fn malformed_token_is_refused() {
 }
 
 #[test]
-fn token_proof_covers_its_region() {
+fn join_token_proof_covers_region_of_agent() {
     let folder = tempfile::tempdir().unwrap();
     let tokens = Tokens::open(folder.path()).unwrap();
     let agent = joining("web-1");
@@ -91,7 +91,7 @@ fn token_proof_covers_its_region() {
 }
 
 #[test]
-fn service_token_fits_only_its_service() {
+fn service_join_token_is_valid_only_for_its_service() {
     let folder = tempdir().unwrap();
     let tokens = Tokens::open(folder.path()).unwrap();
     let (cart, _) = tokens.create(grant("shop/cart"), b"root", now()).unwrap();
@@ -102,7 +102,7 @@ fn service_token_fits_only_its_service() {
         assert!(error.to_string().contains("for the service shop/cart and no other"), "{error}");
     }
     assert!(matches!(redeem(&tokens, &agent, "shop/cart", false), Err(TokenRefused::ForAgent)));
-    // A proof for one kind is not valid for the other, even with the same name.
+    // A proof for a program is not valid for an agent, even with the same name.
     let proof = cart.proof(&joining("web-1"), "", b"request");
     let altered = tokens.redeem(cart.id(), (&joining("shop/cart"), "", b"request"), &proof, now());
     assert!(matches!(altered, Err(TokenRefused::Unknown)));
@@ -113,13 +113,13 @@ fn service_token_fits_only_its_service() {
 }
 
 #[test]
-fn token_of_a_previous_release_is_accepted() {
+fn join_token_of_previous_release_is_accepted() {
     let folder = tempdir().unwrap();
     let tokens = Tokens::open(folder.path()).unwrap();
     let (made, _) = tokens.create(grant("web-1"), b"root", now()).unwrap();
     let file = std::fs::read_dir(folder.path()).unwrap().next().unwrap().unwrap().path();
     let content: serde_json::Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
-    // The previous release's format, which knew only agents.
+    // The format of the previous release, which supported only agents.
     let mut grant = content["grant"].clone();
     assert_eq!(grant["agent"], "web-1");
     grant.as_object_mut().unwrap().remove("region");

@@ -1,4 +1,4 @@
-//! Servers outside of the mesh.
+//! Tests of TLS to servers outside the mesh.
 
 use std::{fs, net::SocketAddr, path::Path, sync::Arc};
 
@@ -45,7 +45,7 @@ async fn serve(key: KeyPair, certificate: CertificateDer<'static>) -> SocketAddr
 }
 
 #[tokio::test]
-async fn a_server_of_the_web_proves_its_name_by_an_authority_in_the_file() {
+async fn web_server_is_verified_with_roots_from_file() {
     let folder = tempfile::tempdir().unwrap();
     let [own, other, empty] = ["own", "other", "empty"].map(|name| folder.path().join(name));
     let (key, certified) = certificate("idp.example");

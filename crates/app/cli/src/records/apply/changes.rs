@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 use fairmesh_model::{DefaultsScope, RecordKey, RecordKind, Replica, Shard, ShardMap, spec::Resource};
-use fairmesh_wire::{records, v1::Op};
+use fairmesh_wire::{record_encoding, v1::Op};
 
 /// One record to write.
 pub(super) struct Change {
@@ -20,7 +20,7 @@ pub(super) fn of(resources: &[Resource]) -> Vec<Change> {
         let (kind, name) = resource.kind_and_name();
         for (key, record) in resource.records() {
             let name = unnamed(&key).map_or_else(|| name.clone(), str::to_owned);
-            let change = Change { kind, name, key: key.to_string(), value: records::encode(&record) };
+            let change = Change { kind, name, key: key.to_string(), value: record_encoding::encode(&record) };
             changes.push((order(key.kind()), change));
         }
     }
@@ -28,7 +28,7 @@ pub(super) fn of(resources: &[Resource]) -> Vec<Change> {
     changes.into_iter().map(|(_, change)| change).collect()
 }
 
-/// In words, a record that the mesh has once.
+/// Name of a record that exists once in the mesh.
 fn unnamed(key: &RecordKey) -> Option<&'static str> {
     match key {
         RecordKey::RoundTrips => Some("round trips"),
@@ -63,7 +63,8 @@ pub(crate) fn same_map(a: &ShardMap, b: &ShardMap) -> bool {
         && a.shards.iter().zip(&b.shards).all(same_shard)
 }
 
-/// Shards whose copies a map would place elsewhere, in words: `shard 3: primary from b to a`. The file may be older than moves.
+/// Describes shards whose copies the map would place elsewhere, as `shard 3: primary from b to a`. The file may be
+/// older than moves.
 pub(super) fn moved_back(stored: &ShardMap, wanted: &ShardMap) -> Vec<String> {
     let words = |(before, after): (&Shard, &Shard)| {
         let names = |replicas: &[Replica]| {
@@ -77,13 +78,22 @@ pub(super) fn moved_back(stored: &ShardMap, wanted: &ShardMap) -> Vec<String> {
     moved.map(words).collect()
 }
 
-/// The map with the copies of stored shards where they are; only new shards are placed as it says.
+/// The map with the copies of stored shards where they currently are; only new shards are placed as in the file.
 pub(super) fn with_stored_copies(stored: &ShardMap, wanted: &ShardMap) -> ShardMap {
     let stored_copies = |shard: &Shard| {
         let known = stored.shards.iter().find(|known| (known.id, known.start) == (shard.id, shard.start));
         Shard { replicas: known.unwrap_or(shard).replicas.clone(), ..shard.clone() }
     };
     ShardMap { shards: wanted.shards.iter().map(stored_copies).collect(), ..wanted.clone() }
+}
+
+/// The stored shards that a map lacks, as `shard 3 from key 250`. The file may be older than splits.
+pub(super) fn missing_shards(stored: &ShardMap, wanted: &ShardMap) -> Vec<String> {
+    let is_missing = |known: &&Shard| {
+        !wanted.shards.iter().any(|shard| (shard.id, shard.start) == (known.id, known.start))
+    };
+    let missing = stored.shards.iter().filter(is_missing);
+    missing.map(|shard| format!("shard {} from key {}", shard.id, shard.start)).collect()
 }
 
 fn same_shards<'a>(
@@ -105,7 +115,10 @@ fn sorted(replicas: &[Replica]) -> Vec<&Replica> {
 
 #[cfg(test)]
 mod tests {
-    use fairmesh_model::spec::{Document, ShardMapSpec};
+    use fairmesh_model::{
+        ShardId, ShardKey,
+        spec::{Document, ShardMapSpec},
+    };
 
     use super::*;
 
@@ -119,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn apply_names_shard_moves_newer_than_the_file() {
+    fn apply_names_shard_moves_that_file_would_undo() {
         let file = map(r#"{"instance": "a", "region": "eu", "role": "primary"}"#);
         let stored = map(r#"{"instance": "b", "region": "eu", "role": "primary"}"#);
         assert_eq!(moved_back(&stored, &stored), Vec::<String>::new());
@@ -128,7 +141,16 @@ mod tests {
     }
 
     #[test]
-    fn maps_with_replicas_in_another_order_are_equal() {
+    fn apply_warns_of_stored_shards_missing_from_file() {
+        let file = map(r#"{"instance": "a", "region": "eu", "role": "primary"}"#);
+        let mut stored = file.clone();
+        stored.shards.push(Shard { id: ShardId(3), start: ShardKey(250), ..file.shards[0].clone() });
+        assert_eq!(missing_shards(&stored, &file), ["shard 3 from key 250"]);
+        assert_eq!(missing_shards(&file, &stored), Vec::<String>::new());
+    }
+
+    #[test]
+    fn shard_maps_with_reordered_replicas_are_equal() {
         let a = r#"{"instance": "a", "region": "eu", "role": "primary"}"#;
         let b = r#"{"instance": "b", "region": "us", "role": "secondary"}"#;
         let both = map(&format!("{a}, {b}"));

@@ -1,8 +1,8 @@
-//! Warnings about valid documents that would fail calls or have no effect: printed, not refused, since the missing
-//! records may follow. Changes that break working calls are handled by [`breaking_change`].
+//! Warnings about valid documents that would make calls fail or have no effect. They are printed rather than refused,
+//! since the missing records may follow. Changes that break working calls are handled by [`breaking_change`].
 
-mod access;
-pub(crate) mod shares;
+pub(crate) mod unknown_traffic_names;
+pub(crate) mod wider_access;
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,7 +10,7 @@ use fairmesh_console::{
     cell_text::type_and_protocol,
     failure::Failure,
     output,
-    view::{ReadView, Scope, ServiceView, View},
+    view_reader::{ReadView, Scope, ServiceView, View},
 };
 use fairmesh_model::{
     BalancingPolicy, DefaultsByScope, InstanceId, Policy, RecordKind, Region, Service, ServiceKind,
@@ -32,16 +32,17 @@ const KINDS: &[RecordKind] = &[
     RecordKind::Authorization,
 ];
 
-/// Prints warnings about calls that would fail once the resources are written to standard error; returns those about calls
-/// that work now, which need confirmation.
+/// Prints warnings about calls that would fail once the resources are written to standard error. Returns warnings about
+/// currently working calls, which need confirmation.
 ///
 /// # Errors
-/// When a shard map is of a service that is not sharded: it would be refused after the rest is written.
+/// When a shard map belongs to a service that is not sharded: it would be refused after the rest is written.
 pub(crate) async fn print_warnings(
     connection: &Connection,
     resources: &[&Resource],
 ) -> Result<Vec<String>, Failure> {
-    let mut known = View::default();
+    let changes_default = resources.iter().any(|one| matches!(one, Resource::Authorization(_)));
+    let mut known = if changes_default { View::topology(connection).await? } else { View::default() };
     let mut names: BTreeSet<ServiceName> =
         resources.iter().flat_map(|resource| mentioned(resource)).map(|mention| mention.name).collect();
     names.extend(declared(resources).map(|(name, _)| name.clone()));
@@ -55,12 +56,12 @@ pub(crate) async fn print_warnings(
         }
         known.services.extend(view.services);
     }
-    shares::add_known(connection, resources, &mut known).await;
-    // First, since it is what harms most.
-    for warning in access::widened(&known, resources) {
+    unknown_traffic_names::add_known(connection, resources, &mut known).await;
+    // First, because it does the most harm.
+    for warning in wider_access::widened(&known, resources) {
         output::warn(warning);
     }
-    access::kept(&known, resources).into_iter().for_each(output::note);
+    wider_access::kept(&known, resources).into_iter().for_each(output::note);
     check_maps(&known, resources)?;
     for warning in warnings(Some(&known), resources) {
         output::warn(warning);
@@ -68,7 +69,7 @@ pub(crate) async fn print_warnings(
     Ok(breaking_changes(&known, resources))
 }
 
-/// Checks that every shard map is of a service that is sharded once the resources are written.
+/// Checks that each shard map belongs to a service that is sharded once the resources are written.
 fn check_maps(known: &View, resources: &[&Resource]) -> Result<(), Failure> {
     for resource in resources {
         let Resource::ShardMap(name, _) = resource else { continue };
@@ -85,7 +86,7 @@ fn check_maps(known: &View, resources: &[&Resource]) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Effects of the resources on calls that work now.
+/// Effects of the resources on calls that currently work.
 fn breaking_changes(known: &View, resources: &[&Resource]) -> Vec<String> {
     let mapped = |name: &ServiceName| {
         resources.iter().any(|resource| matches!(resource, Resource::ShardMap(n, _) if n == name))
@@ -105,12 +106,12 @@ fn declared<'a>(resources: &[&'a Resource]) -> impl Iterator<Item = (&'a Service
     })
 }
 
-/// A service that a resource refers to.
+/// A reference to a service in a resource.
 pub(crate) struct Mention {
     pub(crate) name: ServiceName,
-    /// The reference in words.
+    /// Description of the reference.
     pub(crate) reference: String,
-    /// What fails while the service is not declared.
+    /// Effect while the service is not declared.
     pub(crate) effect: &'static str,
 }
 
@@ -163,7 +164,7 @@ pub(crate) fn mentioned(resource: &Resource) -> Vec<Mention> {
     }
 }
 
-/// Warnings about resources, beside what is `known`; `None` where the files are all that there is to go by.
+/// Warnings about resources, given the `known` records; `None` if only the files are known.
 pub(crate) fn warnings(known: Option<&View>, resources: &[&Resource]) -> Vec<String> {
     let (stored_records, nothing) = (known, View::default());
     let known = known.unwrap_or(&nothing);
@@ -171,7 +172,7 @@ pub(crate) fn warnings(known: Option<&View>, resources: &[&Resource]) -> Vec<Str
         resources.iter().any(|resource| matches!(resource, Resource::Service(n, _) if n == name))
     };
     let stored = |name: &ServiceName| known.services.get(name).is_some_and(|of| of.service.is_some());
-    // Files without any declaration, such as a policy alone, are about services that are declared elsewhere.
+    // Files without any declaration, such as only a policy, concern services that are declared elsewhere.
     let declares = stored_records.is_some() || declared(resources).next().is_some();
     let defaults = defaults(known, resources);
     let mut warnings = Vec::new();
@@ -192,9 +193,17 @@ pub(crate) fn warnings(known: Option<&View>, resources: &[&Resource]) -> Vec<Str
                 warnings.extend(unaccepted_routes(name, policy, known, resources));
                 let conflict = defaults.of(&name.tenant).apply(policy.clone()).ring_conflict();
                 warnings.extend(conflict.map(|why| format!("the policy of {name}: {why}")));
-                warnings.extend(shares::unknown_regions(name, policy, &shares::regions(known, resources)));
+                warnings.extend(unknown_traffic_names::unknown_regions(
+                    name,
+                    policy,
+                    &unknown_traffic_names::regions(known, resources),
+                ));
                 warnings.extend(unknown_classes(name, policy, known, resources));
-                warnings.extend(shares::serving_no_call(name, policy, shares::topology(known, resources)));
+                warnings.extend(unknown_traffic_names::serving_no_call(
+                    name,
+                    policy,
+                    unknown_traffic_names::topology(known, resources),
+                ));
             }
             _ => {}
         }
@@ -216,7 +225,7 @@ fn defaults(known: &View, resources: &[&Resource]) -> DefaultsByScope {
     defaults
 }
 
-/// Whether a resource is about this service, rather than naming it.
+/// Whether a resource belongs to this service, as opposed to referring to it.
 fn is_subject(resource: &Resource, service: &ServiceName) -> bool {
     matches!(resource, Resource::Policy(name, _) | Resource::ShardMap(name, _) if name == service)
 }
@@ -242,7 +251,7 @@ fn unaccepted_routes(
     resources: &[&Resource],
 ) -> Vec<String> {
     let accepts = |target: &ServiceName| {
-        let written = shares::policies(resources).into_iter().find(|(of, _)| *of == target);
+        let written = unknown_traffic_names::policies(resources).into_iter().find(|(of, _)| *of == target);
         let stored = || Some(&known.services.get(target)?.policy.as_ref()?.value);
         let policy = written.map(|(_, policy)| policy).or_else(stored);
         target.tenant == name.tenant || policy.is_some_and(|policy| policy.accepts_routes_from(target, name))
@@ -257,23 +266,23 @@ fn unaccepted_routes(
     refused.take(MAX_NAMED).collect()
 }
 
-/// Classes of shares that no route sets, of the policies among the resources and of the stored ones that they leave.
+/// Traffic classes with shares that no route sets, in policies of the resources and in stored policies that stay.
 fn unknown_classes(
     name: &ServiceName,
     policy: &Policy,
     known: &View,
     resources: &[&Resource],
 ) -> Option<String> {
-    let written = shares::policies(resources);
+    let written = unknown_traffic_names::policies(resources);
     let stored = known
         .services
         .iter()
         .filter_map(|(name, one)| Some((name, &one.policy.as_ref()?.value)))
         .filter(|(name, _)| !written.iter().any(|(written, _)| written == name));
-    shares::unknown_classes(name, policy, written.iter().copied().chain(stored))
+    unknown_traffic_names::unknown_classes(name, policy, written.iter().copied().chain(stored))
 }
 
-/// Endpoints in plaintext that callers of a mesh with a trust domain refuse by a policy among the resources.
+/// Plaintext endpoints that callers in a mesh with a trust domain will refuse because of a policy in the resources.
 fn refused_endpoints(known: &View, resources: &[&Resource]) -> Vec<String> {
     let warning = |(name, policy): (&ServiceName, &Policy)| {
         let stored = known.services.get(name).filter(|_| known.has_trust_domain)?;
@@ -289,10 +298,10 @@ fn refused_endpoints(known: &View, resources: &[&Resource]) -> Vec<String> {
             )
         })
     };
-    shares::policies(resources).into_iter().filter_map(warning).collect()
+    unknown_traffic_names::policies(resources).into_iter().filter_map(warning).collect()
 }
 
-/// Policies that balance by a hash which their services do not compute.
+/// Policies that balance by a hash that their services do not compute.
 fn unhashed(known: &View, resources: &[&Resource]) -> Vec<String> {
     let subjects: BTreeSet<&ServiceName> = resources
         .iter()

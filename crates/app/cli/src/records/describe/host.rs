@@ -1,6 +1,6 @@
 //! Details of one host type.
 
-use fairmesh_console::{arguments::Format, failure::Failure, output, view::View};
+use fairmesh_console::{arguments::Format, failure::Failure, output, view_reader::View};
 use fairmesh_model::HostType;
 use serde_json::json;
 

@@ -7,7 +7,7 @@ use fairmesh_console::{
     cell_text::type_and_protocol,
     failure::Failure,
     output::{self, Listing},
-    view::{At, ReadView, ServiceView, View},
+    view_reader::{At, ReadView, ServiceView, View},
 };
 use fairmesh_model::{
     AuthorizationMode, AuthorizationRule, Capacities, Capacity, DefaultAuthorization, FieldOrigin, Hosts,
@@ -29,16 +29,16 @@ pub(super) fn describe(name: &ServiceName, view: &View, format: Format) -> Resul
     output::print_one(format, &value(name, one, &lists), &text(name, one, &lists)?)
 }
 
-/// Its endpoints, their capacity, and the verdicts on them.
+/// Endpoints of a service, their capacity, and the verdicts on them.
 struct Lists {
     endpoints: Listing,
     capacity: Listing,
     health: Listing,
-    /// Who may call it, in words.
+    /// Text about who may call the service.
     authorization: String,
 }
 
-/// Who may call a service: what its policy says, or what applies to services without rules.
+/// Text about who may call a service: the rules of its policy, or the default for services without rules.
 fn authorization(one: &ServiceView, default: DefaultAuthorization) -> String {
     let policy = one.policy.as_ref().and_then(|policy| policy.value.authorization.as_deref());
     let Some(authorization) = policy else {
@@ -56,7 +56,7 @@ fn authorization(one: &ServiceView, default: DefaultAuthorization) -> String {
     }
 }
 
-/// Capacity of its serving endpoints by region and zone, one row each.
+/// Capacity of serving endpoints by region and zone, one row each.
 fn capacity(one: &ServiceView, hosts: &Hosts) -> Listing {
     let capacities = Capacities::of(one.endpoints.iter().map(|endpoint| &endpoint.value), hosts);
     let mut listing = Listing::new(&["REGION", "ZONE", "SERVING", "POWER", "SHARE"]);
@@ -157,7 +157,7 @@ fn text(name: &ServiceName, one: &ServiceView, lists: &Lists) -> Result<String, 
     Ok(text)
 }
 
-/// The fields of the policy that come from defaults, in words.
+/// Text about the policy fields that come from defaults.
 fn defaults(origins: &[(PolicyField, FieldOrigin)]) -> String {
     let of = |wanted: FieldOrigin, whose: &str| {
         let fields = origins.iter().filter(|(_, origin)| *origin == wanted);

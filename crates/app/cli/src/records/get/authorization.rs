@@ -1,6 +1,6 @@
-//! Who may call the services: their rules, and what applies to the others.
+//! Authorization of callers: rules of services, and the default for the others.
 
-use fairmesh_console::{output::Listing, view::View};
+use fairmesh_console::{output::Listing, view_reader::View};
 use fairmesh_model::{
     AuthorizationMode,
     spec::{AuthorizationSpec, DefaultAuthorizationSpec, Document, Resource},

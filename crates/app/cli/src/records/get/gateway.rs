@@ -1,6 +1,6 @@
 //! Lists of the backends of a gateway, and of the services that use it.
 
-use fairmesh_console::{output::Listing, view::View};
+use fairmesh_console::{output::Listing, view_reader::View};
 use fairmesh_model::{
     GatewayQuota,
     spec::{Document, GatewayBackendSpec, GatewayQuotaSpec, GatewayServiceSpec, Resource},
@@ -34,7 +34,7 @@ pub(super) fn backends(view: &View) -> Listing {
     listing
 }
 
-/// One row per tenant with limits of its own.
+/// One row per tenant with its own limits.
 pub(super) fn quotas(view: &View) -> Listing {
     let mut listing = Listing::new(&[
         "TENANT",

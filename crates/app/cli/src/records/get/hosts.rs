@@ -2,14 +2,14 @@
 
 use std::collections::BTreeMap;
 
-use fairmesh_console::{output::Listing, view::View};
+use fairmesh_console::{output::Listing, view_reader::View};
 use fairmesh_model::{
     FULL_SPEED, HostType,
     spec::{Document, Resource},
 };
 use serde_json::json;
 
-/// One row per host type, declared or in use, and one for endpoints of no known type.
+/// One row per declared or used host type, and one for endpoints of unknown type.
 pub(super) fn hosts(view: &View) -> Listing {
     let mut counts: BTreeMap<Option<&HostType>, usize> =
         view.hosts.value.speeds().keys().map(|host_type| (Some(host_type), 0)).collect();

@@ -1,4 +1,4 @@
-//! Output of lists: that of every command, and `wide` and `name`.
+//! Output of lists: the formats of every command, plus `wide` and `name`.
 
 use clap::{Args, ValueEnum};
 use fairmesh_console::{
@@ -75,7 +75,7 @@ pub(super) fn widen(listing: &mut Listing, kind: Kind) {
     }
 }
 
-/// Titles, and fields of the JSON.
+/// Titles of the wide columns, with their JSON fields.
 fn wide_columns(kind: Kind) -> &'static [(&'static str, &'static str)] {
     match kind {
         Kind::Services => {
@@ -118,7 +118,7 @@ fn cell(value: &Value) -> String {
     }
 }
 
-/// The name of an object, as other commands take it; `None` for what has none.
+/// Name of an object in the form that other commands take; `None` for objects without a name.
 pub(super) fn name(kind: Kind, item: &Value) -> Option<String> {
     let field = |name: &str| match &item[name] {
         Value::Null => None,

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use fairmesh_console::{output::Listing, view::View};
+use fairmesh_console::{output::Listing, view_reader::View};
 use fairmesh_model::{
     Balancing, BalancingPolicy, CallKind, HealthCheck, Locality, Outliers, Policy, PolicyField, Probe, Score,
     ServiceKind, Traffic, counted,
@@ -36,7 +36,7 @@ pub(super) fn policies(view: &View) -> Listing {
     listing
 }
 
-/// One row per tenant with defaults, and one of the mesh.
+/// One row per tenant with defaults, and one for the defaults of the mesh.
 pub(super) fn defaults(view: &View) -> Listing {
     let mut listing = Listing::new(&["TENANT", "FIELDS", "REVISION"]);
     for (scope, defaults) in view.policy_defaults.iter() {

@@ -5,7 +5,7 @@ use std::time::Duration;
 use fairmesh_console::{
     cell_text::rough_age,
     output::Listing,
-    view::{View, age_of},
+    view_reader::{View, age_of},
 };
 use fairmesh_model::{
     DistanceSource, Region,
@@ -74,7 +74,7 @@ pub(crate) struct DistanceRow {
     used: Duration,
     source: DistanceSource,
     declared: Option<Duration>,
-    /// As measured by the region itself, with the age of the record.
+    /// Measured by the region itself; second value: age of the record.
     measured: Option<(Duration, Duration)>,
 }
 
@@ -105,7 +105,7 @@ impl DistanceRow {
         ]
     }
 
-    /// For programs.
+    /// The row as JSON.
     pub(crate) fn json(&self) -> Value {
         json!({
             "to": self.to.to_string(),
@@ -139,7 +139,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn distances_show_their_source_and_age() {
+    fn region_distances_show_source_and_age() {
         let [eu, us] = ["eu", "us"].map(|name| Region::new(name).unwrap());
         let ms = Duration::from_micros;
         let measured = Some((ms(61_240), Duration::from_secs(14 * 60)));

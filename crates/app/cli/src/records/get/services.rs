@@ -3,7 +3,7 @@
 use fairmesh_console::{
     cell_text::type_and_protocol,
     output::Listing,
-    view::{At, ServiceView, View},
+    view_reader::{At, ServiceView, View},
 };
 use fairmesh_model::{
     Endpoint, ServiceName,
@@ -77,7 +77,7 @@ pub(super) fn all_endpoints(view: &View) -> Listing {
     listing
 }
 
-/// The same for one service, without its name.
+/// The list for one service, without the column of its name.
 pub(crate) fn endpoints(name: &ServiceName, one: &ServiceView, view: &View) -> Listing {
     let mut listing =
         Listing::new(&["INSTANCE", "ADDRESS", "REGION", "ZONE", "STATE", "WEIGHT", "LEASE", "WHY"]);
@@ -108,7 +108,7 @@ fn endpoint_row(endpoint: &Endpoint, state: &DisplayedState<'_>) -> Vec<String> 
 fn endpoint_item(service: &ServiceName, endpoint: &At<Endpoint>, state: &DisplayedState<'_>) -> Value {
     let mut item = json!(fairmesh_model::spec::EndpointSpec::of(&endpoint.value));
     item["service"] = json!(service.to_string());
-    // Omitted in YAML if it is the default; programs get it explicitly.
+    // YAML omits the default state; JSON has it explicitly.
     item["state"] = json!(state.state);
     item["health"] = state.health();
     item["why"] = json!(Some(state.reason()).filter(|why| !why.is_empty()));

@@ -1,6 +1,6 @@
 //! Lists of shard maps.
 
-use fairmesh_console::{failure::Failure, output::Listing, view::View};
+use fairmesh_console::{failure::Failure, output::Listing, view_reader::View};
 use fairmesh_model::{
     Replica, ReplicaState, ServiceName, ShardMap,
     spec::{Document, Resource, ShardMapSpec},
@@ -41,17 +41,17 @@ pub(super) fn one(view: &View, name: &ServiceName) -> Result<Listing, Failure> {
     Ok(one_map(name, map))
 }
 
-/// The service has no shard map.
+/// Error for a service without a shard map.
 fn no_map(name: &ServiceName) -> Failure {
     Failure::failed_with(format!("{name} has no shard map"), "write one as 'kind: ShardMap' and apply it")
 }
 
-/// One row per shard. Programs get one item, the whole map with its version.
+/// One row per shard. JSON has a single item: the whole map with its version.
 pub(crate) fn one_map(name: &ServiceName, map: &ShardMap) -> Listing {
     let mut listing = Listing::new(&["SHARD", "KEYS", "REPLICAS"]);
     for (position, shard) in map.shards.iter().enumerate() {
         let mut replicas: Vec<String> = shard.replicas.iter().map(replica).collect();
-        // By role, so that columns are alike in all rows.
+        // By role, so that columns match in all rows.
         replicas.sort();
         listing.rows.push(vec![shard.id.to_string(), map.range(position).to_string(), replicas.join(", ")]);
     }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use fairmesh_console::{
     failure::Failure,
-    view::{ReadView, Scope, View, every_kind},
+    view_reader::{ReadView, Scope, View, every_kind},
 };
 use fairmesh_model::{EndpointState, ServiceName, spec::write_duration};
 use fairmesh_wire::handshake::Connection;
@@ -12,10 +12,10 @@ use tokio::time::{Instant, sleep, timeout_at};
 
 use super::{GetArgs, Kind, listing};
 
-/// Interval of reads. A watch would have to acknowledge what it is sent, and drains would wait for it.
+/// Interval of reads. A watch would have to acknowledge updates, and drains would wait for it.
 const INTERVAL: Duration = Duration::from_millis(50);
 
-/// Waits until there is something to list, and of services and endpoints, something that is serving.
+/// Waits until there is something to list; services and endpoints must also be serving.
 pub(super) async fn wait(connection: &Connection, args: &GetArgs, limit: Duration) -> Result<(), Failure> {
     let deadline = Instant::now() + limit;
     let scope = args.scope();
@@ -52,7 +52,7 @@ pub(crate) async fn serving_endpoint(
     }
 }
 
-/// The records, unless the deadline passes first.
+/// Reads the records. `None` if the deadline passes first.
 async fn read(connection: &Connection, scope: &Scope, deadline: Instant) -> Result<Option<View>, Failure> {
     timeout_at(deadline, View::read(connection, scope, &every_kind())).await.ok().transpose()
 }

@@ -6,7 +6,7 @@ use fairmesh_console::{
     failure::Failure,
     output::{self, Columns, Listing},
     rib_reader::FollowedRecords,
-    view::View,
+    view_reader::View,
 };
 use fairmesh_model::Prefix;
 use fairmesh_wire::handshake::Connection;
@@ -26,7 +26,7 @@ struct Shown {
     item: Value,
 }
 
-/// Prints the list and its changes, until the reader has gone.
+/// Prints the list and its changes, until the reader of the output has closed it.
 pub(super) async fn watch(connection: &Connection, args: &GetArgs) -> Result<(), Failure> {
     if args.kind == Kind::Watchers {
         let hint = "list them with 'fairmesh get watchers', or see 'fairmesh rib status'";
@@ -77,7 +77,7 @@ pub(super) async fn watch(connection: &Connection, args: &GetArgs) -> Result<(),
     }
 }
 
-/// The same watch again after the connection was lost, once there is a control plane again. What changed meanwhile is printed as
+/// Resumes the watch after the connection was lost, once a control plane responds. Changes in between are printed as
 /// changes.
 async fn resumed(
     lost: Connection,
@@ -92,7 +92,7 @@ async fn resumed(
                 output::note("connected again");
                 return Ok((connection, records));
             }
-            // It responds, and refuses the watch.
+            // The control plane responds, but refuses the watch.
             Err(refused) => attempts.refused(refused)?,
         }
     }
@@ -115,7 +115,7 @@ async fn listing_of(connection: &Connection, args: &GetArgs, view: &View) -> Res
     Ok(listing)
 }
 
-/// Columns as wide as the first list needs; longer cells of later rows push the rest of their row aside.
+/// Column widths for the first list. Longer cells in later rows shift the rest of their row.
 fn first_columns(listing: &Listing) -> Columns {
     let mut head = vec!["EVENT"];
     head.extend(&listing.head);
@@ -130,7 +130,7 @@ fn with_event(event: &str, row: &[String]) -> Vec<String> {
     cells
 }
 
-/// Rows by a key that stays while the object exists.
+/// Rows by a key that stays the same as long as the object exists.
 fn rows(listing: Listing, kind: Kind) -> BTreeMap<String, Shown> {
     let each = listing.rows.len() == listing.items.len();
     let whole = listing.items.first().cloned().unwrap_or_default();
@@ -139,7 +139,7 @@ fn rows(listing: Listing, kind: Kind) -> BTreeMap<String, Shown> {
         let item = if each { listing.items[i].clone() } else { whole.clone() };
         let named = if each { name(kind, &item) } else { row.first().cloned() };
         let mut key = named.unwrap_or_else(|| "-".to_owned());
-        // Such as the classes of one region table.
+        // Several rows may share a name, such as the classes of one region table.
         while found.contains_key(&key) {
             key.push('\'');
         }
@@ -148,7 +148,7 @@ fn rows(listing: Listing, kind: Kind) -> BTreeMap<String, Shown> {
     found
 }
 
-/// What was added, changed and deleted, by key.
+/// Added, changed and deleted rows, by key.
 fn changes<'a>(
     before: &'a BTreeMap<String, Shown>,
     now: &'a BTreeMap<String, Shown>,

@@ -1,6 +1,6 @@
 //! List of the programs that may have the identity of a service.
 
-use fairmesh_console::{output::Listing, view::View};
+use fairmesh_console::{output::Listing, view_reader::View};
 use fairmesh_model::{
     ProgramSelector,
     spec::{Document, Resource, WorkloadSpec},

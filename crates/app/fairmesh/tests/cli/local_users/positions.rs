@@ -1,4 +1,5 @@
-//! Every method of an agent from every position on its machine, compared with the table in `docs/security.md`.
+//! Calls every agent method from every position on the agent's machine, and compares the results with the table in
+//! `docs/security.md`.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -15,7 +16,7 @@ use tonic::{Code, Request, codegen::http::uri::PathAndQuery};
 
 use super::{Machine, NEIGHBOUR, STRANGER, VAULT, drain, instance, registration};
 
-/// The columns of the table.
+/// Columns of the table, with the user of each.
 const POSITIONS: [(&str, u32); 4] = [
     ("no record", STRANGER),
     ("another service", NEIGHBOUR),
@@ -30,7 +31,7 @@ fn root() -> std::path::PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../..")
 }
 
-/// The cells of the table by method.
+/// Cells of the table by method.
 fn documented() -> BTreeMap<String, Vec<String>> {
     let page = fs::read_to_string(root().join("docs/security.md")).unwrap();
     let part = page.split(TITLE).nth(1).unwrap_or_else(|| panic!("{TITLE} is missing"));
@@ -50,7 +51,7 @@ fn documented() -> BTreeMap<String, Vec<String>> {
     rows[2..].iter().map(row).collect()
 }
 
-/// The methods of the services that agents serve, as the protocol has them.
+/// Methods of the services that agents serve, from the protocol.
 fn declared() -> BTreeSet<String> {
     let mut methods = BTreeSet::new();
     for folder in ["proto/fairmesh/v1", "proto/spiffe/workload"] {
@@ -72,7 +73,7 @@ fn declared() -> BTreeSet<String> {
     methods
 }
 
-/// Whether the agent, or the control plane to which it forwards, does what a call asks for.
+/// Whether the agent, or the control plane behind it, carries out the call.
 async fn does<M: Message + Default + 'static>(connection: &Connection, method: &str, message: M) -> bool {
     let package = if method.starts_with("Spiffe") { "" } else { "fairmesh.v1." };
     let path = PathAndQuery::try_from(format!("/{package}{method}")).unwrap();
@@ -81,7 +82,7 @@ async fn does<M: Message + Default + 'static>(connection: &Connection, method: &
     let mut request = Request::new(message);
     request.metadata_mut().insert("workload.spiffe.io", "true".parse().unwrap());
     let codec = tonic_prost::ProstCodec::<M, ()>::default();
-    // Methods with one response are streams of one.
+    // A unary method can be called as a stream with one message.
     let first = async { client.server_streaming(request, path, codec).await?.into_inner().message().await };
     let first =
         timeout(Duration::from_secs(20), first).await.unwrap_or_else(|_| panic!("{method}: no response"));
@@ -89,7 +90,7 @@ async fn does<M: Message + Default + 'static>(connection: &Connection, method: &
     first.err().is_none_or(|status| !refusals.contains(&status.code()))
 }
 
-/// A report of minutes of an instance of `blue/vault`.
+/// A report with per-minute usage of an instance of `blue/vault`.
 fn minutes(instance: &str) -> v1::ReportSignalsRequest {
     let usage = v1::InstanceUsage {
         service: "blue/vault".into(),
@@ -198,13 +199,13 @@ async fn try_row(connection: &Connection, row: &str, vault: &str) -> bool {
 }
 
 #[test]
-fn agent_methods_match_the_access_table_for_each_caller() {
+fn agent_methods_match_access_table_for_each_caller() {
     let documented = documented();
     let methods: BTreeSet<_> =
         documented.keys().map(|row| row.split(',').next().unwrap().to_owned()).collect();
     assert_eq!(methods, declared(), "each method of an agent has a row");
     let Some(machine) = Machine::start() else { return };
-    // A refused drain of an operator must not depend on what was drained before.
+    // Positions in order: the refused drain of an operator must not depend on earlier drains.
     let mut found: BTreeMap<String, Vec<String>> = BTreeMap::new();
     for (_, user) in POSITIONS {
         let cells = machine.as_user(user, async |connection| {

@@ -1,4 +1,4 @@
-//! What a program behind `--inbound` or `register` is told of its caller, whatever the caller claims.
+//! Caller identity that a program behind `--inbound` or `register` receives, whatever the caller claims.
 
 use super::{forms::Forms, messages::curl};
 
@@ -11,7 +11,7 @@ const CLAIMS: [&str; 6] = [
     "x-forwarded-for: 192.0.2.1",
 ];
 
-/// What the program sees of a request with claims, on each way to it.
+/// Headers that the program receives on each path, for a request with false claims.
 fn seen(forms: &Forms, with_register: bool) -> Vec<String> {
     let versions = ["--http1.1", "--http2-prior-knowledge"];
     forms
@@ -29,7 +29,7 @@ fn header<'a>(seen: &'a str, name: &str) -> Option<&'a str> {
 }
 
 #[test]
-fn programs_learn_the_identity_that_the_caller_proved() {
+fn programs_receive_authenticated_identity_of_caller() {
     for seen in seen(&Forms::mutual_tls(), true) {
         assert!(!seen.contains("forged"), "{seen}");
         let caller = header(&seen, "x-fairmesh-caller").unwrap();
@@ -45,7 +45,7 @@ fn programs_learn_the_identity_that_the_caller_proved() {
 }
 
 #[test]
-fn inbound_states_no_identity_of_a_caller_in_plaintext() {
+fn inbound_proxy_sends_no_identity_header_for_plaintext_caller() {
     // Without a trust domain, callers reach a program behind `register` directly.
     for seen in seen(&Forms::plain(), false) {
         for header in ["forged", "x-fairmesh-caller", "x-forwarded-client-cert"] {

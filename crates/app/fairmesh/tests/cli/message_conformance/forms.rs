@@ -1,4 +1,4 @@
-//! The forms in which a program is reached.
+//! Ways to reach the test program: directly at `--inbound`, or through a client-side proxy listener.
 
 use fairmesh_test_support::free_port;
 
@@ -8,13 +8,13 @@ use crate::cli::{
     support::{Agent, Mesh, wait_until},
 };
 
-/// A way to the program, and the address where it begins.
+/// A path to the program, and its first address.
 pub(super) struct Form {
     pub(super) name: &'static str,
     pub(super) address: String,
 }
 
-/// A mesh with a program that is registered by `register` and by `proxy --inbound`, and a proxy for clients of both.
+/// A mesh with a program registered by `register` and by `proxy --inbound`, and a proxy for clients of both.
 pub(super) struct Forms {
     pub(super) forms: Vec<Form>,
     _mesh: Mesh,
@@ -23,7 +23,7 @@ pub(super) struct Forms {
 }
 
 impl Forms {
-    /// In plaintext, where `--inbound` is reached without another proxy too.
+    /// Plaintext; `--inbound` is also reached without another proxy.
     pub(super) fn plain() -> Self {
         let mesh = Mesh::start();
         let agent = mesh.agent("eu");
@@ -31,7 +31,7 @@ impl Forms {
         Self { _agent: Some(agent), ..Self::start(mesh, &address, vec![], true) }
     }
 
-    /// With mutual TLS, which only members of the mesh speak.
+    /// Mutual TLS, which only members of the mesh can use.
     pub(super) fn mutual_tls() -> Self {
         let (mesh, _) = domain();
         let (process, address) = agent(&mesh, "web-1", &mesh.address(), None);

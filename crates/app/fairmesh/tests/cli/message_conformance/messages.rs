@@ -1,4 +1,4 @@
-//! Requests and responses: a table of what a client sends, what the program sees of it, and what the client gets.
+//! Requests and responses: a table of the request, the message at the program, and the response at the client.
 
 use std::{
     io::{Read as _, Write as _},
@@ -9,12 +9,12 @@ use std::{
 
 use super::forms::Forms;
 
-/// A request by curl and its response, as lower case. The response repeats the request that the program saw.
+/// A curl request and its response, in lower case. The response repeats the request that the program received.
 struct Exchange {
     target: &'static str,
     /// Arguments of curl.
     options: &'static [&'static str],
-    /// Over HTTP/1.1 alone, or HTTP/2 alone; both by default.
+    /// Restricts the exchange to HTTP/1.1 or HTTP/2; both by default.
     only: Option<&'static str>,
     contains: &'static [&'static str],
     lacks: &'static [&'static str],
@@ -105,7 +105,7 @@ const EXCHANGES: &[Exchange] = &[
     },
 ];
 
-/// The response of curl with its headers, informational ones and trailers too, in lower case.
+/// curl's response in lower case, with headers, informational responses and trailers.
 pub(super) fn curl(to: &str, options: &[&str], target: &str) -> String {
     let output = Command::new("curl")
         .args(["-sS", "-i", "--globoff", "--path-as-is", "--max-time", "20"])
@@ -136,7 +136,7 @@ fn every_exchange_is_the_same(forms: &Forms) {
     }
 }
 
-/// Requests over HTTP/1.1, byte by byte, and the status lines that they get.
+/// HTTP/1.1 requests byte by byte, with the expected status lines.
 const REQUESTS: &[(&str, &[&str])] = &[
     (
         "GET / HTTP/1.1\r\nhost: a\r\n\r\nGET /no-content HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n",
@@ -162,16 +162,16 @@ const REQUESTS: &[(&str, &[&str])] = &[
     ("CONNECT a:80 HTTP/1.1\r\nhost: a:80\r\nconnection: close\r\n\r\n", &["405"]),
 ];
 
-/// The status codes of all responses on a connection with these bytes.
+/// Status codes of all responses on a connection with these bytes.
 fn statuses(to: &str, request: &str) -> Vec<String> {
     let mut stream = TcpStream::connect(to).unwrap();
     stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
     stream.write_all(request.as_bytes()).unwrap();
     let mut response = Vec::new();
-    // A connection that is reset after the response has been read.
+    // The connection may be reset after the response has been read.
     let _ = stream.read_to_end(&mut response);
     let response = String::from_utf8_lossy(&response).into_owned();
-    // A request that the response repeats has its version at the end of a line.
+    // In a repeated request, the version is at the end of the line.
     let versions = response.split("HTTP/1.").skip(1).filter_map(|head| head.get(2..5));
     versions
         .filter(|status| status.bytes().all(|byte| byte.is_ascii_digit()))
@@ -188,14 +188,14 @@ fn every_request_gets_the_same_status(forms: &Forms) {
 }
 
 #[test]
-fn messages_in_plaintext_are_the_same_in_each_form() {
+fn http_messages_over_plaintext_arrive_equal_by_each_proxy_path() {
     let forms = Forms::plain();
     every_exchange_is_the_same(&forms);
     every_request_gets_the_same_status(&forms);
 }
 
 #[test]
-fn messages_over_mutual_tls_are_the_same_in_each_form() {
+fn http_messages_over_mutual_tls_arrive_equal_by_each_proxy_path() {
     let forms = Forms::mutual_tls();
     every_exchange_is_the_same(&forms);
     every_request_gets_the_same_status(&forms);

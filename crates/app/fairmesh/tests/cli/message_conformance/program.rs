@@ -1,4 +1,4 @@
-//! A program that says what it saw, byte for byte, and responds as the path of a request demands.
+//! A program that reports the received request byte for byte, and responds as the request's path demands.
 
 use std::{
     io::{BufRead as _, BufReader, Read as _, Write as _},
@@ -6,7 +6,7 @@ use std::{
     thread,
 };
 
-/// Starts one; its port.
+/// Starts the program; returns its port.
 pub(super) fn start() -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
@@ -26,7 +26,7 @@ struct Seen {
 
 /// Serves one request; `None` at the end of the connection.
 fn serve_request(stream: &TcpStream) -> Option<()> {
-    // Requests are not pipelined by proxies, so that nothing is lost with the buffer.
+    // Proxies do not pipeline requests, so dropping the buffer loses no data.
     let seen = read_request(&mut BufReader::new(stream))?;
     let path = seen.head.split(' ').nth(1)?.split('?').next()?;
     let mut writer = stream;
@@ -64,7 +64,7 @@ fn response(path: &str, seen: &Seen) -> Vec<u8> {
     scripted.into()
 }
 
-/// The response that repeats a request, except for the data of a long body.
+/// A response that repeats the request, without the data of a long body.
 fn told(seen: &Seen) -> Vec<u8> {
     let body = match seen.body.len() {
         0..1000 => String::from_utf8_lossy(&seen.body).into_owned(),
@@ -75,7 +75,7 @@ fn told(seen: &Seen) -> Vec<u8> {
     format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{length}", told.len()).into()
 }
 
-/// Switches protocols, repeats one message, and says goodbye once the client has closed its side.
+/// Switches protocols, echoes one message, and says goodbye once the client has closed its sending side.
 fn chat(mut stream: &TcpStream) -> Option<()> {
     stream
         .write_all(
@@ -107,7 +107,7 @@ fn read_request(reader: &mut BufReader<&TcpStream>) -> Option<Seen> {
     Some(Seen { head, body })
 }
 
-/// The data of a chunked body, and its trailers.
+/// Reads a chunked body into `body`, followed by its trailers.
 fn read_chunks(reader: &mut BufReader<&TcpStream>, body: &mut Vec<u8>) -> Option<()> {
     loop {
         let mut size = String::new();

@@ -1,4 +1,4 @@
-//! Upgraded connections: bytes both ways, and each direction ends by itself.
+//! Upgraded connections: bytes in both directions, which end independently.
 
 use std::{
     io::{BufRead as _, BufReader, Read as _, Write as _},
@@ -11,7 +11,7 @@ use super::forms::Forms;
 const UPGRADE: &str =
     "GET /chat HTTP/1.1\r\nhost: a\r\nconnection: keep-alive, Upgrade\r\nupgrade: websocket\r\n\r\n";
 
-/// Upgrades a connection, says something, closes the sending side and returns everything after the headers of the response.
+/// Upgrades a connection, sends a message, closes the sending side, and returns everything after the response headers.
 fn chat(to: &str) -> String {
     let mut stream = TcpStream::connect(to).unwrap();
     stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
@@ -37,11 +37,11 @@ fn upgrades_are_the_same(forms: &Forms) {
 }
 
 #[test]
-fn upgrades_in_plaintext_are_the_same_in_each_form() {
+fn http_upgrades_over_plaintext_work_equally_by_each_proxy_path() {
     upgrades_are_the_same(&Forms::plain());
 }
 
 #[test]
-fn upgrades_over_mutual_tls_are_the_same_in_each_form() {
+fn http_upgrades_over_mutual_tls_work_equally_by_each_proxy_path() {
     upgrades_are_the_same(&Forms::mutual_tls());
 }

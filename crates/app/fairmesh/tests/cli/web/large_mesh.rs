@@ -1,4 +1,4 @@
-//! The page of a mesh of 2,000 services and 10,000 pairs.
+//! The page of a mesh with 2,000 services and 10,000 pairs.
 
 use std::fmt::Write as _;
 
@@ -12,9 +12,9 @@ use super::{Browser, Mesh};
 const SERVICES: usize = 2_000;
 const PAIRS: usize = 10_000;
 const TENANTS: usize = 40;
-/// Rows of a report.
+/// Rows per report.
 const MAX_ROWS: usize = 4_000;
-/// Documents of a command.
+/// Documents per command.
 const MAX_DOCUMENTS: usize = 500;
 
 fn service(number: usize) -> String {
@@ -62,14 +62,14 @@ fn report(mesh: &Mesh) {
 }
 
 #[test]
-fn page_of_a_large_mesh_opens_and_filters_at_once() {
+fn web_page_of_large_mesh_opens_and_filters_quickly() {
     let _machine = Runtime::new().unwrap().block_on(alone());
     let mesh = Mesh::start();
     let pages = mesh.pages();
     let Some(mut browser) = Browser::start(&format!("http://{pages}/ui/")) else { return };
     declare(&mesh);
     report(&mesh);
-    // Rows of the list are bounded. Eleven names have "service-199" in them, and one "service-1999".
+    // The list shows a bounded number of rows. Eleven names contain "service-199", and one contains "service-1999".
     let filters = json!([["service-199", 11], ["service-1999", 1], ["no such name", 0], ["", 100]]);
     let took = browser.step(&json!({"do": "measure", "rows": 100, "filters": filters}));
     println!("{SERVICES} services, {PAIRS} pairs: {took}");

@@ -1,4 +1,4 @@
-//! The pages of the whole mesh: regions, imbalance, security and fleet.
+//! The pages about the whole mesh: regions, imbalance, security and fleet.
 
 use std::{
     process::{Child, Command, Stdio},
@@ -51,7 +51,7 @@ shards:
   - {id: 1, start: 500, replicas: [{instance: ledger-1, region: us, role: primary}]}
 ";
 
-/// Instances with the cores that they use: those of the cart are not equally busy.
+/// Instances with the cores they use; those of the cart are unevenly busy.
 const INSTANCES: &[(&str, &str, &str, u64)] = &[
     ("shop/cart", "cart-0", "eu", 4),
     ("shop/cart", "cart-1", "eu", 1),
@@ -96,7 +96,7 @@ const SHOWN: &[Shown] = &[
     ("service?service=shop/ledger", &[("Shards", "ledger-0"), ("Moves", "No shard is being moved")]),
 ];
 
-/// Pictures for the documentation: name, state and colours.
+/// Screenshots for the documentation: name, state and colour scheme.
 const SHOTS: &[(&str, &str, &str)] = &[
     ("regions", "regions?service=shop/cart", "light"),
     ("regions-dark", "regions?service=shop/cart&forecast=us", "dark"),
@@ -109,7 +109,7 @@ const SHOTS: &[(&str, &str, &str)] = &[
     ("shards", "service?service=shop/ledger", "light"),
 ];
 
-/// Agents that probe each other, and end with this.
+/// Agents that probe each other; they end on drop.
 struct Agents(Vec<Child>);
 
 impl Agents {
@@ -139,10 +139,10 @@ impl Drop for Agents {
     }
 }
 
-/// Registers the instances, and reports what they used in the last whole minute.
+/// Registers the instances, and reports their usage in the last whole minute.
 fn serve(mesh: &Mesh) {
     for (at, (service, instance, region, _)) in INSTANCES.iter().enumerate() {
-        // The catalog alone takes plaintext.
+        // Only the catalog accepts plaintext.
         let mtls = *service != "shop/catalog";
         mesh.announce(service, v1::Endpoint { mtls, ..endpoint(instance, region, 9_000 + at as u16) });
     }
@@ -170,7 +170,7 @@ fn serve(mesh: &Mesh) {
 }
 
 #[test]
-fn mesh_pages_show_regions_waste_security_and_fleet() {
+fn web_pages_show_regions_waste_security_and_processes() {
     let mut mesh = Mesh::empty();
     mesh.arguments = ["--trust-domain", "test.mesh"].map(str::to_owned).to_vec();
     mesh.start_control();

@@ -44,12 +44,12 @@ async fn truncated_body_is_never_delivered_as_complete() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn silent_servers_and_clients_time_out() {
+async fn requests_with_silent_server_or_client_time_out() {
     let _machine = beside_others().await;
     let world = World::start(IMPATIENT).await;
     let server = RawServer::start(&world, "shop/one", "one").await;
     let proxy = Proxy::start(&world).await;
-    // The program sends all but the rest of its body, and the server waits for it as long as it may.
+    // The program sends only part of its body, and the server waits for the rest until it times out.
     for asked in [GET, UPLOAD] {
         let mut program = say(&proxy.for_one, asked).await;
         let mut served = server.accept().await;
@@ -66,7 +66,7 @@ async fn silent_servers_and_clients_time_out() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn early_response_and_idle_close_are_accepted() {
+async fn response_during_upload_and_idle_server_close_are_accepted() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let server = RawServer::start(&world, "shop/one", "one").await;
@@ -93,12 +93,12 @@ async fn early_response_and_idle_close_are_accepted() {
         );
         let mut body = [0; 2];
         timeout(PATIENCE, program.read_exact(&mut body)).await.unwrap().unwrap();
-        // The connection to it is idle when it is closed here.
+        // The server's connection is idle when it is closed here.
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn oversized_body_is_refused_in_every_framing() {
+async fn oversized_request_body_is_refused_in_every_framing() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let _one = Echo::start(&world, "shop/one", "one", Protocol::Http1).await;
@@ -115,7 +115,7 @@ async fn oversized_body_is_refused_in_every_framing() {
         assert_eq!(&body, b"0123456789");
     }
     for long in [
-        // Not even asked for.
+        // Refused before `100 Continue`.
         "content-length: 11\r\nexpect: 100-continue\r\n\r\n",
         "content-length: 11\r\n\r\n0123456789a",
         "transfer-encoding: chunked\r\n\r\nb\r\n0123456789a\r\n0\r\n\r\n",

@@ -1,4 +1,5 @@
-//! Many different concurrent requests, many of them cancelled at any moment: every response belongs to its request.
+//! Many different concurrent requests, many of them cancelled at arbitrary moments. Every response must belong to its
+//! request.
 
 use std::time::Duration;
 
@@ -13,13 +14,13 @@ use tokio::{io::AsyncWriteExt as _, net::TcpStream, task::JoinSet, time::timeout
 use super::others_are_served;
 use crate::harness::{Echo, NUMBER, PATIENCE, Proxy, World, beside_others};
 
-/// Programs of each kind, and the requests of each.
+/// Number of programs of each kind, and of requests per program.
 const PROGRAMS: u64 = 4;
 const REQUESTS: u64 = 150;
-/// Requests at one time on a connection of HTTP/2.
+/// Concurrent requests on one HTTP/2 connection.
 const AT_ONCE: u64 = 10;
 
-/// What a request is made of: nothing of it is in another.
+/// Body of a request; no two requests share content.
 fn body_of(number: u64, dice: &mut Generator) -> Bytes {
     let size = [3, 700, 20_000, 150_000][dice.below(4) as usize];
     Bytes::from(format!("{number:08x}").repeat(1 + size / 8))
@@ -30,7 +31,7 @@ fn request(to: &str, host: &str, number: u64, body: Bytes) -> Request<Full<Bytes
     request.body(Full::new(body)).unwrap()
 }
 
-/// Whether the response arrived, which must be the request's; the request may have been cancelled before.
+/// Checks that a response, if one arrives before cancellation, belongs to the request. Returns whether it arrived.
 async fn own<E: std::fmt::Debug>(
     sending: impl Future<Output = Result<http::Response<hyper::body::Incoming>, E>>,
     (number, body): (u64, Bytes),
@@ -45,12 +46,12 @@ async fn own<E: std::fmt::Debug>(
     answered.await.is_ok()
 }
 
-/// A third is given up after a moment.
+/// Time until cancellation; a third of the requests get a short one.
 fn patience(dice: &mut Generator) -> Duration {
     if dice.below(3) == 0 { Duration::from_micros(dice.below(5_000)) } else { PATIENCE }
 }
 
-/// Calls one after the other, on a new connection where the last one was given up.
+/// Sequential HTTP/1.1 calls. A cancelled call is followed by a new connection.
 async fn calls_by_http1(to: String, host: &'static str, seed: u64) -> u64 {
     let (mut dice, mut whole, mut kept) = (Generator::new(seed), 0, None);
     for number in seed..seed + REQUESTS {
@@ -74,7 +75,7 @@ async fn calls_by_http1(to: String, host: &'static str, seed: u64) -> u64 {
     whole
 }
 
-/// Calls at one time on one connection; those that are given up are reset.
+/// Concurrent calls on one HTTP/2 connection. Cancelled calls reset their streams.
 async fn calls_by_http2(to: String, host: &'static str, seed: u64) -> u64 {
     let stream = TokioIo::new(TcpStream::connect(&to).await.unwrap());
     let (sender, connection) = http2::handshake(TokioExecutor::new(), stream).await.unwrap();
@@ -95,7 +96,7 @@ async fn calls_by_http2(to: String, host: &'static str, seed: u64) -> u64 {
     tasks.join_all().await.into_iter().sum()
 }
 
-/// Says half of something and goes, again and again.
+/// Repeatedly sends half of a request and closes the connection.
 async fn breaks_off(to: String) {
     for number in 0..REQUESTS {
         let mut stream = TcpStream::connect(&to).await.unwrap();
@@ -110,7 +111,7 @@ async fn breaks_off(to: String) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn responses_match_their_requests_despite_aborts() {
+async fn responses_match_their_requests_despite_aborted_calls() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let _servers = [
@@ -128,7 +129,7 @@ async fn responses_match_their_requests_despite_aborts() {
     let breaking = tokio::spawn(breaks_off(proxy.for_one.clone()));
     let whole: u64 = programs.join_all().await.into_iter().sum();
     breaking.await.unwrap();
-    // Two thirds are never given up.
+    // Two thirds of the requests are never cancelled.
     let asked = 2 * PROGRAMS * REQUESTS;
     assert!(whole > asked / 2, "{whole} of {asked} were answered");
     proxy.counts("connections_open", 0.0).await;

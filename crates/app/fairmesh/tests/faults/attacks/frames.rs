@@ -18,12 +18,12 @@ use crate::harness::{
     read_head, until,
 };
 
-/// No more than this is kept of any flood.
+/// Most memory that a flood may occupy, in bytes.
 const LITTLE: u64 = 16 << 20;
-/// Frames of a flood.
+/// Number of frames in a flood.
 const MANY: u32 = 20_000;
 
-/// Sends all of these, or what is taken of them.
+/// Sends all frames, or as many as the proxy accepts.
 fn flood(
     stream: TcpStream,
     frames: impl Iterator<Item = Vec<u8>> + Send + 'static,
@@ -32,7 +32,7 @@ fn flood(
     let frames: Vec<u8> = frames.flatten().collect();
     let sending = tokio::spawn(async move {
         let _ = writer.write_all(&frames).await;
-        // Held open: whether it ends is for the proxy to say.
+        // Keeps the connection open, so that only the proxy can end it.
         std::future::pending::<()>().await;
     });
     (reader, sending)
@@ -45,7 +45,7 @@ fn reset(stream: u32) -> Vec<u8> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn rapid_resets_get_enhance_your_calm() {
+async fn rapid_stream_resets_get_enhance_your_calm() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let _one = Spec::new("shop/one", "one", Protocol::Http1).here(&world).await;
@@ -65,7 +65,7 @@ async fn rapid_resets_get_enhance_your_calm() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn repeated_resets_end_the_connection() {
+async fn repeated_stream_resets_end_connection() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let slow = std::time::Duration::from_secs(60);
@@ -74,7 +74,7 @@ async fn repeated_resets_end_the_connection() {
     let (mut reader, mut writer) = split(h2::connect(&proxy.for_one, &[]).await);
     let ended = tokio::spawn(async move { h2::goodbye(&mut reader).await });
     let mut number = 0;
-    // Each stream is in flight before its reset, so that none waits among the streams not yet accepted.
+    // Each stream is in flight before its reset, so that no reset hits a stream that the proxy has not accepted yet.
     while !ended.is_finished() && number < MANY {
         let tries = proxy.metric("attempts_total").await;
         let burst: Vec<u8> = (0..32)
@@ -100,13 +100,13 @@ async fn repeated_resets_end_the_connection() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn endless_header_blocks_end_the_connection() {
+async fn endless_header_blocks_end_connection() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let _one = Spec::new("shop/one", "one", Protocol::Http1).here(&world).await;
     let proxy = Proxy::start(&world).await;
     let before = memory(&proxy.process);
-    // Fields that are never indexed, a kilobyte each.
+    // Header fields that are never indexed, of one kilobyte each.
     let field = [&[0x10, 1, b'x', 0x7f, 0x81, 0x07][..], &[b'y'; 1024]].concat();
     let beginning = frame(HEADERS, END_STREAM, 1, &h2::get("one.shop"));
     let goes_on = (0..MANY).map(move |_| frame(CONTINUATION, 0, 1, &field));
@@ -122,8 +122,8 @@ async fn endless_header_blocks_end_the_connection() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn useless_frames_use_bounded_memory_and_end_the_connection() {
-    // On a machine that was busy with other tests, such a connection ended for another reason before it was cut for its
+async fn ping_and_settings_floods_use_bounded_memory_and_end_connection() {
+    // On a machine busy with other tests, such a connection ended for another reason before the proxy closed it for its
     // frames.
     let _machine = alone().await;
     let world = World::start("").await;
@@ -165,7 +165,7 @@ async fn useless_frames_use_bounded_memory_and_end_the_connection() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_flood_is_cut_off_while_the_proxy_drains_too() {
+async fn frame_flood_is_cut_off_while_proxy_drains() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let server = RawServer::start(&world, "shop/one", "one").await;
@@ -185,7 +185,7 @@ async fn a_flood_is_cut_off_while_the_proxy_drains_too() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn header_bomb_is_refused() {
+async fn hpack_header_bomb_is_refused() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let _one = Spec::new("shop/one", "one", Protocol::Http1).here(&world).await;
@@ -193,7 +193,7 @@ async fn header_bomb_is_refused() {
     others_are_served(&proxy).await;
     let before = memory(&proxy.process);
     let mut stream = h2::connect(&proxy.for_one, &[]).await;
-    // A field of 3 KB that the table keeps, and then a byte for each time that it is there again.
+    // A field of 3 KB that enters the dynamic table, then one byte for each repetition.
     let field = [&[0x40, 1, b'x', 0x7f, 0x81, 0x16][..], &[b'y'; 2944]].concat();
     for number in 0..64_u32 {
         let mut head = h2::get("one.shop");
@@ -209,7 +209,7 @@ async fn header_bomb_is_refused() {
     let mut refused = false;
     let reading = async {
         while let Some(came) = h2::read(&mut stream).await {
-            // With 431, by a reset, or by a goodbye to all.
+            // Refused with 431, RST_STREAM or GOAWAY.
             refused |= matches!(came.kind, HEADERS | RST_STREAM | h2::GOAWAY);
         }
     };
@@ -246,7 +246,7 @@ async fn unread_responses_are_not_buffered() {
     }
     let kept = memory(&proxy.process).saturating_sub(before);
     assert!(kept < LITTLE, "{kept} bytes are kept of 64 MB that fit no window");
-    // The program is there, and servers are not held for it.
+    // The program is still connected, but servers do not wait for it.
     proxy.counts("stalled_responses_total", 64.0).await;
     proxy.counts("upstream_connections_open", 0.0).await;
     proxy.counts("connections_open", 1.0).await;

@@ -19,12 +19,12 @@ async fn oversized_and_slow_request_heads_are_refused() {
     for bomb in [many, long] {
         let asked = format!("GET / HTTP/1.1\r\nhost: one.shop\r\n{bomb}\r\n");
         let (mut program, asked) = (say(&proxy.for_one, "").await, asked.into_bytes());
-        // It may be cut off before it has sent all of it.
+        // The proxy may close the connection before everything is sent.
         let _ = program.write_all(&asked).await;
         let answer = read_to_end(&mut program).await;
         assert!(answer.starts_with(b"HTTP/1.1 431 "), "{}", String::from_utf8_lossy(&answer));
     }
-    // A word now and then keeps no connection.
+    // An occasional byte does not keep a connection open.
     let mut program = say(&proxy.for_one, "GET / HTTP/1.1\r\nhost: one.shop\r\n").await;
     let dribbling = async {
         while program.write_all(b"x: y\r\n").await.is_ok() {
@@ -37,7 +37,7 @@ async fn oversized_and_slow_request_heads_are_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn ambiguous_framing_is_refused() {
+async fn requests_with_ambiguous_body_framing_are_refused() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let _one = Spec::new("shop/one", "one", Protocol::Http1).here(&world).await;
@@ -63,7 +63,7 @@ async fn ambiguous_framing_is_refused() {
         let mut program = say(&proxy.for_one, format!("{head}{ambiguous}")).await;
         let answer = read_to_end(&mut program).await;
         let answer = String::from_utf8_lossy(&answer);
-        // RFC 9112 6.1 has 501 for codings that are not understood.
+        // RFC 9112, section 6.1 asks for 501 if the transfer coding is not understood.
         let coded = ambiguous.starts_with("transfer-encoding: ") && answer.starts_with("HTTP/1.1 501 ");
         assert!(coded || answer.starts_with("HTTP/1.1 400 "), "{ambiguous:?}: {answer}");
         assert_eq!(answer.matches("HTTP/1.1 ").count(), 1, "{ambiguous:?}: {answer}");
@@ -71,7 +71,7 @@ async fn ambiguous_framing_is_refused() {
     let version = "POST / HTTP/1.0\r\nhost: one.shop\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n";
     let answer = read_to_end(&mut say(&proxy.for_one, version).await).await;
     assert!(answer.starts_with(b"HTTP/1.1 400 ") || answer.starts_with(b"HTTP/1.0 400 "));
-    // A chunk without a valid end: the request is incomplete.
+    // A chunk without a valid end leaves the request incomplete.
     for chunks in [
         "3\nabc\r\n0\r\n\r\n",
         "3\r\nabcd\r\n0\r\n\r\n",
@@ -88,13 +88,14 @@ async fn ambiguous_framing_is_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn duplicate_length_smuggles_no_request() {
+async fn content_length_with_chunked_encoding_smuggles_no_request() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let _one = Spec::new("shop/one", "one", Protocol::Http1).here(&world).await;
     let proxy = Proxy::start(&world).await;
     let [length, chunked] = ["content-length: 4\r\n", "transfer-encoding: chunked\r\n"];
-    // RFC 9112 6.3 lets one refuse these, or go by the chunks alone and close the connection behind them.
+    // RFC 9112, section 6.3 allows a server to refuse both fields, or to use the chunks alone and then close the
+    // connection.
     for fields in [[length, chunked], [chunked, length]] {
         let asked = format!(
             "POST / HTTP/1.1\r\nhost: one.shop\r\n{}\r\n0\r\n\r\nGET /second HTTP/1.1\r\nhost: one.shop\r\n\r\n",

@@ -1,4 +1,4 @@
-//! As many connections as a proxy takes by itself.
+//! The default maximum of connections of a proxy.
 
 use std::time::Duration;
 
@@ -15,13 +15,13 @@ use super::{memory, others_are_served};
 use crate::harness::{Proxy, Spec, World, alone, beside_others, read_head, skipped};
 
 const MANY: u64 = 10_000;
-/// What one may cost that is idle after a request.
+/// Most bytes of memory per connection that is idle after a request.
 const EACH: u64 = 5 * 1024;
 /// Concurrent connection attempts: fewer than the accept queue of a listener holds.
 const AT_ONCE: usize = 64;
 const GET: &[u8] = b"GET / HTTP/1.1\r\nhost: one.shop\r\n\r\n";
 
-/// Has something done so many times, some at one time.
+/// Runs all futures, up to [`AT_ONCE`] at a time, and returns their results.
 async fn each<T: Send + 'static>(all: impl Iterator<Item: Future<Output = T> + Send + 'static>) -> Vec<T> {
     let (mut done, mut doing) = (Vec::new(), JoinSet::new());
     for one in all {
@@ -34,7 +34,7 @@ async fn each<T: Send + 'static>(all: impl Iterator<Item: Future<Output = T> + S
     done
 }
 
-/// Asks once on a connection, which is kept.
+/// Sends one request on a connection and returns the connection.
 async fn asks(mut stream: TcpStream) -> TcpStream {
     stream.write_all(GET).await.unwrap();
     let head = read_head(&mut stream).await;
@@ -42,7 +42,7 @@ async fn asks(mut stream: TcpStream) -> TcpStream {
     stream
 }
 
-/// Connections with one served request each, kept open by their programs.
+/// Opens connections, sends one request on each, and keeps them open.
 async fn served(to: &str, count: u64) -> Vec<TcpStream> {
     each((0..count).map(|_| {
         let to = to.to_owned();
@@ -52,8 +52,8 @@ async fn served(to: &str, count: u64) -> Vec<TcpStream> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn connection_beyond_ten_thousand_waits_for_a_free_place() {
-    // Both sides of each are on this machine, in two processes with a limit each.
+async fn connection_beyond_limit_of_ten_thousand_waits_until_another_closes() {
+    // Both ends of each connection are on this machine, in two processes with a descriptor limit each.
     let descriptors = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
     if descriptors < MANY + 1000 {
         let reason = format!("{descriptors} descriptors are too few (ulimit -n)");
@@ -83,9 +83,9 @@ async fn connection_beyond_ten_thousand_waits_for_a_free_place() {
     drop(rest.pop());
     rest.push(asks(TcpStream::connect(&proxy.by_host).await.unwrap()).await);
 
-    // Each is still served.
+    // Every connection is still served.
     let all = each(first.into_iter().chain(rest).map(asks)).await;
-    // Gone at once, and no port is taken for a minute by each.
+    // Closed by reset, so that no port stays in TIME_WAIT.
     all.iter().for_each(|stream| stream.set_zero_linger().unwrap());
     drop(all);
     waits.set_zero_linger().unwrap();
@@ -95,7 +95,7 @@ async fn connection_beyond_ten_thousand_waits_for_a_free_place() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn silent_connections_make_room_for_new_ones() {
+async fn silent_connections_are_closed_for_new_ones_at_connection_limit() {
     const MAX: u64 = 200;
     let _machine = beside_others().await;
     let world = World::start("").await;
@@ -107,7 +107,7 @@ async fn silent_connections_make_room_for_new_ones() {
         let to = to.clone();
         async move { TcpStream::connect(to).await.unwrap() }
     };
-    // More than there is room for: new ones of the flood displace those before as well.
+    // More connections than allowed: new ones of the flood also displace earlier ones.
     let silent = each((0..2 * MAX).map(connect)).await;
     proxy.reaches("connections_displaced_total", 1.0).await;
     for _ in 0..5 {

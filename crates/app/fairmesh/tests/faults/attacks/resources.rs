@@ -1,4 +1,4 @@
-//! Programs that take nothing, and more of them than there are descriptors for.
+//! Programs that read nothing, and more connections than the proxy has descriptors.
 
 use std::{ffi::OsString, time::Duration};
 
@@ -14,13 +14,13 @@ use crate::harness::{
     PATIENCE, Program, Proxy, RawServer, Spec, World, beside_others, read_head, say, until,
 };
 
-/// Connections of a program that takes more than the proxy has descriptors for.
+/// Connections of a program that exhausts the proxy's descriptors.
 const IDLE: u32 = 150;
 const GET: &str = "GET / HTTP/1.1\r\nhost: one.shop\r\n\r\n";
-/// What systems keep of a connection whose reader does not read, on both of its ends.
+/// Bytes that the kernel buffers on both ends of a connection whose reader does not read.
 const OF_THE_SYSTEM: u64 = 32 << 20;
 
-/// Sends until nothing is taken any more, or the connection ends; how much that was.
+/// Sends until the peer accepts nothing more or the connection ends; returns the number of bytes.
 async fn pour(stream: &mut TcpStream) -> u64 {
     let (piece, mut sent) = ([b'x'; 65_536], 0);
     loop {
@@ -32,7 +32,7 @@ async fn pour(stream: &mut TcpStream) -> u64 {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn slow_reader_uses_bounded_memory_and_delays_nothing() {
+async fn slow_reader_uses_bounded_memory_and_delays_no_other_request() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let server = RawServer::start(&world, "shop/one", "one").await;
@@ -46,7 +46,7 @@ async fn slow_reader_uses_bounded_memory_and_delays_nothing() {
     let kept = memory(&proxy.process).saturating_sub(before);
     assert!(sent < 2 * OF_THE_SYSTEM, "{sent} bytes were taken for a program that reads none");
     assert!(kept < 8 << 20, "{kept} bytes more are kept");
-    // As long as an idle connection may last, and no longer.
+    // Ends after the idle timeout.
     let ended = async { while served.read(&mut [0; 64]).await.is_ok_and(|size| size > 0) {} };
     timeout(2 * PATIENCE, ended).await.expect("the server still waits for a program that takes nothing");
     proxy.counts("connections_open", 0.0).await;
@@ -71,7 +71,7 @@ async fn proxy_accepts_again_after_descriptor_exhaustion() {
     }
     until("no descriptor is left", async || proxy.process.log().contains("limit of open files")).await;
     drop(idle);
-    // Until then the rest of the queue may take the descriptors again.
+    // Until then, the rest of the accept queue may take freed descriptors.
     proxy.reaches("connections_accepted_total", f64::from(IDLE)).await;
     until("all are gone", async || proxy.metric("connections_open").await <= 2.0).await;
     others_are_served(&proxy).await;

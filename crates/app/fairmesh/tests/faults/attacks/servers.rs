@@ -13,7 +13,7 @@ use crate::harness::{
     read_head, say, until,
 };
 
-/// Not to be repeated.
+/// A request that must not be retried.
 const POST: &str = "POST / HTTP/1.1\r\nhost: one.shop\r\ncontent-length: 0\r\n\r\n";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -39,7 +39,7 @@ async fn invalid_response_yields_502_and_closes_its_connection() {
         let mut program = say(&proxy.for_one, POST).await;
         let mut served = server.accept().await;
         read_head(&mut served).await;
-        // It may be cut off before it has sent all of it.
+        // The proxy may close the connection before everything is sent.
         let _ = served.write_all(answer.as_bytes()).await;
         let told = read_head(&mut program).await;
         assert!(told.starts_with("http/1.1 502 "), "{}: {told}", &answer[..answer.len().min(60)]);
@@ -50,7 +50,7 @@ async fn invalid_response_yields_502_and_closes_its_connection() {
     assert!(services.contains("\"faults\":10") && services.contains("\"inFlight\":0"), "{services}");
 }
 
-/// A registered server that speaks HTTP/2 byte by byte.
+/// A registered server whose HTTP/2 frames the test writes itself.
 async fn http2_server(world: &World) -> (TcpListener, MeshServer) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let server = MeshServer::builder("shop/one").instance("one").protocol(Protocol::Http2);
@@ -60,7 +60,7 @@ async fn http2_server(world: &World) -> (TcpListener, MeshServer) {
     (listener, server)
 }
 
-/// Takes a connection, begins to speak, and waits for a request; its stream.
+/// Accepts a connection, sends the preface, and waits for a request; returns the connection and the stream id.
 async fn asked(listener: &TcpListener) -> (TcpStream, u32) {
     let (mut stream, _) = listener.accept().await.unwrap();
     stream.set_nodelay(true).unwrap();

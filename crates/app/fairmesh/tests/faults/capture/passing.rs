@@ -1,4 +1,4 @@
-//! What only passes through a machine that is a router is captured there, and everything else is as it was.
+//! Capture on a router: only connections that pass through the machine are captured, and nothing else changes.
 
 use std::fs;
 
@@ -14,7 +14,7 @@ use tokio::{
 use super::{Heard, NOBODY, PATIENCE, Programs, capture, capturing, nft, rules};
 use crate::harness::{Machines, Process, Program, Spec, THERE, World, beside_others, path, run, until};
 
-/// Requests of programs behind the router: a service over either address family, and a host outside the mesh.
+/// Requests of programs behind the router: to a service over either address family, and to a host outside the mesh.
 const TO_SERVICE: [[&str; 3]; 2] = [
     ["--connect-to", "one.shop:80:10.78.0.9:80", "http://one.shop/"],
     ["--connect-to", "one.shop:80:[fd00:78::9]:80", "http://one.shop/"],
@@ -22,7 +22,7 @@ const TO_SERVICE: [[&str; 3]; 2] = [
 const ELSEWHERE: [&str; 1] = ["http://10.78.0.2/"];
 
 #[test]
-fn forwarded_connections_are_captured_without_leftovers() {
+fn capture_of_forwarded_connections_removes_its_rules_at_end() {
     let Some(machines) = Machines::new(&["ip", "nft", "curl", "unshare", "setpriv"]) else { return };
     let behind = machines.behind();
     machines.run(|| async {
@@ -85,7 +85,7 @@ fn capture_leaves_existing_external_and_redirected_connections_alone() {
         let heard = Heard::default();
         heard.serve(machines.listen_there(80), "");
         let (mut proxy, port) = capturing(&world, "+transparent").await;
-        // As Kubernetes has it for services.
+        // Redirects services as Kubernetes does.
         let redirects = "table ip cluster {\nchain services {\ntype nat hook prerouting priority dstnat\n\
             ip daddr 10.96.0.1 tcp dport 80 dnat to 10.78.0.2:80\n}\n}\n";
         nft(&["-f", "-"], redirects).await;
@@ -116,7 +116,7 @@ fn capture_leaves_existing_external_and_redirected_connections_alone() {
     });
 }
 
-/// Gives back what is said, as often as anything is.
+/// A server that echoes everything.
 fn serve_echo(listener: std::net::TcpListener) {
     let listener = TcpListener::from_std(listener).unwrap();
     tokio::spawn(async move {
@@ -131,7 +131,7 @@ fn serve_echo(listener: std::net::TcpListener) {
 }
 
 #[test]
-fn connections_survive_the_stop_of_a_watched_proxy() {
+fn captured_connections_survive_stop_of_watched_proxy() {
     let Some(machines) = Machines::new(&["ip", "nft", "python3", "unshare", "setpriv"]) else { return };
     let behind = machines.behind();
     machines.run(|| async {
@@ -147,7 +147,7 @@ fn connections_survive_the_stop_of_a_watched_proxy() {
 
         let mut passing = talking(behind.connect(format!("{THERE}:80").parse().unwrap()));
         passing.write_all(b"x").await.unwrap();
-        // Says something again and again, until nothing is captured any more and for a while after that.
+        // Echoes repeatedly until capture has ended, and a while longer.
         let script = format!(
             "import os, socket, time; s = socket.create_connection(('{THERE}', 80)); s.settimeout(20)\n\
              end = time.time() + 60\n\
@@ -181,7 +181,7 @@ fn talking(stream: std::net::TcpStream) -> TcpStream {
     TcpStream::from_std(stream).unwrap()
 }
 
-/// How the machine routes by more than addresses, and what it takes for its own.
+/// Policy routing rules and local routes of the machine.
 async fn routes() -> String {
     let mut all = String::new();
     for family in ["-4", "-6"] {
@@ -189,7 +189,7 @@ async fn routes() -> String {
             let mut command = Command::new("/usr/bin/env");
             command.arg(format!("PATH={}", path())).arg("ip").arg(family).args(of.split(' '));
             let told = run(command, "", PATIENCE).await.ok();
-            // Addresses of links come by themselves, a while after these.
+            // Link-local addresses appear by themselves, somewhat later.
             for line in told.lines().filter(|line| !line.contains("fe80:")) {
                 all += &format!("IPv{}: {line}\n", &family[1..]);
             }

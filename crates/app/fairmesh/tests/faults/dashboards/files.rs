@@ -1,4 +1,4 @@
-//! The files of `deploy` that are for Prometheus and Grafana.
+//! The files in `deploy` for Prometheus and Grafana.
 
 use std::{fs, path::PathBuf};
 
@@ -15,14 +15,14 @@ pub(super) struct Panel {
 /// A recording rule or an alert.
 #[derive(Debug)]
 pub(super) struct Rule {
-    /// The series that it records, or the alert.
+    /// Name of the recorded series or of the alert.
     pub(super) name: String,
     pub(super) expression: String,
-    /// For an alert: the page that says what to do.
+    /// URL of the alert's runbook.
     pub(super) runbook: Option<String>,
 }
 
-/// A file or folder of the project.
+/// Path of a file or folder in the repository.
 pub(super) fn path(name: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../..").join(name)
 }
@@ -31,7 +31,7 @@ pub(super) fn read(name: &str) -> String {
     fs::read_to_string(path(name)).unwrap_or_else(|error| panic!("{name}: {error}"))
 }
 
-/// The dashboards by the names of their files.
+/// All dashboards, by file name.
 pub(super) fn dashboards() -> Vec<(String, Value)> {
     let entries = fs::read_dir(path("deploy/grafana")).unwrap().map(|entry| entry.unwrap().path());
     let mut all: Vec<_> = entries
@@ -44,7 +44,7 @@ pub(super) fn dashboards() -> Vec<(String, Value)> {
     all
 }
 
-/// The panels of all dashboards, with their queries as Grafana sends them for all tenants and services.
+/// Panels of all dashboards. Queries have Grafana's variables set to all tenants and services.
 pub(super) fn panels() -> Vec<Panel> {
     let panels = |(name, dashboard): &(String, Value)| {
         let panels = dashboard["panels"].as_array().unwrap().clone();
@@ -67,7 +67,7 @@ fn sent(target: &Value) -> String {
     query
 }
 
-/// The rules of a file in `deploy/prometheus`.
+/// Rules of a file in `deploy/prometheus`.
 pub(super) fn rules(file: &str) -> Vec<Rule> {
     let text = read(&format!("deploy/prometheus/{file}"));
     let file: Value = serde_saphyr::from_str(&text).unwrap_or_else(|error| panic!("{file}: {error}"));

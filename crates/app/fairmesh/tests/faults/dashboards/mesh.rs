@@ -1,4 +1,4 @@
-//! A small mesh under a few calls. Every process is scraped.
+//! A small mesh with a few calls, whose processes are all scraped.
 
 use std::{fs, time::Duration};
 
@@ -16,7 +16,7 @@ use crate::{
     telemetry::{page, start_register},
 };
 
-/// Agents report the calls of a planned service.
+/// Agents report the calls of the planned service.
 const RECORDS: &str = "\
 {kind: Topology, regions: [{name: eu}, {name: us}], roundTrips: [{between: [eu, us], rtt: 20ms}]}
 ---
@@ -29,11 +29,11 @@ const PAUSE: Duration = Duration::from_millis(50);
 
 pub(super) struct SmallMesh {
     pub(super) fleet: Fleet,
-    /// Where the proxy is called by host, and its pages.
+    /// Address for calls by host, and address of the proxy's pages.
     proxy: String,
-    /// The pages of all processes.
+    /// Addresses of the pages of all processes.
     pub(super) pages: Vec<String>,
-    /// `register` for `shop/leaving`, whose lease ends 10 s after this process.
+    /// `register` for `shop/leaving`; its lease ends 10 s after the process.
     pub(super) leaving: Process,
     _servers: [Local; 2],
     _processes: [Process; 4],
@@ -41,7 +41,7 @@ pub(super) struct SmallMesh {
 }
 
 impl SmallMesh {
-    /// All serve, and calls over HTTP and of gRPC go on.
+    /// Starts the mesh, waits until all services respond, and starts continuous HTTP and gRPC calls.
     pub(super) async fn start() -> Self {
         let fleet = Fleet::start(None).await;
         let agent = || format!("unix:{}", fleet.agent_socket().display()).parse().unwrap();
@@ -80,7 +80,7 @@ impl SmallMesh {
         mesh
     }
 
-    /// Calls a service again and again.
+    /// Calls a service in a loop.
     pub(super) fn call_forever(&mut self, host: &'static str, content_type: &'static str) {
         let proxy = self.proxy.clone();
         self.calls.spawn(async move {
@@ -91,7 +91,7 @@ impl SmallMesh {
         });
     }
 
-    /// The pages of metrics of all processes, as text of Prometheus.
+    /// Metrics pages of all processes, in the Prometheus text format.
     pub(super) async fn metrics(&self) -> Vec<String> {
         let mut texts = Vec::new();
         for address in &self.pages {
@@ -101,7 +101,8 @@ impl SmallMesh {
     }
 }
 
-/// A proxy with all optional series, in front of `one` as `shop/front` too; where it is called, and its pages.
+/// A proxy with all optional series, which also serves `one` as `shop/front`. Returns the address for calls and the
+/// address of its pages.
 fn start_proxy(fleet: &Fleet, one: &Local) -> (Process, [String; 2]) {
     let [calls, front, admin] = [(); 3].map(|()| format!("127.0.0.1:{}", free_port()));
     let arguments = format!(
@@ -124,7 +125,8 @@ fn start_leaving(fleet: &Fleet, one: &Local) -> Process {
     Process::start(Program::fairmesh(fleet.path("leaving.log"), &arguments))
 }
 
-/// A proxy whose key server does not exist, and its pages. It takes the mesh for a strict one, in which it calls no endpoint here.
+/// A proxy whose key server does not exist, and the address of its pages. It assumes a strict mesh, in which it calls
+/// no endpoint here.
 fn start_tls_proxy(fleet: &Fleet) -> (Process, String) {
     let [listen, admin] = [(); 2].map(|()| format!("127.0.0.1:{}", free_port()));
     let folder = fleet.path("tls-proxy");
@@ -141,7 +143,7 @@ fn start_tls_proxy(fleet: &Fleet) -> (Process, String) {
     (Process::start(Program::fairmesh(fleet.path("tls-proxy.log"), &arguments)), admin)
 }
 
-/// The status of a call, if there is one.
+/// Status of a call; `None` without a response.
 async fn call(proxy: &str, host: &str, content_type: &str) -> Option<u16> {
     let client =
         Client::builder(TokioExecutor::new()).http2_only(content_type.ends_with("grpc")).build_http();

@@ -15,14 +15,14 @@ use serde_json::Value;
 
 use crate::harness::{Process, Program, free_port};
 
-/// How it reads durations of calls.
+/// Format in which Prometheus ingests histograms.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Histograms {
     Native,
     Classic,
 }
 
-/// A Prometheus as a process.
+/// A Prometheus process.
 pub(super) struct Prometheus {
     pub(super) histograms: Histograms,
     address: String,
@@ -30,7 +30,8 @@ pub(super) struct Prometheus {
 }
 
 impl Prometheus {
-    /// Scrapes these addresses, and evaluates these files of rules, twice a second. `folder` is its own.
+    /// Starts Prometheus, which scrapes these addresses and evaluates these rule files twice a second. `folder` must be
+    /// used by nothing else.
     pub(super) fn start(
         binary: PathBuf,
         folder: &Path,
@@ -58,7 +59,7 @@ impl Prometheus {
         Self { histograms, address, _process: Process::start(Program { binary, args, env: Vec::new(), log }) }
     }
 
-    /// The series of an expression at present.
+    /// Series of an expression at present.
     pub(super) async fn query(&self, expression: &str) -> Vec<Value> {
         let mut form = "query=".to_owned();
         for byte in expression.bytes() {
@@ -68,11 +69,11 @@ impl Prometheus {
         if let Some(error) = answer["error"].as_str() {
             panic!("{error}: {expression}");
         }
-        // A scalar is one value, and no list of series.
+        // A scalar result is one value instead of a list of series.
         answer["data"]["result"].as_array().cloned().unwrap_or_default()
     }
 
-    /// The names of the alerts that fire, with the label that says who it is about, if there is one.
+    /// Names of the firing alerts, each with the label of its subject if there is one.
     pub(super) async fn firing(&self) -> Vec<(String, String)> {
         let answer = self.ask("alerts", None).await;
         let alerts = answer["data"]["alerts"].as_array().cloned().unwrap_or_default();
@@ -81,7 +82,7 @@ impl Prometheus {
         firing.map(|labels| (text(&labels["alertname"]), text(&labels["severity"]))).collect()
     }
 
-    /// `null` while it does not respond.
+    /// Response of the HTTP API; `null` while Prometheus does not respond.
     async fn ask(&self, what: &str, form: Option<String>) -> Value {
         let client = Client::builder(TokioExecutor::new()).build_http::<Full<Bytes>>();
         let method = if form.is_some() { "POST" } else { "GET" };

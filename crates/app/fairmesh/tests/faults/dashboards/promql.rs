@@ -1,26 +1,26 @@
-//! The series and labels that an expression of PromQL names, found word by word.
+//! Extracts the series and labels that a PromQL expression names, word by word.
 
 use std::{collections::BTreeSet, iter::Peekable, str::CharIndices};
 
-/// Words that are followed by labels in parentheses.
+/// Keywords followed by labels in parentheses.
 const LABELLED: [&str; 6] = ["by", "without", "on", "ignoring", "group_left", "group_right"];
-/// Aggregations and operators, which need no parenthesis behind them.
+/// Aggregations and operators that need no parenthesis.
 const WORDS: [&str; 13] = [
     "and", "avg", "bool", "bottomk", "count", "max", "min", "offset", "or", "sum", "topk", "unless",
     "quantile",
 ];
 
-/// What an expression names.
+/// Names in an expression.
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct Names {
-    /// Each series with the labels of its matchers.
+    /// Each series with the labels in its matchers.
     pub(super) series: Vec<(String, BTreeSet<String>)>,
-    /// Labels by which series are grouped or joined.
+    /// Labels used for grouping or joining.
     pub(super) groups: BTreeSet<String>,
 }
 
 impl Names {
-    /// Reads an expression that Prometheus accepts.
+    /// Parses an expression that Prometheus accepts.
     pub(super) fn of(expression: &str) -> Self {
         let mut names = Self::default();
         let mut chars = expression.char_indices().peekable();
@@ -66,7 +66,7 @@ fn word<'a>(text: &'a str, start: usize, chars: &mut Peekable<CharIndices<'_>>) 
     &text[start..end]
 }
 
-/// The text from here to this character; quoted ones do not count.
+/// Text up to the next `end` outside quotes.
 fn until<'a>(text: &'a str, end: char, chars: &mut Peekable<CharIndices<'_>>) -> &'a str {
     let start = chars.peek().map_or(text.len(), |(at, _)| *at);
     while let Some((at, c)) = chars.next() {
@@ -84,7 +84,7 @@ fn skip_past(chars: &mut Peekable<CharIndices<'_>>, end: char) {
     while chars.next().is_some_and(|(_, c)| c != end) {}
 }
 
-/// The labels of matchers: the words before `=`, `!=`, `=~` and `!~`.
+/// Labels in matchers: the words before `=`, `!=`, `=~` and `!~`.
 fn labels(matchers: &str) -> BTreeSet<String> {
     let outside_of_quotes = matchers.split('"').step_by(2);
     let label = |part: &str| {
@@ -95,7 +95,7 @@ fn labels(matchers: &str) -> BTreeSet<String> {
 }
 
 #[test]
-fn names_of_an_expression_are_its_series_and_labels() {
+fn promql_parser_finds_series_and_labels_of_expression() {
     let names = Names::of(
         r#"sum by (a, b) (rate(calls_total{service=~"x|{y}", class!="5xx"}[5m])) > 0.5
            and on (job) group_left () up == 1 or histogram_quantile(0.9, pair:calls:rate2m) * 1e3"#,

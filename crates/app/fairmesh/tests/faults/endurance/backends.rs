@@ -2,7 +2,7 @@ use fairmesh_model::Protocol;
 
 use crate::harness::{Echo, World};
 
-/// Servers of three services, of which one after the other is replaced by another at another address.
+/// Servers of three services; one after the other is replaced by a new server at another address.
 pub(super) struct Backends {
     running: Vec<(usize, Echo)>,
     replaced: usize,
@@ -10,7 +10,7 @@ pub(super) struct Backends {
 
 const SERVICES: [(&str, Protocol); 3] =
     [("shop/one", Protocol::Http1), ("shop/two", Protocol::Http2), ("shop/rpc", Protocol::Grpc)];
-/// Servers of each service.
+/// Servers per service.
 const EACH: usize = 3;
 
 impl Backends {
@@ -27,7 +27,7 @@ impl Backends {
         self.running.push((n, Echo::start(world, service, &format!("server-{n}"), protocol).await));
     }
 
-    /// Starts another of the service whose oldest server then stops.
+    /// Starts another server of the next service, then stops that service's oldest server.
     pub(super) async fn roll_one(&mut self, world: &World) {
         let (n, oldest) = self.running.remove(0);
         self.start_one(world, n + EACH * SERVICES.len()).await;

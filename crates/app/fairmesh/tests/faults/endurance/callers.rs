@@ -10,7 +10,7 @@ use tokio::task::JoinHandle;
 
 use crate::harness::{Answer, Connection, Manner, NUMBER, until};
 
-/// What calls a service, and how.
+/// Calls by service, connection use and protocol.
 const CALLS: [(&str, Manner, bool); 9] = [
     ("one.shop", Manner::Kept, false),
     ("one.shop", Manner::Kept, false),
@@ -23,7 +23,7 @@ const CALLS: [(&str, Manner, bool); 9] = [
     ("rpc.shop", Manner::Http2, true),
 ];
 
-/// Callers in a closed loop that repeat no call and check each response.
+/// Closed-loop callers that never retry a call and check each response.
 pub(super) struct Callers {
     tally: Arc<Tally>,
     tasks: Vec<JoinHandle<()>>,
@@ -62,13 +62,13 @@ impl Callers {
         self.tally.failures.lock().unwrap().len()
     }
 
-    /// Waits until so many more calls have a response.
+    /// Waits until `calls` more calls have a response.
     pub(super) async fn go_on(&self, calls: u64) {
         let goal = self.answered() + calls;
         until("calls go on", async || self.answered() >= goal).await;
     }
 
-    /// Ends, where none may have failed; how many there were.
+    /// Stops the callers, asserts that no call failed, and returns the number of calls.
     pub(super) async fn stop_unharmed(self) -> u64 {
         self.tally.stop.store(true, Relaxed);
         for task in self.tasks {

@@ -1,13 +1,13 @@
 use std::{fs, path::Path, process::Command};
 
-/// What a certificate is made for.
+/// Names and usage in the certificates.
 const NAMES: &str = "subjectAltName=DNS:one.shop,DNS:db.shop,IP:127.0.0.1\nextendedKeyUsage=serverAuth\n";
 
-/// An authority in a folder of its own, that of a test, and the certificates that it made.
+/// A certificate authority in a folder, with the certificates it issued.
 pub(crate) struct Authority<'a>(pub(crate) &'a Path);
 
 impl Authority<'_> {
-    /// Makes the authority, as `ca.pem`.
+    /// Creates the authority's key and its certificate, `ca.pem`.
     pub(crate) fn new(folder: &Path) -> Authority<'_> {
         let this = Authority(folder);
         fs::write(folder.join("extensions"), NAMES).unwrap();
@@ -15,7 +15,7 @@ impl Authority<'_> {
         this
     }
 
-    /// Makes a certificate with a key of this kind, `ec` or `rsa`, as `NAME.pem` and `NAME.key`.
+    /// Issues a certificate with an `ec` or `rsa` key, as `NAME.pem` and `NAME.key`.
     pub(crate) fn issue(&self, name: &str, kind: &str) {
         let key = key(kind);
         self.openssl(&format!("req {key} -keyout {name}.key -out {name}.csr -subj /CN={name}"));
@@ -24,12 +24,12 @@ impl Authority<'_> {
         ));
     }
 
-    /// Where a file of this name is.
+    /// Path of a file in the folder.
     pub(crate) fn path(&self, name: &str) -> String {
         self.0.join(name).display().to_string()
     }
 
-    /// Runs openssl there.
+    /// Runs openssl in the folder.
     pub(crate) fn openssl(&self, arguments: &str) {
         let made = Command::new("openssl").args(arguments.split(' ')).current_dir(self.0).output();
         let made = made.expect("this test needs openssl");

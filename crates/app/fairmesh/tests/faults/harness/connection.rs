@@ -8,15 +8,15 @@ use tokio::net::TcpStream;
 /// How a caller uses connections.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Manner {
-    /// One for each call.
+    /// A new connection for each call.
     Fresh,
-    /// One connection until the peer closes it.
+    /// One connection, until the peer closes it.
     Kept,
     /// One HTTP/2 connection until it receives GOAWAY.
     Http2,
 }
 
-/// A connection of a program that repeats no request which may have been seen.
+/// A client connection that never repeats a request that the peer may have seen.
 pub(crate) enum Connection {
     Http1(http1::SendRequest<Full<Bytes>>),
     Http2(http2::SendRequest<Full<Bytes>>),
@@ -45,7 +45,7 @@ impl Connection {
         })
     }
 
-    /// `None` where the connection returned the request unsent, as it does after GOAWAY.
+    /// Sends a request. `None` if the connection returned it unsent, as after GOAWAY.
     pub(crate) async fn send(&mut self, request: Request<Full<Bytes>>) -> Option<Result<Answer, String>> {
         let answer = match self {
             Self::Http1(sender) => match sender.send_request(request).await {
@@ -56,8 +56,8 @@ impl Connection {
                 Ok(answer) => answer,
                 Err(error) if error.message().is_some() => return None,
                 Err(error) => match format!("{:?}", error.into_error()) {
-                    // GOAWAY arrived between the choice of the connection and the first frame on it: frames of later
-                    // streams are ignored (RFC 9113 6.8).
+                    // GOAWAY arrived after the connection was chosen and before the first frame: the peer ignores
+                    // frames of later streams (RFC 9113, 6.8).
                     error if error.contains("GoAway(b\"\", NO_ERROR, Remote)") => return None,
                     error => return Some(Err(error)),
                 },
@@ -72,7 +72,7 @@ impl Connection {
         Some(Ok((Response::from_parts(head, whole.to_bytes()), trailers)))
     }
 
-    /// Sends a request that is made anew as often as it is given back unsent, over what is kept or a new connection.
+    /// Sends a request over a kept or new connection; builds it again each time a connection returns it unsent.
     pub(crate) async fn call(
         kept: &mut Option<Self>,
         (to, manner): (&str, Manner),

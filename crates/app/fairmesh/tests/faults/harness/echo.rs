@@ -10,20 +10,20 @@ use tokio::{net::TcpListener, task::JoinHandle};
 
 use super::World;
 
-/// The header by which a gRPC request asks for a status other than OK.
+/// Header of a gRPC request that asks for a status other than OK.
 pub(crate) const STATUS: &str = "x-status";
 
 /// The header that identifies a request; its response has the same value.
 pub(crate) const NUMBER: HeaderName = HeaderName::from_static("x-number");
 
-/// A server in this process that echoes requests, so that each response shows its request.
+/// A server in this process that echoes requests.
 pub(crate) struct Echo {
     server: MeshServer,
     serving: JoinHandle<()>,
 }
 
 impl Echo {
-    /// Returns once callers can learn of it.
+    /// Starts the server; returns once callers can learn of it.
     pub(crate) async fn start(world: &World, service: &str, instance: &str, protocol: Protocol) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
@@ -37,7 +37,7 @@ impl Echo {
         Self { server, serving }
     }
 
-    /// A planned stop; returns when its last connection is closed.
+    /// Stops the server as planned; returns when its last connection is closed.
     pub(crate) async fn stop(self) {
         self.server.shutdown().await;
         self.serving.await.unwrap();

@@ -1,4 +1,4 @@
-//! HTTP/2 frame by frame (RFC 9113), for what no library would send.
+//! HTTP/2 frames (RFC 9113) that no library would send.
 
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
@@ -24,10 +24,10 @@ pub(crate) const ACK: u8 = 1;
 pub(crate) const END_STREAM: u8 = 1;
 pub(crate) const END_HEADERS: u8 = 4;
 
-/// The error code of a peer that is asked for too much.
+/// Error code ENHANCE_YOUR_CALM.
 pub(crate) const CALM: u32 = 0xb;
 
-/// A frame as it came.
+/// A received frame.
 #[derive(Clone, Debug)]
 pub(crate) struct Frame {
     pub(crate) kind: u8,
@@ -41,13 +41,13 @@ pub(crate) fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8>
     [&length[1..], &[kind, flags], &stream.to_be_bytes(), payload].concat()
 }
 
-/// The fields of `GET /` with this host, all as literals or from the static table (RFC 7541).
+/// Header block of `GET /` with this host, as literals and static-table entries (RFC 7541).
 pub(crate) fn get(host: &str) -> Vec<u8> {
     let length = u8::try_from(host.len()).unwrap();
     [&[0x82, 0x86, 0x84, 0x01, length], host.as_bytes()].concat()
 }
 
-/// A connection that has begun with these settings, each two bytes of name and four of value.
+/// Opens a connection with these settings: two bytes of identifier and four of value each.
 pub(crate) async fn connect(to: &str, settings: &[u8]) -> TcpStream {
     let mut stream = TcpStream::connect(to).await.unwrap();
     stream.set_nodelay(true).unwrap();
@@ -63,8 +63,7 @@ pub(crate) async fn serve(stream: &mut TcpStream) {
     stream.write_all(&frame(SETTINGS, 0, 0, &[])).await.unwrap();
 }
 
-/// The next frame of a stream that carries something of a message, or ends it early. Settings on the way are
-/// acknowledged.
+/// Reads the next frame that carries or ends a message, and acknowledges SETTINGS on the way.
 pub(crate) async fn read_message(stream: &mut TcpStream) -> Frame {
     loop {
         let came = read(stream).await.expect("the connection goes on");
@@ -78,7 +77,7 @@ pub(crate) async fn read_message(stream: &mut TcpStream) -> Frame {
     }
 }
 
-/// The next frame; `None` where the connection ended.
+/// Reads the next frame; `None` at the end of the connection.
 pub(crate) async fn read(stream: &mut (impl tokio::io::AsyncRead + Unpin)) -> Option<Frame> {
     let read = async {
         let mut head = [0; 9];
@@ -92,7 +91,7 @@ pub(crate) async fn read(stream: &mut (impl tokio::io::AsyncRead + Unpin)) -> Op
     timeout(PATIENCE, read).await.expect("nothing comes")
 }
 
-/// Reads until the connection ends; the error code of the last goodbye, where there was one.
+/// Reads until the connection ends; returns the error code of the last GOAWAY, if any.
 pub(crate) async fn goodbye(stream: &mut (impl tokio::io::AsyncRead + Unpin)) -> Option<u32> {
     let mut last = None;
     while let Some(Frame { kind, payload, .. }) = read(stream).await {

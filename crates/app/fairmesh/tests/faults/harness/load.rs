@@ -14,42 +14,42 @@ use tokio::{task::JoinHandle, time::Instant};
 
 use super::until;
 
-/// The pause of a caller between two calls: a few callers are steady load and leave the machine to the mesh.
+/// Pause of a caller between two calls, so that a few callers are a steady load and leave CPU to the mesh.
 const PAUSE: Duration = Duration::from_millis(3);
 
-/// What a call is.
+/// Kind of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// May be repeated.
+    /// A request that may be retried.
     Get,
-    /// May not be repeated.
+    /// A request that may not be retried.
     Post,
-    /// A gRPC call, which may not be repeated either.
+    /// A gRPC call, which may not be retried either.
     Grpc,
 }
 
-/// One caller: makes a call, waits for its end, and makes the next.
+/// A caller that starts each call after the end of the last one.
 #[derive(Clone)]
 pub(crate) struct Caller {
     pub(crate) service: ServiceHandle,
     pub(crate) kind: Kind,
-    /// Calls carry keys below this.
+    /// Exclusive upper bound of the calls' keys; `None` for calls without a key.
     pub(crate) keys: Option<u64>,
 }
 
-/// Callers that call until they are stopped.
+/// Callers that run until they are stopped.
 pub(crate) struct Load {
     tally: Arc<Tally>,
     callers: Vec<JoinHandle<()>>,
 }
 
-/// What the callers saw.
+/// Results of all callers.
 #[derive(Debug, Default)]
 pub(crate) struct Tally {
     stop: AtomicBool,
     calls: AtomicU64,
     pub(crate) failures: Mutex<Vec<Failure>>,
-    /// Number of responses and time of the last, by instance.
+    /// Number of responses and time of the last response, by instance.
     pub(crate) answers: Mutex<BTreeMap<String, (u64, Instant)>>,
     pub(crate) took: Mutex<Vec<Duration>>,
 }
@@ -59,7 +59,7 @@ pub(crate) struct Tally {
 pub(crate) struct Failure {
     pub(crate) caller: usize,
     pub(crate) call: Kind,
-    /// `None` for a response that counts as a failure.
+    /// `None` if the failure is a response.
     pub(crate) kind: Option<FaultKind>,
     #[allow(dead_code, reason = "shown by assertions that fail")]
     pub(crate) what: String,
@@ -70,7 +70,7 @@ impl Caller {
         Self { service: service.clone(), kind, keys: None }
     }
 
-    /// Makes one call with this number; returns the instance that responded.
+    /// Makes call number `number`; returns the instance that responded.
     pub(crate) async fn call(&self, number: u64) -> Result<String, (Option<FaultKind>, String)> {
         let request = match self.kind {
             Kind::Get => Request::get("/").body(Body::empty()),
@@ -81,7 +81,7 @@ impl Caller {
             }
         };
         let service = match self.keys {
-            // Neighbouring numbers shall not meet the same shard.
+            // Spreads consecutive numbers over different shards.
             Some(keys) => self.service.clone().key(number.wrapping_mul(7919) % keys),
             None => self.service.clone(),
         };
@@ -112,13 +112,13 @@ impl Load {
         Self { tally, callers }
     }
 
-    /// So many callers of each kind.
+    /// Callers of a service: the given number of each kind.
     pub(crate) fn of(service: &ServiceHandle, kinds: &[(Kind, usize)]) -> Vec<Caller> {
         let callers = kinds.iter().flat_map(|(kind, count)| vec![Caller::new(service, *kind); *count]);
         callers.collect()
     }
 
-    /// Waits until this many more calls have ended.
+    /// Waits until `calls` more calls have ended.
     pub(crate) async fn goes_on(&self, calls: u64) {
         let goal = self.tally.calls.load(Relaxed) + calls;
         until("calls go on", async || self.tally.calls.load(Relaxed) >= goal).await;
@@ -134,7 +134,7 @@ impl Load {
         &self.tally
     }
 
-    /// Ends once no call is in flight.
+    /// Stops the callers; returns once no call is in flight.
     pub(crate) async fn stop(self) -> Arc<Tally> {
         self.tally.stop.store(true, Relaxed);
         for caller in self.callers {
@@ -143,7 +143,7 @@ impl Load {
         self.tally
     }
 
-    /// The same, where no call may have failed.
+    /// Stops the callers and asserts that no call failed.
     pub(crate) async fn stop_unharmed(self) {
         let tally = self.stop().await;
         let failures = tally.failures.lock().unwrap();
@@ -154,7 +154,7 @@ impl Load {
 }
 
 async fn run(index: usize, caller: Caller, tally: Arc<Tally>) {
-    // Callers begin at different keys.
+    // Callers start at different keys.
     let first = 1000 * index as u64;
     for number in first.. {
         if tally.stop.load(Relaxed) {
@@ -190,12 +190,12 @@ impl Tally {
         self.calls.fetch_add(1, Relaxed);
     }
 
-    /// The number of responses of an instance.
+    /// Number of responses of an instance.
     pub(crate) fn answered_by(&self, instance: &str) -> u64 {
         self.answers.lock().unwrap().get(instance).map_or(0, |(count, _)| *count)
     }
 
-    /// When an instance responded last.
+    /// Time of an instance's last response.
     pub(crate) fn last_answer(&self, instance: &str) -> Option<Instant> {
         self.answers.lock().unwrap().get(instance).map(|(_, last)| *last)
     }

@@ -8,22 +8,22 @@ use fairmesh_test_support::namespaces::{Namespace, is_installed, path};
 
 use super::{Run, run, skipped};
 
-/// Two machines with a cable between them: network namespaces, which vanish with the value.
+/// Two connected machines: network namespaces, which are removed on drop.
 pub(crate) struct Machines {
     here: Namespace,
     there: Namespace,
 }
 
-/// Addresses of the third one, and of the first one where that is its router.
+/// Addresses of the third machine, and of the first machine as its router.
 const BEHIND: [&str; 2] = ["10.79.0.2/24", "fd00:79::2/64"];
 const ROUTER: [&str; 2] = ["10.79.0.1/24", "fd00:79::1/64"];
-/// The addresses of the namespace where the test runs and of the other one; their network has no other host.
+/// Addresses of the first machine, where the test runs, and of the second; their network has no other host.
 const HERE: &str = "10.78.0.1";
 pub(crate) const THERE: &str = "10.78.0.2";
 
 impl Machines {
-    /// `None` where this process may not make them or lacks one of the programs; that is said past the capture of what
-    /// passing tests print.
+    /// `None`, with a message past the test's output capture, if this process may not create namespaces or lacks one of
+    /// the programs.
     pub(crate) fn new(programs: &[&str]) -> Option<Self> {
         let missing = programs.iter().find(|program| !is_installed(program));
         let made = match missing {
@@ -49,7 +49,7 @@ impl Machines {
         Ok(machines)
     }
 
-    /// A third machine, for which the first one is the router: network namespaces that vanish as these do.
+    /// A third machine with the first one as its router; it is removed on drop too.
     pub(crate) fn behind(&self) -> Behind {
         let Self { here, there } = self;
         let number = here.name().rsplit('-').next().unwrap();
@@ -72,7 +72,7 @@ impl Machines {
         Behind(behind)
     }
 
-    /// Runs a test on the first machine: its sockets are there, and the processes that it starts.
+    /// Runs a test on the first machine, which then owns its sockets and child processes.
     pub(crate) fn run<F: Future<Output = ()>>(&self, test: impl FnOnce() -> F + Send) {
         self.here.within(|| {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
@@ -87,7 +87,7 @@ impl Machines {
         listener
     }
 
-    /// A connection from the second machine.
+    /// Connects from the second machine.
     pub(crate) fn connect_there(&self, to: SocketAddr) -> TcpStream {
         connect(&self.there, to)
     }
@@ -97,17 +97,17 @@ impl Machines {
 pub(crate) struct Behind(Namespace);
 
 impl Behind {
-    /// A connection from there.
+    /// Connects from the machine behind the router.
     pub(crate) fn connect(&self, to: SocketAddr) -> TcpStream {
         connect(&self.0, to)
     }
 
-    /// Listens there.
+    /// Listens on the machine behind the router.
     pub(crate) fn listen(&self) -> TcpListener {
         self.0.within(|| TcpListener::bind("10.79.0.2:0").unwrap())
     }
 
-    /// Runs curl there.
+    /// Runs curl on the machine behind the router.
     pub(crate) async fn curl(&self, arguments: &[&str]) -> Run {
         let mut command = tokio::process::Command::new("/usr/bin/env");
         command.arg(format!("PATH={}", path()));

@@ -1,13 +1,13 @@
-//! OpenMetrics text, taken apart by the letter of its specification (version 1.0.0), as far as it is written here.
+//! A strict parser of OpenMetrics text (version 1.0.0), for the parts of the format that Fairmesh writes.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// A name with its labels, sorted.
+/// A metric name with its sorted labels.
 type Series = (String, Vec<(String, String)>);
-/// Each series with its value.
+/// Values by series.
 pub(crate) type Samples = BTreeMap<Series, f64>;
 
-/// The kinds of metrics, and what the names of their samples may end in.
+/// Metric types with the suffixes that their sample names may have.
 const SUFFIXES: [(&str, &[&str]); 4] = [
     ("info", &["_info"]),
     ("counter", &["_total"]),
@@ -15,10 +15,10 @@ const SUFFIXES: [(&str, &[&str]); 4] = [
     ("histogram", &["_bucket", "_sum", "_count"]),
 ];
 
-/// Every sample.
+/// Parses every sample.
 ///
 /// # Panics
-/// Where the text breaks a rule.
+/// If the text breaks a rule of the format.
 pub(crate) fn read(text: &str) -> Samples {
     let body = text.strip_suffix("# EOF\n").expect("it ends with # EOF");
     let (mut samples, mut families) = (Samples::new(), BTreeSet::new());
@@ -78,7 +78,7 @@ fn sample(line: &str) -> (String, Vec<(String, String)>, f64) {
     (name.to_owned(), labels, value.parse().unwrap_or_else(|_| panic!("{line}")))
 }
 
-/// The text in quotes, and the text after it.
+/// Splits off a quoted text; returns its content and the rest.
 fn quoted(text: &str) -> (String, &str) {
     let (mut value, mut chars) = (String::new(), text.char_indices());
     while let Some((at, c)) = chars.next() {
@@ -95,7 +95,7 @@ fn quoted(text: &str) -> (String, &str) {
     panic!("no closing quote: {text}")
 }
 
-/// Buckets ascend, and the last one holds all.
+/// Asserts that buckets are cumulative and that the `+Inf` bucket equals the count.
 fn histograms(samples: &Samples) {
     let mut buckets: BTreeMap<Series, Vec<(f64, f64)>> = BTreeMap::new();
     for ((name, labels), value) in samples {

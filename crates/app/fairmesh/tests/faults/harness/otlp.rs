@@ -1,4 +1,4 @@
-//! A collector of traces.
+//! Collectors of traces and metrics.
 
 use std::{
     collections::BTreeMap,
@@ -15,11 +15,11 @@ use tokio::net::TcpListener;
 
 use super::until;
 
-/// Takes spans by OTLP over HTTP.
+/// Receives spans by OTLP over HTTP.
 pub(crate) struct TraceCollector {
     pub(crate) address: String,
     spans: Arc<Mutex<Vec<Span>>>,
-    /// The header `authorization`, and the attributes of the process, of the last batch.
+    /// Header `authorization` and resource attributes of the last batch.
     last: Arc<Mutex<(String, BTreeMap<String, String>)>>,
 }
 
@@ -43,12 +43,12 @@ impl TraceCollector {
         Self { address, spans, last }
     }
 
-    /// The header `authorization`, and the attributes of the process, of the last batch.
+    /// Header `authorization` and resource attributes of the last batch.
     pub(crate) fn last(&self) -> (String, BTreeMap<String, String>) {
         self.last.lock().unwrap().clone()
     }
 
-    /// The spans of a trace once there are so many: those that were asked first, then by their beginning.
+    /// Waits for `count` spans of a trace; returns them with server spans first, then by start time.
     pub(crate) async fn trace(&self, trace: &str, count: usize) -> Vec<Span> {
         let of = |spans: &[Span]| -> Vec<Span> {
             spans.iter().filter(|span| hex(&span.trace_id) == trace).cloned().collect()
@@ -59,18 +59,18 @@ impl TraceCollector {
         spans
     }
 
-    /// All spans that came.
+    /// All received spans.
     pub(crate) fn all(&self) -> Vec<Span> {
         self.spans.lock().unwrap().clone()
     }
 
-    /// How many spans came.
+    /// Number of received spans.
     pub(crate) fn count(&self) -> usize {
         self.spans.lock().unwrap().len()
     }
 }
 
-/// Takes metrics by OTLP over HTTP.
+/// Receives metrics by OTLP over HTTP.
 pub(crate) struct MetricCollector {
     pub(crate) address: String,
     last: Arc<Mutex<Option<ExportMetricsServiceRequest>>>,
@@ -90,7 +90,7 @@ impl MetricCollector {
         Self { address, last }
     }
 
-    /// The attributes of the process, and the metrics, of the last push.
+    /// Resource attributes and metrics of the last push.
     pub(crate) fn last(&self) -> Option<(BTreeMap<String, String>, Vec<Metric>)> {
         let resource = self.last.lock().unwrap().clone()?.resource_metrics.remove(0);
         let scopes = resource.scope_metrics.into_iter();
@@ -101,7 +101,7 @@ impl MetricCollector {
     }
 }
 
-/// The attributes of a span as text.
+/// Attributes of a span as text.
 pub(crate) fn attributes(span: &Span) -> BTreeMap<String, String> {
     texts(&span.attributes)
 }

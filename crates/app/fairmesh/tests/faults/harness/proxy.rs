@@ -6,12 +6,12 @@ use fairmesh_test_support::fairmesh;
 
 use super::{PATIENCE, Process, Program, Run, World, free_port, openmetrics, run, until};
 
-/// A proxy as a process.
+/// A proxy process.
 pub(crate) struct Proxy {
     pub(crate) process: Process,
-    /// Where hosts say which service is meant.
+    /// Address of the listener that selects services by host.
     pub(crate) by_host: String,
-    /// Where everything is for `shop/one`.
+    /// Address of the listener for `shop/one`.
     pub(crate) for_one: String,
     pub(crate) admin: String,
 }
@@ -21,12 +21,12 @@ impl Proxy {
         Self::with(world, "").await
     }
 
-    /// With further arguments.
+    /// Starts a proxy with further arguments.
     pub(crate) async fn with(world: &World, arguments: &str) -> Self {
         Self::run(world, arguments, Program::fairmesh).await
     }
 
-    /// Run by a program of the caller's making.
+    /// Starts the proxy with a command built by the caller.
     pub(crate) async fn run(
         world: &World,
         arguments: &str,
@@ -52,13 +52,13 @@ impl Proxy {
         answer.is_ok_and(|answer| answer.status().is_success())
     }
 
-    /// What `fairmesh proxy status` says of the proxy at this admin port.
+    /// Runs `fairmesh proxy status` against this admin port.
     pub(crate) async fn status(admin: &str, args: &[&str]) -> Run {
         let command = fairmesh(&[&["proxy", "status", "--admin", admin], args].concat());
         run(command, "", PATIENCE).await
     }
 
-    /// What `fairmesh proxy endpoints` says, as JSON.
+    /// Runs `fairmesh proxy endpoints` with JSON output.
     pub(crate) async fn endpoints(admin: &str, service: &str) -> Run {
         let command = fairmesh(&["proxy", "endpoints", service, "--json", "--admin", admin]);
         run(command, "", PATIENCE).await
@@ -68,7 +68,7 @@ impl Proxy {
         self.get(path, "*/*").await
     }
 
-    /// Its metrics, as OpenMetrics.
+    /// All metrics of the proxy, from OpenMetrics.
     pub(crate) async fn samples(&self) -> openmetrics::Samples {
         openmetrics::read(&self.get("/metrics", "application/openmetrics-text").await)
     }
@@ -80,7 +80,7 @@ impl Proxy {
         String::from_utf8(answer.into_body().collect().await.unwrap().to_bytes().to_vec()).unwrap()
     }
 
-    /// A metric by its name behind `fairmesh_proxy_`: the sum of all its series.
+    /// Sum over all series of the metric `fairmesh_proxy_NAME`.
     pub(crate) async fn metric(&self, name: &str) -> f64 {
         let page = self.page("/metrics").await;
         assert!(page.contains(&format!("# TYPE fairmesh_proxy_{name} ")), "no {name} in {page}");
@@ -93,13 +93,13 @@ impl Proxy {
         page.lines().filter_map(value).sum()
     }
 
-    /// Waits until a metric has at least this value. What ends a connection is counted on the loop of that connection, perhaps
-    /// after its program has seen the end.
+    /// Waits until a metric has at least this value. The event loop may count the end of a connection after the program
+    /// has seen that end.
     pub(crate) async fn reaches(&self, name: &str, least: f64) {
         until(&format!("{name} is {least} at least"), async || self.metric(name).await >= least).await;
     }
 
-    /// Waits until a metric has this value.
+    /// Waits until a metric equals this value.
     pub(crate) async fn counts(&self, name: &str, value: f64) {
         until(&format!("{name} is {value}"), async || self.metric(name).await == value).await;
     }

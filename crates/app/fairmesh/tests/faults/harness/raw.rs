@@ -9,7 +9,7 @@ use tokio::{
 
 use super::{PATIENCE, World};
 
-/// A registered server whose connections the test itself takes, byte by byte.
+/// A registered server whose connections the test handles byte by byte.
 pub(crate) struct RawServer {
     listener: TcpListener,
     _server: MeshServer,
@@ -20,9 +20,9 @@ impl RawServer {
         Self::speaking(world, service, instance, Protocol::Http1).await
     }
 
-    /// Declared to speak this.
+    /// Registers a server declared with this protocol.
     pub(crate) async fn speaking(world: &World, service: &str, instance: &str, protocol: Protocol) -> Self {
-        // Of its own after it is closed too.
+        // A port that stays reserved after the listener is closed.
         let listener = TcpListener::bind(("127.0.0.1", free_port())).await.unwrap();
         let address = listener.local_addr().unwrap();
         let server = MeshServer::builder(service)
@@ -35,12 +35,12 @@ impl RawServer {
         Self { listener, _server }
     }
 
-    /// The next connection, on which both sides may wait for the other to begin.
+    /// The next connection, without waiting for data.
     pub(crate) async fn accept_tunnel(&self) -> TcpStream {
         timeout(PATIENCE, self.listener.accept()).await.expect("no client connects").unwrap().0
     }
 
-    /// The next connection on which something is said. One that ends before may be of another test, whose server had this port.
+    /// The next connection with data. A connection that ends before may belong to an earlier server that had this port.
     pub(crate) async fn accept(&self) -> TcpStream {
         let spoken = async {
             loop {
@@ -53,18 +53,18 @@ impl RawServer {
         timeout(PATIENCE, spoken).await.expect("no client says anything")
     }
 
-    /// Its listener, and what keeps it registered.
+    /// The listener, and the value that keeps the server registered.
     pub(crate) fn into_parts(self) -> (TcpListener, MeshServer) {
         (self.listener, self._server)
     }
 
-    /// Stays registered, and takes no connections any more.
+    /// Closes the listener; the server stays registered.
     pub(crate) fn close(self) -> MeshServer {
         self._server
     }
 }
 
-/// A connection on which this was said.
+/// Opens a connection and sends these bytes.
 pub(crate) async fn say(to: &str, words: impl AsRef<[u8]>) -> TcpStream {
     let mut stream = TcpStream::connect(to).await.unwrap();
     stream.set_nodelay(true).unwrap();
@@ -72,7 +72,7 @@ pub(crate) async fn say(to: &str, words: impl AsRef<[u8]>) -> TcpStream {
     stream
 }
 
-/// Reads headers and nothing beyond them; returns them in lower case.
+/// Reads the head of a message and nothing beyond it; returns it in lower case.
 pub(crate) async fn read_head(stream: &mut (impl AsyncRead + Unpin)) -> String {
     let mut head = Vec::new();
     let read = async {
@@ -86,7 +86,7 @@ pub(crate) async fn read_head(stream: &mut (impl AsyncRead + Unpin)) -> String {
     head
 }
 
-/// Reads to the end, whether that is in good order or not.
+/// Reads until the end of the connection, orderly or not.
 pub(crate) async fn read_to_end(stream: &mut (impl AsyncRead + Unpin)) -> Vec<u8> {
     let mut all = Vec::new();
     let ended = timeout(PATIENCE, stream.read_to_end(&mut all)).await;

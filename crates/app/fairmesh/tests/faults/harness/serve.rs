@@ -10,13 +10,13 @@ use tokio::{net::TcpListener, task::JoinHandle};
 
 use super::{Process, Program, World, free_port};
 
-/// The variable that makes this test program a server.
+/// Environment variable that makes this test program run as a server.
 const ROLE: &str = "FAULTS_SERVER";
 
-/// The header by which a call asks to burn CPU: how many steps.
+/// Header of a call with the number of CPU-burning steps.
 pub(crate) const BURN: &str = "x-burn";
 
-/// One server, as its owner would write it with the library.
+/// Configuration of one server, built with the library.
 #[derive(Clone, Debug)]
 pub(crate) struct Spec {
     pub(crate) service: String,
@@ -24,7 +24,7 @@ pub(crate) struct Spec {
     pub(crate) protocol: Protocol,
     pub(crate) port: u16,
     pub(crate) lease: Duration,
-    /// How long a response takes.
+    /// Duration of each response.
     pub(crate) work: Duration,
     /// Whether the server receives its shards.
     pub(crate) sharded: bool,
@@ -50,17 +50,17 @@ impl Spec {
         }
     }
 
-    /// Serves in this process; returns once it is registered.
+    /// Starts the server in this process; returns once it is registered.
     pub(crate) async fn here(&self, world: &World) -> Local {
         self.serve(world.agent_address()).await
     }
 
-    /// Serves in a process of its own; returns once it is registered.
+    /// Starts the server in a separate process; returns once it is registered.
     pub(crate) async fn apart(self, world: &World) -> Process {
         self.apart_as(world, |program| program).await.0
     }
 
-    /// The same, started in another way; also its port.
+    /// Like [`apart`](Self::apart), with a custom command; also returns the port.
     pub(crate) async fn apart_as(
         mut self,
         world: &World,
@@ -76,7 +76,7 @@ impl Spec {
         (process, self.port)
     }
 
-    /// The same, registered there.
+    /// Starts the server in this process, registered at `agent`.
     pub(crate) async fn serve(&self, agent: Address) -> Local {
         let listener = TcpListener::bind(("127.0.0.1", self.port)).await.unwrap();
         let address = listener.local_addr().unwrap();
@@ -100,7 +100,7 @@ impl Spec {
         Local { server, address, serving }
     }
 
-    /// Words that [`Spec::read`] reads.
+    /// Text form that [`Spec::read`] parses.
     fn text(&self, agent: &Address) -> String {
         let Self { service, instance, port, lease, work, .. } = self;
         let protocol = match self.protocol {
@@ -125,7 +125,7 @@ impl Spec {
 }
 
 impl Local {
-    /// A planned stop; returns when its last connection is closed.
+    /// Stops the server as planned; returns when its last connection is closed.
     pub(crate) async fn stop(self) -> Drained {
         let drained = self.server.shutdown().await;
         self.serving.await.unwrap();
@@ -133,7 +133,7 @@ impl Local {
     }
 }
 
-/// Responds with the server's name; to a gRPC call with the status OK.
+/// Responds with the server's name, and to a gRPC call with status OK.
 async fn answer(
     request: Request<Incoming>,
     name: HeaderValue,
@@ -147,7 +147,7 @@ async fn answer(
     std::hint::black_box(burnt(burn.unwrap_or(0)));
     let mut answer = Response::new(String::new());
     answer.headers_mut().insert("x-instance", name);
-    // Echoed, for tests that check the received context.
+    // Echoes the trace context, for tests that check it.
     answer.headers_mut().extend(context.map(|context| (HeaderName::from_static("x-traceparent"), context)));
     if let Some(kind) = kind.filter(|kind| kind.as_bytes().starts_with(b"application/grpc")) {
         answer.headers_mut().insert(http::header::CONTENT_TYPE, kind);
@@ -156,7 +156,7 @@ async fn answer(
     Ok(answer)
 }
 
-/// CPU time by steps, the same share of it whatever else the machine does.
+/// Burns CPU for a number of steps; the work does not depend on the machine's load.
 fn burnt(steps: u64) -> u64 {
     (0..steps).fold(1, |word, step| std::hint::black_box(word.wrapping_mul(6_364_136_223_846_793_005) ^ step))
 }

@@ -5,11 +5,11 @@ use std::{
 
 use fairmesh_client::Mesh;
 use fairmesh_model::{Endpoint, EndpointState, InstanceId, Prefix, Record, RecordKey, Region, ServiceName};
-use fairmesh_rib::cache::Cache;
+use fairmesh_rib::disk_cache::Cache;
 use fairmesh_test_support::fairmesh;
 use fairmesh_wire::{
     handshake::{self, Connection},
-    records,
+    record_encoding,
     transport::Address,
     v1::ReadRequest,
 };
@@ -22,18 +22,18 @@ use tokio::{
 
 use super::{Process, Program, Run, free_port, run, until};
 
-/// A control plane and an agent as processes, in a folder of their own.
+/// A control plane and an agent as processes, in a temporary folder.
 pub(crate) struct World {
     pub(crate) control: Process,
     pub(crate) agent: Process,
-    /// The address of the control plane's pages, and that of the agent's metrics.
+    /// Addresses of the control plane's pages and of the agent's metrics.
     pages: String,
     metrics: String,
     folder: TempDir,
 }
 
 impl World {
-    /// Both are up, and this YAML is applied, if there is any.
+    /// Starts both, and applies the YAML unless it is empty.
     pub(crate) async fn start(yaml: &str) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let dir = folder.path().display();
@@ -55,17 +55,17 @@ impl World {
         world
     }
 
-    /// Another agent in the same region.
+    /// Starts another agent in the same region.
     pub(crate) async fn another_agent(&self, name: &str) -> (Process, Address) {
         self.another_agent_in("eu", name).await
     }
 
-    /// Another agent in this region.
+    /// Starts another agent in this region.
     pub(crate) async fn another_agent_in(&self, region: &str, name: &str) -> (Process, Address) {
         self.start_agent(&format!("unix:{}", self.path("control.sock").display()), region, name).await
     }
 
-    /// A replica in this region, and an agent below it.
+    /// Starts a replica in this region, and an agent that follows it.
     pub(crate) async fn another_agent_below_a_replica(
         &self,
         region: &str,
@@ -110,7 +110,8 @@ impl World {
         until("the agent is up", up).await;
     }
 
-    /// The control plane ends, and the agent starts again, in this zone, with what it has saved and a test has changed.
+    /// Ends the control plane, and restarts the agent in this zone with its saved data, after `change` has modified the
+    /// data.
     pub(crate) async fn goes_dark(&mut self, zone: Option<&str>, change: impl FnOnce(&Path)) {
         self.control.kill().await;
         self.agent.signal(Signal::TERM);
@@ -135,7 +136,7 @@ impl World {
         Address::Unix(self.path("agent.sock"))
     }
 
-    /// A program's mesh that has only the agent to learn from.
+    /// A program's `Mesh`, which learns everything from the agent.
     pub(crate) async fn mesh(&self) -> Mesh {
         self.mesh_of(self.agent_address()).await
     }
@@ -155,25 +156,25 @@ impl World {
     }
 
     async fn cli_with(&self, args: &[&str], input: &str) -> Run {
-        // Options that name the control plane go behind the command that they belong to.
+        // Options that name the control plane follow the subcommand.
         let control = self.control_address().to_string();
         let args = [args, &["--control", &control]].concat();
         run(fairmesh(&args), input, Duration::from_secs(30)).await
     }
 
-    /// Asks a lookaside for endpoints.
+    /// Runs a command against a lookaside.
     pub(crate) async fn lookaside_cli(&self, lookaside: &Address, args: &[&str]) -> Run {
         let at = lookaside.to_string();
         run(fairmesh(&[&["lookaside", "pick", "--at", &at], args].concat()), "", Duration::from_secs(30))
             .await
     }
 
-    /// A connection to the control plane.
+    /// Connects to the control plane.
     pub(crate) async fn connection(&self) -> Connection {
         handshake::connect(&Default::default(), &self.control_address(), "test").await.unwrap()
     }
 
-    /// What the control plane holds of an endpoint.
+    /// An endpoint's record at the control plane.
     pub(crate) async fn endpoint(&self, service: &str, instance: &str) -> Option<Endpoint> {
         let prefix = Prefix::endpoints(&ServiceName::new(service).unwrap(), None);
         let request = ReadRequest { prefixes: vec![prefix.to_string()], at_least: None };
@@ -181,14 +182,14 @@ impl World {
         let instance = InstanceId::new(instance).unwrap();
         read.entries.into_iter().find_map(|entry| {
             let key = RecordKey::parse(&entry.key).unwrap();
-            match records::decode(&key, &entry.value).unwrap() {
+            match record_encoding::decode(&key, &entry.value).unwrap() {
                 Record::Endpoint(endpoint) if endpoint.instance == instance => Some(endpoint),
                 _ => None,
             }
         })
     }
 
-    /// Waits until the control plane holds an instance as serving.
+    /// Waits until the control plane lists an instance as serving.
     pub(crate) async fn serves(&self, service: &str, instance: &str) {
         let serves = async || {
             let endpoint = self.endpoint(service, instance).await;
@@ -197,14 +198,14 @@ impl World {
         until(&format!("{instance} serves"), serves).await;
     }
 
-    /// Waits until the agent has on disk what callers of a service need, as of this revision or later.
+    /// Waits until the agent has saved the records that callers of a service need, as of this revision or later.
     pub(crate) async fn is_saved(&self, service: &str, revision: u64) {
         let name = ServiceName::new(service).unwrap();
         let keys = [RecordKey::Service(name.clone()), RecordKey::Policy(name.clone())];
         let [declared, policy] = keys.map(|key| Prefix::from(&key));
         let needed = [Prefix::topology(), declared, policy];
         let eu = Region::new("eu").unwrap();
-        // Of all regions, or by a policy that asks for no more only of the agent's.
+        // Endpoints of all regions, or only of the agent's region if the policy asks for no more.
         let endpoints = [None, Some(&eu)].map(|only| Prefix::endpoints(&name, only));
         let disk = Cache::read_only(self.path("agent-state"));
         let saved = |prefix| {
@@ -218,22 +219,22 @@ impl World {
         .await;
     }
 
-    /// How old the agent says that its data is, in seconds.
+    /// Age of the agent's data as exported by the agent, in seconds.
     pub(crate) async fn agent_data_age(&self) -> f64 {
         self.agent_metric("fairmesh_agent_data_age_seconds").await
     }
 
-    /// A metric of the agent, by its name with its labels.
+    /// Value of an agent metric, given its name with labels.
     pub(crate) async fn agent_metric(&self, name: &str) -> f64 {
         metric(&self.metrics, name).await
     }
 
-    /// A metric of the control plane, by its name with its labels.
+    /// Value of a control-plane metric, given its name with labels.
     pub(crate) async fn control_metric(&self, name: &str) -> f64 {
         metric(&self.pages, name).await
     }
 
-    /// Whether the control plane has a metric, by its name with its labels.
+    /// Whether the control plane has a metric, given its name with labels.
     pub(crate) async fn control_has_metric(&self, name: &str) -> bool {
         find_metric(&self.pages, name).await.is_ok()
     }
@@ -243,7 +244,7 @@ async fn metric(address: &str, name: &str) -> f64 {
     find_metric(address, name).await.unwrap_or_else(|text| panic!("no {name} in {text}"))
 }
 
-/// The value of a metric, or the page that lacks it.
+/// Value of a metric; the error is the page that lacks it.
 async fn find_metric(address: &str, name: &str) -> Result<f64, String> {
     let mut stream = TcpStream::connect(address).await.unwrap();
     stream.write_all(b"GET /metrics HTTP/1.1\r\nhost: mesh\r\nconnection: close\r\n\r\n").await.unwrap();

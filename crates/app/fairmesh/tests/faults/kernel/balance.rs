@@ -1,4 +1,4 @@
-//! Requests that the kernel balances over several endpoints.
+//! The kernel balances requests over several endpoints.
 
 use std::collections::BTreeMap;
 
@@ -7,10 +7,10 @@ use fairmesh_model::Protocol;
 use super::Attached;
 use crate::harness::{Spec, World, beside_others, until};
 
-/// Requests of one connection.
+/// Number of requests per connection.
 const REQUESTS: usize = 40;
 
-/// How many responses of one connection came from each instance.
+/// Number of responses from each instance on one connection.
 async fn shares(attached: &Attached) -> BTreeMap<String, usize> {
     let urls = ["http://hello.shop/"; REQUESTS];
     let said = attached.curl(&urls).await.ok().to_lowercase();
@@ -23,7 +23,7 @@ async fn shares(attached: &Attached) -> BTreeMap<String, usize> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn kernel_balances_by_each_policy_over_current_endpoints() {
+async fn kernel_balances_over_current_endpoints_by_each_policy() {
     let _machine = beside_others().await;
     let Some(attached) = Attached::new("balance").await else { return };
     let world = World::start("").await;
@@ -57,7 +57,7 @@ async fn kernel_balances_by_each_policy_over_current_endpoints() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn services_are_published_again_after_detach_and_attach() {
+async fn kernel_sends_requests_again_after_detach_and_attach() {
     let _machine = beside_others().await;
     let Some(attached) = Attached::new("again").await else { return };
     let world = World::start("").await;

@@ -1,4 +1,4 @@
-//! Programs whose sockets block, and programs that ask how much they can read: their data passes TCP alone.
+//! Programs with blocking sockets, and programs that query the number of readable bytes. Their data uses only TCP.
 
 use std::{fs, os::unix::fs::symlink, path::Path};
 
@@ -10,8 +10,8 @@ use super::{
 };
 use crate::harness::{World, beside_others, skipped, tool, until};
 
-/// Calls that wait in `recv` for longer than a timer needs, whose signal the system restarts calls after. And one whose rest another thread
-/// sends meanwhile.
+/// Blocks in `recv` while a timer signal arrives, after which the system restarts the call. In the last request,
+/// another thread sends the rest of the body meanwhile.
 const INTERRUPTED: &str = r#"
 import signal, socket, threading, time
 signals = []
@@ -35,7 +35,7 @@ respond_to(b"POST /slow-1 HTTP/1.1\r\nhost: raw.shop\r\ncontent-length: 10\r\n\r
 print(len(signals), "signals")
 "#;
 
-/// Asks how much it can read as nginx does, and waits for events of what it has where the answer is 0.
+/// Queries the number of readable bytes as nginx does (`FIONREAD`), and waits for an event if it is 0.
 const BY_LENGTH: &str = r#"
 import array, fcntl, select, socket, termios
 one = socket.create_connection(("127.96.0.1", 80), 20)
@@ -58,7 +58,7 @@ for at in range(12):
 print("right")
 "#;
 
-/// The interpreter under this name.
+/// A link to the Python interpreter with this name.
 fn python_called(name: &str, folder: &Path) -> String {
     let own =
         std::process::Command::new("python3").args(["-c", "import sys; print(sys.executable)"]).output();
@@ -106,7 +106,7 @@ async fn blocking_recv_survives_signals_and_sends_of_other_threads() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn programs_that_query_lengths_use_tcp_and_are_named() {
+async fn program_that_queries_readable_length_uses_tcp_and_is_reported() {
     let _machine = beside_others().await;
     if tool("python3").is_none() {
         return skipped("caller and servers are Python programs", "python3 is missing");
@@ -114,7 +114,7 @@ async fn programs_that_query_lengths_use_tcp_and_are_named() {
     let Some(attached) = Attached::new("lengths").await else { return };
     let (world, folder) = (World::start("").await, TempDir::new().unwrap());
     let nginx = python_called("nginx", folder.path());
-    // One listens before it is attached to, and one afterwards.
+    // One server listens before the cgroup is attached, one afterwards.
     let mut server = LocalServer::called(&world, &attached, &nginx).await;
     let _proxy = attached.proxy_with(&world, WITHOUT_LOG).await;
     let attach =

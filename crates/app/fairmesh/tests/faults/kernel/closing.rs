@@ -1,4 +1,4 @@
-//! Servers that close connections on which they have responded, without saying so before.
+//! Servers that close a connection after a response without announcing it (`connection: close`).
 
 use rustix::process::{Signal, kill_process};
 
@@ -8,7 +8,7 @@ use super::{
 };
 use crate::harness::{Proxy, World, alone, beside_others, skipped, tool, until};
 
-/// Requests to such a server: none fails when it is sent, and each gets a response.
+/// Requests to such a server: every send succeeds, and every request gets a response.
 const CLOSED: &str = "
 failed = 0
 for at in range(1500):
@@ -19,7 +19,7 @@ for at in range(1500):
 print(failed)
 ";
 
-/// A caller, a server that closes its connections, and the proxy of both; `None` where the machine lacks something.
+/// A caller, a server that closes its connections, and the proxy of both; `None` if the machine lacks a requirement.
 async fn attached_server() -> Option<(Attached, World, LocalServer, Proxy)> {
     if tool("python3").is_none() {
         skipped("caller and server are Python programs", "python3 is missing");
@@ -35,14 +35,14 @@ async fn attached_server() -> Option<(Attached, World, LocalServer, Proxy)> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn closing_servers_get_no_kernel_requests() {
+async fn kernel_sends_no_requests_to_closing_servers() {
     let _machine = beside_others().await;
     let Some((attached, _world, _server, _proxy)) = attached_server().await else { return };
     assert_eq!(call(&attached, CLOSED).await, "0\n");
     until("no request is in flight", async || attached.status().await["inFlight"] == 0).await;
 }
 
-/// Stops the proxy, and returns when each of its threads is stopped: they stop one after another.
+/// Stops the proxy and waits until all its threads are stopped, since they stop one after another.
 const STOP: &str = "
 import os, signal, time
 
@@ -57,9 +57,9 @@ def stop(process):
 
 ";
 
-/// Stopped by the program, the proxy does not learn that the server closes its connection before it goes on.
+/// The caller stops the proxy, which therefore cannot learn that the server closes the connection until it continues.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn closing_server_is_detected_while_the_proxy_is_stopped() {
+async fn kernel_detects_closing_server_while_proxy_is_stopped() {
     let _machine = alone().await;
     let Some((attached, _world, _server, proxy)) = attached_server().await else { return };
     let pid = proxy.process.pid();

@@ -1,4 +1,4 @@
-//! Endpoints that fail while the kernel sends requests.
+//! Endpoints that fail while the kernel sends requests to them.
 
 use fairmesh_model::Protocol;
 use tokio::{io::AsyncWriteExt as _, net::TcpListener};
@@ -6,10 +6,10 @@ use tokio::{io::AsyncWriteExt as _, net::TcpListener};
 use super::Attached;
 use crate::harness::{RawServer, Spec, World, beside_others, read_head, until};
 
-/// Requests of one command.
+/// Number of requests per command.
 const REQUESTS: usize = 60;
 
-/// Responds to every request with a failure.
+/// Responds to every request with an error status.
 async fn fail(listener: TcpListener) {
     while let Ok((mut stream, _)) = listener.accept().await {
         tokio::spawn(async move {
@@ -24,7 +24,7 @@ async fn fail(listener: TcpListener) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn failing_endpoint_is_ejected_for_the_kernel() {
+async fn kernel_sends_nothing_to_ejected_endpoint() {
     let _machine = beside_others().await;
     let Some(attached) = Attached::new("ejected").await else { return };
     let world = World::start("").await;
@@ -53,7 +53,7 @@ async fn failing_endpoint_is_ejected_for_the_kernel() {
         let before = attached.counter("sent-by-kernel").await;
         assert_eq!(failures().await, 0);
         let sent = attached.counter("sent-by-kernel").await - before;
-        // Two of three are compared for each request.
+        // Each pick compares two of three endpoints.
         sent >= REQUESTS as u64 / 8 && attached.counter("endpoint-ejected").await > 0
     })
     .await;

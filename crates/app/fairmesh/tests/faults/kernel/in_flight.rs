@@ -1,12 +1,12 @@
-//! A limit of the requests in flight that the kernel sends for the programs of a cgroup.
+//! The limit on requests in flight that the kernel sends for the programs of a cgroup.
 
 use super::{Attached, requests::Log};
 use crate::harness::{World, beside_others, skipped, tool, until};
 
-/// Requests in flight by the kernel.
+/// The limit.
 const MOST: u64 = 2;
 
-/// Six connections, each with a request at the same time, whose response comes after a while or never.
+/// Six connections with one concurrent request each, whose responses come late or never.
 const CALLERS: &str = r#"
 import socket, sys
 
@@ -37,12 +37,12 @@ for one in callers:
     read(one, sys.argv[1].encode())
 "#;
 
-/// Requests in flight by the kernel of the only cgroup.
+/// Requests in flight that the kernel sent for the only cgroup.
 async fn in_flight(attached: &Attached) -> u64 {
     attached.status().await["attachments"][0]["inFlight"].as_u64().unwrap()
 }
 
-/// Whether the kernel sends as many requests of six as it may, and counts none afterwards.
+/// Whether the kernel sent exactly [`MOST`] of six requests. Panics if any is still counted as in flight afterwards.
 async fn is_limited(attached: &Attached) -> bool {
     let before = attached.counter("too-many-in-flight").await;
     assert_eq!(attached.run(&["python3", "-c", CALLERS, "slow"]).await.ok(), "", "all get their responses");
@@ -53,7 +53,7 @@ async fn is_limited(attached: &Attached) -> bool {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn requests_beyond_the_cgroup_limit_use_the_sidecar() {
+async fn kernel_requests_beyond_in_flight_limit_of_cgroup_use_sidecar() {
     let _machine = beside_others().await;
     if tool("python3").is_none() {
         return skipped("the callers are a Python program", "python3 is missing");

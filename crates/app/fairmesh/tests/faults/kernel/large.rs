@@ -1,4 +1,4 @@
-//! Requests with bodies that the kernel does not keep a copy of, to servers on this machine.
+//! Requests to local servers with bodies too large for the kernel to keep a copy.
 
 use super::{
     Attached,
@@ -7,15 +7,16 @@ use super::{
 };
 use crate::harness::{World, beside_others, skipped, tool, until};
 
-/// Each response that the proxy has to read, and a body that is too large for the kernel.
+/// Every kind of response that the proxy must read, and a body that is too large for the kernel.
 const MIXED: &str = "
 for path in b'plain-7 split-9 chunked-5 plain-60000 plain-70000 load-3 slow-5 fail'.split():
     ask(path, b'c' * 50000)
 ask(b'plain-1', b'd' * 70000)
 ";
 
-/// What a caller gets for a request with so large a body whose connection the server closes instead of a response, how often the server
-/// got that, and how many requests of its connection the kernel sent, which are five.
+/// Sends a request with a body of `size` bytes, for which the server closes the connection without a response. Returns
+/// the status that the caller gets, how often the server received the request, and the number of kernel-sent requests
+/// of the connection, which is five.
 async fn lost(attached: &Attached, size: usize) -> (String, u64, u64) {
     let count = "send(b'count-0')\nprint(int(read_response()[1]))\n";
     let script = format!(
@@ -30,7 +31,7 @@ async fn lost(attached: &Attached, size: usize) -> (String, u64, u64) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn large_bodies_reach_local_servers_exactly_once() {
+async fn large_bodies_reach_local_server_exactly_once() {
     let _machine = beside_others().await;
     if tool("python3").is_none() {
         return skipped("caller and server are Python programs", "python3 is missing");
@@ -69,12 +70,12 @@ async fn large_bodies_reach_local_servers_exactly_once() {
     .await;
     let before = attached.counter("too-large").await;
     directly(&attached, "for at in range(5):\n    ask(b'plain-7', b'b' * 5000)").await;
-    // The first one may come before the proxy serves the connection.
+    // The first request may arrive before the proxy has set up the connection.
     assert!(attached.counter("too-large").await - before >= 4);
 }
 
-/// Two connections that the proxy serves. On one of them a request takes the only pooled connection, for as long as this runs; on the
-/// other one a large request follows.
+/// Two connections through the proxy. On the first, a request occupies the only pooled connection during the whole
+/// script; on the second, a large request follows.
 const BESIDE_ONE_IN_FLIGHT: &str = "
 call(b'first'); call(b'second')
 waiting = connection
@@ -94,7 +95,7 @@ async fn large_bodies_to_remote_servers_use_no_kernel_connection() {
     }
     let Some(attached) = Attached::new("elsewhere").await else { return };
     let world = World::start("").await;
-    // On this machine, and not in a cgroup of servers.
+    // The server is on this machine, but not in a cgroup of servers.
     let (serving, _registered) = Log::default().serve_all(&world).await;
     let _proxy = attached.proxy_with(&world, WITHOUT_LOG).await;
     attached.attach_with(&["--servers", &format!("{}-servers", attached.cgroup)]).await;
@@ -110,7 +111,7 @@ async fn large_bodies_to_remote_servers_use_no_kernel_connection() {
         assert_eq!(said.replace("200 ", ""), "first\nsecond\nthird\nfourth\nlarge\n");
         let after = counters().await;
         let [sent, too_large, not_idle] = [0, 1, 2].map(|at| after[at] - before[at]);
-        // The first request of each connection may come before the proxy serves it.
+        // The first request of each connection may arrive before the proxy has set up the connection.
         let is_in_flight = sent >= 3;
         assert!(!is_in_flight || too_large == 1, "it looked for an idle one: {not_idle}");
         is_in_flight

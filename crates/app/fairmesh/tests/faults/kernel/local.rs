@@ -1,4 +1,4 @@
-//! Requests to a server on this machine, whose responses the kernel sends to the callers.
+//! Requests to a server on this machine, whose responses the kernel moves to the callers.
 
 use std::process::Stdio;
 
@@ -7,10 +7,10 @@ use tokio::process::{Child, Command};
 use super::{Attached, requests::CALLER};
 use crate::harness::{Proxy, RawServer, World, beside_others, skipped, tool, until};
 
-/// Logging is not what these tests are about.
+/// Without an access log, which these tests do not check.
 pub(super) const WITHOUT_LOG: &str = "--access-log off";
 
-/// Responds by the path of a request, in the number of sends that it names.
+/// A server that responds according to the path, with as many sends as the path names.
 const SERVER: &str = r#"
 import socket, sys, threading, time
 
@@ -45,6 +45,11 @@ def respond(connection, path, body):
         connection.sendall(b"HTTP/1.1 103 Early Hints\r\nlink: </a>\r\n\r\n")
     if kind == "slow":
         time.sleep(0.3)
+    # Before the response, after which the caller goes on.
+    if kind == "hold":
+        released.clear()
+    if kind == "release":
+        released.set()
     if kind == "die":
         return connection.shutdown(socket.SHUT_RDWR)
     if kind == "split":
@@ -58,11 +63,8 @@ def respond(connection, path, body):
     else:
         connection.sendall(head + length + text)
     if kind == "hold":
-        # Reads no further before it is told to.
-        released.clear()
+        # Reads no further until it is released.
         released.wait()
-    if kind == "release":
-        released.set()
     if kind == "last":
         connection.shutdown(socket.SHUT_RDWR)
 
@@ -84,7 +86,7 @@ while True:
     threading.Thread(target=serve, args=(listener.accept()[0],), daemon=True).start()
 "#;
 
-/// Says which response is not the one that belongs to its request.
+/// Prints each response that does not belong to its request.
 pub(super) const CALLS: &str = r#"
 def check(path, sent=b""):
     status, body = read_response()
@@ -98,7 +100,7 @@ def ask(path, sent=b""):
     check(path, sent)
 "#;
 
-/// Callers that disconnect before, in and after the response, some of which never read.
+/// Callers that disconnect before, during and after the response; some never read.
 pub(super) const ABORTS: &str = r#"
 import random, struct, threading
 
@@ -124,7 +126,7 @@ for thread in threads:
     thread.join()
 "#;
 
-/// A server in a cgroup of its own, which is ended with the value.
+/// A server in a cgroup of its own. Dropping the value ends the server.
 pub(super) struct LocalServer {
     process: Child,
     _registered: fairmesh_server::MeshServer,
@@ -140,13 +142,13 @@ impl LocalServer {
         Self::running(world, attached, "shop/raw", program).await
     }
 
-    /// The same by an interpreter of another name.
+    /// Starts the server with an interpreter of another name.
     pub(super) async fn called(world: &World, attached: &Attached, python: &str) -> Self {
         let program = |port| [python, "-c", SERVER, "4", &format!("{port}")].map(str::to_owned).to_vec();
         Self::running(world, attached, "shop/raw", program).await
     }
 
-    /// Runs a program that serves a service at the port that it is given.
+    /// Runs a program that serves a service at the port it receives as an argument.
     pub(super) async fn running(
         world: &World,
         attached: &Attached,
@@ -161,7 +163,7 @@ impl LocalServer {
         Self { process, _registered: registered, cgroup, port, program }
     }
 
-    /// Kills its process, and starts another one at the same address.
+    /// Kills the server process, and starts another at the same address.
     pub(super) async fn restart(&mut self) {
         self.kill().await;
         self.begin().await;
@@ -176,8 +178,8 @@ impl LocalServer {
     }
 }
 
-/// A program in a cgroup, which listens at this port and is ended with the value. It is started again as long as it ends before: while
-/// no server has the port, a caller's connection may.
+/// Starts a program in a cgroup and waits until it listens at `port`; dropping the value ends it. A program that exits
+/// early is started again, since a caller's connection may occupy the port while no server has it.
 pub(super) async fn run_in(cgroup: &str, program: &[String], port: u16) -> Child {
     let start = || {
         let mut command = Command::new(env!("CARGO_BIN_EXE_fairmesh"));
@@ -222,7 +224,7 @@ async fn responses_of_the_kernel(family: &str) {
     assert!(direct > 8, "{direct}: a connection is not idle while the kernel sends its requests");
 }
 
-/// Calls until the service is published, so that the kernel sends responses; returns how many calls that took.
+/// Calls until the kernel moves a response, which shows that the service is published; returns the number of calls.
 pub(super) async fn called_until_published(attached: &Attached) -> u64 {
     const AT_ONCE: u64 = 4;
     let mut calls = 0;
@@ -234,7 +236,7 @@ pub(super) async fn called_until_published(attached: &Attached) -> u64 {
     calls
 }
 
-/// How many responses the kernel sends to this script, all of whose responses are the right ones.
+/// Runs a script whose responses must all be right; returns the number of responses that the kernel moved.
 pub(super) async fn directly(attached: &Attached, script: &str) -> u64 {
     let before = attached.counter("answered-directly").await;
     assert_eq!(call(attached, script).await, "");
@@ -242,7 +244,7 @@ pub(super) async fn directly(attached: &Attached, script: &str) -> u64 {
 }
 
 async fn mixed_responses(attached: &Attached) {
-    // Each response that the proxy has to read lies between some that it does not.
+    // Each response that the proxy must read lies between responses that it need not read.
     let direct = directly(
         attached,
         "for at in range(20):\n    for path in b'plain-7 split-9 chunked-5 plain-60000 plain-70000 load-3'.split():\n        ask(path)\n\
@@ -251,12 +253,13 @@ async fn mixed_responses(attached: &Attached) {
          for path in (b'plain-3', b'slow-4', b'plain-5', b'plain-6'):\n    check(path)\n",
     )
     .await;
-    // Not always that after a chunked one: the proxy has to count first what it sends.
+    // The response after a chunked one may also be read by the proxy, which must first account for what it sends
+    // itself.
     assert!(direct >= 2 * 20 - 5, "{direct}: two of each six, and mostly three");
     assert!(attached.counter("response-left").await >= 3 * 20 - 5);
 }
 
-/// The proxy counts all calls, whichever way their responses took.
+/// Waits until the proxy has counted all calls, including those whose responses bypassed it.
 pub(super) async fn proxy_counts(proxy: &Proxy, succeeded: u64, failed: u64) {
     let mut page = String::new();
     until("all responses are counted", async || {
@@ -272,13 +275,13 @@ pub(super) async fn proxy_counts(proxy: &Proxy, succeeded: u64, failed: u64) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn local_server_responses_are_moved_directly_to_callers() {
+async fn local_server_responses_bypass_proxy() {
     responses_of_the_kernel("4").await;
 }
 
-/// Each call is in the access log, also of callers that disconnect before it is recorded.
+/// Every call is in the access log, even if the caller disconnects before the call is recorded.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn access_log_contains_calls_that_bypass_the_proxy() {
+async fn access_log_contains_calls_that_bypass_proxy() {
     let _machine = beside_others().await;
     if tool("python3").is_none() {
         return skipped("caller and server are Python programs", "python3 is missing");
@@ -312,7 +315,7 @@ async fn access_log_contains_calls_that_bypass_the_proxy() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn servers_may_listen_on_ipv6_sockets() {
+async fn local_server_responses_bypass_proxy_over_ipv6_sockets() {
     responses_of_the_kernel("6").await;
 }
 

@@ -1,4 +1,5 @@
-//! Requests and responses between programs of one machine pass the proxy by: not a byte, and few wake-ups, counted by the kernel.
+//! Requests and responses between programs on one machine bypass the proxy: it carries no bytes and rarely wakes, as
+//! counted by the kernel.
 
 use std::{collections::HashMap, fs, path::Path, process::Command, time::Duration};
 
@@ -12,17 +13,17 @@ use super::{
 };
 use crate::harness::{Proxy, World, alone, free_port, is_soak, skipped, tool, until};
 
-/// Wake-ups of the proxy a second.
+/// Most wake-ups of the proxy per second.
 const MOST_WAKE_UPS: f64 = 200.0;
-/// Bytes of a request and its response together, and of what the proxy adds.
+/// Upper bound of the bytes of a request with its response, including what the proxy adds.
 const OF_A_CALL: u64 = 1024;
 
-/// How often a file is looked for: what is measured ends with it. And how long the calls may stand still.
+/// Polling interval for the file that ends a measurement, and the longest time that calls may make no progress.
 const FILE_INTERVAL: Duration = Duration::from_millis(10);
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Requests on eight connections, in folder and number of its arguments: as long as there is no file `warm`, and once there is one called
-/// `go`, as many as it is told. The connections stay open until there is one called `end`.
+/// Sends requests on eight connections. Arguments: a folder and a number of requests. Sends until a file `warm` exists;
+/// then waits for the file `go`, and sends the given number. Keeps the connections open until the file `end` exists.
 const REQUESTS: &str = r#"
 import os, time
 folder, number = sys.argv[1], int(sys.argv[2])
@@ -67,16 +68,16 @@ tell("sent")
 wait("end")
 "#;
 
-/// A million where there is time.
+/// Number of requests: a million in a soak run.
 fn number() -> u64 {
     if is_soak() { 1_000_000 } else { 50_000 }
 }
 
-/// How often the threads of a process have waited for something, by the scheduler's account.
+/// Voluntary context switches of all threads of a process, that is, how often they waited.
 fn wake_ups(pid: u32) -> u64 {
     let threads = fs::read_dir(format!("/proc/{pid}/task")).unwrap().flatten();
     let counts = threads.filter_map(|thread| {
-        // A thread may have ended since.
+        // The thread may have ended meanwhile.
         let status = fs::read_to_string(thread.path().join("status")).ok()?;
         let line = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"))?;
         line.trim().parse::<u64>().ok()
@@ -84,18 +85,18 @@ fn wake_ups(pid: u32) -> u64 {
     counts.sum()
 }
 
-/// How long the threads of a process have waited for a processor, by the scheduler's account.
+/// Time that the threads of a process waited for a processor (`schedstat`).
 fn delay(pid: u32) -> Duration {
     let threads = fs::read_dir(format!("/proc/{pid}/task")).unwrap().flatten();
     let delays = threads.filter_map(|thread| {
-        // A thread may have ended since.
+        // The thread may have ended meanwhile.
         let statistics = fs::read_to_string(thread.path().join("schedstat")).ok()?;
         statistics.split_whitespace().nth(1)?.parse::<u64>().ok()
     });
     Duration::from_nanos(delays.sum())
 }
 
-/// Bytes that TCP has carried on each of the proxy's connections: those of callers, to its port, and those to the server's.
+/// Bytes carried by TCP on each of the proxy's connections, from callers and to the server.
 fn carried(proxy: u16, server: u16) -> HashMap<String, u64> {
     let listed =
         Command::new("ss").args(["--tcp", "--numeric", "--info", "--no-header", "--oneline"]).output();
@@ -111,7 +112,7 @@ fn carried(proxy: u16, server: u16) -> HashMap<String, u64> {
     listed.lines().filter_map(of_line).collect()
 }
 
-/// Waits for a file; the calls may take as long as they need, as long as they go on.
+/// Waits for a file. The calls may take any time, but must make progress.
 async fn wait_file(attached: &Attached, path: &Path) {
     let appears = async || {
         while !path.exists() {
@@ -126,7 +127,7 @@ async fn wait_file(attached: &Attached, path: &Path) {
     }
 }
 
-/// By how much each counter grew, but those that did not.
+/// Growth of each counter that grew.
 fn grown(before: &Value, after: &Value) -> HashMap<String, u64> {
     let counters = after["counters"].as_object().unwrap().iter();
     let grown = counters.map(|(name, count)| {
@@ -135,23 +136,23 @@ fn grown(before: &Value, after: &Value) -> HashMap<String, u64> {
     grown.filter(|(_, by)| *by > 0).collect()
 }
 
-/// What was counted while the requests were sent.
+/// Measurements taken while the requests were sent.
 #[derive(Debug)]
 struct Counted {
-    /// By the programs.
+    /// Growth of the eBPF programs' counters.
     counters: HashMap<String, u64>,
-    /// Bytes on the proxy's connections, and before that.
+    /// Bytes on the proxy's connections during the measurement, and before it.
     by_tcp: u64,
     by_tcp_before: u64,
     connections: usize,
     /// Wake-ups of the proxy.
     woken: u64,
-    /// How long the requests took, and how much of it the proxy waited for a processor.
+    /// Duration of the requests, and the part of it in which the proxy waited for a processor.
     took: Duration,
     delay: Duration,
 }
 
-/// Has the program in this folder send its requests.
+/// Makes the program in this folder send its requests, and measures.
 async fn count(attached: &Attached, proxy: (&Proxy, u16), server: u16, folder: &Path) -> Counted {
     let file = |name: &str| folder.join(name);
     until("the kernel sends to all callers", async || attached.counter("answered-directly").await > 2000)
@@ -173,21 +174,22 @@ async fn count(attached: &Attached, proxy: (&Proxy, u16), server: u16, folder: &
 }
 
 impl Counted {
-    /// Panics unless the requests passed the proxy by. The proxy may carry one in a thousand, which waited for 100 ms. It may also carry
-    /// the requests sent while it waited for a processor, since it had no room for the records of further calls.
+    /// Panics unless the requests bypassed the proxy. The proxy may carry one in a thousand, for requests that waited
+    /// for 100 ms. It may also carry the requests sent while it waited for a processor, when it has no room for the
+    /// records of further calls.
     fn check(&self, number: u64) {
         let rate = number as f64 / self.took.as_secs_f64();
         let most = number / 1000 + (rate * self.delay.as_secs_f64()) as u64;
         let passed = number - self.counters["answered-directly"];
         assert!(passed <= most, "{passed} passed the proxy, {most} may: {self:?}");
         assert!(self.by_tcp <= passed * OF_A_CALL, "{passed} passed the proxy: {self:?}");
-        // Each call that it carries may wake it for the request and for the response.
+        // Each call that the proxy carries may wake it twice, for request and response.
         let most = MOST_WAKE_UPS * self.took.as_secs_f64() + 2.0 * passed as f64;
         assert!(self.woken as f64 <= most, "{most} wake-ups are allowed: {self:?}");
     }
 }
 
-/// Sends the requests through a proxy of their own, and counts; `None` where eBPF is refused.
+/// Measures the requests with a separate proxy; `None` where eBPF is not permitted.
 async fn measure(name: &str, number: u64) -> Option<Counted> {
     let attached = Attached::new(name).await?;
     let world = World::start("").await;
@@ -211,7 +213,7 @@ async fn measure(name: &str, number: u64) -> Option<Counted> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn kernel_requests_bypass_the_proxy_and_rarely_wake_it() {
+async fn kernel_requests_bypass_proxy_and_rarely_wake_it() {
     let _machine = alone().await;
     if let Some(missing) = ["python3", "ss"].into_iter().find(|name| tool(name).is_none()) {
         return skipped("bytes of requests are counted", format!("{missing} is missing"));

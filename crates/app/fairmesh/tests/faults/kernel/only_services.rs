@@ -1,5 +1,5 @@
-//! Programs that may reach services alone: by the option of their cgroup, and by that of the proxy. And the agent, which is in no such
-//! cgroup.
+//! Programs that may reach only services, by the option of their cgroup or of the proxy. The agent must not be in such
+//! a cgroup.
 
 use std::process::Stdio;
 
@@ -10,10 +10,10 @@ use fairmesh_model::Protocol;
 use super::Attached;
 use crate::harness::{Proxy, Spec, World, beside_others, free_port, read_head, until};
 
-/// What is no service: a server at an address of its own.
+/// Address of a server that is no service.
 const ELSEWHERE: &str = "127.96.9.1:0";
 
-/// Says that it was reached.
+/// A server whose response shows that it was reached.
 async fn serve(listener: TcpListener) {
     while let Ok((mut stream, _)) = listener.accept().await {
         read_head(&mut stream).await;
@@ -22,14 +22,14 @@ async fn serve(listener: TcpListener) {
     }
 }
 
-/// A change of another option leaves it.
+/// Asserts that a change of another option keeps the restriction.
 async fn stays_guarded(attached: &Attached, attach: &[&str], ports: &str) {
     let said = attached.kernel(&[attach, &["--max-in-flight", "9"]].concat()).await.ok();
     let options = format!("services only, ports {} of 127.96.0.0/16", ports.replace(',', ", "));
     assert!(said.contains(&options) && said.contains("so connections are refused"), "{said}");
 }
 
-/// The option itself, when it is given, does not; and the hint has the folder of the maps.
+/// Asserts that `--only-services=false` removes the restriction, and that the hint names the folder of the maps.
 async fn opens(attached: &Attached, attach: &[&str]) {
     let said = attached.kernel(&[attach, &["--only-services=false"]].concat()).await.ok();
     let hint = format!("--listen kernel:127.0.0.1:7416+bpffs={}'", attached.pins().display());
@@ -37,7 +37,7 @@ async fn opens(attached: &Attached, attach: &[&str]) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn only_services_programs_reach_nothing_after_proxy_kill() {
+async fn program_in_only_services_cgroup_reaches_nothing_without_proxy() {
     let _machine = beside_others().await;
     let Some(attached) = Attached::new("only").await else { return };
     let world = World::start("").await;
@@ -56,7 +56,7 @@ async fn only_services_programs_reach_nothing_after_proxy_kill() {
         said.code == Some(7) && attached.counter("refused").await == before + 1
     };
 
-    // By the option of the cgroup: before there is a proxy, too.
+    // The cgroup's option also applies before a proxy exists.
     let said = attached.kernel(&[&attach[..], &["--only-services"]].concat()).await.ok();
     assert!(said.contains("so connections are refused"), "{said}");
     assert!(is_refused().await);
@@ -73,7 +73,7 @@ async fn only_services_programs_reach_nothing_after_proxy_kill() {
     stays_guarded(&attached, &attach, &ports).await;
     assert!(is_refused().await);
 
-    // By that of the proxy.
+    // The proxy's option.
     opens(&attached, &attach).await;
     assert!(attached.curl(&[&url]).await.ok().ends_with("direct"));
     let listen =
@@ -96,7 +96,7 @@ async fn only_services_programs_reach_nothing_after_proxy_kill() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn attach_to_the_agents_cgroup_is_refused() {
+async fn attach_to_agents_cgroup_is_refused() {
     let _machine = beside_others().await;
     let Some(attached) = Attached::new("agent").await else { return };
     let world = World::start("").await;

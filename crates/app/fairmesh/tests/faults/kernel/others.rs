@@ -1,4 +1,4 @@
-//! What the kernel leaves to the sidecar whatever the service is, and what programs see of a connection that is redirected.
+//! Requests that the kernel leaves to the sidecar for any service, and what programs see of a redirected connection.
 
 use fairmesh_model::Protocol;
 
@@ -8,21 +8,22 @@ use super::{
 };
 use crate::harness::{Spec, World, beside_others, skipped, tool, until};
 
-/// The addresses that two sockets say they are connected to, one of IPv6 with an address of IPv4, as Java's are.
+/// Prints the peer addresses of two sockets; one is an IPv6 socket with an IPv4-mapped address, as in Java.
 const PEERS: &str = "
 mapped = socket.socket(socket.AF_INET6)
 mapped.connect(('::ffff:127.96.0.1', 80))
 print(connection.getpeername(), mapped.getpeername()[:2])
 ";
 
-/// Requests to a server that closes each connection after a response without saying so before.
+/// Requests to a server that closes each connection after a response without announcing it.
 const CLOSED: &str = "
 for at in range(60):
     ask(b'last-5')
     ask(b'plain-3')
 ";
 
-/// Requests between which the server closes the connection that has become idle, which it says on one past the proxy.
+/// Between these requests, the server closes the idle connection; a second connection that bypasses the proxy reports
+/// this.
 const IDLE: &str = "
 import time
 aside = socket.create_connection(('127.0.0.1', PORT))
@@ -46,7 +47,7 @@ for at in range(20):
 ";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn unsupported_request_forms_are_sent_by_the_sidecar() {
+async fn sidecar_sends_request_forms_that_kernel_does_not_support() {
     let _machine = beside_others().await;
     let Some(attached) = Attached::new("forms").await else { return };
     let world = World::start("").await;
@@ -61,7 +62,7 @@ async fn unsupported_request_forms_are_sent_by_the_sidecar() {
     })
     .await;
 
-    // curl 7.88 makes one request of a connection over HTTP/2 that it was told of.
+    // With prior knowledge of HTTP/2, curl 7.88 sends one request per connection.
     let forms: [(&[&str], usize); 4] = [
         (&["--head"], 3),
         (&["-H", "expect: 100-continue", "--data", "x"], 3),
@@ -78,7 +79,7 @@ async fn unsupported_request_forms_are_sent_by_the_sidecar() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn programs_see_original_addresses_and_no_closed_connection() {
+async fn program_behind_kernel_sees_original_addresses_and_no_server_close() {
     let _machine = beside_others().await;
     if tool("python3").is_none() {
         return skipped("caller and server are Python programs", "python3 is missing");
@@ -97,7 +98,7 @@ async fn programs_see_original_addresses_and_no_closed_connection() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn connections_closed_for_idleness_are_replaced() {
+async fn kernel_replaces_idle_connections_closed_by_server() {
     let _machine = beside_others().await;
     if tool("python3").is_none() {
         return skipped("caller and server are Python programs", "python3 is missing");
@@ -107,7 +108,7 @@ async fn connections_closed_for_idleness_are_replaced() {
     let server = LocalServer::start(&world, &attached, "4").await;
     let _proxy = attached.proxy_with(&world, WITHOUT_LOG).await;
     let script = IDLE.replace("PORT", &server.port.to_string());
-    // The proxy reads the responses, and then the kernel moves them.
+    // Without an attached server, the proxy reads the responses; with one, the kernel moves them.
     for servers in [&[][..], &["--servers", &server.cgroup]] {
         attached.attach_with(servers).await;
         let before = attached.counter("sent-by-kernel").await;

@@ -1,4 +1,4 @@
-//! Programs of other languages, and reverse proxies, as callers and as servers on the same machine.
+//! Programs in other languages and reverse proxies, as callers and as servers on the same machine.
 
 use std::{
     fs,
@@ -17,17 +17,17 @@ use crate::harness::{World, beside_others, free_port, run, skipped, tool, until}
 
 const PROGRAMS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/faults/kernel/programs");
 const PATIENCE: Duration = Duration::from_secs(120);
-/// How often each path is called.
+/// Number of calls per path.
 const ROUNDS: usize = 10;
 const LANGUAGES: [&str; 4] = ["python3", "node", "go", "java"];
 const PROXIES: [&str; 2] = ["nginx", "haproxy"];
-/// What the server in Python responds to in its own ways, and what each other one does.
+/// Paths that the Python server serves, and paths that every other server serves.
 const PATHS: [&str; 6] = ["plain-7", "split-9", "chunked-5", "plain-60000", "plain-70000", "load-3"];
 const SERVED: [&str; 4] = ["plain-7", "plain-300", "plain-60000", "plain-70000"];
-/// Proxies that respond by themselves to these alone.
+/// Paths that reverse proxies answer by themselves.
 const SMALL: [&str; 2] = ["plain-7", "plain-300"];
 
-/// A program of the system; `None` where it is missing, which is said.
+/// Path of a system program; `None`, with a message, if it is missing.
 fn found(name: &str) -> Option<PathBuf> {
     let elsewhere = || Some(Path::new("/usr/sbin").join(name)).filter(|path| path.is_file());
     let found = tool(name).or_else(elsewhere);
@@ -41,11 +41,11 @@ fn source(name: &str) -> String {
     format!("{PROGRAMS}/{name}")
 }
 
-/// How a program of this language begins, which is `caller` or `server`; `None` where the language is missing, which is said.
+/// Command of the `caller` or `server` in this language; `None`, with a message, if the language is missing.
 async fn program(language: &str, role: &str, folder: &Path) -> Option<Vec<String>> {
     let name = found(if language == "java" { "javac" } else { language })?.display().to_string();
     Some(match language {
-        // By its name, as all that is run without an environment.
+        // By name only, since programs run without an environment.
         "python3" => {
             vec![language.into(), source("caller.py"), "127.96.0.1".into(), "raw.shop".into(), "20".into()]
         }
@@ -53,7 +53,7 @@ async fn program(language: &str, role: &str, folder: &Path) -> Option<Vec<String
         "go" => {
             let made = folder.join(role).display().to_string();
             let build = ["build", "-o", &made, &source(&format!("{role}.go"))];
-            // With the environment, which says where what was built before lies.
+            // With the environment, which locates earlier build output.
             assert!(Command::new(name).args(build).status().await.unwrap().success());
             vec![made]
         }
@@ -69,12 +69,13 @@ async fn program(language: &str, role: &str, folder: &Path) -> Option<Vec<String
     })
 }
 
-/// What a program responds to a path, of a request without a body.
+/// Expected response body of a path, for a request without a body.
 fn text(path: &str) -> String {
     format!("{path}:{}", "x".repeat(path.rsplit('-').next().unwrap().parse().unwrap()))
 }
 
-/// The arguments of a proxy that listens at this port, and responds to small paths, or calls a virtual address.
+/// Arguments of a reverse proxy that listens at this port and either answers the small paths or forwards to a virtual
+/// address.
 fn arguments(proxy: &str, port: u16, serves: bool, folder: &Path) -> Vec<String> {
     let (option, content) = match proxy {
         "nginx" => ("-c", nginx(port, serves, folder)),
@@ -93,7 +94,7 @@ fn nginx(port: u16, serves: bool, folder: &Path) -> String {
     let locations = if serves { answers.concat() } else { calls.to_owned() };
     let temporary = ["client_body", "proxy", "fastcgi", "scgi", "uwsgi"];
     let temporary = temporary.map(|kind| format!("{kind}_temp_path {folder}/{kind};\n")).concat();
-    // One process, which is killed with the test: workers outlive a master that is.
+    // A single process, which the test can kill; workers would outlive a killed master.
     format!(
         "user root; daemon off; master_process off; pid {folder}/pid; error_log {folder}/log;\nevents {{}}\n\
          http {{\naccess_log off;\n{temporary}upstream services {{ server 127.96.0.1:80; keepalive 4; }}\n\
@@ -117,7 +118,8 @@ fn haproxy(port: u16, serves: bool) -> String {
     )
 }
 
-/// Has a program call, and compares what it says; how many requests the kernel sent, and how many responses.
+/// Runs a program's calls and asserts its output; returns the numbers of requests sent and responses moved by the
+/// kernel.
 async fn called(attached: &Attached, name: &str, calls: usize, call: impl AsyncFn() -> String) -> [u64; 2] {
     let counters = ["sent-by-kernel", "answered-directly"];
     let before = [attached.counter(counters[0]).await, attached.counter(counters[1]).await];
@@ -126,7 +128,7 @@ async fn called(attached: &Attached, name: &str, calls: usize, call: impl AsyncF
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn programs_of_other_languages_and_proxies_call_through_the_kernel() {
+async fn programs_in_other_languages_and_proxies_call_through_kernel() {
     let _machine = beside_others().await;
     if tool("python3").is_none() {
         return skipped("the server is a Python program", "python3 is missing");
@@ -144,7 +146,8 @@ async fn programs_of_other_languages_and_proxies_call_through_the_kernel() {
         let command: Vec<_> = program.iter().map(String::as_str).chain(PATHS).collect();
         let call = async || attached.run_for(&command, PATIENCE).await.ok();
         let [sent, direct] = called(&attached, language, calls, call).await;
-        // Python sends bodies apart from heads; half of the requests have none, and half of these plain responses.
+        // Python sends bodies apart from heads. Half of the requests have no body, and half of their responses are
+        // plain.
         assert!(
             sent as usize >= calls / 2 - 5 && direct as usize >= calls / 8,
             "{language}: {sent}, {direct}"
@@ -163,13 +166,13 @@ async fn programs_of_other_languages_and_proxies_call_through_the_kernel() {
         };
         let [sent, direct] = called(&attached, proxy, calls, call).await;
         let by_kernel = sent as usize >= calls / 2 - 5 && direct as usize >= calls / 8;
-        // nginx asks how much it can read, and is left to the sidecar.
+        // nginx queries the readable length and is therefore left to the sidecar.
         assert!(if proxy == "nginx" { sent == 0 } else { by_kernel }, "{proxy}: {sent}, {direct}");
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn programs_of_other_languages_and_proxies_serve_local_callers() {
+async fn programs_in_other_languages_and_proxies_serve_local_callers() {
     let _machine = beside_others().await;
     if tool("python3").is_none() {
         return skipped("the caller is a Python program", "python3 is missing");
@@ -197,7 +200,7 @@ async fn programs_of_other_languages_and_proxies_serve_local_callers() {
 
     for (name, _server) in &servers {
         let (host, caller) = (format!("{name}.shop"), source("caller.py"));
-        // Proxies do not respond with what they are sent.
+        // Reverse proxies do not echo the body.
         let (growth, paths) = if PROXIES.contains(name) { ("0", &SMALL[..]) } else { ("20", &SERVED[..]) };
         let command = [&["python3", &caller, "127.96.0.1", &host, growth][..], paths].concat();
         let mut sent = 0;
@@ -205,7 +208,7 @@ async fn programs_of_other_languages_and_proxies_serve_local_callers() {
         until(&format!("the kernel sends to {name}, and its responses"), async || {
             let [requests, responses] = called(&attached, name, ROUNDS * paths.len(), call).await;
             sent = requests;
-            // Java sends heads and bodies apart, and Go large bodies in parts; nginx asks how much it can read.
+            // Java sends heads and bodies apart, Go sends large bodies in parts, and nginx queries the readable length.
             ["java", "nginx"].contains(name) || responses >= ROUNDS as u64 / 2
         })
         .await;

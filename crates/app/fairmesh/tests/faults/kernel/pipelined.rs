@@ -1,4 +1,4 @@
-//! Programs that send a request before they have read the response to the one before.
+//! Programs that send a request before they have read the previous response.
 
 use std::{env, time::Duration};
 
@@ -8,8 +8,8 @@ use super::{
 };
 use crate::harness::{World, beside_others, skipped, tool, until};
 
-/// Pairs of requests on new connections, of three processes at the same time, as many as its argument says: the second request follows the
-/// first one after up to 200 µs. Says which responses were not in the order of their requests.
+/// Sends pairs of requests on new connections from three processes; the argument is the number of pairs. The second
+/// request follows the first within 200 µs. Prints responses that are out of order.
 const PAIRS: &str = r#"
 import os, random, socket, sys, time
 
@@ -51,8 +51,8 @@ for seed in range(3):
 assert not any([os.waitpid(caller, 0)[1] for caller in callers])
 "#;
 
-/// Waits for edges of its socket and stops at a short read, as runtimes do. A request is sent while the response to the one before lies
-/// unread, as often as the argument says; prints how often the second response did not come.
+/// Waits for edge-triggered events and stops after a short read, as runtimes do. Sends a request while the previous
+/// response is unread, as often as the argument says; prints how often the second response was missing.
 const SHORT_READS: &str = r#"
 import select, socket, sys, time
 
@@ -91,14 +91,14 @@ for _ in range(int(sys.argv[1])):
 print("missed", missed)
 "#;
 
-/// Pairs that are asked for: as many as fit into so many minutes, ten million of 100.
+/// Number of pairs: 100,000 per minute of `SOAK_MINUTES`, so ten million in 100 minutes.
 fn pairs() -> u64 {
     const A_MINUTE: u64 = 100_000;
     let minutes = env::var("SOAK_MINUTES").ok().and_then(|minutes| minutes.parse::<u64>().ok());
     minutes.map_or(3_000, |minutes| minutes * A_MINUTE)
 }
 
-/// A mesh with a server of the same machine, attached with the server's cgroup or without, whose requests the kernel sends.
+/// A mesh with a local server, attached with or without the server's cgroup, once the kernel sends requests.
 async fn place(
     name: &str,
     has_servers: bool,
@@ -114,7 +114,7 @@ async fn place(
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn pipelined_requests_are_answered_in_order() {
+async fn pipelined_kernel_requests_get_responses_in_order() {
     let _machine = beside_others().await;
     if tool("python3").is_none() {
         return skipped("caller and server are Python programs", "python3 is missing");
@@ -129,7 +129,7 @@ async fn pipelined_requests_are_answered_in_order() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn short_reader_gets_the_response_to_a_pipelined_request() {
+async fn caller_with_short_reads_gets_responses_to_pipelined_requests() {
     let _machine = beside_others().await;
     if tool("python3").is_none() {
         return skipped("caller and server are Python programs", "python3 is missing");

@@ -1,4 +1,4 @@
-//! Requests to servers that are not attached, such as servers on other machines: the proxy reads their responses.
+//! Requests to servers that are not attached, such as servers on other machines. The proxy reads their responses.
 
 use super::{
     Attached,
@@ -6,7 +6,7 @@ use super::{
 };
 use crate::harness::{World, beside_others, skipped, tool, until};
 
-/// Responses that are relayed, that take the general way, and that are sent by the general way after ones that were relayed.
+/// Responses that take the short cut, responses that take the normal path, and normal ones after short-cut ones.
 pub(super) const MIXED: &str = "
 for at in range(60):
     ask(b'plain-%d' % (at * 100), b'b' * at)
@@ -23,7 +23,8 @@ for path in (b'plain-3', b'slow-4', b'plain-5', b'plain-6'):
     check(path)
 ";
 
-/// A caller that reads late, in pieces, and one that waits for events of its socket and stops at a short read.
+/// A caller that reads late and in pieces, and a caller that waits for events of its socket and stops after a short
+/// read.
 pub(super) const READERS: &str = "
 import select, time
 one = socket.create_connection(('127.96.0.1', 80), 20)
@@ -69,13 +70,13 @@ async fn remote_responses(name: &str, options: &[&str]) -> Option<u64> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn proxy_responses_take_the_short_cut_to_callers() {
+async fn proxy_responses_of_remote_servers_bypass_tcp_to_local_callers() {
     let _machine = beside_others().await;
     if tool("python3").is_none() {
         return skipped("caller and server are Python programs", "python3 is missing");
     }
     let Some(short) = remote_responses("short", &[]).await else { return };
-    // Of 170, not those above 64 KB or in several parts, nor after pipelining.
+    // Of 170 responses, those above 64 KB, in several parts or after pipelining do not take the short cut.
     assert!(short >= 100, "{short}");
     assert_eq!(remote_responses("long", &["--no-short-cut"]).await, Some(0));
 }

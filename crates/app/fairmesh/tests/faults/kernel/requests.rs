@@ -1,4 +1,4 @@
-//! Requests of one connection, some of which the kernel sends, at a server that the test itself is.
+//! Requests of one connection, some sent by the kernel, to a server inside the test.
 
 use std::{
     sync::{Arc, Mutex},
@@ -16,10 +16,10 @@ use tokio::{
 use super::Attached;
 use crate::harness::{RawServer, World, beside_others, read_head, skipped, tool, until};
 
-/// Longer than a request may wait before the connection of its caller applies timeouts to it.
+/// Longer than the time after which the caller's connection applies timeouts to a request.
 const SLOW: Duration = Duration::from_millis(400);
 
-/// What the callers below have in common: requests on one connection, each sent at once.
+/// Shared part of the callers: requests on one connection, each sent in one piece.
 pub(super) const CALLER: &str = r#"
 import socket, sys
 connection = socket.create_connection(("127.96.0.1", 80), 20)
@@ -61,7 +61,7 @@ def call(path, body=b""):
     receive()
 "#;
 
-/// What a server received.
+/// Requests that a server received.
 #[derive(Clone, Default)]
 pub(super) struct Log(Arc<Mutex<Vec<String>>>);
 
@@ -86,7 +86,7 @@ impl Log {
         (serving, registered)
     }
 
-    /// Responds to the requests of a connection with their paths.
+    /// Responds to each request of a connection with its path.
     async fn serve(self, mut stream: TcpStream) {
         loop {
             let mut first = [0];
@@ -101,7 +101,7 @@ impl Log {
             self.add(head);
             match path.as_str() {
                 "slow" => sleep(SLOW).await,
-                // Once: the second attempt gets a response.
+                // Closes the first time only; the second attempt gets a response.
                 "reset" if self.count("/reset ") == 1 => return,
                 "never" => {
                     let _ = stream.read(&mut first).await;
@@ -116,7 +116,7 @@ impl Log {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn kernel_requests_are_ordered_retried_and_cancelled_as_in_sidecars() {
+async fn kernel_requests_are_ordered_retried_and_cancelled_like_sidecar_requests() {
     let _machine = beside_others().await;
     if tool("python3").is_none() {
         return skipped("the caller is a Python program", "python3 is missing");
@@ -140,7 +140,7 @@ async fn kernel_requests_are_ordered_retried_and_cancelled_as_in_sidecars() {
     {
         assert_eq!(attached.counter(counter).await, expected, "{counter}: {:?}", log.0.lock().unwrap());
     }
-    // The kernel sends the caller's own bytes.
+    // The kernel sends the caller's bytes unchanged, without the loop header.
     assert_eq!(log.count("x-fairmesh-loop"), 4, "first, second, large, and the second attempt of reset");
 
     call("call(b'first'); send(b'never')").await;

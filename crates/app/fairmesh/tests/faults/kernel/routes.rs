@@ -1,4 +1,4 @@
-//! Routes that the kernel decides, also while policies change.
+//! Routes applied by the kernel, also while policies change.
 
 use std::time::Duration;
 
@@ -8,10 +8,10 @@ use tokio::time::sleep;
 use super::Attached;
 use crate::harness::{Spec, World, beside_others, skipped, tool, until};
 
-/// Requests of one command.
+/// Number of requests per command.
 const REQUESTS: usize = 20;
 
-/// The instances that responded to requests on one connection, in their order.
+/// Instances that responded to the requests of one connection, in order.
 async fn instances(attached: &Attached, path: &str, headers: &[&str]) -> Vec<String> {
     let url = format!("http://hello.shop{path}");
     let said =
@@ -22,7 +22,7 @@ async fn instances(attached: &Attached, path: &str, headers: &[&str]) -> Vec<Str
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn kernel_applies_supported_routes_and_leaves_the_rest() {
+async fn kernel_applies_supported_routes_and_leaves_others_to_sidecar() {
     let _machine = beside_others().await;
     let Some(attached) = Attached::new("routes").await else { return };
     let world = World::start("").await;
@@ -43,7 +43,7 @@ async fn kernel_applies_supported_routes_and_leaves_the_rest() {
     attached.attach().await;
     let sent = async || attached.counter("sent-by-kernel").await;
 
-    // What each request is, and whether one instance or the other responds.
+    // Path and headers of the requests, and whether `hello-1` and `canary-1` may respond.
     let cases: [(&str, &[&str], [bool; 2]); 3] = [
         ("/", &[], [true, false]),
         ("/canary", &[], [false, true]),
@@ -65,12 +65,12 @@ async fn kernel_applies_supported_routes_and_leaves_the_rest() {
         assert!(instances(&attached, path, headers).await.iter().all(|one| one == "hello-1"));
         let after = (sent().await, attached.counter("route").await);
         assert_eq!(after.0, before.0, "{path}: none is the kernel's to send");
-        // The first one of a connection may come before the proxy serves it.
+        // The first request of a connection may arrive before the proxy has set up the connection.
         assert!(after.1 + 1 >= before.1 + REQUESTS as u64, "{path}: {before:?} {after:?}");
     }
 }
 
-/// Requests for both paths on one connection until the time is over; prints each instance once that responded to a path.
+/// Requests both paths on one connection until the time is over; prints the distinct instances per path.
 const LOAD: &str = r#"
 import http.client, socket, time
 connection = http.client.HTTPConnection("127.96.0.1", 80, timeout=20)
@@ -87,7 +87,7 @@ print("many" if number > 200 else "few: %d" % number)
 "#;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn request_follows_exactly_one_policy_during_changes() {
+async fn kernel_request_follows_exactly_one_policy_during_changes() {
     let _machine = beside_others().await;
     if tool("python3").is_none() {
         return skipped("the caller is a Python program", "python3 is missing");

@@ -1,4 +1,4 @@
-//! Requests that the sidecar sends to servers on this machine: by the short cut on both sides.
+//! Requests that the sidecar sends to servers on this machine use the short cut on both sides.
 
 use super::{
     Attached,
@@ -7,7 +7,7 @@ use super::{
 };
 use crate::harness::{World, beside_others, skipped, tool, until};
 
-/// Requests with bodies of many lengths, and responses after informational ones.
+/// Requests with bodies of many lengths, and responses that follow informational ones.
 const BODIES: &str = "
 def ask_early():
     send(b'early-5')
@@ -27,7 +27,8 @@ for at in range(30):
     ask(b'plain-1')
 ";
 
-/// A part of a body that looks like a request, while the server has not read the head: past TCP, it would overtake that.
+/// A part of a body that looks like a request, while the server has not read the head. Outside TCP, the part would
+/// overtake the head.
 const PARTS: &str = "
 import time
 
@@ -60,6 +61,8 @@ def was_held():
     assert not held or is_queued(size + len(part), 20), 'it does not pass TCP'
     aside = socket.create_connection(('127.0.0.1', PORT))
     aside.sendall(b'GET /release HTTP/1.1\\r\\n\\r\\n')
+    # A release that is processed later would release the next server that is held.
+    assert aside.recv(1), 'the server does not respond'
     check(b'plain-1', b'ab' + part)
     return held
 
@@ -67,7 +70,7 @@ assert any(was_held() for _ in range(10)), 'the server has read every head'
 ask(b'plain-2')
 ";
 
-/// Requests that are sent before the one before has been read: it is in the queue of what was moved, and they are in that of TCP.
+/// Pipelined requests: one is in the queue of moved data, the following ones are in the queue of TCP.
 const PIPELINED: &str = "
 for at in range(500):
     paths = [b'plain-%d' % (at + more) for more in range(3)]
@@ -77,11 +80,11 @@ for at in range(500):
         check(path)
 ";
 
-/// The sidecar sends all requests of a service whose deadline it has to send too.
+/// A service whose requests all go through the sidecar, since the sidecar must send their deadline.
 const POLICY: &str = "{kind: Policy, service: shop/raw, timeout: 20s}";
 
-/// Runs all of it, and returns how many requests and responses took the short cut to the server and back, and to the caller
-/// and from it.
+/// Runs all scripts. Returns the numbers of requests to the server, responses from the server, responses to the caller
+/// and requests from the caller that took the short cut.
 async fn by_the_sidecar(name: &str, options: &[&str]) -> Option<[u64; 4]> {
     let attached = Attached::new(name).await?;
     let world = World::start(POLICY).await;
@@ -118,7 +121,7 @@ async fn call_the_next_process(attached: &Attached, server: &mut LocalServer) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn sidecar_requests_to_local_servers_take_the_short_cut() {
+async fn sidecar_requests_to_local_servers_bypass_tcp() {
     let _machine = beside_others().await;
     if tool("python3").is_none() {
         return skipped("caller and server are Python programs", "python3 is missing");
@@ -126,11 +129,11 @@ async fn sidecar_requests_to_local_servers_take_the_short_cut() {
     let Some([requests, responses, to_caller, from_caller]) = by_the_sidecar("both", &[]).await else {
         return;
     };
-    // Of 168 requests, none is larger than 64 KB; responses that are, or in several sends, or of status 500, pass TCP.
+    // None of 168 requests exceeds 64 KB. Responses above 64 KB, in several sends, or with status 500 use TCP.
     assert!(requests >= 150, "{requests}");
     assert!((100..=requests).contains(&responses), "{responses}");
     assert!(to_caller >= 100, "{to_caller}");
-    // Of all connections the first request passes TCP, and what comes before the one before has its response.
+    // The first request of each connection uses TCP, and so does every request sent before the previous response.
     assert!(from_caller >= 100, "{from_caller}");
     assert_eq!(by_the_sidecar("neither", &["--no-short-cut"]).await, Some([0; 4]));
 }

@@ -1,4 +1,4 @@
-//! Callers, servers, policies and proxies that come and go while the kernel sends requests and responses: for seconds, or for
+//! Callers, servers, policies and proxies change while the kernel sends requests and responses: for seconds, or for
 //! `SOAK_MINUTES`.
 
 use std::{env, fs, process::Command, time::Duration};
@@ -15,18 +15,18 @@ use crate::{
     upgrade::Place,
 };
 
-/// Between two changes.
+/// Pause between two changes.
 const PAUSE: Duration = Duration::from_millis(300);
 
-/// Buffers of TCP that other programs of this machine may come to use meanwhile.
+/// Bytes of TCP buffers that other programs on this machine may additionally use meanwhile.
 const BUFFERS: u64 = 16 << 20;
 
-/// How long after a change requests may fail: callers and proxies try again at intervals.
+/// Seconds after an outage in which requests may still fail: callers and proxies retry at intervals.
 const AFTERMATH: f64 = 1.0;
 
-/// Requests of connections that the callers keep, each repeated on another connection where a server or proxy went with the first: a
-/// response is the right one or none. Prints when a request failed that was the first of its connection, to tenths of a second since the
-/// machine started, and the number of good responses.
+/// Requests on kept connections. If a server or proxy ended with the connection, the request is repeated on another. A
+/// response is either right or absent. Prints the time of each failed first request of a connection, in tenths of a
+/// second since boot, and the number of good responses.
 const KEPT: &str = r#"
 import http.client, time
 class Whole(http.client.HTTPConnection):
@@ -92,27 +92,27 @@ fn soak_time() -> Duration {
     }
 }
 
-/// What changes: the policy, the server, and the last of the proxies.
+/// Makes changes to the policy, the server and the proxy.
 struct Changes<'a> {
     world: &'a World,
     server: LocalServer,
     place: Place,
     listen: String,
     proxies: Vec<Process>,
-    /// Memory of each proxy at its end.
+    /// Resident memory of each proxy at its end, in KB.
     resident: Vec<u64>,
-    /// From when to when no server or no proxy may have run, in seconds since the machine started.
+    /// Intervals in which no server or no proxy may have run, in seconds since boot.
     outages: Vec<[f64; 2]>,
 }
 
-/// Seconds since the machine started.
+/// Seconds since boot.
 fn uptime() -> f64 {
     let text = fs::read_to_string("/proc/uptime").unwrap();
     text.split(' ').next().unwrap().parse().unwrap()
 }
 
 impl Changes<'_> {
-    /// Changes something, over and over.
+    /// Makes one change after another.
     async fn go_on(&mut self) {
         let began = Instant::now();
         for at in 0_usize.. {
@@ -121,7 +121,7 @@ impl Changes<'_> {
             self.world.apply(&record).await.ok();
             sleep(PAUSE).await;
             if at % 8 == 3 {
-                // It may still be under way when the callers end.
+                // The callers may end before the outage does.
                 self.outages.push([uptime(), f64::INFINITY]);
                 self.server.restart().await;
                 self.end_outage();
@@ -138,14 +138,14 @@ impl Changes<'_> {
     async fn upgrade(&mut self, at: usize) {
         self.note_memory();
         self.proxies.push(self.place.proxy(&format!("next-{at}"), &self.listen));
-        // The predecessor of the predecessor has drained.
+        // Waits until the proxy before the predecessor has drained.
         while self.proxies.len() > 2 {
             let mut drained = self.proxies.remove(0);
             until("a predecessor has drained", async || drained.has_ended().is_some()).await;
         }
     }
 
-    /// Kills all proxies, with what they have in flight, and starts another one.
+    /// Kills all proxies, with their requests in flight, and starts another.
     async fn kill(&mut self, at: usize) {
         self.note_memory();
         self.outages.push([uptime(), f64::INFINITY]);
@@ -161,7 +161,7 @@ impl Changes<'_> {
         self.outages.last_mut().unwrap()[1] = uptime();
     }
 
-    /// Panics unless all that the callers printed is good responses, and failures while a server or proxy was away.
+    /// Panics unless the callers printed only good responses, and failures during outages.
     fn check_responses(&self, said: &str) {
         let (failures, good) = said.split_once("good: ").unwrap_or((said, "0"));
         let good: u64 = good.trim().parse().unwrap();
@@ -170,7 +170,7 @@ impl Changes<'_> {
         for failure in failures.lines() {
             let at = failure.strip_prefix("failed at ").and_then(|rest| rest.split_once(' '));
             let at: f64 = at.unwrap_or_else(|| panic!("{failure}")).0.parse().unwrap();
-            // Times are printed to tenths of a second.
+            // Times are printed in tenths of a second.
             let is_within = |[from, to]: &[f64; 2]| (from - 0.1..to + AFTERMATH).contains(&at);
             assert!(self.outages.iter().any(is_within), "{failure}, without an outage: {:?}", self.outages);
         }
@@ -183,8 +183,8 @@ impl Changes<'_> {
         self.resident.extend(line.and_then(|size| size.trim().parse::<u64>().ok()));
     }
 
-    /// Proxies of the second half of the time are no larger than those of the first, by what the maps had them take over. A
-    /// run of ten proxies or more says that, which takes minutes: `make test` has fewer, of which it says nothing.
+    /// Proxies of the second half of the run must be no larger than those of the first half. Needs a run of ten proxies
+    /// or more, which takes minutes; shorter runs as in `make test` are not judged.
     fn check_memory(&self) {
         let (first, second) = self.resident.split_at(self.resident.len() / 2);
         let median = |all: &[u64]| {
@@ -192,7 +192,7 @@ impl Changes<'_> {
             all.sort_unstable();
             all[all.len() / 2] as f64
         };
-        // The very first ones begin with a service that none has called.
+        // The first proxies start with a service without calls.
         if first.len() < 5 {
             println!("memory is not judged by {} proxies", self.resident.len());
         } else {
@@ -202,7 +202,7 @@ impl Changes<'_> {
     }
 }
 
-/// Memory of the maps, and of all buffers of TCP on this machine, in bytes.
+/// Memory of the maps, and of all TCP buffers on this machine, in bytes.
 async fn kernel_memory(attached: &Attached) -> [u64; 2] {
     let status = attached.status().await;
     let maps = status["memory"].as_object().unwrap().values().map(|bytes| bytes.as_u64().unwrap()).sum();
@@ -212,12 +212,12 @@ async fn kernel_memory(attached: &Attached) -> [u64; 2] {
     [maps, pages.unwrap().parse::<u64>().unwrap() * 4096]
 }
 
-/// Has the kernel repeat warnings that it says once, where this system lets it.
+/// Makes the kernel repeat warnings that it otherwise prints once, where the system permits.
 fn repeat_warnings() {
     let _ = fs::write("/sys/kernel/debug/clear_warn_once", "1");
 }
 
-/// Messages of the kernel about its own errors.
+/// Number of kernel messages about errors of its own; `None` if the log is not readable.
 fn kernel_errors() -> Option<usize> {
     let said = Command::new("dmesg").output().ok().filter(|said| said.status.success())?;
     let said = String::from_utf8_lossy(&said.stdout).into_owned();
@@ -229,7 +229,7 @@ fn kernel_errors() -> Option<usize> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn each_caller_gets_its_own_responses_while_everything_changes() {
+async fn kernel_callers_get_own_responses_while_everything_changes() {
     let _machine = beside_others().await;
     if tool("python3").is_none() {
         return skipped("callers and server are Python programs", "python3 is missing");
@@ -249,7 +249,7 @@ async fn each_caller_gets_its_own_responses_while_everything_changes() {
     );
     let proxies = vec![place.proxy("first", &listen)];
     place.ready().await;
-    // Not all of the callers at once.
+    // The limit is lower than the number of callers.
     attached.attach_with(&["--servers", &server.cgroup, "--max-in-flight", "20"]).await;
     let [maps, buffers] = kernel_memory(&attached).await;
     let mut changes =
@@ -274,7 +274,7 @@ async fn each_caller_gets_its_own_responses_while_everything_changes() {
     changes.check_memory();
     until("buffers and maps are as they were before", async || {
         let [maps_now, buffers_now] = kernel_memory(&attached).await;
-        // Services, links and connections of the last moments have entries of some hundred bytes.
+        // Recent services, links and connections have map entries of some hundred bytes.
         maps_now <= maps + maps / 20 && buffers_now <= buffers + BUFFERS
     })
     .await;

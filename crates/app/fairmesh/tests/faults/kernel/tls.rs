@@ -1,4 +1,4 @@
-//! Bytes of TLS that programs in the cgroup send.
+//! TLS bytes sent by programs in the cgroup.
 
 use super::{
     Attached,
@@ -6,7 +6,7 @@ use super::{
 };
 use crate::harness::{Authority, World, beside_others, free_port, skipped, tool};
 
-/// Sends back what comes over TLS.
+/// A TLS echo server.
 const SERVER: &str = r#"
 import socket, ssl, sys, threading
 context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -25,7 +25,8 @@ while True:
     threading.Thread(target=serve, args=(listener.accept()[0],), daemon=True).start()
 "#;
 
-/// Messages of many lengths over TLS to a virtual address, plaintext HTTP/1.1 of which the kernel would send.
+/// Sends messages of many lengths over TLS to a virtual address; the kernel would send plaintext HTTP/1.1 to that
+/// address.
 const CLIENT: &str = r#"
 import random, socket, ssl, sys
 context = ssl.create_default_context(cafile=sys.argv[1])
@@ -47,7 +48,7 @@ for version in (ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3):
     print(version.name)
 "#;
 
-/// The beginning of a handshake, on a connection whose requests the kernel sends.
+/// Sends the start of a TLS handshake on a connection whose requests the kernel sends.
 const HELLO: &str = r#"
 for at in range(5):
     ask(b"plain-5")
@@ -56,7 +57,7 @@ print(file.readline().split()[1].decode())
 "#;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn captured_tls_bytes_are_forwarded_unchanged() {
+async fn kernel_leaves_tls_bytes_of_captured_connections_unchanged() {
     let _machine = beside_others().await;
     if tool("python3").is_none() || tool("openssl").is_none() {
         return skipped("a Python program speaks TLS", "python3 or openssl is missing");

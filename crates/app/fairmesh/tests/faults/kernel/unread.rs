@@ -1,4 +1,4 @@
-//! Programs that close their sending side, or do not read what they are sent.
+//! Programs that close their sending side or do not read received data.
 
 use std::fs;
 
@@ -9,7 +9,8 @@ use super::{
 };
 use crate::harness::{World, beside_others, skipped, tool, until};
 
-/// Callers that do not read what they asked for, while another one does; and how many requests the server got meanwhile.
+/// Callers that do not read their responses, while another caller reads. Prints the number of requests that the server
+/// received meanwhile.
 const UNREADING: &str = r#"
 import time
 request = b"GET /plain-60000 HTTP/1.1\r\nhost: raw.shop\r\n\r\n"
@@ -39,7 +40,7 @@ for one in patient:
         check(b"plain-60000")
 "#;
 
-/// Accepts connections, and reads nothing.
+/// Accepts connections and reads nothing.
 const DEAF: &str = r#"
 import socket, sys
 listener, kept = socket.create_server(("", int(sys.argv[1]))), []
@@ -47,7 +48,8 @@ while True:
     kept.append(listener.accept())
 "#;
 
-/// Requests to a server that does not read them, while another one responds, for as long as there is a file.
+/// Requests to a server that does not read them, alternating with requests to another server that responds. Runs as
+/// long as a file exists.
 const UNHEARD: &str = r#"
 import os, time
 request = b"POST /x HTTP/1.1\r\nhost: deaf.shop\r\ncontent-length: 1900\r\n\r\n" + b"b" * 1900
@@ -69,7 +71,7 @@ async fn none_in_flight(attached: &Attached) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn caller_half_close_cancels_its_request() {
+async fn half_close_by_kernel_caller_cancels_its_request() {
     let _machine = beside_others().await;
     if tool("python3").is_none() {
         return skipped("the caller is a Python program", "python3 is missing");
@@ -89,7 +91,7 @@ async fn caller_half_close_cancels_its_request() {
         cancelled += 1;
         until("the server's connection is closed", async || log.count("the caller is gone") == cancelled)
             .await;
-        // The first one comes before the proxy serves the connection.
+        // The first request arrives before the proxy has set up the connection.
         attached.counter("sent-by-kernel").await >= before + 2
     })
     .await;
@@ -107,14 +109,14 @@ async fn stalled_caller_blocks_no_other_caller() {
     let Some(attached) = Attached::new("unread").await else { return };
     let world = World::start("").await;
     let server = LocalServer::start(&world, &attached, "4").await;
-    // For longer than they do not read.
+    // Longer than the time in which the callers do not read.
     let _proxy = attached.proxy_with(&world, &format!("{WITHOUT_LOG} --idle-timeout 60s")).await;
     attached.attach_with(&["--servers", &server.cgroup]).await;
     assert_eq!(call(&attached, "for at in range(9):\n    ask(b'plain-1')").await, "");
 
     let said = call(&attached, UNREADING).await;
     let asked: usize = said.trim().parse().unwrap();
-    // Windows of TCP are at most some megabytes on each side of the proxy.
+    // TCP windows are some megabytes at most on each side of the proxy.
     assert!(asked < 1000, "{asked} responses of 60 KB were made, of 3,000 that nobody read");
     assert!(attached.counter("answered-directly").await > 9);
     none_in_flight(&attached).await;

@@ -1,4 +1,4 @@
-//! A proxy that is replaced while it has the kernel send requests.
+//! A proxy is replaced while the kernel sends requests for it.
 
 use fairmesh_kernel::KernelSender;
 use fairmesh_model::Protocol;
@@ -11,7 +11,7 @@ use crate::{
 };
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn kernel_serves_the_successor_while_the_predecessor_drains() {
+async fn kernel_sends_requests_of_new_proxy_while_old_proxy_drains() {
     let _machine = beside_others().await;
     let Some(attached) = Attached::new("upgrade").await else { return };
     let world = World::start("").await;
@@ -34,7 +34,7 @@ async fn kernel_serves_the_successor_while_the_predecessor_drains() {
     };
     until("the kernel sends for the first proxy", sends).await;
 
-    // A request without a response keeps the first proxy.
+    // An unanswered request keeps the first proxy running.
     let mut waiting = say(&place.by_host, "GET / HTTP/1.1\r\nhost: slow.shop\r\n\r\n").await;
     let (listener, _registered) = slow.into_parts();
     let (_connection, _) = listener.accept().await.unwrap();
@@ -52,7 +52,7 @@ async fn kernel_serves_the_successor_while_the_predecessor_drains() {
     }
 }
 
-/// Calls on one connection until a file is there.
+/// Calls on one connection until a file exists.
 const CALLER: &str = r#"
 import os, socket, sys
 connection = socket.create_connection(("127.96.0.1", 80), 20)
@@ -71,7 +71,7 @@ while not os.path.exists(sys.argv[1]):
 "#;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn early_successor_connection_is_later_served_by_the_kernel() {
+async fn connection_to_new_proxy_before_handover_is_later_served_by_kernel() {
     let _machine = beside_others().await;
     if tool("python3").is_none() {
         return skipped("the caller is a Python program", "python3 is missing");
@@ -80,7 +80,7 @@ async fn early_successor_connection_is_later_served_by_the_kernel() {
     let world = World::start("").await;
     let _hello = Spec::new("shop/hello", "hello-1", Protocol::Http1).here(&world).await;
     attached.attach().await;
-    // In the place of a predecessor, which has the maps by which requests are sent until its last one has its response.
+    // Stands for a predecessor, which owns the maps for sending requests until its last request has its response.
     let predecessor = KernelSender::open(&attached.pins()).unwrap().unwrap();
     let proxy = attached.proxy(&world).await;
     until("connections go to the proxy", async || !attached.status().await["proxy"].is_null()).await;

@@ -14,7 +14,7 @@ use tonic::Status;
 
 use crate::harness::{Authority, Process, Program, free_port, until};
 
-/// One process of each kind that the others of a mesh connect to, with the addresses that it listens on.
+/// One process of each kind that other processes of a mesh connect to, with its listener addresses.
 pub(crate) struct Fleet {
     pub(crate) control: Process,
     pub(crate) replica: Process,
@@ -24,7 +24,7 @@ pub(crate) struct Fleet {
     pub(crate) replica_http: String,
     pub(crate) agent_http: String,
     pub(crate) lookaside_http: String,
-    /// Where the control plane serves gRPC, as the others below.
+    /// gRPC address of the control plane; the other addresses follow.
     pub(crate) control_grpc: String,
     pub(crate) replica_grpc: String,
     pub(crate) lookaside_grpc: String,
@@ -32,7 +32,7 @@ pub(crate) struct Fleet {
 }
 
 impl Fleet {
-    /// All are up. Each may have so many descriptors, where that is said.
+    /// Starts all processes, each with at most `descriptors` file descriptors if given.
     pub(crate) async fn start(descriptors: Option<u32>) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let dir = folder.path().display().to_string();
@@ -81,7 +81,8 @@ impl Fleet {
         fleet
     }
 
-    /// A key server beside them, and its pages. Without a trust domain, no caller has anything signed.
+    /// Starts a key server for the fleet; returns the address of its pages. Without a trust domain, it refuses every
+    /// signature.
     pub(crate) async fn start_key_server(&self) -> (Process, String) {
         let folder = tempfile::tempdir().unwrap();
         let authority = Authority::new(folder.path());
@@ -110,7 +111,7 @@ fn ports() -> [String; 4] {
     [(); 4].map(|()| format!("127.0.0.1:{}", free_port()))
 }
 
-/// The binary under test, which may have so many descriptors, where that is said.
+/// The binary under test, with at most `descriptors` file descriptors if given.
 pub(super) fn program(log: PathBuf, args: &str, descriptors: Option<u32>) -> Program {
     let Some(descriptors) = descriptors else { return Program::fairmesh(log, args) };
     let binary = env!("CARGO_BIN_EXE_fairmesh");
@@ -123,7 +124,7 @@ pub(super) fn program(log: PathBuf, args: &str, descriptors: Option<u32>) -> Pro
     }
 }
 
-/// What is responded with at a path, if anything is.
+/// Response body at a path; `None` without a response.
 pub(super) async fn get(to: &str, path: &str) -> Option<String> {
     let mut stream = TcpStream::connect(to).await.ok()?;
     let request = format!("GET {path} HTTP/1.1\r\nhost: mesh\r\nconnection: close\r\n\r\n");
@@ -133,7 +134,7 @@ pub(super) async fn get(to: &str, path: &str) -> Option<String> {
     Some(page).filter(|page| !page.is_empty())
 }
 
-/// A series of metrics: `name{labels}` or `name`.
+/// Value of the series `name{labels}` or `name`.
 pub(super) async fn metric(http: &str, series: &str) -> f64 {
     let page = get(http, "/metrics").await.unwrap();
     let value = page.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' '));
@@ -146,7 +147,7 @@ pub(super) async fn connection(address: &str) -> Connection {
     handshake::connect(&Default::default(), &address, "honest").await.unwrap()
 }
 
-/// A small read.
+/// Makes a small read.
 pub(super) async fn read(connection: &Connection) -> Result<(), Status> {
     let request = ReadRequest { prefixes: vec!["/topology/".into()], at_least: None };
     connection.rib().read(request).await.map(drop)

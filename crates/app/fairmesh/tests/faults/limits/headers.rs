@@ -1,4 +1,4 @@
-//! Streams of HTTP/2 that consist of headers only: each costs its sender 16 bytes.
+//! HTTP/2 streams that consist of headers only. Each costs its sender 16 bytes.
 
 use std::{path::Path, time::Duration};
 
@@ -21,24 +21,25 @@ use crate::{
     harness::{Process, alone, free_port, is_soak, until},
 };
 
-/// Connections of an attack, and streams on each: a third of what has filled a gigabyte, or all of it for long runs.
+/// Connections of an attack, and streams per connection. Long runs use as many as once filled a gigabyte, others a
+/// third.
 fn scale() -> (usize, u32) {
     if is_soak() { (30, 16_000) } else { (30, 5_000) }
 }
 
-/// Most of the growth is the streams that may be incomplete at a time, about 5,000 of a process.
+/// Largest permitted growth of memory, mainly for streams that may be incomplete at a time, about 5,000 per process.
 const LITTLE: u64 = 192 << 20;
-/// Bound of a call beside an attack by peers that are served like others: far below the timeouts of commands.
+/// Time limit of a call during an attack by authenticated peers: far below the timeouts of commands.
 const IN_TIME: Duration = Duration::from_secs(3);
 
-/// A frame of HEADERS that ends its headers, and not its stream (RFC 9113 §6.2).
+/// A HEADERS frame with END_HEADERS and without END_STREAM (RFC 9113, 6.2).
 fn headers(stream: u32, block: &[u8]) -> Vec<u8> {
     let length = u32::try_from(block.len()).unwrap().to_be_bytes();
     [&length[1..], &[1, 4], &stream.to_be_bytes(), block].concat()
 }
 
-/// A preface, and as many calls of `path`, of which each sends its headers alone. All after the first name what the first has put
-/// into the table of HPACK (RFC 7541 §6.1, §6.2.1).
+/// A connection preface and `count` calls of `path` that consist of HEADERS only. All calls after the first use its
+/// entries in the dynamic table of HPACK (RFC 7541, 6.1 and 6.2.1).
 fn streams(path: &str, count: u32) -> Vec<u8> {
     let text = |text: &str| [&[u8::try_from(text.len()).unwrap()], text.as_bytes()].concat();
     let mut first = vec![0x83, 0x86, 0x44];
@@ -55,7 +56,7 @@ fn streams(path: &str, count: u32) -> Vec<u8> {
     bytes
 }
 
-/// Sends these bytes and reads whatever comes, until the connection is closed.
+/// Sends these bytes and discards all responses until the connection is closed.
 async fn send(io: impl AsyncRead + AsyncWrite, bytes: Vec<u8>) {
     let (mut reading, mut writing) = split(io);
     let sends = async move {
@@ -72,7 +73,7 @@ async fn send(io: impl AsyncRead + AsyncWrite, bytes: Vec<u8>) {
     }
 }
 
-/// Opens a connection to an address: over TLS without a certificate, where there are roots.
+/// Connects to an address and sends `bytes`; with `roots`, over TLS without a client certificate.
 async fn attack(to: &str, roots: Option<&Path>, bytes: Vec<u8>) {
     match (to.parse().unwrap(), roots) {
         (Address::Unix(path), _) => send(UnixStream::connect(path).await.unwrap(), bytes).await,
@@ -80,7 +81,7 @@ async fn attack(to: &str, roots: Option<&Path>, bytes: Vec<u8>) {
         (Address::Tcp(to), Some(roots)) => {
             let stream = TcpStream::connect(to).await.unwrap();
             let stream = OneWayTls::open(roots).unwrap().connect(ExpectedPeer::Mesh, stream).await;
-            // The listener closes the oldest ones for newer ones.
+            // The listener closes the oldest connections in favour of newer ones.
             if let Ok(stream) = stream {
                 send(stream, bytes).await;
             }
@@ -88,7 +89,7 @@ async fn attack(to: &str, roots: Option<&Path>, bytes: Vec<u8>) {
     }
 }
 
-/// What is attacked, and where honest callers reach it.
+/// Process under attack, with its addresses for honest callers.
 struct Attacked<'a> {
     what: &'a str,
     process: &'a Process,
@@ -113,7 +114,7 @@ async fn is_attacked(target: Attacked<'_>) {
     }
     let (most, meanwhile) = peak(process, async {
         let meanwhile = p99(|| read(&honest)).await;
-        // Refusals have closed them.
+        // The process closed the connections after its refusals.
         let closed = async { while attacks.join_next().await.is_some() {} };
         timeout(Duration::from_secs(20), closed).await.expect("the connections of the attack are closed");
         meanwhile
@@ -152,7 +153,7 @@ async fn headers_only_streams_use_bounded_memory() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn headers_only_streams_of_strangers_affect_no_member() {
+async fn headers_only_streams_of_unauthenticated_peers_delay_no_mesh_member() {
     let _machine = alone().await;
     let folder = tempfile::tempdir().unwrap();
     let dir = folder.path().display();

@@ -1,4 +1,4 @@
-//! Watches of many long prefixes.
+//! Watches with many long prefixes.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ use crate::{
 const WATCHES: usize = 20;
 const PREFIXES: usize = 4096;
 
-/// Subscribes to prefixes of 460 bytes, and reads what comes.
+/// Subscribes to prefixes of 460 bytes and reads all updates.
 async fn watch(to: &str, number: usize) {
     let address = to.parse().unwrap();
     let mut watch = Watch::open(&Transport::default(), &address, "greedy").await.unwrap();
@@ -31,7 +31,7 @@ async fn watch(to: &str, number: usize) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn closed_watches_return_the_memory_of_their_prefixes() {
+async fn closed_watches_free_memory_of_their_followed_prefixes() {
     let _machine = alone().await;
     let fleet = Fleet::start(None).await;
     let idle = memory(&fleet.control);

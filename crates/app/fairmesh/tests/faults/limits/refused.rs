@@ -1,4 +1,4 @@
-//! Requests that cannot be read, or do not come.
+//! Requests that are unreadable or incomplete.
 
 use bytes::Bytes;
 use fairmesh_model::Probe;
@@ -11,7 +11,7 @@ use crate::harness::{Process, Program, beside_others, free_port, read_head, say,
 const OUT_OF_RANGE: &str = "11";
 const INVALID_ARGUMENT: &str = "3";
 
-/// The status of a call whose body is this.
+/// gRPC status of a call with this body.
 async fn status(to: &str, path: &str, body: &'static [u8]) -> String {
     let (requests, connection) = h2::client::handshake(TcpStream::connect(to).await.unwrap()).await.unwrap();
     let driven = tokio::spawn(connection);
@@ -31,7 +31,7 @@ async fn status(to: &str, path: &str, body: &'static [u8]) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn unreadable_request_is_an_invalid_argument() {
+async fn malformed_grpc_request_gets_invalid_argument() {
     let _machine = beside_others().await;
     let fleet = Fleet::start(None).await;
     let (mesh, lookaside) = ("/fairmesh.v1.Rib/Read", "/fairmesh.lookaside.v1.Lookaside/Pick");
@@ -52,19 +52,19 @@ async fn unreadable_request_is_an_invalid_argument() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn headers_without_end_are_refused() {
+async fn endless_request_headers_get_431() {
     let _machine = beside_others().await;
     let fleet = Fleet::start(None).await;
     let mut stream = TcpStream::connect(&fleet.control_http).await.unwrap();
     let headers = [b"GET /healthz HTTP/1.1\r\nx: ", &[b'y'; 64 << 10][..]].concat();
-    // It may be closed before all is sent.
+    // The listener may close the connection before everything is sent.
     let _ = stream.write_all(&headers).await;
     let head = read_head(&mut stream).await;
     assert!(head.starts_with("http/1.1 431"), "{head}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn all_pages_refuse_health_checks() {
+async fn admin_pages_refuse_probes_of_health_checkers() {
     let _machine = beside_others().await;
     let fleet = Fleet::start(None).await;
     let (listen, admin) = (free_port(), format!("127.0.0.1:{}", free_port()));

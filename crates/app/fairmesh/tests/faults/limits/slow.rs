@@ -1,4 +1,4 @@
-//! Connections that say little or nothing, and more of them than there are descriptors for.
+//! Connections that send little or nothing, and more connections than there are descriptors.
 
 use std::{ffi::OsString, time::Duration};
 
@@ -13,14 +13,14 @@ use tokio::{
 use super::fleet::{Fleet, connection, get, metric, read};
 use crate::harness::{Process, Program, Spec, World, beside_others, is_soak, read_head, until};
 
-/// How long a beginning may take, and by how much later that may be noticed on a busy machine.
+/// Time limit of a connection's first message, and the tolerance on a busy machine.
 const ENDED: Duration = Duration::from_secs(10 + 8);
 
 const HALF_HEADERS: &[u8] = b"GET /metrics HTTP/1.1\r\nhost: me";
 const HALF_PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM";
 const SILENCE: &[u8] = b"";
 
-/// Connections to each listener.
+/// Number of connections to each listener.
 fn scale() -> usize {
     if is_soak() { 1000 } else { 60 }
 }
@@ -34,12 +34,12 @@ async fn begin(address: &str, beginning: &[u8]) -> Stream {
         Address::Tcp(to) => Box::new(TcpStream::connect(to).await.unwrap()),
         Address::Unix(path) => Box::new(UnixStream::connect(path).await.unwrap()),
     };
-    // One that is closed already has what was wanted.
+    // A connection that is already closed is what the test wants.
     let _ = stream.write_all(beginning).await;
     stream
 }
 
-/// Waits until the other side has closed it.
+/// Waits until the peer has closed the connection.
 async fn is_closed(mut stream: Stream, what: &str, deadline: Instant) {
     let mut read = Vec::new();
     let closed = tokio::time::timeout_at(deadline, stream.read_to_end(&mut read)).await;
@@ -65,7 +65,7 @@ async fn silent_connections_are_closed_on_every_listener() {
             }
         }
     }
-    // An honest connection that is used once in a while stays.
+    // An honest connection that is used now and then stays open.
     let mut kept = TcpStream::connect(&fleet.control_http).await.unwrap();
     let request = b"GET /healthz HTTP/1.1\r\nhost: mesh\r\n\r\n";
     kept.write_all(request).await.unwrap();
@@ -86,7 +86,7 @@ async fn silent_connections_are_closed_on_every_listener() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn full_listener_displaces_its_own_quiet_connections_only() {
+async fn listener_at_connection_limit_closes_only_its_own_quiet_connections() {
     let _machine = beside_others().await;
     let fleet = Fleet::start(Some(256)).await;
     let honest = connection(&fleet.control_grpc).await;
@@ -96,7 +96,7 @@ async fn full_listener_displaces_its_own_quiet_connections_only() {
             quiet.push(begin(to, half).await);
         }
         for _ in 0..5 {
-            // With new connections, since those that are open have their descriptors.
+            // With new connections, since open ones already have their descriptors.
             let address = fleet.control_grpc.parse().unwrap();
             let fresh =
                 timeout(Duration::from_secs(5), handshake::connect(&Default::default(), &address, "honest"))
@@ -115,7 +115,7 @@ async fn full_listener_displaces_its_own_quiet_connections_only() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_soft_limit_of_descriptors_is_raised() {
+async fn process_raises_its_soft_descriptor_limit_at_start() {
     let _machine = beside_others().await;
     let folder = tempfile::tempdir().unwrap();
     let binary = env!("CARGO_BIN_EXE_fairmesh");
@@ -137,7 +137,7 @@ async fn the_soft_limit_of_descriptors_is_raised() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn program_serves_despite_silent_connections() {
+async fn library_server_serves_despite_silent_connections_at_descriptor_limit() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let few = |program: Program| {
@@ -165,7 +165,7 @@ async fn program_serves_despite_silent_connections() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "takes half a minute; make soak runs it"]
-async fn missing_bodies_get_408() {
+async fn missing_request_bodies_get_408() {
     let _machine = beside_others().await;
     let fleet = Fleet::start(None).await;
     let mut all = Vec::new();

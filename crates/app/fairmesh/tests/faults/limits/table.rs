@@ -1,11 +1,11 @@
-//! Every listener is in the table of `fairmesh_listen`, and in `docs/limits.md`.
+//! Every listener is in the table of `fairmesh_listen` and in `docs/limits.md`.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs,
 };
 
-use fairmesh_listen::table::LISTENERS;
+use fairmesh_listen::listener_table::LISTENERS;
 use rustix::process::Pid;
 
 use super::fleet::{Fleet, get, program};
@@ -13,7 +13,7 @@ use crate::harness::{Process, beside_others, free_port, until};
 
 const DOCUMENT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../../docs/limits.md");
 
-/// The names in metrics of the listeners of each process, empty where they are counted otherwise.
+/// Names of each process's listeners in metrics; empty if they are counted otherwise.
 type Rows = BTreeMap<&'static str, Vec<&'static str>>;
 
 fn rows() -> Rows {
@@ -25,7 +25,7 @@ fn rows() -> Rows {
 }
 
 #[test]
-fn limits_page_matches_the_listener_table() {
+fn limits_page_matches_listener_table() {
     let text = fs::read_to_string(DOCUMENT).unwrap();
     let section = text.split("\n## Listeners\n").nth(1).unwrap().trim_start().split("\n\n").next().unwrap();
     let documented = section.lines().skip(2).map(|row| {
@@ -38,7 +38,7 @@ fn limits_page_matches_the_listener_table() {
     assert_eq!(documented, table.collect());
 }
 
-/// Sockets of a process that others can connect to.
+/// Number of listening sockets of a process.
 fn listening(pid: Pid) -> usize {
     let folder = format!("/proc/{}/fd", pid.as_raw_nonzero());
     let own: BTreeSet<String> = fs::read_dir(folder)
@@ -46,7 +46,7 @@ fn listening(pid: Pid) -> usize {
         .filter_map(|entry| fs::read_link(entry.unwrap().path()).ok())
         .filter_map(|link| Some(link.to_str()?.strip_prefix("socket:[")?.strip_suffix(']')?.to_owned()))
         .collect();
-    // The column of the state, what it is of one that listens, and the column of the inode.
+    // Column of the state, its value for a listening socket, and column of the inode.
     let tables = [("tcp", 3, "0A", 9), ("tcp6", 3, "0A", 9), ("unix", 3, "00010000", 6)];
     let mut found = 0;
     for (table, state, listens, inode) in tables {
@@ -59,14 +59,15 @@ fn listening(pid: Pid) -> usize {
     found
 }
 
-/// The names of the listeners that a process counts.
+/// Names of the listeners that a process counts.
 async fn counted(http: &str, kind: &str) -> BTreeSet<String> {
     let page = get(http, "/metrics").await.unwrap();
     let prefix = format!("fairmesh_{kind}_listener_connections{{listener=\"");
     page.lines().filter_map(|line| Some(line.strip_prefix(&prefix)?.split('"').next()?.to_owned())).collect()
 }
 
-/// A gateway and a node, each with the address of its pages. Without a trust domain they listen, and accept nothing.
+/// A gateway and a node, each with the address of its pages. Without a trust domain they listen but accept no
+/// connections.
 async fn gateway_and_node(fleet: &Fleet) -> [(Process, String); 2] {
     let [gateway, gateway_http, node, node_http, capture] =
         [(); 5].map(|()| format!("127.0.0.1:{}", free_port()));
@@ -108,7 +109,7 @@ async fn start_dns(fleet: &Fleet) -> (Process, String) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn every_listener_of_every_process_is_in_the_table() {
+async fn listener_table_has_every_listener_of_every_process() {
     let _machine = beside_others().await;
     let fleet = Fleet::start(None).await;
     let [traffic, admin] = [(); 2].map(|()| format!("127.0.0.1:{}", free_port()));

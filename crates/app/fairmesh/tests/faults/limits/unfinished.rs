@@ -1,4 +1,4 @@
-//! Messages whose last bytes are withheld.
+//! Messages whose last byte is withheld.
 
 use std::{future::poll_fn, time::Duration};
 
@@ -21,19 +21,20 @@ use crate::{
     harness::{Process, alone, beside_others, is_soak, run, until},
 };
 
-/// The longest message.
+/// Size of the largest message, in bytes.
 const MESSAGE: usize = 4 << 20;
-/// How much of it is sent at a time.
+/// Bytes sent at a time.
 const PIECE: usize = 16 << 10;
-/// Most of the growth is what `docs/limits.md` states: 64 MB of a process, and the windows of each connection.
+/// Largest permitted growth of memory, mainly the 64 MB per process stated in `docs/limits.md` and the windows of the
+/// connections.
 const LITTLE: u64 = 112 << 20;
 
-/// Connections, and calls on each: as many as filled a gigabyte before, where that is asked for.
+/// Connections, and calls per connection: in a soak run as many as once filled a gigabyte.
 fn scale() -> (usize, usize) {
     if is_soak() { (8, 150) } else { (2, 80) }
 }
 
-/// Calls on one connection, each of which sends all of its message but the last byte, and keeps its stream.
+/// Makes calls on one connection that each send all but the last byte of a message and keep the stream open.
 async fn withhold(
     io: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
     calls: usize,
@@ -64,13 +65,13 @@ async fn withhold(
                 }
             }
             let _ = response.await;
-            // Not taken back by this side.
+            // Keeps the stream open.
             std::future::pending().await
         });
     }
 }
 
-/// The most memory that a process has while something goes on.
+/// Peak memory of a process while a future runs, with the future's result.
 pub(super) async fn peak<T>(process: &Process, during: impl Future<Output = T>) -> (u64, T) {
     let mut most = memory(process);
     let mut during = std::pin::pin!(during);
@@ -92,13 +93,13 @@ pub(super) fn large() -> v1::WriteRequest {
     v1::WriteRequest { ops: (0..60).map(op).collect() }
 }
 
-/// The bytes of messages that a process counts as incomplete.
+/// Metric of the bytes in incomplete messages of a process.
 async fn incomplete(what: &str, http: &str) -> f64 {
     let kind = what.replace(' ', "_");
     metric(http, &format!("fairmesh_{kind}_incomplete_requests_bytes")).await
 }
 
-/// Waits until these bytes no longer grow: what an attack has not filled by then, it does not fill.
+/// Waits until the bytes in incomplete messages stop growing: the attack has reached its limit.
 async fn settled(what: &str, http: &str) {
     let (mut last, mut same) = (0.0, 0);
     until("an attack has filled what it can", async || {
@@ -110,7 +111,7 @@ async fn settled(what: &str, http: &str) {
     .await;
 }
 
-/// Attacks a process at this address while honest callers read there.
+/// Attacks a process at this address while honest callers read from it.
 async fn attacked(what: &str, process: &Process, address: &str, http: &str) {
     let honest = connection(address).await;
     let before = p99(|| read(&honest)).await;
@@ -134,7 +135,7 @@ async fn attacked(what: &str, process: &Process, address: &str, http: &str) {
     .await;
     let (meanwhile, written) = meanwhile;
     if let Err(status) = written {
-        // It arrived whole: what is wrong with it is for the handler to say, as on any other day.
+        // The message arrived whole, so its handler decides, as for any other message.
         let code = status.code();
         assert!(
             matches!(code, tonic::Code::InvalidArgument | tonic::Code::FailedPrecondition),
@@ -151,7 +152,7 @@ async fn attacked(what: &str, process: &Process, address: &str, http: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn unfinished_messages_use_bounded_memory_and_delay_no_caller() {
+async fn unfinished_request_messages_use_bounded_memory_and_delay_no_caller() {
     let _machine = alone().await;
     let fleet = Fleet::start(None).await;
     let agent = format!("unix:{}", fleet.agent_socket().display());
@@ -161,7 +162,7 @@ async fn unfinished_messages_use_bounded_memory_and_delay_no_caller() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn concurrent_large_batches_are_accepted() {
+async fn concurrent_large_write_batches_are_accepted() {
     let _machine = beside_others().await;
     let fleet = Fleet::start(None).await;
     let applied = (0..4).map(|part| {
@@ -175,7 +176,7 @@ async fn concurrent_large_batches_are_accepted() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn oversized_watch_request_ends_the_watch() {
+async fn oversized_watch_request_ends_watch() {
     let _machine = beside_others().await;
     let fleet = Fleet::start(None).await;
     let mut watches = Vec::new();

@@ -1,4 +1,4 @@
-//! Responses that a peer does not take.
+//! Responses that the peer does not read.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ use crate::harness::{beside_others, run, until};
 const UNREAD: &str = "fairmesh_control_unread_responses_bytes";
 const CALLS: usize = 200;
 
-/// Calls on one connection whose windows let one byte of each response through.
+/// Calls on one connection, whose windows admit one byte of each response.
 async fn call(to: &str, calls: &mut JoinSet<()>) {
     let mut client = h2::client::Builder::new();
     let stream = TcpStream::connect(to).await.unwrap();

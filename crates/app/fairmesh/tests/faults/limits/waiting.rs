@@ -1,4 +1,4 @@
-//! Calls that wait for something else once all of their request is here.
+//! Calls that wait after their request has arrived completely.
 
 use std::time::Duration;
 
@@ -13,14 +13,14 @@ use crate::harness::{beside_others, until};
 
 const REFUSED: &str = "fairmesh_control_listener_requests_refused_total{listener=\"grpc\",reason=\"wait\"}";
 
-/// Two megabytes that ask for a revision which does not come.
+/// A read request of two megabytes for a revision that never comes.
 fn waiting(mut at: v1::Cursor) -> v1::ReadRequest {
     at.numbers.values_mut().for_each(|number| *number += 1_000_000);
     v1::ReadRequest { prefixes: (0..4096).map(|n| format!("/{n:0>500}")).collect(), at_least: Some(at) }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn waiting_reads_leave_memory_to_others() {
+async fn reads_that_wait_for_revision_leave_memory_to_other_calls() {
     let _machine = beside_others().await;
     let fleet = Fleet::start(None).await;
     let honest = connection(&fleet.control_grpc).await;

@@ -1,11 +1,11 @@
-//! A client that requests it receives the number of attempts of its request.
+//! A client that asks for the number of attempts receives it with the response.
 
 use tokio::io::AsyncWriteExt as _;
 
 use crate::harness::{Proxy, RawServer, World, beside_others, read_head, say};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn response_has_the_attempt_count_on_request() {
+async fn response_has_attempt_count_if_requested() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let one = RawServer::start(&world, "shop/one", "one").await;
@@ -37,7 +37,7 @@ async fn response_has_the_attempt_count_on_request() {
         let told = answer.lines().find_map(|line| line.strip_prefix("x-fairmesh-attempts: "));
         assert_eq!(told, attempts.map(|count: u32| count.to_string()).as_deref(), "{method}: {answer}");
     }
-    // A request without a response of a server.
+    // No server responds to this request.
     let nobody = format!("GET / HTTP/1.1\r\nhost: none.shop\r\n{ASKS}\r\n");
     let answer = read_head(&mut say(&proxy.by_host, nobody).await).await;
     assert!(answer.contains("\r\nx-fairmesh-attempts: 0\r\n"), "{answer}");

@@ -1,4 +1,4 @@
-//! Streams of no message, called and served by grpc-go.
+//! Streams without messages, between clients and servers of grpc-go.
 
 use std::{process::Stdio, time::Duration};
 
@@ -18,7 +18,7 @@ use crate::harness::{
 
 const METHOD: &str = "/grpc.testing.TestService/StreamingInputCall";
 
-/// A server of grpc-go, which this ends when it is dropped, and its address.
+/// Starts a grpc-go server, which ends on drop; returns its address.
 async fn serve() -> Option<(Child, String)> {
     let mut command = Command::new(tool("grpc-go")?);
     let server =
@@ -29,7 +29,7 @@ async fn serve() -> Option<(Child, String)> {
     Some((server, address))
 }
 
-/// Has a client of grpc-go stream so many messages in each of its calls.
+/// Makes a grpc-go client stream `messages` messages in each of its calls.
 async fn streams(to: &str, messages: usize) {
     let mut command = Command::new(tool("grpc-go").unwrap());
     command.args(["call", to, "one.shop", &messages.to_string()]);
@@ -58,7 +58,7 @@ async fn empty_grpc_stream_is_half_closed_end_to_end() {
     let mut client = tonic::client::Grpc::new(world.mesh().await.service("shop/one").unwrap());
     client.ready().await.unwrap();
     for _ in 0..20 {
-        // Of neither message a field is looked at.
+        // No field of either message is used.
         let codec = ProstCodec::<(), ()>::default();
         let streamed =
             client.client_streaming(tonic::Request::new(stream::empty()), METHOD.parse().unwrap(), codec);
@@ -66,7 +66,7 @@ async fn empty_grpc_stream_is_half_closed_end_to_end() {
     }
     server.shutdown().await;
 
-    // With a proxy in front of the server as well.
+    // Also with a proxy in front of the server.
     let [inbound, listen] = [(); 2].map(|()| format!("127.0.0.1:{}", free_port()));
     let args = format!(
         "proxy --agent {} --listen {listen} --admin none --inbound shop/one@{inbound}={address} --inbound-instance behind \

@@ -1,5 +1,5 @@
-//! A request that ends with an empty DATA frame reaches a server of HTTP/2 as that, on every way: gRPC servers take no other frame for
-//! the end of a stream of messages (PROTOCOL-HTTP2, Requests).
+//! A request that ends with an empty DATA frame reaches an HTTP/2 server in this form on every path. gRPC servers
+//! accept no other frame as the end of a message stream (PROTOCOL-HTTP2, Requests).
 
 use bytes::Bytes;
 use fairmesh_client::BoxError;
@@ -17,14 +17,14 @@ use crate::harness::{
 
 const GRPC: Option<&str> = Some("application/grpc");
 
-/// The headers of a request whose end follows, and that.
+/// HEADERS of a request, and the empty DATA frame that ends it.
 fn open(stream: u32, method: &str, content_type: Option<&str>) -> [Vec<u8>; 2] {
     let headers = frame(HEADERS, END_HEADERS, stream, &fields(method, content_type));
     [headers, frame(DATA, END_STREAM, stream, &[])]
 }
 
-/// Sends requests of these methods to a listener in front of this endpoint, with both frames in one write and with the second one after
-/// the endpoint has the first.
+/// Sends requests with these methods to a listener in front of the endpoint: once with both frames in one write, and
+/// once with the second frame after the endpoint has received the first.
 async fn arrives_as_sent(listener: &str, endpoint: &mut Endpoint, requests: &[(&str, Option<&str>)]) {
     let mut program = h2::connect(listener, &[]).await;
     let mut streams = (0..).map(|n| 2 * n + 1);
@@ -57,7 +57,7 @@ async fn empty_data_frame_at_request_end_is_forwarded() {
     let requests = [("POST", None), ("POST", GRPC), ("GET", None), ("PUT", None), ("DELETE", None)];
     arrives_as_sent(&proxy.for_one, &mut endpoint, &requests).await;
     arrives_as_sent(&proxy.by_host, &mut endpoint, &requests[..2]).await;
-    // A retry is as the first attempt.
+    // A retry has the same frames as the first attempt.
     let mut program = h2::connect(&proxy.for_one, &[]).await;
     program.write_all(&open(1, "PUT", None).concat()).await.unwrap();
     for status in ["503", "503", "200"] {
@@ -66,7 +66,7 @@ async fn empty_data_frame_at_request_end_is_forwarded() {
         endpoint.responds(of, status).await;
     }
     assert_eq!(response_to(&mut program, 1).await, (1, 0));
-    // One that its headers end is forwarded as that.
+    // A request that ends with its HEADERS is forwarded in that form.
     let mut program = h2::connect(&proxy.for_one, &[]).await;
     let headers = |stream, method| frame(HEADERS, END_HEADERS | END_STREAM, stream, &fields(method, None));
     for (stream, method) in [(1, "GET"), (3, "POST")] {
@@ -79,7 +79,7 @@ async fn empty_data_frame_at_request_end_is_forwarded() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn hedged_and_mirrored_requests_end_like_the_original() {
+async fn hedged_and_mirrored_requests_end_with_same_frame_as_original() {
     let _machine = beside_others().await;
     let declared = "kind: Service\nname: shop/one\nprotocol: http2\n---\nkind: Service\nname: shop/two\nprotocol: http2\n---\n\
         kind: Policy\nservice: shop/one\nroutes:\n  - name: all\n    hedge: {after: 50ms}\n    \
@@ -98,7 +98,7 @@ async fn hedged_and_mirrored_requests_end_like_the_original() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn library_ends_an_empty_body_with_a_data_frame() {
+async fn library_ends_empty_request_body_with_data_frame() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let mut endpoint = Endpoint::start(&world, "shop/one", "one").await;
@@ -110,7 +110,7 @@ async fn library_ends_an_empty_body_with_a_data_frame() {
         (StreamBody::new(no_frames()).boxed_unsync(), None, &HALF_CLOSED[..]),
         (StreamBody::new(no_frames()).boxed_unsync(), GRPC, &HALF_CLOSED),
         (none().boxed_unsync(), None, &ended_by_headers),
-        // Whatever its caller's body says of itself.
+        // Regardless of the end announced by the caller's body.
         (none().boxed_unsync(), GRPC, &HALF_CLOSED),
     ] {
         let mut request = Request::post("/").body(body).unwrap();
@@ -129,10 +129,10 @@ async fn library_ends_an_empty_body_with_a_data_frame() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn inbound_proxy_preserves_the_request_end() {
+async fn inbound_proxy_forwards_end_of_request_unchanged() {
     let _machine = beside_others().await;
     let world = World::start("").await;
-    // Not registered by itself: the proxy does that.
+    // Not registered here, since the proxy registers it.
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let [address, listen] = [(); 2].map(|()| format!("127.0.0.1:{}", free_port()));
     let args = format!(
@@ -148,7 +148,7 @@ async fn inbound_proxy_preserves_the_request_end() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn empty_data_frame_at_response_end_is_equivalent() {
+async fn response_end_is_equal_with_or_without_empty_data_frame() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let mut endpoint = Endpoint::start(&world, "shop/one", "one").await;

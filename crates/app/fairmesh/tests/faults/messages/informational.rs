@@ -1,4 +1,4 @@
-//! Informational responses (RFC 9110 15.2) go on as they come, whichever versions of HTTP are spoken.
+//! Informational responses (RFC 9110, 15.2) are forwarded as they arrive, for any versions of HTTP.
 
 use std::process::Stdio;
 
@@ -19,7 +19,7 @@ const HINTS: &str = "HTTP/1.1 103 Early Hints\r\nlink: </a.css>\r\nconnection: x
 const LINK: Option<&str> = Some("</a.css>");
 const TEA: &str = "HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\ntea";
 
-/// curl, and what it has printed of a response with its headers, which it prints as they come (`-D -`).
+/// A curl process and its output, with headers printed as they arrive (`-D -`).
 struct Curl {
     child: Child,
     printed: String,
@@ -34,7 +34,7 @@ impl Curl {
         Self { child, printed: String::new() }
     }
 
-    /// Waits until it has printed this.
+    /// Waits until the output contains `words`.
     async fn prints(&mut self, words: &str) {
         let out = self.child.stdout.as_mut().unwrap();
         let mut piece = [0; 4096];
@@ -45,7 +45,7 @@ impl Curl {
         }
     }
 
-    /// All that it has printed, in lower case, once it has ended well.
+    /// Waits until curl has succeeded; returns all output in lower case.
     async fn ends(mut self) -> String {
         let out = self.child.stdout.as_mut().unwrap();
         let mut rest = String::new();
@@ -55,7 +55,7 @@ impl Curl {
     }
 }
 
-/// Ways of clients: passed on as it lies, taken apart, HTTP/2.
+/// Clients whose messages are forwarded unparsed, parsed, and over HTTP/2.
 const CLIENTS: [&[&str]; 3] =
     [&["--http1.1"], &["--http1.1", "-H", "te: trailers"], &["--http2-prior-knowledge"]];
 
@@ -69,13 +69,13 @@ fn comes_before_the_tea(printed: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn early_hints_arrive_before_the_response_over_every_version() {
+async fn early_hints_arrive_before_response_over_every_http_version() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let one = RawServer::start(&world, "shop/one", "one").await;
     let mut two = Endpoint::start(&world, "shop/two", "two").await;
     let proxy = Proxy::with(&world, "--cores 1").await;
-    // A connection to the server is there, so that what can be passed on as it lies is.
+    // A connection to the server exists, so that messages can be forwarded unparsed.
     let first = Curl::get(&proxy, "one.shop", CLIENTS[0]);
     let mut served = one.accept().await;
     read_head(&mut served).await;
@@ -97,7 +97,7 @@ async fn early_hints_arrive_before_the_response_over_every_version() {
         two.send(&tea.concat()).await;
         comes_before_the_tea(&curl.ends().await);
     }
-    // All of it at once, and what is for the connection alone is not passed on.
+    // All responses arrive at once, and hop-by-hop headers are not forwarded.
     for client in CLIENTS {
         let curl = Curl::get(&proxy, "one.shop", client);
         read_head(&mut served).await;
@@ -105,7 +105,7 @@ async fn early_hints_arrive_before_the_response_over_every_version() {
         served.write_all(all.as_bytes()).await.unwrap();
         comes_before_the_tea(&curl.ends().await);
     }
-    // HTTP/1.0 knows none.
+    // HTTP/1.0 has no informational responses.
     let mut program = say(&proxy.for_one, "GET / HTTP/1.0\r\nhost: one.shop\r\n\r\n").await;
     read_head(&mut served).await;
     served.write_all([HINTS, TEA].concat().as_bytes()).await.unwrap();
@@ -114,7 +114,7 @@ async fn early_hints_arrive_before_the_response_over_every_version() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn endless_informational_responses_fail_their_call() {
+async fn endless_informational_responses_fail_only_their_call() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let one = RawServer::start(&world, "shop/one", "one").await;

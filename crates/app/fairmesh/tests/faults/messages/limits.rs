@@ -1,4 +1,4 @@
-//! One limit of headers for requests and responses, over HTTP/1.1 and HTTP/2.
+//! The same header limits apply to requests and responses, over HTTP/1.1 and HTTP/2.
 
 use bytes::Bytes;
 use http::{Request, StatusCode};
@@ -12,12 +12,12 @@ use crate::harness::{
     read_head, say,
 };
 
-/// How many headers a message has besides those that it needs, and how long the value of each is; and whether it is taken.
+/// Number of additional headers, length of each value, and whether the message is accepted.
 const HEADERS_TRIED: [(usize, usize, bool); 4] =
     [(124, 1, true), (130, 1, false), (100, 600, true), (100, 700, false)];
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn request_header_limits_are_equal_in_each_version() {
+async fn request_header_limits_are_equal_in_each_http_version() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let mut one = Endpoint::start(&world, "shop/one", "one").await;
@@ -50,7 +50,7 @@ async fn request_header_limits_are_equal_in_each_version() {
     }
 }
 
-/// Headers in as many frames as it takes.
+/// Header block in as many HEADERS and CONTINUATION frames as needed.
 fn headers(stream: u32, fields: &[u8]) -> Vec<u8> {
     let pieces: Vec<&[u8]> = fields.chunks(16_000).collect();
     let of = |(n, piece): (usize, &&[u8])| {
@@ -60,9 +60,9 @@ fn headers(stream: u32, fields: &[u8]) -> Vec<u8> {
     pieces.iter().enumerate().flat_map(of).collect()
 }
 
-/// The field `x` of HTTP/2 with so many `y`, as a literal.
+/// HTTP/2 field `x` with `length` times `y`, as a literal.
 fn field(length: usize) -> Vec<u8> {
-    // An integer with a prefix of 7 bits (RFC 7541 5.1).
+    // An integer with a 7-bit prefix (RFC 7541, 5.1).
     let size = match length.checked_sub(127) {
         None => vec![length as u8],
         Some(rest) => vec![127, (rest % 128) as u8 | 128, (rest / 128) as u8],
@@ -71,7 +71,7 @@ fn field(length: usize) -> Vec<u8> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn response_header_limits_are_equal_in_each_version() {
+async fn response_header_limits_are_equal_in_each_http_version() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let one = RawServer::start(&world, "shop/one", "one").await;

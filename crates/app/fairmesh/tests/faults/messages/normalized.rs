@@ -1,4 +1,4 @@
-//! Messages in the form of the protocol that they are forwarded over.
+//! Messages are converted to the protocol over which they are forwarded.
 
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
@@ -14,7 +14,7 @@ use crate::harness::{
     read_head, say,
 };
 
-/// A response of a server, whether to HEAD, and what a client gets of it: status and body.
+/// Response of a server, whether the request is HEAD, and the status and body that the client gets.
 const RESPONSES: [(&str, bool, &str); 7] = [
     ("HTTP/1.1 200 OK\r\ncontent-length: 3\r\ncontent-length: 3\r\n\r\ntea", false, "200 tea"),
     ("HTTP/1.1 200 OK\r\ncontent-length: 3, 3\r\n\r\ntea", false, "200 tea"),
@@ -26,7 +26,7 @@ const RESPONSES: [(&str, bool, &str); 7] = [
 ];
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn responses_of_http1_are_valid_over_either_protocol() {
+async fn http1_responses_of_servers_are_valid_over_http1_and_http2() {
     if Command::new("curl").arg("--version").output().await.is_err() {
         return skipped("responses cannot be judged by curl", "it is not installed");
     }
@@ -78,7 +78,7 @@ async fn http2_request_with_two_hosts_is_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn http2_trailers_beside_a_length_reach_http1_in_chunks() {
+async fn http2_trailers_with_content_length_reach_http1_in_chunks() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let one = RawServer::start(&world, "shop/one", "one").await;

@@ -1,4 +1,4 @@
-//! What of HTTP is understood and what is refused, and how the refusal looks.
+//! Which HTTP messages are accepted and which are refused, and the form of the refusal.
 
 use tokio::io::AsyncWriteExt as _;
 
@@ -9,11 +9,11 @@ use crate::harness::{
     read_head, say,
 };
 
-/// One more than 2^63 - 1.
+/// 2^63, one more than the largest length.
 const TOO_LONG: &str = "9223372036854775808";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn later_http1_versions_are_read_as_1_1() {
+async fn requests_of_later_http1_versions_are_read_as_1_1() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let one = RawServer::start(&world, "shop/one", "one").await;
@@ -41,7 +41,7 @@ async fn later_http1_versions_are_read_as_1_1() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn invalid_lengths_and_chunks_get_an_error_status() {
+async fn invalid_content_lengths_and_chunks_get_error_status() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let one = RawServer::start(&world, "shop/one", "one").await;
@@ -82,7 +82,7 @@ async fn invalid_lengths_and_chunks_get_an_error_status() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn faults_of_grpc_have_the_content_type_of_the_request() {
+async fn grpc_faults_have_content_type_of_request() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let proxy = Proxy::with(&world, "--cores 1").await;

@@ -1,4 +1,4 @@
-//! A request that was not processed is sent again, whether its body arrived with its headers or after them.
+//! An unprocessed request is retried, whether its body arrived with its headers or after them.
 
 use tokio::{io::AsyncWriteExt as _, net::TcpStream};
 
@@ -11,7 +11,7 @@ use crate::harness::{
 
 const BODY: &[u8] = b"a body of a request";
 
-/// What an endpoint says of a request that it did not process.
+/// How an endpoint signals that it did not process a request.
 enum Refusal {
     Reset,
     GoAway,
@@ -29,7 +29,7 @@ impl Refusal {
     }
 }
 
-/// The beginning of a request, and its rest.
+/// The three segments of a request.
 fn segments(over_http2: bool) -> [Vec<u8>; 3] {
     let (first, second) = BODY.split_at(6);
     if over_http2 {
@@ -40,7 +40,7 @@ fn segments(over_http2: bool) -> [Vec<u8>; 3] {
     [head.into(), first.into(), second.into()]
 }
 
-/// Reads DATA to the end of a request; returns its bytes.
+/// Reads DATA up to the end of a request; returns the body.
 async fn body(endpoint: &mut Endpoint) -> Vec<u8> {
     let mut bytes = Vec::new();
     loop {
@@ -54,7 +54,7 @@ async fn body(endpoint: &mut Endpoint) -> Vec<u8> {
     }
 }
 
-/// Sends a request in segments; an endpoint refuses it after the second one, and serves it then.
+/// Sends a request in segments. The endpoint refuses it after the second segment, then serves the retry.
 async fn is_sent_again(proxy: &Proxy, endpoint: &mut Endpoint, over_http2: bool, refusal: &Refusal) {
     let mut client = match over_http2 {
         true => h2::connect(&proxy.for_one, &[]).await,
@@ -76,7 +76,7 @@ async fn is_sent_again(proxy: &Proxy, endpoint: &mut Endpoint, over_http2: bool,
     assert!(is_served(&mut client, over_http2).await);
 }
 
-/// Whether a client gets 200.
+/// Whether a client receives status 200.
 async fn is_served(client: &mut TcpStream, over_http2: bool) -> bool {
     match over_http2 {
         true => h2::read_message(client).await.payload[0] == 0x88,
@@ -85,7 +85,7 @@ async fn is_served(client: &mut TcpStream, over_http2: bool) -> bool {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn segmented_unprocessed_request_is_retried() {
+async fn request_body_in_pieces_is_retried_if_server_did_not_process_it() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let mut endpoint = Endpoint::start(&world, "shop/one", "one").await;
@@ -98,7 +98,7 @@ async fn segmented_unprocessed_request_is_retried() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn segmented_put_and_delete_are_retried_after_503_and_close() {
+async fn put_and_delete_in_pieces_are_retried_after_503_and_close() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let one = RawServer::start(&world, "shop/one", "one").await;
@@ -124,12 +124,12 @@ async fn segmented_put_and_delete_are_retried_after_503_and_close() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn malformed_request_ejects_no_endpoint() {
+async fn malformed_client_request_ejects_no_endpoint() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let mut endpoint = Endpoint::start(&world, "shop/one", "one").await;
     let proxy = Proxy::with(&world, "--cores 1").await;
-    // It answers other requests.
+    // The endpoint still answers other requests.
     let mut client = say(&proxy.for_one, "GET /tea HTTP/1.1\r\nhost: one.shop\r\n\r\n").await;
     let (_, stream) = endpoint.part().await;
     endpoint.send(&frame(HEADERS, END_HEADERS | END_STREAM, stream, &[0x88])).await;

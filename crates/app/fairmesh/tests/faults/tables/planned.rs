@@ -1,4 +1,4 @@
-//! Tables of a planner, and of any age: those of the copies that an agent has saved, while no control plane responds.
+//! Planner tables of any age: the agent's saved copies are modified while no control plane runs.
 
 use std::{
     collections::BTreeMap,
@@ -14,9 +14,9 @@ use fairmesh_model::{
 };
 use fairmesh_rib::{
     Entry,
-    cache::{Cache, SavedCopy},
+    disk_cache::{Cache, SavedCopy},
 };
-use fairmesh_wire::records;
+use fairmesh_wire::record_encoding;
 use serde_json::Value;
 use tokio::net::TcpListener;
 
@@ -33,7 +33,7 @@ fn table_key() -> RecordKey {
     RecordKey::RegionTable(ServiceName::new("shop/cart").unwrap(), Region::new("eu").unwrap())
 }
 
-/// How old the table is while a process is asked. One of 59 s would be older before the first response.
+/// Age of the table when a process is asked. A table of 59 s would be older before the first response.
 fn age_of(fleet: &Value) -> Duration {
     let seconds = match fleet["confirmedSecondsAgo"].as_u64() {
         Some(59) => 15,
@@ -46,7 +46,7 @@ fn share(text: &Value) -> Share {
     text.as_str().unwrap().parse().unwrap()
 }
 
-/// The table of a planner that a fleet has, with the shares of zones; `None` where its policy has shares by hand.
+/// Planner table of a fleet, with the shares of zones; `None` if its policy has manual shares.
 fn planned(fleet: &Value) -> Option<RegionTable> {
     let planned = fleet["planned"].as_object()?;
     let to = planned["to"].as_object().unwrap().iter();
@@ -63,7 +63,7 @@ fn planned(fleet: &Value) -> Option<RegionTable> {
     })
 }
 
-/// Makes all that an agent has saved as old as the table is to be, and that table one of a planner.
+/// Sets the age of all records saved by an agent, and replaces the table by a planner table.
 #[allow(clippy::disallowed_methods, reason = "file ages are relative to the wall clock")]
 fn age(state: &Path, fleet: &Value) {
     let at = SystemTime::now() - age_of(fleet);
@@ -71,29 +71,29 @@ fn age(state: &Path, fleet: &Value) {
     let mut copies = cache.load_all().unwrap();
     let table = copies.iter_mut().find(|copy| copy.prefix == Prefix::from(&table_key())).unwrap();
     let by_hand = |(_, entry): &(_, Entry)| {
-        let Record::RegionTable(table) = records::decode(&table_key(), &entry.value).unwrap() else {
+        let Record::RegionTable(table) = record_encoding::decode(&table_key(), &entry.value).unwrap() else {
             panic!("no table")
         };
         RegionTable { origin: PLANNED, ..table }
     };
     let record = planned(fleet).unwrap_or_else(|| by_hand(&table.entries[0]));
     record.validate().unwrap();
-    let value = Bytes::from(records::encode(&Record::RegionTable(record)).to_vec());
+    let value = Bytes::from(record_encoding::encode(&Record::RegionTable(record)).to_vec());
     let entry = Entry { value, revision: table.revision.number };
     table.entries = vec![(table_key().to_string().into(), entry)];
     let aged: Vec<SavedCopy> = copies.into_iter().map(|copy| SavedCopy { at, ..copy }).collect();
     cache.save_all(&aged).unwrap();
-    // It says of all copies together that they were current later.
+    // The checkpoint states that all copies together were current at a later time.
     fs::remove_file(state.join("checkpoint")).ok();
 }
 
-/// The endpoints of the fleet that the agent has saved in the state that they should have.
+/// Whether the agent has saved the fleet's endpoints in their expected states.
 fn is_saved(world: &World, fleet: &Value) -> bool {
     let copies = Cache::read_only(world.path("agent-state")).load_all().unwrap();
     let has_table = copies.iter().any(|copy| copy.prefix == Prefix::from(&table_key()));
     let records = copies.iter().flat_map(|copy| &copy.entries).filter_map(|(key, entry)| {
         let key = RecordKey::parse(key).ok()?;
-        records::decode(&key, &entry.value).ok()
+        record_encoding::decode(&key, &entry.value).ok()
     });
     let mut states = BTreeMap::new();
     for record in records {
@@ -109,7 +109,7 @@ fn is_saved(world: &World, fleet: &Value) -> bool {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn proxy_and_lookaside_match_vectors_for_planned_tables() {
+async fn proxy_and_lookaside_match_vectors_of_planned_region_tables() {
     let _machine = beside_others().await;
     for case in cases(false) {
         let fleet = fleet_of(&case);
@@ -131,7 +131,7 @@ async fn proxy_and_lookaside_match_vectors_for_planned_tables() {
         }
         world.goes_dark(zone, |state| age(state, &fleet)).await;
         let proxy = Proxy::start(&world).await;
-        // It does not know the zones of its callers.
+        // A lookaside does not know the zones of its callers.
         let lookaside = if zone.is_none() { Some(Lookaside::start(&world, "").await) } else { None };
         decide(&case, &proxy, lookaside.as_ref()).await;
         serving.abort();

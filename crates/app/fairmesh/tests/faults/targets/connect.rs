@@ -1,4 +1,4 @@
-//! CONNECT: refused unless a listener or a route allows it, and then routed as any request.
+//! CONNECT is refused unless a listener or a route allows it; it is then routed like any request.
 
 use fairmesh_model::Protocol;
 use tokio::process::Command;
@@ -6,7 +6,7 @@ use tokio::process::Command;
 use super::{Told, asked, asked_http2};
 use crate::harness::{Proxy, World, beside_others, free_port, read_head, say};
 
-/// A service that refuses a host, one that allows tunnels for a host and limits them, and one for which nothing is said.
+/// One service that refuses a host, one that allows and limits tunnels for a host, and one without rules.
 const POLICIES: &str = "
 kind: Service
 name: shop/one
@@ -34,7 +34,7 @@ routes:
     limit: {calls: 2, per: 1h}
 ";
 
-/// What is responded to CONNECT, with one status over both versions: that and the words.
+/// Status and text of the response to CONNECT, which must be equal over both HTTP versions.
 async fn connects(to: &str, target: &str) -> String {
     let request = format!("CONNECT {target} HTTP/1.1\r\nhost: {target}\r\n\r\n");
     let told = asked(to, request.as_bytes()).await;
@@ -44,7 +44,7 @@ async fn connects(to: &str, target: &str) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn connect_is_refused_by_default() {
+async fn connect_method_is_refused_by_default() {
     let _machine = beside_others().await;
     let world = World::start(POLICIES).await;
     let _one = Told::start(&world, "shop/one", Protocol::Http1).await;
@@ -73,7 +73,7 @@ async fn connect_is_refused_by_default() {
         );
     }
     assert_eq!(proxy.metric("tunnels_total").await, 0.0);
-    // A route that names the method allows it, and is applied.
+    // A route that names the method allows CONNECT and is applied.
     let told = asked_http2(&proxy.by_host, &[(":method", "CONNECT"), (":authority", "open.shop:80")]).await;
     assert!(told.starts_with("200 "), "{told}");
     let told = asked(&proxy.by_host, b"CONNECT open.shop:80 HTTP/1.1\r\nhost: open.shop\r\n\r\n").await;
@@ -84,7 +84,7 @@ async fn connect_is_refused_by_default() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn allowed_connect_is_routed_like_any_request() {
+async fn connect_method_if_allowed_is_routed_like_any_request() {
     let _machine = beside_others().await;
     let world = World::start(POLICIES).await;
     let _one = Told::start(&world, "shop/one", Protocol::Http1).await;
@@ -95,7 +95,7 @@ async fn allowed_connect_is_routed_like_any_request() {
         (&for_one, "admin.example:80", "403 "),
         (&for_one, "Admin.Example.:443", "403 "),
         (&for_one, "moved.example:80", "302 "),
-        // Nothing that it serves.
+        // Not a host of a service.
         (&for_one, "example.com:443", "403 "),
         (&for_one, "two.shop:80", "403 "),
         (&for_one, "partner.example:80", "403 "),

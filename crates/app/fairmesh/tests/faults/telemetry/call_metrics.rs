@@ -1,4 +1,4 @@
-//! Durations of calls by caller and callee: on the page, in Prometheus, and pushed to a collector.
+//! Latency histograms of calls by caller and callee: on the metrics page, in Prometheus, and pushed to a collector.
 
 use std::{collections::BTreeMap, ffi::OsString, path::PathBuf};
 
@@ -28,7 +28,7 @@ async fn get(url: &str, accept: &str) -> Option<Bytes> {
     Some(answer.into_body().collect().await.ok()?.to_bytes())
 }
 
-/// The histogram of successful calls of `shop/one` by its labels.
+/// Histogram of the successful calls of `shop/one`, selected by its labels.
 async fn histogram(admin: &str) -> Option<Histogram> {
     let page = get(&format!("http://{admin}/metrics"), PROTOBUF).await?;
     let (mut rest, mut families) = (&page[..], Vec::new());
@@ -40,7 +40,7 @@ async fn histogram(admin: &str) -> Option<Histogram> {
     let metric = family.metric.iter().find(|metric| {
         let labels = metric.label.iter().map(|label| (&*label.name, &*label.value)).collect();
         has(&labels, "fairmesh_callee", "shop/one")
-            // Without a trust domain there are no identities.
+            // Without a trust domain, callers have no identity.
             && has(&labels, "fairmesh_caller", "(unknown)")
             && has(&labels, "http_request_method", "GET")
             && has(&labels, "http_response_status_code", "200")
@@ -49,7 +49,7 @@ async fn histogram(admin: &str) -> Option<Histogram> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn calls_have_native_histograms_with_exemplars_of_their_traces() {
+async fn calls_have_native_histograms_with_trace_exemplars() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let _one = Spec::new("shop/one", "one", Protocol::Http1).here(&world).await;
@@ -72,7 +72,7 @@ async fn calls_have_native_histograms_with_exemplars_of_their_traces() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn metrics_are_pushed_to_the_collector_of_the_environment() {
+async fn metrics_are_pushed_to_collector_named_in_environment() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let _one = Spec::new("shop/one", "one", Protocol::Http1).here(&world).await;
@@ -96,7 +96,7 @@ async fn metrics_are_pushed_to_the_collector_of_the_environment() {
     until("pushes are counted", async || proxy.metric("metrics_exports_total").await >= 2.0).await;
 }
 
-/// Attributes of the process, and the successful calls of `shop/one`.
+/// Resource attributes, and the histogram of successful calls of `shop/one`.
 fn pushed(
     collector: &otlp::MetricCollector,
 ) -> Option<(BTreeMap<String, String>, ExponentialHistogramDataPoint)> {

@@ -1,4 +1,4 @@
-//! gRPC's own client for Python, which runs where `scripts/setup.sh grpcio` has put it.
+//! The gRPC client for Python. Skipped unless `scripts/setup.sh grpcio` has installed it.
 
 use std::{env, path::PathBuf};
 
@@ -7,7 +7,7 @@ use tokio::process::Command;
 use super::Mesh;
 use crate::harness::{PATIENCE, Run, beside_others, run, skipped, until};
 
-/// Calls a method and prints each message, and then the status: `METHOD SECONDS`, 0 for no deadline.
+/// Calls a method, and prints each message and then the status. Arguments: `METHOD SECONDS`; 0 means no deadline.
 const CALLER: &str = r#"
 import sys, grpc
 host, to, method, seconds = sys.argv[1:]
@@ -41,7 +41,7 @@ impl Grpcio<'_> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn python_grpc_keeps_deadlines_and_gets_a_final_status() {
+async fn python_grpc_keeps_deadlines_and_gets_final_status() {
     let Some(python) = python() else {
         let reason = "there is no grpcio; `scripts/setup.sh grpcio` installs it";
         return skipped("gRPC's client for Python cannot call", reason);
@@ -60,7 +60,7 @@ async fn python_grpc_keeps_deadlines_and_gets_a_final_status() {
     assert!(matches!(left, Some(Ok(7_100_000..=7_200_000))), "{} {}", long.out, long.err);
     assert!(drips.out.ends_with("tea\nOK \n") && drips.out.matches("tea").count() == 25, "{}", drips.out);
     assert!(stalls.out.starts_with("tea\nDEADLINE_EXCEEDED nothing moved for 2s"), "{}", stalls.out);
-    // On a busy machine, the time may pass before the client has connected.
+    // On a busy machine, the deadline may pass before the client has connected.
     until("a message comes before the deadline", async || {
         let hasty = grpcio.call("stall", "0.5").await;
         assert!(hasty.out.contains("DEADLINE_EXCEEDED"), "{} {}", hasty.out, hasty.err);

@@ -1,4 +1,5 @@
-//! Streams, long polls and transfers that take minutes, under the default policy: for seconds, or for `SOAK_MINUTES`.
+//! Streams, long polls and transfers that take minutes under the default policy. Runs for seconds, or for
+//! `SOAK_MINUTES`.
 
 use std::{env, time::Duration};
 
@@ -21,16 +22,16 @@ use super::{
 };
 use crate::harness::beside_others;
 
-/// How often a piece of a transfer comes.
+/// Interval between the pieces of a transfer.
 const OFTEN: Duration = Duration::from_millis(100);
 
-/// How long each of them takes, in seconds.
+/// Duration of each call, in seconds.
 #[derive(Clone, Copy)]
 struct Terms {
     stream: u64,
     poll: u64,
     transfer: u64,
-    /// Whether defaults are waited for, too, which takes a quarter of a minute.
+    /// Whether to wait for default timeouts too, which takes a quarter of a minute.
     cuts: bool,
 }
 
@@ -45,14 +46,14 @@ impl Terms {
     }
 }
 
-/// How calls get to the servers.
+/// Path of calls to the servers.
 #[derive(Clone)]
 enum Way {
     Library(ServiceHandle),
     Proxy(Box<Client<HttpConnector, AnyBody>>, String, &'static str),
 }
 
-/// Who is called over what.
+/// A caller, with its service, path and protocol.
 #[derive(Clone)]
 struct Caller {
     name: String,
@@ -81,7 +82,7 @@ impl Caller {
         }
     }
 
-    /// The bytes of a response, and how long all of it took.
+    /// Body of a response, and the duration of the call.
     async fn whole(&self, path: &str, body: AnyBody) -> Result<(Bytes, Duration), BoxError> {
         let began = Instant::now();
         let response = self.call(path, body).await?;
@@ -96,7 +97,7 @@ impl Caller {
         }
     }
 
-    /// All of it at the same time.
+    /// Makes all calls concurrently.
     async fn go(self, terms: Terms) {
         let Terms { stream, poll, transfer, cuts } = terms;
         let pieces = transfer * 1000 / OFTEN.as_millis() as u64;
@@ -108,7 +109,7 @@ impl Caller {
             format!("drip-{pieces}-{}", OFTEN.as_millis()),
         ];
         let silence = async {
-            // Streams of gRPC may be silent for an hour.
+            // gRPC streams may be silent for an hour.
             if cuts && !self.is_grpc {
                 let began = Instant::now();
                 let cut = timeout(Duration::from_secs(40), self.whole("stall", nothing())).await;
@@ -141,7 +142,7 @@ impl Caller {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn streams_polls_and_transfers_outlive_every_default() {
+async fn streams_polls_and_transfers_outlive_every_default_timeout() {
     let _machine = beside_others().await;
     let (mesh, terms) = (Mesh::start("").await, Terms::of_environment());
     let library = mesh.world.mesh().await;

@@ -1,4 +1,4 @@
-//! A server that takes its time, as the path of each request says; it knows nothing of deadlines unless it is asked to keep one.
+//! A slow server: the path of each request says how slow. It ignores deadlines unless the path asks it to keep them.
 
 use std::{
     convert::Infallible,
@@ -31,17 +31,17 @@ use crate::harness::World;
 
 pub(super) type AnyBody = UnsyncBoxBody<Bytes, BoxError>;
 
-/// A message of gRPC, which is as good as any other bytes.
+/// A gRPC message with arbitrary content.
 pub(super) const MESSAGE: &[u8] = b"\x00\x00\x00\x00\x03tea";
 
 pub(super) struct Slow {
     _registered: MeshServer,
     serving: JoinHandle<()>,
-    /// Floods that have ended, whether sent or dropped.
+    /// Number of floods that have ended, whether complete or dropped.
     pub(super) ended_floods: Arc<AtomicUsize>,
 }
 
-/// Counts the end of a flood.
+/// Counts the end of a flood on drop.
 struct Flood(Arc<AtomicUsize>);
 
 impl Drop for Flood {
@@ -51,7 +51,7 @@ impl Drop for Flood {
 }
 
 impl Slow {
-    /// Returns once callers can learn of it.
+    /// Starts the server; returns once callers can learn of it.
     pub(super) async fn start(world: &World, service: &str, protocol: Protocol) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address: SocketAddr = listener.local_addr().unwrap();
@@ -66,7 +66,7 @@ impl Slow {
                 tokio::spawn(async move {
                     let respond = service_fn(|request| answer(request, Arc::clone(&floods)));
                     let served = builder.serve_connection(stream, respond).await;
-                    // Those that break off do so on purpose.
+                    // Some connections are cut off on purpose.
                     drop(served);
                 });
             }
@@ -82,7 +82,7 @@ impl Drop for Slow {
     }
 }
 
-/// So many messages, each after this time, and then the end; without one, nothing.
+/// `count` messages at intervals of `every`, then the end with these trailers; without trailers, the body never ends.
 pub(super) fn drip(count: u64, every: Duration, end: Option<HeaderMap>) -> AnyBody {
     let message = move |at: u64| {
         let end = end.clone();
@@ -103,7 +103,7 @@ pub(super) fn drip(count: u64, every: Duration, end: Option<HeaderMap>) -> AnyBo
     StreamBody::new(Box::pin(stream::unfold(0, message))).boxed_unsync()
 }
 
-/// More than any buffer holds, as fast as it is taken, without an end.
+/// An endless body, sent as fast as it is read.
 fn flood(ended: Arc<AtomicUsize>) -> AnyBody {
     let pieces = stream::unfold(Flood(ended), |flood| async move {
         Some((Ok::<_, BoxError>(Frame::data(Bytes::from_static(&[b'x'; 16 * 1024]))), flood))
@@ -127,7 +127,7 @@ fn status(code: u32, words: &'static str) -> HeaderMap {
     trailers
 }
 
-/// `/any/drip-20-50` are 20 messages, one each 50 ms.
+/// `/any/drip-20-50` returns 20 messages, one every 50 ms.
 async fn answer(
     request: Request<Incoming>,
     ended_floods: Arc<AtomicUsize>,
@@ -153,7 +153,7 @@ async fn answer(
             let length = body.collect().await.map_or(0, |body| body.to_bytes().len());
             text(&length.to_string(), done())
         }
-        // Keeps its deadline itself, as servers of gRPC do.
+        // Keeps its deadline itself, as gRPC servers do.
         "own" => {
             let left = told("x-fairmesh-deadline").parse().unwrap();
             let began = drip(1, Duration::ZERO, Some(HeaderMap::new()));

@@ -1,4 +1,4 @@
-//! Responses that their clients do not read end at the deadline of the call all the same.
+//! Responses that clients do not read end at the deadline of their call.
 
 use std::sync::atomic::Ordering::SeqCst;
 
@@ -11,13 +11,13 @@ use crate::harness::{beside_others, until};
 
 const DEADLINE: &str = "400";
 
-/// The floods of the servers `one` and `two` that have ended.
+/// Number of ended floods of the servers `one` and `two`.
 fn ended_floods(mesh: &Mesh) -> usize {
     mesh.servers.iter().map(|server| server.ended_floods.load(SeqCst)).sum()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_unread_response_is_cut_at_the_deadline_over_http1() {
+async fn unread_http1_response_is_cut_at_deadline() {
     let _machine = beside_others().await;
     let mesh = Mesh::start("").await;
     let mut clients = Vec::new();
@@ -29,12 +29,12 @@ async fn an_unread_response_is_cut_at_the_deadline_over_http1() {
         client.write_all(request.as_bytes()).await.unwrap();
         clients.push(client);
     }
-    // The idle timeout of the client, after which it would be cut anyway, is far beyond the patience of a test.
+    // The client's idle timeout would end them too, but is far beyond the time limit of the test.
     until("both responses are cut", async || ended_floods(&mesh) == 2).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_unread_response_is_cut_at_the_deadline_over_http2() {
+async fn unread_http2_response_is_cut_at_deadline() {
     let _machine = beside_others().await;
     let mesh = Mesh::start("").await;
     let stream = TcpStream::connect(&mesh.proxy.by_host).await.unwrap();
@@ -48,7 +48,7 @@ async fn an_unread_response_is_cut_at_the_deadline_over_http2() {
         requests = requests.ready().await.unwrap();
         let (response, _) = requests.send_request(request, true).unwrap();
         let mut body = response.await.unwrap().into_body();
-        // Its window stays closed, since what arrives is not released.
+        // The window stays closed, since received data is not released.
         let mut data: Option<Result<Bytes, h2::Error>> = body.data().await;
         while let Some(Ok(_)) = data {
             data = body.data().await;

@@ -1,4 +1,4 @@
-//! Zones of a region, over processes: a small zone sends its excess to the other one.
+//! Zones of a region with real processes: a small zone sends its excess calls to the other zone.
 
 use std::{
     collections::BTreeMap,
@@ -26,14 +26,14 @@ const YAML: &str = "{kind: Service, name: shop/cart, type: replicated, protocol:
     kind: Policy\nservice: shop/cart\nlocality: {rings: [zone, any]}\n\
     traffic: {planner: rings, load: {metric: busy, fullScale: 100}}\n";
 
-/// Calls per second of the callers in each zone. With a server in each, the fair part of a zone is 40, of which it keeps
-/// 1.05 ×: 70 % of the calls of the first zone stay.
+/// Calls per second of the callers in each zone. With one server per zone, the fair share of a zone is 40, of which it
+/// keeps 1.05 ×: 70 % of the first zone's calls stay.
 const CALLS: [(&str, f64); 2] = [("eu-a", 60.0), ("eu-b", 20.0)];
 const BODY: usize = 1000;
-/// The metric of bytes between zones.
+/// Metric of the bytes per second between zones.
 const CROSSING: &str = "fairmesh_traffic_zone_bytes_per_second{region=\"eu\"}";
 
-/// The number of responses by zone of the caller, then of the server.
+/// Number of responses by the caller's zone and the server's zone.
 type Answers = Arc<Mutex<BTreeMap<(&'static str, String), u64>>>;
 
 fn location(zone: &str) -> Location {
@@ -64,7 +64,7 @@ async fn call(service: &ServiceHandle) -> Result<String, String> {
     body.map(|_| zone).map_err(|error| error.to_string())
 }
 
-/// The percentage of the next calls of a zone that stay there.
+/// Percentage of a zone's next calls that stay in the zone.
 async fn percent_that_stays(answers: &Answers, zone: &'static str, calls: u64) -> f64 {
     let of = || {
         let answers = answers.lock().unwrap();
@@ -79,14 +79,14 @@ async fn percent_that_stays(answers: &Answers, zone: &'static str, calls: u64) -
 
 async fn divided(answers: &Answers) {
     until("each zone keeps the part that its power allows", async || {
-        // Three standard deviations of 150 calls.
+        // Three standard deviations for 150 calls.
         (percent_that_stays(answers, "eu-a", 150).await - 70.0).abs() < 11.0
             && percent_that_stays(answers, "eu-b", 30).await > 99.0
     })
     .await;
 }
 
-/// `get tables` and `explain` show the shares that `traffic status` does.
+/// Checks that `get tables` and `explain` show the same shares as `traffic status`.
 async fn tables_show_zones(world: &World) {
     let shares = |zones: &Value| {
         let all = zones.as_array().unwrap().iter();
@@ -108,7 +108,7 @@ async fn tables_show_zones(world: &World) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn zone_keeps_calls_within_its_power_during_an_agent_outage() {
+async fn zone_keeps_calls_up_to_its_capacity_during_agent_outage() {
     let _machine = beside_others().await;
     let mut world = World::start(YAML).await;
     let (first, second) = (serve(&world, "eu-a").await, serve(&world, "eu-b").await);
@@ -144,7 +144,7 @@ async fn zone_keeps_calls_within_its_power_during_an_agent_outage() {
     let counted = world.control_metric(CROSSING).await;
     assert!((5_000.0..40_000.0).contains(&counted), "{counted}");
 
-    // Without its agent the region is not heard: the table stays, and no call fails.
+    // Without its agent the region sends no reports: the table stays, and no call fails.
     world.agent.kill().await;
     until("the region is not heard", async || {
         status(&world).await["regions"][0]["callersAgoMs"].as_u64().is_some_and(|ago| ago > 5_000)

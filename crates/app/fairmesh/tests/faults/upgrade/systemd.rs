@@ -1,4 +1,4 @@
-//! The unit as it is shipped, under a real systemd: which process it watches after an upgrade is up to it alone.
+//! The shipped unit under a real systemd: systemd alone decides which process it watches after an upgrade.
 
 use std::{
     fs,
@@ -16,9 +16,9 @@ use crate::harness::{
 
 const UNIT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../../deploy/fairmesh-proxy.service");
 const SERVICE: &str = "fairmesh-proxy";
-/// What a manager that is not the machine's own cannot do, or has no need of.
+/// Settings that only the machine's own service manager supports, or that a test does not need.
 const NOT_HERE: [&str; 6] = ["User=", "Group=", "Wants=", "After=", "Private", "Protect"];
-/// Gives the manager control groups and a `/run` of its own.
+/// Gives the manager its own cgroups and its own `/run`.
 const BOOT: &str = r#"
     for root in /sys/fs/cgroup /sys/fs/cgroup/systemd /sys/fs/cgroup/unified; do
         [ ! -e $root/cgroup.procs ] || { mkdir -p $root/$GROUP && echo $$ > $root/$GROUP/cgroup.procs; } || exit 1
@@ -26,7 +26,7 @@ const BOOT: &str = r#"
     exec unshare --mount sh -c '
         mount -t tmpfs tmpfs /run && mkdir -p /run/systemd/system && exec /lib/systemd/systemd --user'
 "#;
-/// Ends all that is in these groups and removes them, from within, once they are empty.
+/// Kills all processes in these cgroups from within, and removes the cgroups once they are empty.
 const END: &str = r#"
     for _ in $(seq 200); do
         groups=$(find /sys/fs/cgroup -maxdepth 2 -name $GROUP)
@@ -38,7 +38,7 @@ const END: &str = r#"
     exit 1
 "#;
 
-/// A systemd that runs units of ours and nothing else.
+/// A systemd that runs only the test's units.
 struct Manager {
     process: Process,
     folder: PathBuf,
@@ -46,7 +46,7 @@ struct Manager {
 }
 
 impl Manager {
-    /// Why there is none where the machine does not let one run.
+    /// The error says why this machine cannot run a second systemd.
     async fn start(world: &World, options: &str) -> Result<Self, String> {
         let (folder, group) = (world.path("systemd"), format!("fairmesh-{}", std::process::id()));
         let units = folder.join("systemd/user");
@@ -75,7 +75,7 @@ impl Manager {
         [("HOME", at("")), ("XDG_CONFIG_HOME", at("")), ("XDG_RUNTIME_DIR", at("run"))]
     }
 
-    /// Writes what an operator would have the proxy do.
+    /// Writes the proxy's options, as an operator would.
     fn set(&self, options: &str) {
         fs::write(self.folder.join("proxy.env"), format!("FAIRMESH_PROXY_OPTIONS={options}\n")).unwrap();
     }
@@ -88,7 +88,7 @@ impl Manager {
         run(command, "", 2 * PATIENCE).await
     }
 
-    /// Which process it watches, how often it had to start it again, and what it takes the service for.
+    /// Main process id, number of restarts, and state of the service.
     async fn seen(&self) -> (u32, u32, String) {
         let mut values = Vec::new();
         for name in ["MainPID", "NRestarts", "ActiveState"] {
@@ -99,7 +99,7 @@ impl Manager {
     }
 }
 
-/// The unit, but for what only the machine's own systemd does.
+/// The shipped unit, without settings that only the machine's own systemd supports.
 fn unit(folder: &Path) -> String {
     let shipped = fs::read_to_string(UNIT).unwrap();
     let unit: Vec<_> =
@@ -124,7 +124,7 @@ impl Drop for Manager {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn systemd_follows_the_successor_and_survives_a_failed_reload() {
+async fn systemd_follows_upgraded_proxy_and_survives_failed_reload() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let _one = Spec::new("shop/one", "one", Protocol::Http1).here(&world).await;
@@ -140,9 +140,9 @@ async fn systemd_follows_the_successor_and_survives_a_failed_reload() {
     let (mut watched, restarts, state) = manager.seen().await;
     assert_eq!((restarts, &state[..]), (0, "active"));
 
-    // More than once: the second one was not started by the manager itself.
+    // Several upgrades: systemd itself started the first process, but not the second.
     for cores in [1, 2, 1] {
-        // In quotes, which are read alike by a start and by a reload.
+        // In quotes, which a start and a reload must parse in the same way.
         manager.set(&place.options(&format!(" --cores \"{cores}\"")));
         manager.ctl(&format!("reload {SERVICE}")).await.ok();
         let (now, restarts, state) = manager.seen().await;
@@ -160,7 +160,7 @@ async fn systemd_follows_the_successor_and_survives_a_failed_reload() {
     callers.go_on(50).await;
     callers.stop_unharmed().await;
 
-    // The supervisor drains this process like one that it started itself.
+    // A supervised successor drains like a process that systemd started itself.
     let drained = || manager.process.log().matches("drained").count();
     assert_eq!(drained(), 3, "{}", manager.process.log());
     manager.ctl(&format!("stop {SERVICE}")).await.ok();

@@ -4,12 +4,12 @@ use std::collections::BTreeMap;
 pub(crate) type Key = u64;
 /// A value unique to its write, so that each observation identifies the write.
 pub(crate) type Value = u64;
-/// The number of a revision of the store.
+/// Revision number of the store.
 pub(crate) type Revision = u64;
-/// Nanoseconds since the test began, by one clock for all recorders.
+/// Nanoseconds since the start of the test, by one clock for all recorders.
 pub(crate) type Time = u64;
 
-/// What stands at a key, and the revision that wrote it.
+/// Value of a key, and the revision that wrote it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Cell {
     pub(crate) value: Value,
@@ -23,7 +23,7 @@ pub(crate) struct State {
     pub(crate) cells: BTreeMap<Key, Cell>,
 }
 
-/// What a write expects to find.
+/// Expectation of a write about the current state of its key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Expect {
     Any,
@@ -31,7 +31,7 @@ pub(crate) enum Expect {
     Revision(Revision),
 }
 
-/// One write of a batch; no value deletes.
+/// One write of a batch; without a value, it deletes the key.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Op {
     pub(crate) key: Key,
@@ -39,19 +39,19 @@ pub(crate) struct Op {
     pub(crate) expect: Expect,
 }
 
-/// What the writer was told.
+/// Outcome of a write, as reported to the writer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
-    /// All of it is stored, as this revision.
+    /// The whole batch is stored, with this revision.
     Done(Revision),
-    /// An expectation was not met; nothing is stored.
+    /// An expectation was not met, and nothing is stored.
     Conflict,
-    /// Nothing that can be relied on: stored whole or not at all, by now or later.
+    /// The batch may be stored whole or not at all, now or later.
     Unknown,
 }
 
-/// A batch. Each holds at least one value that stays until the end or is deleted by a batch that was acknowledged, so
-/// that what became of an unknown one shows.
+/// A batch of writes. Each batch has at least one value that stays until the end or is deleted by an acknowledged
+/// batch, so that the fate of an unacknowledged batch is visible.
 #[derive(Clone, Debug)]
 pub(crate) struct Write {
     pub(crate) invoked: Time,
@@ -65,32 +65,32 @@ pub(crate) struct Write {
 pub(crate) struct Read {
     pub(crate) invoked: Time,
     pub(crate) returned: Time,
-    /// The revision that was asked for at least, of a replica; a read without one is to be linearizable.
+    /// Minimum revision that was requested from a replica; a read without one must be linearizable.
     pub(crate) at_least: Option<Revision>,
     pub(crate) state: State,
 }
 
-/// What moved a watcher from one revision to another.
+/// An update that moved a watcher from one revision to another.
 #[derive(Clone, Debug)]
 pub(crate) struct Step {
     pub(crate) time: Time,
     pub(crate) revision: Revision,
-    /// Whether it replaces all that the watcher had.
+    /// Whether the update is a snapshot that replaces the watcher's whole state.
     pub(crate) whole: bool,
     pub(crate) puts: Vec<(Key, Cell)>,
     pub(crate) deletes: Vec<Key>,
 }
 
-/// Everything that one watcher was sent.
+/// Everything that one watcher received.
 #[derive(Clone, Debug)]
 pub(crate) struct Watch {
     pub(crate) name: String,
-    /// What it held before.
+    /// State of the watcher before its first step.
     pub(crate) from: State,
     pub(crate) steps: Vec<Step>,
 }
 
-/// Everything that was seen from one quiet moment to another.
+/// Everything observed between two quiet moments.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct History {
     pub(crate) start: State,

@@ -7,19 +7,19 @@ use super::{
     history::{Cell, Expect, History, Key, Outcome, Revision, State, Value},
 };
 
-/// What the registers were at every revision, by what is known of the writes.
+/// State of the registers at every revision, reconstructed from the writes.
 pub(super) struct Oracle {
-    /// The revision of each write that was carried out, in the order of the history.
+    /// Revision of each write of the history in order; `None` if the write was not applied.
     pub(super) revisions: Vec<Option<Revision>>,
-    /// The numbers of the writes that were carried out, by revision.
+    /// Index of each applied write in the history, by revision.
     pub(super) order: BTreeMap<Revision, usize>,
-    /// What each key was made, and by which revision.
+    /// Values of each key, with the revisions that wrote them.
     versions: BTreeMap<Key, Vec<(Revision, Option<Value>)>>,
-    /// The state from a revision on, as a sum that tells it from every other.
+    /// Checksum of the state from each revision on; equal checksums mean equal states.
     sums: Vec<(Revision, u64)>,
 }
 
-/// A sum over cells that does not depend on their order, and from which a cell is taken as it is added.
+/// Checksum of one cell. Cells combine by XOR: their order does not matter, and a second XOR removes a cell.
 pub(super) fn sum_of(key: Key, cell: Cell) -> u64 {
     mix64(mix64(mix64(key) ^ cell.value) ^ cell.revision)
 }
@@ -29,7 +29,7 @@ pub(super) fn sum(state: &State) -> u64 {
 }
 
 impl Oracle {
-    /// Finds out which writes were carried out, and what they made of the registers.
+    /// Determines the applied writes and the resulting states of the registers.
     pub(super) fn new(history: &History, found: &mut Findings) -> Self {
         let revisions = carried_out(history, found);
         let mut order = BTreeMap::new();
@@ -70,13 +70,13 @@ impl Oracle {
         }
     }
 
-    /// The sum of the state at a revision.
+    /// Checksum of the state at a revision.
     pub(super) fn sum_at(&self, revision: Revision) -> u64 {
         let next = self.sums.partition_point(|(from, _)| *from <= revision);
         self.sums[next - 1].1
     }
 
-    /// What stood at a key at a revision.
+    /// Cell of a key at a revision.
     pub(super) fn cell_at(&self, key: Key, revision: Revision) -> Option<Cell> {
         let versions = self.versions.get(&key)?;
         let next = versions.partition_point(|(from, _)| *from <= revision);
@@ -84,7 +84,7 @@ impl Oracle {
         value.map(|value| Cell { value, revision: *revision })
     }
 
-    /// Whether an expectation was met at a revision.
+    /// Whether an expectation is met at a revision.
     pub(super) fn meets(&self, key: Key, expect: Expect, revision: Revision) -> bool {
         let found = self.cell_at(key, revision);
         match expect {
@@ -94,7 +94,7 @@ impl Oracle {
         }
     }
 
-    /// The revisions after the first and up to the second that wrote a key.
+    /// Revisions in `(after, last]` that wrote a key.
     pub(super) fn writers(
         &self,
         key: Key,
@@ -106,7 +106,7 @@ impl Oracle {
         versions[first..].iter().map(|(revision, _)| *revision).take_while(move |revision| *revision <= last)
     }
 
-    /// The first key in which a state is not what it was at that revision, for people.
+    /// Text that names the first key at which a state differs from the state at revision `at`.
     pub(super) fn difference(&self, state: &State, at: Revision) -> String {
         let keys = self.versions.keys().chain(state.cells.keys());
         let differs = |key: &&Key| self.cell_at(**key, at) != state.cells.get(key).copied();
@@ -121,7 +121,7 @@ impl Oracle {
     }
 }
 
-/// The revision of each applied write, from its acknowledgement or from an observation of its value.
+/// Revision of each applied write, from its acknowledgement or from an observation of its value.
 fn carried_out(history: &History, found: &mut Findings) -> Vec<Option<Revision>> {
     let mut revisions: Vec<_> = history.writes.iter().map(|write| write.outcome.revision()).collect();
     let mut origins: HashMap<Value, (usize, Key)> = HashMap::new();
@@ -154,7 +154,7 @@ fn carried_out(history: &History, found: &mut Findings) -> Vec<Option<Revision>>
     revisions
 }
 
-/// Every cell that anybody saw.
+/// Every observed cell, with its observer.
 fn sightings(history: &History) -> impl Iterator<Item = (&str, Key, Cell)> {
     let end = [("the end", &history.end)].into_iter();
     let states = end.chain(history.reads.iter().map(|read| ("a read", &read.state)));

@@ -1,9 +1,9 @@
-//! A bug of each kind, planted into a history that was recorded: what real processes left behind is dense enough to
-//! tell.
+//! Plants one bug of each kind into a recorded history. A recorded history of real processes must be dense enough for
+//! the checker to find each.
 
 use super::{Expect, History, Kind, Outcome, check};
 
-/// What would have gone wrong, how it has to be found, and what makes the history show it.
+/// Description of the bug, the expected violation, and the function that changes the history.
 type Bug = (&'static str, Kind, fn(&mut History));
 
 const BUGS: &[Bug] = &[
@@ -21,7 +21,7 @@ const BUGS: &[Bug] = &[
     ("a watch falls silent", Kind::Behind, silence),
 ];
 
-/// Asserts that each bug is found in a history that is without fault.
+/// Asserts that the checker finds each bug when planted into a correct history.
 #[track_caller]
 pub(crate) fn each_is_found(history: &History) {
     for (what, kind, plant) in BUGS {
@@ -35,7 +35,7 @@ pub(crate) fn each_is_found(history: &History) {
     }
 }
 
-/// The number of a write that was acknowledged, and fits.
+/// Index of an acknowledged write with an expectation that fits.
 fn written(history: &History, fits: impl Fn(Expect) -> bool) -> usize {
     let acknowledged = history.writes.iter().position(|write| {
         matches!(write.outcome, Outcome::Done(_)) && write.ops.iter().any(|op| fits(op.expect))

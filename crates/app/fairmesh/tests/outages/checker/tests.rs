@@ -1,4 +1,4 @@
-//! No false alarm over thousands of histories of a correct store, and every planted bug found.
+//! The checker accepts thousands of histories of a correct store and finds every planted bug.
 
 mod store;
 
@@ -8,11 +8,11 @@ use store::{Bug, Dice, Run};
 
 use super::{Kind, check};
 
-/// How many histories a test makes.
+/// Number of histories per test.
 const HISTORIES: u64 = 2000;
 
 #[test]
-fn correct_history_passes_the_checker() {
+fn correct_history_passes_consistency_checker() {
     let mut unknown = 0;
     for seed in 0..HISTORIES {
         let Run { history, .. } = Run::new(Dice(seed), None);
@@ -24,7 +24,7 @@ fn correct_history_passes_the_checker() {
     assert!(unknown > 1000, "unknown outcomes are what makes it hard: {unknown}");
 }
 
-/// Every history in which the bug came to bear is refused, for one of these reasons.
+/// Asserts that every history in which the bug took effect is rejected, for one of these reasons.
 #[track_caller]
 fn caught(bug: Bug, reasons: &[Kind]) {
     let (mut planted, mut seen) = (0, BTreeSet::new());
@@ -46,86 +46,86 @@ fn caught(bug: Bug, reasons: &[Kind]) {
 }
 
 #[test]
-fn an_acknowledged_write_that_is_lost_is_found() {
+fn checker_finds_lost_acknowledged_write() {
     caught(Bug::LosesWrite, &[Kind::Lost, Kind::WrongState]);
 }
 
 #[test]
-fn half_stored_acknowledged_batch_is_found() {
+fn checker_finds_half_stored_acknowledged_batch() {
     caught(Bug::StoresHalf, &[Kind::Lost, Kind::WrongState]);
 }
 
 #[test]
-fn duplicated_write_is_found() {
+fn checker_finds_duplicated_write() {
     caught(Bug::WritesTwice, &[Kind::Doubled]);
 }
 
 #[test]
-fn two_writes_with_one_revision_are_found() {
+fn checker_finds_two_writes_with_same_revision() {
     caught(Bug::RepeatsRevision, &[Kind::Doubled]);
 }
 
 #[test]
-fn a_revision_below_an_earlier_one_is_found() {
+fn checker_finds_write_with_revision_below_earlier_one() {
     caught(Bug::RevisionGoesBack, &[Kind::Order]);
 }
 
 #[test]
-fn a_write_whose_expectation_was_not_met_is_found() {
+fn checker_finds_write_applied_despite_unmet_precondition() {
     caught(Bug::IgnoresExpectation, &[Kind::Expectation]);
 }
 
 #[test]
-fn a_write_that_is_refused_without_reason_is_found() {
+fn checker_finds_write_refused_although_its_precondition_held() {
     caught(Bug::RefusesFalsely, &[Kind::FalseConflict]);
 }
 
 #[test]
-fn a_refused_write_that_is_carried_out_is_found() {
+fn checker_finds_refused_write_that_was_applied() {
     caught(Bug::WritesWhatItRefused, &[Kind::Phantom]);
 }
 
 #[test]
-fn unwritten_value_is_found() {
+fn checker_finds_value_that_nobody_wrote() {
     caught(Bug::MakesUp, &[Kind::Phantom]);
 }
 
 #[test]
-fn a_linearizable_read_of_an_older_state_is_found() {
+fn checker_finds_stale_linearizable_read() {
     caught(Bug::ReadsStale, &[Kind::Order]);
 }
 
 #[test]
-fn an_older_state_under_a_newer_number_is_found() {
+fn checker_finds_older_state_under_newer_revision() {
     caught(Bug::ReadsMislabelled, &[Kind::WrongState]);
 }
 
 #[test]
-fn read_below_its_requested_revision_is_found() {
+fn checker_finds_read_below_its_requested_revision() {
     caught(Bug::ReadsTooOld, &[Kind::TooOld]);
 }
 
 #[test]
-fn a_watch_that_tears_a_batch_is_found() {
+fn checker_finds_batch_torn_apart_by_watch() {
     caught(Bug::TearsBatch, &[Kind::WrongState]);
 }
 
 #[test]
-fn a_watch_that_is_out_of_order_is_found() {
+fn checker_finds_watch_with_changes_out_of_order() {
     caught(Bug::Reorders, &[Kind::Backwards, Kind::WrongState]);
 }
 
 #[test]
-fn a_watch_that_leaves_a_change_out_is_found() {
+fn checker_finds_change_missing_from_watch() {
     caught(Bug::LeavesOut, &[Kind::WrongState]);
 }
 
 #[test]
-fn a_watch_that_falls_silent_is_found() {
+fn checker_finds_watch_that_stopped_delivering() {
     caught(Bug::FallsSilent, &[Kind::Behind]);
 }
 
 #[test]
-fn watcher_reset_to_an_older_snapshot_is_found() {
+fn checker_finds_watcher_reset_to_older_snapshot() {
     caught(Bug::GoesBack, &[Kind::Backwards]);
 }

@@ -9,9 +9,9 @@ use std::{
 
 use crate::harness::Suite;
 
-/// Environment that gives a process a settable clock: a shared object that overrides the C library, and the file with
-/// its offset. Time namespaces do not cover the time of day, and setting this machine's clock would affect every
-/// process on it.
+/// Environment that gives a process a settable clock: a shared object that overrides functions of the C library, and
+/// the file with the clock offset. Time namespaces do not cover the wall clock, and setting this machine's clock would
+/// affect every process.
 pub(crate) fn preload(folder: &Path) -> Vec<(&'static str, String)> {
     let (source, object, offset) =
         (folder.join("clock.c"), folder.join("clock.so"), folder.join("clock-offset"));
@@ -24,15 +24,15 @@ pub(crate) fn preload(folder: &Path) -> Vec<(&'static str, String)> {
     vec![("LD_PRELOAD", text(&object)), ("CLOCK_OFFSET", text(&offset))]
 }
 
-/// A day, in nanoseconds.
+/// One day, in nanoseconds.
 const DAY: i64 = 86_400_000_000_000;
 
-/// The clock of the replica in `us` goes a day ahead and then two days back, and the replica restarts on a copy from
-/// what is now the future. Ages of what is held while the process runs come from a clock that cannot jump; the time of
-/// day counts for the age of a copy that is found on disk.
+/// Sets the clock of the replica in `us` one day ahead and then two days back; the replica then restarts with a copy
+/// dated in the future. A running process measures ages by a monotonic clock; the wall clock counts only for the age of
+/// a copy found on disk.
 pub(super) fn jumps(suite: &Suite) -> String {
     let us = &suite.fleet.us;
-    // In place: the process has the file mapped, and one that is cut short, if for a moment, would end it by SIGBUS.
+    // Written in place: the process maps the file, and a truncated file would end the process with SIGBUS.
     let offset = File::options().write(true).open(suite.fleet.path("clock-offset")).unwrap();
     let set = |days: i64| offset.write_all_at(&(days * DAY).to_ne_bytes(), 0).unwrap();
     let fresh = || {
@@ -49,7 +49,7 @@ pub(super) fn jumps(suite: &Suite) -> String {
         let output = Command::new("date").args(["-u", "-d", "2 days ago", "+%F"]).output().unwrap();
         String::from_utf8(output.stdout).unwrap()
     };
-    // A day may end meanwhile.
+    // The date may change meanwhile.
     let earliest = date();
     us.daemon.revive();
     suite.until("it follows again", || us.metric("fairmesh_replica_connected") == Some(1.0));

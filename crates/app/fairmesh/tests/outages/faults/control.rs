@@ -1,4 +1,4 @@
-//! A control plane that keeps its store in a file and has no room left.
+//! A control plane whose store is a file, on a full disk.
 
 use std::fs;
 
@@ -10,15 +10,15 @@ use crate::{
 };
 
 const WRITERS: u64 = 3;
-/// What is acknowledged before and after, at least.
+/// Least number of writes acknowledged before and after the fault.
 const WRITES: u64 = 40;
-/// A batch for which the file has to grow: keys, and bytes of each value.
+/// A batch for which the file must grow: number of keys, and bytes per value.
 const KEYS: u64 = 600;
 const BYTES: usize = 2000;
 
 pub(super) fn full_disk(suite: &Suite) -> String {
     let lone = &suite.fleet.lone;
-    // On an empty disk, which each start gives it: its history begins here, and not with what this outage wrote before.
+    // Restarts with an empty disk, so that the history does not include the writes of an earlier run of this fault.
     lone.daemon.kill();
     lone.daemon.revive();
     let users = Users::start(suite.fleet.desk.runtime(), &[lone.address()], WRITERS);
@@ -46,7 +46,7 @@ pub(super) fn full_disk(suite: &Suite) -> String {
     )
 }
 
-/// Writes more than fits into what the file has free; what was refused.
+/// Writes more than the file has free space for; returns the error.
 fn large_write(users: &Users) -> Result<(), String> {
     let op = |key| v1::Op {
         key: registers::bulk_key(key),
@@ -65,8 +65,8 @@ fn large_write(users: &Users) -> Result<(), String> {
     })
 }
 
-/// The serving control plane loses etcd, while all other components still reach the control plane. It knows when
-/// another may have taken over: from then on it serves no reads, and its followers reconnect to the other.
+/// The serving control plane loses etcd, while all other components still reach the control plane. Once another may
+/// have taken over, the control plane serves no reads, and its followers reconnect to the other.
 pub(super) fn cut_off_from_etcd(suite: &Suite) -> String {
     let fleet = &suite.fleet;
     let serving = fleet.serving();

@@ -1,10 +1,10 @@
-//! Members of etcd that die.
+//! etcd members that die.
 
 use std::time::Duration;
 
 use crate::harness::{Suite, now};
 
-/// How long members stay away, in the short form.
+/// How long members stay down in the short form.
 const AWAY: Duration = Duration::from_secs(2);
 
 pub(super) fn leader_killed(suite: &Suite) -> String {
@@ -43,7 +43,7 @@ pub(super) fn majority_lost(suite: &Suite) -> String {
     suite.last(AWAY);
     suite.calls_go_on();
     let written = suite.users.recorder.acknowledged() - before;
-    // What was under way when the second member died had been agreed on.
+    // Only batches already replicated when the second member died may be acknowledged.
     assert!(written < 20, "{written} batches were acknowledged by one member of three");
     lost.iter().for_each(|member| member.revive());
     let back = now();

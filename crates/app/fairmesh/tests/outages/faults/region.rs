@@ -1,10 +1,10 @@
-//! A region that loses its connection to all other regions.
+//! A region that loses its connections to all other regions.
 
 use std::time::Duration;
 
 use crate::harness::{Place, Suite, now};
 
-/// How long it is cut off in the short form: past the first retransmissions of messages in flight.
+/// Length of the cut in the short form: longer than the first TCP retransmissions.
 const CUT: Duration = Duration::from_secs(6);
 
 pub(super) fn cut_off(suite: &Suite) -> String {

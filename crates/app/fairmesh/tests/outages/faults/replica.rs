@@ -1,10 +1,10 @@
-//! Replicas that lose their disks, or their room on them.
+//! Replicas whose disk is lost or full.
 
 use std::fs;
 
 use crate::harness::{Suite, now};
 
-/// Written while the disk is full, until the copy has to grow: batches at most, keys of each, and bytes of each value.
+/// Limits of the writes that make the copy grow on a full disk: number of batches, keys per batch, bytes per value.
 const BATCHES: u64 = 4;
 const KEYS: u64 = 500;
 const BYTES: usize = 2000;
@@ -26,8 +26,8 @@ pub(super) fn full_disk(suite: &Suite) -> String {
     let eu = &suite.fleet.eu;
     let metric = |name: &str| eu.metric(name).expect("it answers");
     let (failures, saved) = ("fairmesh_replica_save_failures_total", "fairmesh_replica_saved_revision");
-    // On an empty disk, which each start gives it: files of copies do not shrink, and one that this outage made grow before
-    // takes more now, before it has to grow, than the disk has room for at once.
+    // Restarts with an empty disk. Copy files never shrink, and a file enlarged by an earlier run could take more
+    // writes before it must grow than the disk has room for at once.
     eu.daemon.kill();
     eu.daemon.revive();
     suite.until("it has a copy", || eu.metric(saved).is_some_and(|revision| revision > 0.0));

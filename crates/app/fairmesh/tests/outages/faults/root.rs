@@ -1,4 +1,4 @@
-//! The root of the tree restarts below a crowd.
+//! The root replica restarts below a crowd of agents.
 
 use std::{thread::sleep, time::Duration};
 
@@ -6,22 +6,22 @@ use fairmesh_model::Prefix;
 
 use crate::harness::{Crowd, Suite, now};
 
-/// All of them share the processors with their root here, where each has its own in a fleet: without optimisation, on a
-/// machine that is busy otherwise, the many of the long form give up faster than they are answered. It is run optimised.
+/// Number of agents in the long form. All agents share the processors with the root here. Without optimisation, on a
+/// busy machine, they would time out faster than the root can answer, so the long form is compiled with optimisation.
 const AGENTS: usize = 2000;
 const AGENTS_SHORT: usize = 200;
-/// How many begin to follow at a time.
+/// Number of agents that start to follow at a time.
 const TOGETHER: usize = 100;
-/// As long as a restart of the machine's service takes.
+/// How long the root stays away: as long as a restart by the service manager.
 const AWAY: Duration = Duration::from_secs(1);
-/// A while in which all of them together would be a stampede.
+/// Window in which the return of all agents would be a stampede.
 const AT_ONCE: Duration = Duration::from_millis(100);
 
 pub(super) fn restarts(suite: &Suite) -> String {
     let (root, agents) = (&suite.fleet.root, if suite.is_long() { AGENTS } else { AGENTS_SHORT });
     let quiet = Prefix::new("/t/quiet/services/").unwrap();
     let mut crowd = Crowd::new(suite.fleet.desk.runtime(), root.address(), quiet);
-    // A few at a time: it is their return that is tried.
+    // Starts a few agents at a time: only their return is under test.
     for _ in 0..agents / TOGETHER {
         crowd.grow(TOGETHER);
         suite.until("all agents follow", || crowd.seen().iter().all(|seen| seen.snapshots == 1));

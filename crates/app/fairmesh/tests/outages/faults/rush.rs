@@ -1,4 +1,4 @@
-//! More changes at once than anybody remembers.
+//! More changes at once than any component keeps in its history.
 
 use rustix::process::Signal;
 
@@ -10,9 +10,9 @@ pub(super) fn burst_of_updates(suite: &Suite) -> String {
     format!("{updates} updates were acknowledged within {:.1} s", took.as_secs_f64())
 }
 
-/// An agent and the control plane that stands by sleep while history is written and then forgotten, by etcd, which compacts
-/// it, and by the replica that the agent follows, which loses its disk. Then the control plane that serves dies, and the one
-/// that slept takes over.
+/// An agent and the standby control plane are stopped while changes are written and then forgotten: etcd compacts its
+/// history, and the agent's replica loses its disk. Then the serving control plane dies, and the stopped one takes
+/// over.
 pub(super) fn history_compacted(suite: &Suite) -> String {
     let fleet = &suite.fleet;
     let serving = fleet.serving();

@@ -1,4 +1,4 @@
-//! A watcher that takes nothing for a while.
+//! A watcher that accepts no updates for a while.
 
 use std::{
     collections::BTreeMap,
@@ -16,28 +16,29 @@ use fairmesh_rib::{
 
 use crate::harness::{Suite, registers};
 
-/// More keys than a replica remembers for one watcher, each of so many bytes: what it may not keep is easily seen.
+/// More keys than a replica remembers for one watcher, with large values, so that a replica that buffers them shows in
+/// its memory.
 const BATCHES: u64 = 6;
 const KEYS: u64 = 700;
 const BYTES: usize = 1000;
-/// How often all of it is written while the watcher sleeps.
+/// Number of times that all keys are written while the watcher sleeps.
 const ROUNDS: u64 = 4;
 
-/// Sleeps in the middle of an update until it is woken.
+/// A sink that blocks in the middle of an update until it is woken.
 struct Sleeper {
     asleep: Arc<Asleep>,
     held: BTreeMap<Arc<str>, u64>,
     last: u64,
-    /// How many keys have the last value.
+    /// Number of keys with the last value.
     current: Arc<AtomicUsize>,
     snapshots: Arc<AtomicUsize>,
 }
 
-/// Whether it is to sleep.
+/// Whether the sink shall block.
 #[derive(Default)]
 struct Asleep(Mutex<bool>, Condvar);
 
-/// Wakes it at the end, also of a test that fails: its thread could not end otherwise.
+/// Wakes the sink on drop, also when the test fails; otherwise its thread could never end.
 struct Wake(Arc<Asleep>);
 
 impl Drop for Wake {
@@ -91,7 +92,7 @@ pub(super) fn watcher(suite: &Suite) -> String {
         backoff: Backoff::default(),
         refuse_lagging: true,
     };
-    // A thread of its own, since it is the thread that sleeps.
+    // A separate thread, since the watcher blocks its thread.
     let runtime = suite.fleet.desk.runtime();
     let within = runtime.handle.enter();
     let handle = Follower::spawn(config, sleeper);
@@ -101,7 +102,7 @@ pub(super) fn watcher(suite: &Suite) -> String {
     let wake = Wake(asleep);
     *wake.0.0.lock().unwrap() = true;
     suite.bulk(0..BATCHES, KEYS, (0, BYTES));
-    // What any replica needs for this is not the watcher's doing.
+    // The second replica shows the memory needed without a slow watcher.
     let memory = || [root, &suite.fleet.us].map(|replica| replica.daemon.memory());
     let before = memory();
     for round in 1..=ROUNDS {

@@ -6,22 +6,22 @@ use super::{
 };
 use crate::checker::{Expect, Key, Op, Outcome, Value};
 
-/// So many batches, each of all the keys: a hundred thousand updates in the long form.
+/// Number of batches, each of all the keys: a hundred thousand updates in the long form.
 const BATCHES: u64 = 100;
 const BATCHES_SHORT: u64 = 20;
 const KEYS: u64 = 1000;
-/// How many batches are under way at a time.
+/// Number of batches in flight at a time.
 const LINES: u64 = 10;
-/// Where the keys begin: above those that writers contend for, below marks.
+/// First key of bursts: above the keys that writers contend for, below marks.
 const FIRST: Key = 500_000;
-/// Where the marks of bursts begin: above those of any writer.
+/// First mark of bursts: above the marks of all writers.
 const BURSTS: Key = 1000 * MARKS;
 
-/// Updates a thousand registers again and again, as fast as it goes, and deletes them; how many updates that were, and
-/// how long they took.
+/// Updates a thousand registers repeatedly at full speed, then deletes them. Returns the number of updates and the
+/// duration.
 pub(crate) fn burst(suite: &Suite) -> (u64, Duration) {
     let batches = if suite.is_long() { BATCHES } else { BATCHES_SHORT };
-    // The marks and values of no two bursts are the same.
+    // Bursts never share marks or values.
     let first = BURSTS + suite.users.recorder.time() / 1000;
     let began = now();
     let lines: Vec<_> = (0..LINES)
@@ -31,7 +31,7 @@ pub(crate) fn burst(suite: &Suite) -> (u64, Duration) {
             suite.users.runtime.handle.spawn(async move {
                 let _pass = recorder.gate.read().await;
                 for number in numbers {
-                    // A batch that no control plane accepted is sent again.
+                    // Resends a batch that no control plane accepted.
                     while writers::write(&recorder, &mut line, batch(first, number)).await.is_none() {}
                 }
             })
@@ -51,7 +51,7 @@ pub(crate) fn burst(suite: &Suite) -> (u64, Duration) {
         let mut ops = vec![Op { key: mark, value: Some(mark << 12), expect: Expect::Absent }];
         ops.extend((FIRST..FIRST + KEYS).map(delete));
         while !matches!(writers::write(&recorder, &mut line, ops.clone()).await, Some(Outcome::Done(_))) {
-            // A mark of its own for each attempt, or another could not tell what became of the one before.
+            // A new mark for each attempt, so that the outcome of each earlier attempt stays visible.
             ops[0].key += 1;
             ops[0].value = Some(ops[0].key << 12);
         }

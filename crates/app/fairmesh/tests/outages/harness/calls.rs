@@ -20,15 +20,15 @@ use tokio::net::TcpListener;
 
 use super::{Host, network::Runtime, until};
 
-/// The service that is called.
+/// Name of the called service.
 const SERVICE: &str = "shop/front";
-/// Servers and callers of a region.
+/// Numbers of servers and callers per region.
 const SERVERS: usize = 2;
 const CALLERS: usize = 2;
-/// The pause of a caller between two calls.
+/// Pause of a caller between two calls.
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// Programs of one region: servers with leases, and callers that count what fails.
+/// Programs of one region: servers with leases, and callers that count failures.
 pub(crate) struct Programs {
     tally: Arc<Tally>,
     _runtime: Runtime,
@@ -39,12 +39,12 @@ struct Tally {
     servers: AtomicU64,
     calls: AtomicU64,
     failures: Mutex<Vec<String>>,
-    /// Revisions of the caller's table that were lower than one before.
+    /// Pairs of revisions where the caller's table moved to a lower revision.
     backwards: Mutex<Vec<(u64, u64)>>,
 }
 
 impl Programs {
-    /// Starts them on a host, with the agent there.
+    /// Starts the programs on a host with the agent of that host.
     pub(crate) fn start(region: &str, host: &Host, agent: &Address, nowhere: &Path) -> Self {
         let (runtime, tally) = (host.runtime(), Arc::new(Tally::default()));
         for number in 0..SERVERS {
@@ -70,7 +70,7 @@ impl Programs {
         self.tally.calls.load(Relaxed)
     }
 
-    /// Asserts that no call failed and no caller went back.
+    /// Asserts that no call failed and no caller's table moved to a lower revision.
     #[track_caller]
     pub(crate) fn are_unharmed(&self) {
         let failures = self.tally.failures.lock().unwrap();

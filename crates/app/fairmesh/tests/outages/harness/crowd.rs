@@ -13,7 +13,7 @@ use fairmesh_wire::transport::Address;
 
 use super::{network::Runtime, now};
 
-/// Many agents that follow one upstream with the waits of production, all asking for the same few records.
+/// Many agents that follow one upstream with the backoff of production, all subscribed to the same few records.
 pub(crate) struct Crowd {
     upstream: Address,
     prefix: Prefix,
@@ -22,11 +22,11 @@ pub(crate) struct Crowd {
     runtime: Runtime,
 }
 
-/// What one of them saw.
+/// Observations of one agent.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Seen {
     pub(crate) snapshots: usize,
-    /// When it last carried on from where it was.
+    /// When the agent last resumed without a snapshot.
     pub(crate) last_back: Option<Instant>,
     pub(crate) keys: BTreeSet<Arc<str>>,
     revision: u64,
@@ -36,12 +36,12 @@ pub(crate) struct Seen {
 struct Note(Arc<Mutex<Seen>>);
 
 impl Crowd {
-    /// A crowd without watchers.
+    /// An empty crowd.
     pub(crate) fn new(runtime: Runtime, upstream: Address, prefix: Prefix) -> Self {
         Self { upstream, prefix, seen: Vec::new(), handles: Vec::new(), runtime }
     }
 
-    /// So many more begin to follow.
+    /// Adds `count` agents, which start to follow.
     pub(crate) fn grow(&mut self, count: usize) {
         let _within = self.runtime.handle.enter();
         for _ in 0..count {
@@ -60,12 +60,13 @@ impl Crowd {
         }
     }
 
-    /// What each saw so far.
+    /// Observations of each agent so far.
     pub(crate) fn seen(&self) -> Vec<Seen> {
         self.seen.iter().map(|seen| seen.lock().unwrap().clone()).collect()
     }
 
-    /// When each carried on last, after a moment, in order; and how many at most did so within a while.
+    /// Sorted delays after `since` at which agents last resumed, and the largest number that resumed within a window of
+    /// `within`.
     pub(crate) fn returns(&self, since: Instant, within: Duration) -> (Vec<Duration>, usize) {
         let returned = self.seen().into_iter().filter_map(|seen| seen.last_back);
         let mut returned: Vec<_> = returned.map(|at| at.saturating_duration_since(since)).collect();
@@ -83,7 +84,7 @@ impl Sink for Note {
         seen.revision = update.revision.number;
         seen.snapshots += update.snapshots.len();
         let entries = update.snapshots.into_iter().flat_map(|snapshot| snapshot.entries);
-        // Nothing here is ever deleted.
+        // Keys are never deleted in this test.
         seen.keys.extend(entries.chain(update.puts).map(|(key, _)| key));
         if !update.resumed.is_empty() {
             seen.last_back = Some(now());

@@ -14,24 +14,24 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use super::Host;
 
-/// How often one looks whether it still runs.
+/// Interval of the checks whether the process still runs.
 const LOOK: Duration = Duration::from_millis(10);
-/// The pause before one that ended by itself is started again, as a service manager makes it.
+/// Pause before a process that exited is restarted, as a service manager makes it.
 const PAUSE: Duration = Duration::from_millis(200);
 
-/// How a process is started.
+/// Command and environment of a process.
 #[derive(Clone, Debug)]
 pub(crate) struct Plan {
     pub(crate) words: Vec<String>,
     pub(crate) env: Vec<(&'static str, String)>,
-    /// Where its output goes.
+    /// File for the process's output.
     pub(crate) log: PathBuf,
-    /// A folder that is a disk of its own of so many megabytes, which lasts as long as the process.
+    /// A folder to mount a tmpfs at, with its size in megabytes; the tmpfs exists as long as the process.
     pub(crate) disk: Option<(PathBuf, u32)>,
 }
 
-/// A process that is started again whenever it ends, as a service manager does. Ends with the value, and with this process
-/// however that ends.
+/// A process that is restarted whenever it exits, as by a service manager. Dropping the value ends the process, and so
+/// does the end of the test process.
 #[derive(Debug)]
 pub(crate) struct Daemon {
     shared: Arc<Shared>,
@@ -44,18 +44,18 @@ struct Shared {
     child: Mutex<Option<Child>>,
     wanted: AtomicBool,
     over: AtomicBool,
-    /// How often it ended by itself.
+    /// Number of times that the process exited by itself.
     ends: AtomicU32,
 }
 
 impl Plan {
-    /// A program with arguments that hold no blanks.
+    /// Plan for a program; `arguments` are split at blanks.
     pub(crate) fn new(log: PathBuf, binary: &str, arguments: &str) -> Self {
         let words = std::iter::once(binary).chain(arguments.split_whitespace()).map(str::to_owned).collect();
         Self { words, env: Vec::new(), log, disk: None }
     }
 
-    /// The binary under test.
+    /// Plan for the binary under test.
     pub(crate) fn fairmesh(log: PathBuf, arguments: &str) -> Self {
         Self::new(log, env!("CARGO_BIN_EXE_fairmesh"), arguments)
     }
@@ -96,7 +96,7 @@ impl Daemon {
         Self { shared, log, keeper: Some(keeper) }
     }
 
-    /// Ends it at once, as a crash or a power cut would, and leaves it.
+    /// Kills the process, as a crash or a power cut would, and does not restart it.
     pub(crate) fn kill(&self) {
         self.shared.wanted.store(false, Relaxed);
         if let Some(mut child) = self.shared.child().take() {
@@ -105,7 +105,7 @@ impl Daemon {
         }
     }
 
-    /// Starts it again.
+    /// Starts the process after [`kill`](Self::kill).
     pub(crate) fn revive(&self) {
         self.shared.wanted.store(true, Relaxed);
     }
@@ -125,7 +125,7 @@ impl Daemon {
         Path::new(&root).join(path.strip_prefix("/").unwrap())
     }
 
-    /// How much memory it has to itself or shares, in bytes.
+    /// Resident memory of the process, private and shared, in bytes.
     pub(crate) fn memory(&self) -> u64 {
         let pid = self.pid().expect("it runs").as_raw_nonzero();
         let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
@@ -134,7 +134,7 @@ impl Daemon {
         kilobytes << 10
     }
 
-    /// How often it ended by itself.
+    /// Number of times that the process exited by itself.
     pub(crate) fn ends(&self) -> u32 {
         self.shared.ends.load(Relaxed)
     }

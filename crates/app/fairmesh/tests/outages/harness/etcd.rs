@@ -9,13 +9,13 @@ use serde_json::Value;
 
 use super::{Daemon, Host, Network, Place, Plan, until};
 
-/// How long a member may take to answer a question about itself.
+/// Time limit of a member's response about its state.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// A cluster of three members on hosts of their own.
+/// A cluster of three members, each on its own host.
 pub(crate) struct Etcd {
     pub(crate) members: Vec<Member>,
-    /// Where one asks from.
+    /// Host from which requests to the members are sent.
     asker: Host,
 }
 
@@ -52,14 +52,14 @@ impl Etcd {
         etcd
     }
 
-    /// The addresses of its members, as a control plane is given them.
+    /// Addresses of the members, as an argument of a control plane.
     pub(crate) fn addresses(&self) -> String {
         let members: Vec<_> =
             self.members.iter().map(|member| format!("{}:2379", member.host.address)).collect();
         members.join(",")
     }
 
-    /// The number of the member that leads, as soon as one does.
+    /// Waits for a leader; returns its index.
     pub(crate) fn leader(&self) -> usize {
         let mut leader = None;
         until("etcd has a leader", || {
@@ -84,7 +84,7 @@ impl Etcd {
         });
     }
 
-    /// Forgets all history up to now.
+    /// Compacts all history up to now.
     pub(crate) fn compact(&self) {
         let leader = &self.members[self.leader()];
         let status = self.ask(leader, "maintenance/status", "{}").unwrap();
@@ -93,7 +93,7 @@ impl Etcd {
         self.ask(leader, "kv/compaction", &body).expect("it compacts");
     }
 
-    /// What a member answers over HTTP; `None` where it does not, or refuses.
+    /// Response of a member over HTTP; `None` if the member does not answer or refuses.
     fn ask(&self, member: &Member, path: &str, body: &str) -> Option<Value> {
         let address = (member.host.address, 2379).into();
         let answer = self.asker.within(|| -> std::io::Result<String> {

@@ -12,8 +12,8 @@ use tempfile::TempDir;
 
 use super::{Daemon, Host, Network, Place, Plan, etcd::Etcd, until};
 
-/// The regions and services of the fleet. The distance is declared, since the measured one would be that of one machine, at which both regions are
-/// in one ring and calls cross them.
+/// The regions and services of the fleet. The distance is declared: measured on one machine, both regions would be in
+/// one ring, and calls would cross regions.
 const TOPOLOGY: &str = "\
 kind: Topology
 regions: [{name: eu, neighbours: [us]}, {name: us, neighbours: [eu]}]
@@ -22,22 +22,22 @@ roundTrips: [{between: [eu, us], rtt: 50ms}]
 kind: Service
 name: shop/front
 ";
-/// The size of a small disk, in megabytes.
+/// Size of a small disk, in megabytes.
 const DISK_MB: u32 = 16;
 
-/// Machines of a small mesh: etcd, two control planes on it, a tree of replicas, and an agent in each region.
+/// Hosts of a small mesh: etcd, two control planes that use it, a tree of replicas, and an agent in each region.
 pub(crate) struct Fleet {
     pub(crate) etcd: Etcd,
     pub(crate) controls: [Daemon; 2],
     pub(crate) root: Replica,
-    /// On a small disk of its own, which lasts as long as the process.
+    /// Replica on a small disk of its own, which exists as long as the process.
     pub(crate) eu: Replica,
-    /// With a clock that can be set.
+    /// Replica with a settable clock.
     pub(crate) us: Replica,
     pub(crate) agents: [Agent; 2],
-    /// A control plane by itself.
+    /// A control plane without standby.
     pub(crate) lone: Lone,
-    /// Where writers, readers and watchers run.
+    /// Host of writers, readers and watchers.
     pub(crate) desk: Host,
     pub(crate) control_hosts: [Host; 2],
     pub(crate) network: Network,
@@ -50,7 +50,7 @@ pub(crate) struct Replica {
     host: Host,
 }
 
-/// A control plane with its store in a file, on a small disk that lasts as long as the process.
+/// A control plane whose store is a file, on a small disk that exists as long as the process.
 pub(crate) struct Lone {
     pub(crate) daemon: Daemon,
     pub(crate) data: PathBuf,
@@ -91,12 +91,12 @@ impl Fleet {
         Ok(fleet)
     }
 
-    /// Where control planes listen, one of which does at a time.
+    /// Addresses of the control planes; one of them serves at a time.
     pub(crate) fn control_addresses(&self) -> [Address; 2] {
         self.control_hosts.each_ref().map(|host| Address::Tcp(format!("{}:7400", host.address)))
     }
 
-    /// The number of the control plane that serves, as soon as one does.
+    /// Waits for a serving control plane; returns its index.
     pub(crate) fn serving(&self) -> usize {
         let listens = |host: &Host| {
             let address = (host.address, 7400).into();
@@ -114,7 +114,7 @@ impl Fleet {
         self.folder.path().join(name)
     }
 
-    /// Applies YAML as soon as anybody takes it.
+    /// Applies YAML, and retries until a control plane accepts it.
     pub(crate) fn apply(&self, yaml: &str) {
         let file = self.path("applied.yaml");
         fs::write(&file, yaml).unwrap();
@@ -128,7 +128,7 @@ impl Fleet {
         });
     }
 
-    /// Processes that must not end by themselves.
+    /// Processes that must not exit by themselves.
     pub(crate) fn steady(&self) -> impl Iterator<Item = &Daemon> {
         let members = self.etcd.members.iter().map(|member| &member.daemon);
         let replicas = [&self.root, &self.eu, &self.us].map(|replica| &replica.daemon);
@@ -190,14 +190,14 @@ impl Replica {
         Address::Tcp(format!("{}:7403", self.host.address))
     }
 
-    /// Kills it, if it runs, and starts it with nothing on its disk.
+    /// Kills the replica, if it runs, and starts it with an empty disk.
     pub(crate) fn lose_disk(&self) {
         self.daemon.kill();
         fs::remove_dir_all(&self.state).unwrap();
         self.daemon.revive();
     }
 
-    /// One of its metrics; `None` while it does not answer.
+    /// Value of a metric of the replica; `None` if the replica does not answer.
     pub(crate) fn metric(&self, name: &str) -> Option<f64> {
         let page = page(&self.host, self.host.address)?;
         let line = page.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));

@@ -12,7 +12,7 @@ use std::{
 use fairmesh_test_support::namespaces::{Namespace, remove_orphans};
 use tokio::{runtime, sync::oneshot};
 
-/// Where a host stands: in the middle, or in a region that can be cut off.
+/// Location of a host: in the middle, or in a region that can be cut off.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
     Core,
@@ -23,7 +23,7 @@ pub(crate) enum Place {
 impl Place {
     const ALL: [Self; 3] = [Self::Core, Self::Eu, Self::Us];
 
-    /// The bridge in the switch.
+    /// Name of the bridge in the switch.
     fn bridge(self) -> &'static str {
         match self {
             Self::Core => "core",
@@ -33,22 +33,22 @@ impl Place {
     }
 }
 
-/// Namespaces that are hosts, with cables between them. All vanish with the value and its hosts; what an earlier run had to leave
-/// when it was killed goes at the next start.
+/// Network namespaces as hosts, connected by veth pairs. Dropping the network and its hosts removes them; the next
+/// start removes those of a killed run.
 pub(crate) struct Network {
-    /// The host that all cables lead to.
+    /// The namespace to which all hosts are connected.
     switch: Namespace,
     last: AtomicU8,
 }
 
-/// One host: a network namespace with one address.
+/// A host: a network namespace with one address.
 #[derive(Clone, Debug)]
 pub(crate) struct Host {
     pub(crate) address: Ipv4Addr,
     namespace: Arc<Namespace>,
 }
 
-/// A runtime whose sockets are those of one host, on a thread of its own. Ends with the value.
+/// A runtime on its own thread, whose sockets belong to one host. Dropping the value ends the runtime.
 pub(crate) struct Runtime {
     pub(crate) handle: runtime::Handle,
     end: Option<oneshot::Sender<()>>,
@@ -88,14 +88,14 @@ impl Network {
         Host { address, namespace: Arc::new(namespace) }
     }
 
-    /// Cuts a region off from the rest, or connects it again. Hosts within it go on to reach each other.
+    /// Cuts a region off from the rest, or reconnects it. Hosts within the region still reach each other.
     pub(crate) fn connect(&self, region: Place, connected: bool) {
         let state = if connected { "up" } else { "down" };
         self.switch.ip(&["link", "set", &format!("{}-near", region.bridge()), state]).unwrap();
     }
 }
 
-/// What is done on a host is done in its namespace.
+/// Dereferences to the host's namespace.
 impl Deref for Host {
     type Target = Namespace;
 
@@ -105,7 +105,7 @@ impl Deref for Host {
 }
 
 impl Host {
-    /// Sends nothing to another host any more, or does again.
+    /// Blocks or unblocks packets to another host.
     pub(crate) fn reach(&self, other: &Host, reached: bool) {
         let (change, to) = (if reached { "del" } else { "add" }, format!("{}/32", other.address));
         self.ip(&["route", change, "blackhole", &to]).unwrap();
@@ -117,7 +117,7 @@ impl Host {
             host.enter();
             let runtime = runtime::Builder::new_current_thread().enable_all().build().unwrap();
             tell.send(runtime.handle().clone()).unwrap();
-            // Dropped or sent, it is over.
+            // Resolves when the sender sends or is dropped.
             let _ = runtime.block_on(ended);
         });
         Runtime { handle: told.recv().unwrap(), end: Some(end), thread: Some(thread) }
@@ -125,11 +125,12 @@ impl Host {
 }
 
 impl Runtime {
-    /// Does something there, and waits for it. To block on the handle would do it here, with the sockets of this host.
+    /// Runs a future on the runtime and waits for its result. `block_on` on the handle would run it on this thread,
+    /// with the sockets of this thread's host.
     pub(crate) fn run<T: Send + 'static>(&self, work: impl Future<Output = T> + Send + 'static) -> T {
         let (tell, told) = mpsc::channel();
         self.handle.spawn(async move {
-            // Who asked waits for it.
+            // The receiver waits in `run`.
             let _ = tell.send(work.await);
         });
         told.recv().expect("it ended without an answer; see the panic above")

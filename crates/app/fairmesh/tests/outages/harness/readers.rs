@@ -7,12 +7,12 @@ use tokio::{runtime::Handle, time::timeout};
 use super::{Recorder, registers, writers::Line};
 use crate::checker::{Cell, Read, State};
 
-/// The pause of a reader between two reads.
+/// Pause of a reader between two reads.
 const PAUSE: Duration = Duration::from_millis(40);
-/// How long a read may take before it is given up.
+/// Time limit of a read.
 const ANSWER: Duration = Duration::from_secs(2);
 
-/// Reads the registers, as the request says.
+/// Reads all registers, at `at_least` if given, otherwise linearizably.
 pub(crate) async fn read(connection: &Connection, at_least: Option<Cursor>) -> Option<State> {
     let prefixes = vec![registers::folder().to_string()];
     let request = v1::ReadRequest { prefixes, at_least: at_least.map(Into::into) };
@@ -25,7 +25,8 @@ pub(crate) async fn read(connection: &Connection, at_least: Option<Cursor>) -> O
     Some(State { at, cells: answer.entries.into_iter().map(cell).collect::<BTreeMap<_, _>>() })
 }
 
-/// Starts a reader at the control planes, or at a replica: there it asks for what writers were told last.
+/// Starts a reader at the control planes or at a replica. At a replica, each read requests at least the newest
+/// acknowledged revision.
 pub(crate) fn start(runtime: &Handle, recorder: &Arc<Recorder>, addresses: &[Address], at_replica: bool) {
     let (recorder, mut line) = (recorder.clone(), Line::new(addresses));
     runtime.spawn(async move {

@@ -12,18 +12,18 @@ use tokio::sync::RwLock;
 use super::now;
 use crate::checker::{Expect, History, Outcome, Read, Revision, State, Time, Write};
 
-/// Takes down what writers and readers saw.
+/// Records the operations of writers and readers.
 #[derive(Debug)]
 pub(crate) struct Recorder {
     began: Instant,
     writes: Mutex<Vec<Write>>,
     reads: Mutex<Vec<Read>>,
-    /// Held for each write and read, and alone at quiet moments.
+    /// Locked shared for each write and read, and exclusively at quiet moments.
     pub(crate) gate: RwLock<()>,
-    /// Everything that is recorded from now on begins with this.
+    /// State at the last quiet moment, at which the next history starts.
     start: Mutex<State>,
     acknowledged: AtomicU64,
-    /// The newest revision that any writer was told.
+    /// Newest revision acknowledged to any writer.
     newest: AtomicU64,
 }
 
@@ -56,12 +56,12 @@ impl Recorder {
         self.reads.lock().unwrap().push(read);
     }
 
-    /// The newest revision that any writer was told.
+    /// Newest revision acknowledged to any writer.
     pub(crate) fn newest(&self) -> Revision {
         self.newest.load(Relaxed)
     }
 
-    /// How many reads were answered since the last quiet moment.
+    /// Number of answered reads since the last quiet moment.
     pub(crate) fn reads(&self) -> usize {
         self.reads.lock().unwrap().len()
     }
@@ -70,8 +70,8 @@ impl Recorder {
         self.acknowledged.load(Relaxed)
     }
 
-    /// The history recorded since the last quiet moment; `end` is the state at this one. Writes of unknown outcome may
-    /// still be applied, and so are part of the next history too.
+    /// Returns the history since the last quiet moment; `end` is the current state. Writes with unknown outcome may
+    /// still be applied, and are therefore also part of the next history.
     pub(crate) fn close(&self, end: State) -> History {
         let start = std::mem::replace(&mut *self.start.lock().unwrap(), end.clone());
         let (writes, reads) =
@@ -82,7 +82,7 @@ impl Recorder {
     }
 }
 
-/// Whether the state has the mark of a batch, which no other write overwrites.
+/// Whether the state contains the batch's mark, which no other write overwrites.
 fn is_in(write: &Write, state: &State) -> bool {
     let marks = write.ops.iter().filter(|op| op.value.is_some() && op.expect == Expect::Absent);
     let mut found = marks.filter_map(|op| Some((op.value, state.cells.get(&op.key)?.value)));

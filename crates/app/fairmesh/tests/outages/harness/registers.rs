@@ -1,8 +1,9 @@
-//! Registers as records: each is a change in the history of a policy that does not exist, which no component acts on.
+//! Registers stored as records: each register is an entry in the history of a policy that does not exist, which no
+//! component uses.
 
 use bytes::Bytes;
 use fairmesh_model::{Prefix, RecordKey, RecordKind, ServiceName};
-use fairmesh_wire::records::{self, History};
+use fairmesh_wire::record_encoding::{self, History};
 
 use crate::checker::{Key, Value};
 
@@ -10,7 +11,7 @@ fn service() -> ServiceName {
     ServiceName::new("soak/registers").unwrap()
 }
 
-/// The folder of all registers.
+/// Prefix of all registers.
 pub(crate) fn folder() -> Prefix {
     Prefix::history(RecordKind::Policy, &service())
 }
@@ -19,7 +20,7 @@ pub(crate) fn key(key: Key) -> String {
     RecordKey::History(RecordKind::Policy, service(), key).to_string()
 }
 
-/// The register of a key of the routing information base.
+/// Parses the register from a key of the routing information base.
 pub(crate) fn read_key(key: &str) -> Key {
     match RecordKey::parse(key).unwrap() {
         RecordKey::History(_, _, key) => key,
@@ -34,7 +35,7 @@ pub(crate) fn value(value: Value) -> Bytes {
 fn encoded(key: RecordKey, value: Value, ballast: usize) -> Bytes {
     let replaced_by = "x".repeat(ballast);
     let replaced_message = String::new();
-    records::encode_history(&History {
+    record_encoding::encode_history(&History {
         key,
         value: None,
         replaced_at_ms: value,
@@ -45,10 +46,10 @@ fn encoded(key: RecordKey, value: Value, ballast: usize) -> Bytes {
 }
 
 pub(crate) fn read_value(bytes: &[u8]) -> Value {
-    records::decode_history(bytes).unwrap().replaced_at_ms
+    record_encoding::decode_history(bytes).unwrap().replaced_at_ms
 }
 
-/// The folder of what is written for its size alone, apart from the registers, so that only replicas carry it.
+/// Prefix of bulk data, apart from the registers, so that only replicas carry it.
 pub(crate) fn bulk_folder() -> Prefix {
     Prefix::history(RecordKind::Service, &service())
 }
@@ -57,7 +58,7 @@ pub(crate) fn bulk_key(key: Key) -> String {
     RecordKey::History(RecordKind::Service, service(), key).to_string()
 }
 
-/// A value of about so many bytes.
+/// A value of about `bytes` bytes.
 pub(crate) fn bulk_value(value: Value, bytes: usize) -> Bytes {
     encoded(RecordKey::Service(service()), value, bytes)
 }

@@ -6,13 +6,13 @@ use super::{Fleet, PATIENCE, Users, calls::Programs, now, writers};
 use crate::checker::{History, check};
 
 const WRITERS: u64 = 10;
-/// What goes on before and after a fault, at least.
+/// Least numbers of writes, and of calls per region, before and after a fault.
 const WRITES: u64 = 40;
 const CALLS: u64 = 20;
-/// How much longer an outage lasts in the long form.
+/// Factor by which outages last longer in the long form.
 const STRETCH: u32 = 20;
 
-/// A fleet in use, and what its users saw.
+/// A fleet in use, with its users and programs.
 pub(crate) struct Suite {
     pub(crate) users: Users,
     pub(crate) programs: Vec<Programs>,
@@ -42,17 +42,17 @@ impl Suite {
         Ok(suite)
     }
 
-    /// Whether this is the long form, where outages last and crowds are large.
+    /// Whether this is the long form, with long outages and large crowds.
     pub(crate) fn is_long(&self) -> bool {
         self.long
     }
 
-    /// Lets an outage last.
+    /// Sleeps for the length of an outage, which is longer in the long form.
     pub(crate) fn last(&self, short: Duration) {
         sleep(if self.long { STRETCH * short } else { short });
     }
 
-    /// Waits until writes are acknowledged and calls are made everywhere.
+    /// Waits until writes are acknowledged and calls are made in every region.
     #[track_caller]
     pub(crate) fn goes_on(&self) {
         self.writes_go_on();
@@ -73,8 +73,8 @@ impl Suite {
         }
     }
 
-    /// Writes something for its size: these batches of so many keys each with about so many bytes; without bytes,
-    /// deletes it.
+    /// Writes bulk data: these batches, with `keys` keys each and about `bytes` bytes per value; zero bytes delete the
+    /// keys.
     pub(crate) fn bulk(&self, batches: Range<u64>, keys: u64, (value, bytes): (u64, usize)) {
         let mut line = self.users.line();
         self.users.runtime.run(async move {
@@ -84,7 +84,7 @@ impl Suite {
         });
     }
 
-    /// Waits until something is so, and shows what processes said if it never is.
+    /// Waits until `is_so` returns true; on timeout, panics with the logs of all processes.
     #[track_caller]
     pub(crate) fn until(&self, what: &str, is_so: impl FnMut() -> bool) {
         assert!(eventually_within(PATIENCE, is_so), "still not so: {what}\n{}", self.logs());
@@ -97,8 +97,8 @@ impl Suite {
         all.map(|daemon| format!("--- newest first\n{}", tail(daemon.log()))).collect()
     }
 
-    /// Does one fault, and checks everything that was seen from before it until all is quiet after it, which it
-    /// answers.
+    /// Causes one fault, and checks everything observed from before the fault until the quiet moment after it. Returns
+    /// the history.
     pub(crate) fn run(&self, name: &str, fault: impl FnOnce(&Self) -> String) -> History {
         let began = now();
         self.goes_on();

@@ -10,18 +10,18 @@ use super::{
 };
 use crate::checker::{History, State};
 
-/// Who writes, reads and watches the registers of one store.
+/// Writers, readers and watchers of one store's registers.
 pub(crate) struct Users {
     pub(crate) recorder: Arc<Recorder>,
     pub(crate) watchers: Vec<Watcher>,
-    /// The control planes of the store, one of which serves at a time.
+    /// The control planes of the store; one of them serves at a time.
     control: Vec<Address>,
-    /// Where they run. Ends with the value, and they with it.
+    /// Runtime of the users; dropping it ends them.
     pub(crate) runtime: Runtime,
 }
 
 impl Users {
-    /// So many writers, a reader and a watcher at the control planes.
+    /// Starts `writers` writers, a reader and a watcher at the control planes.
     pub(crate) fn start(runtime: Runtime, control: &[Address], writers: u64) -> Self {
         let recorder = Arc::new(Recorder::new());
         writers::start(&runtime.handle, &recorder, control, writers);
@@ -35,23 +35,23 @@ impl Users {
         self.watchers.push(Watcher::start(&self.runtime.handle, &self.recorder, name, upstreams));
     }
 
-    /// A reader at a replica.
+    /// Starts a reader at a replica.
     pub(crate) fn read(&self, replica: &Address) {
         readers::start(&self.runtime.handle, &self.recorder, std::slice::from_ref(replica), true);
     }
 
-    /// A connection to whichever control plane serves.
+    /// A connection to the serving control plane.
     pub(crate) fn line(&self) -> Line {
         Line::new(&self.control)
     }
 
-    /// Holds writers and readers, waits until every watcher has everything, and answers what was seen; `None` where no
+    /// Stops writers and readers, waits until every watcher has the final state, and returns the history; `None` if no
     /// control plane answers.
     pub(crate) fn quiet(&self) -> Option<History> {
         let _alone = self.runtime.handle.block_on(self.recorder.gate.write());
         let began = now();
         let end = self.end()?;
-        // One that does not get there is found by the checker.
+        // The checker reports a watcher that does not get there.
         while began.elapsed() < PATIENCE && !self.watchers.iter().all(|watcher| watcher.holds(&end)) {
             sleep(Duration::from_millis(10));
         }
@@ -60,7 +60,7 @@ impl Users {
         Some(history)
     }
 
-    /// What the control plane holds.
+    /// Current state of the control plane.
     fn end(&self) -> Option<State> {
         let mut line = self.line();
         self.runtime.run(async move {

@@ -15,7 +15,7 @@ use tokio::runtime;
 use super::{Recorder, registers};
 use crate::checker::{Cell, Key, State, Step, Watch};
 
-/// Watches all registers, as a router watches what it calls, and keeps everything that it is sent.
+/// Watches all registers, as a router watches its services, and records every update.
 pub(crate) struct Watcher {
     pub(crate) name: String,
     seen: Arc<Mutex<Seen>>,
@@ -27,7 +27,7 @@ struct Seen {
     from: State,
     state: State,
     steps: Vec<Step>,
-    /// How often everything was sent anew.
+    /// Number of snapshots received.
     snapshots: usize,
 }
 
@@ -49,7 +49,7 @@ impl Watcher {
             addresses: addresses.to_vec(),
             software: format!("test {name}"),
             backoff: Backoff { longest: Duration::from_millis(500), ..Backoff::default() },
-            // As the library has it.
+            // As in the library.
             refuse_lagging: false,
         };
         let seen = Arc::<Mutex<Seen>>::default();
@@ -60,12 +60,12 @@ impl Watcher {
         Self { name: name.into(), seen, _handle: handle }
     }
 
-    /// Whether it holds this.
+    /// Whether the watcher has this state.
     pub(crate) fn holds(&self, state: &State) -> bool {
         self.seen.lock().unwrap().state.cells == state.cells
     }
 
-    /// How far it is.
+    /// Revision that the watcher has reached.
     pub(crate) fn at(&self) -> u64 {
         self.seen.lock().unwrap().state.at
     }
@@ -74,7 +74,7 @@ impl Watcher {
         self.seen.lock().unwrap().snapshots
     }
 
-    /// What it was sent since the last time.
+    /// Takes the updates received since the last call.
     pub(crate) fn take(&self) -> Watch {
         let mut seen = self.seen.lock().unwrap();
         let state = seen.state.clone();

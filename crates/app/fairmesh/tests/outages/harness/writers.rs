@@ -16,18 +16,18 @@ use tonic::Code;
 use super::{Recorder, registers};
 use crate::checker::{Expect, Key, Op, Outcome, Value, Write};
 
-/// The registers that all writers contend for.
+/// Number of registers that all writers contend for.
 const KEYS: Key = 40;
-/// Where the keys begin that one batch each writes, those of one writer after those of another.
+/// First of the keys that only one batch each writes; writer `n` uses the range from `MARKS * (n + 1)` on.
 pub(crate) const MARKS: Key = 1_000_000;
-/// How many marks of a writer stand at a time.
+/// Number of marks of a writer that exist at a time.
 const KEPT: usize = 16;
-/// The pause of a writer between two batches.
+/// Pause of a writer between two batches.
 const PAUSE: Duration = Duration::from_millis(8);
-/// Longer than a control plane tries.
+/// Time limit of a write: longer than a control plane retries.
 const ANSWER: Duration = Duration::from_secs(25);
 
-/// A connection to the one of several control planes that serves.
+/// A connection to the serving one of several control planes.
 pub(crate) struct Line {
     addresses: Vec<Address>,
     next: usize,
@@ -39,7 +39,7 @@ impl Line {
         Self { addresses: addresses.to_vec(), next: 0, connection: None }
     }
 
-    /// A connection; `None` while the next address does not answer.
+    /// The current or a new connection; `None` if the next address does not answer.
     pub(crate) async fn get(&mut self) -> Option<Connection> {
         if self.connection.is_none() {
             let address = &self.addresses[self.next % self.addresses.len()];
@@ -54,14 +54,14 @@ impl Line {
         self.connection.clone()
     }
 
-    /// The next call goes to another.
+    /// Switches to the next address.
     pub(crate) fn turn(&mut self) {
         self.connection = None;
         self.next += 1;
     }
 }
 
-/// Sends a batch and records what became of it; `None` where it was not sent.
+/// Sends a batch and records its outcome; `None` if the batch was not sent.
 pub(crate) async fn write(recorder: &Recorder, line: &mut Line, ops: Vec<Op>) -> Option<Outcome> {
     let connection = line.get().await?;
     let request = v1::WriteRequest { ops: ops.iter().map(message).collect() };
@@ -97,10 +97,10 @@ fn message(op: &Op) -> v1::Op {
     }
 }
 
-/// What writers know of the registers, so that most of what they expect is so.
+/// Writers' knowledge of the registers, so that most expectations are met.
 type Known = Mutex<BTreeMap<Key, Option<u64>>>;
 
-/// Starts writers that go on for as long as the runtime.
+/// Starts writers that run as long as the runtime.
 pub(crate) fn start(runtime: &Handle, recorder: &Arc<Recorder>, control: &[Address], count: u64) {
     let known = Arc::new(Known::default());
     for number in 0..count {
@@ -124,7 +124,7 @@ pub(crate) fn start(runtime: &Handle, recorder: &Arc<Recorder>, control: &[Addre
 struct Writer {
     number: u64,
     batches: u64,
-    /// The marks that are known to stand.
+    /// Marks known to exist.
     marks: VecDeque<Key>,
     line: Line,
     recorder: Arc<Recorder>,
@@ -148,7 +148,7 @@ impl Writer {
         }
     }
 
-    /// Takes note of what an acknowledged batch wrote, or forgets what another was about.
+    /// Remembers the revision of an acknowledged batch's registers, or forgets the registers of any other batch.
     fn learn(&self, ops: &[Op], revision: Option<u64>) {
         let mut known = self.known.lock().unwrap();
         for op in ops.iter().filter(|op| op.key < MARKS) {
@@ -159,7 +159,7 @@ impl Writer {
         }
     }
 
-    /// A mark of its own, one to three registers, and the end of the oldest mark.
+    /// A batch of a new mark, one to three registers, and the deletion of the oldest mark.
     fn batch(&mut self) -> Vec<Op> {
         self.batches += 1;
         let seed = mix64(self.number << 48 | self.batches);
@@ -188,7 +188,7 @@ impl Writer {
     }
 }
 
-/// Writes something for its size: so many keys with about so many bytes each, whatever was there.
+/// Writes bulk data: these keys with about `bytes` bytes each, whatever their state.
 pub(crate) async fn bulk(line: &mut Line, keys: std::ops::Range<Key>, value: Value, bytes: usize) {
     let op = |key: Key| v1::Op {
         key: registers::bulk_key(key),

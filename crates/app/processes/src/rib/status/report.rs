@@ -6,13 +6,13 @@ use fairmesh_console::output;
 
 use super::{
     By,
-    walk::{Server, Tree, WatcherInfo},
+    tree_walk::{Server, Tree, WatcherInfo},
 };
 
-/// Placeholder of unknown values.
+/// Text that stands for an unknown value.
 const UNKNOWN: &str = "-";
 
-/// The table, furthest behind first, and a summary below it.
+/// Formats the table, with the watchers that are furthest behind first, and a summary below it.
 pub(super) fn text(tree: &Tree, by: By, limit: usize) -> String {
     let (head, mut rows): (&[&str], Vec<Vec<String>>) = match by {
         By::Router => (
@@ -64,7 +64,7 @@ fn server(one: &Server) -> Vec<String> {
     ]
 }
 
-/// One row per region: its routers, and the one furthest behind.
+/// Returns one row per region: the number of its routers, and the router that is furthest behind.
 fn regions(tree: &Tree) -> Vec<Vec<String>> {
     let mut regions: BTreeMap<String, Vec<&WatcherInfo>> = BTreeMap::new();
     for one in routers(tree) {
@@ -82,7 +82,7 @@ fn regions(tree: &Tree) -> Vec<Vec<String>> {
     regions.into_iter().map(row).collect()
 }
 
-/// Watchers that route calls by their records, or relay them to programs that do.
+/// Watchers that route calls by their records, or that relay records to programs that do.
 fn routers(tree: &Tree) -> impl Iterator<Item = &WatcherInfo> {
     tree.watchers.iter().filter(|one| one.kind != "replica")
 }
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn region_lag_is_that_of_its_slowest_router() {
+    fn rib_status_shows_lag_of_slowest_server_per_region() {
         let rows = regions(&tree());
         assert_eq!(rows[0], ["eu", "2", "1", "7", "host-1"]);
         assert_eq!(rows[1], ["us", "1", "0", "0", "-"]);

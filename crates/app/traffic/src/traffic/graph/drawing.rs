@@ -1,4 +1,4 @@
-//! The graph as a picture: for Graphviz, and as SVG.
+//! The graph as a picture, for Graphviz and as SVG.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -9,12 +9,12 @@ use fairmesh_wire::v1::{GraphEdge, TrafficGraphResponse};
 
 use super::{label, times, total};
 
-/// Width and height of a box, and the distances between two.
+/// Width and height of a box, and the horizontal and vertical distances between boxes.
 const BOX: (usize, usize) = (190, 44);
 const GAP: (usize, usize) = (130, 26);
 const MARGIN: usize = 20;
 
-/// The graph in the language of Graphviz.
+/// Formats the graph in the language of Graphviz.
 pub(super) fn dot(graph: &TrafficGraphResponse) -> String {
     let mut text = "digraph calls {\n  rankdir=LR;\n  node [shape=box];\n".to_owned();
     for (name, calls) in boxes(graph) {
@@ -29,7 +29,7 @@ pub(super) fn dot(graph: &TrafficGraphResponse) -> String {
     text + "}\n"
 }
 
-/// The graph as SVG: callers to the left, each node right of all that call it.
+/// Draws the graph as SVG: callers on the left, and each node to the right of all its callers.
 pub(super) fn svg(graph: &TrafficGraphResponse) -> String {
     let (boxes, columns) = (boxes(graph), columns(graph));
     let mut used = BTreeMap::<usize, usize>::new();
@@ -56,7 +56,7 @@ pub(super) fn svg(graph: &TrafficGraphResponse) -> String {
     svg + "</svg>\n"
 }
 
-/// All nodes with their calls per second. A node without calls of its own has the sum of its callers.
+/// Returns all nodes with their calls per second: the greatest of calls over edges, served calls and client demand.
 fn boxes(graph: &TrafficGraphResponse) -> BTreeMap<String, f64> {
     let mut boxes = BTreeMap::<String, f64>::new();
     for edge in &graph.edges {
@@ -70,11 +70,11 @@ fn boxes(graph: &TrafficGraphResponse) -> BTreeMap<String, f64> {
     boxes
 }
 
-/// The length of the longest way to each node without the edges that are cut.
+/// Returns the column of each node: the length of the longest path to it, ignoring cut edges.
 fn columns(graph: &TrafficGraphResponse) -> BTreeMap<String, usize> {
     let edges: BTreeSet<_> = graph.edges.iter().filter(|edge| !edge.is_cut).map(ends).collect();
     let mut columns = BTreeMap::<String, usize>::new();
-    // Each round settles one column more, and there are no cycles.
+    // Each round settles one more column, and there are no cycles.
     for _ in 0..=graph.nodes.len() {
         let mut changed = false;
         for (parent, child) in &edges {
@@ -124,7 +124,7 @@ fn draw_box(svg: &mut String, (x, y): (usize, usize), name: &str, calls: f64) {
     );
 }
 
-/// Names of services and classes need no escapes within; the quotation marks are for `/` and spaces.
+/// Quotes a name. Names of services and classes need no escapes, but contain `/` and spaces.
 fn quoted(text: &str) -> String {
     format!("\"{}\"", text.replace('"', "\\\""))
 }

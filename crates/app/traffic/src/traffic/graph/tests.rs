@@ -41,7 +41,7 @@ fn graph() -> TrafficGraphResponse {
 }
 
 #[test]
-fn tree_shows_shared_children_once_and_cycles_cut() {
+fn call_graph_tree_shows_shared_callees_once_and_cuts_cycles() {
     let rows = tree::rows(&graph(), None);
     let names: Vec<_> = rows.iter().map(|row| row[0].as_str()).collect();
     let expected = [
@@ -61,7 +61,7 @@ fn tree_shows_shared_children_once_and_cycles_cut() {
 }
 
 #[test]
-fn pictures_have_every_node_and_edge() {
+fn call_graph_drawings_have_every_node_and_edge() {
     let dot = drawing::dot(&graph());
     for part in ["digraph calls", "\"shop/web\" -> \"shop/cart\" [label=\"×2.00 · 20.0/s\"]", "style=dashed"]
     {
@@ -73,7 +73,7 @@ fn pictures_have_every_node_and_edge() {
 }
 
 #[test]
-fn documents_name_classes_and_regions() {
+fn call_graph_document_names_classes_and_regions() {
     let document = document(&graph());
     assert_eq!(document["nodes"][1]["node"], json!({"service": "shop/web", "class": "bulk"}));
     assert_eq!(document["edges"][0]["callsPerSecondFrom"], json!({"eu": 20.0}));

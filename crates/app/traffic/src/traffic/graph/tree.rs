@@ -1,4 +1,4 @@
-//! The graph as a tree of text. A node with several parents is drawn below each, and its children once.
+//! The graph as a text tree. A node with several parents is drawn below each, but its children only once.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,7 +7,7 @@ use fairmesh_wire::v1::{GraphEdge, GraphNode, TrafficGraphResponse};
 
 use super::{MICROS, label, times, total};
 
-/// The columns.
+/// Column headings.
 pub(super) const HEAD: [&str; 7] = ["NODE", "EACH", "CALLS/S", "MEAN TIME", "REQUEST", "RESPONSE", "AGE"];
 
 struct Tree<'a> {
@@ -17,7 +17,7 @@ struct Tree<'a> {
     rows: Vec<Vec<String>>,
 }
 
-/// The rows of the graph, from the classes of a service or from all nodes that are not called for others.
+/// The rows of the graph, starting from the classes of a service, or from all nodes without a caller.
 pub(super) fn rows(graph: &TrafficGraphResponse, service: Option<&str>) -> Vec<Vec<String>> {
     let mut children = BTreeMap::<String, Vec<&GraphEdge>>::new();
     for edge in &graph.edges {
@@ -62,7 +62,7 @@ impl Tree<'_> {
             };
             let branch = if is_last { "└─ " } else { "├─ " };
             self.rows.push(row(format!("{indent}{branch}{child}{mark}"), edge));
-            // Nodes that are not in the graph below a service have no children there.
+            // Nodes outside the graph below a service have no children here.
             if !edge.is_cut && self.nodes.contains_key(&child) {
                 let deeper = if is_last { "   " } else { "│  " };
                 self.draw_children(&child, &format!("{indent}{deeper}"));

@@ -20,7 +20,7 @@ fn placement(added: u32) -> Placement {
     }
 }
 
-/// Two backends of one replica each.
+/// Two backends with one replica each.
 struct World {
     rounds: GrowthRounds,
     loads: GatewayLoads,
@@ -60,7 +60,7 @@ impl World {
         self.loads.exchange(request).unwrap();
     }
 
-    /// Both report for a while; returns whether a placement may have to change at the end.
+    /// Lets both backends report for `seconds`. Returns whether a placement may have to change at the end.
     async fn run(&mut self, seconds: u64, one: (u64, u64), two: Option<(u64, u64)>) -> bool {
         let mut is_due = false;
         for _ in 0..seconds {
@@ -74,7 +74,7 @@ impl World {
         is_due
     }
 
-    /// A round; what it decides is written.
+    /// Runs a round, and applies its decision.
     fn decide(&mut self, placed: &mut Placement) {
         let (name, now) = (service("red/web"), Instant::now());
         let placements = [(&*placed, &name, &self.wanted)].into_iter();
@@ -88,7 +88,7 @@ impl World {
 }
 
 #[tokio::test(start_paused = true)]
-async fn service_that_grows_gets_one_backend_and_then_a_pause() {
+async fn growing_service_gets_one_backend_then_pauses() {
     let mut world = World::new();
     let mut placed = placement(0);
     assert!(!world.run(30, (200, 100), Some((200, 100))).await);
@@ -107,18 +107,18 @@ async fn service_that_grows_gets_one_backend_and_then_a_pause() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn service_does_not_grow_while_a_replica_of_it_is_silent() {
+async fn service_does_not_grow_while_one_of_its_replicas_is_silent() {
     let mut world = World::new();
     let mut placed = placement(0);
     world.run(30, (400, 200), Some((400, 200))).await;
-    // The first one has the calls of both.
+    // The first backend has the calls of both.
     world.run(300, (950, 900), None).await;
     world.decide(&mut placed);
     assert_eq!(placed.added, 0);
 }
 
 #[tokio::test(start_paused = true)]
-async fn service_gives_a_backend_back_ten_minutes_after_it_needs_it_no_more() {
+async fn service_gives_added_backend_back_after_ten_quiet_minutes() {
     let mut world = World::new();
     let mut placed = placement(2);
     world.decide(&mut placed);
@@ -133,7 +133,7 @@ async fn service_gives_a_backend_back_ten_minutes_after_it_needs_it_no_more() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn backends_whose_load_is_unknown_are_not_given_back() {
+async fn service_keeps_its_added_backend_while_load_is_unknown() {
     let mut world = World::new();
     let mut placed = placement(1);
     world.decide(&mut placed);

@@ -29,7 +29,7 @@ fn base(pool: &PoolLatency, name: &str) -> f64 {
 }
 
 #[test]
-fn one_sensitivity_and_a_base_of_each_class_are_found() {
+fn latency_fit_finds_sensitivity_of_pool_and_base_of_each_class() {
     let mut pool = PoolLatency::default();
     observe(&mut pool, &[1, 3], 0.0);
     pool.update(&work(), 1_000);
@@ -46,7 +46,7 @@ fn one_sensitivity_and_a_base_of_each_class_are_found() {
 }
 
 #[test]
-fn partial_data_shifts_the_fit_and_complete_data_renews_it() {
+fn partial_data_shifts_latency_fit_and_complete_data_renews_it() {
     let mut pool = PoolLatency::default();
     observe(&mut pool, &[1, 3, 5, 7], 0.0);
     pool.update(&work(), 1_000);
@@ -66,7 +66,7 @@ fn partial_data_shifts_the_fit_and_complete_data_renews_it() {
 }
 
 #[test]
-fn classes_without_new_data_are_shifted_with_the_pool() {
+fn latency_bases_of_classes_without_new_data_shift_with_pool() {
     let mut pool = PoolLatency::default();
     observe(&mut pool, &[1, 3, 5], 0.0);
     pool.update(&work(), 1_000);
@@ -80,7 +80,7 @@ fn classes_without_new_data_are_shifted_with_the_pool() {
 }
 
 #[test]
-fn backlog_of_full_servers_says_nothing_of_latency() {
+fn latency_fit_ignores_backlog_of_full_servers() {
     let mut pool = PoolLatency::default();
     observe(&mut pool, &[1, 3, 5, 7], 0.0);
     pool.update(&work(), 1_000);
@@ -92,7 +92,7 @@ fn backlog_of_full_servers_says_nothing_of_latency() {
 }
 
 #[test]
-fn noise_leaves_an_error_and_nothing_negative() {
+fn latency_fit_of_noisy_data_has_error_and_no_negative_values() {
     let mut pool = PoolLatency::default();
     // Faster under load, as with a cache that warms up.
     for (bucket, mean_us) in [(1, 9_000.0), (4, 5_000.0), (7, 4_000.0)] {

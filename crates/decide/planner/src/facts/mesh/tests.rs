@@ -68,7 +68,7 @@ fn place() -> impl Strategy<Value = Place> {
 proptest! {
     /// Against an index of what is left, made from scratch.
     #[test]
-    fn index_kept_by_change_equals_one_from_scratch(
+    fn incrementally_updated_facts_index_equals_rebuilt_index(
         changes in prop::collection::vec((0..2_usize, 0..4_usize, prop::option::of(place())), 1..60),
         speed in 100..9_000_u32,
         at in 0..60_usize,
@@ -102,7 +102,7 @@ proptest! {
 }
 
 #[test]
-fn region_is_known_while_it_has_an_endpoint_and_serves_while_one_serves() {
+fn region_is_known_while_it_has_endpoints_and_serving_while_one_serves() {
     let mut facts = MeshFacts::default();
     let serving = endpoint(1, Place { region: 1, zone: None, weight: Some(1_000), is_fast: false });
     let draining = Endpoint { state: EndpointState::Draining, ..serving.clone() };
@@ -117,7 +117,7 @@ fn region_is_known_while_it_has_an_endpoint_and_serves_while_one_serves() {
 }
 
 #[test]
-fn change_gives_its_service_a_new_version_and_others_keep_theirs() {
+fn changed_fact_increments_version_of_its_service_only() {
     let mut facts = MeshFacts::default();
     let own = endpoint(1, Place { region: 1, zone: None, weight: Some(1_000), is_fast: false });
     for number in 0..2 {
@@ -138,7 +138,7 @@ fn change_gives_its_service_a_new_version_and_others_keep_theirs() {
 }
 
 #[test]
-fn aged_reports_keep_the_version() {
+fn aged_traffic_reports_keep_version_of_service_facts() {
     let mut facts = MeshFacts::default();
     facts.set_policy(&service(1), Some(planned()));
     let path = |to| CallPath {
@@ -172,7 +172,7 @@ fn aged_reports_keep_the_version() {
 }
 
 #[test]
-fn declared_shards_are_known_until_the_service_is_removed() {
+fn declared_shards_are_known_until_their_service_is_removed() {
     let mut facts = MeshFacts::default();
     facts.set_sharded(&service(0), false);
     assert_eq!((facts.version(), facts.service(&service(0))), (0, None), "nothing has changed");

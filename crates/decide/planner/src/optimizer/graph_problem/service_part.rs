@@ -5,7 +5,7 @@ use fairmesh_te::optimizer::Plan;
 
 use super::{GraphProblem, HOUR};
 use crate::{
-    adjustment::Adjustments,
+    model_adjustment::Adjustments,
     optimizer::{Expectation, ServicePlan, service_model::ServiceModel},
 };
 

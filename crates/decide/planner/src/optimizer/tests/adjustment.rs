@@ -1,9 +1,13 @@
 //! What the optimizer measures against its model, and does about it.
 
-use fairmesh_model::TrafficPlanner::Optimizer;
+use fairmesh_model::TrafficPlanner::{Optimizer, Rings};
 
-use super::world::World;
-use crate::{Attempt, Outcome};
+use super::world::{World, region, service};
+use crate::{
+    Attempt, OptimizerInput, OptimizerPlanner, Outcome, Verdict,
+    model_adjustment::{Move, Shift},
+    optimizer::{graph_problem::Sources, successive_solutions::Solving},
+};
 
 const BOTH: [fairmesh_model::TrafficPlanner; 2] = [Optimizer, Optimizer];
 
@@ -15,7 +19,7 @@ fn correction(world: &World) -> f64 {
 }
 
 #[test]
-fn model_that_is_right_is_not_corrected() {
+fn accurate_model_is_not_corrected() {
     let world = World::learned(BOTH);
     for name in ["web", "cart"] {
         let adjustments = &world.plan(name).adjustments;
@@ -24,7 +28,7 @@ fn model_that_is_right_is_not_corrected() {
 }
 
 #[test]
-fn delay_in_one_region_corrects_the_model_there_within_20_s() {
+fn delay_in_one_region_corrects_latency_model_there_within_20_s() {
     let mut world = World::learned(BOTH);
     world.delay_ms = 300.0;
     world.seconds(20);
@@ -39,8 +43,34 @@ fn delay_in_one_region_corrects_the_model_there_within_20_s() {
     assert!(world.latency_ms < 80.0, "{}", world.latency_ms);
 }
 
+/// Where calls of `cart` are corrected.
+fn corrected_regions(world: &World) -> Vec<String> {
+    let adjustments = world.planner.optimizer().adjustment.of_service(&service("cart"));
+    let latency = adjustments.latency.iter().map(|one| one.region.to_string());
+    latency.chain(adjustments.work.iter().map(|one| one.region.to_string())).collect()
+}
+
 #[test]
-fn correction_falls_slowly_after_the_fault() {
+fn corrections_of_regions_and_services_that_are_gone_are_forgotten() {
+    let delayed = || {
+        let mut world = World::learned(BOTH);
+        (world.delay_ms, world.slowness) = (20.0, 1.6);
+        world.seconds(30);
+        assert!(corrected_regions(&world).iter().filter(|name| *name == "eu").count() == 2);
+        world
+    };
+    let mut world = delayed();
+    world.set_policy("cart", |facts| drop(facts.endpoints.remove(&region("eu"))));
+    world.seconds(1);
+    assert!(!corrected_regions(&world).contains(&"eu".to_owned()), "no server of eu is left");
+    let mut world = delayed();
+    world.set_policy("cart", |facts| facts.traffic.planner = Some(Rings));
+    world.seconds(1);
+    assert!(corrected_regions(&world).is_empty(), "rings need no model");
+}
+
+#[test]
+fn latency_correction_decays_slowly_after_fault_ends() {
     let mut world = World::learned(BOTH);
     world.delay_ms = 20.0;
     world.seconds(40);
@@ -56,7 +86,7 @@ fn correction_falls_slowly_after_the_fault() {
 }
 
 #[test]
-fn slower_servers_rescale_the_fit_of_their_work_within_15_s() {
+fn slower_servers_rescale_work_model_of_their_region_within_15_s() {
     let mut world = World::learned(BOTH);
     world.slowness = 1.6;
     world.seconds(15);
@@ -68,7 +98,7 @@ fn slower_servers_rescale_the_fit_of_their_work_within_15_s() {
 }
 
 #[test]
-fn reports_of_less_cpu_count_after_a_minute() {
+fn reports_of_lower_cpu_correct_work_model_only_after_one_minute() {
     let mut world = World::learned(BOTH);
     world.demand = [100.0; 3];
     world.seconds(30);
@@ -94,14 +124,14 @@ fn attempts(world: &World) -> Vec<Attempt> {
 }
 
 #[test]
-fn model_that_is_right_is_not_put_to_the_test() {
+fn accurate_model_starts_no_correction_attempt() {
     let mut world = corrected([0.0; 2]);
     world.seconds(400);
     assert!(attempts(&world).is_empty(), "{:?}", attempts(&world));
 }
 
 #[test]
-fn attempt_that_makes_calls_faster_is_kept() {
+fn correction_attempt_that_makes_calls_faster_is_kept() {
     // Calls of eu would warm a cache in us. A constant does not tell.
     let mut world = corrected([40.0, 0.0]);
     world.seconds(100);
@@ -118,7 +148,7 @@ fn attempt_that_makes_calls_faster_is_kept() {
 }
 
 #[test]
-fn attempt_that_makes_calls_slower_is_rolled_back_early() {
+fn correction_attempt_that_makes_calls_slower_is_rolled_back_early() {
     let mut world = corrected([40.0, 150.0]);
     let mut worst = 0;
     for _ in 0..400 {
@@ -134,4 +164,54 @@ fn attempt_that_makes_calls_slower_is_rolled_back_early() {
     assert!(all.iter().any(|one| one.outcome == Outcome::Worse), "{all:?}");
     assert!(world.share("cart", "eu", "us").0 < 0.05, "hardly any, as before");
     assert!(worst < 60, "{worst} s of 400 were slower");
+}
+
+#[test]
+fn change_loads_the_pools_that_its_calls_call_and_needs_their_room() {
+    let change = |demand: [f64; 3], takes_back: bool| {
+        let mut world = World::learned(BOTH);
+        world.demand = demand;
+        world.seconds(30);
+        let (source, from, to) = (region("eu"), region("eu"), region("us"));
+        let of = Move { service: service("web"), class: None, source, from, to };
+        let planner = world.planner.optimizer().clone();
+        let (nodes, edges) = planner.graph_of_recent_demand(world.now.ms);
+        let sources = Sources {
+            nodes: &nodes,
+            edges: &edges,
+            models: &planner.models,
+            held: &planner.held,
+            services: &world.facts,
+            flows: &planner.flows,
+            topology: &world.topology,
+            shifts: &[],
+        };
+        planner.active.clone().shift(sources, &Shift { of, share: 0.1, takes_back }, world.now.ms)
+    };
+    let fuller = Some(["cart", "web"].map(|name| (service(name), region("us"))).to_vec());
+    assert_eq!(change([60.0, 60.0, 60.0], false), fuller);
+    // `web` would be at 41 % in us, and `cart` at 82 %.
+    assert_eq!(change([150.0; 3], false), None);
+    assert_eq!(change([150.0; 3], true), fuller);
+}
+
+#[test]
+fn first_plan_of_another_control_plane_takes_an_attempt_back() {
+    let mut world = corrected([40.0, 150.0]);
+    while world.share("cart", "eu", "us").0 < 0.05 {
+        assert!(world.now.ms < 900_000, "no attempt: {:?}", attempts(&world));
+        world.second();
+    }
+    // It has measured the same, and knows of no attempt.
+    let known = world.planner.optimizer().clone();
+    let mut adjustment = known.adjustment.clone();
+    adjustment.end_attempt(Outcome::Replanned, world.now.ms);
+    let mut other = OptimizerPlanner { adjustment, active: Solving::default(), seen: None, ..known };
+    let refused = Default::default();
+    let input = OptimizerInput { services: &world.facts, refused: &refused, topology: &world.topology };
+    other.round(input, world.now);
+    let Verdict::Optimized(plan) = other.verdict(&service("cart")) else { panic!("{other:?}") };
+    let [eu, us] = ["eu", "us"].map(|name| plan.regions.iter().position(|one| one.as_str() == name).unwrap());
+    let share = plan.tables.of(eu, 0).shares[us];
+    assert!(share < 500, "{share} of 10,000");
 }

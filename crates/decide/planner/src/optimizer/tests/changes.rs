@@ -31,7 +31,7 @@ fn assert_not_full(world: &mut World, seconds: usize, when: &str) {
 }
 
 #[test]
-fn rise_of_load_is_planned_within_four_seconds() {
+fn load_rise_is_planned_within_four_seconds() {
     for phase in 0..5 {
         let mut world = World::learned(BOTH);
         world.seconds(phase);
@@ -42,7 +42,7 @@ fn rise_of_load_is_planned_within_four_seconds() {
 }
 
 #[test]
-fn reports_that_come_back_send_no_calls_home() {
+fn returning_reports_do_not_move_calls_back_to_full_region() {
     let mut world = World::learned(BOTH);
     world.demand = FULL_IN_EU;
     world.seconds(60);
@@ -58,7 +58,7 @@ fn reports_that_come_back_send_no_calls_home() {
 }
 
 #[test]
-fn lie_leaves_calls_away() {
+fn false_reports_do_not_move_calls_back_to_full_region() {
     let mut world = World::learned(BOTH);
     world.demand = FULL_IN_EU;
     world.seconds(60);
@@ -72,7 +72,7 @@ fn lie_leaves_calls_away() {
 }
 
 #[test]
-fn pool_that_becomes_slow_is_relieved_before_its_fit_says_so() {
+fn slowed_pool_is_relieved_before_its_fit_changes() {
     let mut world = World::learned(BOTH);
     world.demand = [60.0, 120.0, 60.0];
     world.seconds(20);
@@ -86,7 +86,7 @@ fn pool_that_becomes_slow_is_relieved_before_its_fit_says_so() {
 }
 
 #[test]
-fn graph_with_too_many_edges_for_its_regions_is_left_to_rings() {
+fn call_graph_with_too_many_shares_to_plan_is_left_to_rings() {
     let mut world = World::learned(BOTH);
     for number in 0..250 {
         let trip = Duration::from_millis(50);
@@ -122,7 +122,7 @@ fn graph_with_too_many_edges_for_its_regions_is_left_to_rings() {
 }
 
 #[test]
-fn rises_in_each_second_are_planned_three_times_in_a_period() {
+fn rising_demand_is_planned_at_most_three_times_per_period() {
     let world = World::new(BOTH);
     let refused = BTreeSet::new();
     let input = OptimizerInput { services: &world.facts, refused: &refused, topology: &world.topology };

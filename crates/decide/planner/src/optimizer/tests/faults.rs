@@ -9,12 +9,12 @@ use fairmesh_model::{
 };
 
 use super::world::{World, region, service};
-use crate::{MeshPlanner, StoredDrain};
+use crate::{InSequence, MeshPlanner, StoredDrain};
 
 const BOTH: [fairmesh_model::TrafficPlanner; 2] = [Optimizer, Optimizer];
 
 #[test]
-fn service_without_fit_is_planned_by_rings_until_it_is_measured() {
+fn service_without_cost_fit_is_planned_by_rings_until_measured() {
     let mut world = World::new(BOTH);
     world.seconds(30);
     assert_eq!(world.fallback("web"), "no_fit");
@@ -34,7 +34,7 @@ fn service_without_calls_is_planned_by_rings() {
 }
 
 #[test]
-fn reports_that_stop_leave_the_tables_unconfirmed() {
+fn missing_reports_leave_region_tables_unconfirmed() {
     let mut world = World::learned(BOTH);
     world.is_silent = true;
     world.seconds(15);
@@ -49,7 +49,7 @@ fn reports_that_stop_leave_the_tables_unconfirmed() {
 }
 
 #[test]
-fn region_that_lies_is_not_counted_and_changes_no_plan() {
+fn false_reports_of_region_are_not_learned_and_change_no_plan() {
     let mut world = World::learned(BOTH);
     let before = world.plan("cart");
     world.lie = 10.0;
@@ -63,7 +63,7 @@ fn region_that_lies_is_not_counted_and_changes_no_plan() {
 }
 
 #[test]
-fn demand_above_capacity_is_dropped_before_it_is_routed() {
+fn demand_above_capacity_is_dropped_in_region_of_caller() {
     let mut world = World::learned(BOTH);
     world.demand = [250.0; 3];
     world.seconds(60);
@@ -74,7 +74,7 @@ fn demand_above_capacity_is_dropped_before_it_is_routed() {
 }
 
 #[test]
-fn controller_that_dies_before_its_write_is_followed_by_one_that_goes_on() {
+fn new_planner_takes_over_from_one_that_died_before_its_write() {
     let mut world = World::learned(BOTH);
     world.demand = [60.0, 195.0, 60.0];
     world.loses_writes = true;
@@ -92,7 +92,7 @@ fn controller_that_dies_before_its_write_is_followed_by_one_that_goes_on() {
 }
 
 #[test]
-fn lost_write_is_planned_again() {
+fn tables_of_lost_write_are_planned_again() {
     let mut world = World::learned(BOTH);
     world.demand = [60.0, 195.0, 60.0];
     world.loses_writes = true;
@@ -103,7 +103,7 @@ fn lost_write_is_planned_again() {
 }
 
 #[test]
-fn program_without_trace_context_is_planned_hop_by_hop_and_named() {
+fn service_without_trace_context_is_planned_hop_by_hop_and_named() {
     let mut world = World::new(BOTH);
     world.names_parents = false;
     world.learn();
@@ -118,7 +118,7 @@ fn program_without_trace_context_is_planned_hop_by_hop_and_named() {
 }
 
 #[test]
-fn retries_are_no_demand() {
+fn retries_do_not_count_as_demand() {
     let mut world = World::learned(BOTH);
     world.attempts = 1.5;
     world.seconds(60);
@@ -128,7 +128,7 @@ fn retries_are_no_demand() {
 }
 
 #[test]
-fn cycle_in_the_graph_is_cut_and_planned() {
+fn call_graph_with_cycle_is_cut_and_planned() {
     let mut world = World::learned(BOTH);
     let cart = CallNode { service: service("cart"), class: None };
     let web = CallNode { service: service("web"), class: None };
@@ -156,7 +156,7 @@ fn cycle_in_the_graph_is_cut_and_planned() {
 }
 
 #[test]
-fn graph_without_room_for_all_classes_leaves_services_to_rings() {
+fn services_beyond_call_graph_limit_are_left_to_rings() {
     let mut world = World::learned(BOTH);
     let mut sum = TrafficReport::default();
     for number in 0..5_000 {
@@ -168,12 +168,12 @@ fn graph_without_room_for_all_classes_leaves_services_to_rings() {
     world.seconds(3);
     world.set_policy("web", |facts| facts.traffic.classes = vec!["bulk".parse().unwrap()]);
     world.planner.observe(&sum, world.now.ms + 500);
-    world.planner.round(&world.facts, &world.topology, world.now);
+    world.planner.round(&world.facts, &world.topology, &InSequence, world.now);
     assert_eq!(world.fallback("web"), "left_out");
 }
 
 #[test]
-fn drain_under_way_is_left_to_rings_and_a_drained_region_gets_no_calls() {
+fn draining_region_is_left_to_rings_and_drained_region_gets_no_calls() {
     let mut world = World::learned(BOTH);
     let keep = |percent: u32| {
         let drain = RegionDrain { keep: Share::of_millionths(percent * 10_000).unwrap(), ..begun() };
@@ -195,7 +195,7 @@ fn begun() -> RegionDrain {
 }
 
 #[test]
-fn settings_that_bind_calls_leave_a_service_to_rings() {
+fn service_held_local_sharded_or_without_capacity_is_left_to_rings() {
     let reasons: BTreeMap<&str, fn(&mut crate::ServiceFacts)> = [
         ("held", (|facts: &mut crate::ServiceFacts| facts.traffic.mode = TrafficMode::Hold) as fn(&mut _)),
         ("local_only", |facts| facts.local_only = true),
@@ -217,7 +217,7 @@ fn settings_that_bind_calls_leave_a_service_to_rings() {
 }
 
 #[test]
-fn service_that_asks_for_rings_again_goes_on_from_its_tables() {
+fn service_switched_back_to_rings_continues_from_its_tables() {
     let mut world = World::learned(BOTH);
     world.demand = [60.0, 195.0, 60.0];
     world.seconds(40);

@@ -19,7 +19,7 @@ fn assert_near(predicted: f64, measured: f64, part: f64) {
 }
 
 #[test]
-fn prediction_of_more_demand_is_near_what_is_then_measured() {
+fn what_if_prediction_of_more_demand_is_near_later_measurement() {
     let mut world = World::learned([Optimizer, Optimizer]);
     let scenario = Scenario { demand: vec![(Some(region("eu")), 3.25)], ..Scenario::default() };
     let WhatIf { now, then } = predict(&world, &scenario).unwrap();
@@ -33,7 +33,7 @@ fn prediction_of_more_demand_is_near_what_is_then_measured() {
 }
 
 #[test]
-fn lost_region_and_too_much_demand_move_and_shed_calls() {
+fn what_if_predicts_moved_and_shed_calls_of_lost_region_and_overload() {
     let world = World::learned([Optimizer, Optimizer]);
     let lost = Scenario { lost: [region("us")].into(), ..Scenario::default() };
     let then = predict(&world, &lost).unwrap().then;
@@ -53,7 +53,7 @@ fn policy(planner: TrafficPlanner) -> PolicyFacts {
 }
 
 #[test]
-fn service_whose_changed_policy_is_local_only_is_not_predicted() {
+fn what_if_does_not_predict_service_whose_policy_becomes_local_only() {
     let world = World::learned([Optimizer, Optimizer]);
     let local = PolicyFacts { local_only: true, ..policy(Optimizer) };
     let scenario = Scenario { policies: [(service("cart"), local)].into(), ..Scenario::default() };
@@ -63,7 +63,7 @@ fn service_whose_changed_policy_is_local_only_is_not_predicted() {
 }
 
 #[test]
-fn prices_and_policies_of_the_change_count() {
+fn what_if_prediction_uses_changed_prices_and_policies() {
     let mut world = World::learned([Optimizer, Optimizer]);
     world.topology.regions.egress.price = "$0.02".parse().unwrap();
     let demand = vec![(Some(region("eu")), 3.0)];
@@ -80,4 +80,35 @@ fn prices_and_policies_of_the_change_count() {
     assert_eq!(then.services.keys().collect::<Vec<_>>(), [&service("web")]);
     let both = Scenario { policies: ["web", "cart"].map(rings).into(), ..Scenario::default() };
     assert_eq!(predict(&world, &both).unwrap_err().text, "no service asks for the optimizer");
+}
+
+#[test]
+fn prediction_is_made_with_the_corrections_in_force() {
+    let mut world = World::learned([Optimizer, Optimizer]);
+    world.delay_ms = 20.0;
+    world.seconds(40);
+    let WhatIf { now, .. } = predict(&world, &Scenario::default()).unwrap();
+    assert_near(now.latency_ms, world.latency_ms, 0.15);
+    // With a class of its own, the calls of eu are as slow as they were.
+    let traffic = Traffic { classes: vec!["bulk".parse().unwrap()], ..policy(Optimizer).traffic };
+    let classes = PolicyFacts { traffic, ..PolicyFacts::default() };
+    let scenario = Scenario { policies: [(service("cart"), classes)].into(), ..Scenario::default() };
+    let then = predict(&world, &scenario).unwrap().then;
+    assert_near(then.latency_ms, now.latency_ms, 0.01);
+}
+
+#[test]
+fn correction_below_zero_takes_no_more_than_a_call_has() {
+    let world = World::learned([Optimizer, Optimizer]);
+    let mut optimizer = world.planner.optimizer().clone();
+    // Since the last round, the fit may have taken over what calls were faster by.
+    let cart = optimizer.models.get_mut(&service("cart")).unwrap();
+    cart.corrections.insert(region("eu"), vec![-20.0]);
+    let refused = Default::default();
+    let input = OptimizerInput { services: &world.facts, refused: &refused, topology: &world.topology };
+    let now = optimizer.what_if(input, &Scenario::default(), world.now.ms).unwrap().now;
+    let alone = predict(&world, &Scenario::default()).unwrap().now;
+    // 1 ms of the calls of eu, a third of all, does not depend on load.
+    let faster = alone.latency_ms - now.latency_ms;
+    assert!((0.1..0.5).contains(&faster), "{faster} ms faster");
 }

@@ -8,8 +8,8 @@ use fairmesh_model::{
 };
 
 use crate::{
-    MeshPlanner, Now, RegionEndpoints, ServiceFacts, ServicePlan, ServiceReports, ServiceRound, StoredTable,
-    TopologyFacts, Verdict,
+    InSequence, MeshPlanner, Now, RegionEndpoints, ServiceFacts, ServicePlan, ServiceReports, ServiceRound,
+    StoredTable, TopologyFacts, Verdict,
 };
 
 pub(super) const REGIONS: [&str; 3] = ["ap", "eu", "us"];
@@ -144,7 +144,7 @@ impl World {
             };
         }
         self.planner.observe(&report, self.now.ms);
-        let rounds = self.planner.round(&self.facts, &self.topology, self.now);
+        let rounds = self.planner.round(&self.facts, &self.topology, &InSequence, self.now);
         self.write(&rounds);
         rounds
     }

@@ -9,7 +9,7 @@ use crate::{
 };
 
 #[test]
-fn drain_continues_past_lone_shards_and_names_them() {
+fn region_drain_continues_past_lone_shards_and_names_them() {
     let mut world = World::started();
     let drained = RegionDrain::begin(None, false, Duration::ZERO, world.now.wall_ms);
     let gone = RegionDrain { keep: Share::NONE, ..drained };
@@ -43,7 +43,7 @@ fn drain_continues_past_lone_shards_and_names_them() {
 }
 
 #[test]
-fn drain_step_waits_until_reports_show_the_last_one() {
+fn region_drain_step_waits_until_reports_show_previous_step() {
     let mut world = World::started();
     let begun = RegionDrain::begin(None, false, Duration::ZERO, world.now.wall_ms);
     let drained = RegionDrain { keep: Share::of_millionths(800_000).unwrap(), ..begun };
@@ -68,7 +68,7 @@ fn drain_step_waits_until_reports_show_the_last_one() {
 }
 
 #[test]
-fn drain_step_waits_for_tables_of_other_regions() {
+fn region_drain_step_waits_for_changed_tables_of_other_regions() {
     // There are no callers in `eu`, so that only the table of `us` has to change.
     let mut world = World::started();
     world.offered = [0.0, 800.0];
@@ -107,7 +107,7 @@ fn drain_step_waits_for_tables_of_other_regions() {
 }
 
 #[test]
-fn undrain_ends_once_no_further_calls_return() {
+fn region_undrain_ends_once_no_further_calls_return() {
     let mut world = World::started();
     let begun = RegionDrain::begin(None, false, Duration::ZERO, world.now.wall_ms);
     let gone = RegionDrain { keep: Share::NONE, ..begun };
@@ -135,7 +135,7 @@ fn undrain_ends_once_no_further_calls_return() {
 }
 
 #[test]
-fn drain_step_that_would_drop_calls_is_held() {
+fn region_drain_step_that_would_drop_calls_is_held() {
     let mut world = World::started();
     let begun = RegionDrain::begin(None, false, Duration::ZERO, world.now.wall_ms);
     let half = RegionDrain { keep: Share::of_millionths(500_000).unwrap(), ..begun };
@@ -152,7 +152,7 @@ fn drain_step_that_would_drop_calls_is_held() {
 }
 
 #[test]
-fn drain_step_is_judged_by_tables_in_force() {
+fn region_drain_step_is_judged_by_tables_in_force() {
     let mut world = World::started();
     let begun = RegionDrain::begin(None, false, Duration::ZERO, world.now.wall_ms);
     let share = |millionths| Share::of_millionths(millionths).unwrap();

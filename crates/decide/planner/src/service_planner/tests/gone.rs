@@ -20,7 +20,7 @@ impl World {
 }
 
 #[test]
-fn returning_region_gets_calls_after_staying() {
+fn returned_region_gets_calls_only_after_staying_up() {
     let mut world = World::started();
     let gone = world.facts.endpoints.insert(region("us"), RegionEndpoints::default()).unwrap();
     (0..30).for_each(|_| world.second_without_us());
@@ -34,7 +34,7 @@ fn returning_region_gets_calls_after_staying() {
 }
 
 #[test]
-fn classes_may_change_while_a_region_is_gone() {
+fn route_classes_may_change_while_region_has_no_endpoints() {
     let mut world = World::started();
     world.facts.endpoints.insert(region("us"), RegionEndpoints::default());
     (0..20).for_each(|_| world.second_without_us());

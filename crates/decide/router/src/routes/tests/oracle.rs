@@ -1,4 +1,4 @@
-//! Literal implementation of the documented route conditions, which shares no code with the compiled table. The fuzz
+//! A literal implementation of the documented route conditions, which shares no code with the compiled table. The fuzz
 //! target includes this file too.
 
 use fairmesh_model::{HeaderMatch, HostMatch, Match, PathMatch, QueryMatch, TextMatch};
@@ -17,7 +17,7 @@ fn text_fits(value: Option<&str>, wanted: &TextMatch) -> bool {
     }
 }
 
-/// Whether the conditions match a request of client `web-1`.
+/// Whether the conditions match a request from client `web-1`.
 pub(super) fn fits(wanted: &Match, request: &RequestView<'_, Pairs>) -> bool {
     let host = request.host.to_lowercase();
     let host = host.split(':').next().unwrap_or_default().trim_end_matches('.');
@@ -34,7 +34,7 @@ pub(super) fn fits(wanted: &Match, request: &RequestView<'_, Pairs>) -> bool {
             };
             open.len() == parts.len() && open.iter().zip(&parts).all(fits)
         }
-        // Tests generate only patterns of `/.*/` and a word.
+        // Tests generate only patterns that consist of `/.*/` and a word.
         Some(PathMatch::Regex(pattern)) => {
             let end = pattern.as_str().trim_start_matches("/.*");
             path.starts_with('/') && path[1..].ends_with(end)

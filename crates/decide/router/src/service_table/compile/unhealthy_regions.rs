@@ -14,12 +14,12 @@ use crate::locality::PreferenceClass;
 type RegionPowers<'a> = BTreeMap<&'a Region, ServingPower>;
 
 impl<'a> Compiler<'a> {
-    /// The shares of the caller's table, adjusted to the regions' capacity.
+    /// The shares of the caller's table, adjusted to the capacity of the regions.
     ///
-    /// A mostly unhealthy region keeps the calls that it can carry. The rest goes to the table's other regions that carry
-    /// all their calls. Without any, a planner's table divides the rest among all regions by power, like the calls of a
-    /// lost region; for a table by hand rings decide, so the nearest regions get it. A region without any healthy
-    /// endpoint keeps its share, because the pick finds it lost.
+    /// A mostly unhealthy region keeps the calls it can carry. The rest goes to the table's other regions that can
+    /// carry all their calls. If there are none, a planner's table divides the rest among all regions by power, like
+    /// the calls of a lost region. With a table written by hand, rings decide, so the nearest regions get the rest. A
+    /// region without any healthy endpoint keeps its share, because the pick finds it lost.
     pub(super) fn table_shares(&self) -> Option<Cow<'a, TrafficShares>> {
         let shares = &self.input.table?.table.shares;
         let powers = self.region_powers();
@@ -78,7 +78,7 @@ impl<'a> Compiler<'a> {
         RegionShares { to: to.collect(), dropped: shares.dropped }
     }
 
-    /// The regions that carry all their calls, with their power; for a table by hand only the nearest of them.
+    /// The regions that can carry all their calls, with their power; with a table written by hand, only the nearest of them.
     fn takers_beyond<'r>(&self, powers: &RegionPowers<'r>) -> Vec<(&'r Region, u64)> {
         let is_by_hand = self.input.table.is_some_and(|input| input.table.origin == TableOrigin::ByHand);
         let rank =

@@ -17,14 +17,14 @@ fn request(path: &str) -> RequestView<'_, ()> {
     RequestView { host: "", path, method: "GET", headers: &(), grpc: false }
 }
 
-/// The number of admitted calls out of 100 simultaneous ones.
+/// Returns how many of 100 simultaneous calls are admitted.
 fn admitted(table: &ServiceTable, path: &str) -> usize {
     let routed = table.route(&request(path), 0);
     (0..100).filter(|_| table.admit(&routed, SECOND).is_ok()).count()
 }
 
 #[test]
-fn service_and_route_limits_apply_and_survive_other_changes() {
+fn service_and_route_rate_limits_apply_and_survive_other_changes() {
     let mut fleet = Fleet::new(ServiceKind::Replicated, vec![endpoint("a", "eu")]);
     let first = fleet.compile(None);
     assert_eq!(admitted(&first, "/"), 100, "there is no limit");
@@ -45,7 +45,7 @@ fn service_and_route_limits_apply_and_survive_other_changes() {
 }
 
 #[test]
-fn a_call_rejected_by_the_service_limit_refunds_the_route_limit() {
+fn call_rejected_by_service_rate_limit_refunds_route_rate_limit() {
     let mut fleet = Fleet::new(ServiceKind::Replicated, vec![endpoint("a", "eu")]);
     fleet.policy.limit = Some(limited(2));
     fleet.policy.routes = vec![below("/few", Actions { limit: Some(limited(3)), ..Actions::default() })];
@@ -56,7 +56,7 @@ fn a_call_rejected_by_the_service_limit_refunds_the_route_limit() {
 }
 
 #[test]
-fn the_policy_reads_the_key_of_services_called_by_key() {
+fn call_key_is_read_from_sources_named_in_policy() {
     let endpoints: Vec<_> = ["a", "b", "c"].into_iter().map(|id| endpoint(id, "eu")).collect();
     let mut fleet = Fleet::new(ServiceKind::ConsistentHash, endpoints.clone());
     fleet.policy.key = vec![KeySource::Query("user".into())];
@@ -73,7 +73,7 @@ fn the_policy_reads_the_key_of_services_called_by_key() {
 }
 
 #[test]
-fn explain_lists_actions_without_counting_a_call() {
+fn explain_lists_route_actions_without_counting_call() {
     let mut fleet = Fleet::new(ServiceKind::Replicated, vec![endpoint("a", "eu")]);
     let abort = Some(Abort { share: Share::ALL, status: 503 });
     fleet.policy.routes =
@@ -99,7 +99,7 @@ fn explain_lists_actions_without_counting_a_call() {
 }
 
 #[test]
-fn a_route_of_another_tenant_is_refused_without_consent_of_the_target() {
+fn route_of_another_tenant_is_refused_without_consent_of_target() {
     let mut fleet = Fleet::replicated(&[("a", "eu")]);
     let [own, other] = ["shop/web", "red/api"].map(|name| ServiceName::new(name).unwrap());
     let pick = |fleet: &Fleet, from: &ServiceName| {
@@ -124,7 +124,7 @@ fn a_route_of_another_tenant_is_refused_without_consent_of_the_target() {
 }
 
 #[test]
-fn routes_to_another_tenant_are_left_to_the_proxy_by_the_kernel() {
+fn kernel_leaves_routes_to_another_tenant_to_proxy() {
     let mut fleet = Fleet::replicated(&[("a", "eu")]);
     let arms = |fleet: &Fleet| fleet.compile(None).route_numbers("cart.shop").arms.len();
     for (service, sent) in [("shop/next", 1), ("red/api", 0)] {

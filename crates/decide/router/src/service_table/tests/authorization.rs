@@ -1,4 +1,4 @@
-//! Who may call, where a proxy decides for the servers of a service.
+//! Authorization by a proxy on behalf of a service's servers.
 
 use fairmesh_model::{Authorization, AuthorizationMode, AuthorizationRule, CallerMatch, SpiffeId};
 
@@ -22,7 +22,7 @@ fn permits(table: &ServiceTable, caller: &CallerId, method: &str, default: Defau
 }
 
 #[test]
-fn rules_of_policy_decide_and_survive_other_changes() {
+fn authorization_rules_apply_and_survive_other_policy_changes() {
     use DefaultAuthorization::{Allow, Deny};
     let mut fleet = Fleet::replicated(&[("a", "eu")]);
     let (client, other) = (caller("shop/client"), caller("shop/other"));
@@ -44,7 +44,7 @@ fn rules_of_policy_decide_and_survive_other_changes() {
 }
 
 #[test]
-fn table_without_compiled_rules_allows_no_caller() {
+fn service_table_without_compiled_rules_allows_no_caller() {
     let fleet = Fleet { authorizes_callers: false, ..Fleet::replicated(&[("a", "eu")]) };
     let (table, client) = (fleet.compile(None), caller("shop/client"));
     assert!(!permits(&table, &client, "GET", DefaultAuthorization::Allow));
@@ -52,7 +52,7 @@ fn table_without_compiled_rules_allows_no_caller() {
 }
 
 #[test]
-fn caller_of_other_domain_is_not_allowed_by_default() {
+fn caller_of_other_trust_domain_is_not_allowed_by_default() {
     let table = Fleet::replicated(&[("a", "eu")]).compile(None);
     let stranger = CallerId::federated("spiffe://other/shop/client".parse().unwrap());
     assert!(!permits(&table, &stranger, "GET", DefaultAuthorization::Allow));

@@ -8,7 +8,7 @@ use super::*;
 /// Number of clients. Each makes one call, so that calls are independent of each other and of subsets.
 const CLIENTS: u64 = 4000;
 
-/// A fleet of one ring: regions `eu` and `near`, two zones each, and machines of three types.
+/// A fleet with one ring: regions `eu` and `near`, two zones each, and machines of three types.
 fn fleet(sizes: [usize; 4]) -> Fleet {
     let places = [("eu", "a", "slow"), ("eu", "b", "usual"), ("near", "c", "fast"), ("near", "d", "usual")];
     let mut fleet = Fleet::many(ServiceKind::Replicated, 0);
@@ -30,7 +30,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 6, ..ProptestConfig::default() })]
 
     #[test]
-    fn every_zone_of_a_ring_gets_its_share_of_the_capacity(
+    fn every_zone_gets_calls_in_proportion_to_capacity(
         sizes in prop::array::uniform4(1..40_usize),
         subset in 5..25_u32,
         first in any::<u64>(),
@@ -48,7 +48,7 @@ proptest! {
         for (place, capacity) in &wanted.zones {
             let share = capacity.power as f64 / wanted.total.power as f64;
             let found = got.zones.get(place).map_or(0.0, |got| got.power as f64) / CLIENTS as f64;
-            // One in 150,000 binomial samples lies outside these bounds.
+            // One in 150,000 binomial samples is outside these bounds.
             let chance = 4.5 * (share * (1.0 - share) / CLIENTS as f64).sqrt();
             // A strong endpoint belongs to every subset in which it competes, and so also competes with itself: an
             // effect of first order in 1/k.

@@ -1,8 +1,8 @@
-//! Effect of verdicts on picks (Uber, assisted balancing; Canal Mesh §6.1).
+//! Effect of health verdicts on picks (Uber, assisted balancing; Canal Mesh §6.1).
 
 use super::*;
 
-/// A fleet in `eu` and a region further out, with the number of consecutive failed probes of each endpoint.
+/// A fleet in `eu` and one further region, given the number of consecutive failed probes of each endpoint.
 fn fleet(failures: &[(&str, &str, u32)]) -> Fleet {
     let endpoints: Vec<_> = failures.iter().map(|(id, place, _)| (*id, *place)).collect();
     let mut fleet = Fleet::replicated(&endpoints);
@@ -28,7 +28,7 @@ fn unhealthy_endpoint_gets_no_calls_while_others_serve() {
 }
 
 #[test]
-fn verdicts_against_more_than_half_are_ignored_without_another_ring() {
+fn verdicts_against_most_endpoints_are_ignored_without_other_ring() {
     let table = fleet(&[("a", "eu", 9), ("b", "eu", 9), ("c", "eu", 0)]).compile(None);
     assert_eq!(reached(&table), names(&["a", "b", "c"]));
     let powerful = {
@@ -39,7 +39,7 @@ fn verdicts_against_more_than_half_are_ignored_without_another_ring() {
     assert_eq!(reached(&powerful), names(&["a", "b", "c"]), "capacity counts, not the number of endpoints");
 }
 
-/// How many of 1000 calls without a key reach each region.
+/// Returns how many of 1000 calls without a key reach each region.
 fn shares(table: &ServiceTable) -> BTreeMap<String, u32> {
     let mut shares = BTreeMap::new();
     for seed in 0..1000 {
@@ -51,7 +51,7 @@ fn shares(table: &ServiceTable) -> BTreeMap<String, u32> {
 }
 
 #[test]
-fn unhealthy_region_sends_its_calls_to_the_next_ring() {
+fn calls_of_unhealthy_region_go_to_next_locality_ring() {
     let all = fleet(&[("a", "eu", 9), ("b", "eu", 3), ("c", "us", 0), ("d", "us", 0)]).compile(None);
     assert_eq!(reached(&all), names(&["c", "d"]));
     assert_eq!(all.contested_regions(), [(region("eu"), Standing::Believed)]);
@@ -71,7 +71,7 @@ fn reached_by_calls(table: &ServiceTable) -> BTreeSet<String> {
 }
 
 #[test]
-fn own_successes_tell_a_faulty_checker_from_faulty_servers() {
+fn own_successful_calls_overrule_verdicts_of_faulty_checker() {
     let mut fleet = fleet(&[("a", "eu", 0), ("b", "eu", 0), ("c", "us", 0), ("d", "us", 0)]);
     let before = fleet.compile(None);
     for seed in 0..20 {
@@ -98,7 +98,7 @@ fn own_successes_tell_a_faulty_checker_from_faulty_servers() {
 }
 
 #[test]
-fn ejected_region_shares_its_calls_with_the_next_ring() {
+fn mostly_ejected_region_shares_its_calls_with_next_locality_ring() {
     let places: Vec<(String, &str)> =
         (0..6).map(|i| (format!("i{i}"), "eu")).chain((0..6).map(|i| (format!("u{i}"), "us"))).collect();
     let places: Vec<(&str, &str)> = places.iter().map(|(id, place)| (id.as_str(), *place)).collect();
@@ -126,7 +126,7 @@ fn ejected_region_shares_its_calls_with_the_next_ring() {
 }
 
 #[test]
-fn endpoints_share_calls_when_most_leases_expired() {
+fn endpoints_with_expired_leases_get_calls_if_most_leases_expired() {
     let mut fleet = Fleet::replicated(&[("a", "eu"), ("b", "eu"), ("c", "eu"), ("d", "eu"), ("e", "eu")]);
     let expire = |endpoint: &mut Endpoint| {
         endpoint.state = EndpointState::Lost;
@@ -143,7 +143,7 @@ fn endpoints_share_calls_when_most_leases_expired() {
 }
 
 #[test]
-fn a_shard_whose_only_copy_is_unhealthy_is_still_called() {
+fn shard_whose_only_copy_is_unhealthy_is_still_called() {
     let mut fleet = fleet(&[("a", "eu", 9), ("b", "eu", 0), ("c", "eu", 0)]);
     fleet.service.kind = ServiceKind::Sharded;
     let replica = |id: &str| Replica {
@@ -162,7 +162,7 @@ fn a_shard_whose_only_copy_is_unhealthy_is_still_called() {
 }
 
 #[test]
-fn an_explanation_lists_unhealthy_endpoints_with_causes() {
+fn explain_lists_unhealthy_endpoints_with_causes() {
     let health_steps = |fleet: &Fleet| {
         let explained = fleet.compile(None).explain_pick(&PickParams::default(), 0, 1);
         let health = explained.steps.into_iter().filter(|step| step.title == "health");

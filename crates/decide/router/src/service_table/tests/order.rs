@@ -1,11 +1,11 @@
-//! The order in which a caller uses regions and endpoints that should not be called.
+//! The order in which a caller uses regions, and endpoints that should not be called.
 
 use super::*;
 
 #[test]
-fn the_first_ring_that_holds_a_serving_endpoint_is_used() {
+fn first_locality_ring_with_serving_endpoint_is_used() {
     let everywhere = [("a", "eu"), ("b", "near"), ("c", "us"), ("d", "asia"), ("e", "moon")];
-    // Within 5 ms lie eu and near; within 80 ms us; beyond asia, and moon whose distance is unknown.
+    // `eu` and `near` are within 5 ms, `us` is within 80 ms; `asia`, and `moon` with its unknown distance, are beyond.
     for (from, expected) in [(0, &["a", "b"][..]), (2, &["c"]), (3, &["d", "e"])] {
         let table = Fleet::replicated(&everywhere[from..]).compile(None);
         assert_eq!(reached(&table), names(expected));
@@ -13,7 +13,7 @@ fn the_first_ring_that_holds_a_serving_endpoint_is_used() {
 }
 
 #[test]
-fn the_nearest_endpoints_share_calls_while_all_are_healthy() {
+fn only_nearest_endpoints_share_calls_while_all_are_healthy() {
     let mut fleet = Fleet::replicated(&[("a", "eu"), ("b", "eu"), ("far", "us"), ("leaving", "eu")]);
     fleet.endpoints[3].state = EndpointState::Draining;
     let nearest = |fleet: &Fleet| -> BTreeSet<String> {
@@ -57,7 +57,7 @@ fn draining_regions_rank_last_except_for_their_own_callers() {
 }
 
 #[test]
-fn local_only_fails_rather_than_leave_the_region() {
+fn call_under_local_only_policy_fails_rather_than_leave_region() {
     let mut fleet = Fleet::replicated(&[("b", "near")]);
     fleet.policy.locality.local_only = true;
     let refused = fleet.compile(None).pick(&PickParams::default(), 0, 1);
@@ -67,7 +67,7 @@ fn local_only_fails_rather_than_leave_the_region() {
 }
 
 #[test]
-fn a_bounded_last_ring_excludes_regions_known_to_be_farther() {
+fn last_locality_ring_with_bound_excludes_farther_regions() {
     let mut fleet = Fleet::replicated(&[("d", "asia")]);
     fleet.policy.locality.rings = vec![Ring::Within(Duration::from_millis(100))];
     let refused = fleet.compile(None).pick(&PickParams::default(), 0, 1).unwrap_err();
@@ -76,14 +76,14 @@ fn a_bounded_last_ring_excludes_regions_known_to_be_farther() {
     assert_eq!(reached(&fleet.compile(None)), names(&["e"]));
 }
 
-/// The ring of each region with an endpoint, by name.
+/// Returns the ring of each region with an endpoint, by name.
 fn rings_of(fleet: &Fleet) -> Vec<(String, Option<u16>)> {
     let table = fleet.compile(None);
     table.locality.regions().map(|(region, distance)| (region.to_string(), distance.ring)).collect()
 }
 
 #[test]
-fn named_rings_come_from_the_topology() {
+fn named_locality_rings_come_from_topology() {
     let mut fleet =
         Fleet::replicated(&[("a", "eu"), ("b", "near"), ("c", "us"), ("d", "asia"), ("e", "moon")]);
     let info = |continent: &str, neighbours: &[&str]| RegionInfo {
@@ -127,7 +127,7 @@ fn named_rings_come_from_the_topology() {
 }
 
 #[test]
-fn measured_distances_are_used_where_none_is_declared() {
+fn measured_region_distances_are_used_if_none_is_declared() {
     let mut fleet = Fleet::replicated(&[("a", "eu"), ("c", "us"), ("e", "moon")]);
     let ring = |fleet: &Fleet, name: &str| rings_of(fleet).into_iter().find(|(of, _)| of == name).unwrap().1;
     assert_eq!((ring(&fleet, "us"), ring(&fleet, "moon")), (Some(2), Some(3)));
@@ -160,7 +160,7 @@ fn lost_and_draining_endpoints_serve_only_as_last_resort() {
 }
 
 #[test]
-fn call_leaves_its_ring_after_all_endpoints_failed() {
+fn call_leaves_its_ring_only_after_all_its_endpoints_failed() {
     let mut fleet = Fleet::replicated(&[("a", "eu"), ("b", "eu"), ("c", "us"), ("d", "eu")]);
     fleet.endpoints[3].state = EndpointState::Lost;
     let table = fleet.compile(None);
@@ -176,7 +176,7 @@ fn call_leaves_its_ring_after_all_endpoints_failed() {
 }
 
 #[test]
-fn a_key_has_one_endpoint_for_all_callers_until_it_is_removed() {
+fn hashed_key_has_same_endpoint_for_all_callers_until_removed() {
     let mut fleet = Fleet::many(ServiceKind::ConsistentHash, 100);
     let homes = |fleet: &Fleet| -> Vec<String> {
         let table = fleet.compile(None);
@@ -204,7 +204,7 @@ fn a_key_has_one_endpoint_for_all_callers_until_it_is_removed() {
 }
 
 #[test]
-fn a_hashed_key_fails_over_to_the_same_next_endpoint() {
+fn hashed_key_fails_over_to_same_next_endpoint() {
     let table = Fleet::many(ServiceKind::ConsistentHash, 50).compile(None);
     let at = |avoid: &[u32], seed| {
         table

@@ -5,7 +5,7 @@ use fairmesh_model::{MtlsMode, SpiffeId};
 use super::*;
 use crate::{EndpointTarget, PeerIdentity};
 
-/// A service with two endpoints: `honest` speaks mutual TLS, `intruder` plaintext.
+/// A service with two endpoints: `honest` speaks mutual TLS, and `intruder` plaintext.
 fn attacked(kind: ServiceKind) -> Fleet {
     let honest = Endpoint { mtls: true, ..endpoint("honest", "eu") };
     Fleet { requires_mtls: true, ..Fleet::new(kind, vec![endpoint("intruder", "eu"), honest]) }
@@ -17,7 +17,8 @@ fn only_intruder() -> Fleet {
     fleet
 }
 
-/// How a caller connects to a table's endpoint according to [`EndpointTarget`], with or without an identity of its own.
+/// Describes how a caller connects to a table's endpoint according to [`EndpointTarget`], with or without its own
+/// identity.
 fn connects(target: &EndpointTarget, has_identity: bool) -> &'static str {
     match (&target.identity, target.accepts_plaintext) {
         (Some(_), _) if has_identity => "mtls",
@@ -27,8 +28,8 @@ fn connects(target: &EndpointTarget, has_identity: bool) -> &'static str {
 }
 
 #[test]
-fn trust_domain_and_policy_decide_about_plaintext() {
-    // Three modes: without a trust domain, permissive, and strict.
+fn trust_domain_and_policy_decide_whether_plaintext_is_allowed() {
+    // The three modes: no trust domain, permissive, and strict.
     let modes = [
         ("none", false, MtlsMode::Strict),
         ("permissive", true, MtlsMode::Permissive),
@@ -62,7 +63,7 @@ fn trust_domain_and_policy_decide_about_plaintext() {
 }
 
 #[test]
-fn plaintext_endpoint_gets_no_call_in_a_strict_mesh() {
+fn plaintext_endpoint_gets_no_call_in_strict_mesh() {
     for kind in [ServiceKind::Replicated, ServiceKind::ConsistentHash] {
         let table = attacked(kind).compile(None);
         for key in 0..500 {
@@ -70,7 +71,7 @@ fn plaintext_endpoint_gets_no_call_in_a_strict_mesh() {
             let picked = table.pick(&params, 0, key as u64).unwrap();
             assert_eq!(id(&table, &picked), "honest", "{kind:?}");
         }
-        // Neither load polls nor kernel programs use it.
+        // Neither load polls nor eBPF programs use the intruder.
         let named = |&index: &u32| table.target(index).instance.to_string();
         let polled: Vec<_> = table.nearest().iter().map(named).collect();
         let sent = table.numbers().map(|numbers| numbers.indices().map(|index| named(&index)).collect());
@@ -86,7 +87,7 @@ fn plaintext_endpoint_gets_no_call_in_a_strict_mesh() {
 }
 
 #[test]
-fn refused_endpoint_replaces_no_other_instance() {
+fn endpoint_refused_for_plaintext_replaces_no_same_named_instance() {
     let mut fleet = attacked(ServiceKind::Replicated);
     fleet.endpoints[1].state = EndpointState::Draining;
     fleet.endpoints[0] = Endpoint { instance: fleet.endpoints[1].instance.clone(), ..endpoint("x", "us") };
@@ -97,7 +98,7 @@ fn refused_endpoint_replaces_no_other_instance() {
 }
 
 #[test]
-fn refused_endpoints_do_not_weaken_verdicts_on_others() {
+fn endpoints_refused_for_plaintext_do_not_weaken_verdicts_on_others() {
     let mut fleet = attacked(ServiceKind::Replicated);
     fleet.endpoints.extend([endpoint("second", "eu"), endpoint("third", "eu")]);
     fleet.endpoints.push(Endpoint { mtls: true, ..endpoint("other", "eu") });
@@ -112,7 +113,7 @@ fn refused_endpoints_do_not_weaken_verdicts_on_others() {
 }
 
 #[test]
-fn endpoint_must_prove_its_services_declared_identity() {
+fn endpoint_must_prove_identity_declared_by_its_service() {
     let mut fleet = only_intruder();
     let id: SpiffeId = "spiffe://partner/shop/cart".parse().unwrap();
     fleet.service.identity = Some(id.clone());
@@ -123,7 +124,7 @@ fn endpoint_must_prove_its_services_declared_identity() {
 }
 
 #[test]
-fn explanation_names_why_a_plaintext_endpoint_is_skipped() {
+fn explain_gives_reason_for_skipping_plaintext_endpoint() {
     let table = attacked(ServiceKind::Replicated).compile(None);
     let explained = table.explain_pick(&PickParams::default(), 0, 1);
     let why = explained.steps.iter().find(|step| step.title == "security").unwrap();

@@ -1,13 +1,13 @@
-//! Calls by key.
+//! Calls of sharded services by key.
 
 use super::*;
 
-/// Roles by number.
+/// Returns a role by number.
 pub(super) fn role(i: usize) -> Role {
     Role::new(["primary", "secondary", "unheard"][i]).unwrap()
 }
 
-/// A map over `[0, 1000)` in ten shards with copies at random endpoints.
+/// Returns a map over `[0, 1000)` with ten shards whose copies are at random endpoints.
 pub(super) fn any_map(endpoints: &[Endpoint], random: &mut Generator) -> ShardMap {
     let mut shards = Vec::new();
     for i in 0..10 {
@@ -36,7 +36,7 @@ pub(super) fn any_map(endpoints: &[Endpoint], random: &mut Generator) -> ShardMa
     ShardMap { version: 4, interval, shards }
 }
 
-/// The paper's map: shard 5 holds [500, 900); copies are `(shard, instance, role, state)`.
+/// The map of the paper, in which shard 5 holds [500, 900). Copies are `(shard, instance, role, state)`.
 fn fleet(endpoints: &[(&str, &str)], copies: &[(u32, &str, &str, ReplicaState)]) -> Fleet {
     let mut fleet = Fleet::replicated(endpoints);
     fleet.service.kind = ServiceKind::Sharded;
@@ -69,7 +69,7 @@ fn holders(table: &ServiceTable, key: u128, role: Option<&str>) -> Result<BTreeS
 use ReplicaState::{Serving, Starting, Stopping};
 
 #[test]
-fn a_key_goes_to_the_copies_of_its_shard_with_the_role() {
+fn keyed_call_goes_to_shard_copy_with_requested_role() {
     let copies =
         [(5, "a", "primary", Serving), (5, "b", "secondary", Serving), (5, "c", "secondary", Serving)];
     let table = fleet(&[("a", "eu"), ("b", "eu"), ("c", "eu")], &copies).compile(None);
@@ -81,7 +81,7 @@ fn a_key_goes_to_the_copies_of_its_shard_with_the_role() {
 }
 
 #[test]
-fn nearest_copy_with_the_role_is_used() {
+fn nearest_shard_copy_with_requested_role_is_used() {
     let copies =
         [(5, "a", "secondary", Serving), (5, "b", "secondary", Serving), (5, "c", "primary", Serving)];
     let table = fleet(&[("a", "eu"), ("b", "us"), ("c", "asia")], &copies).compile(None);
@@ -90,7 +90,7 @@ fn nearest_copy_with_the_role_is_used() {
 }
 
 #[test]
-fn picks_follow_a_shard_move_copy_by_copy() {
+fn picks_follow_states_of_shard_copies_during_move() {
     let endpoints = [("x", "eu"), ("y", "eu")];
     let at = |x: Option<ReplicaState>, y: Option<ReplicaState>| {
         let copies: Vec<_> = [("x", x), ("y", y)]
@@ -106,7 +106,7 @@ fn picks_follow_a_shard_move_copy_by_copy() {
 }
 
 #[test]
-fn pick_errors_name_their_cause() {
+fn shard_pick_errors_name_their_cause() {
     let table =
         fleet(&[("a", "eu")], &[(5, "a", "primary", Serving), (4, "gone", "primary", Serving)]).compile(None);
     let interval = KeyRange::new(ShardKey(0), Some(ShardKey(900))).unwrap();
@@ -128,7 +128,7 @@ fn pick_errors_name_their_cause() {
 }
 
 #[test]
-fn endpoint_changes_keep_the_compiled_map() {
+fn endpoint_changes_reuse_compiled_shard_map() {
     let copies = [(5, "a", "primary", Serving), (5, "b", "primary", Serving)];
     let mut fleet = fleet(&[("a", "eu")], &copies);
     let first = fleet.compile(None);
@@ -140,7 +140,7 @@ fn endpoint_changes_keep_the_compiled_map() {
 }
 
 #[test]
-fn client_uses_a_subset_of_very_many_copies() {
+fn client_uses_subset_of_copies_if_shard_has_very_many() {
     let names: Vec<String> = (0..200).map(|i| format!("i{i}")).collect();
     let endpoints: Vec<_> = names.iter().map(|name| (name.as_str(), "eu")).collect();
     let copies: Vec<_> = names.iter().map(|name| (5, name.as_str(), "cache", Serving)).collect();

@@ -27,7 +27,7 @@ impl Fleet {
     }
 }
 
-/// The destinations of this many calls in 10,000, by region; `dropped` counts dropped calls.
+/// The destinations of calls by region, as a number out of 10,000. `dropped` counts dropped calls.
 fn distribution(table: &ServiceTable, ask: &PickParams<'_>) -> BTreeMap<String, u32> {
     let mut counts = BTreeMap::new();
     for call in 0..10_000 {
@@ -58,7 +58,7 @@ fn fleet() -> Fleet {
 }
 
 #[test]
-fn calls_are_divided_by_the_shares_of_their_class() {
+fn calls_are_divided_by_region_table_shares_of_their_class() {
     let mut table = by_hand(&[("eu", "70%"), ("us", "20%")], "10%");
     table.shares.classes.insert(Label::new("bulk").unwrap(), shares(&[("asia", "100%")], "0%"));
     let compiled = fleet().compile_with(&table, 0);
@@ -74,7 +74,7 @@ fn calls_are_divided_by_the_shares_of_their_class() {
 }
 
 #[test]
-fn call_attempts_share_a_region_and_are_not_dropped_later() {
+fn all_attempts_of_call_use_its_drawn_region_and_none_is_dropped() {
     let compiled = fleet().compile_with(&by_hand(&[("eu", "40%"), ("us", "10%")], "50%"), 0);
     let mut retried_drops = 0;
     for call in 0..1000 {
@@ -96,7 +96,7 @@ fn call_attempts_share_a_region_and_are_not_dropped_later() {
 }
 
 #[test]
-fn rings_decide_when_the_drawn_region_cannot_serve() {
+fn rings_decide_when_region_drawn_from_table_cannot_serve() {
     let table = by_hand(&[("us", "100%")], "0%");
     let mut fleet = fleet();
     for endpoint in fleet.endpoints.iter_mut().filter(|endpoint| endpoint.location.region == region("us")) {
@@ -106,7 +106,7 @@ fn rings_decide_when_the_drawn_region_cannot_serve() {
     assert_near(&distribution(&fleet.compile_with(&table, 0), &ask), &[("eu", 100)]);
     fleet.endpoints.retain(|endpoint| endpoint.location.region != region("us"));
     assert_near(&distribution(&fleet.compile_with(&table, 0), &ask), &[("eu", 100)]);
-    // The only endpoint in the region failed this call.
+    // This call failed at the only endpoint in the region.
     let fleet = Fleet::replicated(&[("a", "eu"), ("c", "us")]);
     let compiled = fleet.compile_with(&table, 0);
     let first = compiled.pick(&ask, 0, 1).unwrap();
@@ -117,13 +117,13 @@ fn rings_decide_when_the_drawn_region_cannot_serve() {
 }
 
 #[test]
-fn planned_table_spreads_calls_of_a_lost_region_by_power() {
+fn planned_region_table_spreads_calls_of_lost_region_by_capacity() {
     let table = planned(&[("eu", "100%")], "0%");
     let mut fleet = fleet();
     let ask = PickParams::default();
     let compiled = fleet.compile_with(&table, 0);
     assert_near(&distribution(&compiled, &ask), &[("eu", 100)]);
-    // Two of the other regions' endpoints are in us, and one in asia.
+    // Two of the other regions' endpoints are in `us`, and one is in `asia`.
     for index in compiled.candidates().filter(|known| known.target.location.region == region("eu")) {
         compiled.begin(index.index);
         compiled.finish(index.index, Outcome::Unreachable, 0);
@@ -142,7 +142,7 @@ fn planned_table_spreads_calls_of_a_lost_region_by_power() {
 }
 
 #[test]
-fn failed_call_moves_to_the_nearest_other_region() {
+fn call_that_failed_in_drawn_region_moves_to_nearest_other_region() {
     let fleet = Fleet::replicated(&[("a", "eu"), ("c", "us"), ("e", "asia")]);
     let compiled = fleet.compile_with(&planned(&[("eu", "100%")], "0%"), 0);
     for call in 0..100 {
@@ -154,7 +154,7 @@ fn failed_call_moves_to_the_nearest_other_region() {
 }
 
 #[test]
-fn keys_of_a_lost_region_spread_and_stay() {
+fn keys_of_lost_region_spread_over_others_and_keep_endpoint() {
     let mut fleet = fleet();
     fleet.service.kind = ServiceKind::ConsistentHash;
     for endpoint in fleet.endpoints.iter_mut().filter(|endpoint| endpoint.location.region == region("eu")) {
@@ -173,7 +173,7 @@ fn keys_of_a_lost_region_spread_and_stay() {
 }
 
 #[test]
-fn drains_and_policy_take_precedence_over_tables() {
+fn drains_and_policy_take_precedence_over_region_tables() {
     let table = by_hand(&[("eu", "40%"), ("us", "40%"), ("asia", "20%")], "0%");
     let ask = PickParams::default();
     let mut fleet = fleet();
@@ -194,7 +194,7 @@ fn drains_and_policy_take_precedence_over_tables() {
 }
 
 #[test]
-fn an_unconfirmed_table_stops_dropping_and_then_ends() {
+fn unconfirmed_region_table_first_stops_dropping_then_expires() {
     let ask = PickParams::default();
     let (to, dropped) = (&[("eu", "40%"), ("us", "40%")], "20%");
     for (age, expected) in [
@@ -210,7 +210,7 @@ fn an_unconfirmed_table_stops_dropping_and_then_ends() {
 }
 
 #[test]
-fn small_shares_keep_few_connections() {
+fn subset_has_few_endpoints_in_regions_with_small_shares() {
     let many = |place: &str| (0..100).map(|i| endpoint(&format!("{place}-{i}"), place)).collect::<Vec<_>>();
     let fleet = Fleet::new(ServiceKind::Replicated, [many("eu"), many("us"), many("asia")].concat());
     let compiled = fleet.compile_with(&by_hand(&[("eu", "69%"), ("us", "30%"), ("asia", "1%")], "0%"), 0);
@@ -223,7 +223,7 @@ fn small_shares_keep_few_connections() {
 }
 
 #[test]
-fn a_key_stays_in_its_region_and_few_move_with_the_shares() {
+fn key_stays_in_its_region_and_changed_table_shares_move_few_keys() {
     let endpoints = ["eu", "us", "asia"].map(|place| endpoint(&format!("in-{place}"), place));
     let fleet = Fleet::new(ServiceKind::ConsistentHash, endpoints.to_vec());
     let regions = |table: &RegionTable| -> Vec<String> {
@@ -247,7 +247,7 @@ fn a_key_stays_in_its_region_and_few_move_with_the_shares() {
 }
 
 #[test]
-fn sharded_shares_are_divided_among_regions_with_a_copy() {
+fn sharded_calls_are_divided_among_regions_with_shard_copy() {
     let endpoints = ["eu", "us", "asia"].map(|place| endpoint(&format!("in-{place}"), place));
     let mut fleet = Fleet::new(ServiceKind::Sharded, endpoints.to_vec());
     let copy = |place: &str| Replica {
@@ -276,7 +276,7 @@ fn sharded_shares_are_divided_among_regions_with_a_copy() {
 }
 
 #[test]
-fn an_explanation_shows_table_share_and_draw() {
+fn explanation_shows_region_table_shares_and_drawn_region() {
     let compiled = fleet().compile_with(&by_hand(&[("eu", "70%"), ("us", "20%")], "10%"), 0);
     let steps = |call_seed| {
         let explained = compiled.explain_pick(&PickParams { call_seed, ..PickParams::default() }, 0, 1);
@@ -295,7 +295,7 @@ fn an_explanation_shows_table_share_and_draw() {
 }
 
 #[test]
-fn calls_that_stay_are_divided_among_zones_by_the_zone_of_the_caller() {
+fn calls_within_region_are_divided_among_zones_by_callers_zone() {
     let mut fleet = fleet();
     let zone = |name: &str| fairmesh_model::Zone::new(name).unwrap();
     for (endpoint, name) in fleet.endpoints.iter_mut().zip(["a", "b", "a", "b", "a"]) {

@@ -2,9 +2,9 @@
 
 use super::LEAST_CURVATURE;
 use crate::optimizer::{
-    arcs::{Arcs, Flow},
-    network::{CallEdge, CallNode, Network},
-    pool::Slope,
+    arc_flows::{Arcs, Flow},
+    compiled_problem::{CallEdge, CallNode, Network},
+    pool_cost::Slope,
 };
 
 pub(super) struct Hessian<'a> {

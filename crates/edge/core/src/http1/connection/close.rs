@@ -13,10 +13,10 @@ use tokio::{
 use crate::{
     http1::{
         connection::{Connection, LINGER, LINGER_PAUSE, MAX_LINGER_BYTES, ReadState},
-        offload::Offload,
-        outcome::{ConnectionEnd, ConnectionParts},
+        connection_end::{ConnectionEnd, ConnectionParts},
         read_side::ReadSide,
-        upgrade::PendingUpgrade,
+        request_offload::Offload,
+        upgraded_stream::PendingUpgrade,
     },
     shutdown::Shutdown,
 };
@@ -27,8 +27,9 @@ where
     W: AsyncWrite + Unpin,
     O: Offload,
 {
-    /// Decides whether the response of this status is the last HTTP message, after which the receiver of
-    /// `pending_upgrade` owns the connection. Later bytes can be delimited only once the request body has been read.
+    /// Decides whether the response with this status is the last HTTP message; the receiver of
+    /// `pending_upgrade` then owns the connection. Later bytes can be delimited only once the request body
+    /// has been read.
     pub(crate) fn set_upgrade(
         &mut self,
         pending_upgrade: Option<PendingUpgrade>,
@@ -38,13 +39,13 @@ where
         let is_read = matches!(self.source, ReadState::Owned(_));
         self.pending_upgrade = pending_upgrade.filter(|_| is_read && asked.switches_protocol(status));
         if asked.is_connect() && self.pending_upgrade.is_none() {
-            // A client that did not wait for its tunnel may already have sent data of a third party. Parsed as
-            // requests, that data would be sent in the client's name.
+            // A client that did not wait for its tunnel may already have sent data from a third party. If
+            // that data were parsed as requests, it would be sent in the client's name.
             self.stop_reading();
         }
     }
 
-    /// Parses no further requests.
+    /// Stops parsing requests.
     fn stop_reading(&mut self) {
         if let ReadState::Owned(read_side) = mem::replace(&mut self.source, ReadState::Lost) {
             self.source = ReadState::Unframed(read_side);
@@ -109,7 +110,8 @@ where
     }
 }
 
-/// Reads and discards what a client still sends, within bounds; for one more pause once the proxy stops.
+/// Reads and discards what a client still sends, within the limits. When the proxy stops, for at most one further
+/// pause.
 async fn discard<R: AsyncRead + Unpin>(read_side: &mut ReadSide<R>, shutdown: &Shutdown) {
     let (mut end, mut left) = (Instant::now() + LINGER, MAX_LINGER_BYTES);
     while left > 0 {

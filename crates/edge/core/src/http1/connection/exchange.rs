@@ -26,11 +26,11 @@ use crate::http1::connection::Mutation;
 use crate::{
     http1::{
         connection::{Connection, READ_AHEAD, ReadState},
-        handler::ClosesConnection,
-        offload::Offload,
-        outcome::ConnectionError,
+        connection_end::ConnectionError,
         request_body::{BodyReader, IncomingBody},
-        upgrade::OnUpgrade,
+        request_handler::ClosesConnection,
+        request_offload::Offload,
+        upgraded_stream::OnUpgrade,
     },
     shutdown::Shutdown,
 };
@@ -85,7 +85,7 @@ where
             self.resume_after_body(reader);
         }
         self.set_upgrade(pending_upgrade, asked, response.status());
-        // While the request is not read to its end, the response says that the connection closes after it.
+        // If the request has not been read to its end, the response announces that the connection closes.
         let is_read = matches!(self.source, ReadState::Owned(_)) || self.pending_upgrade.is_some();
         let closes = response.extensions().get::<ClosesConnection>().is_some();
         let persistent = persistent && is_read && !closes && !shutdown.is_started();
@@ -110,8 +110,8 @@ where
         upload
     }
 
-    /// Polls the handler, and detects disconnects meanwhile. Sends informational responses first, and `100 Continue` if
-    /// the client waits for it and the body is read.
+    /// Polls the handler and detects disconnects meanwhile. First sends informational responses; `100 Continue` is
+    /// sent if the client waits for it and the body is read.
     fn poll_response<F: Future>(
         &mut self,
         handling: Pin<&mut F>,
@@ -130,7 +130,7 @@ where
             self.output.text().extend_from_slice(b"HTTP/1.1 100 Continue\r\n\r\n");
         }
         if !self.output.is_empty() {
-            // Part of it may be sent already.
+            // Part of the write buffer may already have been sent.
             self.note_sent(None);
         }
         if let Poll::Ready(Err(error)) = self.output.poll_flush(&mut self.writer, context) {
@@ -140,21 +140,21 @@ where
         Poll::Ready(Err(ConnectionError::Disconnected))
     }
 
-    /// Writes informational responses, which the next flush sends.
+    /// Writes informational responses to the buffer. The next flush sends them.
     pub(crate) fn write_informational_responses(&mut self, responses: &[Response<()>]) {
         for response in responses {
             write_informational(self.output.text(), response.status(), response.headers());
         }
     }
 
-    /// Ready when the client closes its side. Other data stays in the buffer.
+    /// Ready when the client closes its side. Any data that arrives stays in the buffer.
     pub(crate) fn poll_disconnect(&mut self, context: &mut Context<'_>) -> Poll<()> {
         loop {
             match &mut self.source {
                 ReadState::Owned(read_side) if read_side.input.len() < READ_AHEAD + self.forwarded_len => {
                     match ready!(read_side.poll_read(0, context)) {
                         Ok(1..) => {}
-                        // The client has sent everything for its tunnel, and waits for data from there.
+                        // The client has sent everything for its tunnel, and waits for data from it.
                         Ok(0) if self.may_switch && !read_side.input.is_empty() => return Poll::Pending,
                         Ok(0) | Err(_) => return Poll::Ready(()),
                     }
@@ -168,7 +168,7 @@ where
         }
     }
 
-    /// Resumes reading after a body, and skips its buffered, unread rest.
+    /// Resumes reading after a body, and skips the part of the body that is buffered but unread.
     pub(crate) fn resume_after_body(&mut self, reader: BodyReader<R>) {
         let BodyReader { mut read_side, mut decoder, failed } = reader;
         while !failed && matches!(decoder.decode(&mut read_side.input), Ok(Some(_))) {}

@@ -17,8 +17,8 @@ use crate::http1::connection::Mutation;
 use crate::{
     http1::{
         connection::{Connection, NextRequest, ReadState},
-        offload::Offload,
-        outcome::ConnectionError,
+        connection_end::ConnectionError,
+        request_offload::Offload,
     },
     shutdown::Shutdown,
 };
@@ -29,8 +29,8 @@ where
     W: AsyncWrite + Unpin,
     O: Offload,
 {
-    /// Waits for the headers of the next request. If a nearly complete request may take the fast path, waits briefly
-    /// for its rest.
+    /// Waits for the headers of the next request. If a nearly complete request may take the fast path, waits
+    /// briefly for the rest of it.
     pub(crate) async fn next_request(&mut self, has_fast_path: bool, shutdown: &Shutdown) -> NextRequest {
         if self.unparsed {
             self.deadline = Instant::now() + self.idle_timeout;
@@ -91,7 +91,7 @@ where
         self.poll_idle(shutdown, context)
     }
 
-    /// Ends a connection that waits for a client for too long.
+    /// Ends a connection whose client has been idle for too long.
     fn poll_idle(
         &mut self,
         shutdown: &Shutdown,
@@ -120,7 +120,7 @@ where
         self.timer_elapsed(due, context)
     }
 
-    /// Whether the rest of the request is no longer awaited.
+    /// Whether the wait for the rest of a nearly complete request is over.
     pub(crate) fn rest_timed_out(&mut self, context: &mut Context<'_>) -> bool {
         let Some(by) = self.rest_deadline else { return false };
         if self.timer.deadline() > by {
@@ -129,7 +129,7 @@ where
         self.timer_elapsed(by, context)
     }
 
-    /// Whether `due` has passed; the timer may fire earlier.
+    /// Whether `due` has passed. The timer may fire earlier.
     pub(crate) fn timer_elapsed(&mut self, due: Instant, context: &mut Context<'_>) -> bool {
         while self.timer.as_mut().poll(context).is_ready() {
             if due <= Instant::now() {

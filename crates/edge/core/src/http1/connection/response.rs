@@ -24,8 +24,8 @@ use tokio::{
 use crate::http1::connection::Mutation;
 use crate::http1::{
     connection::{Connection, KEEP_CAPACITY},
-    offload::Offload,
-    outcome::ConnectionError,
+    connection_end::ConnectionError,
+    request_offload::Offload,
 };
 
 impl<R, W, O> Connection<R, W, O>
@@ -46,7 +46,8 @@ where
     {
         let (head, body) = response.into_parts();
         let switches = self.pending_upgrade.is_some();
-        // An upgrade that was not requested, or before the request was read: a protocol error of the server.
+        // The server switched protocols without being asked, or before the request was read: a protocol
+        // error.
         let astray = !switches && (head.status.is_informational() || asked.switches_protocol(head.status));
         let (status, headers) =
             if astray { (StatusCode::BAD_GATEWAY, HeaderMap::new()) } else { (head.status, head.headers) };
@@ -86,7 +87,7 @@ where
         B: Body<Data = Bytes, Error: Into<BoxError>>,
     {
         while !encoder.is_done() {
-            // The headers wait for data that the body has ready, but not for more.
+            // The headers wait for body data that is ready now, but not for more.
             let frame = match poll_fn(|context| Poll::Ready(body.as_mut().poll_frame(context))).await {
                 Poll::Ready(frame) => frame,
                 Poll::Pending => {
@@ -114,7 +115,7 @@ where
         self.flush_by(deadline).await
     }
 
-    /// Waits for more of the body, and detects disconnects.
+    /// Waits for the next frame of the body, and detects disconnects of the client.
     #[allow(clippy::type_complexity, reason = "the type is that of bodies")]
     fn poll_frame<B: Body>(
         &mut self,

@@ -1,4 +1,4 @@
-//! Forwards a request and its response without copying them into messages.
+//! Forwards a request and its response without building messages from them.
 
 use std::{
     future::{Future, poll_fn},
@@ -21,10 +21,10 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use crate::{
     http1::{
         connection::{Connection, KEEP_CAPACITY, ReadState},
+        connection_end::ConnectionError,
         date::Date,
-        offload::Offload,
-        outcome::ConnectionError,
         request_body::IncomingBody,
+        request_offload::Offload,
     },
     shutdown::Shutdown,
 };
@@ -37,8 +37,8 @@ pub(crate) struct ResponseWriter<'a, W> {
 }
 
 impl<W: AsyncWrite + Unpin> ResponseWriter<'_, W> {
-    /// Writes as much of a response as the socket accepts, and buffers the rest; returns whether all was written.
-    /// `closes`: whether the connection ends after it.
+    /// Writes as much of a response as the socket accepts, and buffers the rest. Returns whether everything
+    /// was written. `closes` says whether the connection ends after the response.
     pub(crate) fn send(
         &mut self,
         response: &BorrowedResponse<'_>,
@@ -65,7 +65,7 @@ impl<W: AsyncWrite + Unpin> ResponseWriter<'_, W> {
         };
         let kept = self.output.clear();
         thread_buffers::keep_unsent(kept, parts, written);
-        // Flushing a TCP socket does nothing; TLS buffers what the socket did not accept.
+        // Flushing a TCP socket does nothing. TLS may hold data that the socket did not accept.
         Ok(kept.is_empty() && writer.poll_flush(context)?.is_ready())
     }
 }
@@ -84,15 +84,15 @@ where
         }
     }
 
-    /// Discards the body of the first request and releases its memory.
+    /// Discards the body of the first request and frees its memory.
     pub(crate) fn discard_body(&mut self, body: Range<usize>) {
         if let ReadState::Owned(read_side) = &mut self.source {
             read_side.discard_body(body);
         }
     }
 
-    /// Polls until a response to the first request, of `length` bytes, is being sent or the fast path ends; detects
-    /// disconnects.
+    /// Polls until the response to the first request is being sent, or the fast path ends. `length` is the length of
+    /// the request in bytes. Detects disconnects.
     pub(crate) async fn forward<T>(
         &mut self,
         length: usize,
@@ -106,8 +106,8 @@ where
             let Self { writer, output, date, .. } = self;
             let (answered, before) =
                 informational::collect(|| poll(ResponseWriter { writer, output, date }, context));
-            // A response after an informational one takes the slow path and is sent after it. Requests on the fast path
-            // are HTTP/1.1.
+            // A response that follows an informational one takes the slow path and is sent after it. Requests
+            // on the fast path are HTTP/1.1.
             self.write_informational_responses(&before);
             if let Poll::Ready(answered) = answered {
                 return Poll::Ready(Ok(answered));
@@ -125,8 +125,8 @@ where
         answered
     }
 
-    /// Sends the rest of the response to the first request, of `length` bytes, unless it was `sent`, and continues with
-    /// the next request.
+    /// Sends the rest of the response, unless `sent` says that it was sent completely, and continues with the next
+    /// request. `length` is the length of the first request in bytes.
     pub(crate) async fn finish_response(&mut self, sent: bool, length: usize) -> Result<(), ConnectionError> {
         if !sent {
             self.flush().await?;
@@ -140,8 +140,8 @@ where
         Ok(())
     }
 
-    /// Parses the first request, which is complete except for a discarded body, and handles it on the slow path;
-    /// returns whether the connection may carry another.
+    /// Parses the first request, which is complete except for a discarded body, and handles it on the slow
+    /// path. Returns whether the connection may carry another request.
     pub(crate) async fn parse_and_handle<A, F, B>(
         &mut self,
         handle: A,

@@ -9,8 +9,8 @@ use tokio::io::AsyncRead;
 use crate::http1::read_side::ReadSide;
 
 impl<R: AsyncRead + Unpin> ReadSide<R> {
-    /// Whether most of a large request that qualifies for the fast path is buffered: its client is about to send the
-    /// rest, which would otherwise be forwarded separately.
+    /// Whether most of a large request that qualifies for the fast path is buffered. Its client is about to send the
+    /// rest, which would otherwise be forwarded in a separate write.
     pub(crate) fn is_nearly_complete(&mut self) -> bool {
         if self.request_len.is_none() {
             self.request_len = nearly_complete_request(&self.input, fairmesh_headers::is_mesh_header);
@@ -18,7 +18,7 @@ impl<R: AsyncRead + Unpin> ReadSide<R> {
         self.request_len.is_some_and(|request_len| self.input.len() < request_len)
     }
 
-    /// Discards the body at the end of the first request.
+    /// Discards the body of the first request, which is at the end of the request.
     pub(crate) fn discard_body(&mut self, body: Range<usize>) {
         self.discarded = body.len();
         self.input.copy_within(body.end.., body.start);
@@ -27,12 +27,12 @@ impl<R: AsyncRead + Unpin> ReadSide<R> {
         self.input.release();
     }
 
-    /// Buffered bytes of the first request, of `length` bytes on the wire.
+    /// Buffered bytes of the first request, whose length on the wire is `length`.
     pub(crate) fn buffered_len(&self, length: usize) -> usize {
         length - self.discarded
     }
 
-    /// The parsed request, without body if that was discarded.
+    /// Returns the parsed request, without its body if the body was discarded.
     pub(crate) fn without_discarded(&mut self, received: ReceivedRequest) -> ReceivedRequest {
         match mem::take(&mut self.discarded) {
             0 => received,
@@ -40,7 +40,7 @@ impl<R: AsyncRead + Unpin> ReadSide<R> {
         }
     }
 
-    /// Removes the first request, of `length` bytes on the wire, from the buffer.
+    /// Removes the first request, whose length on the wire is `length`, from the buffer.
     pub(crate) fn consume(&mut self, length: usize) {
         let buffered = self.buffered_len(length);
         self.discarded = 0;

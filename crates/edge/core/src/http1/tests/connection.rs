@@ -29,10 +29,10 @@ use tokio::{
 use crate::{
     http1::{
         connection::{Connection, LINGER_PAUSE, MAX_LINGER_BYTES},
-        handler::{ClosesConnection, RequestHandler},
-        offload::Offload,
-        outcome::{ConnectionEnd, ConnectionError, ConnectionParts},
+        connection_end::{ConnectionEnd, ConnectionError, ConnectionParts},
         request_body::IncomingBody,
+        request_handler::{ClosesConnection, RequestHandler},
+        request_offload::Offload,
         serve::serve,
     },
     shutdown::Shutdown,
@@ -43,7 +43,7 @@ type Served = JoinHandle<ConnectionEnd<ReadHalf<DuplexStream>, WriteHalf<DuplexS
 
 const IDLE_TIMEOUT: Duration = Duration::from_secs(75);
 
-/// Both ends of a connection.
+/// Both ends of an in-memory connection.
 fn ends(room: usize) -> (Near, DuplexStream) {
     let (near, far) = duplex(room);
     (split(near), far)
@@ -74,7 +74,7 @@ async fn read_until(far: &mut DuplexStream, until: &str) -> String {
 }
 
 #[tokio::test]
-async fn pipelined_requests_get_responses_in_order() {
+async fn pipelined_http1_requests_get_responses_in_order() {
     let (near, mut far) = ends(1 << 16);
     let served = serve_echo(near, Arc::default());
     far.write_all(
@@ -94,7 +94,7 @@ async fn pipelined_requests_get_responses_in_order() {
 }
 
 #[tokio::test]
-async fn a_client_gets_100_continue_once_the_body_is_read() {
+async fn client_gets_100_continue_once_service_reads_body() {
     let (near, mut far) = ends(1 << 16);
     let served = serve_echo(near, Arc::default());
     far.write_all(b"PUT /a HTTP/1.1\r\nexpect: 100-continue\r\ncontent-length: 3\r\n\r\n").await.unwrap();
@@ -106,7 +106,7 @@ async fn a_client_gets_100_continue_once_the_body_is_read() {
 }
 
 #[tokio::test]
-async fn an_unread_body_gets_no_100_continue_and_ends_the_connection() {
+async fn unread_expected_body_gets_no_100_continue_and_ends_connection() {
     let (near, mut far) = ends(1 << 16);
     let refuse = async |_: Request<IncomingBody<ReadHalf<DuplexStream>>>| Response::new(Full::from("no"));
     let served = tokio::spawn(async move {
@@ -119,14 +119,14 @@ async fn an_unread_body_gets_no_100_continue_and_ends_the_connection() {
         "{response}"
     );
     assert_eq!(far.read(&mut [0]).await.unwrap(), 0);
-    // Bytes sent afterwards are not parsed as a request.
+    // Bytes sent after the response are not parsed as a request.
     far.write_all(b"GET /b HTTP/1.1\r\n\r\n").await.unwrap();
     drop(far);
     assert!(matches!(served.await.unwrap(), ConnectionEnd::Closed));
 }
 
 #[tokio::test(start_paused = true)]
-async fn silent_and_slow_clients_time_out() {
+async fn silent_and_slow_http1_clients_time_out() {
     for (beginning, is_request) in
         [("", false), ("GET / HTTP/1.1\r\nhost", false), ("GET /1 HTTP/1.1\r\n\r\n", true)]
     {
@@ -148,7 +148,7 @@ async fn silent_and_slow_clients_time_out() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn headers_sent_byte_by_byte_have_the_same_time_limit() {
+async fn request_headers_sent_byte_by_byte_time_out() {
     let (near, mut far) = ends(1 << 16);
     let served = serve_echo(near, Arc::default());
     let begun = Instant::now();
@@ -162,7 +162,7 @@ async fn headers_sent_byte_by_byte_have_the_same_time_limit() {
 }
 
 #[tokio::test]
-async fn a_call_ends_when_its_client_disconnects() {
+async fn http1_call_ends_when_client_disconnects() {
     let (near, mut far) = ends(1 << 16);
     let begun = Arc::new(Notify::new());
     let signal = Arc::clone(&begun);
@@ -183,7 +183,7 @@ async fn a_call_ends_when_its_client_disconnects() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_client_that_does_not_read_takes_little_memory_and_times_out() {
+async fn client_that_does_not_read_uses_little_memory_and_times_out() {
     let (near, mut far) = ends(4096);
     let taken = Arc::new(AtomicUsize::new(0));
     let counter = Arc::clone(&taken);
@@ -204,7 +204,7 @@ async fn a_client_that_does_not_read_takes_little_memory_and_times_out() {
 }
 
 #[tokio::test]
-async fn shutdown_ends_a_connection_after_a_response_or_the_idle_grace() {
+async fn shutdown_ends_connection_after_response_or_idle_grace() {
     let shutdown = Arc::<Shutdown>::default();
     let (near, mut far) = ends(1 << 16);
     let served = serve_echo(near, Arc::clone(&shutdown));
@@ -221,7 +221,7 @@ async fn shutdown_ends_a_connection_after_a_response_or_the_idle_grace() {
 }
 
 #[tokio::test]
-async fn http2_is_handed_over_with_its_first_bytes() {
+async fn http2_connection_is_detected_and_handed_over_with_its_first_bytes() {
     let pending_upgrade = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0";
     let (near, mut far) = ends(1 << 16);
     let served = serve_echo(near, Arc::default());
@@ -233,7 +233,7 @@ async fn http2_is_handed_over_with_its_first_bytes() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_upload_is_discarded_within_bounds_after_an_early_response() {
+async fn upload_after_early_response_is_discarded_within_limits() {
     for pause in [500, 1500].map(Duration::from_millis) {
         let (near, mut far) = ends(1 << 16);
         let refuse = async |_: Request<IncomingBody<ReadHalf<DuplexStream>>>| Response::new(Full::from("no"));
@@ -254,7 +254,7 @@ async fn an_upload_is_discarded_within_bounds_after_an_early_response() {
 }
 
 #[tokio::test]
-async fn closing_response_leaves_pipelined_requests_unread() {
+async fn response_with_connection_close_leaves_pipelined_requests_unread() {
     let (near, mut far) = ends(1 << 16);
     let handled = Arc::new(AtomicUsize::new(0));
     let counter = Arc::clone(&handled);
@@ -276,7 +276,7 @@ async fn closing_response_leaves_pipelined_requests_unread() {
 }
 
 #[tokio::test]
-async fn a_response_does_not_wait_for_the_rest_of_its_request() {
+async fn response_is_sent_before_request_body_ends() {
     let (near, mut far) = ends(1 << 16);
     let dropped = Arc::new(AtomicBool::new(false));
     let saw = Arc::clone(&dropped);
@@ -306,8 +306,8 @@ async fn a_response_does_not_wait_for_the_rest_of_its_request() {
     assert!(dropped.load(Relaxed));
 }
 
-/// Forwards plain requests on the fast path and echoes all others; counts the slow ones. Discards large bodies, and
-/// parses requests for `/apart`.
+/// Forwards plain requests on the fast path and echoes all others; counts the echoed ones. Discards large
+/// bodies, and parses requests for `/apart`.
 #[derive(Default)]
 struct Passes(AtomicUsize);
 
@@ -362,7 +362,7 @@ fn serve_passing(near: Near, responses: Arc<Passes>) -> Served {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_nearly_complete_large_request_waits_briefly_for_its_rest() {
+async fn nearly_complete_large_request_waits_briefly_for_its_rest() {
     let (near, mut far) = ends(1 << 17);
     let responses = Arc::<Passes>::default();
     let _served = serve_passing(near, Arc::clone(&responses));
@@ -389,7 +389,7 @@ async fn a_nearly_complete_large_request_waits_briefly_for_its_rest() {
 }
 
 #[tokio::test]
-async fn a_request_follows_a_discarded_body() {
+async fn pipelined_request_after_discarded_body_is_served() {
     let (near, mut far) = ends(1 << 18);
     let responses = Arc::<Passes>::default();
     let served = serve_passing(near, Arc::clone(&responses));
@@ -412,7 +412,7 @@ async fn a_request_follows_a_discarded_body() {
         read_until(&mut far, response).await;
     }
     assert_eq!(responses.0.load(Relaxed), 4, "the others were passed on");
-    // All at once: few of the bytes behind a body are moved, and many stay in place.
+    // All requests at once: few of the bytes after a body are moved, and many stay in place.
     let sent: String = all.iter().map(|(request, _)| request.as_str()).collect();
     far.write_all(sent.as_bytes()).await.unwrap();
     far.shutdown().await.unwrap();
@@ -424,7 +424,7 @@ async fn a_request_follows_a_discarded_body() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_fast_path_leaves_idle_timeout_and_parser_unchanged() {
+async fn fast_path_keeps_idle_timeout_and_parser_state() {
     let get = b"GET /a HTTP/1.1\r\nhost: a.b\r\n\r\n";
     let (near, mut far) = ends(1 << 16);
     let served = serve_passing(near, Arc::default());
@@ -463,7 +463,7 @@ impl AsyncRead for Logged {
 }
 
 #[tokio::test]
-async fn requests_that_arrive_together_are_all_read_before_the_first_response() {
+async fn simultaneous_requests_are_read_from_all_connections_before_responding() {
     let log = Log::default();
     let mut connections = Vec::new();
     for name in ["a", "b"] {
@@ -506,19 +506,19 @@ async fn lingering(shutdown: &Arc<Shutdown>) -> (Served, DuplexStream) {
 }
 
 #[tokio::test]
-async fn lingering_connection_ends_after_its_maximum_of_bytes() {
+async fn lingering_connection_ends_at_maximum_bytes() {
     let (served, mut far) = lingering(&Arc::default()).await;
     let (piece, mut sent) = (vec![0; 1 << 20], 0);
     while far.write_all(&piece).await.is_ok() {
         sent += piece.len() as u64;
     }
-    // Those in the buffers of both sides are beyond it.
+    // Bytes in the buffers of both sides come on top of the maximum.
     assert!((MAX_LINGER_BYTES..MAX_LINGER_BYTES + (4 << 20)).contains(&sent), "{sent}");
     assert!(matches!(served.await.unwrap(), ConnectionEnd::Closed));
 }
 
 #[tokio::test(start_paused = true)]
-async fn lingering_connection_ends_soon_after_the_proxy_stops() {
+async fn lingering_connection_ends_soon_after_proxy_stops() {
     let shutdown = Arc::<Shutdown>::default();
     let (served, mut far) = lingering(&shutdown).await;
     let begun = Instant::now();

@@ -1,6 +1,6 @@
-//! Differential test against hyper: both servers receive the same bytes in the same pieces from a client that then
-//! closes its side. They must report the same requests and send the same responses, or both refuse. Where only ours
-//! refuses, the reason is one of [`STRICTER`].
+//! Differential test against hyper: both servers receive the same bytes in the same pieces from a client that
+//! then closes its side. Both must report the same requests and send the same responses, or both must refuse.
+//! Where only our server refuses, the reason must be one of [`STRICTER`].
 
 use std::{
     convert::Infallible,
@@ -28,7 +28,8 @@ use crate::{
     shutdown::Shutdown,
 };
 
-/// Reasons to refuse what hyper accepts: two servers could interpret the request differently.
+/// Reasons for which our server refuses what hyper accepts: two servers could interpret the request
+/// differently.
 const STRICTER: [&str; 7] = [
     "both a content-length and a transfer-encoding",
     "a transfer-encoding other than chunked",
@@ -39,7 +40,7 @@ const STRICTER: [&str; 7] = [
     "a target that is neither a path nor a URI",
 ];
 
-/// Must all be detected.
+/// Injected bugs. The test must detect each of them.
 const MUTATIONS: [Mutation; 5] = [
     Mutation::BodyIsNextRequest,
     Mutation::NeverCloses,
@@ -83,7 +84,7 @@ struct Outcome {
 type Parts = stream::Iter<std::vec::IntoIter<Result<Frame<Bytes>, Infallible>>>;
 type Reply = Either<Full<Bytes>, StreamBody<Parts>>;
 
-/// Reads the request to its end; the path selects the response.
+/// Reads the request to its end. The path selects the response.
 async fn respond<B>(request: Request<B>, requests: &Mutex<Vec<ParsedRequest>>) -> Response<Reply>
 where
     B: Body<Data = Bytes, Error: Into<BoxError>>,
@@ -141,7 +142,7 @@ async fn client(stream: DuplexStream, pieces: Vec<Vec<u8>>) -> Vec<u8> {
     bytes
 }
 
-/// Parses the bytes. The requests tell which of them were HEAD.
+/// Parses the responses. `requests` tells which responses answer HEAD.
 fn parse_responses(bytes: &[u8], requests: &[ParsedRequest]) -> Vec<ReceivedResponse> {
     let mut input = BytesMut::from(bytes);
     let mut responses = Vec::new();
@@ -233,7 +234,7 @@ fn agree(ours: &Outcome, hypers: &Outcome) -> bool {
         && ours.responses[..both] == hypers.responses[..both]
 }
 
-// Parts of requests; duplicates are drawn more often.
+// Parts of generated requests. Entries that appear twice are drawn more often.
 const METHODS: [&str; 8] = ["GET", "GET", "HEAD", "POST", "PUT", "OPTIONS", "M-SEARCH", "CONNECT"];
 const TARGETS: [&str; 10] =
     ["/", "/a?b=c", "/204", "/304", "/odd", "/chunked", "/trailers", "/empty", "http://cart.shop/a", "*"];
@@ -255,13 +256,13 @@ const CODINGS: [&str; 3] =
     ["transfer-encoding: chunked", "Transfer-Encoding:  CHUNKED", "transfer-encoding: chunked"];
 const EXTENSIONS: [&str; 5] = ["", "", ";", " ;a=b", "\t"];
 const LAST: [&str; 3] = ["0\r\n\r\n", "00\r\n\r\n", "0\r\nx-sum: 1\r\nA:\t2 \r\n\r\n"];
-/// Bytes for mutations.
+/// Bytes that replace or extend others in spoiled input.
 const SPOILS: &[u8] = b"\r\n:;, 019afHT/\0\x80-x";
 
 /// Generates input of clients.
 struct Script {
     chance: Generator,
-    /// Whether bodies exceed the size of buffered ones.
+    /// Whether bodies are too large to be buffered.
     long: bool,
 }
 
@@ -276,9 +277,9 @@ impl Script {
 
     fn request(&mut self) -> String {
         let (method, target) = match self.one(&METHODS) {
-            // Ours closes the connection after a refused tunnel; hyper reads on.
+            // Our server closes the connection after a refused tunnel; hyper reads on.
             "CONNECT" => ("CONNECT", "cart.shop:80"),
-            // Ours refuses `*` for all other methods.
+            // Our server refuses `*` for all methods but OPTIONS.
             method if method != "OPTIONS" => (method, self.one(&TARGETS[..9])),
             method => (method, self.one(&TARGETS)),
         };
@@ -360,7 +361,7 @@ fn draw_long(seed: u64) -> Vec<Vec<u8>> {
     script.cut(requests.into_bytes())
 }
 
-/// Sends the same to both, and shows the input if they differ.
+/// Sends the same pieces to both servers, and fails with the input if the outcomes differ.
 async fn compare(pieces: Vec<Vec<u8>>) -> Outcome {
     let hypers = hypers(pieces.clone()).await;
     let ours = ours(pieces.clone(), None).await;
@@ -370,7 +371,7 @@ async fn compare(pieces: Vec<Vec<u8>>) -> Outcome {
 }
 
 #[tokio::test]
-async fn responses_equal_those_of_hyper() {
+async fn random_requests_get_same_responses_as_hyper() {
     let (mut served, mut refused) = (0, 0);
     for seed in 0..4_000 {
         let ours = compare(draw(seed)).await;
@@ -381,7 +382,7 @@ async fn responses_equal_those_of_hyper() {
 }
 
 #[tokio::test]
-async fn long_bodies_equal_those_of_hyper() {
+async fn long_request_bodies_get_same_responses_as_hyper() {
     let mut served = 0;
     for seed in 0..400 {
         served += compare(draw_long(seed)).await.requests.len();
@@ -390,7 +391,7 @@ async fn long_bodies_equal_those_of_hyper() {
 }
 
 #[tokio::test]
-async fn the_split_of_a_request_makes_no_difference() {
+async fn request_split_into_pieces_gets_same_response() {
     let scripts: [&[u8]; 4] = [
         b"POST /a HTTP/1.1\r\nhost: cart.shop\r\nContent-Length: 3\r\n\r\nteaGET /chunked HTTP/1.1\r\nhost: a.b\r\n\r\n",
         b"PUT /trailers HTTP/1.1\r\nhost: a.b\r\nte: trailers\r\ntransfer-encoding: chunked\r\n\r\n3;x\r\ntea\r\n0\r\na: 1\r\n\r\nHEAD / HTTP/1.0\r\n\r\n",
@@ -406,7 +407,7 @@ async fn the_split_of_a_request_makes_no_difference() {
 }
 
 #[tokio::test]
-async fn injected_bugs_are_detected() {
+async fn comparison_with_hyper_detects_injected_http1_bugs() {
     for mutation in MUTATIONS {
         let mut found = 0;
         for seed in 0..200 {

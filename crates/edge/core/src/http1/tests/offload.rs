@@ -17,15 +17,15 @@ use tokio::{
 
 use crate::{
     http1::{
-        connection::Connection, offload::Offload, outcome::ConnectionEnd, request_body::IncomingBody,
-        serve::serve,
+        connection::Connection, connection_end::ConnectionEnd, request_body::IncomingBody,
+        request_offload::Offload, serve::serve,
     },
     shutdown::Shutdown,
 };
 
 const IDLE_TIMEOUT: Duration = Duration::from_secs(75);
 
-/// A sender that returns one request, once the connection has read another.
+/// A sender that returns one request after the connection has read another one.
 #[derive(Default)]
 struct Sender {
     returned: Option<&'static [u8]>,
@@ -50,7 +50,7 @@ impl Offload for Sender {
         self.last_completed
     }
 
-    /// Allows it from the second time on.
+    /// Refuses the first time, and allows closing afterwards.
     fn may_close(&mut self) -> bool {
         mem::replace(&mut self.may_close, true)
     }
@@ -60,7 +60,8 @@ async fn path(request: Request<IncomingBody<ReadHalf<DuplexStream>>>) -> Respons
     Response::new(format!("<{}>", request.uri()).into())
 }
 
-/// Serves a connection with this sender until it ends; returns what its client, which has sent `sent`, has received.
+/// Serves a connection with this sender until it ends. The client sends `sent`; returns what the client
+/// received.
 async fn received(sender: Sender, sent: &[u8]) -> String {
     let (near, mut far) = duplex(4096);
     let (reader, writer) = split(near);
@@ -74,7 +75,7 @@ async fn received(sender: Sender, sent: &[u8]) -> String {
 }
 
 #[tokio::test(start_paused = true)]
-async fn returned_request_precedes_bytes_read() {
+async fn request_returned_by_kernel_is_served_before_bytes_in_socket() {
     let returned = Some(&b"GET /returned HTTP/1.1\r\nhost: a\r\n\r\n"[..]);
     let sender = Sender { returned, ..Sender::default() };
     let text = received(sender, b"GET /read HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n").await;
@@ -83,7 +84,7 @@ async fn returned_request_precedes_bytes_read() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn idle_connection_stays_open_until_sender_allows_close() {
+async fn connection_idle_timeout_counts_from_last_kernel_request() {
     for used_after in [None, Some(IDLE_TIMEOUT / 2)] {
         let began = Instant::now();
         let last_completed = used_after.map(|after| began + after);

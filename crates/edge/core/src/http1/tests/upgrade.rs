@@ -12,10 +12,10 @@ use tokio::{
 use crate::{
     http1::{
         connection::Connection,
-        outcome::{ConnectionEnd, ConnectionError, ConnectionParts},
+        connection_end::{ConnectionEnd, ConnectionError, ConnectionParts},
         request_body::IncomingBody,
         serve::serve,
-        upgrade::OnUpgrade,
+        upgraded_stream::OnUpgrade,
     },
     shutdown::Shutdown,
 };
@@ -27,8 +27,9 @@ const IDLE_TIMEOUT: Duration = Duration::from_secs(75);
 const LATE: Duration = Duration::from_secs(5);
 const WEBSOCKET: &str = "GET /101 HTTP/1.1\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n";
 
-/// The path, or the host of a CONNECT, selects the status, and the port the length of the body, after the request was
-/// read. `/unread` and `/held`, whose body stays referenced, get 101 earlier; `/late` gets 200 later.
+/// The path, or the host of a CONNECT, selects the status, and the port the length of the body. Responds
+/// after the request was read, except that `/unread` and `/held`, whose body stays referenced, get 101
+/// earlier; `/late` gets 200 later.
 async fn respond(request: Request<IncomingBody<Reader>>) -> Response<Full<Bytes>> {
     let path = match request.uri().path().trim_start_matches('/') {
         "" => request.uri().host().unwrap_or_default().to_owned(),
@@ -80,7 +81,7 @@ async fn switch(text: &str, shutdown: Arc<Shutdown>) -> (String, Bytes) {
 }
 
 #[tokio::test]
-async fn after_an_upgrade_the_connection_is_handed_over() {
+async fn upgraded_connection_is_handed_over_with_bytes_already_read() {
     let post = "POST /101 HTTP/1.1\r\nconnection: upgrade\r\nupgrade: x\r\ncontent-length: 3\r\n\r\ntea\x01";
     for text in [&format!("{WEBSOCKET}\x01"), post] {
         let (told, read) = switch(text, Arc::default()).await;
@@ -90,7 +91,7 @@ async fn after_an_upgrade_the_connection_is_handed_over() {
 }
 
 #[tokio::test]
-async fn a_connect_response_has_no_body_or_length() {
+async fn connect_response_has_no_body_and_no_length() {
     for (version, status) in [("1.1", "HTTP/1.1 200 OK"), ("1.0", "HTTP/1.0 200 OK")] {
         let text = format!("CONNECT a.b:443 HTTP/{version}\r\nhost: a.b\r\n\r\nhello");
         let (told, read) = switch(&text, Arc::default()).await;
@@ -100,14 +101,14 @@ async fn a_connect_response_has_no_body_or_length() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_client_may_send_everything_before_its_tunnel_starts() {
+async fn data_sent_before_tunnel_starts_is_delivered() {
     let (served, mut far) = begin(Arc::default());
     far.write_all(b"CONNECT late:1 HTTP/1.1\r\n\r\nhello").await.unwrap();
     far.shutdown().await.unwrap();
     let ended = served.await.unwrap();
     let ConnectionEnd::Upgraded(ConnectionParts { read, .. }, _) = ended else { panic!("{ended:?}") };
     assert_eq!(read, b"hello"[..]);
-    // A client that has disconnected waits for nothing.
+    // A disconnected client does not wait for anything.
     let (served, far) = begin(Arc::default());
     let mut far = far;
     far.write_all(b"CONNECT late:1 HTTP/1.1\r\n\r\n").await.unwrap();
@@ -116,14 +117,14 @@ async fn a_client_may_send_everything_before_its_tunnel_starts() {
 }
 
 #[tokio::test]
-async fn data_for_a_refused_tunnel_is_not_parsed_as_request() {
+async fn data_after_refused_connect_is_not_parsed_as_request() {
     let told = say("CONNECT 403:3 HTTP/1.1\r\n\r\nGET / HTTP/1.1\r\nhost: pay.shop\r\n\r\n").await;
     assert!(told.starts_with("HTTP/1.1 403 ") && told.contains("connection: close\r\n"), "{told}");
     assert!(told.ends_with("\r\n\r\nxxx") && told.matches("HTTP/1.1").count() == 1, "{told}");
 }
 
 #[tokio::test]
-async fn upgrades_work_during_shutdown() {
+async fn http_upgrades_work_during_shutdown() {
     let shutdown = Arc::<Shutdown>::default();
     shutdown.start(Duration::from_secs(60));
     let (told, _) = switch(WEBSOCKET, shutdown).await;
@@ -131,7 +132,7 @@ async fn upgrades_work_during_shutdown() {
 }
 
 #[tokio::test]
-async fn a_refused_upgrade_keeps_the_connection() {
+async fn refused_upgrade_keeps_connection_open() {
     let refused = WEBSOCKET.replace("/101", "http://a.b:40000/426");
     let told = say(&format!("{refused}{refused}no request\r\n\r\n")).await;
     let mut told = told.split("HTTP/1.1 ").skip(1);
@@ -145,14 +146,14 @@ async fn a_refused_upgrade_keeps_the_connection() {
 }
 
 #[tokio::test]
-async fn an_unrequested_upgrade_is_a_bad_gateway() {
+async fn unrequested_upgrade_by_server_is_bad_gateway() {
     let astray = StatusCode::BAD_GATEWAY.as_str();
     for text in [
         "GET /101 HTTP/1.1\r\n\r\n",
         "GET /101 HTTP/1.1\r\nupgrade: websocket\r\n\r\n",
         "GET /101 HTTP/1.0\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n",
         "CONNECT 101:1 HTTP/1.1\r\n\r\n",
-        // The end of the body is unknown, so that later bytes cannot be delimited.
+        // The end of the body is unknown, so later bytes cannot be delimited.
         "POST /unread HTTP/1.1\r\nconnection: upgrade\r\nupgrade: x\r\ncontent-length: 99\r\n\r\ntea",
         "POST /held HTTP/1.1\r\nconnection: upgrade\r\nupgrade: x\r\ncontent-length: 99\r\n\r\ntea",
     ] {
@@ -164,7 +165,7 @@ async fn an_unrequested_upgrade_is_a_bad_gateway() {
 }
 
 #[tokio::test]
-async fn the_upgraded_connection_is_delivered_once() {
+async fn upgraded_connection_is_delivered_to_only_one_receiver() {
     let offer = || {
         let mut extensions = Extensions::new();
         let pending_upgrade = OnUpgrade::offer(&mut extensions);

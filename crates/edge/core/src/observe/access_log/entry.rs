@@ -8,9 +8,9 @@ use serde::Serialize;
 
 use crate::observe::request_info::{CompletedRequest, RequestInfo};
 
-/// The direction of requests to the program that the proxy stands in front of.
+/// Direction of requests to the program behind the proxy.
 const INBOUND: &str = "inbound";
-/// The name of no route.
+/// Route name of requests that matched no route.
 const NO_ROUTE: &str = "(none)";
 
 /// The logged data of a request. Unknown values are left out.
@@ -20,7 +20,7 @@ pub(crate) struct AccessLogEntry {
     pub(crate) time: f64,
     pub(crate) service: String,
     pub(crate) method: String,
-    /// Without the query, which may contain secrets.
+    /// The path without the query, which may contain secrets.
     pub(crate) path: String,
     pub(crate) status: u16,
     /// Milliseconds until the response headers.
@@ -31,16 +31,16 @@ pub(crate) struct AccessLogEntry {
     /// The identity that the caller proved to a gateway, or to the proxy in front of the program.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) caller_id: Option<String>,
-    /// The id of the connection to a gateway, which the node logs too.
+    /// The id of the connection to a gateway. The node logs the same id.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) connection: Option<String>,
-    /// `inbound` for a request to the program that the proxy stands in front of.
+    /// `inbound` for requests to the program behind the proxy.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) direction: Option<&'static str>,
-    /// The route of the service's policy; `(none)` without one.
+    /// The matched route of the service's policy; `(none)` if no route matched.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub(crate) route: String,
-    /// The service that got the request: this one, or a backend of its route.
+    /// The service that got the request: the called one, or a backend of its route.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub(crate) backend: String,
     /// Kind of the fault if no server responded.
@@ -49,7 +49,7 @@ pub(crate) struct AccessLogEntry {
     /// The faults that the route injected.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) injected: Option<&'static str>,
-    /// Set if the response did not end normally.
+    /// How the response ended, if not normally.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) ended: Option<&'static str>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -111,19 +111,19 @@ impl AccessLogEntry {
     }
 }
 
-/// With milliseconds.
+/// Seconds, rounded to milliseconds.
 pub(crate) fn seconds(time: Duration) -> f64 {
     time.as_millis() as f64 / 1e3
 }
 
-/// A time of the Unix epoch by RFC 3339, in UTC and with milliseconds.
+/// Formats seconds since the Unix epoch as RFC 3339, in UTC with milliseconds.
 fn timestamp(time: f64) -> String {
-    // Beyond the years that have four digits, which no clock shows.
+    // Fails only for years with more than four digits, which no clock shows.
     jiff::Timestamp::from_millisecond((time * 1e3).round() as i64)
         .map_or_else(|_| format!("{time:.3}"), |time| format!("{time:.3}"))
 }
 
-/// With microseconds.
+/// Milliseconds, rounded to microseconds.
 pub(crate) fn millis(time: Duration) -> f64 {
     time.as_micros() as f64 / 1e3
 }
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn paths_are_escaped_in_both_formats() {
+    fn access_log_escapes_paths_in_both_formats() {
         let text = entry().to_string();
         let expected = r#"1970-01-01T00:00:01.500Z shop/cart GET "/a\n\u{1b}[31m\"" 503 2.2 ms 0 B from 127.0.0.1:1 (no_endpoints)"#;
         assert_eq!(text, expected);
@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_has_the_server_and_the_outcome() {
+    fn access_log_entry_contains_server_and_outcome() {
         let entry = AccessLogEntry {
             fault: None,
             status: 200,

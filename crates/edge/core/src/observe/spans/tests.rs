@@ -14,7 +14,7 @@ fn headers(pairs: &[(&'static str, &str)]) -> HeaderMap {
 }
 
 #[tokio::test]
-async fn a_sampled_trace_continues_with_the_proxys_span_as_parent() {
+async fn sampled_trace_continues_with_proxy_span_as_parent() {
     let tracer = tracer(0);
     let mut headers_in = headers(&[("traceparent", CALLERS), ("tracestate", "vendor=1")]);
     let begun = tracer.begin(&mut headers_in, false).unwrap();
@@ -26,7 +26,7 @@ async fn a_sampled_trace_continues_with_the_proxys_span_as_parent() {
 }
 
 #[tokio::test]
-async fn unsampled_requests_are_forwarded_untouched() {
+async fn unsampled_requests_keep_their_trace_headers() {
     let (never, always) = (tracer(0), tracer(1));
     let unrecorded = CALLERS.replace("-01", "-00");
     for (tracer, pairs) in [
@@ -43,7 +43,7 @@ async fn unsampled_requests_are_forwarded_untouched() {
 }
 
 #[tokio::test]
-async fn client_outside_names_a_trace_and_does_not_decide_on_it() {
+async fn outside_client_chooses_trace_id_but_not_sampling() {
     for context in [CALLERS.to_owned(), CALLERS.replace("-01", "-00")] {
         for (one_in, is_exported) in [(1, true), (0, false)] {
             let mut headers_in = headers(&[("traceparent", &*context)]);
@@ -66,7 +66,7 @@ async fn client_outside_names_a_trace_and_does_not_decide_on_it() {
 }
 
 #[tokio::test]
-async fn requests_without_a_valid_context_start_traces() {
+async fn requests_without_valid_context_start_traces() {
     let tracer = tracer(2);
     let mut seen = std::collections::HashSet::new();
     for number in 0..100 {
@@ -85,7 +85,7 @@ async fn requests_without_a_valid_context_start_traces() {
 }
 
 #[tokio::test]
-async fn a_sampler_that_follows_no_parent_decides_by_the_trace_id() {
+async fn sampler_without_parent_decides_by_trace_id() {
     let (mut all, mut none) = (tracer(0), tracer(0));
     all.sampler = Sampler { follows_parent: false, roots: RootSampler::share(1.0) };
     none.sampler = Sampler { follows_parent: false, roots: RootSampler::share(0.0) };
@@ -100,7 +100,7 @@ async fn a_sampler_that_follows_no_parent_decides_by_the_trace_id() {
 }
 
 #[test]
-fn resource_names_the_service_for_which_the_proxy_stands() {
+fn trace_resource_names_service_of_inbound_proxy() {
     let config = |service: Option<&str>, resource: &[(&str, &str)]| TraceConfig {
         to: "http://127.0.0.1:9".parse().unwrap(),
         sampler: Sampler { follows_parent: true, roots: RootSampler::OneIn(0) },
@@ -124,7 +124,7 @@ fn resource_names_the_service_for_which_the_proxy_stands() {
 }
 
 #[test]
-fn authorities_are_split_into_host_and_port() {
+fn span_attributes_split_authority_into_host_and_port() {
     assert_eq!(host_and_port("cart.shop:80"), (Some("cart.shop"), Some(80)));
     assert_eq!(host_and_port("cart.shop"), (Some("cart.shop"), None));
     assert_eq!(host_and_port("[::1]"), (Some("[::1]"), None));
@@ -132,7 +132,7 @@ fn authorities_are_split_into_host_and_port() {
 }
 
 #[test]
-fn span_names_have_known_methods_only() {
+fn spans_record_unknown_http_methods_as_other() {
     assert_eq!(method(&Method::from_bytes(b"MADEUP").unwrap()), "HTTP");
     let attributes = method_attributes(&Method::from_bytes(b"MADEUP").unwrap());
     assert_eq!(attributes[0], ("http.request.method", "_OTHER".into()));

@@ -29,7 +29,7 @@ use super::*;
 /// The threads on which a key signed.
 type Threads = Arc<Mutex<Vec<ThreadId>>>;
 
-/// A key that notes where it signs.
+/// A key that records the thread of each signature.
 #[derive(Debug)]
 struct NotingKey(Arc<dyn SigningKey>, Threads);
 
@@ -62,7 +62,7 @@ fn provider(kx_groups: Vec<&'static dyn SupportedKxGroup>) -> Arc<CryptoProvider
     Arc::new(CryptoProvider { kx_groups, ..default_provider() })
 }
 
-/// With some certificate and its key.
+/// A server configuration with some certificate and key.
 fn server(kx_groups: Vec<&'static dyn SupportedKxGroup>, threads: &Threads) -> Arc<ServerConfig> {
     let folder = tempfile::tempdir().unwrap();
     Authority::open(folder.path(), &"prod".parse().unwrap(), Duration::from_secs(1 << 30)).unwrap();
@@ -76,7 +76,7 @@ fn server(kx_groups: Vec<&'static dyn SupportedKxGroup>, threads: &Threads) -> A
     Arc::new(builder.with_no_client_auth().with_cert_resolver(Arc::new(resolver)))
 }
 
-/// Its key share is of X25519.
+/// A client whose key share is X25519.
 fn client() -> TlsConnector {
     let builder = ClientConfig::builder_with_provider(provider(vec![X25519, SECP256R1]));
     let builder = builder.with_protocol_versions(&[&TLS13]).unwrap();
@@ -85,7 +85,7 @@ fn client() -> TlsConnector {
 }
 
 #[tokio::test]
-async fn event_loop_makes_no_signature_even_after_a_second_client_hello() {
+async fn event_loop_makes_no_tls_signature_even_after_second_client_hello() {
     let (pool, refused) = (HandshakePool::new(Duration::from_secs(10)), AtomicU64::new(0));
     for (kx_groups, kind) in
         [(vec![X25519], HandshakeKind::Full), (vec![SECP256R1], HandshakeKind::FullWithHelloRetryRequest)]
@@ -104,7 +104,7 @@ async fn event_loop_makes_no_signature_even_after_a_second_client_hello() {
 }
 
 #[tokio::test]
-async fn handshakes_block_only_pool_threads_and_are_refused_when_all_are_busy() {
+async fn tls_handshakes_block_only_pool_threads_and_are_refused_if_all_busy() {
     let (pool, refused) = (HandshakePool::new(Duration::from_millis(20)), AtomicU64::new(0));
     let (sign, signs) = mpsc::channel::<()>();
     let signs = Mutex::new(signs);

@@ -19,7 +19,7 @@ fn verdict(bytes: &[u8]) -> String {
 }
 
 #[test]
-fn http_is_detected_from_the_first_sufficient_bytes() {
+fn http_is_detected_as_soon_as_bytes_suffice() {
     for (bytes, what) in [
         (&b""[..], "more"),
         (b"P", "more"),
@@ -46,7 +46,7 @@ fn http_is_detected_from_the_first_sufficient_bytes() {
 }
 
 #[test]
-fn endless_headers_are_another_protocol() {
+fn headers_over_peek_limit_are_not_detected_as_http() {
     let mut parts = b"GET / HTTP/1.1\r\n".to_vec();
     for number in 0..100 {
         parts.extend(format!("x-{number}: {}\r\n", "y".repeat(700)).into_bytes());
@@ -67,7 +67,7 @@ const PIECES: [&str; 8] = [
     "PRI * HTTP/2.0\r\n",
 ];
 
-/// Input of clients: these parts in any order, and random bytes.
+/// Strategy for client input: these pieces in any order, and random bytes.
 fn said() -> impl Strategy<Value = Vec<u8>> {
     let piece = proptest::sample::select(&PIECES[..]).prop_map(|piece| piece.as_bytes().to_vec());
     let piece = prop_oneof![4 => piece, 1 => proptest::collection::vec(any::<u8>(), 1..4)];
@@ -76,7 +76,7 @@ fn said() -> impl Strategy<Value = Vec<u8>> {
 
 proptest! {
     #[test]
-    fn protocol_detection_ignores_later_bytes(said in said(), cut in any::<proptest::sample::Index>()) {
+    fn detected_protocol_does_not_change_with_later_bytes(said in said(), cut in any::<proptest::sample::Index>()) {
         let early = verdict(&said[..cut.index(said.len() + 1)]);
         prop_assert!(early == "more" || early == verdict(&said), "{early}: {:?}", String::from_utf8_lossy(&said));
     }
@@ -99,7 +99,7 @@ async fn detect_with(captured: &TcpStream, server: &TcpListener, time_limit: Dur
 }
 
 #[tokio::test]
-async fn headers_in_pieces_are_detected_and_not_consumed() {
+async fn http_headers_sent_in_pieces_are_detected_and_not_consumed() {
     let (mut client, mut captured, server) = between().await;
     let pieces = async {
         for piece in ["GET / HT", "TP/1.1\r\nhost: cart", ".shop\r\n\r\n"] {
@@ -117,7 +117,7 @@ async fn headers_in_pieces_are_detected_and_not_consumed() {
 }
 
 #[tokio::test]
-async fn a_server_that_speaks_first_loses_no_data() {
+async fn server_that_speaks_first_loses_no_data() {
     let (_program, captured, server) = between().await;
     let greets = async {
         let (mut stream, _) = server.accept().await.unwrap();
@@ -136,7 +136,7 @@ async fn non_http_client_is_connected_without_delay() {
     client.write_all(b"HELO").await.unwrap();
     let detected = detect_with(&captured, &server, 2 * CLIENT_SILENCE).await;
     assert!(matches!(detected, DetectedProtocol::Other(_)), "{detected:?}");
-    // Registered again, as the connection's user does; otherwise the read would wait for more bytes.
+    // Registered again, as the connection's user does. Otherwise the read would wait for further bytes.
     let mut captured = TcpStream::from_std(captured.into_std().unwrap()).unwrap();
     let mut message = [0; 4];
     timeout(TIMEOUT, captured.read_exact(&mut message)).await.unwrap().unwrap();
@@ -144,7 +144,7 @@ async fn non_http_client_is_connected_without_delay() {
 }
 
 #[tokio::test]
-async fn silence_of_both_sides_ends_at_the_time_limit() {
+async fn protocol_detection_times_out_if_both_sides_are_silent() {
     let (_program, captured, server) = between().await;
     let meant = server.local_addr().unwrap();
     drop(server);
@@ -155,7 +155,7 @@ async fn silence_of_both_sides_ends_at_the_time_limit() {
 }
 
 #[tokio::test]
-async fn a_silent_connection_of_the_proxy_itself_is_not_passed_through() {
+async fn silent_connection_of_proxy_itself_is_not_passed_through() {
     let [captures, server] = [(); 2].map(|()| TcpListener::bind("127.0.0.1:0"));
     let (captures, server) = (captures.await.unwrap(), server.await.unwrap());
     let connector = PassthroughConnector::default();

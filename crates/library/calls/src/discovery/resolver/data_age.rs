@@ -2,30 +2,30 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// The age of a mesh's data: as the agent last reported, and growing from then on unless the agent reported that it is
-/// current.
+/// Age of a mesh's data. It starts from the age that the agent last reported, and grows unless the agent reported
+/// current data.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct DataAge {
-    /// The age at the moment from which on it grows; `None` while nothing ages. Not the time of origin, which may lie
-    /// before the start of the clock.
+    /// Age at an instant from which it grows; `None` while the data does not age. The time of origin is not stored,
+    /// since it may be before the start of the clock.
     oldest: Option<(Duration, Instant)>,
-    /// Whether data has arrived on the current connection, which replaces the age of earlier data.
+    /// Whether data has arrived on the current connection. Its age replaces the age of earlier data.
     has_data: bool,
 }
 
-/// What is learnt of the age of data.
+/// An event that changes the age of data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum AgeChange {
     /// Data of this age arrived.
     Arrived(Duration),
-    /// The agent lost its source and its data is this old; zero: it has its source again.
+    /// The agent lost its source, and its data has this age. Zero means that the agent reaches its source again.
     Reported(Duration),
-    /// The connection to the agent is lost.
+    /// The connection to the agent was lost.
     Disconnected,
 }
 
 impl AgeChange {
-    /// Adds a change to the waiting ones. They have the effect of all changes, and are three at most.
+    /// Adds a change to the pending changes. At most three pending changes have the combined effect of all changes.
     pub(super) fn coalesce(self, waiting: &mut Vec<Self>) {
         match (self, waiting.last_mut()) {
             (Self::Arrived(age), Some(Self::Arrived(known))) => *known = age.max(*known),
@@ -39,7 +39,7 @@ impl AgeChange {
 }
 
 impl DataAge {
-    /// Applies a change that is learnt now.
+    /// Applies a change that became known at `now`.
     pub(super) fn apply(&mut self, change: AgeChange, now: Instant) {
         match change {
             AgeChange::Arrived(age) => self.arrived(age, now),
@@ -48,12 +48,12 @@ impl DataAge {
         }
     }
 
-    /// The age; `None` where nothing is known to age.
+    /// Age of the data; `None` if no data is known to age.
     pub(super) fn at(&self, now: Instant) -> Option<Duration> {
         self.oldest.map(|(age, since)| age + now.saturating_duration_since(since))
     }
 
-    /// Data of this `age` arrived from the agent.
+    /// Records that data of this `age` arrived from the agent.
     fn arrived(&mut self, age: Duration, now: Instant) {
         if !std::mem::replace(&mut self.has_data, true) {
             self.oldest = None;
@@ -63,18 +63,18 @@ impl DataAge {
         }
     }
 
-    /// The agent reports that its data ages and is at most `age` old, or that it no longer ages where that is zero.
+    /// Records the agent's report that its data ages and is at most `age` old; zero means that it no longer ages.
     fn set(&mut self, age: Duration, now: Instant) {
         self.oldest = None;
         self.arrived(age, now);
     }
 
-    /// Data of this `age` is used that is not refreshed.
+    /// Records that data of this `age`, which is not refreshed, is in use.
     pub(super) fn add_unrefreshed(&mut self, age: Duration, now: Instant) {
         self.oldest = Some((self.at(now).unwrap_or_default().max(age), now));
     }
 
-    /// The agent is disconnected: all data ages.
+    /// Records that the agent is disconnected: all data ages from now on.
     fn disconnected(&mut self, now: Instant) {
         self.has_data = false;
         self.add_unrefreshed(Duration::ZERO, now);
@@ -90,7 +90,7 @@ mod tests {
     const SECOND: Duration = Duration::from_secs(1);
 
     #[test]
-    fn the_oldest_data_counts_and_ages_until_the_agent_has_its_source() {
+    fn data_age_is_that_of_oldest_data_and_grows_while_agent_has_no_source() {
         let (mut age, start) = (DataAge::default(), Instant::now());
         age.arrived(Duration::ZERO, start);
         assert_eq!(age.at(start + SECOND), None);
@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn the_age_of_a_new_connection_counts_once_it_delivers_data() {
+    fn data_age_of_new_connection_applies_once_it_delivers_data() {
         let (mut age, start) = (DataAge::default(), Instant::now());
         age.add_unrefreshed(10 * SECOND, start);
         age.disconnected(start + SECOND);
@@ -130,7 +130,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn coalesced_changes_have_the_effect_of_all(
+        fn coalesced_data_age_changes_equal_sequential_ones(
             before in prop::collection::vec(change(), 0..4),
             changes in prop::collection::vec(change(), 0..20),
         ) {

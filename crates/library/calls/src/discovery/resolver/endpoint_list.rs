@@ -2,10 +2,10 @@ use std::sync::Arc;
 
 use fairmesh_model::Endpoint;
 
-/// Up to this number of endpoints memory is reserved exactly: many services have one.
+/// Maximum number of endpoints for which memory is reserved exactly. Many services have only one endpoint.
 const EXACT_CAPACITY: usize = 4;
 
-/// Endpoints ordered by key, in one slice as the router takes them.
+/// Endpoints ordered by key, in one slice as the router expects them.
 #[derive(Debug, Default)]
 pub(super) struct EndpointList {
     keys: Vec<Arc<str>>,

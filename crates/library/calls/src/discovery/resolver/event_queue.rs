@@ -1,7 +1,8 @@
-//! Events on their way to the worker, which may wait for expressions to be compiled.
+//! Queues events for the worker, which may be waiting for expressions to compile.
 //!
-//! They coalesce as those of a watcher in `rib` do: of records the last value of each key waits, and of all else the last event of
-//! its kind and name. A queue of all events was rejected: it grows while the worker waits, and delivers outdated values.
+//! Events coalesce as those of a watcher in `rib` do: for records, the last value of each key is queued; for everything
+//! else, the last event of each kind and name. A queue of all events was rejected: it grows while the worker waits, and
+//! delivers outdated values.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -12,10 +13,10 @@ use fairmesh_model::Prefix;
 use fairmesh_rib::{CoalescedUpdates, Update};
 use tokio::sync::Notify;
 
-use super::{data_age::AgeChange, event::Event, shard_maps::MapEvent};
+use super::{data_age::AgeChange, shard_maps::MapEvent, worker_event::Event};
 use crate::discovery::subscription::Subscription;
 
-/// Hands events to one worker.
+/// Queue of events for the resolver's worker.
 pub(super) struct EventQueue<T> {
     waiting: Mutex<WaitingEvents<T>>,
     arrived: Notify,
@@ -48,13 +49,13 @@ impl<T> Default for WaitingEvents<T> {
 }
 
 impl<T> EventQueue<T> {
-    /// Adds an event, and wakes the worker.
+    /// Adds an event and wakes the worker.
     pub(super) fn push(&self, event: Event<T>) {
         self.waiting().push(event);
         self.arrived.notify_one();
     }
 
-    /// Waits for events, and takes all.
+    /// Waits for events and takes all of them.
     pub(super) async fn next(&self) -> Vec<Event<T>> {
         loop {
             let events = self.take();
@@ -65,7 +66,7 @@ impl<T> EventQueue<T> {
         }
     }
 
-    /// Takes the events that wait.
+    /// Takes the queued events.
     pub(super) fn take(&self) -> Vec<Event<T>> {
         std::mem::take(&mut *self.waiting()).into_events()
     }
@@ -90,12 +91,12 @@ impl<T> WaitingEvents<T> {
     }
 
     fn push_update(&mut self, update: Update) {
-        // What arrives is refused no more.
+        // A prefix that arrives is no longer refused.
         let snapshots = update.snapshots.iter().map(|snapshot| &snapshot.prefix);
         for arrived in snapshots.chain(update.resumed.iter().map(|resumed| &resumed.prefix)) {
             self.refused.remove(arrived);
         }
-        // By itself: the age of a snapshot that waits says nothing of a later report.
+        // Ages are queued separately: the age of a queued snapshot says nothing about a later report.
         let ages = update.snapshots.iter().map(|snapshot| snapshot.age);
         if let Some(age) = ages.chain(update.resumed.iter().map(|resumed| resumed.age)).max() {
             AgeChange::Arrived(age).coalesce(&mut self.ages);
@@ -103,8 +104,8 @@ impl<T> WaitingEvents<T> {
         self.updates.add(update);
     }
 
-    /// The events in an order in which they have the effect of all. Services are tracked last: nothing that waits is of their
-    /// subscriptions, which the worker is yet to make.
+    /// Returns events that together have the effect of all queued events. Newly tracked services come last: no queued
+    /// event concerns them, since the worker has not subscribed to their prefixes yet.
     fn into_events(mut self) -> Vec<Event<T>> {
         let mut events: Vec<_> = self.ages.into_iter().map(Event::Age).collect();
         events.extend(self.updates.take().map(Event::Update));
@@ -126,7 +127,7 @@ mod tests {
     use super::*;
     use crate::discovery::resolver::shard_maps::MapName;
 
-    /// What is tracked here has no transports.
+    /// A queue for services without transports.
     type Queue = EventQueue<()>;
 
     fn update(number: u64) -> Update {
@@ -137,7 +138,7 @@ mod tests {
         arrived(number, prefix, 0)
     }
 
-    /// A prefix whose copy is so many seconds old.
+    /// Returns the event for a prefix whose copy is `seconds` old.
     fn arrived(number: u64, prefix: &Prefix, seconds: u64) -> Event<()> {
         let resumed = vec![Resumed { prefix: prefix.clone(), age: Duration::from_secs(seconds) }];
         Event::Update(Update { resumed, ..update(number) })
@@ -159,7 +160,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn updates_that_arrive_while_the_worker_waits_are_one() {
+    async fn record_updates_arriving_while_resolver_waits_are_merged() {
         let queue = Queue::default();
         for number in 1..=1_000 {
             let key: Arc<str> = format!("/t/shop/services/s{}", number % 7).into();
@@ -176,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn report_after_an_old_snapshot_counts_once_more_arrives() {
+    fn data_age_event_keeps_its_order_when_later_updates_are_merged() {
         let (queue, prefix) = (Queue::default(), Prefix::topology());
         queue.push(arrived(1, &prefix, 10));
         queue.push(Event::Age(AgeChange::Reported(Duration::ZERO)));
@@ -189,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn refusal_stays_until_its_prefix_arrives() {
+    fn prefix_refusal_stays_queued_until_data_of_its_prefix_arrives() {
         let queue = Queue::default();
         let [arrives, stays] =
             ["/t/shop/services/a", "/t/shop/services/b"].map(|text| Prefix::new(text).unwrap());
@@ -204,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn map_waits_until_a_later_one_of_its_service_arrives() {
+    fn queued_shard_map_is_replaced_by_newer_one_of_its_service() {
         let queue = Queue::default();
         let name = |service: &str| MapName { service: ServiceName::new(service).unwrap(), region: None };
         let shard = Shard { id: ShardId(1), start: ShardKey(0), replicas: vec![] };

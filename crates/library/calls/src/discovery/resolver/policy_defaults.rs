@@ -1,4 +1,4 @@
-//! Defaults of policies: of the mesh, and of the tenants whose services are followed.
+//! Policy defaults of the mesh, and of the tenants whose services are followed.
 
 use std::collections::BTreeMap;
 
@@ -7,20 +7,21 @@ use fairmesh_model::{
 };
 use tokio::time::Instant;
 
-/// The followed defaults. A scope is the mesh or a tenant.
+/// Policy defaults by scope, which is the mesh or a tenant.
 #[derive(Debug, Default)]
 pub(super) struct FollowedDefaults {
-    /// By scope, until when services wait for its defaults; `None` once they have arrived, or it is known that they do not come.
+    /// Deadline by scope until which services wait for its defaults; `None` once they have arrived or are known not
+    /// to come.
     scopes: BTreeMap<DefaultsScope, Option<Instant>>,
     received: DefaultsByScope,
 }
 
-/// The prefix of the defaults of a scope.
+/// Returns the prefix of the defaults of a scope.
 fn prefix(scope: &DefaultsScope) -> Prefix {
     Prefix::from(&RecordKey::PolicyDefaults(scope.clone()))
 }
 
-/// The scope that a prefix is of.
+/// Returns the scope to which a prefix belongs.
 pub(super) fn scope_of(prefix: &Prefix) -> Option<DefaultsScope> {
     match RecordKey::parse(prefix.as_str()) {
         Ok(RecordKey::PolicyDefaults(scope)) => Some(scope),
@@ -29,7 +30,7 @@ pub(super) fn scope_of(prefix: &Prefix) -> Option<DefaultsScope> {
 }
 
 impl FollowedDefaults {
-    /// Follows the defaults of a scope; returns what has to be subscribed to, if it was not followed.
+    /// Follows the defaults of a scope. Returns the prefix to subscribe to, if the scope was not followed before.
     pub(super) fn follow(&mut self, scope: DefaultsScope, until: Instant) -> Option<Prefix> {
         if self.scopes.contains_key(&scope) {
             return None;
@@ -39,7 +40,7 @@ impl FollowedDefaults {
         Some(prefix)
     }
 
-    /// Stops following the defaults of a tenant; returns what has to be unsubscribed from.
+    /// Stops following the defaults of a tenant. Returns the prefix to unsubscribe from.
     pub(super) fn unfollow(&mut self, tenant: &Tenant) -> Option<Prefix> {
         let scope = DefaultsScope::Tenant(tenant.clone());
         self.scopes.remove(&scope)?;
@@ -47,33 +48,33 @@ impl FollowedDefaults {
         Some(prefix(&scope))
     }
 
-    /// The defaults of a scope have arrived, or do not come. Returns whether the scope is followed.
+    /// Records that the defaults of a scope have arrived, or will not come. Returns whether the scope is followed.
     pub(super) fn mark_arrived(&mut self, scope: &DefaultsScope) -> bool {
         self.scopes.get_mut(scope).map(|until| *until = None).is_some()
     }
 
-    /// Services wait for all outstanding defaults until then.
+    /// Makes services wait for all outstanding defaults until this time.
     pub(super) fn wait_until(&mut self, until: Instant) {
         self.scopes.values_mut().flatten().for_each(|waiting| *waiting = until);
     }
 
-    /// Scopes whose defaults are outstanding, and no longer waited for at a time.
+    /// Scopes whose defaults have not arrived, although services no longer wait for them at `now`.
     pub(super) fn overdue(&self, now: Instant) -> Vec<DefaultsScope> {
         let overdue = self.scopes.iter().filter(|(_, until)| until.is_some_and(|until| now >= until));
         overdue.map(|(scope, _)| scope.clone()).collect()
     }
 
-    /// Prefixes that have not arrived.
+    /// Prefixes that have not yet arrived.
     pub(super) fn missing(&self) -> Vec<Prefix> {
         self.scopes.iter().filter(|(_, until)| until.is_some()).map(|(scope, _)| prefix(scope)).collect()
     }
 
-    /// Sets or removes defaults that are followed; returns whether they changed.
+    /// Sets or removes the defaults of a followed scope. Returns whether they changed.
     pub(super) fn put(&mut self, scope: &DefaultsScope, defaults: Option<PolicyDefaults>) -> bool {
         self.scopes.contains_key(scope) && self.received.set(scope.clone(), defaults)
     }
 
-    /// The defaults of the services of a tenant; `None` while they are waited for.
+    /// Returns the defaults for the services of a tenant; `None` while services wait for them.
     pub(super) fn of(&self, tenant: &Tenant) -> Option<InheritedDefaults> {
         let arrived = |scope: &DefaultsScope| self.scopes.get(scope).is_some_and(Option::is_none);
         let is_complete = arrived(&DefaultsScope::Mesh) && arrived(&DefaultsScope::Tenant(tenant.clone()));

@@ -1,4 +1,4 @@
-//! Large shard maps, which the agent shares as memory (ServiceRouter §3.3).
+//! Large shard maps, which the agent shares in memory (ServiceRouter §3.3).
 
 use std::{
     collections::{BTreeSet, HashMap, HashSet},
@@ -26,41 +26,41 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-/// From this number of shards on a map is read in the agent's memory. A smaller one takes half a megabyte at most, and
-/// needs no socket.
+/// Minimum number of shards in a map that is read from the agent's shared memory. Smaller maps take at most half a
+/// megabyte and need no socket.
 pub(super) const LARGE: u32 = 16_384;
-/// How long connecting to the agent and its greeting may take.
+/// Timeout for connecting to the agent and receiving its greeting.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Identifies a map: of a service, with the replicas of one region or of all.
+/// Identifies a map: the service, and the region whose replicas are included; all regions without one.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct MapName {
     pub(super) service: ServiceName,
     pub(super) region: Option<Region>,
 }
 
-/// A request of the worker.
+/// A command from the worker.
 #[derive(Debug)]
 pub(super) enum MapCommand {
     Follow(MapName),
     Unfollow(MapName),
 }
 
-/// A change that the agent sent.
+/// A change sent by the agent.
 #[derive(Debug)]
 pub(super) enum MapEvent {
-    /// A map, new or changed.
+    /// A new or changed map.
     Map(MapName, Arc<ShardTable>),
-    /// This version of a map is unusable, and so were earlier ones that did not arrive; 0 where the version is not
-    /// known.
+    /// This version of a map is unusable, as are earlier versions that did not arrive. Version 0 means that the
+    /// version is unknown.
     Failed(MapName, u64, String),
-    /// The agent shares no maps, at least now.
+    /// The agent does not share maps, or not at present.
     Unavailable,
 }
 
 impl MapEvent {
-    /// Whether an earlier event means nothing beside this one. A failed version leaves a map before it in use, and an unknown one a known
-    /// one.
+    /// Whether this event makes an earlier one obsolete. A failed version leaves an earlier map in use; a failure of
+    /// unknown version leaves a failure of known version.
     pub(super) fn replaces(&self, earlier: &Self) -> bool {
         match (self, earlier) {
             (Self::Map(new, _), Self::Map(name, _) | Self::Failed(name, ..)) => new == name,
@@ -73,13 +73,13 @@ impl MapEvent {
     }
 }
 
-/// A table as it was received, and its segment once it is read.
+/// A received table, and its memory segment once it has been read.
 struct Table {
     memory: Arc<SealedMemory>,
     segment: Option<Segment>,
 }
 
-/// Follows maps until the worker ends.
+/// Follows shard maps until the worker ends.
 pub(super) struct MapFollower<F> {
     pub(super) transport: Transport,
     pub(super) address: Address,
@@ -88,17 +88,17 @@ pub(super) struct MapFollower<F> {
     pub(super) wanted: BTreeSet<MapName>,
 }
 
-/// The maps of one connection.
+/// The maps received on one connection.
 #[derive(Default)]
 struct Received {
     tables: HashMap<u64, Table>,
-    /// The tables that the last version of each map is made of.
+    /// Tables in the latest version of each map.
     tables_of: HashMap<MapName, Vec<u64>>,
 }
 
 impl<F: Fn(MapEvent) + Send> MapFollower<F> {
-    /// Runs until the sender of `commands` is gone. Shared maps stay in use while the agent is away: reader and writer
-    /// both own the memory.
+    /// Runs until the sender of `commands` is dropped. Shared maps stay in use while the agent is away, since reader
+    /// and writer both own the memory.
     pub(super) async fn run(mut self, mut commands: UnboundedReceiver<MapCommand>) {
         let mut failures = 0;
         loop {
@@ -161,7 +161,7 @@ impl<F: Fn(MapEvent) + Send> MapFollower<F> {
         }
     }
 
-    /// Returns `Ok` when the worker has ended.
+    /// Exchanges messages with the agent. Returns `Ok` once the worker has ended.
     async fn exchange(
         &mut self,
         mut channel: DescriptorChannel,
@@ -207,7 +207,7 @@ impl<F: Fn(MapEvent) + Send> MapFollower<F> {
     async fn receive_map(&self, received: &mut Received, map: v1::SharedMap) -> io::Result<()> {
         let name = read_name(map.name.clone()).map_err(io::Error::other)?;
         let version = map.version;
-        // Checking a megabyte takes a millisecond, too long for the runtime's threads.
+        // Checking a megabyte takes a millisecond, which is too long for the runtime's threads.
         let tables = std::mem::take(&mut received.tables);
         let work = tokio::task::spawn_blocking(move || {
             let mut tables = tables;
@@ -245,7 +245,7 @@ impl Received {
     }
 }
 
-/// Assembles a map from its tables, each of which is checked when it is first needed.
+/// Assembles a map from its tables. Each table is checked when it is first needed.
 fn assemble(
     tables: &mut HashMap<u64, Table>,
     map: &v1::SharedMap,
@@ -268,7 +268,7 @@ fn assemble(
     Ok(ShardTable::new(map.version, interval, segments, holders)?)
 }
 
-/// Owns the memory of `Bytes`.
+/// Keeps the shared memory behind `Bytes` alive.
 struct Owner(Arc<SealedMemory>);
 
 impl AsRef<[u8]> for Owner {
@@ -292,7 +292,7 @@ fn write_name(name: &MapName) -> v1::MapName {
     v1::MapName { service: name.service.to_string(), region }
 }
 
-/// The address of the agent's socket for maps, beside its own.
+/// The address of the agent's socket for maps, derived from the agent's own address.
 pub(super) fn address(upstreams: &[Address]) -> Option<Address> {
     upstreams.first().and_then(Address::maps)
 }

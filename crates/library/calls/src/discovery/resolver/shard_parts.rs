@@ -8,15 +8,15 @@ use std::{
 use bytes::Bytes;
 use fairmesh_model::{Invalid, RecordKey, Revision, ShardPart};
 use fairmesh_router::ShardTable;
-use fairmesh_wire::shards;
+use fairmesh_wire::shard_encoding;
 
 use super::shard_maps::LARGE;
 
-/// The most versions of a large map that are told apart before they are in use.
+/// Maximum number of pending versions of a large map that are tracked separately.
 const MAX_PENDING: usize = 64;
 
-/// A shard map: its parts, and the map last compiled from them; or of a large one the part that has its version, and
-/// the map that the agent shared.
+/// A shard map. A small map consists of its parts and the map compiled from them. A large map consists of its version
+/// record and the map that the agent shared.
 #[derive(Debug, Default)]
 pub(super) struct ShardParts {
     parts: BTreeMap<RecordKey, Bytes>,
@@ -24,46 +24,48 @@ pub(super) struct ShardParts {
     changed: bool,
     /// Whether an agent may share maps.
     offered: bool,
-    /// Whether the agent cannot share them now, so that the parts are read here until it does.
+    /// Whether the agent cannot share maps now, so that this process reads the parts itself until the agent can.
     read_locally: bool,
-    /// Whether the map is large enough to be shared, once that is known.
+    /// Whether the map is large enough to be shared; `None` until this is known.
     large: Option<bool>,
-    /// The version of the parts.
+    /// Latest announced version of the map.
     announced: u64,
-    /// Versions that were announced and are not in use yet, ascending, each with the last revision before it.
+    /// Announced versions that are not in use yet, in ascending order, each with the last revision before it.
     pending: VecDeque<(u64, Option<Revision>)>,
     shared: Option<Arc<ShardTable>>,
-    /// The last version that is unusable.
+    /// Latest unusable version.
     failed: u64,
 }
 
 impl ShardParts {
-    /// `offered`: an agent may share large maps.
+    /// Creates an empty map. `offered` means that an agent may share large maps.
     pub(super) fn new(offered: bool) -> Self {
         Self { offered, ..Self::default() }
     }
 
-    /// Whether the map itself comes from the agent, or its size is not known yet.
+    /// Whether the version record suffices: the map itself comes from the agent, or its size is not known yet.
     pub(super) fn is_version_enough(&self) -> bool {
         self.offered && !self.read_locally && self.large != Some(false)
     }
 
-    /// Whether the map is to be shared by the agent, also while its parts are read here because the agent does not.
+    /// Whether the agent should share the map. True even while this process reads the parts itself because the agent
+    /// does not share them.
     pub(super) fn is_shareable(&self) -> bool {
         self.offered && self.large == Some(true)
     }
 
-    /// The record that has the version was delivered: there is no map, or its size would be known.
+    /// Records that the version record's prefix was delivered. If the size is still unknown, there is no map.
     pub(super) fn version_arrived(&mut self) {
         self.large.get_or_insert(false);
     }
 
-    /// Compiles the map where a part of it changed; parts that do not fit together leave the previous map in place.
+    /// Compiles the map if a part has changed. Parts that do not fit together leave the previous map in place.
     pub(super) fn compile(&mut self) -> Result<(), Invalid> {
         let is_shared = self.is_version_enough();
         if std::mem::take(&mut self.changed) && !is_shared {
-            let map = shards::decode_map(self.parts.iter().map(|(key, part)| (key.clone(), part.clone())))?;
-            // Read here after all, where the agent shares no newer one.
+            let map =
+                shard_encoding::decode_map(self.parts.iter().map(|(key, part)| (key.clone(), part.clone())))?;
+            // The parts are read here after all, since the agent shares no newer map.
             (self.compiled, self.shared) = (map.map(|map| Arc::new(ShardTable::compile(&map))), None);
         }
         Ok(())
@@ -74,25 +76,27 @@ impl ShardParts {
         self.shared.as_ref().or(self.compiled.as_ref())
     }
 
-    /// Takes the map that the agent shared.
+    /// Sets the map that the agent shared.
     pub(super) fn set_shared(&mut self, shards: Arc<ShardTable>) {
         (self.shared, self.compiled, self.read_locally) = (Some(shards), None, false);
         self.drop_reached();
     }
 
-    /// This version is unusable, and the previous one stays; where there is none, the parts are read here.
+    /// Records that this version is unusable. The previous map stays in use; without one, this process reads the
+    /// parts.
     pub(super) fn set_failed(&mut self, version: u64) {
         self.failed = self.failed.max(version);
         self.drop_reached();
         self.read_locally();
     }
 
-    /// Reads the parts here unless a current map was shared. Returns whether that is a change.
+    /// Switches to reading the parts in this process, unless the agent shared a current map. Returns whether anything
+    /// changed.
     pub(super) fn read_locally(&mut self) -> bool {
         (self.shared.is_none() || self.lags()) && !std::mem::replace(&mut self.read_locally, true)
     }
 
-    /// Whether the map in use is older than the announced version, which is on its way.
+    /// Whether the map in use is older than the announced version, which is still on its way.
     pub(super) fn lags(&self) -> bool {
         self.shared
             .as_ref()
@@ -104,27 +108,27 @@ impl ShardParts {
         if self.large != Some(true) || self.announced <= self.reached() {
             return;
         }
-        // Versions restart where the control plane has another store.
+        // Versions restart if the control plane has a different store.
         if self.pending.back().is_some_and(|(version, _)| *version > self.announced) {
             self.pending.clear();
         }
         let full = self.pending.len() == MAX_PENDING;
         match self.pending.back_mut() {
             Some((version, _)) if *version == self.announced => {}
-            // Both are acknowledged together: later than possible, and never too early.
+            // Both are acknowledged together, which is later than possible but never too early.
             Some((version, _)) if full => *version = self.announced,
             _ => self.pending.push_back((self.announced, before)),
         }
     }
 
-    /// The revision up to which decisions include all records, while the map lags; `None` where that is not known.
-    /// Where versions arrive faster than tables are built the map always lags, and unrelated records must not wait for
-    /// a pause.
+    /// The revision up to which decisions include all records while the map lags; `None` if it is not known. If
+    /// versions arrive faster than tables are built, the map always lags, and unrelated records must not wait for a
+    /// pause.
     pub(super) fn applied_before(&self) -> Option<Revision> {
         self.pending.front().and_then(|(_, before)| *before)
     }
 
-    /// The version in use, or a later one that was given up.
+    /// The version in use, or a later version that was found unusable.
     fn reached(&self) -> u64 {
         self.shared.as_ref().map_or(0, |shared| shared.version()).max(self.failed)
     }
@@ -136,7 +140,7 @@ impl ShardParts {
 
     pub(super) fn put(&mut self, key: &RecordKey, value: &Bytes) -> Result<(), Invalid> {
         if let RecordKey::ShardManifest(_, ShardPart::Ranges) = key {
-            let manifest = shards::read_manifest(value)?;
+            let manifest = shard_encoding::read_manifest(value)?;
             self.announced = manifest.version;
             self.large = Some(match self.large {
                 None => manifest.rows >= LARGE,
@@ -156,7 +160,7 @@ impl ShardParts {
         }
     }
 
-    /// The service has no map any more.
+    /// Clears the map: the service no longer has one.
     pub(super) fn clear(&mut self) {
         (self.shared, self.large, self.announced) = (None, Some(false), 0);
         self.pending.clear();

@@ -3,44 +3,44 @@ use fairmesh_wire::transport::Transport;
 
 use crate::call::Clock;
 
-/// The topology and the caller's place in it, which all services are compiled with.
+/// The topology and the caller's place in it. All services are compiled with these inputs.
 #[derive(Debug)]
 pub(super) struct Topology {
     pub(super) regions: Regions,
     pub(super) round_trips: RoundTrips,
     pub(super) hosts: Hosts,
-    /// Of the caller, once it is known.
+    /// Location of the caller, once known.
     pub(super) location: Option<Location>,
     pub(super) client_id: String,
-    /// The hash of `client_id`.
+    /// Hash of `client_id`.
     pub(super) client: u64,
-    /// The service that the caller is, if it is one.
+    /// The caller's own service; `None` if the caller is not a service.
     pub(super) caller: Option<ServiceName>,
-    /// How the caller connects. The transport may know a trust domain before the records have its roots.
+    /// How the caller connects. The transport may know a trust domain before its roots arrive as records.
     pub(super) transport: Transport,
-    /// Whether the records have the roots of a trust domain.
+    /// Whether the records contain the roots of a trust domain.
     pub(super) has_trust_domain: bool,
-    /// The clock of the caller's picks, by which its own evidence is dated.
+    /// Clock of the caller's picks, by which the caller's own evidence is dated.
     pub(super) clock: Clock,
-    /// Whether the caller decides for its own callers whether they may call.
+    /// Whether the caller authorizes the calls of its own callers.
     pub(super) authorizes_callers: bool,
 }
 
 impl Topology {
-    /// Whether endpoints have to speak mutual TLS, unless the policy of their service permits plaintext. A process of a mesh that hides
-    /// the roots from this one cannot weaken that where this one has an identity.
+    /// Whether endpoints must speak mutual TLS, unless the policy of their service permits plaintext. If this process
+    /// has an identity, a process of the mesh cannot weaken this by hiding the roots from it.
     pub(super) fn requires_mtls(&self) -> bool {
         self.has_trust_domain || self.transport.secures_mesh()
     }
 
     pub(super) fn location_or_unknown(&self) -> Location {
         self.location.clone().unwrap_or_else(|| {
-            // "nowhere" is a well-formed region name; as no round trip to it is known, all regions are equally far.
+            // "nowhere" is a well-formed region name. As no round trip to it is known, all regions are equally far.
             Location::in_region(Region::new("nowhere").unwrap_or_else(|_| unreachable!("a valid name")))
         })
     }
 
-    /// Replaces the distances measured by a region, or removes them; returns whether a distance of this caller changed.
+    /// Replaces the distances measured by a region, or removes them. Returns whether a distance of this caller changed.
     pub(super) fn set_measured(&mut self, from: &Region, distances: Option<MeasuredDistances>) -> bool {
         let home = self.location_or_unknown().region;
         let to_home = |trips: &RoundTrips| trips.measured(from, &home).map(|distance| distance.round_trip);
@@ -63,7 +63,7 @@ mod tests {
     }
 
     #[test]
-    fn only_distances_of_the_callers_region_make_services_compile_anew() {
+    fn only_changed_distances_from_callers_region_recompile_services() {
         let location = Some(Location::in_region(region("eu")));
         let (regions, round_trips, hosts) = Default::default();
         let mut topology = Topology {

@@ -1,13 +1,13 @@
-//! The single writer of all snapshots.
+//! The resolver's worker: the only task that writes service snapshots.
 
+mod aging_tables;
 mod defaults;
-mod disk;
-mod evidence;
-mod idle;
+mod disk_copy;
+mod idle_services;
 mod location;
-mod sync;
+mod subscribe_and_publish;
 mod updates;
-mod weakening;
+mod verdict_evidence;
 
 #[cfg(test)]
 mod tests;
@@ -21,7 +21,7 @@ use std::{
 use bytes::Bytes;
 use fairmesh_model::{DefaultsScope, Prefix, Record, RecordKey, Revision, ServiceName};
 use fairmesh_rib::{Update, follower::FollowerHandle};
-use fairmesh_wire::records;
+use fairmesh_wire::record_encoding;
 use tokio::{
     sync::watch,
     task::spawn_blocking,
@@ -29,48 +29,48 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use self::evidence::EVIDENCE_INTERVAL;
+use self::verdict_evidence::EVIDENCE_INTERVAL;
 use super::{
     config::ResolverConfig,
     data_age::DataAge,
-    event::Event,
     event_queue::EventQueue,
     policy_defaults::FollowedDefaults,
-    registry::SubscriptionRegistry,
-    service::TrackedService,
     shard_maps::{MapCommands, MapEvent},
+    subscription_registry::SubscriptionRegistry,
     topology::Topology,
+    tracked_service::TrackedService,
+    worker_event::Event,
 };
 use crate::discovery::endpoint_transport::EndpointTransport;
 
-/// How long a first contact may take before the copy on disk is read, or calls fail.
+/// Time that the first contact may take before the disk copy is read or calls fail.
 const CONNECT_PATIENCE: Duration = Duration::from_millis(500);
-/// How often to check while a service waits or a prefix is refused.
+/// Interval of checks while a service waits or a prefix is refused.
 const FAST_CHECK_INTERVAL: Duration = Duration::from_millis(100);
-/// How often a refused prefix is subscribed to again.
+/// Interval at which a refused prefix is subscribed to again.
 const RESUBSCRIBE_INTERVAL: Duration = Duration::from_secs(1);
-/// How often idle connections are checked.
+/// Interval of checks for idle connections.
 const IDLE_CHECK_INTERVAL: Duration = Duration::from_secs(30);
-/// The most undeclared names that are remembered as such, so that made-up names use bounded memory here and
-/// in the agent.
+/// Maximum number of undeclared service names that are remembered. Made-up names therefore use bounded memory here
+/// and in the agent.
 const MAX_UNKNOWN: usize = 1024;
 
-/// The prefix of the roots of the trust domain.
+/// Returns the prefix of the trust domain's roots.
 fn roots() -> Prefix {
     Prefix::from(&RecordKey::TrustBundle)
 }
 
-/// The policies in an update that have expressions, with their keys.
+/// Returns the policies in an update that contain expressions, with their keys.
 fn policies_with_expressions(update: &Update) -> Vec<(RecordKey, Bytes)> {
     let snapshots = update.snapshots.iter().flat_map(|snapshot| &snapshot.entries);
-    let all = snapshots.chain(&update.puts).filter(|(key, _)| records::is_costly(key));
+    let all = snapshots.chain(&update.puts).filter(|(key, _)| record_encoding::is_costly(key));
     let policies = all.filter_map(|(key, entry)| Some((RecordKey::parse(key).ok()?, entry.value.clone())));
-    policies.filter(|(_, value)| records::has_expressions(value)).collect()
+    policies.filter(|(_, value)| record_encoding::has_expressions(value)).collect()
 }
 
-/// Decodes policies; an invalid one is reported where it is put.
+/// Decodes policies. An invalid one is reported when it is stored.
 fn decode_policies(policies: &[(RecordKey, Bytes)]) -> Vec<Record> {
-    policies.iter().filter_map(|(key, value)| records::decode(key, value).ok()).collect()
+    policies.iter().filter_map(|(key, value)| record_encoding::decode(key, value).ok()).collect()
 }
 
 pub(super) struct Worker<T> {
@@ -80,33 +80,33 @@ pub(super) struct Worker<T> {
     topology: Topology,
     defaults: FollowedDefaults,
     age: watch::Sender<DataAge>,
-    /// To the follower of large shard maps, where an agent may share them.
+    /// Channel to the follower of large shard maps; `None` if no agent can share maps.
     maps: Option<MapCommands>,
-    /// Boxed, since a table has room for up to twice as many as are in it.
+    /// Tracked services. Boxed, since a hash table has room for up to twice its number of entries.
     services: HashMap<ServiceName, Box<TrackedService<T>>>,
     /// Services whose subscriptions or snapshot must be renewed.
     stale: HashSet<ServiceName>,
-    /// Services that calls may wait for.
+    /// Services for which calls may be waiting.
     waiting: BTreeSet<ServiceName>,
     /// Services that have shard maps.
     sharded: HashSet<ServiceName>,
-    /// Names that are not declared, in the order in which that was found out.
+    /// Undeclared service names, in the order in which they were found to be undeclared.
     unknown: VecDeque<ServiceName>,
-    /// Services with regions that verdicts speak against.
+    /// Services with a region in which verdicts find most endpoints unhealthy.
     contested: BTreeSet<ServiceName>,
-    /// When the region tables of services weaken next.
+    /// Times at which services' region tables next lose force.
     weakening: BTreeMap<ServiceName, Instant>,
-    /// The service of each subscribed prefix.
+    /// The service that owns each subscribed prefix.
     prefix_owners: HashMap<Prefix, ServiceName>,
-    /// Whether regions, round trips and hosts have arrived, or never will.
+    /// Whether regions, round trips and hosts have arrived, or are known not to come.
     has_topology: bool,
-    /// Until when services wait for the roots of the trust domain, by which endpoints in plaintext are refused; `None` once they
-    /// have arrived, or it is known that they do not come.
+    /// Deadline until which services wait for the trust domain's roots, because plaintext endpoints are not refused
+    /// without them. `None` once the roots have arrived or are known not to come.
     awaits_roots: Option<Instant>,
     revision: Option<Revision>,
-    /// Whether the copy on disk was read, so that waiting for the first snapshot does not trigger it again.
+    /// Whether the disk copy was read. Waiting for the first snapshot then does not read it again.
     disk_read: bool,
-    /// Refused prefixes, and when each was last subscribed to.
+    /// Refused prefixes, with the time of their last subscription.
     refused: BTreeMap<Prefix, Instant>,
     idle_checked: Instant,
 }
@@ -159,7 +159,7 @@ impl<T: EndpointTransport> Worker<T> {
         let mut revoked = self.config.upstream.transport.revocation_changes();
         let mut checked = Instant::now();
         loop {
-            // Counted from the last check, and not from the last event, so that a steady stream of events cannot delay
+            // Counted from the last check rather than the last event, so that a steady stream of events cannot delay
             // it.
             let interval = match self.unsettled() {
                 true => FAST_CHECK_INTERVAL,
@@ -169,7 +169,7 @@ impl<T: EndpointTransport> Worker<T> {
             let weakens = self.next_weakening();
             tokio::select! {
                 () = stop.cancelled() => return,
-                // Events that have queued up are published as one.
+                // All queued events are published together.
                 waiting = events.next() => {
                     for event in waiting {
                         self.handle_precompiled(event).await;
@@ -187,7 +187,7 @@ impl<T: EndpointTransport> Worker<T> {
         }
     }
 
-    /// Handles an event after the expressions of its policies are compiled, off the program's own tasks.
+    /// Handles an event after compiling the expressions of its policies outside the program's own tasks.
     async fn handle_precompiled(&mut self, event: Event<T>) {
         let policies = match &event {
             Event::Update(update) => policies_with_expressions(update),
@@ -198,8 +198,8 @@ impl<T: EndpointTransport> Worker<T> {
             false => spawn_blocking(move || decode_policies(&policies)).await.ok(),
         };
         self.handle_event(event);
-        // Kept until here, so that the compiled expressions are found in use. From here on, the records keep them until
-        // they are published.
+        // Kept until here, so that the records find the compiled expressions in use. From here on, the records keep
+        // them until they are published.
         drop(compiled);
     }
 
@@ -220,7 +220,7 @@ impl<T: EndpointTransport> Worker<T> {
         }
     }
 
-    /// Takes a shared shard map. One that is not wanted any more is dropped.
+    /// Stores a shared shard map, or drops it if it is no longer wanted.
     fn handle_map(&mut self, event: MapEvent) {
         let (MapEvent::Map(name, _) | MapEvent::Failed(name, ..)) = &event else {
             for (name, service) in self.services.iter_mut().filter(|(_, service)| service.map.is_some()) {
@@ -257,7 +257,8 @@ impl<T: EndpointTransport> Worker<T> {
         has_nothing || !self.refused.is_empty() || !self.waiting.is_empty()
     }
 
-    /// Periodic work: idle connections and services, refused prefixes, and the copy on disk while the agent is away.
+    /// Periodic work: checks idle connections and services, retries refused prefixes, and reads the copy on disk while
+    /// the agent is away.
     async fn check(&mut self) {
         let now = Instant::now();
         if now - self.idle_checked >= self.idle_check_interval() {
@@ -266,7 +267,7 @@ impl<T: EndpointTransport> Worker<T> {
             self.remove_unused(now);
         }
         self.resubscribe_refused(now);
-        // An agent that has reached no upstream since it was updated has them on no disk.
+        // An agent that has reached no upstream since its update has no roots on disk.
         if self.has_topology && self.awaits_roots.is_some_and(|until| now >= until) {
             self.mark_arrived(&roots());
         }

@@ -29,23 +29,24 @@ pub struct FastCall<'a> {
     pub(super) attempt: Attempt,
     pub(super) exchange: BorrowedExchange,
     pub(super) until: Instant,
-    /// Whether the body of the request was dropped.
+    /// Whether the request body was dropped.
     pub(super) is_body_dropped: bool,
-    /// A response that could not be borrowed, or the error; boxed, since it is rare, and connections reserve memory for
-    /// it.
+    /// A response that could not be borrowed, or the error. Boxed, since both are rare and each connection reserves
+    /// memory for this value.
     pub(super) owned: Option<Box<Result<ReceivedResponse, SendError>>>,
 }
 
 impl<'a> FastCall<'a> {
-    /// Decides for the whole call that its request is not sent again, where that would not happen anyway; whether the
-    /// body may be dropped, and its memory reused for the next request.
+    /// Drops the body if the request would not be sent again in any case. That decision is then fixed for the whole
+    /// call. Returns whether the body's memory can be reused for the next request.
     #[must_use]
     pub fn drop_body(&mut self) -> bool {
         self.is_body_dropped = !self.call.may_be_sent_twice(&self.call.snapshot(), &self.handle.context);
         self.is_body_dropped
     }
 
-    /// Waits for the response; returns what `read` made of a borrowed one, and `None` otherwise.
+    /// Waits for the response. Returns the result of `read` for a borrowed response, and `None` for any other
+    /// response.
     #[inline]
     pub fn poll<T>(
         &mut self,
@@ -68,13 +69,13 @@ impl<'a> FastCall<'a> {
         Poll::Ready(None)
     }
 
-    /// Its route and backend.
+    /// The call's route and backend.
     #[inline]
     pub fn route_backend(&self) -> RouteBackendIndex {
         self.call.route_backend()
     }
 
-    /// Ends the call, whose response was read.
+    /// Ends the call after its response was read.
     #[inline]
     pub fn end(self) {
         let Self { handle, mut call, attempt, exchange, .. } = self;
@@ -85,7 +86,7 @@ impl<'a> FastCall<'a> {
         attempt.pool.keep_borrowed(exchange);
     }
 
-    /// Continues as a slow call, whose request may be sent again: the response could not be borrowed.
+    /// Continues as a slow call because the response could not be borrowed. The request may be sent again.
     #[cold]
     pub fn into_slow(self) -> SlowCall<'a> {
         let Self { handle, call, start, attempt, exchange, is_body_dropped, owned, .. } = self;

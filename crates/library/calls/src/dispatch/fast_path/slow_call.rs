@@ -20,19 +20,19 @@ use crate::{
     service::handle::Handle,
 };
 
-/// A call that has begun on the fast path and continues with a parsed request.
+/// A call that began on the fast path and continues with a parsed request.
 pub struct SlowCall<'a> {
     handle: &'a Handle,
     call: Call<'a, Arc<EndpointPool>>,
     start: CallStart,
     stage: Stage,
-    /// Whether the body of its request was dropped, which was sent once and is not to be sent again.
+    /// Whether the request body was dropped. If so, it was sent once and must not be sent again.
     pub(super) is_body_dropped: bool,
 }
 
-/// The progress of a call on the fast path.
+/// Stage that the call reached on the fast path.
 pub(super) enum Stage {
-    /// A rate limit refused it; routed again, it would be counted again.
+    /// A rate limit refused the call. Routing it again would count it again.
     Refused(Fault),
     Routed,
     Begun(FirstAttempt),
@@ -48,11 +48,10 @@ impl<'a> SlowCall<'a> {
         Self { handle, call, start, stage, is_body_dropped: false }
     }
 
-    /// Continues as [`send_noted`](crate::forwarding::send_noted); the request has no body where that was
-    /// dropped.
+    /// Continues like [`send_noted`](crate::forwarding::send_noted). `request` has no body if the body was dropped.
     ///
     /// # Errors
-    /// As that.
+    /// As for [`send_noted`](crate::forwarding::send_noted).
     pub async fn send<B>(self, request: Request<B>, call_info: &CallInfo) -> Result<Response<Body>, Fault>
     where
         B: http_body::Body<Data = Bytes> + Unpin + Send + 'static,

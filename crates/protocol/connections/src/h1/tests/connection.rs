@@ -1,4 +1,4 @@
-//! One connection, over memory or a socket.
+//! One connection, in memory or over a socket.
 
 use std::{convert::Infallible, time::Duration};
 
@@ -24,7 +24,7 @@ use fairmesh_http::h1::Malformed;
 const TEST_TIMEOUT: Duration = Duration::from_secs(10);
 const RESPONSE: &[u8] = b"HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\ntea";
 
-/// A request whose body is buffered.
+/// Returns a request whose body is buffered.
 pub(super) fn request(
     method: &Method,
     headers: &[(&'static str, &'static str)],
@@ -49,14 +49,14 @@ fn with_body(method: &Method, headers: &[(&'static str, &'static str)], body: Re
 
 type Frames = mpsc::UnboundedSender<Frame<Bytes>>;
 
-/// A body that is made frame by frame, and ends when the sender is dropped.
+/// Returns a body whose frames the sender produces. The body ends when the sender is dropped.
 fn streamed() -> (Frames, impl Body<Data = Bytes, Error = Infallible> + Send + 'static) {
     let (sender, receiver) = mpsc::unbounded_channel();
     let frames = stream::unfold(receiver, async |mut receiver| Some((Ok(receiver.recv().await?), receiver)));
     (sender, StreamBody::new(Box::pin(frames)))
 }
 
-/// A request whose body is made frame by frame.
+/// Returns a request whose body is produced frame by frame.
 async fn upload(headers: &[(&'static str, &'static str)]) -> (Frames, Request) {
     let (frames, body) = streamed();
     (frames, with_body(&Method::POST, headers, RequestBody::take(body).await.unwrap()))
@@ -67,7 +67,7 @@ fn connected(room: usize) -> (Box<Connection<DuplexStream>>, DuplexStream) {
     (Box::new(Connection::new(near, None)), far)
 }
 
-/// Reads until what was read ends so, and no further.
+/// Reads until the text ends with `end`, and no further.
 async fn read_until(stream: &mut DuplexStream, end: &str) -> String {
     let mut seen = Vec::new();
     while !seen.ends_with(end.as_bytes()) {
@@ -105,7 +105,7 @@ async fn request_is_written_with_its_body_length_and_response_is_read() {
 }
 
 #[tokio::test]
-async fn a_body_of_unknown_length_goes_in_chunks_with_its_trailers() {
+async fn request_body_of_unknown_length_is_sent_chunked_with_trailers() {
     let (connection, mut server) = connected(1 << 16);
     let (frames, request) = upload(&[]).await;
     let mut pending = Some(request);
@@ -128,7 +128,7 @@ async fn a_body_of_unknown_length_goes_in_chunks_with_its_trailers() {
 }
 
 #[tokio::test]
-async fn a_body_of_another_length_than_declared_is_not_taken_for_complete() {
+async fn request_body_that_differs_from_declared_length_fails() {
     for (said, text) in [("5", "tea"), ("2", "tea")] {
         let (connection, server) = connected(1 << 16);
         let (frames, body) = upload(&[]).await;
@@ -148,7 +148,7 @@ async fn a_body_of_another_length_than_declared_is_not_taken_for_complete() {
 }
 
 #[tokio::test]
-async fn a_request_of_which_nothing_was_sent_is_still_pending() {
+async fn request_that_was_not_sent_stays_available_for_retry() {
     let (connection, server) = connected(1 << 16);
     drop(server);
     let mut pending = Some(request(&Method::POST, &[], "tea"));
@@ -156,7 +156,7 @@ async fn a_request_of_which_nothing_was_sent_is_still_pending() {
     let body = pending.unwrap().body.collect().await.unwrap();
     assert_eq!(body.to_bytes(), "tea");
 
-    // Nothing is sent where the buffer is full.
+    // Nothing is sent if the buffer is full.
     let (mut near, _server) = duplex(1);
     near.write_all(b"x").await.unwrap();
     let mut pending = Some(request(&Method::POST, &[], "tea"));
@@ -165,7 +165,7 @@ async fn a_request_of_which_nothing_was_sent_is_still_pending() {
 }
 
 #[tokio::test]
-async fn body_is_sent_completely_copied_or_not_in_writes_of_any_size() {
+async fn request_body_is_sent_completely_at_any_write_size() {
     for size in [1, 4095, 4096, 4097, 70_000] {
         for room in [7, 4096, 1 << 20] {
             let (connection, mut server) = connected(room);
@@ -187,7 +187,7 @@ async fn body_is_sent_completely_copied_or_not_in_writes_of_any_size() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_exchange_times_out_and_reports_whether_it_was_sent() {
+async fn http1_exchange_times_out_and_reports_whether_request_was_sent() {
     for (room, unsent) in [(1 << 16, false), (1, true)] {
         let (mut near, _server) = duplex(room);
         near.write_all(b"x").await.unwrap();
@@ -202,7 +202,7 @@ async fn an_exchange_times_out_and_reports_whether_it_was_sent() {
 }
 
 #[tokio::test]
-async fn a_partly_sent_request_may_have_been_processed() {
+async fn partly_sent_request_fails_as_possibly_processed() {
     for (said, refused) in [("", false), ("HTTP/1.1 2", false), ("SMTP", true)] {
         let (connection, mut server) = connected(1 << 16);
         let mut pending = Some(request(&Method::POST, &[], "tea"));
@@ -216,7 +216,7 @@ async fn a_partly_sent_request_may_have_been_processed() {
 }
 
 #[tokio::test]
-async fn early_response_is_returned_while_the_request_is_still_sent() {
+async fn early_response_is_returned_during_request_upload() {
     let (connection, mut server) = connected(1 << 16);
     let (frames, request) = upload(&[]).await;
     let mut pending = Some(request);
@@ -236,7 +236,7 @@ async fn early_response_is_returned_while_the_request_is_still_sent() {
 }
 
 #[tokio::test]
-async fn a_dropped_response_cancels_the_request_that_is_still_sent() {
+async fn dropping_response_cancels_request_upload() {
     let (connection, mut server) = connected(1 << 16);
     let (frames, request) = upload(&[]).await;
     let mut pending = Some(request);
@@ -248,9 +248,9 @@ async fn a_dropped_response_cancels_the_request_that_is_still_sent() {
 }
 
 #[tokio::test]
-async fn long_bodies_in_both_directions_do_not_wait_for_each_other() {
+async fn long_request_and_response_bodies_do_not_deadlock() {
     const SIZE: usize = 200_000;
-    // Small buffers: a side that only writes, or only reads, blocks.
+    // With small buffers, a side that only writes or only reads blocks.
     let (connection, mut server) = connected(100);
     let body = RequestBody::take(Full::new(Bytes::from(vec![b'x'; SIZE]))).await.unwrap();
     let mut pending = Some(with_body(&Method::POST, &[], body));
@@ -273,7 +273,7 @@ async fn long_bodies_in_both_directions_do_not_wait_for_each_other() {
 }
 
 #[tokio::test]
-async fn response_is_read_when_server_closes_before_reading_the_request() {
+async fn response_of_server_that_stops_reading_request_is_returned() {
     let (connection, mut server) = connected(100);
     let body = RequestBody::take(Full::new(Bytes::from(vec![b'x'; 10_000]))).await.unwrap();
     let mut pending = Some(with_body(&Method::POST, &[], body));
@@ -286,7 +286,7 @@ async fn response_is_read_when_server_closes_before_reading_the_request() {
     assert_eq!(response.unwrap().status(), 413);
 }
 
-/// A connection whose response was read, and its server's end.
+/// Returns a connection whose response was read, and the server's end.
 async fn used(response: &'static [u8]) -> (ResponseBody, TcpStream) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let (near, far) = tokio::join!(TcpStream::connect(listener.local_addr().unwrap()), listener.accept());
@@ -300,7 +300,7 @@ async fn used(response: &'static [u8]) -> (ResponseBody, TcpStream) {
 }
 
 #[tokio::test]
-async fn an_idle_connection_is_reusable_until_bytes_arrive() {
+async fn idle_connection_is_reusable_until_unexpected_bytes_arrive() {
     for said in ["", "HTTP/1.1 408 Request Timeout\r\n\r\n"] {
         let (mut body, mut server) = used(RESPONSE).await;
         let connection = body.connection().unwrap();
@@ -317,7 +317,7 @@ async fn an_idle_connection_is_reusable_until_bytes_arrive() {
 }
 
 #[tokio::test]
-async fn a_connection_that_is_not_persistent_is_not_reused() {
+async fn non_persistent_connection_is_not_reused() {
     for (response, reusable) in [
         (RESPONSE, true),
         (b"HTTP/1.1 200 OK\r\ncontent-length: 3\r\nconnection: close\r\n\r\ntea", false),

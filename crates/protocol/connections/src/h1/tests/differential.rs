@@ -1,5 +1,6 @@
-//! Our connection and hyper's receive the same bytes, split at the same places, from a server that then closes:
-//! both must parse the same, or both must fail. Where ours rejects what hyper accepts, the reason is one of a few.
+//! Our connection and hyper's receive the same bytes, split at the same places, from a server that then closes. Both
+//! must parse the same response, or both must fail. Responses that ours rejects and hyper accepts must have one of a
+//! few reasons.
 
 use bytes::Bytes;
 use fairmesh_model::arith::Generator;
@@ -16,7 +17,7 @@ use crate::{
 };
 use fairmesh_http::{BoxError, h1::Malformed};
 
-/// What hyper accepts and ours rejects, since two parsers could read it differently.
+/// Reasons for which ours rejects what hyper accepts, because two parsers could read it differently.
 const STRICTER: [&str; 3] = [
     "both a content-length and a transfer-encoding",
     "a transfer-encoding other than chunked",
@@ -53,7 +54,7 @@ async fn serve(mut stream: DuplexStream, pieces: Vec<Vec<u8>>) {
         stream.read_buf(&mut request).await.unwrap();
     }
     for piece in pieces {
-        // A client that has rejected the previous bytes is gone.
+        // A client that has rejected the previous bytes has closed the connection.
         if stream.write_all(&piece).await.is_err() {
             return;
         }
@@ -99,7 +100,7 @@ async fn hypers(method: &Method, pieces: Vec<Vec<u8>>) -> Result<Parsed, BoxErro
     result
 }
 
-/// Whether both agree, as far as they have to.
+/// Whether the two results agree, apart from the permitted differences.
 fn agree(ours: &Result<Parsed, BoxError>, hypers: &Result<Parsed, BoxError>) -> bool {
     match (ours, hypers) {
         (Ok(ours), Ok(hypers)) => ours == hypers,
@@ -112,7 +113,7 @@ fn agree(ours: &Result<Parsed, BoxError>, hypers: &Result<Parsed, BoxError>) -> 
     }
 }
 
-// Parts of responses; repeated parts are drawn more often.
+// Parts of responses; parts that occur repeatedly are drawn more often.
 const INTERIM: [&str; 4] = ["", "", "HTTP/1.1 100 Continue\r\n\r\n", "HTTP/1.1 103 Hints\r\nlink: a\r\n\r\n"];
 const VERSIONS: [&str; 4] = ["HTTP/1.1", "HTTP/1.1", "HTTP/1.1", "HTTP/1.0"];
 const STATUS: [&str; 7] =
@@ -134,7 +135,7 @@ const LAST: [&str; 4] =
 /// Bytes that may corrupt a response anywhere.
 const CORRUPTIONS: &[u8] = b"\r\n:;, 019afHT/\0\x80-x";
 
-/// Generates responses.
+/// Generates random responses.
 struct Script(Generator);
 
 impl Script {
@@ -175,7 +176,7 @@ impl Script {
         text + self.one(&LAST)
     }
 
-    /// Corrupts one byte, or two.
+    /// Corrupts one or two bytes.
     fn corrupt(&mut self, text: &mut Vec<u8>) {
         for _ in 0..1 + self.below(2) {
             let at = self.below(text.len());
@@ -209,7 +210,7 @@ fn draw(seed: u64) -> (Method, Vec<Vec<u8>>) {
     (method, script.cut(text))
 }
 
-/// What hyper read, with the length in the form that ours gives it.
+/// hyper's result, with `content-length` in the single form that ours gives it.
 fn with_one_length(mut parsed: Parsed) -> Parsed {
     if fairmesh_http::h1::normalize_length(&mut parsed.headers).is_err() {
         parsed.headers.remove(http::header::CONTENT_LENGTH);
@@ -218,7 +219,7 @@ fn with_one_length(mut parsed: Parsed) -> Parsed {
 }
 
 #[tokio::test]
-async fn it_parses_as_hyper_does() {
+async fn h1_client_parses_responses_like_hyper() {
     let (mut accepted, mut rejected) = (0, 0);
     for seed in 0..4_000 {
         let (method, pieces) = draw(seed);
@@ -232,7 +233,7 @@ async fn it_parses_as_hyper_does() {
 }
 
 #[tokio::test]
-async fn a_parser_that_stops_a_byte_too_early_is_detected() {
+async fn comparison_with_hyper_detects_parser_that_stops_one_byte_early() {
     let mut found = 0;
     for seed in 0..100 {
         let (method, pieces) = draw(seed);

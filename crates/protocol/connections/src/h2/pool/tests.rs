@@ -16,7 +16,7 @@ use super::*;
 use crate::{Head, Request, RequestBody, h2::shared_connection::StreamPermit};
 use fairmesh_http::h2;
 
-/// SETTINGS with a limit of concurrent streams.
+/// Encodes SETTINGS with a limit of concurrent streams.
 fn allows(calls: u32) -> Vec<u8> {
     [&[0, 0, 6, 4, 0, 0, 0, 0, 0, 0, 3][..], &calls.to_be_bytes()].concat()
 }
@@ -32,7 +32,7 @@ fn request(body: RequestBody) -> PendingRequest {
     Some(Request { head, body, left: Some(Duration::from_secs(1)) })
 }
 
-/// A connection of this pool, whose server has sent these bytes, and the server's end.
+/// Returns a connection of this pool whose server has sent these bytes, and the server's end.
 async fn connected(pool: &Pool, sent: &[u8]) -> (Arc<SharedConnection>, DuplexStream) {
     let (near, mut far) = duplex(1 << 16);
     let shared = connection::start(near, (), Arc::clone(&pool.stream_freed));
@@ -63,7 +63,7 @@ async fn in_time<T>(work: impl Future<Output = T>) -> T {
 }
 
 #[tokio::test(start_paused = true)]
-async fn every_waiting_call_is_woken_when_several_streams_are_freed_at_once() {
+async fn freeing_several_streams_at_once_wakes_as_many_waiting_calls() {
     let pool = Arc::new(Pool::default());
     let (shared, _server) = connected(&pool, &allows(2)).await;
     let calls = [begin(&shared), begin(&shared)];
@@ -82,7 +82,7 @@ async fn every_waiting_call_is_woken_when_several_streams_are_freed_at_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn waiting_calls_see_a_raised_limit_when_one_of_them_is_woken() {
+async fn raised_http2_stream_limit_reaches_all_waiting_calls() {
     let pool = Arc::new(Pool::default());
     let (shared, mut server) = connected(&pool, &allows(2)).await;
     let [first, _second] = [begin(&shared), begin(&shared)];
@@ -100,7 +100,7 @@ async fn waiting_calls_see_a_raised_limit_when_one_of_them_is_woken() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_request_stays_pending_until_a_stream_is_free() {
+async fn request_without_free_http2_stream_stays_available_for_retry() {
     let pool = Pool::default();
     let (shared, server) = connected(&pool, &allows(1)).await;
     let _first = begin(&shared);
@@ -118,7 +118,7 @@ async fn a_request_stays_pending_until_a_stream_is_free() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_response_may_be_the_body_of_another_call_on_its_connection() {
+async fn response_body_may_be_request_body_of_another_call_on_same_connection() {
     let pool = Pool::default();
     let (shared, mut server) = connected(&pool, &allows(2)).await;
     let mut pending = request(RequestBody::empty());
@@ -135,7 +135,7 @@ async fn a_response_may_be_the_body_of_another_call_on_its_connection() {
     assert!(in_time(second.into_body().collect()).await.is_ok_and(|body| body.to_bytes().is_empty()));
 }
 
-/// An upload of more than the first window of the connection, which the server has read as far as that.
+/// Begins an upload larger than the connection's initial window, and reads it up to the window.
 async fn stalled_upload(held: &Arc<SharedConnection>, server: &mut DuplexStream) -> AbortOnDropHandle<()> {
     let body = http_body_util::Full::new(vec![7; 80_000].into());
     let mut pending = request(RequestBody::take(body).await.unwrap());
@@ -149,7 +149,7 @@ async fn stalled_upload(held: &Arc<SharedConnection>, server: &mut DuplexStream)
 }
 
 #[tokio::test(start_paused = true)]
-async fn window_that_opens_drop_by_drop_counts_as_shut() {
+async fn connection_window_opened_by_single_bytes_counts_as_stalled() {
     let pool = Pool::default();
     let (held, mut server) = connected(&pool, &allows(100)).await;
     let _upload = stalled_upload(&held, &mut server).await;
@@ -169,7 +169,7 @@ async fn window_that_opens_drop_by_drop_counts_as_shut() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn window_that_opens_steadily_in_small_pieces_is_not_shut() {
+async fn connection_window_opened_steadily_in_small_steps_counts_as_open() {
     let pool = Pool::default();
     let (held, mut server) = connected(&pool, &allows(100)).await;
     let _upload = stalled_upload(&held, &mut server).await;
@@ -189,7 +189,7 @@ async fn window_that_opens_steadily_in_small_pieces_is_not_shut() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn only_requests_without_a_body_begin_on_a_connection_that_is_held_back() {
+async fn connection_with_stalled_window_accepts_only_requests_without_body() {
     let pool = Pool::default();
     let (held, mut server) = connected(&pool, &allows(100)).await;
     let _upload = stalled_upload(&held, &mut server).await;
@@ -201,7 +201,7 @@ async fn only_requests_without_a_body_begin_on_a_connection_that_is_held_back() 
 }
 
 #[tokio::test(start_paused = true)]
-async fn calls_avoid_a_connection_whose_window_stays_shut() {
+async fn calls_avoid_connection_whose_window_stays_stalled() {
     let pool = Pool::default();
     let (held, mut server) = connected(&pool, &allows(100)).await;
     let _upload = stalled_upload(&held, &mut server).await;

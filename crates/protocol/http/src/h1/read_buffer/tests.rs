@@ -42,7 +42,7 @@ fn spares() -> usize {
 }
 
 #[tokio::test]
-async fn connections_share_large_buffers_in_turn() {
+async fn connections_reuse_one_large_read_buffer_in_turn() {
     let (mut one, mut other) = (ReadBuffer::default(), ReadBuffer::default());
     let first = large(&mut one).await.as_ptr();
     assert_eq!(spares(), 1, "returned when the socket is empty");
@@ -52,13 +52,13 @@ async fn connections_share_large_buffers_in_turn() {
 }
 
 #[tokio::test]
-async fn a_piece_in_use_is_not_overwritten() {
+async fn read_buffer_does_not_overwrite_bytes_in_use() {
     let (mut one, mut other) = (ReadBuffer::default(), ReadBuffer::default());
     let first = large(&mut one).await;
     let second = large(&mut other).await;
     assert_ne!(first.as_ptr(), second.as_ptr());
     assert!(first.len() == LENGTH && first.iter().all(|byte| *byte == 7));
-    // Nor is the unread rest, in the middle of a message.
+    // The unread rest in the middle of a message is not overwritten either.
     let (mut io, mut far) = stream(&[1; LENGTH]).await;
     assert_eq!(poll(&mut one, &mut io, 2 * LENGTH), Poll::Ready(LENGTH));
     let third = one.split_to(LENGTH - 1).freeze();
@@ -69,7 +69,7 @@ async fn a_piece_in_use_is_not_overwritten() {
 }
 
 #[tokio::test]
-async fn a_dropped_piece_returns_its_buffer() {
+async fn dropping_bytes_returns_read_buffer_for_reuse() {
     let mut buffer = ReadBuffer::default();
     let piece = large(&mut buffer).await;
     let first = piece.as_ptr();
@@ -81,7 +81,7 @@ async fn a_dropped_piece_returns_its_buffer() {
 }
 
 #[tokio::test]
-async fn a_stalled_connection_holds_little_memory() {
+async fn stalled_connection_holds_little_read_buffer_memory() {
     let mut buffer = ReadBuffer::default();
     let (mut io, mut far) = stream(b"POST").await;
     assert_eq!(poll(&mut buffer, &mut io, LENGTH), Poll::Ready(4));
@@ -94,7 +94,7 @@ async fn a_stalled_connection_holds_little_memory() {
 }
 
 #[tokio::test]
-async fn a_thread_keeps_a_bounded_number_of_buffers() {
+async fn thread_keeps_bounded_number_of_read_buffers() {
     let mut inboxes: Vec<ReadBuffer> = (0..2 * MAX_LARGE_BUFFERS).map(|_| ReadBuffer::default()).collect();
     let mut streams = Vec::new();
     for buffer in &mut inboxes {
@@ -111,7 +111,7 @@ async fn a_thread_keeps_a_bounded_number_of_buffers() {
 }
 
 #[tokio::test]
-async fn an_idle_connection_holds_no_memory() {
+async fn idle_connection_holds_no_read_buffer() {
     let mut inboxes: Vec<ReadBuffer> = (0..2 * MAX_SMALL_BUFFERS).map(|_| ReadBuffer::default()).collect();
     let mut streams = Vec::new();
     for buffer in &mut inboxes {
@@ -132,7 +132,7 @@ async fn an_idle_connection_holds_no_memory() {
 }
 
 #[tokio::test]
-async fn connections_share_small_buffers_in_turn() {
+async fn connections_reuse_small_read_buffers_in_turn() {
     let (mut one, mut other) = (ReadBuffer::default(), ReadBuffer::default());
     let (first, second) = (small_of(1, &mut one).await, small_of(2, &mut other).await);
     let places = [first.as_ptr(), second.as_ptr()];
@@ -151,7 +151,7 @@ async fn connections_share_small_buffers_in_turn() {
 }
 
 #[tokio::test]
-async fn a_buffer_for_long_headers_is_not_kept() {
+async fn read_buffer_grown_for_long_headers_is_not_kept() {
     let mut buffer = ReadBuffer::default();
     let (mut io, mut far) = stream(&[b'a'; MIN_READ - 1]).await;
     assert_eq!(poll(&mut buffer, &mut io, 0), Poll::Ready(MIN_READ - 1));

@@ -1,4 +1,4 @@
-//! Messages, as they are written.
+//! Messages are written with correct framing.
 
 use super::*;
 
@@ -14,7 +14,7 @@ fn head(method: &Method, path: &str, headers: &HeaderMap, own: &[HeaderName], fr
 }
 
 #[test]
-fn a_request_is_framed_by_its_body_not_its_headers() {
+fn http1_request_is_framed_by_its_body_not_its_headers() {
     let mut headers = HeaderMap::new();
     for (name, value) in [
         ("host", "other"),
@@ -49,7 +49,7 @@ fn a_request_is_framed_by_its_body_not_its_headers() {
 }
 
 #[test]
-fn a_body_of_wrong_length_is_an_error() {
+fn encoder_rejects_body_of_wrong_length() {
     let mut out = Vec::new();
     let mut encoder = Encoder::new(Framing::Length(5));
     assert_eq!(encoder.data(3, false, &mut out).unwrap(), b"");
@@ -60,7 +60,7 @@ fn a_body_of_wrong_length_is_an_error() {
 }
 
 #[test]
-fn chunks_and_trailers_round_trip() {
+fn http1_chunks_and_trailers_round_trip() {
     let mut encoder = Encoder::new(Framing::Chunked);
     let mut out = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n".to_vec();
     for size in [1, 15, 16, 4096] {
@@ -84,7 +84,7 @@ fn chunks_and_trailers_round_trip() {
 }
 
 #[test]
-fn a_response_is_framed_for_the_version_of_its_client() {
+fn response_body_framing_matches_http_version_of_client() {
     let headers = HeaderMap::from_iter([
         (header::CONTENT_LENGTH, http::HeaderValue::from_static("7")),
         (header::TRANSFER_ENCODING, http::HeaderValue::from_static("gzip")),
@@ -133,7 +133,7 @@ fn a_response_is_framed_for_the_version_of_its_client() {
 }
 
 #[test]
-fn split_cookies_become_one_field() {
+fn split_cookie_fields_are_joined_for_http1() {
     let mut headers: HeaderMap = [(header::COOKIE, HeaderValue::from_static("a=1"))].into_iter().collect();
     join_cookies(&mut headers);
     assert_eq!(headers[header::COOKIE], "a=1");

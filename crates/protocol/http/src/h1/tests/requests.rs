@@ -1,9 +1,9 @@
-//! Requests, as a server reads them.
+//! Requests, as a server parses them.
 
 use super::*;
 
 #[test]
-fn requests_end_as_their_headers_declare() {
+fn request_body_ends_where_its_headers_declare() {
     for (text, requests) in [
         (
             "GET /a HTTP/1.1\r\n\r\nGET http://x.y/b?c HTTP/1.1\r\n\r\n",
@@ -37,7 +37,7 @@ fn requests_end_as_their_headers_declare() {
 }
 
 #[test]
-fn ambiguous_requests_are_rejected() {
+fn requests_with_ambiguous_framing_are_rejected() {
     let with = |fields: &str| format!("POST / HTTP/1.1\r\n{fields}\r\n\r\n3\r\ntea\r\n0\r\n\r\n");
     for (text, status) in [
         (with("content-length: 3\r\ntransfer-encoding: chunked"), 400),
@@ -71,19 +71,19 @@ fn ambiguous_requests_are_rejected() {
 }
 
 #[test]
-fn an_http2_preface_is_not_consumed() {
+fn http1_parser_does_not_consume_http2_preface() {
     let text = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\nx";
     let mut input = BytesMut::from(text);
     assert_eq!(RequestReader::default().read(&mut input).unwrap_err(), RequestError::Http2);
     assert_eq!(input, text);
-    // Not after a request over HTTP/1.1.
+    // After an HTTP/1.1 request the preface is invalid.
     let (requests, why) =
         receive_at_once_and_bytewise("GET / HTTP/1.1\r\n\r\nPRI * HTTP/2.0\r\n\r\nSM\r\n\r\n");
     assert!(requests.len() == 1 && matches!(why, Some(RequestError::Refused { .. })), "{requests:?} {why:?}");
 }
 
 #[test]
-fn connect_and_upgrade_may_switch_protocols() {
+fn connect_and_upgrade_requests_may_switch_protocols() {
     let upgrade = |version, connection| {
         format!("GET / HTTP/1.{version}\r\nuPgrade: x\r\nconnection: {connection}\r\n\r\n")
     };
@@ -92,7 +92,7 @@ fn connect_and_upgrade_may_switch_protocols() {
         ("CONNECT a:1 HTTP/1.0\r\ncontent-length: 0\r\n\r\n".to_owned(), true),
         (upgrade(1, "keep-alive, UPGRADE"), true),
         (upgrade(0, "upgrade"), false),
-        // Not of this connection.
+        // Without `upgrade` in `connection`, the `upgrade` header does not concern this connection.
         (upgrade(1, "keep-alive"), false),
         ("GET / HTTP/1.1\r\nconnection: upgrade\r\n\r\n".to_owned(), false),
     ] {
@@ -109,7 +109,7 @@ fn connect_and_upgrade_may_switch_protocols() {
 }
 
 #[test]
-fn request_headers_are_bounded() {
+fn oversized_request_headers_are_rejected() {
     let begun = "GET / HTTP/1.1\r\n";
     for text in [
         format!("{begun}x: {}", "y".repeat(70_000)),

@@ -1,9 +1,9 @@
-//! Responses, as a client reads them.
+//! Responses, as a client parses them.
 
 use super::*;
 
 #[test]
-fn a_101_needs_an_upgrade_request() {
+fn status_101_without_upgrade_request_is_rejected() {
     let switch = "HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 101 Switching Protocols\r\nupgrade: x\r\n\r\nx";
     assert!(read_at_once_and_bytewise(&Method::GET, switch).unwrap_err().to_string().contains("did not ask"));
     let mut input = BytesMut::from(switch);
@@ -21,7 +21,7 @@ fn a_101_needs_an_upgrade_request() {
 }
 
 #[test]
-fn a_body_ends_as_its_headers_declare() {
+fn response_body_ends_where_its_headers_declare() {
     let get = &Method::GET;
     for (method, text, body, persistent, rest) in [
         (get, "HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\nteaHTTP", "tea", true, "HTTP"),
@@ -65,7 +65,7 @@ fn a_body_ends_as_its_headers_declare() {
 }
 
 #[test]
-fn trailers_come_after_the_body() {
+fn response_trailers_are_returned_after_body() {
     let text = "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\nA\r\n0123456789\r\n00\r\nx-sum: 1\r\nX-Sum:2\r\n\r\nrest";
     let read = read_at_once_and_bytewise(&Method::GET, text).unwrap().unwrap();
     let sums = read.trailers.as_ref().unwrap().get_all("x-sum").iter();
@@ -77,7 +77,7 @@ fn trailers_come_after_the_body() {
 }
 
 #[test]
-fn spaces_before_colons_are_removed_from_responses() {
+fn spaces_before_colons_of_response_headers_are_removed() {
     let text = "HTTP/1.1 200 OK\r\nX-A : b\r\ncontent-length\t: 3\r\n\r\ntea";
     let mut input = BytesMut::from(text);
     let read = ResponseReader::new(&Method::GET).read(&mut input).unwrap().unwrap();
@@ -85,7 +85,7 @@ fn spaces_before_colons_are_removed_from_responses() {
 }
 
 #[test]
-fn equal_lengths_become_one() {
+fn repeated_equal_content_lengths_are_merged() {
     for lengths in ["3\r\ncontent-length: 3", "3, 3", "3,3,3", "03"] {
         let text = format!("HTTP/1.1 200 OK\r\ncontent-length: {lengths}\r\n\r\ntea");
         for method in [Method::GET, Method::HEAD] {
@@ -101,7 +101,7 @@ fn equal_lengths_become_one() {
 }
 
 #[test]
-fn ambiguous_responses_are_rejected() {
+fn responses_with_ambiguous_framing_are_rejected() {
     let head = |fields: &str| format!("HTTP/1.1 200 OK\r\n{fields}\r\n\r\n3\r\ntea\r\n0\r\n\r\n");
     let chunked = |body: &str| format!("HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n{body}");
     for text in [
@@ -138,7 +138,7 @@ fn ambiguous_responses_are_rejected() {
 }
 
 #[test]
-fn malformed_chunks_fail_with_the_headers() {
+fn malformed_chunks_fail_response_together_with_headers() {
     let head = "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n";
     for (chunks, is_broken) in [
         ("zz\r\n", true),
@@ -160,7 +160,7 @@ fn malformed_chunks_fail_with_the_headers() {
 }
 
 #[test]
-fn later_versions_of_http1_are_read_as_1_1() {
+fn responses_of_later_http1_versions_are_read_as_1_1() {
     for (version, is_read) in
         [("1.1", true), ("1.2", true), ("1.9", true), ("1.20", false), ("2.0", false), ("0.9", false)]
     {
@@ -178,7 +178,7 @@ fn later_versions_of_http1_are_read_as_1_1() {
 }
 
 #[test]
-fn a_length_fits_a_signed_number() {
+fn content_length_beyond_signed_64_bit_range_is_rejected() {
     for (length, is_read) in [("9223372036854775807", true), ("9223372036854775808", false)] {
         let response = format!("HTTP/1.1 200 OK\r\ncontent-length: {length}\r\n\r\n");
         let read = ResponseReader::new(&Method::GET).read(&mut BytesMut::from(&response[..]));
@@ -209,7 +209,7 @@ fn informational_responses_are_delivered_except_100() {
 }
 
 #[test]
-fn truncated_response_is_incomplete() {
+fn truncated_http1_response_is_reported_incomplete() {
     for text in [
         "HTTP/1.1 200 O",
         "HTTP/1.1 100 Continue\r\n\r\n",
@@ -223,7 +223,7 @@ fn truncated_response_is_incomplete() {
 }
 
 #[test]
-fn response_sizes_are_bounded() {
+fn oversized_responses_are_rejected() {
     let refused = |text: String| read(&Method::GET, text.as_bytes().chunks(1000)).unwrap_err().0.to_owned();
     let head = "HTTP/1.1 200 OK\r\n";
     let chunked = "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n";

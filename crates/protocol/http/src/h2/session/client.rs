@@ -18,47 +18,48 @@ use super::{
     stream::register,
 };
 
-/// Most unsent bytes before the connection is ended: control frames alone amount to far less, unless the server does
+/// Maximum number of unsent bytes before the connection is closed. Control frames need far less, unless the server does
 /// not read.
 const MAX_UNSENT: usize = 1 << 20;
 
-/// How long the window of a connection may stay shut before other calls avoid the connection: longer than a round trip.
+/// Time for which the connection's send window may stay shut before other calls avoid the connection: longer than a
+/// round trip.
 const HELD_BACK_AFTER: Duration = Duration::from_millis(300);
 
-/// Whether a connection accepts another call.
+/// Whether a connection accepts another call, and if not, why.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Capacity {
-    /// It does.
+    /// Another call can begin.
     Available,
-    /// Not before another stream ends.
+    /// No call can begin until another stream ends.
     Full,
     /// The server reads too slowly: the send buffer is full.
     Blocked,
-    /// The server has not opened the window of the connection for a while, and streams wait for it.
+    /// The server has kept the connection's window shut for some time, and streams wait for it.
     HeldBack,
-    /// It accepts no more.
+    /// The connection accepts no more calls.
     Closed,
 }
 
 /// The headers of a request.
 #[derive(Debug)]
 pub struct RequestHead<'a> {
-    /// The method.
+    /// Method of the request.
     pub method: &'a Method,
-    /// The host.
+    /// Host, with an optional port.
     pub authority: &'a Authority,
     /// Path and query, or an asterisk.
     pub path: &'a str,
-    /// Headers, without those that HTTP/2 does not allow.
+    /// Headers, without the ones that HTTP/2 forbids.
     pub headers: &'a HeaderMap,
 }
 
-/// The body of a response, as far as it arrived with the headers.
+/// The part of a response body that arrived with the headers.
 #[derive(Debug)]
 pub(in super::super) enum EarlyBody {
-    /// All of it, with trailers: the stream is no longer needed.
+    /// The complete body with its trailers: the stream is no longer needed.
     Complete(Option<Bytes>, Option<Box<HeaderMap>>),
-    /// It is to be read from the stream.
+    /// The body must be read from the stream.
     Streaming,
 }
 
@@ -83,12 +84,13 @@ impl Session {
         }
     }
 
-    /// Concurrent streams that the server allows.
+    /// Number of concurrent streams that the server allows.
     pub fn stream_limit(&self) -> u32 {
         self.stream_limit
     }
 
-    /// Opens a stream, for which there must be capacity, with the headers of a request, and END_STREAM if it `ends`.
+    /// Opens a stream with the headers of a request, and END_STREAM if the request `ends`. The session must have
+    /// capacity.
     pub(in super::super) fn open_stream(&mut self, head: &RequestHead<'_>, ends: bool) -> u32 {
         let id = if self.last_stream == 0 { 1 } else { self.last_stream + 2 };
         self.last_stream = id;
@@ -113,7 +115,7 @@ impl Session {
         id
     }
 
-    /// The headers of a response, or an informational response.
+    /// Handles the headers of a response, or an informational response.
     pub(super) fn on_response(&mut self, id: u32, ends: bool, fields: Fields) -> Result<(), FrameError> {
         let malformed = |why| {
             tracing::debug!(why, "rejected a response");
@@ -158,8 +160,8 @@ impl Session {
         Ok(())
     }
 
-    /// The headers of the response, and its body as far as received. Where that is complete, the stream is closed.
-    /// `informational` gets the informational responses before it.
+    /// Returns the headers of the response, and the part of its body that was received. If the body is complete, the
+    /// stream is closed. Earlier informational responses are appended to `informational`.
     pub(in super::super) fn poll_response(
         &mut self,
         id: u32,
@@ -204,7 +206,7 @@ impl Session {
         EarlyBody::Complete(Some(data).filter(|data| !data.is_empty()), trailers)
     }
 
-    /// The caller dropped the call: resets the stream unless it is complete.
+    /// Resets the stream of a call that the caller dropped, unless the stream is complete.
     pub(in super::super) fn abandon(&mut self, id: u32) {
         let Some(stream) = self.streams.get_mut(&id) else { return };
         stream.handles = 0;
@@ -215,7 +217,7 @@ impl Session {
         self.remove_if_unused(id);
     }
 
-    /// Fails the streams after this one, which the server will not process (RFC 9113 6.8).
+    /// Fails the streams after `last`, which the server will not process (RFC 9113 6.8).
     pub(super) fn fail_unprocessed(&mut self, last: u32, reason: Reason) {
         let is_unprocessed = |id: &u32| *id > last;
         let unprocessed: Vec<u32> = self.streams.keys().copied().filter(is_unprocessed).collect();
@@ -228,14 +230,14 @@ impl Session {
         self.wake_driver();
     }
 
-    /// Ends the connection where the send backlog shows that the server provokes frames without reading them.
+    /// Closes the connection if the send backlog shows that the server provokes frames without reading them.
     pub(in super::super) fn check_backlog(&mut self) -> Option<Violation> {
         let is_overrun = self.is_blocked && self.out.len() >= MAX_UNSENT;
         let why = "the peer does not read the frames that it provokes";
         is_overrun.then(|| self.terminate(Violation::new(Reason::ENHANCE_YOUR_CALM, why)))
     }
 
-    /// No further calls are made: the connection closes when the last one ends.
+    /// Accepts no further calls. The connection closes when the last call ends.
     pub fn retire(&mut self) {
         if self.goaway == GoAwayState::NotSent && !self.is_closed {
             self.goaway = GoAwayState::Sent(0);

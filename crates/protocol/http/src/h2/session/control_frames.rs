@@ -1,4 +1,4 @@
-//! Frames about the connection, and RST_STREAM.
+//! Handles connection-level frames and RST_STREAM.
 
 use super::{
     super::{
@@ -13,7 +13,7 @@ use super::{
     MAX_EARLY_RESETS, MAX_REMEMBERED_ENDS, MAX_STREAMS, Role, Session, Shut, StreamEnd, StreamError,
 };
 
-// RFC 9113 6.5.2.
+// Identifiers of settings (RFC 9113 6.5.2).
 const HEADER_TABLE_SIZE: u16 = 0x1;
 const ENABLE_PUSH: u16 = 0x2;
 const MAX_CONCURRENT_STREAMS: u16 = 0x3;
@@ -21,11 +21,11 @@ const INITIAL_WINDOW_SIZE: u16 = 0x4;
 const MAX_FRAME_SIZE: u16 = 0x5;
 const MAX_HEADER_LIST_SIZE: u16 = 0x6;
 
-/// Bytes by which a peer has to open the window of the connection before that counts as open: drop by drop, it stays shut.
+/// Minimum number of bytes by which a peer must open the connection's window before it counts as open.
 const OPENED: u32 = 1 << 10;
 
-/// Concurrent streams before the server's SETTINGS: the least that RFC 9113 6.5.2 recommends. Without it, all calls of
-/// the first round trip would be sent at once, and most refused.
+/// Limit of concurrent streams before the server's SETTINGS arrive: the minimum that RFC 9113 6.5.2 recommends.
+/// Without a limit, all calls of the first round trip would be sent at once, and most of them refused.
 pub(super) const INITIAL_MAX_STREAMS: u32 = 100;
 
 /// Writes the initial SETTINGS and WINDOW_UPDATE.
@@ -46,13 +46,13 @@ pub(super) fn write_initial_settings(role: Role, out: &mut Vec<u8>) {
     push(out, WINDOW_UPDATE, 0, 0, &(CONNECTION_WINDOW - DEFAULT_WINDOW).to_be_bytes());
 }
 
-/// A payload of exactly four bytes.
+/// Checks that a payload has exactly four bytes, and returns them.
 fn exactly_four(payload: &[u8]) -> Result<[u8; 4], Violation> {
     payload.try_into().map_err(|_| Violation::size("the payload of a frame is not 4 bytes"))
 }
 
 impl Session {
-    /// PRIORITY is checked and ignored (RFC 9113 5.3).
+    /// Checks a PRIORITY frame and otherwise ignores it (RFC 9113 5.3).
     pub(super) fn priority(&self, head: FrameHeader, payload: &[u8]) -> Result<(), FrameError> {
         if head.stream == 0 {
             return Err(Violation::protocol("PRIORITY on stream 0").into());
@@ -62,12 +62,12 @@ impl Session {
             Some(_) if payload.len() == 5 => (Reason::PROTOCOL_ERROR, "a stream depends on itself"),
             _ => (Reason::FRAME_SIZE_ERROR, "the payload of PRIORITY is not 5 bytes"),
         };
-        // It may precede its stream, which cannot be reset while idle.
+        // PRIORITY may precede its stream, but an idle stream cannot be reset.
         self.check_opened(head.stream).map_err(|_| Violation::new(reason, why))?;
         Err(FrameError::Stream(head.stream, reason))
     }
 
-    /// The peer opens, or accepts, no more streams, and waits for the end of the open ones.
+    /// Handles GOAWAY: the peer opens or accepts no more streams, and waits for the open ones to end.
     pub(super) fn on_goaway(&mut self, head: FrameHeader, payload: &[u8]) -> Result<(), FrameError> {
         if head.stream != 0 {
             return Err(Violation::protocol("GOAWAY on a stream").into());
@@ -104,11 +104,11 @@ impl Session {
             window = (name == INITIAL_WINDOW_SIZE).then_some(value).or(window);
             limit = (name == MAX_CONCURRENT_STREAMS).then_some(value).or(limit);
         }
-        // Once, and not for each occurrence.
+        // Only the last value applies, even if the setting occurs several times.
         if let Some(window) = window {
             self.set_initial_window(window)?;
         }
-        // First SETTINGS without this limit allow any number.
+        // If the first SETTINGS contain no limit, any number of streams is allowed.
         self.stream_limit =
             limit.unwrap_or(if self.settings_received { self.stream_limit } else { u32::MAX });
         self.settings_received = true;
@@ -129,7 +129,8 @@ impl Session {
                     "INITIAL_WINDOW_SIZE is above 2^31 - 1",
                 ));
             }
-            // Frames are sent with the minimum size: streams that share a connection take turns.
+            // Larger frames are allowed but not used: frames of the minimum size let streams that share a connection
+            // take turns.
             MAX_FRAME_SIZE if !(DEFAULT_FRAME_SIZE..1 << 24).contains(&(value as usize)) => {
                 return Err(Violation::protocol("MAX_FRAME_SIZE is not within 2^14 to 2^24 - 1"));
             }
@@ -138,7 +139,7 @@ impl Session {
         Ok(())
     }
 
-    /// Changes the send window of every stream, maybe below zero (RFC 9113 6.9.2).
+    /// Changes the send window of every stream; a window may become negative (RFC 9113 6.9.2).
     fn set_initial_window(&mut self, value: u32) -> Result<(), Violation> {
         let more = i64::from(value) - self.initial_send_window;
         self.initial_send_window = value.into();
@@ -203,7 +204,7 @@ impl Session {
         }
     }
 
-    /// Checks that a stream was opened, when a frame refers to it.
+    /// Checks that the stream to which a frame refers was opened.
     pub(super) fn check_opened(&self, stream: u32) -> Result<(), Violation> {
         let is_passed_over = self.role == Role::Server && matches!(self.goaway, GoAwayState::Sent(_));
         let is_later = stream > self.last_stream && !is_passed_over;
@@ -255,7 +256,7 @@ impl Session {
         self.wake_driver();
     }
 
-    /// Closes a stream: it no longer counts, and its tasks are woken.
+    /// Closes a stream: it no longer counts as open, and its tasks are woken.
     pub(super) fn close_stream(&mut self, id: u32, how: StreamEnd, reset: Option<Reason>) {
         let Some(stream) = self.streams.get_mut(&id).filter(|stream| !stream.is_closed) else { return };
         stream.is_closed = true;
@@ -269,7 +270,7 @@ impl Session {
                 StreamEnd::ResetLocally | StreamEnd::Complete => StreamError::Malformed(reason),
             });
             stream.wake();
-            // Of a response, what was received before the reset is still delivered.
+            // A client still delivers the part of the response that was received before the reset.
             if self.role == Role::Server {
                 self.discard_unread(id);
             }
@@ -287,8 +288,9 @@ impl Session {
         self.recently_ended.push_back((stream, how));
     }
 
-    /// How a closed stream ended; `None` of a stream that was never opened. One that is no longer remembered may have
-    /// been reset here, and its peer may have sent frames before it received that (RFC 9113 5.1): they are ignored.
+    /// Returns how a closed stream ended; `None` for a stream that was never opened. A stream that is no longer
+    /// remembered counts as reset by this side: the peer may have sent frames before it received the reset, and such
+    /// frames are ignored (RFC 9113 5.1).
     pub(super) fn how_ended(&self, stream: u32) -> Option<StreamEnd> {
         let remembered = self.recently_ended.iter().rev().find(|(id, _)| *id == stream);
         let forgotten = (stream <= self.last_forgotten).then_some(StreamEnd::ResetLocally);

@@ -1,4 +1,4 @@
-//! The end of a connection: GOAWAY and errors.
+//! Ends a connection: GOAWAY and errors.
 
 use super::{
     super::{
@@ -8,27 +8,28 @@ use super::{
     GOAWAY_PING, Role, Session,
 };
 
-/// How far a graceful close is.
+/// Progress of a graceful close.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum GoAwayState {
     NotSent,
-    /// The first GOAWAY is sent (RFC 9113 6.8), and a PING to learn when the peer has received it.
+    /// The first GOAWAY is sent (RFC 9113 6.8), followed by a PING whose acknowledgement shows that the peer has
+    /// received it.
     Warned,
-    /// The last GOAWAY is sent: streams after this one are not processed.
+    /// The last GOAWAY is sent: streams after this identifier are not processed.
     Sent(u32),
 }
 
 impl Session {
-    /// Ends the connection with GOAWAY for a violation of the peer.
+    /// Ends the connection with GOAWAY because of a protocol violation by the peer.
     pub fn terminate(&mut self, violation: Violation) -> Violation {
-        // The last stream of the peer.
+        // Identifier of the peer's last stream.
         let last = if self.role == Role::Server { self.last_stream } else { 0 };
         self.send_goaway(last, violation.reason);
         self.close(StreamError::Violation(violation));
         violation
     }
 
-    /// The connection has failed or ends: nothing more is received or accepted. Complete messages stay readable.
+    /// Marks the connection as failed or ended: nothing more is received or accepted. Complete messages stay readable.
     pub fn close(&mut self, why: StreamError) {
         self.is_closed = true;
         self.pending_requests.clear();
@@ -39,13 +40,13 @@ impl Session {
         }
     }
 
-    /// Begins a graceful close: asks the client to send further requests elsewhere. Those already in flight are
+    /// Begins a graceful close: asks the client to send further requests on another connection. Requests in flight are
     /// served.
     pub fn go_away(&mut self) {
         if self.goaway == GoAwayState::NotSent {
             self.goaway = GoAwayState::Warned;
-            // Requests may be in flight; whatever follows the acknowledgement of the PING was sent after GOAWAY was
-            // received (RFC 9113 6.8).
+            // More requests may be in flight. Anything after the acknowledgement of the PING was sent after the peer
+            // received GOAWAY (RFC 9113 6.8).
             self.send_goaway(MAX_31_BIT, Reason::NO_ERROR);
             push(self.out.buffer(), PING, 0, 0, &GOAWAY_PING);
             self.wake_driver();

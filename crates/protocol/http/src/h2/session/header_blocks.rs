@@ -1,4 +1,4 @@
-//! Header blocks: requests, responses and trailers.
+//! Handles header blocks: requests, responses and trailers.
 
 use http::{StatusCode, header};
 
@@ -23,12 +23,12 @@ use crate::hpack::Block;
 pub(super) struct PartialHeaders {
     stream: u32,
     ends: bool,
-    /// The deprecated priority makes the stream depend on itself, an error.
+    /// Whether the deprecated priority fields make the stream depend on itself, which is an error.
     depends_on_itself: bool,
     block: Vec<u8>,
 }
 
-/// Whether the stream depends on itself, and the block behind the priority fields (RFC 9113 5.3).
+/// Returns whether the stream depends on itself, and the block without the priority fields (RFC 9113 5.3).
 fn without_priority(head: FrameHeader, block: &[u8]) -> Result<(bool, &[u8]), Violation> {
     if !head.has(PRIORITY_FLAG) {
         return Ok((false, block));
@@ -97,7 +97,7 @@ impl Session {
         Ok(fields)
     }
 
-    /// A complete header block.
+    /// Handles a complete header block.
     fn on_header_block(&mut self, begun: &PartialHeaders, block: &[u8]) -> Result<(), FrameError> {
         let fields = self.decode(block)?;
         let PartialHeaders { stream, ends, depends_on_itself, .. } = *begun;
@@ -118,11 +118,11 @@ impl Session {
         }
     }
 
-    /// A header block on a closed or skipped stream.
+    /// Handles a header block on a closed or skipped stream.
     fn late_block(&self, stream: u32) -> Result<(), FrameError> {
         match self.how_ended(stream) {
             Some(StreamEnd::ResetLocally) => Ok(()),
-            // Its call has failed already; other calls on the connection must not.
+            // The call of this stream has failed already; other calls on the connection must not fail.
             Some(StreamEnd::ResetRemotely) if self.role == Role::Client => Ok(()),
             Some(StreamEnd::Complete | StreamEnd::ResetRemotely) => {
                 Err(Violation::new(Reason::STREAM_CLOSED, "HEADERS on a closed stream").into())
@@ -174,7 +174,7 @@ impl Session {
         depends_on_itself: bool,
     ) -> Result<(), FrameError> {
         if matches!(self.goaway, GoAwayState::Sent(last) if stream > last) {
-            // The client knows from GOAWAY that it is not processed.
+            // GOAWAY has told the client that this stream is not processed.
             return Ok(());
         }
         self.last_stream = stream;
@@ -213,7 +213,7 @@ impl Session {
         }
     }
 
-    /// Responds that the headers of the request are too large (RFC 6585 5).
+    /// Responds with 431: the headers of the request are too large (RFC 6585 5).
     fn too_large(&mut self, stream: u32, ends: bool) {
         self.send_header_block(stream, END_STREAM, |block| {
             block.status(StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE)
@@ -225,11 +225,11 @@ impl Session {
         self.wake_driver();
     }
 
-    /// Writes a header block, in as many frames as needed.
+    /// Writes a header block in as many frames as needed.
     pub(super) fn send_header_block(&mut self, stream: u32, flags: u8, write: impl FnOnce(&mut Block<'_>)) {
         let out = self.out.buffer();
         let begins = out.len();
-        // The length is filled in afterwards.
+        // The length of the frame is filled in afterwards.
         let fields = begins + HEADER_LEN;
         out.resize(fields, 0);
         write(&mut self.encoder.block(out));

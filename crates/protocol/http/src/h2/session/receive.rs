@@ -1,4 +1,4 @@
-//! Receives DATA, and passes bodies to their readers.
+//! Receives DATA frames, and passes bodies to their readers.
 
 use std::{
     mem,
@@ -19,16 +19,18 @@ use super::{
     stream::register,
 };
 
-/// Payloads from this length on are not copied out of the read buffer: they keep all of it alive, which is 72 KB.
+/// Minimum size of a payload that is not copied out of the read buffer, in bytes. Such a payload keeps the whole
+/// buffer of 72 KB alive.
 const MIN_UNCOPIED: usize = 4 * 1024;
-/// With so many unread bytes on a connection they are copied, lest small payloads keep many large buffers alive.
+/// Number of a connection's unread bytes above which all payloads are copied, so that small payloads do not keep many
+/// large buffers alive.
 const COPY_ABOVE: u64 = 128 * 1024;
-/// Capacity for pieces that is kept with a stream state.
+/// Maximum capacity, in pieces, that a stream state keeps for reuse.
 const MAX_SPARE_PIECES: usize = 16;
-/// Bytes of a body without reader, before the client is asked to stop.
+/// Number of body bytes that are discarded without a reader before the client is asked to stop.
 const MAX_DISCARDED: u32 = 32 * 1024;
 
-/// The payload of a DATA frame, taken out of `input`; `None` where the padding exceeds the frame.
+/// Takes the payload of a DATA frame out of `input`. Returns `None` if the padding exceeds the frame.
 fn cut(head: FrameHeader, input: &mut BytesMut, copies: bool) -> Option<Bytes> {
     let (mut length, mut padding) = (head.length, 0);
     if head.has(PADDED) {
@@ -50,7 +52,7 @@ fn cut(head: FrameHeader, input: &mut BytesMut, copies: bool) -> Option<Bytes> {
 
 impl Session {
     pub(super) fn data(&mut self, head: FrameHeader, input: &mut BytesMut) -> Result<(), FrameError> {
-        // At most a frame's payload.
+        // The size fits, since a payload is at most one frame.
         let size = head.length as u32;
         if head.stream == 0 {
             return Err(Violation::protocol("DATA on stream 0").into());
@@ -85,7 +87,7 @@ impl Session {
         self.accept_data(head, size, data)
     }
 
-    /// DATA on a closed or idle stream.
+    /// Handles DATA on a closed or idle stream.
     fn late_data(&self, stream: u32) -> Result<(), FrameError> {
         let is_refused = matches!(self.goaway, GoAwayState::Sent(last) if stream > last);
         match self.how_ended(stream) {
@@ -97,7 +99,7 @@ impl Session {
         }
     }
 
-    /// A piece of a body, from a frame with so many bytes of payload and padding.
+    /// Handles a piece of a body from a frame whose payload, with padding, has `size` bytes.
     fn accept_data(&mut self, head: FrameHeader, size: u32, data: Bytes) -> Result<(), FrameError> {
         let Some(stream) = self.streams.get_mut(&head.stream) else { return Ok(()) };
         let length = data.len() as u32;
@@ -126,7 +128,7 @@ impl Session {
                 stream.wake_reader();
             }
             if size > length {
-                // Padding is never read.
+                // Padding is never read, so its part of the window is returned at once.
                 self.return_stream_window(head.stream, size - length);
             }
         } else {
@@ -141,7 +143,7 @@ impl Session {
         Ok(())
     }
 
-    /// The peer has sent END_STREAM.
+    /// Handles END_STREAM from the peer.
     pub(super) fn on_remote_closed(&mut self, id: u32) {
         let Some(stream) = self.streams.get_mut(&id) else { return };
         stream.remote_closed = true;
@@ -154,7 +156,7 @@ impl Session {
         }
     }
 
-    /// The next piece of a body; `None` after the last, and the error where the stream failed.
+    /// Returns the next piece of a body: `None` after the last piece, or the error if the stream failed.
     pub(in super::super) fn poll_piece(
         &mut self,
         id: u32,
@@ -188,17 +190,17 @@ impl Session {
         }
     }
 
-    /// Sends 100 (Continue) to a client that waits for it.
+    /// Sends 100 (Continue) if the client waits for it.
     fn send_continue(&mut self, id: u32) {
         self.send_header_block(id, 0, |block| block.status(StatusCode::CONTINUE));
         self.wake_driver();
     }
 
-    /// Whether all of a body was read, and how many bytes are left, where known.
+    /// Returns whether the whole body was received, and the number of bytes left to read, if known.
     pub(in super::super) fn remaining_body(&self, id: u32) -> (bool, Option<u64>) {
         let Some(stream) = self.streams.get(&id) else { return (true, Some(0)) };
         let unread = u64::from(stream.unread);
-        // A body with trailers has no exact length, or they would be dropped.
+        // A body with trailers gets no exact length, since the trailers would be dropped.
         let is_all = stream.remote_closed && !matches!(stream.received.back(), Some(Piece::Trailers(_)));
         let length = if is_all { Some(unread) } else { stream.content_left.map(|left| left + unread) };
         (stream.remote_closed && stream.received.is_empty() && stream.reset.is_none(), length)
@@ -210,20 +212,20 @@ impl Session {
         stream.remote_closed && stream.received.is_empty()
     }
 
-    /// The reader of a body was dropped.
+    /// Handles the drop of a body's reader.
     pub(in super::super) fn drop_reader(&mut self, id: u32) {
         let Some(stream) = self.streams.get_mut(&id) else { return };
         stream.has_reader = false;
         stream.handles -= 1;
         stream.reader = None;
-        // Nothing returns the window of these bytes: they count as those that come later.
+        // The window of these bytes is never returned, so they count like the bytes that arrive later.
         stream.discarded += stream.unread;
         stream.wake_writer();
         self.discard_unread(id);
         self.remove_if_unused(id);
     }
 
-    /// Whether so much of a body was discarded that the client must stop.
+    /// Whether so much of a body was discarded that the client must be stopped.
     pub(super) fn exceeds_discard_limit(discarded: u32) -> bool {
         discarded > MAX_DISCARDED
     }

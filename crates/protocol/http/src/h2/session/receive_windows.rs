@@ -1,29 +1,33 @@
 //! Receive windows: how much a peer may send before it is read.
 //!
-//! The window of the connection is returned as DATA arrives, so that no stream waits for another one. Unread bytes count
-//! against the window of their stream alone, as in nginx. Streams begin with a small window; while a stream's reader is
-//! faster than its peer, the window grows out of a budget of the connection, and a reader that falls behind returns it
-//! while the budget is short. All connections of a process share a budget of unread bytes (`unread_bytes.rs`). The rejected option: one window of the connection that unread bytes hold, which bounds
-//! memory as well, but lets one slow reader stall every other stream.
+//! The window of the connection is returned as soon as DATA arrives, so that no stream waits for another one. Unread
+//! bytes count against the window of their stream alone, as in nginx. Streams begin with a small window. While a
+//! stream's reader is faster than its peer, the window grows out of a budget of the connection; a reader that falls
+//! behind returns the growth while the budget is short. All connections of a process share a budget of unread bytes
+//! (`unread_bytes.rs`).
+//!
+//! Rejected: returning the connection's window only when bytes are read. That bounds memory as well, but lets one slow
+//! reader stall every other stream.
 
 use super::{
     super::frame::{WINDOW_UPDATE, push},
     Session, Stream,
 };
 
-/// Receive window of the connection, in bytes: larger than the product of bandwidth and delay of any path.
+/// Receive window of the connection, in bytes: larger than the bandwidth-delay product of any path.
 pub(super) const CONNECTION_WINDOW: u32 = 1 << 30;
-/// First receive window of a stream, in bytes: as much as the read buffer of a connection over HTTP/1.1.
+/// Initial receive window of a stream, in bytes: as large as the read buffer of an HTTP/1.1 connection.
 pub(super) const INITIAL_WINDOW: u32 = 64 * 1024;
-/// Largest receive window of a stream, in bytes: a body over 100 ms gets 10 MB/s.
+/// Maximum receive window of a stream, in bytes. With a round-trip time of 100 ms, a body gets 10 MB/s.
 pub(super) const MAX_WINDOW: u32 = 1 << 20;
-/// Bytes by which all windows of a connection together may exceed their first size.
+/// Total number of bytes by which all stream windows of a connection may exceed their initial size.
 pub(super) const GROWTH_BUDGET: u32 = 4 << 20;
 
 impl Session {
-    /// Takes `size` bytes of DATA from the window of the connection, and returns them once they are half of it.
+    /// Takes `size` bytes of DATA from the connection's window. Returns used bytes to the peer once they make up half
+    /// of the window.
     pub(super) fn charge_connection(&mut self, size: u32) {
-        // Of a closed connection it is not returned.
+        // On a closed connection, the window is not returned.
         self.receive_window = self.receive_window.saturating_sub(size);
         if self.receive_window < CONNECTION_WINDOW / 2 && !self.is_closed {
             let more = CONNECTION_WINDOW - self.receive_window;
@@ -33,7 +37,7 @@ impl Session {
         }
     }
 
-    /// Notes that `size` bytes of a stream were read, and returns them to its window, which may grow or shrink.
+    /// Records that `size` bytes of a stream were read, and returns them to its window, which may grow or shrink.
     pub(super) fn release_stream_window(&mut self, id: u32, size: u32) {
         let Some(stream) = self.streams.get_mut(&id) else { return };
         let read = size.min(stream.unread);
@@ -56,7 +60,7 @@ impl Session {
     fn update_stream_window(&mut self, id: u32) {
         let Some(stream) = self.streams.get_mut(&id) else { return };
         let needs_more = stream.content_left.is_none_or(|left| left > u64::from(stream.receive_window));
-        // With nothing unread, the reader waits for the peer.
+        // If nothing is unread, the reader is waiting for the peer.
         if stream.unread == 0 && needs_more && !self.unread.is_budget_exhausted() {
             let growth = (MAX_WINDOW - stream.window).min(self.growth_left);
             stream.window += growth;
@@ -88,7 +92,7 @@ impl Session {
 }
 
 impl Stream {
-    /// Takes back the growth of a window that takes no more bytes, apart from what unread ones use.
+    /// Takes back the growth of a window that accepts no more bytes, except the part in use by unread bytes.
     pub(super) fn take_growth(&mut self) -> u32 {
         let excess = self.window.saturating_sub(self.unread.max(INITIAL_WINDOW));
         self.window -= excess;

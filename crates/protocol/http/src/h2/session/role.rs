@@ -1,4 +1,4 @@
-//! The two roles in a connection, and their limits.
+//! The two roles on a connection, and their limits.
 
 use super::super::message::HEADER_LIST_LIMIT;
 
@@ -7,13 +7,13 @@ use super::super::message::HEADER_LIST_LIMIT;
 pub(super) enum Role {
     /// Opens streams.
     Client,
-    /// Serves them.
+    /// Serves streams.
     Server,
 }
 
 impl Role {
-    /// Most bytes of a header block in several frames. Above the limit of headers, so that the sender gets a proper
-    /// error, and so that a large response fails its call alone.
+    /// Maximum size of a header block in several frames, in bytes. It is above the limit of headers, so that the sender
+    /// gets a proper error and a large response fails only its own call.
     pub(super) fn max_header_block(self) -> usize {
         match self {
             Self::Client => 16 * HEADER_LIST_LIMIT,

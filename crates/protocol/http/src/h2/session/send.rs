@@ -20,17 +20,17 @@ use super::{
     stream::register,
 };
 
-/// What is left of a request after its response.
+/// State of a request after its response was sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in super::super) enum RequestRemainder {
-    /// Nothing, or it no longer matters.
+    /// The request is complete, or its rest no longer matters.
     Done,
-    /// The client is still sending, without a reader.
+    /// The client is still sending, and the body has no reader.
     Unread,
 }
 
 impl Session {
-    /// Sends the headers of a response, with END_STREAM if it `ends`, or an informational response.
+    /// Sends the headers of a response, with END_STREAM if the response `ends`, or an informational response.
     pub(in super::super) fn send_headers(&mut self, id: u32, head: &response::Parts, ends: bool) {
         let Some(stream) = self.streams.get_mut(&id).filter(|stream| stream.reset.is_none()) else {
             return;
@@ -52,7 +52,7 @@ impl Session {
         self.note_sent(id, true);
     }
 
-    /// A header block or DATA frame was buffered.
+    /// Records that a header block or DATA frame was buffered.
     pub(super) fn note_sent(&mut self, id: u32, ends: bool) {
         self.flood_limit.credit();
         if ends && let Some(stream) = self.streams.get_mut(&id) {
@@ -64,10 +64,11 @@ impl Session {
         self.wake_driver();
     }
 
-    /// Sends as much data as flow control allows, with END_STREAM if it `ends`; ready when all is sent.
+    /// Sends as much data as flow control allows, with END_STREAM if the data `ends` the body. Ready when everything is
+    /// sent.
     ///
     /// # Errors
-    /// The error code where the stream was reset.
+    /// The error code, if the stream was reset.
     pub(in super::super) fn poll_send_data(
         &mut self,
         id: u32,
@@ -106,7 +107,7 @@ impl Session {
             let piece =
                 if allowed == data.len() as i64 { mem::take(data) } else { data.split_to(allowed as usize) };
             stream.send_window -= allowed;
-            // A stream that sends no longer waits, whichever is woken next.
+            // A stream that sends is no longer waiting, regardless of which stream is woken next.
             stream.is_waiting = false;
             self.send_window -= allowed;
             let is_last = data.is_empty();
@@ -125,7 +126,7 @@ impl Session {
         }
     }
 
-    /// Ready when a stream is reset; until then the task is woken by every event of the stream.
+    /// Ready when a stream is reset. Until then, every event of the stream wakes the task.
     pub(in super::super) fn poll_reset(&mut self, id: u32, context: &Context<'_>) -> Poll<Reason> {
         match self.streams.get_mut(&id) {
             None => Poll::Ready(Reason::CANCEL),
@@ -139,7 +140,7 @@ impl Session {
         }
     }
 
-    /// The state of a request, once its body is dropped.
+    /// Returns the state of a request, once its body is dropped.
     pub(in super::super) fn poll_remainder(
         &mut self,
         id: u32,
@@ -171,7 +172,7 @@ impl Session {
         }
     }
 
-    /// The responder of a stream was dropped.
+    /// Handles the drop of a stream's responder.
     pub(in super::super) fn drop_responder(&mut self, id: u32) {
         let Some(stream) = self.streams.get_mut(&id) else { return };
         stream.handles -= 1;
@@ -184,12 +185,12 @@ impl Session {
         self.remove_if_unused(id);
     }
 
-    /// The driver begins a turn, at whose end it sends what is buffered.
+    /// Begins a turn of the driver. At its end the driver sends the buffered frames.
     pub fn begin_turn(&mut self) {
         self.is_driven = true;
     }
 
-    /// Sends what is buffered, and registers the driver to be woken for more.
+    /// Sends the buffered frames, and registers the driver to be woken for more.
     ///
     /// # Errors
     /// The transport failed.
@@ -206,15 +207,15 @@ impl Session {
         Poll::Ready(Ok(()))
     }
 
-    /// Wakes some of the streams that wait for the connection's window or send buffer. It runs at the end of each
-    /// turn, so that a woken stream with nothing to send does not hold up the others.
+    /// Wakes some of the streams that are waiting for the connection's window or send buffer. This runs at the end of
+    /// each turn, so that a woken stream with nothing to send does not hold up the others.
     pub(super) fn wake_waiting(&mut self) {
         let mut woken = 0;
         while woken < MAX_WOKEN && self.send_window > 0 && self.out.len() < SEND_BUFFER {
             let Some(id) = self.waiting.pop_front() else { return };
             if let Some(stream) = self.streams.get_mut(&id).filter(|stream| stream.is_waiting) {
                 stream.is_waiting = false;
-                // A stream without a window of its own must not count as one that can send.
+                // A stream whose own window is shut must not count as woken, since it cannot send.
                 woken += usize::from(stream.send_window > 0);
                 stream.wake_writer();
             }
@@ -226,7 +227,7 @@ impl Session {
         self.out.is_empty()
     }
 
-    /// Whether the send backlog is so large that nothing more is to be read.
+    /// Whether the send backlog is so large that reading must pause.
     pub fn is_backlogged(&self) -> bool {
         self.out.len() >= MAX_SEND_BACKLOG
     }

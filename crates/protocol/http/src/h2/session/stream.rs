@@ -12,19 +12,19 @@ use http_body::Frame;
 use super::super::{Reason, StreamError};
 use crate::informational::Budget;
 
-/// Pieces of a body up to this length are merged while they wait: each costs more to keep than it carries.
+/// Maximum length of waiting body pieces that are merged, in bytes: each piece takes more memory than it carries.
 const MERGE_BELOW: usize = 1024;
-/// Up to this length a piece is extended.
+/// Maximum length of a merged piece, in bytes.
 const MAX_MERGED: usize = 16 * 1024;
 
-/// Bodies up to this length are delivered with their headers.
+/// Maximum length of a body that is delivered with its headers, in bytes.
 const MAX_EARLY_BODY: u32 = 16 * 1024;
 
 /// A piece of a body.
 #[derive(Debug)]
 pub(in super::super) enum Piece {
     Data(Bytes),
-    /// Boxed, since pieces are moved often, and trailers are rare.
+    /// Boxed, since pieces are moved often and trailers are rare.
     Trailers(Box<HeaderMap>),
 }
 
@@ -42,57 +42,57 @@ impl From<Piece> for Frame<Bytes> {
 pub(in super::super) enum StreamEnd {
     /// Both sides sent END_STREAM.
     Complete,
-    /// It was reset here: frames may still be in flight.
+    /// The stream was reset by this side; frames from the peer may still be in flight.
     ResetLocally,
-    /// The peer reset it.
+    /// The peer reset the stream.
     ResetRemotely,
 }
 
 #[derive(Debug, Default)]
 pub(super) struct Stream {
-    /// Headers were received; those of a response wait for the caller.
+    /// Whether headers were received. The headers of a response wait for the caller.
     pub(super) has_head: bool,
     pub(super) response: Option<Response<()>>,
-    /// Informational responses not yet delivered, and the bounds on them.
+    /// Informational responses that are not yet delivered, and their limit.
     pub(super) informational: Vec<Response<()>>,
     pub(super) informational_budget: Budget,
-    /// The response has no body, whatever its headers say.
+    /// Whether the response has no body, regardless of its headers.
     pub(super) is_bodiless: bool,
-    /// The headers of the request had no END_STREAM: DATA or trailers end it.
+    /// Whether the headers of the request had no END_STREAM, so that DATA or trailers end it.
     pub(super) has_body: bool,
-    /// Pieces received and not read.
+    /// Received pieces that are not yet read.
     pub(super) received: VecDeque<Piece>,
-    /// Bytes received and not read.
+    /// Received bytes that are not yet read.
     pub(super) unread: u32,
-    /// The peer sent END_STREAM.
+    /// Whether the peer sent END_STREAM.
     pub(super) remote_closed: bool,
-    /// END_STREAM was sent.
+    /// Whether END_STREAM was sent.
     pub(super) local_closed: bool,
     pub(super) reset: Option<Reason>,
     /// Why the message is incomplete.
     pub(super) error: Option<StreamError>,
-    /// The stream is closed and no longer counts.
+    /// Whether the stream is closed and no longer counts as open.
     pub(super) is_closed: bool,
-    /// Most bytes in flight and unread together.
+    /// Receive window: maximum bytes in flight and unread together.
     pub(super) window: u32,
-    /// What is left of it, as far as the peer knows, and the send window.
+    /// Rest of the receive window as the peer knows it, followed by the send window.
     pub(super) receive_window: u32,
     pub(super) send_window: i64,
     /// Bytes consumed and not yet returned by WINDOW_UPDATE.
     pub(super) unreleased: u32,
-    /// Bytes of the body still to come, with a `content-length`.
+    /// Remaining bytes of the body, if it has a `content-length`.
     pub(super) content_left: Option<u64>,
-    /// The body has a reader.
+    /// Whether the body has a reader.
     pub(super) has_reader: bool,
-    /// Bytes received without a reader.
+    /// Bytes received while the body had no reader.
     pub(super) discarded: u32,
-    /// The client waits for 100 (Continue).
+    /// Whether the client waits for 100 (Continue).
     pub(super) expects_continue: bool,
-    /// It waits for the window or send buffer of the connection.
+    /// Whether the stream waits for the connection's window or send buffer.
     pub(super) is_waiting: bool,
     pub(super) reader: Option<Waker>,
     pub(super) writer: Option<Waker>,
-    /// References from callers: bodies, calls, responders.
+    /// Number of references from users of the stream: bodies, calls, responders.
     pub(super) handles: u8,
 }
 
@@ -104,15 +104,15 @@ impl Stream {
         self.remote_closed = remote_closed;
     }
 
-    /// Resets the state for another stream, and keeps only memory.
+    /// Resets the state for another stream, and keeps only the allocated memory.
     pub(super) fn recycle(&mut self) {
         let mut received = std::mem::take(&mut self.received);
         received.clear();
         *self = Self { received, ..Self::default() };
     }
 
-    /// The body, where all of it was received and no trailers: empty where it has none. Not a large one: flow control
-    /// must hold until it is read.
+    /// Takes the body if it was received completely and has no trailers; an absent body is empty. Large bodies are
+    /// not taken, since flow control must apply until they are read.
     pub(super) fn take_complete(&mut self) -> Option<Bytes> {
         if !self.remote_closed
             || self.reset.is_some()
@@ -164,7 +164,7 @@ impl Stream {
     }
 }
 
-/// Registers the task to be woken.
+/// Stores the waker of the task in `slot`.
 pub(super) fn register(slot: &mut Option<Waker>, context: &Context<'_>) {
     match slot {
         Some(waker) => waker.clone_from(context.waker()),

@@ -2,7 +2,7 @@
 
 use std::hash::{BuildHasherDefault, Hasher};
 
-/// A multiplicative hash: identifiers are sequential and cannot be chosen to collide.
+/// A multiplicative hash. Stream identifiers are sequential and cannot be chosen to collide.
 #[derive(Default)]
 pub(super) struct StreamIdHasher(u64);
 
@@ -16,7 +16,7 @@ impl Hasher for StreamIdHasher {
     fn write(&mut self, _: &[u8]) {}
 
     fn write_u32(&mut self, id: u32) {
-        // The hash table uses some bits for the bucket and others for the tag.
+        // The hash table takes the bucket from some bits and the tag from others, so all bits must be mixed.
         self.0 = u64::from(id).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     }
 }

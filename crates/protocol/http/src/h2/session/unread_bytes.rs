@@ -1,10 +1,11 @@
-//! Bytes that were received and not read, and the budget that all connections of a process share for them.
+//! Received, unread bytes, and the budget for them that all connections of a process share.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// Bytes that connections may leave unread together before those that hold most are cut.
+/// Process-wide budget for unread bytes. While it is exceeded, a connection with more than [`MAX_UNREAD_OF_ONE`] has
+/// its uploads reset and new uploads refused.
 const MAX_UNREAD: u64 = 256 << 20;
-/// Bytes that a connection may leave unread at any time.
+/// Unread bytes that a single connection may hold even when the budget is exceeded.
 const MAX_UNREAD_OF_ONE: u64 = 1 << 20;
 
 static BUDGET: Budget = Budget { used: AtomicU64::new(0), max: MAX_UNREAD };
@@ -16,7 +17,7 @@ struct Budget {
     max: u64,
 }
 
-/// Unread bytes of one connection. They leave the budget when this is dropped.
+/// Unread bytes of one connection. Dropping this value returns them to the budget.
 #[derive(Debug)]
 pub(super) struct UnreadBytes {
     budget: &'static Budget,
@@ -45,12 +46,13 @@ impl UnreadBytes {
         self.budget.used.fetch_sub(bytes, Relaxed);
     }
 
-    /// Whether connections together leave more unread than the process has room for.
+    /// Whether the unread bytes of all connections exceed the budget of the process.
     pub(super) fn is_budget_exhausted(&self) -> bool {
         self.budget.used.load(Relaxed) > self.budget.max
     }
 
-    /// Whether the connection must give way: the budget is exhausted, and it holds more than its own part.
+    /// Whether uploads on this connection must be refused: the budget is exceeded, and the connection holds more than
+    /// [`MAX_UNREAD_OF_ONE`].
     pub(super) fn exceeds_its_part(&self) -> bool {
         self.bytes > MAX_UNREAD_OF_ONE && self.is_budget_exhausted()
     }
@@ -67,7 +69,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_connections_beyond_their_share_yield_when_budget_is_exhausted() {
+    fn exhausted_unread_byte_budget_affects_only_connections_over_share() {
         static SMALL: Budget = Budget { used: AtomicU64::new(0), max: 4 << 20 };
         let connection = || UnreadBytes { budget: &SMALL, bytes: 0 };
         let (mut large, mut small) = (connection(), connection());

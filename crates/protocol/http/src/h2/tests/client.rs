@@ -1,4 +1,4 @@
-//! The client role against a scripted server, frame by frame.
+//! Tests of the client role against a scripted server, frame by frame.
 
 mod capacity;
 mod malformed_responses;
@@ -58,7 +58,7 @@ enum Event {
 }
 
 impl Server {
-    /// After both prefaces.
+    /// Connects, and exchanges the prefaces of both sides.
     async fn with(settings: &[(u16, u32)]) -> Self {
         let (io, far) = duplex(1 << 20);
         let connection = ClientConnection::new(far);
@@ -108,7 +108,7 @@ impl Server {
         }
     }
 
-    /// So many bytes of a body, in any number of frames; whether END_STREAM was on the last.
+    /// Receives `length` bytes of a body, in any number of frames. Returns whether the last frame had END_STREAM.
     async fn expect_bytes(&mut self, stream: u32, mut length: usize) -> bool {
         loop {
             match self.next_event().await {
@@ -123,7 +123,7 @@ impl Server {
         }
     }
 
-    /// Nothing is sent, even when all tasks are idle.
+    /// Checks that nothing is sent, even when all tasks are idle.
     async fn expect_nothing(&mut self) {
         let event = tokio::time::timeout(std::time::Duration::from_millis(1), self.next_event()).await;
         assert!(event.is_err(), "unexpected {event:?}");
@@ -141,14 +141,14 @@ impl Server {
         tokio::spawn(if ends { call } else { call.with(body) })
     }
 
-    /// A call without a body, whose request the server has received.
+    /// Begins a call without a body, and waits until the server has received its request.
     async fn get(&mut self, stream: u32) -> CallTask {
         let called = self.call(&Method::GET, whole(""));
         self.expect([head(stream, "GET", true)]).await;
         called
     }
 
-    /// The connection still works: a call gets its response, and nothing else is sent.
+    /// Checks that the connection still works: a call gets its response, and nothing else is sent.
     async fn expect_alive(&mut self, stream: u32) {
         let called = self.get(stream).await;
         self.send(&response_headers(stream, "200", &[], true)).await;
@@ -160,7 +160,7 @@ impl Server {
         lock(&self.session).capacity()
     }
 
-    /// The connection ends with GOAWAY.
+    /// Checks that the connection ends with GOAWAY.
     async fn expect_goaway(mut self, reason: Reason) {
         self.expect([Event::GoAway(0, reason), Event::Closed]).await;
         in_time(self.driving).await.unwrap();
@@ -196,7 +196,7 @@ fn data(stream: u32, text: impl Into<Bytes>, ends: bool) -> Event {
     Event::Data { stream, data: text.into(), ends }
 }
 
-/// The headers of a response, with END_STREAM if it `ends`.
+/// Encodes the headers of a response, with END_STREAM if the response `ends`.
 fn response_headers(stream: u32, status: &str, fields: &[(&str, &str)], ends: bool) -> Vec<u8> {
     let fields = [&[(":status", status)], fields].concat();
     raw_frame(
@@ -217,7 +217,7 @@ fn whole(text: impl Into<Bytes>) -> Body {
 
 type Pieces = mpsc::UnboundedSender<Result<Frame<Bytes>, BoxError>>;
 
-/// A body whose pieces are sent later.
+/// Returns a body, and the sender of its pieces.
 fn streamed() -> (Pieces, Body) {
     let (pieces, mut body) = mpsc::unbounded_channel();
     let body = futures_util::stream::poll_fn(move |context| body.poll_recv(context));
@@ -232,7 +232,7 @@ async fn outcome(called: CallTask) -> Result<CallResponse<Body>, CallError<BoxEr
     in_time(called).await.unwrap()
 }
 
-/// The response to a call whose request was sent completely.
+/// Returns the response to a call whose request was sent completely.
 async fn response_of(called: CallTask) -> Response<ResponseBody> {
     let (response, upload) = outcome(called).await.unwrap();
     assert!(upload.is_none());
@@ -246,7 +246,7 @@ async fn error_of(called: CallTask) -> StreamError {
     }
 }
 
-/// The whole body and its trailers.
+/// Reads the whole body. Returns it with its trailers.
 async fn read(response: Response<ResponseBody>) -> Result<(Bytes, Option<HeaderMap>), StreamError> {
     let collected = in_time(response.into_body().collect()).await?;
     let trailers = collected.trailers().cloned();

@@ -1,5 +1,5 @@
-//! The same client, played by h2, sends the same requests to this server and to hyper's, with windows, frames and
-//! pieces of any size: both must dispatch the same requests and send the same responses.
+//! The same h2 client sends the same requests to this server and to hyper's, with windows, frames and pieces of any
+//! size. Both servers must dispatch the same requests and send the same responses.
 
 mod client_role;
 
@@ -24,10 +24,10 @@ struct TestRequest {
     method: Method,
     path: String,
     fields: Vec<(u8, String)>,
-    /// Lengths of the pieces.
+    /// Lengths of the body pieces.
     body: Vec<usize>,
     trailers: bool,
-    /// The behaviour of the server.
+    /// How the server handles this request.
     manner: Behaviour,
 }
 
@@ -35,9 +35,9 @@ struct TestRequest {
 enum Behaviour {
     /// Sends the body back as it arrives.
     Echoes,
-    /// Reads it to its end, and then sends it back.
+    /// Reads the body to its end, then sends it back.
     Collects,
-    /// Responds at once, without reading.
+    /// Responds at once, without reading the body.
     Ignores,
     /// Fails in the middle of the body.
     Breaks,
@@ -53,7 +53,7 @@ struct Scenario {
     requests: Vec<TestRequest>,
 }
 
-/// The result of one request.
+/// Observed result of one request.
 #[derive(Debug, PartialEq)]
 struct Observed {
     status: Option<StatusCode>,
@@ -75,7 +75,7 @@ fn whole(bytes: Bytes) -> ResponseBody {
     http_body_util::Full::new(bytes).map_err(Into::into).boxed_unsync()
 }
 
-/// The service.
+/// The service that both servers run.
 async fn response<B>(request: Request<B>) -> Response<ResponseBody>
 where
     B: Body<Data = Bytes, Error: Into<BoxError>> + Send + Unpin + 'static,
@@ -104,7 +104,7 @@ where
     headers.insert("method", head.method.as_str().parse().unwrap());
     headers.insert("uri", head.uri.to_string().parse().unwrap());
     headers.append("set-cookie", HeaderValue::from_static("a=b"));
-    // Not 204, for which h2 accepts a body.
+    // 204 is left out, because h2 accepts a body with it.
     let statuses = [200, 201, 202, 203, 206, 404, 503];
     *response.status_mut() = StatusCode::from_u16(statuses[head.uri.path().len() % 7]).unwrap();
     response
@@ -191,7 +191,7 @@ async fn perform(sender: client::SendRequest<Bytes>, spec: TestRequest) -> Obser
         Ok(response) => {
             let (mut head, body) = response.into_parts();
             head.headers.remove("date");
-            // The length of a body that has arrived completely is known, which depends on timing.
+            // Whether a complete body gets a length depends on timing.
             head.headers.remove("content-length");
             let (body, trailers, reset) = body_of(body).await;
             Observed { status: Some(head.status), headers: head.headers, body, trailers, reset }
@@ -218,7 +218,7 @@ async fn run(scenario: &Scenario, near: DuplexStream) -> Vec<Observed> {
     heard
 }
 
-/// With bodies in pieces of up to this length.
+/// Requests with bodies in pieces of up to `longest` bytes.
 fn requests(longest: usize) -> impl Strategy<Value = TestRequest> {
     let manner = prop_oneof![
         3 => Just(Behaviour::Echoes),
@@ -245,10 +245,10 @@ fn requests(longest: usize) -> impl Strategy<Value = TestRequest> {
         })
 }
 
-/// Over a pipe of this size, and with bodies that fit it.
+/// Scenarios over a pipe of this size, with bodies that fit the pipe.
 fn scenarios(pipe: Range<usize>) -> impl Strategy<Value = Scenario> {
     let longest = (30 * pipe.start).clamp(200, 70_000);
-    // Frames of a byte or two are for short bodies.
+    // Frames of one or two bytes occur only with short bodies.
     let least = longest as u32 / 100;
     (
         prop_oneof![least..2000_u32, 60_000..200_000_u32],
@@ -268,7 +268,7 @@ fn scenarios(pipe: Range<usize>) -> impl Strategy<Value = Scenario> {
         })
 }
 
-/// With the clock paused, a deadlock ends in a timeout as soon as all tasks are idle.
+/// Fails after a timeout. The clock is paused, so a deadlock ends as soon as all tasks are idle.
 async fn in_time<T>(whose: &str, what: impl Future<Output = T>) -> T {
     tokio::time::timeout(Duration::from_secs(60), what).await.unwrap_or_else(|_| panic!("{whose} hangs"))
 }
@@ -290,19 +290,19 @@ fn both(scenario: &Scenario, mutant: Option<Mutant>) -> (Vec<Observed>, Vec<Obse
     })
 }
 
-/// Over pipes of a few bytes, and of common sizes.
+/// Scenarios over pipes of a few bytes and over pipes of common sizes.
 fn any_scenarios() -> impl Strategy<Value = Scenario> {
     prop_oneof![scenarios(2..100), scenarios(5000..100_000)]
 }
 
-/// Reports differences.
+/// Reports differences between the two servers.
 fn compare(scenario: &Scenario, mutant: Option<Mutant>) -> Result<(), TestCaseError> {
     let (serve_with_own, serve_with_hyper) = both(scenario, mutant);
     for ((serve_with_own, serve_with_hyper), spec) in
         serve_with_own.iter().zip(&serve_with_hyper).zip(&scenario.requests)
     {
         let breaks = matches!(spec.manner, Behaviour::Breaks);
-        // h2 drops unsent frames of a stream that it resets, which were sent here already.
+        // h2 drops unsent frames of a stream that it resets; this server has sent them already.
         let alike =
             serve_with_own == serve_with_hyper || breaks && serve_with_own.reset == serve_with_hyper.reset;
         prop_assert!(alike, "{serve_with_own:?} and {serve_with_hyper:?} of {spec:?}");
@@ -314,13 +314,13 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 256, ..ProptestConfig::default() })]
 
     #[test]
-    fn server_responds_like_hyper(scenario in any_scenarios()) {
+    fn http2_server_responds_like_hyper(scenario in any_scenarios()) {
         compare(&scenario, None)?;
     }
 }
 
 #[test]
-fn every_mutant_is_detected() {
+fn comparison_with_hyper_detects_every_server_mutant() {
     for mutant in [
         Mutant::MisroutesBody,
         Mutant::DropsTrailers,

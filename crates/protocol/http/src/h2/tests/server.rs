@@ -1,4 +1,4 @@
-//! The server role against a scripted client, frame by frame.
+//! Tests of the server role against a scripted client, frame by frame.
 
 mod accepted;
 mod disconnects;
@@ -39,17 +39,17 @@ use crate::BoxError;
 use crate::hpack::Field;
 
 const INITIAL_WINDOW_SIZE: u16 = 4;
-/// First receive window of a stream, and most of it; and the window of the connection.
+/// Initial and maximum receive window of a stream, and the window of the connection, in bytes.
 const STREAM_WINDOW: usize = 64 << 10;
 const MAX_STREAM_WINDOW: usize = 1 << 20;
 const CONNECTION_WINDOW: usize = 1 << 30;
-/// Bytes that the pipe between client and server holds.
+/// Capacity of the pipe between client and server, in bytes.
 const PIPE: usize = 1 << 20;
 
 type BoxResponse = Response<UnsyncBoxBody<Bytes, BoxError>>;
 type Pieces = mpsc::UnboundedSender<Result<Frame<Bytes>, BoxError>>;
 
-/// A dispatched request. Its exchange was dropped once `response` is closed.
+/// A dispatched request. `response` is closed once its exchange is dropped.
 struct Dispatched {
     request: Request<RequestBody>,
     response: oneshot::Sender<BoxResponse>,
@@ -75,7 +75,7 @@ enum Event {
     Ping(Bytes),
     Pong(Bytes),
     GoAway(u32, Reason),
-    /// WINDOW_UPDATE.
+    /// WINDOW_UPDATE: stream and increment.
     WindowUpdate(u32, u32),
     /// The connection is closed.
     Closed,
@@ -90,7 +90,7 @@ struct Client {
 }
 
 impl Client {
-    /// On a connection of which this was read after the preface.
+    /// Connects with a server that has already read these bytes after the preface.
     fn ahead(read: &[u8]) -> Self {
         let (io, far) = duplex(PIPE);
         let (asks, dispatched) = mpsc::unbounded_channel();
@@ -110,7 +110,7 @@ impl Client {
         Self { wire: Wire::new(io), dispatched, session, serving }
     }
 
-    /// After the SETTINGS of both sides.
+    /// Connects, and exchanges the SETTINGS of both sides.
     async fn with(settings: &[(u16, u32)]) -> Self {
         let mut client = Self::ahead(&settings_frame(settings));
         assert!(matches!(client.next_event().await, Event::Settings(_)));
@@ -158,7 +158,7 @@ impl Client {
         Event::Headers { stream: head.stream, status, headers, ends: head.has(END_STREAM) }
     }
 
-    /// Nothing is sent, even when all tasks are idle.
+    /// Checks that nothing is sent, even when all tasks are idle.
     async fn expect_nothing(&mut self) {
         self.expect_nothing_for(Duration::from_millis(1)).await;
     }
@@ -175,7 +175,7 @@ impl Client {
         }
     }
 
-    /// So many bytes of a body, in any number of frames; whether END_STREAM was on the last.
+    /// Receives `length` bytes of a body, in any number of frames. Returns whether the last frame had END_STREAM.
     async fn expect_bytes(&mut self, stream: u32, mut length: usize) -> bool {
         loop {
             match self.next_event().await {
@@ -195,13 +195,13 @@ impl Client {
         in_time(self.dispatched.recv()).await.expect("the connection has ended")
     }
 
-    /// Sends a request, and returns it as dispatched.
+    /// Sends a request, and returns it as the server dispatches it.
     async fn request(&mut self, bytes: &[u8]) -> Dispatched {
         self.send(bytes).await;
         self.dispatched().await
     }
 
-    /// The connection still works: a request gets its response, and nothing else is sent.
+    /// Checks that the connection still works: a request gets its response, and nothing else is sent.
     async fn expect_alive(&mut self, stream: u32) {
         self.send(&get(stream, "/next")).await;
         let mut dispatched = self.dispatched().await;
@@ -212,7 +212,7 @@ impl Client {
         self.expect([head(stream, 200, &[], true)]).await;
     }
 
-    /// The result of the connection, after the client has closed it.
+    /// Closes the client's side, and returns the result of the server connection.
     async fn ended(self) -> Result<(), ConnectionError> {
         drop(self.wire);
         in_time(self.serving).await.unwrap()
@@ -230,7 +230,7 @@ impl Dispatched {
 const GET: [(&str, &str); 4] =
     [(":method", "GET"), (":scheme", "http"), (":authority", "one.shop"), (":path", "/")];
 
-/// A request without a body.
+/// Encodes a request without a body.
 fn get(stream: u32, path: &str) -> Vec<u8> {
     let [method, scheme, authority, _] = GET;
     raw_frame(
@@ -241,7 +241,7 @@ fn get(stream: u32, path: &str) -> Vec<u8> {
     )
 }
 
-/// A request whose body follows.
+/// Encodes a request whose body follows.
 fn post(stream: u32, fields: &[(&str, &str)]) -> Vec<u8> {
     let [_, scheme, authority, path] = GET;
     let fields = [&[(":method", "POST"), scheme, authority, path], fields].concat();
@@ -253,7 +253,7 @@ fn whole(status: u16, text: impl Into<Bytes>) -> BoxResponse {
     Response::builder().status(status).body(body).unwrap()
 }
 
-/// A response whose pieces are sent later.
+/// Returns a response, and the sender of its pieces.
 fn streamed() -> (Pieces, BoxResponse) {
     let (pieces, mut body) = mpsc::unbounded_channel();
     let body = futures_util::stream::poll_fn(move |context| body.poll_recv(context));

@@ -1,4 +1,4 @@
-//! Which streams are woken when a window opens.
+//! Selection of the streams to wake when a window opens.
 
 use std::{
     sync::{
@@ -28,7 +28,7 @@ impl Wake for WakeFlag {
     }
 }
 
-/// Streams of one connection, and whether they were woken.
+/// Streams of one connection, with flags that show which of them were woken.
 struct Streams {
     session: Session,
     woken: Vec<Arc<WakeFlag>>,
@@ -52,7 +52,7 @@ impl Streams {
         Self { session, woken: (0..count).map(|_| Arc::default()).collect() }
     }
 
-    /// Whether all of this is accepted on the stream of this place.
+    /// Whether the stream at this index accepts all of the data.
     fn says(&mut self, index: usize, data: impl Into<Bytes>) -> bool {
         let waker = Waker::from(Arc::clone(&self.woken[index]));
         let context = Context::from_waker(&waker);
@@ -60,7 +60,7 @@ impl Streams {
         matches!(raw_frame, Poll::Ready(Ok(())))
     }
 
-    /// Sends what is buffered; returns the places that were woken.
+    /// Sends the buffered frames. Returns the indices of the streams that were woken.
     fn send(&mut self) -> Vec<usize> {
         let mut context = Context::from_waker(Waker::noop());
         self.session.begin_turn();
@@ -71,14 +71,14 @@ impl Streams {
 }
 
 #[test]
-fn finished_stream_steals_no_wake_up() {
+fn finished_stream_takes_no_send_turn_from_waiting_streams() {
     let mut streams = Streams::begin(18);
     assert!(!streams.says(0, vec![b'x'; 100_000]), "more than is kept at once");
     for index in 1..18 {
         assert!(!streams.says(index, "x"));
     }
     assert_eq!(streams.send(), [0, 1, 2, 3, 4, 5, 6, 7]);
-    // These send without being woken, and the woken ones send nothing.
+    // These streams send without being woken, and the woken streams send nothing.
     for index in 8..16 {
         assert!(streams.says(index, "x"));
     }
@@ -86,7 +86,7 @@ fn finished_stream_steals_no_wake_up() {
 }
 
 #[test]
-fn empty_end_of_stream_does_not_wait() {
+fn empty_end_of_stream_is_sent_without_send_window() {
     let mut streams = Streams::begin(2);
     assert!(!streams.says(0, vec![b'x'; 100_000]));
     let context = Context::from_waker(Waker::noop());

@@ -1,4 +1,4 @@
-//! Reads and writes frames on a pipe, as the peer.
+//! Reads and writes frames on a pipe, as the remote peer.
 
 use std::time::Duration;
 
@@ -24,7 +24,7 @@ pub(super) struct Wire {
     pub(super) decoder: Decoder,
 }
 
-/// With the clock paused, a deadlock ends in a timeout as soon as all tasks are idle.
+/// Fails after a timeout. The clock is paused, so a deadlock ends as soon as all tasks are idle.
 pub(super) async fn in_time<T>(what: impl Future<Output = T>) -> T {
     timeout(Duration::from_secs(60), what).await.expect("a deadlock")
 }
@@ -38,7 +38,7 @@ impl Wire {
         in_time(self.io.write_all(bytes)).await.unwrap();
     }
 
-    /// The next frame; `None` at the end of the connection.
+    /// Returns the next frame; `None` at the end of the connection.
     pub(super) async fn frame(&mut self) -> Option<(FrameHeader, Bytes)> {
         loop {
             if let Some(head) = FrameHeader::parse(&self.came)
@@ -55,7 +55,7 @@ impl Wire {
         }
     }
 
-    /// The fields of a header block, whose first frame this is.
+    /// Decodes the header block that begins with this frame.
     pub(super) async fn fields(&mut self, head: FrameHeader, payload: Bytes) -> Vec<Field> {
         let (mut header_block, mut is_whole) = (payload.to_vec(), head.has(END_HEADERS));
         while !is_whole {
@@ -89,7 +89,7 @@ pub(super) fn rst_stream(stream: u32, reason: Reason) -> Vec<u8> {
     raw_frame(RST_STREAM, 0, stream, reason.0.to_be_bytes())
 }
 
-/// So many bytes of a body, in frames of the maximum size.
+/// Encodes `length` bytes of a body, in frames of the maximum size.
 pub(super) fn data_frames(stream: u32, length: usize) -> Vec<u8> {
     vec![b'a'; length]
         .chunks(DEFAULT_FRAME_SIZE)
@@ -97,7 +97,7 @@ pub(super) fn data_frames(stream: u32, length: usize) -> Vec<u8> {
         .collect()
 }
 
-/// A header block of short literals.
+/// Encodes a header block of short literals.
 pub(super) fn header_block(fields: &[(&str, &str)]) -> Vec<u8> {
     let text = |text: &str| [&[u8::try_from(text.len()).unwrap() & 0x7f], text.as_bytes()].concat();
     fields.iter().flat_map(|(name, value)| [vec![0], text(name), text(value)].concat()).collect()

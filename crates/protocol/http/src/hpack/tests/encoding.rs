@@ -1,4 +1,4 @@
-//! Which fields the encoder adds to the table.
+//! The encoder adds the right fields to its table.
 
 use std::fmt::Write as _;
 
@@ -6,7 +6,7 @@ use http::{HeaderMap, header as name};
 
 use super::*;
 
-/// Encodes one header as a block, which must decode to the same.
+/// Encodes headers as one block each, and checks that the decoder returns the same header.
 struct Both {
     encoder: Encoder,
     decoder: Decoder,
@@ -25,7 +25,7 @@ impl Both {
         (out, fields)
     }
 
-    /// The length of an encoded header.
+    /// Returns the length of an encoded header.
     fn header(&mut self, (name, value): (HeaderName, HeaderValue)) -> usize {
         let (out, fields) = self.block(|block| block.header(&name, &value));
         assert_eq!(fields, [Field::Header(name, value)]);
@@ -34,12 +34,12 @@ impl Both {
 }
 
 #[test]
-fn repeated_fields_are_indexed() {
+fn repeated_header_fields_are_indexed() {
     let mut both = Both::new();
     let whole = 1 + 1 + "x-version".len() + 1 + "17".len();
     let lengths = [(); 4].map(|()| both.header(header("x-version", "17")));
     assert_eq!(lengths, [whole, whole, 1, 1]);
-    // Its name is in the dynamic table now, and these are in the static one.
+    // The name of this header is in the dynamic table by now; the names below are in the static one.
     assert_eq!(both.header(header("x-version", "18")), 2 + 1 + 2);
     assert_eq!(both.header(header("user-agent", "18")), 2 + 1 + 2);
     let lengths = [(); 3].map(|()| both.block(|block| block.path("/a/b")).0.len());
@@ -49,7 +49,7 @@ fn repeated_fields_are_indexed() {
 }
 
 #[test]
-fn static_fields_are_indexed_at_once() {
+fn static_table_fields_are_sent_as_index_on_first_use() {
     let mut both = Both::new();
     let (out, fields) = both.block(|block| {
         block.method(&Method::GET);
@@ -76,7 +76,7 @@ fn static_fields_are_indexed_at_once() {
 }
 
 #[test]
-fn unique_fields_do_not_evict_repeated_ones() {
+fn unique_header_fields_do_not_evict_repeated_ones() {
     let mut both = Both::new();
     let repeated =
         ["a", "b", "c", "d", "e", "f", "g", "h", "i", "j"].map(|value| header("x-repeated", value));
@@ -95,13 +95,13 @@ fn unique_fields_do_not_evict_repeated_ones() {
             largest = largest.max(out.len());
         }
     }
-    // An index each, and the unique values with the indices of their names.
+    // Repeated fields take one index each; unique values take the index of their name and a literal.
     assert_eq!(largest, 10 + 4 * (2 + 1 + 32));
     assert_eq!(both.encoder.table().sizes().len(), 10 + 2);
 }
 
 #[test]
-fn secrets_stay_out_of_every_table() {
+fn secret_headers_are_never_indexed() {
     let mut both = Both::new();
     let mut key = HeaderValue::from_static("0123456789");
     key.set_sensitive(true);
@@ -136,7 +136,7 @@ fn secrets_stay_out_of_every_table() {
 }
 
 #[test]
-fn large_fields_are_not_indexed() {
+fn large_header_fields_are_not_indexed() {
     let mut both = Both::new();
     for (length, is_indexed) in [(1024 - 32 - 4, true), (1024 - 32 - 3, false)] {
         let value = HeaderValue::try_from("v".repeat(length)).unwrap();
@@ -146,7 +146,7 @@ fn large_fields_are_not_indexed() {
 }
 
 #[test]
-fn limits_are_announced_and_kept() {
+fn hpack_table_size_changes_are_announced_and_applied() {
     let mut both = Both::new();
     let announced = |both: &mut Both, limits: &[u32]| {
         for limit in limits {
@@ -174,13 +174,13 @@ fn limits_are_announced_and_kept() {
 }
 
 #[test]
-fn many_values_of_one_name_are_all_found() {
-    // Which fields share a set of slots depends on the random key of the hash, and with some keys one has more than it holds.
+fn many_values_of_one_header_name_are_all_found_in_table() {
+    // The random key of the hash determines which fields share a set of slots. With some keys, a set overflows.
     let found = (0..8).any(|_| lengths_of_many_values() == vec![2; 30 * 37]);
     assert!(found, "with none of eight keys are all fields found");
 }
 
-/// Bytes of each header block of 30 paths and values of one name, over and over, once all have been seen.
+/// Returns the bytes of each header block for 30 paths and values of one name, cycled through after all have been seen.
 fn lengths_of_many_values() -> Vec<usize> {
     let mut both = Both::new();
     let mut lengths = Vec::new();

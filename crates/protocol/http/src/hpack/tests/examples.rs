@@ -1,9 +1,9 @@
-//! RFC 7541, appendix C.
+//! The examples of RFC 7541, appendix C.
 
 use super::*;
 
 #[test]
-fn integers_match_rfc_7541_c_1() {
+fn hpack_integers_match_rfc_7541_c_1() {
     for (first, bits, value, bytes) in
         [(0, 5, 10, "0a"), (0, 5, 1337, "1f9a0a"), (0, 7, 42, "2a"), (0x80, 7, 127, "ff00")]
     {
@@ -16,7 +16,7 @@ fn integers_match_rfc_7541_c_1() {
 }
 
 #[test]
-fn fields_match_rfc_7541_c_2() {
+fn hpack_fields_match_rfc_7541_c_2() {
     let mut decoder = Decoder::default();
     let literal = hex("400a 6375 7374 6f6d 2d6b 6579 0d63 7573 746f 6d2d 6865 6164 6572");
     assert_eq!(decode(&mut decoder, &literal), Ok(fields(&[("custom-key", "custom-header")])));
@@ -33,7 +33,7 @@ fn fields_match_rfc_7541_c_2() {
     assert_eq!(decoder.table().sizes(), (vec![], true));
 }
 
-/// Blocks of one connection, their fields, and the sizes of the table's entries after each.
+/// Blocks of one connection, each with its fields and with the sizes of the table's entries after it.
 type Example<'a> = [(&'a str, &'a [(&'a str, &'a str)], &'a [usize])];
 
 fn check(size: usize, example: &Example<'_>) {
@@ -86,7 +86,7 @@ const ANSWERS: [&[(&str, &str)]; 3] = [
     ],
 ];
 
-/// After each block of c.3 and c.4, and of c.5 and c.6.
+/// Sizes of the table's entries after each block of C.3 and C.4.
 const REQUEST_SIZES: [&[usize]; 3] = [&[57], &[53, 57], &[54, 53, 57]];
 const ANSWER_SIZES: [&[usize]; 3] = [&[63, 65, 52, 42], &[42, 63, 65, 52], &[98, 52, 65]];
 
@@ -97,7 +97,7 @@ fn check_all(size: usize, blocks: [&str; 3], fields: [&[(&str, &str)]; 3], sizes
 }
 
 #[test]
-fn requests_match_rfc_7541_c_3_and_c_4() {
+fn hpack_requests_match_rfc_7541_c_3_and_c_4() {
     let plain = [
         "8286 8441 0f77 7777 2e65 7861 6d70 6c65 2e63 6f6d",
         "8286 84be 5808 6e6f 2d63 6163 6865",
@@ -113,7 +113,7 @@ fn requests_match_rfc_7541_c_3_and_c_4() {
 }
 
 #[test]
-fn responses_match_rfc_7541_c_5_and_c_6() {
+fn hpack_responses_match_rfc_7541_c_5_and_c_6() {
     let plain = [
         "4803 3330 3258 0770 7269 7661 7465 611d 4d6f 6e2c 2032 3120 4f63 7420 3230 3133
          2032 303a 3133 3a32 3120 474d 546e 1768 7474 7073 3a2f 2f77 7777 2e65 7861 6d70 6c65 2e63 6f6d",
@@ -135,7 +135,7 @@ fn responses_match_rfc_7541_c_5_and_c_6() {
 }
 
 #[test]
-fn static_entries_are_found_by_name_and_value() {
+fn static_table_entries_are_found_by_name_and_value() {
     let name_of = |index: usize| match &static_table::get(index - 1).unwrap().field {
         Field::Header(name, _) => name.clone(),
         other => panic!("{other:?}"),
@@ -163,7 +163,7 @@ fn static_entries_are_found_by_name_and_value() {
 }
 
 #[test]
-fn names_of_pseudo_headers_are_found() {
+fn static_table_entries_are_found_by_pseudo_header_name() {
     use static_table::{AUTHORITY, METHOD, PATH, SCHEME, STATUS};
     for (index, name, value) in [
         (AUTHORITY, ":authority", "a.b:1"),

@@ -1,4 +1,4 @@
-//! Malformed blocks.
+//! Malformed blocks are rejected.
 
 use proptest::prelude::*;
 
@@ -9,7 +9,7 @@ fn why(block: &[u8]) -> &'static str {
 }
 
 #[test]
-fn indices_outside_the_table_are_refused() {
+fn hpack_indices_outside_table_are_refused() {
     assert_eq!(why(&hex("80")), "index 0");
     assert_eq!(why(&hex("be")), "an index beyond the tables");
     assert_eq!(why(&hex("7f00 00")), "an index beyond the tables");
@@ -18,7 +18,7 @@ fn indices_outside_the_table_are_refused() {
 }
 
 #[test]
-fn integers_are_bounded() {
+fn oversized_hpack_integers_are_refused() {
     assert_eq!(why(&hex("ff80 8080 8010")), "an integer exceeds 32 bits");
     assert_eq!(why(&hex("ffff ffff ff7f")), "an integer exceeds 32 bits");
     assert_eq!(why(&hex("ff80 8080 8080 00")), "an integer has too many bytes");
@@ -29,18 +29,18 @@ fn integers_are_bounded() {
 }
 
 #[test]
-fn truncated_header_block_is_refused() {
+fn truncated_hpack_header_block_is_refused() {
     assert_eq!(decode(&mut Decoder::default(), b""), Ok(vec![]));
     for short in ["ff", "ff80", "40", "4001", "400161", "0161"] {
         assert!(why(&hex(short)).starts_with("the block ends within a"), "{short}");
     }
-    // A length that must not be allocated.
+    // A length for which no memory must be allocated.
     assert_eq!(why(&hex("00 ff80 ffff ff0e")), "the block ends within a string");
 }
 
 #[test]
 fn invalid_huffman_padding_is_refused() {
-    // "0" takes 5 bits, 00000, and "a" as many, 00011.
+    // "0" has the 5-bit code 00000, and "a" the 5-bit code 00011.
     for good in ["81 07", "82 001f", "82 1fff"] {
         let block = hex(&format!("0f00 {good}"));
         let fits = decode(&mut Decoder::default(), &block).is_ok();
@@ -56,7 +56,7 @@ fn invalid_huffman_padding_is_refused() {
 }
 
 #[test]
-fn the_table_is_resized_first_and_within_limits() {
+fn hpack_size_update_after_field_or_beyond_limit_is_refused() {
     let mut decoder = Decoder::new(256);
     assert_eq!(decode(&mut decoder, &hex("20 3f e1 01 82")), Ok(vec![Field::Method(Method::GET)]));
     assert_eq!(decode(&mut decoder, &hex("20")), Ok(vec![]));
@@ -68,7 +68,7 @@ fn the_table_is_resized_first_and_within_limits() {
 }
 
 #[test]
-fn a_larger_table_is_used_once_it_is_announced() {
+fn larger_hpack_table_is_used_after_its_size_update() {
     let mut decoder = Decoder::new(1 << 20);
     let entry = literal(b"name", &[b'a'; 4000]);
     for (announced, count) in [(&[][..], 1), (&hex("3fe1ff03"), 4)] {
@@ -79,14 +79,14 @@ fn a_larger_table_is_used_once_it_is_announced() {
 }
 
 #[test]
-fn an_entry_that_is_too_large_empties_the_table() {
+fn hpack_entry_larger_than_table_empties_table() {
     let mut decoder = Decoder::new(100);
     decode(&mut decoder, &[literal(b"a", b"1"), literal(b"b", b"2")].concat()).unwrap();
     assert_eq!(decoder.table().sizes(), (vec![34, 34], true));
     let large = decode(&mut decoder, &literal(b"c", &[b'c'; 68])).unwrap();
     assert_eq!(large[0].size(), 101);
     assert_eq!(decoder.table().sizes(), (vec![], true));
-    // Its name comes from an entry that it evicts (RFC 7541 4.4).
+    // The name comes from an entry that this insertion evicts (RFC 7541 4.4).
     decode(&mut decoder, &literal(b"name", b"1")).unwrap();
     let mut block = hex("7e");
     primitives::string(&mut block, &[b'v'; 60]);
@@ -95,7 +95,7 @@ fn an_entry_that_is_too_large_empties_the_table() {
 }
 
 #[test]
-fn invalid_fields_only_fail_their_message() {
+fn invalid_header_fields_fail_only_their_message() {
     let mut decoder = Decoder::default();
     for (name, value, expected) in [
         ("Name", "value", "a header name is not in lower case"),
@@ -124,14 +124,14 @@ fn invalid_fields_only_fail_their_message() {
         let size = name.len() + value.len() + 32;
         let malformed = Ok(vec![Field::Malformed(size, expected)]);
         assert_eq!(decode(&mut decoder, &literal(name.as_bytes(), value.as_bytes())), malformed);
-        // And again where it is repeated.
+        // Malformed again when it is repeated by index.
         assert_eq!(decode(&mut decoder, &hex("be")), malformed);
     }
     assert_eq!(decode(&mut decoder, &hex("81")), Ok(vec![Field::Malformed(42, "an invalid :authority")]));
 }
 
 #[test]
-fn a_malformed_field_keeps_its_name() {
+fn name_of_malformed_header_field_can_be_referenced() {
     let mut decoder = Decoder::default();
     let mut refer = hex("7e");
     primitives::string(&mut refer, b"/good");
@@ -149,7 +149,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(500))]
 
     #[test]
-    fn any_bytes_are_decoded_or_rejected(blocks in prop::collection::vec(
+    fn arbitrary_bytes_are_decoded_or_rejected(blocks in prop::collection::vec(
         prop::collection::vec(any::<u8>(), 0..200), 1..8,
     )) {
         let mut decoder = Decoder::new(300);
@@ -163,7 +163,7 @@ proptest! {
 
     /// Mostly complete fields, so that the table fills and most of what follows is valid.
     #[test]
-    fn any_fields_are_decoded_or_rejected(parts in prop::collection::vec(
+    fn arbitrary_hpack_fields_are_decoded_or_rejected(parts in prop::collection::vec(
         (any::<u8>(), "[ -~]{0,12}", "\\PC{0,40}", any::<bool>()), 1..60,
     )) {
         let mut decoder = Decoder::new(400);

@@ -14,7 +14,7 @@ struct Head {
     fields: Vec<(String, String, bool)>,
 }
 
-/// Few names and values, so that many repeat, among some that rarely do.
+/// Generates headers from few names and values, so that many repeat, mixed with some that rarely do.
 fn head() -> impl Strategy<Value = Head> {
     let limit = prop_oneof![0..200_u32, 0..5000_u32];
     let limits = prop_oneof![6 => Just(vec![]), 1 => prop::collection::vec(limit, 1..4)];
@@ -77,7 +77,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(100))]
 
     #[test]
-    fn header_blocks_round_trip(heads in prop::collection::vec(head(), 1..50)) {
+    fn hpack_header_blocks_round_trip(heads in prop::collection::vec(head(), 1..50)) {
         let (mut encoder, mut decoder) = (Encoder::default(), Decoder::default());
         for head in heads {
             let map = map(&head);
@@ -92,9 +92,9 @@ proptest! {
     }
 }
 
-/// More insertions than there are entry numbers, and a table that is always full.
+/// Inserts more entries than there are entry numbers, with a table that is always full.
 #[test]
-fn tables_stay_in_step() {
+fn hpack_encoder_and_decoder_tables_stay_equal() {
     let (mut encoder, mut decoder) = (Encoder::default(), Decoder::default());
     let name = HeaderName::from_static("x-name");
     for round in 0..26_000 {
@@ -107,7 +107,7 @@ fn tables_stay_in_step() {
         let fields = decode(&mut decoder, &out).unwrap();
         assert_eq!(fields, values.iter().map(|value| field("x-name", value)).collect::<Vec<_>>());
         assert_eq!(decoder.table().sizes(), (encoder.table().sizes(), true));
-        // Each comes three times: the second one enters the table.
+        // Each field occurs three times: the second occurrence enters the table.
         assert_eq!(out.len() == values.len(), round % 3 == 2, "{round}");
     }
     assert!(encoder.table().sizes().len() > 90);

@@ -1,4 +1,4 @@
-//! Actions of a route. Ranges are checked with the policy as a whole.
+//! Actions of a route. Ranges are checked when the whole policy is validated.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use fairmesh_model::{
 use super::micros;
 use crate::v1::{self, key_source::Source, path_rewrite::To};
 
-/// `None` if there are no actions.
+/// Returns `None` if there are no actions.
 pub(super) fn write(actions: Actions) -> Option<v1::Actions> {
     if actions == Actions::default() {
         return None;
@@ -78,7 +78,7 @@ pub(super) fn read(message: v1::Actions) -> Result<Actions, Invalid> {
     })
 }
 
-/// Parses a role; an empty one is none.
+/// Parses a role; an empty string means no role.
 pub(super) fn read_role(role: String) -> Result<Option<Role>, Invalid> {
     let role = Some(role).filter(|role| !role.is_empty());
     role.map(|role| Role::try_from(role).map_err(|e| e.within("role"))).transpose()
@@ -98,7 +98,7 @@ pub(super) fn write_limit(limit: RateLimit) -> v1::RateLimit {
 }
 
 pub(super) fn read_limit(message: v1::RateLimit) -> RateLimit {
-    // A scope of a newer release is applied per caller rather than not at all.
+    // An unknown scope of a newer release is applied per caller rather than not at all.
     let scope = match message.scope() {
         v1::rate_limit::Scope::Unspecified => Scope::Caller,
         v1::rate_limit::Scope::Mesh => Scope::Mesh,
@@ -163,7 +163,7 @@ fn read_edits(message: v1::HeaderEdits) -> HeaderEdits {
     HeaderEdits { set: message.set, add: message.add, remove: message.remove }
 }
 
-/// A status or port; numbers out of range are mapped to one that validation rejects.
+/// Converts a status or port. Numbers out of range become 0, which validation rejects.
 fn to_u16(number: u32) -> u16 {
     u16::try_from(number).unwrap_or_default()
 }

@@ -52,7 +52,7 @@ impl From<AuthorizationRule> for v1::AuthorizationRule {
         let path = |path| match path {
             PathMatch::Exact(text) => Some(authorized_path::Path::Exact(text)),
             PathMatch::Prefix(text) => Some(authorized_path::Path::Prefix(text)),
-            // Validated policies have none.
+            // Validated policies contain no templates or regular expressions here.
             PathMatch::Template(_) | PathMatch::Regex(_) => None,
         };
         let paths = rule.paths.into_iter().map(|one| v1::AuthorizedPath { path: path(one) });

@@ -8,7 +8,7 @@ use crate::{
     v1::{self, balancing::Policy as Number},
 };
 
-/// `None` if all fields are default, so that such a policy takes no space.
+/// Returns `None` if all fields are default, so that such a policy takes no space.
 pub(super) fn write(balancing: &Balancing) -> Option<v1::Balancing> {
     let default = Balancing { subset: balancing.subset, ..Balancing::default() };
     (*balancing != default).then(|| v1::Balancing {
@@ -20,7 +20,7 @@ pub(super) fn write(balancing: &Balancing) -> Option<v1::Balancing> {
     })
 }
 
-/// Reads both parts; ranges are checked with the policy.
+/// Reads `subset` and the message. Ranges are checked when the policy is validated.
 pub(super) fn read(subset: u32, message: Option<v1::Balancing>) -> Result<Balancing, Invalid> {
     let default = Balancing { subset, ..Balancing::default() };
     let Some(message) = message else { return Ok(default) };
@@ -87,7 +87,7 @@ impl From<v1::Score> for Score {
             memory: Duration::from_micros(message.memory_us),
             poll: !message.polling_disabled,
             poll_after: Some(message.poll_after_us).filter(|after| *after > 0).map(Duration::from_micros),
-            // Absent in records of releases that did not have this field.
+            // Absent in records of releases without this field.
             poll_ratio: match message.poll_ratio {
                 0 => Self::default().poll_ratio,
                 ratio => ratio,

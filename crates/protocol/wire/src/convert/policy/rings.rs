@@ -5,7 +5,7 @@ use fairmesh_model::{Invalid, Ring};
 use super::micros;
 use crate::v1::{self, ring::Kind};
 
-/// The rings for readers without named ones: bounds, and 0 for `any`.
+/// Rings for readers of earlier releases, which know no named rings: upper bounds in microseconds, with 0 for `any`.
 pub(super) fn bounds(rings: &[Ring]) -> Vec<u64> {
     let bound = |ring: &Ring| match ring {
         Ring::Within(bound) => Some(micros(*bound).max(1)),
@@ -15,7 +15,7 @@ pub(super) fn bounds(rings: &[Ring]) -> Vec<u64> {
     rings.iter().filter_map(bound).collect()
 }
 
-/// All rings, unless the bounds alone have them.
+/// The rings as messages; empty if `bounds` already represents all of them.
 pub(super) fn named(rings: &[Ring]) -> Vec<v1::Ring> {
     if bounds(rings).len() == rings.len() {
         return Vec::new();
@@ -23,7 +23,7 @@ pub(super) fn named(rings: &[Ring]) -> Vec<v1::Ring> {
     rings.iter().map(message).collect()
 }
 
-/// One ring.
+/// Converts a ring to a message.
 pub(in crate::convert) fn message(ring: &Ring) -> v1::Ring {
     let (kind, within_us) = match ring {
         Ring::Within(bound) => (Kind::Within, micros(*bound).max(1)),
@@ -35,7 +35,7 @@ pub(in crate::convert) fn message(ring: &Ring) -> v1::Ring {
     v1::Ring { kind: kind.into(), within_us }
 }
 
-/// The rings of a policy.
+/// Reads the rings of a policy.
 pub(super) fn read(bounds: &[u64], named: &[v1::Ring]) -> Result<Vec<Ring>, Invalid> {
     let within = |us: u64| Ring::Within(Duration::from_micros(us));
     if named.is_empty() {
@@ -48,7 +48,7 @@ pub(super) fn read(bounds: &[u64], named: &[v1::Ring]) -> Result<Vec<Ring>, Inva
 /// Parses a ring.
 pub(in crate::convert) fn read_ring(ring: &v1::Ring) -> Result<Ring, Invalid> {
     match Kind::try_from(ring.kind) {
-        // At least what is written for any bound, so that a record has one form.
+        // At least 1 µs, as every writer writes, so that records have only one form.
         Ok(Kind::Within) => Ok(Ring::Within(Duration::from_micros(ring.within_us.max(1)))),
         Ok(Kind::Region) => Ok(Ring::Region),
         Ok(Kind::Neighbours) => Ok(Ring::Neighbours),

@@ -1,4 +1,4 @@
-//! Timeouts, and the single timeout field that the previous release reads and writes.
+//! Timeouts, and the single timeout field of the previous release.
 
 use std::time::Duration;
 
@@ -7,9 +7,9 @@ use fairmesh_model::Timeouts;
 use super::micros;
 use crate::v1;
 
-/// The default that the previous release writes and applies.
+/// Default timeout that the previous release writes and applies.
 const LEGACY_DEFAULT: Duration = Duration::from_secs(15);
-/// The longest timeout that the previous release accepts.
+/// Maximum timeout that the previous release accepts.
 const LEGACY_MAX: Duration = Duration::from_secs(3600);
 
 impl From<Timeouts> for v1::Timeouts {
@@ -35,17 +35,17 @@ fn time(us: u64) -> Option<Duration> {
     (us > 0).then(|| Duration::from_micros(us))
 }
 
-/// `timeout_us` of a policy, for the previous release.
+/// Value of a policy's `timeout_us`, which the previous release reads.
 pub(super) fn legacy_policy_timeout(timeouts: &Timeouts) -> u64 {
     micros(timeouts.total.unwrap_or(LEGACY_DEFAULT).min(LEGACY_MAX))
 }
 
-/// `timeout_us` of a route, for the previous release.
+/// Value of a route's `timeout_us`, which the previous release reads.
 pub(super) fn legacy_route_timeout(timeouts: &Timeouts) -> u64 {
     timeouts.total.map_or(0, |total| micros(total.min(LEGACY_MAX)))
 }
 
-/// Absent if `timeout_us` contains everything.
+/// Returns `None` if `timeout_us` alone represents these timeouts.
 pub(super) fn write_route(timeouts: Timeouts) -> Option<v1::Timeouts> {
     let is_told = timeouts
         == Timeouts { total: timeouts.total.filter(|total| *total <= LEGACY_MAX), ..Timeouts::default() };

@@ -22,13 +22,15 @@ use tonic::{Status, body::Body};
 
 use super::{CompleteRequest, lost};
 
-/// Idle time after which the peer is probed, and timeout of its response: a vanished peer is detected within the sum.
+/// Idle time after which the peer is probed, and timeout of its response. A vanished peer is detected within their
+/// sum.
 const KEEP_ALIVE: (Duration, Duration) = (Duration::from_secs(10), Duration::from_secs(5));
 
-/// How often a call that waits for a stream looks for one by itself: the peer may allow more without one ending.
+/// Interval at which a call that waits for a stream checks for a free one: the peer may raise its limit without
+/// ending a stream.
 const CAPACITY_INTERVAL: Duration = Duration::from_millis(100);
 
-/// An open connection, which closes once neither its channel nor a call uses it.
+/// An open connection. It closes once neither its channel nor a call uses it.
 pub(super) struct ChannelConnection {
     session: Shared,
     stream_freed: Notify,
@@ -36,7 +38,7 @@ pub(super) struct ChannelConnection {
 }
 
 impl ChannelConnection {
-    /// Drives a new connection.
+    /// Starts driving a new connection.
     pub(super) fn open<I>(socket: I, peer: Identity) -> Arc<Self>
     where
         I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
@@ -47,17 +49,17 @@ impl ChannelConnection {
         Arc::new(Self { session, stream_freed: Notify::new(), peer })
     }
 
-    /// Who is at the other end.
+    /// The identity of the peer.
     pub(super) const fn peer(&self) -> &Identity {
         &self.peer
     }
 
-    /// Whether it accepts no more calls.
+    /// Whether the connection accepts no more calls.
     pub(super) fn is_closed(&self) -> bool {
         matches!(lock(&self.session).capacity(), Capacity::Closed)
     }
 
-    /// Sends a request; returns once the headers of the response have arrived.
+    /// Sends a request. Returns once the response headers have arrived.
     pub(super) async fn call(
         self: Arc<Self>,
         request: &CompleteRequest,
@@ -76,13 +78,13 @@ impl ChannelConnection {
         Ok(response.map(|body| Body::new(ChannelResponseBody { body, _permit: permit })))
     }
 
-    /// Begins a call, if there is a stream for it.
+    /// Starts a call if a stream is available.
     fn begin(&self, request: &CompleteRequest) -> Result<Option<Call<Full<Bytes>>>, CallError<Status>> {
         let CompleteRequest { method, authority, path, headers, message } = request;
         let session = lock(&self.session);
         let refused = |why: &str| Err(CallError::Body(Status::unavailable(why)));
         match session.capacity() {
-            // A call that waits for the window is bounded by its deadline.
+            // A call that waits for flow control is bounded by its deadline.
             Capacity::Available | Capacity::HeldBack => {}
             Capacity::Full => return Ok(None),
             Capacity::Closed => return refused("the connection was closed; retry"),
@@ -100,7 +102,7 @@ impl Drop for ChannelConnection {
     }
 }
 
-/// Drives a connection until it ends, and ends it where the peer does not respond to a probe.
+/// Drives a connection until it ends. Ends the connection if the peer does not respond to a probe.
 async fn drive(connection: impl Future, session: Shared) {
     let mut connection = pin!(connection);
     let (interval, patience) = KEEP_ALIVE;
@@ -119,13 +121,13 @@ async fn drive(connection: impl Future, session: Shared) {
                 lock(&session).send_ping();
                 (wait, is_probed) = (patience, true);
             }
-            // Dropping the connection ends the calls on it.
+            // Dropping the connection ends its calls.
             (false, true) => return,
         }
     }
 }
 
-/// The use of a stream, until its response is read or dropped.
+/// Holds a stream until the response is read or dropped.
 struct StreamPermit(Arc<ChannelConnection>);
 
 impl Drop for StreamPermit {

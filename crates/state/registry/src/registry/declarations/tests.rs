@@ -8,7 +8,7 @@ fn is_declared(test: &TestRegistry) -> bool {
     test.registry.service(&cart()).unwrap().is_some()
 }
 
-/// Waits long enough for an unused declaration to be removed, including scans.
+/// Waits until an unused declaration has been removed, including the interval between scans.
 async fn wait() {
     tokio::time::sleep(DECLARATION_GRACE + 3 * SCAN_INTERVAL).await;
 }
@@ -33,7 +33,7 @@ async fn automatic_declaration_expires_after_its_last_endpoint() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn after_a_restart_declarations_expire_unless_an_operator_applied_them() {
+async fn automatic_declarations_expire_after_restart_but_applied_ones_stay() {
     for adopted in [false, true] {
         let test = TestRegistry::new();
         test.registry.register(&[endpoint("a")]).await.unwrap();
@@ -51,7 +51,7 @@ async fn after_a_restart_declarations_expire_unless_an_operator_applied_them() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn registrations_declare_a_bounded_number_of_services() {
+async fn services_declared_by_registrations_are_bounded() {
     let test = TestRegistry::new();
     for number in 0..MAX_AUTO_DECLARED - 1 {
         test.registry.declarations().add(format!("shop/s{number}").parse().unwrap(), None);

@@ -1,10 +1,10 @@
-//! One partition of a store: the client of its cluster, the fence of this process, and lanes.
+//! One partition of a store: the client of its cluster, this process's fence, and the lanes.
 //!
 //! A **lane** makes every write exactly-once, like the client sessions of Raft (Ongaro 2014, 6.3). A lane is a key
-//! with the number of its last batch. A batch is written only if the lane still has the number that this process left
-//! there. So a transaction whose response was lost is retried unchanged: the first of the two that etcd applies
-//! advances the lane, and the other fails its comparison. The lane's value then shows whether the batch is committed.
-//! Without lanes a delayed transaction could overwrite a later one.
+//! whose value is the number of the last batch written through it. A batch is written only if the lane still has the
+//! number that this process left there. A transaction whose response was lost is therefore retried unchanged: if etcd
+//! receives both, the first advances the lane, and the second fails its comparison. The lane's value then shows
+//! whether the batch is committed. Without lanes, a delayed transaction could overwrite a later one.
 
 #[cfg(test)]
 mod tests;
@@ -28,7 +28,7 @@ use super::{
     super::{
         call_error::CallError,
         client::{self, Client, RetryPolicy},
-        layout::Layout,
+        key_layout::Layout,
         proto::{Compare, KeyValue, RangeRequest, RequestOp, TxnRequest, TxnResponse, compare},
         state::EtcdState,
         write_admission::WriteAdmission,
@@ -36,7 +36,7 @@ use super::{
     conditional_write::{self, ConditionalWrite, UnmetCondition},
 };
 
-/// Batches in flight to one partition.
+/// Maximum number of batches in flight to one partition.
 const MAX_LANES: usize = 32;
 
 /// One partition of a store.
@@ -44,42 +44,42 @@ const MAX_LANES: usize = 32;
 pub(super) struct Cluster {
     pub(super) client: Client,
     pub(super) layout: Layout,
-    /// Value of `store`.
+    /// Value of the metadata key `store`.
     pub(super) identity: Bytes,
     fence: Fence,
-    /// Held for reading while a batch is in flight; a write lock excludes all batches.
+    /// Each batch in flight holds the read lock; the write lock excludes all batches.
     pub(super) gate: Arc<RwLock<()>>,
-    /// Queue of batches for this partition alone: an unresponsive partition does not use up the capacity of others.
+    /// Write queue of this partition. An unresponsive partition does not use up the capacity of the others.
     pub(super) admission: WriteAdmission,
     lane_permits: Arc<Semaphore>,
     free_lanes: Mutex<Vec<Lane>>,
-    /// Lane for records copied by a move, one write at a time.
+    /// Lane for records copied by a move, with one write at a time.
     copier: tokio::sync::Mutex<Lane>,
-    /// Whether the last attempt failed, for the log.
+    /// Whether the last attempt failed, so that only changes are logged.
     unreachable: AtomicBool,
 }
 
 /// Proof that this process may write.
 #[derive(Debug)]
 pub(super) enum Fence {
-    /// In the home partition: the `holder` key, attached to the writer lease.
+    /// In the home partition: the metadata key `holder`, attached to the writer lease.
     Holder(Arc<EtcdState>),
-    /// Elsewhere: the fence of this process's lease in the home, which is greater than every former holder's. A
-    /// separate lease was rejected: a new holder of the home would have to wait for a lease that a former holder
-    /// renews.
+    /// In other partitions: the fence of this process's lease in the home partition, which is greater than the fence
+    /// of every former holder. A separate lease was rejected: a new holder of the home lease would have to wait for a
+    /// lease that a former holder still renews.
     Stamped(u64),
 }
 
-/// A key with the number of the last batch that was written through it.
+/// A key, and the number of the last batch written through it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Lane {
     name: String,
     at: u64,
-    /// Greatest number attempted. Numbers beyond `at` may have been written or may still be, so none is reused.
+    /// Greatest number attempted. A number between `at` and this one may still be written, so none of them is reused.
     highest_attempted: u64,
 }
 
-/// A lane in use by one batch, until dropped.
+/// A lane that one batch uses until the guard is dropped.
 #[derive(Debug)]
 pub(super) struct LaneGuard {
     pub(super) cluster: Arc<Cluster>,
@@ -90,26 +90,26 @@ pub(super) struct LaneGuard {
 /// Outcome of a transaction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum CommitOutcome {
-    /// Written.
+    /// The transaction was written.
     Written,
-    /// A condition does not hold. Nothing is written.
+    /// A condition does not hold, and nothing is written.
     Conflict(UnmetCondition),
-    /// This process does not hold the writer lease. Nothing is written.
+    /// This process does not hold the writer lease, and nothing is written.
     Fenced,
-    /// The partition is missing, or was changed by another writer. Nothing is written.
+    /// The partition is missing or was changed by another writer, and nothing is written.
     Replaced,
-    /// This process reacquired its lease meanwhile. Nothing is written; a retry would succeed.
+    /// This process reacquired its lease meanwhile, and nothing is written. A retry would succeed.
     FenceChanged,
 }
 
-/// Decides whether to give up a transaction of unknown outcome.
+/// Decides whether to give up a transaction with an unknown outcome.
 pub(super) trait RetryControl: Send {
-    /// The transaction was sent, and no response came.
+    /// Called after the transaction was sent and no response came. `problem` describes the failure.
     fn should_give_up(&mut self, problem: &str) -> bool;
 }
 
 impl Cluster {
-    /// A partition with the given metadata.
+    /// Creates a partition with the given metadata.
     pub(super) fn new(
         (client, layout): (Client, Layout),
         identity: Bytes,
@@ -135,7 +135,7 @@ impl Cluster {
         }
     }
 
-    /// Greatest number written through any of its lanes.
+    /// Greatest number written through any lane.
     pub(super) fn newest(&self) -> u64 {
         self.free_lanes().iter().map(|lane| lane.at).max().unwrap_or(0)
     }
@@ -143,7 +143,7 @@ impl Cluster {
     /// Waits for a free lane.
     pub(super) async fn acquire_lane(self: &Arc<Self>) -> LaneGuard {
         loop {
-            // The semaphore is never closed, and there are as many lanes as permits.
+            // The semaphore is never closed, and each permit stands for one lane.
             if let Ok(permit) = self.lane_permits.clone().acquire_owned().await
                 && let Some(lane) = self.free_lanes().pop()
             {
@@ -161,8 +161,8 @@ impl Cluster {
         })
     }
 
-    /// Writes or deletes a metadata key, with retries. A late duplicate must be harmless, as with names and values
-    /// that are used once.
+    /// Writes or deletes a metadata key, with retries. A late duplicate must be harmless: for example, each name and
+    /// value is used only once.
     pub(super) async fn write_meta(
         &self,
         key: Bytes,
@@ -177,7 +177,7 @@ impl Cluster {
         })
     }
 
-    /// Writes a change without a revision, like [`Cluster::commit`].
+    /// Writes a change without a revision exactly once, like [`Cluster::commit`].
     pub(super) async fn commit_copy(
         &self,
         change: &ConditionalWrite,
@@ -185,19 +185,19 @@ impl Cluster {
     ) -> Result<CommitOutcome, CallError> {
         let mut lane = self.copier.lock().await;
         if lane.highest_attempted > lane.at {
-            // The last write's outcome is unknown: it was given up, or its future was dropped.
+            // The outcome of the last write is unknown: the write was given up, or its future was dropped.
             lane.at = self.stored_position(&lane).await.map_err(CallError::into_unavailable)?;
         }
         let number = lane.next();
         self.commit(&mut lane, number, change, retry).await
     }
 
-    /// Position of a lane in etcd.
+    /// Reads the position of a lane from etcd.
     async fn stored_position(&self, lane: &Lane) -> Result<u64, CallError> {
         Ok(self.read_meta_value(&lane.name).await?.map_or(0, |value| decode_position(&value)))
     }
 
-    /// Value of a metadata key.
+    /// Reads the value of a metadata key.
     pub(super) async fn read_meta_value(&self, name: &str) -> Result<Option<Bytes>, CallError> {
         let request = RangeRequest { key: self.layout.meta_key(name), ..RangeRequest::default() };
         Ok(self.client.range(request).await?.kvs.into_iter().next().map(|kv| kv.value))
@@ -225,8 +225,8 @@ impl Cluster {
                     match outcome {
                         CommitOutcome::Written => lane.at = number,
                         CommitOutcome::FenceChanged => continue,
-                        // Another process has advanced the lane, so whether the write came before that cannot be
-                        // determined.
+                        // Another process has advanced the lane, so it cannot be determined whether the change was
+                        // written before.
                         _ if uncertain && at != lane.at => {
                             return Err(CallError::Unknown("another process has written since".into()));
                         }
@@ -275,7 +275,7 @@ impl Cluster {
         }
     }
 
-    /// Preconditions of every write in this partition.
+    /// Returns the preconditions of every write in this partition.
     fn guard(&self) -> [Compare; 2] {
         let fence = match &self.fence {
             Fence::Holder(home) => conditional_write::created_compare(self.fence_key(), home.fence()),
@@ -302,7 +302,7 @@ impl Cluster {
         }
     }
 
-    /// Position of the lane and outcome of a transaction that failed its comparisons.
+    /// Returns the lane's position and the transaction's outcome, after its comparisons failed.
     fn outcome_with_lane(
         &self,
         lane: &Lane,
@@ -315,7 +315,7 @@ impl Cluster {
         let at = found.next().flatten().map_or(0, |kv| decode_position(&kv.value));
         let outcome = match guarded {
             Some(outcome) => outcome,
-            // No other process writes here, so the write was applied and its response lost. Without the fence this
+            // No other process writes here, so the change was written and its response lost. Without the fence this
             // would prove nothing, since two processes may use the same number.
             None if at == number => CommitOutcome::Written,
             None if at != lane.at => CommitOutcome::Replaced,
@@ -324,7 +324,7 @@ impl Cluster {
         (at, outcome)
     }
 
-    /// The failed precondition, from the values read.
+    /// Returns the outcome for the failed precondition, from the values read.
     fn failed_guard(&self, found: &mut impl Iterator<Item = Option<KeyValue>>) -> Option<CommitOutcome> {
         let (identity, fence) = (found.next().flatten(), found.next().flatten());
         let fenced = match &self.fence {
@@ -337,7 +337,7 @@ impl Cluster {
         }
     }
 
-    /// Outcome of a transaction without a lane that failed its comparisons.
+    /// Returns the outcome of a transaction without a lane, after its comparisons failed.
     fn outcome_without_lane(&self, change: &ConditionalWrite, response: TxnResponse) -> CommitOutcome {
         let mut found = conditional_write::read_results(response);
         let guarded = self.failed_guard(&mut found);
@@ -364,7 +364,7 @@ impl Cluster {
 }
 
 impl LaneGuard {
-    /// As for [`Cluster::commit`].
+    /// Like [`Cluster::commit`], through this lane.
     pub(super) async fn commit(
         &mut self,
         number: u64,
@@ -382,7 +382,7 @@ impl Drop for LaneGuard {
 }
 
 impl Lane {
-    /// An unused number, for changes without a revision.
+    /// Returns an unused number, for changes without a revision.
     fn next(&mut self) -> u64 {
         self.highest_attempted = self.highest_attempted.max(self.at) + 1;
         self.highest_attempted

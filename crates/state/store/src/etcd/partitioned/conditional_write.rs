@@ -6,7 +6,7 @@ use bytes::{Buf, Bytes};
 use fairmesh_rib::{Entry, Expect, Op};
 
 use super::super::{
-    layout::{Layout, signed},
+    key_layout::{Layout, signed},
     proto::{
         Compare, DeleteRangeRequest, KeyValue, PutRequest, RangeRequest, RequestOp, TxnResponse, compare,
         request_op, response_op,
@@ -14,13 +14,13 @@ use super::super::{
     txn::request_op,
 };
 
-/// Separates revision and value of a record; another byte would be another record format.
+/// Byte between the revision and the value of a record. Another byte would mean another record format.
 const RECORD_TAG: u8 = 1;
 
-/// Writes that depend on conditions.
+/// Writes with the conditions under which they are applied.
 #[derive(Clone, Debug, Default)]
 pub(super) struct ConditionalWrite {
-    /// Records with their expectations; never [`Expect::Any`].
+    /// Record keys with their expectations; never [`Expect::Any`].
     conditions: Vec<(Bytes, Expect)>,
     writes: Vec<(Bytes, Option<Bytes>)>,
 }
@@ -35,7 +35,7 @@ pub(super) struct UnmetCondition {
 }
 
 impl ConditionalWrite {
-    /// Writes operations under a revision, unconditionally.
+    /// Creates unconditional writes of the operations under the revision `number`.
     pub(super) fn puts(layout: &Layout, ops: &[Op], number: u64) -> Self {
         let write = |op: &Op| {
             (layout.record_key(&op.key), op.value.as_deref().map(|value| encode_record(number, value)))
@@ -43,25 +43,25 @@ impl ConditionalWrite {
         Self { conditions: Vec::new(), writes: ops.iter().map(write).collect() }
     }
 
-    /// Adds the expectations of the operations.
+    /// Adds the expectations of the operations as conditions.
     pub(super) fn with_conditions(mut self, layout: &Layout, ops: &[Op]) -> Self {
         let expected = ops.iter().filter(|op| op.expect != Expect::Any);
         self.conditions = expected.map(|op| (layout.record_key(&op.key), op.expect)).collect();
         self
     }
 
-    /// Writes keys and values verbatim.
+    /// Creates unconditional writes of verbatim keys and values.
     pub(super) fn raw(writes: Vec<(Bytes, Option<Bytes>)>) -> Self {
         Self { conditions: Vec::new(), writes }
     }
 
-    /// Adds a key.
+    /// Adds a write; `None` deletes the key.
     pub(super) fn with_write(mut self, key: Bytes, value: Option<Bytes>) -> Self {
         self.writes.push((key, value));
         self
     }
 
-    /// Drops the writes.
+    /// Drops the writes and keeps the conditions.
     pub(super) fn only_conditions(self) -> Self {
         Self { writes: Vec::new(), ..self }
     }
@@ -77,12 +77,12 @@ impl ConditionalWrite {
         })
     }
 
-    /// Reads the records of the conditions.
+    /// Returns requests that read the records of the conditions.
     pub(super) fn reads(&self) -> impl Iterator<Item = RequestOp> {
         self.conditions.iter().map(|(key, _)| read(key.clone()))
     }
 
-    /// The first condition that does not hold, from the values read.
+    /// Returns the first condition that does not hold, judged by the values read.
     pub(super) fn unmet(&self, mut found: impl Iterator<Item = Option<KeyValue>>) -> Option<UnmetCondition> {
         self.conditions.iter().enumerate().find_map(|(condition, (_, expect))| {
             let found = found.next().flatten().and_then(|kv| Some(decode_record(kv.value)?.0));
@@ -96,18 +96,18 @@ impl ConditionalWrite {
     }
 }
 
-/// Encodes a record with its revision, which differs from etcd's.
+/// Encodes a record with its revision, which differs from etcd's revision.
 pub(super) fn encode_record(number: u64, value: &[u8]) -> Bytes {
     [&number.to_be_bytes()[..], &[RECORD_TAG], value].concat().into()
 }
 
-/// Decodes revision and value of a record.
+/// Decodes a record to its revision and value.
 pub(super) fn decode_record(mut value: Bytes) -> Option<(u64, Bytes)> {
     let number = value.try_get_u64().ok()?;
     (value.try_get_u8().ok()? == RECORD_TAG).then_some((number, value))
 }
 
-/// Decodes a record with its key.
+/// Decodes a record and its key.
 pub(super) fn decode_entry(layout: &Layout, kv: KeyValue) -> Option<(Arc<str>, Entry)> {
     let key = Arc::from(layout.parse_record_key(&kv.key)?);
     let (revision, value) = decode_record(kv.value)?;
@@ -118,7 +118,7 @@ fn expectation_compares(key: &Bytes, expect: Expect) -> Vec<Compare> {
     match expect {
         Expect::Any => Vec::new(),
         Expect::Absent => vec![absent_compare(key.clone())],
-        // All values of a revision sort between it and the next.
+        // All values with this revision sort between the revision and its successor.
         Expect::Revision(number) => vec![
             value_compare(key.clone(), compare::Result::Greater, number.to_be_bytes().to_vec()),
             value_compare(
@@ -130,7 +130,7 @@ fn expectation_compares(key: &Bytes, expect: Expect) -> Vec<Compare> {
     }
 }
 
-/// The key is absent.
+/// Requires that the key is absent.
 pub(super) fn absent_compare(key: Bytes) -> Compare {
     Compare {
         target: compare::Target::Create.into(),
@@ -140,13 +140,13 @@ pub(super) fn absent_compare(key: Bytes) -> Compare {
     }
 }
 
-/// The key was created by this revision of the cluster.
+/// Requires that the key was created at this revision of the cluster.
 pub(super) fn created_compare(key: Bytes, revision: u64) -> Compare {
     let operand = Some(compare::Operand::CreateRevision(signed(revision)));
     Compare { target: compare::Target::Create.into(), key, operand, ..Compare::default() }
 }
 
-/// Compares the value of a key; false for an absent key.
+/// Compares the value of a key. The comparison fails for an absent key.
 pub(super) fn value_compare(key: Bytes, result: compare::Result, than: Vec<u8>) -> Compare {
     Compare {
         result: result.into(),
@@ -169,7 +169,7 @@ pub(super) fn read(key: Bytes) -> RequestOp {
     request_op(request_op::Request::Range(RangeRequest { key, ..RangeRequest::default() }))
 }
 
-/// The values read by a transaction, in order.
+/// Returns the values read by a transaction, in order.
 pub(super) fn read_results(response: TxnResponse) -> impl Iterator<Item = Option<KeyValue>> {
     response.responses.into_iter().map(|op| match op.response {
         Some(response_op::Response::Range(range)) => range.kvs.into_iter().next(),
@@ -182,7 +182,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn values_of_a_revision_sort_between_it_and_the_next() {
+    fn stored_record_values_sort_by_revision() {
         for value in [&b""[..], b"\0", b"\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff"] {
             let stored = encode_record(7, value);
             assert!(stored[..] > 7_u64.to_be_bytes()[..] && stored[..] < 8_u64.to_be_bytes()[..]);

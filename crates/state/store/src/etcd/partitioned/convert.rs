@@ -1,7 +1,8 @@
-//! Converts a store in one cluster to a partitioned one.
+//! Converts a store in one cluster to a partitioned store.
 //!
-//! Records are copied to another format below another prefix, and take effect with the new identity in one
-//! transaction. Converting a store in use was rejected: each control plane would have to read both formats meanwhile.
+//! Records are copied to a new format below another prefix. One transaction writes the new identity, with which the
+//! copies take effect. Converting a store in use was rejected: each control plane would have to read both formats
+//! meanwhile.
 
 use std::time::Duration;
 
@@ -12,7 +13,7 @@ use super::{
         EtcdConfig, EtcdStore,
         call_error::CallError,
         client::{Client, RetryPolicy},
-        layout::{self, Identity, Layout, number, signed},
+        key_layout::{self, Identity, Layout, number, signed},
         load::RangeScan,
         proto::{Compare, KeyValue, RequestOp, TxnRequest, compare},
         watch_loop::read_meta,
@@ -24,7 +25,7 @@ use super::{
 };
 use crate::{Store, StoreError};
 
-/// Bytes of values in one transaction.
+/// Maximum size of the values in one transaction, in bytes.
 pub(super) const MAX_BYTES_PER_TXN: usize = 1_000_000;
 
 /// Whether a store is partitioned; `None` if there is no store.
@@ -36,7 +37,7 @@ pub async fn is_partitioned(config: &EtcdConfig) -> Result<Option<bool>, StoreEr
     let meta =
         read_meta(&client, &layout).await.map_err(|failure| failure.into_store_error(&client.location))?;
     let identity =
-        meta.identity.map(|identity| layout::decode_identity(&identity, &client.location)).transpose()?;
+        meta.identity.map(|identity| key_layout::decode_identity(&identity, &client.location)).transpose()?;
     Ok(identity.map(|identity| matches!(identity, Identity::Partition { .. })))
 }
 
@@ -69,11 +70,11 @@ impl<'a> Conversion<'a> {
         Self { store, from: Layout::new(root), to: Layout::for_partition(root) }
     }
 
-    /// Runs the conversion; false when the writer lease is lost.
+    /// Runs the conversion. Returns false if the writer lease is lost.
     async fn run(&self) -> Result<bool, CallError> {
         let client = &self.store.shared.client;
         let records = self.to.record_range();
-        // Left by an interrupted conversion.
+        // Records left by an interrupted conversion.
         if !self.write(vec![conditional_write::delete(records.start, records.end)]).await? {
             return Ok(false);
         }
@@ -88,7 +89,8 @@ impl<'a> Conversion<'a> {
                 }
             }
         }
-        let identity = layout::encode_identity(Identity::Partition { id: self.store.shared.id, token: 0 });
+        let identity =
+            key_layout::encode_identity(Identity::Partition { id: self.store.shared.id, token: 0 });
         let last: Bytes = meta.last.to_be_bytes().to_vec().into();
         let switch = vec![
             conditional_write::put(self.to.identity_key(), identity.clone()),
@@ -103,7 +105,7 @@ impl<'a> Conversion<'a> {
         Ok(true)
     }
 
-    /// Records in the new format, split into transactions within bounds.
+    /// Returns the writes of records in the new format, split into transactions within the bounds.
     fn puts(&self, kvs: Vec<KeyValue>) -> Vec<Vec<RequestOp>> {
         let (mut txns, mut bytes) = (Vec::<Vec<_>>::new(), 0);
         for kv in kvs {
@@ -129,7 +131,7 @@ impl<'a> Conversion<'a> {
         txns
     }
 
-    /// Writes only while the store is unconverted and the lease is held, so that a delayed transaction does nothing.
+    /// Writes only while the store is unconverted and the lease is held, so that a delayed transaction has no effect.
     async fn write(&self, success: Vec<RequestOp>) -> Result<bool, CallError> {
         let shared = &self.store.shared;
         let identity = conditional_write::value_compare(

@@ -1,4 +1,4 @@
-//! Deletes records that moves left behind. They are ignored but use space.
+//! Deletes records that moves left behind. Readers ignore them, but they use space.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use super::{
     super::{
         call_error::CallError,
         client::{self, RetryPolicy},
-        layout::Layout,
+        key_layout::Layout,
         load::{RangeScan, successor},
         proto::TxnRequest,
     },
@@ -21,11 +21,11 @@ use super::{
     state::PartitionedState,
 };
 
-/// Keys per transaction that deletes or copies: within the default limit of etcd.
+/// Maximum number of keys in a transaction that deletes or copies: within etcd's default limit.
 pub(super) const MAX_KEYS_PER_TXN: usize = 100;
 
 impl PartitionedState {
-    /// Runs once after the store was opened, with retries.
+    /// Deletes leftover records, with retries. Called once after the store was opened.
     pub(super) async fn collect_garbage(&self) {
         let _lock = self.move_lock.lock().await;
         let mut failures = 0;
@@ -48,7 +48,7 @@ impl PartitionedState {
         delete_unpartitioned_records(&partitions.clusters[HOME], self.config.address.root()).await
     }
 
-    /// Deletes records of a partition except those to `keep`.
+    /// Deletes the records of a partition except those that `keep` selects.
     pub(super) async fn delete(
         &self,
         cluster: &Arc<Cluster>,
@@ -68,7 +68,7 @@ impl PartitionedState {
     }
 }
 
-/// Writes keys of one partition, exactly once.
+/// Writes keys in one partition, exactly once.
 pub(super) async fn write_keys(
     cluster: &Cluster,
     writes: Vec<(Bytes, Option<Bytes>)>,
@@ -84,7 +84,7 @@ pub(super) async fn write_keys(
     }
 }
 
-/// Deletes the records of the store from before its conversion.
+/// Deletes the records in the unpartitioned format, left from before the conversion.
 async fn delete_unpartitioned_records(home: &Cluster, root: &str) -> Result<(), CallError> {
     let mut scan = RangeScan::new(Layout::new(root).record_range(), 0).keys_only();
     while let Some(kvs) = scan.next(&home.client).await? {

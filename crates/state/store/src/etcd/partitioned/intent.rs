@@ -1,22 +1,22 @@
-//! Write-ahead intents: operations of a batch in partitions other than the home.
+//! Write-ahead intents: the operations of a batch in other partitions than the home.
 //!
-//! An intent is written in the home partition together with the home's own records, which commits the batch. From then
-//! on the holder of the writer lease applies the intent. Two-phase commit with votes of all partitions was rejected:
-//! with one writer, conditions that hold when checked still hold when written.
+//! An intent is written in the home partition together with the home's own records, which commits the batch. The
+//! holder of the writer lease then applies the intent. Two-phase commit with votes of all partitions was rejected:
+//! with a single writer, conditions that hold when checked still hold when written.
 
 use std::sync::Arc;
 
 use bytes::{Buf, BufMut, Bytes};
 use fairmesh_rib::{Expect, Op};
 
-use super::super::layout::Layout;
+use super::super::key_layout::Layout;
 
-/// Key of the intent of a batch. Each key is used once, so that deleting it twice is harmless.
+/// Key of the intent of batch `number`. Each key is used once, so that deleting it twice is harmless.
 pub(super) fn key(layout: &Layout, number: u64) -> Bytes {
     layout.meta_key(&format!("intent/{number:016x}"))
 }
 
-/// Encodes operations with their partitions.
+/// Encodes operations by partition.
 pub(super) fn encode(parts: &[(&usize, &Vec<Op>)]) -> Bytes {
     let mut text = Vec::new();
     for (part, op) in parts.iter().flat_map(|(part, ops)| ops.iter().map(move |op| (part, op))) {
@@ -31,7 +31,7 @@ pub(super) fn encode(parts: &[(&usize, &Vec<Op>)]) -> Bytes {
     text.into()
 }
 
-/// Decodes [`encode`]; `None` if malformed.
+/// Decodes the result of [`encode`]; `None` if malformed.
 pub(super) fn decode(mut text: Bytes) -> Option<Vec<(usize, Op)>> {
     let mut ops = Vec::new();
     while text.has_remaining() {
@@ -56,7 +56,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_intent_round_trips_and_a_truncated_one_is_refused() {
+    fn write_intent_round_trips_and_truncated_one_is_refused() {
         let ops = [vec![Op::put("/a", "1"), Op::delete("/b")], vec![Op::put("/c", "")]];
         let text = encode(&[(&1, &ops[0]), (&7, &ops[1])]);
         let all: Vec<_> = [1, 1, 7].into_iter().zip(ops.concat()).collect();

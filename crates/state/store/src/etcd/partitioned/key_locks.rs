@@ -1,4 +1,4 @@
-//! Locks of keys being written. If two batches share a key, the second is sent when the first is done.
+//! Locks of keys that are being written. If two batches share a key, the second waits until the first is done.
 
 use std::{
     collections::HashMap,
@@ -7,13 +7,13 @@ use std::{
 
 use tokio::sync::Semaphore;
 
-/// Keys of all batches in flight, each with a semaphore that is closed when its batch is done.
+/// Keys of all batches in flight. Each key has a semaphore that is closed when its batch is done.
 #[derive(Debug, Default)]
 pub(super) struct KeyLocks {
     held: Mutex<HashMap<Arc<str>, Arc<Semaphore>>>,
 }
 
-/// Locks of one batch, until dropped.
+/// Locks of one batch, released on drop.
 #[derive(Debug)]
 pub(super) struct KeyLockGuard<'a> {
     locks: &'a KeyLocks,
@@ -22,18 +22,18 @@ pub(super) struct KeyLockGuard<'a> {
 }
 
 impl KeyLocks {
-    /// Waits until none of the keys is locked, and locks all at once, so that no two batches deadlock. A waiting batch
-    /// holds no lock, and only the batch that blocks it wakes it.
+    /// Waits until none of the keys is locked, and locks all of them at once, so that no two batches deadlock. A
+    /// waiting batch holds no lock, and is woken only by the batch that blocks it.
     pub(super) async fn lock(&self, keys: Vec<Arc<str>>) -> KeyLockGuard<'_> {
         let released = Arc::new(Semaphore::new(0));
         while let Some(other) = self.try_lock(&keys, &released) {
-            // The semaphore has no permits: this returns an error when the other batch is done.
+            // The semaphore has no permits: `acquire` returns an error once the other batch is done.
             let _ = other.acquire().await;
         }
         KeyLockGuard { locks: self, keys, released }
     }
 
-    /// Locks all keys, or returns the semaphore of a batch that holds one.
+    /// Locks all keys, or returns the semaphore of a batch that holds one of them.
     fn try_lock(&self, keys: &[Arc<str>], released: &Arc<Semaphore>) -> Option<Arc<Semaphore>> {
         let mut held = self.table();
         let other = keys.iter().find_map(|key| held.get(key).cloned());
@@ -66,7 +66,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_waiting_writer_locks_no_key_and_continues_when_all_are_free() {
+    async fn waiting_writer_locks_no_key_and_continues_when_all_are_free() {
         let keys: &KeyLocks = Box::leak(Box::default());
         let named = |names: &[&str]| names.iter().map(|&name| Arc::from(name)).collect::<Vec<_>>();
         let first = keys.lock(named(&["a", "a"])).await;

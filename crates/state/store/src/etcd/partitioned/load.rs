@@ -12,13 +12,13 @@ use super::{
 };
 use crate::{StoreError, StoreSnapshot};
 
-/// How long writes may be paused until none is in flight.
+/// Time limit for pausing writes until none is in flight.
 const QUIESCE_TIMEOUT: Duration = Duration::from_secs(1);
-/// Attempts to read at one revision, each of which compaction may interrupt.
+/// Maximum number of attempts to read at one revision. Compaction may interrupt an attempt.
 const MAX_ATTEMPTS: u32 = 5;
 
 impl PartitionedState {
-    /// Reads everything at the newest revision.
+    /// Reads the whole store at its newest revision.
     pub(super) async fn load(&self) -> Result<StoreSnapshot, StoreError> {
         let mut attempts = 0;
         loop {
@@ -45,7 +45,7 @@ impl PartitionedState {
             while let Some(kvs) = scan.next(&cluster.client).await.map_err(store_error)? {
                 let found =
                     kvs.into_iter().filter_map(|kv| conditional_write::decode_entry(&cluster.layout, kv));
-                // Leftovers and copies of a move are ignored.
+                // Skips leftovers and unfinished copies of moves.
                 entries.extend(found.filter(|(key, _)| partitions.map.partition_of(key) == part));
             }
         }
@@ -53,14 +53,14 @@ impl PartitionedState {
         Ok((newest, entries))
     }
 
-    /// The newest revision, and each partition's cluster revision, while no write is in flight.
+    /// Returns the newest revision, and the revision of each partition's cluster, while no write is in flight.
     async fn revisions(&self) -> Result<(Arc<Partitions>, u64, Vec<u64>), StoreError> {
         loop {
             let (partitions, mut gates) = (self.partitions(), Vec::new());
             for cluster in &partitions.clusters {
                 gates.push(cluster.gate.clone().write_owned().await);
             }
-            // A move may have ended while this waited for the gates.
+            // A move may have ended during the wait for the gates.
             if !Arc::ptr_eq(&partitions, &self.partitions()) {
                 continue;
             }
@@ -77,7 +77,7 @@ impl PartitionedState {
     }
 }
 
-/// Newest revision of a partition's cluster.
+/// Returns the newest revision of a partition's cluster.
 async fn cluster_revision(cluster: &Cluster) -> Result<u64, CallError> {
     Ok(read_meta(&cluster.client, &cluster.layout).await?.revision)
 }

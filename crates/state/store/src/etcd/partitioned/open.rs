@@ -1,4 +1,4 @@
-//! Takes over a partitioned store: fences former holders and completes their batches.
+//! Takes over a partitioned store: fences former holders and completes the batches that they committed.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -15,7 +15,7 @@ use super::{
         EtcdConfig,
         call_error::CallError,
         client::{Client, RetryPolicy},
-        layout::{self, Identity, Layout},
+        key_layout::{self, Identity, Layout},
         proto::{KeyValue, TxnRequest, compare},
         random_id,
         state::EtcdState,
@@ -32,15 +32,15 @@ use crate::{StoreError, StoreLocation};
 
 /// Metadata key of the partition map.
 pub(super) const MAP_KEY: &str = "map";
-/// Metadata key of the fence in partitions other than the home.
+/// Metadata key of the fence in other partitions than the home.
 pub(super) const FENCE_KEY: &str = "fence";
-/// Time limit for completing one batch of a former holder.
+/// Time limit for completing one batch that a former holder committed.
 const REPAIR_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Metadata keys with their values, by name.
 pub(super) type MetaKeys = HashMap<String, KeyValue>;
 
-/// Gives up at a deadline. The next process tries again.
+/// Gives up at a deadline, so that the next process tries again.
 pub(super) struct RetryUntil(pub(super) Instant);
 
 impl RetryControl for RetryUntil {
@@ -53,13 +53,13 @@ pub(super) fn refused(location: &StoreLocation, problem: &str) -> StoreError {
     StoreError::Refused { location: location.clone(), problem: problem.into() }
 }
 
-/// The home partition, created if absent.
+/// Opens the home partition, and creates it if absent.
 pub(super) async fn open_home(config: &EtcdConfig) -> Result<Arc<EtcdState>, StoreError> {
     let (client, layout) = connect(config)?;
     let store_error = |failure: CallError| failure.into_store_error(&config.address.location());
     let mut meta = read_meta(&client, &layout).await.map_err(store_error)?;
     if meta.identity.is_none() {
-        let identity = layout::encode_identity(Identity::Partition { id: random_id(&client)?, token: 0 });
+        let identity = key_layout::encode_identity(Identity::Partition { id: random_id(&client)?, token: 0 });
         let create = TxnRequest {
             compare: vec![conditional_write::absent_compare(layout.identity_key())],
             success: vec![
@@ -69,12 +69,12 @@ pub(super) async fn open_home(config: &EtcdConfig) -> Result<Arc<EtcdState>, Sto
             ],
             failure: Vec::new(),
         };
-        // Idempotent: the second attempt finds the store that the first attempt or another process created.
+        // Idempotent: a second attempt finds the store that the first attempt or another process created.
         client.txn(RetryPolicy::Repeatable, create).await.map_err(store_error)?;
         meta = read_meta(&client, &layout).await.map_err(store_error)?;
     }
     let identity = meta.identity.unwrap_or_default();
-    match layout::decode_identity(&identity, &client.location)? {
+    match key_layout::decode_identity(&identity, &client.location)? {
         Identity::Partition { id, token: 0 } => {
             let mut shared = EtcdState::new(client, layout, id, identity, 0);
             shared.acquisition_writes_last = true;
@@ -95,7 +95,7 @@ fn connect(config: &EtcdConfig) -> Result<(Client, Layout), StoreError> {
     Ok((Client::new(config)?, Layout::for_partition(config.address.root())))
 }
 
-/// Acquires the writer lease; returns its id and the task that renews it.
+/// Acquires the writer lease. Returns its id, and the task that renews it.
 pub(super) async fn acquire_lease(
     home: &Arc<EtcdState>,
     holder: &str,
@@ -109,7 +109,7 @@ pub(super) async fn acquire_lease(
     Ok((lease_id, keeper))
 }
 
-/// Takes over every partition, and completes committed batches. The writer lease is held.
+/// Takes over every partition and completes committed batches. The caller must hold the writer lease.
 pub(super) async fn open(home: Arc<EtcdState>, config: EtcdConfig) -> Result<PartitionedState, StoreError> {
     let location = &home.client.location;
     let (client, layout) = connect(&config)?;
@@ -130,7 +130,7 @@ pub(super) async fn open(home: Arc<EtcdState>, config: EtcdConfig) -> Result<Par
     for (part, PartitionEntry { token, address }) in map.entries.iter().enumerate() {
         let Some(address) = address.clone() else { continue };
         let config = EtcdConfig { address, ..config.clone() };
-        let identity = layout::encode_identity(Identity::Partition { id: home.id, token: *token });
+        let identity = key_layout::encode_identity(Identity::Partition { id: home.id, token: *token });
         let (cluster, gap) = take_over(&config, identity, home.fence()).await?;
         clusters.push(Arc::new(cluster));
         gaps.extend(gap.then_some(part));
@@ -201,8 +201,8 @@ pub(super) async fn read_meta_keys(client: &Client, layout: &Layout) -> Result<M
     Ok(named.collect())
 }
 
-/// Completes a committed batch of a former holder under a new revision: some readers may have received the former one,
-/// and the others have to be sent the batch.
+/// Completes a batch that a former holder committed, under a new revision. Some readers may have received the former
+/// revision; all others must still be sent the batch.
 async fn replay_intent(
     partitions: &Partitions,
     (number, new_number): (u64, u64),
@@ -228,8 +228,9 @@ async fn replay_intent(
         .await
 }
 
-/// Clears recorded gaps. Revisions were skipped and their batches not published under new ones, so a reader at the
-/// newest revision may lack them. This process therefore begins one revision later, and readers take a snapshot.
+/// Clears recorded gaps. The former process skipped these revisions without publishing their batches under new ones.
+/// A reader at the newest revision may therefore lack the batches. This process begins one revision later, so that
+/// readers take a snapshot.
 async fn clear_gaps(partitions: &Partitions, parts: &[usize], number: u64) -> Result<(), StoreError> {
     for part in parts {
         let cluster = &partitions.clusters[*part];
@@ -253,7 +254,7 @@ async fn commit_repair(
     }
 }
 
-/// Gives every partition another id, the home last, so that an interrupted run can be repeated.
+/// Gives every partition the new id, the home last, so that an interrupted run can be repeated.
 pub(super) async fn regenerate_id(config: &EtcdConfig) -> Result<StoreId, StoreError> {
     let before = open_home(config).await?;
     let store_error = |failure: CallError| failure.into_store_error(&before.client.location);
@@ -277,7 +278,7 @@ async fn renew_identity(config: &EtcdConfig, token: u64, id: StoreId) -> Result<
     let (client, layout) = connect(config)?;
     let store_error = |failure: CallError| failure.into_store_error(&client.location);
     let found = read_meta(&client, &layout).await.map_err(store_error)?.identity.unwrap_or_default();
-    match layout::decode_identity(&found, &client.location)? {
+    match key_layout::decode_identity(&found, &client.location)? {
         Identity::Partition { token: found, .. } if found == token => {}
         _ => {
             return Err(refused(
@@ -295,9 +296,9 @@ async fn renew_identity(config: &EtcdConfig, token: u64, id: StoreId) -> Result<
         success: vec![
             conditional_write::put(
                 layout.identity_key(),
-                layout::encode_identity(Identity::Partition { id, token }),
+                key_layout::encode_identity(Identity::Partition { id, token }),
             ),
-            // Revisions of a restored home may be lower than the former fence.
+            // Revisions of a restored home may be lower than the previous fence.
             conditional_write::put(layout.meta_key(FENCE_KEY), 0_u64.to_be_bytes().to_vec().into()),
         ],
         failure: Vec::new(),

@@ -6,26 +6,27 @@ use fairmesh_model::arith::hash_text;
 
 use crate::EtcdAddress;
 
-/// The partition of the map itself, and of records that belong to no service.
+/// Index of the home partition. The home contains the map itself and the records that belong to no service.
 pub(super) const HOME: usize = 0;
 /// First line of an encoded map.
 const HEADER: &str = "fairmesh partitions 1";
 /// Maximum number of partitions.
 pub(super) const MAX_PARTITIONS: usize = 64;
-/// Maximum number of services assigned by name: the map is one value.
+/// Maximum number of services assigned by name, which bounds the size of the map's value.
 pub(super) const MAX_NAMED: usize = 2000;
 
-/// The partitions of a store, and the services of each: named services, and all others by ranges of a hash of their
-/// names.
+/// The partitions of a store and the services of each. Services are assigned either by name or by the range of a hash
+/// of their name.
 ///
-/// Ranges are used instead of a hash modulo the number of partitions, so that a split moves as little as possible.
+/// Ranges are used instead of a hash modulo the number of partitions, so that a split moves as few services as
+/// possible.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct PartitionMap {
-    /// Number of changes.
+    /// Version of the map; each change increments it.
     pub(super) version: u64,
-    /// Partitions, the home first.
+    /// All partitions, with the home first.
     pub(super) entries: Vec<PartitionEntry>,
-    /// Start of each range, ascending from 0, with its partition.
+    /// Start of each range, ascending from 0, with the index of its partition.
     ranges: Vec<(u64, usize)>,
     /// Services assigned by name, as `tenant/service`.
     named: BTreeMap<String, usize>,
@@ -34,34 +35,34 @@ pub(super) struct PartitionMap {
 /// One partition of a store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct PartitionEntry {
-    /// Identifies the partition; part of its identity in etcd.
+    /// Identifies the partition, and is part of its identity in etcd.
     pub(super) token: u64,
-    /// Address of the cluster; `None` for the home, which contains the map.
+    /// Address of the partition's cluster; `None` for the home, which contains the map.
     pub(super) address: Option<EtcdAddress>,
 }
 
 /// The services that a split moves.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum MoveScope {
-    /// These services.
+    /// The listed services, as `tenant/service`.
     Services(Vec<String>),
-    /// Services whose hash is in this range: inclusive start, exclusive end if any.
+    /// All services whose hash is in this range: inclusive start, and exclusive end if any.
     Range(u64, Option<u64>),
 }
 
 impl PartitionMap {
-    /// A map with everything in the home.
+    /// Creates a map with every service in the home.
     pub(super) fn home() -> Self {
         let parts = vec![PartitionEntry { token: 0, address: None }];
         Self { version: 1, entries: parts, ranges: vec![(0, HOME)], named: BTreeMap::new() }
     }
 
-    /// The partition of a key.
+    /// Returns the partition of a key.
     pub(super) fn partition_of(&self, key: &str) -> usize {
         service(key).map_or(HOME, |service| self.partition_of_service(&service))
     }
 
-    /// The partition of a service.
+    /// Returns the partition of a service.
     pub(super) fn partition_of_service(&self, service: &str) -> usize {
         self.named.get(service).copied().unwrap_or_else(|| self.partition_at(hash_text(service)))
     }
@@ -71,7 +72,7 @@ impl PartitionMap {
         self.named.contains_key(service)
     }
 
-    /// Every range: start, end if any, and partition.
+    /// Returns every range: start, end if any, and partition.
     pub(super) fn ranges(&self) -> impl Iterator<Item = (u64, Option<u64>, usize)> {
         let ends = self.ranges.iter().skip(1).map(|(from, _)| Some(*from)).chain([None]);
         self.ranges.iter().zip(ends).map(|((from, part), until)| (*from, until, *part))
@@ -82,7 +83,7 @@ impl PartitionMap {
         self.ranges[..rest].last().map_or(HOME, |(_, part)| *part)
     }
 
-    /// The map after a move to a partition, which is appended if it is new.
+    /// Returns the map after a move to a partition. `address` is set if the partition is new.
     pub(super) fn with_move(&self, scope: &MoveScope, to: usize, address: Option<PartitionEntry>) -> Self {
         let mut map = Self { version: self.version + 1, ..self.clone() };
         map.entries.extend(address);
@@ -103,7 +104,7 @@ impl PartitionMap {
         self.ranges.dedup_by_key(|(_, part)| *part);
     }
 
-    /// Encodes the map as text, readable for people.
+    /// Encodes the map as human-readable text.
     pub(super) fn encode(&self) -> String {
         let mut text = format!("{HEADER}\nversion {}\n", self.version);
         for PartitionEntry { token, address } in &self.entries {
@@ -119,7 +120,7 @@ impl PartitionMap {
         text
     }
 
-    /// Decodes [`PartitionMap::encode`]; `None` if malformed.
+    /// Decodes the result of [`PartitionMap::encode`]; `None` if malformed.
     pub(super) fn decode(text: &str) -> Option<Self> {
         let mut map = Self { version: 0, entries: Vec::new(), ranges: Vec::new(), named: BTreeMap::new() };
         let mut lines = text.lines();
@@ -161,8 +162,8 @@ impl PartitionMap {
     }
 }
 
-/// The service of a key, as `tenant/service`; all records of a service are in one partition. Derived from the key's
-/// form alone, so that record kinds of later releases map the same way.
+/// Returns the service of a key, as `tenant/service`. All records of a service are in the same partition. The service
+/// follows from the form of the key alone, so that record kinds of later releases map the same way.
 pub(super) fn service(key: &str) -> Option<String> {
     let mut segments = key.strip_prefix("/t/")?.split('/');
     let tenant = segments.next()?;
@@ -183,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn service_records_share_a_partition_and_others_stay_home() {
+    fn records_of_service_share_partition_and_others_stay_in_home_partition() {
         for key in [
             "/t/shop/services/cart",
             "/t/shop/endpoints/cart/eu/a",
@@ -197,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn a_move_reassigns_only_its_scope() {
+    fn partition_move_reassigns_only_given_range_or_services() {
         let half = PartitionMap::home().with_move(&MoveScope::Range(1 << 63, None), 1, Some(part(7)));
         let quarter = half.with_move(&MoveScope::Range(1 << 62, Some(1 << 63)), 2, Some(part(8)));
         let owners = |map: &PartitionMap| {
@@ -214,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn an_invalid_map_is_refused() {
+    fn invalid_partition_map_is_refused() {
         let sound =
             PartitionMap::home().with_move(&MoveScope::Range(1 << 63, None), 1, Some(part(7))).encode();
         assert!(PartitionMap::decode(&sound).is_some());

@@ -1,11 +1,12 @@
 //! The sequence of revisions over all partitions of a store.
 //!
-//! With one writer, revisions are one sequence: readers have a total order, and a record that moves to another
+//! With a single writer, revisions are one sequence: readers see a total order, and a record that moves to another
 //! partition keeps its revision. A revision per partition, as a vector in every cursor, was rejected: readers would
 //! have to know the partitions and follow their changes.
 //!
-//! A batch gets its revision before it is sent, since its records contain it, and partitions respond out of order. So
-//! a commit waits here until every smaller revision is settled, and is published in order.
+//! A batch gets its revision before it is sent, because its records contain the revision, and partitions respond out
+//! of order. A commit therefore waits here until every smaller revision is settled, so that commits are published in
+//! order.
 
 use std::{
     collections::BTreeMap,
@@ -20,13 +21,13 @@ use tokio::{
 
 use super::super::state::EtcdState;
 
-/// Revisions allocated and not published.
+/// Maximum number of revisions allocated and not yet published.
 const MAX_PENDING: usize = 4096;
 
-/// Allocates revisions and publishes their commits.
+/// Allocates revisions and publishes their commits in order.
 #[derive(Debug)]
 pub(super) struct RevisionSequence {
-    /// The home, which has the commit log.
+    /// The home partition, which has the commit log.
     home: Arc<EtcdState>,
     numbers: Mutex<SequenceState>,
     permits: Arc<Semaphore>,
@@ -42,29 +43,29 @@ struct SequenceState {
     pending: BTreeMap<u64, Pending>,
 }
 
-/// An allocated revision that is not published.
+/// A revision that is allocated but not published.
 #[derive(Debug)]
 struct Pending {
-    /// The partition of the revision's batch.
+    /// Partition of the revision's batch.
     part: usize,
-    /// Until when later revisions wait for this one.
+    /// Deadline until which later revisions wait for this one.
     due: Instant,
-    /// The revision's commit, once committed.
+    /// The commit of the revision, once committed.
     commit: Option<Commit>,
     _permit: OwnedSemaphorePermit,
 }
 
-/// A revision that blocks later ones for too long.
+/// A revision that has blocked later revisions for too long.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct OverdueRevision {
     /// The revision.
     pub(super) number: u64,
-    /// A partition that has responded since.
+    /// A partition that has responded since the revision was allocated.
     pub(super) responsive: usize,
 }
 
 impl RevisionSequence {
-    /// Continues after `last`.
+    /// Creates a sequence that continues after the revision `last`.
     pub(super) fn after(last: u64, home: Arc<EtcdState>) -> Self {
         let numbers = SequenceState { last, committed: last, pending: BTreeMap::new() };
         let permits = Arc::new(Semaphore::new(MAX_PENDING));
@@ -76,9 +77,9 @@ impl RevisionSequence {
         self.lock().committed
     }
 
-    /// Allocates the next revision for a batch of this partition. Later revisions wait for it until `due`.
+    /// Allocates the next revision for a batch in this partition. Later revisions wait for it until `due`.
     pub(super) async fn allocate(&self, part: usize, due: Instant) -> u64 {
-        // Never closed; without a permit it would wait like the others.
+        // The semaphore is never closed. If it were, this would wait forever, like a caller without a permit.
         let Ok(permit) = self.permits.clone().acquire_owned().await else {
             return std::future::pending().await;
         };
@@ -89,8 +90,8 @@ impl RevisionSequence {
         number
     }
 
-    /// Settles a revision with its commit, or without one. Returns false if later revisions were published before; then
-    /// the batch has to be written under another revision.
+    /// Settles a revision with its commit, or without one. Returns false if later revisions were already published;
+    /// the batch must then be written under another revision.
     pub(super) fn settle(&self, number: u64, commit: Option<Commit>) -> bool {
         let mut numbers = self.lock();
         let Some(pending) = numbers.pending.get_mut(&number) else { return false };
@@ -107,7 +108,7 @@ impl RevisionSequence {
         true
     }
 
-    /// Stops waiting for this revision, unless it is committed by now.
+    /// Stops waiting for this revision, unless it is committed meanwhile.
     pub(super) fn skip(&self, number: u64) {
         let mut numbers = self.lock();
         if numbers.pending.get(&number).is_some_and(|pending| pending.commit.is_none()) {
@@ -116,7 +117,7 @@ impl RevisionSequence {
         self.publish(numbers);
     }
 
-    /// Waits until an overdue revision blocks committed ones.
+    /// Waits until a revision is overdue and blocks committed revisions.
     pub(super) async fn overdue(&self) -> OverdueRevision {
         loop {
             match self.first_blocking() {
@@ -139,7 +140,7 @@ impl RevisionSequence {
         Some((OverdueRevision { number: *number, responsive: waits.part }, first.due))
     }
 
-    /// Publishes the commits before the first pending revision. Called under the lock, so that revisions ascend.
+    /// Publishes the commits before the first pending revision. The caller holds the lock, so that revisions ascend.
     fn publish(&self, mut numbers: MutexGuard<'_, SequenceState>) {
         let mut commits = Vec::new();
         while let Some(first) = numbers.pending.first_entry() {
@@ -162,7 +163,7 @@ mod tests {
     use fairmesh_model::StoreId;
 
     use super::{
-        super::super::{EtcdConfig, client::Client, layout::Layout},
+        super::super::{EtcdConfig, client::Client, key_layout::Layout},
         *,
     };
 
@@ -177,7 +178,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_commit_is_published_when_all_earlier_revisions_are_settled() {
+    async fn commit_is_published_once_all_earlier_revisions_are_settled() {
         let sequence = sequence();
         let due = Instant::now();
         let numbers = [
@@ -195,7 +196,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn only_a_blocking_revision_is_skipped_and_must_be_rewritten() {
+    async fn only_overdue_revision_is_skipped_and_later_written_again() {
         let sequence = sequence();
         let due = Instant::now() + std::time::Duration::from_millis(100);
         let (slow, fast) = (sequence.allocate(1, due).await, sequence.allocate(0, due).await);

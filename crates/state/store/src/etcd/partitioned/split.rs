@@ -1,8 +1,8 @@
-//! Moves services to another partition while the store is read and written.
+//! Moves services to another partition while the store serves reads and writes.
 //!
-//! Records are copied while writes continue, then records written meanwhile are copied in rounds until few are left.
-//! Then writes to the source partition are paused for moments, the rest is copied, and one transaction changes the
-//! partition map. Records keep their revisions, so that readers notice nothing. Until the map changes, the former one
+//! Records are copied while writes continue. Records written meanwhile are copied in further rounds until few are
+//! left. Then writes to the source partition are paused for moments, the rest is copied, and one transaction changes
+//! the partition map. Records keep their revisions, so that readers do not notice the move. Until then the former map
 //! stays in force and the copies are ignored.
 
 mod copy;
@@ -32,21 +32,22 @@ use super::{
 use crate::{EtcdAddress, StoreError};
 use copy::Copier;
 
-/// Time limit of one step while a partition does not respond.
+/// Time limit for one step while a partition does not respond.
 pub(super) const STEP_TIMEOUT: Duration = Duration::from_secs(30);
-/// How long writes may be paused until none is in flight in the source partition.
+/// Time limit for pausing writes until none is in flight in the source partition.
 const QUIESCE_TIMEOUT: Duration = Duration::from_secs(2);
-/// Records left to copy when writes are paused.
+/// Maximum number of records left to copy when writes are paused.
 const FINAL_COPY_RECORDS: usize = 200;
-/// Maximum number of copies of concurrent writes before writes are paused.
+/// Maximum number of rounds that copy concurrently written records before writes are paused.
 const MAX_CATCH_UP_ROUNDS: usize = 16;
 
 /// A request to move services.
 #[derive(Clone, Debug)]
 pub struct SplitRequest {
-    /// Cluster and root: an empty one, which becomes a partition of the store, or an existing partition.
+    /// Cluster and root of the target: either an existing partition, or an empty root, which becomes a partition.
     pub into: EtcdAddress,
-    /// The services, as `tenant/service`, all in one partition. If empty, half of the range with most bytes is moved.
+    /// The services to move, as `tenant/service`, all in the same partition. If empty, half of the range with the
+    /// most bytes is moved.
     pub services: Vec<String>,
     /// Whether to only report what would be moved.
     pub dry_run: bool,
@@ -61,16 +62,16 @@ pub enum SplitEvent {
         from: u32,
         /// Target partition.
         to: u32,
-        /// Number of services that have records.
+        /// Number of services with records.
         services: u64,
-        /// Number of records.
+        /// Number of records to move.
         records: u64,
-        /// Bytes of keys and values.
+        /// Size of keys and values to move, in bytes.
         bytes: u64,
     },
-    /// Number of copied records; omitted while the receiver is slow.
+    /// Number of records copied so far. Sent only while the receiver keeps up.
     Copied(u64),
-    /// Number of records that are equal in both partitions, except records written since.
+    /// Number of records that are equal in both partitions, excluding records written in the meantime.
     Verified(u64),
     /// The partition map is changed.
     Moved {
@@ -79,11 +80,11 @@ pub enum SplitEvent {
         /// How long writes to the source partition were paused.
         paused: Duration,
     },
-    /// The source is cleaned up.
+    /// The moved records are deleted from the source.
     Done,
 }
 
-/// A move from one partition to another.
+/// A move of services from one partition to another.
 #[derive(Debug)]
 pub(super) struct PartitionMove {
     before: Arc<Partitions>,
@@ -95,7 +96,7 @@ pub(super) struct PartitionMove {
 }
 
 impl PartitionMove {
-    /// Whether a record is moved.
+    /// Whether the move includes a record.
     pub(super) fn moves(&self, key: &str) -> bool {
         self.after.partition_of(key) == self.to && self.before.map.partition_of(key) == self.from
     }
@@ -190,8 +191,8 @@ impl PartitionedState {
         Ok(())
     }
 
-    /// Puts the new map in force. After sending it, nothing is written to the source until the map is certainly in
-    /// force, since the next step deletes the former map's records.
+    /// Puts the new map in force. After the map is sent, nothing is written to the source until the map is certainly
+    /// in force, because the next step deletes the records from the source.
     async fn activate_map(&self, plan: &PartitionMove) -> Result<(), StoreError> {
         let home = &plan.before.clusters[HOME];
         let store_error = |failure: CallError| failure.into_store_error(&home.client.location);
@@ -227,7 +228,7 @@ impl PartitionedState {
         Ok(())
     }
 
-    /// The map in force, with unlimited retries.
+    /// Reads the map in force, with unlimited retries.
     async fn read_active_map(&self, home: &Cluster) -> Result<Option<Bytes>, StoreError> {
         let mut failures = 0;
         loop {
@@ -242,7 +243,7 @@ impl PartitionedState {
         }
     }
 
-    /// Blocks writes to a partition, once none is in flight there.
+    /// Waits until no write is in flight in a partition, and blocks further writes.
     async fn quiesce(&self, cluster: &Cluster) -> Result<tokio::sync::OwnedRwLockWriteGuard<()>, StoreError> {
         let quiesced = timeout(QUIESCE_TIMEOUT, cluster.gate.clone().write_owned()).await;
         quiesced.map_err(|_| StoreError::Unavailable {
@@ -255,7 +256,7 @@ impl PartitionedState {
         *self.move_tracker.lock().unwrap_or_else(PoisonError::into_inner) = move_tracker;
     }
 
-    /// Records of the move written since the last call.
+    /// Returns the keys of the move that were written since the last call.
     fn take_tracked_writes(&self) -> BTreeSet<Arc<str>> {
         let mut move_tracker = self.move_tracker.lock().unwrap_or_else(PoisonError::into_inner);
         move_tracker
@@ -265,7 +266,7 @@ impl PartitionedState {
     }
 }
 
-/// Sends progress; the receiver may be gone.
+/// Sends progress. The receiver may have been dropped.
 async fn report(progress: &mpsc::Sender<SplitEvent>, event: SplitEvent) {
     let _ = progress.send(event).await;
 }

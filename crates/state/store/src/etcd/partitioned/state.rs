@@ -1,4 +1,4 @@
-//! State shared by the calls to a partitioned store.
+//! State shared by all calls to a partitioned store.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -20,8 +20,8 @@ use super::{
 };
 use crate::{StoreLocation, WriteError};
 
-/// Multi-partition batches in flight. Each holds a lane in every partition it touches, and an unresponsive partition
-/// must not use up the lanes of the others.
+/// Maximum number of multi-partition batches in flight. Each batch holds a lane in every partition that it touches,
+/// and an unresponsive partition must not use up the lanes of the others.
 const MAX_MULTI_PARTITION: usize = 8;
 /// Pause before retrying to record a gap.
 const GAP_RETRY: Duration = Duration::from_millis(50);
@@ -31,23 +31,23 @@ pub(super) const GAP_KEY: &str = "gap";
 
 #[derive(Debug)]
 pub(super) struct PartitionedState {
-    /// Writer lease, commit log and write queue.
+    /// The home partition, with writer lease, commit log and write queue.
     pub(super) home: Arc<EtcdState>,
-    /// Credentials of the clusters.
+    /// Credentials for all clusters.
     pub(super) config: EtcdConfig,
     partitions: RwLock<Arc<Partitions>>,
     pub(super) sequence: RevisionSequence,
     pub(super) key_locks: KeyLocks,
     pub(super) multi_partition: Semaphore,
-    /// Held by the one task that moves or deletes copied records.
+    /// Lock of the only task that may move records or delete leftover copies.
     pub(super) move_lock: tokio::sync::Mutex<()>,
-    /// Writes to records of a move since they were copied, while records are being copied.
+    /// During a move, the moved keys that were written after they were copied; `None` otherwise.
     pub(super) move_tracker: Mutex<Option<MoveTracker>>,
-    /// The partition in which a gap is recorded.
+    /// The partition in which a gap is recorded, if any.
     gap_partition: tokio::sync::Mutex<Option<Arc<Cluster>>>,
 }
 
-/// Partition map and clusters.
+/// The partition map and the clusters.
 #[derive(Debug)]
 pub(super) struct Partitions {
     pub(super) map: PartitionMap,
@@ -62,7 +62,7 @@ pub(super) struct MoveTracker {
 }
 
 impl Partitions {
-    /// The operations of a batch by partition.
+    /// Groups the operations of a batch by partition.
     pub(super) fn divide(&self, batch: &Batch) -> BTreeMap<usize, Vec<Op>> {
         let mut parts = BTreeMap::<usize, Vec<Op>>::new();
         for op in &batch.ops {
@@ -91,7 +91,7 @@ impl PartitionedState {
         self.home.client.location.clone()
     }
 
-    /// The current partitions. Stable for a partition whose gate is held.
+    /// Returns the current partitions. They cannot change for a partition whose gate is held.
     pub(super) fn partitions(&self) -> Arc<Partitions> {
         self.partitions.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -100,7 +100,7 @@ impl PartitionedState {
         *self.partitions.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(partitions);
     }
 
-    /// Admits a batch to the queue of its partition, or to that of multi-partition batches.
+    /// Admits a batch to the queue of its partition, or to the queue of multi-partition batches.
     pub(super) fn admit(&self, batch: &Batch) -> Result<WritePermit, WriteError> {
         let partitions = self.partitions();
         let mut parts = batch.ops.iter().map(|op| partitions.map.partition_of(&op.key));
@@ -112,7 +112,7 @@ impl PartitionedState {
         }
     }
 
-    /// Tracks the writes of a committed batch that a move has to copy.
+    /// Records which keys of a committed batch a move must copy again.
     pub(super) fn track_writes(&self, batch: &Batch) {
         let mut move_tracker = self.move_tracker.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(MoveTracker { partition_move, written }) = &mut *move_tracker {
@@ -121,10 +121,10 @@ impl PartitionedState {
         }
     }
 
-    /// Skips revisions that block later ones for too long, until dropped.
+    /// Skips revisions that block later ones for too long; never returns.
     ///
     /// Their batches are written again under later revisions. Until then readers lack them, and a successor of this
-    /// process would not know. So the gap is recorded first, in a responsive partition.
+    /// process would not know. The gap is therefore recorded first, in a responsive partition.
     pub(super) async fn skip_overdue(&self) {
         loop {
             let overdue = self.sequence.overdue().await;
@@ -146,7 +146,8 @@ impl PartitionedState {
         }
     }
 
-    /// Before the store is closed: deletes the record of a gap if all skipped batches have been published since.
+    /// Deletes the record of a gap if all skipped batches have been published since. Called before the store is
+    /// closed.
     pub(super) async fn clear_gap(&self) {
         let mut gap_partition = self.gap_partition.lock().await;
         let Some(cluster) = gap_partition.take() else { return };
@@ -163,7 +164,7 @@ impl PartitionedState {
         }
     }
 
-    /// The error of a failed precondition.
+    /// Returns the error for a failed precondition.
     pub(super) fn rejection(&self, cluster: &Cluster, outcome: CommitOutcome) -> WriteError {
         let problem = match outcome {
             CommitOutcome::Replaced => {

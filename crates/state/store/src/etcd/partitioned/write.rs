@@ -23,15 +23,15 @@ use super::{
 };
 use crate::WriteError;
 
-/// Time limit after which a caller gets an error.
+/// Time after which the caller of a write gets an error.
 const CALLER_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long batches of other partitions wait for one to be settled. Doubled after each timeout, so that even a slow
-/// partition is eventually waited for.
+/// Time for which batches in other partitions wait for an earlier batch to be settled. It doubles after each timeout,
+/// so that it eventually suffices for a slow partition.
 const PUBLISH_WAIT: Duration = Duration::from_millis(100);
-/// Upper bound of the doubled wait.
+/// Maximum wait after doubling.
 const MAX_PUBLISH_WAIT: Duration = Duration::from_secs(10);
 
-/// Sends the result of a batch to its caller, once.
+/// Sends the result of a batch to its caller, at most once.
 #[derive(Debug)]
 pub(super) struct WriteResponder<'a> {
     core: &'a PartitionedState,
@@ -39,7 +39,7 @@ pub(super) struct WriteResponder<'a> {
     since: Instant,
 }
 
-/// Locks, lanes and gates that a batch needs to be sent.
+/// Locks, lanes and gates that a batch must hold to be sent.
 struct WriteLocks<'a> {
     partitions: Arc<Partitions>,
     parts: BTreeMap<usize, Vec<Op>>,
@@ -57,10 +57,10 @@ impl<'a> WriteResponder<'a> {
         Self { core, response: Some(response), since: Instant::now() }
     }
 
-    /// Sends the result, if none was sent yet.
+    /// Sends the result if none was sent before.
     pub(super) fn respond(&mut self, result: Result<u64, WriteError>) {
         if let Some(response) = self.response.take() {
-            // A caller that left does not cancel the batch.
+            // A cancelled caller does not cancel the batch.
             let _ = response.send(result);
         }
     }
@@ -78,7 +78,7 @@ impl RetryControl for WriteResponder<'_> {
 }
 
 impl PartitionedState {
-    /// Writes a batch, responds to the caller, and continues until the outcome is certain.
+    /// Writes a batch and responds to the caller. Continues after the response until the outcome is certain.
     pub(super) async fn write(&self, batch: Batch, mut responder: WriteResponder<'_>) {
         let result = self.write_batch(&batch, &mut responder).await;
         responder.respond(result);
@@ -99,7 +99,7 @@ impl PartitionedState {
         }
         let mut wait = PUBLISH_WAIT;
         let mut locks = locks;
-        // Whether the batch will certainly be written, even if its revision is open.
+        // Whether the batch will certainly be written, although its final revision may be unknown.
         let mut decided = false;
         loop {
             let first = locks.lanes.keys().next().copied().unwrap_or(HOME);
@@ -123,8 +123,8 @@ impl PartitionedState {
                 }
                 Err(error) => {
                     self.settle_failed(number, &error);
-                    // The batch is written under a former revision, so the caller must not get an error that denies the
-                    // write.
+                    // The batch is written under an earlier revision, so the caller must not get an error that denies
+                    // the write.
                     if !decided {
                         return Err(error);
                     }
@@ -139,9 +139,9 @@ impl PartitionedState {
         }
     }
 
-    /// Settles a revision without a commit. If the outcome is unknown, the revision stays pending and this process
-    /// ends: readers of a later revision would never receive the batch, and the next process does not know that they
-    /// lack it.
+    /// Settles a revision without a commit. If the outcome is unknown, the revision stays pending and the store
+    /// fails. Otherwise readers of a later revision would never receive the batch, and the next process would not
+    /// know that they lack it.
     fn settle_failed(&self, number: u64, error: &WriteError) {
         if let (WriteError::Unknown { problem, .. }, None) = (error, self.home.fatal_error()) {
             self.home.fail(format!("the outcome of a batch is unknown ({problem}); start the process again"));
@@ -151,10 +151,10 @@ impl PartitionedState {
         }
     }
 
-    /// Waits until the batch can be sent: its keys are locked, there are lanes, and no move affects its partitions.
+    /// Waits until the batch can be sent: its keys are locked, lanes are free, and no move affects its partitions.
     async fn acquire(&self, batch: &Batch) -> WriteLocks<'_> {
-        // Keys before lanes: a batch that waits for a key of a multi-partition batch may wait for an unresponsive
-        // partition, and must not use up a responsive one's lanes.
+        // Keys are locked before lanes. A batch that waits for a key of a multi-partition batch may wait for an
+        // unresponsive partition, and must not use up the lanes of a responsive one meanwhile.
         let keys = self.key_locks.lock(batch.ops.iter().map(|op| op.key.clone()).collect()).await;
         loop {
             let partitions = self.partitions();
@@ -165,8 +165,8 @@ impl PartitionedState {
             };
             let home = multi_partition.as_ref().map(|_| HOME);
             let touched: BTreeSet<_> = home.into_iter().chain(parts.keys().copied()).collect();
-            // Partitions are taken in order, against deadlock, and lanes before gates, so that few batches hold a
-            // gate and a waiting writer waits only for these.
+            // Partitions are taken in order, to prevent deadlocks. Lanes are taken before gates: few batches then
+            // hold a gate, and the writer of a gate waits only for these.
             let mut lanes = BTreeMap::new();
             for part in touched {
                 lanes.insert(part, partitions.clusters[part].acquire_lane().await);
@@ -175,7 +175,7 @@ impl PartitionedState {
             for part in parts.keys() {
                 gates.push(partitions.clusters[*part].gate.clone().read_owned().await);
             }
-            // A move may have ended while this waited.
+            // A move may have ended during the wait.
             if Arc::ptr_eq(&partitions, &self.partitions()) {
                 return WriteLocks {
                     partitions,
@@ -189,7 +189,7 @@ impl PartitionedState {
         }
     }
 
-    /// Writes the batch under a revision, or nothing.
+    /// Writes the batch under a new revision, or writes nothing.
     async fn attempt(
         &self,
         locks: &mut WriteLocks<'_>,
@@ -218,7 +218,7 @@ impl PartitionedState {
         let Some(lane) = lanes.get_mut(&HOME) else { return Ok(()) };
         let outcome = lane.commit(number, &change, responder).await;
         self.write_result(home, own, outcome)?;
-        // The batch is committed now, and has to be applied everywhere.
+        // The batch is committed now and must be applied in every partition.
         for (part, ops) in elsewhere {
             let Some(lane) = lanes.get_mut(part) else { continue };
             let cluster = &partitions.clusters[*part];
@@ -228,8 +228,8 @@ impl PartitionedState {
         Ok(())
     }
 
-    /// Checks the expectations of a multi-partition batch. Its keys are locked, and a process that takes over meanwhile
-    /// holds the home, so that nothing is committed.
+    /// Checks the expectations of a multi-partition batch. Its keys are locked. If another process takes over
+    /// meanwhile, it holds the home, so that this batch cannot be committed.
     async fn check(
         &self,
         partitions: &Partitions,
@@ -255,7 +255,7 @@ impl PartitionedState {
         first.map_or(Ok(()), |conflict| Err(conflict.into()))
     }
 
-    /// Writes a committed change, with unlimited retries.
+    /// Writes a committed change with unlimited retries.
     pub(super) async fn commit_until_done(
         &self,
         lane: &mut LaneGuard,
@@ -277,8 +277,8 @@ impl PartitionedState {
         }
     }
 
-    /// Deletes the intent of a batch that is applied everywhere. Its keys stay locked until then, because a later
-    /// process would apply the batch again.
+    /// Deletes the intent of a batch that is applied everywhere. The keys stay locked until then, because a later
+    /// process would apply the intent again.
     pub(super) async fn delete_intent(&self, home: &Cluster, number: u64) {
         while self.home.fatal_error().is_none() {
             match home.write_meta(intent::key(&home.layout, number), None).await {
@@ -297,7 +297,7 @@ impl PartitionedState {
         }
     }
 
-    /// Result of the operations of one partition.
+    /// Returns the result of the operations in one partition.
     fn write_result(
         &self,
         cluster: &Cluster,
@@ -322,7 +322,7 @@ impl PartitionedState {
             Err(failure) => {
                 let bytes =
                     ops.iter().map(|op| op.key.len() + op.value.as_ref().map_or(0, |value| value.len()));
-                // An expectation is two comparisons, and the lane is one more operation.
+                // An expectation needs two comparisons, and the lane one more operation.
                 Err(failure.into_write_error(&cluster.client.location, 2 * ops.len() + 3, bytes.sum()))
             }
         }

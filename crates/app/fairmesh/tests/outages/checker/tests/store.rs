@@ -6,7 +6,7 @@ use fairmesh_model::arith::mix64;
 
 use crate::checker::{Cell, Expect, History, Key, Op, Outcome, Read, State, Step, Watch, Write};
 
-/// Chance from a seed.
+/// Pseudo-random numbers from a seed.
 pub(super) struct Dice(pub(super) u64);
 
 impl Dice {
@@ -20,7 +20,7 @@ impl Dice {
     }
 }
 
-/// What a store, a replica or a watch may do wrong, once.
+/// A fault that a store, a replica or a watch makes once per run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Bug {
     LosesWrite,
@@ -42,26 +42,26 @@ pub(super) enum Bug {
     GoesBack,
 }
 
-/// A history, and whether the bug came to bear.
+/// Simulated run: its history, and whether the bug took effect.
 pub(super) struct Run {
     pub(super) history: History,
     pub(super) planted: bool,
     dice: Dice,
     bug: Option<Bug>,
-    /// Every state that there was, in order.
+    /// All states of the store, in order.
     states: Vec<State>,
     next_value: u64,
 }
 
-/// The registers that clients contend for.
+/// Number of registers that clients contend for.
 const KEYS: u64 = 5;
 const CLIENTS: u64 = 4;
-/// Keys that one batch each writes.
+/// First of the keys that only one batch each writes.
 const MARKS: Key = 1000;
-/// The bug comes to bear at about this event of its kind, so that there is something before and after it.
+/// The bug takes effect at about this event of its kind, so that events precede and follow it.
 const ABOUT: u64 = 8;
 
-/// What a client is about to do.
+/// A client call with its invocation, effect and response times.
 struct Call {
     effect: u64,
     client: u64,
@@ -87,7 +87,7 @@ impl Run {
         run
     }
 
-    /// Calls of clients, each one after the other, in the order in which they take effect.
+    /// Sequential calls of each client, sorted by the time at which they take effect.
     fn calls(&mut self) -> Vec<Call> {
         let mut calls = Vec::new();
         for client in 0..CLIENTS {
@@ -100,7 +100,7 @@ impl Run {
                 time = returned;
             }
         }
-        // Four to a tick and each client at its own, so that no two take effect together.
+        // Each client uses its own residue of the tick, so that no two calls take effect at the same time.
         calls.iter_mut().for_each(|call| {
             for time in [&mut call.invoked, &mut call.effect, &mut call.returned] {
                 *time = *time * CLIENTS + call.client;
@@ -110,7 +110,7 @@ impl Run {
         calls
     }
 
-    /// Whether the bug comes to bear now.
+    /// Whether the bug takes effect now; at most once per run.
     fn strikes(&mut self, bug: Bug) -> bool {
         let strikes =
             self.bug == Some(bug) && !self.planted && self.states.len() > 6 && self.dice.one_in(ABOUT);
@@ -127,7 +127,7 @@ impl Run {
         self.next_value
     }
 
-    /// A batch by what some state of not long ago was: one to three registers, and a mark of its own.
+    /// A batch of one to three registers with expectations from a recent state, and a mark unique to the batch.
     fn batch(&mut self) -> Vec<Op> {
         let past = self.states.len() - 1 - self.dice.below(3).min(self.states.len() as u64 - 1) as usize;
         let mut ops: BTreeMap<Key, Op> = BTreeMap::new();
@@ -162,7 +162,7 @@ impl Run {
         if refused && self.strikes(Bug::WritesWhatItRefused) {
             self.store(&ops);
         }
-        // A write that no other write can conflict with: its mark is its own.
+        // No other write can conflict with this one, since its mark is unique.
         let alone = ops.iter().all(|op| op.expect == Expect::Any || op.key >= MARKS);
         if !refused && alone && self.strikes(Bug::RefusesFalsely) {
             refused = true;
@@ -220,7 +220,7 @@ impl Run {
         Outcome::Done(revision)
     }
 
-    /// Stores a batch as the next revision; other keys of the store use numbers too.
+    /// Stores a batch as the next revision. Revisions have gaps, since other keys of the store use numbers too.
     fn store(&mut self, ops: &[Op]) -> u64 {
         let mut state = self.now().clone();
         let revision = state.at + 1 + self.dice.below(3);
@@ -235,7 +235,7 @@ impl Run {
         let newest = self.states.len() - 1;
         let (mut state, mut at_least) = (self.now().clone(), None);
         if self.dice.one_in(2) {
-            // At a replica that lags, by a cursor from not long ago.
+            // A read at a lagging replica, with a minimum revision from a recent state.
             let asked = newest - self.dice.below(4).min(newest as u64) as usize;
             let answered = asked + self.dice.below((newest - asked) as u64 + 1) as usize;
             at_least = Some(self.states[asked].at);
@@ -244,7 +244,7 @@ impl Run {
                 state = self.states[asked - 1].clone();
             }
         } else if self.strikes(Bug::ReadsStale) {
-            // As of before anything that can be under way.
+            // A state older than every concurrent write.
             state = self.states[1].clone();
             let settled = self.history.writes.iter().any(|write| {
                 write.returned < invoked && matches!(write.outcome, Outcome::Done(at) if at > state.at)
@@ -257,7 +257,7 @@ impl Run {
         self.history.reads.push(Read { invoked, returned, at_least, state });
     }
 
-    /// A watcher that receives changes from time to time, or everything. As late as possible, so that no time is wrong.
+    /// A watcher that receives changes or snapshots. Its steps come after all calls, so that no step is too early.
     fn watch(&mut self, number: u64) {
         let from = self.states[0].clone();
         let (mut held, mut steps) = (0, Vec::new());
@@ -272,7 +272,7 @@ impl Run {
     }
 
     fn spoil(&mut self, steps: &mut Vec<Step>) {
-        // Every batch puts a mark that stays: a step that loses one is wrong until the next snapshot.
+        // Every batch sets a mark that stays, so a step that loses a mark is wrong until the next snapshot.
         let last = steps.len() - 1;
         let at = (self.dice.below(last as u64) as usize).max(1);
         let delta = !steps[at].whole && steps[at].puts.iter().any(|(key, _)| *key >= MARKS);

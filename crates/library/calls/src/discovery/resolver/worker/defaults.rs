@@ -1,4 +1,4 @@
-//! Following defaults of policies.
+//! Follows the defaults of policies.
 
 use fairmesh_model::{DefaultsScope, PolicyDefaults, Tenant};
 use tokio::time::Instant;
@@ -23,7 +23,7 @@ impl<T: EndpointTransport> Worker<T> {
         }
     }
 
-    /// The defaults of a scope have arrived, or do not come.
+    /// Records that the defaults of a scope have arrived, or will not come.
     pub(super) fn defaults_arrived(&mut self, scope: &DefaultsScope) {
         if self.defaults.mark_arrived(scope) {
             self.mark_scope_stale(scope);

@@ -1,24 +1,24 @@
-//! Finding out where this process runs.
+//! Finds out where this process runs.
 
 use fairmesh_model::Location;
-use fairmesh_rib::cache::Cache;
+use fairmesh_rib::disk_cache::Cache;
 
 use super::Worker;
 use crate::discovery::endpoint_transport::EndpointTransport;
 
 impl<T: EndpointTransport> Worker<T> {
-    /// Takes the location that the agent reports, unless the program configured one.
+    /// Uses the location that the agent reports, unless the program configured one.
     pub(super) fn update_location(&mut self) {
         let state = self.handle.state().borrow().clone();
         match state.location {
             Some(reported) => self.set_location(reported),
-            // A control plane, which does not report it.
+            // The upstream is a control plane, which reports no location.
             None if state.connected => self.use_fallback_location(),
             None => {}
         }
     }
 
-    /// Takes the location that the agent stored on disk, or else the configured fallback.
+    /// Uses the location that the agent stored on disk, or else the configured fallback.
     pub(super) fn use_fallback_location(&mut self) {
         if self.topology.location.is_some() {
             return;

@@ -19,11 +19,11 @@ use fairmesh_model::{
 };
 use fairmesh_rib::{
     Entry, Snapshot,
-    cache::{Cache, SavedCopy},
+    disk_cache::{Cache, SavedCopy},
     follower::{Backoff, Follower, FollowerConfig},
 };
 use fairmesh_router::{EndpointRef, ShardTable};
-use fairmesh_wire::{shards::encode_map, transport::Address, v1};
+use fairmesh_wire::{shard_encoding::encode_map, transport::Address, v1};
 use prost::Message;
 use tempfile::TempDir;
 use tokio::time::{advance, sleep, timeout};
@@ -36,14 +36,14 @@ use crate::{
         resolver::{
             config::DEFAULT_IDLE_TIMEOUT,
             data_age::AgeChange,
-            event::EventSink,
             shard_maps::{LARGE, MapName},
+            worker_event::EventSink,
         },
         service_state::ServiceState,
     },
 };
 
-/// Counts the idle checks of all transports.
+/// A transport that counts idle checks; all transports share the counter.
 #[derive(Clone, Debug)]
 struct CountingTransport(Arc<AtomicUsize>);
 
@@ -69,7 +69,7 @@ struct Rig {
     folder: TempDir,
 }
 
-/// A worker with a configured location whose agent is not running.
+/// Returns a worker with a configured location whose agent is not running.
 fn rig() -> Rig {
     rig_at(Some(here()))
 }
@@ -140,7 +140,7 @@ fn endpoint(instance: &str) -> Endpoint {
 }
 
 fn entry(key: &RecordKey, record: impl Into<Record>) -> (Arc<str>, Entry) {
-    (key.to_string().into(), Entry { value: records::encode(&record.into()), revision: 1 })
+    (key.to_string().into(), Entry { value: record_encoding::encode(&record.into()), revision: 1 })
 }
 
 fn update(snapshots: impl IntoIterator<Item = (Prefix, Vec<(Arc<str>, Entry)>)>) -> Update {
@@ -149,7 +149,7 @@ fn update(snapshots: impl IntoIterator<Item = (Prefix, Vec<(Arc<str>, Entry)>)>)
     Update { revision: revision(), resumed: vec![], snapshots, puts: vec![], deletes: vec![] }
 }
 
-/// Drives a future that only yields.
+/// Runs a future that only yields.
 fn run_ready<T>(work: impl Future<Output = T>) -> T {
     let (mut work, mut context) = (pin!(work), Context::from_waker(Waker::noop()));
     loop {
@@ -177,7 +177,7 @@ impl Rig {
         subscription
     }
 
-    /// Delivers the service and its one endpoint, without defaults of policies.
+    /// Delivers the service with its only endpoint, and without policy defaults.
     fn deliver(&mut self) {
         for scope in [DefaultsScope::Mesh, DefaultsScope::Tenant(name().tenant)] {
             let defaults = Prefix::from(&RecordKey::PolicyDefaults(scope));
@@ -186,7 +186,7 @@ impl Rig {
         self.deliver_without_defaults();
     }
 
-    /// The same before it is known whether there are defaults.
+    /// Delivers the service before it is known whether there are policy defaults.
     fn deliver_without_defaults(&mut self) {
         let (service, policy) = (RecordKey::Service(name()), RecordKey::Policy(name()));
         let declared = Service {
@@ -217,7 +217,7 @@ impl Rig {
 }
 
 #[tokio::test(start_paused = true)]
-async fn idle_connections_are_checked_during_a_steady_stream_of_updates() {
+async fn idle_connections_are_checked_during_steady_record_updates() {
     let mut rig = rig();
     let subscription = rig.follow();
     rig.deliver();
@@ -240,7 +240,7 @@ async fn idle_connections_are_checked_during_a_steady_stream_of_updates() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_copy_on_disk_never_replaces_data_of_the_agent() {
+async fn disk_copy_never_replaces_data_from_agent() {
     let mut rig = rig();
     let regions = |name| {
         let only = Region::new(name).unwrap();
@@ -262,7 +262,7 @@ async fn a_copy_on_disk_never_replaces_data_of_the_agent() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_invalid_record_of_a_snapshot_leaves_the_previous_one_in_use() {
+async fn invalid_record_in_snapshot_leaves_previous_record_in_use() {
     let mut rig = rig();
     let subscription = rig.follow();
     rig.deliver();
@@ -298,14 +298,14 @@ async fn an_invalid_record_of_a_snapshot_leaves_the_previous_one_in_use() {
     let left: Vec<_> = records.endpoints.list().iter().map(|endpoint| endpoint.instance.clone()).collect();
     assert_eq!(left, [instance("a")], "records that the snapshot does not hold are removed");
     assert!(matches!(*subscription.state(), ServiceState::Ready(_)));
-    // A snapshot without the record removes it.
+    // A snapshot without the record removes the record.
     rig.handle(Event::Update(update([(Prefix::topology(), vec![]), (Prefix::from(&policy), vec![])])));
     let records = &rig.worker.services[&name()].records;
     assert_eq!((&*records.policy(), &rig.worker.topology.regions), (&Policy::default(), &Regions::default()));
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_policy_stays_decoded_until_its_snapshot_is_published() {
+async fn decoded_policy_is_kept_until_service_snapshot_is_published() {
     let mut rig = rig();
     let _subscription = rig.follow();
     rig.deliver();
@@ -327,7 +327,7 @@ async fn a_policy_stays_decoded_until_its_snapshot_is_published() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_trust_domain_in_the_records_has_plaintext_endpoints_refused() {
+async fn trust_domain_in_records_refuses_plaintext_endpoints() {
     let mut rig = rig();
     let subscription = rig.follow();
     let is_refused = || match &*subscription.state() {
@@ -346,7 +346,7 @@ async fn a_trust_domain_in_the_records_has_plaintext_endpoints_refused() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn calls_wait_for_the_roots_of_the_mesh_and_not_for_long() {
+async fn calls_wait_briefly_for_trust_domain_roots() {
     let mut rig = rig();
     let subscription = rig.follow();
     let service = RecordKey::Service(name());
@@ -397,7 +397,7 @@ impl tracing::Subscriber for LineCounter {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_burst_of_refused_prefixes_writes_a_few_lines() {
+async fn burst_of_refused_prefixes_logs_few_lines_only() {
     let mut rig = rig();
     let _subscription = rig.follow();
     let lines = Arc::default();
@@ -412,7 +412,7 @@ async fn a_burst_of_refused_prefixes_writes_a_few_lines() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn location_without_agent_is_configured_or_stored_or_the_fallback() {
+async fn location_without_agent_is_configured_stored_or_fallback_in_order() {
     let cache = |rig: &Rig| Cache::open(rig.folder.path().join("cache")).unwrap();
     let mut rig = rig_at(None);
     cache(&rig).save_location(&here()).unwrap();
@@ -431,7 +431,7 @@ async fn location_without_agent_is_configured_or_stored_or_the_fallback() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_first_call_subscribes_once_to_all_that_most_services_need() {
+async fn first_call_subscribes_to_usual_prefixes_of_service_in_one_step() {
     let mut rig = rig();
     let subscription = rig.follow();
     let (service, policy) = (RecordKey::Service(name()), RecordKey::Policy(name()));
@@ -461,7 +461,7 @@ async fn a_first_call_subscribes_once_to_all_that_most_services_need() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn only_needed_prefixes_are_subscribed_to_again() {
+async fn resubscription_covers_only_needed_prefixes() {
     let mut rig = rig();
     let _subscription = rig.follow();
     rig.deliver();

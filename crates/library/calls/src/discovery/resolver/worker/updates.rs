@@ -1,9 +1,9 @@
-//! Applying updates of the RIB.
+//! Applies updates of the RIB.
 
 use bytes::Bytes;
 use fairmesh_model::{Hosts, Invalid, Prefix, Record, RecordKey, Regions, RoundTrips};
 use fairmesh_rib::{ArrivedRecord, Mirror, Snapshot, Update};
-use fairmesh_wire::records;
+use fairmesh_wire::record_encoding;
 use tokio::time::Instant;
 
 use super::{CONNECT_PATIENCE, Worker, roots};
@@ -20,7 +20,7 @@ impl<T: EndpointTransport> Worker<T> {
         }
     }
 
-    /// Reports the first snapshot of all.
+    /// Reports the arrival of the very first snapshot.
     fn note_first_snapshot(&self, prefix: &Prefix) {
         if *prefix == Prefix::topology() {
             self.registry.first_snapshot.send_if_modified(|arrived| !std::mem::replace(arrived, true));
@@ -31,7 +31,7 @@ impl<T: EndpointTransport> Worker<T> {
         self.refused.remove(prefix);
         if *prefix == Prefix::topology() {
             self.has_topology = true;
-            // Services wait for the roots for as long after it.
+            // Services wait for the roots for the same time after it.
             self.awaits_roots = self.awaits_roots.map(|_| Instant::now() + CONNECT_PATIENCE);
             self.defaults.wait_until(Instant::now() + CONNECT_PATIENCE);
             self.mark_all_stale();
@@ -50,7 +50,7 @@ impl<T: EndpointTransport> Worker<T> {
     }
 
     fn put_topology(&mut self, key: &RecordKey, value: &Bytes) -> Result<(), Invalid> {
-        match records::decode(key, value)? {
+        match record_encoding::decode(key, value)? {
             Record::Regions(regions) => self.topology.regions = regions,
             Record::RoundTrips(round_trips) => self.topology.round_trips.set_declared(round_trips),
             Record::MeasuredDistances(distances) => {
@@ -66,7 +66,7 @@ impl<T: EndpointTransport> Worker<T> {
                 }
                 return Ok(());
             }
-            // A mesh does not lose its trust domain: no snapshot without the record takes it back.
+            // A mesh does not lose its trust domain, so a snapshot without the record does not remove it.
             Record::TrustBundle(_) if self.topology.has_trust_domain => return Ok(()),
             Record::TrustBundle(_) => self.topology.has_trust_domain = true,
             _ => {}

@@ -1,9 +1,9 @@
-//! Concurrent calls are limited by the server.
+//! The server limits concurrent calls.
 
 use super::*;
 
 #[tokio::test(start_paused = true)]
-async fn capacity_returns_when_a_call_ends_or_is_cancelled() {
+async fn http2_stream_capacity_returns_when_call_ends_or_is_cancelled() {
     let mut server = Server::with(&[(MAX_CONCURRENT_STREAMS, 2)]).await;
     let (first, second) = (server.get(1).await, server.get(3).await);
     assert_eq!(server.capacity(), Capacity::Full);
@@ -21,7 +21,7 @@ async fn capacity_returns_when_a_call_ends_or_is_cancelled() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_hundred_calls_are_allowed_before_settings() {
+async fn at_most_100_http2_calls_begin_before_settings_frame() {
     let (io, far) = duplex(1 << 20);
     let connection = ClientConnection::new(far);
     let session = connection.session();
@@ -47,7 +47,7 @@ async fn a_hundred_calls_are_allowed_before_settings() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn no_calls_begin_behind_a_full_send_buffer() {
+async fn full_http2_send_buffer_blocks_new_calls() {
     let mut server = Server::new().await;
     let authority = Authority::from_static("one.shop");
     let headers = HeaderMap::from_iter([("x-a".parse().unwrap(), "b".repeat(30_000).parse().unwrap())]);

@@ -1,9 +1,9 @@
-//! A malformed response fails its call, a violation ends the connection.
+//! A malformed response fails its call; a protocol violation ends the connection.
 
 use super::*;
 
 #[tokio::test(start_paused = true)]
-async fn a_malformed_response_fails_its_call_alone() {
+async fn malformed_response_fails_only_its_call() {
     let mut server = Server::new().await;
     let trailers =
         |flags, fields: &[(&str, &str)]| raw_frame(HEADERS, END_HEADERS | flags, 0, header_block(fields));
@@ -55,7 +55,7 @@ async fn a_malformed_response_fails_its_call_alone() {
     }
 }
 
-/// Sets the stream of frames.
+/// Rewrites the stream identifier of every frame.
 fn on_stream(mut frames: &mut [u8], stream: u32) {
     while let [l0, l1, l2, _, _, s0, s1, s2, s3, ..] = frames {
         [*s0, *s1, *s2, *s3] = stream.to_be_bytes();
@@ -65,7 +65,7 @@ fn on_stream(mut frames: &mut [u8], stream: u32) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_violation_ends_the_connection_and_fails_its_calls() {
+async fn protocol_violation_ends_connection_and_fails_its_calls() {
     let ok = header_block(&[(":status", "200")]);
     let cases: [(&str, Vec<u8>, Reason); 13] = [
         ("HEADERS on an idle stream", response_headers(9, "200", &[], true), Reason::PROTOCOL_ERROR),
@@ -117,7 +117,7 @@ async fn a_violation_ends_the_connection_and_fails_its_calls() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn data_beyond_the_window_ends_the_connection() {
+async fn response_data_beyond_stream_window_resets_only_its_stream() {
     let mut server = Server::new().await;
     let called = server.get(1).await;
     server.send(&[response_headers(1, "200", &[], false), data_frames(1, (64 << 10) + 1)].concat()).await;
@@ -128,7 +128,7 @@ async fn data_beyond_the_window_ends_the_connection() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn frames_without_progress_are_bounded() {
+async fn server_frames_without_progress_end_connection() {
     let mut server = Server::new().await;
     server.send(&raw_frame(PING, 0, 0, [7; 8])).await;
     server.expect([Event::Pong(Bytes::from_static(&[7; 8]))]).await;
@@ -137,12 +137,12 @@ async fn frames_without_progress_are_bounded() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_server_that_pings_without_reading_is_disconnected() {
+async fn server_that_pings_without_reading_is_disconnected() {
     let mut server = Server::new().await;
     let called = server.get(1).await;
     server.send(&response_headers(1, "200", &[], false)).await;
     let response = response_of(called).await;
-    // Headers that earn enough for the frames without progress.
+    // Headers that earn enough tokens for the PINGs.
     let pings = raw_frame(PING, 0, 0, [7; 8]).repeat(10);
     let frames = [raw_frame(DATA, 0, 1, "a"), pings].concat().repeat(1000);
     let Server { mut wire, session, .. } = server;

@@ -3,7 +3,7 @@
 use super::*;
 
 #[tokio::test(start_paused = true)]
-async fn a_small_request_is_sent_at_once() {
+async fn small_http2_request_is_sent_at_once() {
     let mut server = Server::new().await;
     let called = server.call(&Method::POST, whole("tea"));
     server.expect([head(1, "POST", false), data(1, "tea", true)]).await;
@@ -13,7 +13,7 @@ async fn a_small_request_is_sent_at_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn connect_has_only_an_authority() {
+async fn connect_request_has_only_authority_pseudo_header() {
     let mut server = Server::new().await;
     let _called = server.call(&Method::CONNECT, whole(""));
     let Event::Headers { fields, .. } = server.next_event().await else { panic!("no head") };
@@ -22,7 +22,7 @@ async fn connect_has_only_an_authority() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn pieces_are_sent_as_they_arrive_and_trailers_after_them() {
+async fn request_body_pieces_are_sent_as_they_arrive_before_trailers() {
     let mut server = Server::new().await;
     let (pieces, body) = streamed();
     let called = server.call(&Method::POST, body);
@@ -42,7 +42,7 @@ async fn pieces_are_sent_as_they_arrive_and_trailers_after_them() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_body_uses_exactly_the_send_window() {
+async fn request_body_uses_exactly_send_window() {
     let mut server = Server::with(&[(INITIAL_WINDOW_SIZE, 10)]).await;
     let called = server.call(&Method::POST, whole(vec![b'x'; 100_000]));
     server.expect([head(1, "POST", false), data(1, vec![b'x'; 10], false)]).await;
@@ -58,7 +58,7 @@ async fn a_body_uses_exactly_the_send_window() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_upload_continues_while_the_response_is_read() {
+async fn request_upload_continues_while_response_is_read() {
     let mut server = Server::new().await;
     let (pieces, body) = streamed();
     let called = server.call(&Method::POST, body);
@@ -70,7 +70,7 @@ async fn the_upload_continues_while_the_response_is_read() {
     server.expect([data(1, "ping", false)]).await;
     server.send(&raw_frame(DATA, END_STREAM, 1, "pong")).await;
     assert_eq!(&read(response).await.unwrap().0[..], b"pong");
-    // With the body dropped, nothing more is sent.
+    // After the body is dropped, nothing more is sent.
     server.expect([Event::Reset(1, Reason::CANCEL)]).await;
     in_time(uploading).await.unwrap();
     assert!(pieces.is_closed());
@@ -78,7 +78,7 @@ async fn the_upload_continues_while_the_response_is_read() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_failing_body_cancels_its_call() {
+async fn failing_request_body_cancels_its_call() {
     let mut server = Server::new().await;
     let (pieces, body) = streamed();
     let called = server.call(&Method::POST, body);
@@ -102,7 +102,7 @@ async fn a_failing_body_cancels_its_call() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_response_counts_although_the_body_fails() {
+async fn response_is_returned_despite_failed_request_body() {
     let mut server = Server::new().await;
     let (pieces, body) = streamed();
     let called = server.call(&Method::POST, body);
@@ -117,7 +117,7 @@ async fn a_response_counts_although_the_body_fails() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_upload_stops_at_a_reset_after_the_response() {
+async fn upload_stops_at_stream_reset_after_response() {
     let mut server = Server::with(&[(INITIAL_WINDOW_SIZE, 0)]).await;
     let called = server.call(&Method::POST, whole("too much"));
     server.expect([head(1, "POST", false)]).await;
@@ -132,7 +132,7 @@ async fn an_upload_stops_at_a_reset_after_the_response() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_reset_before_the_response_fails_the_call() {
+async fn stream_reset_before_response_fails_call() {
     let mut server = Server::new().await;
     let called = server.get(1).await;
     server.send(&[response_headers(1, "200", &[], false), rst_stream(1, Reason::NO_ERROR)].concat()).await;
@@ -141,7 +141,7 @@ async fn a_reset_before_the_response_fails_the_call() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_dropped_call_is_reset_and_late_frames_are_ignored() {
+async fn dropped_call_resets_its_stream_and_late_frames_are_ignored() {
     let mut server = Server::new().await;
     for n in 0..300 {
         let stream = 2 * n + 1;
@@ -149,7 +149,7 @@ async fn a_dropped_call_is_reset_and_late_frames_are_ignored() {
         called.abort();
         server.expect([Event::Reset(stream, Reason::CANCEL)]).await;
     }
-    // The first streams are no longer remembered.
+    // The first of these streams are no longer remembered.
     for stream in [1, 3, 599] {
         server.send(&response_headers(stream, "200", &[("x-a", "b")], false)).await;
         server.send(&raw_frame(DATA, 0, stream, "late")).await;

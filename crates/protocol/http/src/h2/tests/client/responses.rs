@@ -1,4 +1,4 @@
-//! Responses.
+//! Responses are delivered complete or streamed.
 
 use super::*;
 
@@ -7,7 +7,7 @@ fn trailers(stream: u32) -> Vec<u8> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_response_in_one_read_is_delivered_complete() {
+async fn http2_response_in_one_read_is_delivered_complete() {
     let mut server = Server::new().await;
     let called = server.get(1).await;
     let sent =
@@ -22,7 +22,7 @@ async fn a_response_in_one_read_is_delivered_complete() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_response_in_pieces_is_streamed() {
+async fn http2_response_in_pieces_is_streamed() {
     let mut server = Server::new().await;
     let called = server.get(1).await;
     server.send(&response_headers(1, "200", &[], false)).await;
@@ -39,7 +39,7 @@ async fn a_response_in_pieces_is_streamed() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn informational_responses_are_skipped() {
+async fn http2_client_skips_informational_responses() {
     let mut server = Server::new().await;
     let called = server.get(1).await;
     let sent = ["100", "103"].map(|status| response_headers(1, status, &[("link", "x")], false)).concat();
@@ -50,7 +50,7 @@ async fn informational_responses_are_skipped() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn informational_responses_are_bounded() {
+async fn excess_informational_responses_fail_their_call() {
     let mut server = Server::new().await;
     let long = "y".repeat(120);
     for (stream, hints, fields) in [(1, 33, vec![("link", "x")]), (3, 32, vec![("link", &long[..]); 20])] {
@@ -64,7 +64,7 @@ async fn informational_responses_are_bounded() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_response_without_body_may_have_a_length() {
+async fn response_without_body_may_have_content_length() {
     let mut server = Server::new().await;
     let called = server.call(&Method::HEAD, whole(""));
     server.expect([head(1, "HEAD", true)]).await;
@@ -77,7 +77,7 @@ async fn a_response_without_body_may_have_a_length() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_long_response_gets_a_larger_window_and_stalls_no_other() {
+async fn long_response_gets_larger_window_without_stalling_other_responses() {
     let mut server = Server::new().await;
     let (long, other) = (server.get(1).await, server.get(3).await);
     server.send(&[response_headers(1, "200", &[], false), data_frames(1, 64 << 10)].concat()).await;
@@ -90,7 +90,7 @@ async fn a_long_response_gets_a_larger_window_and_stalls_no_other() {
     while taken < 64 << 10 {
         taken += in_time(body.frame()).await.unwrap().unwrap().into_data().unwrap().len();
     }
-    // What was read, and up to the largest window once the reader waits for more.
+    // Returns what was read, and enlarges the window to its maximum once the reader waits for more.
     server.expect([Event::WindowUpdate(1, 32 << 10), Event::WindowUpdate(1, (1 << 20) - (32 << 10))]).await;
     server.expect_nothing().await;
     drop(body);
@@ -99,7 +99,7 @@ async fn a_long_response_gets_a_larger_window_and_stalls_no_other() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn data_before_a_reset_is_delivered() {
+async fn response_data_before_stream_reset_is_delivered() {
     let mut server = Server::new().await;
     let called = server.get(1).await;
     let sent = [
@@ -117,7 +117,7 @@ async fn data_before_a_reset_is_delivered() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn continuation_frames_are_bounded() {
+async fn excess_continuation_frames_are_rejected() {
     let mut server = Server::new().await;
     let called = server.get(1).await;
     let long = "y".repeat(100);
@@ -131,7 +131,7 @@ async fn continuation_frames_are_bounded() {
     assert_eq!(response_of(called).await.headers().get_all("x").iter().count(), 100);
     server.expect_alive(3).await;
 
-    // A block above the limit, which must not affect other calls.
+    // A header block above the limit must not affect other calls.
     let called = server.get(5).await;
     server.send(&response_headers(5, "200", &[("x", "y"); 129], true)).await;
     assert_eq!(error_of(called).await, StreamError::TooLarge);

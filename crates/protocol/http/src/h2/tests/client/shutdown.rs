@@ -1,9 +1,9 @@
-//! Connections that end, from either side.
+//! Either side ends the connection.
 
 use super::*;
 
 #[tokio::test(start_paused = true)]
-async fn goaway_fails_unprocessed_streams() {
+async fn goaway_fails_calls_on_unprocessed_streams() {
     let mut server = Server::new().await;
     let calls = [server.get(1).await, server.get(3).await, server.get(5).await];
     server.send(&goaway((1 << 31) - 1, Reason::NO_ERROR)).await;
@@ -24,7 +24,7 @@ async fn goaway_fails_unprocessed_streams() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn complete_responses_survive_the_connection() {
+async fn complete_responses_stay_readable_after_http2_connection_ends() {
     let mut server = Server::new().await;
     let calls = [server.get(1).await, server.get(3).await, server.get(5).await];
     let sent = [
@@ -50,7 +50,7 @@ async fn complete_responses_survive_the_connection() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn dropping_a_connection_fails_its_calls() {
+async fn dropping_http2_connection_fails_its_calls() {
     let mut server = Server::new().await;
     let called = server.get(1).await;
     server.driving.abort();
@@ -59,7 +59,7 @@ async fn dropping_a_connection_fails_its_calls() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_retired_connection_closes_after_its_last_call() {
+async fn retired_http2_connection_closes_after_its_last_call() {
     let mut server = Server::new().await;
     let called = server.get(1).await;
     lock(&server.session).retire();

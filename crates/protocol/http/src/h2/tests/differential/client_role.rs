@@ -1,5 +1,5 @@
-//! The client role and h2 send the same requests to hyper's server, and the client role to this server over pipes of
-//! any size: all must get the same responses.
+//! The client role and h2 send the same requests to hyper's server; the client role also sends them to this server,
+//! over pipes of any size. All three must get the same responses.
 
 use std::task::Poll;
 
@@ -10,10 +10,10 @@ use super::{
     *,
 };
 
-/// The limit before the server's SETTINGS; no scenario sets the same.
+/// The limit before the server's SETTINGS. No scenario sets the same value.
 const INITIAL_LIMIT: u32 = 100;
 
-/// The body of a request, in the same pieces as for h2.
+/// The request body, in the same pieces as for h2.
 fn body_of_request(spec: &TestRequest) -> ResponseBody {
     let pieces = spec.body.iter().enumerate();
     let pieces: Vec<_> = pieces.map(|(n, length)| Bytes::from(vec![b'a' + n as u8 % 26; *length])).collect();
@@ -38,7 +38,7 @@ async fn begin(session: &Shared, request: &Request<()>, body: ResponseBody) -> C
     let ends = body.is_end_stream();
     let call = std::future::poll_fn(|context| {
         let locked = lock(session);
-        // Nor before the server's SETTINGS.
+        // Calls wait for the server's SETTINGS too.
         if locked.capacity() == Capacity::Full || locked.stream_limit() == INITIAL_LIMIT {
             context.waker().wake_by_ref();
             return Poll::Pending;
@@ -82,7 +82,7 @@ async fn perform(session: Shared, spec: TestRequest) -> Observed {
     }
     heard.body = whole.freeze();
     if let Some(uploading) = uploading {
-        // To its end, or until the stream is reset.
+        // The upload runs to its end, or until the stream is reset.
         uploading.await.unwrap();
     }
     heard
@@ -100,7 +100,7 @@ async fn run(scenario: &Scenario, near: DuplexStream, mutant: Option<Mutant>) ->
     heard
 }
 
-/// hyper's server, with the windows and frame sizes of the scenario.
+/// Runs hyper's server with the windows and frame sizes of the scenario.
 async fn serve_with_hyper(stream: DuplexStream, scenario: Scenario, limit: u32) {
     let service =
         hyper::service::service_fn(|request| async { Ok::<_, Infallible>(response(request).await) });
@@ -113,13 +113,13 @@ async fn serve_with_hyper(stream: DuplexStream, scenario: Scenario, limit: u32) 
         .await;
 }
 
-/// The results of h2 with hyper's server, and of the client role with hyper's and with this server.
+/// Returns the results of h2 with hyper's server, and of the client role with hyper's server and with this one.
 fn all(scenario: &Scenario, limit: u32, mutant: Option<Mutant>) -> [Vec<Observed>; 3] {
     let runtime =
         tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
     runtime.block_on(async {
         let (near, far) = duplex(1 << 16);
-        // h2 sends requests before it has received SETTINGS.
+        // A high limit, since h2 sends requests before it has received SETTINGS.
         let serving = tokio::spawn(serve_with_hyper(far, scenario.clone(), 1000));
         let by_h2 = in_time("h2", super::run(scenario, near)).await;
         in_time("hyper's", serving).await.unwrap();
@@ -137,7 +137,7 @@ fn all(scenario: &Scenario, limit: u32, mutant: Option<Mutant>) -> [Vec<Observed
     })
 }
 
-/// Reports differences.
+/// Reports differences between the three combinations.
 fn compare(scenario: &Scenario, limit: u32, mutant: Option<Mutant>) -> Result<(), TestCaseError> {
     let [h2, serve_with_own, of_ours] = all(scenario, limit, mutant);
     for (n, spec) in scenario.requests.iter().enumerate() {
@@ -155,13 +155,13 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 256, ..ProptestConfig::default() })]
 
     #[test]
-    fn client_behaves_like_the_h2_crate(scenario in any_scenarios(), limit in 1..30_u32) {
+    fn http2_client_behaves_like_h2_crate(scenario in any_scenarios(), limit in 1..30_u32) {
         compare(&scenario, limit, None)?;
     }
 }
 
 #[test]
-fn every_mutant_is_detected() {
+fn comparison_with_h2_detects_every_client_mutant() {
     for mutant in [
         Mutant::MisroutesBody,
         Mutant::DropsTrailers,

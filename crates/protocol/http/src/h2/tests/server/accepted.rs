@@ -1,4 +1,4 @@
-//! Input in every valid form.
+//! Every valid form of input is accepted.
 
 use http::{Method, Version};
 use http_body::Body as _;
@@ -9,7 +9,7 @@ use super::{
 };
 
 #[tokio::test(start_paused = true)]
-async fn a_connection_begins_with_settings() {
+async fn http2_connection_begins_with_settings_frame() {
     let mut client = Client::ahead(&[]);
     let [streams, window, fields] = [(3, 256), (INITIAL_WINDOW_SIZE, STREAM_WINDOW as u32), (6, 68 * 1024)];
     let settings = settings_frame(&[streams, window, fields]);
@@ -23,13 +23,13 @@ async fn a_connection_begins_with_settings() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn bytes_read_before_are_parsed() {
+async fn bytes_read_before_http2_connection_starts_are_parsed() {
     let mut client = Client::ahead(&[settings_frame(&[]), get(1, "/early")].concat());
     assert_eq!(client.dispatched().await.request.uri(), "http://one.shop/early");
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_frame_may_arrive_in_any_pieces() {
+async fn http2_frame_split_at_any_byte_is_parsed() {
     let mut client = Client::new().await;
     for byte in [post(1, &[]), raw_frame(DATA, END_STREAM, 1, "body")].concat() {
         client.send(&[byte]).await;
@@ -40,7 +40,7 @@ async fn a_frame_may_arrive_in_any_pieces() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn request_is_dispatched_with_any_framing() {
+async fn request_in_padded_and_continued_headers_frames_is_dispatched() {
     let mut client = Client::new().await;
     let fields = [&GET[..], &[("te", "trailers"), ("cookie", "a=b"), ("cookie", "c=d")]].concat();
     let header_block = header_block(&fields);
@@ -65,7 +65,7 @@ async fn request_is_dispatched_with_any_framing() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_empty_data_frame_differs_from_end_stream_in_headers() {
+async fn empty_data_frame_differs_from_end_stream_in_headers() {
     let mut client = Client::new().await;
     let empty = |stream| raw_frame(DATA, END_STREAM, stream, "");
     let together = client.request(&[post(1, &[]), empty(1)].concat()).await;
@@ -82,7 +82,7 @@ async fn an_empty_data_frame_differs_from_end_stream_in_headers() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn padding_is_removed_and_trailers_are_kept() {
+async fn padding_of_request_is_removed_and_trailers_are_kept() {
     let mut client = Client::new().await;
     let dispatched = client.request(&post(1, &[("content-length", "8")])).await;
     client
@@ -102,7 +102,7 @@ async fn padding_is_removed_and_trailers_are_kept() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn unknown_frames_and_settings_are_ignored() {
+async fn unknown_http2_frames_and_settings_are_ignored() {
     let mut client = Client::new().await;
     client
         .send(

@@ -1,8 +1,8 @@
-//! Connections that fail.
+//! Connections that end abruptly.
 
 use super::*;
 
-/// Two requests in flight: one whose body is read, and one whose response is sent.
+/// Brings two requests in flight: the body of one is being read, and the response to the other is being sent.
 async fn in_flight(client: &mut Client) -> (JoinHandle<bool>, oneshot::Sender<BoxResponse>, Pieces) {
     let Dispatched { request, response } = client.request(&post(1, &[])).await;
     client.send(&raw_frame(DATA, 0, 1, "some")).await;
@@ -16,7 +16,7 @@ async fn in_flight(client: &mut Client) -> (JoinHandle<bool>, oneshot::Sender<Bo
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_service_notices_a_client_that_has_left() {
+async fn client_disconnect_fails_bodies_read_by_services() {
     let mut client = Client::new().await;
     let (reading, mut response, pieces) = in_flight(&mut client).await;
     client.ended().await.unwrap();
@@ -26,7 +26,7 @@ async fn a_service_notices_a_client_that_has_left() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_client_may_leave_within_a_frame() {
+async fn client_disconnect_within_frame_fails_body_and_ends_connection() {
     for cut in [1, HEADER_LEN - 1, HEADER_LEN, HEADER_LEN + 3] {
         let mut client = Client::new().await;
         let (reading, mut response, _pieces) = in_flight(&mut client).await;
@@ -38,7 +38,7 @@ async fn a_client_may_leave_within_a_frame() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn dropping_a_connection_fails_its_streams() {
+async fn dropping_server_connection_fails_its_streams() {
     let mut client = Client::new().await;
     let (reading, mut response, pieces) = in_flight(&mut client).await;
     client.serving.abort();
@@ -50,7 +50,7 @@ async fn dropping_a_connection_fails_its_streams() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_complete_body_survives_the_connection() {
+async fn complete_request_body_stays_readable_after_connection_ends() {
     let mut client = Client::new().await;
     let dispatched = client.request(&[post(1, &[]), raw_frame(DATA, END_STREAM, 1, "whole")].concat()).await;
     client.ended().await.unwrap();
@@ -58,7 +58,7 @@ async fn a_complete_body_survives_the_connection() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_silent_client_is_waited_for() {
+async fn silent_client_keeps_its_http2_connection() {
     let mut client = Client::ahead(&[]);
     client.next_event().await;
     client.next_event().await;
@@ -67,7 +67,7 @@ async fn a_silent_client_is_waited_for() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_failed_write_ends_the_connection() {
+async fn failed_write_ends_connection() {
     let mut client = Client::with(&[(INITIAL_WINDOW_SIZE, 1 << 30)]).await;
     client.send(&window_update(0, 1 << 30)).await;
     let (pieces, response) = streamed();

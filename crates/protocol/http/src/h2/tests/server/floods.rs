@@ -1,11 +1,11 @@
-//! Frames without progress.
+//! Floods of frames without progress.
 
 use super::{
     super::super::{Violation, frame::PRIORITY},
     *,
 };
 
-/// Of which the first SETTINGS are one.
+/// Size of the token bucket; the first SETTINGS take one token.
 const MOST: usize = 10_000;
 
 fn pings(count: usize) -> Vec<u8> {
@@ -19,14 +19,14 @@ async fn hears_pongs(client: &mut Client, count: usize) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_ping_is_acknowledged_with_its_payload() {
+async fn ping_frame_is_acknowledged_with_its_payload() {
     let mut client = Client::new().await;
     client.send(&raw_frame(PING, 0xfe, 0, [1, 2, 3, 4, 5, 6, 7, 8])).await;
     client.expect([Event::Pong(vec![1, 2, 3, 4, 5, 6, 7, 8].into())]).await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_ping_flood_ends_the_connection() {
+async fn http2_ping_flood_ends_connection() {
     let mut client = Client::new().await;
     client.send(&pings(MOST - 1)).await;
     hears_pongs(&mut client, MOST - 1).await;
@@ -36,7 +36,7 @@ async fn a_ping_flood_ends_the_connection() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn pings_between_data_are_allowed() {
+async fn pings_between_data_frames_do_not_count_as_flood() {
     let mut client = Client::new().await;
     let _asked = client.request(&post(1, &[])).await;
     for _ in 0..MOST / 5 {
@@ -46,7 +46,7 @@ async fn pings_between_data_are_allowed() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn every_kind_of_flood_ends_the_connection() {
+async fn every_kind_of_frame_flood_ends_connection() {
     for frame in [
         settings_frame(&[]),
         raw_frame(SETTINGS, ACK, 0, []),
@@ -68,7 +68,7 @@ async fn every_kind_of_flood_ends_the_connection() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn server_stops_reading_a_client_that_does_not_read() {
+async fn server_stops_reading_client_that_does_not_read() {
     let mut client = Client::new().await;
     let _asked = client.request(&post(1, &[])).await;
     // Far more than both directions of the pipe hold.

@@ -5,7 +5,7 @@ use super::{
     *,
 };
 
-/// Begins a graceful close; returns the acknowledgement of the PING.
+/// Begins a graceful close. Returns the acknowledgement of the PING that follows the first GOAWAY.
 async fn warned(client: &mut Client) -> Vec<u8> {
     lock(&client.session).go_away();
     client.expect([Event::GoAway(MAX_31_BIT, Reason::NO_ERROR)]).await;
@@ -37,7 +37,7 @@ async fn requests_in_flight_at_goaway_are_served() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_idle_connection_closes_after_the_ping_ack() {
+async fn idle_connection_closes_after_shutdown_ping_is_acknowledged() {
     let mut client = Client::new().await;
     let event = warned(&mut client).await;
     lock(&client.session).go_away();
@@ -50,14 +50,14 @@ async fn an_idle_connection_closes_after_the_ping_ack() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_closing_connection_ends_when_its_last_request_is_cancelled() {
+async fn closing_connection_ends_when_its_last_request_is_cancelled() {
     let mut client = Client::new().await;
     let dispatched = client.request(&post(1, &[])).await;
     let event = warned(&mut client).await;
     client.send(&event).await;
     client.expect([Event::GoAway(1, Reason::NO_ERROR)]).await;
     client.send(&rst_stream(1, Reason::CANCEL)).await;
-    // The reader of the body is unaware.
+    // The reader of the body does not notice.
     client.expect_nothing().await;
     drop(dispatched);
     client.expect([Event::Closed]).await;
@@ -65,7 +65,7 @@ async fn a_closing_connection_ends_when_its_last_request_is_cancelled() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn late_header_blocks_are_still_decoded() {
+async fn header_blocks_after_goaway_are_still_decoded() {
     let mut client = Client::new().await;
     let dispatched = client.request(&post(1, &[])).await;
     let event = warned(&mut client).await;
@@ -80,7 +80,7 @@ async fn late_header_blocks_are_still_decoded() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn errors_are_reported_after_goaway() {
+async fn protocol_violation_after_goaway_is_still_reported() {
     let mut client = Client::new().await;
     let dispatched = client.request(&get(1, "/")).await;
     let event = warned(&mut client).await;
@@ -92,7 +92,7 @@ async fn errors_are_reported_after_goaway() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_silent_client_is_pinged() {
+async fn silent_http2_client_is_pinged_and_its_ack_counts_as_activity() {
     let mut client = Client::new().await;
     assert!(lock(&client.session).take_activity());
     assert!(!lock(&client.session).take_activity());
@@ -104,7 +104,7 @@ async fn a_silent_client_is_pinged() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_client_that_sent_goaway_is_served_and_closed() {
+async fn client_that_sent_goaway_is_served_and_closed() {
     let mut client = Client::new().await;
     let dispatched = client.request(&get(1, "/")).await;
     client.send(&raw_frame(GOAWAY, 0, 0, [0; 8])).await;

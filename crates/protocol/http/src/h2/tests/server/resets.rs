@@ -1,9 +1,9 @@
-//! Requests that the client cancels.
+//! Clients cancel requests.
 
 use super::{super::super::frame::MAX_31_BIT, *};
 
 #[tokio::test(start_paused = true)]
-async fn a_cancelled_request_stops_its_service() {
+async fn cancelled_http2_request_drops_its_service_future() {
     let mut client = Client::new().await;
     let Dispatched { request, mut response } = client.request(&post(1, &[])).await;
     client.send(&raw_frame(DATA, 0, 1, "some")).await;
@@ -15,7 +15,7 @@ async fn a_cancelled_request_stops_its_service() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_cancelled_request_fails_its_body() {
+async fn cancelled_http2_request_fails_its_request_body() {
     let mut client = Client::new().await;
     let Dispatched { request, response } = client.request(&post(1, &[])).await;
     let reading = tokio::spawn(request.into_body().collect());
@@ -27,7 +27,7 @@ async fn a_cancelled_request_fails_its_body() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_cancelled_request_drops_its_response_body() {
+async fn cancelled_http2_request_drops_its_response_body() {
     let mut client = Client::new().await;
     let (pieces, response) = streamed();
     client.request(&get(1, "/")).await.respond(response);
@@ -39,7 +39,7 @@ async fn a_cancelled_request_drops_its_response_body() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_cancelled_response_that_waits_for_the_window_is_dropped() {
+async fn cancelled_response_waiting_for_send_window_is_dropped() {
     let mut client = Client::with(&[(INITIAL_WINDOW_SIZE, 0)]).await;
     let (pieces, response) = streamed();
     client.request(&get(1, "/")).await.respond(response);
@@ -54,7 +54,7 @@ async fn a_cancelled_response_that_waits_for_the_window_is_dropped() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_window_of_a_cancelled_request_is_ignored() {
+async fn window_update_for_cancelled_request_is_ignored() {
     let mut client = Client::new().await;
     let dispatched = client.request(&[post(1, &[]), window_update(1, MAX_31_BIT - 65_535)].concat()).await;
     client
@@ -62,7 +62,7 @@ async fn the_window_of_a_cancelled_request_is_ignored() {
         .await;
     client.expect([Event::SettingsAck]).await;
     client.expect_alive(3).await;
-    // The stream is still in use.
+    // The stream is still in use until here.
     drop(dispatched);
 }
 
@@ -71,7 +71,7 @@ fn cancelled(streams: impl Iterator<Item = u32>) -> Vec<u8> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn early_resets_are_bounded() {
+async fn excess_early_stream_resets_end_connection() {
     let mut client = Client::new().await;
     client.send(&cancelled((1..).step_by(2).take(64))).await;
     client.expect_alive(201).await;
@@ -81,14 +81,14 @@ async fn early_resets_are_bounded() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_request_reset_at_once_is_not_dispatched() {
+async fn request_reset_at_once_is_not_dispatched() {
     let mut client = Client::new().await;
     client.send(&[cancelled([1, 3].into_iter()), get(5, "/after")].concat()).await;
     assert_eq!(client.dispatched().await.request.uri().path(), "/after");
 }
 
 #[tokio::test(start_paused = true)]
-async fn dispatched_requests_may_be_cancelled() {
+async fn cancelling_dispatched_requests_does_not_count_as_flood() {
     let mut client = Client::new().await;
     for stream in (1..600).step_by(2) {
         let mut dispatched = client.request(&get(stream, "/")).await;
@@ -99,7 +99,7 @@ async fn dispatched_requests_may_be_cancelled() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn concurrent_requests_are_limited_as_announced() {
+async fn concurrent_http2_requests_are_limited_to_announced_maximum() {
     let mut client = Client::new().await;
     let mut in_flight = Vec::new();
     for stream in (1..512).step_by(2) {

@@ -1,9 +1,9 @@
-//! Responses.
+//! Responses are sent completely and in valid form.
 
 use super::*;
 
 #[tokio::test(start_paused = true)]
-async fn end_stream_is_on_the_last_piece() {
+async fn end_stream_flag_is_on_last_data_frame() {
     let mut client = Client::new().await;
     client.request(&get(1, "/")).await.respond(whole(200, "text"));
     client.expect([head(1, 200, &[("content-length", "4")], false), data(1, "text", true)]).await;
@@ -20,7 +20,7 @@ async fn end_stream_is_on_the_last_piece() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_response_without_body_ends_with_its_headers() {
+async fn http2_response_without_body_ends_with_its_headers() {
     let mut client = Client::new().await;
     for (stream, status, fields) in
         [(1, 204, &[][..]), (3, 200, &[("content-length", "1000")]), (5, 304, &[("etag", "x")])]
@@ -34,7 +34,7 @@ async fn a_response_without_body_ends_with_its_headers() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_declared_length_is_kept() {
+async fn content_length_of_response_is_kept() {
     let mut client = Client::new().await;
     let (pieces, mut response) = streamed();
     *response.headers_mut() = headers(&[("content-length", "3")]);
@@ -47,7 +47,7 @@ async fn a_declared_length_is_kept() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_response_may_end_with_trailers() {
+async fn http2_response_may_end_with_trailers() {
     let mut client = Client::new().await;
     let (pieces, response) = streamed();
     client.request(&get(1, "/")).await.respond(response);
@@ -61,7 +61,7 @@ async fn a_response_may_end_with_trailers() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn trailers_need_no_window() {
+async fn response_trailers_need_no_send_window() {
     let mut client = Client::with(&[(INITIAL_WINDOW_SIZE, 0)]).await;
     let (pieces, response) = streamed();
     client.request(&get(1, "/")).await.respond(response);
@@ -72,7 +72,7 @@ async fn trailers_need_no_window() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn large_headers_use_continuation_frames() {
+async fn large_response_headers_use_continuation_frames() {
     let mut client = Client::new().await;
     let mut response = whole(200, "");
     for n in 0..400 {
@@ -109,8 +109,8 @@ async fn large_headers_use_continuation_frames() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn data_frames_have_the_default_maximum_size() {
-    // The client would accept larger ones.
+async fn response_data_frames_have_default_maximum_size() {
+    // The client would accept larger frames.
     let mut client = Client::with(&[(5, 1 << 20), (INITIAL_WINDOW_SIZE, 1 << 20)]).await;
     client.request(&get(1, "/")).await.respond(whole(200, vec![b'x'; 2 * DEFAULT_FRAME_SIZE + 1]));
     let length = (2 * DEFAULT_FRAME_SIZE + 1).to_string().leak();
@@ -120,7 +120,7 @@ async fn data_frames_have_the_default_maximum_size() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_failing_response_is_reset() {
+async fn failing_response_body_resets_its_stream() {
     let mut client = Client::new().await;
     let (pieces, response) = streamed();
     client.request(&get(1, "/")).await.respond(response);
@@ -132,7 +132,7 @@ async fn a_failing_response_is_reset() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn connection_specific_headers_are_dropped() {
+async fn connection_specific_headers_are_removed_from_http2_responses() {
     let mut client = Client::new().await;
     let mut response = whole(200, "");
     *response.headers_mut() = headers(&[
@@ -149,7 +149,7 @@ async fn connection_specific_headers_are_dropped() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn responses_are_sent_as_they_are_ready() {
+async fn responses_are_sent_in_order_of_readiness() {
     let mut client = Client::new().await;
     let first = client.request(&get(1, "/")).await;
     let second = client.request(&get(3, "/")).await;

@@ -10,7 +10,7 @@ use futures_util::StreamExt as _;
 use super::*;
 
 #[tokio::test(start_paused = true)]
-async fn a_response_uses_exactly_the_stream_window() {
+async fn response_uses_exactly_stream_send_window() {
     let mut client = Client::with(&[(INITIAL_WINDOW_SIZE, 0)]).await;
     client.request(&get(1, "/")).await.respond(whole(200, vec![b'x'; 100]));
     client.expect([head(1, 200, &[("content-length", "100")], false)]).await;
@@ -26,7 +26,7 @@ async fn a_response_uses_exactly_the_stream_window() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn responses_use_exactly_the_connection_window() {
+async fn responses_use_exactly_connection_send_window() {
     let mut client = Client::with(&[(INITIAL_WINDOW_SIZE, 1 << 20)]).await;
     client.request(&get(1, "/")).await.respond(whole(200, vec![b'x'; 100_000]));
     client.expect([head(1, 200, &[("content-length", "100000")], false)]).await;
@@ -46,7 +46,7 @@ async fn responses_use_exactly_the_connection_window() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_opened_window_is_shared_by_all_responses() {
+async fn reopened_connection_send_window_is_shared_by_all_responses() {
     let mut client = Client::with(&[(INITIAL_WINDOW_SIZE, 1 << 20)]).await;
     client.request(&get(1, "/")).await.respond(whole(200, vec![b'x'; 65_535]));
     client.expect([head(1, 200, &[("content-length", "65535")], false)]).await;
@@ -70,7 +70,7 @@ async fn an_opened_window_is_shared_by_all_responses() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_window_may_become_negative() {
+async fn settings_frame_may_make_send_window_negative() {
     let mut client = Client::with(&[(INITIAL_WINDOW_SIZE, 100)]).await;
     client.request(&get(1, "/")).await.respond(whole(200, vec![b'x'; 300]));
     client.expect([head(1, 200, &[("content-length", "300")], false), data(1, vec![b'x'; 100], false)]).await;
@@ -88,7 +88,7 @@ async fn a_window_may_become_negative() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn response_ends_despite_a_negative_window() {
+async fn response_ends_despite_negative_send_window() {
     let mut client = Client::with(&[(INITIAL_WINDOW_SIZE, 4)]).await;
     let (pieces, response) = streamed();
     client.request(&get(1, "/")).await.respond(response);
@@ -102,7 +102,7 @@ async fn response_ends_despite_a_negative_window() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn end_stream_needs_no_window() {
+async fn empty_end_stream_frame_needs_no_send_window() {
     let mut client = Client::with(&[(INITIAL_WINDOW_SIZE, 4)]).await;
     let (pieces, response) = streamed();
     client.request(&get(1, "/")).await.respond(response);
@@ -112,7 +112,7 @@ async fn end_stream_needs_no_window() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_response_body_is_polled_only_as_the_client_reads() {
+async fn response_body_is_polled_only_as_fast_as_client_reads() {
     const PIECE: usize = 64 * 1024;
     let mut client = Client::with(&[(INITIAL_WINDOW_SIZE, 1 << 30)]).await;
     let made = Arc::new(AtomicUsize::new(0));
@@ -126,7 +126,7 @@ async fn a_response_body_is_polled_only_as_the_client_reads() {
     client.request(&[window_update(0, 1 << 30), get(1, "/")].concat()).await.respond(response);
     // The clock advances when all tasks are idle.
     tokio::time::sleep(Duration::from_millis(1)).await;
-    // What the pipe holds, the send buffer, and the piece in between.
+    // At most what the pipe holds, the send buffer, and the piece in between.
     assert!(made.load(Relaxed) * PIECE <= PIPE + 4 * PIECE, "{made:?}");
     client.expect([head(1, 200, &[], false)]).await;
     assert!(!client.expect_bytes(1, 100 * PIECE).await);

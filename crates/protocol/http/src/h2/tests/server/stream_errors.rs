@@ -1,4 +1,4 @@
-//! Stream errors.
+//! Stream errors reset their stream and leave the connection alone.
 
 use super::{
     super::super::{
@@ -10,7 +10,7 @@ use super::{
 
 type Case = (&'static str, Vec<u8>, Reason);
 
-/// The frames on the first stream cause a reset alone, and no request is dispatched.
+/// Checks that the frames on the first stream cause only a reset, and that no request is dispatched.
 async fn expect_reset((what, bytes, reason): Case) -> Option<String> {
     let mut client = Client::new().await;
     client.send(&[bytes, get(3, "/after")].concat()).await;
@@ -33,7 +33,7 @@ async fn expect_all_reset(cases: Vec<Case>) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn malformed_headers_reset_their_stream_alone() {
+async fn malformed_headers_reset_only_their_stream() {
     let [method, scheme, authority, path] = GET;
     let more = |field| [method, scheme, authority, path, field].to_vec();
     let length = |text| more(("content-length", text));
@@ -75,7 +75,7 @@ async fn malformed_headers_reset_their_stream_alone() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_malformed_body_resets_its_stream_alone() {
+async fn malformed_body_resets_only_its_stream() {
     let wrong = Reason::PROTOCOL_ERROR;
     let three = post(1, &[("content-length", "3")]);
     let sent = |flags, text| raw_frame(DATA, flags, 1, text);
@@ -96,7 +96,7 @@ async fn a_malformed_body_resets_its_stream_alone() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_stream_error_resets_its_stream_alone() {
+async fn stream_error_resets_only_its_stream() {
     let wrong = Reason::PROTOCOL_ERROR;
     let itself = [&[0, 0, 0, 1, 0], &header_block(&GET)[..]].concat();
     let begun = |frame: Vec<u8>| [post(1, &[]), frame].concat();
@@ -111,7 +111,7 @@ async fn a_stream_error_resets_its_stream_alone() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_self_dependency_in_continuation_resets_its_stream_alone() {
+async fn self_dependency_in_continuation_resets_only_its_stream() {
     let mut client = Client::new().await;
     let (whole, mut first) = (header_block(&GET), vec![0, 0, 0, 1, 0]);
     first.extend_from_slice(&whole[..5]);
@@ -122,7 +122,7 @@ async fn a_self_dependency_in_continuation_resets_its_stream_alone() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_stream_error_while_the_body_is_read_resets_its_stream_alone() {
+async fn stream_error_while_body_is_read_resets_only_its_stream() {
     let mut client = Client::new().await;
     let dispatched = client.request(&post(1, &[("content-length", "5")])).await;
     let mut body = dispatched.request.into_body();
@@ -138,7 +138,7 @@ async fn a_stream_error_while_the_body_is_read_resets_its_stream_alone() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn data_after_the_end_of_a_request_is_an_error() {
+async fn data_after_end_of_request_resets_its_stream() {
     let mut client = Client::new().await;
     client.expect_alive(1).await;
     client.send(&raw_frame(DATA, 0, 1, "more")).await;
@@ -146,7 +146,7 @@ async fn data_after_the_end_of_a_request_is_an_error() {
     client.expect_alive(3).await;
 }
 
-/// A request whose headers exceed the limit, in frames of the maximum size.
+/// Encodes a request whose headers exceed the limit, in frames of the maximum size.
 fn too_large(stream: u32, flags: u8) -> Vec<u8> {
     let long = "a".repeat(100);
     let fields: Vec<_> =
@@ -161,7 +161,7 @@ fn too_large(stream: u32, flags: u8) -> Vec<u8> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn too_large_headers_get_a_431() {
+async fn oversized_http2_request_headers_get_431() {
     let mut client = Client::new().await;
     client.send(&too_large(1, END_STREAM)).await;
     client.expect([head(1, 431, &[], true)]).await;
@@ -172,7 +172,7 @@ async fn too_large_headers_get_a_431() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn header_limits_equal_http1_and_split_cookies_count_once() {
+async fn http2_header_limits_equal_http1_and_split_cookies_count_once() {
     let mut client = Client::new().await;
     let with = |stream, count: usize| {
         let fields = [&GET[..], &[("x-a", "b")].repeat(count), &[("cookie", "c=d")].repeat(200)].concat();
@@ -188,7 +188,7 @@ async fn header_limits_equal_http1_and_split_cookies_count_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn too_many_stream_errors_end_the_connection() {
+async fn too_many_stream_errors_end_connection() {
     let mut client = Client::new().await;
     for stream in (0..1024).map(|number| 2 * number + 1) {
         client
@@ -204,13 +204,13 @@ async fn too_many_stream_errors_end_the_connection() {
     client.expect([rst_stream, Event::GoAway(2051, Reason::ENHANCE_YOUR_CALM), Event::Closed]).await;
 }
 
-/// A request without its method, path and authority: a stream error.
+/// Encodes a request without method, path and authority, which is a stream error.
 fn malformed(flags: u8, stream: u32) -> Vec<u8> {
     raw_frame(HEADERS, END_HEADERS | flags, stream, header_block(&[(":method", "GET")]))
 }
 
 #[tokio::test(start_paused = true)]
-async fn rare_stream_errors_never_end_the_connection() {
+async fn rare_stream_errors_never_end_connection() {
     let mut client = Client::new().await;
     for number in 0..1500 {
         let stream = 2 * number + 1;
@@ -222,7 +222,7 @@ async fn rare_stream_errors_never_end_the_connection() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn late_frames_on_a_stream_that_was_reset_long_ago_are_ignored() {
+async fn late_frames_on_forgotten_reset_stream_are_ignored() {
     let mut client = Client::new().await;
     client.send(&malformed(0, 1)).await;
     client.expect([Event::Reset(1, Reason::PROTOCOL_ERROR)]).await;
@@ -236,7 +236,7 @@ async fn late_frames_on_a_stream_that_was_reset_long_ago_are_ignored() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn duplicate_equal_lengths_are_forwarded_once() {
+async fn repeated_equal_content_lengths_are_forwarded_once() {
     let mut client = Client::new().await;
     let fields = [("content-length", "3, 3"), ("content-length", " 3")];
     let dispatched =

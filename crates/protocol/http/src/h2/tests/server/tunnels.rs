@@ -1,4 +1,4 @@
-//! CONNECT.
+//! CONNECT tunnels.
 
 use std::io::ErrorKind;
 
@@ -36,7 +36,7 @@ async fn read(tunnel: &mut TunnelStream) -> Bytes {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_tunnel_carries_bytes_both_ways_until_both_sides_end() {
+async fn http2_tunnel_carries_bytes_both_ways_until_both_sides_end() {
     let (mut client, mut tunnel) = tunnel().await;
     client.send(&raw_frame(DATA, 0, 1, "ping")).await;
     assert_eq!(read(&mut tunnel).await, "ping");
@@ -55,7 +55,7 @@ async fn a_tunnel_carries_bytes_both_ways_until_both_sides_end() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_tunnel_may_be_half_closed() {
+async fn http2_tunnel_may_be_half_closed() {
     let (mut client, mut tunnel) = tunnel().await;
     in_time(tunnel.shutdown()).await.unwrap();
     client.expect([data(1, "", true)]).await;
@@ -68,7 +68,7 @@ async fn a_tunnel_may_be_half_closed() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_tunnel_obeys_flow_control() {
+async fn http2_tunnel_obeys_flow_control() {
     let (mut client, mut tunnel) = tunnel().await;
     let writing = tokio::spawn(async move {
         tunnel.write_all(&vec![b'x'; 200_000]).await.unwrap();
@@ -87,7 +87,7 @@ async fn a_tunnel_obeys_flow_control() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_tunnel_ends_with_a_negative_window() {
+async fn tunnel_can_end_despite_negative_send_window() {
     let (mut client, mut tunnel) = tunnel().await;
     in_time(tunnel.write_all(b"some")).await.unwrap();
     client.expect([data(1, "some", false)]).await;
@@ -98,7 +98,7 @@ async fn a_tunnel_ends_with_a_negative_window() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_reset_fails_reads_and_writes_of_a_tunnel() {
+async fn stream_reset_fails_reads_and_writes_of_http2_tunnel() {
     let (mut client, mut tunnel) = tunnel().await;
     client.send(&raw_frame(DATA, 0, 1, "lost")).await;
     client.send(&rst_stream(1, Reason::CANCEL)).await;
@@ -111,7 +111,7 @@ async fn a_reset_fails_reads_and_writes_of_a_tunnel() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_tunnel_that_is_dropped_is_reset() {
+async fn dropping_http2_tunnel_resets_its_stream() {
     let (mut client, duplex) = tunnel().await;
     drop(duplex);
     client.expect([Event::Reset(1, Reason::CANCEL)]).await;
@@ -120,7 +120,7 @@ async fn a_tunnel_that_is_dropped_is_reset() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_tunnel_ends_with_its_connection() {
+async fn http2_tunnel_fails_when_its_connection_ends() {
     let (client, mut tunnel) = tunnel().await;
     let reading = tokio::spawn(async move { tunnel.read(&mut [0; 10]).await });
     client.ended().await.unwrap();
@@ -128,7 +128,7 @@ async fn a_tunnel_ends_with_its_connection() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_refused_connect_gets_an_ordinary_response() {
+async fn refused_connect_gets_ordinary_response() {
     let mut client = Client::new().await;
     let (switch, dispatched) = dispatched(&mut client).await;
     let begun = tokio::spawn(switch.begun());
@@ -140,7 +140,7 @@ async fn a_refused_connect_gets_an_ordinary_response() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_dropped_tunnel_gets_an_ordinary_response() {
+async fn connect_with_dropped_tunnel_gets_ordinary_response() {
     let mut client = Client::new().await;
     let (switch, dispatched) = dispatched(&mut client).await;
     drop(switch);

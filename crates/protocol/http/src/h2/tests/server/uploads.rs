@@ -2,7 +2,7 @@
 
 use super::{super::super::frame::PADDED, *};
 
-/// The windows of the peer, as far as the client knows.
+/// The server's receive windows, as far as the client knows.
 struct PeerWindows {
     stream: usize,
     connection: usize,
@@ -30,7 +30,7 @@ async fn upload(client: &mut Client, stream: u32, mut left: usize) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_long_body_is_received_completely() {
+async fn long_http2_request_body_is_received_completely() {
     let mut client = Client::new().await;
     let dispatched = client.request(&post(1, &[("content-length", "3000000")])).await;
     let reading = tokio::spawn(dispatched.request.into_body().collect());
@@ -39,7 +39,7 @@ async fn a_long_body_is_received_completely() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn windows_grow_as_a_body_is_read() {
+async fn receive_windows_grow_as_request_body_is_read() {
     let mut client = Client::new().await;
     let dispatched = client.request(&post(1, &[])).await;
     client.send(&data_frames(1, STREAM_WINDOW)).await;
@@ -54,14 +54,15 @@ async fn windows_grow_as_a_body_is_read() {
     client.expect([Event::WindowUpdate(1, 1 << 19), Event::WindowUpdate(1, 1 << 19)]).await;
 }
 
-/// Reads so many bytes of a body.
+/// Reads `left` bytes of a body.
 async fn read(body: &mut RequestBody, mut left: usize) {
     while left > 0 {
         left -= in_time(body.frame()).await.unwrap().unwrap().into_data().unwrap().len();
     }
 }
 
-/// Opens a stream whose reader is faster than its peer; returns its body, and by how much its window grows.
+/// Opens a stream whose reader is faster than its peer. Returns the body, and the growth of the stream's window in
+/// bytes.
 async fn grown(client: &mut Client, stream: u32) -> (RequestBody, usize) {
     let mut body = client.request(&post(stream, &[])).await.request.into_body();
     client.send(&data_frames(stream, STREAM_WINDOW)).await;
@@ -71,7 +72,7 @@ async fn grown(client: &mut Client, stream: u32) -> (RequestBody, usize) {
     (body, more as usize - (32 << 10))
 }
 
-/// The same for several streams; checks that their windows grow by the whole budget.
+/// Opens several streams as in `grown`, and checks that their windows together grow by the whole budget.
 async fn grown_by_all(client: &mut Client, streams: impl Iterator<Item = u32>) -> Vec<RequestBody> {
     let (mut bodies, mut all) = (Vec::new(), 0);
     for stream in streams {
@@ -84,7 +85,7 @@ async fn grown_by_all(client: &mut Client, streams: impl Iterator<Item = u32>) -
 }
 
 #[tokio::test(start_paused = true)]
-async fn windows_grow_within_a_budget_of_the_connection() {
+async fn receive_window_growth_stays_within_connection_budget() {
     let mut client = Client::new().await;
     let mut bodies = grown_by_all(&mut client, (1..13).step_by(2)).await;
     // A reader that falls behind returns what others need.
@@ -94,7 +95,7 @@ async fn windows_grow_within_a_budget_of_the_connection() {
     let (body, growth) = grown(&mut client, 13).await;
     assert_eq!(growth, MAX_STREAM_WINDOW / 2);
     bodies.push(body);
-    // All of it is free when the streams end, with unread bytes or without a reader.
+    // The whole budget is free again when the streams have ended, with unread bytes or without a reader.
     bodies.truncate(4);
     for stream in (1..15).step_by(2) {
         client.send(&rst_stream(stream, Reason::CANCEL)).await;
@@ -105,7 +106,7 @@ async fn windows_grow_within_a_budget_of_the_connection() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn unread_streams_stall_no_other() {
+async fn unread_request_streams_do_not_stall_others() {
     let mut client = Client::new().await;
     let mut unread = Vec::new();
     for n in 0..40 {
@@ -120,12 +121,12 @@ async fn unread_streams_stall_no_other() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn padding_is_flow_controlled() {
+async fn padding_counts_against_receive_windows() {
     let mut client = Client::new().await;
     let dispatched = client.request(&post(1, &[])).await;
     let mut reading = tokio::spawn(dispatched.request.into_body().collect());
     let padded = raw_frame(DATA, PADDED, 1, [&[255][..], b"a", &[0; 255]].concat());
-    // More than the window would hold, were padding not returned.
+    // More than the window would hold if padding were not returned.
     for _ in 0..STREAM_WINDOW / 257 + 10 {
         client.send(&padded).await;
         tokio::task::yield_now().await;
@@ -138,7 +139,7 @@ async fn padding_is_flow_controlled() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn data_beyond_the_stream_window_resets_it_alone() {
+async fn data_beyond_stream_window_resets_only_that_stream() {
     let mut client = Client::with(&[(INITIAL_WINDOW_SIZE, 0)]).await;
     client.request(&post(1, &[])).await.respond(whole(200, "waits"));
     client.expect([head(1, 200, &[("content-length", "5")], false)]).await;
@@ -149,7 +150,7 @@ async fn data_beyond_the_stream_window_resets_it_alone() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_rest_of_a_request_is_discarded_after_the_response() {
+async fn rest_of_request_body_is_discarded_after_response() {
     let mut client = Client::new().await;
     client.request(&post(1, &[])).await.respond(whole(413, "too much"));
     client.expect([head(1, 413, &[("content-length", "8")], false), data(1, "too much", true)]).await;
@@ -161,7 +162,7 @@ async fn the_rest_of_a_request_is_discarded_after_the_response() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn discarding_is_bounded_in_time() {
+async fn discarding_rest_of_request_body_is_bounded_in_time() {
     let mut client = Client::new().await;
     client.request(&post(1, &[])).await.respond(whole(413, ""));
     let begun = tokio::time::Instant::now();
@@ -175,7 +176,7 @@ async fn discarding_is_bounded_in_time() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn discarding_is_bounded_in_bytes() {
+async fn discarding_rest_of_request_body_is_bounded_in_bytes() {
     let mut client = Client::new().await;
     client.request(&post(1, &[])).await.respond(whole(413, ""));
     client.expect([head(1, 413, &[], true)]).await;
@@ -189,7 +190,7 @@ async fn discarding_is_bounded_in_bytes() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_upload_is_reset_only_after_the_response() {
+async fn unread_upload_is_reset_only_after_response() {
     let mut client = Client::with(&[(INITIAL_WINDOW_SIZE, 0)]).await;
     client.request(&post(1, &[])).await.respond(whole(413, "too much"));
     client.expect([head(1, 413, &[("content-length", "8")], false)]).await;
@@ -203,7 +204,7 @@ async fn an_upload_is_reset_only_after_the_response() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_body_may_be_read_after_the_response() {
+async fn request_body_may_be_read_after_response() {
     let mut client = Client::new().await;
     let Dispatched { request, response } = client.request(&post(1, &[])).await;
     let _ = response.send(whole(200, "early"));
@@ -219,7 +220,7 @@ async fn a_body_may_be_read_after_the_response() {
 const EXPECT: &[(&str, &str)] = &[("expect", "100-continue")];
 
 #[tokio::test(start_paused = true)]
-async fn reading_an_expected_body_sends_100() {
+async fn reading_expected_request_body_sends_100_continue() {
     let mut client = Client::new().await;
     let Dispatched { request, response } = client.request(&post(1, EXPECT)).await;
     client.expect_nothing().await;
@@ -235,7 +236,7 @@ async fn reading_an_expected_body_sends_100() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_response_may_precede_100() {
+async fn final_response_may_precede_100_continue() {
     let mut client = Client::new().await;
     let Dispatched { request, response } = client.request(&post(1, EXPECT)).await;
     let _ = response.send(whole(417, ""));

@@ -1,4 +1,4 @@
-//! Connection errors.
+//! Violations end the connection with GOAWAY.
 
 use super::{
     super::super::{
@@ -14,7 +14,7 @@ type Case = (&'static str, Vec<u8>, Reason);
 const ENABLE_PUSH: u16 = 2;
 const MAX_FRAME_SIZE: u16 = 5;
 
-/// Ends with GOAWAY; `first` is what the client begins with.
+/// Checks that the connection ends with GOAWAY. `first` is what the client sends first.
 async fn wrong(first: &[u8], (what, bytes, reason): &Case) -> Option<String> {
     let mut client = Client::ahead(first);
     client.send(bytes).await;
@@ -40,7 +40,7 @@ async fn expect_all_goaway(first: &[u8], cases: Vec<Case>) {
     assert!(unexpected.is_empty(), "{unexpected:#?}");
 }
 
-/// Frames on no stream, or on a wrong one.
+/// Frames on stream 0, or on a stream of the wrong kind.
 fn misplaced() -> Vec<Case> {
     let wrong = Reason::PROTOCOL_ERROR;
     vec![
@@ -147,13 +147,13 @@ fn lengths() -> Vec<Case> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_violation_is_reported_by_goaway() {
+async fn protocol_violation_is_reported_by_goaway() {
     let cases = [misplaced(), heads(), settings_and_windows(), lengths()].concat();
     expect_all_goaway(&settings_frame(&[]), cases).await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_first_frame_must_be_settings() {
+async fn connection_whose_first_frame_is_not_settings_is_refused() {
     let wrong = Reason::PROTOCOL_ERROR;
     let cases = vec![
         ("HEADERS", get(1, "/"), wrong),
@@ -165,7 +165,7 @@ async fn the_first_frame_must_be_settings() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_short_goaway_is_a_violation() {
+async fn truncated_goaway_frame_is_protocol_violation() {
     expect_all_goaway(
         &settings_frame(&[]),
         vec![("GOAWAY", raw_frame(GOAWAY, 0, 0, [0; 7]), Reason::FRAME_SIZE_ERROR)],
@@ -174,7 +174,7 @@ async fn a_short_goaway_is_a_violation() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn misplaced_headers_are_a_violation_even_with_self_dependency() {
+async fn misplaced_headers_frame_is_violation_even_with_self_dependency() {
     let head = |stream: u8| {
         let payload = [&[0, 0, 0, stream, 0], &header_block(&GET)[..]].concat();
         raw_frame(HEADERS, END_HEADERS | PRIORITY_FLAG, stream.into(), payload)
@@ -189,7 +189,7 @@ async fn misplaced_headers_are_a_violation_even_with_self_dependency() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_frame_on_an_even_stream_is_a_violation() {
+async fn frame_on_even_stream_is_protocol_violation() {
     let wrong = Reason::PROTOCOL_ERROR;
     let after = |frame: Vec<u8>| [post(3, &[]), frame].concat();
     let cases = vec![
@@ -201,7 +201,7 @@ async fn a_frame_on_an_even_stream_is_a_violation() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn goaway_names_the_last_processed_stream() {
+async fn goaway_names_last_processed_stream() {
     let mut client = Client::new().await;
     let dispatched = client.request(&[get(1, "/"), post(7, &[])].concat()).await;
     let mut read = client.dispatched().await.request.into_body();
@@ -212,7 +212,7 @@ async fn goaway_names_the_last_processed_stream() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn headers_on_a_closed_stream_are_a_violation() {
+async fn headers_on_closed_stream_are_protocol_violation() {
     let mut client = Client::new().await;
     client.expect_alive(1).await;
     client.send(&raw_frame(HEADERS, END_HEADERS | END_STREAM, 1, header_block(&[("x-sum", "1")]))).await;
@@ -220,18 +220,18 @@ async fn headers_on_a_closed_stream_are_a_violation() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_closing_connection_lingers() {
+async fn connection_lingers_after_protocol_violation() {
     let mut client = Client::new().await;
     client.send(&get(2, "/")).await;
     client.expect([Event::GoAway(0, Reason::PROTOCOL_ERROR), Event::Closed]).await;
     client.send(&vec![0; 2 * HEADER_LIST_LIMIT]).await;
     assert!(!client.serving.is_finished());
-    // Without GOAWAY from the client it ends nevertheless.
+    // The connection ends even without GOAWAY from the client.
     assert!(matches!(in_time(&mut client.serving).await.unwrap(), Err(ConnectionError::Violation(_))));
 }
 
 #[tokio::test(start_paused = true)]
-async fn refused_connection_ends_with_the_given_violation() {
+async fn refused_connection_ends_with_given_error_code() {
     let (mut near, far) = duplex(PIPE);
     let service = |_| Box::pin(std::future::pending::<BoxResponse>());
     let connection = ServerConnection::new(far, [PREFACE, &settings_frame(&[])].concat()[..].into(), service);

@@ -3,7 +3,7 @@ use tokio::time::{Instant, timeout};
 
 use super::{
     super::{
-        super::{EtcdConfig, layout::Layout},
+        super::{EtcdConfig, key_layout::Layout},
         open::RetryUntil,
     },
     *,
@@ -12,7 +12,7 @@ use super::{
 #[path = "../../../../tests/support/proxy.rs"]
 mod proxy;
 
-/// A partition in an etcd behind a proxy that can cut the connection, with the fence of this process.
+/// A partition in an etcd behind a proxy that can cut the connection. It has this process's fence.
 async fn partition_behind_proxy(server: &Etcd) -> (Cluster, proxy::Proxy) {
     let proxy = proxy::Proxy::to(server.client()).await;
     let address = format!("etcd://{}", proxy.address).parse().unwrap();
@@ -28,7 +28,7 @@ async fn partition_behind_proxy(server: &Etcd) -> (Cluster, proxy::Proxy) {
 }
 
 #[tokio::test]
-async fn write_after_a_lost_response_is_distinguished() {
+async fn etcd_commit_is_recognised_after_lost_response() {
     let server = Etcd::start();
     let (cluster, proxy) = partition_behind_proxy(&server).await;
     let commit = async |value: &'static str| {

@@ -20,7 +20,7 @@ use super::{
     PartitionMove, SplitEvent,
 };
 
-/// Keys per read: bounds a response to 16 MB.
+/// Maximum number of keys per read. It bounds a response to 16 MB.
 const KEYS_PER_READ: usize = 64;
 
 /// A record as encoded in etcd.
@@ -37,7 +37,7 @@ impl<'a> Copier<'a> {
         Self { plan, progress, copied: 0 }
     }
 
-    /// Copies every record of the move, each at its newest revision.
+    /// Copies every record of the move at its newest revision.
     pub(super) async fn copy_all(&mut self) -> Result<(), CallError> {
         let mut source = RecordScan::new(self.plan.source(), self.plan);
         while let Some(records) = source.page().await? {
@@ -46,7 +46,7 @@ impl<'a> Copier<'a> {
         Ok(())
     }
 
-    /// Copies the current values of these keys, or their absence.
+    /// Copies the current values of these keys; deletes copies of absent keys.
     pub(super) async fn copy_keys(&mut self, keys: &BTreeSet<Arc<str>>) -> Result<(), CallError> {
         let keys: Vec<_> = keys.iter().cloned().collect();
         for keys in keys.chunks(KEYS_PER_READ) {
@@ -56,7 +56,7 @@ impl<'a> Copier<'a> {
         Ok(())
     }
 
-    /// One of these keys whose values differ, if any.
+    /// Returns one of these keys whose values differ between the partitions, if any.
     pub(super) async fn first_difference(
         &self,
         keys: &BTreeSet<Arc<str>>,
@@ -73,7 +73,7 @@ impl<'a> Copier<'a> {
         Ok(None)
     }
 
-    /// Number of records that are equal in both partitions, and the keys of the others.
+    /// Returns the number of records that are equal in both partitions, and the keys of all other records.
     pub(super) async fn compare(&self) -> Result<(u64, Vec<Arc<str>>), CallError> {
         let mut source = RecordScan::new(self.plan.source(), self.plan);
         let mut target = RecordScan::new(&self.plan.target, self.plan);
@@ -107,7 +107,7 @@ impl<'a> Copier<'a> {
         Ok((same, differing))
     }
 
-    /// Writes records in transactions within bounds.
+    /// Writes records, split into transactions within the bounds.
     async fn write(&mut self, records: Vec<(Arc<str>, Option<Bytes>)>) -> Result<(), CallError> {
         let (target, mut txn, mut bytes) = (&self.plan.target, Vec::new(), 0);
         let count = records.len() as u64;
@@ -124,13 +124,13 @@ impl<'a> Copier<'a> {
             write_keys(target, txn).await?;
         }
         self.copied += count;
-        // Writes may be paused: a slow receiver misses a count and is not waited for.
+        // Writes may be paused, so a slow receiver misses a count instead of delaying the copy.
         let _ = self.progress.try_send(SplitEvent::Copied(self.copied));
         Ok(())
     }
 }
 
-/// The records of a partition that are moved, in order.
+/// Reads the records of a partition that the move includes, in order.
 struct RecordScan<'a> {
     cluster: &'a Cluster,
     plan: &'a PartitionMove,
@@ -148,7 +148,7 @@ impl<'a> RecordScan<'a> {
         }
     }
 
-    /// The moved records of the next page; `None` after the last.
+    /// Returns the records of the move on the next page; `None` after the last page.
     async fn page(&mut self) -> Result<Option<Vec<Record>>, CallError> {
         let Some(kvs) = self.scan.next(&self.cluster.client).await? else { return Ok(None) };
         let records = kvs.into_iter().filter_map(|kv| {
@@ -158,7 +158,7 @@ impl<'a> RecordScan<'a> {
         Ok(Some(records.collect()))
     }
 
-    /// Reads until there is a record, or none is left.
+    /// Reads pages until a record is buffered or no page is left.
     async fn fill(&mut self) -> Result<(), CallError> {
         while self.buffered.is_empty() {
             let Some(records) = self.page().await? else { return Ok(()) };
@@ -168,7 +168,7 @@ impl<'a> RecordScan<'a> {
     }
 }
 
-/// Current values of these keys.
+/// Reads the current values of these keys.
 async fn read(cluster: &Cluster, keys: &[Arc<str>]) -> Result<Vec<Option<Bytes>>, CallError> {
     let reads = keys.iter().map(|key| conditional_write::read(cluster.layout.record_key(key)));
     let txn = TxnRequest { success: reads.collect(), ..TxnRequest::default() };

@@ -1,4 +1,4 @@
-//! Decides what a split moves.
+//! Decides which services a split moves.
 
 use std::collections::BTreeMap;
 
@@ -25,7 +25,7 @@ pub(super) struct MovePlan {
     size: RecordSize,
 }
 
-/// Number and bytes of records.
+/// Number of records and their size in bytes.
 #[derive(Clone, Copy, Debug, Default)]
 struct RecordSize {
     records: u64,
@@ -81,7 +81,7 @@ impl PartitionedState {
         Ok(planned)
     }
 
-    /// Size of each service in a partition.
+    /// Returns the size of each service in a partition.
     async fn measure_services(
         &self,
         partitions: &Partitions,
@@ -106,7 +106,7 @@ impl PartitionedState {
     }
 }
 
-/// The partition of the named services.
+/// Returns the partition of the named services.
 fn source_partition(
     partitions: &Partitions,
     services: &[String],
@@ -133,7 +133,7 @@ fn source_partition(
     }
 }
 
-/// The upper half, by bytes, of the range with most bytes.
+/// Returns the upper half, by bytes, of the hash range with the most bytes.
 fn upper_half(
     partitions: &Partitions,
     sizes: &BTreeMap<String, RecordSize>,
@@ -156,7 +156,7 @@ fn upper_half(
         below += bytes;
         2 * below >= total
     });
-    // Both halves have a service.
+    // Each half must have at least one service.
     let first = (middle? + 1).min(contents.len() - 1);
     Some((MoveScope::Range(contents[first].0, until), part))
 }

@@ -1,4 +1,4 @@
-//! The cluster that services are moved to.
+//! The cluster to which services are moved.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use super::{
             EtcdConfig,
             call_error::CallError,
             client::{Client, RetryPolicy},
-            layout::{self, Identity, Layout},
+            key_layout::{self, Identity, Layout},
             proto::TxnRequest,
             random_id,
             watch_loop::read_meta,
@@ -23,13 +23,13 @@ use super::{
 };
 use crate::{EtcdAddress, StoreError};
 
-/// The partition found at an address.
+/// The partition found at the target address.
 #[derive(Clone, Debug)]
 pub(super) struct TargetPartition {
     address: EtcdAddress,
-    /// Index of the partition, existing or new.
+    /// Index of the existing or new partition.
     part: usize,
-    /// Token of the partition; `None` if the root is empty.
+    /// Token of the partition; `None` if the root has no store yet.
     token: Option<u64>,
     is_new: bool,
 }
@@ -41,7 +41,7 @@ impl TargetPartition {
 }
 
 impl PartitionedState {
-    /// Inspects the target, without changes.
+    /// Inspects the target without changing it.
     pub(super) async fn find_target(&self, address: &EtcdAddress) -> Result<TargetPartition, StoreError> {
         let config = EtcdConfig { address: address.clone(), ..self.config.clone() };
         let (client, layout) = (Client::new(&config)?, Layout::for_partition(address.root()));
@@ -64,10 +64,10 @@ impl PartitionedState {
                 )),
             };
         };
-        match layout::decode_identity(&identity, &client.location)? {
+        match key_layout::decode_identity(&identity, &client.location)? {
             Identity::Partition { id, token } if id == self.home.id => {
                 let known = partitions.map.entries.iter().position(|part| part.token == token);
-                // An interrupted move left an unknown token.
+                // An interrupted move left a token that the map does not contain.
                 let part = known.unwrap_or(is_new.part);
                 Ok(TargetPartition { part, token: Some(token), is_new: known.is_none(), ..is_new })
             }
@@ -77,7 +77,7 @@ impl PartitionedState {
         }
     }
 
-    /// Creates the partition if it is new, and takes it over.
+    /// Creates the partition if it is new, and fences former holders there.
     pub(super) async fn prepare_target(
         &self,
         plan: MovePlan,
@@ -92,12 +92,12 @@ impl PartitionedState {
         }
         let config = EtcdConfig { address: found.address.clone(), ..self.config.clone() };
         let (client, layout) = (Client::new(&config)?, Layout::for_partition(found.address.root()));
-        // The home has token 0.
+        // The home has token 0, so other partitions need another token.
         let token = match found.token {
             Some(token) => token,
             None => (random_id(&client)?.0 as u64).max(1),
         };
-        let identity = layout::encode_identity(Identity::Partition { id: self.home.id, token });
+        let identity = key_layout::encode_identity(Identity::Partition { id: self.home.id, token });
         let create = TxnRequest {
             compare: vec![conditional_write::absent_compare(layout.identity_key())],
             success: vec![

@@ -1,4 +1,4 @@
-//! Calls that operators look at.
+//! Calls to services that operators are viewing.
 
 use std::{collections::HashSet, sync::Arc};
 
@@ -7,7 +7,7 @@ use fairmesh_signals::{NodeId, ReportedAs};
 
 use super::*;
 
-/// Whether calls are told apart by their parents, and where the snapshot lies. Calls are counted in any case.
+/// Returns whether calls are counted by parent, and the snapshot's address. Calls are counted in either case.
 fn by_parent(subscription: &Subscription<CountingTransport>) -> (bool, usize) {
     let state = subscription.state();
     let ServiceState::Ready(ready) = &*state else { panic!("{state:?}") };
@@ -19,7 +19,7 @@ fn by_parent(subscription: &Subscription<CountingTransport>) -> (bool, usize) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_look_follows_parents_in_the_published_snapshot_and_in_later_ones() {
+async fn watched_service_counts_calls_by_parent_in_current_and_new_snapshots() {
     let mut rig = rig();
     let subscription = rig.follow();
     rig.deliver();
@@ -30,7 +30,7 @@ async fn a_look_follows_parents_in_the_published_snapshot_and_in_later_ones() {
     rig.worker.registry.watch(HashSet::from([name(), ServiceName::new("shop/other").unwrap()]));
     assert_eq!(by_parent(&subscription), (true, snapshot), "nothing is compiled anew");
 
-    // So that its place in memory is not used again.
+    // Kept so that the snapshot's address is not reused.
     let _kept = subscription.state();
     let publish = |rig: &mut Rig, subset| {
         let policy = RecordKey::Policy(name());

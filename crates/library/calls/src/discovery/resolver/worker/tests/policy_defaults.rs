@@ -1,4 +1,4 @@
-//! Defaults of policies, of the tenant and of the mesh.
+//! Policy defaults of the tenant and of the mesh.
 
 use fairmesh_model::{DefaultsScope, PolicyDefaults, PolicyField, Retries, Timeouts};
 
@@ -17,7 +17,7 @@ fn scope_of(tenant: &str) -> DefaultsScope {
     DefaultsScope::named(tenant).unwrap()
 }
 
-/// The greatest number of attempts and the timeout in seconds of the published policy.
+/// Returns the maximum number of attempts and the timeout in seconds of the published policy.
 fn published(subscription: &Subscription<CountingTransport>) -> (u32, Option<u64>) {
     let state = subscription.state();
     let ServiceState::Ready(ready) = &*state else { panic!("{state:?}") };
@@ -26,7 +26,7 @@ fn published(subscription: &Subscription<CountingTransport>) -> (u32, Option<u64
 }
 
 impl Rig {
-    /// Delivers the defaults of a tenant, or of the mesh.
+    /// Delivers the policy defaults of a tenant, or of the mesh.
     fn deliver_defaults(&mut self, tenant: &str, defaults: Option<Policy>) {
         let key = RecordKey::PolicyDefaults(scope_of(tenant));
         let record = defaults.map(|policy| entry(&key, PolicyDefaults::new(&policy).unwrap()));
@@ -40,7 +40,7 @@ impl Rig {
 }
 
 #[tokio::test(start_paused = true)]
-async fn defaults_complete_the_published_policy_field_by_field() {
+async fn policy_defaults_complete_published_policy_field_by_field() {
     let mut rig = rig();
     let subscription = rig.follow();
     rig.deliver();
@@ -59,7 +59,7 @@ async fn defaults_complete_the_published_policy_field_by_field() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn first_calls_wait_for_defaults_for_half_a_second() {
+async fn first_calls_wait_half_second_for_policy_defaults() {
     let mut rig = rig();
     let subscription = rig.follow();
     rig.deliver_without_defaults();
@@ -75,7 +75,7 @@ async fn first_calls_wait_for_defaults_for_half_a_second() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn refused_defaults_leave_the_built_in_values() {
+async fn refused_policy_defaults_leave_built_in_values() {
     let mut rig = rig();
     let subscription = rig.follow();
     rig.deliver_without_defaults();

@@ -1,4 +1,4 @@
-//! Following the region tables of the own region, and forgetting those that are not confirmed.
+//! Follows the tables of the own region, and forgets tables that are not confirmed.
 
 use fairmesh_model::{
     Confirmation, RegionShares, RegionTable, Share, TableOrigin, Traffic, TrafficPlanner, TrafficShares,
@@ -11,7 +11,7 @@ fn key(from: &str) -> RecordKey {
     RecordKey::RegionTable(name(), Region::new(from).unwrap())
 }
 
-/// Drops every call.
+/// Returns a table that drops every call.
 fn drops_all(round: u64) -> Record {
     let shares = RegionShares { to: BTreeMap::new(), dropped: Share::ALL };
     Record::RegionTable(RegionTable {
@@ -22,7 +22,7 @@ fn drops_all(round: u64) -> Record {
 }
 
 impl Rig {
-    /// Delivers the service with a policy that a planner divides the calls of.
+    /// Delivers the service with a policy under which a planner divides its calls.
     fn deliver_planned(&mut self) {
         self.deliver();
         let policy = RecordKey::Policy(name());
@@ -31,7 +31,7 @@ impl Rig {
         self.handle(Event::Update(update([(Prefix::from(&policy), vec![entry(&policy, planned)])])));
     }
 
-    /// Delivers a snapshot with the table, which may be this old.
+    /// Delivers a snapshot with the table, of this age.
     fn deliver_table(&mut self, round: u64, age: Duration) {
         let entries = vec![entry(&key("eu"), drops_all(round))];
         let mut update = update([(Prefix::from(&key("eu")), entries)]);
@@ -39,7 +39,7 @@ impl Rig {
         self.handle(Event::Update(update));
     }
 
-    /// Lets this time pass; then tables weaken.
+    /// Lets this time pass; then weakens tables.
     async fn wait(&mut self, seconds: u64) {
         advance(Duration::from_secs(seconds)).await;
         self.worker.weaken_tables();
@@ -59,7 +59,7 @@ fn drops(subscription: &Subscription<CountingTransport>) -> bool {
 }
 
 #[tokio::test(start_paused = true)]
-async fn planned_services_follow_the_own_region_table_and_no_call_waits() {
+async fn planned_services_follow_own_region_table_without_delaying_calls() {
     let mut rig = rig();
     let subscription = rig.follow();
     rig.deliver();
@@ -75,7 +75,7 @@ async fn planned_services_follow_the_own_region_table_and_no_call_waits() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_table_ages_with_its_data_until_it_is_confirmed() {
+async fn region_table_ages_with_its_data_until_confirmed() {
     let mut rig = rig();
     let subscription = rig.follow();
     rig.deliver_planned();

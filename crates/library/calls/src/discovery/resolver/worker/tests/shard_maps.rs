@@ -1,8 +1,8 @@
-//! Versions of large shard maps, and what is acknowledged meanwhile.
+//! Versions of large shard maps, and what is acknowledged while they are pending.
 
 use super::*;
 
-/// A shard map, and the record of its version and size.
+/// Returns a shard map, and the record with its version and size.
 fn large(version: u64) -> (Arc<ShardTable>, (Arc<str>, Entry)) {
     let shard = Shard { id: ShardId(1), start: ShardKey(0), replicas: vec![] };
     let map = ShardMap { version, interval: KeyRange::ALL, shards: vec![shard] };
@@ -30,7 +30,7 @@ impl Rig {
 }
 
 #[tokio::test(start_paused = true)]
-async fn frequent_map_versions_delay_no_other_acknowledgement() {
+async fn frequent_shard_map_versions_do_not_delay_other_acknowledgements() {
     let mut rig = rig();
     let (maps, _asked) = tokio::sync::mpsc::unbounded_channel();
     rig.worker.maps = Some(maps);
@@ -51,7 +51,7 @@ async fn frequent_map_versions_delay_no_other_acknowledgement() {
     rig.announce(1);
     rig.share(1);
     assert_eq!(rig.applied(), Some(10));
-    // The table is always one version behind, and sometimes several.
+    // The table in use is always one version behind, and sometimes several.
     for version in 2..10 {
         rig.announce(version);
         assert_eq!(rig.applied(), Some(10 * (version - 1)), "all but the last version is in use");
@@ -60,7 +60,7 @@ async fn frequent_map_versions_delay_no_other_acknowledgement() {
         rig.share(version);
         assert_eq!(rig.applied(), Some(10 * version));
     }
-    // Too many pending versions never acknowledge too much.
+    // Even with too many pending versions, nothing is acknowledged too early.
     (11..200).for_each(|version| rig.announce(version));
     assert_eq!(rig.applied(), Some(90));
     rig.share(100);

@@ -3,7 +3,7 @@
 use super::*;
 
 #[tokio::test(start_paused = true)]
-async fn an_unused_service_is_not_followed_any_more() {
+async fn unused_service_is_unfollowed() {
     let mut rig = rig();
     let used = rig.follow();
     rig.deliver();
@@ -30,7 +30,7 @@ async fn an_unused_service_is_not_followed_any_more() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn unused_service_is_kept_only_with_aging_records() {
+async fn unused_service_stays_followed_while_agent_is_disconnected() {
     let mut rig = rig();
     drop(rig.follow());
     rig.deliver();
@@ -50,7 +50,7 @@ async fn unused_service_is_kept_only_with_aging_records() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn undeclared_names_use_bounded_memory() {
+async fn calls_to_undeclared_service_names_use_bounded_memory() {
     let mut rig = rig();
     rig.handle(Event::Update(update([(Prefix::topology(), vec![])])));
     let real = rig.follow();

@@ -1,0 +1,324 @@
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use fairmesh_model::{
+    CallerId, DefaultAuthorization, Policy, ProgramFacts, Record, RecordKey, ServiceName, SpiffeId,
+    SpiffePath, access::admits_caller,
+};
+use fairmesh_rib::{access::is_refusal, follower::FollowerHandle};
+use fairmesh_wire::{record_encoding, v1};
+use tokio::{
+    sync::Semaphore,
+    time::{Instant, timeout},
+};
+use tonic::{Code, Status};
+
+use super::Asked;
+use crate::identity::AgentIdentity;
+
+/// Time for which a granted permission is cached. It equals the time for which a program that uses the Workload API
+/// keeps an identity.
+const PERMITTED_FOR: Duration = Duration::from_secs(30);
+/// Time for which a refusal is cached. Short, so that a new record soon takes effect, while a refused program still
+/// costs control planes little.
+const REFUSED_FOR: Duration = Duration::from_secs(5);
+/// Maximum number of concurrent requests to control planes for the programs of one user.
+const CONCURRENT: usize = 4;
+/// Maximum number of cached answers for the programs of one user. At this number, the user's cache is cleared.
+const MAX_ANSWERS: usize = 1024;
+/// Maximum number of users with cached answers.
+const MAX_USERS: usize = 1024;
+/// Timeout for reading the policies of called services.
+const READ_TIMEOUT: Duration = Duration::from_secs(5);
+/// Maximum number of policies in one read. Below the maximum number of prefixes in a read.
+const MAX_READ: usize = 1024;
+
+/// Services that a program may not call, with the reason for each.
+pub(super) type RefusedCalls = BTreeMap<ServiceName, Status>;
+
+/// Asks control planes what the programs of other users may do, and caches the answers for a short time.
+#[derive(Debug)]
+pub(super) struct Attestor {
+    upstream: FollowerHandle,
+    users: Mutex<HashMap<u32, User>>,
+}
+
+/// Cached answers and request limit of one user's programs.
+#[derive(Debug)]
+struct User {
+    asking: Arc<Semaphore>,
+    answers: HashMap<(ProgramFacts, Question), Answer>,
+}
+
+/// A permission that a program may need.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+enum Question {
+    /// Whether the program may have the identity of a service.
+    ActFor(ServiceName),
+    /// Whether one of the program's identities may call a service.
+    Call(ServiceName),
+    /// Whether the program has any identity.
+    BeKnown,
+}
+
+#[derive(Clone, Debug)]
+struct Answer {
+    at: Instant,
+    /// Reason of the refusal; `None` if the permission is granted.
+    refused: Option<String>,
+}
+
+impl Default for User {
+    fn default() -> Self {
+        Self { asking: Arc::new(Semaphore::new(CONCURRENT)), answers: HashMap::new() }
+    }
+}
+
+impl Answer {
+    fn is_current(&self) -> bool {
+        let valid = if self.refused.is_some() { REFUSED_FOR } else { PERMITTED_FOR };
+        self.at.elapsed() < valid
+    }
+
+    fn result(&self) -> Result<(), Status> {
+        self.refused.as_ref().map_or(Ok(()), |why| Err(Status::permission_denied(why.clone())))
+    }
+}
+
+impl Attestor {
+    pub(super) fn new(upstream: FollowerHandle) -> Self {
+        Self { upstream, users: Mutex::default() }
+    }
+
+    /// Checks whether a program of another user may have the agent state `asked`.
+    ///
+    /// # Errors
+    /// The refusal, or `Unavailable` while no control plane answers.
+    pub(super) async fn check(
+        &self,
+        identity: &AgentIdentity,
+        program: &ProgramFacts,
+        asked: &Asked,
+    ) -> Result<(), Status> {
+        for service in &asked.acts_for {
+            let question = Question::ActFor(service.clone());
+            self.decide(program, question, || identity.check_program(service, program)).await?;
+            // A revocation takes effect with its record, before the cached answer expires.
+            identity.check_not_revoked(&SpiffePath::Service(service.clone()))?;
+        }
+        if asked.calls_any {
+            let known = async || identity.identities_of(program).await.map(drop);
+            self.decide(program, Question::BeKnown, known).await?;
+        }
+        first(self.refused_calls(identity, program, &asked.calls).await?)
+    }
+
+    /// Checks a TCP peer, whose certificate identifies it.
+    pub(super) async fn check_proved(&self, id: &SpiffeId, asked: &Asked) -> Result<(), Status> {
+        let is_other = |service: &&ServiceName| id.path != SpiffePath::Service((*service).clone());
+        if let Some(service) = asked.acts_for.iter().find(is_other) {
+            return Err(Status::permission_denied(format!("{id} acts for no instance of {service}")));
+        }
+        first(self.calls_refused_to_proved(id, &asked.calls).await?)
+    }
+
+    /// Returns the services that a TCP peer may not call. Needs only one read.
+    pub(super) async fn calls_refused_to_proved(
+        &self,
+        id: &SpiffeId,
+        calls: &BTreeSet<ServiceName>,
+    ) -> Result<RefusedCalls, Status> {
+        let calls: Vec<_> = calls.iter().cloned().collect();
+        let policies = self.policies(&calls).await?;
+        let callers = [CallerId::new(id.clone())];
+        refusals(calls.into_iter().map(|service| {
+            let decided = policies.check(&service, &callers);
+            (service, decided)
+        }))
+    }
+
+    /// Returns the services that a program of another user may not call, using one read.
+    ///
+    /// # Errors
+    /// `Unavailable` while no control plane answers.
+    pub(super) async fn refused_calls(
+        &self,
+        identity: &AgentIdentity,
+        program: &ProgramFacts,
+        calls: &BTreeSet<ServiceName>,
+    ) -> Result<RefusedCalls, Status> {
+        let known = |service: &&ServiceName| {
+            let answer = self.answer(program, &Question::Call((*service).clone()));
+            !answer.is_some_and(|answer| answer.is_current() && answer.refused.is_none())
+        };
+        let unknown: Vec<_> = calls.iter().filter(known).cloned().collect();
+        if unknown.is_empty() {
+            return Ok(RefusedCalls::new());
+        }
+        // One request answers all questions about acting for services.
+        let asking = self.asking(program);
+        let _turn = asking.acquire().await;
+        let read = async {
+            let callers = identity.identities_of(program).await?;
+            let callers: Vec<_> = callers.into_iter().map(CallerId::new).collect();
+            Ok((callers, self.policies(&unknown).await?))
+        };
+        let read = read.await;
+        let settle = |service: ServiceName| {
+            let decided = match &read {
+                Ok((callers, policies)) => policies.check(&service, callers),
+                Err(status) => Err(Status::clone(status)),
+            };
+            let settled = self.settle(program, Question::Call(service.clone()), decided);
+            (service, settled)
+        };
+        // A refusal must not keep the other answers from being cached.
+        let settled: Vec<_> = unknown.into_iter().map(settle).collect();
+        refusals(settled)
+    }
+
+    /// Answers a question from the cache or, if it is not cached, with `ask`.
+    async fn decide<F>(
+        &self,
+        program: &ProgramFacts,
+        question: Question,
+        ask: impl FnOnce() -> F,
+    ) -> Result<(), Status>
+    where
+        F: Future<Output = Result<(), Status>>,
+    {
+        let current = || self.answer(program, &question).filter(Answer::is_current);
+        if let Some(answer) = current() {
+            return answer.result();
+        }
+        let asking = self.asking(program);
+        let _turn = asking.acquire().await;
+        // A concurrent call may have asked meanwhile.
+        if let Some(answer) = current() {
+            return answer.result();
+        }
+        self.settle(program, question, ask().await)
+    }
+
+    /// Caches a decision. While no control plane answers, the last granted permission stays valid.
+    fn settle(
+        &self,
+        program: &ProgramFacts,
+        question: Question,
+        decided: Result<(), Status>,
+    ) -> Result<(), Status> {
+        let refused = match decided {
+            Ok(()) => None,
+            Err(status) if matches!(status.code(), Code::PermissionDenied | Code::NotFound) => {
+                Some(status.message().to_owned())
+            }
+            Err(status) => {
+                let last = self.answer(program, &question);
+                return if last.is_some_and(|last| last.refused.is_none()) { Ok(()) } else { Err(status) };
+            }
+        };
+        let answer = Answer { at: Instant::now(), refused };
+        let result = answer.result();
+        let mut users = self.users();
+        let user = users.entry(program.uid).or_default();
+        if user.answers.len() >= MAX_ANSWERS {
+            user.answers.clear();
+        }
+        user.answers.insert((program.clone(), question), answer);
+        result
+    }
+
+    fn answer(&self, program: &ProgramFacts, question: &Question) -> Option<Answer> {
+        let key = (program.clone(), question.clone());
+        self.users().get(&program.uid)?.answers.get(&key).cloned()
+    }
+
+    fn asking(&self, program: &ProgramFacts) -> Arc<Semaphore> {
+        let mut users = self.users();
+        if users.len() >= MAX_USERS && !users.contains_key(&program.uid) {
+            users.clear();
+        }
+        Arc::clone(&users.entry(program.uid).or_default().asking)
+    }
+
+    fn users(&self) -> MutexGuard<'_, HashMap<u32, User>> {
+        self.users.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Reads the policies of services from the upstream, since this agent may not follow these services.
+    async fn policies(&self, services: &[ServiceName]) -> Result<Policies, Status> {
+        let mut read = Policies::default();
+        for some in services.chunks(MAX_READ) {
+            let connection = timeout(READ_TIMEOUT, self.upstream.connected()).await;
+            let connection =
+                connection.map_err(|_| Status::unavailable("no control plane responds; retry"))?;
+            let keys = some.iter().map(|service| RecordKey::Policy(service.clone()).to_string());
+            let prefixes = keys.chain([RecordKey::DefaultAuthorization.to_string()]).collect();
+            let mut rib = connection.rib();
+            let reading = rib.read(v1::ReadRequest { prefixes, at_least: None });
+            let late =
+                |_| Status::unavailable("the policies of called services cannot be read in time; retry");
+            let entries = timeout(READ_TIMEOUT, reading).await.map_err(late)??.into_inner().entries;
+            entries.iter().for_each(|entry| read.put(&entry.key, &entry.value));
+        }
+        Ok(read)
+    }
+}
+
+/// Returns the refused services among these decisions.
+///
+/// # Errors
+/// The first error that is no decision.
+fn refusals(
+    decided: impl IntoIterator<Item = (ServiceName, Result<(), Status>)>,
+) -> Result<RefusedCalls, Status> {
+    let mut refused = RefusedCalls::new();
+    for (service, decided) in decided {
+        match decided {
+            Ok(()) => {}
+            Err(reason) if is_refusal(&reason) => drop(refused.insert(service, reason)),
+            Err(status) => return Err(status),
+        }
+    }
+    Ok(refused)
+}
+
+/// Returns the first refusal as an error.
+///
+/// # Errors
+/// The first refusal.
+fn first(refused: RefusedCalls) -> Result<(), Status> {
+    refused.into_values().next().map_or(Ok(()), Err)
+}
+
+/// Authorization policies of services.
+#[derive(Debug, Default)]
+struct Policies {
+    of: BTreeMap<ServiceName, Policy>,
+    default: DefaultAuthorization,
+}
+
+impl Policies {
+    fn put(&mut self, key: &str, value: &[u8]) {
+        let Ok(key) = RecordKey::parse(key) else { return };
+        match (record_encoding::decode(&key, value), key) {
+            (Ok(Record::Policy(policy)), RecordKey::Policy(service)) => drop(self.of.insert(service, policy)),
+            (Ok(Record::DefaultAuthorization(default)), _) => self.default = default,
+            _ => {}
+        }
+    }
+
+    /// Checks whether a service permits calls from one of these callers.
+    fn check(&self, service: &ServiceName, callers: &[CallerId]) -> Result<(), Status> {
+        let authorization = self.of.get(service).and_then(|policy| policy.authorization.as_deref());
+        match callers.iter().any(|caller| admits_caller(authorization, self.default, caller)) {
+            true => Ok(()),
+            false => Err(Status::permission_denied(format!(
+                "no identity of this program may call {service}: its policy decides who may"
+            ))),
+        }
+    }
+}

@@ -1,0 +1,198 @@
+//! Warnings about documents that admit more callers than before.
+
+use fairmesh_console::{
+    failure::Failure,
+    output,
+    view_reader::{ReadView as _, Scope, View},
+};
+use fairmesh_model::{
+    Authorization, AuthorizationMode, AuthorizationRule, CallerMatch, DefaultAuthorization, Record,
+    RecordKey, RecordKind, ServiceName, spec::Resource,
+};
+use fairmesh_wire::{handshake::Connection, record_encoding};
+
+/// One warning for each resource that widens access.
+pub(super) fn widened(known: &View, resources: &[&Resource]) -> Vec<String> {
+    let default = known.authorization.unwrap_or_default();
+    let warning = |resource: &&Resource| match resource {
+        Resource::ServiceAuthorization(name, rules) => of_service(known, name, rules),
+        Resource::Policy(name, policy) => of_service(known, name, policy.authorization.as_deref()?),
+        Resource::Authorization(new) => of_default(default, *new),
+        _ => None,
+    };
+    resources.iter().filter_map(warning).collect()
+}
+
+/// Prints a warning if access widens once a record has the value `after`, or is deleted (`None`).
+pub(crate) async fn warn_of_record(
+    connection: &Connection,
+    key: &RecordKey,
+    after: Option<&[u8]>,
+) -> Result<(), Failure> {
+    // What is not understood here is of a later release, and the control plane decides.
+    let after = after.and_then(|value| record_encoding::decode(key, value).ok());
+    let warning = match (key, after) {
+        (RecordKey::DefaultAuthorization, after) => {
+            let new = match after {
+                Some(Record::DefaultAuthorization(new)) => new,
+                _ => DefaultAuthorization::default(),
+            };
+            let known = View::topology(connection).await?;
+            of_default(known.authorization.unwrap_or_default(), new)
+        }
+        (RecordKey::Authorization(name), after) => {
+            let kinds = [RecordKind::Policy, RecordKind::Authorization];
+            let known = View::read(connection, &Scope::Service(name.clone()), &kinds).await?;
+            match after {
+                Some(Record::Authorization(rules)) => of_service(&known, name, &rules),
+                _ => without_rules(&known, name),
+            }
+        }
+        _ => None,
+    };
+    warning.into_iter().for_each(output::warn);
+    Ok(())
+}
+
+fn of_default(old: DefaultAuthorization, new: DefaultAuthorization) -> Option<String> {
+    (openness(new) > openness(old)).then(|| {
+        "access widens to all services without rules: calls are made that were refused until now".to_owned()
+    })
+}
+
+/// The warning about a service whose rules are deleted.
+fn without_rules(known: &View, name: &ServiceName) -> Option<String> {
+    let refused = known.services.get(name)?.rules()?.mode != AuthorizationMode::Audit;
+    let is_open = known.authorization.unwrap_or_default() != DefaultAuthorization::Deny;
+    (refused && is_open)
+        .then(|| format!("access to {name} widens: without rules, calls are made that its rules refused"))
+}
+
+/// Notes about policies without rules for services that keep the rules of an earlier release.
+pub(super) fn kept(known: &View, resources: &[&Resource]) -> Vec<String> {
+    let note = |resource: &&Resource| {
+        let Resource::Policy(name, policy) = resource else { return None };
+        let one = known.services.get(name)?;
+        let is_kept = policy.authorization.is_none() && one.rules().is_some() && one.authorization.is_none();
+        is_kept.then(|| {
+            format!(
+                "the rules of {name} stay, though this policy has none; write them as 'kind: Authorization' with 'service: \
+                 {name}' ('fairmesh get authorization {name} -o yaml'), or remove them with 'fairmesh delete authorization {name}'"
+            )
+        })
+    };
+    resources.iter().filter_map(note).collect()
+}
+
+fn of_service(known: &View, name: &ServiceName, new: &Authorization) -> Option<String> {
+    let default = known.authorization.unwrap_or_default();
+    let old = known.services.get(name).and_then(|one| one.rules());
+    let reasons = reasons(old, new, default);
+    (!reasons.is_empty()).then(|| format!("access to {name} widens: {}", reasons.join("; ")))
+}
+
+/// Reasons why calls are allowed that were refused before.
+fn reasons(old: Option<&Authorization>, new: &Authorization, default: DefaultAuthorization) -> Vec<String> {
+    let Some(old) = old else {
+        // If all calls were allowed, new rules can only refuse some of them.
+        let opens = default == DefaultAuthorization::Deny && new.rules.iter().any(|rule| !rule.denies);
+        return if opens {
+            vec!["it had no rules, and calls without rules are refused".into()]
+        } else {
+            vec![]
+        };
+    };
+    if old.mode == AuthorizationMode::Audit {
+        return Vec::new();
+    }
+    let mut reasons = Vec::new();
+    if new.mode == AuthorizationMode::Audit {
+        reasons.push("calls that no rule allows are made, and only counted ('mode: audit')".to_owned());
+    }
+    let is_covered = |rule: &AuthorizationRule| old.rules.iter().any(|before| covers(before, rule));
+    let added = new.rules.iter().filter(|rule| !rule.denies && !is_covered(rule));
+    reasons.extend(added.map(|rule| format!("rule '{}' allows {}", rule.name, callers(rule))));
+    let gone = old.rules.iter().filter(|rule| rule.denies && !new.rules.contains(rule));
+    reasons.extend(gone.map(|rule| format!("rule '{}' no longer refuses {}", rule.name, callers(rule))));
+    let allows =
+        |rules: &Authorization| rules.rules.is_empty() || rules.rules.iter().any(|rule| !rule.denies);
+    if allows(old) && !allows(new) && default != DefaultAuthorization::Deny {
+        reasons.push("only rules are left that refuse calls, and all others are allowed".to_owned());
+    }
+    let trusted = new.intermediaries.iter().filter(|one| !old.intermediaries.contains(one));
+    reasons.extend(trusted.map(|one| format!("{} may call for others", one.as_str())));
+    reasons
+}
+
+/// Whether an old rule allows everything that a new rule allows.
+fn covers(before: &AuthorizationRule, new: &AuthorizationRule) -> bool {
+    let is_for_members = before.from.is_empty() || before.from.iter().any(|from| from.as_str() == "*");
+    // Ids of other trust domains must be named explicitly.
+    let includes = |from: &CallerMatch| {
+        before.from.contains(from) || is_for_members && !from.as_str().starts_with("spiffe://")
+    };
+    let has_callers = before.from.is_empty() && new.from.is_empty()
+        || !new.from.is_empty() && new.from.iter().all(includes);
+    let has_methods = before.methods.is_empty()
+        || !new.methods.is_empty() && new.methods.iter().all(|method| before.methods.contains(method));
+    let has_paths = before.paths.is_empty()
+        || !new.paths.is_empty() && new.paths.iter().all(|path| before.paths.contains(path));
+    let has_conditions = (before.sources.is_empty() || before.sources == new.sources)
+        && before.when.iter().all(|condition| new.when.contains(condition));
+    !before.denies && has_callers && has_methods && has_paths && has_conditions
+}
+
+fn callers(rule: &AuthorizationRule) -> String {
+    match rule.from.is_empty() {
+        true => "all callers".to_owned(),
+        false => rule.from.iter().map(|one| one.as_str()).collect::<Vec<_>>().join(", "),
+    }
+}
+
+fn openness(default: DefaultAuthorization) -> u8 {
+    match default {
+        DefaultAuthorization::Deny => 0,
+        DefaultAuthorization::Audit | DefaultAuthorization::Allow => 1,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rule(name: &str, denies: bool, from: &str) -> AuthorizationRule {
+        let from = vec![CallerMatch::new(from).unwrap()];
+        AuthorizationRule { denies, ..AuthorizationRule::allowing(name.parse().unwrap(), from) }
+    }
+
+    fn rules(rules: &[AuthorizationRule]) -> Authorization {
+        Authorization { rules: rules.to_vec(), ..Authorization::default() }
+    }
+
+    #[test]
+    fn apply_warns_of_added_allow_and_removed_deny_rules() {
+        use DefaultAuthorization::{Allow, Deny};
+        let [web, any, bad] =
+            [rule("web", false, "shop/web"), rule("any", false, "*"), rule("bad", true, "x/y")];
+        let before = rules(&[web.clone(), bad.clone()]);
+        assert_eq!(reasons(Some(&before), &before, Allow), Vec::<String>::new());
+        assert_eq!(reasons(Some(&before), &rules(std::slice::from_ref(&bad)), Deny), Vec::<String>::new());
+        assert_eq!(
+            reasons(Some(&before), &rules(&[web.clone(), any, bad.clone()]), Allow),
+            ["rule 'any' allows *"]
+        );
+        assert_eq!(reasons(Some(&before), &rules(&[web]), Allow), ["rule 'bad' no longer refuses x/y"]);
+        assert_eq!(reasons(Some(&before), &rules(&[bad]), Allow).len(), 1, "all others are allowed");
+        let on_condition =
+            AuthorizationRule { sources: vec!["10.0.0.0/8".parse().unwrap()], ..before.rules[0].clone() };
+        assert_eq!(
+            reasons(Some(&rules(&[on_condition.clone(), before.rules[1].clone()])), &before, Allow),
+            ["rule 'web' allows shop/web"]
+        );
+        assert_eq!(reasons(Some(&before), &rules(&[on_condition, before.rules[1].clone()]), Allow).len(), 0);
+        let audit = Authorization { mode: AuthorizationMode::Audit, ..before.clone() };
+        assert_eq!(reasons(Some(&before), &audit, Allow).len(), 1);
+        assert_eq!(reasons(None, &before, Allow), Vec::<String>::new(), "all were allowed");
+        assert_eq!(reasons(None, &before, Deny).len(), 1);
+    }
+}

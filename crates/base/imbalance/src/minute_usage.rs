@@ -1,0 +1,95 @@
+/// A minute of wall clock time, counted from the beginning of 1970 (UTC).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Minute(pub u32);
+
+/// Length of a minute, in milliseconds.
+pub(crate) const MINUTE_MS: u32 = 60_000;
+
+/// Minimum covered time for which an instance counts as a container in a minute, in milliseconds. Usage over a
+/// shorter time is not representative.
+pub const MIN_COVERED_MS: u32 = 5_000;
+
+/// More cores than any machine has, in thousandths of a core.
+const MAX_MILLICORES: u64 = 65_536_000;
+
+/// The usage of one instance within one minute, and how much of the minute the usage covers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// CPU time, in microseconds.
+    pub cpu_us: u64,
+    /// Time covered, in milliseconds; at most 60 000.
+    pub covered_ms: u32,
+    /// The CPU limit in thousandths of a core; 0 if unknown.
+    pub limit_millicores: u32,
+    /// Calls begun; 0 if calls are not counted.
+    pub requests: u64,
+}
+
+/// Why a usage is implausible.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ImplausibleUsage {
+    /// The usage covers no time, or more than a minute.
+    #[error("{0} ms of a minute are covered, which has 60000")]
+    Covered(u32),
+    /// The usage exceeds the CPU of any machine.
+    #[error("{0} thousandths of a core are more than a machine has")]
+    Cpu(u64),
+}
+
+impl Minute {
+    /// The minute that contains a time in milliseconds since 1970 (UTC).
+    pub fn of_ms(ms: u64) -> Self {
+        Self(u32::try_from(ms / u64::from(MINUTE_MS)).unwrap_or(u32::MAX))
+    }
+
+    /// The beginning of the minute, in milliseconds since 1970 (UTC).
+    pub fn start_ms(self) -> u64 {
+        u64::from(self.0) * u64::from(MINUTE_MS)
+    }
+
+    /// The minute `minutes` earlier.
+    #[must_use]
+    pub fn before(self, minutes: u32) -> Self {
+        Self(self.0.saturating_sub(minutes))
+    }
+}
+
+impl Usage {
+    /// Average CPU usage over the covered time, in thousandths of a core (microseconds of CPU per millisecond).
+    pub fn millicores(&self) -> u64 {
+        self.cpu_us / u64::from(self.covered_ms.max(1))
+    }
+
+    /// Whether the usage covers enough of its minute to count as a container.
+    pub fn counts(&self) -> bool {
+        self.covered_ms >= MIN_COVERED_MS
+    }
+
+    /// Rejects implausible values.
+    ///
+    /// # Errors
+    /// If the usage covers no time or more than a minute, or exceeds the CPU of any machine.
+    pub fn check(&self) -> Result<(), ImplausibleUsage> {
+        if self.covered_ms == 0 || self.covered_ms > MINUTE_MS {
+            return Err(ImplausibleUsage::Covered(self.covered_ms));
+        }
+        let millicores = self.millicores();
+        if millicores > MAX_MILLICORES { Err(ImplausibleUsage::Cpu(millicores)) } else { Ok(()) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn implausible_cpu_usage_is_rejected() {
+        let usage = |cpu_us, covered_ms| Usage { cpu_us, covered_ms, ..Usage::default() };
+        assert_eq!(usage(60_000_000, 60_000).check(), Ok(()));
+        assert_eq!(usage(60_000_000, 60_000).millicores(), 1000);
+        assert_eq!(usage(15_000_000, 30_000).millicores(), 500, "half a minute of half a core");
+        assert_eq!(usage(1, 0).check(), Err(ImplausibleUsage::Covered(0)));
+        assert_eq!(usage(1, 60_001).check(), Err(ImplausibleUsage::Covered(60_001)));
+        assert!(matches!(usage(u64::MAX, 60_000).check(), Err(ImplausibleUsage::Cpu(_))));
+    }
+}

@@ -1,0 +1,44 @@
+use std::{collections::BTreeMap, net::SocketAddr, time::Duration};
+
+use fairmesh_model::{Label, ServiceName};
+
+/// Maximum number of services in a report: those with the most requests and connections.
+pub const MAX_SERVICES: usize = 64;
+
+/// Counters of a replica over one interval, and its gauges at the end of the interval.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Report {
+    /// Address at which nodes connect. Identifies the replica: a successor by hot upgrade has the same address.
+    pub address: SocketAddr,
+    /// Backend of the replica. `None` if the replica serves all services.
+    pub backend: Option<Label>,
+    /// Length of the interval.
+    pub span: Duration,
+    /// CPU time used in the interval.
+    pub cpu: Duration,
+    /// CPU limit in thousandths of a core. `None` if unknown.
+    pub limit_millicores: Option<u32>,
+    /// Resident memory in bytes.
+    pub memory: u64,
+    /// Open connections from nodes.
+    pub open: u64,
+    /// New connections in the interval, including refused ones.
+    pub accepted: u64,
+    /// Counts of all services together.
+    pub all: ServiceCounts,
+    /// Counts by service, at most [`MAX_SERVICES`].
+    pub services: BTreeMap<ServiceName, ServiceCounts>,
+    /// Whether the replica is shutting down.
+    pub is_leaving: bool,
+}
+
+/// Counts of one service in the interval.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ServiceCounts {
+    /// Requests with a response, errors included.
+    pub requests: u64,
+    /// Responses with a status of 4xx or 5xx.
+    pub errors: u64,
+    /// Connections to the virtual address of the service.
+    pub connections: u64,
+}

@@ -1,0 +1,151 @@
+//! Attachment of a listener to the eBPF programs: registers the listener while pinned maps exist, and releases the
+//! maps when the proxy stops.
+
+use std::{
+    fs,
+    net::SocketAddr,
+    os::{fd::AsFd as _, unix::fs::MetadataExt as _},
+    path::Path,
+    sync::{Arc, PoisonError, RwLock},
+    time::Duration,
+};
+
+use fairmesh_calls::forwarding::on_connection;
+use fairmesh_edge::forward::forwarder::Forwarder;
+use fairmesh_kernel::{Counters, KernelError};
+use tokio::{
+    net::{TcpListener, TcpStream},
+    time::{sleep, timeout},
+};
+use tokio_util::task::TaskTracker;
+
+use crate::kernel::{
+    attached_maps::Attached, caller::KernelCaller, completed_calls::record_completed, metrics::KernelMetrics,
+};
+
+/// Interval of checks for changed pins, because `fairmesh kernel attach` and `detach` may run at any time, and for
+/// unanswered requests.
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
+
+/// Time limit for recording the kernel's last calls when the proxy stops.
+const RECORD_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// Maps shared with the eBPF programs; none while no program is attached.
+#[derive(Debug)]
+pub(crate) struct Attachment {
+    attached: Arc<RwLock<Option<Arc<Attached>>>>,
+    metrics: Arc<KernelMetrics>,
+    /// Tasks that wait for outstanding calls and then release the maps.
+    releases: TaskTracker,
+}
+
+impl Attachment {
+    pub(crate) fn new(metrics: Arc<KernelMetrics>) -> Self {
+        Self { attached: Arc::default(), metrics, releases: TaskTracker::new() }
+    }
+
+    /// Redirects connections to this listener whenever programs are attached. Never completes.
+    pub(crate) async fn follow(
+        &self,
+        pins: &Path,
+        listener: &TcpListener,
+        only_services: bool,
+        forwarder: &Arc<Forwarder>,
+    ) {
+        self.follow_connections(forwarder);
+        let (mut registered, mut reported) = (None, String::new());
+        if !pins.exists() {
+            let to_do = "nothing is attached there: run 'fairmesh kernel attach' with the same --bpffs";
+            tracing::info!(pins = %pins.display(), "{to_do}");
+        }
+        loop {
+            let found = fs::metadata(pins).ok().map(|folder| (folder.dev(), folder.ino()));
+            if found != registered {
+                self.set(None);
+                self.metrics.set(None);
+                registered = None;
+                match found.map(|_| Attached::register(pins, listener, only_services, forwarder)) {
+                    Some(Ok(attached)) => {
+                        tracing::info!(pins = %pins.display(), "connections are redirected here");
+                        self.set(Some(attached));
+                        // Without counters, the metrics page omits them.
+                        self.metrics.set(Counters::open(pins).ok());
+                        registered = found;
+                    }
+                    // This also happens while an `attach` is in progress; the next attempt then succeeds.
+                    Some(Err(error)) => report(&error, &mut reported),
+                    None => {}
+                }
+            }
+            if let Some(attached) = self.attached() {
+                match attached.open_sender(pins) {
+                    Ok(true) => drop(attached.recorder.spawn(record_completed(Arc::clone(&attached)))),
+                    Ok(false) => {}
+                    Err(error) => report(&error, &mut reported),
+                }
+                attached.wake_overdue();
+            }
+            sleep(POLL_INTERVAL).await;
+        }
+    }
+
+    /// Registers the proxy's own connections to servers with the kernel, so that forwarded requests take the
+    /// short cut.
+    fn follow_connections(&self, forwarder: &Forwarder) {
+        let attached = Arc::clone(&self.attached);
+        on_connection(&forwarder.services.mesh, move |stream| {
+            let attached = attached.read().unwrap_or_else(PoisonError::into_inner).clone();
+            if let Some(sender) = attached.as_ref().and_then(|attached| attached.sender())
+                && let (Ok(own), Ok(server)) = (stream.local_addr(), stream.peer_addr())
+            {
+                sender.add_connection(own, server, stream.as_fd());
+            }
+        });
+    }
+
+    /// Returns the original destination of a connection from this address, and its caller. `None` if the connection
+    /// was not redirected.
+    pub(crate) fn original_dst(
+        &self,
+        stream: &TcpStream,
+        caller: SocketAddr,
+    ) -> Option<(SocketAddr, KernelCaller)> {
+        let attached = self.attached()?;
+        let destination = attached.take(caller)?;
+        Some((destination.address.into(), KernelCaller::new(attached, destination, caller, stream)))
+    }
+
+    /// Stops the kernel from sending further requests when the proxy stops, and releases the maps to a
+    /// successor.
+    pub(crate) fn stop(&self) {
+        self.set(None);
+    }
+
+    /// Waits until the calls that the kernel sent before [`stop`](Self::stop) are recorded.
+    pub(crate) async fn wait_recorded(&self) {
+        self.releases.close();
+        let _ = timeout(RECORD_TIMEOUT, self.releases.wait()).await;
+    }
+
+    fn attached(&self) -> Option<Arc<Attached>> {
+        self.attached.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn set(&self, attached: Option<Attached>) {
+        let mut current = self.attached.write().unwrap_or_else(PoisonError::into_inner);
+        if let Some(before) = current.take() {
+            before.stop();
+            self.releases.spawn(before.release());
+        }
+        *current = attached.map(Arc::new);
+    }
+}
+
+/// Logs an error only when it changes.
+fn report(error: &KernelError, reported: &mut String) {
+    let text = error.to_string();
+    if text != *reported && !matches!(error, KernelError::NotAttached(_)) {
+        tracing::warn!(error = text, "connections are not redirected here");
+        *reported = text;
+    }
+}
