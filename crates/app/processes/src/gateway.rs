@@ -1,9 +1,13 @@
 //! `fairmesh gateway`.
 
+mod acts;
 mod backend_load_text;
 mod explain;
+mod placements;
+mod relocation;
 mod rolling_upgrade;
 mod status;
+mod throttle;
 
 use std::{net::SocketAddr, path::PathBuf, process::ExitCode, time::Duration};
 
@@ -41,6 +45,10 @@ enum GatewayCommand {
     Status(status::StatusArgs),
     /// Show how loaded a backend is, or the backends of a service, and why.
     Explain(explain::ExplainArgs),
+    /// Choose the backends of a service, or let the controller choose them again. Needs the role admin.
+    Move(relocation::MoveArgs),
+    /// Limit the new connections of a service, or end a limit. Needs the role admin.
+    Throttle(throttle::ThrottleArgs),
     /// Replace the program of replicas one by one, by hot upgrade; stop and go back when error codes rise.
     Upgrade(rolling_upgrade::UpgradeArgs),
 }
@@ -122,6 +130,8 @@ pub async fn run(args: GatewayCommandArgs) -> Result<ExitCode, Failure> {
     match args.command {
         Some(GatewayCommand::Status(args)) => status::run(args).await.map(|()| ExitCode::SUCCESS),
         Some(GatewayCommand::Explain(args)) => explain::run(args).await.map(|()| ExitCode::SUCCESS),
+        Some(GatewayCommand::Move(args)) => relocation::run(args).await.map(|()| ExitCode::SUCCESS),
+        Some(GatewayCommand::Throttle(args)) => throttle::run(args).await.map(|()| ExitCode::SUCCESS),
         Some(GatewayCommand::Upgrade(args)) => rolling_upgrade::run(args).await,
         None => serve(args.replica).await,
     }

@@ -12,6 +12,8 @@ use crate::{Invalid, Label, Zone, endpoint::check_address};
 const MAX_REPLICAS: usize = 64;
 /// Maximum number of services that a backend serves.
 const MAX_CAPACITY: u32 = 1_000_000;
+/// The longest reason of an operator, in bytes: as long as that of a change of records.
+const MAX_REASON: usize = 1024;
 /// Maximum number of services that a tenant's pods may call. The replica's command line option has the same limit,
 /// since each service takes memory in the replica and its agent.
 const MAX_CALLED_SERVICES: u32 = 65_536;
@@ -57,6 +59,23 @@ pub struct GatewayService {
     pub home_zone: Zone,
     /// Number of backends that serve the service.
     pub backends: u32,
+    /// Whether further backends are added while its calls grow.
+    pub grows: bool,
+    /// Whether its new connections are limited while they overload a backend.
+    pub throttle: Throttle,
+}
+
+/// Who may limit the new connections of a service while they overload a backend, and its requests do not grow (Canal Mesh, section 4.3:
+/// throttling by agreement with the tenant).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Throttle {
+    /// The controller: the tenant has agreed.
+    Agreed,
+    /// An operator, whom `gateway status` shows the command.
+    #[default]
+    Ask,
+    /// Nobody proposes it.
+    Never,
 }
 
 /// The backends that serve a service.
@@ -68,6 +87,34 @@ pub struct Placement {
     pub zones: BTreeMap<Zone, BTreeSet<Label>>,
     /// Number of backends beyond the requested number, added because calls have grown.
     pub added: u32,
+    /// Present if an operator chose the backends: the controller keeps them.
+    pub pinned: Option<PlacementPin>,
+    /// The limit of new connections to its virtual address; `None`: any number.
+    pub connection_limit: Option<ConnectionLimit>,
+}
+
+/// Why and when an operator chose the backends of a service.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PlacementPin {
+    /// At most 1024 bytes; may be empty.
+    pub reason: String,
+    /// Milliseconds since 1970.
+    pub at_ms: u64,
+    /// Whether connections of the service at other backends end.
+    pub ends_connections: bool,
+}
+
+/// A limit of the connections that begin, at each replica.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ConnectionLimit {
+    /// Connections a second; 1 or more.
+    pub per_second: u32,
+    /// At most 1024 bytes; may be empty.
+    pub reason: String,
+    /// When it was set or changed, in milliseconds since 1970.
+    pub at_ms: u64,
+    /// Whether the controller set it, which then lifts it in steps.
+    pub is_automatic: bool,
 }
 
 impl GatewayBackend {
@@ -166,11 +213,37 @@ impl Placement {
         self.zones.get(first).into_iter().chain(others).collect()
     }
 
-    /// Checks the number of backends, and that each backend is in one zone only.
+    /// Whether a replica of a backend ends the connections of the service that it has.
+    pub fn ends_connections_at(&self, backend: &Label) -> bool {
+        self.pinned.as_ref().is_some_and(|pin| pin.ends_connections) && !self.has(backend)
+    }
+
+    /// Checks the number of backends, that each is in one zone, the reasons and the limit.
     ///
     /// # Errors
     /// [`Invalid`] with the field.
     pub fn validate(&self) -> Result<(), Invalid> {
+        self.check_backends()?;
+        let reasons = [
+            ("pinned.reason", self.pinned.as_ref().map(|pin| &pin.reason)),
+            ("connectionLimit.reason", self.connection_limit.as_ref().map(|limit| &limit.reason)),
+        ];
+        for (field, reason) in reasons {
+            if let Some(length) = reason.map(String::len).filter(|length| *length > MAX_REASON) {
+                let problem = format!("has {length} bytes");
+                return Err(Invalid::new(field, problem, format!("write {MAX_REASON} bytes at most")));
+            }
+        }
+        match &self.connection_limit {
+            Some(limit) if limit.per_second == 0 => {
+                let hint = "write 1 or more; authorization keeps callers out";
+                Err(Invalid::new("connectionLimit.perSecond", "is 0", hint))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn check_backends(&self) -> Result<(), Invalid> {
         let count = self.backends().count();
         let problem = match self.backends().collect::<BTreeSet<_>>().len() {
             0 => "has no backend".to_owned(),
@@ -201,7 +274,9 @@ mod tests {
     fn placement(zones: &[(&str, &[&str])]) -> Placement {
         let names = |names: &[&str]| names.iter().map(|name| Label::new(name).unwrap()).collect();
         let zones = zones.iter().map(|(zone, backends)| (Zone::new(zone).unwrap(), names(backends)));
-        Placement { home_zone: Zone::new("b").unwrap(), zones: zones.collect(), added: 0 }
+        let (pinned, connection_limit) = (None, None);
+        let home_zone = Zone::new("b").unwrap();
+        Placement { home_zone, zones: zones.collect(), added: 0, pinned, connection_limit }
     }
 
     #[test]
@@ -221,11 +296,32 @@ mod tests {
     }
 
     #[test]
+    fn connections_end_at_other_backends_of_a_lossy_move_alone() {
+        let (one, two) = (Label::new("one").unwrap(), Label::new("two").unwrap());
+        let moved = |ends_connections| {
+            let pinned = Some(PlacementPin { ends_connections, ..PlacementPin::default() });
+            Placement { pinned, ..placement(&[("a", &["one"])]) }
+        };
+        assert!(moved(true).ends_connections_at(&two) && !moved(true).ends_connections_at(&one));
+        assert!(!moved(false).ends_connections_at(&two));
+        assert!(!placement(&[("a", &["one"])]).ends_connections_at(&two));
+    }
+
+    #[test]
     fn gateway_record_numbers_out_of_range_are_refused() {
         assert!(placement(&[]).validate().is_err() && placement(&[("a", &[])]).validate().is_err());
         assert!(placement(&[("a", &["one"]), ("b", &["one"])]).validate().is_err());
         assert!(placement(&[("a", &["one"])]).validate().is_ok());
-        let of = |backends| GatewayService { home_zone: Zone::new("a").unwrap(), backends }.validate();
+        let limited = |per_second, reason: &str| {
+            let limit = ConnectionLimit { per_second, reason: reason.into(), at_ms: 1, is_automatic: false };
+            Placement { connection_limit: Some(limit), ..placement(&[("a", &["one"])]) }.validate()
+        };
+        assert!(limited(1, "").is_ok() && limited(0, "").is_err());
+        assert!(limited(1, &"x".repeat(MAX_REASON + 1)).is_err());
+        let of = |backends| {
+            let (home_zone, throttle) = (Zone::new("a").unwrap(), Throttle::Ask);
+            GatewayService { home_zone, backends, grows: true, throttle }.validate()
+        };
         assert!(of(3).is_ok() && of(32).is_ok() && of(2).is_err() && of(33).is_err());
         let backend = |capacity, replicas: &[&str]| {
             let replicas = replicas.iter().map(|address| address.parse().unwrap()).collect();

@@ -38,7 +38,9 @@ pub use endpoint::{AddressPrefix, FULL_SPEED, Hosts};
 pub use endpoint::{Capacities, Capacity};
 pub use endpoint::{Endpoint, EndpointState, FULL_WEIGHT, MAX_WEIGHT, check_reachable, is_of_link};
 pub use error::Invalid;
-pub use gateway::{GatewayBackend, GatewayQuota, GatewayService, Placement};
+pub use gateway::{
+    ConnectionLimit, GatewayBackend, GatewayQuota, GatewayService, Placement, PlacementPin, Throttle,
+};
 pub use health::{
     ALL_CALLS, CallerView, ElectedChecker, HealthCheck, Judgement, MAX_CAUSE, Probe, ServingPower, Standing,
     Verdict, VerdictEffect, Verdicts, bounded_cause, share_calls,

@@ -13,8 +13,8 @@ use fairmesh_model::{
     PathRewrite, Pattern, Policy, PolicyDefaults, PolicyField, Probe, ProgramSelector, Protocol, QueryMatch,
     RateLimit, Redirect, Region, RegionInfo, RegionShares, Regions, Replica, ReplicaState, Retries, Rewrite,
     Ring, Role, RoundTrips, Route, RouteSource, Scope, Score, Service, ServiceKind, ServiceName, Shard,
-    ShardId, ShardKey, ShardMap, Share, Template, Tenant, TextMatch, Timeouts, Traffic, TrafficMode,
-    TrafficShares, ValueMatch, WorkloadEntry, Zone, spec::*,
+    ShardId, ShardKey, ShardMap, Share, Template, Tenant, TextMatch, Throttle, Timeouts, Traffic,
+    TrafficMode, TrafficShares, ValueMatch, WorkloadEntry, Zone, spec::*,
 };
 
 fn cart() -> ServiceName {
@@ -347,7 +347,12 @@ fn of_gateways() -> [Resource; 3] {
         routes: Some(5),
         backends: Some(6),
     };
-    let service = GatewayService { home_zone: Zone::new("eu-a").unwrap(), backends: 5 };
+    let service = GatewayService {
+        home_zone: Zone::new("eu-a").unwrap(),
+        backends: 5,
+        grows: false,
+        throttle: Throttle::Agreed,
+    };
     [
         Resource::GatewayBackend(Label::new("gw-1").unwrap(), backend),
         Resource::GatewayQuota(Tenant::new("shop").unwrap(), quota),

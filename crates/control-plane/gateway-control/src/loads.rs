@@ -1,7 +1,7 @@
 //! Loads of the gateway's replicas: their reports, what operators see of the loads, and the log of alerts.
 //!
-//! All of this is in memory: after a restart, a control plane has the reports of all replicas within a
-//! second. The usual load is not known then, so the cause of an alert in the first minute is undetermined.
+//! Everything is in memory: a control plane that starts has all replicas again after a second, or ten where there are 2,000. What was usual before is not
+//! known then, and the cause of an alert in the first minute is undetermined.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -41,8 +41,14 @@ pub struct BackendLevels {
     pub used: BTreeMap<Label, u32>,
     /// Services whose growth overloads a backend, each with that backend.
     pub growing: BTreeSet<(ServiceName, Label)>,
-    /// The replicas that currently report.
+    /// Backends that use too much of their CPU.
+    pub alerted: BTreeSet<Label>,
+    /// Services whose connections overload a backend, and the limit of new ones a second at each replica that fits what was usual.
+    pub attacked: BTreeMap<ServiceName, u32>,
+    /// The replicas that report.
     pub reporting: BTreeSet<SocketAddr>,
+    /// How often each of them does.
+    pub interval: Duration,
 }
 
 impl GatewayLoads {
@@ -100,8 +106,10 @@ impl GatewayLoads {
     pub fn read(&self) -> v1::ReadGatewayResponse {
         let (board, now_ms) = (self.reviewed(), self.now_ms());
         let backends = board.backends(now_ms).into_iter().map(|(name, load)| {
-            let alert = board.alerts().get(&name).map(|alert| alert_message(alert, now_ms));
-            backend_message(&name, &load, alert)
+            let alert = board.alerts().get(&name);
+            let limit = alert.and_then(|alert| attacked_service(&alert.cause));
+            let limit = limit.map_or(0, |service| board.connection_limit(service, now_ms));
+            backend_message(&name, &load, alert.map(|alert| alert_message((alert, limit), now_ms)))
         });
         v1::ReadGatewayResponse {
             replicas: board.replicas(now_ms).map(|load| replica_message(&load)).collect(),
@@ -119,10 +127,17 @@ impl GatewayLoads {
             Cause::Growth(service) => Some((service.clone(), backend.clone())),
             _ => None,
         });
+        let attacked = board.alerts().values().filter_map(|alert| {
+            let service = attacked_service(&alert.cause)?;
+            Some((service.clone(), board.connection_limit(service, now_ms)))
+        });
         BackendLevels {
             used: used.collect(),
             growing: growing.collect(),
+            alerted: board.alerts().keys().cloned().collect(),
+            attacked: attacked.collect(),
             reporting: board.replicas(now_ms).map(|one| one.address).collect(),
+            interval: board.interval(),
         }
     }
 
@@ -143,6 +158,14 @@ impl GatewayLoads {
         control.gauges("gateway_backend_alert", help, alerts);
         let help = "Reports of replicas of the gateway left out, since there were too many replicas";
         control.counter("gateway_reports_left_out", help, board.left_out());
+    }
+}
+
+/// The service whose connections have grown, where a virtual address names it.
+fn attacked_service(cause: &Cause) -> Option<&ServiceName> {
+    match cause {
+        Cause::Connections(service) => service.as_ref(),
+        _ => None,
     }
 }
 
@@ -236,12 +259,13 @@ fn service_message(name: &ServiceName, trend: &ServiceTrend) -> v1::GatewayServi
     }
 }
 
-fn alert_message(alert: &Alert, now_ms: u64) -> v1::GatewayAlert {
+fn alert_message((alert, proposed_limit): (&Alert, u32), now_ms: u64) -> v1::GatewayAlert {
     v1::GatewayAlert {
         age_ms: now_ms.saturating_sub(alert.since_ms),
         cause: alert.cause.as_str().to_owned(),
         service: alert.cause.service().map(ToString::to_string).unwrap_or_default(),
         reason: alert.cause.to_string(),
+        proposed_limit,
     }
 }
 

@@ -1,6 +1,7 @@
 //! Places services on the backends of the gateway.
 
 mod growth;
+mod throttle;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -10,15 +11,18 @@ use std::{
 
 use fairmesh_controllers::{BoxError, Controller, Decision, Now, Refusal, Triggers, Wake, Write};
 use fairmesh_model::{
-    GatewayBackend, GatewayService, Label, Placement, Prefix, Record, RecordKey, RecordKind, ServiceName,
-    Tenant,
+    ConnectionLimit, GatewayBackend, GatewayService, Label, Placement, PlacementPin, Prefix, Record,
+    RecordKey, RecordKind, ServiceName, Tenant,
 };
 use fairmesh_placement::{Backend, PlacedService, PlanInput, plan};
 use fairmesh_rib::{Expect, Node, Op};
 use fairmesh_wire::record_encoding;
 use tokio::time::Instant;
 
-use self::growth::{Growth, GrowthRounds};
+use self::{
+    growth::{Growth, GrowthRounds},
+    throttle::{LimitChanges, ThrottleRounds},
+};
 use crate::loads::GatewayLoads;
 
 /// Minimum time between rounds: declarations that are applied together are placed together.
@@ -35,14 +39,17 @@ const SEED: u64 = 0;
 /// declared, so nothing moves when a backend fails, and a service that crashes its backends is not moved on
 /// to further ones. A round that cannot read a record moves nothing.
 ///
-/// Only one decision depends on load: a service whose calls have grown gets one additional backend at a time
-/// while one of its backends is overloaded, and gives it back later.
+/// Two decisions go by load. A service whose calls have grown gets one more backend at a time while a backend of it is overloaded, and
+/// gives it back later. New connections of a service are limited while they overload a backend, if its record agrees.
+///
+/// Backends that an operator chose, and limits that an operator set, stay until an operator ends that.
 #[derive(Clone, Debug)]
 pub struct PlacementController {
     growth: GrowthRounds,
-    /// The writes of the current round that were decided by load, by subject.
-    by_load: BTreeMap<String, ServiceName>,
-    /// The last round that left nothing to change.
+    throttle: ThrottleRounds,
+    /// Writes of the round whose placements go by load, by subject.
+    by_load: BTreeMap<String, ByLoad>,
+    /// The last round that placed everything.
     settled: Option<Settled>,
 }
 
@@ -53,7 +60,18 @@ struct Settled {
     refused: Vec<Refusal>,
 }
 
-/// The input of a round's decision.
+/// A write that goes by load.
+#[derive(Clone, Debug)]
+struct ByLoad {
+    service: ServiceName,
+    reason: &'static str,
+    /// Whether its number of backends changes.
+    grows: bool,
+    /// Whether its limit of connections changes.
+    limits: bool,
+}
+
+/// What a round decides from.
 #[derive(Debug, Default)]
 pub struct PlacementFacts {
     revision: u64,
@@ -67,12 +85,14 @@ pub struct PlacementFacts {
     placed: BTreeMap<ServiceName, (Placement, u64)>,
     /// The changes that the loads of backends call for.
     growth: Growth,
+    limits: LimitChanges,
 }
 
 impl PlacementController {
     /// Creates a controller that considers these loads.
     pub fn new(loads: GatewayLoads) -> Self {
-        Self { growth: GrowthRounds::new(loads), by_load: BTreeMap::new(), settled: None }
+        let (throttle, by_load) = Default::default();
+        Self { growth: GrowthRounds::new(loads), throttle, by_load, settled: None }
     }
 }
 
@@ -95,7 +115,9 @@ impl Controller for PlacementController {
             let changed = node.changes_since(settled.revision, concerns);
             settled.is_shared == is_shared(node) && changed.is_some_and(|(_, changed)| changed.is_empty())
         };
-        let is_due = self.growth.look(Instant::now());
+        let now = Instant::now();
+        let grows = self.growth.look(now);
+        let is_due = self.throttle.look(self.growth.levels(), now) || grows;
         if self.settled.as_ref().is_some_and(unchanged) && !is_due {
             return Ok(None);
         }
@@ -107,27 +129,31 @@ impl Controller for PlacementController {
             let refused = self.settled.as_ref().map(|settled| settled.refused.clone()).unwrap_or_default();
             return Decision { refused, ..Decision::default() };
         };
-        let placed = facts.placed.iter().map(|(name, (placed, _))| (name, placed));
-        facts.growth = self.growth.round(placed, &facts.backends, now.at);
+        facts.growth = self.growth.round(facts.used(), &facts.backends, now.at);
+        facts.limits = self.throttle.round(facts.used(), self.growth.levels(), now);
         let (ops, refused) = facts.decide();
-        // Each write starts another round, which finds out whether anything is left to do.
-        let PlacementFacts { revision, is_shared, growth, .. } = facts;
-        // A refused addition must be reconsidered until the growth ends.
+        // What is written starts a round of its own, which finds whether it is all.
+        let PlacementFacts { revision, is_shared, ref growth, .. } = facts;
+        // A refusal of an addition ends with the growth.
         let is_settled = ops.is_empty() && !growth.has_growing();
         self.settled = is_settled.then(|| Settled { revision, is_shared, refused: refused.clone() });
-        let (by_load, ops): (Vec<Op>, Vec<Op>) =
-            ops.into_iter().partition(|op| service_of(op).is_some_and(|service| growth.is_of(&service)));
-        self.by_load = by_load.iter().filter_map(|op| Some((subject_of(op)?, service_of(op)?))).collect();
-        let by_load = by_load.into_iter().filter_map(|op| {
-            let reason = "its calls have grown, or are fewer again";
-            Some(Write { subject: subject_of(&op)?, reason, ops: vec![op] })
-        });
-        let writes = ops.chunks(MAX_OPS_PER_BATCH).map(|ops| Write {
+        let (mut by_load, mut others) = (Vec::new(), Vec::new());
+        self.by_load.clear();
+        for op in ops {
+            let decided = service_of(&op).and_then(|service| facts.by_load(service));
+            let (Some(decided), Some(subject)) = (decided, subject_of(&op)) else {
+                others.push(op);
+                continue;
+            };
+            by_load.push(Write { subject: subject.clone(), reason: decided.reason, ops: vec![op] });
+            self.by_load.insert(subject, decided);
+        }
+        let writes = others.chunks(MAX_OPS_PER_BATCH).map(|ops| Write {
             subject: format!("placements of {} services", ops.len()),
             reason: "services or backends of the gateway have changed",
             ops: ops.to_vec(),
         });
-        Decision { writes: by_load.chain(writes).collect(), refused, ..Decision::default() }
+        Decision { writes: by_load.into_iter().chain(writes).collect(), refused, ..Decision::default() }
     }
 
     async fn apply(&mut self, effect: Infallible) -> Result<(), BoxError> {
@@ -135,7 +161,12 @@ impl Controller for PlacementController {
     }
 
     fn written(&mut self, subject: &str) {
-        if let Some(service) = self.by_load.remove(subject) {
+        let Some(ByLoad { service, reason, grows, limits }) = self.by_load.remove(subject) else { return };
+        tracing::info!(%service, reason, "the placement of a service has changed");
+        if limits {
+            self.throttle.changed(&service);
+        }
+        if grows {
             self.growth.changed(service, Instant::now());
         }
     }
@@ -196,9 +227,32 @@ impl PlacementFacts {
         Ok(facts)
     }
 
-    /// The records to write, and the refused changes.
+    /// Placements in force of services that use the gateway, and what they ask for.
+    fn used(&self) -> impl Iterator<Item = (&Placement, &ServiceName, &GatewayService)> {
+        self.placed.iter().filter_map(|(name, (placed, _))| Some((placed, name, self.wanted.get(name)?)))
+    }
+
+    /// What load changes of a service.
+    fn by_load(&self, service: ServiceName) -> Option<ByLoad> {
+        let (grows, limit) = (self.growth.is_of(&service), self.limits.get(&service));
+        let reason = match limit {
+            Some(Some(limit))
+                if self.placed.get(&service).is_some_and(|(placed, _)| is_lower(limit, placed)) =>
+            {
+                "its connections have grown, and its requests have not"
+            }
+            Some(_) => "the limit of its connections is lifted in steps",
+            None => "its calls have grown, or are fewer again",
+        };
+        (grows || limit.is_some()).then_some(ByLoad { service, reason, grows, limits: limit.is_some() })
+    }
+
+    /// The records to write, and what is refused.
     fn decide(&self) -> (Vec<Op>, Vec<Refusal>) {
-        let of_record = |one| of_record(one, &self.growth);
+        let of_record = |(name, backend)| Backend {
+            used_permille: self.growth.used_permille(name),
+            ..Backend::declared(name, backend)
+        };
         let backends: Vec<Backend> = self.backends.iter().map(of_record).collect();
         let services: Vec<PlacedService> =
             self.wanted.iter().map(|(name, one)| self.wish(name, one)).collect();
@@ -233,11 +287,18 @@ impl PlacementFacts {
             count: wanted.backends as usize + added,
             added,
             present: placed.into_iter().flat_map(|(placed, _)| placed.backends().cloned()).collect(),
+            is_pinned: placed.is_some_and(|(placed, _)| placed.pinned.is_some()),
         }
     }
 
-    /// The write of a placement, if it differs from the one in force. If none of a service's backends exists
-    /// any more, its record stays, since there is nothing to replace it.
+    /// An operator's choice of the backends of a service, as long as some of them are left.
+    fn pin(&self, name: &ServiceName, names: &BTreeSet<Label>) -> Option<PlacementPin> {
+        let (placed, _) = self.placed.get(name)?;
+        placed.pinned.clone().filter(|_| placed.backends().any(|backend| names.contains(backend)))
+    }
+
+    /// The write of a placement, if another one is in force. A service none of whose backends exists any more keeps its record, since
+    /// there is nothing to put in its place.
     fn put(&self, name: &ServiceName, names: &BTreeSet<Label>) -> Option<Op> {
         let mut zones: BTreeMap<_, BTreeSet<Label>> = BTreeMap::new();
         for backend in names {
@@ -249,7 +310,14 @@ impl PlacementFacts {
         let added = in_force.map_or(0, |(placed, _)| self.growth.added(name, placed, wanted.backends));
         // An addition that was refused does not count.
         let beyond = u32::try_from(names.len()).unwrap_or(u32::MAX).saturating_sub(wanted.backends);
-        let placement = Placement { home_zone: wanted.home_zone.clone(), zones, added: added.min(beyond) };
+        let in_force_limit = in_force.and_then(|(placed, _)| placed.connection_limit.clone());
+        let placement = Placement {
+            home_zone: wanted.home_zone.clone(),
+            zones,
+            added: added.min(beyond),
+            pinned: self.pin(name, names),
+            connection_limit: self.limits.get(name).cloned().unwrap_or(in_force_limit),
+        };
         if names.is_empty() || in_force.is_some_and(|(placed, _)| *placed == placement) {
             return None;
         }
@@ -259,145 +327,10 @@ impl PlacementFacts {
     }
 }
 
-fn of_record((name, backend): (&Label, &GatewayBackend), growth: &Growth) -> Backend {
-    Backend {
-        name: name.clone(),
-        zone: backend.zone.clone(),
-        capacity: backend.capacity,
-        is_open: !backend.is_closed,
-        used_permille: growth.used_permille(name),
-    }
+/// Whether a limit admits fewer connections than the one in force.
+fn is_lower(limit: &ConnectionLimit, placed: &Placement) -> bool {
+    placed.connection_limit.as_ref().is_none_or(|before| limit.per_second < before.per_second)
 }
 
 #[cfg(test)]
-mod tests {
-    use fairmesh_model::{StoreId, Zone};
-    use fairmesh_rib::{Commit, Entry};
-
-    use super::*;
-
-    fn backend(zone: &str) -> GatewayBackend {
-        GatewayBackend {
-            zone: Zone::new(zone).unwrap(),
-            capacity: 10,
-            replicas: ["10.0.0.1:7440".parse().unwrap()].into(),
-            is_closed: false,
-        }
-    }
-
-    fn service(name: &str) -> ServiceName {
-        ServiceName::new(name).unwrap()
-    }
-
-    /// Three backends in zone a and one in zone b, and two services at home in a.
-    fn facts() -> PlacementFacts {
-        let zones = [("one", "a"), ("two", "a"), ("three", "a"), ("four", "b")];
-        let backends = zones.map(|(name, zone)| (Label::new(name).unwrap(), backend(zone)));
-        let wanted = GatewayService { home_zone: Zone::new("a").unwrap(), backends: 3 };
-        let wanted = ["red/web", "blue/web"].map(|name| (service(name), wanted.clone()));
-        let (backends, wanted) = (backends.into(), wanted.into());
-        PlacementFacts { backends, wanted, is_shared: true, ..PlacementFacts::default() }
-    }
-
-    impl PlacementFacts {
-        /// Applies operations to the facts, and returns their keys.
-        fn commit(&mut self, ops: &[Op]) -> Vec<String> {
-            self.revision += 1;
-            for op in ops {
-                let key = RecordKey::parse(&op.key).unwrap();
-                let name = key.service().unwrap().clone();
-                match &op.value {
-                    None => drop(self.placed.remove(&name)),
-                    Some(value) => match record_encoding::decode(&key, value).unwrap() {
-                        Record::Placement(placed) => drop(self.placed.insert(name, (placed, self.revision))),
-                        other => panic!("{other:?}"),
-                    },
-                }
-            }
-            ops.iter().map(|op| op.key.to_string()).collect()
-        }
-    }
-
-    #[test]
-    fn gateway_service_is_placed_once_and_placement_deleted_with_service() {
-        let mut facts = facts();
-        let (ops, refused) = facts.decide();
-        assert!(refused.is_empty() && ops.iter().all(|op| op.expect == Expect::Absent));
-        assert_eq!(facts.commit(&ops), ["/t/blue/placements/web", "/t/red/placements/web"]);
-        let sets: BTreeSet<Vec<_>> =
-            facts.placed.values().map(|(placed, _)| placed.backends().cloned().collect()).collect();
-        assert_eq!(sets.len(), 2, "each has a combination of its own");
-        assert!(facts.decide().0.is_empty());
-        facts.wanted.remove(&service("red/web"));
-        let (ops, _) = facts.decide();
-        assert_eq!(ops[0].expect, Expect::Revision(1));
-        assert_eq!(facts.commit(&ops), ["/t/red/placements/web"]);
-        assert!(facts.decide().0.is_empty() && facts.placed.len() == 1);
-    }
-
-    #[test]
-    fn tenant_without_quota_gets_at_most_half_of_gateway_places() {
-        let mut facts = facts();
-        facts.backends.values_mut().for_each(|backend| backend.capacity = 2);
-        facts.backends.insert(Label::new("four").unwrap(), GatewayBackend { capacity: 3, ..backend("b") });
-        let of_red = facts.wanted[&service("red/web")].clone();
-        facts.wanted.insert(service("red/api"), of_red);
-        let (ops, refused) = facts.decide();
-        assert_eq!(facts.commit(&ops), ["/t/blue/placements/web", "/t/red/placements/api"]);
-        assert_eq!(refused.len(), 1);
-        assert!(refused[0].reason.contains("tenant red have 4 backends"), "{refused:?}");
-        facts.quotas.insert(Tenant::new("red").unwrap(), 6);
-        assert!(facts.decide().1.is_empty(), "the tenant has a quota of its own");
-        facts.quotas.clear();
-        facts.is_shared = false;
-        let (ops, refused) = facts.decide();
-        assert!(ops.len() == 1 && refused.is_empty(), "without other tenants it gets the rest: {refused:?}");
-    }
-
-    #[test]
-    fn placements_stay_when_gateway_backends_are_deleted_or_closed() {
-        let mut facts = facts();
-        let (ops, _) = facts.decide();
-        facts.commit(&ops);
-        // All backends are deleted: the records stay, and the refusals say what is missing.
-        let backends = std::mem::take(&mut facts.backends);
-        let (ops, refused) = facts.decide();
-        assert!(ops.is_empty() && refused.len() == 2, "{ops:?} {refused:?}");
-        assert_eq!(refused[0].subject, "placement of blue/web");
-        assert!(refused[0].reason.contains("add a backend there"), "{refused:?}");
-        facts.backends = backends;
-        assert!(facts.decide().0.is_empty());
-        // Closing backends moves nothing.
-        facts.backends.values_mut().for_each(|backend| backend.is_closed = true);
-        assert!(facts.decide().0.is_empty());
-    }
-
-    fn node(entries: &[(RecordKey, Record)]) -> Node {
-        let entry = |(key, record): &(RecordKey, Record)| {
-            (key.to_string().into(), Entry { value: record_encoding::encode(record), revision: 1 })
-        };
-        Node::load(StoreId(7), 1, entries.iter().map(entry))
-    }
-
-    #[tokio::test]
-    async fn placement_round_without_changed_records_decides_nothing() {
-        let PlacementFacts { backends, wanted, .. } = facts();
-        let backends = backends.into_iter().map(|(name, one)| (RecordKey::GatewayBackend(name), one.into()));
-        let wanted = wanted.into_iter().map(|(name, one)| (RecordKey::GatewayService(name), one.into()));
-        let node = node(&backends.chain(wanted).collect::<Vec<_>>());
-        let mut controller = PlacementController::new(GatewayLoads::new(node.clone()));
-        let now = Now { at: tokio::time::Instant::now(), wall_ms: 0 };
-        let facts = controller.read_facts(&node, Wake::Changed).await.unwrap();
-        let decided = controller.reconcile(facts, now);
-        assert_eq!(decided.writes[0].ops.len(), 2);
-        let entries = decided.writes[0].ops.iter().map(|op| (op.key.clone(), op.value.clone())).collect();
-        assert!(node.apply(Commit { revision: 2, changes: entries }));
-        let facts = controller.read_facts(&node, Wake::Changed).await.unwrap();
-        assert!(facts.is_some() && controller.reconcile(facts, now).writes.is_empty());
-        assert!(controller.read_facts(&node, Wake::Changed).await.unwrap().is_none());
-        // A record from a newer release: the round decides nothing.
-        let broken = [("/g/gateway/backends/one".into(), Some(b"\xff".as_slice().into()))];
-        assert!(node.apply(Commit { revision: 3, changes: broken.into() }));
-        assert!(controller.read_facts(&node, Wake::Changed).await.is_err());
-    }
-}
+mod tests;

@@ -16,7 +16,8 @@ mod trend;
 
 pub use cause::Cause;
 pub use load_board::{
-    ALERT_LEVEL, Alert, BackendLoad, INTERVAL, LoadBoard, MAX_REPLICAS, ReplicaLoad, SAFE_LEVEL,
+    ALERT_LEVEL, Alert, BackendLoad, INTERVAL, LoadBoard, MAX_REPLICAS, REPORTS_PER_SECOND, ReplicaLoad,
+    SAFE_LEVEL,
 };
 pub use replica_report::{MAX_SERVICES, Report, ServiceCounts};
 pub use trend::{ServiceTrend, Trend};

@@ -14,20 +14,29 @@ use crate::{
     trend::{ServiceTrend, Trend, per_second},
 };
 
-/// Interval between two reports of a replica.
+/// How often a replica reports, if there are [`REPORTS_PER_SECOND`] replicas or fewer.
 pub const INTERVAL: Duration = Duration::from_secs(1);
-/// CPU utilisation (share of the limit) at or above which a backend gets an alert.
+/// The most reports in a second. Each takes tens of microseconds, and the lock of the board: more replicas report less often, since an
+/// overload that lasts is worth its relief ten seconds late too.
+pub const REPORTS_PER_SECOND: u32 = 200;
+/// The share of its CPU limit from which on a backend has an alert.
 pub const ALERT_LEVEL: f64 = 0.8;
 /// CPU utilisation below which an alert ends. Hysteresis: a load that oscillates around [`ALERT_LEVEL`] does not toggle
 /// the alert.
 pub const SAFE_LEVEL: f64 = 0.6;
 /// Maximum number of tracked replicas. Reports of further replicas are dropped.
 pub const MAX_REPLICAS: usize = 2_000;
-/// A replica without a report for this long is no longer live: three missed reports, where one report takes up to two
-/// seconds.
-const LIVE_MS: u64 = 6_000;
-/// How long the usual rates of a silent replica are kept. A replica short of CPU reports late, and other replicas serve
-/// its calls meanwhile.
+/// How many times its usual rate a service gets of new connections while it is limited: its own callers connect again meanwhile.
+const LIMIT_OF_USUAL: f64 = 2.0;
+/// The least limit of new connections a second, for services that are usually quiet.
+const LEAST_LIMIT: u32 = 5;
+/// When a replica that is left out reports again.
+const LEFT_OUT_INTERVAL: Duration = Duration::from_mins(1);
+/// A replica that has missed so many reports counts no more.
+const MISSED_REPORTS: u32 = 3;
+/// The time that a report may take in addition: its time limit, and a pause of a replica that lacks CPU.
+const REPORT_TAKES: Duration = Duration::from_secs(3);
+/// What was usual for a silent replica is kept for so long. A replica that lacks CPU reports late, and others get its calls meanwhile.
 const KEPT_MS: u64 = 120_000;
 /// Minimum interval of a report. Shorter ones count as this long, since rates over tiny spans are meaningless.
 const MIN_SPAN: Duration = Duration::from_millis(100);
@@ -45,7 +54,9 @@ struct Replica {
     backend: Option<Label>,
     since_ms: u64,
     at_ms: u64,
-    /// Cores in use. The limit is in `limit`.
+    /// The time until its next report, as it was told.
+    interval: Duration,
+    /// Cores in use, and the limit.
     cores: Trend,
     limit: Option<f64>,
     memory: u64,
@@ -124,7 +135,7 @@ impl LoadBoard {
         }
         if self.replicas.len() >= MAX_REPLICAS && !self.replicas.contains_key(&report.address) {
             self.left_out += 1;
-            return INTERVAL * 10;
+            return LEFT_OUT_INTERVAL;
         }
         let is_alert = report.backend.as_ref().is_some_and(|backend| self.alerts.contains_key(backend));
         let before = self.replicas.remove(&report.address);
@@ -136,7 +147,17 @@ impl LoadBoard {
             None => Replica::first(report, now_ms),
         };
         self.replicas.insert(address, replica);
-        INTERVAL
+        let interval = self.interval();
+        if let Some(replica) = self.replicas.get_mut(&address) {
+            replica.interval = interval;
+        }
+        interval
+    }
+
+    /// How often each replica reports now: less often the more there are.
+    pub fn interval(&self) -> Duration {
+        let replicas = u32::try_from(self.replicas.len()).unwrap_or(u32::MAX);
+        INTERVAL.max(INTERVAL * replicas / REPORTS_PER_SECOND)
     }
 
     /// Live replicas, ordered by address.
@@ -172,7 +193,21 @@ impl LoadBoard {
         &self.alerts
     }
 
-    /// Number of reports dropped because there were too many replicas.
+    /// The limit of new connections a second at each replica that leaves a service about twice what was usual, where it is busiest.
+    pub fn connection_limit(&self, service: &ServiceName, now_ms: u64) -> u32 {
+        let live = self.replicas.values().filter(|one| one.is_live(now_ms));
+        let usual = live.filter_map(|one| Some(one.services.get(service)?.connections.usual));
+        let most = (LIMIT_OF_USUAL * usual.fold(0.0, f64::max)).ceil();
+        #[allow(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "a cast of floats saturates"
+        )]
+        let limit = most as u32;
+        limit.max(LEAST_LIMIT)
+    }
+
+    /// Reports that were left out, since there were too many replicas.
     pub fn left_out(&self) -> u64 {
         self.left_out
     }
@@ -229,6 +264,7 @@ impl Replica {
             backend: report.backend,
             since_ms: now_ms,
             at_ms: now_ms,
+            interval: INTERVAL,
             cores: Trend::first(report.cpu.as_secs_f64() / span.as_secs_f64()),
             limit: cores(report.limit_millicores),
             memory: report.memory,
@@ -282,7 +318,8 @@ impl Replica {
     }
 
     fn is_live(&self, now_ms: u64) -> bool {
-        now_ms.saturating_sub(self.at_ms) < LIVE_MS
+        let silent = Duration::from_millis(now_ms.saturating_sub(self.at_ms));
+        silent < self.interval * MISSED_REPORTS + REPORT_TAKES
     }
 
     fn load(&self, address: SocketAddr, now_ms: u64) -> ReplicaLoad {

@@ -33,6 +33,8 @@ pub(crate) struct Wish<'a> {
     pub(crate) count: usize,
     /// Number of backends to add because the service's calls have grown.
     pub(crate) added: usize,
+    /// Whether it keeps its backends.
+    pub(crate) is_pinned: bool,
 }
 
 /// A plan under construction.

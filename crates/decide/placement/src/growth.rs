@@ -86,8 +86,8 @@ impl Draft<'_> {
                     continue;
                 }
                 let covered = self.occupied.shorter_within_on(&set.with(backend), backend);
-                // A backend added because of load must not move other services.
-                if is_added && !covered.is_empty() {
+                // Load of one service moves no other, and none moves a service that an operator placed.
+                if covered.iter().any(|service| is_added || wishes[*service].is_pinned) {
                     continue;
                 }
                 let of_others = of_others(wishes, wish, &covered);

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use fairmesh_model::{GatewayService, Label, ServiceName, Tenant, Zone};
+use fairmesh_model::{GatewayBackend, GatewayService, Label, ServiceName, Tenant, Zone};
 
 /// Minimum number of backends of a service in its home zone. With only one, each of its failures would send the calls
 /// to another zone.
@@ -53,6 +53,22 @@ pub struct PlacedService {
     pub added: usize,
     /// Current backends; empty for a new service.
     pub present: BTreeSet<Label>,
+    /// Whether an operator chose the present backends. They stay as long as one of them exists, whatever their number is and wherever they
+    /// are.
+    pub is_pinned: bool,
+}
+
+impl Backend {
+    /// A declared backend, of whose load nothing is known.
+    pub fn declared(name: &Label, backend: &GatewayBackend) -> Self {
+        Self {
+            name: name.clone(),
+            zone: backend.zone.clone(),
+            capacity: backend.capacity,
+            is_open: !backend.is_closed,
+            used_permille: None,
+        }
+    }
 }
 
 /// Input of a plan.

@@ -21,8 +21,10 @@ mod growth;
 mod input;
 mod missing_backends;
 mod occupied_backends;
+mod operator_choice;
 mod plan;
 
 pub use input::{Backend, MAX_ADDED_PERMILLE, MAX_BACKENDS, MIN_BACKENDS, PlacedService, PlanInput};
 pub use missing_backends::Missing;
+pub use operator_choice::{Unfit, check_choice};
 pub use plan::{Effort, Plan, plan};

@@ -38,16 +38,16 @@ pub struct Effort {
 
 /// Plans the backends of all services.
 ///
-/// Services that already have what they ask for keep their backends, with one exception: if a growing service would
-/// cover all backends of another service, one backend of the other service is replaced. Order: services that lost
-/// backends, growing services, new services; each group by name.
+/// Pinned services keep their backends, and come first. Services that already have what they ask for keep their
+/// backends too, with one exception: if a growing service would cover all backends of another service, one backend of
+/// the other service is replaced. Order: services that lost backends, growing services, new services; each group by name.
 pub fn plan(input: PlanInput<'_>) -> Plan {
     let services: BTreeMap<&ServiceName, &PlacedService> =
         input.services.iter().map(|service| (&service.name, service)).collect();
-    let wishes: Vec<Wish<'_>> =
-        services.values().enumerate().map(|(at, service)| wish(at, service)).collect();
     let draft = Draft::new(Fleet::new(input.backends), input.seed);
     let kept: Vec<BackendSet> = services.values().map(|one| draft.fleet.set_of(&one.present)).collect();
+    let pairs = services.values().zip(&kept).enumerate();
+    let wishes: Vec<Wish<'_>> = pairs.map(|(at, (service, kept))| wish(at, service, kept)).collect();
     let open = input.is_shared.then(|| draft.fleet.combinations(&draft.fleet.open()));
     let bounds = Bounds {
         backends: most_backends(input),
@@ -89,9 +89,14 @@ struct Used {
     combinations: Vec<u64>,
 }
 
-fn wish(at: usize, service: &PlacedService) -> Wish<'_> {
-    let count = service.count.clamp(MIN_BACKENDS, MAX_BACKENDS);
-    Wish { service: at, name: &service.name, home: &service.home, count, added: service.added }
+fn wish<'a>(at: usize, service: &'a PlacedService, kept: &BackendSet) -> Wish<'a> {
+    // A service without any of its backends is placed anew.
+    let is_pinned = service.is_pinned && !kept.is_empty();
+    let (count, added) = match is_pinned {
+        true => (kept.len(), 0),
+        false => (service.count.clamp(MIN_BACKENDS, MAX_BACKENDS), service.added),
+    };
+    Wish { service: at, name: &service.name, home: &service.home, count, added, is_pinned }
 }
 
 impl Used {
@@ -124,7 +129,9 @@ struct Planner<'a> {
 impl<'a> Planner<'a> {
     fn place_all(&mut self) {
         let wishes = self.wishes.clone();
-        for wish in &wishes {
+        let (pinned, others): (Vec<&Wish<'a>>, Vec<_>) = wishes.iter().partition(|wish| wish.is_pinned);
+        // The backends of pinned services are theirs, so that others are moved where both have the same ones.
+        for wish in pinned.into_iter().chain(others) {
             let kept = &self.kept[wish.service];
             if self.draft.fleet.is_spread(kept, wish.home) && self.draft.occupied.is_free(kept) {
                 self.draft.occupied.insert(wish.service, kept.clone());
@@ -142,6 +149,10 @@ impl<'a> Planner<'a> {
         let mut unsettled = Vec::new();
         damaged.iter().for_each(|wish| self.reserve(wish));
         for wish in damaged {
+            if wish.is_pinned {
+                unsettled.push(wish);
+                continue;
+            }
             self.release(wish);
             self.try_one(wish, settle);
             if self.draft.occupied.get(wish.service).is_some() {

@@ -28,7 +28,8 @@ fn backend(number: usize, zones: usize, capacity: u32) -> Backend {
 
 fn service(number: usize, zones: usize, count: usize) -> PlacedService {
     let name = ServiceName::new(format!("t{}/s{number}", number % 7)).unwrap();
-    PlacedService { name, home: zone(number % zones), count, added: 0, present: BTreeSet::new() }
+    let present = BTreeSet::new();
+    PlacedService { name, home: zone(number % zones), count, added: 0, present, is_pinned: false }
 }
 
 impl Gateway {
@@ -404,6 +405,41 @@ fn backends_added_for_growth_are_in_home_zone_with_spare_cpu() {
     // The added backend is given back.
     gateway.services[0].added = 0;
     gateway.services[0].count -= 1;
+    gateway.plan();
+    assert_eq!(gateway.services[0].present.len(), MIN_BACKENDS);
+}
+
+#[test]
+fn pinned_service_keeps_its_backends_and_others_make_room() {
+    let mut gateway = Gateway::new((12, 2, 100), 8);
+    gateway.plan();
+    let names = |numbers: &[usize]| -> BTreeSet<Label> {
+        numbers.iter().map(|number| Label::new(format!("gw-{number}")).unwrap()).collect()
+    };
+    // An operator gives one service what another one has, and more than it asks for.
+    let of_other = gateway.services[1].present.clone();
+    gateway.services[0].is_pinned = true;
+    gateway.services[0].present = of_other.union(&names(&[0, 2])).cloned().collect();
+    let pinned = gateway.services[0].present.clone();
+    let made = gateway.plan();
+    assert!(made.refused.is_empty(), "{made:?}");
+    assert_eq!(gateway.services[0].present, pinned);
+    assert!(gateway.services[1..].iter().all(|other| !other.present.is_subset(&pinned)));
+    // Neither the growth of others nor its own moves it.
+    gateway.services[0].count = 6;
+    for service in &mut gateway.services[1..] {
+        service.count = 6;
+    }
+    gateway.plan();
+    assert_eq!(gateway.services[0].present, pinned);
+    gateway.services[0].is_pinned = false;
+    gateway.services[0].count = MIN_BACKENDS;
+    gateway.plan();
+    assert_eq!(gateway.services[0].present.len(), MIN_BACKENDS, "it is placed as it asks again");
+    // One whose backends are all gone is placed anew.
+    gateway.services[0].is_pinned = true;
+    let gone = gateway.services[0].present.clone();
+    gateway.backends.retain(|backend| !gone.contains(&backend.name));
     gateway.plan();
     assert_eq!(gateway.services[0].present.len(), MIN_BACKENDS);
 }

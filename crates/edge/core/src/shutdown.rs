@@ -1,6 +1,9 @@
 //! Graceful shutdown: all connections share one deadline, and no request that could be served is lost.
 
-use std::{sync::OnceLock, time::Duration};
+use std::{
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
 
 use tokio::time::{Instant, sleep, sleep_until};
 use tokio_util::sync::CancellationToken;
@@ -12,15 +15,33 @@ const IDLE_GRACE: Duration = Duration::from_secs(5);
 /// Time before the deadline at which long-lived streams are ended, so that clients get the notice in time.
 const STREAM_DRAIN_LEAD: Duration = Duration::from_secs(1);
 
-/// The shutdown of a proxy: starts once and has one deadline.
+/// The shutdown of a proxy, or of some of its connections: starts once and has one deadline.
 #[derive(Debug, Default)]
 pub struct Shutdown {
     started: CancellationToken,
     idle_grace_over: CancellationToken,
     ends_at: OnceLock<Instant>,
+    /// The shutdown of all connections, if this one is of some of them.
+    whole: Option<Arc<Shutdown>>,
 }
 
 impl Shutdown {
+    /// A shutdown of some connections, which starts with that of all of them at the latest.
+    pub fn of_some(whole: Arc<Self>) -> Self {
+        Self {
+            started: whole.started.child_token(),
+            idle_grace_over: whole.idle_grace_over.child_token(),
+            ends_at: OnceLock::new(),
+            whole: Some(whole),
+        }
+    }
+
+    /// The deadline; `None` before the start.
+    fn ends_at(&self) -> Option<Instant> {
+        let whole = self.whole.as_ref().and_then(|whole| whole.ends_at());
+        self.ends_at.get().copied().into_iter().chain(whole).min()
+    }
+
     /// Starts the shutdown with a deadline after `drain`. Must be called within a tokio runtime.
     pub fn start(&self, drain: Duration) {
         self.begin(Instant::now() + drain, Self::idle_grace(drain));
@@ -65,7 +86,7 @@ impl Shutdown {
     /// Whether the shutdown has started. Does not take the token's lock.
     pub(crate) fn is_started(&self) -> bool {
         // Set just before the token is cancelled.
-        self.ends_at.get().is_some()
+        self.ends_at().is_some()
     }
 
     /// Whether [`idle_grace_over`](Self::idle_grace_over) is cancelled.
@@ -77,7 +98,7 @@ impl Shutdown {
     pub(crate) async fn deadline(&self) -> Instant {
         self.started.cancelled().await;
         // Set before the token is cancelled.
-        self.ends_at.get().copied().unwrap_or_else(Instant::now)
+        self.ends_at().unwrap_or_else(Instant::now)
     }
 
     /// Completes at the drain deadline. Before that, wakes the task at each step of the shutdown.
@@ -116,6 +137,22 @@ mod tests {
         assert!(shutdown.is_started() && !shutdown.is_idle_grace_over());
         shutdown.idle_grace_over().cancelled().await;
         assert_eq!(began.elapsed(), Duration::from_secs(2));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn shutdown_of_some_connections_leaves_others_and_starts_with_all_at_the_latest() {
+        let whole = Arc::<Shutdown>::default();
+        let [some, others] = [(); 2].map(|()| Shutdown::of_some(Arc::clone(&whole)));
+        let began = Instant::now();
+        some.start(Duration::from_secs(4));
+        assert_eq!(some.deadline().await - began, Duration::from_secs(4));
+        some.idle_grace_over().cancelled().await;
+        assert!(!whole.is_started() && !others.is_started());
+        assert!(!others.started().is_cancelled() && !others.is_idle_grace_over());
+        whole.start(Duration::from_secs(8));
+        assert_eq!(others.deadline().await - began, Duration::from_secs(10));
+        others.deadline_passed().await;
+        assert_eq!(began.elapsed(), Duration::from_secs(10));
     }
 
     #[tokio::test(start_paused = true)]

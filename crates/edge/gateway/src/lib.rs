@@ -15,12 +15,13 @@
 
 mod admin_pages;
 mod config;
-mod handshake_rate;
+mod connection_rate;
 mod load_reporter;
 mod metrics;
 mod node_connections;
 mod pod_connection;
 mod run;
+mod service_connections;
 mod tenant_directory;
 mod tenants;
 

@@ -1,5 +1,5 @@
-//! Reports the load of this replica to the control plane once a second: CPU, memory, and the requests of its
-//! services.
+//! Reports the load of this replica to the control plane, once a second or less often if it asks for that: CPU, memory, and the
+//! requests of its services.
 //!
 //! The reporter only reads counters, so requests do no extra work. Seconds without a control plane are not
 //! reported later: the next report states the current load.
@@ -26,7 +26,7 @@ use tonic::{Code, Status};
 
 use crate::node_connections::Connections;
 
-/// Interval between reports.
+/// Interval between reports, unless the control plane asks for a longer one.
 const INTERVAL: Duration = Duration::from_secs(1);
 /// Maximum interval that a control plane may ask for.
 const MAX_INTERVAL: Duration = Duration::from_mins(1);
@@ -97,7 +97,7 @@ impl LoadReporter {
             if is_stopping {
                 if !is_ready.load(Relaxed) {
                     let leaving = ReportGatewayRequest { leaving: true, ..self.message() };
-                    // Without this report, the control plane would notice only three seconds later.
+                    // Without this report, the control plane would notice only after three missing reports.
                     let _ = send(&connections, leaving).await;
                 }
                 return;

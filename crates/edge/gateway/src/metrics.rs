@@ -129,6 +129,11 @@ pub(crate) fn register(registry: &mut Registry, connections: &Arc<Connections>) 
         }
     }
     register_services(registry, &tenants);
+    let (throttled, others) = connections.directory.throttled();
+    let named = throttled.iter().map(|(service, refused)| ([label("service", service)], *refused));
+    let others = (others > 0).then(|| ([label("service", OTHER)], others));
+    let help = "Connections refused at the limit in the placement of their service";
+    registry.counters("service_connections_refused", help, named.chain(others));
 }
 
 /// Series of the services that the pods of each tenant call, by region of the servers.

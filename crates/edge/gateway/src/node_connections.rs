@@ -34,13 +34,13 @@ use tokio::{
     io::{AsyncWriteExt as _, copy, sink},
     net::TcpStream,
     sync::Semaphore,
-    time::timeout,
+    time::{Instant, timeout},
 };
 
 use crate::{
     metrics::GatewayMetrics,
     pod_connection::PodConnection,
-    tenant_directory::Directory,
+    tenant_directory::{Directory, Entry},
     tenants::{TenantServer, Tenants},
 };
 
@@ -65,8 +65,8 @@ pub(crate) struct Connections {
     /// Permits of the connections of all tenants.
     pub(crate) permits: Arc<Semaphore>,
     pub(crate) idle_timeout: Duration,
-    /// Connections to virtual addresses since the last report, by service. The map is bounded by the number
-    /// of connections accepted in a second. `None` if this replica does not report.
+    /// Connections to virtual addresses since the last report, by service: as many services as connections were accepted meanwhile.
+    /// `None`: this replica does not report.
     pub(crate) opened: Option<Mutex<BTreeMap<ServiceName, u64>>>,
 }
 
@@ -145,13 +145,17 @@ impl Connections {
             }
             return;
         };
-        if let Some(service) = service.as_ref().filter(|service| !self.directory.serves(service)) {
-            return refuse(stream, service).await;
-        }
-        if let (Some(service), Some(opened)) = (&service, &self.opened) {
-            let mut opened = opened.lock().unwrap_or_else(PoisonError::into_inner);
-            *opened.entry(service.clone()).or_default() += 1;
-        }
+        let ends_by = match service.as_ref().map(|service| (service, self.enter(service))) {
+            None => None,
+            Some((_, Entry::Admitted(ends_by))) => ends_by,
+            Some((service, Entry::Elsewhere)) => return refuse(stream, service).await,
+            Some((service, Entry::Throttled)) => {
+                if let Some(suppressed) = tenant.log.next() {
+                    tracing::warn!(%service, %connection, suppressed, "refused a connection at the limit in the placement of its service");
+                }
+                return;
+            }
+        };
         let default = self.directory.default_authorization();
         let (log, mirrors) = (Arc::clone(&tenant.log), Arc::clone(&tenant.mirrors));
         let (source, tokens) = (addresses.source.ip().to_canonical(), self.directory.token_verifier());
@@ -160,8 +164,20 @@ impl Connections {
         let info = ConnectionInfo::new(addresses.source, service, permit)
             .of_principal(Arc::new(principal))
             .within(Arc::clone(&tenant.requests))
+            .ending_by(ends_by.clone())
             .among(Arc::clone(&self.directory) as Arc<dyn ServedServices>);
-        tenant.server.serve_http(stream, info, PodConnection).boxed().await;
+        let shutdown = ends_by.as_ref().unwrap_or(&tenant.server.shutdown);
+        tenant.server.serve_http_until(shutdown, stream, info, PodConnection).boxed().await;
+    }
+
+    /// Lets a connection to the virtual address of a service begin. Those beyond its limit are reported too: they are what is wanted.
+    fn enter(&self, service: &ServiceName) -> Entry {
+        let entry = self.directory.enter(service, Instant::now());
+        if let (Some(opened), Entry::Admitted(_) | Entry::Throttled) = (&self.opened, &entry) {
+            let mut opened = opened.lock().unwrap_or_else(PoisonError::into_inner);
+            *opened.entry(service.clone()).or_default() += 1;
+        }
+        entry
     }
 
     /// Identifies who connects. Tenant and service come from the certificate. Addresses and connection id

@@ -139,7 +139,7 @@ impl Gateway {
             directory: Arc::new(Directory::follow(
                 config.agent.clone(),
                 config.transport.clone(),
-                config.backend.clone(),
+                (config.backend.clone(), Arc::clone(&shutdown)),
             )),
             metrics,
             unidentified: Unidentified::new(config.handshakes),

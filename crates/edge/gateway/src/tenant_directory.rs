@@ -1,17 +1,20 @@
-//! What a gateway needs to know of tenants besides their routes: virtual addresses and placements of
-//! services, quotas, and the default authorization.
+//! What a gateway has to know of tenants besides their routes: virtual addresses of services, where services are placed and what limits
+//! their connections, and what applies without rules.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
     net::SocketAddr,
-    sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, atomic::AtomicU64},
+    sync::{
+        Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
     time::Duration,
 };
 
 use fairmesh_calls::forwarding::TokenVerifier;
 use fairmesh_edge::{
     counter::increment, forward::misdirected_request::ServedServices,
-    services::virtual_addresses::VirtualAddresses,
+    services::virtual_addresses::VirtualAddresses, shutdown::Shutdown,
 };
 use fairmesh_identity::{Clock as _, SystemClock};
 use fairmesh_model::{
@@ -29,23 +32,50 @@ use fairmesh_wire::{
 };
 use tokio::{
     sync::watch,
-    time::{error::Elapsed, timeout},
+    time::{Instant, error::Elapsed, timeout},
 };
 use tokio_util::task::AbortOnDropHandle;
+
+use crate::service_connections::ServiceConnections;
 
 /// How long the first connection of a tenant waits for its virtual addresses.
 const FIRST_RECORDS_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// The quotas of tenants that have one.
+/// The most services whose refused connections metrics show by name.
+const MAX_LABELLED: usize = 64;
+
+/// What tenants may have, where records say so.
 pub(crate) type Quotas = BTreeMap<Tenant, GatewayQuota>;
 
 /// Local copy of the records.
 #[derive(Debug, Default)]
 struct TenantRecords {
     addresses: VirtualAddresses,
-    placements: BTreeMap<ServiceName, Placement>,
-    /// The followed prefixes: those of tenants whose pods have connected.
+    placements: BTreeMap<ServiceName, PlacedService>,
+    /// The prefixes of the tenants that call.
     followed: BTreeSet<Prefix>,
+    /// The backend of this replica, if it has one.
+    backend: Option<Label>,
+    /// The shutdown of this replica.
+    shutdown: Arc<Shutdown>,
+}
+
+/// A service that is placed on backends, and its connections here.
+#[derive(Debug)]
+struct PlacedService {
+    placement: Placement,
+    connections: Arc<ServiceConnections>,
+}
+
+/// Whether a connection to the virtual address of a service may begin here.
+#[derive(Debug)]
+pub(crate) enum Entry {
+    /// It may. One to a service that is placed ends by a shutdown of the service.
+    Admitted(Option<Arc<Shutdown>>),
+    /// The service is placed on other backends.
+    Elsewhere,
+    /// More connections begin than the placement allows.
+    Throttled,
 }
 
 /// Follows the services of the tenants whose pods have connected.
@@ -57,10 +87,10 @@ pub(crate) struct Directory {
     quotas: watch::Receiver<Quotas>,
     /// The prefixes whose records have arrived, or whose access is refused.
     known: Arc<watch::Sender<BTreeSet<Prefix>>>,
-    /// The backend of this replica, if it has one.
-    backend: Option<Label>,
-    /// Number of connections and requests for services of other backends.
+    /// Connections and requests for services of other backends.
     pub(crate) misdirected: AtomicU64,
+    /// Connections beyond the limits of services that metrics do not show by name.
+    throttled_others: AtomicU64,
     upstream: FollowerHandle,
     _acks: AbortOnDropHandle<()>,
 }
@@ -75,9 +105,14 @@ struct DirectorySink {
 }
 
 impl Directory {
-    /// Creates a directory that follows the records of an agent. `backend` is the backend of this replica.
-    pub(crate) fn follow(agent: Address, transport: Transport, backend: Option<Label>) -> Self {
-        let records = Arc::<RwLock<TenantRecords>>::default();
+    /// Follows the records of an agent, for a replica of this backend, whose connections end by this shutdown.
+    pub(crate) fn follow(
+        agent: Address,
+        transport: Transport,
+        (backend, shutdown): (Option<Label>, Arc<Shutdown>),
+    ) -> Self {
+        let records = TenantRecords { backend, shutdown, ..TenantRecords::default() };
+        let records = Arc::new(RwLock::new(records));
         let (default, told) = watch::channel(DefaultAuthorization::default());
         let (tokens, verifiers) =
             watch::channel(Arc::new(Issuers::unknown(system_time)) as Arc<dyn TokenVerifier>);
@@ -111,15 +146,14 @@ impl Directory {
             }
         });
         let acks = AbortOnDropHandle::new(acks);
-        let misdirected = AtomicU64::new(0);
         Self {
             records,
             default: told,
             tokens: verifiers,
             quotas: of_tenants,
             known,
-            backend,
-            misdirected,
+            misdirected: AtomicU64::new(0),
+            throttled_others: AtomicU64::new(0),
             upstream,
             _acks: acks,
         }
@@ -161,7 +195,7 @@ impl Directory {
         tenant: &Tenant,
         address: SocketAddr,
     ) -> Result<Option<ServiceName>, Elapsed> {
-        let prefixes = self.prefixes(tenant);
+        let prefixes = prefixes(tenant);
         let is_followed = read(&self.records).followed.is_superset(&prefixes);
         if !is_followed {
             // Done under the lock, so that a tenant that is forgotten meanwhile is followed again.
@@ -178,7 +212,7 @@ impl Directory {
 
     /// Stops following a tenant.
     pub(crate) fn forget(&self, tenant: &Tenant) {
-        let prefixes = self.prefixes(tenant);
+        let prefixes = prefixes(tenant);
         let mut records = write(&self.records);
         for prefix in &prefixes {
             self.upstream.unsubscribe(prefix);
@@ -187,16 +221,42 @@ impl Directory {
         records.forget(tenant, &prefixes);
     }
 
-    /// The prefixes that a tenant's calls need. Placements are needed only by a replica that has a backend.
-    fn prefixes(&self, tenant: &Tenant) -> BTreeSet<Prefix> {
-        let placements = self.backend.iter().map(|_| RecordKind::Placement);
-        [RecordKind::Service].into_iter().chain(placements).map(|kind| Prefix::tenant(tenant, kind)).collect()
+    /// Lets a connection to the virtual address of a service begin.
+    pub(crate) fn enter(&self, service: &ServiceName, now: Instant) -> Entry {
+        let records = read(&self.records);
+        // Under one lock, so that a move that ends connections finds this one, or refuses it.
+        if !records.serves(service) {
+            increment(&self.misdirected);
+            return Entry::Elsewhere;
+        }
+        let Some(PlacedService { connections, .. }) = records.placements.get(service) else {
+            return Entry::Admitted(None);
+        };
+        match connections.enter(now) {
+            Some(shutdown) => Entry::Admitted(Some(shutdown)),
+            None => {
+                connections
+                    .count_refused(|| records.labelled().count() < MAX_LABELLED, &self.throttled_others);
+                Entry::Throttled
+            }
+        }
+    }
+
+    /// Connections that were refused at the limits of services, and the sum of the services that are not labelled.
+    pub(crate) fn throttled(&self) -> (Vec<(ServiceName, u64)>, u64) {
+        let labelled = read(&self.records).labelled().map(|(name, count)| (name.clone(), count)).collect();
+        (labelled, self.throttled_others.load(Relaxed))
     }
 
     async fn wait_known(&self, prefixes: &BTreeSet<Prefix>) {
         // The sender lives in `self`.
         let _ = self.known.subscribe().wait_for(|known| known.is_superset(prefixes)).await;
     }
+}
+
+/// What a tenant's calls need.
+fn prefixes(tenant: &Tenant) -> BTreeSet<Prefix> {
+    [RecordKind::Service, RecordKind::Placement].map(|kind| Prefix::tenant(tenant, kind)).into()
 }
 
 fn read(records: &RwLock<TenantRecords>) -> RwLockReadGuard<'_, TenantRecords> {
@@ -221,9 +281,7 @@ fn system_time() -> Duration {
 
 impl ServedServices for Directory {
     fn serves(&self, service: &ServiceName) -> bool {
-        let Some(backend) = &self.backend else { return true };
-        let is_served =
-            read(&self.records).placements.get(service).is_none_or(|placement| placement.has(backend));
+        let is_served = read(&self.records).serves(service);
         if !is_served {
             increment(&self.misdirected);
         }
@@ -232,7 +290,28 @@ impl ServedServices for Directory {
 }
 
 impl TenantRecords {
-    /// Removes all records of a tenant.
+    /// Whether a service is placed on the backend of this replica, or nowhere.
+    fn serves(&self, service: &ServiceName) -> bool {
+        let Some(backend) = &self.backend else { return true };
+        self.placements.get(service).is_none_or(|placed| placed.placement.has(backend))
+    }
+
+    /// Places a service, and applies that to its connections.
+    fn place(&mut self, service: &ServiceName, placement: Placement) {
+        let connections = match self.placements.remove(service) {
+            Some(placed) => placed.connections,
+            None => Arc::new(ServiceConnections::new(&self.shutdown)),
+        };
+        connections.apply(&placement, self.backend.as_ref(), &self.shutdown);
+        self.placements.insert(service.clone(), PlacedService { placement, connections });
+    }
+
+    /// Services whose refused connections metrics show by name.
+    fn labelled(&self) -> impl Iterator<Item = (&ServiceName, u64)> {
+        self.placements.iter().filter_map(|(name, placed)| Some((name, placed.connections.labelled()?)))
+    }
+
+    /// Removes all of a tenant.
     fn forget(&mut self, tenant: &Tenant, prefixes: &BTreeSet<Prefix>) {
         self.followed.retain(|prefix| !prefixes.contains(prefix));
         self.addresses.forget(tenant);
@@ -319,9 +398,7 @@ impl Mirror for DirectorySink {
                 self.set_address(service, declared.virtual_address);
             }
             (Ok(Record::Placement(placement)), RecordKey::Placement(service)) => {
-                self.change((service, RecordKind::Placement), |records| {
-                    records.placements.insert(service.clone(), placement);
-                });
+                self.change((service, RecordKind::Placement), |records| records.place(service, placement));
             }
             (Ok(Record::DefaultAuthorization(default)), _) => {
                 self.default.send_replace(default);
@@ -367,6 +444,8 @@ impl Mirror for DirectorySink {
 
 #[cfg(test)]
 mod tests {
+    use fairmesh_model::{PlacementPin, Zone};
+
     use super::*;
 
     #[test]
@@ -381,5 +460,27 @@ mod tests {
         records.forget(&red, &BTreeSet::from([prefix(&red)]));
         let left: Vec<_> = records.addresses.services().map(ToString::to_string).collect();
         assert_eq!((left, records.followed), (vec!["blue/web".into()], BTreeSet::from([prefix(&blue)])));
+    }
+
+    #[tokio::test]
+    async fn changed_placement_keeps_the_connections_of_its_service() {
+        let backend = Some(Label::new("here").unwrap());
+        let mut records = TenantRecords { backend, ..TenantRecords::default() };
+        let (service, zone) = (ServiceName::new("red/web").unwrap(), Zone::new("a").unwrap());
+        let placed_on = |backend: &str| Placement {
+            home_zone: zone.clone(),
+            zones: [(zone.clone(), [Label::new(backend).unwrap()].into())].into(),
+            added: 0,
+            pinned: None,
+            connection_limit: None,
+        };
+        assert!(records.serves(&service), "it is placed nowhere");
+        records.place(&service, placed_on("here"));
+        let open = records.placements[&service].connections.enter(Instant::now()).unwrap();
+        records.place(&service, placed_on("other"));
+        assert!(!records.serves(&service) && !open.started().is_cancelled());
+        let pinned = Some(PlacementPin { ends_connections: true, ..PlacementPin::default() });
+        records.place(&service, Placement { pinned, ..placed_on("other") });
+        assert!(open.started().is_cancelled());
     }
 }

@@ -29,7 +29,7 @@ use tokio::{
 };
 use tokio_util::task::TaskTracker;
 
-use crate::{handshake_rate::HandshakeRate, tenant_directory::Quotas};
+use crate::{connection_rate::ConnectionRate, tenant_directory::Quotas};
 
 /// A tenant whose pods have connected.
 #[derive(Debug)]
@@ -42,9 +42,9 @@ pub(crate) struct TenantServer {
     pub(crate) mirrors: Arc<Semaphore>,
     /// Counts the tenant's open connections.
     permits: Arc<Semaphore>,
-    /// Limits the tenant's new connections per second.
-    handshakes: HandshakeRate,
-    /// Limits the tenant's requests in flight.
+    /// Limits the connections that begin in a second.
+    handshakes: ConnectionRate,
+    /// Limits its requests in flight.
     pub(crate) requests: Arc<RequestLimit>,
     /// Connections accepted, connections refused at the tenant's limit, and connections refused at its rate.
     pub(crate) accepted: AtomicU64,
@@ -178,7 +178,7 @@ impl TenantServer {
             mirrors: Principal::mirror_permits(),
             // The permits only count, so that the limit may change while connections are open.
             permits: connection_limit(Semaphore::MAX_PERMITS),
-            handshakes: HandshakeRate::default(),
+            handshakes: ConnectionRate::default(),
             requests: RequestLimit::new(*requests, "--max-tenant-requests"),
             accepted: AtomicU64::new(0),
             refused: AtomicU64::new(0),

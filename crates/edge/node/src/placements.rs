@@ -190,7 +190,9 @@ mod tests {
         let zone = |text: &str| Zone::new(text).unwrap();
         let address = |port: u16| SocketAddr::from(([10, 0, 0, 1], port));
         let zones = [(zone("a"), [name("a1"), name("a2")].into()), (zone("b"), [name("b1")].into())];
-        let placement = Placement { home_zone: zone("a"), zones: zones.into(), added: 0 };
+        let (pinned, connection_limit) = (None, None);
+        let placement =
+            Placement { home_zone: zone("a"), zones: zones.into(), added: 0, pinned, connection_limit };
         let service = ServiceName::new("red/web").unwrap();
         let mut records = PlacementRecords::default();
         records.placements.insert(service.clone(), placement);

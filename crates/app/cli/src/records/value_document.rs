@@ -1,8 +1,8 @@
 //! Values of records, for display.
 
 use fairmesh_model::{
-    ElectedChecker, Endpoint, FederatedDomains, JoinedAgent, Placement, Record, RecordKey, RegionDrain,
-    Regions, Revocation, RoundTrips, ShardMove,
+    ConnectionLimit, ElectedChecker, Endpoint, FederatedDomains, JoinedAgent, Placement, PlacementPin,
+    Record, RecordKey, RegionDrain, Regions, Revocation, RoundTrips, ShardMove,
     spec::{Document, EndpointSpec, Resource},
     write_duration,
 };
@@ -122,7 +122,8 @@ fn drain_value(RegionDrain { keep, returns, over, .. }: &RegionDrain) -> Value {
     json!({ "keep": keep.to_string(), "returns": returns, "over": write_duration(*over) })
 }
 
-pub(super) fn placement_value(Placement { home_zone, zones, added }: &Placement) -> Value {
+pub(super) fn placement_value(placement: &Placement) -> Value {
+    let Placement { home_zone, zones, added, pinned, connection_limit } = placement;
     let zones = zones.iter().map(|(zone, backends)| {
         (zone.to_string(), json!(backends.iter().map(ToString::to_string).collect::<Vec<_>>()))
     });
@@ -130,6 +131,13 @@ pub(super) fn placement_value(Placement { home_zone, zones, added }: &Placement)
         "homeZone": home_zone.to_string(),
         "zones": zones.collect::<serde_json::Map<_, _>>(),
         "added": added,
+        "pinned": pinned.as_ref().map(|PlacementPin { reason, at_ms, ends_connections }| {
+            json!({ "reason": reason, "atMs": at_ms, "endsConnections": ends_connections })
+        }),
+        "connectionLimit": connection_limit.as_ref().map(|limit| {
+            let ConnectionLimit { per_second, reason, at_ms, is_automatic } = limit;
+            json!({ "perSecond": per_second, "reason": reason, "atMs": at_ms, "automatic": is_automatic })
+        }),
     })
 }
 

@@ -1,4 +1,4 @@
-//! Replicas with a CPU quota report their load. A service whose calls grow gets another backend.
+//! Replicas with a CPU quota report their load; a service whose calls grow gets a further backend. Operators throttle and move services.
 
 use std::{
     fs, io,
@@ -17,8 +17,8 @@ use rustix::process::Pid;
 use serde_json::Value;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
-    net::TcpSocket,
-    time::{Instant, timeout},
+    net::{TcpSocket, TcpStream},
+    time::{Instant, timeout, timeout_at},
 };
 
 use crate::mesh::{Mesh, serve_pod};
@@ -36,7 +36,9 @@ const ELSEWHERE: [&str; 5] = ["b1", "b2", "b3", "b4", "b5"];
 const CALLERS: usize = 4;
 /// Longest time from the alert to the effect of an addition.
 const RELIEF: Duration = Duration::from_secs(20);
-/// Time limit of one call, which waits while its replica has used up its CPU quota.
+/// Time limit of connections that a lossy move ends: the figure of the issue.
+const MOVED: Duration = Duration::from_secs(10);
+/// Time limit of one call, which waits while its replica has used up its CPU.
 const CALL: Duration = Duration::from_secs(30);
 
 /// A cgroup with a CPU quota, removed on drop.
@@ -132,6 +134,11 @@ impl Fleet {
         Some(this)
     }
 
+    /// Runs `fairmesh gateway`.
+    async fn gateway(&self, arguments: &[&str]) -> String {
+        self.mesh.cli(&[&["gateway"][..], arguments].concat(), "").await.ok()
+    }
+
     async fn status(&self) -> Value {
         self.mesh.cli(&["gateway", "status", "--json"], "").await.json()
     }
@@ -215,5 +222,92 @@ async fn growing_service_gets_another_backend_and_loses_no_call() {
     }
     assert_eq!(failed.load(Relaxed), 0, "calls");
     until("the alert ends", async || alert_of(&fleet.status().await).is_none()).await;
+    drop(fleet.replicas);
+}
+
+/// A connection of the pod that stays open.
+async fn open(destination: SocketAddr) -> TcpStream {
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.bind(format!("{POD}:0").parse().unwrap()).unwrap();
+    socket.connect(destination).await.unwrap()
+}
+
+/// Calls on an open connection; whether red/web responded, and the connection stays open.
+async fn call_again(stream: &mut TcpStream) -> bool {
+    let called = async {
+        stream.write_all(b"GET / HTTP/1.1\r\nhost: web\r\n\r\n").await?;
+        let (mut answer, mut buffer) = (Vec::new(), [0; 4096]);
+        loop {
+            let text = String::from_utf8_lossy(&answer).to_ascii_lowercase();
+            if text.contains("red/web for") {
+                return Ok::<_, io::Error>(!text.contains("connection: close"));
+            }
+            match stream.read(&mut buffer).await? {
+                0 => return Ok(false),
+                read => answer.extend_from_slice(&buffer[..read]),
+            }
+        }
+    };
+    timeout(CALL, called).await.is_ok_and(|answered| answered.unwrap_or(false))
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn throttled_service_gets_few_new_connections_and_keeps_open_ones() {
+    let Some(fleet) = Fleet::start().await else { return };
+    let mut stays = open(fleet.virtual_address).await;
+    assert!(call_again(&mut stays).await);
+    fleet.gateway(&["throttle", "red/web", "--connections", "1", "--reason", "a test"]).await;
+    // One that is refused closes without a response.
+    until("connections are refused", async || !call(fleet.virtual_address).await).await;
+    let explained = fleet.gateway(&["explain", "red/web"]).await;
+    assert!(explained.contains("an operator limits it to 1 new connections a second"), "{explained}");
+    assert!(call_again(&mut stays).await, "open connections stay");
+    until("one a second is accepted", async || call(fleet.virtual_address).await).await;
+    fleet.gateway(&["throttle", "red/web", "--off"]).await;
+    until("the limit is over", async || {
+        let mut accepted = true;
+        for _ in 0..6 {
+            accepted &= call(fleet.virtual_address).await;
+        }
+        accepted
+    })
+    .await;
+    drop(fleet.replicas);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn move_leaves_open_connections_unless_they_have_to_end_now() {
+    let Some(fleet) = Fleet::start().await else { return };
+    // Connections on both backends at home; the service moves from one of them to the third.
+    let mut connections = Vec::new();
+    for _ in 0..6 {
+        connections.push(open(fleet.virtual_address).await);
+    }
+    for stream in &mut connections {
+        assert!(call_again(stream).await);
+    }
+    let listed = fleet.mesh.cli(&["get", "gateway-services", "red/web", "-o", "json"], "").await.json();
+    let placed = |zone: &str| {
+        let names = listed[0]["placement"]["zones"][zone].as_array().into_iter().flatten();
+        names.filter_map(Value::as_str).map(str::to_owned).collect::<Vec<_>>()
+    };
+    let (home, elsewhere) = (placed("a"), placed("b"));
+    let third = BACKENDS.into_iter().find(|name| !home.iter().any(|one| one == name)).unwrap();
+    let to = format!("{},{third},{}", home[0], elsewhere[0]);
+    fleet.gateway(&["move", "red/web", "--to", &to]).await;
+    for stream in &mut connections {
+        assert!(call_again(stream).await, "a lossless move leaves connections where they are");
+    }
+    fleet.gateway(&["move", "red/web", "--to", &to, "--now"]).await;
+    let (mut closed, deadline) = (0, Instant::now() + MOVED);
+    for stream in &mut connections {
+        let mut byte = [0; 1];
+        match timeout_at(deadline, stream.read(&mut byte)).await {
+            Ok(end) => closed += usize::from(matches!(end, Ok(0) | Err(_))),
+            Err(_) => assert!(call_again(stream).await, "connections at its other backend stay"),
+        }
+    }
+    assert!((1..connections.len()).contains(&closed), "{closed}");
+    assert!(call(fleet.virtual_address).await);
     drop(fleet.replicas);
 }

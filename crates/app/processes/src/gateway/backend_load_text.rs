@@ -67,7 +67,13 @@ pub(super) fn item(load: &GatewayBackendLoad) -> Value {
     });
     let alert = load.alert.as_ref().map(|alert| {
         let service = Some(&alert.service).filter(|service| !service.is_empty());
-        json!({ "ageMs": alert.age_ms, "cause": alert.cause, "service": service, "reason": alert.reason })
+        json!({
+            "ageMs": alert.age_ms,
+            "cause": alert.cause,
+            "service": service,
+            "reason": alert.reason,
+            "proposedLimit": Some(alert.proposed_limit).filter(|limit| *limit > 0),
+        })
     });
     json!({
         "replicas": load.replicas,

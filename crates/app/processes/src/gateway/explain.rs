@@ -12,7 +12,7 @@ use fairmesh_model::{Label, RecordKind, ServiceName};
 use fairmesh_wire::v1::{GatewayBackendLoad, GatewayServiceLoad};
 use serde_json::{Value, json};
 
-use super::backend_load_text;
+use super::{acts, backend_load_text};
 
 const HEAD: &[&str] = &["SERVICE", "REQUESTS/S", "USUALLY", "ERRORS/S", "NEW CONNECTIONS/S", "USUALLY"];
 
@@ -32,16 +32,19 @@ pub(super) struct ExplainArgs {
 struct Explained {
     backend: String,
     load: Option<GatewayBackendLoad>,
+    /// What follows from its alert.
+    follows: Option<String>,
 }
 
 /// Prints the load of each backend, its services, and the cause of its alert.
 pub(super) async fn run(args: ExplainArgs) -> Result<(), Failure> {
     let connection = connect::connect(&args.target).await?;
+    let kinds = [RecordKind::GatewayService, RecordKind::Placement];
+    let view = View::read(&connection, &Scope::All, &kinds).await?;
     let (names, service) = match args.subject.contains('/') {
         true => {
             let service = ServiceName::new(args.subject.clone())
                 .map_err(|error| Failure::refused(error, "write TENANT/SERVICE"))?;
-            let view = View::read(&connection, &Scope::All, &[RecordKind::Placement]).await?;
             (backends_of(&view, &service)?, Some(service))
         }
         false => {
@@ -56,12 +59,18 @@ pub(super) async fn run(args: ExplainArgs) -> Result<(), Failure> {
         }
     };
     let mut read = backend_load_text::read(&connection).await?;
-    let explained: Vec<Explained> =
-        names.into_iter().map(|backend| Explained { load: read.remove(&backend), backend }).collect();
+    let explained = names.into_iter().map(|backend| {
+        let load = read.remove(&backend);
+        let alert = load.as_ref().and_then(|load| load.alert.as_ref());
+        Explained { follows: alert.and_then(|alert| acts::follows(alert, &view)), load, backend }
+    });
+    let explained: Vec<Explained> = explained.collect();
     let service = service.as_ref();
     let text: Vec<String> = explained.iter().map(|one| one.text(service)).collect();
     let items: Vec<Value> = explained.iter().map(Explained::item).collect();
-    output::print_one(args.output.format(), &items, &text.join("\n"))
+    let acts = service.and_then(|service| view.services.get(service)).map(acts::in_force);
+    let acts: String = acts.into_iter().flatten().map(|act| format!("{act}\n")).collect();
+    output::print_one(args.output.format(), &items, &(text.join("\n") + &acts))
 }
 
 /// The backends on which a service is placed.
@@ -76,7 +85,7 @@ fn backends_of(view: &View, service: &ServiceName) -> Result<Vec<String>, Failur
 
 impl Explained {
     fn text(&self, service: Option<&ServiceName>) -> String {
-        let Self { backend, load } = self;
+        let Self { backend, load, follows } = self;
         let Some(load) = load else {
             return format!("{backend}: no replica reports its load; see `fairmesh gateway status`\n");
         };
@@ -90,13 +99,14 @@ impl Explained {
             Some(alert) => text += &format!("  {}\n", backend_load_text::sentence(alert)),
             None => text += "  within its CPU limits\n",
         }
+        text.extend(follows.iter().map(|follows| format!("  {follows}\n")));
         let is_shown = |one: &&GatewayServiceLoad| service.is_none_or(|name| one.service == name.to_string());
         let rows: Vec<Vec<String>> = load.services.iter().filter(is_shown).map(row).collect();
         if rows.is_empty() { text } else { text + "\n" + &output::table(HEAD, &rows) }
     }
 
     fn item(&self) -> Value {
-        json!({ "backend": self.backend, "load": self.load.as_ref().map(backend_load_text::item) })
+        json!({ "backend": self.backend, "load": self.load.as_ref().map(backend_load_text::item), "follows": self.follows })
     }
 }
 
@@ -130,6 +140,7 @@ mod tests {
                 cause: "growth".into(),
                 service: "red/web".into(),
                 reason: "calls of red/web have grown".into(),
+                proposed_limit: 0,
             }),
             ..GatewayBackendLoad::default()
         }
@@ -137,11 +148,13 @@ mod tests {
 
     #[test]
     fn gateway_explain_shows_overload_cause_and_services_of_backend() {
-        let explained = Explained { backend: "gw-1".into(), load: Some(load()) };
+        let follows = Some("red/web gets no further backend".to_owned());
+        let explained = Explained { backend: "gw-1".into(), load: Some(load()), follows };
         let text = explained.text(None);
         for part in [
             "gw-1: CPU 0.95 of 1.00 (95%), usually 0.30",
             "too much CPU for 12 s: calls of red/web have grown",
+            "  red/web gets no further backend",
             "red/web",
             "blue/web",
         ] {
@@ -154,7 +167,7 @@ mod tests {
 
     #[test]
     fn gateway_backend_without_reports_is_not_shown_as_idle() {
-        let explained = Explained { backend: "gw-1".into(), load: None };
+        let explained = Explained { backend: "gw-1".into(), load: None, follows: None };
         assert!(explained.text(None).contains("no replica reports"));
         assert_eq!(explained.item()["load"], Value::Null);
     }

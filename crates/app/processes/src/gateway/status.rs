@@ -11,11 +11,11 @@ use fairmesh_console::{
 use fairmesh_model::RecordKind;
 use fairmesh_wire::{
     handshake::Connection,
-    v1::{ListControllersRequest, controller_status::Refusal},
+    v1::{GatewayAlert, ListControllersRequest, controller_status::Refusal},
 };
 use serde_json::json;
 
-use super::backend_load_text;
+use super::{acts, backend_load_text};
 
 /// The controller that places services.
 const CONTROLLER: &str = "placement";
@@ -24,6 +24,7 @@ const HEAD: &[&str] =
 /// Columns of the tables below the list of backends.
 const ALERTS: &[&str] = &["OVERLOADED", "WHY"];
 const PLACED: &[&str] = &["SERVICE", "HOME ZONE", "ASKED", "PLACED", "BACKENDS"];
+const ACTS: &[&str] = &["SERVICE", "IN FORCE"];
 const REFUSED: &[&str] = &["NOT PLACED AS ASKED", "SINCE"];
 
 /// Arguments of `fairmesh gateway status`.
@@ -60,10 +61,8 @@ pub(super) async fn run(args: StatusArgs) -> Result<(), Failure> {
         let up = format!("{up} of {}", replicas.len());
         let further = [open, &up, &cpu, &requests, &replicas.join(", ")];
         let row = row.into_iter().chain(further).map(str::to_owned).collect();
-        alerts.extend(
-            load.and_then(|load| load.alert.as_ref())
-                .map(|alert| vec![name.to_string(), backend_load_text::sentence(alert)]),
-        );
+        let alert = load.and_then(|load| load.alert.as_ref());
+        alerts.extend(alert.map(|alert| vec![name.to_string(), why(alert, &view)]));
         let item = json!({
             "backend": name.as_str(),
             "zone": backend.zone.as_str(),
@@ -78,8 +77,25 @@ pub(super) async fn run(args: StatusArgs) -> Result<(), Failure> {
     listing.why_empty = backends.is_empty().then(|| {
         "the gateway has no backends, so that each replica serves all services; declare them with 'kind: GatewayBackend'".to_owned()
     });
-    listing.further = vec![(ALERTS, alerts), (PLACED, placed(&view)), (REFUSED, refused(&connection).await?)];
+    let refused = refused(&connection).await?;
+    listing.further =
+        vec![(ALERTS, alerts), (PLACED, placed(&view)), (ACTS, in_force(&view)), (REFUSED, refused)];
     listing.print(args.output.format())
+}
+
+/// Why a backend has an alert, and what follows.
+fn why(alert: &GatewayAlert, view: &View) -> String {
+    let follows = acts::follows(alert, view).map(|follows| format!("; {follows}"));
+    backend_load_text::sentence(alert) + &follows.unwrap_or_default()
+}
+
+/// What operators and the controller did to services.
+fn in_force(view: &View) -> Vec<Vec<String>> {
+    let mut rows = Vec::new();
+    for (name, one) in &view.services {
+        rows.extend(acts::in_force(one).into_iter().map(|act| vec![name.to_string(), act]));
+    }
+    rows
 }
 
 /// The services that use the gateway, and their backends.

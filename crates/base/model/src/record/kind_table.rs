@@ -65,10 +65,10 @@ macro_rules! record_kinds {
                     history: Kept("gatewayServices"), readers: Viewers, writers: Operators, is_applied: true,
                     audit: Security, list: GatewayServices
                 }
-                /// The gateway backends that serve a service. Nodes and gateways read the record; routers do not need
-                /// it.
+                /// The backends of a gateway that serve a service. Routers do not need it; nodes and gateways read it. The controller
+                /// writes it, and an administrator who moves or throttles a service.
                 Placement at "placements" => Placement(Placement) {
-                    history: No, readers: Viewers, writers: Admins, is_applied: false, audit: Activity,
+                    history: No, readers: Viewers, writers: Admins, is_applied: true, audit: Security,
                     list: GatewayServices
                 }
             }

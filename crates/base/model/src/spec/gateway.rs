@@ -1,7 +1,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::value_text::{read, read_address};
-use crate::{GatewayBackend, GatewayQuota, GatewayService, Invalid, Label, ServiceName, Tenant};
+use crate::{GatewayBackend, GatewayQuota, GatewayService, Invalid, Label, ServiceName, Tenant, Throttle};
 
 /// A gateway backend: replicas with one configuration.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -34,6 +34,12 @@ pub struct GatewayServiceSpec {
     /// Number of backends that serve the service; 3 by default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub backends: Option<u32>,
+    /// Whether further backends are added while its calls grow: `on` or `off`; by default `on`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub growth: Option<String>,
+    /// Whether its new connections are limited while they overload a backend: `agreed`, `ask` or `never`; by default `ask`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub throttle: Option<String>,
 }
 
 /// Limits of a tenant at a gateway. Limits that are not given come from the options of each replica.
@@ -119,7 +125,12 @@ impl GatewayServiceSpec {
     /// Validates the use of the gateway.
     pub fn validate(&self) -> Result<(ServiceName, GatewayService), Invalid> {
         let backends = self.backends.unwrap_or(GatewayService::MIN_BACKENDS);
-        let service = GatewayService { home_zone: read("homeZone", &self.home_zone)?, backends };
+        let service = GatewayService {
+            home_zone: read("homeZone", &self.home_zone)?,
+            backends,
+            grows: read_growth(self.growth.as_deref())?,
+            throttle: read_throttle(self.throttle.as_deref())?,
+        };
         service.validate()?;
         Ok((read("service", &self.service)?, service))
     }
@@ -130,6 +141,32 @@ impl GatewayServiceSpec {
             service: name.to_string(),
             home_zone: service.home_zone.to_string(),
             backends: (service.backends != GatewayService::MIN_BACKENDS).then_some(service.backends),
+            growth: (!service.grows).then(|| "off".to_owned()),
+            throttle: match service.throttle {
+                Throttle::Ask => None,
+                Throttle::Agreed => Some("agreed".to_owned()),
+                Throttle::Never => Some("never".to_owned()),
+            },
+        }
+    }
+}
+
+fn read_growth(text: Option<&str>) -> Result<bool, Invalid> {
+    match text {
+        None | Some("on") => Ok(true),
+        Some("off") => Ok(false),
+        Some(other) => Err(Invalid::new("growth", format!("'{other}' is unknown"), "write 'on' or 'off'")),
+    }
+}
+
+fn read_throttle(text: Option<&str>) -> Result<Throttle, Invalid> {
+    match text {
+        Some("agreed") => Ok(Throttle::Agreed),
+        None | Some("ask") => Ok(Throttle::Ask),
+        Some("never") => Ok(Throttle::Never),
+        Some(other) => {
+            let hint = "write 'agreed', 'ask' or 'never'";
+            Err(Invalid::new("throttle", format!("'{other}' is unknown"), hint))
         }
     }
 }

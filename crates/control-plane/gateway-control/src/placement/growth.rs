@@ -14,14 +14,14 @@ use std::{
     time::Duration,
 };
 
-use fairmesh_model::{GatewayBackend, Label, Placement, ServiceName};
+use fairmesh_model::{GatewayBackend, GatewayService, Label, Placement, ServiceName};
 use tokio::time::Instant;
 
 use crate::loads::{BackendLevels, GatewayLoads};
 
 /// Interval at which loads are checked.
 pub(super) const INTERVAL: Duration = Duration::from_secs(2);
-/// Pause between two additions to a service.
+/// The least pause between two additions of a service. Where replicas report less often, it is two of their intervals.
 const PAUSE: Duration = Duration::from_secs(10);
 /// How long a service's backends must be able to do with one less before the service gives one back.
 const QUIET: Duration = Duration::from_mins(10);
@@ -39,6 +39,8 @@ pub(super) struct GrowthRounds {
     quiet: BTreeMap<ServiceName, Instant>,
     /// Placements with added backends, as of the last round that read records.
     extended: BTreeMap<ServiceName, Placement>,
+    /// Services that get no further backends, whatever their load is, as of that round.
+    fixed: BTreeSet<ServiceName>,
     levels: BackendLevels,
 }
 
@@ -52,33 +54,49 @@ pub(super) struct Growth {
 
 impl GrowthRounds {
     pub(super) fn new(loads: GatewayLoads) -> Self {
-        let (changed, quiet, extended) = Default::default();
-        Self { loads, changed, quiet, extended, levels: BackendLevels::default() }
+        let (changed, quiet, extended, fixed) = Default::default();
+        Self { loads, changed, quiet, extended, fixed, levels: BackendLevels::default() }
+    }
+
+    /// The state of backends in the last look.
+    pub(super) fn levels(&self) -> &BackendLevels {
+        &self.levels
     }
 
     /// Reads the current loads. Returns whether a placement may have to change.
     pub(super) fn look(&mut self, now: Instant) -> bool {
         self.levels = self.loads.levels();
-        self.changed.retain(|_, at| now.duration_since(*at) < PAUSE);
+        let pause = PAUSE.max(self.levels.interval * 2);
+        self.changed.retain(|_, at| now.duration_since(*at) < pause);
         let levels = &self.levels;
         let quiet = self.extended.iter().filter(|(_, placement)| levels.does_with_one_less(placement));
         let since = |service: &ServiceName| self.quiet.get(service).copied().unwrap_or(now);
         self.quiet = quiet.map(|(service, _)| (service.clone(), since(service))).collect();
         let is_over = |since: &Instant| now.duration_since(*since) >= QUIET;
-        self.levels.growing.iter().any(|(service, _)| !self.changed.contains_key(service))
-            || self.quiet.values().any(is_over)
+        let may_grow =
+            |service: &ServiceName| !self.changed.contains_key(service) && !self.fixed.contains(service);
+        self.levels.growing.iter().any(|(service, _)| may_grow(service)) || self.quiet.values().any(is_over)
     }
 
-    /// Decides which of the placements in force grow or give back a backend.
+    /// Decides for the placements in force, and what their services ask for. A service that an operator placed gets no other backends, and
+    /// one whose growth is off gives back what was added before.
     pub(super) fn round<'a>(
         &mut self,
-        placed: impl Iterator<Item = (&'a ServiceName, &'a Placement)>,
+        placed: impl Iterator<Item = (&'a Placement, &'a ServiceName, &'a GatewayService)>,
         backends: &BTreeMap<Label, GatewayBackend>,
         now: Instant,
     ) -> Growth {
         let mut growth = Growth { used: self.levels.used.clone(), ..Growth::default() };
         self.extended.clear();
-        for (service, placement) in placed {
+        self.fixed.clear();
+        for (placement, service, wanted) in placed {
+            if placement.pinned.is_some() {
+                self.fixed.insert(service.clone());
+                continue;
+            }
+            if !wanted.grows {
+                self.fixed.insert(service.clone());
+            }
             if placement.added > 0 {
                 self.extended.insert(service.clone(), placement.clone());
             }
@@ -86,7 +104,7 @@ impl GrowthRounds {
                 continue;
             }
             let is_over = |since: &Instant| now.duration_since(*since) >= QUIET;
-            if self.levels.grows(service, placement, backends) {
+            if wanted.grows && self.levels.grows(service, placement, backends) {
                 growth.grows.insert(service.clone());
             } else if placement.added > 0 && self.quiet.get(service).is_some_and(is_over) {
                 growth.gives_back.insert(service.clone());

@@ -234,7 +234,8 @@ fn silent_replica_is_removed_with_alert_of_its_backend() {
     let mut fleet = Fleet::default();
     fleet.run(&[("one", Asked::of(&[("red/web", 950)]))], 3);
     assert!(fleet.cause("one").is_some());
-    let silent_ms = fleet.now_ms + LIVE_MS;
+    let silent_ms = fleet.now_ms + 6_000;
+    assert_eq!(fleet.board.replicas(silent_ms - 1).count(), 1);
     assert_eq!(fleet.board.replicas(silent_ms).count(), 0);
     assert!(fleet.board.backends(silent_ms).is_empty());
     fleet.board.review(fleet.now_ms + KEPT_MS);
@@ -275,4 +276,115 @@ fn absurd_load_reports_use_bounded_memory_and_alert_no_other_backend() {
     }
     assert_eq!(fleet.board.replicas(fleet.now_ms).count(), MAX_REPLICAS);
     assert_eq!(fleet.board.left_out(), 12);
+}
+
+#[test]
+fn limit_of_connections_is_twice_the_usual_at_the_busiest_replica() {
+    let mut fleet = Fleet::default();
+    let with = |connections| Asked { connections: [(service("blue/web"), connections)].into(), ..usual() };
+    fleet.run(&[("one", with(20)), ("two", with(31))], 60);
+    assert_eq!(fleet.board.connection_limit(&service("blue/web"), fleet.now_ms), 62);
+    fleet.run(&[("one", with(20)), ("two", with(300))], 5);
+    fleet.run(&[("one", with(20)), ("two", with(300))], 60);
+    let limit = fleet.board.connection_limit(&service("blue/web"), fleet.now_ms);
+    assert!((62..120).contains(&limit), "an attack is not usual: {limit}");
+    assert_eq!(fleet.board.connection_limit(&service("red/quiet"), fleet.now_ms), LEAST_LIMIT);
+}
+
+/// Replicas that report as often as they are told, each with its own second of the interval.
+struct Crowd {
+    board: LoadBoard,
+    now_ms: u64,
+    /// When each reports next, and when it did last.
+    due: Vec<(u64, u64)>,
+    reports: usize,
+}
+
+impl Crowd {
+    /// All start within ten seconds.
+    fn new(replicas: u64) -> Self {
+        let start = |replica| 1_000 + replica * 10_000 / replicas;
+        let due = (0..replicas).map(|replica| (start(replica), start(replica) - 1_000)).collect();
+        Self { board: LoadBoard::default(), now_ms: 0, due, reports: 0 }
+    }
+
+    /// Ten replicas are a backend; `asked` says what each is asked for in a second. Silent ones report nothing.
+    fn run(&mut self, seconds: u64, asked: impl Fn(usize) -> Option<Asked>) {
+        for _ in 0..seconds * 10 {
+            self.now_ms += 100;
+            for (replica, (due_ms, last_ms)) in self.due.iter_mut().enumerate() {
+                if *due_ms > self.now_ms {
+                    continue;
+                }
+                let Some(asked) = asked(replica) else { continue };
+                let span_ms = self.now_ms - *last_ms;
+                let port = u16::try_from(replica).unwrap() + 1;
+                let mut report = asked.report(&format!("gw-{}", replica / 10), port);
+                let scaled = |count: u64| count * span_ms / 1_000;
+                report.cpu = report.cpu * u32::try_from(span_ms).unwrap() / 1_000;
+                report.span = Duration::from_millis(span_ms);
+                report.accepted = scaled(report.accepted);
+                for counts in report.services.values_mut().chain([&mut report.all]) {
+                    counts.requests = scaled(counts.requests);
+                    counts.connections = scaled(counts.connections);
+                }
+                let next = self.board.exchange(report, self.now_ms);
+                *last_ms = self.now_ms;
+                *due_ms = self.now_ms + u64::try_from(next.as_millis()).unwrap();
+                self.reports += 1;
+            }
+            if self.now_ms.is_multiple_of(2_000) {
+                self.board.review(self.now_ms);
+            }
+        }
+    }
+}
+
+#[test]
+fn two_thousand_replicas_report_each_ten_seconds_and_alerts_have_their_causes() {
+    // Two backends have a service that no other has.
+    let grown = |replica: usize, own: u64| match replica / 10 {
+        3 | 4 => Asked::of(&[("green/web", own), ("blue/web", 100), ("blue/api", 50)]),
+        _ => usual(),
+    };
+    let as_usual = |replica| Some(grown(replica, 100));
+    let mut crowd = Crowd::new(2_000);
+    crowd.run(120, as_usual);
+    assert_eq!(crowd.board.interval(), Duration::from_secs(10));
+    assert!(crowd.board.alerts().is_empty());
+    assert_eq!(crowd.board.replicas(crowd.now_ms).count(), 2_000, "none counts as silent");
+    crowd.reports = 0;
+    crowd.run(30, as_usual);
+    assert!((5_900..=6_100).contains(&crowd.reports), "200 reports a second: {}", crowd.reports);
+    let rate = crowd.board.backends(crowd.now_ms)[&label("gw-7")].all.requests;
+    assert!((rate.recent - 2_500.0).abs() < 25.0 && (rate.usual - 2_500.0).abs() < 25.0, "{rate:?}");
+
+    // Its calls grow, and a third backend is attacked.
+    let overloaded = |replica: usize| {
+        Some(match replica / 10 {
+            9 => Asked { connections: [(service("blue/web"), 400)].into(), ..usual() },
+            _ => grown(replica, 800),
+        })
+    };
+    crowd.run(22, overloaded);
+    let cause = |name: &str| crowd.board.alerts().get(&label(name)).map(|alert| alert.cause.clone());
+    assert_eq!(cause("gw-3"), Some(Cause::Growth(service("green/web"))));
+    assert_eq!(cause("gw-4"), Some(Cause::Growth(service("green/web"))));
+    assert_eq!(cause("gw-9"), Some(Cause::Connections(Some(service("blue/web")))));
+    assert_eq!(crowd.board.alerts().len(), 3);
+    crowd.run(60, as_usual);
+    assert!(crowd.board.alerts().is_empty());
+    // A replica is silent after three missed reports, and not before.
+    let but_first = |replica: usize| (replica > 0).then(|| grown(replica, 100));
+    crowd.run(19, but_first);
+    assert_eq!(crowd.board.replicas(crowd.now_ms).count(), 2_000);
+    crowd.run(15, but_first);
+    assert_eq!(crowd.board.replicas(crowd.now_ms).count(), 1_999);
+}
+
+#[test]
+fn a_few_replicas_report_each_second() {
+    let mut crowd = Crowd::new(200);
+    crowd.run(10, |_| Some(usual()));
+    assert_eq!(crowd.board.interval(), INTERVAL);
 }

@@ -20,6 +20,7 @@ use crate::{
         host_name::{self, HostError},
         target::Target,
     },
+    shutdown::Shutdown,
 };
 
 /// Information about the client's connection, for handling its requests.
@@ -43,6 +44,8 @@ pub struct ConnectionInfo {
     pub(crate) boundary: Option<Boundary>,
     /// The services that this backend of the gateway serves. Requests for other services are refused.
     pub(crate) served: Option<Arc<dyn ServedServices>>,
+    /// The shutdown of the connections of its service, by which its tunnels end too.
+    pub(crate) ends_by: Option<Arc<Shutdown>>,
     pub(crate) host_cache: HostCache,
 }
 
@@ -60,6 +63,7 @@ impl ConnectionInfo {
             request_limit: None,
             boundary: None,
             served: None,
+            ends_by: None,
             host_cache,
         }
     }
@@ -89,6 +93,11 @@ impl ConnectionInfo {
     /// not checked: when it moves, open connections stay on this backend.
     pub fn among(self, served: Arc<dyn ServedServices>) -> Self {
         Self { served: Some(served), ..self }
+    }
+
+    /// Ends the tunnels of the connection at the deadline of a shutdown of some connections, if there is one.
+    pub fn ending_by(self, ends_by: Option<Arc<Shutdown>>) -> Self {
+        Self { ends_by, ..self }
     }
 
     /// Allows CONNECT without a route that names it.

@@ -1,6 +1,6 @@
 //! Forwards one request: routes it, sends it with the client library, and returns the response.
 
-use std::{sync::Arc, time::Duration};
+use std::{future::pending, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use fairmesh_calls::{
@@ -36,6 +36,7 @@ use crate::{
         host_name::HostError,
         target::{GrpcCall, GrpcStatusWatch, Target},
     },
+    shutdown::Shutdown,
     tunnel::{Tunnels, client_upgrade::UpgradeRequest, hold},
 };
 
@@ -176,7 +177,8 @@ impl Forwarder {
             Ok(response) if response.status() == StatusCode::SWITCHING_PROTOCOLS => {
                 upgraded_region = server_region(&response).cloned();
                 let (head, body) = response.into_parts();
-                let revoked = revoked(info.take_allowed(), (Arc::clone(&client_info.permit), permit.take()));
+                let held = (Arc::clone(&client_info.permit), permit.take());
+                let revoked = revoked(info.take_allowed(), client_info.ends_by.clone(), held);
                 let head = Response::from_parts(head, ());
                 (self.tunnels.switch_protocols(head, (upgrade, body.into_tunnel()), revoked), None)
             }
@@ -232,15 +234,29 @@ fn prepared(mut response: Response<Body>, status_trailers: Option<bool>) -> Resp
     response
 }
 
-/// Resolves once policies no longer allow the call that opened a connection. Until dropped, the future holds the
-/// permits of the client's connection and of the request.
+/// Resolves when the call that opened a connection would no longer be allowed, or at the deadline of its service's connections. Holds the
+/// permits of the client's connection and of the request until it is dropped.
 async fn revoked(
     allowed: Option<Box<AllowedCall>>,
+    ends_by: Option<Arc<Shutdown>>,
     held: (Arc<ConnectionPermit>, Option<OwnedSemaphorePermit>),
 ) {
-    match allowed {
-        Some(allowed) => allowed.revoked().await,
-        None => hold(held).await,
+    let unallowed = async {
+        match allowed {
+            Some(allowed) => allowed.revoked().await,
+            None => pending().await,
+        }
+    };
+    let ended = async {
+        match ends_by {
+            Some(shutdown) => shutdown.deadline_passed().await,
+            None => pending().await,
+        }
+    };
+    tokio::select! {
+        () = unallowed => {}
+        () = ended => {}
+        () = hold(held) => {}
     }
 }
 

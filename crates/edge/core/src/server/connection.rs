@@ -26,6 +26,7 @@ use crate::{
         http::HttpServer,
         options::{ServeOptions, ServedProtocol},
     },
+    shutdown::Shutdown,
     tls::Alpn,
 };
 
@@ -149,10 +150,21 @@ impl ConnectionServer {
         client_info: ConnectionInfo,
         origin: O,
     ) -> impl Future<Output = ()> + Send {
+        self.serve_http_until(&self.shutdown, stream, client_info, origin)
+    }
+
+    /// As [`serve_http`](Self::serve_http), for a connection that ends by a shutdown of some connections.
+    pub fn serve_http_until<'a, L: ClientStream, O: Origin>(
+        &'a self,
+        shutdown: &'a Shutdown,
+        stream: L,
+        client_info: ConnectionInfo,
+        origin: O,
+    ) -> impl Future<Output = ()> + Send {
         let (caller, offload) = (client_info.caller, origin.take_offload());
         let handler = ConnectionHandler { forwarder: Arc::clone(&self.forwarder), client_info, origin };
         let metrics = &self.forwarder.metrics.connections;
-        HttpServer { idle_timeout: self.limits.idle_timeout, metrics, shutdown: &self.shutdown }
+        HttpServer { idle_timeout: self.limits.idle_timeout, metrics, shutdown }
             .serve_offloaded(stream, caller, handler, offload)
     }
 }

@@ -2,7 +2,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use fairmesh_model::{GatewayBackend, GatewayQuota, GatewayService, Invalid, Label, Placement, Zone};
+use fairmesh_model::{
+    ConnectionLimit, GatewayBackend, GatewayQuota, GatewayService, Invalid, Label, Placement, PlacementPin,
+    Throttle, Zone,
+};
 
 use super::endpoint::socket_address;
 use crate::v1;
@@ -55,7 +58,13 @@ impl TryFrom<v1::GatewayQuota> for GatewayQuota {
 
 impl From<GatewayService> for v1::GatewayService {
     fn from(service: GatewayService) -> Self {
-        Self { home_zone: service.home_zone.into(), backends: service.backends }
+        let GatewayService { home_zone, backends, grows, throttle } = service;
+        let throttle = match throttle {
+            Throttle::Ask => v1::gateway_service::Throttle::Ask,
+            Throttle::Agreed => v1::gateway_service::Throttle::Agreed,
+            Throttle::Never => v1::gateway_service::Throttle::Never,
+        };
+        Self { home_zone: home_zone.into(), backends, growth_off: !grows, throttle: throttle.into() }
     }
 }
 
@@ -63,8 +72,15 @@ impl TryFrom<v1::GatewayService> for GatewayService {
     type Error = Invalid;
 
     fn try_from(message: v1::GatewayService) -> Result<Self, Invalid> {
-        let v1::GatewayService { home_zone, backends } = message;
-        let service = Self { home_zone: read_zone("home_zone", home_zone)?, backends };
+        // An unknown value, of a newer release, counts as the default.
+        let throttle = match message.throttle() {
+            v1::gateway_service::Throttle::Ask => Throttle::Ask,
+            v1::gateway_service::Throttle::Agreed => Throttle::Agreed,
+            v1::gateway_service::Throttle::Never => Throttle::Never,
+        };
+        let v1::GatewayService { home_zone, backends, growth_off, .. } = message;
+        let home_zone = read_zone("home_zone", home_zone)?;
+        let service = Self { home_zone, backends, grows: !growth_off, throttle };
         service.validate()?;
         Ok(service)
     }
@@ -76,7 +92,37 @@ impl From<Placement> for v1::Placement {
             zone: zone.into(),
             backends: backends.into_iter().map(String::from).collect(),
         });
-        Self { home_zone: placement.home_zone.into(), zones: zones.collect(), added: placement.added }
+        Self {
+            home_zone: placement.home_zone.into(),
+            zones: zones.collect(),
+            added: placement.added,
+            pinned: placement.pinned.map(v1::PlacementPin::from),
+            connection_limit: placement.connection_limit.map(v1::ConnectionLimit::from),
+        }
+    }
+}
+
+impl From<PlacementPin> for v1::PlacementPin {
+    fn from(PlacementPin { reason, at_ms, ends_connections }: PlacementPin) -> Self {
+        Self { reason, at_ms, ends_connections }
+    }
+}
+
+impl From<v1::PlacementPin> for PlacementPin {
+    fn from(v1::PlacementPin { reason, at_ms, ends_connections }: v1::PlacementPin) -> Self {
+        Self { reason, at_ms, ends_connections }
+    }
+}
+
+impl From<ConnectionLimit> for v1::ConnectionLimit {
+    fn from(ConnectionLimit { per_second, reason, at_ms, is_automatic }: ConnectionLimit) -> Self {
+        Self { per_second, reason, at_ms, automatic: is_automatic }
+    }
+}
+
+impl From<v1::ConnectionLimit> for ConnectionLimit {
+    fn from(v1::ConnectionLimit { per_second, reason, at_ms, automatic }: v1::ConnectionLimit) -> Self {
+        Self { per_second, reason, at_ms, is_automatic: automatic }
     }
 }
 
@@ -84,14 +130,20 @@ impl TryFrom<v1::Placement> for Placement {
     type Error = Invalid;
 
     fn try_from(message: v1::Placement) -> Result<Self, Invalid> {
-        let v1::Placement { home_zone, zones, added } = message;
+        let v1::Placement { home_zone, zones, added, pinned, connection_limit } = message;
         let mut by_zone: BTreeMap<Zone, BTreeSet<Label>> = BTreeMap::new();
         for v1::ZoneBackends { zone, backends } in zones {
             let zone = read_zone("zones.zone", zone)?;
             let backends = backends.into_iter().map(Label::try_from).collect::<Result<Vec<_>, _>>();
             by_zone.entry(zone).or_default().extend(backends.map_err(|e| e.within("zones.backends"))?);
         }
-        let placement = Self { home_zone: read_zone("home_zone", home_zone)?, zones: by_zone, added };
+        let placement = Self {
+            home_zone: read_zone("home_zone", home_zone)?,
+            zones: by_zone,
+            added,
+            pinned: pinned.map(PlacementPin::from),
+            connection_limit: connection_limit.map(ConnectionLimit::from),
+        };
         placement.validate()?;
         Ok(placement)
     }

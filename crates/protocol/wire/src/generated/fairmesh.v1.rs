@@ -2551,6 +2551,54 @@ pub struct GatewayService {
     /// Number of backends that serve the service, 3 to 32.
     #[prost(uint32, tag = "2")]
     pub backends: u32,
+    /// Whether it gets no further backends while its calls grow.
+    #[prost(bool, tag = "3")]
+    pub growth_off: bool,
+    #[prost(enumeration = "gateway_service::Throttle", tag = "4")]
+    pub throttle: i32,
+}
+/// Nested message and enum types in `GatewayService`.
+pub mod gateway_service {
+    /// Whether its new connections are limited while they overload a backend.
+    #[derive(
+        Clone,
+        Copy,
+        Debug,
+        PartialEq,
+        Eq,
+        Hash,
+        PartialOrd,
+        Ord,
+        ::prost::Enumeration
+    )]
+    #[repr(i32)]
+    pub enum Throttle {
+        Ask = 0,
+        Agreed = 1,
+        Never = 2,
+    }
+    impl Throttle {
+        /// String value of the enum field names used in the ProtoBuf definition.
+        ///
+        /// The values are not transformed in any way and thus are considered stable
+        /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+        pub fn as_str_name(&self) -> &'static str {
+            match self {
+                Self::Ask => "ASK",
+                Self::Agreed => "AGREED",
+                Self::Never => "NEVER",
+            }
+        }
+        /// Creates an enum from field names used in the ProtoBuf definition.
+        pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+            match value {
+                "ASK" => Some(Self::Ask),
+                "AGREED" => Some(Self::Agreed),
+                "NEVER" => Some(Self::Never),
+                _ => None,
+            }
+        }
+    }
 }
 /// The gateway backends that serve a service; at most 32.
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -2563,6 +2611,41 @@ pub struct Placement {
     /// Number of backends beyond the requested number, added because calls have grown.
     #[prost(uint32, tag = "3")]
     pub added: u32,
+    /// Absent: the controller chooses the backends.
+    #[prost(message, optional, tag = "4")]
+    pub pinned: ::core::option::Option<PlacementPin>,
+    /// Absent: any number of connections.
+    #[prost(message, optional, tag = "5")]
+    pub connection_limit: ::core::option::Option<ConnectionLimit>,
+}
+/// Backends that an operator chose, which the controller keeps.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct PlacementPin {
+    /// At most 1024 bytes, may be empty.
+    #[prost(string, tag = "1")]
+    pub reason: ::prost::alloc::string::String,
+    /// Milliseconds since 1970.
+    #[prost(uint64, tag = "2")]
+    pub at_ms: u64,
+    /// Whether connections of the service at other backends end.
+    #[prost(bool, tag = "3")]
+    pub ends_connections: bool,
+}
+/// A limit of the new connections to the virtual address of a service.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ConnectionLimit {
+    /// At each replica; 1 or more.
+    #[prost(uint32, tag = "1")]
+    pub per_second: u32,
+    /// At most 1024 bytes, may be empty.
+    #[prost(string, tag = "2")]
+    pub reason: ::prost::alloc::string::String,
+    /// When it was set or changed, in milliseconds since 1970.
+    #[prost(uint64, tag = "3")]
+    pub at_ms: u64,
+    /// Whether the controller set it, which then lifts it in steps.
+    #[prost(bool, tag = "4")]
+    pub automatic: bool,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ZoneBackends {
@@ -5593,7 +5676,7 @@ pub mod signals_client {
                 .insert(GrpcMethod::new("fairmesh.v1.Signals", "Report"));
             self.inner.unary(req, path, codec).await
         }
-        /// Reports the load of a gateway replica, once per second.
+        /// Reports the load of a gateway replica, once per second, or less often where there are many replicas.
         pub async fn report_gateway(
             &mut self,
             request: impl tonic::IntoRequest<super::ReportGatewayRequest>,
@@ -5643,7 +5726,7 @@ pub mod signals_server {
             tonic::Response<super::ReportSignalsResponse>,
             tonic::Status,
         >;
-        /// Reports the load of a gateway replica, once per second.
+        /// Reports the load of a gateway replica, once per second, or less often where there are many replicas.
         async fn report_gateway(
             &self,
             request: tonic::Request<super::ReportGatewayRequest>,
@@ -6592,6 +6675,9 @@ pub struct GatewayAlert {
     /// The reason as text, for display.
     #[prost(string, tag = "4")]
     pub reason: ::prost::alloc::string::String,
+    /// The limit of connections a second at each replica that fits what was usual; 0: the cause is no connections to a service.
+    #[prost(uint32, tag = "5")]
+    pub proposed_limit: u32,
 }
 /// Generated client implementations.
 pub mod admin_client {

@@ -1,4 +1,4 @@
-use fairmesh_model::Zone;
+use fairmesh_model::{PlacementPin, Throttle, Zone};
 use fairmesh_wire::v1;
 
 use super::*;
@@ -11,7 +11,13 @@ fn service(name: &str) -> ServiceName {
 fn placement(added: u32) -> Placement {
     let zone = Zone::new("a").unwrap();
     let backends = ["one", "two"].map(|name| Label::new(name).unwrap());
-    Placement { home_zone: zone.clone(), zones: [(zone, backends.into())].into(), added }
+    Placement {
+        home_zone: zone.clone(),
+        zones: [(zone, backends.into())].into(),
+        added,
+        pinned: None,
+        connection_limit: None,
+    }
 }
 
 /// Two backends with one replica each.
@@ -19,6 +25,7 @@ struct World {
     rounds: GrowthRounds,
     loads: GatewayLoads,
     backends: BTreeMap<Label, GatewayBackend>,
+    wanted: GatewayService,
 }
 
 impl World {
@@ -32,7 +39,9 @@ impl World {
         };
         let backends =
             [("one", 1), ("two", 2)].map(|(name, port)| (Label::new(name).unwrap(), backend(port)));
-        Self { rounds: GrowthRounds::new(loads.clone()), loads, backends: backends.into() }
+        let home_zone = Zone::new("a").unwrap();
+        let wanted = GatewayService { home_zone, backends: 3, grows: true, throttle: Throttle::Ask };
+        Self { rounds: GrowthRounds::new(loads.clone()), loads, backends: backends.into(), wanted }
     }
 
     fn report(&self, backend: &str, cpu_ms: u64, requests: u64) {
@@ -68,7 +77,8 @@ impl World {
     /// Runs a round, and applies its decision.
     fn decide(&mut self, placed: &mut Placement) {
         let (name, now) = (service("red/web"), Instant::now());
-        let growth = self.rounds.round([(&name, &*placed)].into_iter(), &self.backends, now);
+        let placements = [(&*placed, &name, &self.wanted)].into_iter();
+        let growth = self.rounds.round(placements, &self.backends, now);
         let added = growth.added(&name, placed, 3);
         if added != placed.added {
             placed.added = added;
@@ -130,4 +140,34 @@ async fn service_keeps_its_added_backend_while_load_is_unknown() {
     world.run(900, (100, 100), None).await;
     world.decide(&mut placed);
     assert_eq!(placed.added, 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn service_whose_growth_is_off_gets_no_backend_and_gives_back_what_it_has() {
+    let mut world = World::new();
+    world.wanted.grows = false;
+    let mut placed = placement(1);
+    world.decide(&mut placed);
+    world.run(30, (200, 100), Some((200, 100))).await;
+    assert!(!world.run(30, (950, 500), Some((950, 500))).await, "no round is needed");
+    world.decide(&mut placed);
+    assert_eq!(placed.added, 1);
+    world.run(60, (100, 50), Some((100, 50))).await;
+    assert!(world.run(600, (100, 50), Some((100, 50))).await);
+    world.decide(&mut placed);
+    assert_eq!(placed.added, 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn service_that_an_operator_placed_does_not_grow() {
+    let mut world = World::new();
+    let mut placed = Placement { pinned: Some(PlacementPin::default()), ..placement(0) };
+    world.decide(&mut placed);
+    world.run(30, (200, 100), Some((200, 100))).await;
+    assert!(!world.run(30, (950, 500), Some((950, 500))).await);
+    world.decide(&mut placed);
+    assert_eq!(placed.added, 0);
+    placed.pinned = None;
+    world.decide(&mut placed);
+    assert_eq!(placed.added, 1, "it grows once it is placed by the controller again");
 }

@@ -1,7 +1,10 @@
 use std::collections::BTreeMap;
 
 use super::{address, name, service_name};
-use fairmesh_model::{GatewayBackend, GatewayQuota, GatewayService, Placement, Record, RecordKey};
+use fairmesh_model::{
+    ConnectionLimit, GatewayBackend, GatewayQuota, GatewayService, Placement, PlacementPin, Record,
+    RecordKey, Throttle,
+};
 use proptest::{collection, prelude::*};
 
 /// Any gateway record, with one of its valid keys.
@@ -40,15 +43,27 @@ fn gateway_quota() -> impl Strategy<Value = GatewayQuota> {
 }
 
 fn gateway_service() -> impl Strategy<Value = GatewayService> {
-    (name(), GatewayService::MIN_BACKENDS..=GatewayService::MAX_BACKENDS)
-        .prop_map(|(home_zone, backends)| GatewayService { home_zone, backends })
+    let throttle = prop_oneof![Just(Throttle::Agreed), Just(Throttle::Ask), Just(Throttle::Never)];
+    let backends = GatewayService::MIN_BACKENDS..=GatewayService::MAX_BACKENDS;
+    (name(), backends, any::<bool>(), throttle).prop_map(|(home_zone, backends, grows, throttle)| {
+        GatewayService { home_zone, backends, grows, throttle }
+    })
 }
 
 fn placement() -> impl Strategy<Value = Placement> {
     let zone = (name(), collection::btree_set(name(), 1..4));
-    (name(), zone, 0..3_u32).prop_map(|(home_zone, zone, added)| Placement {
-        home_zone,
-        zones: BTreeMap::from([zone]),
-        added,
+    let pin = (".{0,9}", any::<u64>(), any::<bool>())
+        .prop_map(|(reason, at_ms, ends_connections)| PlacementPin { reason, at_ms, ends_connections });
+    let limit = (1..=u32::MAX, ".{0,9}", any::<u64>(), any::<bool>()).prop_map(
+        |(per_second, reason, at_ms, is_automatic)| ConnectionLimit {
+            per_second,
+            reason,
+            at_ms,
+            is_automatic,
+        },
+    );
+    let (pin, limit) = (proptest::option::of(pin), proptest::option::of(limit));
+    (name(), zone, 0..3_u32, pin, limit).prop_map(|(home_zone, zone, added, pinned, connection_limit)| {
+        Placement { home_zone, zones: BTreeMap::from([zone]), added, pinned, connection_limit }
     })
 }

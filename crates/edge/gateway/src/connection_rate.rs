@@ -1,4 +1,4 @@
-//! Limits the number of new connections of a tenant per second.
+//! Limits the number of new connections per second, of a tenant or to a service.
 
 use std::{
     sync::{
@@ -12,17 +12,16 @@ use tokio::time::Instant;
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// The generic cell rate algorithm (ITU-T I.371, annex A). It keeps one time: when the next connection would
-/// begin if the tenant opened connections exactly at its rate. After a quiet second, a burst of one second's
-/// connections may begin at once.
+/// The generic cell rate algorithm (ITU-T I.371, annex A): it keeps one time, at which the next connection would begin if each
+/// began as early as it may. After a quiet second, those of one second may begin at once.
 #[derive(Debug, Default)]
-pub(crate) struct HandshakeRate {
+pub(crate) struct ConnectionRate {
     /// Connections per second; zero means unlimited.
     per_second: AtomicU32,
     next: Mutex<Option<Instant>>,
 }
 
-impl HandshakeRate {
+impl ConnectionRate {
     /// Changes the rate; `None` means unlimited.
     pub(crate) fn set(&self, per_second: Option<u32>) {
         self.per_second.store(per_second.unwrap_or_default(), Relaxed);
@@ -49,8 +48,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn handshake_rate_admits_burst_of_one_second_then_steady_rate() {
-        let (rate, now) = (HandshakeRate::default(), Instant::now());
+    fn connection_rate_admits_burst_of_one_second_then_steady_rate() {
+        let (rate, now) = (ConnectionRate::default(), Instant::now());
         let admitted = |at| (0..10).filter(|_| rate.admits(at)).count();
         assert_eq!(admitted(now), 10, "without a quota");
         rate.set(Some(4));
