@@ -53,7 +53,7 @@ impl Backlog {
         }
         let is_counted = servers.answered > 0.0 && servers.failing <= MOST_FAILING;
         let is_short = is_counted && !ends_calls && self.waiting <= SHORT_S * servers.received;
-        self.ended = is_short.then(|| servers.received * (1.0 - servers.failing));
+        self.ended = is_short.then_some(servers.received * (1.0 - servers.failing));
         self.at_ms = servers.at_ms;
     }
 

@@ -109,7 +109,8 @@ pub(crate) fn existing(path: &str) -> Option<PathBuf> {
 
 /// The mount point of the cgroup2 hierarchy, on machines with version 1 often beside that; `None` if it is not mounted.
 pub fn mounted_cgroup2() -> Option<PathBuf> {
-    mounted(&fs::read_to_string(MOUNTS).ok()?)
+    // A mount that another one covers is still in the list.
+    mounted(&fs::read_to_string(MOUNTS).ok()?).filter(|folder| folder.join("cgroup.controllers").exists())
 }
 
 /// The mount point of the cgroup2 hierarchy. Mounts one if there is none.

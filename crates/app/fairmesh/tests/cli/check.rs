@@ -293,7 +293,7 @@ fn check_finds_full_disks_and_missing_capabilities() {
     assert!(full["remedy"].as_str().unwrap().contains("make space"), "{full}");
     // The mesh works without these.
     for (ability, remedy) in [
-        ("cgroup", "booted with version 2"),
+        ("cgroup", "'kernel attach' mounts them"),
         ("nftables", "install nftables"),
         ("ebpf", "fairmesh kernel probe"),
     ] {
