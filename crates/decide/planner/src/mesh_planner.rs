@@ -120,7 +120,7 @@ impl MeshPlanner {
         for DueService { service, outcome, .. } in due {
             match outcome {
                 Some(Planned::ByRings(round)) => rounds.push(round),
-                Some(Planned::Prepared(own)) => drop(prepared.insert(service, own)),
+                Some(Planned::Prepared(own)) => drop(prepared.insert(service, *own)),
                 None => {}
             }
         }
@@ -162,7 +162,7 @@ struct DueService<'a, 'b> {
 enum Planned {
     ByRings(ServiceRound),
     /// The optimizer has yet to judge.
-    Prepared(Prepared),
+    Prepared(Box<Prepared>),
 }
 
 impl DueService<'_, '_> {
@@ -170,7 +170,7 @@ impl DueService<'_, '_> {
         let planner = Arc::make_mut(self.planner);
         let own = planner.prepare(self.facts, topology, now);
         self.outcome = Some(match self.facts.traffic.is_optimized() {
-            true => Planned::Prepared(own),
+            true => Planned::Prepared(Box::new(own)),
             false => Planned::ByRings(finish((self.service, planner), self.facts, (own, None), now)),
         });
     }

@@ -108,7 +108,8 @@ impl Tls {
 
     /// Performs a handshake.
     ///
-    /// # Errors The handshake fails or exceeds `time_limit`.
+    /// # Errors
+    /// The handshake fails or exceeds `time_limit`.
     pub(crate) async fn accept(
         &self,
         stream: TcpStream,

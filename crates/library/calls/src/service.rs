@@ -169,7 +169,8 @@ impl ServiceHandle {
     /// instead of the URI's path, and a [`Trace`](crate::Trace) in them records the attempts. Dropping the future, or
     /// the response's body, cancels the call.
     ///
-    /// # Errors No server responded, or Fairmesh responded on the way, for example because of overload or a deadline
+    /// # Errors
+    /// No server responded, or Fairmesh responded on the way, for example because of overload or a deadline
     /// that passed at the server; see [`FaultKind`](crate::FaultKind). Responses of the service are not errors,
     /// regardless of their status; neither are aborts injected by a policy, which stand for such responses.
     pub async fn send<B>(&self, request: Request<B>) -> Result<Response<Body>, Fault>

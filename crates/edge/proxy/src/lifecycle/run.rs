@@ -88,7 +88,8 @@ impl BoundProxy {
     /// Binds the listeners, the address of the admin pages, and the address of an `inbound` endpoint, or
     /// takes their sockets over from the running proxy.
     ///
-    /// # Errors See [`run`].
+    /// # Errors
+    /// See [`run`].
     pub async fn bind(config: &ProxyConfig, inbound: Option<SocketAddr>) -> Result<Self, ProxyError> {
         let metrics = Arc::new(ProxyMetrics::default());
         check_tls(&config.listen, config.tls.is_some())?;
@@ -121,7 +122,8 @@ impl BoundProxy {
 
     /// Like [`run`], with the configuration whose addresses were bound.
     ///
-    /// # Errors See [`run`]; the addresses are bound already.
+    /// # Errors
+    /// See [`run`]; the addresses are bound already.
     pub async fn run(
         self,
         config: ProxyConfig,

@@ -95,13 +95,7 @@ impl AccessControl {
                 self.lacks(grants, who, (service, "admin, or operator with 'workloads' in its binding,"))
             }
             Need::Write(key) if !grants.may_write(key) => match key.service() {
-                Some(service) => {
-                    let role = match key {
-                        RecordKey::Authorization(_) => "authorizer of its tenant",
-                        _ => "operator of its tenant",
-                    };
-                    self.lacks(grants, who, (service, role))
-                }
+                Some(service) => self.lacks(grants, who, (service, writer_role(key))),
                 None => lacks_role(who, "admin"),
             },
             Need::Register(service, entry) => return self.check_workload(grants, who, (service, entry)),
@@ -293,6 +287,14 @@ fn not_found(who: &Caller, service: &ServiceName) -> Status {
     Status::not_found(format!(
         "there is no service {service} that {who} may use; a role binding can permit it"
     ))
+}
+
+/// The role that may write a service's record.
+fn writer_role(key: &RecordKey) -> &'static str {
+    match key {
+        RecordKey::Authorization(_) => "authorizer of its tenant",
+        _ => "operator of its tenant",
+    }
 }
 
 fn lacks_role(who: &Caller, role: &str) -> Status {
