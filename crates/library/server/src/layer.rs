@@ -84,8 +84,8 @@ pub(crate) struct LayerState {
 /// eight names are used. A name is given up once ten seconds have passed and a response came without it. While there
 /// are no calls, these metrics are reported as 0.
 ///
-/// A `GET` for [`LOAD_PATH`] gets a response from the layer with only the load (ServiceRouter §3.4.3), and is not
-/// counted.
+/// A `GET` for [`LOAD_PATH`](fairmesh_headers::LOAD_PATH) gets a response from the layer with only the load
+/// (ServiceRouter §3.4.3), and is not counted. Neither are distance probes of agents.
 ///
 /// A call with a deadline, from `x-fairmesh-deadline` or `grpc-timeout`, has a [`Deadline`] in its extensions: pass it
 /// to the handles of services that are called on its behalf. The deadline counts from the time when the layer received
