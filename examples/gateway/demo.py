@@ -69,8 +69,9 @@ import http.client, json, os, sys, time
 tenant, source, address, count, requests, folder = sys.argv[1:7]
 host, port = address.split(":")
 connections = []
+# Below the ports that the kernel gives to other connections, of which one may still be in TIME_WAIT.
 for number in range(int(count)):
-    connection = http.client.HTTPConnection(host, int(port), timeout=60, source_address=(source, 40000 + number))
+    connection = http.client.HTTPConnection(host, int(port), timeout=60, source_address=(source, 20000 + number))
     connection.connect()
     connections.append(connection)
 open(f"{folder}/{tenant}.open", "w").close()
