@@ -74,7 +74,7 @@ pub enum Throttle {
     /// An operator, whom `gateway status` shows the command.
     #[default]
     Ask,
-    /// Nobody proposes it.
+    /// The controller sets no limit, and `gateway status` proposes none.
     Never,
 }
 

@@ -97,7 +97,7 @@ async fn next_health_checker_is_elected_when_leader_disconnects() {
 }
 
 #[tokio::test]
-async fn only_changed_verdicts_are_written_and_those_of_removed_endpoints_deleted() {
+async fn changed_verdicts_are_written_and_those_of_removed_endpoints_deleted() {
     let (control, connection, _folder) = checked().await;
     let mut leadership = campaign(&connection, "eu").await;
     let term = next_response(&mut leadership).await.term;

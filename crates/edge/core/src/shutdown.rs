@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn shutdown_of_some_connections_leaves_others_and_starts_with_all_at_the_latest() {
+    async fn partial_shutdown_leaves_other_connections_until_full_shutdown() {
         let whole = Arc::<Shutdown>::default();
         let [some, others] = [(); 2].map(|()| Shutdown::of_some(Arc::clone(&whole)));
         let began = Instant::now();

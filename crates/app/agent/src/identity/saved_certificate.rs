@@ -1,5 +1,5 @@
 //! Checks a saved certificate when an agent starts. An agent that was revoked, or that missed a replacement of the
-//! mesh's root, gets no message about this because nobody accepts its connections. The agent joins again if it can.
+//! mesh's root, gets no message about this because other processes refuse its connections. The agent joins again if it can.
 
 use std::time::Duration;
 

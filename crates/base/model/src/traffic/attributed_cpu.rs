@@ -27,7 +27,7 @@ pub enum CpuUser {
     Unknown,
     /// Services with small amounts, which are merged.
     Other,
-    /// Nobody: no call was in flight.
+    /// No caller: no call was in flight.
     Idle,
 }
 

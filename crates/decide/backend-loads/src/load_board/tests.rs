@@ -341,7 +341,7 @@ impl Crowd {
 }
 
 #[test]
-fn two_thousand_replicas_report_each_ten_seconds_and_alerts_have_their_causes() {
+fn load_board_spaces_reports_of_two_thousand_replicas_and_finds_causes() {
     // Two backends have a service that no other has.
     let grown = |replica: usize, own: u64| match replica / 10 {
         3 | 4 => Asked::of(&[("green/web", own), ("blue/web", 100), ("blue/api", 50)]),

@@ -116,7 +116,7 @@ impl Log {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn kernel_requests_are_ordered_retried_and_cancelled_like_sidecar_requests() {
+async fn kernel_requests_are_ordered_retried_and_cancelled_as_by_sidecar() {
     let _machine = beside_others().await;
     if tool("python3").is_none() {
         return skipped("the caller is a Python program", "python3 is missing");
