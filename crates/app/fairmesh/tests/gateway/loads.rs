@@ -122,6 +122,14 @@ impl Fleet {
             process
         });
         let replicas = replicas.collect();
+        // A node avoids a replica that refused a connection for some seconds: it starts after they accept.
+        until("all replicas report", async || {
+            let status = mesh.cli(&["gateway", "status", "--json"], "").await.json();
+            let loads = status.as_array().unwrap().iter().map(|one| &one["load"]);
+            let reporting = loads.filter(|load| load["replicas"] == 1 && load["limitCores"] == 0.2);
+            reporting.count() == BACKENDS.len()
+        })
+        .await;
         let args = format!(
             "node --agent {} --gateway {} --capture 0.0.0.0:{} --admin none --pod red/client={POD}",
             mesh.agent_of("red"),
@@ -174,13 +182,6 @@ fn alert_of(status: &Value) -> Option<&Value> {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn growing_service_gets_another_backend_and_loses_no_call() {
     let Some(fleet) = Fleet::start().await else { return };
-    until("all replicas report", async || {
-        let status = fleet.status().await;
-        let loads = status.as_array().unwrap().iter().map(|one| &one["load"]);
-        let reporting = loads.filter(|load| load["replicas"] == 1 && load["limitCores"] == 0.2);
-        reporting.count() == BACKENDS.len()
-    })
-    .await;
     assert_eq!(fleet.placement().await, (2, 0));
     let (stop, failed) = (Arc::<AtomicBool>::default(), Arc::<AtomicU64>::default());
     let callers: Vec<_> = (0..CALLERS)
