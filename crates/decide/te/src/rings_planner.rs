@@ -9,7 +9,7 @@ use crate::{
     ring_matrix::RingMatrix,
     rings_policy::RingsPolicy,
     round_problem::Problem,
-    share_tables::{MIN_SHARE, Tables, WHOLE},
+    share_tables::{ClassShares, MIN_SHARE, Tables, WHOLE},
     shift::{Shift, explain},
     targets::Targets,
 };
@@ -79,7 +79,9 @@ pub fn plan(input: PlanInput<'_>, state: &PlannerState) -> Plan {
     // After a pause nothing is caught up on: the pace of a minute in one step is none.
     let seconds = seconds.min(LONGEST_INTERVAL);
     let flows = round.flows(&mut next, seconds);
-    next.tables = without_noise(problem.tables_of(&flows), &state.tables);
+    let full: Vec<bool> =
+        problem.loads(&round.current).into_iter().map(|load| load > policy.ceiling()).collect();
+    next.tables = without_noise(problem.tables_of(&flows), &state.tables, &full);
     next.planned_at_ms = Some(observation.now_ms);
     let shifts = explain(policy, &problem, &state.tables, &next.tables);
     let predicted = problem.loads(&problem.flows_of(&next.tables, &targets.aim));
@@ -87,14 +89,18 @@ pub fn plan(input: PlanInput<'_>, state: &PlannerState) -> Plan {
     Plan { state: next, refusal: None, shifts, predicted, aim }
 }
 
-/// A source whose shares all changed by less than the least share keeps its table.
-fn without_noise(mut tables: Tables, before: &Tables) -> Tables {
+/// A source whose shares all changed by less than the least share keeps its table, unless it sends less to a region that is
+/// `full`: a small part of its calls may be most of those of a small region.
+fn without_noise(mut tables: Tables, before: &Tables, full: &[bool]) -> Tables {
     for (new, old) in tables.sources.iter_mut().zip(&before.sources) {
         let rows = || new.classes.iter().zip(&old.classes);
         let mut shares = rows().flat_map(|(new, old)| new.shares.iter().zip(&old.shares));
         let is_same = shares.all(|(new, old)| new.abs_diff(*old) < MIN_SHARE)
             && rows().all(|(new, old)| new.dropped.abs_diff(old.dropped) < MIN_SHARE);
-        if is_same {
+        let relieves = |(new, old): (&ClassShares, &ClassShares)| {
+            full.iter().enumerate().any(|(to, is_full)| *is_full && new.shares[to] < old.shares[to])
+        };
+        if is_same && !rows().any(relieves) {
             new.classes.clone_from(&old.classes);
         }
     }

@@ -6,7 +6,7 @@ use fairmesh_edge::{
     observe::{access_log::AccessLogConfig, endpoint_metrics::EndpointMetrics, spans::TraceConfig},
     tls::certificate_files::TlsFiles,
 };
-use fairmesh_identity::RemoteKey;
+use fairmesh_identity::RemoteKeys;
 
 use crate::{inbound::server::ServedEndpoint, listeners::listener_config::ListenerConfig};
 
@@ -17,8 +17,8 @@ pub struct ProxyConfig {
     pub listen: Vec<ListenerConfig>,
     /// Certificate of listeners with TLS; required if there are any.
     pub tls: Option<TlsFiles>,
-    /// Key server with the certificate's key. Preferred to a key in a file.
-    pub key_server: Option<Arc<RemoteKey>>,
+    /// Key servers with the certificate's key. Preferred to a key in a file.
+    pub key_servers: Option<Arc<RemoteKeys>>,
     /// Address of the admin pages; `/` lists them.
     pub admin: Option<SocketAddr>,
     /// Unix socket for hot upgrades. This proxy takes over from the proxy running there, and later hands over

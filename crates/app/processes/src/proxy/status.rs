@@ -60,8 +60,8 @@ fn text(config: &Value, last: &Value) -> String {
         vec!["region".into(), word(&routing["region"])],
         vec!["identity".into(), word(&routing["identity"])],
     ];
-    rows.extend(key_server(&config["keyServer"]));
     let each = |value: &Value| value.as_array().cloned().unwrap_or_default();
+    rows.extend(each(&config["keyServers"]).iter().filter_map(key_server));
     rows.extend(each(&config["listen"]).iter().map(|listen| vec!["listen".into(), word(listen)]));
     let options = config["options"].as_object().into_iter().flatten();
     rows.extend(options.map(|(name, value)| vec![name.clone(), word(value)]));
@@ -91,7 +91,7 @@ fn text(config: &Value, last: &Value) -> String {
     text
 }
 
-/// The key server of the listeners' certificate, if there is one.
+/// A key server of the listeners' certificate.
 fn key_server(status: &Value) -> Option<Vec<String>> {
     let key = status["key"].as_str()?;
     let state = match status["problem"].as_str() {

@@ -122,12 +122,12 @@ struct ConfigPage<'a> {
     about: ProxyInfoView<'a>,
     ready: bool,
     routing: RoutingStatus,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    key_server: Option<KeyServerStatus>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    key_servers: Vec<KeyServerStatus>,
     services: Vec<ServiceRow>,
 }
 
-/// The key server that holds the key of the listeners' certificate.
+/// A key server that holds the key of the listeners' certificate.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct KeyServerStatus {
@@ -174,7 +174,7 @@ async fn config(extract::State(state): extract::State<AdminState>, form: PageFor
         about: state.about.shown(),
         ready: state.ready.load(Relaxed),
         routing: routing(&state, revision),
-        key_server: state.key_server.as_ref().map(|key| KeyServerStatus::of(key)),
+        key_servers: state.key_servers.iter().flat_map(|keys| keys.iter()).map(KeyServerStatus::of).collect(),
         services,
     };
     match form {
@@ -303,7 +303,7 @@ impl fmt::Display for KeyServerStatus {
 
 impl ConfigPage<'_> {
     fn text(&self) -> String {
-        let Self { about, ready, routing, key_server, services } = self;
+        let Self { about, ready, routing, key_servers, services } = self;
         let mut text = about.to_string();
         let from = routing.from.as_deref().unwrap_or("none");
         let state = match (routing.connected, &routing.problem) {
@@ -324,7 +324,7 @@ impl ConfigPage<'_> {
         if let Some(identity) = &routing.identity {
             let _ = writeln!(text, "{:<22} {identity}", "identity");
         }
-        if let Some(key_server) = key_server {
+        for key_server in key_servers {
             let _ = writeln!(text, "{:<22} {key_server}", "key server");
         }
         for row in services {

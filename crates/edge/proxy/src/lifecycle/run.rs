@@ -93,7 +93,7 @@ impl BoundProxy {
     pub async fn bind(config: &ProxyConfig, inbound: Option<SocketAddr>) -> Result<Self, ProxyError> {
         let metrics = Arc::new(ProxyMetrics::default());
         check_tls(&config.listen, config.tls.is_some())?;
-        let load = |files| Tls::load(files, config.key_server.clone(), &metrics.edge.tls);
+        let load = |files| Tls::load(files, config.key_servers.clone(), &metrics.edge.tls);
         let tls = config.tls.clone().map(load).transpose()?;
         let (predecessor, mut inherited) = predecessor(config.handover.as_deref()).await?;
         let listeners = BoundListener::bind_all(&config.listen, &mut inherited).await?;
@@ -230,7 +230,7 @@ impl RunningProxy {
         let state =
             AdminState::new(mesh, Arc::clone(&services), Arc::clone(&metrics), Arc::clone(&observer), about)
                 .with_inbound(inbound.clone())
-                .with_key_server(config.key_server);
+                .with_key_servers(config.key_servers);
         let (shutdown, connections) = (Arc::new(Shutdown::default()), TaskTracker::new());
         let edge = Arc::clone(&metrics.edge);
         let tunnels = Tunnels::new(limits, Arc::clone(&edge), Arc::clone(&shutdown), connections.clone());
