@@ -211,7 +211,7 @@ async fn serve_proxy(
         service: None,
         listen: vec![args.proxy.clone()],
         tls: None,
-        key_server: None,
+        key_servers: None,
         admin: Some(args.admin),
         handover: None,
         cores: CORES,
