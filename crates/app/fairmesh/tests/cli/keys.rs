@@ -12,6 +12,7 @@ use std::{
 };
 
 use fairmesh_test_support::{free_port, skipped, tool};
+use memchr::memmem;
 use tempfile::TempDir;
 
 use super::{
@@ -193,7 +194,7 @@ fn finds(server: &Running, wanted: &[Vec<u8>]) -> Vec<bool> {
         let mut bytes = vec![0; usize::try_from(to - from).unwrap()];
         if rest.starts_with("rw") && memory.read_exact_at(&mut bytes, from).is_ok() {
             for (found, wanted) in found.iter_mut().zip(wanted) {
-                *found |= bytes.windows(wanted.len()).any(|window| window == wanted);
+                *found |= memmem::find(&bytes, wanted).is_some();
             }
         }
     }
