@@ -92,7 +92,10 @@ fn check_pair(one: &PodConfig, other: &PodConfig) -> Result<(), Invalid> {
     }
     if one.address == other.address && one.service != other.service && other.served.is_none() {
         let problem = format!("{} calls as {} and {}", one.address, one.service, other.service);
-        return refused(problem, "give the service as which the pod calls first, and only services that it serves after it");
+        return refused(
+            problem,
+            "give the service as which the pod calls first, and only services that it serves after it",
+        );
     }
     match (one.served, other.served) {
         (Some(a), Some(b)) if a.node == b.node && one.service != other.service => {

@@ -103,7 +103,8 @@ mod tests {
 
     use super::*;
 
-    const FAST: Intervals = Intervals { first: Duration::from_millis(100), usual: Duration::from_millis(100) };
+    const FAST: Intervals =
+        Intervals { first: Duration::from_millis(100), usual: Duration::from_millis(100) };
 
     #[test]
     fn pod_is_lost_after_two_failures_and_reached_by_one_success() {

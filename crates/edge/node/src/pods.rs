@@ -117,11 +117,8 @@ mod tests {
     fn pod_of_two_services_calls_as_first_and_is_counted_for_each() {
         let configs = ["red/web@192.0.2.7:7432=10.1.0.2:80", "red/api@192.0.2.7:7433=10.1.0.2:80"]
             .map(|pod| (pod.parse().unwrap(), Transport::default()));
-        let ends = Ends {
-            limits: Limits::default(),
-            shutdown: Arc::default(),
-            connections: TaskTracker::new(),
-        };
+        let ends =
+            Ends { limits: Limits::default(), shutdown: Arc::default(), connections: TaskTracker::new() };
         let pods = Pods::new(configs.into(), &ends);
         let service = |pod: &Pod| pod.service.to_string();
         assert_eq!(pods.at([10, 1, 0, 2].into()).map(|pod| service(pod)).as_deref(), Some("red/web"));
