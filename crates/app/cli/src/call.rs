@@ -13,7 +13,7 @@ use fairmesh_calls::{
     forwarding::{CallInfo, route_backend_name, send_noted, service_state},
 };
 use fairmesh_client::{Body, Fault, FaultKind, Mesh, ServiceHandle, Trace};
-use fairmesh_console::{arguments::AgentTarget, failure::Failure, output};
+use fairmesh_console::{arguments::AgentTarget, connect, failure::Failure, output};
 use fairmesh_model::{Invalid, Location, Protocol, Region, Role, ServiceName, ShardKey, SpiffePath, spec};
 use fairmesh_wire::transport::Address;
 use http::{HeaderName, HeaderValue, Method, Request, Response};
@@ -75,7 +75,7 @@ fn method(text: &str) -> Result<Method, String> {
 
 /// Calls; the response body goes to standard output unchanged. A status of 400 or above counts as failed.
 pub async fn run(args: CallArgs) -> Result<ExitCode, Failure> {
-    let mesh = connect(&args).await.map_err(refused)?;
+    let mesh = connect_mesh(&args).await.map_err(refused)?;
     let ended = call(&mesh, &args).await;
     if ended.is_ok() && args.lookaside.is_none() {
         warn_of_copy(&mesh);
@@ -96,7 +96,9 @@ async fn call(mesh: &Mesh, args: &CallArgs) -> Result<ExitCode, Failure> {
     let service = handle(mesh, args).map_err(refused)?;
     let (mut request, trace) = (request(args)?, Trace::new());
     request.extensions_mut().insert(trace.clone());
-    service.prepare().await.map_err(|one| fault(args, one))?;
+    if let Err(one) = service.prepare().await {
+        return Err(unprepared(args, one).await);
+    }
     if let ServiceState::Ready(ready) = &*service_state(&service)
         && ready.upstream.protocol() == Protocol::Grpc
     {
@@ -162,7 +164,7 @@ impl fmt::Display for Injected {
     }
 }
 
-async fn connect(args: &CallArgs) -> Result<Mesh, Invalid> {
+async fn connect_mesh(args: &CallArgs) -> Result<Mesh, Invalid> {
     let mut mesh = Mesh::builder().client_id("fairmesh call");
     if let Some(identity) = &args.identity {
         mesh = mesh.identity(identity.clone());
@@ -268,6 +270,22 @@ fn print_head(answer: &Response<Body>) {
     for (name, value) in answer.headers() {
         output::say(format_args!("< {name}: {}", String::from_utf8_lossy(value.as_bytes())));
     }
+}
+
+/// The failure of a call without records. If there is no agent, says how to name one.
+async fn unprepared(args: &CallArgs, cause: Fault) -> Failure {
+    let address = args.agent.address();
+    let by_agent = args.control.is_none() && args.lookaside.is_none();
+    if !by_agent || cause.kind() != FaultKind::Unavailable || connect::reaches_agent(&address).await {
+        return fault(args, cause);
+    }
+    Failure::failed_with(
+        format!("{} cannot be called: no agent responds at {address}", args.service),
+        format!(
+            "{}; or follow a control plane with --control ADDRESS (FAIRMESH_CONTROL does not apply to 'call')",
+            connect::agent_hint(&address).await
+        ),
+    )
 }
 
 fn fault(args: &CallArgs, fault: Fault) -> Failure {
