@@ -2,13 +2,14 @@
 
 use std::{
     fmt,
-    io::{self, Write},
+    io::{self, IsTerminal as _, Write},
     sync::atomic::{AtomicBool, Ordering::Relaxed},
     time::Duration,
 };
 
 use comfy_table::{Table, presets};
 use fairmesh_model::spec::Document;
+use ratatui::crossterm::terminal;
 use serde::Serialize;
 
 use crate::{arguments::Format, failure::Failure};
@@ -28,6 +29,9 @@ pub struct Listing {
     pub further: Vec<(&'static [&'static str], Vec<Vec<String>>)>,
     /// Text printed instead of an empty table, if it is known why there are no objects.
     pub why_empty: Option<String>,
+    /// Columns of the first table that are cut where it is wider than the terminal, the one to cut first at the beginning.
+    /// Empty if nothing is cut.
+    pub cut_columns: &'static [&'static str],
 }
 
 impl Listing {
@@ -50,7 +54,10 @@ impl Listing {
                 Ok(())
             }
             Format::Table => {
-                let first = table(&self.head, &self.rows);
+                let first = match self.cut_columns {
+                    [] => table(&self.head, &self.rows),
+                    columns => table(&self.head, &fit(&self.head, &self.rows, (columns, width()))),
+                };
                 let further = self.further.iter().filter(|(_, rows)| !rows.is_empty());
                 let further = further.map(|(head, rows)| format!("\n{}", table(head, rows)));
                 write(&(first + &further.collect::<String>()))
@@ -59,6 +66,41 @@ impl Listing {
             Format::Yaml if self.documents.is_empty() => write(&yaml(&self.items)?),
             Format::Yaml => write(&documents(&self.documents)?),
         }
+    }
+}
+
+/// Width of fitted tables where standard output is no terminal.
+const WIDTH_WITHOUT_TERMINAL: usize = 160;
+/// Minimum width of a column that is cut.
+const MIN_CUT_WIDTH: usize = 8;
+/// Spaces between columns.
+const GAP: usize = 2;
+
+/// Number of columns for a fitted table.
+fn width() -> usize {
+    let of_terminal = || terminal::size().ok().map(|(columns, _)| usize::from(columns));
+    let known = if io::stdout().is_terminal() { of_terminal() } else { None };
+    known.filter(|columns| *columns > 0).unwrap_or(WIDTH_WITHOUT_TERMINAL)
+}
+
+/// Cuts cells of these columns, in this order, until the table is as narrow as `width` or nothing more can be cut.
+fn fit(head: &[&str], rows: &[Vec<String>], (columns, width): (&[&str], usize)) -> Vec<Vec<String>> {
+    let mut rows = rows.to_vec();
+    let mut widths = Columns::new(head, &rows).widths;
+    for column in columns {
+        let total: usize = widths.iter().map(|one| one + GAP).sum::<usize>().saturating_sub(GAP);
+        let Some(at) = head.iter().position(|title| title == column) else { continue };
+        let least = head[at].chars().count().max(MIN_CUT_WIDTH);
+        let cut = widths[at].saturating_sub(total.saturating_sub(width)).max(least).min(widths[at]);
+        widths[at] = cut;
+        rows.iter_mut().filter_map(|row| row.get_mut(at)).for_each(|cell| cut_cell(cell, cut));
+    }
+    rows
+}
+
+fn cut_cell(cell: &mut String, width: usize) {
+    if cell.chars().count() > width {
+        *cell = cell.chars().take(width.saturating_sub(1)).chain(['…']).collect();
     }
 }
 
@@ -222,6 +264,22 @@ mod tests {
         assert_eq!(decimal(none.iter().sum(), 1), "0.0");
         assert_eq!((decimal(-0.04, 1), decimal(-0.4, 0)), ("0.0".to_owned(), "0".to_owned()));
         assert_eq!((decimal(-0.06, 1), decimal(12.25, 1)), ("-0.1".to_owned(), "12.2".to_owned()));
+    }
+
+    #[test]
+    fn table_is_cut_to_width_in_the_order_of_its_columns() {
+        let head = ["KEY", "BEFORE", "AFTER"];
+        let rows = vec![vec!["/t/shop/cart".to_owned(), "b".repeat(40), "ä".repeat(40)]];
+        let widest = |width| {
+            let cut = fit(&head, &rows, (&["BEFORE", "AFTER", "KEY"], width));
+            let widths = cut[0].iter().map(|cell| cell.chars().count()).collect::<Vec<_>>();
+            let lines = table(&head, &cut);
+            (widths, lines.lines().map(|line| line.chars().count()).max().unwrap())
+        };
+        assert_eq!(widest(200), (vec![12, 40, 40], 96));
+        assert_eq!(widest(90), (vec![12, 34, 40], 90));
+        assert_eq!(widest(40), (vec![12, 8, 16], 40));
+        assert_eq!(widest(10), (vec![8, 8, 8], 28), "nothing more can be cut");
     }
 
     #[test]
