@@ -241,9 +241,11 @@ fn shown(key: &str, value: Option<&AuditValue>) -> Value {
 /// The fields of a value that another one does not have, or has otherwise. Rows show what a write changed.
 fn without_equal_fields(value: &Value, other: &Value) -> Value {
     match (value, other) {
-        (Value::Object(fields), Value::Object(others)) => {
-            fields.iter().filter(|(name, field)| others.get(*name) != Some(*field)).map(|(name, field)| (name.clone(), field.clone())).collect()
-        }
+        (Value::Object(fields), Value::Object(others)) => fields
+            .iter()
+            .filter(|(name, field)| others.get(*name) != Some(*field))
+            .map(|(name, field)| (name.clone(), field.clone()))
+            .collect(),
         _ => value.clone(),
     }
 }
@@ -267,7 +269,8 @@ mod tests {
 
     #[test]
     fn rows_show_changed_fields_and_no_encoded_bytes() {
-        let (before, after) = (json!({"timeout": "5s", "retries": 1}), json!({"timeout": "6s", "retries": 1}));
+        let (before, after) =
+            (json!({"timeout": "5s", "retries": 1}), json!({"timeout": "6s", "retries": 1}));
         assert_eq!(short(&without_equal_fields(&before, &after)), r#"{"timeout":"5s"}"#);
         assert_eq!(without_equal_fields(&after, &Value::Null), after, "a new record is shown whole");
         let unknown = AuditValue::Base64("AAEC".into());

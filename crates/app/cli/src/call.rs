@@ -11,13 +11,20 @@ use clap::Args;
 use fairmesh_calls::{
     discovery::ServiceState,
     forwarding::{CallInfo, route_backend_name, send_noted, service_state},
+    observe::AttemptRecord,
 };
 use fairmesh_client::{Body, Fault, FaultKind, Mesh, ServiceHandle, Trace};
-use fairmesh_console::{arguments::AgentTarget, connect, failure::Failure, output};
+use fairmesh_console::{
+    arguments::{AgentTarget, OutputArgs},
+    connect,
+    failure::Failure,
+    output,
+};
 use fairmesh_model::{Invalid, Location, Protocol, Region, Role, ServiceName, ShardKey, SpiffePath, spec};
 use fairmesh_wire::transport::Address;
-use http::{HeaderName, HeaderValue, Method, Request, Response};
+use http::{HeaderName, HeaderValue, Method, Request, Response, StatusCode, response::Parts};
 use http_body_util::BodyExt as _;
+use serde_json::{Value, json};
 use tokio::time::Instant;
 
 use super::request_args;
@@ -67,6 +74,8 @@ pub struct CallArgs {
     /// The region of the caller, with --control; otherwise that of the agent.
     #[arg(long, env = "FAIRMESH_REGION", default_value = "local")]
     region: Region,
+    #[command(flatten)]
+    output_args: OutputArgs,
 }
 
 fn method(text: &str) -> Result<Method, String> {
@@ -111,25 +120,40 @@ async fn call(mesh: &Mesh, args: &CallArgs) -> Result<ExitCode, Failure> {
     let call_info = CallInfo::default();
     let answer = send_noted(&service, request, &call_info).await;
     let injected = Injected::of(&service, &call_info);
-    if args.verbose {
+    let is_verbose = args.verbose && args.output_args.is_table();
+    if is_verbose {
         print_trace(&trace);
         if let Some(injected) = &injected {
             output::say(format_args!("* the mesh injected a fault: {injected}"));
         }
     }
     let answer = answer.map_err(|one| fault(args, one))?;
-    if args.verbose {
+    if is_verbose {
         print_head(&answer);
     }
-    let status = answer.status();
-    let body = answer.into_body().collect().await.map_err(|one| fault(args, one))?.to_bytes();
-    output::write_bytes(&body)?;
-    if args.verbose {
+    let (head, body) = answer.into_parts();
+    let body = body.collect().await.map_err(|one| fault(args, one))?.to_bytes();
+    if args.output_args.is_table() {
+        output::write_bytes(&body)?;
+    } else {
+        let ended =
+            CallEnd { head: &head, body: &body, took: started.elapsed(), injected: injected.as_ref() };
+        output::print_one(args.output_args.format(), &ended.document(&trace), "")?;
+    }
+    if is_verbose {
         output::say(format_args!("* {} bytes of body, {:.1?} in all", body.len(), started.elapsed()));
     }
-    if !status.is_client_error() && !status.is_server_error() {
+    if !head.status.is_client_error() && !head.status.is_server_error() {
         return Ok(ExitCode::SUCCESS);
     }
+    if args.output_args.is_table() {
+        print_failed(args, head.status, injected);
+    }
+    Ok(ExitCode::FAILURE)
+}
+
+/// Prints which side gave a status of 400 or above.
+fn print_failed(args: &CallArgs, status: StatusCode, injected: Option<Injected>) {
     match injected.filter(Injected::is_abort) {
         Some(Injected { route, .. }) => output::say(format_args!(
             "the mesh injected {status} (route {route} of {}); no server was called",
@@ -137,7 +161,46 @@ async fn call(mesh: &Mesh, args: &CallArgs) -> Result<ExitCode, Failure> {
         )),
         None => output::say(format_args!("{} answered {status}", args.service)),
     }
-    Ok(ExitCode::FAILURE)
+}
+
+/// A response and how it came about.
+struct CallEnd<'a> {
+    head: &'a Parts,
+    body: &'a [u8],
+    took: Duration,
+    injected: Option<&'a Injected>,
+}
+
+impl CallEnd<'_> {
+    /// The response as JSON. `body` is null where it is no text.
+    fn document(&self, trace: &Trace) -> Value {
+        let header = |(name, value): (&HeaderName, &HeaderValue)| json!({ "name": name.as_str(), "value": String::from_utf8_lossy(value.as_bytes()) });
+        json!({
+            "status": self.head.status.as_u16(),
+            "headers": self.head.headers.iter().map(header).collect::<Vec<_>>(),
+            "body": std::str::from_utf8(self.body).ok(),
+            "bodyBytes": self.body.len(),
+            "ms": millis(self.took),
+            "attempts": trace.take().iter().map(attempt).collect::<Vec<_>>(),
+            "injectedFault": self.injected.map(ToString::to_string),
+        })
+    }
+}
+
+fn attempt(tried: &AttemptRecord) -> Value {
+    let endpoint = &tried.endpoint;
+    json!({
+        "instance": endpoint.instance.to_string(),
+        "address": endpoint.address.to_string(),
+        "region": endpoint.location.region.to_string(),
+        "status": tried.outcome.as_ref().ok().map(|status| status.as_u16()),
+        "problem": tried.outcome.as_ref().err(),
+        "ms": millis(tried.took),
+    })
+}
+
+fn millis(time: Duration) -> f64 {
+    (time.as_secs_f64() * 1e6).round() / 1e3
 }
 
 /// Faults that the call's route injected.

@@ -31,7 +31,9 @@ const IDENTITY_WAIT: Duration = Duration::from_secs(2);
 pub fn address_hint(tried: &Address) -> String {
     match &others(environment::CONTROL_SOCKET, tried)[..] {
         [] => "give another address with --control ADDRESS or FAIRMESH_CONTROL".to_owned(),
-        found => format!("give {}, where a control plane of this machine listens", options("--control", found)),
+        found => {
+            format!("give {}, where a control plane of this machine listens", options("--control", found))
+        }
     }
 }
 
@@ -45,7 +47,8 @@ pub async fn agent_hint(tried: &Address) -> String {
         }
     }
     match &found[..] {
-        [] => "start it with 'fairmesh agent', or give its address with --agent ADDRESS or FAIRMESH_AGENT".to_owned(),
+        [] => "start it with 'fairmesh agent', or give its address with --agent ADDRESS or FAIRMESH_AGENT"
+            .to_owned(),
         found => format!("give {}, where an agent of this machine listens", options("--agent", found)),
     }
 }

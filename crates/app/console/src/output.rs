@@ -29,8 +29,7 @@ pub struct Listing {
     pub further: Vec<(&'static [&'static str], Vec<Vec<String>>)>,
     /// Text printed instead of an empty table, if it is known why there are no objects.
     pub why_empty: Option<String>,
-    /// Columns of the first table that are cut where it is wider than the terminal, the one to cut first at the beginning.
-    /// Empty if nothing is cut.
+    /// Columns of the first table that are cut where it is wider than the terminal. Empty if nothing is cut.
     pub cut_columns: &'static [&'static str],
 }
 
@@ -83,17 +82,22 @@ fn width() -> usize {
     known.filter(|columns| *columns > 0).unwrap_or(WIDTH_WITHOUT_TERMINAL)
 }
 
-/// Cuts cells of these columns, in this order, until the table is as narrow as `width` or nothing more can be cut.
+/// Cuts cells of these columns, the widest column first, until the table is as narrow as `width` or nothing more can be cut.
 fn fit(head: &[&str], rows: &[Vec<String>], (columns, width): (&[&str], usize)) -> Vec<Vec<String>> {
     let mut rows = rows.to_vec();
-    let mut widths = Columns::new(head, &rows).widths;
-    for column in columns {
-        let total: usize = widths.iter().map(|one| one + GAP).sum::<usize>().saturating_sub(GAP);
-        let Some(at) = head.iter().position(|title| title == column) else { continue };
-        let least = head[at].chars().count().max(MIN_CUT_WIDTH);
-        let cut = widths[at].saturating_sub(total.saturating_sub(width)).max(least).min(widths[at]);
-        widths[at] = cut;
-        rows.iter_mut().filter_map(|row| row.get_mut(at)).for_each(|cell| cut_cell(cell, cut));
+    let natural = Columns::new(head, &rows).widths;
+    let mut widths = natural.clone();
+    let least = |at: usize| natural[at].min(head[at].chars().count().max(MIN_CUT_WIDTH));
+    let places: Vec<usize> =
+        columns.iter().filter_map(|column| head.iter().position(|title| title == column)).collect();
+    let total: usize = natural.iter().map(|one| one + GAP).sum::<usize>().saturating_sub(GAP);
+    for _ in width..total {
+        let can_be_cut = places.iter().copied().filter(|at| widths[*at] > least(*at));
+        let Some(widest) = can_be_cut.max_by_key(|at| widths[*at]) else { break };
+        widths[widest] -= 1;
+    }
+    for (cell, width) in rows.iter_mut().flat_map(|row| row.iter_mut().zip(&widths)) {
+        cut_cell(cell, *width);
     }
     rows
 }
@@ -267,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn table_is_cut_to_width_in_the_order_of_its_columns() {
+    fn table_is_cut_to_width_at_its_widest_columns() {
         let head = ["KEY", "BEFORE", "AFTER"];
         let rows = vec![vec!["/t/shop/cart".to_owned(), "b".repeat(40), "ä".repeat(40)]];
         let widest = |width| {
@@ -277,8 +281,8 @@ mod tests {
             (widths, lines.lines().map(|line| line.chars().count()).max().unwrap())
         };
         assert_eq!(widest(200), (vec![12, 40, 40], 96));
-        assert_eq!(widest(90), (vec![12, 34, 40], 90));
-        assert_eq!(widest(40), (vec![12, 8, 16], 40));
+        assert_eq!(widest(90), (vec![12, 37, 37], 90));
+        assert_eq!(widest(40), (vec![12, 12, 12], 40));
         assert_eq!(widest(10), (vec![8, 8, 8], 28), "nothing more can be cut");
     }
 

@@ -7,9 +7,7 @@ use fairmesh_model::TrustBundle;
 use tokio_rustls::rustls::pki_types::CertificateDer;
 use tokio_util::sync::CancellationToken;
 
-use crate::{
-    CertificateInfo, Credentials, IdentityError, PrivateKey, Workload, error::rfc3339, join_token,
-};
+use crate::{CertificateInfo, Credentials, IdentityError, PrivateKey, Workload, error::rfc3339, join_token};
 
 /// Maximum age at which a certificate is renewed. Renewals are spread over the tenth before this age, so that
 /// processes started together do not renew together.

@@ -35,7 +35,10 @@ pub(super) async fn check(connection: &Connection, report: &mut Report) {
         false => report.add(
             "records",
             Level::Note,
-            format!("your roles give no more than the records of {}: others were not examined", listed(&read)),
+            format!(
+                "your roles give no more than the records of {}: others were not examined",
+                listed(&read)
+            ),
             REMEDY,
         ),
     }

@@ -69,10 +69,7 @@ fn tenants_with_equal_addresses_reach_only_own_services() {
 fn demo_ends_at_once_when_one_client_fails() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../examples/gateway");
     let began = Instant::now();
-    let run = Command::new("python3")
-        .args(["-B", "-c", ONE_CLIENT_FAILS])
-        .arg(folder)
-        .output();
+    let run = Command::new("python3").args(["-B", "-c", ONE_CLIENT_FAILS]).arg(folder).output();
     let output = match run {
         Ok(output) => output,
         Err(error) => return skipped("the demo cannot be run", error),

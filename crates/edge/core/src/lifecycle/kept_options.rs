@@ -79,7 +79,10 @@ mod tests {
             ),
             "{refused}"
         );
-        let fewer = options("shop/one@127.0.0.1:1", &["127.0.0.1:2"]).check(&running).unwrap_err().to_string();
-        assert!(fewer.starts_with("the running process has 'proxy --listen 127.0.0.1:3', which this one lacks; "));
+        let fewer =
+            options("shop/one@127.0.0.1:1", &["127.0.0.1:2"]).check(&running).unwrap_err().to_string();
+        assert!(
+            fewer.starts_with("the running process has 'proxy --listen 127.0.0.1:3', which this one lacks; ")
+        );
     }
 }

@@ -90,7 +90,9 @@ impl Succession {
         (path, options): (Option<&Path>, &KeptOptions),
     ) -> Result<Self, SuccessionError> {
         let (predecessor, mut inherited) = match path {
-            Some(path) => found(path, options).await?.map_or_else(Default::default, |(one, all)| (Some(one), all)),
+            Some(path) => {
+                found(path, options).await?.map_or_else(Default::default, |(one, all)| (Some(one), all))
+            }
             None => Default::default(),
         };
         let mut listeners = Vec::with_capacity(addresses.len());

@@ -220,7 +220,9 @@ impl Handover {
         }
         let mut channel = DescriptorChannel::new(stream);
         match within_limit(channel.receive()).await? {
-            Some((message, _)) if &message[..] == HELLO => channel.send(&self.options.to_message(), &[]).await?,
+            Some((message, _)) if &message[..] == HELLO => {
+                channel.send(&self.options.to_message(), &[]).await?
+            }
             Some((message, _)) if &message[..] == HELLO_1 => {}
             Some(_) => {
                 return Err(protocol_error("the peer speaks another version of the handover protocol"));
