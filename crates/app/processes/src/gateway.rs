@@ -1,8 +1,8 @@
 //! `fairmesh gateway`.
 
-mod acts;
 mod backend_load_text;
 mod explain;
+mod load_actions;
 mod placements;
 mod relocation;
 mod rolling_upgrade;

@@ -302,9 +302,8 @@ async fn serve(args: ServeArgs) -> Result<ExitCode, Failure> {
     let config = ProxyConfig { key_servers, listen, ..config(&args, endpoints.clone()) };
     // Every address is bound before an endpoint is registered. Otherwise callers could already try an endpoint that
     // does not listen yet.
-    let address = inbound.as_ref().map(|config| config.inbound.address);
     let stopped = |error: ProxyError| Failure::stopped(&error);
-    let mut bound = BoundProxy::bind(&config, address).await.map_err(stopped)?;
+    let mut bound = BoundProxy::bind(&config, inbound.as_ref()).await.map_err(stopped)?;
     let mesh = mesh(&args, endpoints, transport).await?;
     let served = match inbound {
         Some(inbound) => bound.start_inbound(inbound).await.map_err(stopped)?,

@@ -147,6 +147,7 @@ pub async fn run(args: RegisterArgs) -> Result<ExitCode, Failure> {
     // Installed before the program starts, so that a signal in between does not orphan it.
     let terminated = stop_signals::shutdown()?;
     preflight::refuse_address_in_use(&plan).await?;
+    preflight::refuse_taken_instance(&plan).await?;
     let opened = transport_of_agent(&plan.addresses, &plan.registration).await;
     preflight::refuse_plaintext(&plan, &opened).await?;
     let pages = RegisterPages::new(Arc::clone(&observer));

@@ -82,7 +82,8 @@ pub async fn run(
     stop: impl Future<Output = ()>,
 ) -> Result<(), GatewayError> {
     let addresses: Vec<SocketAddr> = [config.listen].into_iter().chain(config.admin).collect();
-    let mut succession = Succession::bind(&addresses, config.handover.as_deref()).await?;
+    let mut succession =
+        Succession::bind(&addresses, (config.handover.as_deref(), &config.kept_options())).await?;
     let admin = config.admin.and_then(|_| succession.listeners.pop());
     exclude_addresses(&mesh, addresses);
     // A gateway on loopback belongs to a mesh on one machine, where pods use loopback addresses too.

@@ -7,7 +7,7 @@ use std::{
     str::FromStr,
 };
 
-use fairmesh_edge::limits::Limits;
+use fairmesh_edge::{lifecycle::kept_options::KeptOptions, limits::Limits};
 use fairmesh_model::{Invalid, ServiceName, Zone};
 use fairmesh_wire::transport::{Address, Transport};
 
@@ -81,6 +81,14 @@ impl NodeConfig {
             }
             false => Ok(()),
         }
+    }
+}
+
+impl NodeConfig {
+    /// The listeners that a successor must have too. Pods come and go with upgrades.
+    pub(crate) fn kept_options(&self) -> KeptOptions {
+        let admin = self.admin.map(|address| ("--admin", address.to_string()));
+        KeptOptions::new("node", [("--capture", self.capture.to_string())].into_iter().chain(admin))
     }
 }
 

@@ -79,7 +79,8 @@ pub async fn run(config: NodeConfig, stop: impl Future<Output = ()>) -> Result<(
     let node = Node::new(&config);
     let of_pods = node.pods.listeners.iter().map(|listener| listener.address);
     let addresses: Vec<SocketAddr> = of_pods.chain([config.capture]).chain(config.admin).collect();
-    let mut succession = Succession::bind(&addresses, config.handover.as_deref()).await?;
+    let mut succession =
+        Succession::bind(&addresses, (config.handover.as_deref(), &config.kept_options())).await?;
     let admin = config.admin.and_then(|_| succession.listeners.pop());
     if let Some(capture) = succession.listeners.last() {
         let opened = set_transparent(capture);

@@ -88,7 +88,7 @@ impl Rows {
         let shown = if tenants.is_empty() { "all".to_owned() } else { tenants.join(", ") };
         let region = agent.region.map(String::from);
         let item = json!({
-            "id": id, "tenants": tenants, "region": region, "joined": agent.joined, "connected": null,
+            "id": id, "tenants": tenants, "region": region, "joined": timestamp(agent.joined), "connected": null,
             "revocations": values(&revoked),
         });
         let region = region.unwrap_or_else(|| "any".into());

@@ -64,7 +64,7 @@ pub(super) async fn run(args: TokenArgs) -> Result<(), Failure> {
             )),
         }
     }
-    let mut value = json!({ "token": made.token, "expires": made.expires_at });
+    let mut value = json!({ "token": made.token, "expires": timestamp(made.expires_at) });
     match (&args.agent, &args.service) {
         (_, Some(service)) => value["service"] = json!(service.to_string()),
         (agent, None) => value["agent"] = json!(agent),

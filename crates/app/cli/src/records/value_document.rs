@@ -132,11 +132,11 @@ pub(super) fn placement_value(placement: &Placement) -> Value {
         "zones": zones.collect::<serde_json::Map<_, _>>(),
         "added": added,
         "pinned": pinned.as_ref().map(|PlacementPin { reason, at_ms, ends_connections }| {
-            json!({ "reason": reason, "atMs": at_ms, "endsConnections": ends_connections })
+            json!({ "reason": reason, "at": timestamp(at_ms / 1000), "endsConnections": ends_connections })
         }),
         "connectionLimit": connection_limit.as_ref().map(|limit| {
             let ConnectionLimit { per_second, reason, at_ms, is_automatic } = limit;
-            json!({ "perSecond": per_second, "reason": reason, "atMs": at_ms, "automatic": is_automatic })
+            json!({ "perSecond": per_second, "reason": reason, "at": timestamp(at_ms / 1000), "automatic": is_automatic })
         }),
     })
 }

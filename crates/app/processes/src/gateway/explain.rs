@@ -12,7 +12,7 @@ use fairmesh_model::{Label, RecordKind, ServiceName};
 use fairmesh_wire::v1::{GatewayBackendLoad, GatewayServiceLoad};
 use serde_json::{Value, json};
 
-use super::{acts, backend_load_text};
+use super::{backend_load_text, load_actions};
 
 const HEAD: &[&str] = &["SERVICE", "REQUESTS/S", "USUALLY", "ERRORS/S", "NEW CONNECTIONS/S", "USUALLY"];
 
@@ -62,13 +62,13 @@ pub(super) async fn run(args: ExplainArgs) -> Result<(), Failure> {
     let explained = names.into_iter().map(|backend| {
         let load = read.remove(&backend);
         let alert = load.as_ref().and_then(|load| load.alert.as_ref());
-        Explained { follows: alert.and_then(|alert| acts::follows(alert, &view)), load, backend }
+        Explained { follows: alert.and_then(|alert| load_actions::follows(alert, &view)), load, backend }
     });
     let explained: Vec<Explained> = explained.collect();
     let service = service.as_ref();
     let text: Vec<String> = explained.iter().map(|one| one.text(service)).collect();
     let items: Vec<Value> = explained.iter().map(Explained::item).collect();
-    let acts = service.and_then(|service| view.services.get(service)).map(acts::in_force);
+    let acts = service.and_then(|service| view.services.get(service)).map(load_actions::in_force);
     let acts: String = acts.into_iter().flatten().map(|act| format!("{act}\n")).collect();
     output::print_one(args.output.format(), &items, &(text.join("\n") + &acts))
 }

@@ -15,7 +15,7 @@ use fairmesh_wire::{
 };
 use serde_json::json;
 
-use super::{acts, backend_load_text};
+use super::{backend_load_text, load_actions};
 
 /// The controller that places services.
 const CONTROLLER: &str = "placement";
@@ -85,7 +85,7 @@ pub(super) async fn run(args: StatusArgs) -> Result<(), Failure> {
 
 /// Why a backend has an alert, and what follows.
 fn why(alert: &GatewayAlert, view: &View) -> String {
-    let follows = acts::follows(alert, view).map(|follows| format!("; {follows}"));
+    let follows = load_actions::follows(alert, view).map(|follows| format!("; {follows}"));
     backend_load_text::sentence(alert) + &follows.unwrap_or_default()
 }
 
@@ -93,7 +93,7 @@ fn why(alert: &GatewayAlert, view: &View) -> String {
 fn in_force(view: &View) -> Vec<Vec<String>> {
     let mut rows = Vec::new();
     for (name, one) in &view.services {
-        rows.extend(acts::in_force(one).into_iter().map(|act| vec![name.to_string(), act]));
+        rows.extend(load_actions::in_force(one).into_iter().map(|act| vec![name.to_string(), act]));
     }
     rows
 }

@@ -55,7 +55,10 @@ fn text(config: &Value, last: &Value) -> String {
         vec!["process".into(), format!("{}, since {}", config["pid"], word(&config["started"]))],
         vec!["ready".into(), word(&config["ready"])],
         vec!["routing".into(), format!("{} ({connected})", word(&routing["from"]))],
-        vec!["revision".into(), word(&routing["revision"])],
+        vec![
+            "revision".into(),
+            routing["revision"].as_u64().map_or_else(no_revision, |number| number.to_string()),
+        ],
         vec!["data age".into(), format!("{:.1} s", routing["dataAgeSeconds"].as_f64().unwrap_or(0.0))],
         vec!["region".into(), word(&routing["region"])],
         vec!["identity".into(), word(&routing["identity"])],
@@ -89,6 +92,11 @@ fn text(config: &Value, last: &Value) -> String {
         text += &format!("\n{}", output::table(&head, &last));
     }
     text
+}
+
+/// Why a proxy has no revision. One with '--listen none' never has.
+fn no_revision() -> String {
+    "none: no service was called through it yet".to_owned()
 }
 
 /// A key server of the listeners' certificate.

@@ -25,6 +25,8 @@ use serde::Serialize;
 
 use crate::admin::{endpoints_page, proxy_info::ProxyInfoView, routes_page, state::AdminState, tap_page};
 
+/// What the page of a proxy says before a service has records.
+const NO_REVISION: &str = "no revision, since no service was called through it yet";
 const INDEX: &str = "\
 /config                      version, listeners, options, and age of the routing information
 /services                    the services called so far (JSON)
@@ -109,8 +111,8 @@ struct RoutingStatus {
     /// The identity by which services know this proxy.
     identity: Option<String>,
     data_age_seconds: f64,
-    /// Highest revision among all services.
-    revision: u64,
+    /// Highest revision among all services; `None` if no service has records yet.
+    revision: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     problem: Option<String>,
 }
@@ -169,7 +171,7 @@ fn rows(state: &AdminState) -> Vec<ServiceRow> {
 
 async fn config(extract::State(state): extract::State<AdminState>, form: PageFormat) -> Response {
     let services = rows(&state);
-    let revision = services.iter().map(|row| row.status.revision).max().unwrap_or_default();
+    let revision = services.iter().map(|row| row.status.revision).max().filter(|revision| *revision > 0);
     let config = ConfigPage {
         about: state.about.shown(),
         ready: state.ready.load(Relaxed),
@@ -183,7 +185,7 @@ async fn config(extract::State(state): extract::State<AdminState>, form: PageFor
     }
 }
 
-fn routing(state: &AdminState, revision: u64) -> RoutingStatus {
+fn routing(state: &AdminState, revision: Option<u64>) -> RoutingStatus {
     let fresh = state.mesh.freshness();
     let home = || state.services.all().into_iter().find_map(|(_, target)| target.home_and_revision());
     let region = home().map(|(home, _)| home).or_else(|| fresh.location.map(|location| location.region));
@@ -315,11 +317,14 @@ impl ConfigPage<'_> {
                 )
             }
         };
-        let (age, revision) = (routing.data_age_seconds, routing.revision);
+        let age = routing.data_age_seconds;
+        let revision = routing
+            .revision
+            .map_or_else(|| NO_REVISION.to_owned(), |revision| format!("revision {revision}"));
         let region = routing.region.as_deref().unwrap_or("unknown");
         // Writing to a `String` cannot fail.
         let _ = writeln!(text, "{:<22} {}", "ready", if *ready { "yes" } else { "no" });
-        let _ = writeln!(text, "{:<22} {from}: {state}; {age:.1} s old, revision {revision}", "routing");
+        let _ = writeln!(text, "{:<22} {from}: {state}; {age:.1} s old, {revision}", "routing");
         let _ = writeln!(text, "{:<22} {region}", "region");
         if let Some(identity) = &routing.identity {
             let _ = writeln!(text, "{:<22} {identity}", "identity");

@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn acts_are_shown_with_their_reasons_and_authors() {
+    fn load_actions_are_shown_with_their_reasons_and_authors() {
         let (reason, at_ms) = ("drill".to_owned(), 0);
         let acts = in_force(
             &view(|_, placement| {
