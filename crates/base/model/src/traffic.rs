@@ -21,7 +21,7 @@ pub use region_drain::{DrainPhase, RegionDrain};
 pub use report::{
     CallNode, CallPath, CallRates, MAX_CALL_PATHS, MAX_INCOMPLETE_SERVICES, MAX_RATE, MAX_REPORT_AGE,
     MAX_REPORTED_REGIONS, MAX_SERVED_PATHS, MAX_SERVER_GROUPS, MetricSum, ServedPath, ServedRates,
-    ServerRates, SummedAge, TrafficReport, UTILISATION_BUCKETS,
+    ServerRates, SummedAge, TrafficReport, UTILISATION_BUCKETS, UTILISATION_LEVELS,
 };
 
 pub use region_table::{
@@ -104,7 +104,7 @@ impl Traffic {
         published.map(|(from, shares)| {
             (
                 from,
-                RegionTable { shares: shares.clone(), zones: BTreeMap::new(), origin: TableOrigin::ByHand },
+                RegionTable::new(shares.clone(), TableOrigin::ByHand),
             )
         })
     }

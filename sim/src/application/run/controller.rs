@@ -197,7 +197,7 @@ fn contender_writes(
 ) -> Vec<TableWrite> {
     let write = |(from, shares)| TableWrite {
         from,
-        table: Some(RegionTable { shares, zones: Default::default(), origin }),
+        table: Some(RegionTable::new(shares, origin)),
         replaces: None,
     };
     shares.into_iter().map(write).collect()
