@@ -10,13 +10,13 @@ mod summary;
 use std::{collections::BTreeSet, time::Duration};
 
 use fairmesh_model::{
-    Invalid, Label, LoadRing, Policy, Region, RegionDrain, RegionShares, RegionTable, Ring, RoundTrips, Share,
-    Traffic as TrafficPolicy, TrafficPlanner, TrafficShares,
+    Invalid, Label, LoadRing, Policy, Region, RegionDrain, RegionShares, RegionTable, Ring, RoundTrips,
+    Share, Traffic as TrafficPolicy, TrafficPlanner, TrafficShares,
     arith::{Generator, hash_text, mix_pair},
 };
 use fairmesh_planner::{
-    Now, RegionEndpoints, ServiceFacts, ServicePlanner, ServiceReports, StoredDrain, StoredTable, Subset, TableWrite,
-    TopologyFacts, next_keep,
+    Now, RegionEndpoints, ServiceFacts, ServicePlanner, ServiceReports, StoredDrain, StoredTable, Subset,
+    TableWrite, TopologyFacts, next_keep,
 };
 use fairmesh_signals::{ReportSums, SumLimits};
 

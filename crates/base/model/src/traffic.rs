@@ -101,12 +101,7 @@ impl Traffic {
     /// The tables for the fixed shares, by the caller's region.
     pub fn tables(&self) -> impl Iterator<Item = (&Region, RegionTable)> {
         let published = self.shares.iter().filter(|_| self.publishes());
-        published.map(|(from, shares)| {
-            (
-                from,
-                RegionTable::new(shares.clone(), TableOrigin::ByHand),
-            )
-        })
+        published.map(|(from, shares)| (from, RegionTable::new(shares.clone(), TableOrigin::ByHand)))
     }
 
     /// Checks that there is only one source of tables, and that the shares are valid.

@@ -14,7 +14,9 @@ use fairmesh_model::{
     DefaultsScope, Endpoint, Hosts, InheritedDefaults, PolicyDefaults, Prefix, Record, RecordKey,
     ServiceKind, ServiceName,
 };
-use fairmesh_planner::{MeshFacts, PolicyFacts, ServiceFacts, StoredDrain, StoredTable, Subset, TopologyFacts};
+use fairmesh_planner::{
+    MeshFacts, PolicyFacts, ServiceFacts, StoredDrain, StoredTable, Subset, TopologyFacts,
+};
 use fairmesh_rib::{Commit, Entry, Node};
 use fairmesh_wire::record_encoding;
 use tokio::sync::Notify;

@@ -92,7 +92,8 @@ impl ServiceFacts {
 
     /// Whether nothing is known of the service.
     fn is_empty(&self) -> bool {
-        let Self { traffic, not_understood, local_only, zone_first, subset, kind, endpoints, tables, .. } = self;
+        let Self { traffic, not_understood, local_only, zone_first, subset, kind, endpoints, tables, .. } =
+            self;
         endpoints.is_empty()
             && *kind == ServiceKind::default()
             && *subset == Subset::default()

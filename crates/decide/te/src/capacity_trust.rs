@@ -37,7 +37,9 @@ impl fmt::Display for Doubt {
             Self::SeemsCheap => {
                 write!(f, "its servers report much less load for as many calls as those of other regions")
             }
-            Self::Unreached => write!(f, "callers do not reach all of its servers: a tenth of them is much more loaded"),
+            Self::Unreached => {
+                write!(f, "callers do not reach all of its servers: a tenth of them is much more loaded")
+            }
             Self::Fails => write!(f, "more of its calls fail than of other regions, though it is not full"),
         }
     }

@@ -212,7 +212,7 @@ fn region_reached_in_part_sends_calls_away_before_its_mean_is_at_threshold() {
         second(&mut world, |observation| reached_in_part(observation, 0, 0.98));
     }
     let load = world.loads(world.state.tables())[0];
-    assert!(load > 0.595 && world.state.doubt(0).is_none(), "{load}");
+    assert!(load > 0.57 && world.state.doubt(0).is_none(), "{load}: up to 7 % below the threshold");
 }
 
 #[test]

@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use fairmesh_model::{
-    Balancing, DefaultsByScope, DefaultsScope, InheritedDefaults, Policy, PolicyDefaults, PolicyField, ServiceName,
-    Traffic,
+    Balancing, DefaultsByScope, DefaultsScope, InheritedDefaults, Policy, PolicyDefaults, PolicyField,
+    ServiceName, Traffic,
 };
 
 use super::MeshFacts;

@@ -2,7 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use fairmesh_model::{CallNode, Label, Region, Ring, RoundTrips, ServerRates, ServiceKind, ServiceName, TrafficMode};
+use fairmesh_model::{
+    CallNode, Label, Region, Ring, RoundTrips, ServerRates, ServiceKind, ServiceName, TrafficMode,
+};
 use fairmesh_te::optimizer::{Kink, ServicePools};
 
 use super::Fallback;

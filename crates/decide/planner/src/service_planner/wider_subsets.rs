@@ -37,10 +37,12 @@ pub(super) struct WiderSubset {
 impl ServicePlanner {
     /// Widens subsets in regions of which callers reach a part, and forgets those that are not needed any more.
     pub(super) fn plan_subsets(&mut self, facts: &ServiceFacts, now_ms: u64) {
-        let threshold = facts.traffic.load_rings().first().map_or(1.0, |ring| f64::from(ring.load.millionths()) / 1e6);
+        let threshold =
+            facts.traffic.load_rings().first().map_or(1.0, |ring| f64::from(ring.load.millionths()) / 1e6);
         for (at, region) in self.regions.iter().enumerate() {
             let own = facts.partial_subset(region);
-            let load = self.known.get(region).and_then(|known| known.servers).map_or(0.0, |servers| servers.load);
+            let load =
+                self.known.get(region).and_then(|known| known.servers).map_or(0.0, |servers| servers.load);
             let wider = self.subsets.get(region).copied();
             let wider = wider.filter(|wider| own.is_some_and(|own| own < wider.endpoints));
             let wider = wider.map(|wider| wider.noting_need(load, threshold, now_ms));

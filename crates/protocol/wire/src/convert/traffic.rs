@@ -126,7 +126,8 @@ impl From<RegionTable> for v1::RegionTable {
                 .collect(),
         };
         let zones = table.zones.into_iter().map(zone).collect();
-        let subsets = table.subsets.into_iter().map(|(region, endpoints)| (region.into(), endpoints)).collect();
+        let subsets =
+            table.subsets.into_iter().map(|(region, endpoints)| (region.into(), endpoints)).collect();
         Self { shares: write_shares(table.shares), zones, confirmed, subsets }
     }
 }

@@ -81,12 +81,7 @@ fn shadows(one: &ServiceView) -> Vec<(Region, RegionTable)> {
     let policy = one.effective_policy();
     let traffic = policy.traffic.filter(|traffic| traffic.mode == TrafficMode::Shadow);
     let shares = traffic.map(|traffic| traffic.shares).unwrap_or_default();
-    shares
-        .into_iter()
-        .map(|(from, shares)| {
-            (from, RegionTable::new(shares, TableOrigin::ByHand))
-        })
-        .collect()
+    shares.into_iter().map(|(from, shares)| (from, RegionTable::new(shares, TableOrigin::ByHand))).collect()
 }
 
 /// A table of a service, for the callers of one region.

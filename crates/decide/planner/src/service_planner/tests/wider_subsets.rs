@@ -50,7 +50,9 @@ fn subset_grows_until_callers_reach_region_evenly_and_calls_stay_home() {
     let growth = "callers use 40 instead of 20 of the 64 endpoints of eu: a tenth of these is above 89 % of its CPU, the mean is 69 %";
     assert!(texts.contains(&growth), "{texts:#?}");
     world.obeying(180);
-    assert_eq!((world.subset(), world.share("eu", "eu")), (Some(40), 1.0));
+    assert_eq!(world.subset(), Some(40));
+    let home = world.share("eu", "eu");
+    assert!(home > 0.97, "{home}: up to 7 % below the threshold");
     assert_eq!(world.planner.doubted_regions().count(), 0);
     // A control plane that takes over continues with it.
     world.planner = ServicePlanner::new();
@@ -97,7 +99,9 @@ fn spread_of_servers_is_known_once_half_of_them_report_it() {
         let mut rates = servers(64, 50.0, 500.0);
         by_level.iter().for_each(|(level, count)| rates.by_utilisation[*level] = *count);
         facts.reports.servers.insert(region("eu"), rates);
-        facts.spread_in(&region("eu")).map(|spread| [spread.mean, spread.p90].map(|load| (load * 1e3).round()))
+        facts
+            .spread_in(&region("eu"))
+            .map(|spread| [spread.mean, spread.p90].map(|load| (load * 1e3).round()))
     };
     assert_eq!(spread(&mut facts, &[]), None, "of a release before");
     assert_eq!(spread(&mut facts, &[(10, 31)]), None);
