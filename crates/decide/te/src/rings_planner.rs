@@ -66,7 +66,7 @@ pub fn plan(input: PlanInput<'_>, state: &PlannerState) -> Plan {
         return Plan { state, refusal, shifts: Vec::new(), predicted: Vec::new(), aim: Vec::new() };
     }
     let mut next = state.clone();
-    next.learn(observation, policy.ceiling());
+    next.learn(observation, policy);
     let mut problem = Problem::new(policy, rings, observation, &next);
     if next.is_settling(observation.now_ms) && problem.is_short(policy) {
         next.settle();
@@ -259,7 +259,7 @@ impl<'a> Round<'a> {
     /// sent to such a region is slowed down, and by no more than it has to be.
     fn guard(&self, flows: &mut Flows, current: &Flows, loads: &[f64]) {
         let aim_loads = self.problem.loads(&self.targets.aim);
-        let first = self.policy.rings.first().map_or(1.0, |ring| ring.load);
+        let first = self.policy.threshold();
         let bounds = loads.iter().zip(&aim_loads).map(|(now, aim)| now.max(*aim).max(first));
         let bounds: Vec<f64> = bounds.collect();
         // A source that is slowed down leaves others less room, which may slow down further ones; what is nearly still is
@@ -353,7 +353,7 @@ impl<'a> Round<'a> {
     /// what the aim is.
     fn make_room(&self, directions: &mut [Direction], current: &Flows, loads: &[f64]) {
         let aim = &self.targets.aim;
-        let full = self.policy.rings.first().map_or(1.0, |ring| ring.load) - self.policy.margin - DEAD_BAND;
+        let full = self.policy.threshold() - self.policy.margin - DEAD_BAND;
         let grows = |source: usize, to: usize| {
             self.sent(source, to, aim) > self.sent(source, to, current) + DEAD_BAND
         };

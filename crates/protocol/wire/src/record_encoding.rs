@@ -175,6 +175,12 @@ pub fn is_zone_first(policy: &[u8]) -> bool {
     v1::Policy::decode(policy).unwrap_or_default().zone_first
 }
 
+/// Number of endpoints to which a caller keeps connections by its policy; 0 is all. Does not compile its regular
+/// expressions.
+pub fn subset(policy: &[u8]) -> u32 {
+    v1::Policy::decode(policy).unwrap_or_default().subset
+}
+
 /// How a policy divides calls among regions; `None` if the policy does not say. Does not compile its regular
 /// expressions.
 ///

@@ -1938,6 +1938,13 @@ pub struct RegionTable {
     /// For calls that stay in the region: shares among its zones, by the caller's zone.
     #[prost(message, repeated, tag = "3")]
     pub zones: ::prost::alloc::vec::Vec<ZoneShares>,
+    /// By destination region: the number of endpoints to which a caller keeps connections if all of its calls go there,
+    /// where the policy's subset reaches too few. Earlier releases ignore it.
+    #[prost(btree_map = "string, uint32", tag = "4")]
+    pub subsets: ::prost::alloc::collections::BTreeMap<
+        ::prost::alloc::string::String,
+        u32,
+    >,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct ZoneShares {
@@ -5374,6 +5381,11 @@ pub struct ServerRates {
     /// Mean age of the data over the servers, in milliseconds.
     #[prost(uint32, tag = "11")]
     pub age_ms: u32,
+    /// Number of servers by utilisation, in twentieths of the CPU limit, a mean over about ten seconds: entry n counts
+    /// servers from n / 20 on; the 20th also has all higher values. Trailing zeros are left out. Servers of earlier
+    /// releases are in no entry.
+    #[prost(uint32, repeated, tag = "12")]
+    pub by_utilisation: ::prost::alloc::vec::Vec<u32>,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct MetricSum {
