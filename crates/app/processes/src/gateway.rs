@@ -3,6 +3,7 @@
 mod acts;
 mod backend_load_text;
 mod explain;
+mod in_force;
 mod placements;
 mod relocation;
 mod rolling_upgrade;

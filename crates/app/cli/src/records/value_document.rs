@@ -131,8 +131,9 @@ pub(super) fn placement_value(placement: &Placement) -> Value {
         "homeZone": home_zone.to_string(),
         "zones": zones.collect::<serde_json::Map<_, _>>(),
         "added": added,
-        "pinned": pinned.as_ref().map(|PlacementPin { reason, at_ms, ends_connections }| {
-            json!({ "reason": reason, "atMs": at_ms, "endsConnections": ends_connections })
+        "pinned": pinned.as_ref().map(|pin| {
+            let PlacementPin { reason, at_ms, ends_connections, is_sandbox } = pin;
+            json!({ "reason": reason, "atMs": at_ms, "endsConnections": ends_connections, "sandbox": is_sandbox })
         }),
         "connectionLimit": connection_limit.as_ref().map(|limit| {
             let ConnectionLimit { per_second, reason, at_ms, is_automatic } = limit;
