@@ -242,10 +242,9 @@ async fn serve(args: ServeArgs) -> Result<ExitCode, Failure> {
         http_names: args.admin_names,
         sources: args.sources,
         shadow_controllers: args.shadow_controllers,
-        gateway_launcher: args.gateway_launcher.map(|command| GatewayLauncher {
-            command,
-            time_limit: args.gateway_launcher_timeout,
-        }),
+        gateway_launcher: args
+            .gateway_launcher
+            .map(|command| GatewayLauncher { command, time_limit: args.gateway_launcher_timeout }),
     };
     if args.partitioned {
         fairmesh_control::partition_store(&config).await.map_err(|error| Failure::stopped(&error))?;

@@ -106,7 +106,8 @@ fn shown(text: &str) -> String {
 fn addresses(printed: &str) -> Result<BTreeSet<SocketAddr>, String> {
     let lines = printed.lines().map(str::trim).filter(|line| !line.is_empty());
     let address = |line: &str| {
-        let invalid = |_| format!("it printed '{}' where the address of a replica is due, ip:port", shown(line));
+        let invalid =
+            |_| format!("it printed '{}' where the address of a replica is due, ip:port", shown(line));
         line.parse::<SocketAddr>().map_err(invalid)
     };
     let addresses = lines.map(address).collect::<Result<BTreeSet<_>, _>>()?;
@@ -121,7 +122,8 @@ mod tests {
     use super::*;
 
     async fn launched(command: &str) -> Result<BTreeSet<SocketAddr>, String> {
-        let launcher = GatewayLauncher { command: command.to_owned(), time_limit: Duration::from_millis(500) };
+        let launcher =
+            GatewayLauncher { command: command.to_owned(), time_limit: Duration::from_millis(500) };
         let launch = Launch {
             backend: Label::new("launched-1").unwrap(),
             zone: Zone::new("a").unwrap(),

@@ -318,7 +318,7 @@ pub(crate) mod tests {
                 capacity: 10,
                 replicas: [SocketAddr::from(([10, 0, 0, 1], port))].into(),
                 is_closed: false,
-is_sandbox: false,
+                is_sandbox: false,
             };
             let key = RecordKey::GatewayBackend(Label::new(*name).unwrap());
             (key.to_string().into(), Entry { value: record_encoding::encode(&backend.into()), revision: 1 })

@@ -288,7 +288,12 @@ impl PlacementFacts {
             Some(_) => "the limit of its connections is lifted in steps",
             None => "its calls have grown, or are fewer again",
         };
-        (is_sandboxed || is_scattered || grows || limit.is_some()).then_some(ByLoad { service, reason, grows, limits: limit.is_some() })
+        (is_sandboxed || is_scattered || grows || limit.is_some()).then_some(ByLoad {
+            service,
+            reason,
+            grows,
+            limits: limit.is_some(),
+        })
     }
 
     /// The backends, as plans see them.
@@ -366,9 +371,8 @@ impl PlacementFacts {
             return Some(pin.clone());
         }
         let (placed, _) = self.placed.get(name)?;
-        let stays = |pin: &PlacementPin| {
-            pin.is_sandbox || placed.backends().any(|backend| names.contains(backend))
-        };
+        let stays =
+            |pin: &PlacementPin| pin.is_sandbox || placed.backends().any(|backend| names.contains(backend));
         placed.pinned.clone().filter(stays)
     }
 

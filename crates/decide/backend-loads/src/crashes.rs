@@ -49,8 +49,7 @@ mod tests {
 
     /// The service that is found when these backends have crashed; the first letter of a name is its zone.
     fn found(crashed: &[&str], services: &[(&str, &[&str])]) -> Option<String> {
-        let all: Vec<Label> =
-            ["a1", "a2", "a3", "b1", "b2", "c1", "c2"].into_iter().map(label).collect();
+        let all: Vec<Label> = ["a1", "a2", "a3", "b1", "b2", "c1", "c2"].into_iter().map(label).collect();
         let [a, b, c] = ["a", "b", "c"].map(|zone| Zone::new(zone).unwrap());
         let of = |zone: &Zone| all.iter().filter(|name| name.as_str().starts_with(zone.as_str())).collect();
         let zones = [(&a, of(&a)), (&b, of(&b)), (&c, of(&c))].into();
@@ -84,7 +83,11 @@ mod tests {
         assert_eq!(found(&["a2", "a3"], SERVICES).as_deref(), Some("blue/api"), "its home zone");
         assert_eq!(found(&["a1", "a2"], SERVICES), None, "one of two");
         assert_eq!(found(&["a1", "a2", "b1"], SERVICES).as_deref(), Some("red/web"));
-        assert_eq!(found(&["a1", "a2", "b2", "c1"], SERVICES).as_deref(), Some("blue/web"), "beside another crash");
+        assert_eq!(
+            found(&["a1", "a2", "b2", "c1"], SERVICES).as_deref(),
+            Some("blue/web"),
+            "beside another crash"
+        );
     }
 
     #[test]

@@ -47,7 +47,8 @@ impl ServiceDays {
             if !self.services.contains_key(service) && self.services.len() >= MAX_SERVICES {
                 continue;
             }
-            let day = self.services.entry(service.clone()).or_insert_with(|| Box::new([Mean::default(); SLOTS]));
+            let day =
+                self.services.entry(service.clone()).or_insert_with(|| Box::new([Mean::default(); SLOTS]));
             #[allow(clippy::cast_possible_truncation, reason = "a rate needs no more digits")]
             let rate = rate as f32;
             day[slot].sum += rate;

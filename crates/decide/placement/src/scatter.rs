@@ -90,7 +90,8 @@ impl<'a> Day<'a> {
     /// A move that lowers the peak of a backend.
     fn relieve(&mut self, from: usize) -> Option<Scattered> {
         let (slot, height) = peak(&self.loads[from]);
-        let moves = |service: &PlacedService| !service.is_pinned && !service.is_sandboxed && service.added == 0;
+        let moves =
+            |service: &PlacedService| !service.is_pinned && !service.is_sandboxed && service.added == 0;
         let is_busy = |share: &[f64]| {
             let own = peak(share).1;
             own > 0.0 && share[slot] >= own / 2.0
@@ -146,7 +147,9 @@ impl<'a> Day<'a> {
 /// The slot with the highest load, and that load.
 fn peak(load: &[f64]) -> (usize, f64) {
     let slots = load.iter().copied().enumerate();
-    slots.max_by(|(a, one), (b, other)| one.total_cmp(other).then(Reverse(a).cmp(&Reverse(b)))).unwrap_or((0, 0.0))
+    slots
+        .max_by(|(a, one), (b, other)| one.total_cmp(other).then(Reverse(a).cmp(&Reverse(b))))
+        .unwrap_or((0, 0.0))
 }
 
 fn add(load: &mut [f64], more: &[f64]) {
@@ -209,11 +212,20 @@ mod tests {
             let load = (0..4).map(|slot| if slot == busy { height } else { 1.0 });
             (ServiceName::new(name).unwrap(), load.collect())
         };
-        let loads = [load("red/day", 40.0), load("blue/day", 60.0), load("blue/night", 50.0), load("red/night", 10.0)];
+        let loads = [
+            load("red/day", 40.0),
+            load("blue/day", 60.0),
+            load("blue/night", 50.0),
+            load("red/night", 10.0),
+        ];
         (["a1", "a2", "a3", "a4", "a9", "b1", "b2"].map(backend).into(), services, loads.into())
     }
 
-    fn scattered(backends: &[Backend], services: &[PlacedService], loads: &BTreeMap<ServiceName, Vec<f64>>) -> Option<String> {
+    fn scattered(
+        backends: &[Backend],
+        services: &[PlacedService],
+        loads: &BTreeMap<ServiceName, Vec<f64>>,
+    ) -> Option<String> {
         let moved = scatter(DayLoads { backends, services, loads })?;
         Some(format!("{} from {} to {}", moved.service, moved.from, moved.to))
     }
@@ -236,9 +248,11 @@ mod tests {
         assert_eq!(scattered(&backends, &services, &BTreeMap::new()), None, "nothing is known");
         // On a4, each would have the combination of a service of the night.
         let before = services.clone();
-        services[2].present = before[2].present.iter().filter(|name| name.as_str() != "b2").cloned().collect();
+        services[2].present =
+            before[2].present.iter().filter(|name| name.as_str() != "b2").cloned().collect();
         services[2].present.insert(Label::new("b1").unwrap());
-        services[3].present = before[3].present.iter().filter(|name| name.as_str() != "b1").cloned().collect();
+        services[3].present =
+            before[3].present.iter().filter(|name| name.as_str() != "b1").cloned().collect();
         services[3].present.insert(Label::new("b2").unwrap());
         assert_eq!(scattered(&backends, &services, &loads), None);
         services = before;

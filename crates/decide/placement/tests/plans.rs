@@ -485,7 +485,10 @@ fn service_without_sandbox_stays_where_it_is_whatever_is_gone() {
     let present = gateway.services[0].present.clone();
     gateway.services[0].is_sandboxed = true;
     let made = gateway.plan();
-    assert_eq!(made.refused.into_iter().collect::<Vec<_>>(), [(gateway.services[0].name.clone(), Missing::Sandbox)]);
+    assert_eq!(
+        made.refused.into_iter().collect::<Vec<_>>(),
+        [(gateway.services[0].name.clone(), Missing::Sandbox)]
+    );
     assert_eq!((&gateway.services[0].present, made.changes.len()), (&present, 0));
     let spare = gateway.services.clone();
     // Its sandbox is deleted: no other backend gets it.

@@ -64,7 +64,12 @@ struct Counted {
 
 impl LoadReporter {
     /// Creates a reporter. `None` if the address does not identify this replica.
-    pub(crate) fn new(address: SocketAddr, backend: Option<Label>, cores: usize, is_first: bool) -> Option<Self> {
+    pub(crate) fn new(
+        address: SocketAddr,
+        backend: Option<Label>,
+        cores: usize,
+        is_first: bool,
+    ) -> Option<Self> {
         if address.ip().is_unspecified() || address.port() == 0 {
             tracing::warn!(listen = %address, "the load of this gateway is not reported: give --listen the address that nodes connect to");
             return None;

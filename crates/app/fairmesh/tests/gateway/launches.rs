@@ -26,7 +26,8 @@ async fn growing_service_gets_a_backend_that_the_launcher_starts() {
     fs::write(&script, text).unwrap();
     fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).unwrap();
     let control = format!("--gateway-launcher {}", script.display()).leak();
-    let Some(fleet) = Fleet::start_with(&["a1", "a2"], Options { control, ..Options::default() }).await else {
+    let Some(fleet) = Fleet::start_with(&["a1", "a2"], Options { control, ..Options::default() }).await
+    else {
         return;
     };
     let quota = Quota::new("launched").unwrap();
@@ -40,7 +41,8 @@ async fn growing_service_gets_a_backend_that_the_launcher_starts() {
     until("a backend has an alert", async || alert_of(&fleet.status().await).is_some()).await;
     let alerted = Instant::now();
     // The script stands for what starts a machine.
-    until("the launcher runs", async || fs::read_to_string(&runs).is_ok_and(|runs| runs.ends_with('\n'))).await;
+    until("the launcher runs", async || fs::read_to_string(&runs).is_ok_and(|runs| runs.ends_with('\n')))
+        .await;
     let replica = start_replica(&fleet.mesh, "launched-1", address);
     quota.take(replica.pid());
     until("red/web has the new backend", async || fleet.placement().await == (3, 1)).await;

@@ -161,7 +161,8 @@ impl Fleet {
 /// Starts the replica of a backend.
 pub(crate) fn start_replica(mesh: &Mesh, backend: &str, address: SocketAddr) -> Process {
     let agent = mesh.agent_of("edge");
-    let args = format!("gateway --agent {agent} --listen {address} --admin none --cores 1 --backend {backend}");
+    let args =
+        format!("gateway --agent {agent} --listen {address} --admin none --cores 1 --backend {backend}");
     Process::start(Program::fairmesh(mesh.path(&format!("{backend}.log")), &args))
 }
 

@@ -56,8 +56,7 @@ mod tests {
             connection_limit,
         };
         let pin = PlacementPin { reason: "drill".into(), is_sandbox: true, ..PlacementPin::default() };
-        let limit =
-            ConnectionLimit { per_second: 7, reason: "loop".into(), at_ms: 5, is_automatic: true };
+        let limit = ConnectionLimit { per_second: 7, reason: "loop".into(), at_ms: 5, is_automatic: true };
         let services = [
             ("red/free", placement(None, None)),
             ("red/limited", placement(None, Some(limit))),
@@ -71,7 +70,10 @@ mod tests {
         let all = items(&view, &gw, None);
         assert_eq!(all.len(), 2, "{all:?}");
         assert_eq!(all[0]["connectionLimit"]["perSecond"], 7);
-        assert_eq!((&all[1]["pinned"]["reason"], &all[1]["pinned"]["sandbox"]), (&json!("drill"), &json!(true)));
+        assert_eq!(
+            (&all[1]["pinned"]["reason"], &all[1]["pinned"]["sandbox"]),
+            (&json!("drill"), &json!(true))
+        );
         let one = ServiceName::new("red/pinned").unwrap();
         assert_eq!(items(&view, &gw, Some(&one)), all[1..]);
         assert!(items(&view, &Label::new("gw-2").unwrap(), None).is_empty());

@@ -144,7 +144,8 @@ impl LaunchRounds {
             return None;
         }
         let named = |number: usize| Label::new(format!("{PREFIX}{number}")).ok();
-        let backend = (1..).find_map(|number| named(number).filter(|name| !known.backends.contains_key(name)))?;
+        let backend =
+            (1..).find_map(|number| named(number).filter(|name| !known.backends.contains_key(name)))?;
         let launch = Launch { backend, zone: zone.clone(), service: Some(service.clone()) };
         Some(self.start(launch, Expect::Absent))
     }
@@ -246,7 +247,9 @@ impl LaunchRounds {
 
     /// The record of a launch was written: the launcher runs, or the launch is over.
     pub(super) fn written(&mut self, subject: &str) {
-        let Some((step, launch)) = self.writes.take_if(|(_, launch)| subject_of(launch) == subject) else { return };
+        let Some((step, launch)) = self.writes.take_if(|(_, launch)| subject_of(launch) == subject) else {
+            return;
+        };
         if step == Step::End {
             self.failure = None;
             *self.running() = Running::Nothing;
@@ -269,7 +272,9 @@ impl LaunchRounds {
     fn running_for(&self, backend: &Label) -> Running {
         let running = self.running();
         match &*running {
-            Running::Launcher(launch) | Running::Ended(launch, _) if launch.backend == *backend => running.clone(),
+            Running::Launcher(launch) | Running::Ended(launch, _) if launch.backend == *backend => {
+                running.clone()
+            }
             _ => Running::Nothing,
         }
     }

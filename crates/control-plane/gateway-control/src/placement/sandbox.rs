@@ -61,9 +61,9 @@ impl SandboxRounds {
         levels: &BackendLevels,
         now: Now,
     ) -> BTreeMap<ServiceName, PlacementPin> {
-        let in_sandbox = placed.clone().filter(|(placement, ..)| {
-            placement.pinned.as_ref().is_some_and(|pin| pin.is_sandbox)
-        });
+        let in_sandbox = placed
+            .clone()
+            .filter(|(placement, ..)| placement.pinned.as_ref().is_some_and(|pin| pin.is_sandbox));
         let crashed = self.crashes(in_sandbox.map(|(_, service, _)| service), backends, levels);
         let has_sandbox = backends.values().any(|backend| backend.is_sandbox);
         let pin = |reason: &str| PlacementPin {
@@ -239,7 +239,11 @@ mod tests {
         world.placement.pinned = None;
         assert_eq!(world.run(10, &crashes(&["a1", "a2"])), None);
         world.run(10, &crashes(&[]));
-        assert_eq!(world.run(10, &crashes(&["a1", "a2"])), Some((2, TAKES_DOWN.to_owned())), "it does so again");
+        assert_eq!(
+            world.run(10, &crashes(&["a1", "a2"])),
+            Some((2, TAKES_DOWN.to_owned())),
+            "it does so again"
+        );
     }
 
     #[test]

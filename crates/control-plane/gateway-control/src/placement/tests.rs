@@ -11,7 +11,7 @@ fn backend(zone: &str) -> GatewayBackend {
         capacity: 10,
         replicas: ["10.0.0.1:7440".parse().unwrap()].into(),
         is_closed: false,
-is_sandbox: false,
+        is_sandbox: false,
     }
 }
 
@@ -118,7 +118,8 @@ fn pinned_backends_and_limits_of_operators_stay_until_they_end() {
     let placed = facts.placed.get_mut(&name).unwrap();
     let all: BTreeSet<Label> = ["one", "two", "three"].map(|name| Label::new(name).unwrap()).into();
     placed.0.zones.insert(Zone::new("a").unwrap(), all.clone());
-    let pinned = PlacementPin { reason: "a test".into(), at_ms: 7, ends_connections: true, is_sandbox: false };
+    let pinned =
+        PlacementPin { reason: "a test".into(), at_ms: 7, ends_connections: true, is_sandbox: false };
     let limit = ConnectionLimit { per_second: 3, reason: String::new(), at_ms: 7, is_automatic: false };
     (placed.0.pinned, placed.0.connection_limit) = (Some(pinned.clone()), Some(limit.clone()));
     let (ops, refused) = facts.decide();

@@ -27,7 +27,10 @@ impl World {
     fn new(command: &str, time_limit: Duration) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let runs = folder.path().join("runs");
-        let command = format!("echo $FAIRMESH_BACKEND $FAIRMESH_ZONE $FAIRMESH_SERVICE >> {}; {command}", runs.display());
+        let command = format!(
+            "echo $FAIRMESH_BACKEND $FAIRMESH_ZONE $FAIRMESH_SERVICE >> {}; {command}",
+            runs.display()
+        );
         let backend = GatewayBackend {
             zone: Zone::new("a").unwrap(),
             capacity: 10,
@@ -71,7 +74,8 @@ impl World {
         let Some(Write { subject, ops, .. }) = write else { return (None, refused) };
         let key = RecordKey::parse(&ops[0].key).unwrap();
         let RecordKey::GatewayBackend(name) = &key else { panic!("{key:?}") };
-        let expected = self.launching.get(name).map_or(Expect::Absent, |revision| Expect::Revision(*revision));
+        let expected =
+            self.launching.get(name).map_or(Expect::Absent, |revision| Expect::Revision(*revision));
         assert_eq!(ops[0].expect, expected);
         self.revision += 1;
         self.launching.remove(name);
@@ -81,7 +85,9 @@ impl World {
                 format!("{name} is deleted")
             }
             Some(value) => {
-                let Ok(Record::GatewayBackend(backend)) = record_encoding::decode(&key, value) else { panic!("{key:?}") };
+                let Ok(Record::GatewayBackend(backend)) = record_encoding::decode(&key, value) else {
+                    panic!("{key:?}")
+                };
                 let text = format!("{name} has {} replicas", backend.replicas.len());
                 if backend.replicas.is_empty() {
                     self.launching.insert(name.clone(), self.revision);
@@ -156,7 +162,10 @@ async fn launcher_that_gives_replicas_of_another_backend_has_failed() {
     let mut world = World::new("echo 10.0.0.1:1", LIMIT);
     world.launch().await;
     let (write, refused) = world.round(0, true);
-    assert!(write.is_none() && refused[0].reason.contains("10.0.0.1:1, which is a replica of gw-1"), "{refused:?}");
+    assert!(
+        write.is_none() && refused[0].reason.contains("10.0.0.1:1, which is a replica of gw-1"),
+        "{refused:?}"
+    );
 }
 
 #[tokio::test]
