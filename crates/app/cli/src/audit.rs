@@ -4,6 +4,7 @@ use std::{io::Write as _, process::ExitCode, time::Duration};
 
 use clap::{Args, ValueEnum};
 use fairmesh_audit::{AuditChange, AuditEntry, AuditValue, BrokenChain, ChainReader, Log};
+use fairmesh_console::output::timestamp;
 use fairmesh_console::{
     arguments::{Format, OutputArgs, TargetArgs},
     connect,
@@ -13,10 +14,7 @@ use fairmesh_console::{
 use fairmesh_wire::{handshake::Connection, v1::ReadAuditRequest};
 use serde_json::{Value, json};
 
-use crate::{
-    identity::timestamp,
-    records::{contents, value_document},
-};
+use crate::records::{contents, value_document};
 
 /// Maximum length of a value that is shown in a row.
 const MAX_SHOWN: usize = 60;

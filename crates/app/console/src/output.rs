@@ -136,6 +136,12 @@ pub fn ago(ms: u64) -> String {
     }
 }
 
+/// A time in seconds since 1970 as RFC 3339.
+pub fn timestamp(seconds: u64) -> String {
+    let time = i64::try_from(seconds).ok().and_then(|seconds| jiff::Timestamp::from_second(seconds).ok());
+    time.map_or_else(|| "unknown".into(), |time| time.to_string())
+}
+
 /// Formats a table with aligned columns and no lines, which is also easy to split.
 pub fn table(head: &[&str], rows: &[Vec<String>]) -> String {
     let mut table = Table::new();

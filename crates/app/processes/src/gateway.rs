@@ -2,6 +2,7 @@
 
 mod backend_load_text;
 mod explain;
+mod in_force;
 mod load_actions;
 mod placements;
 mod relocation;

@@ -231,6 +231,7 @@ impl Control {
         let verification = store_readiness.integrity.clone().watch(store.clone(), imbalance.clone());
         let state = http::HttpState { metrics, sources, store_readiness, closing: closing.clone() };
         store_tasks.spawn(apply_until(store, node, indices, writes_ended.clone()));
+        let gateway = (gateway, config.gateway_launcher.clone());
         let controllers = Controllers { checks, quotas, identity, planning, gateway };
         controllers.spawn(&runtime, store_tasks, writes_ended);
         spawn_cancellable(store_tasks, writes_ended, verification);

@@ -90,7 +90,7 @@ pub async fn run(
     if !config.listen.ip().is_loopback() {
         exclude_loopback(&mesh);
     }
-    let gateway = Gateway::start(&config, mesh.clone())?;
+    let gateway = Gateway::start(&config, mesh.clone(), !succession.has_predecessor())?;
     let mut admin = admin.map(|bound| admin_pages::start(bound, gateway.pages()));
     let ended = gateway.run((succession, &mut admin), &config.limits, stop).await;
     mesh.close().await;
@@ -111,7 +111,7 @@ struct Gateway {
 }
 
 impl Gateway {
-    fn start(config: &GatewayConfig, mesh: Mesh) -> Result<Self, GatewayError> {
+    fn start(config: &GatewayConfig, mesh: Mesh, is_first: bool) -> Result<Self, GatewayError> {
         let (shutdown, tasks) = (Arc::new(Shutdown::default()), TaskTracker::new());
         let observer =
             RequestObserver::start(ObserverConfig { log: config.access_log, ..ObserverConfig::default() });
@@ -133,7 +133,7 @@ impl Gateway {
             requests: config.tenant_requests,
             tenants: config.tenants,
         });
-        let reporter = LoadReporter::new(config.listen, config.backend.clone(), config.cores);
+        let reporter = LoadReporter::new(config.listen, config.backend.clone(), config.cores, is_first);
         let connections = Connections {
             transport: config.transport.clone(),
             tenants,

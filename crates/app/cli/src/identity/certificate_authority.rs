@@ -12,7 +12,8 @@ use fairmesh_model::{Invalid, TrustBundle};
 use fairmesh_wire::v1::{DescribeAuthorityRequest, DescribeAuthorityResponse, RotateAuthorityRequest};
 use serde_json::{Value, json};
 
-use super::{ReadArgs, revoke::hexadecimal, timestamp};
+use super::{ReadArgs, revoke::hexadecimal};
+use fairmesh_console::output::timestamp;
 
 /// Arguments of `fairmesh identity rotate`.
 #[derive(Debug, Args)]

@@ -25,7 +25,8 @@ use fairmesh_wire::{
 };
 use serde_json::{Value, json};
 
-use super::{ChangeArgs, ReadArgs, timestamp};
+use super::{ChangeArgs, ReadArgs};
+use fairmesh_console::output::timestamp;
 
 /// Subcommands of `fairmesh identity federation`.
 #[derive(Debug, Subcommand)]

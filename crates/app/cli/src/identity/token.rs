@@ -13,7 +13,7 @@ use fairmesh_model::{Label, Region, ServiceName, Tenant, spec};
 use fairmesh_wire::v1::CreateTokenRequest;
 use serde_json::json;
 
-use super::timestamp;
+use fairmesh_console::output::timestamp;
 
 /// Arguments of `fairmesh identity token`.
 #[derive(Debug, Args)]

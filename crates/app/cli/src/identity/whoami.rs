@@ -7,7 +7,8 @@ use fairmesh_wire::v1::{
 };
 use serde_json::{Value, json};
 
-use super::{ReadArgs, timestamp};
+use super::ReadArgs;
+use fairmesh_console::output::timestamp;
 
 /// Prints the caller's identity as the control plane sees it.
 pub(super) async fn run(args: ReadArgs) -> Result<(), Failure> {

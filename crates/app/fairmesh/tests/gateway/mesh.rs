@@ -49,9 +49,10 @@ authorization:
     - {name: reads, from: ['red/client'], methods: [GET]}
 ";
 
-/// Further options of the gateway and the node.
+/// Further options of the control plane, the gateway and the node.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Options {
+    pub(crate) control: &'static str,
     pub(crate) gateway: &'static str,
     pub(crate) node: &'static str,
 }
@@ -94,7 +95,7 @@ impl Mesh {
         let (dir, control) = (mesh.folder.path().display().to_string(), mesh.control());
         mesh.start_process(
             "control",
-            &format!("control --trust-domain prod --http 127.0.0.1:0 --grpc {grpc} --grpc {control} --data-dir {dir}/data"),
+            &format!("control --trust-domain prod --http 127.0.0.1:0 --grpc {grpc} --grpc {control} --data-dir {dir}/data {}", options.control),
         );
         until("the control plane is up", async || mesh.cli(&["identity", "show"], "").await.code == Some(0))
             .await;

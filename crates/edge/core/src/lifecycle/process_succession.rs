@@ -108,6 +108,11 @@ impl Succession {
         Ok(Self { listeners, predecessor, handover })
     }
 
+    /// Whether this process takes over from a running one.
+    pub fn has_predecessor(&self) -> bool {
+        self.predecessor.is_some()
+    }
+
     /// Waits for `ready`, then accepts connections until `stop` completes or a successor serves, and then
     /// starts the shutdown. When it returns, the tasks that `accept` started have ended; open connections
     /// have until the drain deadline.
