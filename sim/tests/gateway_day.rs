@@ -1,6 +1,6 @@
 //! Days of a gateway, with labels: which alerts are taken for what, and what scattering services by their peaks is worth.
 //!
-//! Thresholds were chosen with the seeds below 100; the tests run on others. `GATEWAY_DAYS=100` runs that many days.
+//! Nothing was chosen with the seeds of these tests; the rules were looked at with seeds up to 1,011. `GATEWAY_DAYS=100` runs that many days.
 
 #![allow(
     clippy::cast_possible_truncation,
@@ -20,8 +20,8 @@ use fairmesh_backend_loads::{ALERT_LEVEL, Cause, LoadBoard, Report, ServiceCount
 use fairmesh_model::{Label, ServiceName, Zone, arith::Generator};
 use fairmesh_placement::{Backend, DayLoads, MIN_BACKENDS, PlacedService, PlanInput, plan, scatter};
 
-/// The first seed that no threshold was chosen with.
-const HELD_OUT: u64 = 1_000;
+/// The first seed that was not looked at before.
+const HELD_OUT: u64 = 5_000;
 const DAY_S: u64 = 86_400;
 /// Time between reports. Replicas of a large fleet report that often.
 const STEP_S: u64 = 10;
