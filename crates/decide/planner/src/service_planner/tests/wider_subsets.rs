@@ -54,17 +54,6 @@ fn subset_grows_until_callers_reach_region_evenly_and_calls_stay_home() {
     let home = world.share("eu", "eu");
     assert!(home > 0.97, "{home}: up to 7 % below the threshold");
     assert_eq!(world.planner.doubted_regions().count(), 0);
-    // A control plane that takes over continues with it.
-    world.planner = ServicePlanner::new();
-    world.now.started_ms = world.now.ms;
-    world.obeying(60);
-    assert_eq!(world.subset(), Some(40));
-    // It ends with the load that needs it.
-    world.offered[0] = 200.0;
-    world.obeying(9 * 60);
-    assert_eq!(world.subset(), Some(40));
-    world.obeying(2 * 60);
-    assert_eq!(world.subset(), None);
 }
 
 #[test]
