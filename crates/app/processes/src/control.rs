@@ -52,7 +52,7 @@ struct ServeArgs {
     #[arg(long, alias = "http", value_name = "ADDRESS", default_value = "127.0.0.1:7401")]
     admin: SocketAddr,
     /// Take spans of proxies and programs at this address, by OTLP over HTTP, and keep the slowest and the failed of the last hour for
-    /// 'fairmesh trace'. Plaintext, and not authenticated.
+    /// 'fairmesh trace'. In a mesh with a trust domain, senders prove over TLS for which services they send.
     #[arg(long, value_name = "ADDRESS")]
     traces: Option<SocketAddr>,
     /// A host name for the certificate of the admin port, which accepts TLS beside plaintext in a mesh with a trust

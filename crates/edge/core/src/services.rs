@@ -238,6 +238,13 @@ impl Services {
         self.index.read().unwrap_or_else(PoisonError::into_inner).by_name.len()
     }
 
+    /// Number of services whose records cannot be obtained or read, so that all their calls fail.
+    pub fn unavailable(&self) -> usize {
+        let index = self.index.read().unwrap_or_else(PoisonError::into_inner);
+        let targets = index.by_name.values();
+        targets.filter(|one| matches!(*service_state(&one.handle), ServiceState::Unavailable(_))).count()
+    }
+
     /// Services with their own series, sorted by name, and the sum over all other services if any of those was
     /// called.
     pub fn labelled(&self) -> (Vec<(ServiceName, Arc<Target>)>, Option<SummedServices>) {

@@ -13,10 +13,12 @@ mod environment;
 mod metric_families;
 mod metrics_exporter;
 mod sampler;
+mod secured_client;
 mod span;
 mod span_exporter;
 
 pub use collector::{Collector, InvalidCollector};
+pub use secured_client::{Connecting, SecuredConnect, SecuredStream};
 pub use environment::Environment;
 pub use metrics_exporter::{MetricsConfig, MetricsCounts, MetricsExporter};
 pub use sampler::{RootSampler, Sampler};

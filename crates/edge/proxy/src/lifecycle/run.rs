@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use fairmesh_calls::{Mesh, ServiceName, forwarding::exclude_addresses};
+use fairmesh_calls::{Mesh, ServiceName, forwarding::{exclude_addresses, transport}};
 use fairmesh_edge::{
     forward::forwarder::Forwarder,
     lifecycle::{
@@ -224,7 +224,9 @@ impl RunningProxy {
         let has_admin_pages = config.admin.is_some();
         let services = Services::start(mesh.clone(), limits);
         config.zone.into_iter().for_each(|zone| services.set_zone(zone));
-        let observer_config = ObserverConfig { log: access_log, traces, endpoints, pages: has_admin_pages };
+        let transport = transport(&mesh);
+        let observer_config =
+            ObserverConfig { log: access_log, traces, transport, endpoints, pages: has_admin_pages };
         let observer = RequestObserver::start(observer_config);
         if let Some(endpoint) = &inbound {
             endpoint.observer.set_observer(Arc::clone(&observer));
