@@ -194,9 +194,7 @@ fn post_request(batch: &impl prost::Message, uri: &Uri, headers: &HeaderMap) -> 
     request
 }
 
-async fn read_response<T: prost::Message + Default>(
-    response: Response<Incoming>,
-) -> Result<T, ExportError> {
+async fn read_response<T: prost::Message + Default>(response: Response<Incoming>) -> Result<T, ExportError> {
     let status = response.status();
     let body = Limited::new(response.into_body(), MAX_RESPONSE).collect().await;
     match status {
@@ -250,8 +248,7 @@ mod tests {
             assert_eq!(collector.to_string(), shown);
             assert_eq!(shown.parse::<Collector>().unwrap(), collector);
         }
-        for wrong in
-            ["", "127.0.0.1:4318", "ftp://x", "http://", "grpc://x/y", "http://a b", "http://u:p@x"]
+        for wrong in ["", "127.0.0.1:4318", "ftp://x", "http://", "grpc://x/y", "http://a b", "http://u:p@x"]
         {
             assert!(wrong.parse::<Collector>().is_err(), "{wrong}");
         }

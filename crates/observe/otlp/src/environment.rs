@@ -105,7 +105,12 @@ impl Environment {
 
     /// Sets the collector. `path` is the path of this signal below an endpoint that is the base for all signals;
     /// `None` means that the endpoint is used as written.
-    fn read_endpoint(&mut self, (exported, endpoint): (Exported, &str), protocol: Option<&str>, path: Option<&str>) {
+    fn read_endpoint(
+        &mut self,
+        (exported, endpoint): (Exported, &str),
+        protocol: Option<&str>,
+        path: Option<&str>,
+    ) {
         let is_grpc = match protocol {
             Some("grpc") => true,
             Some("http/protobuf") | None => false,
@@ -237,9 +242,7 @@ mod tests {
     fn of(variables: &[(&str, &str)]) -> impl Fn(&str) -> Option<String> + use<> {
         let variables: Vec<_> =
             variables.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
-        move |name| {
-            variables.iter().find(|(known, _)| *known == name).map(|(_, value)| value.clone())
-        }
+        move |name| variables.iter().find(|(known, _)| *known == name).map(|(_, value)| value.clone())
     }
 
     fn read(variables: &[(&str, &str)]) -> Environment {

@@ -18,10 +18,10 @@ mod span;
 mod span_exporter;
 
 pub use collector::{Collector, InvalidCollector};
-pub use secured_client::{Connecting, SecuredConnect, SecuredStream};
 pub use environment::Environment;
 pub use metrics_exporter::{MetricsConfig, MetricsCounts, MetricsExporter};
 pub use sampler::{RootSampler, Sampler};
+pub use secured_client::{Connecting, SecuredConnect, SecuredStream};
 pub use span::{AttributeValue, Span, SpanKind};
 pub use span_exporter::{Counts, Exporter};
 

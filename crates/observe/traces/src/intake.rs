@@ -211,7 +211,8 @@ mod tests {
             key: key.into(),
             value: Some(AnyValue { value: Some(Value::StringValue(text.into())) }),
         };
-        let stated = [("shop/web", "shop/cart"), ("shop/web", "bank/vault"), ("shop/cart", "shop/cart"), ("", "")];
+        let stated =
+            [("shop/web", "shop/cart"), ("shop/web", "bank/vault"), ("shop/cart", "shop/cart"), ("", "")];
         let resource_spans = stated.iter().zip(1..).map(|((process, service), id)| {
             let attributes = vec![text("fairmesh.service", service)];
             let span = Span { trace_id: vec![id; 16], span_id: vec![1; 8], attributes, ..Span::default() };

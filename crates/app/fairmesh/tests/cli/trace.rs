@@ -122,9 +122,8 @@ fn strict_control_plane_takes_spans_only_of_services_that_sender_is() {
 
     // Another service of the mesh.
     let services = ["shop/web", "shop/catalog", "bank/vault", "web"];
-    let rejected = runtime().block_on(async {
-        rejected(&identity_of(&address, "shop/web").await, port, &services).await
-    });
+    let rejected = runtime()
+        .block_on(async { rejected(&identity_of(&address, "shop/web").await, port, &services).await });
     assert_eq!((rejected, list("shop/catalog").as_array().unwrap().len()), (3, 0));
     assert_eq!(list("shop/web").as_array().unwrap().len(), 1, "a service states its own spans");
 

@@ -106,7 +106,8 @@ async fn gateway_that_starts_with_unreadable_policy_refuses_calls_of_its_service
     let why = mesh.cli(&["explain", "red/web", "--as", "red/web"], "").await.fails();
     assert!(why.contains("/t/red/policies/web"), "{why}");
 
-    let policy = "{kind: Policy, service: red/web, authorization: {rules: [{name: reads, from: ['red/client']}]}}";
+    let policy =
+        "{kind: Policy, service: red/web, authorization: {rules: [{name: reads, from: ['red/client']}]}}";
     mesh.cli(&["apply", "-f", "-"], policy).await.ok();
     until("the policy applies", async || mesh.reaches_web(&client).await).await;
     let refused = answer(&mesh, "web", VIRTUAL).await;

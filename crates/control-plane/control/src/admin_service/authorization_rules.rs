@@ -195,12 +195,14 @@ mod tests {
     }
     #[test]
     fn rewritten_policy_or_rules_stay_closed_if_their_last_value_is_unreadable() {
-        let open = record_encoding::encode(&Policy { mtls: MtlsMode::Permissive, ..Policy::default() }.into());
+        let open =
+            record_encoding::encode(&Policy { mtls: MtlsMode::Permissive, ..Policy::default() }.into());
         let damaged: Bytes = [0xff].as_slice().into();
         for at in keys() {
             let entry = Entry { value: damaged.clone(), revision: 1 };
             let node = Node::load(StoreId(1), 1, [(at.into(), entry)]);
-            let batch = complete(&node, Batch { ops: vec![Op::put(keys()[0].clone(), open.clone())] }).unwrap();
+            let batch =
+                complete(&node, Batch { ops: vec![Op::put(keys()[0].clone(), open.clone())] }).unwrap();
             let written = batch.ops.iter().find(|op| *op.key == *keys()[0]).unwrap();
             let key = RecordKey::parse(&written.key).unwrap();
             let Record::Policy(policy) =

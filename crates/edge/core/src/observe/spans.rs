@@ -15,7 +15,8 @@ use fairmesh_calls::{ServiceName, observe::AttemptRecord};
 use fairmesh_headers::{SpanContext, TRACEPARENT, TRACESTATE, remove_all_spellings};
 use fairmesh_model::arith::mix64;
 use fairmesh_otlp::{
-    AttributeValue, Collector, Connecting, Counts, Exporter, RootSampler, Sampler, SecuredConnect, SecuredStream, Span, SpanKind,
+    AttributeValue, Collector, Connecting, Counts, Exporter, RootSampler, Sampler, SecuredConnect,
+    SecuredStream, Span, SpanKind,
 };
 use fairmesh_wire::transport::Transport;
 use http::{HeaderMap, HeaderName, Method, Version};

@@ -9,7 +9,10 @@ use std::{
     time::Duration,
 };
 
-use fairmesh_calls::{Mesh, ServiceName, forwarding::{exclude_addresses, transport}};
+use fairmesh_calls::{
+    Mesh, ServiceName,
+    forwarding::{exclude_addresses, transport},
+};
 use fairmesh_edge::{
     forward::forwarder::Forwarder,
     lifecycle::{
