@@ -30,6 +30,7 @@ test("what is not known is a dash and never zero", () => {
 });
 
 test("numbers have three digits and a unit", () => {
+  assert.equal(rate(-0), "0");
   assert.deepEqual([rate(1234.5), rate(12.34), rate(0.123)], ["1,235", "12.3", "0.12"]);
   assert.deepEqual([micros(900), micros(1_500), micros(2_000_000)], ["900 µs", "1.50 ms", "2.00 s"]);
   assert.deepEqual([percent(0.05), percent(0.00001)], ["5.00 %", "< 0.01 %"]);

@@ -10,7 +10,8 @@ function known(value: Maybe): value is number {
 /** Three digits: `0.42`, `12.3`, `1,234`. */
 export function digits(value: number): string {
   const places = value === 0 || value >= 100 ? 0 : value >= 10 ? 1 : 2;
-  return value.toLocaleString("en", { minimumFractionDigits: places, maximumFractionDigits: places });
+  // A sum of nothing may be -0, which would be shown with its sign.
+  return (value || 0).toLocaleString("en", { minimumFractionDigits: places, maximumFractionDigits: places });
 }
 
 export function rate(value: Maybe): string {
