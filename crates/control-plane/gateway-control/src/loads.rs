@@ -11,7 +11,8 @@ use std::{
 };
 
 use fairmesh_backend_loads::{
-    Alert, BackendLoad, Cause, LoadBoard, MAX_SERVICES, ReplicaLoad, Report, ServiceCounts, ServiceTrend,
+    Alert, BackendLoad, Cause, Limited, LoadBoard, MAX_SERVICES, ReplicaLoad, Report, ServiceCounts,
+    ServiceTrend,
 };
 use fairmesh_metrics::Register as _;
 use fairmesh_model::{Invalid, Label, Record, RecordKey, ServiceName};
@@ -115,6 +116,11 @@ impl GatewayLoads {
             replicas: board.replicas(now_ms).map(|load| replica_message(&load)).collect(),
             backends: backends.collect(),
         }
+    }
+
+    /// Sets the services whose placements limit their connections.
+    pub fn set_limited(&self, limited: Limited) {
+        self.board().set_limited(limited, self.now_ms());
     }
 
     /// The current state of backends.

@@ -12,7 +12,7 @@ use std::{
 use fairmesh_controllers::{BoxError, Controller, Decision, Now, Refusal, Triggers, Wake, Write};
 use fairmesh_model::{
     ConnectionLimit, GatewayBackend, GatewayService, Label, Placement, PlacementPin, Prefix, Record,
-    RecordKey, RecordKind, ServiceName, Tenant,
+    RecordKey, RecordKind, ServiceName, Tenant, Throttle,
 };
 use fairmesh_placement::{Backend, PlacedService, PlanInput, plan};
 use fairmesh_rib::{Expect, Node, Op};
@@ -42,7 +42,8 @@ const SEED: u64 = 0;
 /// Two decisions go by load. A service whose calls have grown gets one more backend at a time while a backend of it is overloaded, and
 /// gives it back later. New connections of a service are limited while they overload a backend, if its record agrees.
 ///
-/// Backends that an operator chose, and limits that an operator set, stay until an operator ends that.
+/// Backends that an operator chose, and limits that an operator set, stay until an operator ends that, also where the record of the service
+/// is deleted: its tenant may do that, and only administrators write placements.
 #[derive(Clone, Debug)]
 pub struct PlacementController {
     growth: GrowthRounds,
@@ -81,6 +82,8 @@ pub struct PlacementFacts {
     /// Maximum number of backends for all services of a tenant together, for tenants with a quota record.
     quotas: BTreeMap<Tenant, usize>,
     wanted: BTreeMap<ServiceName, GatewayService>,
+    /// Services without a record that stay, since an operator placed or limited them.
+    kept: BTreeSet<ServiceName>,
     /// Placements in force, each with the revision that wrote it.
     placed: BTreeMap<ServiceName, (Placement, u64)>,
     /// The changes that the loads of backends call for.
@@ -121,7 +124,9 @@ impl Controller for PlacementController {
         if self.settled.as_ref().is_some_and(unchanged) && !is_due {
             return Ok(None);
         }
-        PlacementFacts::read(node).map(Some)
+        let facts = PlacementFacts::read(node)?;
+        self.growth.limit(facts.placed.iter().map(|(name, (placed, _))| (name, placed)));
+        Ok(Some(facts))
     }
 
     fn reconcile(&mut self, facts: Self::Facts, now: Now) -> Decision<Infallible> {
@@ -129,6 +134,7 @@ impl Controller for PlacementController {
             let refused = self.settled.as_ref().map(|settled| settled.refused.clone()).unwrap_or_default();
             return Decision { refused, ..Decision::default() };
         };
+        facts.keep_decided();
         facts.growth = self.growth.round(facts.used(), &facts.backends, now.at);
         facts.limits = self.throttle.round(facts.used(), self.growth.levels(), now);
         let (ops, refused) = facts.decide();
@@ -227,6 +233,26 @@ impl PlacementFacts {
         Ok(facts)
     }
 
+    /// Keeps the services without a record that an operator placed or limited, as they are.
+    fn keep_decided(&mut self) {
+        for (name, (placed, _)) in &self.placed {
+            let is_limited = placed.connection_limit.as_ref().is_some_and(|limit| !limit.is_automatic);
+            if self.wanted.contains_key(name) || !(is_limited || placed.pinned.is_some()) {
+                continue;
+            }
+            let backends = u32::try_from(placed.backends().count()).unwrap_or(u32::MAX);
+            let backends = backends.saturating_sub(placed.added);
+            let wanted = GatewayService {
+                home_zone: placed.home_zone.clone(),
+                backends: backends.clamp(GatewayService::MIN_BACKENDS, GatewayService::MAX_BACKENDS),
+                grows: false,
+                throttle: Throttle::Never,
+            };
+            self.wanted.insert(name.clone(), wanted);
+            self.kept.insert(name.clone());
+        }
+    }
+
     /// Placements in force of services that use the gateway, and what they ask for.
     fn used(&self) -> impl Iterator<Item = (&Placement, &ServiceName, &GatewayService)> {
         self.placed.iter().filter_map(|(name, (placed, _))| Some((placed, name, self.wanted.get(name)?)))
@@ -275,7 +301,13 @@ impl PlacementFacts {
             subject: format!("placement of {name}"),
             reason: missing.to_string(),
         });
-        (deletes.chain(puts).collect(), refused.collect())
+        let kept = self.kept.iter().map(|name| Refusal {
+            subject: format!("placement of {name}"),
+            reason: format!(
+                "its record is deleted, and an operator placed or limited it; end that with `fairmesh gateway move {name} --unpin` or `fairmesh gateway throttle {name} --off`"
+            ),
+        });
+        (deletes.chain(puts).collect(), refused.chain(kept).collect())
     }
 
     fn wish(&self, name: &ServiceName, wanted: &GatewayService) -> PlacedService {
@@ -288,6 +320,7 @@ impl PlacementFacts {
             added,
             present: placed.into_iter().flat_map(|(placed, _)| placed.backends().cloned()).collect(),
             is_pinned: placed.is_some_and(|(placed, _)| placed.pinned.is_some()),
+            given_back: placed.map_or(0, |(placed, _)| placed.added as usize).saturating_sub(added),
         }
     }
 
@@ -308,13 +341,14 @@ impl PlacementFacts {
         let wanted = self.wanted.get(name)?;
         let in_force = self.placed.get(name);
         let added = in_force.map_or(0, |(placed, _)| self.growth.added(name, placed, wanted.backends));
-        // An addition that was refused does not count.
+        // An addition that was refused does not count, and one that could not be given back still does.
         let beyond = u32::try_from(names.len()).unwrap_or(u32::MAX).saturating_sub(wanted.backends);
+        let before = in_force.map_or(0, |(placed, _)| placed.added);
         let in_force_limit = in_force.and_then(|(placed, _)| placed.connection_limit.clone());
         let placement = Placement {
             home_zone: wanted.home_zone.clone(),
             zones,
-            added: added.min(beyond),
+            added: added.max(before).min(beyond),
             pinned: self.pin(name, names),
             connection_limit: self.limits.get(name).cloned().unwrap_or(in_force_limit),
         };

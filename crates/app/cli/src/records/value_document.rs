@@ -135,8 +135,14 @@ pub(super) fn placement_value(placement: &Placement) -> Value {
             json!({ "reason": reason, "atMs": at_ms, "endsConnections": ends_connections })
         }),
         "connectionLimit": connection_limit.as_ref().map(|limit| {
-            let ConnectionLimit { per_second, reason, at_ms, is_automatic } = limit;
-            json!({ "perSecond": per_second, "reason": reason, "atMs": at_ms, "automatic": is_automatic })
+            let ConnectionLimit { per_second, reason, at_ms, is_automatic, first_per_second } = limit;
+            json!({
+                "perSecond": per_second,
+                "reason": reason,
+                "atMs": at_ms,
+                "automatic": is_automatic,
+                "firstPerSecond": first_per_second,
+            })
         }),
     })
 }

@@ -89,11 +89,12 @@ fn moved(
     let services: Vec<PlacedService> = placed_services(&placements.view).collect();
     let service = PlacedService {
         name: args.change.service.clone(),
-        home: placements.wanted.home_zone.clone(),
+        home: placements.home.clone(),
         count: chosen.len(),
         added: 0,
         present: placements.present.iter().flat_map(|one| one.value.backends().cloned()).collect(),
         is_pinned: true,
+        given_back: 0,
     };
     check_choice(&fleet, &services, (&service, &chosen)).map_err(|unfit| {
         Failure::refused(unfit, "`fairmesh gateway status` shows backends, their zones and their services")
@@ -124,6 +125,7 @@ fn placed_services(view: &View) -> impl Iterator<Item = PlacedService> {
             added: 0,
             present: placed.backends().cloned().collect(),
             is_pinned: placed.pinned.is_some(),
+            given_back: 0,
         })
     })
 }
