@@ -114,6 +114,8 @@ pub struct ConnectionLimit {
     pub at_ms: u64,
     /// Whether the controller set it, which then lifts it in steps.
     pub is_automatic: bool,
+    /// The `per_second` before any step; 0 in records of releases without it.
+    pub first_per_second: u32,
 }
 
 impl GatewayBackend {

@@ -49,7 +49,13 @@ fn gateway_record_numbers_out_of_range_are_refused() {
     assert!(placement(&[("a", &["one"]), ("b", &["one"])]).validate().is_err());
     assert!(placement(&[("a", &["one"])]).validate().is_ok());
     let limited = |per_second, reason: &str| {
-        let limit = ConnectionLimit { per_second, reason: reason.into(), at_ms: 1, is_automatic: false };
+        let limit = ConnectionLimit {
+            per_second,
+            reason: reason.into(),
+            at_ms: 1,
+            is_automatic: false,
+            first_per_second: 0,
+        };
         Placement { connection_limit: Some(limit), ..placement(&[("a", &["one"])]) }.validate()
     };
     assert!(limited(1, "").is_ok() && limited(0, "").is_err());

@@ -11,8 +11,8 @@ use std::{
 };
 
 use fairmesh_backend_loads::{
-    Alert, BackendLoad, Cause, LoadBoard, MAX_SERVICES, ReplicaLoad, Report, ServiceCounts, ServiceDays,
-    ServiceTrend,
+    Alert, BackendLoad, Cause, Limited, LoadBoard, MAX_SERVICES, ReplicaLoad, Report, ServiceCounts,
+    ServiceDays, ServiceTrend,
 };
 use fairmesh_metrics::Register as _;
 use fairmesh_model::{Invalid, Label, Record, RecordKey, ServiceName};
@@ -120,6 +120,11 @@ impl GatewayLoads {
             replicas: board.replicas(now_ms).map(|load| replica_message(&load)).collect(),
             backends: backends.collect(),
         }
+    }
+
+    /// Sets the services whose placements limit their connections.
+    pub fn set_limited(&self, limited: Limited) {
+        self.board().set_limited(limited, self.now_ms());
     }
 
     /// The loads of services over a day; `None` until a day has been observed.

@@ -15,7 +15,7 @@ use std::{
 use fairmesh_controllers::{BoxError, Controller, Decision, Now, Refusal, Triggers, Wake, Write};
 use fairmesh_model::{
     ConnectionLimit, GatewayBackend, GatewayService, Label, Placement, PlacementPin, Prefix, Record,
-    RecordKey, RecordKind, ServiceName, Tenant, Zone,
+    RecordKey, RecordKind, ServiceName, Tenant, Throttle, Zone,
 };
 use fairmesh_placement::{Backend, Missing, PlacedService, Plan, PlanInput, plan};
 use fairmesh_rib::{Expect, Node, Op};
@@ -49,7 +49,8 @@ const SEED: u64 = 0;
 /// gives it back later; where no backend has room, a launcher starts one. New connections of a service are limited while they overload
 /// a backend, if its record agrees. A service whose calls harm backends is moved to the sandbox. Services that peak together are taken apart.
 ///
-/// Backends that an operator chose, limits that an operator set, and the sandbox stay until an operator ends that.
+/// Backends that an operator chose, limits that an operator set, and the sandbox stay until an operator ends that, also where the record of
+/// the service is deleted: its tenant may do that, and only administrators write placements.
 #[derive(Clone, Debug)]
 pub struct PlacementController {
     growth: GrowthRounds,
@@ -93,6 +94,8 @@ pub struct PlacementFacts {
     /// Maximum number of backends for all services of a tenant together, for tenants with a quota record.
     quotas: BTreeMap<Tenant, usize>,
     wanted: BTreeMap<ServiceName, GatewayService>,
+    /// Services without a record that stay, since an operator placed or limited them, or they are in the sandbox.
+    kept: BTreeSet<ServiceName>,
     /// Placements in force, each with the revision that wrote it.
     placed: BTreeMap<ServiceName, (Placement, u64)>,
     /// The changes that the loads of backends call for.
@@ -162,7 +165,9 @@ impl Controller for PlacementController {
         if self.settled.as_ref().is_some_and(unchanged) && !is_due {
             return Ok(None);
         }
-        PlacementFacts::read(node).map(Some)
+        let facts = PlacementFacts::read(node)?;
+        self.growth.limit(facts.placed.iter().map(|(name, (placed, _))| (name, placed)));
+        Ok(Some(facts))
     }
 
     fn reconcile(&mut self, facts: Self::Facts, now: Now) -> Decision<Infallible> {
@@ -170,12 +175,13 @@ impl Controller for PlacementController {
             let refused = self.settled.as_ref().map(|settled| settled.refused.clone()).unwrap_or_default();
             return Decision { refused, ..Decision::default() };
         };
+        facts.keep_decided();
         facts.growth = self.growth.round(facts.used(), &facts.backends, now.at);
         facts.limits = self.throttle.round(facts.used(), self.growth.levels(), now);
         facts.sandboxed = self.sandbox.round(facts.used(), &facts.backends, self.growth.levels(), now);
         facts.scattered = self.scatter.round(&facts.fleet(), &facts.services(), now.at);
         let made = facts.plan();
-        let (ops, mut refused) = (facts.ops(&made), refusals(&made));
+        let (ops, mut refused) = (facts.ops(&made), facts.refusals(&made));
         let (launch, of_launches) = self.launches.round(&Known {
             backends: &facts.backends,
             launching: &facts.launching,
@@ -267,6 +273,26 @@ impl PlacementFacts {
         Ok(facts)
     }
 
+    /// Keeps the services without a record that an operator placed or limited, or that are in the sandbox, as they are.
+    fn keep_decided(&mut self) {
+        for (name, (placed, _)) in &self.placed {
+            let is_limited = placed.connection_limit.as_ref().is_some_and(|limit| !limit.is_automatic);
+            if self.wanted.contains_key(name) || !(is_limited || placed.pinned.is_some()) {
+                continue;
+            }
+            let backends = u32::try_from(placed.backends().count()).unwrap_or(u32::MAX);
+            let backends = backends.saturating_sub(placed.added);
+            let wanted = GatewayService {
+                home_zone: placed.home_zone.clone(),
+                backends: backends.clamp(GatewayService::MIN_BACKENDS, GatewayService::MAX_BACKENDS),
+                grows: false,
+                throttle: Throttle::Never,
+            };
+            self.wanted.insert(name.clone(), wanted);
+            self.kept.insert(name.clone());
+        }
+    }
+
     /// Placements in force of services that use the gateway, and what they ask for.
     fn used(&self) -> impl Iterator<Item = (&Placement, &ServiceName, &GatewayService)> + Clone {
         self.placed.iter().filter_map(|(name, (placed, _))| Some((placed, name, self.wanted.get(name)?)))
@@ -333,6 +359,22 @@ impl PlacementFacts {
         deletes.chain(puts).collect()
     }
 
+    /// What a plan refuses, and the services without a record that stay, with the reasons.
+    fn refusals(&self, made: &Plan) -> Vec<Refusal> {
+        let refused = made.refused.iter().map(|(name, missing)| (name, missing.to_string()));
+        let kept = self.kept.iter().map(|name| {
+            let reason = format!(
+                "its record is deleted, and an operator placed or limited it, or it is in the sandbox; end that with `fairmesh gateway move {name} --unpin` or `fairmesh gateway throttle {name} --off`"
+            );
+            (name, reason)
+        });
+        let of_service = |(name, reason): (&ServiceName, String)| Refusal {
+            subject: format!("placement of {name}"),
+            reason,
+        };
+        refused.chain(kept).map(of_service).collect()
+    }
+
     /// A service that grows, and for which no backend in its home zone has room.
     fn lacking(&self, made: &Plan) -> Option<(&ServiceName, &Zone)> {
         self.wanted.iter().find_map(|(name, wanted)| {
@@ -361,6 +403,7 @@ impl PlacementFacts {
             present: self.present(name),
             is_pinned: pin.is_some_and(|pin| !pin.is_sandbox),
             is_sandboxed: pin.is_some_and(|pin| pin.is_sandbox) || self.sandboxed.contains_key(name),
+            given_back: placed.map_or(0, |(placed, _)| placed.added as usize).saturating_sub(added),
         }
     }
 
@@ -387,13 +430,14 @@ impl PlacementFacts {
         let wanted = self.wanted.get(name)?;
         let in_force = self.placed.get(name);
         let added = in_force.map_or(0, |(placed, _)| self.growth.added(name, placed, wanted.backends));
-        // An addition that was refused does not count.
+        // An addition that was refused does not count, and one that could not be given back still does.
         let beyond = u32::try_from(names.len()).unwrap_or(u32::MAX).saturating_sub(wanted.backends);
+        let before = in_force.map_or(0, |(placed, _)| placed.added);
         let in_force_limit = in_force.and_then(|(placed, _)| placed.connection_limit.clone());
         let placement = Placement {
             home_zone: wanted.home_zone.clone(),
             zones,
-            added: added.min(beyond),
+            added: added.max(before).min(beyond),
             pinned: self.pin(name, names),
             connection_limit: self.limits.get(name).cloned().unwrap_or(in_force_limit),
         };
@@ -404,15 +448,6 @@ impl PlacementFacts {
         let key = RecordKey::Placement(name.clone()).to_string();
         Some(Op::put(key, record_encoding::encode(&placement.into())).expecting(expected))
     }
-}
-
-/// What a plan refuses, with the reasons.
-fn refusals(made: &Plan) -> Vec<Refusal> {
-    let refusal = |(name, missing): (&ServiceName, &Missing)| Refusal {
-        subject: format!("placement of {name}"),
-        reason: missing.to_string(),
-    };
-    made.refused.iter().map(refusal).collect()
 }
 
 /// Whether a limit admits fewer connections than the one in force.

@@ -11,8 +11,9 @@ use fairmesh_model::{Label, ServiceName};
 use crate::{
     cause::{Cause, Evidence, served},
     crashes::CRASHED_FOR,
+    limited_services::{Limited, LimitedServices},
     replica_report::{MAX_SERVICES, Report},
-    trend::{ServiceTrend, Trend, per_second},
+    trend::{Frozen, ServiceTrend, Trend, per_second},
 };
 
 /// How often a replica reports, if there are [`REPORTS_PER_SECOND`] replicas or fewer.
@@ -47,6 +48,7 @@ const MIN_SPAN: Duration = Duration::from_millis(100);
 pub struct LoadBoard {
     replicas: BTreeMap<SocketAddr, Replica>,
     alerts: BTreeMap<Label, Alert>,
+    limited: LimitedServices,
     /// Replicas that have ended without a word: their backends, and when, in monotonic milliseconds.
     crashes: BTreeMap<SocketAddr, (Label, u64)>,
     left_out: u64,
@@ -148,16 +150,24 @@ impl LoadBoard {
         // A replica that moved to another backend starts without history.
         let before = before.filter(|before| before.backend == report.backend);
         let address = report.address;
-        let replica = match before {
-            Some(before) => before.take(report, now_ms, is_alert),
+        let mut replica = match before {
+            Some(before) => before.take(report, now_ms, (is_alert, &self.limited)),
             None => Replica::first(report, now_ms),
         };
+        replica.bound_usual(&self.limited);
         self.replicas.insert(address, replica);
         let interval = self.interval();
         if let Some(replica) = self.replicas.get_mut(&address) {
             replica.interval = interval;
         }
         interval
+    }
+
+    /// Sets the services whose connections are limited, from the next report on. Their usual rates of connections stay what they are until
+    /// a minute after the limit: what a limit refuses is reported too, and an attack that goes on would become usual.
+    pub fn set_limited(&mut self, limited: Limited, now_ms: u64) {
+        self.limited.set(limited, now_ms);
+        self.replicas.values_mut().for_each(|replica| replica.bound_usual(&self.limited));
     }
 
     /// How often each replica reports now: less often the more there are.
@@ -296,7 +306,7 @@ impl Replica {
     fn first(report: Report, now_ms: u64) -> Self {
         let span = report.span.max(MIN_SPAN);
         let services = report.services.into_iter().take(MAX_SERVICES);
-        let services = services.map(|(name, counts)| (name, ServiceTrend::first(counts, span)));
+        let services = services.map(|(name, counts)| (name, ServiceTrend::first(counts.rates(span))));
         Self {
             backend: report.backend,
             since_ms: now_ms,
@@ -307,27 +317,32 @@ impl Replica {
             memory: report.memory,
             open: report.open,
             accepted: Trend::first(per_second(report.accepted, span)),
-            all: ServiceTrend::first(report.all, span),
+            all: ServiceTrend::first(report.all.rates(span)),
             services: services.collect(),
             is_crashed: false,
         }
     }
 
-    fn take(mut self, report: Report, now_ms: u64, is_alert: bool) -> Self {
+    fn take(mut self, report: Report, now_ms: u64, (is_alert, limited): (bool, &LimitedServices)) -> Self {
         let span = report.span.max(MIN_SPAN);
+        let counts: BTreeMap<_, _> = report.services.into_iter().take(MAX_SERVICES).collect();
+        // Where one service is limited, the sum has its connections too.
+        let is_limited = counts.keys().any(|name| limited.is_frozen(name, now_ms));
+        let frozen = Frozen { all: is_alert, connections: is_alert || is_limited };
         self.cores.take(report.cpu.as_secs_f64() / span.as_secs_f64(), span, is_alert);
-        self.accepted.take(per_second(report.accepted, span), span, is_alert);
-        self.all.take(report.all, span, is_alert);
-        let mut counts: BTreeMap<_, _> = report.services.into_iter().take(MAX_SERVICES).collect();
+        self.accepted.take(per_second(report.accepted, span), span, frozen.connections);
+        self.all.take(report.all.rates(span), span, frozen);
         // A full report (`MAX_SERVICES` entries) may have dropped services with calls, so missing ones do not count as
-        // zero.
-        if counts.len() < MAX_SERVICES {
-            for name in self.services.keys() {
-                counts.entry(name.clone()).or_default();
-            }
-        }
-        for (name, counts) in counts {
-            self.services.entry(name).or_default().take(counts, span, is_alert);
+        // zero. They have at most what the quietest service in the report has.
+        let rates = counts.values().map(|counts| counts.rates(span).weight());
+        let most = if counts.len() < MAX_SERVICES { 0.0 } else { rates.fold(f64::INFINITY, f64::min) };
+        let missing = self.services.iter().filter(|(name, _)| !counts.contains_key(*name));
+        let missing: Vec<_> =
+            missing.map(|(name, trend)| (name.clone(), trend.recent().up_to(most))).collect();
+        let reported = counts.into_iter().map(|(name, counts)| (name, counts.rates(span)));
+        for (name, rates) in reported.chain(missing) {
+            let frozen = Frozen { all: is_alert, connections: is_alert || limited.is_frozen(&name, now_ms) };
+            self.services.entry(name).or_default().take(rates, span, frozen);
         }
         self.services.retain(|_, trend| !trend.is_quiet());
         self.bound_services();
@@ -341,15 +356,24 @@ impl Replica {
         }
     }
 
+    /// Bounds the usual rates of services with a limit that the controller set: it began at [`LIMIT_OF_USUAL`] times the usual rate. A
+    /// replica or a control plane that starts meanwhile would take an attack for usual.
+    fn bound_usual(&mut self, limited: &LimitedServices) {
+        for (name, first) in limited.first() {
+            let Some(trend) = self.services.get_mut(name) else { continue };
+            let usual = &mut trend.connections.usual;
+            *usual = usual.min(f64::from(first) / LIMIT_OF_USUAL);
+        }
+    }
+
     /// Keeps only the services with the most requests and connections. A replica that names new services in every
     /// report cannot exhaust memory.
     fn bound_services(&mut self) {
         if self.services.len() <= 2 * MAX_SERVICES {
             return;
         }
-        let weight = |trend: &ServiceTrend| trend.requests.recent + trend.connections.recent;
         let mut by_weight: Vec<_> =
-            self.services.iter().map(|(name, trend)| (weight(trend), name.clone())).collect();
+            self.services.iter().map(|(name, trend)| (trend.recent().weight(), name.clone())).collect();
         by_weight.sort_by(|(a, _), (b, _)| b.total_cmp(a));
         for (_, name) in by_weight.split_off(MAX_SERVICES) {
             self.services.remove(&name);

@@ -22,7 +22,7 @@ pub struct Report {
     pub memory: u64,
     /// Open connections from nodes.
     pub open: u64,
-    /// New connections in the interval, including refused ones.
+    /// New connections in the interval, including refused ones, and without those whose peer left before it said who it is.
     pub accepted: u64,
     /// Counts of all services together.
     pub all: ServiceCounts,

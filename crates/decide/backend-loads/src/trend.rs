@@ -24,10 +24,10 @@ impl Trend {
         Self { recent: value, usual: value }
     }
 
-    /// Adds the value of an interval of length `span`. The usual value is frozen while `is_alert`.
-    pub(crate) fn take(&mut self, value: f64, span: Duration, is_alert: bool) {
+    /// Adds the value of an interval of length `span`. A frozen usual value stays.
+    pub(crate) fn take(&mut self, value: f64, span: Duration, is_frozen: bool) {
         self.recent += (value - self.recent) * weight(span, RECENT_HALF_LIFE);
-        if !is_alert {
+        if !is_frozen {
             self.usual += (value - self.usual) * weight(span, USUAL_HALF_LIFE);
         }
     }
@@ -55,6 +55,48 @@ fn weight(span: Duration, half_life: Duration) -> f64 {
     1.0 - 0.5_f64.powf(span.as_secs_f64() / half_life.as_secs_f64())
 }
 
+/// Which usual values stay as they are.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Frozen {
+    /// Those of requests and errors.
+    pub(crate) all: bool,
+    /// Those of connections.
+    pub(crate) connections: bool,
+}
+
+/// Rates of one service, in events per second.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Rates {
+    requests: f64,
+    errors: f64,
+    connections: f64,
+}
+
+impl Rates {
+    /// By what replicas choose the services that they report.
+    pub(crate) fn weight(self) -> f64 {
+        self.requests + self.connections
+    }
+
+    /// The same rates, or so much less that the weight is `most`.
+    pub(crate) fn up_to(self, most: f64) -> Self {
+        let part = if self.weight() > most { most / self.weight() } else { 1.0 };
+        let [requests, errors, connections] =
+            [self.requests, self.errors, self.connections].map(|rate| rate * part);
+        Self { requests, errors, connections }
+    }
+}
+
+impl ServiceCounts {
+    /// Rates over an interval of length `span`.
+    pub(crate) fn rates(self, span: Duration) -> Rates {
+        let ServiceCounts { requests, errors, connections } = self;
+        let [requests, errors, connections] =
+            [requests, errors, connections].map(|count| per_second(count, span));
+        Rates { requests, errors, connections }
+    }
+}
+
 /// Trends of one service, in events per second.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct ServiceTrend {
@@ -67,22 +109,24 @@ pub struct ServiceTrend {
 }
 
 impl ServiceTrend {
-    /// Starts the trends: the first counts are also the usual ones.
-    pub(crate) fn first(counts: ServiceCounts, span: Duration) -> Self {
-        let first = |count| Trend::first(per_second(count, span));
-        Self {
-            requests: first(counts.requests),
-            errors: first(counts.errors),
-            connections: first(counts.connections),
-        }
+    /// Starts the trends: the first rates are also the usual ones.
+    pub(crate) fn first(rates: Rates) -> Self {
+        let Rates { requests, errors, connections } = rates;
+        let [requests, errors, connections] = [requests, errors, connections].map(Trend::first);
+        Self { requests, errors, connections }
     }
 
-    /// Adds the counts of an interval of length `span`.
-    pub(crate) fn take(&mut self, counts: ServiceCounts, span: Duration, is_alert: bool) {
-        let ServiceCounts { requests, errors, connections } = counts;
-        self.requests.take(per_second(requests, span), span, is_alert);
-        self.errors.take(per_second(errors, span), span, is_alert);
-        self.connections.take(per_second(connections, span), span, is_alert);
+    /// Adds the rates of an interval of length `span`.
+    pub(crate) fn take(&mut self, rates: Rates, span: Duration, frozen: Frozen) {
+        self.requests.take(rates.requests, span, frozen.all);
+        self.errors.take(rates.errors, span, frozen.all);
+        self.connections.take(rates.connections, span, frozen.connections);
+    }
+
+    /// Rates of the last seconds.
+    pub(crate) const fn recent(&self) -> Rates {
+        let Self { requests, errors, connections } = self;
+        Rates { requests: requests.recent, errors: errors.recent, connections: connections.recent }
     }
 
     /// Whether the service was idle long enough to be removed.

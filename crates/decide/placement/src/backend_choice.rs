@@ -33,6 +33,10 @@ pub(crate) struct Wish<'a> {
     pub(crate) count: usize,
     /// Number of backends to add because the service's calls have grown.
     pub(crate) added: usize,
+    /// Number of backends of its placement in force; those that are deleted count.
+    pub(crate) had: usize,
+    /// How many backends of the home zone it gives back.
+    pub(crate) given_back: usize,
     /// Whether it keeps its backends.
     pub(crate) is_pinned: bool,
 }

@@ -53,6 +53,8 @@ pub struct PlacedService {
     /// the home zone, where most calls arrive, and use at most [`MAX_ADDED_PERMILLE`] of its CPU. A repair may use any
     /// backend.
     pub added: usize,
+    /// How many of the present backends it gives back because its calls are fewer. These are of the home zone, where they were added.
+    pub given_back: usize,
     /// Current backends; empty for a new service.
     pub present: BTreeSet<Label>,
     /// Whether an operator chose the present backends. They stay as long as one of them exists, whatever their number is and wherever they

@@ -154,6 +154,7 @@ mod tests {
             added: 0,
             present: labels(present),
             is_pinned: false,
+            given_back: 0,
             is_sandboxed: false,
         }
     }

@@ -109,7 +109,30 @@ fn wish<'a>(at: usize, service: &'a PlacedService, kept: &BackendSet) -> Wish<'a
         true => (kept.len(), 0),
         false => (service.count.clamp(MIN_BACKENDS, MAX_BACKENDS), service.added),
     };
-    Wish { service: at, name: &service.name, home: &service.home, count, added, is_pinned }
+    Wish {
+        service: at,
+        name: &service.name,
+        home: &service.home,
+        count,
+        added,
+        had: service.present.len(),
+        given_back: service.given_back,
+        is_pinned,
+    }
+}
+
+impl Wish<'_> {
+    /// The same with what it gets where its tenant may have `left` backends more. A service in force gets back what it has lost, and the
+    /// minimum: the bound is for what is new. `None`: a new service would get less than the minimum.
+    fn within(self, left: usize) -> Option<Self> {
+        let count = match self.had {
+            _ if left >= self.count => self.count,
+            0 => left,
+            had => had.max(MIN_BACKENDS).min(self.count),
+        };
+        let added = self.added.saturating_sub(self.count - count);
+        (count >= MIN_BACKENDS.min(self.count)).then_some(Self { count, added, ..self })
+    }
 }
 
 impl Used {
@@ -142,25 +165,17 @@ struct Planner<'a> {
 impl<'a> Planner<'a> {
     fn place_all(&mut self) {
         let wishes = self.wishes.clone();
-        let (pinned, others): (Vec<&Wish<'a>>, Vec<_>) = wishes.iter().partition(|wish| wish.is_pinned);
-        // The backends of pinned services are theirs, so that others are moved where both have the same ones.
-        for wish in pinned.into_iter().chain(others) {
-            let kept = &self.kept[wish.service];
-            if self.draft.fleet.is_spread(kept, wish.home) && self.draft.occupied.is_free(kept) {
-                self.draft.occupied.insert(wish.service, kept.clone());
-                self.shrink(*wish);
-            }
-            let used = self.used.get(&wish.name.tenant).cloned().unwrap_or_default();
-            let used = used.with(&self.taken(wish));
-            self.used.insert(&wish.name.tenant, used);
-        }
+        self.keep(&wishes);
         let settle = |planner: &mut Self, wish: &Wish<'a>| planner.settle(&wishes, *wish);
-        let (new, present): (Vec<&Wish<'a>>, Vec<_>) =
-            wishes.iter().partition(|wish| self.kept[wish.service].is_empty());
+        let (new, present): (Vec<&Wish<'a>>, Vec<_>) = wishes.iter().partition(|wish| wish.had == 0);
         let (placed, damaged): (Vec<&Wish<'a>>, Vec<_>) =
             present.into_iter().partition(|wish| self.draft.occupied.get(wish.service).is_some());
         let mut unsettled = Vec::new();
         damaged.iter().for_each(|wish| self.reserve(wish));
+        // With all others in place: a service that gets smaller must not lie among the backends of any other.
+        // Where two do, one of them may have to go first.
+        while placed.iter().fold(false, |is_smaller, wish| self.shrink(**wish) || is_smaller) {}
+        wishes.iter().for_each(|wish| self.count(wish));
         for wish in damaged {
             if wish.is_pinned {
                 unsettled.push(wish);
@@ -189,6 +204,25 @@ impl<'a> Planner<'a> {
         for wish in unsettled {
             self.draft.occupied.insert(wish.service, self.kept[wish.service].clone());
         }
+    }
+
+    /// Places services on the backends that they have, where these are spread and free.
+    fn keep(&mut self, wishes: &[Wish<'a>]) {
+        let (pinned, others): (Vec<&Wish<'a>>, Vec<_>) = wishes.iter().partition(|wish| wish.is_pinned);
+        // The backends of pinned services are theirs, so that others are moved where both have the same ones.
+        for wish in pinned.into_iter().chain(others) {
+            let kept = &self.kept[wish.service];
+            if self.draft.fleet.is_spread(kept, wish.home) && self.draft.occupied.is_free(kept) {
+                self.draft.occupied.insert(wish.service, kept.clone());
+            }
+        }
+    }
+
+    /// Counts the backends and combinations of a service as its tenant's.
+    fn count(&mut self, wish: &Wish<'a>) {
+        let used = self.used.get(&wish.name.tenant).cloned().unwrap_or_default();
+        let used = used.with(&self.taken(wish));
+        self.used.insert(&wish.name.tenant, used);
     }
 
     /// Reserves the places of a service until it is placed again.
@@ -227,11 +261,16 @@ impl<'a> Planner<'a> {
         };
         self.draft.spare = self.bounds.combinations.as_ref().map(spare);
         self.draft.is_spare_used = false;
-        let changed = match others.backends + wish.count.max(self.length(wish)) > most {
-            true => Err(Missing::Quota { tenant: tenant.clone(), quota: most }),
-            false => change(self, wish),
+        let quota = Missing::Quota { tenant: tenant.clone(), quota: most };
+        let is_placed = self.draft.occupied.get(wish.service).is_some();
+        let refused = match wish.within(most.saturating_sub(others.backends)) {
+            Some(within) if within.count == wish.count => change(self, wish).err(),
+            Some(within) if !is_placed || self.length(wish) < within.count => {
+                change(self, &within).err().or(Some(quota))
+            }
+            _ => Some(quota),
         };
-        if let Err(missing) = changed {
+        if let Some(missing) = refused {
             self.refused.insert(wish.service, missing);
         }
         self.used.insert(tenant, others.with(&self.taken(wish)));
@@ -252,7 +291,7 @@ impl<'a> Planner<'a> {
         };
         let least = kept.len() + home + elsewhere;
         // A repaired service gets at least the minimum, regardless of its tenant's limits.
-        let is_repaired = !self.kept[wish.service].is_empty();
+        let is_repaired = wish.had > 0;
         let spare = self.draft.spare.take_if(|_| is_repaired);
         let base = match (home, elsewhere) {
             (0, 0) if self.draft.occupied.is_free(&kept) => Ok(kept),
@@ -267,23 +306,32 @@ impl<'a> Planner<'a> {
         if is_complete { Ok(()) } else { self.draft.grow(wishes, wish) }
     }
 
-    /// Removes surplus backends of a service, the fullest first, as long as the rest stays spread over zones and free.
-    fn shrink(&mut self, wish: Wish<'_>) {
+    /// Removes surplus backends of a service, the fullest first, as long as the rest stays spread over zones and free. What it gives back
+    /// is of its home zone, where it was added. Returns whether any was removed.
+    fn shrink(&mut self, wish: Wish<'_>) -> bool {
         let draft = &mut self.draft;
-        let Some(mut set) = draft.occupied.remove(wish.service) else { return };
+        let before = draft.occupied.get(wish.service).map_or(0, BackendSet::len);
+        if before <= wish.count {
+            return false;
+        }
+        let Some(mut set) = draft.occupied.remove(wish.service) else { return false };
+        let mut given_back = wish.given_back.saturating_sub(self.kept[wish.service].len() - before);
         while set.len() > wish.count {
-            let mut members: Vec<usize> = set.iter().collect();
+            let may_go = |backend: &usize| given_back == 0 || draft.fleet.is_in(*backend, wish.home);
+            let mut members: Vec<usize> = set.iter().filter(may_go).collect();
             members.sort_by_key(|backend| Reverse(draft.used(*backend)));
             let mut smaller = members.into_iter().map(|backend| set.without(backend));
             let is_fine = |smaller: &BackendSet| {
                 draft.fleet.is_spread(smaller, wish.home) && draft.occupied.is_free(smaller)
             };
             match smaller.find(is_fine) {
-                Some(smaller) => set = smaller,
+                Some(smaller) => (set, given_back) = (smaller, given_back.saturating_sub(1)),
                 None => break,
             }
         }
+        let is_smaller = set.len() < before;
         draft.occupied.insert(wish.service, set);
+        is_smaller
     }
 
     /// Difference between the planned and the present backends.

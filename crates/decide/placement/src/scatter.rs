@@ -199,6 +199,7 @@ mod tests {
             added: 0,
             present: present.iter().map(|name| Label::new(*name).unwrap()).collect(),
             is_pinned: false,
+            given_back: 0,
             is_sandboxed: false,
         };
         let services = vec![

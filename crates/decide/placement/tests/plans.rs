@@ -30,7 +30,16 @@ fn backend(number: usize, zones: usize, capacity: u32) -> Backend {
 fn service(number: usize, zones: usize, count: usize) -> PlacedService {
     let name = ServiceName::new(format!("t{}/s{number}", number % 7)).unwrap();
     let (present, home) = (BTreeSet::new(), zone(number % zones));
-    PlacedService { name, home, count, added: 0, present, is_pinned: false, is_sandboxed: false }
+    PlacedService {
+        name,
+        home,
+        count,
+        added: 0,
+        present,
+        is_pinned: false,
+        given_back: 0,
+        is_sandboxed: false,
+    }
 }
 
 impl Gateway {
@@ -443,6 +452,75 @@ fn pinned_service_keeps_its_backends_and_others_make_room() {
     gateway.backends.retain(|backend| !gone.contains(&backend.name));
     gateway.plan();
     assert_eq!(gateway.services[0].present.len(), MIN_BACKENDS);
+}
+
+#[test]
+fn lost_backends_are_replaced_whatever_the_quota_is() {
+    let mut gateway = Gateway::new((12, 3, 1_000), 1);
+    gateway.services[0].count = 4;
+    assert!(gateway.plan().refused.is_empty());
+    let tenant = gateway.services[0].name.tenant.clone();
+    gateway.quotas.insert(tenant.clone(), 1);
+    assert!(gateway.plan().changes.is_empty());
+    // Each backend is replaced by another one.
+    for number in 12..24 {
+        gateway.backends.remove(0);
+        gateway.backends.push(backend(number, 3, 1_000));
+        assert!(gateway.plan().refused.is_empty());
+        assert_eq!(gateway.services[0].present.len(), 4, "{number}");
+    }
+    gateway.backends = (30..42).map(|number| backend(number, 3, 1_000)).collect();
+    gateway.plan();
+    assert_eq!(gateway.services[0].present.len(), 4, "all are gone at once");
+    // It gets back what it had, and no more.
+    gateway.services[0].count = 5;
+    let gone = gateway.services[0].present.pop_first().unwrap();
+    gateway.services[0].present.insert(Label::new("gone").unwrap());
+    gateway.backends.retain(|backend| backend.name != gone);
+    let made = gateway.plan();
+    assert_eq!(made.refused.values().next(), Some(&Missing::Quota { tenant, quota: 1 }));
+    assert_eq!(gateway.services[0].present.len(), 4);
+}
+
+#[test]
+fn new_service_gets_what_the_quota_leaves_or_nothing() {
+    for (quota, count) in [(2, 0), (3, 3), (4, 4)] {
+        let mut gateway = Gateway::new((24, 3, 1_000), 1);
+        gateway.services[0].count = 5;
+        let tenant = gateway.services[0].name.tenant.clone();
+        gateway.quotas.insert(tenant.clone(), quota);
+        let made = gateway.plan();
+        assert_eq!(made.refused.values().next(), Some(&Missing::Quota { tenant, quota }));
+        assert_eq!(gateway.services[0].present.len(), count);
+    }
+}
+
+#[test]
+fn backend_that_is_given_back_is_of_the_home_zone_and_moves_no_service() {
+    // Backends 0, 2, 4 and 6 are in the home zone.
+    let mut gateway = Gateway::new((8, 2, 100), 2);
+    let names = |numbers: &[usize]| -> BTreeSet<Label> {
+        numbers.iter().map(|number| Label::new(format!("gw-{number}")).unwrap()).collect()
+    };
+    gateway.services[1].home = zone(0);
+    (gateway.services[0].present, gateway.services[1].present) = (names(&[0, 2, 4, 1]), names(&[0, 2, 6, 1]));
+    (gateway.services[0].given_back, gateway.services[1].count) = (1, 4);
+    // The fullest one: without it, all other backends serve the second service too.
+    gateway.backends[4].capacity = 1;
+    let made = gateway.plan();
+    assert!(made.refused.is_empty() && made.changes.len() == 1, "{made:?}");
+    assert_eq!(
+        (
+            gateway.services[0].present.len(),
+            gateway.services[0].present.contains(&names(&[4]).pop_first().unwrap())
+        ),
+        (3, true)
+    );
+    // The fullest one is elsewhere.
+    gateway.services[0].present = names(&[0, 2, 4, 1, 3]);
+    (gateway.services[0].count, gateway.backends[1].capacity) = (4, 2);
+    gateway.plan();
+    assert_eq!(gateway.in_zone(&gateway.services[0]), 2);
 }
 
 #[test]

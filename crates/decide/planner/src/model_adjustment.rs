@@ -19,9 +19,7 @@ use std::collections::BTreeMap;
 use fairmesh_model::{Label, Region, ServiceName, TrafficReport};
 
 pub use latency_correction::LatencyCorrection;
-#[cfg(test)]
-pub(crate) use plan_changes::Move;
-pub(crate) use plan_changes::{HEAD_ROOM, Shift};
+pub(crate) use plan_changes::{HEAD_ROOM, Move, Shift};
 pub(crate) use plan_trials::Present;
 pub use plan_trials::{Attempt, Outcome};
 pub use work_correction::WorkCorrection;

@@ -186,7 +186,9 @@ impl LoadReporter {
 impl Counted {
     fn read(connections: &Connections, cpu: &Cpu) -> Self {
         let mut services = HashMap::new();
-        let mut accepted = connections.metrics.refused_peers.load(Relaxed);
+        // Peers that left are no load of their own: where this replica is slow, nodes try another one beside it, and leave the slower one.
+        let refused = [&connections.metrics.refused_peers, &connections.metrics.refused_connections];
+        let mut accepted = refused.iter().map(|counter| counter.load(Relaxed)).sum::<u64>();
         for (_, tenant) in connections.tenants.all() {
             accepted += [&tenant.accepted, &tenant.refused, &tenant.refused_by_rate]
                 .map(|counter| counter.load(Relaxed))

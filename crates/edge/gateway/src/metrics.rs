@@ -28,6 +28,8 @@ pub(crate) struct GatewayMetrics {
     /// Connections whose peer did not prove the identity of a tenant's service, or sent no valid PROXY
     /// protocol header.
     pub(crate) refused_peers: AtomicU64,
+    /// Connections whose peer closed them before that.
+    pub(crate) left_peers: AtomicU64,
     /// Connections refused because the maximum number of tenants was reached.
     pub(crate) tenants_refused: AtomicU64,
     /// Connections refused because the maximum of all tenants was reached.
@@ -96,6 +98,7 @@ pub(crate) fn register(registry: &mut Registry, connections: &Arc<Connections>) 
             "Connections whose peer proved no identity of a tenant's service",
             &metrics.refused_peers,
         ),
+        ("peers_left", "Connections whose peer closed them before it said who it is", &metrics.left_peers),
         ("tenants_refused", "Connections of tenants beyond the maximum of tenants", &metrics.tenants_refused),
         (
             "connections_refused",

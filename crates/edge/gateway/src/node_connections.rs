@@ -91,6 +91,10 @@ impl Connections {
         let identified = timeout(IDENTIFY_TIMEOUT, self.identify(stream)).boxed().await;
         let pod = match identified.unwrap_or_else(|late| Err(late.into())) {
             Ok(pod) => pod,
+            Err(error) if has_left(&error) => {
+                increment(&self.metrics.left_peers);
+                return tracing::debug!(%node, %error, "a peer left before it said who it is");
+            }
             Err(error) => {
                 increment(&self.metrics.refused_peers);
                 return tracing::debug!(%node, %error, "refused a connection");
@@ -129,6 +133,7 @@ impl Connections {
             }
             return None;
         };
+        increment(&tenant.accepted);
         permit.exchange(of_all, of_tenant);
         Some(tenant)
     }
@@ -147,7 +152,7 @@ impl Connections {
         };
         let ends_by = match service.as_ref().map(|service| (service, self.enter(service))) {
             None => None,
-            Some((_, Entry::Admitted(ends_by))) => ends_by,
+            Some((_, Entry::Admitted(ends_by))) => Some(ends_by),
             Some((service, Entry::Elsewhere)) => return refuse(stream, service).await,
             Some((service, Entry::Throttled)) => {
                 if let Some(suppressed) = tenant.log.next() {
@@ -215,6 +220,12 @@ async fn refuse(mut stream: Box<dyn SecureStream>, service: &ServiceName) {
         copy(&mut stream, &mut sink()).await
     };
     let _ = timeout(REFUSAL_TIMEOUT, refusing).await;
+}
+
+/// Whether the peer closed the connection. A node does so to the slower one of two replicas that it tried, and has claimed nothing.
+fn has_left(error: &io::Error) -> bool {
+    use io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, UnexpectedEof};
+    matches!(error.kind(), BrokenPipe | ConnectionAborted | ConnectionReset | UnexpectedEof)
 }
 
 fn refused(problem: String) -> io::Error {

@@ -17,7 +17,7 @@ use crate::connection_rate::ConnectionRate;
 /// Time limit of open connections after their service was moved away from this replica, if the move ends them.
 const MOVED_DRAIN: Duration = Duration::from_secs(8);
 
-/// Connections to a service that is placed on backends.
+/// Connections to the virtual address of a service.
 #[derive(Debug)]
 pub(crate) struct ServiceConnections {
     rate: ConnectionRate,
@@ -46,10 +46,19 @@ impl ServiceConnections {
             return;
         }
         let mut shutdown = self.lock();
-        // Each open connection has a clone.
-        if Arc::strong_count(&shutdown) > 1 {
+        if has_clones(&shutdown) {
             std::mem::replace(&mut *shutdown, part_of(whole)).start(MOVED_DRAIN);
         }
+    }
+
+    /// Ends the limit of a placement that is no more.
+    pub(crate) fn unlimit(&self) {
+        self.rate.set(None);
+    }
+
+    /// Whether connections are open that no move has ended.
+    pub(crate) fn is_open(&self) -> bool {
+        has_clones(&self.lock())
     }
 
     /// Lets a connection begin, and returns by which shutdown it ends; `None` beyond the limit.
@@ -70,6 +79,11 @@ impl ServiceConnections {
     fn lock(&self) -> MutexGuard<'_, Arc<Shutdown>> {
         self.shutdown.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Each open connection has a clone.
+fn has_clones(shutdown: &Arc<Shutdown>) -> bool {
+    Arc::strong_count(shutdown) > 1
 }
 
 fn part_of(whole: &Arc<Shutdown>) -> Arc<Shutdown> {
@@ -120,7 +134,13 @@ mod tests {
         let connections = ServiceConnections::new(&whole);
         let admitted = || (0..50).filter(|_| connections.enter(Instant::now()).is_some()).count();
         assert_eq!(admitted(), 50);
-        let limit = ConnectionLimit { per_second: 4, reason: String::new(), at_ms: 0, is_automatic: false };
+        let limit = ConnectionLimit {
+            per_second: 4,
+            reason: String::new(),
+            at_ms: 0,
+            is_automatic: false,
+            first_per_second: 4,
+        };
         let limited = Placement { connection_limit: Some(limit), ..placement("here", false) };
         connections.apply(&limited, None, &whole);
         assert_eq!(admitted(), 4);

@@ -51,7 +51,10 @@ pub(crate) type Quotas = BTreeMap<Tenant, GatewayQuota>;
 #[derive(Debug, Default)]
 struct TenantRecords {
     addresses: VirtualAddresses,
-    placements: BTreeMap<ServiceName, PlacedService>,
+    placements: BTreeMap<ServiceName, Placement>,
+    /// Connections to virtual addresses by service, whether it is placed or not: a placement that comes later may end them, or come again
+    /// after it was deleted.
+    connections: BTreeMap<ServiceName, Arc<ServiceConnections>>,
     /// The prefixes of the tenants that call.
     followed: BTreeSet<Prefix>,
     /// The backend of this replica, if it has one.
@@ -60,18 +63,11 @@ struct TenantRecords {
     shutdown: Arc<Shutdown>,
 }
 
-/// A service that is placed on backends, and its connections here.
-#[derive(Debug)]
-struct PlacedService {
-    placement: Placement,
-    connections: Arc<ServiceConnections>,
-}
-
 /// Whether a connection to the virtual address of a service may begin here.
 #[derive(Debug)]
 pub(crate) enum Entry {
-    /// It may. One to a service that is placed ends by a shutdown of the service.
-    Admitted(Option<Arc<Shutdown>>),
+    /// It may, and ends by this shutdown of the service.
+    Admitted(Arc<Shutdown>),
     /// The service is placed on other backends.
     Elsewhere,
     /// More connections begin than the placement allows.
@@ -223,17 +219,29 @@ impl Directory {
 
     /// Lets a connection to the virtual address of a service begin.
     pub(crate) fn enter(&self, service: &ServiceName, now: Instant) -> Entry {
-        let records = read(&self.records);
         // Under one lock, so that a move that ends connections finds this one, or refuses it.
+        let records = read(&self.records);
+        if let Some(connections) = records.connections.get(service) {
+            return self.admit(&records, (service, connections), now);
+        }
+        drop(records);
+        let mut records = write(&self.records);
+        let connections = records.connections_of(service);
+        self.admit(&records, (service, &connections), now)
+    }
+
+    fn admit(
+        &self,
+        records: &TenantRecords,
+        (service, connections): (&ServiceName, &ServiceConnections),
+        now: Instant,
+    ) -> Entry {
         if !records.serves(service) {
             increment(&self.misdirected);
             return Entry::Elsewhere;
         }
-        let Some(PlacedService { connections, .. }) = records.placements.get(service) else {
-            return Entry::Admitted(None);
-        };
         match connections.enter(now) {
-            Some(shutdown) => Entry::Admitted(Some(shutdown)),
+            Some(shutdown) => Entry::Admitted(shutdown),
             None => {
                 connections
                     .count_refused(|| records.labelled().count() < MAX_LABELLED, &self.throttled_others);
@@ -293,22 +301,49 @@ impl TenantRecords {
     /// Whether a service is placed on the backend of this replica, or nowhere.
     fn serves(&self, service: &ServiceName) -> bool {
         let Some(backend) = &self.backend else { return true };
-        self.placements.get(service).is_none_or(|placed| placed.placement.has(backend))
+        self.placements.get(service).is_none_or(|placement| placement.has(backend))
     }
 
     /// Places a service, and applies that to its connections.
     fn place(&mut self, service: &ServiceName, placement: Placement) {
-        let connections = match self.placements.remove(service) {
-            Some(placed) => placed.connections,
-            None => Arc::new(ServiceConnections::new(&self.shutdown)),
-        };
-        connections.apply(&placement, self.backend.as_ref(), &self.shutdown);
-        self.placements.insert(service.clone(), PlacedService { placement, connections });
+        self.connections_of(service).apply(&placement, self.backend.as_ref(), &self.shutdown);
+        self.placements.insert(service.clone(), placement);
+    }
+
+    /// Ends the placement of a service, and its limit of connections.
+    fn displace(&mut self, service: &ServiceName) {
+        self.placements.remove(service);
+        if let Some(connections) = self.connections.get(service) {
+            connections.unlimit();
+        }
+        self.forget_idle(service);
+    }
+
+    /// The connections to the virtual address of a service.
+    fn connections_of(&mut self, service: &ServiceName) -> Arc<ServiceConnections> {
+        let new = || Arc::new(ServiceConnections::new(&self.shutdown));
+        Arc::clone(self.connections.entry(service.clone()).or_insert_with(new))
+    }
+
+    /// Sets the virtual address of a service, if it has one.
+    fn set_address(&mut self, service: &ServiceName, address: Option<SocketAddr>) {
+        self.addresses.set(service, address);
+        if address.is_none() {
+            self.forget_idle(service);
+        }
+    }
+
+    /// Forgets the connections of a service without a placement if none is open.
+    fn forget_idle(&mut self, service: &ServiceName) {
+        let is_idle = self.connections.get(service).is_some_and(|connections| !connections.is_open());
+        if is_idle && !self.placements.contains_key(service) {
+            self.connections.remove(service);
+        }
     }
 
     /// Services whose refused connections metrics show by name.
     fn labelled(&self) -> impl Iterator<Item = (&ServiceName, u64)> {
-        self.placements.iter().filter_map(|(name, placed)| Some((name, placed.connections.labelled()?)))
+        self.connections.iter().filter_map(|(name, connections)| Some((name, connections.labelled()?)))
     }
 
     /// Removes all of a tenant.
@@ -316,6 +351,7 @@ impl TenantRecords {
         self.followed.retain(|prefix| !prefixes.contains(prefix));
         self.addresses.forget(tenant);
         self.placements.retain(|service, _| service.tenant != *tenant);
+        self.connections.retain(|service, _| service.tenant != *tenant);
     }
 }
 
@@ -345,7 +381,7 @@ impl DirectorySink {
     }
 
     fn set_address(&self, service: &ServiceName, address: Option<SocketAddr>) {
-        self.change((service, RecordKind::Service), |records| records.addresses.set(service, address));
+        self.change((service, RecordKind::Service), |records| records.set_address(service, address));
     }
 }
 
@@ -389,11 +425,14 @@ impl Mirror for DirectorySink {
             quotas.retain(|tenant, _| is_kept(RecordKey::GatewayQuota(tenant.clone())));
             quotas.len() != before
         });
-        let TenantRecords { addresses, placements, .. } = &mut *write(&self.records);
-        placements.retain(|service, _| is_kept(RecordKey::Placement(service.clone())));
-        let named: Vec<ServiceName> = addresses.services().cloned().collect();
+        let mut records = write(&self.records);
+        let placed: Vec<ServiceName> = records.placements.keys().cloned().collect();
+        for service in placed.into_iter().filter(|service| !is_kept(RecordKey::Placement(service.clone()))) {
+            records.displace(&service);
+        }
+        let named: Vec<ServiceName> = records.addresses.services().cloned().collect();
         for service in named.into_iter().filter(|service| !is_kept(RecordKey::Service(service.clone()))) {
-            addresses.set(&service, None);
+            records.set_address(&service, None);
         }
     }
 
@@ -429,9 +468,9 @@ impl Mirror for DirectorySink {
     fn delete(&mut self, _: &str, key: &RecordKey) {
         match key {
             RecordKey::Service(service) => self.set_address(service, None),
-            RecordKey::Placement(service) => self.change((service, RecordKind::Placement), |records| {
-                records.placements.remove(service);
-            }),
+            RecordKey::Placement(service) => {
+                self.change((service, RecordKind::Placement), |records| records.displace(service));
+            }
             RecordKey::DefaultAuthorization => {
                 self.default.send_replace(DefaultAuthorization::default());
             }
@@ -446,14 +485,16 @@ impl Mirror for DirectorySink {
     }
 
     fn mark_current(&mut self, prefix: &Prefix) {
-        let is_followed = *prefix == default_prefix() || read(&self.records).followed.contains(prefix);
+        // Under the lock of `forget`, so that no prefix is known that is followed no more.
+        let records = read(&self.records);
+        let is_followed = *prefix == default_prefix() || records.followed.contains(prefix);
         self.known.send_if_modified(|known| is_followed && known.insert(prefix.clone()));
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use fairmesh_model::{PlacementPin, Zone};
+    use fairmesh_model::{ConnectionLimit, PlacementPin, Zone};
 
     use super::*;
 
@@ -485,11 +526,43 @@ mod tests {
         };
         assert!(records.serves(&service), "it is placed nowhere");
         records.place(&service, placed_on("here"));
-        let open = records.placements[&service].connections.enter(Instant::now()).unwrap();
+        let open = records.connections_of(&service).enter(Instant::now()).unwrap();
         records.place(&service, placed_on("other"));
         assert!(!records.serves(&service) && !open.started().is_cancelled());
         let pinned = Some(PlacementPin { ends_connections: true, ..PlacementPin::default() });
         records.place(&service, Placement { pinned, ..placed_on("other") });
         assert!(open.started().is_cancelled());
+    }
+
+    #[tokio::test]
+    async fn move_ends_connections_from_before_the_placement_or_an_earlier_one() {
+        let mut records = TenantRecords { backend: Some(Label::new("here").unwrap()), ..Default::default() };
+        let (service, zone) = (ServiceName::new("red/web").unwrap(), Zone::new("a").unwrap());
+        let limit = ConnectionLimit {
+            per_second: 1,
+            reason: String::new(),
+            at_ms: 0,
+            is_automatic: false,
+            first_per_second: 1,
+        };
+        let placed_on = |backend: &str, ends_connections| Placement {
+            home_zone: zone.clone(),
+            zones: [(zone.clone(), [Label::new(backend).unwrap()].into())].into(),
+            added: 0,
+            pinned: Some(PlacementPin { ends_connections, ..PlacementPin::default() }),
+            connection_limit: Some(limit.clone()),
+        };
+        let enter = |records: &mut TenantRecords| records.connections_of(&service).enter(Instant::now());
+        let unplaced = enter(&mut records).unwrap();
+        records.place(&service, placed_on("here", false));
+        let placed = enter(&mut records).unwrap();
+        assert!(enter(&mut records).is_none(), "one a second");
+        records.displace(&service);
+        assert!(enter(&mut records).is_some(), "the limit has ended with the placement");
+        records.place(&service, placed_on("other", true));
+        assert!(unplaced.started().is_cancelled() && placed.started().is_cancelled());
+        drop((unplaced, placed));
+        records.displace(&service);
+        assert!(records.connections.is_empty(), "none is open");
     }
 }

@@ -197,7 +197,7 @@ impl TenantServer {
         self.server.forwarder.services.set_max(or(quota.services, shared.limits.services));
     }
 
-    /// Takes a permit for a connection of the tenant, and counts the connection. `None` at the limit, or if
+    /// Takes a permit for a connection of the tenant, and counts a refused one. `None` at the limit, or if
     /// too many connections began in the last second.
     pub(crate) fn enter(&self) -> Option<OwnedSemaphorePermit> {
         if !self.handshakes.admits(Instant::now()) {
@@ -208,8 +208,9 @@ impl TenantServer {
         // The connection's own permit is counted too, so that concurrent connections cannot exceed the limit
         // together.
         let permit = permit.filter(|_| self.open() <= self.limit.load(Relaxed) as u64);
-        let counter = if permit.is_some() { &self.accepted } else { &self.refused };
-        counter.fetch_add(1, Relaxed);
+        if permit.is_none() {
+            self.refused.fetch_add(1, Relaxed);
+        }
         permit
     }
 

@@ -137,8 +137,14 @@ pub(super) fn placement_value(placement: &Placement) -> Value {
             json!({ "reason": reason, "at": timestamp(at_ms / 1000), "endsConnections": ends_connections, "sandbox": is_sandbox })
         }),
         "connectionLimit": connection_limit.as_ref().map(|limit| {
-            let ConnectionLimit { per_second, reason, at_ms, is_automatic } = limit;
-            json!({ "perSecond": per_second, "reason": reason, "at": timestamp(at_ms / 1000), "automatic": is_automatic })
+            let ConnectionLimit { per_second, reason, at_ms, is_automatic, first_per_second } = limit;
+            json!({
+                "perSecond": per_second,
+                "reason": reason,
+                "at": timestamp(at_ms / 1000),
+                "automatic": is_automatic,
+                "firstPerSecond": first_per_second,
+            })
         }),
     })
 }

@@ -193,4 +193,12 @@ fn operator_limits_new_connections_of_a_service() {
     assert!(status.contains(": a loop"), "{status}");
     throttle(&["--off"]).ok();
     assert_eq!(placement(&mesh, "red/api")["connectionLimit"], Value::Null);
+    // Its tenant may delete the record, and administrators end the limit.
+    throttle(&["--connections", "60"]).ok();
+    mesh.run(&["delete", "gateway-service", "red/api"]).ok();
+    let status = || mesh.run(&["gateway", "status"]).ok();
+    wait_until("the limit outlives the record", || status().contains("its record is deleted"));
+    assert!(status().contains("an operator limits it to 60 new connections a second"), "{}", status());
+    throttle(&["--off"]).ok();
+    wait_until("the service is placed no more", || !status().contains("red/api"));
 }

@@ -37,4 +37,13 @@ async fn silent_peers_at_gateway_and_node_delay_no_call() {
     let refused = mesh.metric("fairmesh_gateway_handshakes_refused_total ").await;
     assert!((24..40).contains(&refused), "half of 32 may be of one address: {refused}");
     assert_eq!(mesh.metric("fairmesh_gateway_connections_refused_total ").await, 0);
+    // What is refused for all tenants does not count for one.
+    mesh.counts(false, "fairmesh_gateway_tenant_connections_open{tenant=\"red\"}", "40").await;
+    let all = "fairmesh_gateway_tenant_connections_total{tenant=\"red\"} ";
+    let before = mesh.metric(all).await;
+    for _ in 0..30 {
+        held.push(mesh.open(&red, VIRTUAL).await.unwrap());
+    }
+    mesh.counts(false, "fairmesh_gateway_connections_refused_total", "6").await;
+    assert_eq!(mesh.metric(all).await - before, 24);
 }

@@ -3,6 +3,7 @@
 use fairmesh_model::ServiceName;
 use fairmesh_test_support::eventually_async as until;
 use fairmesh_wire::transport::ExpectedPeer;
+use tokio::net::TcpStream;
 
 use crate::mesh::{Mesh, VIRTUAL, dial, exchange, header, serve_pod};
 
@@ -75,6 +76,12 @@ async fn certificate_of_another_tenant_or_role_is_refused() {
     let proxy = mesh.identity("edge", "fairmesh/proxy/one").await;
     let answer = mesh.call(&proxy, VIRTUAL, GET).await;
     assert!(!answer.contains("HTTP/1.1"), "{answer}");
+    // One that leaves has claimed nothing.
+    for _ in 0..3 {
+        drop(TcpStream::connect(mesh.gateway).await.unwrap());
+    }
+    let left = async || mesh.metric("fairmesh_gateway_peers_left_total ").await >= 3;
+    until("peers that left are counted", left).await;
     mesh.counts(false, "fairmesh_gateway_peers_refused_total", "1").await;
     // A node accepts only gateways: no pod of its own tenant and no proxy.
     let web = ServiceName::new("red/web").unwrap();

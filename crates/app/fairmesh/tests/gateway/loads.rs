@@ -133,7 +133,7 @@ impl Fleet {
             let status = mesh.cli(&["gateway", "status", "--json"], "").await.json();
             let loads = status.as_array().unwrap().iter().map(|one| &one["load"]);
             let reporting = loads.filter(|load| load["replicas"] == 1 && load["limitCores"] == 0.2);
-            reporting.count() == BACKENDS.len()
+            reporting.count() == names.len()
         })
         .await;
         let args = format!(

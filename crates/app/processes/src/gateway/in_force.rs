@@ -56,7 +56,13 @@ mod tests {
             connection_limit,
         };
         let pin = PlacementPin { reason: "drill".into(), is_sandbox: true, ..PlacementPin::default() };
-        let limit = ConnectionLimit { per_second: 7, reason: "loop".into(), at_ms: 5, is_automatic: true };
+        let limit = ConnectionLimit {
+            per_second: 7,
+            reason: "loop".into(),
+            at_ms: 5,
+            is_automatic: true,
+            first_per_second: 7,
+        };
         let services = [
             ("red/free", placement(None, None)),
             ("red/limited", placement(None, Some(limit))),

@@ -17,7 +17,8 @@ pub(super) fn in_force(service: &ServiceView) -> Vec<String> {
         let text = format!("{placed} {} ago{elsewhere}, and it stays there", since(*at_ms));
         acts.push(with(text, reason));
     }
-    if let Some(ConnectionLimit { per_second, reason, at_ms, is_automatic }) = &placement.connection_limit {
+    if let Some(ConnectionLimit { per_second, reason, at_ms, is_automatic, .. }) = &placement.connection_limit
+    {
         let by = if *is_automatic { "the controller" } else { "an operator" };
         let text = format!(
             "{by} limits it to {per_second} new connections a second at each replica for {}",
@@ -129,8 +130,13 @@ mod tests {
             &view(|_, placement| {
                 let (reason, ends_connections, is_sandbox) = (reason.clone(), true, false);
                 placement.pinned = Some(PlacementPin { reason, at_ms, ends_connections, is_sandbox });
-                placement.connection_limit =
-                    Some(ConnectionLimit { per_second: 7, reason: String::new(), at_ms, is_automatic: true });
+                placement.connection_limit = Some(ConnectionLimit {
+                    per_second: 7,
+                    reason: String::new(),
+                    at_ms,
+                    is_automatic: true,
+                    first_per_second: 7,
+                });
             })
             .services[&ServiceName::new("red/web").unwrap()],
         );

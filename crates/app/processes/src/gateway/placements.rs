@@ -8,7 +8,7 @@ use fairmesh_console::{
     view_reader::{At, ReadView, Scope, View},
 };
 use fairmesh_identity::{Clock as _, SystemClock};
-use fairmesh_model::{GatewayService, Placement, Record, RecordKey, RecordKind, ServiceName};
+use fairmesh_model::{Placement, Record, RecordKey, RecordKind, ServiceName, Zone};
 use fairmesh_wire::{
     handshake::Connection,
     record_encoding,
@@ -37,8 +37,8 @@ pub(super) struct Placements {
     pub(super) connection: Connection,
     /// The services of all tenants: placements of others bound where a service may be.
     pub(super) view: View,
-    /// How the service uses the gateway.
-    pub(super) wanted: GatewayService,
+    /// Its home zone: as its record asks, or as it is placed where that record is deleted.
+    pub(super) home: Zone,
     /// Its placement, if it has one.
     pub(super) present: Option<At<Placement>>,
 }
@@ -53,13 +53,15 @@ impl ChangeArgs {
         let kinds = [RecordKind::GatewayService, RecordKind::Placement];
         let view = View::read(&connection, &Scope::All, &kinds).await?;
         let of_service = view.services.get(&self.service);
-        let wanted = of_service.and_then(|one| one.gateway.as_ref()).map(|used| used.value.clone());
-        let wanted = wanted.ok_or_else(|| {
+        let present = of_service.and_then(|one| one.placement.clone());
+        let asked = of_service.and_then(|one| one.gateway.as_ref()).map(|used| &used.value.home_zone);
+        // What an operator decided outlives the record of the service, and has to be ended.
+        let home = asked.or_else(|| present.as_ref().map(|placed| &placed.value.home_zone)).cloned();
+        let home = home.ok_or_else(|| {
             let hint = "apply a 'kind: GatewayService' for it first; until then, every replica serves it";
             Failure::refused(format!("{} uses no gateway with backends", self.service), hint)
         })?;
-        let present = of_service.and_then(|one| one.placement.clone());
-        Ok(Placements { connection, view, wanted, present })
+        Ok(Placements { connection, view, home, present })
     }
 
     /// The reason, as records keep it.

@@ -125,11 +125,12 @@ fn moved(
     let services: Vec<PlacedService> = placed_services(&placements.view).collect();
     let service = PlacedService {
         name: args.change.service.clone(),
-        home: placements.wanted.home_zone.clone(),
+        home: placements.home.clone(),
         count: chosen.len(),
         added: 0,
         present: placements.present.iter().flat_map(|one| one.value.backends().cloned()).collect(),
         is_pinned: true,
+        given_back: 0,
         is_sandboxed: false,
     };
     check_choice(&fleet, &services, (&service, &chosen)).map_err(|unfit| {
@@ -160,6 +161,7 @@ fn placed_services(view: &View) -> impl Iterator<Item = PlacedService> {
             added: 0,
             present: placed.backends().cloned().collect(),
             is_pinned: placed.pinned.is_some(),
+            given_back: 0,
             is_sandboxed: placed.pinned.as_ref().is_some_and(|pin| pin.is_sandbox),
         })
     })

@@ -34,6 +34,7 @@ pub(super) async fn run(args: ThrottleArgs) -> Result<(), Failure> {
         reason: change.reason(),
         at_ms: now_ms(),
         is_automatic: false,
+        first_per_second: per_second,
     });
     change.write(&placements, Placement { connection_limit: limit, ..placed }).await?;
     let (service, is) = (&change.service, change.verb());

@@ -17,6 +17,7 @@ use std::{
 use fairmesh_model::{GatewayBackend, GatewayService, Label, Placement, ServiceName};
 use tokio::time::Instant;
 
+use super::throttle::first_limit;
 use crate::loads::{BackendLevels, GatewayLoads};
 
 /// Interval at which loads are checked.
@@ -61,6 +62,15 @@ impl GrowthRounds {
     /// The state of backends in the last look.
     pub(super) fn levels(&self) -> &BackendLevels {
         &self.levels
+    }
+
+    /// Tells the loads which connections are limited.
+    pub(super) fn limit<'a>(&self, placed: impl Iterator<Item = (&'a ServiceName, &'a Placement)>) {
+        let limit = |(name, placement): (&ServiceName, &Placement)| {
+            let limit = placement.connection_limit.as_ref()?;
+            Some((name.clone(), limit.is_automatic.then(|| first_limit(limit))))
+        };
+        self.loads.set_limited(placed.filter_map(limit).collect());
     }
 
     /// Reads the current loads. Returns whether a placement may have to change.

@@ -1,3 +1,5 @@
+use std::net::SocketAddr;
+
 use fairmesh_model::{StoreId, Throttle, Zone};
 use fairmesh_rib::{Commit, Entry};
 use fairmesh_wire::v1;
@@ -34,7 +36,7 @@ impl PlacementFacts {
     /// The records to write, and what is refused.
     fn decide(&self) -> (Vec<Op>, Vec<Refusal>) {
         let made = self.plan();
-        (self.ops(&made), refusals(&made))
+        (self.ops(&made), self.refusals(&made))
     }
 
     /// Brings operations into force, and returns the services that they are about.
@@ -109,6 +111,16 @@ fn placements_stay_where_nothing_can_replace_them() {
     assert!(facts.decide().0.is_empty());
 }
 
+fn operator_limit() -> ConnectionLimit {
+    ConnectionLimit {
+        per_second: 3,
+        reason: String::new(),
+        at_ms: 7,
+        is_automatic: false,
+        first_per_second: 3,
+    }
+}
+
 #[test]
 fn pinned_backends_and_limits_of_operators_stay_until_they_end() {
     let mut facts = facts();
@@ -120,7 +132,7 @@ fn pinned_backends_and_limits_of_operators_stay_until_they_end() {
     placed.0.zones.insert(Zone::new("a").unwrap(), all.clone());
     let pinned =
         PlacementPin { reason: "a test".into(), at_ms: 7, ends_connections: true, is_sandbox: false };
-    let limit = ConnectionLimit { per_second: 3, reason: String::new(), at_ms: 7, is_automatic: false };
+    let limit = operator_limit();
     (placed.0.pinned, placed.0.connection_limit) = (Some(pinned.clone()), Some(limit.clone()));
     let (ops, refused) = facts.decide();
     // The other service lies among these backends, and there is no combination that does not.
@@ -132,6 +144,64 @@ fn pinned_backends_and_limits_of_operators_stay_until_they_end() {
     let (placed, _) = &facts.placed[&name];
     assert_eq!((placed.backends().count(), &placed.pinned), (3, &Some(pinned)));
     assert_eq!(placed.connection_limit, Some(limit));
+}
+
+#[test]
+fn what_an_operator_decided_outlives_the_record_of_the_service() {
+    let mut facts = facts();
+    facts.backends.insert(Label::new("five").unwrap(), backend("a"));
+    facts.backends.insert(Label::new("six").unwrap(), backend("b"));
+    let (ops, _) = facts.decide();
+    facts.commit(&ops);
+    let [limited, pinned] = ["red/web", "blue/web"].map(service);
+    facts.placed.get_mut(&limited).unwrap().0.connection_limit = Some(operator_limit());
+    facts.placed.get_mut(&pinned).unwrap().0.pinned = Some(PlacementPin::default());
+    let before = facts.placed.clone();
+    facts.wanted.clear();
+    facts.keep_decided();
+    let (ops, refused) = facts.decide();
+    assert!(ops.is_empty(), "{ops:?}");
+    let subjects: Vec<_> = refused.iter().map(|one| &*one.subject).collect();
+    assert_eq!(subjects, ["placement of blue/web", "placement of red/web"]);
+    assert!(refused[1].reason.contains("`fairmesh gateway throttle red/web --off`"), "{refused:?}");
+    // What it loses is replaced.
+    let gone = before[&limited].0.backends().next().unwrap().clone();
+    facts.backends.remove(&gone);
+    let (ops, _) = facts.decide();
+    facts.commit(&ops);
+    assert_eq!((facts.placed[&limited].0.backends().count(), facts.placed.len()), (3, 2));
+    // An operator ends it.
+    facts.placed.get_mut(&limited).unwrap().0.connection_limit = None;
+    facts.wanted.clear();
+    facts.kept.clear();
+    facts.keep_decided();
+    let (ops, _) = facts.decide();
+    assert!(ops.iter().any(|op| op.value.is_none() && op.key.contains("/t/red/")), "{ops:?}");
+}
+
+#[test]
+fn service_whose_record_is_deleted_stays_in_the_sandbox() {
+    let mut facts = facts();
+    let (sandbox, name) = (Label::new("sandbox").unwrap(), service("red/web"));
+    facts.backends.insert(sandbox.clone(), GatewayBackend { is_sandbox: true, ..backend("a") });
+    facts.sandboxed.insert(name.clone(), PlacementPin { is_sandbox: true, ..PlacementPin::default() });
+    // It is placed first, and then moved.
+    for _ in 0..2 {
+        let (ops, _) = facts.decide();
+        facts.commit(&ops);
+    }
+    facts.sandboxed.clear();
+    let (before, wanted) = (facts.placed[&name].clone(), facts.wanted.remove(&name).unwrap());
+    facts.keep_decided();
+    let (ops, refused) = facts.decide();
+    assert!(ops.is_empty() && before.0.backends().eq([&sandbox]), "{ops:?} {before:?}");
+    assert!(refused[0].reason.contains("or it is in the sandbox"), "{refused:?}");
+    // Its tenant applies the record again.
+    facts.kept.clear();
+    facts.wanted.insert(name.clone(), wanted);
+    facts.keep_decided();
+    let (ops, refused) = facts.decide();
+    assert!(ops.is_empty() && refused.is_empty() && facts.placed[&name] == before, "{ops:?} {refused:?}");
 }
 
 fn node(entries: &[(RecordKey, Record)]) -> Node {
@@ -161,6 +231,117 @@ async fn rounds_without_changed_records_decide_nothing() {
     let broken = [("/g/gateway/backends/one".into(), Some(b"\xff".as_slice().into()))];
     assert!(node.apply(Commit { revision: 3, changes: broken.into() }));
     assert!(controller.read_facts(&node, Wake::Changed).await.is_err());
+}
+
+/// The replicas of three backends, all asked for as many new connections of one service, and the controller.
+struct Attacked {
+    node: Node,
+    loads: GatewayLoads,
+    controller: PlacementController,
+    revision: u64,
+}
+
+impl Attacked {
+    const REPLICAS: [(&'static str, &'static str, u16); 3] =
+        [("one", "a", 1), ("two", "a", 2), ("three", "b", 3)];
+
+    fn new() -> Self {
+        let wanted = facts().wanted[&service("red/web")].clone();
+        let mut records = vec![(RecordKey::GatewayService(service("red/web")), wanted.into())];
+        for (name, zone, port) in Self::REPLICAS {
+            let replicas = [SocketAddr::from(([10, 0, 0, 1], port))].into();
+            let backend = GatewayBackend { replicas, ..backend(zone) };
+            records.push((RecordKey::GatewayBackend(Label::new(name).unwrap()), backend.into()));
+        }
+        let node = node(&records);
+        let loads = GatewayLoads::new(node.clone());
+        Self { controller: PlacementController::new(loads.clone(), None), loads, node, revision: 1 }
+    }
+
+    fn limit(&self) -> Option<u32> {
+        let key = RecordKey::Placement(service("red/web"));
+        let entry = self.node.get(&key.to_string())?;
+        match record_encoding::decode(&key, &entry.value).unwrap() {
+            Record::Placement(placement) => Some(placement.connection_limit?.per_second),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// A second in which each replica is asked for so many connections. An admitted one costs 2 ms of CPU.
+    async fn second(&mut self, connections: u64) {
+        tokio::time::advance(Duration::from_secs(1)).await;
+        let admitted = self.limit().map_or(connections, |limit| connections.min(limit.into()));
+        for (name, _, port) in Self::REPLICAS {
+            let counts =
+                v1::GatewayServiceCounts { service: "red/web".into(), requests: 50, errors: 0, connections };
+            let report = v1::ReportGatewayRequest {
+                address: format!("10.0.0.1:{port}"),
+                backend: name.into(),
+                span_ms: 1_000,
+                cpu_us: 200_000 + admitted * 2_000,
+                limit_millicores: 1_000,
+                requests: 50,
+                accepted: connections,
+                services: vec![counts],
+                ..Default::default()
+            };
+            self.loads.exchange(report).unwrap();
+        }
+        let facts = self.controller.read_facts(&self.node, Wake::Changed).await.unwrap();
+        let now = Now { at: Instant::now(), wall_ms: 0 };
+        for write in self.controller.reconcile(facts, now).writes {
+            self.revision += 1;
+            let changes = write.ops.iter().map(|op| (op.key.clone(), op.value.clone())).collect();
+            assert!(self.node.apply(Commit { revision: self.revision, changes }));
+            self.controller.written(&write.subject);
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn attack_that_outlasts_its_limit_is_limited_again() {
+    let mut attacked = Attacked::new();
+    for _ in 0..60 {
+        attacked.second(10).await;
+    }
+    let mut limits = Vec::new();
+    for _ in 0..900 {
+        attacked.second(400).await;
+        if limits.last() != Some(&attacked.limit()) {
+            limits.push(attacked.limit());
+        }
+    }
+    let first = limits[1].unwrap();
+    assert!(limits[0].is_none() && (20..60).contains(&first), "{limits:?}");
+    // Once it admits the whole attack, backends are overloaded again.
+    let lasts = |limit: &u32| *limit < 400;
+    let cycle: Vec<u32> =
+        std::iter::successors(Some(first), |limit| Some(*limit).filter(lasts).map(|limit| limit * 2))
+            .collect();
+    let expected: Vec<_> = cycle.into_iter().cycle().take(limits.len() - 1).map(Some).collect();
+    assert!(limits.len() > 12, "{limits:?}");
+    assert_eq!(limits[1..], expected);
+}
+
+#[tokio::test(start_paused = true)]
+async fn control_plane_that_starts_does_not_take_a_limited_attack_for_usual() {
+    let mut attacked = Attacked::new();
+    for second in 0..70 {
+        attacked.second(if second < 60 { 10 } else { 400 }).await;
+    }
+    let first = attacked.limit();
+    for _ in 0..35 {
+        attacked.second(400).await;
+    }
+    assert_eq!(attacked.limit(), first.map(|first| first * 2));
+    attacked.loads = GatewayLoads::new(attacked.node.clone());
+    attacked.controller = PlacementController::new(attacked.loads.clone(), None);
+    let mut limits = BTreeSet::new();
+    for _ in 0..240 {
+        attacked.second(400).await;
+        limits.insert(attacked.limit());
+    }
+    assert!(limits.contains(&first) && !limits.contains(&None), "{limits:?} after {first:?}");
 }
 
 #[test]

@@ -1,8 +1,9 @@
 //! Limits of new connections: set where an attack overloads a backend, and lifted in steps (Canal Mesh, section 4.3: throttling of a
 //! tenant that has agreed).
 //!
-//! The limit is in the record of the placement, with its reason. A control plane that starts goes on with the limits in force: it lifts
-//! those that a controller set, and leaves those of operators alone.
+//! The limit is in the record of the placement, with its reason and what it began with. A control plane that starts goes on with the
+//! limits in force: it lifts those that a controller set, and leaves those of operators alone. A limit that an operator ends comes back
+//! with the next overload.
 //!
 //! A limit is doubled while backends are at their safe level, and not by what is refused: where the controller looked at the attack, an
 //! attacker that goes on slowly would keep the limit in force.
@@ -28,8 +29,10 @@ const LIFTED: u32 = 32;
 pub(super) struct ThrottleRounds {
     /// Services that were attacked in the last round that read records.
     seen: BTreeSet<ServiceName>,
-    /// Limits of the controller, as of that round: the first limit, and the placement.
-    limited: BTreeMap<ServiceName, (u32, Placement)>,
+    /// Placements with a limit, as of that round.
+    limited: BTreeMap<ServiceName, Placement>,
+    /// Placements whose limit an operator ended, until none of their backends has an alert.
+    ended: BTreeMap<ServiceName, Placement>,
     /// Since when all backends of these services are at their safe level.
     safe: BTreeMap<ServiceName, Instant>,
 }
@@ -41,7 +44,12 @@ impl ThrottleRounds {
     /// Looks at the loads; whether a limit may have to change.
     pub(super) fn look(&mut self, levels: &BackendLevels, now: Instant) -> bool {
         self.seen.retain(|service| levels.attacked.contains_key(service));
-        let safe = self.limited.iter().filter(|(_, (_, placement))| levels.is_safe(placement));
+        self.forget_ended(levels);
+        let is_lifted = |placement: &Placement| {
+            placement.connection_limit.as_ref().is_none_or(|limit| limit.is_automatic)
+                && levels.is_safe(placement)
+        };
+        let safe = self.limited.iter().filter(|(_, placement)| is_lifted(placement));
         let since = |service: &ServiceName| self.safe.get(service).copied().unwrap_or(now);
         self.safe = safe.map(|(service, _)| (service.clone(), since(service))).collect();
         levels.attacked.keys().any(|service| !self.seen.contains(service))
@@ -61,21 +69,23 @@ impl ThrottleRounds {
         now: Now,
     ) -> LimitChanges {
         self.seen = levels.attacked.keys().cloned().collect();
+        self.forget_ended(levels);
         let before = std::mem::take(&mut self.limited);
         let mut changes = LimitChanges::new();
         for (placement, service, wanted) in placed {
             let limit = placement.connection_limit.as_ref();
+            // The controller forgets those that it ends itself.
+            let was_limited = before.get(service).is_some_and(|before| before.connection_limit.is_some());
+            if was_limited && limit.is_none() {
+                self.ended.insert(service.clone(), placement.clone());
+            }
             if limit.is_some_and(|limit| !limit.is_automatic) {
+                self.limited.insert(service.clone(), placement.clone());
                 continue;
             }
-            let first = before.get(service).map(|(first, _)| *first);
-            let next = match levels.attacked.get(service).filter(|_| wanted.throttle == Throttle::Agreed) {
-                Some(usual) => Some(first.unwrap_or(*usual)),
-                None => limit.and_then(|limit| self.lifted((service, wanted), (limit, first), now.at)),
-            };
-            if let Some(next) = next {
-                let first = first.or(limit.map(|limit| limit.per_second)).unwrap_or(next);
-                self.limited.insert(service.clone(), (first, placement.clone()));
+            let next = self.next((service, wanted), limit, (levels, now.at));
+            if next.is_some() {
+                self.limited.insert(service.clone(), placement.clone());
             }
             if next != limit.map(|limit| limit.per_second) {
                 let made = next.map(|per_second| ConnectionLimit {
@@ -83,6 +93,7 @@ impl ThrottleRounds {
                     reason: reason(levels.attacked.contains_key(service)).to_owned(),
                     at_ms: now.wall_ms,
                     is_automatic: true,
+                    first_per_second: limit.map_or(per_second, first_limit),
                 });
                 changes.insert(service.clone(), made);
             }
@@ -90,11 +101,30 @@ impl ThrottleRounds {
         changes
     }
 
+    /// The limit that the controller wants for a service.
+    fn next(
+        &self,
+        (service, wanted): (&ServiceName, &GatewayService),
+        limit: Option<&ConnectionLimit>,
+        (levels, now): (&BackendLevels, Instant),
+    ) -> Option<u32> {
+        let may_limit = wanted.throttle == Throttle::Agreed && !self.ended.contains_key(service);
+        match levels.attacked.get(service).filter(|_| may_limit) {
+            Some(usual) => Some(limit.map_or(*usual, first_limit)),
+            None => limit.and_then(|limit| self.lifted((service, wanted), limit, now)),
+        }
+    }
+
+    fn forget_ended(&mut self, levels: &BackendLevels) {
+        let has_alert = |placement: &Placement| placement.backends().any(|one| levels.alerted.contains(one));
+        self.ended.retain(|_, placement| has_alert(placement));
+    }
+
     /// The limit of a service that is not attacked now: the same one, twice as many, or none.
     fn lifted(
         &self,
         (service, wanted): (&ServiceName, &GatewayService),
-        (limit, first): (&ConnectionLimit, Option<u32>),
+        limit: &ConnectionLimit,
         now: Instant,
     ) -> Option<u32> {
         // The tenant agrees no more.
@@ -105,13 +135,18 @@ impl ThrottleRounds {
             return Some(limit.per_second);
         }
         let next = limit.per_second.saturating_mul(2);
-        (next < first.unwrap_or(limit.per_second).saturating_mul(LIFTED)).then_some(next)
+        (next < first_limit(limit).saturating_mul(LIFTED)).then_some(next)
     }
 
     /// Notes that a limit was changed: the next step takes its time from now on.
     pub(super) fn changed(&mut self, service: &ServiceName) {
         self.safe.remove(service);
     }
+}
+
+/// The limit that one began with. Releases before this one kept no such number.
+pub(super) fn first_limit(limit: &ConnectionLimit) -> u32 {
+    if limit.first_per_second == 0 { limit.per_second } else { limit.first_per_second }
 }
 
 /// Why a limit is what it is.
@@ -254,7 +289,13 @@ mod tests {
             assert_eq!(world.limit(), None);
         }
         let mut world = World::new(Throttle::Agreed);
-        let limit = ConnectionLimit { per_second: 3, reason: String::new(), at_ms: 1, is_automatic: false };
+        let limit = ConnectionLimit {
+            per_second: 3,
+            reason: String::new(),
+            at_ms: 1,
+            is_automatic: false,
+            first_per_second: 3,
+        };
         world.placement.connection_limit = Some(limit);
         world.run(60, &levels(true, true));
         world.run(600, &levels(false, false));
@@ -271,12 +312,36 @@ mod tests {
     }
 
     #[test]
-    fn limit_of_an_earlier_control_plane_is_lifted() {
+    fn limit_of_an_earlier_control_plane_is_lifted_and_falls_back_to_the_first() {
         let mut world = World::new(Throttle::Agreed);
         world.run(2, &levels(true, true));
+        world.run(96, &levels(false, false));
+        assert_eq!(world.limit(), Some(80));
         world.rounds = ThrottleRounds::default();
         world.decide(&levels(false, false));
         world.run(34, &levels(false, false));
-        assert_eq!(world.limit(), Some(20));
+        assert_eq!(world.limit(), Some(160));
+        world.rounds = ThrottleRounds::default();
+        world.run(2, &levels(true, true));
+        assert_eq!(world.limit(), Some(10), "the record says what it began with");
+        world.run(130, &levels(false, false));
+        assert_eq!(world.limit(), Some(160));
+        world.run(32, &levels(false, false));
+        assert_eq!(world.limit(), None);
+    }
+
+    #[test]
+    fn limit_that_an_operator_ended_comes_back_with_the_next_overload() {
+        let mut world = World::new(Throttle::Agreed);
+        world.run(2, &levels(true, true));
+        world.decide(&levels(true, true));
+        world.placement.connection_limit = None;
+        world.decide(&levels(true, true));
+        world.run(60, &levels(true, false));
+        world.run(60, &levels(true, true));
+        assert_eq!(world.limit(), None, "it is the same overload, with another cause for a while");
+        world.run(2, &levels(false, false));
+        world.run(2, &levels(true, true));
+        assert_eq!(world.limit(), Some(10));
     }
 }

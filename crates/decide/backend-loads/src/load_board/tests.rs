@@ -292,6 +292,51 @@ fn limit_of_connections_is_twice_the_usual_at_the_busiest_replica() {
     assert_eq!(fleet.board.connection_limit(&service("red/quiet"), fleet.now_ms), LEAST_LIMIT);
 }
 
+#[test]
+fn limited_connections_do_not_become_usual() {
+    let mut fleet = Fleet::default();
+    let attacked = Asked { connections: [(service("blue/web"), 400)].into(), ..usual() };
+    fleet.run(&[("one", usual())], 60);
+    fleet.run(&[("one", attacked.clone())], 10);
+    let limit = fleet.board.connection_limit(&service("blue/web"), fleet.now_ms);
+    fleet.board.set_limited([(service("blue/web"), Some(limit))].into(), fleet.now_ms);
+    // The backend is within its CPU limits, since connections are refused.
+    let refused = Report { cpu: Duration::from_millis(300), ..attacked.report("one", 1) };
+    for _ in 0..150 {
+        fleet.now_ms += 1_000;
+        fleet.board.exchange(refused.clone(), fleet.now_ms);
+        fleet.board.review(fleet.now_ms);
+    }
+    assert_eq!(fleet.cause("one"), None);
+    let accepted = fleet.board.backends(fleet.now_ms)[&label("one")].accepted;
+    assert!(accepted.usual < 50.0 && accepted.recent > 390.0, "{accepted:?}");
+    fleet.board.set_limited(Limited::new(), fleet.now_ms);
+    fleet.run(&[("one", attacked)], 5);
+    assert_eq!(fleet.cause("one"), Some(&Cause::Connections(Some(service("blue/web")))));
+    assert_eq!(fleet.board.connection_limit(&service("blue/web"), fleet.now_ms), limit);
+}
+
+#[test]
+fn service_missing_in_full_report_has_at_most_the_rate_of_the_quietest() {
+    let mut fleet = Fleet::default();
+    let mut asked = Asked { cost: 0.1, ..Asked::default() };
+    asked.requests = (1..MAX_SERVICES).map(|number| (service(&format!("red/s{number}")), 10)).collect();
+    let quiet = (service("red/quiet"), 3);
+    asked.requests.extend([quiet]);
+    fleet.run(&[("one", asked.clone())], 20);
+    asked.requests.remove(&service("red/quiet"));
+    asked.requests.insert(service("red/surge"), 1_000);
+    fleet.run(&[("one", asked.clone())], 20);
+    asked.requests.remove(&service("red/surge"));
+    asked.requests.insert(service("red/last"), 10);
+    fleet.run(&[("one", asked)], 300);
+    let services = &fleet.board.backends(fleet.now_ms)[&label("one")].services;
+    let surge = services[&service("red/surge")].requests;
+    assert!(surge.recent < 10.1 && surge.usual < 20.0, "{surge:?}");
+    let quiet = services[&service("red/quiet")].requests;
+    assert!((quiet.recent - 3.0).abs() < 0.01, "it may still have calls: {quiet:?}");
+}
+
 /// Replicas that report as often as they are told, each with its own second of the interval.
 struct Crowd {
     board: LoadBoard,

@@ -14,7 +14,7 @@ use super::{
     graph_problem::{GraphProblem, Shape, Sources},
 };
 use crate::{
-    model_adjustment::{HEAD_ROOM, Shift},
+    model_adjustment::{HEAD_ROOM, Move, Shift},
     table_conversion::to_shares,
 };
 
@@ -44,6 +44,8 @@ pub(super) struct Solving {
     trouble: Option<Fallback>,
     /// Whether the tables in force have a change that could not be taken back.
     must_publish: bool,
+    /// The last change that was tried, and the share that went to its region before.
+    tried: Option<(Move, f64)>,
     /// Services whose tables follow from plans of this control plane. Those of others may have changes that another one was trying out.
     adopted: BTreeSet<ServiceName>,
 }
@@ -73,7 +75,8 @@ impl Solving {
 
     /// Changes the tables in force, and returns the pools that get more calls by it: those of the moved calls, and of the calls that are
     /// made for them. `None` where that is not possible, as without head room in one of them.
-    /// One that takes an earlier change back is made whatever pools are full.
+    /// One that takes an earlier change back is made whatever pools are full, as far as the tables in force have that change: the store may
+    /// have refused it.
     pub(super) fn shift(
         &mut self,
         sources: Sources<'_>,
@@ -82,6 +85,8 @@ impl Solving {
     ) -> Option<Vec<(ServiceName, Region)>> {
         let built = GraphProblem::new(sources);
         let in_force = self.evaluate_in_force(&built, sources).ok()?;
+        let before = built.share_to(&in_force, &shift.of, &shift.of.to);
+        let shift = &if shift.takes_back { self.left_of(&built, &in_force, shift) } else { shift.clone() };
         let step = built.shifted(&in_force, std::slice::from_ref(shift)).ok()?;
         let service = &shift.of.service;
         let (model, known) = sources.models.get(service).zip(self.plans.get(service))?;
@@ -94,7 +99,19 @@ impl Solving {
         let plan = built.service_plan(&step, (service, model), known.number, now_ms);
         let plan = ServicePlan { planned_at_ms: known.planned_at_ms, gap: known.gap, ..plan };
         self.plans.insert(service.clone(), Arc::new(plan));
+        self.tried = before.filter(|_| !shift.takes_back).map(|before| (shift.of.clone(), before));
         Some(fuller.into_iter().map(|at| built.pool(at)).collect())
+    }
+
+    /// A change that takes the last one back, as far as the tables in force have it.
+    fn left_of(&self, built: &GraphProblem, in_force: &Plan, back: &Shift) -> Shift {
+        let tried = self.tried.as_ref().filter(|(of, _)| *of == back.inverse().of);
+        let now = built.share_to(in_force, &back.of, &back.of.from);
+        let share = match tried.zip(now) {
+            Some(((_, before), now)) => (now - before).clamp(0.0, back.share),
+            None => back.share,
+        };
+        Shift { share, ..back.clone() }
     }
 
     /// Has the next plan published however little it differs from the tables in force.

@@ -1,10 +1,10 @@
 //! Changes of a plan that are tried out beside the optimizer.
 
-use fairmesh_model::{CallNode, Region, ServiceName};
+use fairmesh_model::{Region, ServiceName};
 use fairmesh_te::optimizer::{Plan, ProblemError, Shares};
 
 use super::graph_problem::GraphProblem;
-use crate::model_adjustment::Shift;
+use crate::model_adjustment::{Move, Shift};
 
 /// More calls per second that arrive at a pool are no rounding from this part of them on.
 const MORE: f64 = 1e-4;
@@ -60,14 +60,29 @@ impl GraphProblem {
         arrivals
     }
 
+    /// The share of the calls of a move that goes to a region; `None` without such calls.
+    pub(super) fn share_to(&self, plan: &Plan, of: &Move, to: &Region) -> Option<f64> {
+        let is_of = |edge: &usize| !self.outside.contains(edge) && self.is_callee(*edge, of);
+        let edge = (0..self.problem.edges.len()).find(is_of)?;
+        let position = |region| self.regions.binary_search(region).ok();
+        let (source, to) = position(&of.source).zip(position(to))?;
+        let row = plan.shares.row(edge, source);
+        Some(row.iter().filter(|(at, _)| usize::from(*at) == to).map(|(_, share)| share).sum())
+    }
+
+    /// Whether a move is about the calls of an edge.
+    fn is_callee(&self, edge: usize, of: &Move) -> bool {
+        let node = &self.nodes[self.problem.edges[edge].callee];
+        node.service == of.service && node.class == of.class
+    }
+
     fn shift(
         &self,
         row: &mut Vec<(u16, f64)>,
         (edge, source): (usize, usize),
         Shift { of, share, .. }: &Shift,
     ) {
-        let node = CallNode { service: of.service.clone(), class: of.class.clone() };
-        if self.regions[source] != of.source || self.nodes[self.problem.edges[edge].callee] != node {
+        if self.regions[source] != of.source || !self.is_callee(edge, of) {
             return;
         }
         let position = |region| self.regions.binary_search(region).ok().and_then(|at| u16::try_from(at).ok());

@@ -116,14 +116,16 @@ impl From<v1::PlacementPin> for PlacementPin {
 }
 
 impl From<ConnectionLimit> for v1::ConnectionLimit {
-    fn from(ConnectionLimit { per_second, reason, at_ms, is_automatic }: ConnectionLimit) -> Self {
-        Self { per_second, reason, at_ms, automatic: is_automatic }
+    fn from(limit: ConnectionLimit) -> Self {
+        let ConnectionLimit { per_second, reason, at_ms, is_automatic, first_per_second } = limit;
+        Self { per_second, reason, at_ms, automatic: is_automatic, first_per_second }
     }
 }
 
 impl From<v1::ConnectionLimit> for ConnectionLimit {
-    fn from(v1::ConnectionLimit { per_second, reason, at_ms, automatic }: v1::ConnectionLimit) -> Self {
-        Self { per_second, reason, at_ms, is_automatic: automatic }
+    fn from(limit: v1::ConnectionLimit) -> Self {
+        let v1::ConnectionLimit { per_second, reason, at_ms, automatic, first_per_second } = limit;
+        Self { per_second, reason, at_ms, is_automatic: automatic, first_per_second }
     }
 }
 

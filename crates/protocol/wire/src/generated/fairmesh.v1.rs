@@ -2659,6 +2659,9 @@ pub struct ConnectionLimit {
     /// Whether the controller set it, which then lifts it in steps.
     #[prost(bool, tag = "4")]
     pub automatic: bool,
+    /// Its per_second before any step; 0 in records of releases without it.
+    #[prost(uint32, tag = "5")]
+    pub first_per_second: u32,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ZoneBackends {

@@ -11,8 +11,8 @@ const MIN_RESPONSES: u64 = 20;
 /// Divisor: a successor with fewer responses than its predecessor's number divided by this counts as not serving.
 const MIN_PART: u64 = 10;
 /// Metrics of connections that a replica refuses regardless of the tenant. Not included: connections beyond a tenant's
-/// quota, because one tenant must not decide about upgrades; and refused handshakes, because all nodes reconnect at
-/// once and more handshakes are refused for a moment.
+/// quota, because one tenant must not decide about upgrades; and refused handshakes and peers that left, because all nodes
+/// reconnect at once: more handshakes are refused for a moment, and nodes leave those that take long.
 const REFUSED: [&str; 3] = [
     "fairmesh_gateway_peers_refused_total ",
     "fairmesh_gateway_tenants_refused_total ",
@@ -160,6 +160,7 @@ mod tests {
             fairmesh_gateway_responses_total{tenant=\"red\",service=\"red/api\",region=\"(none)\",class=\"5xx\"} 2\n\
             fairmesh_gateway_faults_total{tenant=\"red\",service=\"red/api\"} 2\n\
             fairmesh_gateway_peers_refused_total 3\n\
+            fairmesh_gateway_peers_left_total 90\n\
             fairmesh_gateway_connections_refused_total 4\n\
             fairmesh_gateway_handshakes_refused_total 9\n\
             process_start_time_seconds 1700000000.25\n";

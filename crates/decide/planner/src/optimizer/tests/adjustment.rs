@@ -215,3 +215,39 @@ fn first_plan_of_another_control_plane_takes_an_attempt_back() {
     let share = plan.tables.of(eu, 0).shares[us];
     assert!(share < 500, "{share} of 10,000");
 }
+
+#[test]
+fn change_that_no_table_has_is_not_taken_back() {
+    let mut world = World::learned(BOTH);
+    world.demand = [60.0; 3];
+    world.seconds(30);
+    let (source, from, to) = (region("eu"), region("eu"), region("us"));
+    let of = Move { service: service("web"), class: None, source, from, to };
+    let shift = Shift { of, share: 0.1, takes_back: false };
+    let planner = world.planner.optimizer().clone();
+    let (nodes, edges) = planner.graph_of_recent_demand(world.now.ms);
+    let sources = Sources {
+        nodes: &nodes,
+        edges: &edges,
+        models: &planner.models,
+        held: &planner.held,
+        services: &world.facts,
+        flows: &planner.flows,
+        topology: &world.topology,
+        shifts: &[],
+    };
+    let share = |solving: &Solving| {
+        let plan = solving.plan_of(&service("web")).unwrap();
+        let [eu, us] =
+            ["eu", "us"].map(|name| plan.regions.iter().position(|one| one.as_str() == name).unwrap());
+        let row = &plan.tables.of(eu, 0).shares;
+        (row[eu], row[us])
+    };
+    let mut solving = planner.active.clone();
+    let before = share(&solving);
+    solving.shift(sources, &shift, world.now.ms).unwrap();
+    assert_ne!(share(&solving), before);
+    // The store refuses the tables, so that those in force are as before.
+    assert_eq!(solving.shift(sources, &shift.inverse(), world.now.ms), Some(Vec::new()));
+    assert_eq!(share(&solving), before);
+}

@@ -67,12 +67,13 @@ fn placement() -> impl Strategy<Value = Placement> {
             is_sandbox,
         },
     );
-    let limit = (1..=u32::MAX, ".{0,9}", any::<u64>(), any::<bool>()).prop_map(
-        |(per_second, reason, at_ms, is_automatic)| ConnectionLimit {
+    let limit = (1..=u32::MAX, ".{0,9}", any::<u64>(), any::<bool>(), any::<u32>()).prop_map(
+        |(per_second, reason, at_ms, is_automatic, first_per_second)| ConnectionLimit {
             per_second,
             reason,
             at_ms,
             is_automatic,
+            first_per_second,
         },
     );
     let (pin, limit) = (proptest::option::of(pin), proptest::option::of(limit));
