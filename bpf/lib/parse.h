@@ -60,10 +60,22 @@ INLINE u32 method_bit(struct token *token)
 	       token_is(token, EIGHT('O', 'P', 'T', 'I', 'O', 'N', 'S', 0), 0, 0) << 5;
 }
 
-/* Fields for Fairmesh. */
+INLINE u64 zero_bytes(u64 word);
+
+/* The word with '-' in place of each '_': many programs take both for the same. */
+INLINE u64 in_one_spelling(u64 word)
+{
+	return word ^ (zero_bytes(word ^ EACH((u64)'_')) >> 7) * ('_' ^ '-');
+}
+
+/* Fields for Fairmesh, and those by which a caller could claim to be another one. */
 INLINE int is_own_field(struct token *token)
 {
-	return token->word0 == EIGHT('x', '-', 'f', 'a', 'i', 'r', 'm', 'e') && (token->word1 & 0xffffff) == FOUR('s', 'h', '-', 0);
+	u64 word0 = in_one_spelling(token->word0), word1 = in_one_spelling(token->word1), word2 = in_one_spelling(token->word2);
+
+	return (word0 == EIGHT('x', '-', 'f', 'a', 'i', 'r', 'm', 'e') && (word1 & 0xffffff) == FOUR('s', 'h', '-', 0)) ||
+	       (word0 == EIGHT('x', '-', 'f', 'o', 'r', 'w', 'a', 'r') && word1 == EIGHT('d', 'e', 'd', '-', 'c', 'l', 'i', 'e') &&
+		word2 == EIGHT('n', 't', '-', 'c', 'e', 'r', 't', 0));
 }
 
 /* Fields that belong to the connection, or frame the message in another way. */
