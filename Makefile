@@ -44,6 +44,8 @@ soak: ## Cause outages, replace all there is under full load, stream, send by th
 	SOAK_MINUTES=$${SOAK_MINUTES:-10} cargo test --release --workspace --test faults -- --nocapture kernel::soak
 	SOAK_MINUTES=$${SOAK_MINUTES:-10} cargo test --release --workspace --test faults -- --nocapture kernel::million
 	SOAK_MINUTES=$${SOAK_MINUTES:-10} cargo test --release --workspace --test faults -- --nocapture kernel::pipelined
+	GATEWAY_DAYS=100 cargo test --release -p fairmesh-sim --test gateway_day -- --nocapture
+	cargo test --release --workspace --test gateway -- --nocapture --ignored launches::
 	FLEETS=500 cargo test --release -p fairmesh-te --test fleets
 	fuzz/run $$((60 * $${SOAK_MINUTES:-10})) kernel_head
 	SOAK_MINUTES=1 cargo test --release --workspace --test faults -- --nocapture --include-ignored limits:: services::

@@ -7,6 +7,7 @@
 mod balance;
 mod call_reports;
 mod cross_region_calls;
+mod gateway;
 mod kernel;
 mod library;
 mod load_generator;
@@ -74,6 +75,8 @@ enum Bench {
     Shards(Common),
     /// Mutual TLS against a hand-written stack and Envoy: CPU of calls and handshakes, and a remote key server.
     Tls(Common),
+    /// A gateway and two nodes against an Envoy sidecar for each of thirty pods: CPU, latency, memory by route.
+    Gateway(Common),
     /// Call through a proxy with every protocol, for profile-guided optimisation (scripts/release.sh).
     #[command(hide = true)]
     PgoWorkload(proxy::Ours),
@@ -112,6 +115,7 @@ fn main() -> ExitCode {
         }
         Bench::Routers(args) => routers::run(&args).and_then(|report| finish(&report, &args.common)),
         Bench::Shards(common) => shards::run(common.quick).and_then(|report| finish(&report, &common)),
+        Bench::Gateway(common) => gateway::run(common.quick).and_then(|report| finish(&report, &common)),
         Bench::Tls(common) => tls::run(common.quick).and_then(|report| finish(&report, &common)),
         Bench::Balance(args) => balance::run(&args).and_then(|report| finish(&report, &args.common)),
         Bench::PgoWorkload(ours) => proxy::run_pgo_workload(&ours),

@@ -300,7 +300,7 @@ fn learn_divided(known: &Known, service: usize, n: usize) {
     let to = [("eu", 70), ("us", 30)].map(|(name, percent)| (place(name).region, share(percent)));
     let default = Some(RegionShares { to: to.into(), dropped: Share::NONE });
     let shares = TrafficShares { default, ..TrafficShares::default() };
-    let table = RegionTable { shares, zones: Default::default(), origin: TableOrigin::ByHand };
+    let table = RegionTable::new(shares, TableOrigin::ByHand);
     let kind = ServiceKind::Replicated;
     publish(known, &Records { kind, endpoints: &endpoints, subset: 20, shards: None, table: Some(&table) });
     keep_busy(known);

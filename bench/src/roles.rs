@@ -33,6 +33,7 @@ pub(crate) mod handwritten_tls;
 mod hyper_proxy;
 mod minimal_peers;
 mod network_delay;
+mod pods;
 mod proxy_ends;
 mod rare_calls;
 mod replica_tree;
@@ -128,6 +129,12 @@ enum Role {
         /// Processor to run on.
         #[arg(long, default_value_t = CALLERS)]
         processor: usize,
+    },
+    /// The servers and callers of many pods, controlled by standard input.
+    Pods {
+        /// Addresses of the servers.
+        #[arg(long, value_delimiter = ',')]
+        servers: Vec<SocketAddr>,
     },
     /// A service of a chain and its callers, controlled by standard input.
     Chain {
@@ -240,7 +247,9 @@ pub(crate) fn run_role(args: RoleArgs) -> Result<(), BoxError> {
         // It only simulates the network.
         Role::Delay { .. } => {}
         Role::LoadPair { processor, .. } => cpu_affinity::keep_to(*processor)?,
-        Role::Client { .. } | Role::Chain { .. } | Role::Handshakes { .. } => cpu_affinity::keep_to(CALLERS)?,
+        Role::Client { .. } | Role::Chain { .. } | Role::Handshakes { .. } | Role::Pods { .. } => {
+            cpu_affinity::keep_to(CALLERS)?;
+        }
         Role::Servers { .. } => cpu_affinity::keep_to(MEASURED)?,
         Role::Launch { processor, command } => {
             cpu_affinity::keep_to(*processor)?;
@@ -267,6 +276,7 @@ async fn run(args: RoleArgs) -> Result<(), BoxError> {
             proxy_ends::run(protocol, cgroup.as_deref(), &host).await
         }
         Role::Chain { cgroup } => chain::run(&cgroup).await,
+        Role::Pods { servers } => pods::run(&servers).await,
         Role::Relay { listen, to } => tcp_relay::run(listen, &to).await,
         Role::HyperProxy { listen, to } => hyper_proxy::run(listen, &to).await,
         // The process image has been replaced.

@@ -3,7 +3,7 @@
 //! Compares library calls with a hand-written stack on the same rustls, sidecars and handshakes with Envoy, and
 //! listeners whose key is on a key server with listeners that have a local key. Sides alternate within each round.
 
-mod certificate_authority;
+pub(crate) mod certificate_authority;
 mod envoy;
 mod library;
 mod sidecars;

@@ -205,8 +205,9 @@ class Demo:
             raise Failed(f"fairmesh {' '.join(args)}: {done.stdout}{done.stderr}")
         return done.stdout
 
-    def until(self, what, condition):
-        end = time.monotonic() + PATIENCE
+    def until(self, what, condition, patience=PATIENCE):
+        """Waits for the condition. Fails at once with the log of a process that ends with an error meanwhile."""
+        end = time.monotonic() + patience
         while time.monotonic() < end:
             if condition():
                 return
@@ -215,7 +216,7 @@ class Demo:
                     raise Failed(f"{key} has ended:\n{self.log(key)}")
             time.sleep(0.05)
         logs = "\n".join(f"== {key}\n{self.log(key)}" for key in self.processes)
-        raise Failed(f"not within {PATIENCE} s: {what}\n{logs}")
+        raise Failed(f"not within {patience} s: {what}\n{logs}")
 
     def log(self, key, last=4000):
         with open(self.path(key + ".log")) as log:
@@ -297,18 +298,26 @@ class Demo:
         return done.stdout if done.returncode == 0 else f"curl exit {done.returncode}"
 
     def clients(self, count, requests):
-        """Both tenants with equal source and destination addresses and ports."""
-        processes = {}
+        """Both tenants with equal source and destination addresses and ports. Returns the result of each."""
         for tenant in TENANTS:
             args = [sys.executable, "-c", CLIENT, tenant, PODS["client"], VIRTUAL, str(count), str(requests), self.folder]
-            processes[tenant] = subprocess.Popen(
-                self.inside(f"{tenant}-client", args), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-            )
-        return processes
+            self.start(f"{tenant}-client", f"{tenant}-client", args)
+        # A client waits for the other one, so the demo must not: it ends when either fails.
+        return self.results("client", 10 * PATIENCE)
 
     def load(self, tenant):
         args = [sys.executable, "-c", LOAD, tenant, VIRTUAL, self.path("load.end")]
-        return subprocess.Popen(self.inside(f"{tenant}-client", args), stdout=subprocess.PIPE, text=True)
+        self.start(f"{tenant}-load", f"{tenant}-client", args)
+
+    def results(self, what, patience=PATIENCE):
+        """The last line of each tenant's process, as JSON, once both have ended."""
+        keys = {tenant: f"{tenant}-{what}" for tenant in TENANTS}
+        ended = lambda: all(self.processes[key].poll() is not None for key in keys.values())
+        self.until(f"each {what} ends", ended, patience)
+        failed = [f"{key} has ended:\n{self.log(key)}" for key in keys.values() if self.processes[key].returncode != 0]
+        if failed:
+            raise Failed("\n".join(failed))
+        return {tenant: json.loads(self.log(key, 0).splitlines()[-1]) for tenant, key in keys.items()}
 
 
 class Failed(Exception):
@@ -380,7 +389,8 @@ def joined_connections(demo):
 
 def replace_under_load(demo):
     """Kills one replica and upgrades the other while both tenants call."""
-    loads = {tenant: demo.load(tenant) for tenant in TENANTS}
+    for tenant in TENANTS:
+        demo.load(tenant)
     for tenant in TENANTS:
         demo.until(f"{tenant} calls", lambda: os.path.exists(demo.path(f"load.end.{tenant}")))
     killed_at = time.monotonic()
@@ -392,7 +402,7 @@ def replace_under_load(demo):
     demo.start_gateway(0, "gateway-0-next")
     demo.until("the upgraded replica has ended", lambda: demo.processes["gateway-0"].poll() is not None)
     open(demo.path("load.end"), "w").close()
-    results = {tenant: json.loads(load.communicate(timeout=PATIENCE)[0]) for tenant, load in loads.items()}
+    results = demo.results("load")
     failed = [[began, reason] for result in results.values() for began, reason in result["failed"]]
     return {
         "calls": sum(result["right"] for result in results.values()),
@@ -417,13 +427,7 @@ def run(demo, count, requests):
         demo.until(f"{tenant} reaches its web", lambda: demo.curl(tenant, "http://10.96.0.1/").startswith(f"{tenant}/web "))
     demo.say("Tenants red and blue: the same pod addresses, ports, virtual addresses and hosts.\n")
     rows, wrong = who_reached_whom(demo)
-    clients = demo.clients(count, requests)
-    answers = {}
-    for tenant, client in clients.items():
-        out, err = client.communicate(timeout=10 * PATIENCE)
-        if client.returncode != 0:
-            raise Failed(f"the client of {tenant}: {err}")
-        answers[tenant] = json.loads(out)
+    answers = demo.clients(count, requests)
     demo.say(f"\nWith {count} connections of equal 5-tuples each: {answers}")
     joined = joined_connections(demo)
     demo.say(f"{joined} connections are in the logs of a node and of the gateway, by their ids")

@@ -199,11 +199,15 @@ impl Registry {
     /// The ring of a group, and which other groups share the ring, make no difference: the first k of a union are among
     /// the first k of its parts. A caller that knows only these therefore decides like one that knows all, and 3,000
     /// callers of 3,000 servers fit into memory.
-    fn relevant_servers(&self, service: u16, client: u64) -> Vec<u32> {
+    fn relevant_servers(&self, service: u16, client: u64, table: Option<&RegionTable>) -> Vec<u32> {
         let service = &self.services[usize::from(service)];
         // Salted as the router salts its caller's hash.
         let chooser = mix_pair(client, service.salt);
-        let keep = self.policy.balancing.subset as usize;
+        let wider = table.and_then(|table| table.subsets.values().max()).copied().unwrap_or_default();
+        let keep = match self.policy.balancing.subset {
+            0 => 0,
+            own => own.max(wider) as usize,
+        };
         let mut servers = Vec::new();
         for group in &service.groups {
             if keep == 0 || group.nodes.len() <= keep {
@@ -217,8 +221,8 @@ impl Registry {
         servers
     }
 
-    fn relevant_endpoints(&self, service: u16, client: u64) -> Vec<Endpoint> {
-        let servers = self.relevant_servers(service, client).into_iter();
+    fn relevant_endpoints(&self, service: u16, client: u64, table: Option<&RegionTable>) -> Vec<Endpoint> {
+        let servers = self.relevant_servers(service, client, table).into_iter();
         servers.map(|server| self.entries[server as usize].endpoint.clone()).collect()
     }
 
@@ -277,7 +281,7 @@ pub(crate) struct DiscoveredService {
 impl DiscoveredService {
     /// The state of a caller after subscribing.
     pub(crate) fn subscribe(registry: &Registry, service: u16, location: &Location, client: u64) -> Self {
-        let endpoints = registry.relevant_endpoints(service, client);
+        let endpoints = registry.relevant_endpoints(service, client, None);
         let endpoint_stats = Arc::default();
         let upstream = ServiceTable::compile(
             &registry.compile_input(service, &endpoints, (location, client), None),
@@ -308,7 +312,7 @@ impl DiscoveredService {
             return;
         }
         self.version = registry.version;
-        let endpoints = registry.relevant_endpoints(self.service, client);
+        let endpoints = registry.relevant_endpoints(self.service, client, self.table.as_ref());
         if endpoints != self.endpoints {
             self.endpoints = endpoints;
             self.compile(registry, location, client);
@@ -323,7 +327,11 @@ impl DiscoveredService {
         location: &Location,
         client: u64,
     ) {
+        let widens = self.table.as_ref().is_none_or(|before| before.subsets != table.subsets);
         self.table = Some(table);
+        if widens {
+            self.endpoints = registry.relevant_endpoints(self.service, client, self.table.as_ref());
+        }
         self.compile(registry, location, client);
     }
 

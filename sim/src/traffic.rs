@@ -10,13 +10,13 @@ mod summary;
 use std::{collections::BTreeSet, time::Duration};
 
 use fairmesh_model::{
-    Invalid, Label, LoadRing, Region, RegionDrain, RegionShares, RegionTable, Ring, RoundTrips, Share,
-    Traffic as TrafficPolicy, TrafficPlanner, TrafficShares,
+    Invalid, Label, LoadRing, Policy, Region, RegionDrain, RegionShares, RegionTable, Ring, RoundTrips,
+    Share, Traffic as TrafficPolicy, TrafficPlanner, TrafficShares,
     arith::{Generator, hash_text, mix_pair},
 };
 use fairmesh_planner::{
-    Now, RegionEndpoints, ServiceFacts, ServicePlanner, ServiceReports, StoredDrain, StoredTable, TableWrite,
-    TopologyFacts, next_keep,
+    Now, RegionEndpoints, ServiceFacts, ServicePlanner, ServiceReports, StoredDrain, StoredTable, Subset,
+    TableWrite, TopologyFacts, next_keep,
 };
 use fairmesh_signals::{ReportSums, SumLimits};
 
@@ -64,12 +64,17 @@ pub(crate) struct Traffic {
 }
 
 impl Traffic {
-    pub(crate) fn new(spec: &TrafficSpec, regions: &[Region], trips: &RoundTrips) -> Result<Self, Invalid> {
+    pub(crate) fn new(
+        spec: &TrafficSpec,
+        (regions, trips): (&[Region], &RoundTrips),
+        policy: &Policy,
+    ) -> Result<Self, Invalid> {
         let are_zones = spec.planner == PlannerKind::Zones;
         let names = Names::new(spec, regions, are_zones)?;
         let facts = ServiceFacts {
-            traffic: policy(spec, &names.classes)?,
+            traffic: traffic_policy(spec, &names.classes)?,
             zone_first: are_zones,
+            subset: Subset(policy.balancing.subset),
             ..ServiceFacts::default()
         };
         Ok(Self {
@@ -129,7 +134,7 @@ impl Traffic {
         let to = to.filter_map(|(zone, share)| Some((Region::new(zone.as_str()).ok()?, *share)));
         let default = Some(RegionShares { to: to.collect(), dropped: Share::NONE });
         let shares = TrafficShares { default, ..TrafficShares::default() };
-        Some(RegionTable { shares, zones: Default::default(), origin: table.origin })
+        Some(RegionTable::new(shares, table.origin))
     }
 
     /// Sends the reports of the interval that ends now. Returns their distinct arrival times.
@@ -274,7 +279,7 @@ impl Traffic {
 }
 
 /// The policy of the simulated service.
-fn policy(spec: &TrafficSpec, classes: &[Label]) -> Result<TrafficPolicy, Invalid> {
+fn traffic_policy(spec: &TrafficSpec, classes: &[Label]) -> Result<TrafficPolicy, Invalid> {
     let ring = |(ring, load): (Ring, f64)| {
         let load = Share::of_millionths((load * 1e6).round() as u32)?;
         Ok(LoadRing { ring, load })

@@ -171,3 +171,19 @@ fn one_second_planning_rounds_rarely_rewrite_tables_and_drop_no_more() {
         );
     }
 }
+
+#[test]
+fn calls_of_few_callers_succeed_once_planner_has_widened_their_subsets() {
+    let few = scenario("region-few-callers");
+    let planned = run(&few, |_| {}).unwrap().report;
+    assert!(planned.failed < 1e-4, "{}", planned.failed);
+    let rounds = planned.traffic.unwrap().rounds;
+    let growth = |shift: &&String| shift.contains("callers use 40 instead of 20 of the 64 endpoints of r1");
+    let grown = rounds.iter().find(|round| round.shifts.iter().any(|shift| growth(&shift)));
+    assert!(grown.is_some_and(|round| round.at <= 10.0), "{grown:?}");
+    assert!(rounds.last().unwrap().all_local > 0.95, "calls come home up to 7 % below the threshold");
+    let mut alone = few;
+    alone.traffic.as_mut().unwrap().planner = fairmesh_sim::scenario::PlannerKind::None;
+    let alone = run(&alone, |_| {}).unwrap().report;
+    assert!(alone.failed > 0.02, "{}", alone.failed);
+}

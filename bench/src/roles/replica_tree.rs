@@ -21,6 +21,7 @@ pub(super) async fn root(dir: &Path, etcd: Option<EtcdAddress>) -> Result<(), Bo
         http_names: Vec::new(),
         sources: Vec::new(),
         shadow_controllers: Vec::new(),
+        gateway_launcher: None,
         oidc: None,
         etcd: etcd.map(|address| EtcdConfig { address, tls: None, login: None }),
     });

@@ -46,6 +46,7 @@ pub(super) async fn mesh(dir: &Path, agent: Address) -> Result<(), BoxError> {
         http_names: Vec::new(),
         sources: Vec::new(),
         shadow_controllers: Vec::new(),
+        gateway_launcher: None,
     };
     let agent = AgentConfig {
         transport: Default::default(),

@@ -7,17 +7,17 @@ use fairmesh_identity::{Authority, Clock as _, Credentials, PrivateKey, SystemCl
 use fairmesh_model::{SpiffeId, TrustDomain};
 
 /// The trust domain.
-pub(super) const DOMAIN: &str = "bench";
+pub(crate) const DOMAIN: &str = "bench";
 /// Name of the file with key and certificates in an identity folder.
-pub(super) const IDENTITY: &str = "identity.key";
+pub(crate) const IDENTITY: &str = "identity.key";
 /// Name of the file with roots next to it.
-pub(super) const BUNDLE: &str = "bundle.pem";
+pub(crate) const BUNDLE: &str = "bundle.pem";
 
-pub(super) struct BenchAuthority(Authority);
+pub(crate) struct BenchAuthority(Authority);
 
 impl BenchAuthority {
     /// Creates the authority of a control plane that will have its data in `dir`.
-    pub(super) fn open(dir: &Path) -> Result<Self, String> {
+    pub(crate) fn open(dir: &Path) -> Result<Self, String> {
         let folder = dir.join("control");
         fs::create_dir_all(&folder).map_err(|e| format!("cannot create {}: {e}", folder.display()))?;
         let domain = TrustDomain::new(DOMAIN).map_err(|e| e.to_string())?;
@@ -26,7 +26,7 @@ impl BenchAuthority {
     }
 
     /// Issues a certificate with this SPIFFE path, and writes it with its key and the roots to a folder.
-    pub(super) fn issue(&self, path: &str, folder: &Path) -> Result<(), String> {
+    pub(crate) fn issue(&self, path: &str, folder: &Path) -> Result<(), String> {
         let id: SpiffeId = format!("spiffe://{DOMAIN}/{path}").parse().map_err(|e| format!("{e}"))?;
         let now = SystemClock.now();
         let issued = PrivateKey::generate().and_then(|key| {
@@ -38,7 +38,7 @@ impl BenchAuthority {
 }
 
 /// Writes key and certificates of a folder to separate files, in the form listeners take: `edge.pem` and `edge.key`.
-pub(super) fn split(folder: &Path) -> Result<(), String> {
+pub(crate) fn split(folder: &Path) -> Result<(), String> {
     let failed = |e: std::io::Error| format!("{}: {e}", folder.display());
     let both = fs::read_to_string(folder.join(IDENTITY)).map_err(failed)?;
     let (mut key, mut certificates) = (String::new(), String::new());

@@ -43,6 +43,7 @@ impl Machine {
             http_names: Vec::new(),
             sources: Vec::new(),
             shadow_controllers: Vec::new(),
+            gateway_launcher: None,
         };
         let running = Control::start(config).await.unwrap();
         let control = running.grpc_addresses().unwrap().remove(0);

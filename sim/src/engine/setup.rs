@@ -39,7 +39,7 @@ pub(crate) fn build(scenario: &Scenario) -> Result<Engine, Invalid> {
     let traffic = match &scenario.traffic {
         Some(spec) => {
             policy.locality.rings = spec.router_rings()?;
-            Some(Box::new(Traffic::new(spec, &draft.place.regions, &draft.trips)?))
+            Some(Box::new(Traffic::new(spec, (&draft.place.regions, &draft.trips), &policy)?))
         }
         None => None,
     };

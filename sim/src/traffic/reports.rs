@@ -1,6 +1,9 @@
 use std::{collections::BTreeMap, time::Duration};
 
-use fairmesh_model::{CallPath, CallRates, LoadMetric, MetricSum, ServerRates, TrafficReport};
+use fairmesh_model::{
+    CallPath, CallRates, LoadMetric, MetricSum, ServerRates, TrafficReport, UTILISATION_LEVELS,
+};
+use fairmesh_signals::MeanUtilisation;
 
 use super::Names;
 use crate::{registry::Registry, scenario::RegionReportFault, server::Server};
@@ -38,13 +41,15 @@ struct AttemptSums {
 }
 
 /// Servers of one region.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 struct ServerSums {
     count: u32,
     /// Mean utilisation.
     load: f64,
     /// Received calls per second.
     received: f64,
+    /// Servers by utilisation, as in reports.
+    by_utilisation: [u32; UTILISATION_LEVELS],
 }
 
 /// Counters of the current interval, by region.
@@ -59,6 +64,8 @@ pub(crate) struct Counters {
     attempts: Vec<AttemptSums>,
     /// State of each server at the start of the interval: busy time and requests.
     starts: Vec<(f64, u64)>,
+    /// Utilisation of each server, as it reports it.
+    utilisations: Vec<MeanUtilisation>,
     /// Start of the interval.
     began: u64,
 }
@@ -87,6 +94,7 @@ impl Counters {
             dropped: vec![0; rows],
             attempts: vec![AttemptSums::default(); rows * regions],
             starts: Vec::new(),
+            utilisations: Vec::new(),
             began: 0,
         }
     }
@@ -118,11 +126,13 @@ impl Counters {
     /// Starts an interval.
     pub(crate) fn begin(&mut self, servers: &mut [Server], now: u64) {
         let starts = servers.iter_mut().map(|server| (server.busy(now), server.received)).collect();
-        *self = Self { starts, began: now, ..Self::new(self.regions, self.classes) };
+        let mut utilisations = std::mem::take(&mut self.utilisations);
+        utilisations.resize(servers.len(), MeanUtilisation::default());
+        *self = Self { starts, utilisations, began: now, ..Self::new(self.regions, self.classes) };
     }
 
     /// The sums of the interval that ends now.
-    pub(crate) fn end(&self, servers: &mut [Server], registry: &Registry, now: u64) -> Interval {
+    pub(crate) fn end(&mut self, servers: &mut [Server], registry: &Registry, now: u64) -> Interval {
         let seconds = (now - self.began) as f64 / 1e9;
         let servers = self.servers(servers, registry, now);
         let rate = |count: &u64| *count as f64 / seconds;
@@ -147,24 +157,28 @@ impl Counters {
     }
 
     /// Sums of the servers in each region; `None` if none runs.
-    fn servers(&self, servers: &mut [Server], registry: &Registry, now: u64) -> Vec<Option<ServerSums>> {
-        let seconds = (now - self.began) as f64 / 1e9;
-        let mut all = vec![(0, 0.0, 0.0, 0_u64); self.regions];
-        for (id, (server, start)) in servers.iter_mut().zip(&self.starts).enumerate() {
+    fn servers(&mut self, servers: &mut [Server], registry: &Registry, now: u64) -> Vec<Option<ServerSums>> {
+        let elapsed = now - self.began;
+        let seconds = elapsed as f64 / 1e9;
+        let mut all = vec![(0.0, ServerSums::default()); self.regions];
+        let known = self.starts.iter().zip(&mut self.utilisations);
+        for (id, (server, (start, utilisation))) in servers.iter_mut().zip(known).enumerate() {
             if server.up && registry.serves(id as u32) {
-                let (count, busy, cores, received) = &mut all[usize::from(server.region)];
-                *count += 1;
-                *busy += server.busy(now) - start.0;
+                let (cores, sums) = &mut all[usize::from(server.region)];
+                let busy = server.busy(now) - start.0;
                 *cores += server.cores;
-                *received += server.received - start.1;
+                sums.count += 1;
+                sums.load += busy;
+                sums.received += (server.received - start.1) as f64 / seconds;
+                let level = utilisation.observe(busy / (server.cores * elapsed as f64), elapsed / 1_000_000);
+                sums.by_utilisation[level] += 1;
             }
         }
-        let sums = |(count, busy, cores, received): (u32, f64, f64, u64)| ServerSums {
-            count,
-            load: busy / (cores * seconds * 1e9),
-            received: received as f64 / seconds,
+        let mean = |(cores, sums): (f64, ServerSums)| ServerSums {
+            load: sums.load / (cores * elapsed as f64),
+            ..sums
         };
-        all.into_iter().map(|region| (region.2 > 0.0).then(|| sums(region))).collect()
+        all.into_iter().map(|region| (region.0 > 0.0).then(|| mean(region))).collect()
     }
 
     /// Attempts of a source by destination, one row per class.
@@ -254,6 +268,7 @@ impl ServerSums {
             servers: self.count,
             counting: self.count,
             received: (self.received * MILLI) as u64,
+            by_utilisation: self.by_utilisation,
             metrics: BTreeMap::from([(METRIC.to_owned(), MetricSum { sum, servers: self.count })]),
             ..ServerRates::default()
         }

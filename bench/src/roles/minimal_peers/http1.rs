@@ -3,7 +3,7 @@
 use std::{
     future::Future,
     io::Write as _,
-    net::SocketAddr,
+    net::{IpAddr, SocketAddr},
     sync::{Arc, Mutex, PoisonError},
 };
 
@@ -11,7 +11,7 @@ use bytes::Bytes;
 use memchr::{memchr, memmem};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
-    net::{TcpListener, TcpStream},
+    net::{TcpListener, TcpSocket, TcpStream},
 };
 
 use super::super::{BoxError, payload_of};
@@ -26,6 +26,8 @@ const HEAD: &[u8] =
 pub(crate) struct Caller(Arc<Told>);
 
 struct Told {
+    /// Source address of connections, if it matters.
+    from: Option<IpAddr>,
     to: SocketAddr,
     request: Vec<u8>,
     payload: Bytes,
@@ -52,7 +54,14 @@ impl Caller {
             size => format!("POST {head}content-length: {size}\r\n\r\n").into_bytes(),
         };
         request.extend_from_slice(&payload);
-        Self(Arc::new(Told { to, request, payload, idle: Mutex::default() }))
+        Self(Arc::new(Told { from: None, to, request, payload, idle: Mutex::default() }))
+    }
+
+    /// The same caller, with this source address.
+    pub(crate) fn bound_to(&self, from: Option<IpAddr>) -> Self {
+        let Told { to, request, payload, .. } = &*self.0;
+        let (to, request, payload) = (*to, request.clone(), payload.clone());
+        Self(Arc::new(Told { from, to, request, payload, idle: Mutex::default() }))
     }
 }
 
@@ -61,7 +70,9 @@ impl Call for Caller {
         let idle = self.0.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
         let mut connection = match idle {
             Some(connection) => connection,
-            None => Connection::open(self.0.to).await.map_err(|e| format!("cannot connect: {e}"))?,
+            None => {
+                Connection::open(self.0.from, self.0.to).await.map_err(|e| format!("cannot connect: {e}"))?
+            }
         };
         connection.exchange(&self.0).await?;
         self.0.idle.lock().unwrap_or_else(PoisonError::into_inner).push(connection);
@@ -70,8 +81,12 @@ impl Call for Caller {
 }
 
 impl Connection {
-    async fn open(to: SocketAddr) -> std::io::Result<Self> {
-        let stream = TcpStream::connect(to).await?;
+    async fn open(from: Option<IpAddr>, to: SocketAddr) -> std::io::Result<Self> {
+        let socket = if to.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
+        if let Some(from) = from {
+            socket.bind(SocketAddr::new(from, 0))?;
+        }
+        let stream = socket.connect(to).await?;
         stream.set_nodelay(true)?;
         Ok(Self { stream, answer: Vec::new() })
     }

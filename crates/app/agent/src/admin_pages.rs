@@ -33,7 +33,9 @@ impl Process for Pages {
                 Readiness::Ready("ready, serving saved copies; no control plane is reachable".into())
             }
             (false, None) => {
-                let reason = state.error.unwrap_or_else(|| "not reached yet".into());
+                let refusal = self.identity.as_ref().and_then(|identity| identity.refusal());
+                let reason = refusal.map(str::to_owned).or(state.error);
+                let reason = reason.unwrap_or_else(|| "not reached yet".into());
                 Readiness::Unready(format!("no control plane is reachable and no copy is saved: {reason}"))
             }
         }

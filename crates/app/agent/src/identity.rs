@@ -11,7 +11,7 @@ mod workload_certificates;
 use std::{
     hash::{BuildHasher as _, RandomState},
     path::PathBuf,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
     time::Duration,
 };
 
@@ -73,6 +73,8 @@ struct Shared {
     /// Whether this agent is a member of the trust domain or about to become one; false while it cannot join. `None`
     /// until a control plane was reached, since the mesh may have no trust domain.
     is_member: watch::Sender<Option<bool>>,
+    /// Why control planes refuse this agent, which never joined, and what to do; empty unless they do.
+    refusal: OnceLock<String>,
     /// Time at which the agent last joined.
     joined_at: Mutex<Option<Instant>>,
 }
@@ -163,9 +165,15 @@ impl AgentIdentity {
             folder,
             own_copy,
             is_member,
+            refusal: OnceLock::new(),
             joined_at: Mutex::default(),
         };
         Self { shared: Arc::new(shared) }
+    }
+
+    /// Why control planes refuse this agent, which never joined, and what to do.
+    pub(crate) fn refusal(&self) -> Option<&str> {
+        self.shared.refusal.get().map(String::as_str)
     }
 
     /// Time at which the certificate expires, since the Unix epoch; zero without a certificate.
@@ -310,7 +318,8 @@ impl Shared {
     fn way_in(&self) -> String {
         format!(
             "make a token with `fairmesh identity token {}` on the control plane's machine, and start the agent with \
-             --join-token-file",
+             --join-token-file; beside a control plane on this machine it needs none, with --control unix:DIR/control.sock, \
+             DIR being the --data-dir of that control plane",
             self.name
         )
     }

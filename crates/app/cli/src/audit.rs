@@ -4,6 +4,7 @@ use std::{io::Write as _, process::ExitCode, time::Duration};
 
 use clap::{Args, ValueEnum};
 use fairmesh_audit::{AuditChange, AuditEntry, AuditValue, BrokenChain, ChainReader, Log};
+use fairmesh_console::output::timestamp;
 use fairmesh_console::{
     arguments::{Format, OutputArgs, TargetArgs},
     connect,
@@ -68,6 +69,7 @@ pub async fn run(args: AuditArgs) -> Result<ExitCode, Failure> {
     }
     let mut listing = Listing::new(&["NUMBER", "AT", "WHO", "KEY", "BEFORE", "AFTER", "MESSAGE"]);
     listing.why_empty = Some("no write is logged".into());
+    listing.cut_columns = &["BEFORE", "AFTER", "MESSAGE", "WHO", "KEY"];
     let (mut read, mut has_read, mut verdicts) = (Ok(()), false, Vec::new());
     for log in logs {
         let mut chain = ChainReader::default();
@@ -177,7 +179,7 @@ fn add_entry(listing: &mut Listing, log: Log, entry: &AuditEntry, key: Option<&s
     let at = time(entry);
     let (kind, event) = (event.kind(), json!(event));
     let details = event.get(kind).cloned().unwrap_or_default();
-    let row = [&entry.number.to_string(), &at, &entry.who, kind, "-", &short(&details), ""];
+    let row = [&entry.number.to_string(), &to_second(entry), &entry.who, kind, "-", &short(&details), ""];
     let item = json!({
         "log": log.as_str(),
         "number": entry.number,
@@ -194,16 +196,21 @@ fn time(entry: &AuditEntry) -> String {
     at.map(|at| at.to_string()).unwrap_or_default()
 }
 
+/// The time of an entry in a row.
+fn to_second(entry: &AuditEntry) -> String {
+    timestamp(entry.at_ms / 1000)
+}
+
 fn add(listing: &mut Listing, log: Log, entry: &AuditEntry, change: &AuditChange) {
     let at = time(entry);
     let [before, after] = [&change.before, &change.after].map(|value| shown(&change.key, value.as_ref()));
     let row = vec![
         entry.number.to_string(),
-        at.clone(),
+        to_second(entry),
         entry.who.clone(),
         change.key.clone(),
-        short(&before),
-        short(&after),
+        short(&without_equal_fields(&before, &after)),
+        short(&without_equal_fields(&after, &before)),
         entry.message.clone().unwrap_or_default(),
     ];
     let item = json!({
@@ -220,11 +227,25 @@ fn add(listing: &mut Listing, log: Log, entry: &AuditEntry, change: &AuditChange
     listing.add(row, item);
 }
 
-/// Formats a value as a document, or as it is in the log.
+/// A value as a document, or its hash or size where it is none. `--follow` prints the bytes.
 fn shown(key: &str, value: Option<&AuditValue>) -> Value {
     let Some(value) = value else { return Value::Null };
-    let document = value.bytes().and_then(|bytes| value_document(key, &bytes));
-    document.map_or_else(|| json!(value), |document| json!(document))
+    match value.bytes() {
+        Some(bytes) => value_document(key, &bytes).unwrap_or_else(|| json!({ "bytes": bytes.len() })),
+        None => json!(value),
+    }
+}
+
+/// The fields of a value that another one does not have, or has otherwise. Rows show what a write changed.
+fn without_equal_fields(value: &Value, other: &Value) -> Value {
+    match (value, other) {
+        (Value::Object(fields), Value::Object(others)) => fields
+            .iter()
+            .filter(|(name, field)| others.get(*name) != Some(*field))
+            .map(|(name, field)| (name.clone(), field.clone()))
+            .collect(),
+        _ => value.clone(),
+    }
 }
 
 /// Formats a value for a row, without fields that repeat the key.
@@ -238,4 +259,21 @@ fn short(value: &Value) -> String {
         cut.push('…');
     }
     cut
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_show_changed_fields_and_no_encoded_bytes() {
+        let (before, after) =
+            (json!({"timeout": "5s", "retries": 1}), json!({"timeout": "6s", "retries": 1}));
+        assert_eq!(short(&without_equal_fields(&before, &after)), r#"{"timeout":"5s"}"#);
+        assert_eq!(without_equal_fields(&after, &Value::Null), after, "a new record is shown whole");
+        let unknown = AuditValue::Base64("AAEC".into());
+        assert_eq!(shown("/g/kind-of-a-later-release", Some(&unknown)), json!({"bytes": 3}));
+        let hashed = AuditValue::Sha256("ab12".into());
+        assert_eq!(shown("/t/shop/policies/cart", Some(&hashed)), json!({"sha256": "ab12"}));
+    }
 }

@@ -11,13 +11,20 @@ use clap::Args;
 use fairmesh_calls::{
     discovery::ServiceState,
     forwarding::{CallInfo, route_backend_name, send_noted, service_state},
+    observe::AttemptRecord,
 };
 use fairmesh_client::{Body, Fault, FaultKind, Mesh, ServiceHandle, Trace};
-use fairmesh_console::{arguments::AgentTarget, failure::Failure, output};
+use fairmesh_console::{
+    arguments::{AgentTarget, OutputArgs},
+    connect,
+    failure::Failure,
+    output,
+};
 use fairmesh_model::{Invalid, Location, Protocol, Region, Role, ServiceName, ShardKey, SpiffePath, spec};
 use fairmesh_wire::transport::Address;
-use http::{HeaderName, HeaderValue, Method, Request, Response};
+use http::{HeaderName, HeaderValue, Method, Request, Response, StatusCode, response::Parts};
 use http_body_util::BodyExt as _;
+use serde_json::{Value, json};
 use tokio::time::Instant;
 
 use super::request_args;
@@ -67,6 +74,8 @@ pub struct CallArgs {
     /// The region of the caller, with --control; otherwise that of the agent.
     #[arg(long, env = "FAIRMESH_REGION", default_value = "local")]
     region: Region,
+    #[command(flatten)]
+    output_args: OutputArgs,
 }
 
 fn method(text: &str) -> Result<Method, String> {
@@ -75,7 +84,7 @@ fn method(text: &str) -> Result<Method, String> {
 
 /// Calls; the response body goes to standard output unchanged. A status of 400 or above counts as failed.
 pub async fn run(args: CallArgs) -> Result<ExitCode, Failure> {
-    let mesh = connect(&args).await.map_err(refused)?;
+    let mesh = connect_mesh(&args).await.map_err(refused)?;
     let ended = call(&mesh, &args).await;
     if ended.is_ok() && args.lookaside.is_none() {
         warn_of_copy(&mesh);
@@ -96,7 +105,9 @@ async fn call(mesh: &Mesh, args: &CallArgs) -> Result<ExitCode, Failure> {
     let service = handle(mesh, args).map_err(refused)?;
     let (mut request, trace) = (request(args)?, Trace::new());
     request.extensions_mut().insert(trace.clone());
-    service.prepare().await.map_err(|one| fault(args, one))?;
+    if let Err(one) = service.prepare().await {
+        return Err(unprepared(args, one).await);
+    }
     if let ServiceState::Ready(ready) = &*service_state(&service)
         && ready.upstream.protocol() == Protocol::Grpc
     {
@@ -109,25 +120,40 @@ async fn call(mesh: &Mesh, args: &CallArgs) -> Result<ExitCode, Failure> {
     let call_info = CallInfo::default();
     let answer = send_noted(&service, request, &call_info).await;
     let injected = Injected::of(&service, &call_info);
-    if args.verbose {
+    let is_verbose = args.verbose && args.output_args.is_table();
+    if is_verbose {
         print_trace(&trace);
         if let Some(injected) = &injected {
             output::say(format_args!("* the mesh injected a fault: {injected}"));
         }
     }
     let answer = answer.map_err(|one| fault(args, one))?;
-    if args.verbose {
+    if is_verbose {
         print_head(&answer);
     }
-    let status = answer.status();
-    let body = answer.into_body().collect().await.map_err(|one| fault(args, one))?.to_bytes();
-    output::write_bytes(&body)?;
-    if args.verbose {
+    let (head, body) = answer.into_parts();
+    let body = body.collect().await.map_err(|one| fault(args, one))?.to_bytes();
+    if args.output_args.is_table() {
+        output::write_bytes(&body)?;
+    } else {
+        let ended =
+            CallEnd { head: &head, body: &body, took: started.elapsed(), injected: injected.as_ref() };
+        output::print_one(args.output_args.format(), &ended.document(&trace), "")?;
+    }
+    if is_verbose {
         output::say(format_args!("* {} bytes of body, {:.1?} in all", body.len(), started.elapsed()));
     }
-    if !status.is_client_error() && !status.is_server_error() {
+    if !head.status.is_client_error() && !head.status.is_server_error() {
         return Ok(ExitCode::SUCCESS);
     }
+    if args.output_args.is_table() {
+        print_failed(args, head.status, injected);
+    }
+    Ok(ExitCode::FAILURE)
+}
+
+/// Prints which side gave a status of 400 or above.
+fn print_failed(args: &CallArgs, status: StatusCode, injected: Option<Injected>) {
     match injected.filter(Injected::is_abort) {
         Some(Injected { route, .. }) => output::say(format_args!(
             "the mesh injected {status} (route {route} of {}); no server was called",
@@ -135,7 +161,46 @@ async fn call(mesh: &Mesh, args: &CallArgs) -> Result<ExitCode, Failure> {
         )),
         None => output::say(format_args!("{} answered {status}", args.service)),
     }
-    Ok(ExitCode::FAILURE)
+}
+
+/// A response and how it came about.
+struct CallEnd<'a> {
+    head: &'a Parts,
+    body: &'a [u8],
+    took: Duration,
+    injected: Option<&'a Injected>,
+}
+
+impl CallEnd<'_> {
+    /// The response as JSON. `body` is null where it is no text.
+    fn document(&self, trace: &Trace) -> Value {
+        let header = |(name, value): (&HeaderName, &HeaderValue)| json!({ "name": name.as_str(), "value": String::from_utf8_lossy(value.as_bytes()) });
+        json!({
+            "status": self.head.status.as_u16(),
+            "headers": self.head.headers.iter().map(header).collect::<Vec<_>>(),
+            "body": std::str::from_utf8(self.body).ok(),
+            "bodyBytes": self.body.len(),
+            "ms": millis(self.took),
+            "attempts": trace.take().iter().map(attempt).collect::<Vec<_>>(),
+            "injectedFault": self.injected.map(ToString::to_string),
+        })
+    }
+}
+
+fn attempt(tried: &AttemptRecord) -> Value {
+    let endpoint = &tried.endpoint;
+    json!({
+        "instance": endpoint.instance.to_string(),
+        "address": endpoint.address.to_string(),
+        "region": endpoint.location.region.to_string(),
+        "status": tried.outcome.as_ref().ok().map(|status| status.as_u16()),
+        "problem": tried.outcome.as_ref().err(),
+        "ms": millis(tried.took),
+    })
+}
+
+fn millis(time: Duration) -> f64 {
+    (time.as_secs_f64() * 1e6).round() / 1e3
 }
 
 /// Faults that the call's route injected.
@@ -162,7 +227,7 @@ impl fmt::Display for Injected {
     }
 }
 
-async fn connect(args: &CallArgs) -> Result<Mesh, Invalid> {
+async fn connect_mesh(args: &CallArgs) -> Result<Mesh, Invalid> {
     let mut mesh = Mesh::builder().client_id("fairmesh call");
     if let Some(identity) = &args.identity {
         mesh = mesh.identity(identity.clone());
@@ -268,6 +333,22 @@ fn print_head(answer: &Response<Body>) {
     for (name, value) in answer.headers() {
         output::say(format_args!("< {name}: {}", String::from_utf8_lossy(value.as_bytes())));
     }
+}
+
+/// The failure of a call without records. If there is no agent, says how to name one.
+async fn unprepared(args: &CallArgs, cause: Fault) -> Failure {
+    let address = args.agent.address();
+    let by_agent = args.control.is_none() && args.lookaside.is_none();
+    if !by_agent || cause.kind() != FaultKind::Unavailable || connect::reaches_agent(&address).await {
+        return fault(args, cause);
+    }
+    Failure::failed_with(
+        format!("{} cannot be called: no agent responds at {address}", args.service),
+        format!(
+            "{}; or follow a control plane with --control ADDRESS (FAIRMESH_CONTROL does not apply to 'call')",
+            connect::agent_hint(&address).await
+        ),
+    )
 }
 
 fn fault(args: &CallArgs, fault: Fault) -> Failure {

@@ -33,11 +33,29 @@ pub(crate) async fn resolve(
     if declared.contains(named) {
         return Ok(named.clone());
     }
-    let known = View::read(connection, &Scope::All, &[]).await?.region_names();
-    if known.contains(named) || agent_region(&agent.address()).await.as_ref() == Some(named) {
+    if agent_region(&agent.address()).await.as_ref() == Some(named) {
         return Ok(named.clone());
     }
-    Err(unknown_region(named, &known))
+    let Some(all) = readable(connection).await? else {
+        output::note(format!(
+            "the topology does not declare region {named}, and your roles do not show whether it has endpoints of other tenants"
+        ));
+        return Ok(named.clone());
+    };
+    let known = all.region_names();
+    match known.contains(named) {
+        true => Ok(named.clone()),
+        false => Err(unknown_region(named, &known)),
+    }
+}
+
+/// The records of all tenants; `None` if the caller may not read them.
+async fn readable(connection: &Connection) -> Result<Option<View>, Failure> {
+    match View::read(connection, &Scope::All, &[]).await {
+        Ok(view) => Ok(Some(view)),
+        Err(failure) if failure.is_refusal() => Ok(None),
+        Err(failure) => Err(failure),
+    }
 }
 
 async fn assumed(agent: &AgentTarget) -> Result<Region, Invalid> {
@@ -77,8 +95,8 @@ pub(crate) async fn note_unknown_zone(
     {
         return Ok(());
     }
-    let known = View::read(connection, &Scope::All, &[]).await?.zones_in(region);
-    if !known.contains(zone) {
+    let known = readable(connection).await?.map(|all| all.zones_in(region));
+    if let Some(known) = known.filter(|known| !known.contains(zone)) {
         output::note(unknown_zone(region, zone, &known));
     }
     Ok(())

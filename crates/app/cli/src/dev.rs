@@ -176,6 +176,7 @@ fn control_config(args: &DevArgs, data: &DataFolder) -> ControlConfig {
         http_names: Vec::new(),
         sources: Vec::new(),
         shadow_controllers: Vec::new(),
+        gateway_launcher: None,
     }
 }
 
@@ -211,7 +212,7 @@ async fn serve_proxy(
         service: None,
         listen: vec![args.proxy.clone()],
         tls: None,
-        key_server: None,
+        key_servers: None,
         admin: Some(args.admin),
         handover: None,
         cores: CORES,

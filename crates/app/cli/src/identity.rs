@@ -89,9 +89,3 @@ pub async fn run(command: IdentityCommand) -> Result<ExitCode, Failure> {
     }?;
     Ok(ExitCode::SUCCESS)
 }
-
-/// Formats a time since 1970 for people.
-pub(crate) fn timestamp(seconds: u64) -> String {
-    let time = i64::try_from(seconds).ok().and_then(|seconds| jiff::Timestamp::from_second(seconds).ok());
-    time.map_or_else(|| "unknown".into(), |time| time.to_string())
-}

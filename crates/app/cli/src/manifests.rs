@@ -16,6 +16,9 @@ use fairmesh_registry::manifest::{self, ManifestError};
 use miette::{Diagnostic, NamedSource, SourceSpan};
 use serde::de::DeserializeOwned;
 
+/// Maximum number of lines named for repeats of an error.
+const MAX_LINES: usize = 5;
+
 /// A document with its position.
 #[derive(Debug)]
 pub(crate) struct ManifestDocument {
@@ -47,14 +50,36 @@ impl From<Refusal> for Failure {
 
 /// Several places that were refused.
 #[derive(Debug, thiserror::Error, Diagnostic)]
-#[error("{} errors; nothing was changed", refusals.len())]
+#[error("{count} errors; nothing was changed")]
 struct Refusals {
+    /// Number of places; repeats of an error are shown once.
+    count: usize,
     #[related]
     refusals: Vec<Refusal>,
 }
 
+/// The valid documents of files, and the errors of the others.
+pub(crate) struct Loaded {
+    /// The valid documents, of files without an error.
+    pub(crate) documents: Vec<ManifestDocument>,
+    /// All errors of all files; `None` if there are none.
+    pub(crate) refused: Option<Failure>,
+}
+
 /// Reads all files, if every document is valid and no two have the same key. Otherwise reports all errors of all files.
 pub(crate) fn load(files: &Files) -> Result<Vec<ManifestDocument>, Failure> {
+    let Loaded { documents, refused } = load_valid(files)?;
+    match refused {
+        Some(failure) => Err(failure),
+        None => Ok(documents),
+    }
+}
+
+/// Reads all files.
+///
+/// # Errors
+/// A file cannot be read, or the files are wrong as a whole: they have no document, or two with the same key.
+pub(crate) fn load_valid(files: &Files) -> Result<Loaded, Failure> {
     let (mut documents_read, mut refusals) = (Vec::new(), Vec::new());
     for path in paths(files)? {
         let (name, text) = read(&path)?;
@@ -70,20 +95,55 @@ pub(crate) fn load(files: &Files) -> Result<Vec<ManifestDocument>, Failure> {
             documents_read.push(ManifestDocument { resource: document.resource, place });
         }
     }
-    match refusals.pop() {
-        Some(only) if refusals.is_empty() => return Err(only.into()),
-        Some(last) => {
-            refusals.push(last);
-            let places = refusals.iter().map(|refusal| refusal.place.clone()).collect();
-            return Err(Failure::invalid(Refusals { refusals }, places));
-        }
-        None => {}
-    }
-    if documents_read.is_empty() {
+    if documents_read.is_empty() && refusals.is_empty() {
         return Err(Failure::refused("the input has no document", "write one, such as 'kind: Service'"));
     }
     refuse_duplicates(&documents_read)?;
-    Ok(documents_read)
+    Ok(Loaded { documents: documents_read, refused: refused(refusals) })
+}
+
+/// The failure for these errors; `None` if there are none.
+fn refused(refusals: Vec<Refusal>) -> Option<Failure> {
+    let places: Vec<Place> = refusals.iter().map(|refusal| refusal.place.clone()).collect();
+    let mut merged = merge_repeats(refusals);
+    let only = merged.pop()?;
+    if merged.is_empty() {
+        return Some(Failure::invalid(only, places));
+    }
+    merged.push(only);
+    Some(Failure::invalid(Refusals { count: places.len(), refusals: merged }, places))
+}
+
+/// Merges errors of a file that differ only in their places, such as a misspelt field in each entry of a list.
+fn merge_repeats(refusals: Vec<Refusal>) -> Vec<Refusal> {
+    let mut merged: Vec<(Refusal, Vec<usize>)> = Vec::new();
+    for one in refusals {
+        let is_same = |(first, _): &&mut (Refusal, Vec<usize>)| {
+            let (first, one) = (&first.place, &one.place);
+            (&first.file, &first.problem, &first.hint) == (&one.file, &one.problem, &one.hint)
+        };
+        match merged.iter_mut().find(is_same) {
+            Some((_, lines)) => lines.push(one.place.line),
+            None => merged.push((one, Vec::new())),
+        }
+    }
+    let with_lines = |(mut first, lines): (Refusal, Vec<usize>)| {
+        if !lines.is_empty() {
+            first.place.problem += &also(&lines);
+        }
+        first
+    };
+    merged.into_iter().map(with_lines).collect()
+}
+
+/// The first lines of repeats, and the number of the others.
+fn also(lines: &[usize]) -> String {
+    let shown: Vec<_> = lines.iter().take(MAX_LINES).map(ToString::to_string).collect();
+    let more = match lines.len().saturating_sub(MAX_LINES) {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    format!(" (also in {} {}{more})", if lines.len() == 1 { "line" } else { "lines" }, shown.join(", "))
 }
 
 /// Reads a file with one document of another format.

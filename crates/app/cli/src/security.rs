@@ -15,6 +15,7 @@ use fairmesh_console::{
     failure::Failure,
     output,
 };
+use fairmesh_model::TrustBundle;
 
 use super::findings_report::{Level, Report};
 
@@ -38,12 +39,31 @@ pub struct SecurityCheckArgs {
     output_args: OutputArgs,
 }
 
+/// Checks the records of the mesh. Returns the roots of the trust domain, if there is one.
+async fn mesh(target: &TargetArgs, report: &mut Report) -> Result<Option<TrustBundle>, Failure> {
+    let connection = connect::connect(target).await?;
+    mesh_records::check(&connection, report).await
+}
+
 /// Runs the subcommand.
 pub async fn run(command: SecurityCommand) -> Result<ExitCode, Failure> {
     let SecurityCommand::Check(args) = command;
-    let connection = connect::connect(&args.target).await?;
     let mut report = Report::default();
-    let bundle = mesh_records::check(&connection, &mut report).await?;
+    let bundle = match mesh(&args.target, &mut report).await {
+        Ok(bundle) => bundle,
+        // Files and listeners of this machine are examined nevertheless.
+        Err(failure) => {
+            let level = if failure.is_refusal() { Level::Note } else { Level::Error };
+            report.add(
+                "mesh",
+                level,
+                format!("not all records of the mesh were examined: {}", failure.message()),
+                "they need the role viewer for all tenants ('fairmesh get roles'), or the user of the control plane on its machine: \
+                 --control unix:DIR/control.sock, with its --data-dir DIR",
+            );
+            None
+        }
+    };
     secret_files::check(&args.state_dir, &mut report);
     agent_certificate::check(&args.state_dir, bundle.as_ref(), &mut report);
     plaintext_listeners::check(&mut report).await?;

@@ -5,7 +5,7 @@ use std::{net::SocketAddr, process::ExitCode, str::FromStr, time::Duration};
 use clap::Args;
 use fairmesh_console::{
     arguments::{AgentTarget, TargetArgs},
-    connect::{SOFTWARE, connect, transport},
+    connect::{SOFTWARE, agent_hint, connect, transport},
     failure::Failure,
 };
 use fairmesh_model::{
@@ -96,12 +96,13 @@ async fn wait_for(subject: &Subject, args: &WaitArgs, deadline: Instant) -> Resu
 /// Succeeds if the agent responds.
 pub(crate) async fn reach_agent(target: &AgentTarget) -> Result<(), Failure> {
     let address = target.address();
-    handshake::connect(&transport(), &address, SOFTWARE).await.map(drop).map_err(|error| {
-        Failure::failed_with(
+    match handshake::connect(&transport(), &address, SOFTWARE).await {
+        Ok(_) => Ok(()),
+        Err(error) => Err(Failure::failed_with(
             format!("the agent at {address} is not ready: {error}"),
-            "start it with 'fairmesh agent', or give its address with --agent or FAIRMESH_AGENT",
-        )
-    })
+            agent_hint(&address).await,
+        )),
+    }
 }
 
 /// Retries `once` until it succeeds or the deadline has passed; returns the first success or the last failure.

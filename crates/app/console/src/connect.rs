@@ -10,7 +10,7 @@ use fairmesh_wire::{
     transport::{Address, Transport},
 };
 
-use crate::{arguments::TargetArgs, failure::Failure};
+use crate::{arguments::TargetArgs, failure::Failure, socket_table::unix_listeners};
 
 /// Name of this program in handshakes.
 pub const SOFTWARE: &str = concat!("fairmesh command line ", env!("CARGO_PKG_VERSION"));
@@ -18,11 +18,56 @@ pub const SOFTWARE: &str = concat!("fairmesh command line ", env!("CARGO_PKG_VER
 /// Prefix of an agent's name in handshakes.
 const AGENT: &str = "agent ";
 
-/// Hint on how to give another address.
-const ADDRESS_HINT: &str = "give another address with --control ADDRESS or FAIRMESH_CONTROL";
+/// File name of agents' sockets.
+const AGENT_SOCKET: &str = "agent.sock";
+/// Maximum number of sockets that a hint names.
+const MAX_NAMED: usize = 3;
 
 /// Time for which a command waits for its identity.
 const IDENTITY_WAIT: Duration = Duration::from_secs(2);
+
+/// Hint on how to give another address than `tried`: the sockets of control planes on this machine, whatever their
+/// data directories, if there are any.
+pub fn address_hint(tried: &Address) -> String {
+    match &others(environment::CONTROL_SOCKET, tried)[..] {
+        [] => "give another address with --control ADDRESS or FAIRMESH_CONTROL".to_owned(),
+        found => {
+            format!("give {}, where a control plane of this machine listens", options("--control", found))
+        }
+    }
+}
+
+/// Hint on how to name another agent than `tried`: the sockets of agents on this machine, if there are any.
+pub async fn agent_hint(tried: &Address) -> String {
+    let mut found = Vec::new();
+    for address in others(AGENT_SOCKET, tried) {
+        // Agents of other systems have sockets of this name too.
+        if reaches_agent(&address).await {
+            found.push(address);
+        }
+    }
+    match &found[..] {
+        [] => "start it with 'fairmesh agent', or give its address with --agent ADDRESS or FAIRMESH_AGENT"
+            .to_owned(),
+        found => format!("give {}, where an agent of this machine listens", options("--agent", found)),
+    }
+}
+
+/// Whether an agent responds at this address.
+pub async fn reaches_agent(address: &Address) -> bool {
+    let connected = handshake::connect(&transport_to(address).await, address, SOFTWARE).await;
+    connected.is_ok_and(|agent| agent.hello.software.starts_with(AGENT))
+}
+
+/// The sockets of this name on this machine at which a process listens, without the one that was tried.
+fn others(file_name: &str, tried: &Address) -> Vec<Address> {
+    let found = unix_listeners(file_name).into_iter().map(Address::Unix);
+    found.filter(|address| address != tried).take(MAX_NAMED).collect()
+}
+
+fn options(option: &str, addresses: &[Address]) -> String {
+    addresses.iter().map(|address| format!("{option} {address}")).collect::<Vec<_>>().join(" or ")
+}
 
 /// Returns the transport of a program without an identity.
 pub fn transport() -> Transport {
@@ -97,9 +142,10 @@ pub async fn connect(target: &TargetArgs) -> Result<Connection, Failure> {
     let connection = handshake::connect(&transport, &address, SOFTWARE).await.map_err(|error| {
         let is_plaintext = matches!(address, Address::Tcp(_)) && !transport.secures_mesh();
         let no_roots = || error.ended_by_peer().filter(|_| has_token && is_plaintext);
-        let unreachable = || match no_roots() {
-            Some(why) => self::no_roots(&address, why),
-            None => unreachable(&address, &error),
+        let unreachable = || match (no_roots(), error.ended_by_peer()) {
+            (Some(why), _) => self::no_roots(&address, why),
+            (None, Some(_)) if is_plaintext => refused_in_plaintext(&address),
+            (None, _) => unreachable(&address, &error),
         };
         no_identity(&address, &error, &transport).unwrap_or_else(unreachable)
     })?;
@@ -145,6 +191,18 @@ fn no_roots(address: &Address, why: &str) -> Failure {
     )
 }
 
+/// Error for a program without a certificate whose connection over TCP was closed before a response.
+fn refused_in_plaintext(address: &Address) -> Failure {
+    Failure::failed_with(
+        format!("{address} closed the connection, on which this command proved no identity"),
+        format!(
+            "over TCP, a mesh with a trust domain accepts only programs of a machine whose agent has joined (its address: --agent or \
+             FAIRMESH_AGENT); {}; or check that a control plane listens there",
+            address_hint(address)
+        ),
+    )
+}
+
 /// Error that explains why this command has no certificate, if it failed for lack of one.
 fn no_identity(address: &Address, error: &ConnectError, transport: &Transport) -> Option<Failure> {
     let problem = format!("cannot reach the control plane at {address} without an identity");
@@ -155,8 +213,8 @@ fn no_identity(address: &Address, error: &ConnectError, transport: &Transport) -
     }
     let lacks = transport.lacks_identity().filter(|_| matches!(error, ConnectError::Unreachable { .. }))?;
     let hint = format!(
-        "see the log of that agent, or name another one with FAIRMESH_AGENT; or {ADDRESS_HINT}, such as the Unix socket of the \
-         control plane"
+        "see the log of that agent, or name another one with FAIRMESH_AGENT; or {}, such as the Unix socket of the control plane",
+        address_hint(address)
     );
     Some(Failure::failed_with(format!("{problem}: {lacks}"), hint))
 }
@@ -166,18 +224,19 @@ pub fn unreachable(address: &Address, error: &ConnectError) -> Failure {
     match error {
         _ if error.is_unknown_host() => Failure::failed_with(
             format!("no host is known by the name in {address}"),
-            format!("check the name, and the DNS of this machine; or {ADDRESS_HINT}"),
+            format!("check the name, and the DNS of this machine; or {}", address_hint(address)),
         ),
         ConnectError::Unreachable { source, .. } => Failure::failed_with(
             format!("cannot reach the control plane at {address}: {source}"),
             format!(
-                "start it with 'fairmesh control', or {ADDRESS_HINT}; over TCP, a mesh with a trust domain accepts only \
-                 programs of a machine whose agent has joined: else give the Unix socket of the control plane"
+                "start it with 'fairmesh control', or {}; over TCP, a mesh with a trust domain accepts only programs of a machine \
+                 whose agent has joined: else give the Unix socket of the control plane",
+                address_hint(address)
             ),
         ),
         ConnectError::NoHello { .. } => Failure::failed_with(
             error,
-            format!("check the log of 'fairmesh control' there, or {ADDRESS_HINT}"),
+            format!("check the log of 'fairmesh control' there, or {}", address_hint(address)),
         ),
         ConnectError::Version { .. } | ConnectError::InvalidHello { .. } | ConnectError::Token { .. } => {
             Failure::failed(error)

@@ -2,13 +2,14 @@
 
 use std::{
     fmt,
-    io::{self, Write},
+    io::{self, IsTerminal as _, Write},
     sync::atomic::{AtomicBool, Ordering::Relaxed},
     time::Duration,
 };
 
 use comfy_table::{Table, presets};
 use fairmesh_model::spec::Document;
+use ratatui::crossterm::terminal;
 use serde::Serialize;
 
 use crate::{arguments::Format, failure::Failure};
@@ -28,6 +29,8 @@ pub struct Listing {
     pub further: Vec<(&'static [&'static str], Vec<Vec<String>>)>,
     /// Text printed instead of an empty table, if it is known why there are no objects.
     pub why_empty: Option<String>,
+    /// Columns of the first table that are cut where it is wider than the terminal. Empty if nothing is cut.
+    pub cut_columns: &'static [&'static str],
 }
 
 impl Listing {
@@ -50,7 +53,10 @@ impl Listing {
                 Ok(())
             }
             Format::Table => {
-                let first = table(&self.head, &self.rows);
+                let first = match self.cut_columns {
+                    [] => table(&self.head, &self.rows),
+                    columns => table(&self.head, &fit(&self.head, &self.rows, (columns, width()))),
+                };
                 let further = self.further.iter().filter(|(_, rows)| !rows.is_empty());
                 let further = further.map(|(head, rows)| format!("\n{}", table(head, rows)));
                 write(&(first + &further.collect::<String>()))
@@ -59,6 +65,46 @@ impl Listing {
             Format::Yaml if self.documents.is_empty() => write(&yaml(&self.items)?),
             Format::Yaml => write(&documents(&self.documents)?),
         }
+    }
+}
+
+/// Width of fitted tables where standard output is no terminal.
+const WIDTH_WITHOUT_TERMINAL: usize = 160;
+/// Minimum width of a column that is cut.
+const MIN_CUT_WIDTH: usize = 8;
+/// Spaces between columns.
+const GAP: usize = 2;
+
+/// Number of columns for a fitted table.
+fn width() -> usize {
+    let of_terminal = || terminal::size().ok().map(|(columns, _)| usize::from(columns));
+    let known = if io::stdout().is_terminal() { of_terminal() } else { None };
+    known.filter(|columns| *columns > 0).unwrap_or(WIDTH_WITHOUT_TERMINAL)
+}
+
+/// Cuts cells of these columns, the widest column first, until the table is as narrow as `width` or nothing more can be cut.
+fn fit(head: &[&str], rows: &[Vec<String>], (columns, width): (&[&str], usize)) -> Vec<Vec<String>> {
+    let mut rows = rows.to_vec();
+    let natural = Columns::new(head, &rows).widths;
+    let mut widths = natural.clone();
+    let least = |at: usize| natural[at].min(head[at].chars().count().max(MIN_CUT_WIDTH));
+    let places: Vec<usize> =
+        columns.iter().filter_map(|column| head.iter().position(|title| title == column)).collect();
+    let total: usize = natural.iter().map(|one| one + GAP).sum::<usize>().saturating_sub(GAP);
+    for _ in width..total {
+        let can_be_cut = places.iter().copied().filter(|at| widths[*at] > least(*at));
+        let Some(widest) = can_be_cut.max_by_key(|at| widths[*at]) else { break };
+        widths[widest] -= 1;
+    }
+    for (cell, width) in rows.iter_mut().flat_map(|row| row.iter_mut().zip(&widths)) {
+        cut_cell(cell, *width);
+    }
+    rows
+}
+
+fn cut_cell(cell: &mut String, width: usize) {
+    if cell.chars().count() > width {
+        *cell = cell.chars().take(width.saturating_sub(1)).chain(['…']).collect();
     }
 }
 
@@ -88,6 +134,12 @@ pub fn ago(ms: u64) -> String {
         seconds @ ..120 => format!("{seconds} s"),
         seconds => format!("{} min", seconds / 60),
     }
+}
+
+/// A time in seconds since 1970 as RFC 3339.
+pub fn timestamp(seconds: u64) -> String {
+    let time = i64::try_from(seconds).ok().and_then(|seconds| jiff::Timestamp::from_second(seconds).ok());
+    time.map_or_else(|| "unknown".into(), |time| time.to_string())
 }
 
 /// Formats a table with aligned columns and no lines, which is also easy to split.
@@ -222,6 +274,22 @@ mod tests {
         assert_eq!(decimal(none.iter().sum(), 1), "0.0");
         assert_eq!((decimal(-0.04, 1), decimal(-0.4, 0)), ("0.0".to_owned(), "0".to_owned()));
         assert_eq!((decimal(-0.06, 1), decimal(12.25, 1)), ("-0.1".to_owned(), "12.2".to_owned()));
+    }
+
+    #[test]
+    fn table_is_cut_to_width_at_its_widest_columns() {
+        let head = ["KEY", "BEFORE", "AFTER"];
+        let rows = vec![vec!["/t/shop/cart".to_owned(), "b".repeat(40), "ä".repeat(40)]];
+        let widest = |width| {
+            let cut = fit(&head, &rows, (&["BEFORE", "AFTER", "KEY"], width));
+            let widths = cut[0].iter().map(|cell| cell.chars().count()).collect::<Vec<_>>();
+            let lines = table(&head, &cut);
+            (widths, lines.lines().map(|line| line.chars().count()).max().unwrap())
+        };
+        assert_eq!(widest(200), (vec![12, 40, 40], 96));
+        assert_eq!(widest(90), (vec![12, 37, 37], 90));
+        assert_eq!(widest(40), (vec![12, 12, 12], 40));
+        assert_eq!(widest(10), (vec![8, 8, 8], 28), "nothing more can be cut");
     }
 
     #[test]

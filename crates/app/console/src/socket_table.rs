@@ -1,8 +1,10 @@
-//! Listeners in this network namespace, from the kernel's socket table (proc_net_tcp(5)), and their processes.
+//! Listeners in this network namespace, from the kernel's socket tables (proc_net_tcp(5), proc_net_unix(5)), and their
+//! processes.
 
 use std::{
     fs, io,
     net::{IpAddr, SocketAddr},
+    path::{Path, PathBuf},
 };
 
 use crate::process_stat::ProcessStat;
@@ -28,6 +30,26 @@ pub fn listeners() -> Vec<Listener> {
 /// The listener that receives connections to an address.
 pub fn listener_at(at: SocketAddr) -> Option<Listener> {
     listeners().into_iter().find(|listener| listener.takes(at))
+}
+
+/// The Unix sockets with this file name at which a process listens, such as `control.sock` of control planes.
+pub fn unix_listeners(file_name: &str) -> Vec<PathBuf> {
+    let table = fs::read_to_string("/proc/self/net/unix").unwrap_or_default();
+    let paths = table.lines().filter_map(unix_listener).filter(|path| path.ends_with(file_name));
+    let mut paths: Vec<PathBuf> = paths.map(Path::to_owned).collect();
+    paths.sort();
+    paths.dedup();
+    paths
+}
+
+/// Parses a line of the table of Unix sockets; `None` unless it is a listener with an absolute path.
+fn unix_listener(line: &str) -> Option<&Path> {
+    /// `__SO_ACCEPTCON`, the only flag that the table shows.
+    const LISTENS: &str = "00010000";
+    let flags = line.split_whitespace().nth(3)?;
+    // No column before the path has a slash, and the path may contain spaces.
+    let path = line.get(line.find(" /")? + 1..)?;
+    (flags == LISTENS).then(|| Path::new(path))
 }
 
 /// All processes.
@@ -136,6 +158,18 @@ mod tests {
         assert!(!takes(&v4([127, 0, 0, 2]), "127.0.0.1:7415"));
         assert!(takes(&any_v6, "[::1]:7415"));
         assert!(!takes(&any, "[::1]:7415"));
+    }
+
+    #[test]
+    fn listening_unix_sockets_are_found_by_file_name() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("with space").join("control.sock");
+        fs::create_dir(path.parent().unwrap()).unwrap();
+        let listening = std::os::unix::net::UnixListener::bind(&path).unwrap();
+        assert!(unix_listeners("control.sock").contains(&path));
+        assert!(!unix_listeners("agent.sock").contains(&path));
+        drop(listening);
+        assert!(!unix_listeners("control.sock").contains(&path), "nothing listens any more");
     }
 
     #[test]

@@ -9,7 +9,9 @@ use std::{
 
 use clap::Args;
 use fairmesh_agent::AgentConfig;
-use fairmesh_console::{connect::transport, default_paths, failure::Failure, stop_signals};
+use fairmesh_console::{
+    connect::transport, default_paths, failure::Failure, socket_table::unix_listeners, stop_signals,
+};
 use fairmesh_identity::JoinToken;
 use fairmesh_keyserver::protect_memory;
 use fairmesh_model::{Cluster, HostType, Location, Region, Zone};
@@ -82,6 +84,9 @@ pub async fn run(args: AgentArgs) -> Result<ExitCode, Failure> {
     protect_memory().map_err(|error| Failure::stopped(&error))?;
     refuse_redirection()?;
     let join_token = join_token(args.join_token_file.as_deref())?;
+    if join_token.is_none() {
+        note_local_control(&args.control);
+    }
     let AgentArgs { region, zone, cluster, host_type, .. } = args;
     let config = AgentConfig {
         transport: transport(),
@@ -99,6 +104,16 @@ pub async fn run(args: AgentArgs) -> Result<ExitCode, Failure> {
     };
     fairmesh_agent::run(config, stop_signals::shutdown()?).await.map_err(|error| Failure::stopped(&error))?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Logs the sockets of control planes on this machine, at which the agent could join without a token, if it is given
+/// other addresses only.
+fn note_local_control(given: &[Address]) {
+    let has_socket = given.iter().any(|address| matches!(address, Address::Unix(_)));
+    for socket in unix_listeners(environment::CONTROL_SOCKET).into_iter().filter(|_| !has_socket) {
+        let address = Address::Unix(socket);
+        tracing::info!(%address, "a control plane listens on this machine: with it as --control, an agent joins without a token");
+    }
 }
 
 /// Refuses to run in a cgroup to which the eBPF programs of the kernel form are attached. Attachments that this user

@@ -2,16 +2,19 @@
 
 mod status;
 
-use std::{env, net::SocketAddr, path::PathBuf, process::ExitCode};
+use std::{env, net::SocketAddr, path::PathBuf, process::ExitCode, time::Duration};
 
 use clap::{Args, Subcommand};
 use fairmesh_console::{connect::transport, default_paths, failure::Failure, stop_signals};
 use fairmesh_control::{
-    ControlConfig, EtcdAddress, EtcdConfig, EtcdLogin, EtcdTls, JwksLocation, OidcConfig, ShadowController,
-    TrustDomainChoice,
+    ControlConfig, EtcdAddress, EtcdConfig, EtcdLogin, EtcdTls, GatewayLauncher, JwksLocation, OidcConfig,
+    ShadowController, TrustDomainChoice,
 };
 use fairmesh_keyserver::protect_memory;
-use fairmesh_model::{TrustDomain, spec::Resource};
+use fairmesh_model::{
+    TrustDomain,
+    spec::{Resource, read_duration},
+};
 use fairmesh_registry::{FileSource, manifest};
 use fairmesh_wire::transport::Address;
 
@@ -49,7 +52,7 @@ struct ServeArgs {
     #[arg(long, alias = "http", value_name = "ADDRESS", default_value = "127.0.0.1:7401")]
     admin: SocketAddr,
     /// Take spans of proxies and programs at this address, by OTLP over HTTP, and keep the slowest and the failed of the last hour for
-    /// 'fairmesh trace'. Plaintext, and not authenticated.
+    /// 'fairmesh trace'. In a mesh with a trust domain, senders prove over TLS for which services they send.
     #[arg(long, value_name = "ADDRESS")]
     traces: Option<SocketAddr>,
     /// A host name for the certificate of the admin port, which accepts TLS beside plaintext in a mesh with a trust
@@ -77,6 +80,14 @@ struct ServeArgs {
     /// distance-targets, drains, federated-bundles, placement, planner, token-issuers, verdicts.
     #[arg(long = "shadow-controller", value_name = "NAME")]
     shadow_controllers: Vec<ShadowController>,
+    /// Start a backend of the gateway with this command where calls of a service grow and no backend has room. A shell runs it with
+    /// FAIRMESH_BACKEND, FAIRMESH_ZONE and FAIRMESH_SERVICE, and it prints the address of each replica, ip:port; the same for the same
+    /// backend.
+    #[arg(long, value_name = "COMMAND")]
+    gateway_launcher: Option<String>,
+    /// Time limit of that command.
+    #[arg(long, value_name = "DURATION", value_parser = read_duration, default_value = "5m", requires = "gateway_launcher")]
+    gateway_launcher_timeout: Duration,
     #[command(flatten)]
     oidc: OidcArgs,
     #[command(flatten)]
@@ -231,6 +242,9 @@ async fn serve(args: ServeArgs) -> Result<ExitCode, Failure> {
         http_names: args.admin_names,
         sources: args.sources,
         shadow_controllers: args.shadow_controllers,
+        gateway_launcher: args
+            .gateway_launcher
+            .map(|command| GatewayLauncher { command, time_limit: args.gateway_launcher_timeout }),
     };
     if args.partitioned {
         fairmesh_control::partition_store(&config).await.map_err(|error| Failure::stopped(&error))?;

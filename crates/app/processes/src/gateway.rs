@@ -1,8 +1,9 @@
 //! `fairmesh gateway`.
 
-mod acts;
 mod backend_load_text;
 mod explain;
+mod in_force;
+mod load_actions;
 mod placements;
 mod relocation;
 mod rolling_upgrade;

@@ -81,12 +81,13 @@ struct ServeArgs {
     /// not.
     #[arg(long, value_name = "FILE", requires = "tls_cert", group = "tls_keys")]
     tls_key: Option<PathBuf>,
-    /// A key server that signs handshakes with the private key of that certificate, and the name of the key there. Listeners
-    /// with +tls then speak TLS 1.3 only.
-    #[arg(long, value_name = "NAME@IP:PORT", requires = "tls_cert", group = "tls_keys")]
-    tls_key_server: Option<KeyServerAddress>,
-    /// Time limit of a signature by the key server.
-    #[arg(long, value_name = "DURATION", value_parser = spec::read_duration, default_value = "1s", requires = "tls_key_server")]
+    /// A key server that signs handshakes with the private key of that certificate, and the name of the key there; may be
+    /// given several times, those of the own zone first. The next one signs while one does not. Listeners with +tls then
+    /// speak TLS 1.3 only.
+    #[arg(long = "tls-key-server", value_name = "NAME@IP:PORT", requires = "tls_cert", group = "tls_keys")]
+    tls_key_servers: Vec<KeyServerAddress>,
+    /// Time limit of a signature by one key server.
+    #[arg(long, value_name = "DURATION", value_parser = spec::read_duration, default_value = "1s", requires = "tls_key_servers")]
     tls_key_timeout: Duration,
     /// Address of the admin pages (/ lists them), or 'none'.
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:7411")]
@@ -297,13 +298,12 @@ async fn serve(args: ServeArgs) -> Result<ExitCode, Failure> {
     let shutdown = stop_signals::shutdown()?;
     let inbound = inbound(&args);
     let endpoints = args.metrics_per_endpoint.then(EndpointMetrics::new);
-    let (transport, key_server) = key_server_args::connect(&args).await?.unzip();
-    let config = ProxyConfig { key_server, listen, ..config(&args, endpoints.clone()) };
+    let (transport, key_servers) = key_server_args::connect(&args).await?.unzip();
+    let config = ProxyConfig { key_servers, listen, ..config(&args, endpoints.clone()) };
     // Every address is bound before an endpoint is registered. Otherwise callers could already try an endpoint that
     // does not listen yet.
-    let address = inbound.as_ref().map(|config| config.inbound.address);
     let stopped = |error: ProxyError| Failure::stopped(&error);
-    let mut bound = BoundProxy::bind(&config, address).await.map_err(stopped)?;
+    let mut bound = BoundProxy::bind(&config, inbound.as_ref()).await.map_err(stopped)?;
     let mesh = mesh(&args, endpoints, transport).await?;
     let served = match inbound {
         Some(inbound) => bound.start_inbound(inbound).await.map_err(stopped)?,
@@ -352,7 +352,7 @@ fn config(args: &ServeArgs, endpoints: Option<Arc<EndpointMetrics>>) -> ProxyCon
         listen: Vec::new(),
         zone: args.dns_zone.as_ref().map(ToString::to_string),
         tls: args.tls_cert.clone().map(|certificate| TlsFiles { certificate, key: args.tls_key.clone() }),
-        key_server: None,
+        key_servers: None,
         admin: args.admin.0,
         handover: args.handover.clone(),
         inbound: None,

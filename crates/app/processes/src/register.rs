@@ -142,13 +142,16 @@ pub struct RegisterArgs {
 /// Registers a program, keeps its lease, and ends with it.
 pub async fn run(args: RegisterArgs) -> Result<ExitCode, Failure> {
     args.logging.start_decisions()?;
-    let (observer, admin) = (RequestObserver::start(observer_config(&args)?), args.admin.0);
+    let (observer, admin) = (observer_config(&args)?, args.admin.0);
     let mut plan = ValidArguments::new(args)?;
     // Installed before the program starts, so that a signal in between does not orphan it.
     let terminated = stop_signals::shutdown()?;
     preflight::refuse_address_in_use(&plan).await?;
+    preflight::refuse_taken_instance(&plan).await?;
     let opened = transport_of_agent(&plan.addresses, &plan.registration).await;
     preflight::refuse_plaintext(&plan, &opened).await?;
+    let transport = opened.transport.clone();
+    let observer = RequestObserver::start(ObserverConfig { transport, ..observer });
     let pages = RegisterPages::new(Arc::clone(&observer));
     // Open the admin pages before the program starts. If their address is in use, no program is left running.
     let admin = pages.serve(admin).await?;

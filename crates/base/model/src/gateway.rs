@@ -14,8 +14,7 @@ const MAX_REPLICAS: usize = 64;
 const MAX_CAPACITY: u32 = 1_000_000;
 /// The longest reason of an operator, in bytes: as long as that of a change of records.
 const MAX_REASON: usize = 1024;
-/// Maximum number of services that a tenant's pods may call. The replica's command line option has the same limit,
-/// since each service takes memory in the replica and its agent.
+/// Maximum number of services that a tenant's pods may call, as in the replica's option: each takes memory there.
 const MAX_CALLED_SERVICES: u32 = 65_536;
 
 /// A backend of a gateway: replicas with one configuration, in one zone (Canal Mesh, section 4.2).
@@ -25,24 +24,23 @@ pub struct GatewayBackend {
     pub zone: Zone,
     /// Maximum number of services that the backend serves.
     pub capacity: u32,
-    /// The addresses at which nodes connect to the backend's replicas.
+    /// The addresses at which nodes connect to the backend's replicas. None: a launcher is starting them.
     pub replicas: BTreeSet<SocketAddr>,
     /// Whether the backend accepts no further services. Services placed on it stay.
     pub is_closed: bool,
+    /// Whether it serves only services that were moved away from others, since their calls harm backends.
+    pub is_sandbox: bool,
 }
 
-/// Limits for a tenant at the gateway, which override the options of each replica. A limit that is `None` leaves the
-/// option or the built-in limit in force.
+/// Limits for a tenant at the gateway. A limit that is `None` leaves the replica's option or the built-in one in force.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct GatewayQuota {
     /// Maximum number of connections, at each replica.
     pub connections: Option<u32>,
-    /// Maximum number of new connections per second, at each replica. The tenant is known only after the TLS
-    /// handshake, so this limits connections after their handshake. Handshakes themselves have one limit for all
-    /// tenants together.
+    /// Maximum number of new connections per second, at each replica, after their TLS handshake, which names the
+    /// tenant. Handshakes themselves have one limit for all tenants together.
     pub handshakes_per_second: Option<u32>,
-    /// Maximum number of requests in flight, at each replica. HTTP/2 streams and upgraded connections count as
-    /// requests.
+    /// Maximum number of requests in flight, HTTP/2 streams and upgraded connections included, at each replica.
     pub requests: Option<u32>,
     /// Maximum number of services that the tenant's pods call, at each replica.
     pub services: Option<u32>,
@@ -65,8 +63,7 @@ pub struct GatewayService {
     pub throttle: Throttle,
 }
 
-/// Who may limit the new connections of a service while they overload a backend, and its requests do not grow (Canal Mesh, section 4.3:
-/// throttling by agreement with the tenant).
+/// Who may limit a service's new connections while they overload a backend, and its requests do not grow (Canal Mesh, 4.3).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Throttle {
     /// The controller: the tenant has agreed.
@@ -87,13 +84,13 @@ pub struct Placement {
     pub zones: BTreeMap<Zone, BTreeSet<Label>>,
     /// Number of backends beyond the requested number, added because calls have grown.
     pub added: u32,
-    /// Present if an operator chose the backends: the controller keeps them.
+    /// Present if the controller keeps the backends.
     pub pinned: Option<PlacementPin>,
     /// The limit of new connections to its virtual address; `None`: any number.
     pub connection_limit: Option<ConnectionLimit>,
 }
 
-/// Why and when an operator chose the backends of a service.
+/// Why and when the backends of a service were chosen by an operator, or in the sandbox.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PlacementPin {
     /// At most 1024 bytes; may be empty.
@@ -102,6 +99,8 @@ pub struct PlacementPin {
     pub at_ms: u64,
     /// Whether connections of the service at other backends end.
     pub ends_connections: bool,
+    /// Whether the backends are sandboxes, which the controller chose.
+    pub is_sandbox: bool,
 }
 
 /// A limit of the connections that begin, at each replica.
@@ -130,12 +129,16 @@ impl GatewayBackend {
             let problem = format!("{} is out of range", self.capacity);
             return Err(Invalid::new("capacity", problem, format!("write 1 to {MAX_CAPACITY}")));
         }
-        if !(1..=MAX_REPLICAS).contains(&self.replicas.len()) {
-            let problem = format!("has {}", self.replicas.len());
-            let hint = format!("give the address of each replica, 1 to {MAX_REPLICAS}");
-            return Err(Invalid::new("replicas", problem, hint));
-        }
+        self.check_count(0)?;
         self.replicas.iter().try_for_each(|address| check_address("replicas", *address))
+    }
+
+    /// Checks that there are at least `least` replicas, and not too many.
+    pub(crate) fn check_count(&self, least: usize) -> Result<(), Invalid> {
+        let count = self.replicas.len();
+        let hint = format!("give the address of each replica, 1 to {MAX_REPLICAS}");
+        let invalid = || Invalid::new("replicas", format!("has {count}"), hint);
+        (least..=MAX_REPLICAS).contains(&count).then_some(()).ok_or_else(invalid)
     }
 }
 
@@ -161,14 +164,9 @@ impl GatewayQuota {
             let hint = format!("write 1 to {MAX_CALLED_SERVICES}");
             return Err(Invalid::new("services", format!("{services} is out of range"), hint));
         }
-        match limits.iter().all(|(_, limit)| limit.is_none()) {
-            true => Err(Invalid::new(
-                "",
-                "limits nothing",
-                "give a limit, such as 'requests: 500', or delete the document",
-            )),
-            false => Ok(()),
-        }
+        let hint = "give a limit, such as 'requests: 500', or delete the document";
+        let has_limit = limits.iter().any(|(_, limit)| limit.is_some());
+        has_limit.then_some(()).ok_or_else(|| Invalid::new("", "limits nothing", hint))
     }
 }
 
@@ -183,14 +181,11 @@ impl GatewayService {
     /// # Errors
     /// [`Invalid`] with the field.
     pub fn validate(&self) -> Result<(), Invalid> {
-        match (Self::MIN_BACKENDS..=Self::MAX_BACKENDS).contains(&self.backends) {
-            true => Ok(()),
-            false => {
-                let problem = format!("{} is out of range", self.backends);
-                let hint = format!("write {} to {}", Self::MIN_BACKENDS, Self::MAX_BACKENDS);
-                Err(Invalid::new("backends", problem, hint))
-            }
+        if (Self::MIN_BACKENDS..=Self::MAX_BACKENDS).contains(&self.backends) {
+            return Ok(());
         }
+        let hint = format!("write {} to {}", Self::MIN_BACKENDS, Self::MAX_BACKENDS);
+        Err(Invalid::new("backends", format!("{} is out of range", self.backends), hint))
     }
 }
 
@@ -205,8 +200,7 @@ impl Placement {
         self.zones.values().any(|backends| backends.contains(backend))
     }
 
-    /// Backends grouped by zone, in the order in which nodes try them: first the caller's own zone (the home zone if
-    /// no backend is in the own zone), then the other zones.
+    /// Backends by zone, in the order in which nodes try them: the caller's zone, or else the home zone, then the others.
     pub fn in_order(&self, own_zone: Option<&Zone>) -> Vec<&BTreeSet<Label>> {
         let first = own_zone.filter(|zone| self.zones.contains_key(*zone)).unwrap_or(&self.home_zone);
         let others = self.zones.iter().filter(|(zone, _)| *zone != first).map(|(_, backends)| backends);

@@ -21,7 +21,7 @@ pub use region_drain::{DrainPhase, RegionDrain};
 pub use report::{
     CallNode, CallPath, CallRates, MAX_CALL_PATHS, MAX_INCOMPLETE_SERVICES, MAX_RATE, MAX_REPORT_AGE,
     MAX_REPORTED_REGIONS, MAX_SERVED_PATHS, MAX_SERVER_GROUPS, MetricSum, ServedPath, ServedRates,
-    ServerRates, SummedAge, TrafficReport, UTILISATION_BUCKETS,
+    ServerRates, SummedAge, TrafficReport, UTILISATION_BUCKETS, UTILISATION_LEVELS,
 };
 
 pub use region_table::{
@@ -101,12 +101,7 @@ impl Traffic {
     /// The tables for the fixed shares, by the caller's region.
     pub fn tables(&self) -> impl Iterator<Item = (&Region, RegionTable)> {
         let published = self.shares.iter().filter(|_| self.publishes());
-        published.map(|(from, shares)| {
-            (
-                from,
-                RegionTable { shares: shares.clone(), zones: BTreeMap::new(), origin: TableOrigin::ByHand },
-            )
-        })
+        published.map(|(from, shares)| (from, RegionTable::new(shares.clone(), TableOrigin::ByHand)))
     }
 
     /// Checks that there is only one source of tables, and that the shares are valid.

@@ -61,11 +61,15 @@ fn gateway_record_numbers_out_of_range_are_refused() {
     assert!(of(3).is_ok() && of(32).is_ok() && of(2).is_err() && of(33).is_err());
     let backend = |capacity, replicas: &[&str]| {
         let replicas = replicas.iter().map(|address| address.parse().unwrap()).collect();
-        GatewayBackend { zone: Zone::new("a").unwrap(), capacity, replicas, is_closed: false }.validate()
+        let zone = Zone::new("a").unwrap();
+        GatewayBackend { zone, capacity, replicas, is_closed: false, is_sandbox: false }.validate()
     };
     assert!(backend(1, &["10.0.0.1:7440"]).is_ok());
     let quota = |requests| GatewayQuota { requests, ..GatewayQuota::default() }.validate();
     assert!(quota(Some(1)).is_ok() && quota(Some(0)).is_err() && quota(None).is_err());
-    assert!(backend(0, &["10.0.0.1:7440"]).is_err() && backend(1, &[]).is_err());
+    assert!(backend(0, &["10.0.0.1:7440"]).is_err());
+    assert!(backend(1, &[]).is_ok(), "one that a launcher starts");
+    let many: Vec<String> = (0..65).map(|number| format!("10.0.0.{number}:7440")).collect();
+    assert!(backend(1, &many.iter().map(String::as_str).collect::<Vec<_>>()).is_err());
     assert!(backend(1, &["0.0.0.0:7440"]).is_err() && backend(1, &["10.0.0.1:0"]).is_err());
 }

@@ -347,6 +347,7 @@ fn of_gateways() -> [Resource; 3] {
         capacity: 7,
         replicas: ["10.0.0.1:7440".parse().unwrap(), "10.0.0.2:7440".parse().unwrap()].into(),
         is_closed: true,
+        is_sandbox: true,
     };
     let quota = GatewayQuota {
         connections: Some(1),

@@ -2,7 +2,7 @@ use std::collections::BTreeMap;
 
 use fairmesh_model::{MetricSum, ServerRates};
 
-use crate::call_counters::rate;
+use crate::{MeanUtilisation, call_counters::rate};
 
 /// A server's counters at one moment.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -33,6 +33,7 @@ pub struct CpuReading {
 #[derive(Debug, Default)]
 pub struct ServerMeter {
     last: Option<ServerReading>,
+    utilisation: MeanUtilisation,
 }
 
 impl ServerMeter {
@@ -54,6 +55,10 @@ impl ServerMeter {
             rates.cpu_millicores = rate(cpu.used_us.saturating_sub(before.used_us), 1, elapsed_ms);
             rates.limit_millicores = cpu.limit_millicores.into();
             rates.measured = u32::from(cpu.limit_millicores > 0);
+            if cpu.limit_millicores > 0 {
+                let utilisation = rates.cpu_millicores as f64 / f64::from(cpu.limit_millicores);
+                rates.by_utilisation[self.utilisation.observe(utilisation, elapsed_ms)] = 1;
+            }
         }
         let metric = |(name, sum)| (name, MetricSum { sum, servers: 1 });
         rates.metrics =
@@ -78,6 +83,7 @@ mod tests {
         let rates = meter.read(reading(3_000, Some((250, 3)), (8_000_000, 1))).unwrap();
         assert_eq!((rates.servers, rates.counting, rates.received, rates.refused), (1, 1, 101_000, 1_000));
         assert_eq!((rates.cpu_millicores, rates.limit_millicores), (500, 2_000));
+        assert_eq!((rates.by_utilisation[5], rates.by_utilisation.iter().sum::<u32>()), (1, 1), "a quarter");
         assert_eq!(rates.metrics["queue"], MetricSum { sum: 2.5, servers: 1 });
     }
 
@@ -88,5 +94,6 @@ mod tests {
         let rates = meter.read(reading(1_000, None, (9_000_000, 2))).unwrap();
         assert_eq!((rates.servers, rates.counting, rates.received), (1, 0, 0));
         assert_eq!((rates.cpu_millicores, rates.limit_millicores), (0, 0), "of another source");
+        assert_eq!(rates.by_utilisation.iter().sum::<u32>(), 0);
     }
 }

@@ -10,6 +10,7 @@ mod grpc;
 mod http;
 mod http_permissions;
 mod recorded_roots;
+mod spans;
 
 use std::sync::Arc;
 
@@ -19,6 +20,7 @@ use fairmesh_rib::{Node, access::AccessControl};
 pub(crate) use grpc::guard_calls;
 pub(crate) use http::guard_pages;
 use recorded_roots::RecordedTrust;
+pub(crate) use spans::guard_spans;
 
 use crate::{audit::AuditLog, user_tokens::UserTokens};
 

@@ -9,7 +9,7 @@ mod service;
 use std::str::FromStr;
 
 use fairmesh_controllers::{Controller, Runtime};
-use fairmesh_gateway_control::{GatewayLoads, PlacementController};
+use fairmesh_gateway_control::{GatewayLauncher, GatewayLoads, PlacementController};
 use fairmesh_model::Invalid;
 use tokio_util::sync::CancellationToken;
 
@@ -65,19 +65,19 @@ pub(crate) struct Controllers {
     pub(crate) quotas: Quotas,
     pub(crate) identity: IdentityService,
     pub(crate) planning: TrafficPlanning,
-    pub(crate) gateway: GatewayLoads,
+    pub(crate) gateway: (GatewayLoads, Option<GatewayLauncher>),
 }
 
 impl Controllers {
     /// Spawns the controllers, which run until `stop`.
     pub(crate) fn spawn(self, runtime: &Runtime, tasks: &mut Tasks, stop: &CancellationToken) {
-        let Self { checks, quotas, identity, planning, gateway } = self;
+        let Self { checks, quotas, identity, planning, gateway: (loads, launcher) } = self;
         spawn_cancellable(tasks, stop, runtime.run(TargetController(checks.clone())));
         spawn_cancellable(tasks, stop, runtime.run(VerdictController(checks)));
         spawn_cancellable(tasks, stop, runtime.run(QuotaController(quotas)));
         spawn_cancellable(tasks, stop, runtime.run(FederationController::default()));
         spawn_cancellable(tasks, stop, runtime.run(TokenIssuerController::default()));
-        spawn_cancellable(tasks, stop, runtime.run(PlacementController::new(gateway)));
+        spawn_cancellable(tasks, stop, runtime.run(PlacementController::new(loads, launcher)));
         spawn_cancellable(tasks, stop, runtime.run(PlannerController::new(planning.clone())));
         spawn_cancellable(tasks, stop, runtime.run(DrainController(planning)));
         if let Some(IssuerControllers { revocations, trust_bundle, issuer_file }) = identity.controllers() {

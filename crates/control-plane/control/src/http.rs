@@ -59,7 +59,7 @@ pub(crate) async fn serve(
 
 /// Accepts TLS if the client starts it and the mesh has a trust domain. Clients such as monitoring may stay in
 /// plaintext.
-fn secure(stream: GuardedStream<TcpStream>, transport: Transport) -> Securing<Stream> {
+pub(crate) fn secure(stream: GuardedStream<TcpStream>, transport: Transport) -> Securing<Stream> {
     Box::pin(async move {
         let stream = transport.accept_pages(stream).await?;
         let mut peer = Extensions::new();

@@ -53,6 +53,7 @@ use fairmesh_wire::transport::{Address, Transport};
 pub use admin_service::HISTORY_KEPT;
 pub use controllers::ShadowController;
 pub use error::ControlError;
+pub use fairmesh_gateway_control::GatewayLauncher;
 pub use fairmesh_store::{EtcdAddress, EtcdConfig, EtcdLogin, EtcdTls};
 pub use http_fetch::{FetchError, MAX_JWKS_DOCUMENT, WebUrl, fetch};
 pub use server::{Control, partition_store, renew_store_id};
@@ -110,6 +111,8 @@ pub struct ControlConfig {
     pub sources: Vec<PathBuf>,
     /// Controllers that show the changes they decide without making them.
     pub shadow_controllers: Vec<ShadowController>,
+    /// The command that starts backends of the gateway. With `None`, no backend is started.
+    pub gateway_launcher: Option<GatewayLauncher>,
 }
 
 /// Runs a control plane until `shutdown` completes, and then lets calls in flight finish.

@@ -14,7 +14,9 @@ use fairmesh_model::{
     DefaultsScope, Endpoint, Hosts, InheritedDefaults, PolicyDefaults, Prefix, Record, RecordKey,
     ServiceKind, ServiceName,
 };
-use fairmesh_planner::{MeshFacts, PolicyFacts, ServiceFacts, StoredDrain, StoredTable, TopologyFacts};
+use fairmesh_planner::{
+    MeshFacts, PolicyFacts, ServiceFacts, StoredDrain, StoredTable, Subset, TopologyFacts,
+};
 use fairmesh_rib::{Commit, Entry, Node};
 use fairmesh_wire::record_encoding;
 use tokio::sync::Notify;
@@ -136,9 +138,11 @@ fn apply(facts: &mut MeshFacts, key: RecordKey, change: Change<'_>, before: impl
     match &key {
         RecordKey::Policy(service) => facts.set_policy(service, value.map(policy)),
         RecordKey::Service(service) => {
-            let is_sharded =
-                |record| matches!(record, Record::Service(one) if one.kind == ServiceKind::Sharded);
-            facts.set_sharded(service, record().is_some_and(is_sharded));
+            let kind = match record() {
+                Some(Record::Service(service)) => service.kind,
+                _ => ServiceKind::default(),
+            };
+            facts.set_kind(service, kind);
             facts.set_declared(service, value.is_some());
         }
         RecordKey::Endpoint(service, ..) => {
@@ -213,6 +217,7 @@ fn policy(value: &[u8]) -> PolicyFacts {
         refuses_planner: record_encoding::refuses_planner(value),
         local_only: record_encoding::is_local_only(value),
         zone_first: record_encoding::is_zone_first(value),
+        subset: Subset(record_encoding::subset(value)),
     }
 }
 

@@ -208,7 +208,7 @@ impl Control {
             planning: planning.clone(),
             probes: ZoneProbes::new(random()),
             gateway: gateway.clone(),
-            traces: spawn_traces(traces, tasks, closing),
+            traces: spawn_traces((traces, pages.clone(), access.clone()), tasks, closing),
         };
         let other_services = routes(&registry, (&checks, &observed.probes), &quotas, closing);
         let other_services = operator_services(other_services, &identity, partitions, observed.clone());
@@ -231,6 +231,7 @@ impl Control {
         let verification = store_readiness.integrity.clone().watch(store.clone(), imbalance.clone());
         let state = http::HttpState { metrics, sources, store_readiness, closing: closing.clone() };
         store_tasks.spawn(apply_until(store, node, indices, writes_ended.clone()));
+        let gateway = (gateway, config.gateway_launcher.clone());
         let controllers = Controllers { checks, quotas, identity, planning, gateway };
         controllers.spawn(&runtime, store_tasks, writes_ended);
         spawn_cancellable(store_tasks, writes_ended, verification);
@@ -244,13 +245,13 @@ impl Control {
 
 /// Spawns the receiver of spans until `closing`, if this control plane receives spans.
 fn spawn_traces(
-    listener: Option<TraceListener>,
+    (listener, transport, access): (Option<TraceListener>, Transport, Access),
     tasks: &mut Tasks,
     closing: &CancellationToken,
 ) -> Option<fairmesh_traces::Traces> {
     let listener = listener?;
     let traces = listener.traces();
-    spawn_stoppable(tasks, listener.serve(closing.clone()));
+    spawn_stoppable(tasks, listener.serve(transport, access, closing.clone()));
     Some(traces)
 }
 

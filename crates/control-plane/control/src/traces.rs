@@ -5,11 +5,15 @@ use std::net::SocketAddr;
 use fairmesh_listen::{Limits, Listeners, PageListener, listener_table};
 use fairmesh_model::{Invalid, ServiceName, Tenant};
 use fairmesh_traces::{TraceLimits, TraceView, Traces};
-use fairmesh_wire::v1;
+use fairmesh_wire::{transport::Transport, v1};
 use tokio_util::sync::CancellationToken;
 use tonic::Status;
 
-use crate::ControlError;
+use crate::{
+    ControlError,
+    access::{Access, guard_spans},
+    http::secure,
+};
 
 /// The listener for spans.
 #[derive(Debug)]
@@ -39,9 +43,11 @@ impl TraceListener {
         self.traces.clone()
     }
 
-    /// Receives spans until `stopping`.
-    pub(crate) async fn serve(self, stopping: CancellationToken) {
-        self.listener.serve(self.traces.router(), stopping).await;
+    /// Receives spans until `stopping`. Connections are as those of the pages, accepted by `transport`.
+    pub(crate) async fn serve(self, transport: Transport, access: Access, stopping: CancellationToken) {
+        let router = guard_spans(self.traces.router(), access);
+        let secured = |stream| secure(stream, transport.clone());
+        self.listener.serve_secured(router, secured, stopping).await;
     }
 }
 

@@ -11,7 +11,8 @@ use std::{
 };
 
 use fairmesh_backend_loads::{
-    Alert, BackendLoad, Cause, LoadBoard, MAX_SERVICES, ReplicaLoad, Report, ServiceCounts, ServiceTrend,
+    Alert, BackendLoad, Cause, LoadBoard, MAX_SERVICES, ReplicaLoad, Report, ServiceCounts, ServiceDays,
+    ServiceTrend,
 };
 use fairmesh_metrics::Register as _;
 use fairmesh_model::{Invalid, Label, Record, RecordKey, ServiceName};
@@ -28,6 +29,8 @@ const MAX_SHOWN: usize = 128;
 #[derive(Clone, Debug)]
 pub struct GatewayLoads {
     board: Arc<Mutex<LoadBoard>>,
+    /// The loads of services over the last day, as of each look at the levels.
+    days: Arc<Mutex<ServiceDays>>,
     /// When the collection began. Times count from here.
     began: Instant,
     /// Node with the records of backends.
@@ -45,6 +48,8 @@ pub struct BackendLevels {
     pub alerted: BTreeSet<Label>,
     /// Services whose connections overload a backend, and the limit of new ones a second at each replica that fits what was usual.
     pub attacked: BTreeMap<ServiceName, u32>,
+    /// Backends of which a replica has crashed lately.
+    pub crashed: BTreeSet<Label>,
     /// The replicas that report.
     pub reporting: BTreeSet<SocketAddr>,
     /// How often each of them does.
@@ -54,7 +59,7 @@ pub struct BackendLevels {
 impl GatewayLoads {
     /// Creates an empty collection. `node` has the records of backends.
     pub fn new(node: Node) -> Self {
-        Self { board: Arc::default(), began: Instant::now(), node }
+        Self { board: Arc::default(), days: Arc::default(), began: Instant::now(), node }
     }
 
     fn now_ms(&self) -> u64 {
@@ -117,10 +122,26 @@ impl GatewayLoads {
         }
     }
 
+    /// The loads of services over a day; `None` until a day has been observed.
+    pub fn day(&self) -> Option<BTreeMap<ServiceName, Vec<f64>>> {
+        self.days.lock().unwrap_or_else(PoisonError::into_inner).whole()
+    }
+
+    /// Adds the present load of services to that of their day.
+    fn observe(&self, backends: &BTreeMap<Label, BackendLoad>, now_ms: u64) {
+        let mut rates = BTreeMap::<&ServiceName, f64>::new();
+        for (service, trend) in backends.values().flat_map(|load| &load.services) {
+            *rates.entry(service).or_default() += trend.requests.recent;
+        }
+        let mut days = self.days.lock().unwrap_or_else(PoisonError::into_inner);
+        days.observe(rates.into_iter(), now_ms);
+    }
+
     /// The current state of backends.
     pub fn levels(&self) -> BackendLevels {
         let (board, now_ms) = (self.reviewed(), self.now_ms());
         let backends = board.backends(now_ms);
+        self.observe(&backends, now_ms);
         let level = |load: &BackendLoad| u32::try_from(thousandths(load.utilisation()?)).ok();
         let used = backends.iter().filter_map(|(name, load)| Some((name.clone(), level(load)?)));
         let growing = board.alerts().iter().filter_map(|(backend, alert)| match &alert.cause {
@@ -136,6 +157,7 @@ impl GatewayLoads {
             growing: growing.collect(),
             alerted: board.alerts().keys().cloned().collect(),
             attacked: attacked.collect(),
+            crashed: board.crashed(),
             reporting: board.replicas(now_ms).map(|one| one.address).collect(),
             interval: board.interval(),
         }
@@ -208,6 +230,7 @@ fn report(request: v1::ReportGatewayRequest) -> Result<Report, Invalid> {
         },
         services,
         is_leaving: request.leaving,
+        is_first: request.first,
     })
 }
 
@@ -295,6 +318,7 @@ pub(crate) mod tests {
                 capacity: 10,
                 replicas: [SocketAddr::from(([10, 0, 0, 1], port))].into(),
                 is_closed: false,
+                is_sandbox: false,
             };
             let key = RecordKey::GatewayBackend(Label::new(*name).unwrap());
             (key.to_string().into(), Entry { value: record_encoding::encode(&backend.into()), revision: 1 })

@@ -1,6 +1,9 @@
 //! Places services on the backends of the gateway.
 
 mod growth;
+mod launches;
+mod sandbox;
+mod scatter;
 mod throttle;
 
 use std::{
@@ -12,18 +15,21 @@ use std::{
 use fairmesh_controllers::{BoxError, Controller, Decision, Now, Refusal, Triggers, Wake, Write};
 use fairmesh_model::{
     ConnectionLimit, GatewayBackend, GatewayService, Label, Placement, PlacementPin, Prefix, Record,
-    RecordKey, RecordKind, ServiceName, Tenant,
+    RecordKey, RecordKind, ServiceName, Tenant, Zone,
 };
-use fairmesh_placement::{Backend, PlacedService, PlanInput, plan};
+use fairmesh_placement::{Backend, Missing, PlacedService, Plan, PlanInput, plan};
 use fairmesh_rib::{Expect, Node, Op};
 use fairmesh_wire::record_encoding;
 use tokio::time::Instant;
 
 use self::{
     growth::{Growth, GrowthRounds},
+    launches::{Known, LaunchRounds},
+    sandbox::SandboxRounds,
+    scatter::ScatterRounds,
     throttle::{LimitChanges, ThrottleRounds},
 };
-use crate::loads::GatewayLoads;
+use crate::{launcher::GatewayLauncher, loads::GatewayLoads};
 
 /// Minimum time between rounds: declarations that are applied together are placed together.
 const MIN_GAP: Duration = Duration::from_secs(1);
@@ -39,14 +45,18 @@ const SEED: u64 = 0;
 /// declared, so nothing moves when a backend fails, and a service that crashes its backends is not moved on
 /// to further ones. A round that cannot read a record moves nothing.
 ///
-/// Two decisions go by load. A service whose calls have grown gets one more backend at a time while a backend of it is overloaded, and
-/// gives it back later. New connections of a service are limited while they overload a backend, if its record agrees.
+/// Four decisions go by load. A service whose calls have grown gets one more backend at a time while a backend of it is overloaded, and
+/// gives it back later; where no backend has room, a launcher starts one. New connections of a service are limited while they overload
+/// a backend, if its record agrees. A service whose calls harm backends is moved to the sandbox. Services that peak together are taken apart.
 ///
-/// Backends that an operator chose, and limits that an operator set, stay until an operator ends that.
+/// Backends that an operator chose, limits that an operator set, and the sandbox stay until an operator ends that.
 #[derive(Clone, Debug)]
 pub struct PlacementController {
     growth: GrowthRounds,
     throttle: ThrottleRounds,
+    sandbox: SandboxRounds,
+    launches: LaunchRounds,
+    scatter: ScatterRounds,
     /// Writes of the round whose placements go by load, by subject.
     by_load: BTreeMap<String, ByLoad>,
     /// The last round that placed everything.
@@ -78,6 +88,8 @@ pub struct PlacementFacts {
     /// Whether several tenants have records of any kind.
     is_shared: bool,
     backends: BTreeMap<Label, GatewayBackend>,
+    /// The revisions of backends without replicas, which a launcher starts.
+    launching: BTreeMap<Label, u64>,
     /// Maximum number of backends for all services of a tenant together, for tenants with a quota record.
     quotas: BTreeMap<Tenant, usize>,
     wanted: BTreeMap<ServiceName, GatewayService>,
@@ -86,57 +98,22 @@ pub struct PlacementFacts {
     /// The changes that the loads of backends call for.
     growth: Growth,
     limits: LimitChanges,
+    /// The services to move to the sandbox.
+    sandboxed: BTreeMap<ServiceName, PlacementPin>,
+    /// The service that leaves those with which it peaks, and its backends from now on.
+    scattered: Option<(ServiceName, BTreeSet<Label>)>,
 }
 
 impl PlacementController {
-    /// Creates a controller that considers these loads.
-    pub fn new(loads: GatewayLoads) -> Self {
-        let (throttle, by_load) = Default::default();
-        Self { growth: GrowthRounds::new(loads), throttle, by_load, settled: None }
-    }
-}
-
-impl Controller for PlacementController {
-    const NAME: &'static str = "placement";
-    /// `None` if no record of the gateway has changed since everything was placed, and the number of tenants
-    /// does not change the limits.
-    type Facts = Option<PlacementFacts>;
-    type Effect = Infallible;
-
-    fn triggers(&self) -> Triggers {
-        // There is no prefix for one record kind of all tenants.
-        let tenants = Prefix::new("/t/").into_iter();
-        let prefixes = tenants.chain([Prefix::gateway_backends(), Prefix::gateway_quotas()]).collect();
-        Triggers { prefixes, interval: Some(growth::INTERVAL), min_gap: MIN_GAP, ..Triggers::default() }
+    /// Creates a controller that considers these loads, and has `launcher` start backends.
+    pub fn new(loads: GatewayLoads, launcher: Option<GatewayLauncher>) -> Self {
+        let (throttle, sandbox, by_load, settled) = Default::default();
+        let (scatter, launches) = (ScatterRounds::new(loads.clone()), LaunchRounds::new(launcher));
+        Self { growth: GrowthRounds::new(loads), throttle, sandbox, launches, scatter, by_load, settled }
     }
 
-    async fn read_facts(&mut self, node: &Node, _: Wake) -> Result<Self::Facts, BoxError> {
-        let unchanged = |settled: &Settled| {
-            let changed = node.changes_since(settled.revision, concerns);
-            settled.is_shared == is_shared(node) && changed.is_some_and(|(_, changed)| changed.is_empty())
-        };
-        let now = Instant::now();
-        let grows = self.growth.look(now);
-        let is_due = self.throttle.look(self.growth.levels(), now) || grows;
-        if self.settled.as_ref().is_some_and(unchanged) && !is_due {
-            return Ok(None);
-        }
-        PlacementFacts::read(node).map(Some)
-    }
-
-    fn reconcile(&mut self, facts: Self::Facts, now: Now) -> Decision<Infallible> {
-        let Some(mut facts) = facts else {
-            let refused = self.settled.as_ref().map(|settled| settled.refused.clone()).unwrap_or_default();
-            return Decision { refused, ..Decision::default() };
-        };
-        facts.growth = self.growth.round(facts.used(), &facts.backends, now.at);
-        facts.limits = self.throttle.round(facts.used(), self.growth.levels(), now);
-        let (ops, refused) = facts.decide();
-        // What is written starts a round of its own, which finds whether it is all.
-        let PlacementFacts { revision, is_shared, ref growth, .. } = facts;
-        // A refusal of an addition ends with the growth.
-        let is_settled = ops.is_empty() && !growth.has_growing();
-        self.settled = is_settled.then(|| Settled { revision, is_shared, refused: refused.clone() });
+    /// The writes of a round, each placement that goes by load apart.
+    fn writes(&mut self, ops: Vec<Op>, facts: &PlacementFacts) -> Vec<Write> {
         let (mut by_load, mut others) = (Vec::new(), Vec::new());
         self.by_load.clear();
         for op in ops {
@@ -153,7 +130,66 @@ impl Controller for PlacementController {
             reason: "services or backends of the gateway have changed",
             ops: ops.to_vec(),
         });
-        Decision { writes: by_load.into_iter().chain(writes).collect(), refused, ..Decision::default() }
+        by_load.into_iter().chain(writes).collect()
+    }
+}
+
+impl Controller for PlacementController {
+    const NAME: &'static str = "placement";
+    /// `None` if no record of the gateway has changed since everything was placed, and the number of tenants
+    /// does not change the limits.
+    type Facts = Option<PlacementFacts>;
+    type Effect = Infallible;
+
+    fn triggers(&self) -> Triggers {
+        // There is no prefix for one record kind of all tenants.
+        let tenants = Prefix::new("/t/").into_iter();
+        let prefixes = tenants.chain([Prefix::gateway_backends(), Prefix::gateway_quotas()]).collect();
+        let notify = Some(self.launches.ended.clone());
+        Triggers { prefixes, notify, interval: Some(growth::INTERVAL), min_gap: MIN_GAP }
+    }
+
+    async fn read_facts(&mut self, node: &Node, _: Wake) -> Result<Self::Facts, BoxError> {
+        let unchanged = |settled: &Settled| {
+            let changed = node.changes_since(settled.revision, concerns);
+            settled.is_shared == is_shared(node) && changed.is_some_and(|(_, changed)| changed.is_empty())
+        };
+        let now = Instant::now();
+        let grows = self.growth.look(now);
+        let is_attacked = self.sandbox.look(self.growth.levels(), now);
+        let peaks = self.scatter.look(self.growth.levels(), now);
+        let is_due = self.throttle.look(self.growth.levels(), now) || grows || is_attacked || peaks;
+        if self.settled.as_ref().is_some_and(unchanged) && !is_due {
+            return Ok(None);
+        }
+        PlacementFacts::read(node).map(Some)
+    }
+
+    fn reconcile(&mut self, facts: Self::Facts, now: Now) -> Decision<Infallible> {
+        let Some(mut facts) = facts else {
+            let refused = self.settled.as_ref().map(|settled| settled.refused.clone()).unwrap_or_default();
+            return Decision { refused, ..Decision::default() };
+        };
+        facts.growth = self.growth.round(facts.used(), &facts.backends, now.at);
+        facts.limits = self.throttle.round(facts.used(), self.growth.levels(), now);
+        facts.sandboxed = self.sandbox.round(facts.used(), &facts.backends, self.growth.levels(), now);
+        facts.scattered = self.scatter.round(&facts.fleet(), &facts.services(), now.at);
+        let made = facts.plan();
+        let (ops, mut refused) = (facts.ops(&made), refusals(&made));
+        let (launch, of_launches) = self.launches.round(&Known {
+            backends: &facts.backends,
+            launching: &facts.launching,
+            lacking: facts.lacking(&made),
+            reporting: &self.growth.levels().reporting,
+            now: now.at,
+        });
+        refused.extend(of_launches);
+        // What is written starts a round of its own, which finds whether it is all. A refusal of an addition ends with the growth.
+        let is_settled = ops.is_empty() && !facts.growth.has_growing() && !self.launches.is_pending();
+        let PlacementFacts { revision, is_shared, .. } = facts;
+        self.settled = is_settled.then(|| Settled { revision, is_shared, refused: refused.clone() });
+        let writes = self.writes(ops, &facts).into_iter().chain(launch).collect();
+        Decision { writes, refused, ..Decision::default() }
     }
 
     async fn apply(&mut self, effect: Infallible) -> Result<(), BoxError> {
@@ -161,6 +197,7 @@ impl Controller for PlacementController {
     }
 
     fn written(&mut self, subject: &str) {
+        self.launches.written(subject);
         let Some(ByLoad { service, reason, grows, limits }) = self.by_load.remove(subject) else { return };
         tracing::info!(%service, reason, "the placement of a service has changed");
         if limits {
@@ -210,6 +247,9 @@ impl PlacementFacts {
                 record_encoding::decode(&key, &entry.value).map_err(|error| error.within(key.to_string()))?;
             match (key, record) {
                 (RecordKey::GatewayBackend(name), Record::GatewayBackend(backend)) => {
+                    if backend.replicas.is_empty() {
+                        facts.launching.insert(name.clone(), entry.revision);
+                    }
                     facts.backends.insert(name, backend);
                 }
                 (RecordKey::GatewayQuota(tenant), Record::GatewayQuota(quota)) => {
@@ -228,14 +268,18 @@ impl PlacementFacts {
     }
 
     /// Placements in force of services that use the gateway, and what they ask for.
-    fn used(&self) -> impl Iterator<Item = (&Placement, &ServiceName, &GatewayService)> {
+    fn used(&self) -> impl Iterator<Item = (&Placement, &ServiceName, &GatewayService)> + Clone {
         self.placed.iter().filter_map(|(name, (placed, _))| Some((placed, name, self.wanted.get(name)?)))
     }
 
     /// What load changes of a service.
     fn by_load(&self, service: ServiceName) -> Option<ByLoad> {
         let (grows, limit) = (self.growth.is_of(&service), self.limits.get(&service));
+        let is_sandboxed = self.sandboxed.contains_key(&service);
+        let is_scattered = self.scattered.as_ref().is_some_and(|(scattered, _)| *scattered == service);
         let reason = match limit {
+            _ if is_scattered => "it has the most calls when those on the same backend have",
+            _ if is_sandboxed => "its calls harm backends, so that it is moved to the sandbox",
             Some(Some(limit))
                 if self.placed.get(&service).is_some_and(|(placed, _)| is_lower(limit, placed)) =>
             {
@@ -244,57 +288,92 @@ impl PlacementFacts {
             Some(_) => "the limit of its connections is lifted in steps",
             None => "its calls have grown, or are fewer again",
         };
-        (grows || limit.is_some()).then_some(ByLoad { service, reason, grows, limits: limit.is_some() })
+        (is_sandboxed || is_scattered || grows || limit.is_some()).then_some(ByLoad {
+            service,
+            reason,
+            grows,
+            limits: limit.is_some(),
+        })
     }
 
-    /// The records to write, and what is refused.
-    fn decide(&self) -> (Vec<Op>, Vec<Refusal>) {
+    /// The backends, as plans see them.
+    fn fleet(&self) -> Vec<Backend> {
         let of_record = |(name, backend)| Backend {
             used_permille: self.growth.used_permille(name),
             ..Backend::declared(name, backend)
         };
-        let backends: Vec<Backend> = self.backends.iter().map(of_record).collect();
-        let services: Vec<PlacedService> =
-            self.wanted.iter().map(|(name, one)| self.wish(name, one)).collect();
-        let made = plan(PlanInput {
-            backends: &backends,
-            services: &services,
+        self.backends.iter().map(of_record).collect()
+    }
+
+    /// The services, as plans see them.
+    fn services(&self) -> Vec<PlacedService> {
+        self.wanted.iter().map(|(name, one)| self.wish(name, one)).collect()
+    }
+
+    fn plan(&self) -> Plan {
+        plan(PlanInput {
+            backends: &self.fleet(),
+            services: &self.services(),
             is_shared: self.is_shared,
             quotas: &self.quotas,
             seed: SEED,
-        });
+        })
+    }
+
+    /// The records to write.
+    fn ops(&self, made: &Plan) -> Vec<Op> {
         let gone = self.placed.iter().filter(|(name, _)| !self.wanted.contains_key(*name));
         let deletes = gone.map(|(name, (_, revision))| {
             Op::delete(RecordKey::Placement(name.clone()).to_string()).expecting(Expect::Revision(*revision))
         });
-        let puts = services.iter().filter_map(|service| {
-            let names = made.changes.get(&service.name).unwrap_or(&service.present);
-            self.put(&service.name, names)
+        let puts = self.wanted.keys().filter_map(|name| match made.changes.get(name) {
+            Some(names) => self.put(name, names),
+            None => self.put(name, &self.present(name)),
         });
-        let refused = made.refused.iter().map(|(name, missing)| Refusal {
-            subject: format!("placement of {name}"),
-            reason: missing.to_string(),
-        });
-        (deletes.chain(puts).collect(), refused.collect())
+        deletes.chain(puts).collect()
+    }
+
+    /// A service that grows, and for which no backend in its home zone has room.
+    fn lacking(&self, made: &Plan) -> Option<(&ServiceName, &Zone)> {
+        self.wanted.iter().find_map(|(name, wanted)| {
+            let is_lacking = matches!(made.refused.get(name), Some(Missing::Relief(_)));
+            (is_lacking && self.growth.is_of(name)).then_some((name, &wanted.home_zone))
+        })
+    }
+
+    /// The backends in force of a service, or those to which it is moved.
+    fn present(&self, name: &ServiceName) -> BTreeSet<Label> {
+        if let Some((_, backends)) = self.scattered.as_ref().filter(|(scattered, _)| scattered == name) {
+            return backends.clone();
+        }
+        self.placed.get(name).into_iter().flat_map(|(placed, _)| placed.backends().cloned()).collect()
     }
 
     fn wish(&self, name: &ServiceName, wanted: &GatewayService) -> PlacedService {
         let placed = self.placed.get(name);
         let added = placed.map_or(0, |(placed, _)| self.growth.added(name, placed, wanted.backends)) as usize;
+        let pin = placed.and_then(|(placed, _)| placed.pinned.as_ref());
         PlacedService {
             name: name.clone(),
             home: wanted.home_zone.clone(),
             count: wanted.backends as usize + added,
             added,
-            present: placed.into_iter().flat_map(|(placed, _)| placed.backends().cloned()).collect(),
-            is_pinned: placed.is_some_and(|(placed, _)| placed.pinned.is_some()),
+            present: self.present(name),
+            is_pinned: pin.is_some_and(|pin| !pin.is_sandbox),
+            is_sandboxed: pin.is_some_and(|pin| pin.is_sandbox) || self.sandboxed.contains_key(name),
         }
     }
 
-    /// An operator's choice of the backends of a service, as long as some of them are left.
+    /// Why the controller keeps the backends of a service: it is in the sandbox, or an operator chose them, and some of them are left.
     fn pin(&self, name: &ServiceName, names: &BTreeSet<Label>) -> Option<PlacementPin> {
+        let is_in_sandbox = |name: &Label| self.backends.get(name).is_some_and(|one| one.is_sandbox);
+        if let Some(pin) = self.sandboxed.get(name).filter(|_| names.iter().all(is_in_sandbox)) {
+            return Some(pin.clone());
+        }
         let (placed, _) = self.placed.get(name)?;
-        placed.pinned.clone().filter(|_| placed.backends().any(|backend| names.contains(backend)))
+        let stays =
+            |pin: &PlacementPin| pin.is_sandbox || placed.backends().any(|backend| names.contains(backend));
+        placed.pinned.clone().filter(stays)
     }
 
     /// The write of a placement, if another one is in force. A service none of whose backends exists any more keeps its record, since
@@ -325,6 +404,15 @@ impl PlacementFacts {
         let key = RecordKey::Placement(name.clone()).to_string();
         Some(Op::put(key, record_encoding::encode(&placement.into())).expecting(expected))
     }
+}
+
+/// What a plan refuses, with the reasons.
+fn refusals(made: &Plan) -> Vec<Refusal> {
+    let refusal = |(name, missing): (&ServiceName, &Missing)| Refusal {
+        subject: format!("placement of {name}"),
+        reason: missing.to_string(),
+    };
+    made.refused.iter().map(refusal).collect()
 }
 
 /// Whether a limit admits fewer connections than the one in force.

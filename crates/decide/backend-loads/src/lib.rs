@@ -4,17 +4,21 @@
 //! the most recent rate and the usual rate of the last minutes. A backend whose CPU utilisation reaches [`ALERT_LEVEL`]
 //! has an [`Alert`] until the utilisation falls below [`SAFE_LEVEL`]. During an alert the usual rates are frozen, so
 //! that the overload does not become the usual. [`LoadBoard::review`] compares both rates, and names the service.
-//! Callers pass the time.
+//! Callers pass the time. [`crashing_service`] names a service that takes its backends down.
 //!
 //! Rejected: a history of time steps for each service and replica. A hundred replicas with a thousand services each
 //! would fill hundreds of megabytes, and two means answer the same question.
 
 mod cause;
+mod crashes;
+mod day_loads;
 mod load_board;
 mod replica_report;
 mod trend;
 
 pub use cause::Cause;
+pub use crashes::{CRASHED_FOR, crashing_service};
+pub use day_loads::{SLOTS, ServiceDays};
 pub use load_board::{
     ALERT_LEVEL, Alert, BackendLoad, INTERVAL, LoadBoard, MAX_REPLICAS, REPORTS_PER_SECOND, ReplicaLoad,
     SAFE_LEVEL,

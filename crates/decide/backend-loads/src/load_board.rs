@@ -10,6 +10,7 @@ use fairmesh_model::{Label, ServiceName};
 
 use crate::{
     cause::{Cause, Evidence, served},
+    crashes::CRASHED_FOR,
     replica_report::{MAX_SERVICES, Report},
     trend::{ServiceTrend, Trend, per_second},
 };
@@ -46,6 +47,8 @@ const MIN_SPAN: Duration = Duration::from_millis(100);
 pub struct LoadBoard {
     replicas: BTreeMap<SocketAddr, Replica>,
     alerts: BTreeMap<Label, Alert>,
+    /// Replicas that have ended without a word: their backends, and when, in monotonic milliseconds.
+    crashes: BTreeMap<SocketAddr, (Label, u64)>,
     left_out: u64,
 }
 
@@ -65,6 +68,8 @@ struct Replica {
     /// Requests, errors and connections of all services.
     all: ServiceTrend,
     services: BTreeMap<ServiceName, ServiceTrend>,
+    /// Whether its silence counts as a crash already.
+    is_crashed: bool,
 }
 
 /// An alert: a backend uses too much of its CPU limit.
@@ -139,6 +144,7 @@ impl LoadBoard {
         }
         let is_alert = report.backend.as_ref().is_some_and(|backend| self.alerts.contains_key(backend));
         let before = self.replicas.remove(&report.address);
+        self.note_restart(&report, before.as_ref(), now_ms);
         // A replica that moved to another backend starts without history.
         let before = before.filter(|before| before.backend == report.backend);
         let address = report.address;
@@ -207,6 +213,11 @@ impl LoadBoard {
         limit.max(LEAST_LIMIT)
     }
 
+    /// Backends of which a replica ended without a word in the last [`CRASHED_FOR`], as of the last [`review`](Self::review).
+    pub fn crashed(&self) -> BTreeSet<Label> {
+        self.crashes.values().map(|(backend, _)| backend.clone()).collect()
+    }
+
     /// Reports that were left out, since there were too many replicas.
     pub fn left_out(&self) -> u64 {
         self.left_out
@@ -215,6 +226,7 @@ impl LoadBoard {
     /// Starts and ends alerts, determines their causes, and removes replicas that were silent for two minutes. An alert
     /// of a backend without reports stays until its replicas are removed.
     pub fn review(&mut self, now_ms: u64) {
+        self.note_crashes(now_ms);
         self.replicas.retain(|_, one| now_ms.saturating_sub(one.at_ms) < KEPT_MS);
         let backends = self.backends(now_ms);
         let level = |name: &Label| backends.get(name).and_then(BackendLoad::utilisation);
@@ -235,6 +247,31 @@ impl LoadBoard {
         for (name, alert) in &mut self.alerts {
             alert.cause = evidence.cause(name);
         }
+    }
+
+    /// Notes whether a replica has crashed since its last report.
+    fn note_restart(&mut self, report: &Report, before: Option<&Replica>, now_ms: u64) {
+        let Some(before) = before else { return };
+        match (report.is_first, before.is_crashed) {
+            (true, false) => {
+                let crash = before.backend.clone().map(|backend| (report.address, (backend, now_ms)));
+                self.crashes.extend(crash);
+            }
+            // It lacked CPU.
+            (false, true) => drop(self.crashes.remove(&report.address)),
+            _ => {}
+        }
+    }
+
+    /// Notes which replicas have been silent for long without leaving.
+    fn note_crashes(&mut self, now_ms: u64) {
+        let silent = self.replicas.iter_mut().filter(|(_, one)| !one.is_crashed && one.is_gone(now_ms));
+        for (address, replica) in silent {
+            replica.is_crashed = true;
+            self.crashes.extend(replica.backend.clone().map(|backend| (*address, (backend, now_ms))));
+        }
+        let is_recent = |at_ms: u64| Duration::from_millis(now_ms.saturating_sub(at_ms)) < CRASHED_FOR;
+        self.crashes.retain(|_, (_, at_ms)| is_recent(*at_ms));
     }
 
     /// Served requests by service. Silent replicas contribute their usual rate but no recent one.
@@ -272,6 +309,7 @@ impl Replica {
             accepted: Trend::first(per_second(report.accepted, span)),
             all: ServiceTrend::first(report.all, span),
             services: services.collect(),
+            is_crashed: false,
         }
     }
 
@@ -298,6 +336,7 @@ impl Replica {
             limit: cores(report.limit_millicores),
             memory: report.memory,
             open: report.open,
+            is_crashed: false,
             ..self
         }
     }
@@ -318,8 +357,16 @@ impl Replica {
     }
 
     fn is_live(&self, now_ms: u64) -> bool {
-        let silent = Duration::from_millis(now_ms.saturating_sub(self.at_ms));
-        silent < self.interval * MISSED_REPORTS + REPORT_TAKES
+        self.silent(now_ms) < self.interval * MISSED_REPORTS + REPORT_TAKES
+    }
+
+    /// Whether it has been silent for so long that it ended rather than lacks CPU.
+    fn is_gone(&self, now_ms: u64) -> bool {
+        self.silent(now_ms) >= (self.interval * MISSED_REPORTS + REPORT_TAKES) * 2
+    }
+
+    fn silent(&self, now_ms: u64) -> Duration {
+        Duration::from_millis(now_ms.saturating_sub(self.at_ms))
     }
 
     fn load(&self, address: SocketAddr, now_ms: u64) -> ReplicaLoad {

@@ -30,6 +30,8 @@ pub struct Report {
     pub services: BTreeMap<ServiceName, ServiceCounts>,
     /// Whether the replica is shutting down.
     pub is_leaving: bool,
+    /// Whether this is the first report of a process that has not taken over from a running one.
+    pub is_first: bool,
 }
 
 /// Counts of one service in the interval.

@@ -20,9 +20,11 @@ pub(crate) struct Fleet<'a> {
 }
 
 impl<'a> Fleet<'a> {
+    /// Sandboxes are left out.
     pub(crate) fn new(backends: &'a [Backend]) -> Self {
+        let ordinary = backends.iter().filter(|one| !one.is_sandbox);
         // Records never have two backends with one name. If it happens, the last one counts.
-        let by_name: BTreeMap<&Label, &Backend> = backends.iter().map(|one| (&one.name, one)).collect();
+        let by_name: BTreeMap<&Label, &Backend> = ordinary.map(|one| (&one.name, one)).collect();
         let positions = by_name.keys().enumerate().map(|(position, name)| (*name, position)).collect();
         let backends: Vec<&Backend> = by_name.into_values().collect();
         let zone_names: BTreeSet<&Zone> = backends.iter().map(|one| &one.zone).collect();

@@ -34,6 +34,8 @@ pub struct Backend {
     pub capacity: u32,
     /// Whether the backend accepts further services. A closed backend keeps its services.
     pub is_open: bool,
+    /// Whether only services in the sandbox may be on it.
+    pub is_sandbox: bool,
     /// CPU utilisation in thousandths of the limit. `None` if unknown.
     pub used_permille: Option<u32>,
 }
@@ -56,16 +58,20 @@ pub struct PlacedService {
     /// Whether an operator chose the present backends. They stay as long as one of them exists, whatever their number is and wherever they
     /// are.
     pub is_pinned: bool,
+    /// Whether it is on sandbox backends, or on its present ones as long as there is none. No other rule counts then: services in the
+    /// sandbox may share all backends, and no service outside has any of them.
+    pub is_sandboxed: bool,
 }
 
 impl Backend {
-    /// A declared backend, of whose load nothing is known.
+    /// A declared backend, of whose load nothing is known. One without replicas, which a launcher starts, gets no services.
     pub fn declared(name: &Label, backend: &GatewayBackend) -> Self {
         Self {
             name: name.clone(),
             zone: backend.zone.clone(),
             capacity: backend.capacity,
-            is_open: !backend.is_closed,
+            is_open: !backend.is_closed && !backend.replicas.is_empty(),
+            is_sandbox: backend.is_sandbox,
             used_permille: None,
         }
     }

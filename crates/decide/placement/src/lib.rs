@@ -11,6 +11,9 @@
 //! from a fixed design, such as a finite geometry, in which any two meet in at most one backend. A design has a fixed
 //! number of combinations, and a design that grows with the fleet moves every service.
 //!
+//! A service whose calls harm backends is moved to sandbox backends, which serve nothing else. They are no part of the
+//! combinations: what is in the sandbox is not kept apart from each other.
+//!
 //! A backend that is down changes no plan. Nodes use the other backends, and services moved off the failed one could
 //! take down the next ones.
 
@@ -23,8 +26,11 @@ mod missing_backends;
 mod occupied_backends;
 mod operator_choice;
 mod plan;
+mod sandbox;
+mod scatter;
 
 pub use input::{Backend, MAX_ADDED_PERMILLE, MAX_BACKENDS, MIN_BACKENDS, PlacedService, PlanInput};
 pub use missing_backends::Missing;
 pub use operator_choice::{Unfit, check_choice};
 pub use plan::{Effort, Plan, plan};
+pub use scatter::{DayLoads, Scattered, scatter};

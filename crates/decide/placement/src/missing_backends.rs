@@ -45,6 +45,8 @@ pub enum Missing {
     Combination(Zone),
     /// No backend in the home zone has enough spare CPU to take over calls of a growing service.
     Relief(Zone),
+    /// No sandbox has room for a service that is to be in one.
+    Sandbox,
 }
 
 impl fmt::Display for Missing {
@@ -82,6 +84,9 @@ impl fmt::Display for Missing {
                 f,
                 "its calls have grown, and no further backend in zone {zone} has room and uses less than {}% of its CPU; add a backend there",
                 MAX_ADDED_PERMILLE / 10
+            ),
+            Self::Sandbox => f.write_str(
+                "its calls harm backends, and no sandbox is open with room; add a backend with 'sandbox: true', or raise the capacity of one",
             ),
         }
     }

@@ -11,6 +11,8 @@ use crate::input::{Backend, ELSEWHERE, HOME, MAX_BACKENDS, PlacedService};
 pub enum Unfit {
     /// There is no such backend.
     Unknown(Label),
+    /// The backend is a sandbox, for services that the controller moves there.
+    Sandbox(Label),
     /// The backend gets no further services.
     Closed(Label),
     /// The backend serves as many services as it may.
@@ -38,6 +40,10 @@ impl fmt::Display for Unfit {
             Self::Unknown(backend) => {
                 write!(f, "there is no backend {backend}; see `fairmesh get gateway-backends`")
             }
+            Self::Sandbox(backend) => write!(
+                f,
+                "backend {backend} is a sandbox; choose another one, or move the service with --sandbox"
+            ),
             Self::Closed(backend) => write!(f, "backend {backend} is closed; open it, or choose another one"),
             Self::Full { backend, capacity } => {
                 write!(
@@ -95,6 +101,9 @@ pub fn check_choice(
     for name in chosen {
         let known = backends.iter().find(|backend| backend.name == *name);
         let backend = known.ok_or_else(|| Unfit::Unknown(name.clone()))?;
+        if backend.is_sandbox {
+            return Err(Unfit::Sandbox(name.clone()));
+        }
         at_home += usize::from(backend.zone == service.home);
         // What it has already takes no further place.
         if service.present.contains(name) {
@@ -145,17 +154,20 @@ mod tests {
             added: 0,
             present: labels(present),
             is_pinned: false,
+            is_sandboxed: false,
         }
     }
 
     fn backend(name: &str, zone: &str) -> Backend {
         let zone = Zone::new(zone).unwrap();
-        Backend { name: label(name), zone, capacity: 2, is_open: true, used_permille: None }
+        let is_sandbox = name.starts_with('s');
+        Backend { name: label(name), zone, capacity: 2, is_open: true, is_sandbox, used_permille: None }
     }
 
     #[test]
     fn operator_may_not_break_the_rules_of_plans() {
-        let zones = [("a1", "a"), ("a2", "a"), ("a3", "a"), ("a4", "a"), ("b1", "b"), ("b2", "b")];
+        let zones =
+            [("a1", "a"), ("a2", "a"), ("a3", "a"), ("a4", "a"), ("b1", "b"), ("b2", "b"), ("s1", "b")];
         let mut backends: Vec<Backend> = zones.iter().map(|(name, zone)| backend(name, zone)).collect();
         backends[2].capacity = 9;
         backends[3].is_open = false;
@@ -171,6 +183,7 @@ mod tests {
         for (chosen, unfit) in [
             (&["a1", "a3", "x1"][..], Unfit::Unknown(label("x1"))),
             (&["a1", "a4", "b2"], Unfit::Closed(label("a4"))),
+            (&["a1", "a2", "s1"], Unfit::Sandbox(label("s1"))),
             (&["a1", "a3", "b1"], Unfit::Full { backend: label("b1"), capacity: 1 }),
             (&["a1", "b2"], Unfit::Home(zone())),
             (&["a1", "a3"], Unfit::Elsewhere(zone())),

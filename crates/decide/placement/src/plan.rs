@@ -13,6 +13,7 @@ use crate::{
     fleet::Fleet,
     input::{MAX_BACKENDS, MAX_TENANT_BACKENDS, MIN_BACKENDS, PlacedService, PlanInput},
     missing_backends::Missing,
+    sandbox,
 };
 
 /// Result of planning.
@@ -41,10 +42,18 @@ pub struct Effort {
 /// Pinned services keep their backends, and come first. Services that already have what they ask for keep their
 /// backends too, with one exception: if a growing service would cover all backends of another service, one backend of
 /// the other service is replaced. Order: services that lost backends, growing services, new services; each group by name.
+/// Services in the sandbox have backends of their own, and are planned apart.
 pub fn plan(input: PlanInput<'_>) -> Plan {
-    let services: BTreeMap<&ServiceName, &PlacedService> =
+    let mut services: BTreeMap<&ServiceName, &PlacedService> =
         input.services.iter().map(|service| (&service.name, service)).collect();
     let draft = Draft::new(Fleet::new(input.backends), input.seed);
+    let sandboxed = services.values().copied().filter(|service| service.is_sandboxed).collect();
+    let in_sandbox = sandbox::place(input.backends, sandboxed);
+    // One for which there is no sandbox keeps its backends, like a pinned one.
+    services.retain(|name, service| {
+        let stays = in_sandbox.refused.contains_key(*name);
+        !service.is_sandboxed || (stays && !draft.fleet.set_of(&service.present).is_empty())
+    });
     let kept: Vec<BackendSet> = services.values().map(|one| draft.fleet.set_of(&one.present)).collect();
     let pairs = services.values().zip(&kept).enumerate();
     let wishes: Vec<Wish<'_>> = pairs.map(|(at, (service, kept))| wish(at, service, kept)).collect();
@@ -59,13 +68,17 @@ pub fn plan(input: PlanInput<'_>) -> Plan {
     let (used, refused) = (BTreeMap::new(), BTreeMap::new());
     let mut planner = Planner { draft, wishes, kept, used, bounds, refused };
     planner.place_all();
-    planner.finish(services.into_values())
+    let mut plan = planner.finish(services.into_values());
+    plan.changes.extend(in_sandbox.changes);
+    plan.refused.extend(in_sandbox.refused);
+    plan
 }
 
 /// Maximum total number of backends of one tenant's services: half of the places if there are other tenants. Closed
 /// backends count, since their services stay.
 fn most_backends(input: PlanInput<'_>) -> usize {
-    let places: u64 = input.backends.iter().map(|backend| u64::from(backend.capacity)).sum();
+    let ordinary = input.backends.iter().filter(|backend| !backend.is_sandbox);
+    let places: u64 = ordinary.map(|backend| u64::from(backend.capacity)).sum();
     // Without any backend, report missing backends instead of an exhausted limit.
     match input.is_shared && places > 0 {
         true => usize::try_from(places / 2).unwrap_or(usize::MAX).min(MAX_TENANT_BACKENDS),
@@ -91,7 +104,7 @@ struct Used {
 
 fn wish<'a>(at: usize, service: &'a PlacedService, kept: &BackendSet) -> Wish<'a> {
     // A service without any of its backends is placed anew.
-    let is_pinned = service.is_pinned && !kept.is_empty();
+    let is_pinned = (service.is_pinned || service.is_sandboxed) && !kept.is_empty();
     let (count, added) = match is_pinned {
         true => (kept.len(), 0),
         false => (service.count.clamp(MIN_BACKENDS, MAX_BACKENDS), service.added),

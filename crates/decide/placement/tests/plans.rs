@@ -23,13 +23,14 @@ fn zone(number: usize) -> Zone {
 
 fn backend(number: usize, zones: usize, capacity: u32) -> Backend {
     let name = Label::new(format!("gw-{number}")).unwrap();
-    Backend { name, zone: zone(number % zones), capacity, is_open: true, used_permille: None }
+    let zone = zone(number % zones);
+    Backend { name, zone, capacity, is_open: true, is_sandbox: false, used_permille: None }
 }
 
 fn service(number: usize, zones: usize, count: usize) -> PlacedService {
     let name = ServiceName::new(format!("t{}/s{number}", number % 7)).unwrap();
-    let present = BTreeSet::new();
-    PlacedService { name, home: zone(number % zones), count, added: 0, present, is_pinned: false }
+    let (present, home) = (BTreeSet::new(), zone(number % zones));
+    PlacedService { name, home, count, added: 0, present, is_pinned: false, is_sandboxed: false }
 }
 
 impl Gateway {
@@ -442,4 +443,61 @@ fn pinned_service_keeps_its_backends_and_others_make_room() {
     gateway.backends.retain(|backend| !gone.contains(&backend.name));
     gateway.plan();
     assert_eq!(gateway.services[0].present.len(), MIN_BACKENDS);
+}
+
+#[test]
+fn sandboxed_service_gets_sandboxes_alone_and_others_get_none() {
+    let mut gateway = Gateway::new((12, 2, 100), 8);
+    for number in [20, 21, 22, 24] {
+        gateway.backends.push(Backend { is_sandbox: true, ..backend(number, 2, 2) });
+    }
+    gateway.plan();
+    let sandboxes: BTreeSet<Label> = [20, 21, 22, 24].map(|number| backend(number, 2, 2).name).into();
+    let before = gateway.bits();
+    assert!(gateway.services.iter().all(|service| service.present.is_disjoint(&sandboxes)));
+    for service in &mut gateway.services[..2] {
+        service.is_sandboxed = true;
+    }
+    let made = gateway.plan();
+    assert!(made.refused.is_empty() && made.changes.len() == 2, "{made:?}");
+    for (number, service) in gateway.services[..2].iter().enumerate() {
+        let (at_home, all) = (gateway.in_zone(service), service.present.len());
+        assert!(service.present.is_subset(&sandboxes) && all == at_home + 1, "{number}: {service:?}");
+    }
+    assert_eq!(gateway.bits()[2..], before[2..], "others stay");
+    assert_eq!(gateway.plan().changes, BTreeMap::new(), "it stays");
+    // Its sandboxes are full.
+    gateway.services[2].is_sandboxed = true;
+    gateway.services[4].is_sandboxed = true;
+    let made = gateway.plan();
+    assert!(made.refused.values().all(|missing| *missing == Missing::Sandbox), "{made:?}");
+    assert!(gateway.loads().iter().all(|(name, load)| !sandboxes.contains(*name) || *load <= 2));
+    // It comes back from the sandbox.
+    gateway.services[0].is_sandboxed = false;
+    gateway.plan();
+    assert!(gateway.services[0].present.is_disjoint(&sandboxes) && gateway.is_spread(&gateway.services[0]));
+}
+
+#[test]
+fn service_without_sandbox_stays_where_it_is_whatever_is_gone() {
+    let mut gateway = Gateway::new((12, 2, 100), 8);
+    gateway.plan();
+    let present = gateway.services[0].present.clone();
+    gateway.services[0].is_sandboxed = true;
+    let made = gateway.plan();
+    assert_eq!(
+        made.refused.into_iter().collect::<Vec<_>>(),
+        [(gateway.services[0].name.clone(), Missing::Sandbox)]
+    );
+    assert_eq!((&gateway.services[0].present, made.changes.len()), (&present, 0));
+    let spare = gateway.services.clone();
+    // Its sandbox is deleted: no other backend gets it.
+    let sandbox = Backend { is_sandbox: true, ..backend(20, 2, 2) };
+    gateway.backends.push(sandbox.clone());
+    gateway.plan();
+    assert_eq!(gateway.services[0].present, [sandbox.name].into(), "one sandbox is enough");
+    gateway.backends.pop();
+    let made = gateway.plan();
+    assert!(made.changes.is_empty() && made.refused.len() == 1, "{made:?}");
+    assert_eq!(gateway.services[1..], spare[1..]);
 }

@@ -8,11 +8,11 @@ mod topology;
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use fairmesh_model::{Region, RegionTable, TableOrigin, Traffic, Zone};
+use fairmesh_model::{Region, RegionTable, ServiceKind, TableOrigin, Traffic, Zone};
 
 pub use endpoints::RegionEndpoints;
 pub use mesh::MeshFacts;
-pub use policies::PolicyFacts;
+pub use policies::{PolicyFacts, Subset};
 pub use reports::{CallerRates, ServiceReports, ZoneRates};
 pub use topology::{StoredDrain, TopologyFacts};
 
@@ -31,8 +31,10 @@ pub struct ServiceFacts {
     pub local_only: bool,
     /// Whether its calls prefer the zone of their caller.
     pub zone_first: bool,
-    /// Whether its calls go to the copies of shards.
-    pub is_sharded: bool,
+    /// To how many endpoints a caller keeps connections by its policy.
+    pub subset: Subset,
+    /// Which endpoints can serve a call.
+    pub kind: ServiceKind,
     /// Its endpoints. A region is listed while it has any, in whatever state.
     pub endpoints: BTreeMap<Region, RegionEndpoints>,
     /// Reports of callers and servers.
@@ -90,10 +92,11 @@ impl ServiceFacts {
 
     /// Whether nothing is known of the service.
     fn is_empty(&self) -> bool {
-        let Self { traffic, not_understood, local_only, zone_first, is_sharded, endpoints, tables, .. } =
+        let Self { traffic, not_understood, local_only, zone_first, subset, kind, endpoints, tables, .. } =
             self;
         endpoints.is_empty()
-            && !is_sharded
+            && *kind == ServiceKind::default()
+            && *subset == Subset::default()
             && tables.is_empty()
             && !not_understood
             && !local_only
@@ -105,6 +108,14 @@ impl ServiceFacts {
     pub fn why_not_drained(&self) -> Option<&'static str> {
         let has_traffic = self.traffic != Traffic::default();
         why_not_drained(has_traffic.then_some(&self.traffic), self.local_only)
+    }
+
+    /// The endpoints of a region to which one caller keeps connections by the policy; `None` if it keeps them to all, or a key
+    /// selects the endpoint.
+    pub(crate) fn partial_subset(&self, region: &Region) -> Option<u32> {
+        let Subset(endpoints) = self.subset;
+        let is_partial = self.kind == ServiceKind::Replicated && endpoints > 0;
+        (is_partial && endpoints < self.serving_in(region)).then_some(endpoints)
     }
 
     /// Power of the serving endpoints of a region.

@@ -34,7 +34,7 @@ pub use cost_model::{
 pub use egress_bill::{EgressBill, EgressPath, EgressSum, EgressTotals};
 pub use facts::{
     CallerRates, MeshFacts, PolicyFacts, RegionEndpoints, ServiceFacts, ServiceReports, StoredDrain,
-    StoredTable, TopologyFacts, ZoneRates,
+    StoredTable, Subset, TopologyFacts, ZoneRates,
 };
 pub use lone_shards::LoneShards;
 pub use mesh_planner::{MeshPlanner, ServiceRound};

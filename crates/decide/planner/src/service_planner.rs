@@ -6,6 +6,7 @@ mod optimizer_shares;
 mod publish;
 mod region_zones;
 mod round_outcome;
+mod wider_subsets;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -18,6 +19,7 @@ use fairmesh_te::{
 pub use drain::DrainStep;
 pub use region_zones::RegionZones;
 pub use round_outcome::{Refused, ShiftNote, TableWrite};
+use wider_subsets::WiderSubset;
 
 use crate::{
     facts::{CallerRates, ServiceFacts, TopologyFacts},
@@ -106,6 +108,8 @@ pub struct ServicePlanner {
     pub verdict: Option<Verdict>,
     /// Zones by region; empty unless calls prefer the zone of their caller.
     pub zones: BTreeMap<Region, RegionZones>,
+    /// Subsets that are wider than the policy's, by region.
+    subsets: BTreeMap<Region, WiderSubset>,
 }
 
 impl Default for ServicePlanner {
@@ -137,6 +141,7 @@ impl ServicePlanner {
             seen: None,
             verdict: None,
             zones: BTreeMap::new(),
+            subsets: BTreeMap::new(),
         }
     }
 
@@ -168,7 +173,7 @@ impl ServicePlanner {
     pub(crate) fn prepare(&mut self, facts: &ServiceFacts, topology: &TopologyFacts, now: Now) -> Prepared {
         let before = (self.refused.take(), self.state.tables().clone());
         self.learn(facts, now.ms);
-        self.adopt_regions(facts);
+        self.adopt_regions(facts, now.ms);
         let planned = self.plan(facts, topology, now);
         self.refused = planned.as_ref().err().cloned();
         Prepared { before, planned: planned.ok(), topology: topology.version }
@@ -234,6 +239,7 @@ impl ServicePlanner {
                 self.shifts.push_front(self.note(shift, now.ms));
             }
         }
+        self.plan_subsets(facts, now.ms);
         self.forget_shifts();
         self.plan_zones(facts);
     }

@@ -56,7 +56,7 @@ mod tests {
         let mut tables = Tables::local(3, 2);
         tables.sources[1].classes = vec![row([100, 9_900, 0], 0), row([0, 3_000, 5_000], 2_000)];
         let shares = to_shares(&tables.sources[1], &regions, &classes);
-        let record = Record { shares, zones: BTreeMap::new(), origin: TableOrigin::ByHand };
+        let record = Record::new(shares, TableOrigin::ByHand);
         assert_eq!(record.validate(), Ok(()));
         let stored = [(regions[1].clone(), StoredTable { table: record, revision: 1 })];
         assert_eq!(from_stored(&stored.into(), &regions, &classes), tables);
@@ -69,7 +69,7 @@ mod tests {
         let to = [(eu.clone(), share(60)), (us, share(30))].into();
         let shares = RegionShares { to, dropped: share(10) };
         let shares = TrafficShares { default: Some(shares), ..TrafficShares::default() };
-        let table = Record { shares, zones: BTreeMap::new(), origin: TableOrigin::ByHand };
+        let table = Record::new(shares, TableOrigin::ByHand);
         let stored = [(eu.clone(), StoredTable { table, revision: 1 })].into();
         let tables = from_stored(&stored, &[ap, eu], &[]);
         assert_eq!(tables.of(1, 0), &ClassShares { shares: vec![0, 9_000], dropped: 1_000 });

@@ -114,7 +114,10 @@ pub struct EndpointPick {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PickError {
     /// No registered endpoint may be called.
-    #[error("no endpoint of the service can be called; register one, or check why all are starting")]
+    #[error(
+        "the service has no serving endpoint; 'fairmesh get endpoints' shows the state of each; start a server, register it with \
+         'fairmesh register', or end a drain with 'fairmesh undrain'"
+    )]
     NoEndpoints,
     /// All registered endpoints speak plaintext, but the mesh has a trust domain.
     #[error(

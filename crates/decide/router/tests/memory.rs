@@ -111,7 +111,7 @@ fn table() -> RegionTable {
     let to = [("eu", "70%"), ("us", "20%")].map(|(name, text)| (Region::new(name).unwrap(), share(text)));
     let shares = RegionShares { to: to.into(), dropped: share("10%") };
     let shares = TrafficShares { default: Some(shares), ..TrafficShares::default() };
-    RegionTable { shares, zones: Default::default(), origin: TableOrigin::ByHand }
+    RegionTable::new(shares, TableOrigin::ByHand)
 }
 
 fn with_table(kind: ServiceKind) -> ServiceTable {

@@ -23,6 +23,9 @@ const FEW_FAIL: f64 = MANY_FAIL / 2.0;
 pub enum Doubt {
     /// Its calls seem cheaper than those of other regions, and nothing else says so: it is planned by the others' work per call.
     SeemsCheap,
+    /// A tenth of its servers is full before the others are, because callers with small subsets do not reach these: it is planned
+    /// by what they reach.
+    Unreached,
     /// More of its calls fail than of other regions, though it is not full: callers do not reach all of its servers. That is shown
     /// and moves no calls, since callers reach as small a part of the region that these would go to.
     Fails,
@@ -33,6 +36,9 @@ impl fmt::Display for Doubt {
         match self {
             Self::SeemsCheap => {
                 write!(f, "its servers report much less load for as many calls as those of other regions")
+            }
+            Self::Unreached => {
+                write!(f, "callers do not reach all of its servers: a tenth of them is much more loaded")
             }
             Self::Fails => write!(f, "more of its calls fail than of other regions, though it is not full"),
         }

@@ -53,7 +53,7 @@ pub fn forecast(
         return Err(Refusal::Mismatch);
     }
     let mut state = state.clone();
-    state.learn(input.observation, input.policy.ceiling());
+    state.learn(input.observation, input.policy);
     let mut problem = Problem::new(input.policy, input.rings, input.observation, &state);
     // As a plan aims: a drain up to the thresholds themselves would make the planner drop calls.
     let thresholds = input.policy.thresholds(input.policy.margin);

@@ -20,6 +20,7 @@ mod observation_check;
 pub mod optimizer;
 mod pid_controller;
 mod planner_state;
+mod reach;
 mod recent_peak;
 mod region_flows;
 mod ring_fill;
@@ -34,7 +35,7 @@ mod targets;
 mod zones;
 
 pub use capacity_trust::Doubt;
-pub use observation::{CallerReport, Observation, RegionObservation, ServerReport};
+pub use observation::{CallerReport, Observation, RegionObservation, ServerReport, Spread};
 pub use observation_check::{MAX_LOAD, Refusal};
 pub use planner_state::PlannerState;
 pub use ring_matrix::RingMatrix;

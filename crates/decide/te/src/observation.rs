@@ -66,8 +66,19 @@ pub struct ServerReport {
     pub answered: f64,
     /// The share of its calls that servers shed or that got no response; less than 0 while more end than begin.
     pub failing: f64,
+    /// How unevenly its servers are loaded; `None` if they do not say, or callers reach all of them.
+    pub spread: Option<Spread>,
     /// Mean time of calls of the region itself until responses begin, in seconds; 0 if callers do not say.
     pub response_time: f64,
+}
+
+/// CPU utilisation of the single servers of a region; 1 is full.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Spread {
+    /// The mean.
+    pub mean: f64,
+    /// The utilisation that a tenth of the servers exceed.
+    pub p90: f64,
 }
 
 /// The sum of the reports of a region's callers over one interval.

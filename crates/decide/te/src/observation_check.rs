@@ -153,6 +153,8 @@ fn check_region(
     let is_possible =
         (0.0..=MAX_LOAD).contains(&servers.load) && is_rate(servers.received) && is_rate(servers.answered);
     let is_possible = is_possible && servers.failing.is_finite() && servers.response_time.is_finite();
+    let is_load = |load: f64| (0.0..=MAX_LOAD).contains(&load);
+    let is_possible = is_possible && servers.spread.is_none_or(|of| is_load(of.mean) && is_load(of.p90));
     if !is_possible {
         return Err(Refusal::Absurd(at));
     }

@@ -4,7 +4,9 @@ use crate::{
     observation::{CallerReport, Observation, RegionObservation, ServerReport},
     observation_check::{COMPARED_LOAD, FULL, is_loaded, work},
     pid_controller::Pid,
+    reach::Reach,
     recent_peak::Peak,
+    rings_policy::RingsPolicy,
     share_tables::{ClassShares, Tables, WHOLE},
     smoothed_value::Smoothed,
 };
@@ -77,6 +79,8 @@ pub struct PlannerState {
     backlog: Vec<Backlog>,
     /// How far reports are trusted, by region.
     trust: Vec<Trust>,
+    /// What callers reach, by region.
+    reach: Vec<Reach>,
     /// By region: whether servers were there, once it is known, and until when they have to stay to be used.
     presence: Vec<(Option<bool>, u64)>,
 }
@@ -103,6 +107,7 @@ impl PlannerState {
             unreported: vec![0.0; regions],
             backlog: vec![Backlog::default(); regions],
             trust: vec![Trust::default(); regions],
+            reach: vec![Reach::default(); regions],
             presence: vec![(None, 0); regions],
         }
     }
@@ -122,6 +127,7 @@ impl PlannerState {
             next.unreported[at] = self.unreported[before];
             next.backlog[at] = self.backlog[before];
             next.trust[at] = self.trust[before];
+            next.reach[at] = self.reach[before];
             next.presence[at] = self.presence[before];
             for class in 0..self.classes {
                 next.demand[at * self.classes + class] = self.demand[before * self.classes + class];
@@ -210,12 +216,21 @@ impl PlannerState {
         let is_unknown = self.work[region].is_none_or(|work| work.smoothed.is_new());
         let is_doubted = trust.seems_cheap() || (trust.is_suspect() && is_unknown);
         let others = if is_doubted { median_of_others(&self.firm_works(), region) } else { None };
-        work.max(others.unwrap_or_default()) / power
+        work.max(others.unwrap_or_default()) / (power * self.reached(region))
+    }
+
+    /// The part of a region's capacity that callers reach, above 0 and at most 1.
+    pub fn reached(&self, region: usize) -> f64 {
+        self.reach[region].part()
     }
 
     /// Why the capacity of a region is doubted; `None` if it is not.
     pub fn doubt(&self, region: usize) -> Option<Doubt> {
-        self.trust[region].doubt()
+        match self.trust[region].doubt() {
+            Some(Doubt::SeemsCheap) => Some(Doubt::SeemsCheap),
+            _ if self.reach[region].is_partial() => Some(Doubt::Unreached),
+            other => other,
+        }
     }
 
     /// Work per call that was seen under load, by region, without delay.
@@ -240,8 +255,9 @@ impl PlannerState {
         known.get(known.len() / 2).copied()
     }
 
-    /// Takes over an observation that was checked, of regions that are full from this load on.
-    pub(crate) fn learn(&mut self, observation: &Observation, ceiling: f64) {
+    /// Takes over an observation that was checked.
+    pub(crate) fn learn(&mut self, observation: &Observation, policy: &RingsPolicy) {
+        let ceiling = policy.ceiling();
         for (at, region) in observation.regions.iter().enumerate() {
             self.learn_presence(at, region.power > 0.0, observation.now_ms);
             if let Some(callers) = &region.callers {
@@ -249,7 +265,9 @@ impl PlannerState {
                 self.learn_demand(at, callers, observation.now_ms);
             }
             if let Some(servers) = &region.servers {
-                self.backlog[at].observe(servers, ceiling);
+                self.reach[at].observe(servers, policy.threshold());
+                let load = self.reached_load(at, servers.load);
+                self.backlog[at].observe(&ServerReport { load, ..*servers }, ceiling);
             }
             self.learn_work(at, region);
             let (new, known) = (observation.unreported(at), self.unreported[at]);
@@ -259,6 +277,11 @@ impl PlannerState {
         for (work, trust) in self.work.iter_mut().zip(&self.trust) {
             work.iter_mut().for_each(|work| work.follow(trust.is_suspect()));
         }
+    }
+
+    /// The utilisation of the servers that callers reach. They are full at 1, which says nothing of a greater load.
+    fn reached_load(&self, region: usize, load: f64) -> f64 {
+        load.max((load / self.reached(region)).min(1.0))
     }
 
     /// Compares what regions report with one another.
@@ -321,6 +344,7 @@ impl PlannerState {
         let expected = self.known_work(at).unwrap_or_default() * received / region.power;
         let is_firm = is_loaded(region) || expected >= COMPARED_LOAD;
         let at_ms = region.servers.map_or(0, |servers| servers.at_ms);
+        let is_full = self.reached_load(at, load) >= FULL;
         match &mut self.work[at] {
             // What is seen while the region is quiet says less.
             Some(known) if known.is_firm && !is_firm => {}
@@ -330,7 +354,7 @@ impl PlannerState {
                 let is_backlog = self.backlog[at].is_possible();
                 let ended = self.backlog[at].ended().filter(|_| is_backlog);
                 let new = ended.map_or(new, |ended| load * region.power / ended);
-                let seems_cheap = load >= FULL && new < known.mean;
+                let seems_cheap = is_full && new < known.mean;
                 let seems_dear = is_backlog && ended.is_none() && new > known.mean;
                 if !seems_cheap && !seems_dear {
                     known.observe(new, at_ms);

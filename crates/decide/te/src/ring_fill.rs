@@ -48,8 +48,9 @@ pub(crate) fn fill(problem: &Problem<'_>, thresholds: &[f64], ceilings: &[f64], 
     }
     // Levelling leaves differences of up to a step, and what is recalled leaves room.
     fill.relieve(thresholds.len(), ceilings.iter().copied().fold(ceiling, f64::max));
-    fill.shed(ceilings);
-    fill.admit(thresholds.len(), ceilings);
+    let ceilings = problem.dropping_loads(ceilings);
+    fill.shed(&ceilings);
+    fill.admit(thresholds.len(), &ceilings);
     fill.flows
 }
 

@@ -9,7 +9,7 @@ use crate::{
     ring_matrix::RingMatrix,
     rings_policy::RingsPolicy,
     round_problem::Problem,
-    share_tables::{MIN_SHARE, Tables, WHOLE},
+    share_tables::{ClassShares, MIN_SHARE, Tables, WHOLE},
     shift::{Shift, explain},
     targets::Targets,
 };
@@ -66,7 +66,7 @@ pub fn plan(input: PlanInput<'_>, state: &PlannerState) -> Plan {
         return Plan { state, refusal, shifts: Vec::new(), predicted: Vec::new(), aim: Vec::new() };
     }
     let mut next = state.clone();
-    next.learn(observation, policy.ceiling());
+    next.learn(observation, policy);
     let mut problem = Problem::new(policy, rings, observation, &next);
     if next.is_settling(observation.now_ms) && problem.is_short(policy) {
         next.settle();
@@ -79,7 +79,9 @@ pub fn plan(input: PlanInput<'_>, state: &PlannerState) -> Plan {
     // After a pause nothing is caught up on: the pace of a minute in one step is none.
     let seconds = seconds.min(LONGEST_INTERVAL);
     let flows = round.flows(&mut next, seconds);
-    next.tables = without_noise(problem.tables_of(&flows), &state.tables);
+    let full: Vec<bool> =
+        problem.loads(&round.current).into_iter().map(|load| load > policy.ceiling()).collect();
+    next.tables = without_noise(problem.tables_of(&flows), &state.tables, &full);
     next.planned_at_ms = Some(observation.now_ms);
     let shifts = explain(policy, &problem, &state.tables, &next.tables);
     let predicted = problem.loads(&problem.flows_of(&next.tables, &targets.aim));
@@ -87,14 +89,18 @@ pub fn plan(input: PlanInput<'_>, state: &PlannerState) -> Plan {
     Plan { state: next, refusal: None, shifts, predicted, aim }
 }
 
-/// A source whose shares all changed by less than the least share keeps its table.
-fn without_noise(mut tables: Tables, before: &Tables) -> Tables {
+/// A source whose shares all changed by less than the least share keeps its table, unless it sends less to a region that is
+/// `full`: a small part of its calls may be most of those of a small region.
+fn without_noise(mut tables: Tables, before: &Tables, full: &[bool]) -> Tables {
     for (new, old) in tables.sources.iter_mut().zip(&before.sources) {
         let rows = || new.classes.iter().zip(&old.classes);
         let mut shares = rows().flat_map(|(new, old)| new.shares.iter().zip(&old.shares));
         let is_same = shares.all(|(new, old)| new.abs_diff(*old) < MIN_SHARE)
             && rows().all(|(new, old)| new.dropped.abs_diff(old.dropped) < MIN_SHARE);
-        if is_same {
+        let relieves = |(new, old): (&ClassShares, &ClassShares)| {
+            full.iter().enumerate().any(|(to, is_full)| *is_full && new.shares[to] < old.shares[to])
+        };
+        if is_same && !rows().any(relieves) {
             new.classes.clone_from(&old.classes);
         }
     }
@@ -253,7 +259,7 @@ impl<'a> Round<'a> {
     /// sent to such a region is slowed down, and by no more than it has to be.
     fn guard(&self, flows: &mut Flows, current: &Flows, loads: &[f64]) {
         let aim_loads = self.problem.loads(&self.targets.aim);
-        let first = self.policy.rings.first().map_or(1.0, |ring| ring.load);
+        let first = self.policy.threshold();
         let bounds = loads.iter().zip(&aim_loads).map(|(now, aim)| now.max(*aim).max(first));
         let bounds: Vec<f64> = bounds.collect();
         // A source that is slowed down leaves others less room, which may slow down further ones; what is nearly still is
@@ -347,7 +353,7 @@ impl<'a> Round<'a> {
     /// what the aim is.
     fn make_room(&self, directions: &mut [Direction], current: &Flows, loads: &[f64]) {
         let aim = &self.targets.aim;
-        let full = self.policy.rings.first().map_or(1.0, |ring| ring.load) - self.policy.margin - DEAD_BAND;
+        let full = self.policy.threshold() - self.policy.margin - DEAD_BAND;
         let grows = |source: usize, to: usize| {
             self.sent(source, to, aim) > self.sent(source, to, current) + DEAD_BAND
         };

@@ -73,6 +73,11 @@ impl RingsPolicy {
         self.rings.iter().map(|ring| ring.load - by).collect()
     }
 
+    /// The load up to which calls stay in their region.
+    pub(crate) fn threshold(&self) -> f64 {
+        self.rings.first().map_or(1.0, |ring| ring.load)
+    }
+
     /// The load above which calls are dropped.
     pub(crate) fn ceiling(&self) -> f64 {
         self.rings.last().map_or(1.0, |ring| ring.load)

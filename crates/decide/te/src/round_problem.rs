@@ -34,6 +34,8 @@ pub(crate) struct Problem<'a> {
     pinned: Vec<f64>,
     /// Utilisation by one call per second (ServiceRouter §3.4.1, RPS cost); infinite where nothing serves.
     pub(crate) cost: Vec<f64>,
+    /// The part of a region's capacity that callers reach.
+    reached: Vec<f64>,
     /// The standard deviation of a region's load, as a part of it.
     error: Vec<f64>,
 }
@@ -71,6 +73,7 @@ impl<'a> Problem<'a> {
                 })
                 .collect(),
             cost: (0..powers.len()).map(|region| state.cost(region, powers[region])).collect(),
+            reached: (0..powers.len()).map(|region| state.reached(region)).collect(),
             error: (0..powers.len()).map(|region| state.load_error(region)).collect(),
         }
     }
@@ -151,7 +154,18 @@ impl<'a> Problem<'a> {
         self.ring(source, to) < self.ring(source, than)
     }
 
-    /// Predicted utilisation of each region; 0 where nothing serves.
+    /// Whether callers reach all servers of a region.
+    pub(crate) fn is_reached(&self, region: usize) -> bool {
+        self.reached[region] >= 1.0
+    }
+
+    /// The loads of [`Self::loads`] at which all servers of each region together are at its ceiling. No call is dropped for servers
+    /// that are more loaded than others of their region: these may be reached after all.
+    pub(crate) fn dropping_loads(&self, ceilings: &[f64]) -> Vec<f64> {
+        ceilings.iter().zip(&self.reached).map(|(ceiling, reached)| ceiling / reached).collect()
+    }
+
+    /// Predicted utilisation of each region, or of the servers that callers reach there; 0 where nothing serves.
     pub(crate) fn loads(&self, flows: &Flows) -> Vec<f64> {
         let arrivals = flows.arrivals().into_iter().zip(&self.unreported).map(|(rate, more)| rate + more);
         let load = |(rate, cost): (f64, &f64)| if cost.is_finite() { rate * cost } else { 0.0 };

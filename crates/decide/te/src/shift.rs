@@ -44,6 +44,13 @@ pub enum Cause {
         /// The threshold.
         threshold: f64,
     },
+    /// The same load of the servers that callers reach; others of the region are less loaded.
+    LoadedWhereReached {
+        /// The load.
+        load: f64,
+        /// The threshold.
+        threshold: f64,
+    },
     /// The source region has room for its own calls, and others need it.
     MakesRoom,
     /// The former destination is too loaded for further calls, has no servers, or is drained.
@@ -64,6 +71,12 @@ impl fmt::Display for Cause {
             Self::Loaded { load, threshold } => {
                 write!(f, "its load would be {:.1} %, above {:.1} %", load * 100.0, threshold * 100.0)
             }
+            Self::LoadedWhereReached { load, threshold } => write!(
+                f,
+                "the load of its servers that callers reach would be {:.1} %, above {:.1} %",
+                load * 100.0,
+                threshold * 100.0
+            ),
             Self::MakesRoom => write!(f, "calls of other regions need its room"),
             Self::Relieved => write!(f, "the former destination has no room"),
             Self::Short => write!(f, "no region of the rings has room"),
@@ -118,7 +131,7 @@ fn cause(
 ) -> Cause {
     let home = Destination::Region(source);
     let load = problem.offered(source) * problem.cost[source];
-    let threshold = policy.rings.first().map_or(1.0, |ring| ring.load);
+    let threshold = policy.threshold();
     match (from, to) {
         (_, Destination::Dropped) => Cause::Short,
         (_, to) if to == home => Cause::Return,
@@ -126,6 +139,9 @@ fn cause(
         _ if !problem.serves(source) => Cause::NoServers,
         (from, _) if from == home && problem.keep[source] < 1.0 => Cause::Drained,
         (from, _) if from == home && load < threshold - policy.margin => Cause::MakesRoom,
+        (from, _) if from == home && !problem.is_reached(source) => {
+            Cause::LoadedWhereReached { load, threshold }
+        }
         (from, _) if from == home => Cause::Loaded { load, threshold },
         (Destination::Region(from), Destination::Region(to)) if problem.is_nearer(source, to, from) => {
             Cause::Nearer

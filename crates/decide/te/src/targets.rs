@@ -97,7 +97,7 @@ impl<'a> Targets<'a> {
         (sources, most): (impl Iterator<Item = (usize, f64)>, f64),
         flows: &mut Flows,
     ) {
-        let limit = policy.rings.first().map_or(1.0, |ring| ring.load) - policy.margin;
+        let limit = policy.threshold() - policy.margin;
         for (source, least) in sources {
             let offered = problem.offered(source);
             let moves = self.moves_nearer(problem, source, limit, (flows, &loads));

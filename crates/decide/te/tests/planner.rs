@@ -166,6 +166,17 @@ fn important_calls_are_dropped_where_no_less_important_ones_are_left() {
 }
 
 #[test]
+fn small_region_that_large_ones_fill_is_relieved_by_small_changes_of_shares() {
+    let mut world = World::new(vec![450.0, 20.0, 380.0], vec![vec![71.0], vec![80.0], vec![258.0]]);
+    (0..4).for_each(|_| drop(world.round()));
+    // The small region alone is left: a few percent of all calls fill it.
+    (world.power[0], world.keep[2]) = (0.0, 0.0);
+    (0..60).for_each(|_| drop(world.round()));
+    let load = world.loads(world.state.tables())[1];
+    assert!((0.8..=0.9).contains(&load), "{load}");
+}
+
+#[test]
 fn calls_return_without_overloading_region_that_other_source_uses() {
     let mut world = World::new(vec![100.0; 4], vec![vec![30.0], vec![35.0], vec![95.0], vec![64.0]]);
     for _ in 0..20 {

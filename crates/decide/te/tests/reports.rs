@@ -5,7 +5,7 @@
 mod common;
 
 use common::World;
-use fairmesh_te::{Doubt, Observation, Plan, PlannerState, WHOLE};
+use fairmesh_te::{Doubt, Observation, Plan, PlannerState, Refusal, Spread, WHOLE};
 
 /// A round of a second, of reports that were changed.
 fn second(world: &mut World, change: impl FnOnce(&mut Observation)) -> Plan {
@@ -184,5 +184,66 @@ fn failures_in_all_regions_move_no_calls() {
             observation.regions.iter_mut().for_each(|region| region.servers.as_mut().unwrap().failing = 0.3);
         });
         assert_eq!(plan.shifts, []);
+    }
+}
+
+/// Servers of a region of which callers reach this part.
+fn reached_in_part(observation: &mut Observation, region: usize, part: f64) {
+    let servers = observation.regions[region].servers.as_mut().unwrap();
+    servers.spread = Some(Spread { mean: servers.load, p90: (servers.load / part).min(1.0) });
+}
+
+#[test]
+fn region_reached_in_part_sends_calls_away_before_its_mean_is_at_threshold() {
+    let mut world = World::new(vec![100.0; 3], vec![vec![60.0], vec![30.0], vec![30.0]]);
+    (0..30).for_each(|_| drop(second(&mut world, |_| {})));
+    let mut causes = Vec::new();
+    for _ in 0..60 {
+        let plan = second(&mut world, |observation| reached_in_part(observation, 0, 0.75));
+        causes.extend(plan.shifts.iter().map(|shift| shift.cause.to_string()));
+    }
+    // 60 calls are 80 % of what callers reach. The aim is 62 %.
+    let load = world.loads(world.state.tables())[0];
+    assert!((0.44..=0.48).contains(&load), "{load}: at most 65 % of three quarters");
+    assert_eq!(causes[0], "the load of its servers that callers reach would be 80.0 %, above 65.0 %");
+    assert_eq!(world.state.doubt(0), Some(Doubt::Unreached));
+    // Once callers reach all of it, their calls come home at their pace.
+    for _ in 0..120 {
+        second(&mut world, |observation| reached_in_part(observation, 0, 0.98));
+    }
+    let load = world.loads(world.state.tables())[0];
+    assert!(load > 0.57 && world.state.doubt(0).is_none(), "{load}: up to 7 % below the threshold");
+}
+
+#[test]
+fn evenly_loaded_and_quiet_regions_are_planned_by_their_mean() {
+    let mut world = World::new(vec![100.0; 3], vec![vec![64.0], vec![20.0], vec![30.0]]);
+    for _ in 0..60 {
+        let plan = second(&mut world, |observation| {
+            reached_in_part(observation, 0, 0.9);
+            reached_in_part(observation, 1, 0.35);
+        });
+        assert_eq!(plan.shifts, []);
+    }
+    assert_eq!((world.state.doubt(0), world.state.doubt(1)), (None, None));
+}
+
+#[test]
+fn no_call_is_dropped_for_servers_that_callers_do_not_reach() {
+    let mut world = World::new(vec![100.0; 3], vec![vec![80.0]; 3]);
+    for _ in 0..60 {
+        second(&mut world, |observation| (0..3).for_each(|region| reached_in_part(observation, region, 0.8)));
+    }
+    assert_eq!(world.state.doubt(0), Some(Doubt::Unreached));
+    assert!(!world.state.tables().drops(), "{:?}", world.state.tables());
+}
+
+#[test]
+fn impossible_utilisation_of_single_servers_is_refused() {
+    let mut world = World::new(vec![100.0; 3], vec![vec![50.0]; 3]);
+    for p90 in [f64::NAN, -1.0, 1.6] {
+        let mut observation = world.observation();
+        observation.regions[1].servers.as_mut().unwrap().spread = Some(Spread { mean: 0.5, p90 });
+        assert_eq!(world.plan(&observation).refusal, Some(Refusal::Absurd(1)));
     }
 }

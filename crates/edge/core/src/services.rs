@@ -42,6 +42,8 @@ const MAX_LABELLED: usize = 4096;
 /// Time limit for finding out whether a service is declared: one request to the agent, and at most one from
 /// the agent to the control plane.
 const LOOKUP_TIMEOUT: Duration = Duration::from_secs(1);
+/// The usual DNS zone of services, by default that of `fairmesh dns`.
+const USUAL_ZONE: &str = "mesh";
 
 /// Recently called services by name.
 #[derive(Debug)]
@@ -110,6 +112,19 @@ impl Services {
     /// if a zone was set earlier.
     pub fn set_zone(&self, zone: String) {
         let _ = self.zone.set(zone);
+    }
+
+    /// A hint for callers of a service that is not declared, if its host looks like one beneath the usual DNS zone, and
+    /// this proxy has no zone.
+    pub(crate) fn zone_hint(&self, name: &ServiceName) -> Option<String> {
+        let looks_like_zone = self.zone.get().is_none() && name.tenant.as_str() == USUAL_ZONE;
+        looks_like_zone.then(|| {
+            format!(
+                "if the host {}.{USUAL_ZONE} is of the zone of 'fairmesh dns', start this proxy with --dns-zone {USUAL_ZONE}; without it \
+                 send service.tenant, as cart.shop for shop/cart",
+                name.service
+            )
+        })
     }
 
     /// Strips the zone from a host that lies beneath it. Other hosts are returned unchanged.
@@ -221,6 +236,13 @@ impl Services {
     /// Number of services.
     pub fn count(&self) -> usize {
         self.index.read().unwrap_or_else(PoisonError::into_inner).by_name.len()
+    }
+
+    /// Number of services whose records cannot be obtained or read, so that all their calls fail.
+    pub fn unavailable(&self) -> usize {
+        let index = self.index.read().unwrap_or_else(PoisonError::into_inner);
+        let targets = index.by_name.values();
+        targets.filter(|one| matches!(*service_state(&one.handle), ServiceState::Unavailable(_))).count()
     }
 
     /// Services with their own series, sorted by name, and the sum over all other services if any of those was

@@ -13,7 +13,7 @@ use std::{
     time::Duration,
 };
 
-use fairmesh_identity::{RemoteKey, SignatureCounts, Signer, crypto_provider};
+use fairmesh_identity::{RemoteKeys, SignatureCounts, Signer, crypto_provider};
 use tokio::{
     net::TcpStream,
     time::{sleep, timeout},
@@ -66,7 +66,7 @@ pub(crate) enum Alpn {
 pub struct Tls {
     files: TlsFiles,
     keys: Keys,
-    /// Pool for handshakes that a key server signs.
+    /// Pool for handshakes that key servers sign.
     pool: Option<HandshakePool>,
     current: RwLock<TlsConfigs>,
 }
@@ -75,7 +75,7 @@ pub struct Tls {
 #[derive(Debug)]
 struct Keys {
     tickets: Arc<dyn ProducesTickets>,
-    remote: Option<Arc<RemoteKey>>,
+    remote: Option<Arc<RemoteKeys>>,
     signatures: Arc<SignatureCounts>,
 }
 
@@ -88,21 +88,21 @@ struct TlsConfigs {
 }
 
 impl Tls {
-    /// Loads the certificate. With a `key_server`, the key server signs handshakes, and the key in the files
-    /// is not used.
+    /// Loads the certificate. With `key_servers`, these sign handshakes, and the key in the files signs only while
+    /// none of them does.
     ///
     /// # Errors
     /// The files cannot be used.
     pub fn load(
         files: TlsFiles,
-        key_server: Option<Arc<RemoteKey>>,
+        key_servers: Option<Arc<RemoteKeys>>,
         counts: &TlsMetrics,
     ) -> Result<LoadedTls, TlsError> {
         let tickets = Ticketer::new().map_err(TlsError::Unusable)?;
-        let keys = Keys { tickets, remote: key_server, signatures: Arc::clone(&counts.signatures) };
+        let keys = Keys { tickets, remote: key_servers, signatures: Arc::clone(&counts.signatures) };
         let (read, fingerprint) = files.read();
         let current = RwLock::new(TlsConfigs::new(read?, &keys)?);
-        let pool = keys.remote.as_ref().map(|key| HandshakePool::new(key.deadline()));
+        let pool = keys.remote.as_ref().map(|keys| HandshakePool::new(keys.deadline()));
         Ok(LoadedTls(Self { files, keys, pool, current }, fingerprint))
     }
 

@@ -2,7 +2,9 @@
 
 use std::{net::SocketAddr, path::PathBuf};
 
-use fairmesh_edge::{limits::Limits, observe::access_log::AccessLogConfig};
+use fairmesh_edge::{
+    lifecycle::kept_options::KeptOptions, limits::Limits, observe::access_log::AccessLogConfig,
+};
 use fairmesh_model::Label;
 use fairmesh_wire::transport::{Address, Transport};
 
@@ -37,4 +39,12 @@ pub struct GatewayConfig {
     pub tenants: usize,
     /// Configuration of the access log.
     pub access_log: AccessLogConfig,
+}
+
+impl GatewayConfig {
+    /// The listeners that a successor must have too.
+    pub(crate) fn kept_options(&self) -> KeptOptions {
+        let admin = self.admin.map(|address| ("--admin", address.to_string()));
+        KeptOptions::new("gateway", [("--listen", self.listen.to_string())].into_iter().chain(admin))
+    }
 }

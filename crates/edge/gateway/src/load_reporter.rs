@@ -46,6 +46,9 @@ pub(crate) struct LoadReporter {
     /// Maximum CPU that the threads can use, in thousandths of a core.
     most_millicores: u32,
     last: Option<Counted>,
+    /// Whether no report has arrived yet, and this process has taken over from no running one: the one that ran before has crashed if it did
+    /// not say that it leaves.
+    is_first: bool,
     /// Why the last report failed. Each reason is logged once.
     failure: Option<String>,
 }
@@ -61,7 +64,12 @@ struct Counted {
 
 impl LoadReporter {
     /// Creates a reporter. `None` if the address does not identify this replica.
-    pub(crate) fn new(address: SocketAddr, backend: Option<Label>, cores: usize) -> Option<Self> {
+    pub(crate) fn new(
+        address: SocketAddr,
+        backend: Option<Label>,
+        cores: usize,
+        is_first: bool,
+    ) -> Option<Self> {
         if address.ip().is_unspecified() || address.port() == 0 {
             tracing::warn!(listen = %address, "the load of this gateway is not reported: give --listen the address that nodes connect to");
             return None;
@@ -73,6 +81,7 @@ impl LoadReporter {
             cpu: Cpu::of_this_program(),
             most_millicores,
             last: None,
+            is_first,
             failure: None,
         })
     }
@@ -117,7 +126,7 @@ impl LoadReporter {
         match message {
             Some(message) => match send(connections, message).await {
                 Ok(response) => {
-                    self.failure = None;
+                    (self.failure, self.is_first) = (None, false);
                     Duration::from_millis(response.next_report_ms.into()).clamp(INTERVAL, MAX_INTERVAL)
                 }
                 Err(status) => {
@@ -160,6 +169,7 @@ impl LoadReporter {
             open,
             accepted: now.accepted.saturating_sub(before.accepted),
             services: most_used(services),
+            first: self.is_first,
             ..self.message()
         })
     }
@@ -283,7 +293,7 @@ mod tests {
 
     #[test]
     fn gateway_replica_listening_on_all_addresses_does_not_report() {
-        assert!(LoadReporter::new("0.0.0.0:7440".parse().unwrap(), None, 1).is_none());
-        assert!(LoadReporter::new("10.77.0.1:7440".parse().unwrap(), None, 1).is_some());
+        assert!(LoadReporter::new("0.0.0.0:7440".parse().unwrap(), None, 1, true).is_none());
+        assert!(LoadReporter::new("10.77.0.1:7440".parse().unwrap(), None, 1, true).is_some());
     }
 }

@@ -76,6 +76,11 @@ static TENANT_SERIES: &[(&str, &str, TenantSeries)] = &[
         (Kind::Gauge, |tenant| tenant.server.forwarder.services.count() as u64),
     ),
     (
+        "tenant_services_unavailable",
+        "Services whose calls fail since their records, or their policy, cannot be read",
+        (Kind::Gauge, |tenant| tenant.server.forwarder.services.unavailable() as u64),
+    ),
+    (
         "tenant_services_refused",
         "Requests refused because of the tenant's maximum of services",
         (Kind::Counter, |tenant| tenant.server.forwarder.services.refused.load(Relaxed)),

@@ -82,14 +82,15 @@ pub async fn run(
     stop: impl Future<Output = ()>,
 ) -> Result<(), GatewayError> {
     let addresses: Vec<SocketAddr> = [config.listen].into_iter().chain(config.admin).collect();
-    let mut succession = Succession::bind(&addresses, config.handover.as_deref()).await?;
+    let mut succession =
+        Succession::bind(&addresses, (config.handover.as_deref(), &config.kept_options())).await?;
     let admin = config.admin.and_then(|_| succession.listeners.pop());
     exclude_addresses(&mesh, addresses);
     // A gateway on loopback belongs to a mesh on one machine, where pods use loopback addresses too.
     if !config.listen.ip().is_loopback() {
         exclude_loopback(&mesh);
     }
-    let gateway = Gateway::start(&config, mesh.clone())?;
+    let gateway = Gateway::start(&config, mesh.clone(), !succession.has_predecessor())?;
     let mut admin = admin.map(|bound| admin_pages::start(bound, gateway.pages()));
     let ended = gateway.run((succession, &mut admin), &config.limits, stop).await;
     mesh.close().await;
@@ -110,7 +111,7 @@ struct Gateway {
 }
 
 impl Gateway {
-    fn start(config: &GatewayConfig, mesh: Mesh) -> Result<Self, GatewayError> {
+    fn start(config: &GatewayConfig, mesh: Mesh, is_first: bool) -> Result<Self, GatewayError> {
         let (shutdown, tasks) = (Arc::new(Shutdown::default()), TaskTracker::new());
         let observer =
             RequestObserver::start(ObserverConfig { log: config.access_log, ..ObserverConfig::default() });
@@ -132,7 +133,7 @@ impl Gateway {
             requests: config.tenant_requests,
             tenants: config.tenants,
         });
-        let reporter = LoadReporter::new(config.listen, config.backend.clone(), config.cores);
+        let reporter = LoadReporter::new(config.listen, config.backend.clone(), config.cores, is_first);
         let connections = Connections {
             transport: config.transport.clone(),
             tenants,

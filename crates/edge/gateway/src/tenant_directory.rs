@@ -339,6 +339,11 @@ impl DirectorySink {
         self.tokens.send_replace(Arc::new(issuers));
     }
 
+    /// Whether the default, or its absence, has arrived.
+    fn is_default_known(&self) -> bool {
+        self.known.borrow().contains(&default_prefix())
+    }
+
     fn set_address(&self, service: &ServiceName, address: Option<SocketAddr>) {
         self.change((service, RecordKind::Service), |records| records.addresses.set(service, address));
     }
@@ -410,6 +415,10 @@ impl Mirror for DirectorySink {
                 });
             }
             (Ok(_), _) => {}
+            (Err(error), RecordKey::DefaultAuthorization) if !self.is_default_known() => {
+                tracing::error!(%error, %key, "the default of the mesh cannot be read: calls that no rule of a policy allows are refused");
+                self.default.send_replace(DefaultAuthorization::Deny);
+            }
             // The last valid record stays in force.
             (Err(error), _) => {
                 tracing::error!(%error, %key, "a record is not understood; keeping the last one")

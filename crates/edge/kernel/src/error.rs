@@ -70,18 +70,22 @@ pub enum KernelError {
         what: String,
         /// The kernel's reason.
         reason: String,
+        /// The number of the system's error, if there is one.
+        os_error: Option<i32>,
     },
 }
 
 impl KernelError {
     pub(crate) fn refused(what: impl Into<String>, error: &dyn std::error::Error) -> Self {
         let mut reason = error.to_string();
+        let mut os_error = None;
         let mut cause = error.source();
         while let Some(error) = cause {
             reason = format!("{reason}: {error}");
+            os_error = os_error.or_else(|| error.downcast_ref::<io::Error>()?.raw_os_error());
             cause = error.source();
         }
-        Self::Refused { what: what.into(), reason }
+        Self::Refused { what: what.into(), reason, os_error }
     }
 
     pub(crate) fn file(path: impl Into<PathBuf>) -> impl FnOnce(io::Error) -> Self {

@@ -7,11 +7,12 @@ use std::{
     str::FromStr,
 };
 
-use fairmesh_edge::limits::Limits;
+use fairmesh_edge::{lifecycle::kept_options::KeptOptions, limits::Limits};
 use fairmesh_model::{Invalid, ServiceName, Zone};
 use fairmesh_wire::transport::{Address, Transport};
 
-/// A pod: an address in a network namespace, whose connections this node captures.
+/// A pod: an address in a network namespace, whose connections this node captures. A pod that serves several services
+/// has an entry for each of them, and calls as the service of its first entry.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PodConfig {
     /// The service of the pod. Its certificate names the pod's tenant.
@@ -55,8 +56,8 @@ pub struct NodeConfig {
 }
 
 impl NodeConfig {
-    /// Checks that all pods belong to one tenant, that no two pods share an address, and that each listener
-    /// serves one service.
+    /// Checks that all pods belong to one tenant, that each pod calls as one service, and that each listener serves
+    /// one service.
     ///
     /// # Errors
     /// The first pod that violates a rule.
@@ -83,15 +84,26 @@ impl NodeConfig {
     }
 }
 
+impl NodeConfig {
+    /// The listeners that a successor must have too. Pods come and go with upgrades.
+    pub(crate) fn kept_options(&self) -> KeptOptions {
+        let admin = self.admin.map(|address| ("--admin", address.to_string()));
+        KeptOptions::new("node", [("--capture", self.capture.to_string())].into_iter().chain(admin))
+    }
+}
+
 fn check_pair(one: &PodConfig, other: &PodConfig) -> Result<(), Invalid> {
     let refused = |problem: String, hint: &str| Err(Invalid::new("pod", problem, hint));
     if one.service.tenant != other.service.tenant {
         let problem = format!("{} and {} are of two tenants", one.service, other.service);
         return refused(problem, "run a node for each tenant");
     }
-    if one.address == other.address && one.service != other.service {
-        let problem = format!("{} is {} and {}", one.address, one.service, other.service);
-        return refused(problem, "give each pod an address of its own");
+    if one.address == other.address && one.service != other.service && other.served.is_none() {
+        let problem = format!("{} calls as {} and {}", one.address, one.service, other.service);
+        return refused(
+            problem,
+            "give the service as which the pod calls first, and only services that it serves after it",
+        );
     }
     match (one.served, other.served) {
         (Some(a), Some(b)) if a.node == b.node && one.service != other.service => {
@@ -177,9 +189,10 @@ mod tests {
     fn listener_with_pods_of_two_tenants_or_two_services_is_refused() {
         let web = "red/web@192.0.2.7:7432=10.1.0.2:80";
         config(&[web, "red/web@192.0.2.7:7432=10.1.0.3:80", "red/batch=10.1.0.4"]).check().unwrap();
+        config(&["red/batch=10.1.0.2", web, "red/api@192.0.2.7:7433=10.1.0.2:80"]).check().unwrap();
         for (pods, problem) in [
             (&[web, "blue/web=10.1.0.9"][..], "two tenants"),
-            (&[web, "red/batch=10.1.0.2"], "is red/web and red/batch"),
+            (&[web, "red/batch=10.1.0.2"], "calls as red/web and red/batch"),
             (&[web, "red/api@192.0.2.7:7432=10.1.0.5:80"], "listen at"),
             (&[web, web], "twice"),
             (&[], "missing"),

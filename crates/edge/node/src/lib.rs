@@ -19,6 +19,7 @@ mod inbound;
 mod metrics;
 mod outbound;
 mod placements;
+mod pod_probes;
 mod pod_registration;
 mod pods;
 mod run;

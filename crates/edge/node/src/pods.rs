@@ -13,7 +13,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::{config::PodConfig, metrics::PodMetrics};
 
-/// A pod, with its transport, tunnels and counters.
+/// A pod as an endpoint or caller of one service, with its transport, tunnels and counters.
 #[derive(Debug)]
 pub(crate) struct Pod {
     pub(crate) service: ServiceName,
@@ -38,7 +38,10 @@ pub(crate) struct NodeListener {
 /// All pods of the node.
 #[derive(Debug)]
 pub(crate) struct Pods {
-    by_address: BTreeMap<IpAddr, Arc<Pod>>,
+    /// One entry for each service of each pod.
+    all: BTreeMap<(IpAddr, ServiceName), Arc<Pod>>,
+    /// The service as which each pod calls: the first that was given for its address.
+    callers: BTreeMap<IpAddr, Arc<Pod>>,
     pub(crate) listeners: Vec<Arc<NodeListener>>,
 }
 
@@ -52,11 +55,13 @@ pub(crate) struct Ends {
 
 impl Pods {
     pub(crate) fn new(configs: Vec<(PodConfig, Transport)>, ends: &Ends) -> Self {
-        let mut by_address = BTreeMap::new();
+        let (mut all, mut callers) = (BTreeMap::new(), BTreeMap::new());
         let mut listeners: BTreeMap<SocketAddr, NodeListener> = BTreeMap::new();
         for (config, transport) in configs {
             let new = || Arc::new(Pod::new(&config, &transport, ends));
-            let pod = Arc::clone(by_address.entry(config.address).or_insert_with(new));
+            let pod = all.entry((config.address, config.service.clone())).or_insert_with(new);
+            let pod = Arc::clone(pod);
+            callers.entry(config.address).or_insert_with(|| Arc::clone(&pod));
             let Some(served) = config.served else { continue };
             let listener = listeners.entry(served.node).or_insert_with(|| NodeListener {
                 address: served.node,
@@ -66,17 +71,17 @@ impl Pods {
             });
             listener.pods.insert(served.pod, pod);
         }
-        Self { by_address, listeners: listeners.into_values().map(Arc::new).collect() }
+        Self { all, callers, listeners: listeners.into_values().map(Arc::new).collect() }
     }
 
     /// The pod whose connections come from this address.
     pub(crate) fn at(&self, address: IpAddr) -> Option<&Arc<Pod>> {
-        self.by_address.get(&address)
+        self.callers.get(&address)
     }
 
-    /// All pods, by address.
+    /// Each service of each pod, by address and service.
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Arc<Pod>> {
-        self.by_address.values()
+        self.all.values()
     }
 
     /// A description of a missing certificate, if some pod has none.
@@ -101,5 +106,28 @@ impl Pod {
             metrics: Arc::new(PodMetrics::new(edge)),
             tunnels,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pod_of_two_services_calls_as_first_and_is_counted_for_each() {
+        let configs = ["red/web@192.0.2.7:7432=10.1.0.2:80", "red/api@192.0.2.7:7433=10.1.0.2:80"]
+            .map(|pod| (pod.parse().unwrap(), Transport::default()));
+        let ends =
+            Ends { limits: Limits::default(), shutdown: Arc::default(), connections: TaskTracker::new() };
+        let pods = Pods::new(configs.into(), &ends);
+        let service = |pod: &Pod| pod.service.to_string();
+        assert_eq!(pods.at([10, 1, 0, 2].into()).map(|pod| service(pod)).as_deref(), Some("red/web"));
+        let listeners = pods.listeners.iter().map(|listener| {
+            let pods: Vec<_> = listener.pods.values().map(|pod| service(pod)).collect();
+            (listener.service.to_string(), pods)
+        });
+        let of = |name: &str| (name.to_owned(), vec![name.to_owned()]);
+        assert_eq!(listeners.collect::<Vec<_>>(), [of("red/web"), of("red/api")]);
+        assert_eq!(pods.iter().map(|pod| service(pod)).collect::<Vec<_>>(), ["red/api", "red/web"]);
     }
 }

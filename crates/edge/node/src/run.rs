@@ -36,6 +36,7 @@ use crate::{
     metrics::NodeMetrics,
     outbound::{Captured, ConnectionIds},
     placements::Placements,
+    pod_probes::{INTERVALS, PodProbes},
     pod_registration::RegisteredPod,
     pods::{Ends, Pods},
 };
@@ -78,18 +79,22 @@ pub async fn run(config: NodeConfig, stop: impl Future<Output = ()>) -> Result<(
     let node = Node::new(&config);
     let of_pods = node.pods.listeners.iter().map(|listener| listener.address);
     let addresses: Vec<SocketAddr> = of_pods.chain([config.capture]).chain(config.admin).collect();
-    let mut succession = Succession::bind(&addresses, config.handover.as_deref()).await?;
+    let mut succession =
+        Succession::bind(&addresses, (config.handover.as_deref(), &config.kept_options())).await?;
     let admin = config.admin.and_then(|_| succession.listeners.pop());
     if let Some(capture) = succession.listeners.last() {
         let opened = set_transparent(capture);
         opened.map_err(|source| NodeError::Transparent { address: config.capture, source })?;
     }
-    let served: Vec<_> =
-        config.pods.iter().filter_map(|(pod, transport)| Some((pod, pod.served?, transport))).collect();
-    let registered = served.into_iter().map(|(pod, served, transport)| {
-        RegisteredPod::new(&pod.service, served, (&config.registry, transport)).map_err(NodeError::Invalid)
+    let mut probes = PodProbes::new(INTERVALS);
+    let served = config.pods.iter().filter_map(|(pod, transport)| Some((pod, pod.served?, transport)));
+    let registered = served.map(|(pod, served, transport)| {
+        let probed = probes.follow(served.pod);
+        RegisteredPod::new(&pod.service, served, (&config.registry, transport), probed)
     });
-    let registered = registered.collect::<Result<Vec<_>, _>>()?;
+    let registered = registered.collect::<Result<Vec<_>, _>>().map_err(NodeError::Invalid)?;
+    // Each registration follows the probes of its pod, which end with the last one.
+    drop(probes);
     let mut admin = admin.map(|bound| admin_pages::start(bound, node.pages()));
     let ended = node.run((succession, &mut admin), registered, &config, stop).await;
     if let Some(admin) = admin {

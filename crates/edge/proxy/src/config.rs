@@ -2,13 +2,17 @@ use std::{collections::BTreeMap, net::SocketAddr, path::PathBuf, sync::Arc};
 
 use fairmesh_calls::ServiceName;
 use fairmesh_edge::{
+    lifecycle::kept_options::KeptOptions,
     limits::Limits,
     observe::{access_log::AccessLogConfig, endpoint_metrics::EndpointMetrics, spans::TraceConfig},
     tls::certificate_files::TlsFiles,
 };
-use fairmesh_identity::RemoteKey;
+use fairmesh_identity::RemoteKeys;
 
-use crate::{inbound::server::ServedEndpoint, listeners::listener_config::ListenerConfig};
+use crate::{
+    inbound::{config::InboundConfig, server::ServedEndpoint},
+    listeners::listener_config::ListenerConfig,
+};
 
 /// Configuration of a proxy.
 #[derive(Clone, Debug)]
@@ -17,8 +21,8 @@ pub struct ProxyConfig {
     pub listen: Vec<ListenerConfig>,
     /// Certificate of listeners with TLS; required if there are any.
     pub tls: Option<TlsFiles>,
-    /// Key server with the certificate's key. Preferred to a key in a file.
-    pub key_server: Option<Arc<RemoteKey>>,
+    /// Key servers with the certificate's key. Preferred to a key in a file.
+    pub key_servers: Option<Arc<RemoteKeys>>,
     /// Address of the admin pages; `/` lists them.
     pub admin: Option<SocketAddr>,
     /// Unix socket for hot upgrades. This proxy takes over from the proxy running there, and later hands over
@@ -47,4 +51,18 @@ pub struct ProxyConfig {
     /// The endpoint that the proxy serves for a local program. The admin pages show it, and its requests are
     /// logged and traced.
     pub inbound: Option<ServedEndpoint>,
+}
+
+impl ProxyConfig {
+    /// The listeners and the `inbound` endpoint that a successor must have too.
+    pub(crate) fn kept_options(&self, inbound: Option<&InboundConfig>) -> KeptOptions {
+        let listen = self.listen.iter().map(|listener| ("--listen", listener.address.to_string()));
+        let admin = self.admin.map(|address| ("--admin", address.to_string()));
+        let inbound = inbound.map(|InboundConfig { inbound, instance, .. }| {
+            let instance = instance.as_ref().map(|id| format!(" --inbound-instance {id}"));
+            let endpoint = format!("{}@{}", inbound.service, inbound.address);
+            ("--inbound", endpoint + instance.as_deref().unwrap_or_default())
+        });
+        KeptOptions::new("proxy", listen.chain(admin).chain(inbound))
+    }
 }

@@ -8,8 +8,8 @@ use fairmesh_model::Invalid;
 pub enum ProxyError {
     /// An address cannot be bound.
     #[error(
-        "cannot listen on {address}: {source}; choose another with --listen (of 'dev', --proxy) or --admin, or stop the process that \
-         uses it"
+        "cannot listen on {address}: {source}; choose another with --listen (of 'dev', --proxy), --admin or --inbound, or stop the \
+         process that uses it"
     )]
     Listen {
         /// The address that cannot be bound.

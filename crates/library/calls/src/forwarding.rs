@@ -6,6 +6,7 @@ use std::{net::SocketAddr, sync::Arc};
 use bytes::Bytes;
 use fairmesh_connections::RequestBody;
 use fairmesh_http::{BoxError, h1::BorrowedRequest};
+use fairmesh_wire::transport::Transport;
 use http::{Request, Response};
 use tokio::{net::TcpStream, time::Instant};
 
@@ -47,6 +48,11 @@ pub fn exclude_addresses(mesh: &Mesh, addresses: impl IntoIterator<Item = Socket
 /// unreachable.
 pub fn exclude_loopback(mesh: &Mesh) {
     mesh.state.transport.own_addresses.add_loopback();
+}
+
+/// The transport by which calls are made, with the identity of this process.
+pub fn transport(mesh: &Mesh) -> Transport {
+    mesh.state.transport.transport.clone()
 }
 
 /// Makes all calls over mutual TLS, regardless of policies. A plaintext endpoint proves no identity, so its record

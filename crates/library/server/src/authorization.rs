@@ -17,7 +17,7 @@ use std::{
 
 use fairmesh_headers::{AllSpellings, CALLER, remove_all_spellings};
 use fairmesh_identity::{Clock as _, SystemClock};
-use fairmesh_model::{CallerId, Identity, Probe, ServiceName};
+use fairmesh_model::{CallerId, DefaultAuthorization, Identity, Policy, Probe, ServiceName};
 use fairmesh_router::{
     AuthorizationDecision, AuthorizationRequest, AuthorizationTable, DecisionReason, NeedsSidecar,
     RequestAttributes, TokenRefusal, UserToken,
@@ -121,6 +121,14 @@ impl Authorizer {
         }
         self.table.store(Some(Arc::new(table)));
         self.changes.send_modify(|changes| *changes += 1);
+    }
+
+    /// Refuses all calls while the policy cannot be read. A server that waits for its policy does so anyway.
+    pub(crate) fn set_unreadable(&self) {
+        if !self.waits_for_policy() {
+            let policy = Policy { authorization: Some(Box::default()), ..Policy::default() };
+            self.set(AuthorizationTable::compile(&policy, DefaultAuthorization::Deny, None));
+        }
     }
 
     /// Replaces the issuers of tokens.

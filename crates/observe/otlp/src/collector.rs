@@ -2,10 +2,11 @@ use std::{fmt, str::FromStr};
 
 use bytes::Bytes;
 use http::{
-    HeaderMap, HeaderName, HeaderValue, Method, Request, StatusCode, Uri, header,
+    HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode, Uri, header,
     uri::{PathAndQuery, Scheme},
 };
 use http_body_util::{BodyExt as _, Full, Limited};
+use hyper::body::Incoming;
 use hyper_util::{
     client::legacy::{Client, connect::HttpConnector},
     rt::TokioExecutor,
@@ -15,6 +16,7 @@ use tonic_prost::ProstCodec;
 
 use crate::{
     metrics::v1::{ExportMetricsServiceRequest, ExportMetricsServiceResponse},
+    secured_client::{SecuredClient, SecuredConnect},
     v1::{ExportTraceServiceRequest, ExportTraceServiceResponse},
 };
 
@@ -23,7 +25,8 @@ const DEFAULT_PATH: &str = "/v1/traces";
 /// Maximum size of a response, in bytes.
 const MAX_RESPONSE: usize = 64 * 1024;
 
-/// Address of a collector: `http://HOST:PORT` for OTLP/HTTP, or `grpc://HOST:PORT` for OTLP/gRPC.
+/// Address of a collector: `http://HOST:PORT` for OTLP/HTTP, `grpc://HOST:PORT` for OTLP/gRPC, or `https://HOST:PORT` for
+/// OTLP/HTTP to a control plane, over mutual TLS.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Collector {
     protocol: Protocol,
@@ -35,17 +38,21 @@ pub struct Collector {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Protocol {
     Http,
+    Https,
     Grpc,
 }
 
 /// Error: a text is not the address of a collector.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("'{0}' is not a collector; write http://HOST:4318 for OTLP over HTTP, or grpc://HOST:4317")]
+#[error(
+    "'{0}' is not a collector; write http://HOST:4318 for OTLP over HTTP, grpc://HOST:4317, or https://HOST:4318 for a control plane"
+)]
 pub struct InvalidCollector(String);
 
 /// A client of a collector.
 pub(crate) enum ExportClient {
     Http(Box<Client<HttpConnector, Full<Bytes>>>, Uri, HeaderMap),
+    Https(SecuredClient, Uri, HeaderMap),
     Grpc(Box<Grpc<Channel>>, HeaderMap),
 }
 
@@ -98,6 +105,7 @@ impl FromStr for Collector {
         let wrong = || InvalidCollector(text.to_owned());
         let (protocol, rest) = match text.split_once("://").ok_or_else(wrong)? {
             ("http", rest) => (Protocol::Http, rest),
+            ("https", rest) => (Protocol::Https, rest),
             ("grpc", rest) => (Protocol::Grpc, rest),
             _ => return Err(wrong()),
         };
@@ -105,8 +113,8 @@ impl FromStr for Collector {
         let authority = uri.authority().filter(|authority| !authority.as_str().contains('@'));
         let authority = authority.ok_or_else(wrong)?.clone();
         let path = match (protocol, uri.path()) {
-            (Protocol::Http, "/") => DEFAULT_PATH,
-            (Protocol::Http, path) => path,
+            (Protocol::Http | Protocol::Https, "/") => DEFAULT_PATH,
+            (Protocol::Http | Protocol::Https, path) => path,
             (Protocol::Grpc, "/") => "/",
             (Protocol::Grpc, _) => return Err(wrong()),
         };
@@ -129,19 +137,21 @@ impl fmt::Display for Collector {
         let authority = self.uri.authority().map_or("", |authority| authority.as_str());
         match self.protocol {
             Protocol::Http => write!(f, "http://{authority}{}", self.uri.path()),
+            Protocol::Https => write!(f, "https://{authority}{}", self.uri.path()),
             Protocol::Grpc => write!(f, "grpc://{authority}"),
         }
     }
 }
 
 impl ExportClient {
-    /// Creates a client that connects on first use.
-    pub(crate) fn new(collector: &Collector) -> Self {
+    /// Creates a client that connects on first use; to `https` by `connect`.
+    pub(crate) fn new(collector: &Collector, connect: Option<SecuredConnect>) -> Self {
         let (uri, headers) = (collector.uri.clone(), collector.headers.clone());
         match collector.protocol {
             Protocol::Http => {
                 Self::Http(Box::new(Client::builder(TokioExecutor::new()).build_http()), uri, headers)
             }
+            Protocol::Https => Self::Https(SecuredClient::new(connect), uri, headers),
             Protocol::Grpc => {
                 let channel = Channel::builder(uri).connect_lazy();
                 Self::Grpc(Box::new(Grpc::new(channel)), headers)
@@ -153,12 +163,13 @@ impl ExportClient {
     pub(crate) async fn send<R: ExportRequest>(&mut self, batch: &R) -> Result<u64, ExportError> {
         let response = match self {
             Self::Http(client, uri, headers) => {
-                let mut request = Request::new(Full::new(batch.encode_to_vec().into()));
-                (*request.method_mut(), *request.uri_mut()) = (Method::POST, uri.clone());
-                request.headers_mut().clone_from(headers);
-                let kind = HeaderValue::from_static("application/x-protobuf");
-                request.headers_mut().insert(header::CONTENT_TYPE, kind);
-                post::<R::Response>(client, request).await?
+                let response = client.request(post_request(batch, uri, headers)).await;
+                let response = response.map_err(|error| ExportError::Retryable(error_chain(&error)))?;
+                read_response::<R::Response>(response).await?
+            }
+            Self::Https(client, uri, headers) => {
+                let response = client.request(post_request(batch, uri, headers)).await?;
+                read_response::<R::Response>(response).await?
             }
             Self::Grpc(client, headers) => {
                 let metadata = MetadataMap::from_headers(headers.clone());
@@ -174,12 +185,16 @@ impl ExportClient {
     }
 }
 
-async fn post<T: prost::Message + Default>(
-    client: &Client<HttpConnector, Full<Bytes>>,
-    request: Request<Full<Bytes>>,
-) -> Result<T, ExportError> {
-    let response =
-        client.request(request).await.map_err(|error| ExportError::Retryable(error_chain(&error)))?;
+fn post_request(batch: &impl prost::Message, uri: &Uri, headers: &HeaderMap) -> Request<Full<Bytes>> {
+    let mut request = Request::new(Full::new(batch.encode_to_vec().into()));
+    (*request.method_mut(), *request.uri_mut()) = (Method::POST, uri.clone());
+    request.headers_mut().clone_from(headers);
+    let kind = HeaderValue::from_static("application/x-protobuf");
+    request.headers_mut().insert(header::CONTENT_TYPE, kind);
+    request
+}
+
+async fn read_response<T: prost::Message + Default>(response: Response<Incoming>) -> Result<T, ExportError> {
     let status = response.status();
     let body = Limited::new(response.into_body(), MAX_RESPONSE).collect().await;
     match status {
@@ -207,7 +222,7 @@ fn of_status(status: tonic::Status) -> ExportError {
     }
 }
 
-fn error_chain(error: &dyn std::error::Error) -> String {
+pub(crate) fn error_chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut next = error.source();
     while let Some(cause) = next {
@@ -227,13 +242,13 @@ mod tests {
             ("http://127.0.0.1:4318", "http://127.0.0.1:4318/v1/traces"),
             ("http://otel.internal:4318/custom/traces", "http://otel.internal:4318/custom/traces"),
             ("grpc://[::1]:4317", "grpc://[::1]:4317"),
+            ("https://control:4318", "https://control:4318/v1/traces"),
         ] {
             let collector: Collector = text.parse().unwrap();
             assert_eq!(collector.to_string(), shown);
             assert_eq!(shown.parse::<Collector>().unwrap(), collector);
         }
-        for wrong in
-            ["", "127.0.0.1:4318", "https://x", "http://", "grpc://x/y", "http://a b", "http://u:p@x"]
+        for wrong in ["", "127.0.0.1:4318", "ftp://x", "http://", "grpc://x/y", "http://a b", "http://u:p@x"]
         {
             assert!(wrong.parse::<Collector>().is_err(), "{wrong}");
         }

@@ -75,7 +75,7 @@ impl Environment {
         let is_specific = get(&format!("OTEL_EXPORTER_OTLP_{signal}_ENDPOINT")).is_some();
         if let Some(endpoint) = of_signal("ENDPOINT") {
             let path = (!is_specific).then_some(exported.path());
-            this.read_endpoint(&endpoint, of_signal("PROTOCOL").as_deref(), path);
+            this.read_endpoint((exported, &endpoint), of_signal("PROTOCOL").as_deref(), path);
         }
         if let Some(headers) = of_signal("HEADERS") {
             this.read_headers(&headers);
@@ -105,7 +105,12 @@ impl Environment {
 
     /// Sets the collector. `path` is the path of this signal below an endpoint that is the base for all signals;
     /// `None` means that the endpoint is used as written.
-    fn read_endpoint(&mut self, endpoint: &str, protocol: Option<&str>, path: Option<&str>) {
+    fn read_endpoint(
+        &mut self,
+        (exported, endpoint): (Exported, &str),
+        protocol: Option<&str>,
+        path: Option<&str>,
+    ) {
         let is_grpc = match protocol {
             Some("grpc") => true,
             Some("http/protobuf") | None => false,
@@ -116,15 +121,20 @@ impl Environment {
                 false
             }
         };
-        let Some(rest) = endpoint.strip_prefix("http://") else {
-            let message = "only http:// is spoken; use an agent of the collector on this machine";
-            return self.warn(format!("OTEL_EXPORTER_OTLP_ENDPOINT={endpoint}: {message}"));
+        let is_control_plane = exported == Exported::Traces && !is_grpc && endpoint.starts_with("https://");
+        let (scheme, rest) = match endpoint.split_once("://") {
+            Some((scheme @ "http", rest)) => (scheme, rest),
+            Some((scheme @ "https", rest)) if is_control_plane => (scheme, rest),
+            _ => {
+                let message = "only http:// is spoken, and https:// with traces to a control plane; use an agent of the collector on this machine";
+                return self.warn(format!("OTEL_EXPORTER_OTLP_ENDPOINT={endpoint}: {message}"));
+            }
         };
         let base = rest.trim_end_matches('/');
         let text = match (is_grpc, path) {
             (true, _) => format!("grpc://{base}"),
             (false, None) => endpoint.to_owned(),
-            (false, Some(path)) => format!("http://{base}{path}"),
+            (false, Some(path)) => format!("{scheme}://{base}{path}"),
         };
         match text.parse() {
             Ok(collector) => self.collector = Some(collector),
@@ -229,10 +239,14 @@ fn decoded(text: &str) -> String {
 mod tests {
     use super::*;
 
+    fn of(variables: &[(&str, &str)]) -> impl Fn(&str) -> Option<String> + use<> {
+        let variables: Vec<_> =
+            variables.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+        move |name| variables.iter().find(|(known, _)| *known == name).map(|(_, value)| value.clone())
+    }
+
     fn read(variables: &[(&str, &str)]) -> Environment {
-        Environment::read(|name| {
-            variables.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned())
-        })
+        Environment::read(of(variables))
     }
 
     #[test]
@@ -251,7 +265,11 @@ mod tests {
             to(&[("OTEL_EXPORTER_OTLP_ENDPOINT", "http://otel:4317"), grpc]).as_deref(),
             Some("grpc://otel:4317")
         );
-        for wrong in ["https://otel:4318", "otel:4318", "http://"] {
+        let control_plane = ("OTEL_EXPORTER_OTLP_ENDPOINT", "https://control:4318");
+        assert_eq!(to(&[control_plane]).as_deref(), Some("https://control:4318/v1/traces"));
+        assert!(to(&[control_plane, grpc]).is_none());
+        assert!(Environment::read_metrics(of(&[control_plane])).collector.is_none(), "only spans");
+        for wrong in ["otel:4318", "http://"] {
             let read = read(&[("OTEL_EXPORTER_OTLP_ENDPOINT", wrong)]);
             assert!(read.collector.is_none() && read.warnings.len() == 1, "{wrong}: {read:?}");
         }

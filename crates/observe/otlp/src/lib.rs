@@ -13,6 +13,7 @@ mod environment;
 mod metric_families;
 mod metrics_exporter;
 mod sampler;
+mod secured_client;
 mod span;
 mod span_exporter;
 
@@ -20,6 +21,7 @@ pub use collector::{Collector, InvalidCollector};
 pub use environment::Environment;
 pub use metrics_exporter::{MetricsConfig, MetricsCounts, MetricsExporter};
 pub use sampler::{RootSampler, Sampler};
+pub use secured_client::{Connecting, SecuredConnect, SecuredStream};
 pub use span::{AttributeValue, Span, SpanKind};
 pub use span_exporter::{Counts, Exporter};
 

@@ -80,7 +80,7 @@ impl MetricsExporter {
         let (stopping, stopped) = oneshot::channel();
         let counters = Arc::<Counters>::default();
         let worker = Worker {
-            client: ExportClient::new(&config.to),
+            client: ExportClient::new(&config.to, None),
             resource: Resource { attributes: attributes(config.resource.clone()) },
             config,
             counters: Arc::clone(&counters),

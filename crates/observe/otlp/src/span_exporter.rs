@@ -14,7 +14,7 @@ use tokio::{
 };
 
 use crate::{
-    AttributeValue, Collector, Span,
+    AttributeValue, Collector, SecuredConnect, Span,
     collector::{ExportClient, ExportError},
     span::attributes,
     v1::{ExportTraceServiceRequest, InstrumentationScope, Resource, ResourceSpans, ScopeSpans},
@@ -65,12 +65,16 @@ pub struct Counts {
 
 impl Exporter {
     /// Starts an exporter with its task; must be called within a tokio runtime. `resource` contains the attributes of
-    /// this process, such as `service.name`.
-    pub fn start(to: &Collector, resource: Vec<(String, AttributeValue)>) -> Self {
+    /// this process, such as `service.name`. `connect` opens connections to a collector at `https`.
+    pub fn start(
+        to: &Collector,
+        resource: Vec<(String, AttributeValue)>,
+        connect: Option<SecuredConnect>,
+    ) -> Self {
         let (queue, spans) = channel(QUEUE_CAPACITY);
         let counters = Arc::<Counters>::default();
         let worker = Worker {
-            channels: ExportClient::new(to),
+            channels: ExportClient::new(to, connect),
             to: to.to_string(),
             resource: Resource { attributes: attributes(resource) },
             counters: Arc::clone(&counters),

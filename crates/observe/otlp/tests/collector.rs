@@ -69,6 +69,7 @@ fn exporter(to: &str) -> Exporter {
     Exporter::start(
         &to.parse::<Collector>().unwrap(),
         vec![("service.name".to_owned(), AttributeValue::from("test"))],
+        None,
     )
 }
 

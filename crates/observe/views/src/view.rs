@@ -159,6 +159,15 @@ impl Scope {
         vec![of(DefaultsScope::Mesh), of(DefaultsScope::Tenant(tenant.clone()))]
     }
 
+    /// Returns whether the service is in the scope.
+    pub fn contains(&self, name: &ServiceName) -> bool {
+        match self {
+            Self::All => true,
+            Self::Tenant(tenant) => name.tenant == *tenant,
+            Self::Service(one) => name == one,
+        }
+    }
+
     fn prefixes(&self, kinds: &[RecordKind]) -> Vec<Prefix> {
         match self {
             // There is no list of tenants, so all services are read and filtered here.

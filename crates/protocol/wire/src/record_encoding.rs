@@ -138,20 +138,22 @@ pub fn is_costly(key: &str) -> bool {
     key.contains("/policies/")
 }
 
-/// Extracts the authorization of a policy as the value of a separate record; `None` if the policy has none.
+/// Extracts the authorization of a policy as the value of a separate record; `None` if the policy has none. A policy
+/// that cannot be decoded may have rules, and counts as one that allows no caller.
 pub fn rules_of(policy: &[u8]) -> Option<Bytes> {
-    v1::Policy::decode(policy).ok()?.authorization.map(|rules| bytes(&rules))
+    let rules = v1::Policy::decode(policy).map(|policy| policy.authorization);
+    rules.unwrap_or_else(|_| Some(v1::Authorization::default())).map(|rules| bytes(&rules))
 }
 
 /// Replaces the authorization of a policy by `rules`. Without a policy, adds the rules to the default policy. `None`
-/// if both are missing.
+/// if both are missing. Rules that cannot be decoded are replaced by rules that allow no caller.
 pub fn with_rules(policy: Option<&[u8]>, rules: Option<&[u8]>) -> Option<Bytes> {
     if policy.is_none() && rules.is_none() {
         return None;
     }
     let policy = policy.and_then(|policy| v1::Policy::decode(policy).ok());
     let policy = policy.unwrap_or_else(|| v1::Policy::from(Policy::default()));
-    let authorization = rules.and_then(|rules| v1::Authorization::decode(rules).ok());
+    let authorization = rules.map(|rules| v1::Authorization::decode(rules).unwrap_or_default());
     Some(bytes(&v1::Policy { authorization, ..policy }))
 }
 
@@ -173,6 +175,12 @@ pub fn permits_plaintext(policy: &[u8]) -> bool {
 /// Whether a policy prefers the caller's zone. Does not compile its regular expressions.
 pub fn is_zone_first(policy: &[u8]) -> bool {
     v1::Policy::decode(policy).unwrap_or_default().zone_first
+}
+
+/// Number of endpoints to which a caller keeps connections by its policy; 0 is all. Does not compile its regular
+/// expressions.
+pub fn subset(policy: &[u8]) -> u32 {
+    v1::Policy::decode(policy).unwrap_or_default().subset
 }
 
 /// How a policy divides calls among regions; `None` if the policy does not say. Does not compile its regular

@@ -303,6 +303,19 @@ impl Transport {
         }
     }
 
+    /// Opens a connection to the pages of a control plane, which has to prove this host name or address. The caller
+    /// applies a timeout.
+    ///
+    /// # Errors
+    /// If the connection cannot be established, or this process has no identity to show.
+    pub async fn connect_host(&self, host: &str, port: u16) -> io::Result<Stream> {
+        let identity = self.identity.as_ref().filter(|identity| identity.is_ready());
+        let identity = identity.ok_or_else(|| io::Error::other(NoIdentity))?;
+        let stream = TcpStream::connect((host, port)).await?;
+        configure(&stream)?;
+        identity.connect(ExpectedPeer::Host(host), stream).await.map(Stream::Tls)
+    }
+
     /// Starts to listen for mesh processes.
     ///
     /// # Errors

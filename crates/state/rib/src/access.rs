@@ -221,11 +221,14 @@ impl AccessControl {
             return false;
         }
         let key = RecordKey::Policy(service.clone());
-        let policy = match self.record(&key) {
-            Some(Record::Policy(policy)) => Some(policy),
-            _ => None,
+        let entry = self.shared.node.get(&key.to_string());
+        let authorization = match entry.map(|entry| record_encoding::decode(&key, &entry.value)) {
+            Some(Ok(Record::Policy(policy))) => policy.authorization,
+            // A policy that cannot be decoded is taken as one that allows no caller.
+            Some(_) => Some(Box::default()),
+            None => None,
         };
-        self.admits(grants, policy.as_ref().and_then(|policy| policy.authorization.as_deref()))
+        self.admits(grants, authorization.as_deref())
     }
 
     /// Whether programs on the caller's machine may call a service whose policy has this authorization.
@@ -344,9 +347,13 @@ impl AccessControl {
                 // A record of a newer release grants nothing.
                 _ => None,
             };
-        let default = match self.record(&RecordKey::DefaultAuthorization) {
-            Some(Record::DefaultAuthorization(default)) => default,
-            _ => DefaultAuthorization::default(),
+        let key = RecordKey::DefaultAuthorization;
+        let entry = self.shared.node.get(&key.to_string());
+        let default = match entry.map(|entry| record_encoding::decode(&key, &entry.value)) {
+            Some(Ok(Record::DefaultAuthorization(default))) => default,
+            // An unreadable default allows no call.
+            Some(_) => DefaultAuthorization::Deny,
+            None => DefaultAuthorization::default(),
         };
         let domain = match self.record(&RecordKey::TrustBundle) {
             Some(Record::TrustBundle(bundle)) => Some(bundle.domain),

@@ -5,7 +5,7 @@ use std::time::Duration;
 use fairmesh_model::{SpiffeId, TrustBundle, TrustDomain};
 use tokio_rustls::rustls::{
     crypto::{WebPkiSupportedAlgorithms, aws_lc_rs},
-    pki_types::{CertificateDer, SubjectPublicKeyInfoDer, TrustAnchor, UnixTime},
+    pki_types::{CertificateDer, ServerName, SubjectPublicKeyInfoDer, TrustAnchor, UnixTime},
 };
 use webpki::{EndEntityCert, KeyUsage, RawPublicKeyEntity, anchor_from_trusted_cert};
 use x509_parser::{certificate::X509Certificate, extensions::GeneralName, prelude::FromDer as _};
@@ -148,6 +148,29 @@ impl Trust {
         }
         self.revocations.check(leaf, usage)?;
         Ok((id, root))
+    }
+
+    /// Verifies the chain of a server that proves a host name or address instead of an identity.
+    ///
+    /// # Errors
+    /// When the chain is not valid, or is for other hosts.
+    pub(crate) fn verify_host(
+        &self,
+        chain: &[CertificateDer<'_>],
+        host: &str,
+        now: Duration,
+    ) -> Result<(), Refused> {
+        let (leaf, intermediates) = match chain {
+            [leaf, rest @ ..] if chain.len() <= MAX_CHAIN => (leaf, rest),
+            _ => return Err(Refused::ChainLength(chain.len())),
+        };
+        self.verify_path(leaf, intermediates, Usage::Server, now)?;
+        let certificate = EndEntityCert::try_from(leaf).map_err(|_| Refused::Malformed)?;
+        let name = ServerName::try_from(host).map_err(|_| Refused::Malformed)?;
+        certificate.verify_is_valid_for_subject_name(&name).map_err(|_| {
+            let remedy = format!("start the control plane with --admin-name {host}");
+            Refused::Other(format!("it is for other hosts than {host}; {remedy}"))
+        })
     }
 
     /// Whether `root` belongs to this bundle.

@@ -54,7 +54,7 @@ pub enum IdentityError {
     #[error(
         "the root {root} is so new that not all programs trust it: they do once they have renewed their certificates, by {}; \
          rotate then, or with --force, where programs that have not renewed fail until they have, or are started again",
-        time(*until)
+        rfc3339(*until)
     )]
     YoungRoot {
         /// SHA-256 of the root, in hexadecimal.
@@ -95,7 +95,7 @@ pub enum IdentityError {
     /// Certificates under a root may not have expired yet.
     #[error(
         "certificates beneath the root {root} may be in use: the last one that can have been issued expires by {}",
-        time(*until)
+        rfc3339(*until)
     )]
     RecentRoot {
         /// SHA-256 of the root, in hexadecimal.
@@ -117,12 +117,23 @@ impl IdentityError {
     }
 }
 
-/// Formats a time since 1970 for messages (RFC 3339).
-fn time(since_1970: Duration) -> String {
+/// Formats a time since 1970 for messages and logs (RFC 3339).
+pub(crate) fn rfc3339(since_1970: Duration) -> String {
     let seconds = i64::try_from(since_1970.as_secs()).ok();
     let Some(time) = seconds.and_then(|seconds| OffsetDateTime::from_unix_timestamp(seconds).ok()) else {
         return "an unknown time".into();
     };
     let (hour, minute, second) = time.to_hms();
     format!("{}T{hour:02}:{minute:02}:{second:02}Z", time.date())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_written_as_rfc_3339() {
+        assert_eq!(rfc3339(Duration::from_millis(1_795_996_799_999)), "2026-11-29T23:59:59Z");
+        assert_eq!(rfc3339(Duration::MAX), "an unknown time");
+    }
 }

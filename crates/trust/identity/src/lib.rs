@@ -66,7 +66,8 @@ pub use private_key::PrivateKey;
 pub use program::{IdentityRequest, LateIdentity, Membership, ProgramIdentity, ServerIdentity};
 pub use revocations::{RevocationSource, follow_revocations};
 pub use signer::{
-    RemoteKey, RemoteKeyConfig, RemoteKeyError, SignatureCounts, SignedBy, Signer, certificate_verify,
+    RemoteKey, RemoteKeyConfig, RemoteKeyError, RemoteKeys, SignatureCounts, SignedBy, Signer,
+    certificate_verify,
 };
 pub use tls_config::crypto_provider;
 pub use tracked_connections::RevocationList;

@@ -64,7 +64,8 @@ impl TlsIdentity for OneWayTls {
             ExpectedPeer::Service(_)
             | ExpectedPeer::Id(_)
             | ExpectedPeer::KeyServer
-            | ExpectedPeer::Gateway => Err(io::Error::other(NoIdentity)),
+            | ExpectedPeer::Gateway
+            | ExpectedPeer::Host(_) => Err(io::Error::other(NoIdentity)),
         };
         Box::pin(async move { Ok(Box::new(TlsStream::connect(config?, stream).await?) as Box<_>) })
     }

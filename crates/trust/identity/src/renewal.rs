@@ -7,7 +7,7 @@ use fairmesh_model::TrustBundle;
 use tokio_rustls::rustls::pki_types::CertificateDer;
 use tokio_util::sync::CancellationToken;
 
-use crate::{CertificateInfo, Credentials, IdentityError, PrivateKey, Workload, join_token};
+use crate::{CertificateInfo, Credentials, IdentityError, PrivateKey, Workload, error::rfc3339, join_token};
 
 /// Maximum age at which a certificate is renewed. Renewals are spread over the tenth before this age, so that
 /// processes started together do not renew together.
@@ -70,7 +70,7 @@ async fn install<E: From<String>>(
     let (id, (_, expires)) = (credentials.id().clone(), credentials.validity());
     let serial = CertificateInfo::of(&credentials.chain[0]).map(|info| info.serial).unwrap_or_default();
     workload.install(credentials).map_err(failed)?;
-    tracing::info!(%id, serial, expires = expires.as_secs(), "a certificate was issued");
+    tracing::info!(%id, serial, expires = rfc3339(expires), "a certificate was issued");
     Ok(())
 }
 

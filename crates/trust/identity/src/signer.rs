@@ -1,8 +1,9 @@
-//! Signs a server's TLS handshakes, with a local key or on a key server.
+//! Signs a server's TLS handshakes, with a local key or on key servers.
 
 mod certificate_verify;
 mod counts;
 mod remote_key;
+mod remote_keys;
 
 use std::sync::Arc;
 
@@ -20,10 +21,11 @@ pub use self::{
     certificate_verify::certificate_verify,
     counts::{SignatureCounts, SignedBy},
     remote_key::{RemoteKey, RemoteKeyConfig, RemoteKeyError},
+    remote_keys::RemoteKeys,
 };
 use crate::chain_verification::{self, algorithms};
 
-/// Signs handshakes for a certificate with a local key or on a key server. If both are given, the local key is the
+/// Signs handshakes for a certificate with a local key or on key servers. If both are given, the local key is the
 /// fallback.
 ///
 /// A signature on a key server blocks the thread, because rustls signs synchronously. Such handshakes need separate
@@ -35,10 +37,10 @@ pub struct Signer {
     counts: Arc<SignatureCounts>,
 }
 
-/// A key on a key server, and the certificate whose public key its signatures must match.
+/// A key on key servers, and the certificate whose public key their signatures must match.
 #[derive(Debug)]
 struct RemoteSigner {
-    key: Arc<RemoteKey>,
+    keys: Arc<RemoteKeys>,
     certificate: CertificateDer<'static>,
     algorithm: SignatureAlgorithm,
     schemes: &'static [SignatureScheme],
@@ -62,13 +64,13 @@ impl Signer {
     pub fn certify(
         chain: Vec<CertificateDer<'static>>,
         local: Option<PrivateKeyDer<'static>>,
-        remote: Option<Arc<RemoteKey>>,
+        remote: Option<Arc<RemoteKeys>>,
         counts: &Arc<SignatureCounts>,
     ) -> Result<CertifiedKey, Error> {
         let certificate = chain.first().cloned().ok_or(Error::NoCertificatesPresented)?;
         let provider = default_provider();
         let local = local.map(|key| CertifiedKey::from_der(chain.clone(), key, &provider)).transpose()?;
-        let remote = remote.map(|key| RemoteSigner::new(key, certificate)).transpose()?;
+        let remote = remote.map(|keys| RemoteSigner::new(keys, certificate)).transpose()?;
         let local = local.map(|certified| certified.key);
         let signer = Self { local, remote: remote.map(Arc::new), counts: Arc::clone(counts) };
         Ok(CertifiedKey::new(chain, Arc::new(signer)))
@@ -103,14 +105,20 @@ impl SigningKey for Signer {
 }
 
 impl HandshakeSigner {
-    /// Signs on the key server, unless the key server is failing and there is a local key.
+    /// Signs on the first key server that does. `None` if all are failing and there is a local key.
     fn sign_remotely(
         &self,
         remote: &RemoteSigner,
         message: &[u8],
     ) -> Option<Result<Vec<u8>, RemoteKeyError>> {
-        let is_spared = self.local.is_some() && remote.key.problem().is_some();
-        (!is_spared).then(|| remote.sign(self.scheme, message))
+        let mut signed = None;
+        for key in remote.keys.in_order(self.local.is_none()) {
+            signed = Some(remote.sign(key, self.scheme, message));
+            if let Some(Ok(_)) = signed {
+                break;
+            }
+        }
+        signed
     }
 
     fn sign_locally(&self, message: &[u8], by: SignedBy) -> Result<Vec<u8>, Error> {
@@ -143,21 +151,26 @@ impl sign::Signer for HandshakeSigner {
 }
 
 impl RemoteSigner {
-    fn new(key: Arc<RemoteKey>, certificate: CertificateDer<'static>) -> Result<Self, Error> {
+    fn new(keys: Arc<RemoteKeys>, certificate: CertificateDer<'static>) -> Result<Self, Error> {
         let (algorithm, schemes) = schemes_of(&certificate)
             .ok_or_else(|| Error::General("key servers do not sign with keys of this type".into()))?;
-        Ok(Self { key, certificate, algorithm, schemes })
+        Ok(Self { keys, certificate, algorithm, schemes })
     }
 
-    /// Signs on the key server and verifies the signature. An invalid signature counts as a failure of the key
+    /// Signs on a key server and verifies the signature. An invalid signature counts as a failure of the key
     /// server.
-    fn sign(&self, scheme: SignatureScheme, message: &[u8]) -> Result<Vec<u8>, RemoteKeyError> {
+    fn sign(
+        &self,
+        key: &RemoteKey,
+        scheme: SignatureScheme,
+        message: &[u8],
+    ) -> Result<Vec<u8>, RemoteKeyError> {
         let hash = certificate_verify::transcript_hash(message).ok_or(RemoteKeyError::OtherMessage)?;
-        let signature = self.key.sign(scheme.into(), hash)?;
+        let signature = key.sign(scheme.into(), hash)?;
         if self.fits(scheme, message, &signature) {
             return Ok(signature);
         }
-        Err(self.key.failed(RemoteKeyError::WrongSignature))
+        Err(key.failed(RemoteKeyError::WrongSignature))
     }
 
     fn fits(&self, scheme: SignatureScheme, message: &[u8], signature: &[u8]) -> bool {

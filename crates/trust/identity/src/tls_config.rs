@@ -30,6 +30,8 @@ pub(crate) enum Expected {
     Upstream,
     KeyServer,
     Gateway,
+    /// A certificate for this host name or address, without an identity.
+    Host(String),
 }
 
 impl From<ExpectedPeer<'_>> for Expected {
@@ -41,6 +43,7 @@ impl From<ExpectedPeer<'_>> for Expected {
             ExpectedPeer::Upstream => Self::Upstream,
             ExpectedPeer::KeyServer => Self::KeyServer,
             ExpectedPeer::Gateway => Self::Gateway,
+            ExpectedPeer::Host(host) => Self::Host(host.to_owned()),
         }
     }
 }
@@ -74,6 +77,7 @@ impl fmt::Display for Expected {
             Self::Upstream => f.write_str("a control plane or a replica"),
             Self::KeyServer => f.write_str("a key server"),
             Self::Gateway => f.write_str("a gateway"),
+            Self::Host(host) => write!(f, "a control plane at {host}"),
         }
     }
 }
@@ -97,6 +101,9 @@ struct Verifier {
 impl Verifier {
     fn verify(&self, chain: &[&CertificateDer<'_>], usage: Usage) -> Result<(), Error> {
         let chain: Vec<_> = chain.iter().map(|one| CertificateDer::from(one.as_ref())).collect();
+        if let Some(Expected::Host(host)) = &self.expected {
+            return self.trust.verify_host(&chain, host, self.clock.now()).map_err(as_tls_error);
+        }
         let verified = match self.foreign_trust(&chain, usage) {
             Some(foreign) => foreign.verify(&chain, usage, self.clock.now()).and_then(|found| {
                 match usage == Usage::Server || self.named.contains(&found) {
@@ -114,9 +121,7 @@ impl Verifier {
             Some(expected) => expected.check(found),
             None => Ok(()),
         });
-        checked.map_err(|refused| {
-            Error::InvalidCertificate(CertificateError::Other(OtherError(Arc::new(refused))))
-        })
+        checked.map_err(as_tls_error)
     }
 
     /// Returns the verifier of the federated domain that a certificate names. The roots of a domain vouch only for
@@ -126,6 +131,10 @@ impl Verifier {
         let domain = chain_verification::id_of(chain.first()?, usage).ok()?.domain;
         if domain == *self.trust.domain() { None } else { federation.find(&domain) }
     }
+}
+
+fn as_tls_error(refused: Refused) -> Error {
+    Error::InvalidCertificate(CertificateError::Other(OtherError(Arc::new(refused))))
 }
 
 /// Verifies signatures of handshakes. It is the same for servers and clients: only TLS 1.3, with the algorithms of
@@ -210,12 +219,9 @@ impl ServerCertVerifier for PinnedVerifier {
         _: &[u8],
         _: UnixTime,
     ) -> Result<ServerCertVerified, Error> {
-        let refuse = |refused: Refused| {
-            Error::InvalidCertificate(CertificateError::Other(OtherError(Arc::new(refused))))
-        };
         let chain: Vec<_> = std::iter::once(end_entity).chain(intermediates).cloned().collect();
         let verified = Trust::verify_pinned(&chain, &self.token, self.clock.now());
-        verified.and_then(|found| Expected::Upstream.check(found)).map_err(refuse)?;
+        verified.and_then(|found| Expected::Upstream.check(found)).map_err(as_tls_error)?;
         Ok(ServerCertVerified::assertion())
     }
 

@@ -10,7 +10,7 @@ use fairmesh_wire::{
 use tokio::time::sleep;
 use tonic::{Code, Request, Status, metadata::MetadataValue};
 
-use crate::{CertificateInfo, Credentials, Workload, renewal};
+use crate::{CertificateInfo, Credentials, Workload, error::rfc3339, renewal};
 
 /// Metadata key that the SPIFFE specification requires on each call.
 const HEADER: &str = "workload.spiffe.io";
@@ -106,7 +106,7 @@ impl WorkloadApi {
         let (id, (_, expires)) = (credentials.id().clone(), credentials.validity());
         let serial = CertificateInfo::of(&credentials.chain[0]).map(|info| info.serial).unwrap_or_default();
         workload.install(credentials).map_err(unusable)?;
-        tracing::info!(%id, serial, expires = expires.as_secs(), "a certificate was received");
+        tracing::info!(%id, serial, expires = rfc3339(expires), "a certificate was received");
         Ok(())
     }
 }

@@ -195,11 +195,8 @@ fn contender_writes(
     shares: Vec<(Region, fairmesh_model::TrafficShares)>,
     origin: TableOrigin,
 ) -> Vec<TableWrite> {
-    let write = |(from, shares)| TableWrite {
-        from,
-        table: Some(RegionTable { shares, zones: Default::default(), origin }),
-        replaces: None,
-    };
+    let write =
+        |(from, shares)| TableWrite { from, table: Some(RegionTable::new(shares, origin)), replaces: None };
     shares.into_iter().map(write).collect()
 }
 

@@ -302,11 +302,17 @@ struct Policies {
 }
 
 impl Policies {
+    /// Stores a record. One that cannot be decoded allows no call.
     fn put(&mut self, key: &str, value: &[u8]) {
         let Ok(key) = RecordKey::parse(key) else { return };
         match (record_encoding::decode(&key, value), key) {
             (Ok(Record::Policy(policy)), RecordKey::Policy(service)) => drop(self.of.insert(service, policy)),
             (Ok(Record::DefaultAuthorization(default)), _) => self.default = default,
+            (Err(_), RecordKey::Policy(service)) => {
+                let authorization = Some(Box::default());
+                self.of.insert(service, Policy { authorization, ..Policy::default() });
+            }
+            (Err(_), RecordKey::DefaultAuthorization) => self.default = DefaultAuthorization::Deny,
             _ => {}
         }
     }

@@ -111,10 +111,13 @@ impl Shared {
         while !self.is_refused_in_plaintext().await {
             tokio::time::sleep(OUTSIDE_INTERVAL).await;
         }
-        let way_in = self.way_in();
-        tracing::error!(
-            "this agent has no certificate, without which a mesh with a trust domain accepts no connection over TCP; {way_in}"
+        let refusal = format!(
+            "this agent has no certificate, without which a mesh with a trust domain accepts no connection over TCP; {}",
+            self.way_in()
         );
+        tracing::error!("{refusal}");
+        // Only this function sets it, and only once.
+        let _ = self.refusal.set(refusal);
         std::future::pending().await
     }
 

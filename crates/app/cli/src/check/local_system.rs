@@ -128,14 +128,15 @@ fn examine(report: &mut Report) {
         ),
     }
     let checks = fairmesh_kernel::probe(Path::new(DEFAULT_PINS));
-    let problem = checks.iter().find_map(|check| Some((&check.what, check.problem.as_ref()?)));
+    let problem = checks.iter().find_map(|check| check.problem.as_ref());
     match problem {
         None => report.ok("ebpf", "this kernel has what the kernel form needs"),
-        Some((what, problem)) => report.add(
+        Some(problem) => report.add(
             "ebpf",
             Level::Note,
-            format!("the kernel form cannot be used: {what}: {problem}"),
-            "'fairmesh kernel probe' lists what it needs; programs call through a proxy or the library without it",
+            format!("the kernel form cannot be used: {problem}"),
+            "'fairmesh kernel probe' lists what it needs, with the kernel's reasons; programs call through a proxy or the library \
+             without it",
         ),
     }
 }

@@ -7,7 +7,7 @@ use std::{
 };
 
 use fairmesh_console::{
-    connect::{SOFTWARE, transport, transport_of_user},
+    connect::{SOFTWARE, address_hint, agent_hint, transport, transport_of_user},
     failure::Failure,
     process_stat::ProcessStat,
     view_reader::age_of,
@@ -324,20 +324,32 @@ async fn unreachable(
     report: &mut Report,
 ) {
     let option = if check == "agent" { "--agent or FAIRMESH_AGENT" } else { "--control or FAIRMESH_CONTROL" };
+    let hint = match check {
+        "agent" => agent_hint(address).await,
+        _ => format!("start it with 'fairmesh control', or {}", address_hint(address)),
+    };
     match (error, address) {
         (ConnectError::Unreachable { .. }, Address::Unix(path)) if !path.exists() => report.add(
             check,
             Level::Error,
             format!("{what} does not run: there is no socket {}", path.display()),
-            format!("start it with 'fairmesh {check}', or give its address with {option}"),
+            hint,
         ),
         (ConnectError::Unreachable { source, .. }, _) => report.add(
             check,
             Level::Error,
             format!("{what} does not respond at {address}: {source}"),
             format!(
-                "start it with 'fairmesh {check}', or give its address with {option}; the socket of an ended process stays \
-                 as a file, and one of another user may be closed to this one"
+                "{hint}; the socket of an ended process stays as a file, and one of another user may be closed to this one"
+            ),
+        ),
+        (error, Address::Tcp(_)) if error.ended_by_peer().is_some() => report.add(
+            other,
+            Level::Error,
+            format!("what listens at {address} closed the connection before it responded"),
+            format!(
+                "a mesh with a trust domain accepts over TCP only programs of a machine whose agent has joined: {hint}; or another \
+                 program has taken the port (ss -ltnp shows it)"
             ),
         ),
         (ConnectError::NoHello { status, .. }, address)

@@ -24,9 +24,13 @@ use crate::{
     },
 };
 
-/// Checks all records.
-pub(super) async fn check(connection: &Connection, report: &mut Report) -> Result<(), Failure> {
-    let view = View::read(connection, &Scope::All, &every_kind()).await?;
+/// Checks the records of these services.
+pub(super) async fn check(
+    connection: &Connection,
+    scope: &Scope,
+    report: &mut Report,
+) -> Result<(), Failure> {
+    let view = View::read(connection, scope, &every_kind()).await?;
     for (name, one) in &view.services {
         match &one.service {
             None => undeclared(name, one, report),
@@ -35,10 +39,13 @@ pub(super) async fn check(connection: &Connection, report: &mut Report) -> Resul
         if view.has_trust_domain {
             plaintext(name, one, report);
         }
-        policy(name, one, &view, report);
+        policy(name, one, (&view, scope), report);
         unreachable(name, one, report);
         injected(name, one, report);
-        traffic(name, one, &view, report);
+        // Regions and classes may be known from services that were not read.
+        if matches!(scope, Scope::All) {
+            traffic(name, one, &view, report);
+        }
         shards(name, one, report);
     }
     regions(&view, report);
@@ -167,13 +174,14 @@ fn shared_addresses(view: &View, report: &mut Report) {
 }
 
 /// Checks references in the policy of a service.
-fn policy(name: &ServiceName, one: &ServiceView, view: &View, report: &mut Report) {
+fn policy(name: &ServiceName, one: &ServiceView, (view, scope): (&View, &Scope), report: &mut Report) {
     let Some(policy) = &one.policy else { return };
     let resource = Resource::Policy(name.clone(), policy.value.clone());
     let is_declared = |name: &ServiceName| view.services.get(name).is_some_and(|one| one.service.is_some());
     let mut named = BTreeSet::new();
     for Mention { name: target, reference, effect } in mentioned(&resource) {
-        if !is_declared(&target) && named.insert(target.clone()) {
+        // Services that were not read may be declared.
+        if scope.contains(&target) && !is_declared(&target) && named.insert(target.clone()) {
             let check = if target == *name { "policy.undeclared" } else { "policy.unknownService" };
             report.add(
                 check,

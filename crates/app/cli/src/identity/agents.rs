@@ -10,7 +10,8 @@ use fairmesh_model::{
 use fairmesh_wire::{handshake::Connection, record_encoding, v1::WatchersRequest};
 use serde_json::{Value, json};
 
-use super::{ReadArgs, revoke, timestamp};
+use super::{ReadArgs, revoke};
+use fairmesh_console::output::timestamp;
 
 /// Prints one row per agent, one per identity of connected programs without an agent, and one per other identity that is revoked.
 pub(super) async fn list(args: ReadArgs) -> Result<(), Failure> {
@@ -88,7 +89,7 @@ impl Rows {
         let shown = if tenants.is_empty() { "all".to_owned() } else { tenants.join(", ") };
         let region = agent.region.map(String::from);
         let item = json!({
-            "id": id, "tenants": tenants, "region": region, "joined": agent.joined, "connected": null,
+            "id": id, "tenants": tenants, "region": region, "joined": timestamp(agent.joined), "connected": null,
             "revocations": values(&revoked),
         });
         let region = region.unwrap_or_else(|| "any".into());

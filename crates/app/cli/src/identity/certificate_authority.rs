@@ -12,7 +12,8 @@ use fairmesh_model::{Invalid, TrustBundle};
 use fairmesh_wire::v1::{DescribeAuthorityRequest, DescribeAuthorityResponse, RotateAuthorityRequest};
 use serde_json::{Value, json};
 
-use super::{ReadArgs, revoke::hexadecimal, timestamp};
+use super::{ReadArgs, revoke::hexadecimal};
+use fairmesh_console::output::timestamp;
 
 /// Arguments of `fairmesh identity rotate`.
 #[derive(Debug, Args)]
@@ -65,7 +66,7 @@ pub(super) fn shown(described: DescribeAuthorityResponse) -> Result<(Value, Stri
     for root in &bundle.roots {
         let info = CertificateInfo::of(root).map_err(Failure::failed)?;
         rows.push(vec!["root".to_owned(), info.digest.clone(), timestamp(info.expires_at)]);
-        roots.push(json!({ "sha256": info.digest, "expires": info.expires_at }));
+        roots.push(json!({ "sha256": info.digest, "expires": timestamp(info.expires_at) }));
     }
     let retired: Vec<String> = bundle.retired.iter().map(|digest| hexadecimal(digest)).collect();
     rows.extend(retired.iter().map(|digest| vec!["retired root".to_owned(), digest.clone(), String::new()]));
@@ -73,7 +74,7 @@ pub(super) fn shown(described: DescribeAuthorityResponse) -> Result<(Value, Stri
     if !described.issuer.is_empty() {
         let info = CertificateInfo::of(&described.issuer).map_err(Failure::failed)?;
         rows.push(vec!["intermediate".to_owned(), info.digest.clone(), timestamp(info.expires_at)]);
-        issuer = json!({ "sha256": info.digest, "expires": info.expires_at });
+        issuer = json!({ "sha256": info.digest, "expires": timestamp(info.expires_at) });
     }
     let value = json!({
         "domain": bundle.domain,

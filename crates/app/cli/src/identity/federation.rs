@@ -25,7 +25,8 @@ use fairmesh_wire::{
 };
 use serde_json::{Value, json};
 
-use super::{ChangeArgs, ReadArgs, timestamp};
+use super::{ChangeArgs, ReadArgs};
+use fairmesh_console::output::timestamp;
 
 /// Subcommands of `fairmesh identity federation`.
 #[derive(Debug, Subcommand)]
@@ -186,7 +187,7 @@ pub(crate) fn federated_value(domains: &FederatedDomains, bundle: &TrustBundle) 
 pub(crate) fn value(bundle: &TrustBundle) -> Result<Value, Failure> {
     let root = |root: &Vec<u8>| {
         let info = CertificateInfo::of(root).map_err(Failure::failed)?;
-        Ok(json!({ "sha256": info.digest, "expires": info.expires_at }))
+        Ok(json!({ "sha256": info.digest, "expires": timestamp(info.expires_at) }))
     };
     let roots: Vec<Value> = bundle.roots.iter().map(root).collect::<Result<_, Failure>>()?;
     Ok(json!({ "domain": bundle.domain.to_string(), "roots": roots }))

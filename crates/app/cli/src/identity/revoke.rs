@@ -15,7 +15,8 @@ use fairmesh_wire::{
 use serde_json::{Value, json};
 use tokio::time::sleep;
 
-use super::{ChangeArgs, timestamp};
+use super::ChangeArgs;
+use fairmesh_console::output::timestamp;
 
 /// Revocations of certificates are removed after this time, when the certificates have expired: their lifetime plus
 /// clock skew.

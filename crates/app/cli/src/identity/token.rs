@@ -13,7 +13,7 @@ use fairmesh_model::{Label, Region, ServiceName, Tenant, spec};
 use fairmesh_wire::v1::CreateTokenRequest;
 use serde_json::json;
 
-use super::timestamp;
+use fairmesh_console::output::timestamp;
 
 /// Arguments of `fairmesh identity token`.
 #[derive(Debug, Args)]
@@ -64,7 +64,7 @@ pub(super) async fn run(args: TokenArgs) -> Result<(), Failure> {
             )),
         }
     }
-    let mut value = json!({ "token": made.token, "expires": made.expires_at });
+    let mut value = json!({ "token": made.token, "expires": timestamp(made.expires_at) });
     match (&args.agent, &args.service) {
         (_, Some(service)) => value["service"] = json!(service.to_string()),
         (agent, None) => value["agent"] = json!(agent),

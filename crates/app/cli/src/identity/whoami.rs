@@ -7,7 +7,8 @@ use fairmesh_wire::v1::{
 };
 use serde_json::{Value, json};
 
-use super::{ReadArgs, timestamp};
+use super::ReadArgs;
+use fairmesh_console::output::timestamp;
 
 /// Prints the caller's identity as the control plane sees it.
 pub(super) async fn run(args: ReadArgs) -> Result<(), Failure> {
@@ -19,7 +20,7 @@ pub(super) async fn run(args: ReadArgs) -> Result<(), Failure> {
 
 fn value(described: &DescribeCallerResponse) -> Value {
     let DescribeCallerResponse { identity, user, roles, admin, open } = described;
-    let of_user = |User { issuer, name, groups, expires_at }: &User| json!({ "issuer": issuer, "name": name, "groups": groups, "expires": expires_at });
+    let of_user = |User { issuer, name, groups, expires_at }: &User| json!({ "issuer": issuer, "name": name, "groups": groups, "expires": timestamp(*expires_at) });
     let of_role = |Role { binding, role, tenants, services, subject }: &Role| json!({ "binding": binding, "role": role, "tenants": tenants, "services": services, "subject": subject });
     json!({
         "identity": identity,

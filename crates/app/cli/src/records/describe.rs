@@ -1,6 +1,8 @@
 //! `fairmesh describe`.
 
+mod fields;
 mod host;
+mod region;
 mod service;
 
 use std::process::ExitCode;
@@ -13,16 +15,11 @@ use fairmesh_console::{
     output, rib_reader,
     view_reader::{At, ReadView, Scope, View, every_kind},
 };
-use fairmesh_model::{InstanceId, Region, ServiceName, SpiffeId};
-use fairmesh_traffic::region_drain;
+use fairmesh_model::{InstanceId, ServiceName, SpiffeId};
 use fairmesh_views::states;
-use fairmesh_wire::{handshake::Connection, v1};
-use serde_json::{Value, json};
+use serde_json::json;
 
-use crate::{
-    identity::describe_revocations_of,
-    records::get::{self, DistanceRow},
-};
+use crate::{identity::describe_revocations_of, records::get};
 
 /// Arguments of `fairmesh describe`.
 #[derive(Debug, Args)]
@@ -116,15 +113,8 @@ pub async fn run(args: DescribeArgs) -> Result<ExitCode, Failure> {
             endpoint((&service, &instance), &view, proved, format)?;
         }
         Kind::Region => {
-            let region: Region = parse_name(name.parse())?;
-            let connection = connect::connect(&args.target).await?;
-            let mut view = View::read(&connection, &Scope::All, &every_kind()).await?;
-            view.add_drains(&connection).await?;
-            let mut drain = json!(view.drains.get(&region).map(|drain| region_drain::item_in(&view, drain)));
-            if !drain.is_null() {
-                add_progress(&connection, &region, &mut drain).await;
-            }
-            describe_region(&region, &view, drain, format)?;
+            let region = parse_name(name.parse())?;
+            region::describe(&connect::connect(&args.target).await?, &region, format).await?;
         }
         Kind::Host => {
             let host_type = parse_name(name.parse())?;
@@ -183,43 +173,5 @@ fn endpoint(
     item["health"] = health.into_iter().find(|one| one["instance"] == item["instance"]).into();
     item["why"] = json!(Some(state.reason()).filter(|reason| !reason.is_empty()));
     item["revision"] = json!(revision);
-    output::print_one(format, &item, &output::yaml(&item)?)
-}
-
-/// Adds the progress of a drain, and calls that stay in any drain, as far as the control plane lets this caller read
-/// them.
-async fn add_progress(connection: &Connection, region: &Region, drain: &mut Value) {
-    let drains = connection.traffic_planner().drains(v1::DrainsRequest {}).await;
-    let drains = drains.map(|response| response.into_inner().drains).unwrap_or_default();
-    if let Some(status) = drains.into_iter().find(|status| status.region == region.as_str()) {
-        drain["progress"] = json!(status.state);
-        drain["held"] = json!(status.is_held);
-        drain["staying"] = json!(status.staying);
-    }
-}
-
-fn describe_region(region: &Region, view: &View, drain: Value, format: Format) -> Result<(), Failure> {
-    if !view.region_names().contains(region) {
-        return Err(Failure::failed_with(
-            format!("there is no region {region}"),
-            "list regions with 'fairmesh get regions', or declare it as 'kind: Topology'",
-        ));
-    }
-    let info = view.regions.value.regions.get(region).cloned().unwrap_or_default();
-    let others = view.region_names().into_iter().filter(|other| other != region);
-    let distances: Vec<_> = others.filter_map(|other| get::distance(view, region, &other)).collect();
-    let endpoints = view.services.iter().filter_map(|(name, one)| {
-        let here = one.endpoints.iter().filter(|endpoint| endpoint.value.location.region == *region).count();
-        (here > 0).then(|| (name.to_string(), json!(here)))
-    });
-    let item = json!({
-        "name": region.to_string(),
-        "continent": info.continent,
-        "neighbours": info.neighbours,
-        "draining": info.draining,
-        "drain": drain,
-        "distances": distances.iter().map(DistanceRow::json).collect::<Vec<_>>(),
-        "endpoints": endpoints.collect::<serde_json::Map<_, _>>(),
-    });
-    output::print_one(format, &item, &output::yaml(&item)?)
+    output::print_one(format, &item, &fields::text(&item))
 }

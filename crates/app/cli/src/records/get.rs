@@ -35,7 +35,7 @@ use list_output::ListOutputArgs;
 pub(crate) use health_verdicts::of_service as health_rows;
 pub(crate) use moves_and_watchers::{MOVES_HEAD, add_moves};
 pub(crate) use policies::summary as policy_summary;
-pub(crate) use regions::{DistanceRow, distance};
+pub(crate) use regions::{DISTANCES, DistanceRow, distance, region_state};
 pub(crate) use services::endpoints as endpoint_rows;
 pub(crate) use shards::one_map;
 pub(crate) use wait::serving_endpoint;

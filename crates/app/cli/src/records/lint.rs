@@ -12,7 +12,7 @@ use fairmesh_model::counted;
 use serde_json::json;
 
 use super::apply::warnings;
-use crate::manifests;
+use crate::manifests::{self, Loaded};
 
 /// Exit code for warnings.
 const EXIT_WARNED: u8 = 3;
@@ -26,11 +26,16 @@ pub struct LintArgs {
     output_args: OutputArgs,
 }
 
-/// Reads the files as `apply` does, and prints its warnings. Only the files are known.
+/// Reads the files as `apply` does, and prints its warnings, also of the files without an error beside others. Only the files
+/// are known.
 pub fn run(args: LintArgs) -> Result<ExitCode, Failure> {
-    let documents = manifests::load(&args.files)?;
+    let Loaded { documents, refused } = manifests::load_valid(&args.files)?;
     let resources: Vec<_> = documents.iter().map(|one| &one.resource).collect();
-    let warnings = warnings::warnings(None, &resources);
+    let mut warnings = warnings::warnings(None, &resources);
+    if refused.is_some() {
+        // A file with an error may declare what the others name.
+        warnings.retain(|warning| !warning.contains(warnings::UNDECLARED_IN_FILES));
+    }
     match args.output_args.format() {
         Format::Table => {
             let lines: String = warnings.iter().map(|warning| format!("warning: {warning}\n")).collect();
@@ -39,6 +44,9 @@ pub fn run(args: LintArgs) -> Result<ExitCode, Failure> {
             output::write(&(lines + &end))?;
         }
         _ => output::write(&format!("{}\n", json!({ "documents": documents.len(), "warnings": warnings })))?,
+    }
+    if let Some(failure) = refused {
+        return Err(failure);
     }
     Ok(if warnings.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(EXIT_WARNED) })
 }

@@ -1,5 +1,6 @@
 //! Values of records, for display.
 
+use fairmesh_console::output::timestamp;
 use fairmesh_model::{
     ConnectionLimit, ElectedChecker, Endpoint, FederatedDomains, JoinedAgent, Placement, PlacementPin,
     Record, RecordKey, RegionDrain, Regions, Revocation, RoundTrips, ShardMove,
@@ -9,7 +10,7 @@ use fairmesh_model::{
 use fairmesh_wire::record_encoding;
 use serde_json::{Value, json};
 
-use crate::identity::{bundle_value, describe_revoked, federated_value, timestamp, token_issuer_value};
+use crate::identity::{bundle_value, describe_revoked, federated_value, token_issuer_value};
 
 /// How commands show a record.
 #[allow(clippy::large_enum_variant, reason = "destructured at once")]
@@ -131,12 +132,13 @@ pub(super) fn placement_value(placement: &Placement) -> Value {
         "homeZone": home_zone.to_string(),
         "zones": zones.collect::<serde_json::Map<_, _>>(),
         "added": added,
-        "pinned": pinned.as_ref().map(|PlacementPin { reason, at_ms, ends_connections }| {
-            json!({ "reason": reason, "atMs": at_ms, "endsConnections": ends_connections })
+        "pinned": pinned.as_ref().map(|pin| {
+            let PlacementPin { reason, at_ms, ends_connections, is_sandbox } = pin;
+            json!({ "reason": reason, "at": timestamp(at_ms / 1000), "endsConnections": ends_connections, "sandbox": is_sandbox })
         }),
         "connectionLimit": connection_limit.as_ref().map(|limit| {
             let ConnectionLimit { per_second, reason, at_ms, is_automatic } = limit;
-            json!({ "perSecond": per_second, "reason": reason, "atMs": at_ms, "automatic": is_automatic })
+            json!({ "perSecond": per_second, "reason": reason, "at": timestamp(at_ms / 1000), "automatic": is_automatic })
         }),
     })
 }

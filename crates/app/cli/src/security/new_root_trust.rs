@@ -2,6 +2,7 @@
 
 use std::{collections::BTreeSet, time::Duration};
 
+use fairmesh_console::output::timestamp;
 use fairmesh_console::{failure::Failure, rib_reader};
 use fairmesh_identity::{Authority, CertificateInfo, Clock as _, SystemClock, sha256};
 use fairmesh_model::{Prefix, Record, RecordKey, TrustBundle};
@@ -11,10 +12,7 @@ use fairmesh_wire::{
     v1::{Watcher, WatchersRequest, peer_info::Kind},
 };
 
-use crate::{
-    findings_report::{Level, Report, listed},
-    identity::timestamp,
-};
+use crate::findings_report::{Level, Report, listed};
 
 /// Prefix of the name by which an agent introduces itself.
 const AGENT: &str = "agent ";

@@ -10,6 +10,7 @@ use std::{
 };
 
 use fairmesh_test_support::free_port;
+use serde_json::json;
 
 use super::{
     identities::{agent, domain, has_certificate, start},
@@ -94,6 +95,60 @@ fn unanswered_call_states_reason_and_tried_endpoints() {
     let refused = call(&["shop/catalog", "-v"]).fails(1);
     assert!(refused.contains("* try 1: catalog-0 at 127.0.0.1:"), "{refused}");
     assert!(refused.to_lowercase().contains("connection refused"), "every cause is said: {refused}");
+}
+
+#[test]
+fn call_as_json_has_response_and_attempts() {
+    let mesh = Mesh::with_shop();
+    mesh.register("shop/catalog", "catalog-0", "us", echo());
+    let control = mesh.address();
+    let call = |further: &[&str]| {
+        mesh.run(&[&["call", "shop/catalog", "/x", "--control", &control], further].concat())
+    };
+    let ended = call(&["--json"]).json();
+    assert_eq!(
+        (&ended["status"], &ended["attempts"][0]["instance"]),
+        (&json!(200), &json!("catalog-0")),
+        "{ended}"
+    );
+    assert!(ended["body"].as_str().unwrap().starts_with("GET /x"), "{ended}");
+    assert_eq!(ended["bodyBytes"], ended["body"].as_str().unwrap().len(), "{ended}");
+    assert!(call(&[]).ok().starts_with("GET /x"), "the body alone");
+}
+
+#[test]
+fn call_without_agent_names_one_that_runs() {
+    let (mesh, _) = domain();
+    mesh.apply("kind: Service\nname: shop/hello\n").ok();
+    let none = format!("unix:{}", mesh.path("none.sock").display());
+    let call = || mesh.run(&["call", "shop/hello", "--agent", &none]).fails(1);
+    let complaint = call();
+    assert!(
+        complaint.contains("no agent responds at") && complaint.contains("--control ADDRESS"),
+        "{complaint}"
+    );
+    // Without --agent, an agent listens at this socket name only.
+    let socket = mesh.path("other/agent.sock");
+    std::fs::create_dir(socket.parent().unwrap()).unwrap();
+    let listen = format!("unix:{}", socket.display());
+    let state = mesh.path("agent-state").display().to_string();
+    let control = mesh.address();
+    let agent = [
+        "agent",
+        "--control",
+        &control,
+        "--listen",
+        &listen,
+        "--state-dir",
+        &state,
+        "--name",
+        "web-1",
+        "--admin",
+        "none",
+    ];
+    let _agent = start(&agent, None);
+    wait_until("the agent listens", || socket.exists());
+    wait_until("the hint names it", || call().contains("where an agent of this machine listens"));
 }
 
 #[test]

@@ -119,7 +119,10 @@ fn get_prints_names_only_or_extra_columns_by_output_option() {
     assert!(wide.contains("LABELS") && wide.contains("catalog-0"), "{wide}");
     // `describe` accepts the printed name.
     assert!(mesh.run(&["describe", "shop/catalog"]).ok().starts_with("Service   shop/catalog"));
-    assert!(mesh.run(&["describe", "shop/catalog/catalog-0"]).ok().contains("127.0.0.1:9000"));
+    let endpoint = mesh.run(&["describe", "shop/catalog/catalog-0"]).ok();
+    assert!(endpoint.starts_with("Service ") && endpoint.contains("127.0.0.1:9000"), "{endpoint}");
+    assert!(mesh.run(&["describe", "shop/cart"]).ok().contains("\nRole      any, "), "of a sharded service");
+    assert!(mesh.run(&["describe", "region", "eu"]).ok().starts_with("Region      eu\n"));
     assert!(mesh.run(&["describe", "region"]).fails(2).contains("the name of the object is missing"));
 }
 

@@ -317,6 +317,37 @@ fn register_starts_no_program_when_its_address_is_in_use() {
 }
 
 #[test]
+fn second_program_with_same_default_instance_id_is_refused() {
+    let mesh = Mesh::start();
+    let port = echo();
+    // The same port of another address of this machine.
+    let _second = TcpListener::bind(("127.0.0.2", port)).unwrap();
+    let to = mesh.address();
+    let register = |ip: &str, further: &[&str]| {
+        let address = format!("{ip}:{port}");
+        let args = ["register", "shop/x", "--address", &address, "--control", &to, "--region", "eu"];
+        let mut command = Command::new(env!("CARGO_BIN_EXE_fairmesh"));
+        command.args(args).args(further).env_clear().stderr(Stdio::piped());
+        command.spawn().unwrap()
+    };
+    let _first = Killed(register("127.0.0.1", &[]));
+    wait_until("the first is registered", || {
+        mesh.run(&["get", "endpoints", "shop/x"]).out.contains("serving")
+    });
+    let refused = register("127.0.0.2", &[]).wait_with_output().unwrap();
+    let complaint = String::from_utf8(refused.stderr).unwrap();
+    assert_eq!(refused.status.code(), Some(1), "{complaint}");
+    assert!(
+        complaint.contains(&format!("at 127.0.0.1:{port}")) && complaint.contains("--instance"),
+        "{complaint}"
+    );
+    let _other = Killed(register("127.0.0.2", &["--instance", "other"]));
+    wait_until("both are registered", || {
+        mesh.run(&["get", "endpoints", "shop/x"]).out.matches("serving").count() == 2
+    });
+}
+
+#[test]
 fn program_ends_when_register_is_killed() {
     let mesh = Mesh::start();
     let (to, address) = (mesh.address(), format!("127.0.0.1:{}", free_port()));

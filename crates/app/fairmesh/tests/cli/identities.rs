@@ -111,7 +111,7 @@ fn certificate_authority_is_shown_and_rotated_by_its_user() {
     }
     // Plaintext is refused.
     let error = fairmesh(&tcp, &["identity", "show"], "").fails(1);
-    assert!(error.contains("accepts only processes with a certificate"), "{error}");
+    assert!(error.contains("accepts only programs of a machine whose agent has joined"), "{error}");
 }
 
 #[test]

@@ -12,6 +12,7 @@ use std::{
 };
 
 use fairmesh_test_support::{free_port, skipped, tool};
+use memchr::memmem;
 use tempfile::TempDir;
 
 use super::{
@@ -193,7 +194,7 @@ fn finds(server: &Running, wanted: &[Vec<u8>]) -> Vec<bool> {
         let mut bytes = vec![0; usize::try_from(to - from).unwrap()];
         if rest.starts_with("rw") && memory.read_exact_at(&mut bytes, from).is_ok() {
             for (found, wanted) in found.iter_mut().zip(wanted) {
-                *found |= bytes.windows(wanted.len()).any(|window| window == wanted);
+                *found |= memmem::find(&bytes, wanted).is_some();
             }
         }
     }
@@ -280,6 +281,34 @@ fn proxy_signs_locally_while_key_server_fails() {
             [&proxy, &without].into_iter().for_each(Running::wait_for_key_server);
         }
     }
+}
+
+#[test]
+fn next_key_server_signs_while_first_one_fails() {
+    let Some(world) = World::start() else { return };
+    world.certificate("edge", "ec");
+    let [near, far] = [(); 2].map(|()| world.key_server("edge", PROXY));
+    let further = format!("--tls-key-server edge@{} --tls-key-timeout 1s", far.listen);
+    let proxy = world.proxy("edge", &near.listen, &further);
+    let signed = |server: &Running| server.metric("keyserver_signatures_total{key=\"edge\"}");
+    let both_sign = || proxy.status().matches(": signs").count() == 2;
+    let calls = |count: u32| {
+        for _ in 0..count {
+            assert_eq!(world.call(&proxy, "edge", &[]).as_deref(), Ok("404"), "{}", proxy.status());
+        }
+    };
+    wait_until("both key servers sign", both_sign);
+    calls(3);
+    assert_eq!((signed(&near), signed(&far)), (3.0, 0.0));
+    near.signal("STOP");
+    calls(3);
+    assert_eq!(signed(&far), 3.0);
+    assert_eq!(proxy.metric("proxy_tls_key_server_up"), 1.0);
+    near.signal("CONT");
+    wait_until("both key servers sign", both_sign);
+    let before = signed(&near);
+    calls(2);
+    assert_eq!((signed(&near) - before, signed(&far)), (2.0, 3.0));
 }
 
 #[test]

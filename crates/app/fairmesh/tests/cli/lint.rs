@@ -62,6 +62,25 @@ fn lint_needs_no_control_plane_and_exits_3_with_warnings() {
 }
 
 #[test]
+fn lint_warns_of_sound_files_beside_one_with_errors() {
+    let mesh = Mesh::empty();
+    std::fs::create_dir(mesh.path("conf")).unwrap();
+    mesh.file("conf/web.yaml", DUBIOUS);
+    let shards = "kind: ShardMap\nservice: shop/later\nshards:\n- {id: 0, begin: 0}\n- {id: 1, begin: 5}\n- {id: 2, begin: 9}\n";
+    mesh.file("conf/shards.yaml", shards);
+    let folder = mesh.path("conf").to_str().unwrap().to_owned();
+    let run = fairmesh("", &["lint", "-f", &folder], "");
+    assert_eq!(run.code, Some(2), "{run:?}");
+    assert!(run.out.contains("no call reaches route 'api'"), "{run:?}");
+    assert!(!run.out.contains("not declared"), "the other file may declare it: {run:?}");
+    // A mistake that each entry repeats is shown once.
+    assert_eq!(run.err.matches("there is no field 'begin'").count(), 1, "{run:?}");
+    assert!(run.err.contains("also in lines 5, 6") && !run.err.contains("empty"), "{run:?}");
+    let items = fairmesh("", &["lint", "-f", &folder, "--json"], "").err;
+    assert_eq!(items.matches("\"problem\":").count(), 3, "{items}");
+}
+
+#[test]
 fn lint_warns_of_unknown_names_in_manual_shares() {
     let shares = "{kind: Policy, service: shop/web, traffic: {shares: [{from: eu, to: {eu: 70%, mars: 30%}}, \
         {from: eu, class: bulk, to: {eu: 100%}}]}}\n";

@@ -158,7 +158,7 @@ fn silent_control_plane_is_reported_as_overloaded_or_stopped() {
     let complaint = fairmesh(&address, &["get", "services"], "").fails(1);
     let said = format!("{address} did not respond within 2 s; it may be overloaded or stopped");
     assert!(complaint.contains(&said) && !complaint.contains("Timeout expired"), "{complaint}");
-    assert!(complaint.contains("help: ") && complaint.contains("--control ADDRESS"), "{complaint}");
+    assert!(complaint.contains("help: ") && complaint.contains("--control "), "{complaint}");
 }
 
 #[test]

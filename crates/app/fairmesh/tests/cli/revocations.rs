@@ -18,7 +18,7 @@ use super::{
 const LIMIT: Duration = Duration::from_secs(10);
 
 /// A transport with a service's certificate, issued by the machine's agent.
-async fn identity_of(agent: &str, service: &str) -> Transport {
+pub(crate) async fn identity_of(agent: &str, service: &str) -> Transport {
     let request = IdentityRequest {
         agent: agent.parse().unwrap(),
         workload_api: None,

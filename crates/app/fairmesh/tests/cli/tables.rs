@@ -103,6 +103,12 @@ fn drained_region_is_marked_in_every_region_listing() {
     let described = mesh.run(&["describe", "region", "eu", "--json"]).json();
     assert!(described["drain"]["stepsMade"] == 10 && described["drain"]["held"] == false, "{described}");
     assert_eq!(described["drain"]["movesCalls"], false, "{described}");
+    let described = mesh.run(&["describe", "region", "eu"]).ok();
+    for part in
+        ["Region      eu", "State       drained, but its calls stay", "\nDistances\n", "\nEndpoints\n"]
+    {
+        assert!(described.contains(part), "{part}: {described}");
+    }
     let explained = mesh.run(&["explain", "shop/catalog", "--region", "us"]).ok();
     let told =
         "drain    region eu is drained; it moves no more calls of this service: no planner plans for it";

@@ -131,6 +131,18 @@ fn user_token_grants_roles_of_its_groups() {
     rig.run(Some(&token), &["get", "policies"], "").fails(1);
     rig.run(None, &["get", "policies", "--tenant", "shop"], "").fails(1);
 
+    // What the user may not see is a note: the machine and the user's tenant are examined.
+    mesh.apply("kind: Service\nname: shop/cart\n---\nkind: Service\nname: bank/vault\n").ok();
+    let pages = ["check", "--control-admin", "none", "--agent-admin", "none", "--admin", "none"];
+    let checked = rig.run(Some(&token), &pages, "").out;
+    for part in ["agent responds", "shop/cart has no endpoint", "no more than the records of tenant shop"] {
+        assert!(checked.contains(part), "{part}: {checked}");
+    }
+    assert!(checked.lines().any(|line| line.starts_with("note     records ")), "{checked}");
+    assert!(!checked.contains("bank/vault") && !checked.contains("os error"), "{checked}");
+    let explained = rig.run(Some(&token), &["explain", "shop/cart", "--region", "us", "--zone", "us-1"], "");
+    assert!(explained.out.contains("shop/cart") && explained.err.contains("your roles"), "{explained:?}");
+
     let whoami = rig.run(Some(&token), &["identity", "whoami", "--json"], "").json();
     assert_eq!(whoami["user"]["name"], "alice");
     assert_eq!(whoami["user"]["groups"], json!(["shop-oncall"]));

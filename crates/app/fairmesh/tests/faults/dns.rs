@@ -5,7 +5,7 @@ use std::{net::SocketAddr, time::Duration};
 use fairmesh_model::Protocol;
 use rustix::process::Signal;
 use serde_json::json;
-use tokio::{net::UdpSocket, time::timeout};
+use tokio::{io::AsyncReadExt as _, net::UdpSocket, time::timeout};
 
 use crate::harness::{
     PATIENCE, Process, Program, Proxy, Spec, World, beside_others, free_port, read_head, say, until,
@@ -72,6 +72,12 @@ async fn services_are_resolved_by_name_and_called_by_that_host() {
         let answer = read_head(&mut say(&proxy.by_host, request).await).await;
         assert!(answer.starts_with(&format!("http/1.1 {status} ")), "{host}: {answer}");
     }
+
+    let without_zone = Proxy::with(&world, "").await;
+    let request = "GET / HTTP/1.1\r\nhost: one.shop.mesh\r\nconnection: close\r\n\r\n".to_owned();
+    let mut answer = String::new();
+    say(&without_zone.by_host, request).await.read_to_string(&mut answer).await.unwrap();
+    assert!(answer.starts_with("HTTP/1.1 404 ") && answer.contains("--dns-zone mesh"), "{answer}");
 
     // The resolver follows records through the same agent as callers: a drain waits for it too.
     let drained = world.cli(&["drain", "shop/one", "one", "--deadline", "20s", "--json"]).await.json();

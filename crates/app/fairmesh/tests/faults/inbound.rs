@@ -154,6 +154,13 @@ async fn inbound_proxy_replaced_under_load_fails_no_call() {
     // POSTs are never retried, and there is no other endpoint.
     let load = Load::start(Load::of(&mesh.service("shop/one").unwrap(), &[(Kind::Get, 2), (Kind::Post, 3)]));
     load.reaches("plain").await;
+    // Another service at the same address would get the calls of the first one.
+    let other = args.replace("shop/one@", "shop/two@");
+    let mut refused = Process::start(Started::fairmesh(world.path("refused.log"), &other));
+    assert!(!refused.end().await.success(), "{}", refused.log());
+    for names in ["shop/one", "shop/two"].map(|service| format!("--inbound {service}@{address}")) {
+        assert!(refused.log().contains(&names), "{}", refused.log());
+    }
     let mut second = start("second.log");
     let ended = first.end().await;
     assert!(ended.success(), "{ended}: {}", first.log());

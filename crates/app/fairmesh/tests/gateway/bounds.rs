@@ -181,7 +181,7 @@ async fn change_routes(mesh: &Mesh, blue: &Transport) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn tenant_at_every_gateway_limit_fails_no_call_of_other_tenant() {
-    let options = Options { gateway: LIMITS, node: "" };
+    let options = Options { gateway: LIMITS, ..Options::default() };
     let Some(mesh) = Mesh::start_with(serve_pod().await, options).await else { return };
     let mesh = Arc::new(mesh);
     mesh.cli(&["apply", "-f", "-"], RECORDS).await.ok();
@@ -273,7 +273,7 @@ async fn tenant_quota_overrides_gateway_options() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn tenant_without_connections_is_removed_and_served_again() {
-    let options = Options { gateway: "--service-idle-timeout 1s", node: "" };
+    let options = Options { gateway: "--service-idle-timeout 1s", ..Options::default() };
     let Some(mesh) = Mesh::start_with(serve_pod().await, options).await else { return };
     let red = mesh.identity("red", "red/client").await;
     // Only the virtual address names the service; the host does not.

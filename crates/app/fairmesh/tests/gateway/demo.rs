@@ -1,6 +1,10 @@
 //! Runs the demonstration of `make demo-gateway` with fewer requests: network namespaces, unmodified curl and Python.
 
-use std::{path::Path, process::Command};
+use std::{
+    path::Path,
+    process::Command,
+    time::{Duration, Instant},
+};
 
 use fairmesh_test_support::{binary, skipped};
 use serde_json::Value;
@@ -10,6 +14,25 @@ const CONNECTIONS: &str = "25";
 const REQUESTS: &str = "40";
 /// Exit code of the demo if this machine lacks a requirement.
 const CANNOT_RUN: i32 = 3;
+
+/// Runs clients of the demo, without its networks: red fails, and blue would wait for it.
+const ONE_CLIENT_FAILS: &str = r#"
+import sys
+sys.path.insert(0, sys.argv[1])
+import demo
+demo.CLIENT = """
+import sys, time
+if sys.argv[1] == "red":
+    sys.exit("red has no route")
+time.sleep(600)
+"""
+clients = demo.Demo("none", True)
+clients.inside = lambda name, args: args
+try:
+    clients.clients(1, 1)
+except demo.Failed as failed:
+    print(failed)
+"#;
 
 #[test]
 fn tenants_with_equal_addresses_reach_only_own_services() {
@@ -40,4 +63,18 @@ fn tenants_with_equal_addresses_reach_only_own_services() {
         assert_eq!(replaced[none].as_array().unwrap().len(), 0, "{none}: {result}");
     }
     assert!(output.status.success(), "{out}{err}");
+}
+
+#[test]
+fn demo_ends_at_once_when_one_client_fails() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../examples/gateway");
+    let began = Instant::now();
+    let run = Command::new("python3").args(["-B", "-c", ONE_CLIENT_FAILS]).arg(folder).output();
+    let output = match run {
+        Ok(output) => output,
+        Err(error) => return skipped("the demo cannot be run", error),
+    };
+    let out = String::from_utf8_lossy(&output.stdout);
+    assert!(out.contains("red-client has ended") && out.contains("red has no route"), "{output:?}");
+    assert!(began.elapsed() < Duration::from_secs(60), "it does not wait for the other client");
 }

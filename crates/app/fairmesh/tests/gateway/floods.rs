@@ -13,8 +13,11 @@ const PROMPT: Duration = Duration::from_secs(5);
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn silent_peers_at_gateway_and_node_delay_no_call() {
-    let options =
-        Options { gateway: "--max-handshakes 32 --max-connections 64", node: "--max-connections 4" };
+    let options = Options {
+        gateway: "--max-handshakes 32 --max-connections 64",
+        node: "--max-connections 4",
+        ..Options::default()
+    };
     let Some(mesh) = Mesh::start_with(serve_pod().await, options).await else { return };
     let red = mesh.identity("red", "red/client").await;
     until("red reaches its web", async || mesh.call(&red, VIRTUAL, GET).await.contains("red/web for")).await;

@@ -18,10 +18,11 @@ use serde_json::Value;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::{TcpSocket, TcpStream},
+    task::JoinHandle,
     time::{Instant, timeout, timeout_at},
 };
 
-use crate::mesh::{Mesh, serve_pod};
+use crate::mesh::{Mesh, Options, serve_pod};
 
 /// A fifth of a core per replica, which a few calls with one handshake each use up.
 const QUOTA_US: u32 = 20_000;
@@ -42,10 +43,10 @@ const MOVED: Duration = Duration::from_secs(10);
 const CALL: Duration = Duration::from_secs(30);
 
 /// A cgroup with a CPU quota, removed on drop.
-struct Quota(PathBuf);
+pub(crate) struct Quota(PathBuf);
 
 impl Quota {
-    fn new(name: &str) -> io::Result<Self> {
+    pub(crate) fn new(name: &str) -> io::Result<Self> {
         let name = format!("fairmesh-gateway-{}-{name}", std::process::id());
         let root = PathBuf::from("/sys/fs/cgroup");
         if root.join("cgroup.controllers").exists() {
@@ -62,7 +63,7 @@ impl Quota {
         Ok(Self(folder))
     }
 
-    fn take(&self, process: Pid) {
+    pub(crate) fn take(&self, process: Pid) {
         fs::write(self.0.join("cgroup.procs"), process.as_raw_nonzero().to_string()).unwrap();
     }
 }
@@ -81,18 +82,24 @@ impl Drop for Quota {
 }
 
 /// A gateway with backends. Fields drop in order: each cgroup after its process.
-struct Fleet {
+pub(crate) struct Fleet {
     _node: Process,
-    replicas: Vec<Process>,
+    /// The replicas of the backends in the home zone, with their backends.
+    pub(crate) replicas: Vec<(&'static str, Process)>,
     _quotas: Vec<Quota>,
-    virtual_address: SocketAddr,
-    mesh: Mesh,
+    pub(crate) virtual_address: SocketAddr,
+    pub(crate) mesh: Mesh,
 }
 
 impl Fleet {
     async fn start() -> Option<Self> {
-        let mesh = Mesh::start(serve_pod().await).await?;
-        let quotas = BACKENDS.iter().map(|name| Quota::new(name)).collect::<io::Result<Vec<_>>>();
+        Self::start_with(&BACKENDS, Options::default()).await
+    }
+
+    /// Starts backends in the home zone; one whose name begins with `sandbox` is a sandbox.
+    pub(crate) async fn start_with(names: &[&'static str], options: Options) -> Option<Self> {
+        let mesh = Mesh::start_with(serve_pod().await, options).await?;
+        let quotas = names.iter().map(|name| Quota::new(name)).collect::<io::Result<Vec<_>>>();
         let quotas = match quotas {
             Ok(quotas) => quotas,
             Err(error) => {
@@ -101,27 +108,34 @@ impl Fleet {
             }
         };
         let at = |ip: [u8; 4]| SocketAddr::from((ip, free_port()));
-        let (virtual_address, addresses) = (at([127, 0, 0, 9]), BACKENDS.map(|_| at([127, 0, 0, 1])));
+        let virtual_address = at([127, 0, 0, 9]);
+        let addresses: Vec<SocketAddr> = names.iter().map(|_| at([127, 0, 0, 1])).collect();
         let mut records = format!(
             "{{kind: Service, name: red/web, virtualAddress: '{virtual_address}'}}\n---\n{{kind: GatewayService, service: red/web, homeZone: a}}\n"
         );
-        let home = BACKENDS.iter().zip(addresses).map(|(name, address)| (name, "a", address));
+        let home = names.iter().zip(&addresses).map(|(name, address)| (name, "a", *address));
         let elsewhere = ELSEWHERE.iter().map(|name| (name, "b", at([127, 0, 0, 1])));
         for (name, zone, address) in home.chain(elsewhere) {
+            let is_sandbox = name.starts_with("sandbox");
             records += &format!(
-                "---\n{{kind: GatewayBackend, name: {name}, zone: {zone}, replicas: ['{address}']}}\n"
+                "---\n{{kind: GatewayBackend, name: {name}, zone: {zone}, replicas: ['{address}'], sandbox: {is_sandbox}}}\n"
             );
         }
         mesh.cli(&["apply", "-f", "-"], &records).await.ok();
-        let replicas = BACKENDS.iter().zip(addresses).zip(&quotas).map(|((name, address), quota)| {
-            let agent = mesh.agent_of("edge");
-            let args =
-                format!("gateway --agent {agent} --listen {address} --admin none --cores 1 --backend {name}");
-            let process = Process::start(Program::fairmesh(mesh.path(&format!("{name}.log")), &args));
+        let replicas = names.iter().zip(&addresses).zip(&quotas).map(|((name, address), quota)| {
+            let process = start_replica(&mesh, name, *address);
             quota.take(process.pid());
-            process
+            (*name, process)
         });
         let replicas = replicas.collect();
+        // A node avoids a replica that refused a connection for some seconds: it starts after they accept.
+        until("all replicas report", async || {
+            let status = mesh.cli(&["gateway", "status", "--json"], "").await.json();
+            let loads = status.as_array().unwrap().iter().map(|one| &one["load"]);
+            let reporting = loads.filter(|load| load["replicas"] == 1 && load["limitCores"] == 0.2);
+            reporting.count() == BACKENDS.len()
+        })
+        .await;
         let args = format!(
             "node --agent {} --gateway {} --capture 0.0.0.0:{} --admin none --pod red/client={POD}",
             mesh.agent_of("red"),
@@ -135,16 +149,16 @@ impl Fleet {
     }
 
     /// Runs `fairmesh gateway`.
-    async fn gateway(&self, arguments: &[&str]) -> String {
+    pub(crate) async fn gateway(&self, arguments: &[&str]) -> String {
         self.mesh.cli(&[&["gateway"][..], arguments].concat(), "").await.ok()
     }
 
-    async fn status(&self) -> Value {
+    pub(crate) async fn status(&self) -> Value {
         self.mesh.cli(&["gateway", "status", "--json"], "").await.json()
     }
 
     /// Number of backends in the home zone, and of backends added.
-    async fn placement(&self) -> (usize, u64) {
+    pub(crate) async fn placement(&self) -> (usize, u64) {
         let listed = self.mesh.cli(&["get", "gateway-services", "red/web", "-o", "json"], "").await.json();
         let placement = &listed[0]["placement"];
         let home = placement["zones"]["a"].as_array().map_or(0, Vec::len);
@@ -152,8 +166,50 @@ impl Fleet {
     }
 }
 
+/// Starts the replica of a backend.
+pub(crate) fn start_replica(mesh: &Mesh, backend: &str, address: SocketAddr) -> Process {
+    let agent = mesh.agent_of("edge");
+    let args =
+        format!("gateway --agent {agent} --listen {address} --admin none --cores 1 --backend {backend}");
+    Process::start(Program::fairmesh(mesh.path(&format!("{backend}.log")), &args))
+}
+
+/// Callers that call one after the other.
+pub(crate) struct Callers {
+    stop: Arc<AtomicBool>,
+    failed: Arc<AtomicU64>,
+    callers: Vec<JoinHandle<()>>,
+}
+
+impl Callers {
+    pub(crate) fn start(to: SocketAddr) -> Self {
+        let (stop, failed) = (Arc::<AtomicBool>::default(), Arc::<AtomicU64>::default());
+        let caller = |_| {
+            let (stop, failed) = (Arc::clone(&stop), Arc::clone(&failed));
+            tokio::spawn(async move {
+                while !stop.load(Relaxed) {
+                    if !call(to).await {
+                        failed.fetch_add(1, Relaxed);
+                    }
+                }
+            })
+        };
+        let callers = (0..CALLERS).map(caller).collect();
+        Self { stop, failed, callers }
+    }
+
+    /// Ends the calls. Returns how many have failed.
+    pub(crate) async fn stop(self) -> u64 {
+        self.stop.store(true, Relaxed);
+        for caller in self.callers {
+            caller.await.unwrap();
+        }
+        self.failed.load(Relaxed)
+    }
+}
+
 /// Calls red/web through the node as the pod; true if red/web responded.
-async fn call(destination: SocketAddr) -> bool {
+pub(crate) async fn call(destination: SocketAddr) -> bool {
     let socket = TcpSocket::new_v4().unwrap();
     socket.bind(format!("{POD}:0").parse().unwrap()).unwrap();
     let called = async {
@@ -166,7 +222,7 @@ async fn call(destination: SocketAddr) -> bool {
     answered.is_ok_and(|answer| answer.is_ok_and(|answer| answer.contains("red/web for")))
 }
 
-fn alert_of(status: &Value) -> Option<&Value> {
+pub(crate) fn alert_of(status: &Value) -> Option<&Value> {
     let loads = status.as_array().into_iter().flatten().map(|backend| &backend["load"]["alert"]);
     loads.into_iter().find(|alert| !alert.is_null())
 }
@@ -174,27 +230,8 @@ fn alert_of(status: &Value) -> Option<&Value> {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn growing_service_gets_another_backend_and_loses_no_call() {
     let Some(fleet) = Fleet::start().await else { return };
-    until("all replicas report", async || {
-        let status = fleet.status().await;
-        let loads = status.as_array().unwrap().iter().map(|one| &one["load"]);
-        let reporting = loads.filter(|load| load["replicas"] == 1 && load["limitCores"] == 0.2);
-        reporting.count() == BACKENDS.len()
-    })
-    .await;
     assert_eq!(fleet.placement().await, (2, 0));
-    let (stop, failed) = (Arc::<AtomicBool>::default(), Arc::<AtomicU64>::default());
-    let callers: Vec<_> = (0..CALLERS)
-        .map(|_| {
-            let (stop, failed, to) = (Arc::clone(&stop), Arc::clone(&failed), fleet.virtual_address);
-            tokio::spawn(async move {
-                while !stop.load(Relaxed) {
-                    if !call(to).await {
-                        failed.fetch_add(1, Relaxed);
-                    }
-                }
-            })
-        })
-        .collect();
+    let callers = Callers::start(fleet.virtual_address);
     until("a backend has an alert", async || alert_of(&fleet.status().await).is_some()).await;
     let alerted = Instant::now();
     until("red/web has a further backend", async || fleet.placement().await == (3, 1)).await;
@@ -216,11 +253,7 @@ async fn growing_service_gets_another_backend_and_loses_no_call() {
         serving.count() >= 3
     })
     .await;
-    stop.store(true, Relaxed);
-    for caller in callers {
-        caller.await.unwrap();
-    }
-    assert_eq!(failed.load(Relaxed), 0, "calls");
+    assert_eq!(callers.stop().await, 0, "failed calls");
     until("the alert ends", async || alert_of(&fleet.status().await).is_none()).await;
     drop(fleet.replicas);
 }

@@ -6,11 +6,13 @@
 mod bounds;
 mod demo;
 mod floods;
+mod launches;
 mod lies;
 mod loads;
 mod mesh;
 mod placement;
 mod policies;
 mod routes;
+mod sandbox;
 mod slow;
 mod upgrade;

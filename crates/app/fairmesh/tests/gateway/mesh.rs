@@ -3,8 +3,11 @@
 
 use std::{io, net::SocketAddr, path::PathBuf};
 
+use bytes::Bytes;
 use fairmesh_identity::{IdentityRequest, ProgramIdentity};
 use fairmesh_model::{Policy, Record, RecordKey, Service, ServiceName};
+use fairmesh_rib::{Batch, Op};
+use fairmesh_store::{RedbStore, Store as _};
 use fairmesh_test_support::{
     PATIENCE, Process, Program, Run, eventually_async as until, fairmesh, free_port, run, skipped,
 };
@@ -13,7 +16,7 @@ use fairmesh_wire::{
     proxy_protocol::{Addresses, ConnectionId, write_with_id},
     record_encoding,
     transport::{Address, EndpointAddress, ExpectedPeer, Stream, Transport},
-    v1::{ApplyRequest, Op},
+    v1::{self, ApplyRequest},
 };
 use tempfile::TempDir;
 use tokio::{
@@ -49,9 +52,10 @@ authorization:
     - {name: reads, from: ['red/client'], methods: [GET]}
 ";
 
-/// Further options of the gateway and the node.
+/// Further options of the control plane, the gateway and the node.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Options {
+    pub(crate) control: &'static str,
     pub(crate) gateway: &'static str,
     pub(crate) node: &'static str,
 }
@@ -94,7 +98,7 @@ impl Mesh {
         let (dir, control) = (mesh.folder.path().display().to_string(), mesh.control());
         mesh.start_process(
             "control",
-            &format!("control --trust-domain prod --http 127.0.0.1:0 --grpc {grpc} --grpc {control} --data-dir {dir}/data"),
+            &format!("control --trust-domain prod --http 127.0.0.1:0 --grpc {grpc} --grpc {control} --data-dir {dir}/data {}", options.control),
         );
         until("the control plane is up", async || mesh.cli(&["identity", "show"], "").await.code == Some(0))
             .await;
@@ -116,6 +120,25 @@ impl Mesh {
             until("it is ready", async || page(&pages, "/readyz").await.ends_with("ready\n")).await;
         }
         Some(mesh)
+    }
+
+    /// Replaces values in the store of the control plane by bytes that cannot be decoded, as a damaged disk or a newer
+    /// release may leave them. Control plane and gateway start again afterwards.
+    pub(crate) async fn damage(&mut self, keys: &[RecordKey]) {
+        let gateway = self.processes.len() - 2;
+        for process in [0, gateway] {
+            self.processes[process].kill().await;
+        }
+        let store = RedbStore::open(self.path("data/rib.redb")).unwrap();
+        let ops = keys.iter().map(|key| Op::put(key.to_string(), Bytes::from_static(&[0xff])));
+        store.write(Batch { ops: ops.collect() }).await.unwrap();
+        drop(store);
+        self.processes[0].restart();
+        until("the control plane is up", async || self.cli(&["identity", "show"], "").await.code == Some(0))
+            .await;
+        self.processes[gateway].restart();
+        let pages = self.gateway_pages.clone();
+        until("it is ready", async || page(&pages, "/readyz").await.ends_with("ready\n")).await;
     }
 
     fn start_process(&mut self, name: &str, args: &str) {
@@ -239,7 +262,7 @@ fn named(service: &str) -> ServiceName {
 }
 
 async fn apply(connection: &Connection, records: impl Iterator<Item = (RecordKey, Record)>) {
-    let ops = records.map(|(key, record)| Op {
+    let ops = records.map(|(key, record)| v1::Op {
         key: key.to_string(),
         value: Some(record_encoding::encode(&record)),
         condition: None,

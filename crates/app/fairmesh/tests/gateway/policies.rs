@@ -1,5 +1,6 @@
 //! The gateway applies service policies to callers behind nodes.
 
+use fairmesh_model::{RecordKey, ServiceName};
 use fairmesh_test_support::eventually_async as until;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
@@ -73,4 +74,42 @@ async fn upgraded_connection_ends_when_its_caller_is_no_longer_allowed() {
     let ended = tokio::time::timeout(fairmesh_test_support::PATIENCE, stream.read(&mut echoed)).await;
     assert!(!matches!(ended.expect("it stays open"), Ok(1..)), "nothing was sent");
     mesh.counts(false, IN_FLIGHT, "0").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn gateway_that_starts_with_unreadable_policy_refuses_calls_of_its_service_only() {
+    let Some(mut mesh) = Mesh::start(serve_pod().await).await else { return };
+    let ruled = "{kind: Service, name: red/ruled}\n---\n\
+        {kind: Policy, service: red/ruled, authorization: {rules: [{name: all, from: ['red/*']}]}}";
+    mesh.cli(&["apply", "-f", "-"], ruled).await.ok();
+    let [client, web] = [mesh.identity("red", "red/client").await, mesh.identity("red", "red/web").await];
+    until("red reaches its web", async || mesh.reaches_web(&client).await).await;
+    let service = |name: &str| ServiceName::new(name).unwrap();
+    mesh.damage(&[RecordKey::Policy(service("red/web")), RecordKey::DefaultAuthorization]).await;
+
+    let answer = async |mesh: &Mesh, host: &str, address: &str| {
+        let request = format!("GET / HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n\r\n");
+        mesh.call(&web, address, &request).await
+    };
+    // red/web is in no rule of its own policy, and the default of the mesh was to allow.
+    let refused = answer(&mesh, "web", VIRTUAL).await;
+    assert!(refused.starts_with("HTTP/1.1 503 ") && refused.contains("red/web: unavailable"), "{refused}");
+    let log = std::fs::read_to_string(mesh.path("gateway.log")).unwrap();
+    for part in ["the policy cannot be read: all calls of its service are refused", "/t/red/policies/web"] {
+        assert!(log.contains(part), "{log}");
+    }
+    let refused = answer(&mesh, "client", "10.96.0.9:80").await;
+    assert!(refused.starts_with("HTTP/1.1 403 "), "an unreadable default allows nothing: {refused}");
+    let allowed = answer(&mesh, "ruled", "10.96.0.9:80").await;
+    assert!(allowed.contains("red/ruled: no_endpoints"), "a rule allows the call: {allowed}");
+    mesh.counts(false, "fairmesh_gateway_tenant_services_unavailable{tenant=\"red\"}", "1").await;
+    let why = mesh.cli(&["explain", "red/web", "--as", "red/web"], "").await.fails();
+    assert!(why.contains("/t/red/policies/web"), "{why}");
+
+    let policy =
+        "{kind: Policy, service: red/web, authorization: {rules: [{name: reads, from: ['red/client']}]}}";
+    mesh.cli(&["apply", "-f", "-"], policy).await.ok();
+    until("the policy applies", async || mesh.reaches_web(&client).await).await;
+    let refused = answer(&mesh, "web", VIRTUAL).await;
+    assert!(refused.starts_with("HTTP/1.1 403 "), "{refused}");
 }

@@ -62,7 +62,7 @@ async fn gateway_upgrade_replaces_replicas_and_rolls_back_after_errors() {
     let at = |name: &str| folder.path().join(name).display().to_string();
     let handover: &'static str = format!("--handover {}", at("handover.sock")).leak();
     let broken = folder.path().join("broken");
-    let options = Options { gateway: handover, node: "" };
+    let options = Options { gateway: handover, ..Options::default() };
     let Some(mesh) = Mesh::start_with(serve_pod(broken.clone()).await, options).await else { return };
     let mesh = Arc::new(mesh);
     let successors = Successors(folder.path().join("pids"));

@@ -9,10 +9,13 @@ use fairmesh_console::{
     view_reader::{ReadView, Scope, View},
 };
 use fairmesh_model::{Label, RecordKind, ServiceName};
-use fairmesh_wire::v1::{GatewayBackendLoad, GatewayServiceLoad};
+use fairmesh_wire::{
+    handshake::Connection,
+    v1::{GatewayBackendLoad, GatewayServiceLoad},
+};
 use serde_json::{Value, json};
 
-use super::{acts, backend_load_text};
+use super::{backend_load_text, in_force, load_actions, status};
 
 const HEAD: &[&str] = &["SERVICE", "REQUESTS/S", "USUALLY", "ERRORS/S", "NEW CONNECTIONS/S", "USUALLY"];
 
@@ -30,10 +33,12 @@ pub(super) struct ExplainArgs {
 
 /// A backend with its load, if its replicas report.
 struct Explained {
-    backend: String,
+    backend: Label,
     load: Option<GatewayBackendLoad>,
     /// What follows from its alert.
     follows: Option<String>,
+    /// Pins and limits of its services.
+    in_force: Vec<Value>,
 }
 
 /// Prints the load of each backend, its services, and the cause of its alert.
@@ -55,37 +60,50 @@ pub(super) async fn run(args: ExplainArgs) -> Result<(), Failure> {
                 let hint = "see `fairmesh get gateway-backends`";
                 return Err(Failure::refused(format!("there is no backend {backend}"), hint));
             }
-            (vec![backend.to_string()], None)
+            (vec![backend], None)
         }
     };
     let mut read = backend_load_text::read(&connection).await?;
+    let service = service.as_ref();
     let explained = names.into_iter().map(|backend| {
-        let load = read.remove(&backend);
+        let load = read.remove(backend.as_str());
         let alert = load.as_ref().and_then(|load| load.alert.as_ref());
-        Explained { follows: alert.and_then(|alert| acts::follows(alert, &view)), load, backend }
+        let follows = alert.and_then(|alert| load_actions::follows(alert, &view));
+        Explained { follows, load, in_force: in_force::items(&view, &backend, service), backend }
     });
     let explained: Vec<Explained> = explained.collect();
-    let service = service.as_ref();
     let text: Vec<String> = explained.iter().map(|one| one.text(service)).collect();
     let items: Vec<Value> = explained.iter().map(Explained::item).collect();
-    let acts = service.and_then(|service| view.services.get(service)).map(acts::in_force);
-    let acts: String = acts.into_iter().flatten().map(|act| format!("{act}\n")).collect();
+    let acts = service.and_then(|service| view.services.get(service)).map(load_actions::in_force);
+    let mut acts: Vec<String> = acts.into_iter().flatten().collect();
+    if let Some(service) = service {
+        acts.extend(refused(&connection, service).await?);
+    }
+    let acts: String = acts.iter().map(|act| format!("{act}\n")).collect();
     output::print_one(args.output.format(), &items, &(text.join("\n") + &acts))
 }
 
+/// What the controller does not do for a service, and why; a launch that fails included.
+async fn refused(connection: &Connection, service: &ServiceName) -> Result<Vec<String>, Failure> {
+    let (name, text) = (service.to_string(), format!(" for {service}"));
+    let rows = status::refused(connection).await?.into_iter();
+    let of_service = rows.filter(|row| row[0] == name || row[1].contains(&text));
+    Ok(of_service.map(|row| row.join(": ")).collect())
+}
+
 /// The backends on which a service is placed.
-fn backends_of(view: &View, service: &ServiceName) -> Result<Vec<String>, Failure> {
+fn backends_of(view: &View, service: &ServiceName) -> Result<Vec<Label>, Failure> {
     let placed = view.services.get(service).and_then(|one| one.placement.as_ref());
     let placed = placed.ok_or_else(|| {
         let hint = "every replica serves it; `kind: GatewayService` asks for backends, and `fairmesh gateway status` says what is refused";
         Failure::refused(format!("{service} is placed on no backends"), hint)
     })?;
-    Ok(placed.value.backends().map(ToString::to_string).collect())
+    Ok(placed.value.backends().cloned().collect())
 }
 
 impl Explained {
     fn text(&self, service: Option<&ServiceName>) -> String {
-        let Self { backend, load, follows } = self;
+        let Self { backend, load, follows, .. } = self;
         let Some(load) = load else {
             return format!("{backend}: no replica reports its load; see `fairmesh gateway status`\n");
         };
@@ -106,7 +124,12 @@ impl Explained {
     }
 
     fn item(&self) -> Value {
-        json!({ "backend": self.backend, "load": self.load.as_ref().map(backend_load_text::item), "follows": self.follows })
+        json!({
+            "backend": self.backend.as_str(),
+            "load": self.load.as_ref().map(backend_load_text::item),
+            "follows": self.follows,
+            "inForce": self.in_force,
+        })
     }
 }
 
@@ -149,7 +172,8 @@ mod tests {
     #[test]
     fn gateway_explain_shows_overload_cause_and_services_of_backend() {
         let follows = Some("red/web gets no further backend".to_owned());
-        let explained = Explained { backend: "gw-1".into(), load: Some(load()), follows };
+        let (backend, in_force) = (Label::new("gw-1").unwrap(), Vec::new());
+        let explained = Explained { backend, load: Some(load()), follows, in_force };
         let text = explained.text(None);
         for part in [
             "gw-1: CPU 0.95 of 1.00 (95%), usually 0.30",
@@ -167,7 +191,8 @@ mod tests {
 
     #[test]
     fn gateway_backend_without_reports_is_not_shown_as_idle() {
-        let explained = Explained { backend: "gw-1".into(), load: None, follows: None };
+        let (backend, in_force) = (Label::new("gw-1").unwrap(), Vec::new());
+        let explained = Explained { backend, load: None, follows: None, in_force };
         assert!(explained.text(None).contains("no replica reports"));
         assert_eq!(explained.item()["load"], Value::Null);
     }

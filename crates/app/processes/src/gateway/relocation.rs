@@ -18,13 +18,16 @@ use super::placements::{ChangeArgs, Placements, now_ms};
 #[derive(Debug, Args)]
 pub(super) struct MoveArgs {
     /// The backends that serve it from now on: two or more in its home zone, and one or more in another zone. The controller keeps them.
-    #[arg(long, value_name = "BACKEND", value_delimiter = ',', required_unless_present = "unpin")]
+    #[arg(long, value_name = "BACKEND", value_delimiter = ',', required_unless_present_any = ["unpin", "sandbox"])]
     to: Vec<Label>,
-    /// Let the controller choose its backends again. It moves nothing that is as the service asks.
+    /// Move it to sandbox backends, which serve nothing else, since its calls harm others. The controller chooses them.
     #[arg(long, conflicts_with = "to")]
+    sandbox: bool,
+    /// Let the controller choose its backends again. It moves nothing that is as the service asks.
+    #[arg(long, conflicts_with_all = ["to", "sandbox"])]
     unpin: bool,
     /// End the open connections at backends that serve it no more, within 10 s. Without it, they stay until their clients end them.
-    #[arg(long, requires = "to")]
+    #[arg(long, conflicts_with = "unpin")]
     now: bool,
     #[command(flatten)]
     change: ChangeArgs,
@@ -37,7 +40,10 @@ pub(super) async fn run(args: MoveArgs) -> Result<(), Failure> {
         true => unpinned(&args, &placements)?,
         false => {
             let backends = View::gateway_backends(&placements.connection).await?.gateway_backends;
-            moved(&args, &placements, &backends)?
+            match args.sandbox {
+                true => sandboxed(&args, &placements, &backends)?,
+                false => moved(&args, &placements, &backends)?,
+            }
         }
     };
     args.change.write(&placements, placement.clone()).await?;
@@ -46,6 +52,7 @@ pub(super) async fn run(args: MoveArgs) -> Result<(), Failure> {
         "before": placements.present.as_ref().map(|before| before.value.to_string()),
         "placement": placement.to_string(),
         "pinned": placement.pinned.is_some(),
+        "sandbox": args.sandbox,
         "endsConnections": args.now,
         "dryRun": args.change.dry_run,
     });
@@ -61,6 +68,11 @@ fn text(args: &MoveArgs, placement: &Placement) -> String {
         true => "open connections elsewhere end within 10 s",
         false => "open connections stay where they are",
     };
+    if args.sandbox {
+        return format!(
+            "{service} {is} moved to the sandbox, and {connections}; `fairmesh gateway move {service} --unpin` lets the controller place it among others again\n"
+        );
+    }
     format!(
         "{service} {is} placed on {placement}, and {connections}; `fairmesh gateway move {service} --unpin` lets the controller place it again\n"
     )
@@ -74,6 +86,30 @@ fn unpinned(args: &MoveArgs, placements: &Placements) -> Result<Placement, Failu
             let hint = "`fairmesh gateway explain` shows which services an operator placed";
             Err(Failure::refused(format!("the controller places {} already", args.change.service), hint))
         }
+    }
+}
+
+/// The placement with which the controller moves the service to sandboxes.
+fn sandboxed(
+    args: &MoveArgs,
+    placements: &Placements,
+    backends: &BTreeMap<Label, At<GatewayBackend>>,
+) -> Result<Placement, Failure> {
+    let placed = placements.placed(&args.change.service)?;
+    if !backends.values().any(|backend| backend.value.is_sandbox && !backend.value.is_closed) {
+        let hint = "apply a 'kind: GatewayBackend' with 'sandbox: true', and start its replicas";
+        return Err(Failure::refused("no backend is an open sandbox", hint));
+    }
+    Ok(Placement { pinned: Some(pin(args)), added: 0, ..placed })
+}
+
+/// Why the controller keeps the backends.
+fn pin(args: &MoveArgs) -> PlacementPin {
+    PlacementPin {
+        reason: args.change.reason(),
+        at_ms: now_ms(),
+        ends_connections: args.now,
+        is_sandbox: args.sandbox,
     }
 }
 
@@ -94,6 +130,7 @@ fn moved(
         added: 0,
         present: placements.present.iter().flat_map(|one| one.value.backends().cloned()).collect(),
         is_pinned: true,
+        is_sandboxed: false,
     };
     check_choice(&fleet, &services, (&service, &chosen)).map_err(|unfit| {
         Failure::refused(unfit, "`fairmesh gateway status` shows backends, their zones and their services")
@@ -103,12 +140,11 @@ fn moved(
         let Some(backend) = backends.get(&name) else { continue };
         zones.entry(backend.value.zone.clone()).or_default().insert(name);
     }
-    let pin = PlacementPin { reason: args.change.reason(), at_ms: now_ms(), ends_connections: args.now };
     Ok(Placement {
         home_zone: service.home,
         zones,
         added: 0,
-        pinned: Some(pin),
+        pinned: Some(pin(args)),
         connection_limit: placements.present.as_ref().and_then(|one| one.value.connection_limit.clone()),
     })
 }
@@ -124,6 +160,7 @@ fn placed_services(view: &View) -> impl Iterator<Item = PlacedService> {
             added: 0,
             present: placed.backends().cloned().collect(),
             is_pinned: placed.pinned.is_some(),
+            is_sandboxed: placed.pinned.as_ref().is_some_and(|pin| pin.is_sandbox),
         })
     })
 }

@@ -8,14 +8,14 @@ use fairmesh_console::{
     output::{self, Listing},
     view_reader::{ReadView, Scope, View},
 };
-use fairmesh_model::RecordKind;
+use fairmesh_model::{GatewayBackend, RecordKind};
 use fairmesh_wire::{
     handshake::Connection,
     v1::{GatewayAlert, ListControllersRequest, controller_status::Refusal},
 };
 use serde_json::json;
 
-use super::{acts, backend_load_text};
+use super::{backend_load_text, in_force, load_actions};
 
 /// The controller that places services.
 const CONTROLLER: &str = "placement";
@@ -48,7 +48,7 @@ pub(super) async fn run(args: StatusArgs) -> Result<(), Failure> {
     for (name, backend) in &backends {
         let (backend, services) = (&backend.value, view.services_on(name));
         let replicas: Vec<String> = backend.replicas.iter().map(ToString::to_string).collect();
-        let open = if backend.is_closed { "no" } else { "yes" };
+        let open = open(backend);
         let row =
             [name.as_str(), backend.zone.as_str(), &services.to_string(), &backend.capacity.to_string()];
         let load = loads.get(name.as_str());
@@ -59,7 +59,9 @@ pub(super) async fn run(args: StatusArgs) -> Result<(), Failure> {
             },
         );
         let up = format!("{up} of {}", replicas.len());
-        let further = [open, &up, &cpu, &requests, &replicas.join(", ")];
+        // A launcher starts one that has none.
+        let replicas_text = if replicas.is_empty() { "launching".to_owned() } else { replicas.join(", ") };
+        let further = [open, &up, &cpu, &requests, &replicas_text];
         let row = row.into_iter().chain(further).map(str::to_owned).collect();
         let alert = load.and_then(|load| load.alert.as_ref());
         alerts.extend(alert.map(|alert| vec![name.to_string(), why(alert, &view)]));
@@ -69,8 +71,11 @@ pub(super) async fn run(args: StatusArgs) -> Result<(), Failure> {
             "services": services,
             "capacity": backend.capacity,
             "open": !backend.is_closed,
+            "sandbox": backend.is_sandbox,
+            "launching": backend.replicas.is_empty(),
             "replicas": replicas,
             "load": load.map(backend_load_text::item),
+            "inForce": in_force::items(&view, name, None),
         });
         listing.add(row, item);
     }
@@ -79,21 +84,30 @@ pub(super) async fn run(args: StatusArgs) -> Result<(), Failure> {
     });
     let refused = refused(&connection).await?;
     listing.further =
-        vec![(ALERTS, alerts), (PLACED, placed(&view)), (ACTS, in_force(&view)), (REFUSED, refused)];
+        vec![(ALERTS, alerts), (PLACED, placed(&view)), (ACTS, acts_of_all(&view)), (REFUSED, refused)];
     listing.print(args.output.format())
+}
+
+/// Whether a backend gets services.
+const fn open(backend: &GatewayBackend) -> &'static str {
+    match backend {
+        GatewayBackend { is_closed: true, .. } => "no",
+        GatewayBackend { is_sandbox: true, .. } => "sandbox",
+        _ => "yes",
+    }
 }
 
 /// Why a backend has an alert, and what follows.
 fn why(alert: &GatewayAlert, view: &View) -> String {
-    let follows = acts::follows(alert, view).map(|follows| format!("; {follows}"));
+    let follows = load_actions::follows(alert, view).map(|follows| format!("; {follows}"));
     backend_load_text::sentence(alert) + &follows.unwrap_or_default()
 }
 
 /// What operators and the controller did to services.
-fn in_force(view: &View) -> Vec<Vec<String>> {
+fn acts_of_all(view: &View) -> Vec<Vec<String>> {
     let mut rows = Vec::new();
     for (name, one) in &view.services {
-        rows.extend(acts::in_force(one).into_iter().map(|act| vec![name.to_string(), act]));
+        rows.extend(load_actions::in_force(one).into_iter().map(|act| vec![name.to_string(), act]));
     }
     rows
 }
@@ -111,7 +125,7 @@ fn placed(view: &View) -> Vec<Vec<String>> {
 }
 
 /// Services that the controller refused in its last round, with the reasons.
-async fn refused(connection: &Connection) -> Result<Vec<Vec<String>>, Failure> {
+pub(super) async fn refused(connection: &Connection) -> Result<Vec<Vec<String>>, Failure> {
     let listed = connection.admin().list_controllers(ListControllersRequest {}).await?.into_inner();
     let last = listed.controllers.into_iter().find(|one| one.name == CONTROLLER).and_then(|one| one.last);
     let Some(last) = last else {

@@ -153,14 +153,23 @@ fn words(counter: Counter) -> &'static str {
     }
 }
 
+/// What is missing, with the kernel's own reason.
+fn problem(check: &fairmesh_kernel::Check) -> Option<String> {
+    let problem = check.problem.clone()?;
+    Some(match &check.refusal {
+        Some(refusal) => format!("{problem} ({refusal})"),
+        None => problem,
+    })
+}
+
 /// Succeeds if the kernel supports everything that is needed.
 pub(super) fn probe(args: ProbeArgs) -> Result<ExitCode, Failure> {
     let checks = probe_kernel(&args.pins.bpffs);
     let is_complete = checks.iter().all(|check| check.problem.is_none());
     let list: Vec<_> =
-        checks.iter().map(|check| json!({ "what": check.what, "problem": check.problem })).collect();
+        checks.iter().map(|check| json!({ "what": check.what, "problem": problem(check) })).collect();
     let row = |check: &fairmesh_kernel::Check| {
-        vec![check.what.clone(), check.problem.clone().unwrap_or_else(|| "yes".to_owned())]
+        vec![check.what.clone(), problem(check).unwrap_or_else(|| "yes".to_owned())]
     };
     let rows: Vec<_> = checks.iter().map(row).collect();
     let state = json!({ "supported": is_complete, "checks": list });

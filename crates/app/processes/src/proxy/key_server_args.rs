@@ -1,9 +1,9 @@
-//! The key server of a proxy's certificate.
+//! The key servers of a proxy's certificate.
 
 use std::{net::SocketAddr, str::FromStr, sync::Arc};
 
 use fairmesh_console::{connect, failure::Failure};
-use fairmesh_identity::{RemoteKey, RemoteKeyConfig};
+use fairmesh_identity::{RemoteKeyConfig, RemoteKeys};
 use fairmesh_model::{Invalid, Label};
 use fairmesh_wire::transport::{Address, Transport};
 
@@ -29,14 +29,19 @@ impl FromStr for KeyServerAddress {
     }
 }
 
-/// Connects to the key server with the identity of the proxy, by which the key server authorizes use of the key.
-pub(super) async fn connect(args: &ServeArgs) -> Result<Option<(Transport, Arc<RemoteKey>)>, Failure> {
-    let Some(KeyServerAddress { key, server }) = args.tls_key_server.clone() else { return Ok(None) };
+/// Connects to the key servers with the identity of the proxy, by which they authorize use of the key.
+pub(super) async fn connect(args: &ServeArgs) -> Result<Option<(Transport, Arc<RemoteKeys>)>, Failure> {
+    if args.tls_key_servers.is_empty() {
+        return Ok(None);
+    }
     let agent = args.agent.clone().unwrap_or_else(connect::agent);
     let transport = connect::transport_of_agent(agent, Some(identity(args)), "proxy").await;
     connect::require_identity(&transport)?;
     let deadline = args.tls_key_timeout;
-    let config = RemoteKeyConfig { name: key, server: Address::Tcp(server.to_string()), deadline };
-    let key = RemoteKey::connect(config, &transport);
-    Ok(Some((transport, key)))
+    let servers = args.tls_key_servers.iter().map(|KeyServerAddress { key, server }| {
+        let server = Address::Tcp(server.to_string());
+        RemoteKeyConfig { name: key.clone(), server, deadline }
+    });
+    let keys = RemoteKeys::connect(servers.collect(), &transport);
+    Ok(keys.map(|keys| (transport, keys)))
 }

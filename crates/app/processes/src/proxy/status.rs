@@ -55,13 +55,16 @@ fn text(config: &Value, last: &Value) -> String {
         vec!["process".into(), format!("{}, since {}", config["pid"], word(&config["started"]))],
         vec!["ready".into(), word(&config["ready"])],
         vec!["routing".into(), format!("{} ({connected})", word(&routing["from"]))],
-        vec!["revision".into(), word(&routing["revision"])],
+        vec![
+            "revision".into(),
+            routing["revision"].as_u64().map_or_else(no_revision, |number| number.to_string()),
+        ],
         vec!["data age".into(), format!("{:.1} s", routing["dataAgeSeconds"].as_f64().unwrap_or(0.0))],
         vec!["region".into(), word(&routing["region"])],
         vec!["identity".into(), word(&routing["identity"])],
     ];
-    rows.extend(key_server(&config["keyServer"]));
     let each = |value: &Value| value.as_array().cloned().unwrap_or_default();
+    rows.extend(each(&config["keyServers"]).iter().filter_map(key_server));
     rows.extend(each(&config["listen"]).iter().map(|listen| vec!["listen".into(), word(listen)]));
     let options = config["options"].as_object().into_iter().flatten();
     rows.extend(options.map(|(name, value)| vec![name.clone(), word(value)]));
@@ -91,7 +94,12 @@ fn text(config: &Value, last: &Value) -> String {
     text
 }
 
-/// The key server of the listeners' certificate, if there is one.
+/// Why a proxy has no revision. One with '--listen none' never has.
+fn no_revision() -> String {
+    "none: no service was called through it yet".to_owned()
+}
+
+/// A key server of the listeners' certificate.
 fn key_server(status: &Value) -> Option<Vec<String>> {
     let key = status["key"].as_str()?;
     let state = match status["problem"].as_str() {

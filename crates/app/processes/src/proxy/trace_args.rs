@@ -12,7 +12,8 @@ const DEFAULT_ONE_IN: u64 = 100;
 /// Options of spans.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct TraceArgs {
-    /// A trace collector: http://ip:4318 for OTLP over HTTP, grpc://ip:4317 for OTLP over gRPC. Requests whose
+    /// A trace collector: http://ip:4318 for OTLP over HTTP, grpc://ip:4317 for OTLP over gRPC, https://host:4318 for
+    /// a control plane with '--traces' in a mesh with a trust domain. Requests whose
     /// 'traceparent' is sampled are exported [default: OTEL_EXPORTER_OTLP_ENDPOINT].
     #[arg(long, value_name = "URL")]
     trace_to: Option<Collector>,

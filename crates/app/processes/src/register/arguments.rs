@@ -14,6 +14,8 @@ use super::{Probe, RegisterArgs};
 /// Validated and completed arguments.
 pub(super) struct ValidArguments {
     pub(super) registration: Registration,
+    /// Whether the instance id is the default one, which is the same for equal ports of one host.
+    pub(super) has_default_instance: bool,
     /// Address at which the program listens, if this command listens in front of it.
     pub(super) program: Option<SocketAddr>,
     /// Whether callers reach the program directly even in a mesh with a trust domain.
@@ -64,6 +66,7 @@ impl ValidArguments {
         registration.validate().map_err(refused)?;
         Ok(Self {
             registration,
+            has_default_instance: args.instance.is_none(),
             program,
             plaintext: args.plaintext,
             tcp: args.tcp,

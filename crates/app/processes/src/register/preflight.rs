@@ -1,6 +1,6 @@
 //! Checks before a program is started and registered.
 
-use std::time::Duration;
+use std::{net::SocketAddr, time::Duration};
 
 use fairmesh_console::{
     cell_text::type_and_protocol,
@@ -9,8 +9,8 @@ use fairmesh_console::{
     rib_reader::{self, StoredRecord},
     socket_table::{self, Listener},
 };
-use fairmesh_model::{Prefix, RecordKey};
-use fairmesh_server::ServerTransport;
+use fairmesh_model::{EndpointState, Prefix, Record, RecordKey};
+use fairmesh_server::{Registration, ServerTransport};
 use fairmesh_wire::{handshake, record_encoding};
 use tokio::{net::TcpStream, time::timeout};
 
@@ -46,6 +46,44 @@ pub(super) async fn refuse_address_in_use(plan: &ValidArguments) -> Result<(), F
         ),
         format!("{stop}; or omit COMMAND to register the program that listens there"),
     ))
+}
+
+/// Refuses a default instance id that belongs to a program at another IP address, which would be replaced: the default
+/// names host and port only. A program that no longer accepts connections is replaced, since it may be an earlier run. If this
+/// cannot be checked, the decision is left to the control plane.
+pub(super) async fn refuse_taken_instance(plan: &ValidArguments) -> Result<(), Failure> {
+    let registered = match plan.has_default_instance {
+        true => timeout(DECLARATION_TIMEOUT, addresses_of_instance(plan)).await.unwrap_or_default(),
+        false => Vec::new(),
+    };
+    let own = plan.registration.address.ip();
+    for address in registered.into_iter().filter(|address| address.ip() != own) {
+        if !matches!(timeout(CONNECT_TIMEOUT, TcpStream::connect(address)).await, Ok(Ok(_))) {
+            continue;
+        }
+        let Registration { service, instance, .. } = &plan.registration;
+        return Err(Failure::failed_with(
+            format!(
+                "{service} has an instance {instance} already, at {address}: it has the same host name and port, by which instances are \
+                 named by default"
+            ),
+            "give this one an id of its own with --instance ID, the same after each start",
+        ));
+    }
+    Ok(())
+}
+
+/// The addresses at which the instance is registered and not lost. Empty if they cannot be read.
+async fn addresses_of_instance(plan: &ValidArguments) -> Vec<SocketAddr> {
+    let Registration { service, instance, .. } = &plan.registration;
+    let found = read(plan, &[Prefix::endpoints(service, None)]).await.unwrap_or_default();
+    let endpoint = |stored: StoredRecord| match record_encoding::decode(&stored.key, &stored.value) {
+        Ok(Record::Endpoint(endpoint)) => Some(endpoint),
+        _ => None,
+    };
+    let endpoints = found.into_iter().filter_map(endpoint);
+    let endpoints = endpoints.filter(|one| one.instance == *instance && one.state != EndpointState::Lost);
+    endpoints.map(|endpoint| endpoint.address).collect()
 }
 
 /// Refuses to register a program in plaintext if no caller would use it. If this cannot be checked, the decision is

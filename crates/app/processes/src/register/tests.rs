@@ -46,6 +46,7 @@ impl Bench {
             http_names: Vec::new(),
             sources: Vec::new(),
             shadow_controllers: Vec::new(),
+            gateway_launcher: None,
         };
         let control = Control::start(config).await.unwrap();
         let address = control.grpc_addresses().unwrap().remove(0);

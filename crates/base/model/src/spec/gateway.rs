@@ -20,6 +20,9 @@ pub struct GatewayBackendSpec {
     /// Whether the backend is closed to further services.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub closed: bool,
+    /// Whether the backend serves only services that are moved away from others, since their calls harm backends.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub sandbox: bool,
 }
 
 /// A service whose pods are called through a gateway with backends.
@@ -103,7 +106,9 @@ impl GatewayBackendSpec {
             capacity: self.capacity.unwrap_or(GatewayBackend::DEFAULT_CAPACITY),
             replicas: self.replicas.iter().enumerate().map(address).collect::<Result<_, _>>()?,
             is_closed: self.closed,
+            is_sandbox: self.sandbox,
         };
+        backend.check_count(1)?;
         backend.validate()?;
         Ok((read("name", &self.name)?, backend))
     }
@@ -117,6 +122,7 @@ impl GatewayBackendSpec {
             capacity: (capacity != GatewayBackend::DEFAULT_CAPACITY).then_some(capacity),
             replicas: backend.replicas.iter().map(ToString::to_string).collect(),
             closed: backend.is_closed,
+            sandbox: backend.is_sandbox,
         }
     }
 }

@@ -24,6 +24,9 @@ pub struct RegionTable {
     /// For calls that stay in the region: shares among the region's zones, by the caller's zone. Callers in zones
     /// that are not listed use the whole region. At most [`MAX_TABLE_ZONES`] zones, each with at most as many shares.
     pub zones: BTreeMap<Zone, ZoneShares>,
+    /// By destination region, the endpoints to which a caller keeps connections if all of its calls go there, where the
+    /// policy's subset reaches too few; at least 1 each. At most [`MAX_TABLE_REGIONS`] regions.
+    pub subsets: BTreeMap<Region, u32>,
     /// The table's author, and its last confirmation.
     pub origin: TableOrigin,
 }
@@ -87,6 +90,11 @@ impl RegionTable {
     /// Age at which the table is no longer applied.
     pub const LASTS: Duration = Duration::from_secs(15 * 60);
 
+    /// A table with these shares alone.
+    pub fn new(shares: TrafficShares, origin: TableOrigin) -> Self {
+        Self { shares, zones: BTreeMap::new(), subsets: BTreeMap::new(), origin }
+    }
+
     /// The table's force, given the time since its last confirmation. A table that drops nothing has all of its force until it
     /// lapses, so planners may confirm it less often.
     pub fn force(&self, age: Duration) -> TableForce {
@@ -119,6 +127,10 @@ impl RegionTable {
         if self.zones.len() > MAX_TABLE_ZONES {
             let hint = format!("write at most {MAX_TABLE_ZONES}");
             return Err(Invalid::new("zones", "are too many", hint));
+        }
+        if self.subsets.len() > MAX_TABLE_REGIONS || self.subsets.values().any(|endpoints| *endpoints == 0) {
+            let hint = format!("write at most {MAX_TABLE_REGIONS} regions, with 1 endpoint or more each");
+            return Err(Invalid::new("subsets", "are too many, or one is 0", hint));
         }
         let mut zones = self.zones.iter();
         zones.try_for_each(|(zone, to)| validate_zone(to).map_err(|e| e.within(format!("zones.{zone}"))))
@@ -230,7 +242,7 @@ mod tests {
         let with = |origin| {
             let shares =
                 TrafficShares { default: Some(shares(&[("eu", "90%")], "10%")), ..Default::default() };
-            RegionTable { shares, zones: BTreeMap::new(), origin }
+            RegionTable::new(shares, origin)
         };
         let planned = with(TableOrigin::Planned(Confirmation { round: 1, at_ms: 2 }));
         let seconds = Duration::from_secs;

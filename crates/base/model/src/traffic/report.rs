@@ -118,6 +118,9 @@ pub struct CallRates {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SummedAge(u64);
 
+/// Number of entries of [`ServerRates::by_utilisation`]: twentieths of the CPU limit.
+pub const UTILISATION_LEVELS: usize = 20;
+
 /// Rates of the servers of one service in one region.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ServerRates {
@@ -135,6 +138,10 @@ pub struct ServerRates {
     pub cpu_millicores: u64,
     /// CPU limits of the measured servers, in thousandths of a core.
     pub limit_millicores: u64,
+    /// Number of servers by utilisation of their CPU limit, a mean over about ten seconds: entry `n` counts servers at
+    /// `n` to `n + 1` parts of [`UTILISATION_LEVELS`], and the last entry also all higher values. Servers of earlier
+    /// releases are in no entry.
+    pub by_utilisation: [u32; UTILISATION_LEVELS],
     /// Metrics of the program, by name.
     pub metrics: BTreeMap<String, MetricSum>,
     /// Summed age of the data; see [`Self::age`].
@@ -261,6 +268,9 @@ impl AddAssign<&Self> for ServerRates {
         rate(&mut self.refused, other.refused);
         rate(&mut self.cpu_millicores, other.cpu_millicores);
         rate(&mut self.limit_millicores, other.limit_millicores);
+        for (sum, more) in self.by_utilisation.iter_mut().zip(other.by_utilisation) {
+            *sum = sum.saturating_add(more);
+        }
         self.aged.add(other.aged);
         for (name, more) in &other.metrics {
             if self.metrics.len() < Self::MAX_METRICS || self.metrics.contains_key(name) {
@@ -269,38 +279,5 @@ impl AddAssign<&Self> for ServerRates {
                 sum.servers = sum.servers.saturating_add(more.servers);
             }
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn age_of_summed_report_is_mean_over_its_calls() {
-        let calls = |offered, age_ms| {
-            let mut rates = CallRates { offered, attempts: offered, ..CallRates::default() };
-            rates.grow_older(Duration::from_millis(age_ms));
-            rates
-        };
-        let mut sum = calls(3_000, 100);
-        sum += calls(1_000, 3_100);
-        assert_eq!(sum.age(), Duration::from_millis(850));
-        sum.grow_older(Duration::from_millis(150));
-        assert_eq!(sum.age(), Duration::from_secs(1));
-        sum.grow_older(Duration::MAX);
-        assert_eq!(sum.age(), MAX_REPORT_AGE);
-        let mut none = CallRates::default();
-        none.grow_older(Duration::from_secs(5));
-        assert_eq!((none, none.age()), (CallRates::default(), Duration::ZERO), "no calls have no age");
-    }
-
-    #[test]
-    fn hanging_server_barely_raises_age_of_summed_report() {
-        let mut sum = ServerRates { servers: 99, ..ServerRates::default() };
-        let mut hanging = ServerRates { servers: 1, ..ServerRates::default() };
-        hanging.grow_older(Duration::from_secs(20));
-        sum += &hanging;
-        assert_eq!(sum.age(), Duration::from_millis(200));
     }
 }

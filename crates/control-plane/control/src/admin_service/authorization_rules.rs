@@ -140,7 +140,7 @@ fn contradiction(service: &ServiceName) -> Invalid {
 
 #[cfg(test)]
 mod tests {
-    use fairmesh_model::{MtlsMode, Policy, StoreId, spec::PolicySpec};
+    use fairmesh_model::{MtlsMode, Policy, Record, StoreId, spec::PolicySpec};
     use serde_json::json;
 
     use super::*;
@@ -192,5 +192,25 @@ mod tests {
         };
         assert_eq!(expect(&node(None)), Expect::Revision(3), "it has nothing but rules");
         assert_eq!(expect(&node(Some(&local))), Expect::Absent, "a policy of its own stays");
+    }
+    #[test]
+    fn rewritten_policy_or_rules_stay_closed_if_their_last_value_is_unreadable() {
+        let open =
+            record_encoding::encode(&Policy { mtls: MtlsMode::Permissive, ..Policy::default() }.into());
+        let damaged: Bytes = [0xff].as_slice().into();
+        for at in keys() {
+            let entry = Entry { value: damaged.clone(), revision: 1 };
+            let node = Node::load(StoreId(1), 1, [(at.into(), entry)]);
+            let batch =
+                complete(&node, Batch { ops: vec![Op::put(keys()[0].clone(), open.clone())] }).unwrap();
+            let written = batch.ops.iter().find(|op| *op.key == *keys()[0]).unwrap();
+            let key = RecordKey::parse(&written.key).unwrap();
+            let Record::Policy(policy) =
+                record_encoding::decode(&key, written.value.as_ref().unwrap()).unwrap()
+            else {
+                panic!("no policy")
+            };
+            assert_eq!(policy.authorization, Some(Box::default()), "no caller is allowed");
+        }
     }
 }

@@ -66,11 +66,7 @@ mod tests {
     }
 
     fn table(to: &str, origin: TableOrigin) -> Bytes {
-        record_encoding::encode(&Record::RegionTable(RegionTable {
-            shares: shares(to),
-            zones: BTreeMap::new(),
-            origin,
-        }))
+        record_encoding::encode(&Record::RegionTable(RegionTable::new(shares(to), origin)))
     }
 
     fn planned(to: &str) -> Bytes {

@@ -30,7 +30,7 @@ fn policy(planner: Option<TrafficPlanner>) -> Record {
 fn table(from: &str, origin: TableOrigin) -> (RecordKey, Option<Record>) {
     let home = RegionShares { to: [(region(from), Share::ALL)].into(), dropped: Share::NONE };
     let shares = TrafficShares { default: Some(home), ..TrafficShares::default() };
-    let table = RegionTable { shares, zones: BTreeMap::new(), origin };
+    let table = RegionTable::new(shares, origin);
     (RecordKey::RegionTable(name("shop/cart"), region(from)), Some(Record::RegionTable(table)))
 }
 
@@ -149,8 +149,7 @@ async fn planner_does_not_replace_table_written_during_its_round() {
     world.report(&cart, [40_000, 20_000]);
     let facts = world.planner.read_facts(&world.node, Wake::Changed).await.unwrap();
     // A person divides the calls by hand from now on.
-    let by_hand =
-        RegionTable { shares: TrafficShares::default(), zones: BTreeMap::new(), origin: TableOrigin::ByHand };
+    let by_hand = RegionTable::new(TrafficShares::default(), TableOrigin::ByHand);
     let key = RecordKey::RegionTable(cart.clone(), region("eu"));
     let table = (key.clone(), Some(Record::RegionTable(by_hand)));
     world.commit(vec![table, (RecordKey::Policy(cart.clone()), Some(policy(None)))]);

@@ -35,6 +35,7 @@ pub(crate) fn config(data_dir: PathBuf) -> ControlConfig {
         http_names: Vec::new(),
         sources: Vec::new(),
         shadow_controllers: Vec::new(),
+        gateway_launcher: None,
     }
 }
 

@@ -1,7 +1,9 @@
 use fairmesh_model::{StoreId, Throttle, Zone};
 use fairmesh_rib::{Commit, Entry};
+use fairmesh_wire::v1;
 
 use super::*;
+use crate::loads::tests::loads_of;
 
 fn backend(zone: &str) -> GatewayBackend {
     GatewayBackend {
@@ -9,6 +11,7 @@ fn backend(zone: &str) -> GatewayBackend {
         capacity: 10,
         replicas: ["10.0.0.1:7440".parse().unwrap()].into(),
         is_closed: false,
+        is_sandbox: false,
     }
 }
 
@@ -28,6 +31,12 @@ fn facts() -> PlacementFacts {
 }
 
 impl PlacementFacts {
+    /// The records to write, and what is refused.
+    fn decide(&self) -> (Vec<Op>, Vec<Refusal>) {
+        let made = self.plan();
+        (self.ops(&made), refusals(&made))
+    }
+
     /// Brings operations into force, and returns the services that they are about.
     fn commit(&mut self, ops: &[Op]) -> Vec<String> {
         self.revision += 1;
@@ -109,7 +118,8 @@ fn pinned_backends_and_limits_of_operators_stay_until_they_end() {
     let placed = facts.placed.get_mut(&name).unwrap();
     let all: BTreeSet<Label> = ["one", "two", "three"].map(|name| Label::new(name).unwrap()).into();
     placed.0.zones.insert(Zone::new("a").unwrap(), all.clone());
-    let pinned = PlacementPin { reason: "a test".into(), at_ms: 7, ends_connections: true };
+    let pinned =
+        PlacementPin { reason: "a test".into(), at_ms: 7, ends_connections: true, is_sandbox: false };
     let limit = ConnectionLimit { per_second: 3, reason: String::new(), at_ms: 7, is_automatic: false };
     (placed.0.pinned, placed.0.connection_limit) = (Some(pinned.clone()), Some(limit.clone()));
     let (ops, refused) = facts.decide();
@@ -137,7 +147,7 @@ async fn rounds_without_changed_records_decide_nothing() {
     let backends = backends.into_iter().map(|(name, one)| (RecordKey::GatewayBackend(name), one.into()));
     let wanted = wanted.into_iter().map(|(name, one)| (RecordKey::GatewayService(name), one.into()));
     let node = node(&backends.chain(wanted).collect::<Vec<_>>());
-    let mut controller = PlacementController::new(GatewayLoads::new(node.clone()));
+    let mut controller = PlacementController::new(GatewayLoads::new(node.clone()), None);
     let now = Now { at: tokio::time::Instant::now(), wall_ms: 0 };
     let facts = controller.read_facts(&node, Wake::Changed).await.unwrap();
     let decided = controller.reconcile(facts, now);
@@ -151,4 +161,102 @@ async fn rounds_without_changed_records_decide_nothing() {
     let broken = [("/g/gateway/backends/one".into(), Some(b"\xff".as_slice().into()))];
     assert!(node.apply(Commit { revision: 3, changes: broken.into() }));
     assert!(controller.read_facts(&node, Wake::Changed).await.is_err());
+}
+
+#[test]
+fn service_is_moved_to_the_sandbox_and_back_by_an_operator() {
+    let mut facts = facts();
+    let (ops, _) = facts.decide();
+    facts.commit(&ops);
+    let name = service("red/web");
+    let before = facts.placed[&name].0.clone();
+    let pin = PlacementPin { ends_connections: true, is_sandbox: true, ..PlacementPin::default() };
+    facts.sandboxed.insert(name.clone(), pin.clone());
+    // There is no sandbox: it stays, and that is said.
+    let (ops, refused) = facts.decide();
+    assert!(ops.is_empty() && refused[0].reason.contains("'sandbox: true'"), "{ops:?} {refused:?}");
+    let sandbox = Label::new("sandbox").unwrap();
+    facts.backends.insert(sandbox.clone(), GatewayBackend { is_sandbox: true, ..backend("b") });
+    let (ops, refused) = facts.decide();
+    assert_eq!((facts.commit(&ops), refused), (vec!["/t/red/placements/web".to_owned()], Vec::new()));
+    let placed = &facts.placed[&name].0;
+    assert!(placed.backends().eq([&sandbox]) && placed.pinned.as_ref() == Some(&pin), "{placed:?}");
+    assert!(before.backends().all(|backend| placed.ends_connections_at(backend)));
+    // It stays there without its cause, and without a sandbox.
+    facts.sandboxed.clear();
+    assert!(facts.decide().0.is_empty());
+    let gone = facts.backends.remove(&sandbox).unwrap();
+    let (ops, refused) = facts.decide();
+    assert!(ops.is_empty() && refused.len() == 1, "{ops:?} {refused:?}");
+    facts.backends.insert(sandbox.clone(), gone);
+    facts.placed.get_mut(&name).unwrap().0.pinned = None;
+    let (ops, _) = facts.decide();
+    facts.commit(&ops);
+    assert!(!facts.placed[&name].0.has(&sandbox) && facts.placed[&name].0.backends().count() == 3);
+}
+
+#[test]
+fn backend_that_a_launcher_starts_gets_no_services() {
+    let mut facts = facts();
+    for backend in facts.backends.values_mut().filter(|one| one.zone.as_str() == "b") {
+        backend.replicas.clear();
+    }
+    let (ops, refused) = facts.decide();
+    assert!(ops.is_empty() && refused.len() == 2, "{ops:?} {refused:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn services_that_peak_together_are_taken_apart_after_a_day() {
+    let mut facts = facts();
+    for name in ["five", "six"] {
+        facts.backends.insert(Label::new(name).unwrap(), backend("a"));
+    }
+    for name in ["five", "six", "seven"] {
+        facts.backends.insert(Label::new(format!("{name}-b")).unwrap(), backend("b"));
+    }
+    let placement = |names: [&str; 2]| Placement {
+        home_zone: Zone::new("a").unwrap(),
+        zones: [
+            (Zone::new("a").unwrap(), names.map(|name| Label::new(name).unwrap()).into()),
+            (Zone::new("b").unwrap(), [Label::new("four").unwrap()].into()),
+        ]
+        .into(),
+        added: 0,
+        pinned: None,
+        connection_limit: None,
+    };
+    facts.placed.insert(service("red/web"), (placement(["one", "two"]), 1));
+    facts.placed.insert(service("blue/web"), (placement(["one", "three"]), 1));
+    let loads = loads_of(&["one"]);
+    let mut rounds = ScatterRounds::new(loads.clone());
+    let mut report = |requests: u64| {
+        let counts = |name: &str, requests| v1::GatewayServiceCounts {
+            service: name.into(),
+            requests,
+            ..Default::default()
+        };
+        let request = v1::ReportGatewayRequest {
+            address: "10.0.0.1:1".into(),
+            backend: "one".into(),
+            span_ms: 60_000,
+            cpu_us: 1,
+            limit_millicores: 1_000,
+            services: vec![counts("red/web", requests), counts("blue/web", requests * 2)],
+            ..Default::default()
+        };
+        loads.exchange(request).unwrap();
+        rounds.look(&loads.levels(), Instant::now())
+    };
+    for half_hour in 0..47 {
+        assert!(!report(if half_hour == 20 { 60_000 } else { 600 }), "{half_hour}");
+        tokio::time::advance(Duration::from_secs(1_800)).await;
+    }
+    assert!(report(600));
+    facts.scattered = rounds.round(&facts.fleet(), &facts.services(), Instant::now());
+    let (moved, to) = facts.scattered.clone().unwrap();
+    assert_eq!(moved, service("blue/web"), "it has more calls");
+    assert!(!to.contains(&Label::new("one").unwrap()) && to.len() == 3, "{to:?}");
+    let (ops, _) = facts.decide();
+    assert_eq!(facts.commit(&ops), ["/t/blue/placements/web"]);
+    assert_eq!(facts.placed[&moved].0.backends().cloned().collect::<BTreeSet<_>>(), to);
 }

@@ -51,6 +51,7 @@ impl Asked {
             all: ServiceCounts { requests, errors: 0, connections: accepted },
             services,
             is_leaving: false,
+            is_first: false,
         }
     }
 }
@@ -387,4 +388,45 @@ fn a_few_replicas_report_each_second() {
     let mut crowd = Crowd::new(200);
     crowd.run(10, |_| Some(usual()));
     assert_eq!(crowd.board.interval(), INTERVAL);
+}
+
+#[test]
+fn replica_that_ends_without_a_word_counts_as_crashed() {
+    let mut fleet = Fleet::default();
+    let asked = [("one", usual()), ("two", usual()), ("three", usual())];
+    fleet.run(&asked, 10);
+    assert_eq!(fleet.board.crashed(), BTreeSet::new());
+    // The second one restarts within a second; the third one leaves, and starts again.
+    let first = |name: &str, port| Report { is_first: true, ..usual().report(name, port) };
+    fleet.board.exchange(first("two", 2), fleet.now_ms);
+    fleet.board.exchange(Report { is_leaving: true, ..usual().report("three", 3) }, fleet.now_ms);
+    fleet.board.exchange(first("three", 3), fleet.now_ms);
+    assert_eq!(fleet.board.crashed(), [label("two")].into());
+    // The first one becomes silent, which counts once, however long it lasts.
+    let mut seconds = |count: u64| {
+        for _ in 0..count {
+            fleet.now_ms += 1_000;
+            for (port, name) in [(2, "two"), (3, "three")] {
+                fleet.board.exchange(usual().report(name, port), fleet.now_ms);
+            }
+            fleet.board.review(fleet.now_ms);
+        }
+        fleet.board.crashed()
+    };
+    assert_eq!(seconds(11), [label("two")].into(), "it may lack CPU");
+    assert_eq!(seconds(CRASHED_FOR.as_secs() - 12), [label("one"), label("two")].into());
+    assert_eq!(seconds(1), [label("one")].into());
+    assert_eq!(seconds(11), [label("one")].into());
+    assert_eq!(seconds(1), BTreeSet::new());
+}
+
+#[test]
+fn replica_that_reports_again_after_a_pause_has_not_crashed() {
+    let mut fleet = Fleet::default();
+    fleet.run(&[("one", usual())], 10);
+    fleet.now_ms += 15_000;
+    fleet.board.review(fleet.now_ms);
+    assert_eq!(fleet.board.crashed(), [label("one")].into());
+    fleet.run(&[("one", usual())], 1);
+    assert_eq!(fleet.board.crashed(), BTreeSet::new());
 }

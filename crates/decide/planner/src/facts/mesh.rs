@@ -4,7 +4,7 @@ use std::{
 };
 
 use fairmesh_model::{
-    Endpoint, EndpointState, Hosts, MeasuredDistances, Region, Regions, RoundTrips, ServiceName,
+    Endpoint, EndpointState, Hosts, MeasuredDistances, Region, Regions, RoundTrips, ServiceKind, ServiceName,
 };
 
 use super::{
@@ -83,7 +83,7 @@ impl MeshFacts {
 
     /// Takes the policy of a service, with the defaults that complete it.
     pub(super) fn put_policy_in_force(&mut self, service: &ServiceName, policy: PolicyFacts) {
-        let PolicyFacts { traffic, not_understood, local_only, zone_first, .. } = policy;
+        let PolicyFacts { traffic, not_understood, local_only, zone_first, subset, .. } = policy;
         match not_understood {
             true => self.not_understood.insert(service.clone()),
             false => self.not_understood.remove(service),
@@ -100,14 +100,14 @@ impl MeshFacts {
                 facts.reports = ServiceReports::default();
             }
             (facts.traffic, facts.not_understood) = (traffic, not_understood);
-            (facts.local_only, facts.zone_first) = (local_only, zone_first);
+            (facts.local_only, facts.zone_first, facts.subset) = (local_only, zone_first, subset);
         });
     }
 
-    /// A service is declared as one with shards, or as another one, or is removed.
-    pub fn set_sharded(&mut self, service: &ServiceName, is_sharded: bool) {
-        if self.services.get(service).is_some_and(|facts| facts.is_sharded) != is_sharded {
-            self.change(service, |facts| facts.is_sharded = is_sharded);
+    /// A service is declared as one of this kind, or is removed: then it is of the default kind.
+    pub fn set_kind(&mut self, service: &ServiceName, kind: ServiceKind) {
+        if self.services.get(service).map_or(ServiceKind::default(), |facts| facts.kind) != kind {
+            self.change(service, |facts| facts.kind = kind);
         }
     }
 

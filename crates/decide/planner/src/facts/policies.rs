@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use fairmesh_model::{
-    DefaultsByScope, DefaultsScope, InheritedDefaults, Policy, PolicyDefaults, PolicyField, ServiceName,
-    Traffic,
+    Balancing, DefaultsByScope, DefaultsScope, InheritedDefaults, Policy, PolicyDefaults, PolicyField,
+    ServiceName, Traffic,
 };
 
 use super::MeshFacts;
@@ -22,6 +22,18 @@ pub struct PolicyFacts {
     pub local_only: bool,
     /// Whether calls prefer the zone of their caller.
     pub zone_first: bool,
+    /// To how many endpoints a caller keeps connections.
+    pub subset: Subset,
+}
+
+/// Number of endpoints of a region to which one caller keeps connections; 0 is all.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Subset(pub u32);
+
+impl Default for Subset {
+    fn default() -> Self {
+        Self(Balancing::default().subset)
+    }
 }
 
 /// The policies as written, and what completes them.

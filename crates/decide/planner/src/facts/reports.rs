@@ -3,14 +3,16 @@ use std::{
     time::Duration,
 };
 
-use fairmesh_model::{CallPath, CallRates, Region, RoundTrips, ServerRates, Zone};
+use fairmesh_model::{CallPath, CallRates, Region, RoundTrips, ServerRates, UTILISATION_LEVELS, Zone};
 use fairmesh_signals::ServiceSum;
-use fairmesh_te::MAX_LOAD;
+use fairmesh_te::{MAX_LOAD, Spread};
 
 use super::ServiceFacts;
 
 /// A declared metric up to this multiple of its full scale is that of an overloaded region; beyond, it is not believed.
 const MAX_METRIC: f64 = 4.0;
+/// The percentile of a region's servers by which plans are made.
+const NINE_TENTHS: f64 = 0.9;
 /// Thousandths in one.
 const MILLI: f64 = 1_000.0;
 
@@ -203,6 +205,16 @@ impl ServiceFacts {
         (rates.servers.saturating_mul(2) >= serving).then_some((load, received))
     }
 
+    /// How unevenly the servers of a region are loaded; `None` if callers keep connections to all of them, or fewer than half of
+    /// them report their CPU.
+    pub fn spread_in(&self, region: &Region) -> Option<Spread> {
+        self.partial_subset(region)?;
+        let rates = self.reports.servers.get(region)?;
+        let reporting: u32 = rates.by_utilisation.iter().fold(0, |sum, count| sum.saturating_add(*count));
+        let is_known = reporting > 0 && reporting.saturating_mul(2) >= self.serving_in(region);
+        is_known.then(|| spread(&rates.by_utilisation, f64::from(reporting)))
+    }
+
     fn sent_to(&self, region: &Region) -> f64 {
         // Not a sum, which is -0 of no calls.
         self.calls_to(region).fold(0.0, |sum, rates| sum + rates.attempts as f64 / MILLI)
@@ -238,6 +250,22 @@ impl ServiceFacts {
         let calls = self.reports.calls.iter().filter(|(path, _)| path.to.as_ref() == Some(region));
         calls.map(|(_, rates)| rates)
     }
+}
+
+/// Mean and 90th percentile of servers by utilisation, which are taken for evenly spread within a level.
+fn spread(by_utilisation: &[u32; UTILISATION_LEVELS], servers: f64) -> Spread {
+    let width = 1.0 / UTILISATION_LEVELS as f64;
+    let (mut below, mut spread) = (0.0, Spread::default());
+    for (level, count) in by_utilisation.iter().enumerate().filter(|(_, count)| **count > 0) {
+        let (from, count) = (level as f64 * width, f64::from(*count));
+        spread.mean += (from + width / 2.0) * count / servers;
+        let part = (NINE_TENTHS * servers - below) / count;
+        if (0.0..=1.0).contains(&part) {
+            spread.p90 = from + part * width;
+        }
+        below += count;
+    }
+    spread
 }
 
 /// The round trip that calls between two regions take.

@@ -2,7 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use fairmesh_model::{CallNode, Label, Region, Ring, RoundTrips, ServerRates, ServiceName, TrafficMode};
+use fairmesh_model::{
+    CallNode, Label, Region, Ring, RoundTrips, ServerRates, ServiceKind, ServiceName, TrafficMode,
+};
 use fairmesh_te::optimizer::{Kink, ServicePools};
 
 use super::Fallback;
@@ -80,7 +82,7 @@ pub(super) fn check_settings(facts: &ServiceFacts, topology: &TopologyFacts) -> 
     if facts.local_only {
         return refused("local_only", "the policy keeps calls in their region (localOnly)".to_owned());
     }
-    if facts.is_sharded {
+    if facts.kind == ServiceKind::Sharded {
         return refused("sharded", "the shard of a call says which regions can serve it".to_owned());
     }
     let is_leaving = |region: &&Region| {

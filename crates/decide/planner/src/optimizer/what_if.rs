@@ -166,6 +166,7 @@ impl Scenario {
             let facts = Arc::make_mut(services.entry(service.clone()).or_default());
             (facts.traffic, facts.not_understood) = (policy.traffic.clone(), policy.not_understood);
             (facts.local_only, facts.zone_first) = (policy.local_only, policy.zone_first);
+            facts.subset = policy.subset;
         }
         services
     }

@@ -37,8 +37,9 @@ impl ServicePlanner {
                 let at_ms = before(facts.reports.at_ms, facts.age_of_servers(region));
                 let response_time = facts.response_time(region, region).unwrap_or_default().as_secs_f64();
                 let (answered, failing) = (facts.answered_in(region), facts.failing_in(region));
+                let spread = facts.spread_in(region);
                 known.servers =
-                    Some(ServerReport { at_ms, load, received, answered, failing, response_time });
+                    Some(ServerReport { at_ms, load, received, answered, failing, spread, response_time });
             }
             if let Some(callers) = facts.callers_in(region) {
                 known.callers = Some((before(facts.reports.at_ms, facts.age_of_callers(region)), callers));
@@ -47,7 +48,7 @@ impl ServicePlanner {
     }
 
     /// Takes over the present regions and classes, and keeps the state of regions and classes that stay.
-    pub(super) fn adopt_regions(&mut self, facts: &ServiceFacts) {
+    pub(super) fn adopt_regions(&mut self, facts: &ServiceFacts, now_ms: u64) {
         let regions: Vec<Region> = self.known.keys().cloned().collect();
         let classes = &facts.traffic.classes;
         if self.planned_at_ms.is_none() || self.classes != *classes {
@@ -60,6 +61,7 @@ impl ServicePlanner {
             self.state =
                 PlannerState::resumed(from_stored(&facts.tables, &regions, classes), classes.len() + 1);
             self.classes.clone_from(classes);
+            self.resume_subsets(facts.planned_tables().map(|(_, stored)| &stored.table), now_ms);
         } else if self.regions != regions {
             let position = |region: &Region| self.regions.iter().position(|known| known == region);
             let from: Vec<Option<usize>> = regions.iter().map(position).collect();

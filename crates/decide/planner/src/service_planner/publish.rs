@@ -63,13 +63,14 @@ impl ServicePlanner {
         let confirmation = Confirmation { round: self.round, at_ms: now.wall_ms };
         let wanted = self.shares().filter_map(|(from, shares)| {
             let stored = facts.tables.get(from);
-            let zones = self.zone_shares(from);
+            let (zones, subsets) = (self.zone_shares(from), self.subsets_of(&shares));
             let is_same = stored.is_some_and(|stored| {
                 stored.table.shares == shares
                     && stored.table.zones == zones
+                    && stored.table.subsets == subsets
                     && stored.table.origin != TableOrigin::ByHand
             });
-            let table = RegionTable { shares, zones, origin: TableOrigin::Planned(confirmation) };
+            let table = RegionTable { shares, zones, subsets, origin: TableOrigin::Planned(confirmation) };
             let is_due = self.is_confirmation_due(table.shares.drops(), now);
             let replaces = stored.map(|stored| stored.revision);
             (is_due || !is_same).then(|| TableWrite { from: from.clone(), table: Some(table), replaces })

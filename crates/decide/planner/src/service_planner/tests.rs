@@ -1,6 +1,7 @@
 mod confirmations;
 mod drains;
 mod gone;
+mod wider_subsets;
 
 use std::time::Duration;
 

@@ -53,7 +53,7 @@ impl Planned {
         let shares = TrafficShares { default: Some(shares), ..TrafficShares::default() };
         let zones = self.zones.iter().map(|(zone, part)| (Zone::new(*zone).unwrap(), share(part)));
         let zones = [(Zone::new(zone).unwrap(), zones.collect())].into();
-        RegionTable { shares, zones, origin: CONFIRMED }
+        RegionTable { zones, ..RegionTable::new(shares, CONFIRMED) }
     }
 
     fn write(&self) -> Value {

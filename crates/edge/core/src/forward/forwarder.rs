@@ -185,6 +185,7 @@ impl Forwarder {
             Ok(response) => (prepared(response, kind.is_some().then_some(has_trailers)), None),
             Err(_) if too_long.is_set() => (self.too_large(kind), None),
             Err(fault) => {
+                let fault = self.with_zone_hint(fault, client_info, target);
                 self.record_fault(&fault, client_info, target);
                 (client_info.fault_response(&fault, target, kind), Some(fault))
             }
@@ -210,6 +211,20 @@ impl Forwarder {
     pub(crate) fn too_large(&self, grpc: Option<HeaderValue>) -> Response<Body> {
         increment(&self.metrics.requests.too_large);
         error_response::body_too_large(self.max_body, grpc)
+    }
+
+    /// Adds a hint to the fault of a host that names no service for lack of a DNS zone.
+    pub(crate) fn with_zone_hint(
+        &self,
+        fault: Fault,
+        client_info: &ConnectionInfo,
+        target: &Target,
+    ) -> Fault {
+        let by_host = fault.kind() == FaultKind::UnknownService && client_info.service.is_none();
+        match self.services.zone_hint(target.handle.name()).filter(|_| by_host) {
+            Some(hint) => Fault::new(fault.kind(), format!("{fault}; {hint}")),
+            None => fault,
+        }
     }
 
     /// Counts a fault, and drops the entry of an undeclared service.

@@ -206,6 +206,7 @@ impl Forwarder {
                 response
             }
             Err(fault) => {
+                let fault = self.with_zone_hint(fault, client_info, target);
                 self.record_fault(&fault, client_info, target);
                 client_info.fault_response(&fault, target, None)
             }

@@ -14,6 +14,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::{
     lifecycle::{
+        kept_options::KeptOptions,
         service_manager,
         socket_handover::{Handover, Inherited, Predecessor, Successor},
     },
@@ -80,13 +81,18 @@ pub enum Ended {
 }
 
 impl Succession {
-    /// Binds the addresses, or takes over the sockets of the process that runs at `path`.
+    /// Binds the addresses, or takes over the sockets of the process that runs at `path` with the same `options`.
     ///
     /// # Errors
-    /// An address cannot be bound, or the running process does not hand over.
-    pub async fn bind(addresses: &[SocketAddr], path: Option<&Path>) -> Result<Self, SuccessionError> {
+    /// An address cannot be bound, the running process does not hand over, or its options differ.
+    pub async fn bind(
+        addresses: &[SocketAddr],
+        (path, options): (Option<&Path>, &KeptOptions),
+    ) -> Result<Self, SuccessionError> {
         let (predecessor, mut inherited) = match path {
-            Some(path) => found(path).await?.map_or_else(Default::default, |(one, all)| (Some(one), all)),
+            Some(path) => {
+                found(path, options).await?.map_or_else(Default::default, |(one, all)| (Some(one), all))
+            }
             None => Default::default(),
         };
         let mut listeners = Vec::with_capacity(addresses.len());
@@ -95,11 +101,16 @@ impl Succession {
             listeners.push(bound.map_err(|source| SuccessionError::Listen { address: *address, source })?);
         }
         let open = |path: &Path| {
-            let opened = Handover::open(path, inherited, &listeners);
+            let opened = Handover::open((path, options), inherited, &listeners);
             opened.map_err(|source| SuccessionError::Handover { path: path.to_owned(), source })
         };
         let handover = path.map(open).transpose()?;
         Ok(Self { listeners, predecessor, handover })
+    }
+
+    /// Whether this process takes over from a running one.
+    pub fn has_predecessor(&self) -> bool {
+        self.predecessor.is_some()
     }
 
     /// Waits for `ready`, then accepts connections until `stop` completes or a successor serves, and then
@@ -159,8 +170,11 @@ async fn leave(successor: Option<Successor>) -> Ended {
     Ended::Succeeded
 }
 
-async fn found(path: &Path) -> Result<Option<(Predecessor, Inherited)>, SuccessionError> {
-    let found = Predecessor::find(path).await;
+async fn found(
+    path: &Path,
+    options: &KeptOptions,
+) -> Result<Option<(Predecessor, Inherited)>, SuccessionError> {
+    let found = Predecessor::find(path, options).await;
     found.map_err(|source| SuccessionError::Handover { path: path.to_owned(), source })
 }
 

@@ -3,13 +3,16 @@
 //! The running proxy waits on a Unix socket and sends all listening sockets over it, the Unix socket itself
 //! first; the successor reads the addresses from the sockets. The successor accepts beside the running proxy
 //! once it has its routing information, and reports that it serves. Only then does the running proxy stop
-//! accepting and drain. If the successor fails before that, the running proxy continues.
+//! accepting and drain. If the successor fails before that, the running proxy continues. Before its sockets it sends
+//! its [`KeptOptions`], and a successor with other ones gives up.
 //!
 //! Sockets are passed rather than bound a second time with `SO_REUSEPORT`: closing a socket resets the
 //! connections in its accept queue, and here no socket is closed.
 
 use std::{
-    fs, io,
+    fs,
+    future::Future,
+    io,
     net::SocketAddr,
     os::{
         fd::{AsFd, OwnedFd},
@@ -27,8 +30,12 @@ use tokio::{
     time::{sleep, timeout},
 };
 
+use crate::lifecycle::kept_options::KeptOptions;
+
 /// First message of the successor, with the protocol version.
-const HELLO: &[u8] = b"fairmesh handover 1";
+const HELLO: &[u8] = b"fairmesh handover 2";
+/// First message of version 1, in which the predecessor does not send its options.
+const HELLO_1: &[u8] = b"fairmesh handover 1";
 /// Message sent together with sockets: more messages with sockets follow.
 const MORE: &[u8] = b"more";
 const ALL: &[u8] = b"all";
@@ -63,6 +70,7 @@ pub struct Inherited {
 pub struct Handover {
     listener: UnixListener,
     sockets: Vec<OwnedFd>,
+    options: KeptOptions,
 }
 
 /// A successor that is already serving, and waits until this proxy has stopped accepting.
@@ -74,14 +82,22 @@ pub struct Successor {
 
 impl Predecessor {
     /// Receives the sockets of the proxy that listens at `path`; `None` if there is none.
-    pub async fn find(path: &Path) -> io::Result<Option<(Self, Inherited)>> {
-        let stream = match UnixStream::connect(path).await {
-            Ok(stream) => stream,
-            Err(error) if is_absent(&error) => return Ok(None),
-            Err(error) => return Err(error),
-        };
-        let mut channel = DescriptorChannel::new(stream);
-        let inherited = timeout(MESSAGE_TIMEOUT, receive(&mut channel)).await.map_err(|_| timed_out())??;
+    ///
+    /// # Errors
+    /// The proxy does not hand over, or it has options that are not among `options`.
+    pub async fn find(path: &Path, options: &KeptOptions) -> io::Result<Option<(Self, Inherited)>> {
+        let Some(mut channel) = connect(path).await? else { return Ok(None) };
+        let running = within_limit(receive_options(&mut channel)).await?;
+        match running {
+            Some(running) => options.check(&running)?,
+            // The previous release closes the connection after an unknown version.
+            None => {
+                let Some(again) = connect(path).await? else { return Ok(None) };
+                channel = again;
+                channel.send(HELLO_1, &[]).await?;
+            }
+        }
+        let inherited = within_limit(receive_sockets(&mut channel)).await?;
         Ok(Some((Self(channel), inherited)))
     }
 
@@ -104,8 +120,26 @@ impl Predecessor {
     }
 }
 
-async fn receive(channel: &mut DescriptorChannel) -> io::Result<Inherited> {
+/// Connects to the proxy that listens at `path`; `None` if there is none.
+async fn connect(path: &Path) -> io::Result<Option<DescriptorChannel>> {
+    match UnixStream::connect(path).await {
+        Ok(stream) => Ok(Some(DescriptorChannel::new(stream))),
+        Err(error) if is_absent(&error) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+async fn within_limit<T>(exchange: impl Future<Output = io::Result<T>>) -> io::Result<T> {
+    timeout(MESSAGE_TIMEOUT, exchange).await.map_err(|_| timed_out())?
+}
+
+/// Introduces this process and receives the options of the predecessor; `None` if it does not know this version.
+async fn receive_options(channel: &mut DescriptorChannel) -> io::Result<Option<KeptOptions>> {
     channel.send(HELLO, &[]).await?;
+    Ok(channel.receive().await?.map(|(message, _)| KeptOptions::from_message(&message)))
+}
+
+async fn receive_sockets(channel: &mut DescriptorChannel) -> io::Result<Inherited> {
     let mut handles = Vec::new();
     for _ in 0..MAX_FRAMES {
         let Some((message, some)) = channel.receive().await? else {
@@ -142,10 +176,10 @@ impl Inherited {
 }
 
 impl Handover {
-    /// Listens at `path` for a successor, or on the `inherited` socket for that path. Keeps copies of the
-    /// listeners until dropped.
+    /// Listens at `path` for a successor with these `options`, or on the `inherited` socket for that path. Keeps
+    /// copies of the listeners until dropped.
     pub fn open<'a>(
-        path: &Path,
+        (path, options): (&Path, &KeptOptions),
         inherited: Inherited,
         listeners: impl IntoIterator<Item = &'a tokio::net::TcpListener>,
     ) -> io::Result<Self> {
@@ -157,7 +191,7 @@ impl Handover {
             None => bind(path)?,
         };
         let sockets = listeners.into_iter().map(|listener| listener.as_fd().try_clone_to_owned());
-        Ok(Self { listener, sockets: sockets.collect::<io::Result<_>>()? })
+        Ok(Self { listener, sockets: sockets.collect::<io::Result<_>>()?, options: options.clone() })
     }
 
     /// Waits until a successor serves. Failed attempts change nothing.
@@ -185,9 +219,11 @@ impl Handover {
             return Err(io::Error::new(io::ErrorKind::PermissionDenied, "the peer runs as another user"));
         }
         let mut channel = DescriptorChannel::new(stream);
-        let hello = timeout(MESSAGE_TIMEOUT, channel.receive()).await.map_err(|_| timed_out())??;
-        match hello {
-            Some((message, _)) if &message[..] == HELLO => {}
+        match within_limit(channel.receive()).await? {
+            Some((message, _)) if &message[..] == HELLO => {
+                channel.send(&self.options.to_message(), &[]).await?
+            }
+            Some((message, _)) if &message[..] == HELLO_1 => {}
             Some(_) => {
                 return Err(protocol_error("the peer speaks another version of the handover protocol"));
             }

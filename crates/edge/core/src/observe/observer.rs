@@ -11,6 +11,7 @@ use fairmesh_calls::{
     forwarding::{BodyEnd, BodyObserver as _, Principal},
     observe::trace_with_reasons,
 };
+use fairmesh_wire::transport::Transport;
 use http::{HeaderMap, request::Parts};
 use prometheus_client::{metrics::counter::ConstCounter, registry::Registry};
 use tokio::time::{Instant, timeout_at};
@@ -51,6 +52,8 @@ pub struct ObserverConfig {
     pub log: AccessLogConfig,
     /// Export of requests as spans; `None` exports none.
     pub traces: Option<TraceConfig>,
+    /// The identity with which spans are sent to a control plane.
+    pub transport: Transport,
     /// Metrics by endpoint, if enabled.
     pub endpoints: Option<Arc<EndpointMetrics>>,
     /// Whether admin pages show recent requests.
@@ -62,7 +65,7 @@ impl RequestObserver {
     pub fn start(config: ObserverConfig) -> Arc<Self> {
         Arc::new(Self {
             access: AccessLogger::start(config.log),
-            tracer: config.traces.as_ref().map(Tracer::start),
+            tracer: config.traces.as_ref().map(|traces| Tracer::start(traces, config.transport)),
             recent_requests: config.pages.then(RecentRequests::new),
             endpoints: config.endpoints,
             taps: Arc::default(),

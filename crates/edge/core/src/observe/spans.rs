@@ -4,14 +4,21 @@
 use std::{
     collections::hash_map::RandomState,
     hash::BuildHasher as _,
-    sync::atomic::{AtomicU64, Ordering::Relaxed},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
     time::Duration,
 };
 
 use fairmesh_calls::{ServiceName, observe::AttemptRecord};
 use fairmesh_headers::{SpanContext, TRACEPARENT, TRACESTATE, remove_all_spellings};
 use fairmesh_model::arith::mix64;
-use fairmesh_otlp::{AttributeValue, Collector, Counts, Exporter, RootSampler, Sampler, Span, SpanKind};
+use fairmesh_otlp::{
+    AttributeValue, Collector, Connecting, Counts, Exporter, RootSampler, Sampler, SecuredConnect,
+    SecuredStream, Span, SpanKind,
+};
+use fairmesh_wire::transport::Transport;
 use http::{HeaderMap, HeaderName, Method, Version};
 use tokio::time::Instant;
 
@@ -82,11 +89,11 @@ pub(crate) struct ActiveSpan {
 }
 
 impl Tracer {
-    pub(crate) fn start(traces: &TraceConfig) -> Self {
+    pub(crate) fn start(traces: &TraceConfig, transport: Transport) -> Self {
         // Hash keys are the standard library's source of randomness.
         let random = || RandomState::new().hash_one(0);
         Self {
-            exporter: Exporter::start(&traces.to, resource(traces)),
+            exporter: Exporter::start(&traces.to, resource(traces), Some(secured_connect(transport))),
             sampler: traces.sampler,
             seen: AtomicU64::new(0),
             ids: AtomicU64::new(random()),
@@ -174,6 +181,17 @@ impl Tracer {
     pub(crate) async fn stop(&self, deadline: Instant) {
         self.exporter.stop(deadline).await;
     }
+}
+
+/// Connects to control planes with the identity of this process.
+fn secured_connect(transport: Transport) -> SecuredConnect {
+    Arc::new(move |host: String, port: u16| -> Connecting {
+        let transport = transport.clone();
+        Box::pin(async move {
+            let stream = transport.connect_host(&host, port).await?;
+            Ok(Box::new(stream) as Box<dyn SecuredStream>)
+        })
+    })
 }
 
 /// The attributes of this process. Attributes from the environment replace the built-in ones.

@@ -32,9 +32,9 @@ pub(crate) fn register(state: &AdminState, registry: &mut Registry) {
     if let Some(endpoint) = &state.inbound {
         inbound::metrics::register(registry, endpoint);
     }
-    if let Some(key) = &state.key_server {
-        let help = "Whether the key server signs TLS handshakes";
-        registry.gauge("tls_key_server_up", help, key.problem().is_none());
+    if let Some(keys) = &state.key_servers {
+        let help = "Whether a key server signs TLS handshakes";
+        registry.gauge("tls_key_server_up", help, keys.is_up());
     }
     state.listeners.register(registry);
 }

@@ -25,6 +25,8 @@ use serde::Serialize;
 
 use crate::admin::{endpoints_page, proxy_info::ProxyInfoView, routes_page, state::AdminState, tap_page};
 
+/// What the page of a proxy says before a service has records.
+const NO_REVISION: &str = "no revision, since no service was called through it yet";
 const INDEX: &str = "\
 /config                      version, listeners, options, and age of the routing information
 /services                    the services called so far (JSON)
@@ -109,8 +111,8 @@ struct RoutingStatus {
     /// The identity by which services know this proxy.
     identity: Option<String>,
     data_age_seconds: f64,
-    /// Highest revision among all services.
-    revision: u64,
+    /// Highest revision among all services; `None` if no service has records yet.
+    revision: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     problem: Option<String>,
 }
@@ -122,12 +124,12 @@ struct ConfigPage<'a> {
     about: ProxyInfoView<'a>,
     ready: bool,
     routing: RoutingStatus,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    key_server: Option<KeyServerStatus>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    key_servers: Vec<KeyServerStatus>,
     services: Vec<ServiceRow>,
 }
 
-/// The key server that holds the key of the listeners' certificate.
+/// A key server that holds the key of the listeners' certificate.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct KeyServerStatus {
@@ -169,12 +171,12 @@ fn rows(state: &AdminState) -> Vec<ServiceRow> {
 
 async fn config(extract::State(state): extract::State<AdminState>, form: PageFormat) -> Response {
     let services = rows(&state);
-    let revision = services.iter().map(|row| row.status.revision).max().unwrap_or_default();
+    let revision = services.iter().map(|row| row.status.revision).max().filter(|revision| *revision > 0);
     let config = ConfigPage {
         about: state.about.shown(),
         ready: state.ready.load(Relaxed),
         routing: routing(&state, revision),
-        key_server: state.key_server.as_ref().map(|key| KeyServerStatus::of(key)),
+        key_servers: state.key_servers.iter().flat_map(|keys| keys.iter()).map(KeyServerStatus::of).collect(),
         services,
     };
     match form {
@@ -183,7 +185,7 @@ async fn config(extract::State(state): extract::State<AdminState>, form: PageFor
     }
 }
 
-fn routing(state: &AdminState, revision: u64) -> RoutingStatus {
+fn routing(state: &AdminState, revision: Option<u64>) -> RoutingStatus {
     let fresh = state.mesh.freshness();
     let home = || state.services.all().into_iter().find_map(|(_, target)| target.home_and_revision());
     let region = home().map(|(home, _)| home).or_else(|| fresh.location.map(|location| location.region));
@@ -303,7 +305,7 @@ impl fmt::Display for KeyServerStatus {
 
 impl ConfigPage<'_> {
     fn text(&self) -> String {
-        let Self { about, ready, routing, key_server, services } = self;
+        let Self { about, ready, routing, key_servers, services } = self;
         let mut text = about.to_string();
         let from = routing.from.as_deref().unwrap_or("none");
         let state = match (routing.connected, &routing.problem) {
@@ -315,16 +317,19 @@ impl ConfigPage<'_> {
                 )
             }
         };
-        let (age, revision) = (routing.data_age_seconds, routing.revision);
+        let age = routing.data_age_seconds;
+        let revision = routing
+            .revision
+            .map_or_else(|| NO_REVISION.to_owned(), |revision| format!("revision {revision}"));
         let region = routing.region.as_deref().unwrap_or("unknown");
         // Writing to a `String` cannot fail.
         let _ = writeln!(text, "{:<22} {}", "ready", if *ready { "yes" } else { "no" });
-        let _ = writeln!(text, "{:<22} {from}: {state}; {age:.1} s old, revision {revision}", "routing");
+        let _ = writeln!(text, "{:<22} {from}: {state}; {age:.1} s old, {revision}", "routing");
         let _ = writeln!(text, "{:<22} {region}", "region");
         if let Some(identity) = &routing.identity {
             let _ = writeln!(text, "{:<22} {identity}", "identity");
         }
-        if let Some(key_server) = key_server {
+        for key_server in key_servers {
             let _ = writeln!(text, "{:<22} {key_server}", "key server");
         }
         for row in services {

@@ -4,6 +4,7 @@ use std::{collections::BTreeMap, fmt, time::Duration};
 
 use fairmesh_calls::ServiceName;
 use fairmesh_edge::observe::{access_log::AccessLogFormat, observer::unix_time};
+use fairmesh_identity::RemoteKeys;
 use jiff::Timestamp;
 use serde::Serialize;
 use tokio::time::Instant;
@@ -40,7 +41,7 @@ impl ProxyInfo {
         let ProxyConfig {
             listen,
             tls,
-            key_server,
+            key_servers,
             admin,
             handover,
             cores,
@@ -59,10 +60,7 @@ impl ProxyInfo {
         let certificate = tls.as_ref().map(|files| files.certificate.display().to_string());
         let own = [
             ("tls-cert", certificate.unwrap_or_else(none)),
-            (
-                "tls-key-server",
-                key_server.as_ref().map_or_else(none, |key| format!("{} ({:?})", key.name(), key.deadline())),
-            ),
+            ("tls-key-server", key_servers.as_ref().map_or_else(none, |keys| key_server_names(keys))),
             ("cores", cores.to_string()),
             ("admin", admin.map_or_else(none, |admin| admin.to_string())),
             ("handover", handover.as_ref().map_or_else(none, |path| path.display().to_string())),
@@ -117,4 +115,9 @@ const fn log_format(form: AccessLogFormat) -> &'static str {
         AccessLogFormat::Text => "text",
         AccessLogFormat::Json => "json",
     }
+}
+
+fn key_server_names(keys: &RemoteKeys) -> String {
+    let names: Vec<_> = keys.iter().map(|key| key.name()).collect();
+    format!("{} ({:?})", names.join(", "), keys.deadline())
 }

@@ -161,7 +161,7 @@ mod tests {
         let shares =
             TrafficShares { default: Some(RegionShares { to, dropped: part(10) }), classes: BTreeMap::new() };
         let origin = TableOrigin::Planned(Confirmation { round: 7, at_ms: 0 });
-        let mut table = RegionTable { shares, zones: BTreeMap::new(), origin };
+        let mut table = RegionTable::new(shares, origin);
         for (age, force, weakens) in
             [(20, "full", Some(40.0)), (61, "withoutDrops", Some(839.0)), (900, "lapsed", None)]
         {

@@ -7,7 +7,7 @@ use std::sync::{
 
 use fairmesh_calls::Mesh;
 use fairmesh_edge::{observe::observer::RequestObserver, services::Services};
-use fairmesh_identity::RemoteKey;
+use fairmesh_identity::RemoteKeys;
 use fairmesh_listen::Listeners;
 use fairmesh_metrics::UNKNOWN;
 
@@ -27,7 +27,7 @@ pub(crate) struct AdminState {
     pub(crate) ready: Arc<AtomicBool>,
     pub(crate) draining: Arc<AtomicBool>,
     pub(crate) inbound: Option<ServedEndpoint>,
-    pub(crate) key_server: Option<Arc<RemoteKey>>,
+    pub(crate) key_servers: Option<Arc<RemoteKeys>>,
     pub(crate) listeners: Listeners,
 }
 
@@ -49,7 +49,7 @@ impl AdminState {
             ready: Arc::default(),
             draining: Arc::default(),
             inbound: None,
-            key_server: None,
+            key_servers: None,
             listeners: Listeners::default(),
         }
     }
@@ -60,8 +60,8 @@ impl AdminState {
     }
 
     /// Adds the key server of the listeners' certificate.
-    pub(crate) fn with_key_server(self, key_server: Option<Arc<RemoteKey>>) -> Self {
-        Self { key_server, ..self }
+    pub(crate) fn with_key_servers(self, key_servers: Option<Arc<RemoteKeys>>) -> Self {
+        Self { key_servers, ..self }
     }
 
     /// The service whose programs call through the proxy; without one, the identity of the proxy.

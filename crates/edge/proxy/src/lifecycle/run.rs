@@ -9,10 +9,14 @@ use std::{
     time::Duration,
 };
 
-use fairmesh_calls::{Mesh, ServiceName, forwarding::exclude_addresses};
+use fairmesh_calls::{
+    Mesh, ServiceName,
+    forwarding::{exclude_addresses, transport},
+};
 use fairmesh_edge::{
     forward::forwarder::Forwarder,
     lifecycle::{
+        kept_options::KeptOptions,
         service_manager,
         socket_handover::{Handover, Inherited, Predecessor, Successor},
     },
@@ -90,20 +94,21 @@ impl BoundProxy {
     ///
     /// # Errors
     /// See [`run`].
-    pub async fn bind(config: &ProxyConfig, inbound: Option<SocketAddr>) -> Result<Self, ProxyError> {
+    pub async fn bind(config: &ProxyConfig, inbound: Option<&InboundConfig>) -> Result<Self, ProxyError> {
         let metrics = Arc::new(ProxyMetrics::default());
         check_tls(&config.listen, config.tls.is_some())?;
-        let load = |files| Tls::load(files, config.key_server.clone(), &metrics.edge.tls);
+        let load = |files| Tls::load(files, config.key_servers.clone(), &metrics.edge.tls);
         let tls = config.tls.clone().map(load).transpose()?;
-        let (predecessor, mut inherited) = predecessor(config.handover.as_deref()).await?;
+        let options = config.kept_options(inbound);
+        let (predecessor, mut inherited) = predecessor(config.handover.as_deref(), &options).await?;
         let listeners = BoundListener::bind_all(&config.listen, &mut inherited).await?;
         let admin = bind_option(config.admin, &mut inherited).await?;
-        let inbound = bind_option(inbound, &mut inherited).await?;
+        let inbound = bind_option(inbound.map(|config| config.inbound.address), &mut inherited).await?;
         let sockets = Sockets { listeners, admin };
         let all = sockets.listeners.iter().map(|bound| &bound.listener).chain(&sockets.admin).chain(&inbound);
         // From here on a successor finds the addresses in use, so it must also find this proxy to replace.
-        let handover =
-            config.handover.as_deref().map(|path| open_handover(path, inherited, all)).transpose()?;
+        let open = |path| open_handover((path, &options), inherited, all);
+        let handover = config.handover.as_deref().map(open).transpose()?;
         Ok(Self { metrics, tls, sockets, inbound, handover, predecessor })
     }
 
@@ -222,7 +227,9 @@ impl RunningProxy {
         let has_admin_pages = config.admin.is_some();
         let services = Services::start(mesh.clone(), limits);
         config.zone.into_iter().for_each(|zone| services.set_zone(zone));
-        let observer_config = ObserverConfig { log: access_log, traces, endpoints, pages: has_admin_pages };
+        let transport = transport(&mesh);
+        let observer_config =
+            ObserverConfig { log: access_log, traces, transport, endpoints, pages: has_admin_pages };
         let observer = RequestObserver::start(observer_config);
         if let Some(endpoint) = &inbound {
             endpoint.observer.set_observer(Arc::clone(&observer));
@@ -230,7 +237,7 @@ impl RunningProxy {
         let state =
             AdminState::new(mesh, Arc::clone(&services), Arc::clone(&metrics), Arc::clone(&observer), about)
                 .with_inbound(inbound.clone())
-                .with_key_server(config.key_server);
+                .with_key_servers(config.key_servers);
         let (shutdown, connections) = (Arc::new(Shutdown::default()), TaskTracker::new());
         let edge = Arc::clone(&metrics.edge);
         let tunnels = Tunnels::new(limits, Arc::clone(&edge), Arc::clone(&shutdown), connections.clone());
@@ -349,19 +356,22 @@ async fn bind_option(
     }
 }
 
-async fn predecessor(path: Option<&Path>) -> Result<(Option<Predecessor>, Inherited), ProxyError> {
+async fn predecessor(
+    path: Option<&Path>,
+    options: &KeptOptions,
+) -> Result<(Option<Predecessor>, Inherited), ProxyError> {
     let Some(path) = path else { return Ok((None, Inherited::default())) };
-    let found = Predecessor::find(path).await;
+    let found = Predecessor::find(path, options).await;
     let found = found.map_err(|source| ProxyError::Handover { path: path.to_owned(), source })?;
     Ok(found.map_or_else(Default::default, |(predecessor, inherited)| (Some(predecessor), inherited)))
 }
 
 fn open_handover<'a>(
-    path: &Path,
+    (path, options): (&Path, &KeptOptions),
     inherited: Inherited,
     sockets: impl Iterator<Item = &'a TcpListener>,
 ) -> Result<Handover, ProxyError> {
-    let opened = Handover::open(path, inherited, sockets);
+    let opened = Handover::open((path, options), inherited, sockets);
     opened.map_err(|source| ProxyError::Handover { path: path.to_owned(), source })
 }
 

@@ -113,11 +113,15 @@ impl<T> ReadyService<T> {
     }
 
     /// Decodes the part of the policy that says which callers may use the service, without the expressions of routes.
-    /// Each call decodes it again.
+    /// Each call decodes it again. A policy that cannot be decoded is taken as one that allows no caller.
     #[doc(hidden)]
     pub fn read_authorization(&self) -> Option<Authorization> {
-        let policy = v1::Policy::decode(self.policy_record.as_ref()?.as_ref()).ok()?;
-        policy.authorization?.try_into().ok()
+        let policy = v1::Policy::decode(self.policy_record.as_ref()?.as_ref());
+        match policy.map(|policy| policy.authorization.map(Authorization::try_from)) {
+            Ok(None) => None,
+            Ok(Some(Ok(authorization))) => Some(authorization),
+            Ok(Some(Err(_))) | Err(_) => Some(Authorization::default()),
+        }
     }
 
     /// Decodes the effective policy with its routes, for operators. Each call decodes it again.

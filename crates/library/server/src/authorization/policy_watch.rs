@@ -6,7 +6,7 @@ use std::{
 };
 
 use fairmesh_model::{
-    DefaultAuthorization, Label, Policy, Prefix, Record, RecordKey, Region, Revision, ServiceName,
+    DefaultAuthorization, Invalid, Label, Policy, Prefix, Record, RecordKey, Region, Revision, ServiceName,
     TokenIssuers,
 };
 use fairmesh_rib::{
@@ -141,6 +141,25 @@ impl PolicyRecords {
         self.authorizer.set_issuers(issuers);
     }
 
+    /// Keeps the last valid record in force, so that an unreadable one never widens access. Without one, an
+    /// unreadable policy leaves unknown who may call, and an unreadable default allows no call.
+    fn put_unreadable(&mut self, key: &RecordKey, error: &Invalid) {
+        let prefix = Prefix::from(key);
+        let is_first = self.wanted.contains(&prefix) && !self.complete.contains(&prefix);
+        match key {
+            RecordKey::DefaultAuthorization if is_first => {
+                tracing::error!(%key, %error, "the default of the mesh cannot be read: calls that no rule of the policy allows are refused");
+                self.default = DefaultAuthorization::Deny;
+            }
+            _ if is_first => {
+                tracing::error!(%key, %error, "the policy cannot be read: all calls are refused until it is written again, or this process is upgraded");
+                self.unreadable.insert(prefix);
+                self.authorizer.set_unreadable();
+            }
+            _ => tracing::error!(%key, %error, "the record is not understood; keeping the last one"),
+        }
+    }
+
     /// The elected checkers; `None` once the upstream responded that it has no record of any. Probes are refused until
     /// it responds.
     fn known_checkers(&self) -> Option<BTreeSet<Label>> {
@@ -192,13 +211,7 @@ impl Mirror for PolicyRecords {
                 }
             }
             Ok(_) => {}
-            // The last valid record stays in force, so that an invalid one never widens access.
-            Err(error) => {
-                tracing::error!(%key, %error, "the record is not understood; keeping the last one");
-                if self.wanted.contains(&prefix) && !self.complete.contains(&prefix) {
-                    self.unreadable.insert(prefix);
-                }
-            }
+            Err(error) => self.put_unreadable(&key, &error),
         }
     }
 

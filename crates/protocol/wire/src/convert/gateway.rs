@@ -12,9 +12,9 @@ use crate::v1;
 
 impl From<GatewayBackend> for v1::GatewayBackend {
     fn from(backend: GatewayBackend) -> Self {
-        let GatewayBackend { zone, capacity, replicas, is_closed } = backend;
+        let GatewayBackend { zone, capacity, replicas, is_closed, is_sandbox } = backend;
         let replicas = replicas.iter().map(ToString::to_string).collect();
-        Self { zone: zone.into(), capacity, replicas, closed: is_closed }
+        Self { zone: zone.into(), capacity, replicas, closed: is_closed, sandbox: is_sandbox }
     }
 }
 
@@ -22,7 +22,7 @@ impl TryFrom<v1::GatewayBackend> for GatewayBackend {
     type Error = Invalid;
 
     fn try_from(message: v1::GatewayBackend) -> Result<Self, Invalid> {
-        let v1::GatewayBackend { zone, capacity, replicas, closed } = message;
+        let v1::GatewayBackend { zone, capacity, replicas, closed, sandbox } = message;
         let backend = Self {
             zone: read_zone("zone", zone)?,
             capacity,
@@ -31,6 +31,7 @@ impl TryFrom<v1::GatewayBackend> for GatewayBackend {
                 .map(|text| socket_address("replicas", text))
                 .collect::<Result<_, _>>()?,
             is_closed: closed,
+            is_sandbox: sandbox,
         };
         backend.validate()?;
         Ok(backend)
@@ -103,14 +104,14 @@ impl From<Placement> for v1::Placement {
 }
 
 impl From<PlacementPin> for v1::PlacementPin {
-    fn from(PlacementPin { reason, at_ms, ends_connections }: PlacementPin) -> Self {
-        Self { reason, at_ms, ends_connections }
+    fn from(PlacementPin { reason, at_ms, ends_connections, is_sandbox }: PlacementPin) -> Self {
+        Self { reason, at_ms, ends_connections, sandbox: is_sandbox }
     }
 }
 
 impl From<v1::PlacementPin> for PlacementPin {
-    fn from(v1::PlacementPin { reason, at_ms, ends_connections }: v1::PlacementPin) -> Self {
-        Self { reason, at_ms, ends_connections }
+    fn from(v1::PlacementPin { reason, at_ms, ends_connections, sandbox }: v1::PlacementPin) -> Self {
+        Self { reason, at_ms, ends_connections, is_sandbox: sandbox }
     }
 }
 

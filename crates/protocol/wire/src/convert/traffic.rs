@@ -126,7 +126,9 @@ impl From<RegionTable> for v1::RegionTable {
                 .collect(),
         };
         let zones = table.zones.into_iter().map(zone).collect();
-        Self { shares: write_shares(table.shares), zones, confirmed }
+        let subsets =
+            table.subsets.into_iter().map(|(region, endpoints)| (region.into(), endpoints)).collect();
+        Self { shares: write_shares(table.shares), zones, confirmed, subsets }
     }
 }
 
@@ -139,7 +141,10 @@ impl TryFrom<v1::RegionTable> for RegionTable {
             Some(v1::Confirmation { round, at_ms }) => TableOrigin::Planned(Confirmation { round, at_ms }),
         };
         let zones = read_zones(message.zones)?;
-        let table = Self { shares: read_shares(message.shares)?, zones, origin };
+        let subset = |(region, endpoints)| Ok((Region::try_from(region)?, endpoints));
+        let subsets = message.subsets.into_iter().map(subset).collect::<Result<_, Invalid>>();
+        let subsets = subsets.map_err(|e| e.within("subsets"))?;
+        let table = Self { shares: read_shares(message.shares)?, zones, subsets, origin };
         table.validate()?;
         Ok(table)
     }

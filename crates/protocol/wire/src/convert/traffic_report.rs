@@ -12,7 +12,7 @@ use std::{
 use fairmesh_model::{
     CallPath, CallRates, Invalid, LoadSignal, MAX_CALL_PATHS, MAX_INCOMPLETE_SERVICES, MAX_RATE,
     MAX_REPORTED_REGIONS, MAX_SERVED_PATHS, MAX_SERVER_GROUPS, MetricSum, Region, ServerRates, ServiceName,
-    TrafficReport,
+    TrafficReport, UTILISATION_LEVELS,
 };
 
 use crate::v1;
@@ -190,11 +190,18 @@ fn write_servers((service, region): (ServiceName, Region), rates: ServerRates) -
         measured: rates.measured,
         age_ms: write_age(rates.age()),
         metrics: rates.metrics.into_iter().map(metric).collect(),
+        by_utilisation: without_trailing_zeros(&rates.by_utilisation),
     }
+}
+
+fn without_trailing_zeros(counts: &[u32]) -> Vec<u32> {
+    let used = counts.iter().rposition(|count| *count > 0).map_or(0, |last| last + 1);
+    counts[..used].to_vec()
 }
 
 fn read_servers(message: v1::ServerRates) -> Result<((ServiceName, Region), ServerRates), Invalid> {
     bounded("metrics", message.metrics.len(), ServerRates::MAX_METRICS)?;
+    bounded("byUtilisation", message.by_utilisation.len(), UTILISATION_LEVELS)?;
     let mut metrics = BTreeMap::new();
     for v1::MetricSum { name, sum, servers } in message.metrics {
         LoadSignal::Metric(name.clone()).validate().map_err(|e| e.within("metrics"))?;
@@ -226,6 +233,7 @@ fn read_servers(message: v1::ServerRates) -> Result<((ServiceName, Region), Serv
         metrics,
         ..ServerRates::default()
     };
+    rates.by_utilisation[..message.by_utilisation.len()].copy_from_slice(&message.by_utilisation);
     rates.grow_older(read_age(message.age_ms));
     Ok((group, rates))
 }
@@ -273,6 +281,7 @@ mod tests {
         let metrics = [("queue".to_owned(), MetricSum { sum: 1.5, servers: 2 })];
         let mut servers =
             ServerRates { servers: 2, counting: 1, metrics: metrics.into(), ..Default::default() };
+        (servers.by_utilisation[3], servers.by_utilisation[15]) = (1, 1);
         servers.grow_older(Duration::from_millis(1_250));
         TrafficReport {
             reporter: 7,

@@ -1979,6 +1979,13 @@ pub struct RegionTable {
     /// For calls that stay in the region: shares among its zones, by the caller's zone.
     #[prost(message, repeated, tag = "3")]
     pub zones: ::prost::alloc::vec::Vec<ZoneShares>,
+    /// By destination region: the number of endpoints to which a caller keeps connections if all of its calls go there,
+    /// where the policy's subset reaches too few. Earlier releases ignore it.
+    #[prost(btree_map = "string, uint32", tag = "4")]
+    pub subsets: ::prost::alloc::collections::BTreeMap<
+        ::prost::alloc::string::String,
+        u32,
+    >,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct ZoneShares {
@@ -2576,12 +2583,15 @@ pub struct GatewayBackend {
     /// Maximum number of services that the backend serves, 1 to 1000000.
     #[prost(uint32, tag = "2")]
     pub capacity: u32,
-    /// The addresses at which nodes connect to the replicas, as ip:port; 1 to 64.
+    /// The addresses at which nodes connect to the replicas, as ip:port; at most 64. None: a launcher starts them.
     #[prost(string, repeated, tag = "3")]
     pub replicas: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
     /// Whether the backend is closed to further services.
     #[prost(bool, tag = "4")]
     pub closed: bool,
+    /// Whether the backend serves only services that were moved away from others.
+    #[prost(bool, tag = "5")]
+    pub sandbox: bool,
 }
 /// How a service uses a gateway.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -2671,6 +2681,9 @@ pub struct PlacementPin {
     /// Whether connections of the service at other backends end.
     #[prost(bool, tag = "3")]
     pub ends_connections: bool,
+    /// Whether the backends are sandboxes, which the controller chose.
+    #[prost(bool, tag = "4")]
+    pub sandbox: bool,
 }
 /// A limit of the new connections to the virtual address of a service.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -5415,6 +5428,11 @@ pub struct ServerRates {
     /// Mean age of the data over the servers, in milliseconds.
     #[prost(uint32, tag = "11")]
     pub age_ms: u32,
+    /// Number of servers by utilisation, in twentieths of the CPU limit, a mean over about ten seconds: entry n counts
+    /// servers from n / 20 on; the 20th also has all higher values. Trailing zeros are left out. Servers of earlier
+    /// releases are in no entry.
+    #[prost(uint32, repeated, tag = "12")]
+    pub by_utilisation: ::prost::alloc::vec::Vec<u32>,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct MetricSum {
@@ -5589,6 +5607,9 @@ pub struct ReportGatewayRequest {
     pub requests: u64,
     #[prost(uint64, tag = "12")]
     pub errors: u64,
+    /// Whether this is the first report of a process that has not taken over the listeners of a running one.
+    #[prost(bool, tag = "13")]
+    pub first: bool,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ReportGatewayResponse {

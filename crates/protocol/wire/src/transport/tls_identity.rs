@@ -24,6 +24,8 @@ pub enum ExpectedPeer<'a> {
     KeyServer,
     /// A gateway that serves many tenants.
     Gateway,
+    /// The pages of a control plane, whose certificate is for this host name or address.
+    Host(&'a str),
 }
 
 /// The content of a statement about a call.

@@ -36,6 +36,10 @@ pub(super) fn errors(file: &str, text: &str, piece: &DocumentText<'_>) -> Vec<Ma
         // The missing field may have been overwritten after an earlier error. In this case the enclosing entry is
         // overwritten too.
         let is_own = next.message.ends_with(" is missing")
+            || (next.message.ends_with("the list is empty") && {
+                let list = entry_at(&left, found.saturating_sub(piece.offset));
+                list.is_some_and(|list| erased.iter().any(|at| list.contains(at)))
+            })
             || next.message == "the document has no kind"
             || errors.iter().any(|error| error.offset == next.offset)
             || (is_of_whole && {
@@ -225,5 +229,24 @@ mod tests {
     fn brackets_in_yaml_strings_do_not_delimit_entries() {
         assert_eq!(entry("path: /a{b\nhint: it's [x # {\nc: 9", "9"), "c: 9");
         assert_eq!(entry("a: \"{\\\"\"\nb: 1", "1"), "b: 1");
+    }
+
+    #[test]
+    fn list_whose_entries_were_all_wrong_is_not_reported_as_empty() {
+        let messages = |text: &str| -> Vec<String> {
+            super::super::errors("x", text).into_iter().map(|error| error.message).collect()
+        };
+        let head = "kind: ShardMap\nservice: a/b\nshards:";
+        for list in [
+            "\n- {id: 0, begin: 0}\n- {id: 1, begin: 9}\n- {id: 2, begin: 12}\n",
+            " [{id: 0, begin: 0}, {id: 1, begin: 9}, {id: 2, begin: 12}]\n",
+        ] {
+            let found = messages(&format!("{head}{list}"));
+            assert!(
+                found.len() == 3 && found.iter().all(|message| message.contains("'begin'")),
+                "{list}: {found:?}"
+            );
+        }
+        assert_eq!(messages(&format!("{head} []\n")), ["shards: the list is empty"]);
     }
 }

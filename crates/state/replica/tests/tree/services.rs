@@ -32,6 +32,7 @@ impl Root {
             http_names: Vec::new(),
             sources: Vec::new(),
             shadow_controllers: Vec::new(),
+            gateway_launcher: None,
             etcd: None,
             oidc: None,
         };

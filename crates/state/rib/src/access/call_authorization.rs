@@ -161,6 +161,8 @@ impl AccessControl {
             let of_another = key.service().is_some_and(|other| other.tenant != service.tenant);
             match record_encoding::decode(&key, &other.value) {
                 Ok(Record::Workload(other)) if of_another => entry.contested(&other),
+                // A record that cannot be decoded may claim any program.
+                Err(_) if of_another => Some(0),
                 _ => None,
             }
         })

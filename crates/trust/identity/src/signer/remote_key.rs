@@ -68,20 +68,20 @@ pub enum RemoteKeyError {
 
 impl RemoteKey {
     /// Connects in the background in the current runtime. Signing must not block that runtime's threads.
-    pub fn connect(config: RemoteKeyConfig, transport: &Transport) -> Arc<Self> {
+    pub(super) fn connect(config: RemoteKeyConfig, transport: &Transport) -> Self {
         let channel = connect_channel_lazy(&transport.clone().to_key_server(), &config.server);
         let client = KeyServerClient::new(channel).max_decoding_message_size(MAX_RESPONSE);
         let name = format!("{}@{}", config.name, config.server);
         let state = KeyServerState { name, problem: Mutex::new(Some("it has not responded yet".to_owned())) };
         let state = Arc::new(state);
         let checking = keep_checking(client.clone(), config.clone(), Arc::clone(&state));
-        Arc::new(Self {
+        Self {
             config,
             client,
             runtime: Handle::current(),
             state,
             _checking: AbortOnDropHandle::new(tokio::spawn(checking)),
-        })
+        }
     }
 
     /// Returns the names of key and server, as `NAME@ADDRESS`.

@@ -23,6 +23,9 @@ use crate::records::breaking_change::{self, Change};
 /// Instances named in one warning.
 const MAX_NAMED: usize = 5;
 
+/// Words of `lint` about a service that may be declared in other files.
+pub(crate) const UNDECLARED_IN_FILES: &str = " in these files";
+
 /// Kinds of records that warnings depend on.
 const KINDS: &[RecordKind] = &[
     RecordKind::Service,
@@ -180,7 +183,7 @@ pub(crate) fn warnings(known: Option<&View>, resources: &[&Resource]) -> Vec<Str
         for Mention { name, reference, effect } in mentioned(resource) {
             let is_elsewhere = !declares && is_subject(resource, &name);
             if !written(&name) && !stored(&name) && !is_elsewhere {
-                let whence = if stored_records.is_none() { " in these files" } else { "" };
+                let whence = if stored_records.is_none() { UNDECLARED_IN_FILES } else { "" };
                 warnings.push(format!("{reference} names {name}, which is not declared{whence}: {effect}"));
             }
         }

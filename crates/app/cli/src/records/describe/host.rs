@@ -4,6 +4,8 @@ use fairmesh_console::{arguments::Format, failure::Failure, output, view_reader:
 use fairmesh_model::HostType;
 use serde_json::json;
 
+use super::fields;
+
 /// Prints a host type.
 pub(super) fn describe(host_type: &HostType, view: &View, format: Format) -> Result<(), Failure> {
     let speed = view.hosts.value.speeds().get(host_type);
@@ -28,5 +30,5 @@ pub(super) fn describe(host_type: &HostType, view: &View, format: Format) -> Res
         "prefixes": prefixes.map(|(prefix, _)| prefix.to_string()).collect::<Vec<_>>(),
         "endpoints": endpoints,
     });
-    output::print_one(format, &item, &output::yaml(&item)?)
+    output::print_one(format, &item, &fields::text(&item))
 }

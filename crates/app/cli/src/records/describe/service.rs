@@ -11,7 +11,7 @@ use fairmesh_console::{
 };
 use fairmesh_model::{
     AuthorizationMode, AuthorizationRule, Capacities, Capacity, DefaultAuthorization, FieldOrigin, Hosts,
-    PolicyField, Region, ServiceName,
+    PolicyField, Region, Role, ServiceKind, ServiceName,
     spec::{DefaultAuthorizationSpec, Document, PolicySpec, Resource, ShardMapSpec},
 };
 use serde_json::{Value, json};
@@ -125,6 +125,9 @@ fn text(name: &ServiceName, one: &ServiceView, lists: &Lists) -> Result<String, 
     let (policy, origins) = one.merged_policy();
     lines.push(("Defaults", defaults(&origins)));
     lines.extend(get::policy_summary(&policy, one.service.as_ref().map(|service| service.value.kind)));
+    if one.service.as_ref().is_some_and(|at| at.value.kind == ServiceKind::Sharded) {
+        lines.push(("Role", role(policy.role.as_ref())));
+    }
     lines.push(("Callers", lists.authorization.clone()));
     if !one.endpoints.is_empty() {
         lines.push((
@@ -157,6 +160,14 @@ fn text(name: &ServiceName, one: &ServiceView, lists: &Lists) -> Result<String, 
     Ok(text)
 }
 
+/// Text about the role of the copies that get calls without one.
+fn role(default: Option<&Role>) -> String {
+    match default {
+        Some(role) => format!("{role}, for calls that name none and match no route with a role"),
+        None => "any, for calls that name none and match no route with a role".to_owned(),
+    }
+}
+
 /// Text about the policy fields that come from defaults.
 fn defaults(origins: &[(PolicyField, FieldOrigin)]) -> String {
     let of = |wanted: FieldOrigin, whose: &str| {
@@ -173,7 +184,7 @@ fn table_or_none(listing: &Listing) -> String {
     if listing.rows.is_empty() { "none\n".into() } else { output::table(&listing.head, &listing.rows) }
 }
 
-fn section(text: &mut String, title: &str, body: &str) {
+pub(super) fn section(text: &mut String, title: &str, body: &str) {
     text.push('\n');
     text.push_str(title);
     text.push('\n');

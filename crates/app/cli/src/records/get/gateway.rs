@@ -20,7 +20,12 @@ pub(super) fn backends(view: &View) -> Listing {
             spec.zone.clone(),
             services.to_string(),
             value.capacity.to_string(),
-            if value.is_closed { "no" } else { "yes" }.to_owned(),
+            match (value.is_closed, value.is_sandbox) {
+                (true, _) => "no",
+                (false, true) => "sandbox",
+                (false, false) => "yes",
+            }
+            .to_owned(),
             spec.replicas.join(", "),
             backend.revision.to_string(),
         ];

@@ -1,7 +1,5 @@
 //! List of region tables.
 
-use std::collections::BTreeMap;
-
 use fairmesh_console::{
     cell_text::rough_age,
     output::Listing,
@@ -15,7 +13,7 @@ use serde_json::{Value, json};
 use crate::records::apply::warnings::unknown_traffic_names::may_reach;
 
 /// One row per class of each table: published tables, and manual ones in shadow mode. Below them, how calls that stay
-/// in their region are divided among zones.
+/// in their region are divided among zones, and the subsets that the planner has widened.
 pub(super) fn tables(view: &View) -> Listing {
     let mut listing = Listing::new(&["SERVICE", "FROM", "CLASS", "SHARES", "DROPPED", "ORIGIN", "STATE"]);
     for (name, one) in &view.services {
@@ -33,6 +31,8 @@ pub(super) fn tables(view: &View) -> Listing {
     }
     let zones = view.services.iter().flat_map(|(name, one)| zone_rows(name, one)).collect();
     listing.further.push((&["SERVICE", "CALLERS IN", "TO ZONE", "SHARE"], zones));
+    let subsets = view.services.iter().flat_map(|(name, one)| subset_rows(name, one)).collect();
+    listing.further.push((&["SERVICE", "CALLERS IN", "TO", "SUBSET"], subsets));
     listing
 }
 
@@ -45,6 +45,17 @@ fn zone_rows(name: &ServiceName, one: &ServiceView) -> Vec<Vec<String>> {
         vec![name.to_string(), format!("{region}/{from}"), to.to_string(), share.to_string()]
     };
     zones.map(row).collect()
+}
+
+/// The subsets of each table.
+fn subset_rows(name: &ServiceName, one: &ServiceView) -> Vec<Vec<String>> {
+    let subsets = one.tables.iter().flat_map(|(from, table)| {
+        table.value.subsets.iter().map(move |(to, endpoints)| (from, to, endpoints))
+    });
+    let row = |(from, to, endpoints): (&Region, &Region, &u32)| {
+        vec![name.to_string(), from.to_string(), to.to_string(), endpoints.to_string()]
+    };
+    subsets.map(row).collect()
 }
 
 /// The shares of zones, with the zone of the caller.
@@ -70,12 +81,7 @@ fn shadows(one: &ServiceView) -> Vec<(Region, RegionTable)> {
     let policy = one.effective_policy();
     let traffic = policy.traffic.filter(|traffic| traffic.mode == TrafficMode::Shadow);
     let shares = traffic.map(|traffic| traffic.shares).unwrap_or_default();
-    shares
-        .into_iter()
-        .map(|(from, shares)| {
-            (from, RegionTable { shares, zones: BTreeMap::new(), origin: TableOrigin::ByHand })
-        })
-        .collect()
+    shares.into_iter().map(|(from, shares)| (from, RegionTable::new(shares, TableOrigin::ByHand))).collect()
 }
 
 /// A table of a service, for the callers of one region.
@@ -136,6 +142,7 @@ impl ListedShares<'_> {
             "toPercent": to.collect::<serde_json::Map<_, _>>(),
             "droppedPercent": percent(&shares.dropped),
             "zones": zone_shares(table).map(zone).collect::<Vec<_>>(),
+            "subsets": table.subsets.iter().map(|(to, n)| (to.to_string(), json!(n))).collect::<serde_json::Map<_, _>>(),
             "byHand": planned.is_none(),
             "confirmedRound": planned.map(|confirmed| confirmed.round),
             "confirmedSecondsAgo": planned.map(|confirmed| age_of(confirmed.at_ms).as_secs()),

@@ -16,7 +16,8 @@ use serde_json::{Value, json};
 use fairmesh_traffic::region_drain;
 
 /// The columns of distances.
-const DISTANCES: &[&str] = &["FROM", "TO", "DISTANCE", "SOURCE", "DECLARED", "MEASURED", "MEASURED AT"];
+pub(crate) const DISTANCES: &[&str] =
+    &["FROM", "TO", "DISTANCE", "SOURCE", "DECLARED", "MEASURED", "MEASURED AT"];
 
 /// One row per region, declared or in use, and one for each known distance.
 pub(super) fn regions(view: &View) -> Listing {
@@ -37,6 +38,16 @@ pub(super) fn regions(view: &View) -> Listing {
     listing
 }
 
+/// Whether a region is in use, in words.
+pub(crate) fn region_state(view: &View, region: &Region) -> String {
+    match (view.drains.get(region), view.regions.value.regions.get(region)) {
+        (Some(drain), _) => region_drain::words_in(view, drain),
+        (None, Some(info)) if info.draining => "draining, as the topology declares".to_owned(),
+        (None, Some(_)) => "in use".to_owned(),
+        (None, None) => "not declared".to_owned(),
+    }
+}
+
 fn add(region: &Region, distances: &[DistanceRow], view: &View, listing: &mut Listing) {
     let info = view.regions.value.regions.get(region);
     let neighbours = info.map(|info| info.neighbours.clone()).unwrap_or_default();
@@ -45,12 +56,7 @@ fn add(region: &Region, distances: &[DistanceRow], view: &View, listing: &mut Li
     let draining = info.is_some_and(|info| info.draining);
     let endpoints = view.services.values().flat_map(|service| &service.endpoints);
     let endpoints = endpoints.filter(|endpoint| endpoint.value.location.region == *region).count();
-    let state = match (drain, info) {
-        (Some(drain), _) => region_drain::words_in(view, drain),
-        (None, Some(_)) if draining => "draining, as the topology declares".to_owned(),
-        (None, Some(_)) => "in use".to_owned(),
-        (None, None) => "not declared".to_owned(),
-    };
+    let state = region_state(view, region);
     let continent = info.map(|info| info.continent.clone()).unwrap_or_default();
     listing.add(
         vec![region.to_string(), continent.clone(), neighbours.join(", "), endpoints.to_string(), state],
@@ -92,7 +98,7 @@ pub(crate) fn distance(view: &View, from: &Region, to: &Region) -> Option<Distan
 }
 
 impl DistanceRow {
-    fn row(&self, from: &Region) -> Vec<String> {
+    pub(crate) fn row(&self, from: &Region) -> Vec<String> {
         let or_dash = |text: Option<String>| text.unwrap_or_else(|| "-".into());
         vec![
             from.to_string(),

@@ -1,7 +1,7 @@
 //! Collectors of traces and metrics.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     sync::{Arc, Mutex},
 };
 
@@ -21,18 +21,23 @@ pub(crate) struct TraceCollector {
     spans: Arc<Mutex<Vec<Span>>>,
     /// Header `authorization` and resource attributes of the last batch.
     last: Arc<Mutex<(String, BTreeMap<String, String>)>>,
+    /// `service.name` of all batches.
+    services: Arc<Mutex<BTreeSet<String>>>,
 }
 
 impl TraceCollector {
     pub(crate) async fn start() -> Self {
         let spans = Arc::<Mutex<Vec<Span>>>::default();
         let last = Arc::<Mutex<(String, BTreeMap<String, String>)>>::default();
-        let (kept, kept_last) = (Arc::clone(&spans), Arc::clone(&last));
+        let services = Arc::<Mutex<BTreeSet<String>>>::default();
+        let (kept, kept_last, kept_services) = (Arc::clone(&spans), Arc::clone(&last), Arc::clone(&services));
         let take = move |headers: HeaderMap, body: Bytes| async move {
             let batch = ExportTraceServiceRequest::decode(body).unwrap();
             let authorization = headers.get("authorization").map_or("", |value| value.to_str().unwrap());
             let resource = batch.resource_spans[0].resource.clone().unwrap();
-            *kept_last.lock().unwrap() = (authorization.to_owned(), texts(&resource.attributes));
+            let attributes = texts(&resource.attributes);
+            kept_services.lock().unwrap().insert(attributes["service.name"].clone());
+            *kept_last.lock().unwrap() = (authorization.to_owned(), attributes);
             let scopes = batch.resource_spans.into_iter().flat_map(|resource| resource.scope_spans);
             kept.lock().unwrap().extend(scopes.flat_map(|scope| scope.spans));
         };
@@ -40,7 +45,12 @@ impl TraceCollector {
         let address = format!("http://{}", listener.local_addr().unwrap());
         let router = Router::new().route("/v1/traces", post(take));
         tokio::spawn(async move { axum::serve(listener, router).await });
-        Self { address, spans, last }
+        Self { address, spans, last, services }
+    }
+
+    /// `service.name` of all batches.
+    pub(crate) fn services(&self) -> BTreeSet<String> {
+        self.services.lock().unwrap().clone()
     }
 
     /// Header `authorization` and resource attributes of the last batch.

@@ -56,11 +56,8 @@ fn planned(fleet: &Value) -> Option<RegionTable> {
         zones.map(|(zone, part)| (Zone::new(zone).unwrap(), share(part))).collect();
     let from = Zone::new(fleet["caller"]["zone"].as_str().unwrap()).unwrap();
     let shares = RegionShares { to, dropped: Share::NONE };
-    Some(RegionTable {
-        shares: TrafficShares { default: Some(shares), ..TrafficShares::default() },
-        zones: [(from, zones)].into(),
-        origin: PLANNED,
-    })
+    let shares = TrafficShares { default: Some(shares), ..TrafficShares::default() };
+    Some(RegionTable { zones: [(from, zones)].into(), ..RegionTable::new(shares, PLANNED) })
 }
 
 /// Sets the age of all records saved by an agent, and replaces the table by a planner table.

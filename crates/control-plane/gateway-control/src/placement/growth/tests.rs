@@ -36,6 +36,7 @@ impl World {
             capacity: 10,
             replicas: [SocketAddr::from(([10, 0, 0, 1], port))].into(),
             is_closed: false,
+            is_sandbox: false,
         };
         let backends =
             [("one", 1), ("two", 2)].map(|(name, port)| (Label::new(name).unwrap(), backend(port)));

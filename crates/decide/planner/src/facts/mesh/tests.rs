@@ -174,10 +174,10 @@ fn aged_traffic_reports_keep_version_of_service_facts() {
 #[test]
 fn declared_shards_are_known_until_their_service_is_removed() {
     let mut facts = MeshFacts::default();
-    facts.set_sharded(&service(0), false);
+    facts.set_kind(&service(0), ServiceKind::Replicated);
     assert_eq!((facts.version(), facts.service(&service(0))), (0, None), "nothing has changed");
-    facts.set_sharded(&service(0), true);
-    assert!(facts.service(&service(0)).unwrap().is_sharded);
-    facts.set_sharded(&service(0), false);
+    facts.set_kind(&service(0), ServiceKind::Sharded);
+    assert_eq!(facts.service(&service(0)).unwrap().kind, ServiceKind::Sharded);
+    facts.set_kind(&service(0), ServiceKind::Replicated);
     assert_eq!(facts.service(&service(0)), None);
 }

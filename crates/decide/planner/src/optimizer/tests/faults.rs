@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use fairmesh_model::{
-    CallNode, RegionDrain, ServedPath, ServedRates, Share, TrafficMode,
+    CallNode, RegionDrain, ServedPath, ServedRates, ServiceKind, Share, TrafficMode,
     TrafficPlanner::{Optimizer, Rings},
     TrafficReport,
 };
@@ -199,7 +199,7 @@ fn service_held_local_sharded_or_without_capacity_is_left_to_rings() {
     let reasons: BTreeMap<&str, fn(&mut crate::ServiceFacts)> = [
         ("held", (|facts: &mut crate::ServiceFacts| facts.traffic.mode = TrafficMode::Hold) as fn(&mut _)),
         ("local_only", |facts| facts.local_only = true),
-        ("sharded", |facts| facts.is_sharded = true),
+        ("sharded", |facts| facts.kind = ServiceKind::Sharded),
         ("no_capacity", |facts| facts.endpoints.clear()),
     ]
     .into();

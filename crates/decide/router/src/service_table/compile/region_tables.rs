@@ -104,7 +104,7 @@ impl Compiler<'_> {
     }
 
     /// Returns the serving endpoints of a region or of one of its zones. For replicated services, this client's subset,
-    /// sized by the share.
+    /// sized by the share. The table may widen subsets that reach too few endpoints of a region.
     fn table_region(&self, region: &Region, zone: Option<&Zone>, share: Share) -> Positions {
         let serves = |position: &usize| {
             let location = &self.endpoints[*position].location;
@@ -116,7 +116,9 @@ impl Compiler<'_> {
         let rank = self.locality.rank(PreferenceClass::Serving, self.locality.distance(region));
         let keep = match (self.input.service.kind, self.input.policy.balancing.subset as usize) {
             (ServiceKind::Sharded | ServiceKind::ConsistentHash, _) | (_, 0) => 0,
-            (ServiceKind::Replicated, whole) => {
+            (ServiceKind::Replicated, own) => {
+                let wider = self.input.table.and_then(|input| input.table.subsets.get(region));
+                let whole = own.max(wider.map_or(0, |endpoints| *endpoints as usize));
                 let part = whole as u64 * u64::from(share.millionths());
                 let part = part.div_ceil(Share::ALL.millionths().into()) as usize;
                 part.max(LEAST_SUBSET).min(whole)

@@ -12,7 +12,7 @@ fn shares(to: &[(&str, &str)], dropped: &str) -> RegionShares {
 
 fn by_hand(to: &[(&str, &str)], dropped: &str) -> RegionTable {
     let shares = TrafficShares { default: Some(shares(to, dropped)), ..TrafficShares::default() };
-    RegionTable { shares, zones: BTreeMap::new(), origin: TableOrigin::ByHand }
+    RegionTable::new(shares, TableOrigin::ByHand)
 }
 
 fn planned(to: &[(&str, &str)], dropped: &str) -> RegionTable {
@@ -213,13 +213,18 @@ fn unconfirmed_region_table_first_stops_dropping_then_expires() {
 fn subset_has_few_endpoints_in_regions_with_small_shares() {
     let many = |place: &str| (0..100).map(|i| endpoint(&format!("{place}-{i}"), place)).collect::<Vec<_>>();
     let fleet = Fleet::new(ServiceKind::Replicated, [many("eu"), many("us"), many("asia")].concat());
-    let compiled = fleet.compile_with(&by_hand(&[("eu", "69%"), ("us", "30%"), ("asia", "1%")], "0%"), 0);
-    let of = |place: &str| {
-        let members = compiled.nearest().iter().map(|index| compiled.target(*index));
-        members.filter(|target| target.location.region == region(place)).count()
+    let mut table = by_hand(&[("eu", "69%"), ("us", "30%"), ("asia", "1%")], "0%");
+    let members = |table: &RegionTable| {
+        let compiled = fleet.compile_with(table, 0);
+        assert!(compiled.numbers().is_none());
+        ["eu", "us", "asia"].map(|place| {
+            let members = compiled.nearest().iter().map(|index| compiled.target(*index));
+            members.filter(|target| target.location.region == region(place)).count()
+        })
     };
-    assert_eq!(["eu", "us", "asia"].map(of), [14, 6, 2], "of a subset of 20");
-    assert!(compiled.numbers().is_none());
+    assert_eq!(members(&table), [14, 6, 2], "of a subset of 20");
+    table.subsets = [("eu", 40), ("us", 10), ("asia", 1_000)].map(|(name, n)| (region(name), n)).into();
+    assert_eq!(members(&table), [28, 6, 10], "the table's subset where it is the greater one");
 }
 
 #[test]

@@ -6,7 +6,10 @@ fn tracer(one_in: u64) -> Tracer {
     let to = "http://127.0.0.1:9".parse().unwrap();
     let sampler = Sampler { follows_parent: true, roots: RootSampler::OneIn(one_in) };
     let (resource, service) = (Vec::new(), None);
-    Tracer::start(&TraceConfig { to, sampler, resource, service, instance: "test".into() })
+    Tracer::start(
+        &TraceConfig { to, sampler, resource, service, instance: "test".into() },
+        Transport::default(),
+    )
 }
 
 fn headers(pairs: &[(&'static str, &str)]) -> HeaderMap {

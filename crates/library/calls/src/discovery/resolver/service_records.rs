@@ -44,6 +44,8 @@ pub(super) struct PrefixChanges {
 #[derive(Debug)]
 struct PolicyRecord {
     value: Option<Bytes>,
+    /// Whether the record cannot be decoded and had no valid value before. Who may call is then unknown.
+    is_unreadable: bool,
     defaults: InheritedDefaults,
     /// The complete policy until it is published. It keeps compiled regular expressions in use; otherwise they would
     /// be compiled again on the event loop. Boxed, since most services rarely have an unpublished policy.
@@ -61,12 +63,11 @@ impl PolicyRecord {
         let (local_only, has_checks) = (policy.locality.local_only, policy.health_check.is_some());
         let has_tables = policy.traffic.as_ref().is_some_and(|traffic| traffic.publishes()) && !local_only;
         let unpublished = Some(Box::new(policy));
-        Self { value, defaults, unpublished, local_only, has_checks, has_tables }
+        Self { value, is_unreadable: false, defaults, unpublished, local_only, has_checks, has_tables }
     }
 
-    /// Returns the policy that the service itself declares.
+    /// Returns the policy that the service itself declares. An unreadable record declares nothing.
     fn own(&self, name: &ServiceName) -> Policy {
-        // The record was decoded successfully when it arrived.
         let key = RecordKey::Policy(name.clone());
         match self.value.as_ref().and_then(|value| record_encoding::decode(&key, value).ok()) {
             Some(Record::Policy(policy)) => policy,
@@ -106,8 +107,25 @@ impl ServiceRecords {
     /// Sets the defaults that complete the policy.
     pub(super) fn set_defaults(&mut self, defaults: InheritedDefaults) {
         if self.policy.defaults != defaults {
-            let own = self.policy.own(&self.name);
-            self.policy = PolicyRecord::new(own, self.policy.value.take(), defaults);
+            let (own, is_unreadable) = (self.policy.own(&self.name), self.policy.is_unreadable);
+            let policy = PolicyRecord::new(own, self.policy.value.take(), defaults);
+            self.policy = PolicyRecord { is_unreadable, ..policy };
+        }
+    }
+
+    /// Whether the policy exists, but cannot be decoded and has no earlier valid version.
+    pub(super) fn is_policy_unreadable(&self) -> bool {
+        self.policy.is_unreadable
+    }
+
+    /// Keeps the last valid policy, if any policy or its absence is known. Otherwise keeps the unreadable record, so
+    /// that readers of the snapshot see that there is a policy.
+    fn keep_unreadable_policy(&mut self, value: &Bytes) {
+        let prefix = Prefix::from(&RecordKey::Policy(self.name.clone()));
+        let is_first = !self.subscribed.get(&prefix).copied().unwrap_or(false);
+        if self.policy.is_unreadable || is_first && self.policy.value.is_none() {
+            self.set_policy(Policy::default(), Some(value.clone()));
+            self.policy.is_unreadable = true;
         }
     }
 
@@ -282,7 +300,8 @@ impl ServiceRecords {
         }
     }
 
-    /// Stores a record. An invalid record leaves the previous one in place.
+    /// Stores a record. An invalid record leaves the previous one in place; see
+    /// [`is_policy_unreadable`](Self::is_policy_unreadable) for the first record of a policy.
     pub(super) fn put(&mut self, key: &RecordKey, record: ArrivedRecord<'_>) -> Result<(), Invalid> {
         let ArrivedRecord { text, value, age } = record;
         if matches!(key, RecordKey::ShardManifest(..) | RecordKey::ShardChunk(..)) {
@@ -291,7 +310,11 @@ impl ServiceRecords {
         if self.is_known(key, value) {
             return Ok(());
         }
-        match record_encoding::decode(key, value)? {
+        let decoded = record_encoding::decode(key, value);
+        if decoded.is_err() && matches!(key, RecordKey::Policy(_)) {
+            self.keep_unreadable_policy(value);
+        }
+        match decoded? {
             Record::Service(service) => self.service = Some(service),
             Record::Policy(policy) => self.set_policy(policy, Some(value.clone())),
             Record::Endpoint(endpoint) => self.endpoints.put(text, endpoint),

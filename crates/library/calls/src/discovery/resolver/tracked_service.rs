@@ -16,6 +16,10 @@ use crate::discovery::{
     subscription::Subscription,
 };
 
+/// Why a process that authorizes callers refuses all calls of a service.
+const UNREADABLE_POLICY: &str = "its policy cannot be read, so that who may call is not known; upgrade this process, or apply the \
+     policy again";
+
 /// A service that this process uses.
 pub(super) struct TrackedService<T> {
     pub(super) records: ServiceRecords,
@@ -101,6 +105,10 @@ impl<T: EndpointTransport> TrackedService<T> {
             None => return,
             Some(false) => return self.subscription.publish(ServiceState::Unknown),
             Some(true) if !self.records.complete() => return,
+            // The service had no valid policy before, so no call depends on an earlier snapshot.
+            Some(true) if topology.authorizes_callers && self.records.is_policy_unreadable() => {
+                return self.subscription.publish(ServiceState::Unavailable(UNREADABLE_POLICY.into()));
+            }
             Some(true) => {}
         }
         if let Err(problem) = self.records.shards.compile() {

@@ -2,6 +2,7 @@ mod looks;
 mod policy_defaults;
 mod region_tables;
 mod shard_maps;
+mod unreadable_records;
 mod unused_services;
 
 use std::{

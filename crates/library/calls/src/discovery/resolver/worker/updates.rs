@@ -50,6 +50,11 @@ impl<T: EndpointTransport> Worker<T> {
     }
 
     fn put_topology(&mut self, key: &RecordKey, value: &Bytes) -> Result<(), Invalid> {
+        // Roots that cannot be decoded prove a trust domain too: without it, plaintext endpoints would be used.
+        if *key == RecordKey::TrustBundle && !self.topology.has_trust_domain {
+            self.topology.has_trust_domain = true;
+            self.mark_all_stale();
+        }
         match record_encoding::decode(key, value)? {
             Record::Regions(regions) => self.topology.regions = regions,
             Record::RoundTrips(round_trips) => self.topology.round_trips.set_declared(round_trips),
@@ -67,12 +72,25 @@ impl<T: EndpointTransport> Worker<T> {
                 return Ok(());
             }
             // A mesh does not lose its trust domain, so a snapshot without the record does not remove it.
-            Record::TrustBundle(_) if self.topology.has_trust_domain => return Ok(()),
-            Record::TrustBundle(_) => self.topology.has_trust_domain = true,
+            Record::TrustBundle(_) => return Ok(()),
             _ => {}
         }
         self.mark_all_stale();
         Ok(())
+    }
+
+    fn log_invalid(&self, key: &RecordKey, problem: &Invalid) {
+        let service = key.service().and_then(|name| self.services.get(name));
+        let is_first = service.is_some_and(|service| service.records.is_policy_unreadable());
+        match (key, self.topology.authorizes_callers) {
+            (RecordKey::Policy(_), true) if is_first => {
+                tracing::error!(%key, %problem, "the policy cannot be read: all calls of its service are refused");
+            }
+            (RecordKey::Policy(_), false) if is_first => {
+                tracing::error!(%key, %problem, "the policy cannot be read: calls are made without it");
+            }
+            _ => tracing::warn!(%key, %problem, "invalid record; the previous one stays in use"),
+        }
     }
 
     fn delete_topology(&mut self, key: &RecordKey) {
@@ -115,7 +133,7 @@ impl<T: EndpointTransport> Mirror for Worker<T> {
     }
 
     fn put(&mut self, key: RecordKey, record: ArrivedRecord<'_>) {
-        let ArrivedRecord { text, value, .. } = record;
+        let value = record.value;
         let result = match key.service() {
             None => self.put_topology(&key, value),
             Some(name) => match self.services.get_mut(name) {
@@ -130,7 +148,7 @@ impl<T: EndpointTransport> Mirror for Worker<T> {
             },
         };
         if let Err(problem) = result {
-            tracing::warn!(key = %text, %problem, "invalid record; the previous one stays in use");
+            self.log_invalid(&key, &problem);
         }
     }
 

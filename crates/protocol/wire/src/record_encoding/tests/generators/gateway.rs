@@ -22,8 +22,15 @@ pub(super) fn gateway_entry() -> impl Strategy<Value = (RecordKey, Record)> {
 }
 
 fn gateway_backend() -> impl Strategy<Value = GatewayBackend> {
-    (name(), 1..=1_000_000_u32, collection::btree_set(address(), 1..4), any::<bool>()).prop_map(
-        |(zone, capacity, replicas, is_closed)| GatewayBackend { zone, capacity, replicas, is_closed },
+    let replicas = collection::btree_set(address(), 0..4);
+    (name(), 1..=1_000_000_u32, replicas, any::<bool>(), any::<bool>()).prop_map(
+        |(zone, capacity, replicas, is_closed, is_sandbox)| GatewayBackend {
+            zone,
+            capacity,
+            replicas,
+            is_closed,
+            is_sandbox,
+        },
     )
 }
 
@@ -52,8 +59,14 @@ fn gateway_service() -> impl Strategy<Value = GatewayService> {
 
 fn placement() -> impl Strategy<Value = Placement> {
     let zone = (name(), collection::btree_set(name(), 1..4));
-    let pin = (".{0,9}", any::<u64>(), any::<bool>())
-        .prop_map(|(reason, at_ms, ends_connections)| PlacementPin { reason, at_ms, ends_connections });
+    let pin = (".{0,9}", any::<u64>(), any::<bool>(), any::<bool>()).prop_map(
+        |(reason, at_ms, ends_connections, is_sandbox)| PlacementPin {
+            reason,
+            at_ms,
+            ends_connections,
+            is_sandbox,
+        },
+    );
     let limit = (1..=u32::MAX, ".{0,9}", any::<u64>(), any::<bool>()).prop_map(
         |(per_second, reason, at_ms, is_automatic)| ConnectionLimit {
             per_second,

@@ -52,11 +52,12 @@ fn region_shares() -> impl Strategy<Value = RegionShares> {
 
 pub(super) fn region_table() -> impl Strategy<Value = RegionTable> {
     let confirmed = option::of((any::<u64>(), any::<u64>()));
-    (traffic_shares(), collection::btree_set(name::<Zone>(), 0..4), confirmed).prop_map(
-        |(shares, zones, confirmed)| {
+    let subsets = collection::btree_map(name::<Region>(), 1..u32::MAX, 0..4);
+    (traffic_shares(), collection::btree_set(name::<Zone>(), 0..4), subsets, confirmed).prop_map(
+        |(shares, zones, subsets, confirmed)| {
             let planned = confirmed.map(|(round, at_ms)| TableOrigin::Planned(Confirmation { round, at_ms }));
             let zones = zones.into_iter().map(|zone| (zone.clone(), [(zone, Share::ALL)].into())).collect();
-            RegionTable { shares, zones, origin: planned.unwrap_or(TableOrigin::ByHand) }
+            RegionTable { shares, zones, subsets, origin: planned.unwrap_or(TableOrigin::ByHand) }
         },
     )
 }

@@ -14,11 +14,8 @@ fn key(from: &str) -> RecordKey {
 /// Returns a table that drops every call.
 fn drops_all(round: u64) -> Record {
     let shares = RegionShares { to: BTreeMap::new(), dropped: Share::ALL };
-    Record::RegionTable(RegionTable {
-        zones: Default::default(),
-        shares: TrafficShares { default: Some(shares), ..TrafficShares::default() },
-        origin: TableOrigin::Planned(Confirmation { round, at_ms: 0 }),
-    })
+    let shares = TrafficShares { default: Some(shares), ..TrafficShares::default() };
+    Record::RegionTable(RegionTable::new(shares, TableOrigin::Planned(Confirmation { round, at_ms: 0 })))
 }
 
 impl Rig {

@@ -11,9 +11,10 @@ use fairmesh_wire::v1::GatewayAlert;
 pub(super) fn in_force(service: &ServiceView) -> Vec<String> {
     let Some(placement) = service.placement.as_ref().map(|one| &one.value) else { return Vec::new() };
     let mut acts = Vec::new();
-    if let Some(PlacementPin { reason, at_ms, ends_connections }) = &placement.pinned {
+    if let Some(PlacementPin { reason, at_ms, ends_connections, is_sandbox }) = &placement.pinned {
         let elsewhere = if *ends_connections { ", and connections elsewhere were ended" } else { "" };
-        let text = format!("an operator placed it {} ago{elsewhere}, and it stays there", since(*at_ms));
+        let placed = if *is_sandbox { "it was moved to the sandbox" } else { "an operator placed it" };
+        let text = format!("{placed} {} ago{elsewhere}, and it stays there", since(*at_ms));
         acts.push(with(text, reason));
     }
     if let Some(ConnectionLimit { per_second, reason, at_ms, is_automatic }) = &placement.connection_limit {
@@ -33,6 +34,9 @@ pub(super) fn follows(alert: &GatewayAlert, view: &View) -> Option<String> {
     let service = view.services.get(&name)?;
     let (wanted, placement) = (&service.gateway.as_ref()?.value, &service.placement.as_ref()?.value);
     match alert.cause.as_str() {
+        _ if placement.pinned.as_ref().is_some_and(|pin| pin.is_sandbox) => {
+            Some(format!("{name} is in the sandbox"))
+        }
         "growth" if placement.pinned.is_some() => {
             Some(format!("{name} gets no further backend, since an operator placed it"))
         }
@@ -119,12 +123,12 @@ mod tests {
     }
 
     #[test]
-    fn acts_are_shown_with_their_reasons_and_authors() {
+    fn load_actions_are_shown_with_their_reasons_and_authors() {
         let (reason, at_ms) = ("drill".to_owned(), 0);
         let acts = in_force(
             &view(|_, placement| {
-                placement.pinned =
-                    Some(PlacementPin { reason: reason.clone(), at_ms, ends_connections: true });
+                let (reason, ends_connections, is_sandbox) = (reason.clone(), true, false);
+                placement.pinned = Some(PlacementPin { reason, at_ms, ends_connections, is_sandbox });
                 placement.connection_limit =
                     Some(ConnectionLimit { per_second: 7, reason: String::new(), at_ms, is_automatic: true });
             })

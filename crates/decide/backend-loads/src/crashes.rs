@@ -1,0 +1,102 @@
+//! Which service takes its backends down: a query of death (Canal Mesh, section 4.2).
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
+
+use fairmesh_model::{Label, Placement, ServiceName, Zone};
+
+/// How long a backend counts as crashed after a replica of it has ended without a word.
+pub const CRASHED_FOR: Duration = Duration::from_mins(2);
+
+/// The service that takes its backends down, if the crashes name one.
+///
+/// `crashed` has the backends that have crashed lately, `zones` those of each zone. A service is the cause if it is the only one all of whose
+/// backends have crashed, or, while there is none of these, the only one all of whose backends in the home zone have. No two services have
+/// the same backends, so that a query of death names its service at the latest when all of them are down. Where a whole zone and nothing else
+/// has crashed, that is a failure of the zone.
+pub fn crashing_service<'a>(
+    crashed: &BTreeSet<Label>,
+    zones: &BTreeMap<&Zone, BTreeSet<&Label>>,
+    placed: impl Iterator<Item = (&'a ServiceName, &'a Placement)>,
+) -> Option<(&'a ServiceName, &'a Placement)> {
+    let is_down = |name: &Label| crashed.contains(name);
+    let is_failure_of = |zone: &Zone| {
+        zones.get(zone).is_some_and(|all| all.len() == crashed.len() && all.iter().all(|name| is_down(name)))
+    };
+    let is_candidate = |placement: &Placement| {
+        let home = placement.zones.get(&placement.home_zone);
+        home.is_some_and(|home| home.len() > 1 && home.iter().all(is_down))
+            && !is_failure_of(&placement.home_zone)
+    };
+    let candidates: Vec<_> = placed.filter(|(_, placement)| is_candidate(placement)).collect();
+    let whole = candidates.iter().filter(|(_, placement)| placement.backends().all(is_down));
+    let whole: Vec<_> = whole.copied().collect();
+    match (&whole[..], &candidates[..]) {
+        ([service], _) | ([], [service]) => Some(*service),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn label(name: &str) -> Label {
+        Label::new(name).unwrap()
+    }
+
+    /// The service that is found when these backends have crashed; the first letter of a name is its zone.
+    fn found(crashed: &[&str], services: &[(&str, &[&str])]) -> Option<String> {
+        let all: Vec<Label> = ["a1", "a2", "a3", "b1", "b2", "c1", "c2"].into_iter().map(label).collect();
+        let [a, b, c] = ["a", "b", "c"].map(|zone| Zone::new(zone).unwrap());
+        let of = |zone: &Zone| all.iter().filter(|name| name.as_str().starts_with(zone.as_str())).collect();
+        let zones = [(&a, of(&a)), (&b, of(&b)), (&c, of(&c))].into();
+        let placed: Vec<(ServiceName, Placement)> = services
+            .iter()
+            .map(|(name, backends)| {
+                let mut zones = BTreeMap::<Zone, BTreeSet<Label>>::new();
+                for backend in *backends {
+                    zones.entry(Zone::new(&backend[..1]).unwrap()).or_default().insert(label(backend));
+                }
+                let home_zone = Zone::new(&backends[0][..1]).unwrap();
+                let (pinned, connection_limit) = (None, None);
+                let placement = Placement { home_zone, zones, added: 0, pinned, connection_limit };
+                (ServiceName::new(*name).unwrap(), placement)
+            })
+            .collect();
+        let crashed = crashed.iter().map(|name| label(name)).collect();
+        let found = crashing_service(&crashed, &zones, placed.iter().map(|(name, placed)| (name, placed)));
+        found.map(|(service, _)| service.to_string())
+    }
+
+    const SERVICES: &[(&str, &[&str])] = &[
+        ("red/web", &["a1", "a2", "b1"]),
+        ("blue/web", &["a1", "a2", "b2"]),
+        ("blue/api", &["a2", "a3", "b1"]),
+        ("red/elsewhere", &["c1", "c2", "a1"]),
+    ];
+
+    #[test]
+    fn service_whose_backends_all_crash_is_found() {
+        assert_eq!(found(&["a2", "a3"], SERVICES).as_deref(), Some("blue/api"), "its home zone");
+        assert_eq!(found(&["a1", "a2"], SERVICES), None, "one of two");
+        assert_eq!(found(&["a1", "a2", "b1"], SERVICES).as_deref(), Some("red/web"));
+        assert_eq!(
+            found(&["a1", "a2", "b2", "c1"], SERVICES).as_deref(),
+            Some("blue/web"),
+            "beside another crash"
+        );
+    }
+
+    #[test]
+    fn single_backends_and_zones_that_fail_name_no_service() {
+        assert_eq!(found(&[], SERVICES), None);
+        assert_eq!(found(&["a2"], SERVICES), None);
+        assert_eq!(found(&["a1", "a2", "a3"], SERVICES), None, "zone a is cut off");
+        assert_eq!(found(&["c1", "c2"], SERVICES), None, "zone c is cut off, and has one service at home");
+        assert_eq!(found(&["a1", "c1", "c2"], SERVICES).as_deref(), Some("red/elsewhere"));
+        assert_eq!(found(&["a1", "a2", "a3", "b1", "b2"], SERVICES), None, "all is down");
+    }
+}
