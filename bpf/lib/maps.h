@@ -29,6 +29,7 @@ struct parser {
 	u32 refused;
 	u32 is_response, status, has_load, load_at, load_length;
 	u32 has_cookie;
+	u32 names_client; /* by `x-forwarded-for` */
 	u32 of_proxy; /* with the proxy's own fields */
 };
 

@@ -78,6 +78,13 @@ INLINE int is_own_field(struct token *token)
 		word2 == EIGHT('n', 't', '-', 'c', 'e', 'r', 't', 0));
 }
 
+/* The field to which a listener with mutual TLS adds the address that it sees. */
+INLINE int is_client_field(struct token *token)
+{
+	return in_one_spelling(token->word0) == EIGHT('x', '-', 'f', 'o', 'r', 'w', 'a', 'r') &&
+	       in_one_spelling(token->word1) == EIGHT('d', 'e', 'd', '-', 'f', 'o', 'r', 0);
+}
+
 /* Fields that belong to the connection, or frame the message in another way. */
 INLINE int is_refused_field(struct token *token)
 {
@@ -114,6 +121,7 @@ INLINE void name_ends(struct http *http)
 	parser->refused |= parser->headers > MOST_HEADERS;
 
 	parser->field = FIELD_OTHER;
+	parser->names_client |= is_client_field(name);
 	/* Of a response it says how long an idle connection is kept, which the caller may know. */
 	if (!name->length || (is_own_field(name) && !parser->of_proxy) || is_refused_field(name) || (is_keep_alive(name) && !parser->is_response))
 		parser->refused = 1;

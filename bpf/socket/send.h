@@ -305,6 +305,8 @@ OWN_FRAME int take_permit(struct caller *caller, u32 endpoint_key)
 	u32 position = slot->permit;
 	if (!position)
 		return 0;
+	if (caller->http.parser.names_client)
+		return NOT_PLAIN;
 	position--;
 	struct permit *permit = map_lookup(&permits, &position);
 	if (!permit)

@@ -1,8 +1,7 @@
 //! Permits for endpoints with mutual TLS on this machine: the listener in front of a program says for a moment, by mutual TLS,
 //! that every request of this proxy is allowed, and where the program listens. The question is a load poll with a header, which
-//! other servers answer as such. The kernel then sends requests to the program
-//! in plaintext, which never leaves the kernel. Whatever ends connections by mutual TLS, ends this: the same process decides,
-//! by the same rules, for the same certificate.
+//! other servers answer as such. The kernel then sends requests to the program in plaintext, which never leaves the kernel.
+//! What ends connections by mutual TLS ends this too: the same process decides, by the same rules, for the same certificate.
 
 use std::{
     collections::HashMap,
@@ -154,6 +153,9 @@ fn read_answer(head: &str) -> io::Result<Answer> {
         return Err(io::Error::other("the answer has a body"));
     }
     let program = get(LOCAL_SERVER.as_str())?.parse().map_err(io::Error::other)?;
+    if !is_here(program) {
+        return Err(io::Error::other("the program is on another machine"));
+    }
     let fields = caller_lines(&[(CALLER.as_str(), get(CALLER.as_str())?), (CERTIFICATE, get(CERTIFICATE)?)]);
     match fields.len() <= MAX_FIELDS {
         true => Ok(Answer { program, fields }),
@@ -190,6 +192,7 @@ mod tests {
             ("200 OK", "204 No Content"),
             ("X-Fairmesh-Local-Server: 127.0.0.1:8081\r\n", ""),
             ("127.0.0.1:8081", "127.0.0.1"),
+            ("127.0.0.1:8081", "192.0.2.1:8081"),
             ("x-fairmesh-caller: spiffe://prod/shop/web\r\n", ""),
             ("content-length: 0", "content-length: 5"),
             ("content-length: 0\r\n", "content-length: 0\r\ncontent-length: 0\r\n"),

@@ -41,9 +41,10 @@ const CALLS: &str = "\nfor at in range(COUNT):\n    call(b'%d' % at)\n";
 /// Larger than a page with the headers that the kernel adds.
 const POSTS: &str = "\nfor at in range(20):\n    call(b'%d' % at, b'b' * (at * 1000))\n";
 
-/// Sends headers by which a program could claim to be another one.
+/// Sends headers by which a program could claim to be another one, or to call from elsewhere.
 const FORGED: &str = r#"
-for name in (b"x-forwarded-client-cert", b"X_Forwarded_Client_Cert", b"x_fairmesh_caller", b"x-fairmesh-caller"):
+for name in (b"x-forwarded-client-cert", b"X_Forwarded_Client_Cert", b"x_fairmesh_caller", b"x-fairmesh-caller",
+             b"x-forwarded-for", b"X_Forwarded_For"):
     connection.sendall(b"GET / HTTP/1.1\r\nhost: raw.shop\r\n%s: spiffe://prod/shop/forged\r\n\r\n" % name)
     receive()
 "#;
@@ -135,7 +136,7 @@ async fn kernel_sends_local_calls_of_strict_mesh_with_the_caller_that_mtls_prove
     assert!(large.lines().count() == 20 && large.lines().all(|line| line == by_mtls[0]), "{large}");
     let before = mesh.attached.counter("in-place-of-mtls").await;
     let forged = mesh.run(FORGED).await;
-    assert!(forged.lines().count() == 4 && forged.lines().all(|line| line == by_mtls[0]), "{forged}");
+    assert!(forged.lines().count() == 6 && forged.lines().all(|line| line == by_mtls[0]), "{forged}");
     assert_eq!(
         mesh.attached.counter("in-place-of-mtls").await,
         before,
