@@ -56,9 +56,9 @@ enum Bench {
     Planner(Common),
     /// Plans of whole call graphs: time by size against SLATE, and the gap to the optimum.
     Te(Common),
-    /// Simulated applications under the optimizer against Waterfall: latency, egress, and servers for the loss of a
-    /// region.
-    TeApp(Common),
+    /// Applications under the optimizer against Waterfall, simulated or as processes: latency, egress, and servers for
+    /// the loss of a region.
+    TeApp(te_app::TeAppArgs),
     /// A request through the proxy against Envoy, HAProxy and nginx: CPU, throughput and latency.
     Proxy(proxy::ProxyArgs),
     /// A request sent by the kernel against the sidecar and no mesh: CPU and latency.
@@ -101,7 +101,7 @@ fn main() -> ExitCode {
         Bench::Pick(common) => pick::run(common.quick).and_then(|report| finish(&report, &common)),
         Bench::Planner(common) => planner::run(common.quick).and_then(|report| finish(&report, &common)),
         Bench::Te(common) => te::run(common.quick).and_then(|report| finish(&report, &common)),
-        Bench::TeApp(common) => te_app::run(common.quick).and_then(|report| finish(&report, &common)),
+        Bench::TeApp(args) => te_app::run(&args).and_then(|report| finish(&report, &args.common)),
         Bench::Library(common) => library::run(common.quick).and_then(|report| finish(&report, &common)),
         Bench::CallReports(common) => {
             call_reports::run(common.quick).and_then(|report| finish(&report, &common))

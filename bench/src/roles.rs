@@ -25,6 +25,7 @@ use crate::{
     process_usage,
 };
 
+mod application;
 mod chain;
 mod cleanup;
 pub(crate) mod compute_servers;
@@ -199,6 +200,8 @@ enum Role {
     Worker(compute_servers::WorkerArgs),
     /// Clients of workers, controlled by standard input.
     Callers(compute_servers::CallersArgs),
+    /// Servers and clients of one region of an application, controlled by standard input.
+    Application(application::ApplicationArgs),
     /// Servers in another region.
     RemoteServers {
         #[arg(long)]
@@ -240,7 +243,7 @@ pub(crate) fn run_role(args: RoleArgs) -> Result<(), BoxError> {
         // These run on any processor; workers are limited by quotas.
         Role::ControlPlane { .. } | Role::Replica { .. } | Role::Cleanup => {}
         Role::ShardSource { .. } | Role::ShardAgent { .. } | Role::ShardCaller { .. } => {}
-        Role::Mesh | Role::Worker(_) | Role::Callers(_) => {}
+        Role::Mesh | Role::Worker(_) | Role::Callers(_) | Role::Application(_) => {}
         // These two are launched on the processor of proxies.
         Role::Relay { .. } | Role::HyperProxy { .. } => {}
         Role::RemoteServers { .. } | Role::RareCalls(_) => {}
@@ -289,6 +292,7 @@ async fn run(args: RoleArgs) -> Result<(), BoxError> {
         Role::Delay { listen, to, ms } => network_delay::run(listen, to, Duration::from_millis(ms)).await,
         Role::Worker(worker) => compute_servers::serve(worker, agent).await,
         Role::Callers(callers) => compute_servers::call(callers, agent).await,
+        Role::Application(application) => application::run(application, &args.dir).await,
         Role::RemoteServers { address } => rare_calls::serve(address, agent).await,
         Role::RareCalls(rare) => rare_calls::call(rare, agent).await,
         Role::Cleanup => cleanup::sweep(&args.dir).await,

@@ -4,11 +4,30 @@
 //! Every request is simulated in the engine of fleets. The optimizer learns its model from reports; Waterfall is given
 //! the capacity of each pool.
 
+pub(crate) mod real;
+
 use std::error::Error;
 
+use clap::{Args, ValueEnum};
 use fairmesh_sim::application::{Measured, Planner, Scenario, capacity_factor, play};
 
-use crate::report::Report;
+use crate::{Common, report::Report};
+
+/// Options of `te-app`.
+#[derive(Debug, Args)]
+pub(crate) struct TeAppArgs {
+    #[command(flatten)]
+    pub(crate) common: Common,
+    /// Simulated applications, or applications as processes.
+    #[arg(long, value_enum, default_value_t = Part::Simulated)]
+    part: Part,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Part {
+    Simulated,
+    Real,
+}
 
 /// Goals: mean latency relative to Waterfall's, in the worst scenario and with one region at three times its load;
 /// egress; servers.
@@ -68,7 +87,14 @@ fn scenarios(quick: bool) -> Result<Vec<Scenario>, Box<dyn Error>> {
 }
 
 /// Runs the benchmark.
-pub(crate) fn run(quick: bool) -> Result<Report, Box<dyn Error>> {
+pub(crate) fn run(args: &TeAppArgs) -> Result<Report, Box<dyn Error>> {
+    match args.part {
+        Part::Simulated => simulate(args.common.quick),
+        Part::Real => real::run(args.common.quick),
+    }
+}
+
+fn simulate(quick: bool) -> Result<Report, Box<dyn Error>> {
     let mut report = Report::new("te-app");
     let pairs: Vec<Pair> = scenarios(quick)?.iter().map(Pair::measure).collect::<Result<_, _>>()?;
     for pair in &pairs {

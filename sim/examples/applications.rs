@@ -23,9 +23,14 @@ type Played = (Scenario, Vec<Measured>);
 fn main() -> Result<(), Box<dyn Error>> {
     let mut arguments = std::env::args().skip(1);
     let folder = arguments.next().ok_or("usage: applications FOLDER FILE…")?;
+    draw(Path::new(&folder), &arguments.collect::<Vec<_>>())
+}
+
+/// Writes the figures and pictures of the applications in these files.
+pub(crate) fn draw(folder: &Path, files: &[String]) -> Result<(), Box<dyn Error>> {
     let mut all: Vec<Played> = Vec::new();
-    for path in arguments {
-        let scenario: Scenario = serde_saphyr::from_str(&fs::read_to_string(&path)?)?;
+    for path in files {
+        let scenario: Scenario = serde_saphyr::from_str(&fs::read_to_string(path)?)?;
         scenario.validate()?;
         for variant in scenario.variants() {
             let measured = play_all(&variant, &Planner::ALL)?;
@@ -33,7 +38,6 @@ fn main() -> Result<(), Box<dyn Error>> {
             all.push((variant, measured));
         }
     }
-    let folder = Path::new(&folder);
     fs::create_dir_all(folder)?;
     fs::write(folder.join("figures.json"), format!("{:#}\n", figures(&all)))?;
     fs::write(folder.join("egress.svg"), egress(&all))?;
@@ -97,8 +101,9 @@ fn figures(all: &[Played]) -> serde_json::Value {
     all.iter().map(scenario).collect()
 }
 
+/// Four digits, and no negative zero, which is the sum of nothing.
 fn rounded(value: f64) -> f64 {
-    (value * 1e4).round() / 1e4
+    (value * 1e4).round() / 1e4 + 0.0
 }
 
 /// Egress of partly replicated applications, relative to the maximum of each.

@@ -22,7 +22,10 @@ pub use capacity::capacity_factor;
 pub use figures::{ClassFigures, EgressFigures, Figures, PoolFigures};
 pub use random::RandomApplication;
 pub(crate) use run::{ApplicationRun, CallEnd, NO_CALLER, NewCall, TreeCall};
-pub use run::{Measured, MeasuredClass, MeasuredPool, Planner, TableChange, TriedChange, WindowFigures};
+pub use run::{
+    Measured, MeasuredClass, MeasuredPool, Planner, ServiceTables, TableChange, TriedChange, WindowFigures,
+    waterfall_tables,
+};
 pub use scenario::{Cache, Call, Clients, Operation, Play, Pool, PoolEvent, Scenario, Service, Variant};
 
 use crate::{engine::build_application, scenario::SimTime};

@@ -1,7 +1,11 @@
 //! A network with a delay: the bytes of each connection arrive later in both directions, in order and without a limit
 //! of bandwidth.
 
-use std::{io, net::SocketAddr, time::Duration};
+use std::{
+    io,
+    net::{IpAddr, SocketAddr},
+    time::Duration,
+};
 
 use bytes::{Bytes, BytesMut};
 use tokio::{
@@ -23,8 +27,18 @@ const PIECES: usize = 1024;
 pub(super) async fn run(listen: SocketAddr, to: SocketAddr, delay: Duration) -> Result<(), BoxError> {
     let listener = TcpListener::bind(listen).await?;
     println!("ready");
+    Ok(forward(listener, to, |_| delay).await?)
+}
+
+/// Forwards connections until accepting one fails. Each direction has a delay that depends on the caller's address.
+pub(super) async fn forward(
+    listener: TcpListener,
+    to: SocketAddr,
+    delay: impl Fn(IpAddr) -> Duration,
+) -> io::Result<()> {
     loop {
-        let (near, _) = listener.accept().await?;
+        let (near, caller) = listener.accept().await?;
+        let delay = delay(caller.ip());
         let far = TcpStream::connect(to).await?;
         near.set_nodelay(true)?;
         far.set_nodelay(true)?;

@@ -11,7 +11,7 @@ mod reports;
 
 use std::collections::BTreeSet;
 
-use fairmesh_model::{Invalid, Label, RegionTable};
+use fairmesh_model::{Invalid, Label, Region, RegionTable, ServiceName, TrafficShares};
 
 pub(crate) use call_tree::{CallEnd, NewCall, TreeCall};
 pub use controller::Planner;
@@ -19,6 +19,7 @@ pub use measured::{Measured, MeasuredClass, MeasuredPool, TableChange, TriedChan
 
 use caches::Caches;
 use call_tree::CallTrees;
+use contender::Contender;
 use controller::Controller;
 use counters::Counters;
 use measured::Measurements;
@@ -29,6 +30,19 @@ use crate::{engine::Placement, registry::Registry, server::Server};
 
 /// Stands for a caller that a server does not have.
 pub(crate) const NO_CALLER: u32 = u32::MAX;
+
+/// Tables of a service, by region of the callers.
+pub type ServiceTables = (ServiceName, Vec<(Region, TrafficShares)>);
+
+/// The tables with which Waterfall serves the rates of a valid application, filling regions up to the load in it.
+///
+/// # Errors
+/// The first name that is not valid.
+pub fn waterfall_tables(scenario: &Scenario) -> Result<Vec<ServiceTables>, Invalid> {
+    let names = Names::new(&scenario.placement()?, &CallTrees::new(scenario)?);
+    let tables = Contender::new(scenario, Planner::Waterfall, &names)?.plan_known(&names);
+    Ok(tables.into_iter().map(|(service, tables)| (names.services[service].clone(), tables)).collect())
+}
 
 /// State that the engine needs for an application.
 #[derive(Debug)]

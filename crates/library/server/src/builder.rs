@@ -61,6 +61,7 @@ pub struct ServerBuilder {
     adaptive: bool,
     transport: Option<Transport>,
     shares_identity: bool,
+    cpu: Option<Cpu>,
 }
 
 impl ServerBuilder {
@@ -86,6 +87,7 @@ impl ServerBuilder {
             adaptive: false,
             transport: None,
             shares_identity: false,
+            cpu: None,
         }
     }
 
@@ -184,6 +186,14 @@ impl ServerBuilder {
         self
     }
 
+    /// Sets the source of CPU usage and its limit. The default is this program. For a process with several servers, and
+    /// for work that takes worker slots and no CPU.
+    #[doc(hidden)]
+    pub fn cpu(mut self, cpu: Cpu) -> Self {
+        self.cpu = Some(cpu);
+        self
+    }
+
     /// Adds a control plane to register with, without an agent. It does not know this program's location, so set
     /// [`location`](Self::location) or `FAIRMESH_REGION` as well.
     pub fn control(mut self, address: Address) -> Self {
@@ -277,7 +287,8 @@ impl ServerBuilder {
         // Before the server knows who may call, it would refuse the callers that find it.
         let _ = timeout_at(started, layer.shared.authorizer.ready()).await;
         let lease = Arc::new(self.keep_lease(&registry, &registration));
-        let (cpu, load) = (Cpu::of_this_program(), &layer.shared.load);
+        let cpu = self.cpu.take().unwrap_or_else(Cpu::of_this_program);
+        let load = &layer.shared.load;
         let cpu_sampler = CpuSampler::start(cpu.clone(), Arc::clone(load));
         let signals =
             SignalReports::of_server(Arc::clone(&registry), registration.clone(), cpu, &layer.shared);

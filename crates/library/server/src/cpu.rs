@@ -14,7 +14,10 @@ pub(crate) mod sampler;
 
 use std::{
     path::PathBuf,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
 };
 
 use tokio::time::Instant;
@@ -56,6 +59,8 @@ struct Reader {
 enum Source {
     Cgroup(Cgroup),
     Processes,
+    /// Microseconds that the program counts itself, and its limit in thousandths of a core.
+    Counter(Arc<AtomicU64>, u32),
 }
 
 impl Cpu {
@@ -67,6 +72,17 @@ impl Cpu {
     /// Measures the program of this process and its descendants.
     pub fn of(pid: u32) -> Self {
         Self::within(PathBuf::from("/proc"), pid)
+    }
+
+    /// Reads a counter of microseconds instead of the system's, and takes the limit as given. For a program whose work
+    /// takes worker slots and no CPU: a slot stands for a core.
+    pub fn of_counter(used_us: Arc<AtomicU64>, limit_millicores: u32) -> Self {
+        let cpu = Self::of_this_program();
+        let mut reader = cpu.reader();
+        reader.how = "a counter of the program".to_owned();
+        reader.source = Some(Source::Counter(used_us, limit_millicores));
+        drop(reader);
+        cpu
     }
 
     fn within(proc: PathBuf, pid: u32) -> Self {
@@ -97,6 +113,10 @@ impl Reader {
         let used_us = match self.source.as_ref()? {
             Source::Cgroup(cgroup) => cgroup.used_us()?,
             Source::Processes => process::used_us(&self.proc, self.pid)?,
+            Source::Counter(used_us, limit_millicores) => {
+                let (used_us, limit_millicores) = (used_us.load(Relaxed), *limit_millicores);
+                return Some(CpuTime { at: Instant::now(), used_us, limit_millicores, epoch: self.epoch });
+            }
         };
         // Read immediately: a throttled program may be stopped for most of a period before its next step.
         let at = Instant::now();
@@ -109,7 +129,7 @@ impl Reader {
     fn choose_source(&mut self) {
         const SHARED: &str = "other programs run in its cgroup";
         match &self.source {
-            Some(Source::Processes) => return,
+            Some(Source::Processes | Source::Counter(..)) => return,
             Some(Source::Cgroup(cgroup)) if !self.is_shared(cgroup) => return,
             Some(Source::Cgroup(_)) => self.use_processes(SHARED),
             None => {

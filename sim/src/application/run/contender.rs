@@ -62,9 +62,14 @@ impl Contender {
             let Problem { services, corrections, .. } = scenario.problem_at(now);
             (self.problem.services, self.problem.corrections) = (services, corrections);
         }
-        if !self.learn_demand(facts, names) {
-            return Vec::new();
+        match self.learn_demand(facts, names) {
+            true => self.plan_known(names),
+            false => Vec::new(),
         }
+    }
+
+    /// As `plan`, for the demand that is known.
+    pub(super) fn plan_known(&mut self, names: &Names) -> ServiceShares {
         // A problem of a valid scenario is refused only if no server is left; tables then stay.
         let Ok(Some(plan)) = self.next_plan() else { return Vec::new() };
         let tables = self.nodes.iter().enumerate().map(|(service, (nodes, labels))| {

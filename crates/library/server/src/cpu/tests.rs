@@ -216,3 +216,14 @@ fn cpu_usage_of_test_process_is_measured_on_real_system() {
     assert!(after.used_us > before.used_us);
     assert!(after.limit_millicores >= 1);
 }
+
+#[test]
+fn cpu_of_counter_has_its_value_and_given_limit() {
+    let counter = Arc::new(AtomicU64::new(5));
+    let cpu = Cpu::of_counter(Arc::clone(&counter), 2_500);
+    let before = cpu.read().unwrap();
+    counter.store(7_000, Relaxed);
+    let after = cpu.read().unwrap();
+    assert_eq!((before.used_us, after.used_us, after.limit_millicores), (5, 7_000, 2_500));
+    assert_eq!(before.epoch, after.epoch);
+}
