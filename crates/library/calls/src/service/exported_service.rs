@@ -84,10 +84,8 @@ impl ExportedService {
 
     /// What may carry calls within a machine to endpoints with mutual TLS.
     pub fn local_transport(&self) -> LocalTransport {
-        match &*self.state {
-            ServiceState::Ready(ready) => ready.upstream.policy().local_transport,
-            _ => LocalTransport::Sidecar,
-        }
+        let ServiceState::Ready(ready) = &*self.state else { return LocalTransport::Sidecar };
+        ready.upstream.policy().local_transport
     }
 
     /// Waits until the records have changed.
