@@ -56,6 +56,7 @@ enum {
 	SOCK_OPS_STATE = 10,
 	SOCK_OPS_LISTEN = 11,
 	STATE_CALLBACK = 4,
+	SK_DROP = 0,
 	SK_PASS = 1,
 	CONNECT_REFUSE = 0,
 	CONNECT_ALLOW = 1,
@@ -121,6 +122,8 @@ static long (*set_callbacks)(struct bpf_sock_ops *ops, int which) = (void *)59;
 static long (*sock_hash_update)(struct bpf_sock_ops *ops, void *map, void *key, u64 flags) = (void *)70;
 static long (*msg_redirect_hash)(struct sk_msg_md *message, void *map, void *key, u64 flags) = (void *)71;
 static long (*msg_pull_data)(struct sk_msg_md *message, u32 start, u32 end, u64 flags) = (void *)63;
+static long (*msg_push_data)(struct sk_msg_md *message, u32 start, u32 length, u64 flags) = (void *)90;
+static long (*msg_pop_data)(struct sk_msg_md *message, u32 start, u32 length, u64 flags) = (void *)91;
 static long (*sock_release)(void *sock) = (void *)86;
 static void *(*sk_storage_get)(void *map, void *sk, void *value, u64 flags) = (void *)107;
 static void *(*to_tcp_sock)(void *sock) = (void *)137;

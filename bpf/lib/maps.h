@@ -29,6 +29,7 @@ struct parser {
 	u32 refused;
 	u32 is_response, status, has_load, load_at, load_length;
 	u32 has_cookie;
+	u32 names_client; /* by `x-forwarded-for` */
 	u32 of_proxy; /* with the proxy's own fields */
 };
 
@@ -56,7 +57,7 @@ struct caller {
 	u32 slot; /* of the last request that the kernel sent */
 	u32 by_tcp;     /* its data passes TCP alone */
 	u32 is_counted; /* among the connections of its cgroup */
-	u32 unused;
+	u32 fields; /* bytes that are added to the head of the request: they lie where its headers did */
 	u32 group;  /* position of its cgroup */
 	u32 only_services; /* of its cgroup: 1 where nothing but services may be reached */
 	u32 position; /* of the policy by which its last request was sent, which had this generation */
@@ -215,7 +216,16 @@ struct {
 	MAP_TYPE(value, struct slot);
 } slots SEC(".maps");
 
-/* Their sockets. */
+struct {
+	MAP_UINT(type, MAP_ARRAY);
+	MAP_UINT(max_entries, PERMITS);
+	MAP_UINT(map_flags, F_MMAPABLE);
+	MAP_UINT(pinning, PIN_BY_NAME);
+	MAP_TYPE(key, u32);
+	MAP_TYPE(value, struct permit);
+} permits SEC(".maps");
+
+/* The sockets of pooled connections. */
 struct {
 	MAP_UINT(type, MAP_SOCKHASH);
 	MAP_UINT(max_entries, SLOTS);

@@ -60,10 +60,29 @@ INLINE u32 method_bit(struct token *token)
 	       token_is(token, EIGHT('O', 'P', 'T', 'I', 'O', 'N', 'S', 0), 0, 0) << 5;
 }
 
-/* Fields for Fairmesh. */
+INLINE u64 zero_bytes(u64 word);
+
+/* The word with '-' in place of each '_': many programs take both for the same. */
+INLINE u64 in_one_spelling(u64 word)
+{
+	return word ^ (zero_bytes(word ^ EACH((u64)'_')) >> 7) * ('_' ^ '-');
+}
+
+/* Fields for Fairmesh, and those by which a caller could claim to be another one. */
 INLINE int is_own_field(struct token *token)
 {
-	return token->word0 == EIGHT('x', '-', 'f', 'a', 'i', 'r', 'm', 'e') && (token->word1 & 0xffffff) == FOUR('s', 'h', '-', 0);
+	u64 word0 = in_one_spelling(token->word0), word1 = in_one_spelling(token->word1), word2 = in_one_spelling(token->word2);
+
+	return (word0 == EIGHT('x', '-', 'f', 'a', 'i', 'r', 'm', 'e') && (word1 & 0xffffff) == FOUR('s', 'h', '-', 0)) ||
+	       (word0 == EIGHT('x', '-', 'f', 'o', 'r', 'w', 'a', 'r') && word1 == EIGHT('d', 'e', 'd', '-', 'c', 'l', 'i', 'e') &&
+		word2 == EIGHT('n', 't', '-', 'c', 'e', 'r', 't', 0));
+}
+
+/* The field to which a listener with mutual TLS adds the address that it sees. */
+INLINE int is_client_field(struct token *token)
+{
+	return in_one_spelling(token->word0) == EIGHT('x', '-', 'f', 'o', 'r', 'w', 'a', 'r') &&
+	       in_one_spelling(token->word1) == EIGHT('d', 'e', 'd', '-', 'f', 'o', 'r', 0);
 }
 
 /* Fields that belong to the connection, or frame the message in another way. */
@@ -102,6 +121,7 @@ INLINE void name_ends(struct http *http)
 	parser->refused |= parser->headers > MOST_HEADERS;
 
 	parser->field = FIELD_OTHER;
+	parser->names_client |= is_client_field(name);
 	/* Of a response it says how long an idle connection is kept, which the caller may know. */
 	if (!name->length || (is_own_field(name) && !parser->of_proxy) || is_refused_field(name) || (is_keep_alive(name) && !parser->is_response))
 		parser->refused = 1;

@@ -25,6 +25,8 @@ enum {
 	ATTACHMENTS = 64,
 	PATH_BYTES = 256,
 	LOAD_BYTES = 128,
+	PERMITS = 1024,
+	PERMIT_BYTES = 512,
 	RESPONSE_BYTES = 65536,
 	RING_BYTES = 4 << 20,
 	NANOS = 1000000000, /* of a second */
@@ -57,6 +59,8 @@ enum counter {
 	CONNECT_BY_LENGTH,  /* the same of programs that ask how much they can read */
 	CONNECT_TOO_MANY,   /* connections by TCP alone, since the cgroup has as many others as it may */
 	BLOCKS_LATER,       /* sockets that blocked when they sent, and not when they connected */
+	PERMITTED,          /* requests sent by the kernel to servers that others reach by mutual TLS */
+	NOT_PERMITTED,      /* requests to such servers without a permit in force */
 	COUNTERS,
 };
 
@@ -224,6 +228,16 @@ struct link {
 	u64 read;  /* how many of them it had read when that was last looked at. While it is fewer, the proxy sends nothing */
 };
 
+/* What the server of an endpoint permits, by mutual TLS, to the proxy's callers: requests in plaintext, for a moment. The proxy makes the
+ * generation odd before it writes, and even again afterwards. What was read of another generation is discarded. */
+struct permit {
+	u64 generation;
+	u64 until;    /* by the clock of the programs; 0 while nothing is permitted */
+	u32 endpoint; /* of which it is */
+	u32 length;   /* of the fields in bytes, a multiple of 8 */
+	u64 fields[PERMIT_BYTES / 8]; /* lines of the head that say who calls, as the server writes them by mutual TLS */
+};
+
 /* The state of a pooled connection. The kernel claims an idle one for a caller; the proxy makes it idle again, or the kernel does that
  * has sent the response to the caller. Up to the end of the request's head, this is also the record of such a call. */
 struct slot {
@@ -239,6 +253,8 @@ struct slot {
 	u64 finished_ns;
 	u32 load_bytes;
 	u32 group; /* position plus 1 of the cgroup in which the request counts; 0 where it counts no longer */
+	u32 permit; /* position plus 1 of the permit that requests need which are sent on it; 0 where they need none */
+	u32 unused;
 	u8 load[LOAD_BYTES]; /* the server's load report */
 	u8 request[REQUEST_BYTES]; /* of a larger one, the head */
 };

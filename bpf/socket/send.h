@@ -58,6 +58,7 @@ struct claim {
 	u64 cookie;
 	u32 endpoint, found, slot;
 	u32 is_large; /* the request can be moved to a socket of a server alone */
+	u32 is_permitted_only; /* a connection was passed over that needs a permit, and does not lead to such a socket */
 	u32 servers, elsewhere; /* whether there are connections that lead to such a socket, and others */
 };
 
@@ -92,7 +93,9 @@ static long claim_slot(u32 at, struct claim *claim)
 	struct slot *slot = map_lookup(&slots, &key);
 	if (!slot)
 		return 0;
-	if (claim->is_large && !leads_to_server(slot)) {
+	/* What a permit is for leaves this machine's sockets never. */
+	if ((claim->is_large || slot->permit) && !leads_to_server(slot)) {
+		claim->is_permitted_only |= !!slot->permit;
 		claim->elsewhere = 1;
 		return 0;
 	}
@@ -248,7 +251,7 @@ OWN_FRAME int claim_connection(struct caller *caller, u32 endpoint_key)
 		return 0;
 	}
 	if (claim.elsewhere && !claim.servers)
-		return TOO_LARGE;
+		return claim.is_permitted_only ? NOT_PERMITTED : TOO_LARGE;
 	struct endpoint *endpoint = map_lookup(&endpoints, &endpoint_key);
 	if (endpoint)
 		endpoint->wanted = 1;
@@ -271,17 +274,53 @@ INLINE int enter_group(struct caller *caller)
 }
 
 /* Whether the policy by which the endpoint was picked is in force. If not, the endpoint's position may be that of one of another service by
- * now, and so the connection that was claimed, which is idle again. */
+ * now, and so the connection that was claimed. */
 INLINE int is_current(struct caller *caller)
 {
-	u32 position = caller->position, key = caller->slot;
+	u32 position = caller->position;
 	struct policy_buffers *buffers = map_lookup(&policies, &position);
+
+	return buffers && __sync_fetch_and_add(&buffers->generation, 0) == caller->generation;
+}
+
+INLINE void unclaim(struct caller *caller)
+{
+	u32 key = caller->slot;
 	struct slot *slot = map_lookup(&slots, &key);
 
-	if (buffers && __sync_fetch_and_add(&buffers->generation, 0) == caller->generation)
-		return 1;
 	if (slot)
 		slot->owner = SLOT_IDLE;
+}
+
+/* Takes the permit that the claimed connection needs, with the fields that are added to the request; returns 0, or why it is left to the
+ * proxy. It is the connection that needs one, whatever has become of its endpoint meanwhile. */
+OWN_FRAME int take_permit(struct caller *caller, u32 endpoint_key)
+{
+	u32 key = caller->slot;
+	struct slot *slot = map_lookup(&slots, &key);
+
+	caller->fields = 0;
+	if (!slot)
+		return NOT_PERMITTED;
+	u32 position = slot->permit;
+	if (!position)
+		return 0;
+	if (caller->http.parser.names_client)
+		return NOT_PLAIN;
+	position--;
+	struct permit *permit = map_lookup(&permits, &position);
+	if (!permit)
+		return NOT_PERMITTED;
+	u64 generation = __sync_fetch_and_add(&permit->generation, 0);
+	u64 until = permit->until;
+	u32 length = permit->length, of = permit->endpoint;
+	if (probe_read_kernel(caller->http.headers, PERMIT_BYTES, permit->fields))
+		return NOT_PERMITTED;
+	if (__sync_fetch_and_add(&permit->generation, 0) != generation || generation & 1 || of != endpoint_key || time_ns() >= until)
+		return NOT_PERMITTED;
+	if (!length || length > PERMIT_BYTES || length % 8)
+		return NOT_PERMITTED;
+	caller->fields = length;
 	return 0;
 }
 
@@ -293,34 +332,79 @@ INLINE int begin_request(struct caller *caller, u32 endpoint_key)
 	if (why)
 		return why;
 	why = claim_connection(caller, endpoint_key);
+	int is_claimed = !why;
+	if (!why)
+		why = take_permit(caller, endpoint_key);
 	if (!why && !is_current(caller))
 		why = POLICY_CHANGED;
+	if (why && is_claimed)
+		unclaim(caller);
 	if (why)
 		leave_group(caller->group);
 	return why;
+}
+
+enum moved { LEFT_HERE, MOVED, BROKEN };
+
+/* Takes the fields out of the head again: LEFT_HERE, or BROKEN where the kernel does not. */
+INLINE enum moved remove_fields(struct sk_msg_md *message, u32 at, u32 length)
+{
+	return msg_pop_data(message, at, length, 0) ? BROKEN : LEFT_HERE;
+}
+
+/* Adds the fields of the permit to the end of the request's head: MOVED where that is done. The message is one piece then: all of it is
+ * sent, or nothing where the kernel is out of memory. */
+OWN_FRAME int add_fields(struct sk_msg_md *message, struct caller *caller, u32 size)
+{
+	u32 length = caller->fields, at = caller->http.parser.end - 2;
+	u64 *fields = (u64 *)caller->http.headers;
+
+	/* In one register from its check to its use, for the verifier. */
+	asm volatile("" : "+r"(at));
+	if (length > PERMIT_BYTES || at > REQUEST_BYTES || msg_push_data(message, at, length, 0))
+		return LEFT_HERE;
+	if (msg_pull_data(message, 0, size + length, 0))
+		return remove_fields(message, at, length);
+	u8 *to = (u8 *)message->data + at, *end = message->data_end;
+#pragma unroll
+	for (u32 i = 0; i < PERMIT_BYTES / 8; i++) {
+		if (i * 8 >= length)
+			break;
+		if (to + i * 8 + 8 > end)
+			return remove_fields(message, at, length);
+		*(u64 *)(to + i * 8) = fields[i];
+	}
+	return MOVED;
 }
 
 /* Has the request moved into the receive queue of a server on this machine, if that has read all that came before, or else into the
  * connection that leads to the server, once the program returns; a large one into the queue alone, and in one piece: all of it, or nothing
  * where the kernel is out of memory. The queue has no window: so it holds one request at most, also of a server that responds to what it
  * has not read. */
-INLINE int move_request(struct sk_msg_md *message, struct slot *slot, u32 key)
+OWN_FRAME enum moved move_request(struct sk_msg_md *message, struct slot *slot, u32 key, struct caller *caller)
 {
-	u32 size = message->size;
+	u32 size = message->size, length = caller->fields;
 	int is_large = size > REQUEST_BYTES;
 	struct connection connection = slot->connection;
 	struct ends *ends = connection.proxy_port ? map_lookup(&exchange_addresses, &connection) : 0;
 
 	/* The proxy sends it, on another connection. */
-	if (ends && !is_open(ends->server, ends->server_cookie))
-		return 0;
+	if (ends ? !is_open(ends->server, ends->server_cookie) : !!length)
+		return LEFT_HERE;
 	int is_moved = ends && !closes_soon(slot) && has_read_up_to(ends->server, ends->server_cookie, WRITTEN_UNKNOWN);
 	if (is_large && (!is_moved ||
 			 ((u64)message->data_end - (u64)message->data < size && msg_pull_data(message, 0, size, 0))))
-		return 0;
+		return LEFT_HERE;
+	if (length) {
+		enum moved added = add_fields(message, caller, size);
+		if (added != MOVED)
+			return added;
+	}
 	if (is_moved && msg_redirect_hash(message, &server_sockets, &connection, F_INGRESS) == SK_PASS)
-		return 1;
-	return !is_large && msg_redirect_hash(message, &pooled_sockets, &key, 0) == SK_PASS;
+		return MOVED;
+	if (!is_large && msg_redirect_hash(message, &pooled_sockets, &key, 0) == SK_PASS)
+		return MOVED;
+	return length ? remove_fields(message, caller->http.parser.end - 2, length) : LEFT_HERE;
 }
 
 /* Sends the request on the connection that was claimed. The link counts it before it leaves: the proxy compares that with the
@@ -335,10 +419,14 @@ INLINE int redirect_request(struct caller *caller, struct sk_msg_md *message, st
 		return leave(caller, message, REDIRECT_FAILED);
 	}
 	int is_kept = keep_request(caller, slot, length, target);
-	if (!is_kept || !move_request(message, slot, key)) {
+	enum moved moved = is_kept ? move_request(message, slot, key, caller) : LEFT_HERE;
+	if (moved != MOVED) {
 		int is_usable = !is_kept || length > REQUEST_BYTES;
 		leave_group(caller->group);
 		slot->owner = is_usable ? SLOT_IDLE : SLOT_ABSENT;
+		/* Of a request that the kernel has altered and does not restore, nobody gets anything. */
+		if (moved == BROKEN)
+			return SK_DROP;
 		return leave(caller, message, length > REQUEST_BYTES ? TOO_LARGE : REDIRECT_FAILED);
 	}
 	/* Before the proxy can take the request, which it can once it has a length. */
@@ -348,6 +436,8 @@ INLINE int redirect_request(struct caller *caller, struct sk_msg_md *message, st
 	__sync_lock_test_and_set(&slot->length, length);
 	__sync_fetch_and_add(target->round_robin, target->turns);
 	count(SENT_BY_KERNEL);
+	if (caller->fields)
+		count(PERMITTED);
 	return SK_PASS;
 }
 

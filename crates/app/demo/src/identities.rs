@@ -34,7 +34,7 @@ const PLAIN: [&str; 5] = [
     "Unix sockets: programs to the agent of their region, this demo to the control plane; the kernel names the peer's user",
     "loopback between programs (curl, python3, node) and the sidecar in front of them",
     "loopback between 'fairmesh register' and recommend.py behind it",
-    "loopback between a program, its sidecar and shop/greeting, of the last part, where eBPF is allowed",
+    "the kernel, from the socket of a program to that of shop/greeting, of the last part, where eBPF is allowed",
     "the HTTP pages of the control plane, for operators",
 ];
 

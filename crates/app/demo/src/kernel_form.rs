@@ -1,7 +1,8 @@
 //! Last part of the demo: an unmodified program calls services whose requests the kernel sends, if eBPF is permitted.
 //!
-//! The kernel sends only plaintext, which no service of the shop accepts. This part therefore has its own plaintext
-//! service on this machine, and uses a shop service to show that requests to services with mTLS stay with the sidecar.
+//! This part has its own service on this machine, behind `fairmesh register`: its calls are made by the kernel in place of mTLS.
+//! It uses a shop service, whose servers terminate mTLS themselves, to show that requests to such servers stay with the
+//! sidecar.
 
 mod attached_programs;
 
@@ -24,9 +25,8 @@ use super::{
 const REGION: DemoRegion = REGIONS[0];
 /// The virtual address of all services.
 const ADDRESS: Ipv4Addr = Ipv4Addr::new(127, 96, 0, 1);
-/// The plaintext service, the policy that lets callers in a mesh with a trust domain use it, and its instances.
+/// The service on this machine, and its instances.
 const SERVICE: &str = "shop/greeting";
-const POLICY: &str = "kind: Policy\nservice: shop/greeting\nmtls: permissive\n";
 const INSTANCES: [&str; 2] = ["greeting-eu-0", "greeting-eu-1"];
 /// Number of calls to each service, on one connection.
 const CALLS: u64 = 200;
@@ -41,15 +41,15 @@ pub(super) enum KernelForm {
     Absent(String),
 }
 
-/// Results of the calls to the plaintext service, then to a service with mTLS.
+/// Results of the calls to the service behind `register`, then to one whose servers terminate mTLS.
 #[derive(Debug)]
 pub(super) struct Seen {
     predicted: BTreeSet<String>,
     reached: BTreeSet<String>,
-    /// Numbers of requests and responses that the kernel sent for the plaintext service.
-    plaintext: [u64; 2],
-    /// Number of requests that the kernel sent to the service with mTLS.
-    secured: u64,
+    /// Numbers of requests that the kernel sent in place of mTLS, and of their responses.
+    local: [u64; 2],
+    /// Number of requests that the kernel sent to the other service.
+    other: u64,
 }
 
 /// Attaches the BPF programs, makes the calls, and removes everything.
@@ -72,7 +72,6 @@ fn place(fleet: &mut Fleet) -> Result<&mut Place, DemoError> {
 async fn call_services(fleet: &mut Fleet) -> Result<Seen, DemoError> {
     let programs = fleet.kernel.as_ref().map_or(Ok(Vec::new()), |place| place.programs(fleet))?;
     let folder = fleet.dir().to_owned();
-    fleet.apply("greeting.yaml", POLICY).await?;
     place(fleet)?.start(programs, &folder)?;
     loop {
         let states = fleet.endpoints().await?;
@@ -88,8 +87,8 @@ async fn call_services(fleet: &mut Fleet) -> Result<Seen, DemoError> {
     let between = place(fleet)?.counts()?;
     call(fleet, "catalog.shop", "/items/7").await?;
     let after = place(fleet)?.counts()?;
-    let plaintext = [between[0] - before[0], between[1] - before[1]];
-    Ok(Seen { predicted, reached, plaintext, secured: after[0] - between[0] })
+    let local = [between[0] - before[0], between[1] - before[1]];
+    Ok(Seen { predicted, reached, local, other: after[0] - between[0] })
 }
 
 /// Runs an unmodified program in the callers' cgroup, and returns the distinct response texts.
@@ -117,7 +116,7 @@ impl KernelForm {
     pub(super) fn differs(&self) -> bool {
         let Self::Played(seen) = self else { return false };
         let is_explained = !seen.reached.is_empty() && seen.reached.is_subset(&seen.predicted);
-        !is_explained || seen.plaintext[0] < CALLS / 2 || seen.plaintext[1] == 0 || seen.secured > 0
+        !is_explained || seen.local[0] < CALLS / 2 || seen.local[1] == 0 || seen.other > 0
     }
 
     /// The result as text.
@@ -131,15 +130,15 @@ impl KernelForm {
             }
         };
         let names = |set: &BTreeSet<String>| set.iter().map(String::as_str).collect::<Vec<_>>().join(", ");
-        let [sent, answered] = seen.plaintext;
+        let [sent, answered] = seen.local;
         format!(
             "An unmodified program, {CALLS} calls of each service on one connection, by the kernel form:\n\
-             {SERVICE}, plaintext on this machine: {sent} sent by the kernel, {answered} of the responses too; they reached {} \
+             {SERVICE}, on this machine: {sent} sent by the kernel in place of mTLS, {answered} of the responses too; they reached {} \
              (explain: {})\n\
-             shop/catalog, which has mTLS: {} sent by the kernel, the others by the sidecar\n",
+             shop/catalog, whose servers terminate mTLS: {} sent by the kernel, the others by the sidecar\n",
             names(&seen.reached),
             names(&seen.predicted),
-            seen.secured
+            seen.other
         )
     }
 
@@ -150,9 +149,9 @@ impl KernelForm {
                 "calls": CALLS,
                 "explained": seen.predicted,
                 "reached": seen.reached,
-                "sentByKernel": seen.plaintext[0],
-                "answeredByKernel": seen.plaintext[1],
-                "sentByKernelWithMtls": seen.secured,
+                "sentByKernel": seen.local[0],
+                "answeredByKernel": seen.local[1],
+                "sentByKernelToOthers": seen.other,
             }),
             Self::Absent(problem) => json!({ "absent": problem }),
         }

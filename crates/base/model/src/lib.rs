@@ -58,7 +58,9 @@ pub use policy::{CallKind, Timeouts};
 pub use policy::{
     DefaultsByScope, DefaultsScope, FieldOrigin, InheritedDefaults, PolicyDefaults, PolicyField,
 };
-pub use policy::{KeySource, Locality, MAX_KEY_SOURCES, MtlsMode, Policy, Retries, Ring, RouteSource};
+pub use policy::{
+    KeySource, LocalTransport, Locality, MAX_KEY_SOURCES, MtlsMode, Policy, Retries, Ring, RouteSource,
+};
 pub use record::Record;
 pub use record::{Audit, KindHistory, KindRules, KindScope, Readers, RecordKind, RecordList, Writers};
 pub use record::{ChunkHash, Prefix, RecordKey, ShardPart};

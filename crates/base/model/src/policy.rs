@@ -4,6 +4,7 @@ mod authorization;
 mod balancing;
 mod conditions;
 mod defaults;
+mod local_transport;
 mod ring_conflict;
 mod route_source;
 mod timeouts;
@@ -23,6 +24,7 @@ pub use conditions::{AcceptedTokens, Condition, ConditionSubject, ValueMatch};
 pub use defaults::{
     DefaultsByScope, DefaultsScope, FieldOrigin, InheritedDefaults, PolicyDefaults, PolicyField,
 };
+pub use local_transport::LocalTransport;
 pub use route_source::RouteSource;
 pub use timeouts::{CallKind, Timeouts};
 
@@ -57,6 +59,8 @@ pub struct Policy {
     pub authorization: Option<Box<Authorization>>,
     /// Whether endpoints with mutual TLS also accept plaintext.
     pub mtls: MtlsMode,
+    /// What carries calls within a machine to endpoints with mutual TLS.
+    pub local_transport: LocalTransport,
     /// Services of other tenants whose routes may send calls to this service, in splits and mirrors.
     pub accept_routes_from: Vec<RouteSource>,
     /// Fields that the policy states explicitly with the built-in value. Defaults of tenant or mesh do not replace

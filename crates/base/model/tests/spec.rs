@@ -9,12 +9,12 @@ use fairmesh_model::{
     BalancingPolicy, CallerMatch, ClientMatch, Condition, ConditionSubject, DefaultAuthorization,
     DefaultsScope, Delay, Endpoint, EndpointState, GatewayBackend, GatewayQuota, GatewayService, GrpcMatch,
     HeaderEdits, HeaderMatch, HealthCheck, HostMatch, HostType, Hosts, InstanceId, Invalid, KeyRange,
-    KeySource, Label, LoadSignal, Locality, Location, Match, Mirror, MtlsMode, Outliers, PathMatch,
-    PathRewrite, Pattern, Policy, PolicyDefaults, PolicyField, Probe, ProgramSelector, Protocol, QueryMatch,
-    RateLimit, Redirect, Region, RegionInfo, RegionShares, Regions, Replica, ReplicaState, Retries, Rewrite,
-    Ring, Role, RoundTrips, Route, RouteSource, Scope, Score, Service, ServiceKind, ServiceName, Shard,
-    ShardId, ShardKey, ShardMap, Share, Template, Tenant, TextMatch, Throttle, Timeouts, Traffic,
-    TrafficMode, TrafficShares, ValueMatch, WorkloadEntry, Zone, spec::*,
+    KeySource, Label, LoadSignal, LocalTransport, Locality, Location, Match, Mirror, MtlsMode, Outliers,
+    PathMatch, PathRewrite, Pattern, Policy, PolicyDefaults, PolicyField, Probe, ProgramSelector, Protocol,
+    QueryMatch, RateLimit, Redirect, Region, RegionInfo, RegionShares, Regions, Replica, ReplicaState,
+    Retries, Rewrite, Ring, Role, RoundTrips, Route, RouteSource, Scope, Score, Service, ServiceKind,
+    ServiceName, Shard, ShardId, ShardKey, ShardMap, Share, Template, Tenant, TextMatch, Throttle, Timeouts,
+    Traffic, TrafficMode, TrafficShares, ValueMatch, WorkloadEntry, Zone, spec::*,
 };
 
 fn cart() -> ServiceName {
@@ -163,6 +163,7 @@ fn full_policy() -> Policy {
         traffic: Some(Box::new(full_traffic())),
         authorization: Some(Box::new(full_authorization())),
         mtls: MtlsMode::Permissive,
+        local_transport: LocalTransport::Sidecar,
         accept_routes_from: vec![RouteSource::new("red/api").unwrap(), RouteSource::new("green/*").unwrap()],
         restated: BTreeSet::new(),
     }
@@ -291,8 +292,16 @@ fn full_workload() -> WorkloadEntry {
 
 /// A policy that explicitly states built-in values.
 fn restated() -> Policy {
-    use PolicyField::{Attempts, BudgetFloor, BudgetPercent, Rings, Timeout, Traffic};
-    Policy::default().restating([Timeout, Attempts, BudgetPercent, BudgetFloor, Rings, Traffic])
+    use PolicyField::{Attempts, BudgetFloor, BudgetPercent, LocalTransport, Rings, Timeout, Traffic};
+    Policy::default().restating([
+        Timeout,
+        Attempts,
+        BudgetPercent,
+        BudgetFloor,
+        Rings,
+        Traffic,
+        LocalTransport,
+    ])
 }
 
 #[test]

@@ -2,16 +2,18 @@
 //! explain --as`.
 
 mod conditions;
+mod local_transport;
 mod user_token;
 
 use std::{collections::BTreeSet, fmt};
 
 use fairmesh_model::{
     Authorization, AuthorizationMode, AuthorizationRule, CallerId, CallerMatch, DefaultAuthorization, Label,
-    MeshRole, MtlsMode, PathMatch, Policy, Probe, SpiffeId, SpiffePath,
+    LocalTransport, MeshRole, MtlsMode, PathMatch, Policy, Probe, SpiffeId, SpiffePath,
 };
 
 pub use conditions::RequestAttributes;
+pub use local_transport::NeedsSidecar;
 pub use user_token::{ClaimValue, TokenRefusal, TokenVerifier, UserToken};
 
 /// The compiled authorization of a service.
@@ -21,6 +23,7 @@ pub struct AuthorizationTable {
     policy: Option<Authorization>,
     default: DefaultAuthorization,
     mtls: MtlsMode,
+    local_transport: LocalTransport,
     /// The policy's health probe, which checkers send to endpoints.
     probe: Option<Probe>,
     /// The agents that may send the probe; `None` admits all agents.
@@ -77,8 +80,9 @@ impl AuthorizationTable {
         checkers: Option<BTreeSet<Label>>,
     ) -> Self {
         let probe = policy.health_check.as_ref().map(|check| check.probe.clone());
-        let mtls = policy.mtls;
-        Self { policy: policy.authorization.as_deref().cloned(), default, mtls, probe, checkers }
+        let (mtls, local_transport) = (policy.mtls, policy.local_transport);
+        let policy = policy.authorization.as_deref().cloned();
+        Self { policy, default, mtls, local_transport, probe, checkers }
     }
 
     /// Whether servers with mutual TLS also accept plaintext.

@@ -21,7 +21,7 @@ mod token_bucket;
 
 pub use authorization::{
     AuthorizationDecision, AuthorizationRequest, AuthorizationTable, ClaimValue, DecisionReason,
-    RequestAttributes, TokenRefusal, TokenVerifier, UserToken,
+    NeedsSidecar, RequestAttributes, TokenRefusal, TokenVerifier, UserToken,
 };
 pub use class_table::ClassTable;
 pub use compile_input::{Candidate, CompileInput, EndpointTarget, PeerIdentity, RegionDistance, TableInput};

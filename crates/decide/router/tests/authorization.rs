@@ -184,6 +184,11 @@ fn case(default: &str, policy: &Value, calls: &Value) -> Value {
             DecisionReason::Default => json!("default"),
         };
         let connection = table.decide_connection(caller.as_ref());
+        let is_local = table.decide_local(caller.as_ref()).is_ok();
+        assert!(
+            !is_local || decision.is_allowed,
+            "the kernel would send what is refused: {call} by {policy}"
+        );
         json!({
             "call": call, "allowed": decision.is_allowed, "permitted": decision.permits(), "by": by,
             "connectionPermitted": connection.permits(),
@@ -354,6 +359,77 @@ fn authorization_decisions_match_vectors() {
         ("headersAndSources", headers_and_sources()),
     ];
     support::check("authorization.json", &cases);
+}
+
+/// By policy and caller: whether the kernel may send calls within a machine, and whether the server accepts one. The kernel's are
+/// always among those that the server accepts, also in [`case`].
+#[test]
+fn kernel_may_send_local_calls_only_if_every_request_of_caller_is_allowed() {
+    let web = json!({"name": "web", "from": ["shop/web"]});
+    let denies = |to: Value| json!({"name": "no", "action": "deny", "from": to});
+    let all = [(WEB, true, true), (BATCH, true, true)];
+    let only_web = [(WEB, true, true), (BATCH, false, false)];
+    let none = [(WEB, false, true), (BATCH, false, true)];
+    let tokens = json!([{"issuer": "https://idp.example", "audiences": ["cart"]}]);
+    for (default, authorization, transport, expected) in [
+        ("allow", Value::Null, "kernel", all),
+        ("allow", Value::Null, "sidecar", none),
+        ("audit", Value::Null, "kernel", none),
+        ("deny", Value::Null, "kernel", [(WEB, false, false), (BATCH, false, false)]),
+        ("deny", json!({"rules": [web]}), "kernel", only_web),
+        (
+            "deny",
+            json!({"rules": [web], "mode": "audit"}),
+            "kernel",
+            [(WEB, true, true), (BATCH, false, true)],
+        ),
+        (
+            "allow",
+            json!({"rules": [web, denies(json!(["shop/*"]))]}),
+            "kernel",
+            [(WEB, false, false), (BATCH, false, false)],
+        ),
+        ("allow", json!({"rules": [denies(json!(["shop/batch"]))]}), "kernel", only_web),
+        ("allow", json!({"rules": [{"name": "reads", "methods": ["GET"]}]}), "kernel", none),
+        ("allow", json!({"rules": [{"name": "v1", "paths": [{"prefix": "/"}]}]}), "kernel", none),
+        (
+            "allow",
+            json!({"rules": [{"name": "here", "sourceAddresses": ["127.0.0.0/8"]}]}),
+            "kernel",
+            [(WEB, false, false), (BATCH, false, false)],
+        ),
+        (
+            "allow",
+            json!({"rules": [{"name": "all"}, {"name": "no", "action": "deny", "methods": ["PUT"]}]}),
+            "kernel",
+            none,
+        ),
+        (
+            "allow",
+            json!({"rules": [web], "tokens": tokens}),
+            "kernel",
+            [(WEB, false, true), (BATCH, false, false)],
+        ),
+    ] {
+        let mut spec = policy(&authorization);
+        spec["localTransport"] = json!(transport);
+        let spec: PolicySpec = serde_json::from_value(spec).unwrap();
+        let default_spec = DefaultAuthorizationSpec { default: default.into() };
+        let table = AuthorizationTable::compile(
+            &spec.validate().unwrap().1,
+            default_spec.validate().unwrap(),
+            Some(BTreeSet::new()),
+        );
+        for (id, by_kernel, accepted) in expected {
+            let caller = CallerId::new(id.parse().unwrap());
+            let attributes = RequestAttributes::default();
+            let request =
+                AuthorizationRequest { caller: Some(&caller), method: "GET", path: "/", attributes };
+            let found = (table.decide_local(Some(&caller)).is_ok(), table.decide(&request).permits());
+            assert_eq!(found, (by_kernel, accepted), "{id}, {default}, {authorization}, {transport}");
+        }
+        assert!(table.decide_local(None).is_err(), "a caller without an identity");
+    }
 }
 
 /// Neither the default, nor audit mode, nor a rule for members admits a caller from another trust domain.

@@ -23,7 +23,7 @@ use fairmesh_balancer::BLOCK_ENDPOINTS;
 use rustix::time::{ClockId, clock_gettime};
 
 use crate::{
-    KernelError,
+    KernelError, Permit,
     cgroup_in_flight::Groups,
     map_layout::{
         ENDPOINTS, EndpointValue, LocalConnection, MAX_KEPT, MAX_REQUEST, SLOT_ABSENT, SLOT_IDLE, SLOTS,
@@ -166,8 +166,8 @@ impl fmt::Debug for SlotTable {
 }
 
 impl EndpointSlots {
-    /// Lets the kernel send requests on this connection; `addresses` are the proxy's and the server's. `None`
-    /// while the endpoint, or the whole table, has no free slot.
+    /// Lets the kernel send requests on this connection, only while `permit` is in force if there is one; `addresses` are
+    /// the proxy's and the server's. `None` while the endpoint, or the whole table, has no free slot.
     ///
     /// # Errors
     /// When the kernel refuses the socket, for instance because it is closed.
@@ -175,12 +175,14 @@ impl EndpointSlots {
         self: &Arc<Self>,
         socket: impl AsFd,
         [own, server]: [SocketAddr; 2],
+        permit: Option<&Permit>,
     ) -> Result<Option<Slot>, KernelError> {
         let Some((at, entry)) = self.take_free() else { return Ok(None) };
         let local = LocalConnection::new(own, server);
         let slot = Slot { endpoint: Arc::clone(self), at, entry, local };
         slot.value().endpoint.store(self.endpoint, Relaxed);
         slot.value().length.store(0, Relaxed);
+        slot.value().permit.store(permit.map_or(0, Permit::key), Relaxed);
         // SAFETY: programs read the cell only in slots that they have claimed, and this slot is absent.
         unsafe { *slot.value().connection.get() = local.unwrap_or_default() };
         if let Some(local) = local {
@@ -210,6 +212,11 @@ impl EndpointSlots {
     /// Whether a request that was not taken has waited at least this long for its response.
     pub fn has_waiting(&self, at_least: Duration) -> bool {
         self.slots().any(|slot| slot.length.load(Acquire) > 0 && slot.age() >= at_least)
+    }
+
+    /// Index of the endpoint among those of all services.
+    pub(crate) fn key(&self) -> u32 {
+        self.endpoint
     }
 
     fn value(&self) -> &EndpointValue {

@@ -41,6 +41,9 @@ pub(crate) const UNKNOWN: u64 = u64::MAX;
 pub(crate) const WITHDRAWN: u64 = u64::MAX;
 /// Maximum length of a load report in a response that the kernel sends to its caller, in bytes.
 pub(crate) const LOAD_BYTES: usize = 128;
+/// Maximum number of endpoints with a permit, and maximum length of the fields in one, in bytes.
+pub(crate) const PERMITS: u32 = 1024;
+pub(crate) const PERMIT_BYTES: usize = 512;
 /// Values of a slot's owner for absent and idle slots. Any other value is the cookie of a caller's socket.
 pub(crate) const SLOT_ABSENT: u64 = 0;
 pub(crate) const SLOT_IDLE: u64 = u64::MAX;
@@ -237,6 +240,10 @@ pub(crate) struct SlotValue {
     programs: UnsafeCell<[u32; 3]>,
     /// Position plus 1 of the [`GroupValue`] that counts the request; 0 once the request no longer counts.
     pub(crate) group: AtomicU32,
+    /// Position plus 1 of the [`PermitValue`] that requests on this connection need; 0 if they need none. Written only
+    /// while the slot is absent.
+    pub(crate) permit: AtomicU32,
+    unused: u32,
     load: UnsafeCell<[u8; LOAD_BYTES]>,
     pub(crate) request: UnsafeCell<[u8; MAX_KEPT]>,
 }
@@ -258,7 +265,24 @@ pub(crate) struct CompletedValue {
     pub(crate) finished_ns: u64,
     pub(crate) load_bytes: u32,
     group: u32,
+    permit: u32,
+    unused: u32,
     pub(crate) load: [u8; LOAD_BYTES],
+}
+
+/// What the server of an endpoint permits to this proxy's callers. In memory shared with the programs, which discard what
+/// they read while the generation was odd or changed.
+#[derive(Debug)]
+#[repr(C)]
+pub(crate) struct PermitValue {
+    pub(crate) generation: AtomicU64,
+    /// End of the permit, as a reading of the programs' clock in nanoseconds; 0 while nothing is permitted.
+    pub(crate) until: AtomicU64,
+    /// The endpoint, as in slots.
+    pub(crate) endpoint: AtomicU32,
+    /// Length of the fields in bytes, a multiple of 8.
+    pub(crate) length: AtomicU32,
+    pub(crate) fields: [AtomicU64; PERMIT_BYTES / 8],
 }
 
 // SAFETY: each type is `repr(C)`, consists of integers without padding, and accepts any bytes.
@@ -427,11 +451,15 @@ pub enum Counter {
     TooManyConnections,
     /// Sockets that became blocking between connect and first send.
     BlocksLater,
+    /// Requests sent by the kernel to servers that others reach by mutual TLS.
+    Permitted,
+    /// Requests to such servers that were left to the proxy, because no permit was in force.
+    NotPermitted,
 }
 
 impl Counter {
     /// All counters, in the order of the map.
-    pub const ALL: [Self; 25] = [
+    pub const ALL: [Self; 27] = [
         Self::Redirected,
         Self::NoProxy,
         Self::SentByKernel,
@@ -457,6 +485,8 @@ impl Counter {
         Self::ByLength,
         Self::TooManyConnections,
         Self::BlocksLater,
+        Self::Permitted,
+        Self::NotPermitted,
     ];
 
     /// The name in metrics and JSON.
@@ -487,6 +517,8 @@ impl Counter {
             Self::ByLength => "asks-for-length",
             Self::TooManyConnections => "too-many-connections",
             Self::BlocksLater => "blocks-later",
+            Self::Permitted => "in-place-of-mtls",
+            Self::NotPermitted => "not-permitted",
         }
     }
 }

@@ -17,6 +17,7 @@ use crate::{
     connection_slots::{EndpointSlots, SlotTable},
     forwarding_sockets::ForwardingSockets,
     map_layout::ENDPOINTS,
+    permits::{Permit, PermitTable},
     published_services::PolicyTable,
     stats_blocks::BlockTable,
 };
@@ -29,6 +30,7 @@ pub struct KernelSender {
     policies: Arc<PolicyTable>,
     blocks: Arc<BlockTable>,
     links: Arc<LinkTable>,
+    permits: Arc<PermitTable>,
     completed: CompletedCalls,
     forwarding_sockets: ForwardingSockets,
 }
@@ -61,6 +63,7 @@ impl KernelSender {
             policies: Arc::new(policies),
             blocks: Arc::new(BlockTable::open(&map("blocks")?, lock)?),
             links: Arc::new(links),
+            permits: Arc::new(PermitTable::open(&map("permits")?)?),
             completed: CompletedCalls::open(map("completed")?)?,
             forwarding_sockets: ForwardingSockets::open(map("exchanges")?, map("forwarding_sockets")?)?,
         }))
@@ -87,6 +90,11 @@ impl KernelSender {
     pub fn endpoint(&self, block: u32, index: u32) -> Option<EndpointSlots> {
         let endpoint = block.checked_mul(BLOCK_ENDPOINTS as u32)?.checked_add(index)?;
         (endpoint < ENDPOINTS).then(|| self.slots.endpoint(endpoint))
+    }
+
+    /// A permit for requests to this endpoint, whose connections need one. `None` while all are in use.
+    pub fn permit(&self, endpoint: &EndpointSlots) -> Option<Permit> {
+        self.permits.take(endpoint.key())
     }
 
     /// Lets the kernel send requests with this host until the returned value is dropped. `None` if that is

@@ -6,6 +6,7 @@ mod caller_headers;
 mod caller_stream;
 pub(crate) mod config;
 mod local_forwarder;
+mod local_transport;
 pub(crate) mod metrics;
 mod peer;
 pub(crate) mod program_front;

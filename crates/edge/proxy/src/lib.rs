@@ -15,6 +15,7 @@ mod inbound;
 mod kernel;
 mod lifecycle;
 mod listeners;
+mod local_host;
 mod passthrough;
 
 pub use config::ProxyConfig;

@@ -19,8 +19,8 @@ use fairmesh_headers::{AllSpellings, CALLER, remove_all_spellings};
 use fairmesh_identity::{Clock as _, SystemClock};
 use fairmesh_model::{CallerId, DefaultAuthorization, Identity, Policy, Probe, ServiceName};
 use fairmesh_router::{
-    AuthorizationDecision, AuthorizationRequest, AuthorizationTable, DecisionReason, RequestAttributes,
-    TokenRefusal, UserToken,
+    AuthorizationDecision, AuthorizationRequest, AuthorizationTable, DecisionReason, NeedsSidecar,
+    RequestAttributes, TokenRefusal, UserToken,
 };
 use fairmesh_tokens::Issuers;
 use fairmesh_wire::transport::{FederatedCallers, PlaintextCallers, Transport};
@@ -329,6 +329,17 @@ impl Authorizer {
         let attributes = RequestAttributes::default();
         note(&decision, &AuthorizationRequest { caller, method: "", path: "", attributes });
         if decision.permits() { Ok(()) } else { Err(NotAccepted::Refused) }
+    }
+
+    /// Whether every request of a peer is allowed, so that none of them has to be seen here.
+    ///
+    /// # Errors
+    /// Why the peer has to send its requests here.
+    pub(crate) fn decide_local(&self, peer: Option<&Caller>) -> Result<(), NeedsSidecar> {
+        // As long as the policy is not known, none is allowed.
+        let table = self.table.load();
+        let table = table.as_ref().ok_or(NeedsSidecar::NotAllowed)?;
+        table.decide_local(peer.map(Caller::verified))
     }
 
     /// The health probe that a peer may send even without permission to use the service.

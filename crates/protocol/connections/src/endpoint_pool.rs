@@ -1,5 +1,6 @@
 use std::{
     io,
+    net::SocketAddr,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering::Relaxed},
@@ -11,7 +12,7 @@ use fairmesh_balancer::load_poll::{PollState, PollTarget};
 use fairmesh_router::{EndpointRef, EndpointTarget};
 use fairmesh_wire::transport::Stream;
 use http::{Method, response};
-use tokio::time::Instant;
+use tokio::{net::TcpStream, time::Instant};
 
 use super::{
     attempt_waits::AttemptTimeouts,
@@ -108,11 +109,23 @@ impl EndpointPool {
         let Stream::Tcp(stream) = self.connector.connect().await? else {
             return Err(SendError::Unreachable(io::Error::other("the endpoint requires TLS")));
         };
-        Ok(EndpointConnection {
-            stream,
-            read: BytesMut::new(),
-            open: Some(self.connector.counters.open_connection()),
-        })
+        Ok(self.lend(stream))
+    }
+
+    /// Opens a plaintext connection to the program behind the endpoint, whose address the endpoint itself has stated, for
+    /// another component.
+    ///
+    /// # Errors
+    /// No connection could be opened.
+    pub async fn open_program(&self, program: SocketAddr) -> io::Result<EndpointConnection> {
+        let stream = TcpStream::connect(program).await?;
+        stream.set_nodelay(true)?;
+        Ok(self.lend(stream))
+    }
+
+    fn lend(&self, stream: TcpStream) -> EndpointConnection {
+        let open = Some(self.connector.counters.open_connection());
+        EndpointConnection { stream, read: BytesMut::new(), open }
     }
 
     /// Waits for the head of the response to a request that another component sent over HTTP/1.1.

@@ -73,9 +73,21 @@ pub const LOAD_BIN: HeaderName = HeaderName::from_static("endpoint-load-metrics-
 /// `endpoint-load-metrics`, regardless of the service's protocol.
 pub const LOAD_PATH: &str = "/.well-known/fairmesh/load";
 
+/// In a load poll of a proxy: a digest of its machine and network namespace. The listener in front of a program in the same
+/// place then says by [`LOCAL_SERVER`] whether the kernel may carry the requests of the proxy's callers. Other servers take it
+/// for a load poll.
+pub const LOCAL_HOST: HeaderName = HeaderName::from_static("x-fairmesh-local-host");
+/// In the response to a load poll with [`LOCAL_HOST`]: the address of the program, in plaintext.
+pub const LOCAL_SERVER: HeaderName = HeaderName::from_static("x-fairmesh-local-server");
+
 /// Whether a request asks only for the load, by [`LOAD_PATH`]. It is no call of the service.
 pub fn is_load_poll<B>(request: &Request<B>) -> bool {
     request.uri().path() == LOAD_PATH && request.method() == Method::GET
+}
+
+/// Whether a request asks whether the kernel may carry requests within the machine, by [`LOCAL_HOST`].
+pub fn asks_for_local<B>(request: &Request<B>) -> bool {
+    is_load_poll(request) && request.headers().contains_key(LOCAL_HOST)
 }
 
 /// Whether a request times a round trip for an agent: `OPTIONS *`, which is about the server and no resource of it

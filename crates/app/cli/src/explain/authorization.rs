@@ -129,12 +129,21 @@ pub(super) async fn decide(
     if let Some(revoked) = &revoked {
         words += &format!("; revoked, and refused whatever the policy says: {revoked}");
     }
+    let local = table.decide_local(Some(&caller)).err().map(|reason| reason.to_string());
+    if decision.permits() && !is_revoked {
+        words += &match &local {
+            None => "; within a machine, the kernel may send it".to_owned(),
+            Some(reason) => format!("; within a machine by mutual TLS too: {reason}"),
+        };
+    }
     Ok(Decided {
         is_made: decision.permits() && !is_revoked,
         words,
         json: json!({
             "caller": caller.as_str(), "allowed": decision.is_allowed, "audit": decision.is_audit, "rule": rule,
             "reason": decision.to_string(), "revoked": revoked,
+            "localTransport": if local.is_none() && !is_revoked { "kernel" } else { "sidecar" },
+            "needsSidecar": local,
         }),
     })
 }

@@ -78,9 +78,8 @@ impl Place {
             let address = fleet::free_port()?;
             let (binary, file) = (fleet.binary.display().to_string(), script.display().to_string());
             let run = words(&format!("kernel run --cgroup {} --", self.servers));
-            let register = format!(
-                "register {SERVICE} --protocol http1 --instance {instance} --plaintext --address {address}"
-            );
+            let register =
+                format!("register {SERVICE} --protocol http1 --instance {instance} --address {address}");
             let server = ["--agent", &agent, "--", "python3", &file, &address.port().to_string(), instance];
             let args = [run, vec![binary], words(&register), server.map(str::to_owned).to_vec()].concat();
             programs.push(program(instance, args));
@@ -114,12 +113,12 @@ impl Place {
         Ok(false)
     }
 
-    /// Numbers of requests and responses sent by the kernel.
+    /// Numbers of requests that the kernel sent in place of mTLS, and of responses that it sent.
     pub(super) fn counts(&self) -> Result<[u64; 2], DemoError> {
         let status = status(&self.pins).map_err(|error| DemoError::Fleet(error.to_string()))?;
         let count =
             |which| status.counters.iter().find(|(one, _)| *one == which).map_or(0, |(_, count)| *count);
-        Ok([count(Counter::SentByKernel), count(Counter::AnsweredDirectly)])
+        Ok([count(Counter::Permitted), count(Counter::AnsweredDirectly)])
     }
 
     /// Ends the processes, and detaches the BPF programs.

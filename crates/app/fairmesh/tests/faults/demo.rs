@@ -118,7 +118,7 @@ async fn demo_fails_only_calls_in_flight_on_killed_server() {
     assert_eq!(figures["failed"].as_u64(), Some(failed), "calls failed between the events: {told}");
     distances_are_those_of_the_relay(&figures["distances"]);
     every_process_proved_its_identity(&figures["identities"]);
-    the_kernel_sends_plaintext_alone(&figures["kernel"]);
+    the_kernel_sends_in_place_of_mtls(&figures["kernel"]);
     let programs = &figures["programs"];
     assert_eq!(programs["differing"], 0, "{told}");
     let calls = programs["calls"].as_array().unwrap();
@@ -155,14 +155,14 @@ fn every_process_proved_its_identity(identities: &Value) {
     }
 }
 
-fn the_kernel_sends_plaintext_alone(kernel: &Value) {
+fn the_kernel_sends_in_place_of_mtls(kernel: &Value) {
     if let Some(refused) = kernel["absent"].as_str() {
         return skipped("the demo calls through the kernel", refused);
     }
     let count = |what: &str| kernel[what].as_u64().unwrap();
     assert!(count("sentByKernel") > count("calls") / 2 && count("answeredByKernel") > 0, "{kernel}");
     assert!(
-        count("sentByKernelWithMtls") == 0 && kernel["reached"].as_array().unwrap().len() == 2,
+        count("sentByKernelToOthers") == 0 && kernel["reached"].as_array().unwrap().len() == 2,
         "{kernel}"
     );
 }

@@ -16,6 +16,7 @@ mod pipelined;
 mod remote;
 mod requests;
 mod routes;
+mod secure;
 mod sidecar;
 mod soak;
 mod tls;

@@ -146,6 +146,8 @@ fn words(counter: Counter) -> &'static str {
         Counter::ByLength => "connections by TCP alone: the program asks for lengths",
         Counter::TooManyConnections => "connections by TCP alone: too many of the cgroup",
         Counter::BlocksLater => "sockets that block since they are connected",
+        Counter::Permitted => "requests by the kernel in place of mutual TLS",
+        Counter::NotPermitted => "by the sidecar: not permitted by the server for now",
         Counter::GroupFull => "by the sidecar: too many of the cgroup in flight",
         Counter::RedirectFailed => "by the sidecar: the connection took no request of the kernel",
     }

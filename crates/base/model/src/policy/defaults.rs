@@ -12,7 +12,7 @@ use std::{
     sync::Arc,
 };
 
-use super::{Locality, Policy, Retries};
+use super::{LocalTransport, Locality, Policy, Retries};
 use crate::{Invalid, Tenant};
 
 /// A field of a policy for which defaults can be set.
@@ -34,6 +34,8 @@ pub enum PolicyField {
     Rings,
     /// The planner with its mode, rings, classes and load, or fixed shares. These settings are inherited together.
     Traffic,
+    /// What carries calls within a machine.
+    LocalTransport,
 }
 
 /// The source of a field in a merged policy.
@@ -77,7 +79,7 @@ pub struct DefaultsByScope(BTreeMap<DefaultsScope, Arc<PolicyDefaults>>);
 
 impl PolicyField {
     /// All fields.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::Timeout,
         Self::ResponseHeaderTimeout,
         Self::IdleTimeout,
@@ -86,6 +88,7 @@ impl PolicyField {
         Self::BudgetFloor,
         Self::Rings,
         Self::Traffic,
+        Self::LocalTransport,
     ];
 
     /// The path of the field in documents.
@@ -99,6 +102,7 @@ impl PolicyField {
             Self::BudgetFloor => "retries.budgetFloor",
             Self::Rings => "locality.rings",
             Self::Traffic => "traffic",
+            Self::LocalTransport => "localTransport",
         }
     }
 
@@ -146,6 +150,7 @@ impl Policy {
             PolicyField::BudgetFloor => retries.budget_floor == built_in.budget_floor,
             PolicyField::Rings => !self.locality.zone_first && self.locality.has_default_rings(),
             PolicyField::Traffic => self.traffic.is_none(),
+            PolicyField::LocalTransport => self.local_transport == LocalTransport::default(),
         }
     }
 
@@ -162,6 +167,7 @@ impl Policy {
             PolicyField::BudgetFloor => self.retries.budget_floor = from.retries.budget_floor,
             PolicyField::Rings => self.locality.rings.clone_from(&from.locality.rings),
             PolicyField::Traffic => self.traffic.clone_from(&from.traffic),
+            PolicyField::LocalTransport => self.local_transport = from.local_transport,
         }
     }
 }

@@ -7,8 +7,8 @@ use super::{
     value_text::{read, read_duration, read_option, read_timeouts, write_duration},
 };
 use crate::{
-    Invalid, Locality, MtlsMode, Policy, PolicyField, Retries, Ring, RouteSource, ServiceName, Timeouts,
-    within_bounds,
+    Invalid, LocalTransport, Locality, MtlsMode, Policy, PolicyField, Retries, Ring, RouteSource,
+    ServiceName, Timeouts, within_bounds,
 };
 
 /// How calls to a service are routed and protected. Fields that are left out have defaults.
@@ -60,6 +60,9 @@ pub struct PolicySpec {
     /// `strict` or `permissive`: whether endpoints with mutual TLS also accept plaintext.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mtls: Option<String>,
+    /// `kernel` or `sidecar`: what may carry calls within a machine to endpoints with mutual TLS.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub local_transport: Option<String>,
     /// Sharded services only: role of the copies that receive calls which name no role; by default copies of any
     /// role.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -151,6 +154,10 @@ impl PolicySpec {
                 .transpose()
                 .map_err(|e| e.within("authorization"))?,
             mtls: read_mtls(self.mtls.as_deref())?,
+            local_transport: self
+                .local_transport
+                .as_deref()
+                .map_or(Ok(LocalTransport::default()), LocalTransport::named)?,
             accept_routes_from: read_route_sources(&self.accept_routes_from)?,
             restated: BTreeSet::new(),
         };
@@ -168,6 +175,7 @@ impl PolicySpec {
             (PolicyField::BudgetFloor, self.retries.budget_floor.is_some()),
             (PolicyField::Rings, !self.locality.rings.is_empty()),
             (PolicyField::Traffic, self.traffic.is_some()),
+            (PolicyField::LocalTransport, self.local_transport.is_some()),
         ];
         fields.into_iter().filter_map(|(field, is_stated)| is_stated.then_some(field))
     }
@@ -199,6 +207,9 @@ impl PolicySpec {
             lookaside: policy.lookaside.clone(),
             traffic: policy.traffic.as_deref().map(TrafficSpec::of).or_else(no_planner),
             authorization: policy.authorization.as_deref().map(AuthorizationSpec::of),
+            local_transport: policy
+                .states(PolicyField::LocalTransport)
+                .then(|| policy.local_transport.as_str().to_owned()),
             mtls: (policy.mtls == MtlsMode::Permissive).then(|| "permissive".to_owned()),
             accept_routes_from: policy.accept_routes_from.iter().map(ToString::to_string).collect(),
         }

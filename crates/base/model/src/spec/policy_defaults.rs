@@ -30,13 +30,24 @@ pub struct PolicyDefaultsSpec {
     /// The planner that divides calls among regions, with its mode, rings and load, or `planner: none`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub traffic: Option<TrafficSpec>,
+    /// `kernel` or `sidecar`: what may carry calls within a machine to endpoints with mutual TLS.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub local_transport: Option<String>,
 }
 
 impl PolicyDefaultsSpec {
     /// Validates the document.
     pub fn validate(&self) -> Result<(DefaultsScope, PolicyDefaults), Invalid> {
-        let Self { tenant, timeout, response_header_timeout, idle_timeout, retries, locality, traffic } =
-            self.clone();
+        let Self {
+            tenant,
+            timeout,
+            response_header_timeout,
+            idle_timeout,
+            retries,
+            locality,
+            traffic,
+            local_transport,
+        } = self.clone();
         if locality.local_only {
             let hint = "write it in the policies of the services";
             return Err(Invalid::new("locality.localOnly", "has no default", hint));
@@ -48,6 +59,7 @@ impl PolicyDefaultsSpec {
             retries,
             locality,
             traffic,
+            local_transport,
             ..PolicySpec::default()
         };
         let defaults = PolicyDefaults::new(&policy.plan()?)?;
@@ -65,9 +77,26 @@ impl PolicyDefaultsSpec {
 
     /// The inverse of [`validate`](Self::validate).
     pub fn of(scope: &DefaultsScope, defaults: &PolicyDefaults) -> Self {
-        let PolicySpec { timeout, response_header_timeout, idle_timeout, retries, locality, traffic, .. } =
-            PolicySpec::of_plan(defaults.as_policy());
+        let PolicySpec {
+            timeout,
+            response_header_timeout,
+            idle_timeout,
+            retries,
+            locality,
+            traffic,
+            local_transport,
+            ..
+        } = PolicySpec::of_plan(defaults.as_policy());
         let tenant = scope.tenant().map(ToString::to_string);
-        Self { tenant, timeout, response_header_timeout, idle_timeout, retries, locality, traffic }
+        Self {
+            tenant,
+            timeout,
+            response_header_timeout,
+            idle_timeout,
+            retries,
+            locality,
+            traffic,
+            local_transport,
+        }
     }
 }

@@ -133,6 +133,7 @@ fn without_routes(policy: &Policy) -> Policy {
         traffic,
         authorization: _,
         mtls,
+        local_transport,
         accept_routes_from,
         restated: _,
     } = policy;
@@ -159,6 +160,7 @@ fn without_routes(policy: &Policy) -> Policy {
         }),
         authorization: None,
         mtls: *mtls,
+        local_transport: *local_transport,
         accept_routes_from: accept_routes_from.clone(),
         restated: BTreeSet::new(),
     }

@@ -95,6 +95,7 @@ fn structures() -> Vec<SharedStructure> {
         compared!(LocalConnection, "connection", [proxy_ip, server_ip, proxy_port, server_port]),
         link(),
         slot(),
+        compared!(PermitValue, "permit", [generation, until, endpoint, length, fields]),
     ]
 }
 
@@ -145,6 +146,8 @@ fn slot() -> SharedStructure {
             head_bytes,
             programs = "finished_ns"..="load_bytes",
             group,
+            permit,
+            unused,
             load,
             request,
         ]
@@ -170,6 +173,8 @@ fn completed() -> SharedStructure {
             finished_ns,
             load_bytes,
             group,
+            permit,
+            unused,
             load,
         ]
     )
@@ -194,6 +199,8 @@ fn constants() -> Vec<String> {
         ("CALLERS", LINKS.into()),
         ("ATTACHMENTS", ATTACHMENTS.into()),
         ("LOAD_BYTES", LOAD_BYTES as u64),
+        ("PERMITS", PERMITS.into()),
+        ("PERMIT_BYTES", PERMIT_BYTES as u64),
         ("SLOT_ABSENT", SLOT_ABSENT),
         ("SLOT_IDLE", SLOT_IDLE),
         ("WITHDRAWN", WITHDRAWN),
@@ -233,6 +240,8 @@ fn constant_of(counter: Counter) -> &'static str {
         Counter::ByLength => "CONNECT_BY_LENGTH",
         Counter::TooManyConnections => "CONNECT_TOO_MANY",
         Counter::BlocksLater => "BLOCKS_LATER",
+        Counter::Permitted => "PERMITTED",
+        Counter::NotPermitted => "NOT_PERMITTED",
     }
 }
 

@@ -24,7 +24,7 @@ use fairmesh_edge::{
     shutdown::Shutdown,
     tunnel::Tunnels,
 };
-use fairmesh_headers::{is_distance_probe, read_deadline};
+use fairmesh_headers::{asks_for_local, is_distance_probe, read_deadline};
 use fairmesh_listen::GuardedStream;
 use fairmesh_metrics::{DurationFamily, Side, families};
 use fairmesh_model::{Invalid, Protocol, ServiceName};
@@ -37,7 +37,7 @@ use tokio_util::task::TaskTracker;
 use crate::inbound::{
     caller_stream::CallerStream,
     local_forwarder::{LocalForwarder, Revocation},
-    metrics,
+    local_transport, metrics,
     peer::Peer,
     server::IDLE_TIMEOUT,
 };
@@ -46,6 +46,7 @@ use crate::inbound::{
 #[derive(Clone, Debug)]
 pub struct ProgramFront {
     authorizer: ConnectionAuthorizer,
+    program: SocketAddr,
     /// Transport that accepts callers' connections. The certificate that identifies this process may arrive later.
     transport: Transport,
     /// Clients of the program over HTTP/1.1 and over HTTP/2.
@@ -82,7 +83,16 @@ impl ProgramFront {
         let (http1, http2) = (forwarder(Protocol::Http1)?, forwarder(Protocol::Http2)?);
         let served = ServedObserver::new(service);
         served.set_observer(observer);
-        Ok(Self { authorizer, transport, http1, http2, observer: Arc::new(served), metrics, shutdown })
+        Ok(Self {
+            authorizer,
+            program,
+            transport,
+            http1,
+            http2,
+            observer: Arc::new(served),
+            metrics,
+            shutdown,
+        })
     }
 
     /// Serves an accepted connection until it ends, or until its caller is no longer allowed to use the
@@ -136,6 +146,9 @@ impl HttpHandler for FrontHandler {
             return response;
         }
         let Self { front, peer } = self;
+        if asks_for_local(&request) {
+            return local_transport::respond(&front.authorizer, (peer, request.headers()), front.program);
+        }
         let length = request.body().size_hint().exact();
         let arrival = Arrival { caller: peer.address, began: Instant::now(), length, is_outside: false };
         let (mut request, served) = front.observer.begin(request, arrival, peer.served.clone());

@@ -1,8 +1,9 @@
 //! Endpoints to which the kernel sends requests.
 
 use std::{
+    net::SocketAddr,
     sync::{
-        Arc,
+        Arc, OnceLock,
         atomic::{
             AtomicBool, AtomicUsize,
             Ordering::{AcqRel, Acquire, Release},
@@ -11,14 +12,20 @@ use std::{
     time::Duration,
 };
 
-use fairmesh_calls::forwarding::ExportedEndpoint;
-use fairmesh_kernel::{EndpointSlots, program_clock};
-use tokio::time::timeout;
+use fairmesh_calls::forwarding::{EndpointConnection, ExportedEndpoint};
+use fairmesh_kernel::{EndpointSlots, Permit, program_clock};
+use tokio::{sync::watch, time::timeout};
 use tokio_util::sync::CancellationToken;
 
 use crate::kernel::{
-    attached_maps::Attached, pooled_connection::PooledConnection, published_services::RETRY_AFTER,
+    attached_maps::Attached,
+    local_permit::{self, LocalWay},
+    pooled_connection::PooledConnection,
+    published_services::RETRY_AFTER,
 };
+
+/// Time limit of the first look at the way to an endpoint.
+const WAY_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Pooled connections of one service.
 #[derive(Debug)]
@@ -40,6 +47,12 @@ pub(super) struct PublishedEndpoint {
     is_opening: AtomicBool,
     /// Cancelled when the endpoint leaves the service, or the service is withdrawn.
     pub(super) withdrawn: CancellationToken,
+    /// Whether the policy lets the kernel carry requests to endpoints with mutual TLS.
+    may_take_kernel: AtomicBool,
+    /// The way to an endpoint with mutual TLS within this machine.
+    pub(super) way: watch::Sender<LocalWay>,
+    /// The permit for requests to an endpoint with mutual TLS, since the first look at the way.
+    permit: OnceLock<Option<Arc<Permit>>>,
 }
 
 impl ServiceConnections {
@@ -65,15 +78,65 @@ impl PublishedEndpoint {
             connections: Arc::clone(connections),
             is_opening: AtomicBool::new(false),
             withdrawn: connections.withdrawn.child_token(),
+            may_take_kernel: AtomicBool::new(false),
+            way: watch::Sender::default(),
+            permit: OnceLock::new(),
         }
+    }
+
+    /// Notes whether the policy lets the kernel carry requests to endpoints with mutual TLS.
+    pub(super) fn set_may_take_kernel(&self, may: bool) {
+        self.may_take_kernel.store(may, Release);
+    }
+
+    pub(super) fn may_take_kernel(&self) -> bool {
+        self.may_take_kernel.load(Acquire)
+    }
+
+    /// Opens a plaintext connection: to the endpoint, or to the program behind one with mutual TLS that permits it. `None` if
+    /// requests need mutual TLS.
+    async fn connect(
+        self: &Arc<Self>,
+        attached: &Attached,
+    ) -> Option<(EndpointConnection, Option<Arc<Permit>>)> {
+        if let Some((program, permit)) = self.permitted(attached).await {
+            let connection = self.endpoint.connect_program(program).await.ok()?;
+            return Some((connection, Some(permit)));
+        }
+        Some((self.endpoint.connect().await.ok()?, None))
+    }
+
+    /// The program behind an endpoint with mutual TLS, if the kernel may send it requests.
+    async fn permitted(self: &Arc<Self>, attached: &Attached) -> Option<(SocketAddr, Arc<Permit>)> {
+        let target = self.endpoint.target();
+        if target.identity.is_none() || !self.may_take_kernel() || !local_permit::is_here(target.address) {
+            return None;
+        }
+        let permit = self.permit(attached)?;
+        let mut way = self.way.subscribe();
+        let known = timeout(WAY_TIMEOUT, way.wait_for(|way| *way != LocalWay::Unknown)).await.ok()?;
+        match *known.ok()? {
+            LocalWay::Permitted(program) => Some((program, permit)),
+            LocalWay::Unknown | LocalWay::Refused => None,
+        }
+    }
+
+    /// The permit for requests to this endpoint, which a task renews from the first time on. `None` if there are too many.
+    fn permit(self: &Arc<Self>, attached: &Attached) -> Option<Arc<Permit>> {
+        let made = || {
+            let permit = Arc::new(attached.sender()?.permit(&self.slots)?);
+            attached.tasks.spawn(local_permit::follow(Arc::clone(self), Arc::clone(&permit)));
+            Some(permit)
+        };
+        self.permit.get_or_init(made).clone()
     }
 
     /// Opens a connection; `None` if the endpoint cannot be reached or has enough connections.
     pub(super) async fn open(self: &Arc<Self>, attached: &Arc<Attached>) -> Option<()> {
-        let connection = self.endpoint.connect().await.ok()?;
+        let (connection, permit) = self.connect(attached).await?;
         // Fails if the endpoint closed the connection at once.
         let ends = [connection.stream.local_addr().ok()?, connection.stream.peer_addr().ok()?];
-        let slot = self.slots.add(&connection.stream, ends).ok().flatten()?;
+        let slot = self.slots.add(&connection.stream, ends, permit.as_deref()).ok().flatten()?;
         self.connections.open.fetch_add(1, AcqRel);
         let pooled = PooledConnection::new(Arc::clone(attached), Arc::clone(self), slot, connection);
         attached.tasks.spawn(pooled.run());

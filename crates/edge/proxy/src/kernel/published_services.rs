@@ -7,6 +7,7 @@ use std::{
 
 use fairmesh_calls::{ServiceHandle, ServiceName, forwarding::ExportedService};
 use fairmesh_kernel::{Policy, PolicyKey, PublishedPolicy};
+use fairmesh_model::LocalTransport;
 use tokio::{
     sync::oneshot,
     time::{Instant, sleep, timeout},
@@ -200,6 +201,8 @@ impl PublishedService {
             };
             endpoints.extend(kept.cloned().or_else(made));
         }
+        let may_take_kernel = exported.local_transport() == LocalTransport::Kernel;
+        endpoints.iter().for_each(|endpoint| endpoint.set_may_take_kernel(may_take_kernel));
         for gone in before.iter().filter(|one| !endpoints.iter().any(|kept| Arc::ptr_eq(kept, one))) {
             gone.withdrawn.cancel();
         }

@@ -1,10 +1,10 @@
 //! A service as numbers, so that another component can pick its endpoints and send requests to them.
 
-use std::{fmt, io, sync::Arc};
+use std::{fmt, io, net::SocketAddr, sync::Arc};
 
 use fairmesh_balancer::SharedBlock;
-use fairmesh_connections::{ConnectionOwner, EndpointConnection, EndpointPool};
-use fairmesh_model::ServiceName;
+use fairmesh_connections::{ConnectionOwner, EndpointConnection, EndpointPool, RawConnection};
+use fairmesh_model::{LocalTransport, ServiceName};
 use fairmesh_router::{EndpointStats, EndpointTarget, Outcome, RouteNumbers, ServiceNumbers};
 use tokio::time::Instant;
 
@@ -82,6 +82,12 @@ impl ExportedService {
         self.handle.subscription.endpoint_stats()
     }
 
+    /// What may carry calls within a machine to endpoints with mutual TLS.
+    pub fn local_transport(&self) -> LocalTransport {
+        let ServiceState::Ready(ready) = &*self.state else { return LocalTransport::Sidecar };
+        ready.upstream.policy().local_transport
+    }
+
     /// Waits until the records have changed.
     pub async fn outdated(&self) {
         self.handle.subscription.changed(&self.state).await;
@@ -122,6 +128,22 @@ impl ExportedEndpoint {
     /// The endpoint cannot be reached.
     pub async fn connect(&self) -> io::Result<EndpointConnection> {
         self.pool.open().await.map_err(io::Error::other)
+    }
+
+    /// Opens a plaintext connection to the program behind the endpoint, at the address that the endpoint has stated.
+    ///
+    /// # Errors
+    /// The program cannot be reached.
+    pub async fn connect_program(&self, program: SocketAddr) -> io::Result<EndpointConnection> {
+        self.pool.open_program(program).await
+    }
+
+    /// Opens a connection by mutual TLS, over which the endpoint proves its identity; an error after `connected_by`.
+    ///
+    /// # Errors
+    /// The endpoint cannot be reached.
+    pub async fn connect_raw(&self, connected_by: Instant) -> io::Result<RawConnection> {
+        self.pool.open_raw(connected_by).await.map_err(io::Error::other)
     }
 
     /// Wraps a request that was counted at the endpoint and sent over this connection. The connection returns to its

@@ -6,6 +6,7 @@ use bytes::Bytes;
 use fairmesh_headers::{CallerProtocol, is_distance_probe};
 use fairmesh_listen::GuardedStream;
 use fairmesh_model::{Identity, MeshRole, Probe, ServiceName, SpiffeId, SpiffePath};
+use fairmesh_router::NeedsSidecar;
 use fairmesh_wire::transport::Stream;
 use futures_util::FutureExt as _;
 use http::{Request, Response, StatusCode, uri::PathAndQuery};
@@ -133,6 +134,15 @@ impl ConnectionAuthorizer {
     ) -> Result<Option<Caller>, Box<Response<ResponseBody>>> {
         let caller = self.authorizer.caller_through(request, peer);
         caller.map_err(|problem| Box::new(refusal(request, problem.into())))
+    }
+
+    /// Whether the kernel may carry the requests of a peer on the same machine, since every one of them is allowed.
+    ///
+    /// # Errors
+    /// Why the peer has to send its requests to this process.
+    #[doc(hidden)]
+    pub fn decide_local(&self, peer: Option<&Caller>) -> Result<(), NeedsSidecar> {
+        self.authorizer.decide_local(peer)
     }
 
     /// Resolves once the caller of an upgraded connection may no longer make the call that opened it.

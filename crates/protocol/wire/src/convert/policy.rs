@@ -1,8 +1,8 @@
 use std::{collections::BTreeSet, time::Duration};
 
 use fairmesh_model::{
-    Authorization, Backend, HealthCheck, Invalid, Locality, MtlsMode, Policy, PolicyDefaults, PolicyField,
-    Retries, Route, RouteSource, ServiceName, Traffic, within_bounds,
+    Authorization, Backend, HealthCheck, Invalid, LocalTransport, Locality, MtlsMode, Policy, PolicyDefaults,
+    PolicyField, Retries, Route, RouteSource, ServiceName, Traffic, within_bounds,
 };
 
 use super::required;
@@ -49,6 +49,11 @@ impl From<Policy> for v1::Policy {
                 MtlsMode::Permissive => v1::policy::Mtls::Permissive,
             }
             .into(),
+            local_transport: match policy.local_transport {
+                LocalTransport::Kernel => v1::policy::LocalTransport::Kernel,
+                LocalTransport::Sidecar => v1::policy::LocalTransport::Sidecar,
+            }
+            .into(),
             accept_routes_from: policy.accept_routes_from.iter().map(ToString::to_string).collect(),
             restated: policy.restated.into_iter().map(|field| field.path().to_owned()).collect(),
         }
@@ -59,7 +64,8 @@ impl TryFrom<v1::Policy> for Policy {
     type Error = Invalid;
 
     fn try_from(message: v1::Policy) -> Result<Self, Invalid> {
-        let mtls = read_mtls(message.mtls());
+        let (mtls, local_transport) =
+            (read_mtls(message.mtls()), read_local_transport(message.local_transport));
         let route = |(i, route): (usize, v1::Route)| {
             Route::try_from(route).map_err(|e| e.within(format!("routes[{i}]")))
         };
@@ -99,6 +105,7 @@ impl TryFrom<v1::Policy> for Policy {
                 .transpose()
                 .map_err(|e| e.within("authorization"))?,
             mtls,
+            local_transport,
             accept_routes_from: message
                 .accept_routes_from
                 .iter()
@@ -132,6 +139,14 @@ fn read_mtls(mode: v1::policy::Mtls) -> MtlsMode {
     match mode {
         v1::policy::Mtls::Strict => MtlsMode::Strict,
         v1::policy::Mtls::Permissive => MtlsMode::Permissive,
+    }
+}
+
+/// An unknown transport, of a newer release, is read as mutual TLS.
+fn read_local_transport(transport: i32) -> LocalTransport {
+    match v1::policy::LocalTransport::try_from(transport) {
+        Ok(v1::policy::LocalTransport::Kernel) => LocalTransport::Kernel,
+        Ok(v1::policy::LocalTransport::Sidecar) | Err(_) => LocalTransport::Sidecar,
     }
 }
 

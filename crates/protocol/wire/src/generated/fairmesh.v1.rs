@@ -1106,6 +1106,9 @@ pub struct Policy {
     /// Given as paths in documents, such as retries.attempts.
     #[prost(string, repeated, tag = "33")]
     pub restated: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// What carries calls within a machine to endpoints with mutual TLS.
+    #[prost(enumeration = "policy::LocalTransport", tag = "34")]
+    pub local_transport: i32,
 }
 /// Nested message and enum types in `Policy`.
 pub mod policy {
@@ -1143,6 +1146,44 @@ pub mod policy {
             match value {
                 "STRICT" => Some(Self::Strict),
                 "PERMISSIVE" => Some(Self::Permissive),
+                _ => None,
+            }
+        }
+    }
+    #[derive(
+        Clone,
+        Copy,
+        Debug,
+        PartialEq,
+        Eq,
+        Hash,
+        PartialOrd,
+        Ord,
+        ::prost::Enumeration
+    )]
+    #[repr(i32)]
+    pub enum LocalTransport {
+        /// The kernel may, where both ends have proved their identities.
+        Kernel = 0,
+        /// Only mutual TLS.
+        Sidecar = 1,
+    }
+    impl LocalTransport {
+        /// String value of the enum field names used in the ProtoBuf definition.
+        ///
+        /// The values are not transformed in any way and thus are considered stable
+        /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+        pub fn as_str_name(&self) -> &'static str {
+            match self {
+                Self::Kernel => "KERNEL",
+                Self::Sidecar => "SIDECAR",
+            }
+        }
+        /// Creates an enum from field names used in the ProtoBuf definition.
+        pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+            match value {
+                "KERNEL" => Some(Self::Kernel),
+                "SIDECAR" => Some(Self::Sidecar),
                 _ => None,
             }
         }

@@ -33,13 +33,18 @@ pub(crate) struct World {
 }
 
 impl World {
-    /// Starts both, and applies the YAML unless it is empty.
+    /// Starts both without a trust domain, and applies the YAML unless it is empty.
     pub(crate) async fn start(yaml: &str) -> Self {
+        Self::start_in("none", yaml).await
+    }
+
+    /// Starts both in this trust domain, and applies the YAML unless it is empty.
+    pub(crate) async fn start_in(trust_domain: &str, yaml: &str) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let dir = folder.path().display();
         let pages = format!("127.0.0.1:{}", free_port());
         let control = format!(
-            "control --trust-domain none --admin {pages} --grpc unix:{dir}/control.sock --data-dir {dir}/data"
+            "control --trust-domain {trust_domain} --admin {pages} --grpc unix:{dir}/control.sock --data-dir {dir}/data"
         );
         let control = Program::fairmesh(folder.path().join("control.log"), &control);
         let metrics = format!("127.0.0.1:{}", free_port());

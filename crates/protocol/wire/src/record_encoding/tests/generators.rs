@@ -246,7 +246,10 @@ fn policy() -> impl Strategy<Value = Policy> {
     let balancing = (any::<u32>(), balancing());
     let key = collection::vec(key_source(), 0..3);
     let lookaside = option::of("[a-z]{1,8}:[1-9][0-9]{1,3}");
-    let modes = select(vec![MtlsMode::Strict, MtlsMode::Permissive]);
+    let modes = (
+        select(vec![MtlsMode::Strict, MtlsMode::Permissive]),
+        select(vec![LocalTransport::Kernel, LocalTransport::Sidecar]),
+    );
     let sources = "[a-z]{1,5}/([a-z]{1,5}|[*])".prop_map(|text| RouteSource::new(&text).unwrap());
     let security = (option::of(authorization()), modes, collection::vec(sources, 0..3));
     let rest = (option::of(health_check()), lookaside, option::of(traffic()), security);
@@ -259,7 +262,7 @@ fn policy() -> impl Strategy<Value = Policy> {
             (subset, balancing),
             timeouts,
             (retries, limit, (key, role, restated)),
-            (health_check, lookaside, traffic, (authorization, mtls, accept_routes_from)),
+            (health_check, lookaside, traffic, (authorization, (mtls, local_transport), accept_routes_from)),
         )| {
             Policy {
                 routes,
@@ -275,6 +278,7 @@ fn policy() -> impl Strategy<Value = Policy> {
                 traffic: traffic.map(Box::new),
                 authorization: authorization.map(Box::new),
                 mtls,
+                local_transport,
                 accept_routes_from,
                 restated: Default::default(),
             }
