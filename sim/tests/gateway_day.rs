@@ -312,6 +312,7 @@ fn fleet(seed: u64) -> (Vec<Backend>, Vec<PlacedService>, BTreeMap<ServiceName, 
             present: BTreeSet::new(),
             is_pinned: false,
             is_sandboxed: false,
+            given_back: 0,
         });
     }
     let quotas = BTreeMap::new();
