@@ -275,11 +275,7 @@ async fn run(args: RoleArgs) -> Result<(), BoxError> {
         Role::ShardSource { .. } | Role::ShardAgent { .. } | Role::ShardCaller { .. } => {
             run_shards(args.role, &args.dir).await
         }
-        Role::LoadPair { protocol, cgroup, host, .. } => {
-            proxy_ends::run(protocol, cgroup.as_deref(), &host).await
-        }
-        Role::Chain { cgroup } => chain::run(&cgroup).await,
-        Role::Pods { servers } => pods::run(&servers).await,
+        Role::LoadPair { .. } | Role::Chain { .. } | Role::Pods { .. } => run_ends(args.role).await,
         Role::Relay { listen, to } => tcp_relay::run(listen, &to).await,
         Role::HyperProxy { listen, to } => hyper_proxy::run(listen, &to).await,
         // The process image has been replaced.
@@ -296,6 +292,18 @@ async fn run(args: RoleArgs) -> Result<(), BoxError> {
         Role::RemoteServers { address } => rare_calls::serve(address, agent).await,
         Role::RareCalls(rare) => rare_calls::call(rare, agent).await,
         Role::Cleanup => cleanup::sweep(&args.dir).await,
+    }
+}
+
+/// The roles that call and serve at once.
+async fn run_ends(role: Role) -> Result<(), BoxError> {
+    match role {
+        Role::LoadPair { protocol, cgroup, host, .. } => {
+            proxy_ends::run(protocol, cgroup.as_deref(), &host).await
+        }
+        Role::Chain { cgroup } => chain::run(&cgroup).await,
+        Role::Pods { servers } => pods::run(&servers).await,
+        _ => Ok(()),
     }
 }
 

@@ -211,7 +211,10 @@ impl Application {
         let (mut random, mut due) = (Generator::new(seed), Instant::now());
         let mut calls = JoinSet::new();
         let mut clocked = Clocked::default();
-        while rate > 0.0 {
+        if rate <= 0.0 {
+            return clocked;
+        }
+        loop {
             due += Duration::from_secs_f64(exponential(&mut random) / rate);
             if due >= to {
                 break;

@@ -11,8 +11,8 @@ use std::{
 };
 
 use fairmesh_model::{
-    DefaultsScope, Endpoint, Hosts, InheritedDefaults, PolicyDefaults, Prefix, Record, RecordKey,
-    ServiceKind, ServiceName,
+    DefaultsScope, Endpoint, Hosts, InheritedDefaults, MeasuredDistances, PolicyDefaults, Prefix, Record,
+    RecordKey, ServiceKind, ServiceName,
 };
 use fairmesh_planner::{
     MeshFacts, PolicyFacts, ServiceFacts, StoredDrain, StoredTable, Subset, TopologyFacts,
@@ -131,6 +131,13 @@ struct Change<'a> {
     revision: u64,
 }
 
+fn measured(record: Record) -> Option<MeasuredDistances> {
+    match record {
+        Record::MeasuredDistances(distances) => Some(distances),
+        _ => None,
+    }
+}
+
 /// Applies the change at a key to the facts. `before` returns the entry that the change replaces.
 fn apply(facts: &mut MeshFacts, key: RecordKey, change: Change<'_>, before: impl FnOnce() -> Option<Entry>) {
     let Change { value, revision } = change;
@@ -176,11 +183,7 @@ fn apply(facts: &mut MeshFacts, key: RecordKey, change: Change<'_>, before: impl
             _ => facts.set_round_trips(Default::default()),
         },
         RecordKey::MeasuredDistances(from) => {
-            let distances = match record() {
-                Some(Record::MeasuredDistances(distances)) => Some(distances),
-                _ => None,
-            };
-            facts.set_measured(from.clone(), distances);
+            facts.set_measured(from.clone(), record().and_then(measured));
         }
         _ => {}
     }

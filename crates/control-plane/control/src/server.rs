@@ -215,13 +215,12 @@ impl Control {
         let read_lease = store.lease_expiry().map(ReadLease::new);
         let backend = ControlRib::new((&node, &applied), read_lease.clone(), (permissions, tokens.clone()));
         let services = RibServer::new(backend, closing.clone()).with_services(other_services);
-        let files = watch_files(&config.sources, &registry, store_tasks, writes_ended);
         let sources = MetricSources {
             store: store.clone(),
             node: node.clone(),
             endpoint_counts: indices.endpoint_counts.clone(),
             checks: checks.clone(),
-            files,
+            files: watch_files(&config.sources, &registry, store_tasks, writes_ended),
             registry: registry.clone(),
             quotas: quotas.clone(),
             observed,

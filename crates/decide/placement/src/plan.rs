@@ -174,7 +174,7 @@ impl<'a> Planner<'a> {
         damaged.iter().for_each(|wish| self.reserve(wish));
         // With all others in place: a service that gets smaller must not lie among the backends of any other.
         // Where two do, one of them may have to go first.
-        while placed.iter().fold(false, |is_smaller, wish| self.shrink(**wish) || is_smaller) {}
+        while placed.iter().filter(|wish| self.shrink(***wish)).count() > 0 {}
         wishes.iter().for_each(|wish| self.count(wish));
         for wish in damaged {
             if wish.is_pinned {

@@ -105,6 +105,7 @@ pub(crate) fn register(registry: &mut Registry, connections: &Arc<Connections>) 
             "Connections refused at the maximum of all tenants",
             &metrics.refused_connections,
         ),
+        ("load_reports_failed", "Reports of the load that no control plane took", &metrics.failed_reports),
         (
             "handshakes_refused",
             "Connections refused since their address had its share of unfinished handshakes",
@@ -123,8 +124,6 @@ pub(crate) fn register(registry: &mut Registry, connections: &Arc<Connections>) 
     ] {
         registry.counter(name, help, counter);
     }
-    let help = "Reports of the load that no control plane took";
-    registry.counter("load_reports_failed", help, &metrics.failed_reports);
     let help = "Connections whose caller has not proved its identity";
     registry.gauge("handshakes_open", help, connections.unidentified.open());
     metrics.edge.connections.register(registry);

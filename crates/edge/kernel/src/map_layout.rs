@@ -42,7 +42,7 @@ pub(crate) const WITHDRAWN: u64 = u64::MAX;
 /// Maximum length of a load report in a response that the kernel sends to its caller, in bytes.
 pub(crate) const LOAD_BYTES: usize = 128;
 /// Maximum number of endpoints with a permit, and maximum length of the fields in one, in bytes.
-pub(crate) const PERMITS: u32 = 1024;
+pub(crate) const PERMITS: u32 = 192;
 pub(crate) const PERMIT_BYTES: usize = 512;
 /// Values of a slot's owner for absent and idle slots. Any other value is the cookie of a caller's socket.
 pub(crate) const SLOT_ABSENT: u64 = 0;

@@ -288,8 +288,7 @@ impl ServerBuilder {
         let _ = timeout_at(started, layer.shared.authorizer.ready()).await;
         let lease = Arc::new(self.keep_lease(&registry, &registration));
         let cpu = self.cpu.take().unwrap_or_else(Cpu::of_this_program);
-        let load = &layer.shared.load;
-        let cpu_sampler = CpuSampler::start(cpu.clone(), Arc::clone(load));
+        let cpu_sampler = CpuSampler::start(cpu.clone(), Arc::clone(&layer.shared.load));
         let signals =
             SignalReports::of_server(Arc::clone(&registry), registration.clone(), cpu, &layer.shared);
         let shared = Arc::clone(&layer.shared);

@@ -389,11 +389,8 @@ fn backend_that_a_launcher_starts_gets_no_services() {
 #[tokio::test(start_paused = true)]
 async fn services_that_peak_together_are_taken_apart_after_a_day() {
     let mut facts = facts();
-    for name in ["five", "six"] {
-        facts.backends.insert(Label::new(name).unwrap(), backend("a"));
-    }
-    for name in ["five", "six", "seven"] {
-        facts.backends.insert(Label::new(format!("{name}-b")).unwrap(), backend("b"));
+    for (name, zone) in [("five", "a"), ("six", "a"), ("five-b", "b"), ("six-b", "b"), ("seven-b", "b")] {
+        facts.backends.insert(Label::new(name).unwrap(), backend(zone));
     }
     let placement = |names: [&str; 2]| Placement {
         home_zone: Zone::new("a").unwrap(),

@@ -64,8 +64,7 @@ impl TryFrom<v1::Policy> for Policy {
     type Error = Invalid;
 
     fn try_from(message: v1::Policy) -> Result<Self, Invalid> {
-        let (mtls, local_transport) =
-            (read_mtls(message.mtls()), read_local_transport(message.local_transport));
+        let mtls = read_mtls(message.mtls());
         let route = |(i, route): (usize, v1::Route)| {
             Route::try_from(route).map_err(|e| e.within(format!("routes[{i}]")))
         };
@@ -105,7 +104,7 @@ impl TryFrom<v1::Policy> for Policy {
                 .transpose()
                 .map_err(|e| e.within("authorization"))?,
             mtls,
-            local_transport,
+            local_transport: read_local_transport(message.local_transport),
             accept_routes_from: message
                 .accept_routes_from
                 .iter()

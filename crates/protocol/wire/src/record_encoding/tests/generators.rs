@@ -30,7 +30,11 @@ fn micros(range: std::ops::Range<u64>) -> impl Strategy<Value = Duration> {
 fn address() -> impl Strategy<Value = std::net::SocketAddr> {
     let callable = |ip: &std::net::IpAddr| {
         let ip = ip.to_canonical();
-        !ip.is_multicast() && !ip.is_unspecified() && ip != std::net::Ipv4Addr::BROADCAST
+        let is_link_local = match ip {
+            std::net::IpAddr::V4(ip) => ip.is_link_local(),
+            std::net::IpAddr::V6(ip) => ip.is_unicast_link_local(),
+        };
+        !ip.is_multicast() && !ip.is_unspecified() && ip != std::net::Ipv4Addr::BROADCAST && !is_link_local
     };
     (any::<std::net::IpAddr>().prop_filter("of one machine", callable), 1..=u16::MAX).prop_map(Into::into)
 }
@@ -233,6 +237,11 @@ fn locality() -> impl Strategy<Value = Locality> {
     (rings, any::<bool>()).prop_map(|(rings, local_only)| Locality { rings, zone_first: false, local_only })
 }
 
+fn modes() -> impl Strategy<Value = (MtlsMode, LocalTransport)> {
+    let mtls = select(vec![MtlsMode::Strict, MtlsMode::Permissive]);
+    (mtls, select(vec![LocalTransport::Kernel, LocalTransport::Sidecar]))
+}
+
 fn policy() -> impl Strategy<Value = Policy> {
     let retries =
         (1..=10_u32, 0..=100_u32, any::<u32>()).prop_map(|(attempts, budget_percent, budget_floor)| {
@@ -246,12 +255,8 @@ fn policy() -> impl Strategy<Value = Policy> {
     let balancing = (any::<u32>(), balancing());
     let key = collection::vec(key_source(), 0..3);
     let lookaside = option::of("[a-z]{1,8}:[1-9][0-9]{1,3}");
-    let modes = (
-        select(vec![MtlsMode::Strict, MtlsMode::Permissive]),
-        select(vec![LocalTransport::Kernel, LocalTransport::Sidecar]),
-    );
     let sources = "[a-z]{1,5}/([a-z]{1,5}|[*])".prop_map(|text| RouteSource::new(&text).unwrap());
-    let security = (option::of(authorization()), modes, collection::vec(sources, 0..3));
+    let security = (option::of(authorization()), modes(), collection::vec(sources, 0..3));
     let rest = (option::of(health_check()), lookaside, option::of(traffic()), security);
     let restated = collection::btree_set(select(PolicyField::ALL.to_vec()), 0..4);
     let key = (key, option::of(name()), restated);
