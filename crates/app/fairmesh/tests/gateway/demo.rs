@@ -1,13 +1,10 @@
 //! Runs the demonstration of `make demo-gateway` with fewer requests: network namespaces, unmodified curl and Python.
 
-use std::{
-    path::Path,
-    process::Command,
-    time::{Duration, Instant},
-};
+use std::{path::Path, process::Command, time::Duration};
 
 use fairmesh_test_support::{binary, skipped};
 use serde_json::Value;
+use tokio::time::Instant;
 
 /// Connections of each tenant, and requests on each connection.
 const CONNECTIONS: &str = "25";
