@@ -233,7 +233,7 @@ struct link {
 struct permit {
 	u64 generation;
 	u64 until;    /* by the clock of the programs; 0 while nothing is permitted */
-	u32 endpoint; /* of which it is */
+	u32 endpoint; /* that owns it */
 	u32 length;   /* of the fields in bytes, a multiple of 8 */
 	u64 fields[PERMIT_BYTES / 8]; /* lines of the head that say who calls, as the server writes them by mutual TLS */
 };

@@ -200,7 +200,7 @@ impl Application {
         join_all(groups).await.into_iter().fold(Clocked::default(), Clocked::plus)
     }
 
-    /// Makes calls at random times until `to`, and clocks those that begin after `from`. The number of calls in flight
+    /// Makes calls at random times until `to`, and clocks each call that begins after `from`. The number of calls in flight
     /// is bounded by their deadline.
     async fn call_at_rate(
         self: Arc<Self>,

@@ -48,7 +48,7 @@ pub struct BackendLevels {
     pub alerted: BTreeSet<Label>,
     /// Services whose connections overload a backend, and the limit of new ones a second at each replica that fits what was usual.
     pub attacked: BTreeMap<ServiceName, u32>,
-    /// Backends of which a replica has crashed lately.
+    /// Backends with a replica that has crashed lately.
     pub crashed: BTreeSet<Label>,
     /// The replicas that report.
     pub reporting: BTreeSet<SocketAddr>,

@@ -223,7 +223,7 @@ impl LoadBoard {
         limit.max(LEAST_LIMIT)
     }
 
-    /// Backends of which a replica ended without a word in the last [`CRASHED_FOR`], as of the last [`review`](Self::review).
+    /// Backends with a replica that ended without a word in the last [`CRASHED_FOR`], as of the last [`review`](Self::review).
     pub fn crashed(&self) -> BTreeSet<Label> {
         self.crashes.values().map(|(backend, _)| backend.clone()).collect()
     }

@@ -166,7 +166,7 @@ fn important_calls_are_dropped_where_no_less_important_ones_are_left() {
 }
 
 #[test]
-fn small_region_that_large_ones_fill_is_relieved_by_small_changes_of_shares() {
+fn small_region_is_relieved_by_small_changes_of_shares() {
     let mut world = World::new(vec![450.0, 20.0, 380.0], vec![vec![71.0], vec![80.0], vec![258.0]]);
     (0..4).for_each(|_| drop(world.round()));
     // The small region alone is left: a few percent of all calls fill it.

@@ -187,14 +187,14 @@ fn failures_in_all_regions_move_no_calls() {
     }
 }
 
-/// Servers of a region of which callers reach this part.
+/// Servers of a region where callers reach this part.
 fn reached_in_part(observation: &mut Observation, region: usize, part: f64) {
     let servers = observation.regions[region].servers.as_mut().unwrap();
     servers.spread = Some(Spread { mean: servers.load, p90: (servers.load / part).min(1.0) });
 }
 
 #[test]
-fn region_reached_in_part_sends_calls_away_before_its_mean_is_at_threshold() {
+fn region_reached_in_part_sends_calls_away_below_mean_threshold() {
     let mut world = World::new(vec![100.0; 3], vec![vec![60.0], vec![30.0], vec![30.0]]);
     (0..30).for_each(|_| drop(second(&mut world, |_| {})));
     let mut causes = Vec::new();

@@ -81,7 +81,7 @@ async fn upgraded_connection_ends_when_its_caller_is_no_longer_allowed() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn gateway_that_starts_with_unreadable_policy_refuses_calls_of_its_service_only() {
+async fn gateway_with_unreadable_policy_refuses_calls_of_its_service_only() {
     let Some(mut mesh) = Mesh::start(serve_pod().await).await else { return };
     let ruled = "{kind: Service, name: red/ruled}\n---\n\
         {kind: Policy, service: red/ruled, authorization: {rules: [{name: all, from: ['red/*']}]}}";

@@ -194,7 +194,7 @@ mod tests {
         assert_eq!(expect(&node(Some(&local))), Expect::Absent, "a policy of its own stays");
     }
     #[test]
-    fn rewritten_policy_or_rules_stay_closed_if_their_last_value_is_unreadable() {
+    fn rewritten_policy_stays_closed_if_last_value_is_unreadable() {
         let open =
             record_encoding::encode(&Policy { mtls: MtlsMode::Permissive, ..Policy::default() }.into());
         let damaged: Bytes = [0xff].as_slice().into();

@@ -233,7 +233,7 @@ impl LaunchRounds {
         self.failure = Some(Failure { backend: backend.clone(), reason, count, retry_at: now + pause });
     }
 
-    /// A launched backend of the zone that lacks one, of which a replica does not report.
+    /// A launched backend of the zone that lacks one, while a replica of it does not report.
     fn silent_in<'a>(&self, known: &Known<'a>) -> Option<&'a Label> {
         let (_, zone) = known.lacking?;
         let is_silent = |(name, backend): &(&Label, &GatewayBackend)| {

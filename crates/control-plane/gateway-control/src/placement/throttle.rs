@@ -312,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn limit_of_an_earlier_control_plane_is_lifted_and_falls_back_to_the_first() {
+    fn limit_of_earlier_control_plane_is_lifted_or_restored() {
         let mut world = World::new(Throttle::Agreed);
         world.run(2, &levels(true, true));
         world.run(96, &levels(false, false));

@@ -35,7 +35,7 @@ pub(super) struct WiderSubset {
 }
 
 impl ServicePlanner {
-    /// Widens subsets in regions of which callers reach a part, and forgets those that are not needed any more.
+    /// Widens subsets in regions where callers reach a part, and forgets wider subsets that are not needed any more.
     pub(super) fn plan_subsets(&mut self, facts: &ServiceFacts, now_ms: u64) {
         let threshold =
             facts.traffic.load_rings().first().map_or(1.0, |ring| f64::from(ring.load.millionths()) / 1e6);

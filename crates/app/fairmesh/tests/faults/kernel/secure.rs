@@ -114,7 +114,7 @@ impl Secure {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn kernel_sends_local_calls_of_strict_mesh_with_the_caller_that_mtls_proves() {
+async fn kernel_sends_local_calls_of_strict_mesh_with_proved_caller() {
     let _machine = beside_others().await;
     let Some(mesh) = Secure::start("secure", "").await else { return };
     let (by_mtls, sent) = mesh.call(1).await;

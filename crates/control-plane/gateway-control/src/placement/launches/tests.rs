@@ -130,7 +130,7 @@ async fn lacking_backend_is_started_once_and_registered() {
 }
 
 #[tokio::test]
-async fn launcher_that_fails_runs_again_after_longer_pauses_until_nothing_is_lacking() {
+async fn failed_launcher_runs_again_after_longer_pauses() {
     let mut world = World::new("echo no quota >&2; exit 1", LIMIT);
     world.launch().await;
     for (number, pause) in [(1, 10), (2, 20), (3, 40)] {

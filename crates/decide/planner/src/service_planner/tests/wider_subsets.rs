@@ -1,9 +1,9 @@
-//! Regions of many servers, of which few callers with small subsets reach a part.
+//! Regions with many servers, where few callers with small subsets reach a part.
 
 use super::*;
 
 impl World {
-    /// A world of 64 servers in each region, of which callers in `eu` use so many.
+    /// A world of 64 servers in each region. Callers in `eu` use so many of them.
     fn of_many_servers() -> Self {
         let mut world = Self::new();
         for name in ["eu", "us"] {

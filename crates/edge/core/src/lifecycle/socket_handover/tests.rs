@@ -92,7 +92,7 @@ async fn handover_socket_of_dead_proxy_is_replaced() {
 }
 
 #[tokio::test]
-async fn successor_without_a_listener_of_running_proxy_is_refused_before_it_gets_sockets() {
+async fn successor_without_listener_of_running_proxy_is_refused() {
     let folder = TempDir::new().unwrap();
     let path = folder.path().join("proxy.sock");
     let handover = Handover::open((&path, &options()), Inherited::default(), &listeners(1).await).unwrap();

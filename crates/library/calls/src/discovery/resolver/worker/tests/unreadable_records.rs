@@ -37,7 +37,7 @@ fn deliver(rig: &mut Rig, policy: (Prefix, Vec<(Arc<str>, Entry)>)) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn service_is_unavailable_where_callers_are_authorized_until_its_policy_is_readable() {
+async fn authorizing_process_refuses_service_until_its_policy_is_readable() {
     let mut rig = rig();
     rig.worker.topology.authorizes_callers = true;
     let subscription = rig.follow();
