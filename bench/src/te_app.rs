@@ -29,10 +29,11 @@ enum Part {
     Real,
 }
 
-/// Goals: mean latency relative to Waterfall's, in the worst scenario and with one region at three times its load;
-/// egress; servers.
+/// Goals: mean latency relative to Waterfall's, in the worst scenario and with one region at three times its load; share
+/// of calls that are not served, beyond Waterfall's; egress; servers.
 const VS_WATERFALL: f64 = 1.02;
 const VS_WATERFALL_3X: f64 = 0.7;
+const FAILED_BEYOND_WATERFALL: f64 = 0.001;
 const EGRESS: f64 = 0.6;
 const CAPACITY: f64 = 1.3;
 /// The applications of the paper (10, 11 and 20 services), and its cut-point and class cases.
@@ -69,6 +70,12 @@ impl Pair {
 
     fn latency_ratio(&self) -> f64 {
         self.ours.mean_ms / self.theirs.mean_ms
+    }
+
+    /// Share of calls that are not served, less Waterfall's.
+    fn failed_beyond(&self) -> f64 {
+        let share = |of: &Measured| (of.failed + of.dropped) as f64 / of.calls.max(1) as f64;
+        share(&self.ours) - share(&self.theirs)
     }
 }
 
@@ -114,6 +121,9 @@ fn simulate(quick: bool) -> Result<Report, Box<dyn Error>> {
     }
     let worst = pairs.iter().map(Pair::latency_ratio).fold(0.0, f64::max);
     report.figure("mean_vs_waterfall", worst, Some(VS_WATERFALL), "the worst scenario");
+    let failed = pairs.iter().map(Pair::failed_beyond).fold(f64::NEG_INFINITY, f64::max);
+    let note = "share of calls that are not served, less Waterfall's; the worst scenario";
+    report.figure("failed_vs_waterfall", failed, Some(FAILED_BEYOND_WATERFALL), note);
     let peaks: Vec<f64> = pairs.iter().filter(|pair| pair.has_peak).map(Pair::latency_ratio).collect();
     let mean = (peaks.iter().map(|ratio| ratio.ln()).sum::<f64>() / peaks.len().max(1) as f64).exp();
     let note = format!("geometric mean of {} scenarios with a region at three times its load", peaks.len());

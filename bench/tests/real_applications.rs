@@ -22,4 +22,7 @@ fn real_application_serves_clients_under_waterfall_and_optimizer() {
         assert!(ratio.as_f64().is_some_and(|ratio| ratio > 0.0 && ratio.is_finite()), "{report}");
     }
     assert_eq!(said.matches("calls, 0 failed)").count(), 4, "{said}");
+    let left = &report["figures"]["real_left_to_rings"];
+    assert!(left.as_f64().is_some_and(|left| left <= 1.0), "{report}");
+    assert!(!said.contains("has no planner"), "{said}");
 }
