@@ -83,7 +83,7 @@ impl FleetRange {
     }
 }
 
-/// The result of a sweep.
+/// Comparison of each combination of a grid with the baseline.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct SweepResult {

@@ -59,8 +59,9 @@ enum Event {
 /// Processes that lost their connection to a scenario event.
 #[derive(Clone, Copy, Debug, Default)]
 struct Disconnections {
-    /// Affected processes of the tree, and simulated ones that have not recovered yet.
+    /// Processes of the tree that the event disconnected. Each simulated process counts for all that it represents.
     processes: u64,
+    /// Simulated processes among them that have not recovered yet.
     missing: usize,
     ended: u64,
     back: Option<u64>,

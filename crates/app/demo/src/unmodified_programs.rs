@@ -34,7 +34,7 @@ const CALL_TIMEOUT: Duration = Duration::from_secs(20);
 const CALLS: usize = 6;
 const SEEDS: u64 = 12;
 
-/// A call that all callers make, for comparison.
+/// A call that the library and each unmodified program make, to compare the endpoints that they reach.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ComparedCall {
     pub(super) service: &'static str,

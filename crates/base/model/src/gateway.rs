@@ -112,7 +112,7 @@ pub struct ConnectionLimit {
     pub reason: String,
     /// When it was set or changed, in milliseconds since 1970.
     pub at_ms: u64,
-    /// Whether the controller set it, which then lifts it in steps.
+    /// Whether the controller set the limit, and so lifts it in steps. It leaves limits of operators unchanged.
     pub is_automatic: bool,
     /// The `per_second` before any step; 0 in records of releases without it.
     pub first_per_second: u32,

@@ -31,7 +31,7 @@ use crate::caller_numbers::CallerNumbers;
 use declared_limits::Declared;
 pub(crate) use expired_claims::QuotaController;
 
-/// Interval between the claims of a caller.
+/// Shortest interval at which a caller claims its parts of the limits.
 const CLAIM_INTERVAL: Duration = Duration::from_secs(2);
 /// Maximum number of claims per second; with more callers, intervals become longer.
 const MAX_CLAIMS_PER_SECOND: u64 = 1_000;

@@ -101,7 +101,7 @@ async fn applied_service_declaration_replaces_one_made_by_registration() {
 }
 
 #[tokio::test]
-async fn control_plane_pages_refuse_probes_of_health_checkers() {
+async fn control_plane_pages_refuse_user_agent_of_health_checks() {
     let folder = tempfile::tempdir().unwrap();
     let control = TestControl::start(config(folder.path().into())).await;
     for path in ["/readyz", "/metrics", "/nowhere"] {

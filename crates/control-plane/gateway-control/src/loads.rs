@@ -46,13 +46,14 @@ pub struct BackendLevels {
     pub growing: BTreeSet<(ServiceName, Label)>,
     /// Backends that use too much of their CPU.
     pub alerted: BTreeSet<Label>,
-    /// Services whose connections overload a backend, and the limit of new ones a second at each replica that fits what was usual.
+    /// Services whose new connections overload a backend. For each, the limit of new connections per second at a replica:
+    /// about twice the usual rate at the replica where the service is busiest.
     pub attacked: BTreeMap<ServiceName, u32>,
     /// Backends with a replica that has crashed lately.
     pub crashed: BTreeSet<Label>,
     /// The replicas that report.
     pub reporting: BTreeSet<SocketAddr>,
-    /// How often each of them does.
+    /// Interval of a replica's reports.
     pub interval: Duration,
 }
 

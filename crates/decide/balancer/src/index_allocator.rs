@@ -27,7 +27,7 @@ pub(crate) struct IndexAllocator {
     allocated: u32,
 }
 
-/// The index of an instance, with the process's incarnation.
+/// The index that is assigned to an instance, and the incarnation of the process that it was assigned for.
 #[derive(Clone, Copy, Debug)]
 struct AssignedIndex {
     index: u32,

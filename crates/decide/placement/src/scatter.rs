@@ -11,14 +11,16 @@ use crate::{
     occupied_backends::Occupied,
 };
 
-/// How often the loads of other backends are compared in the hours in which a service is busy.
+/// Number of evenly spaced samples, in the hours in which the service is busy, by which the loads of other backends are
+/// compared.
 const SAMPLES: usize = 10;
-/// How many of the backends with the least load in these hours are compared over the whole day.
+/// Number of backends with the least load in these hours that are compared over the whole day.
 const QUIETEST: usize = 5;
-/// How much lower the peak of the backend that takes over must stay than the one that is lowered. A move costs connections.
+/// The peak of the backend that takes over must stay below this part of the peak of the backend that is relieved: a move
+/// costs connections.
 const LOWER: f64 = 0.9;
 
-/// What the loads of a day call for.
+/// A move of one of several services that peak together on a backend.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Scattered {
     /// The service to move.

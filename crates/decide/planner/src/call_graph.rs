@@ -33,7 +33,8 @@ const OUTSIDE_SHARE: f64 = 0.1;
 /// Thousandths in one.
 const MILLI: f64 = 1_000.0;
 
-/// The nodes and edges of calls, with decayed sums. Bounded.
+/// Nodes and edges of the call graph, with sums of reported calls and bytes that decay by half in a fixed time. At most
+/// [`MAX_GRAPH_NODES`] nodes and [`MAX_GRAPH_EDGES`] edges.
 #[derive(Clone, Debug)]
 pub struct CallGraph {
     half_life_ms: f64,

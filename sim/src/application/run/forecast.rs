@@ -29,7 +29,8 @@ pub(super) fn forecast(scenario: &Scenario, controller: &Controller, names: &Nam
     Some(Figures::new("forecast", scenario, &problem, &plan))
 }
 
-/// Tables as shares of the model. Without a table, all calls go to the nearest region.
+/// Converts the region tables of the controller to shares of the optimizer's model, one row for each edge and source
+/// region. Without a table, all calls go to the nearest region.
 fn shares(problem: &Problem, controller: &Controller, names: &Names) -> Shares {
     let rows = problem.edges.iter().flat_map(|edge| {
         let service = problem.nodes[edge.callee].service as u16;

@@ -315,7 +315,7 @@ async fn follow(
 struct Progress {
     /// The last printed line, with the region's remaining share in it.
     last_printed: Option<(u32, String)>,
-    /// The current wait, and when it started.
+    /// The latest state, printed or not, and when it was first seen.
     waits: Option<(String, Instant)>,
 }
 

@@ -41,7 +41,7 @@ async fn raw(to: &str, request: &str) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn proxy_routes_by_host_between_all_protocols() {
+async fn proxy_routes_by_host_whatever_protocols_caller_and_server_speak() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let one = Spec::new("shop/one", "one-http1", Protocol::Http1).here(&world).await;

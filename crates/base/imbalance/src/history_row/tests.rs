@@ -93,7 +93,7 @@ fn single_imbalance_cause_accounts_for_all_waste() {
 }
 
 #[test]
-fn nested_imbalance_causes_match_manual_calculation() {
+fn waste_is_divided_among_all_four_imbalance_causes() {
     let row = row(&[
         (place("eu", "c", Some("old")), 10),
         (place("eu", "c", Some("old")), 8),

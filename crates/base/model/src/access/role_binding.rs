@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn role_binding_requires_scope_of_its_role() {
+    fn role_binding_scope_must_fit_its_role() {
         let binding = |role, tenants: &[&str], services: &[&str]| RoleBinding {
             role,
             tenants: tenants.iter().map(|name| Tenant::new(*name).unwrap()).collect(),

@@ -29,7 +29,7 @@ const MAX_AGE: Duration = Duration::from_secs(60);
 
 static REFUSED: LogLimiter = LogLimiter::new();
 
-/// Maximum number of services of one program.
+/// Maximum number of services whose identities one program gets by the selectors that it matches.
 const MAX_SELECTED: usize = 64;
 
 /// The services `Identity` and `Authority`.

@@ -163,7 +163,7 @@ async fn late_usage_reports_count_in_their_own_minute_until_it_is_closed() {
 }
 
 #[tokio::test]
-async fn imbalance_rows_expire_by_resolution_and_coarser_rows_stay() {
+async fn finer_imbalance_rows_expire_before_coarser_ones() {
     let folder = tempfile::tempdir().unwrap();
     let imbalance = Imbalance::start(&folder.path().join("imbalance.redb")).await;
     report_usage(&imbalance, "a", later(0), 2_000, later(0));

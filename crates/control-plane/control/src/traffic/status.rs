@@ -77,7 +77,8 @@ fn regions(planner: &ServicePlanner, facts: &ServiceFacts, now_ms: u64) -> Vec<v
     planner.regions.iter().enumerate().map(region).collect()
 }
 
-/// What is sent between zones of a region, and what is planned.
+/// For each pair of zones of a region: attempts and response bytes per second as reported, and the planned share of
+/// calls.
 fn zones(planner: &ServicePlanner, region: &Region) -> Vec<v1::ZoneTraffic> {
     let Some(planned) = planner.zones.get(region) else { return Vec::new() };
     let mut rows = BTreeMap::<(Zone, Zone), v1::ZoneTraffic>::new();

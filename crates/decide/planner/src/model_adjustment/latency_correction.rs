@@ -74,7 +74,7 @@ struct Mean {
     calls: f64,
     /// Milliseconds above the model.
     difference: f64,
-    /// The standard deviation of a batch.
+    /// Standard deviation of the differences of the batches, weighted by calls, in milliseconds.
     deviation: f64,
     predicted: f64,
     at_ms: u64,

@@ -22,8 +22,8 @@ use crate::{
 const DEAD_BAND: f64 = 0.02;
 /// The gap at which a solution ends.
 const GAP: f64 = 0.01;
-/// Shares that one solution goes through at most, in all its iterations together: about two seconds. Where they do not suffice, the next
-/// solution goes on from the best plan of this one. A problem with more shares is not solved.
+/// Maximum work of one solution, in shares visited by all of its iterations: about two seconds. If this is too little, the next solution
+/// continues from the plan of this one. A problem with more shares than this is not solved at all.
 const MAX_WORK: usize = 100_000_000;
 const MAX_ITERATIONS: usize = 200;
 /// The share of a region's calls that one plan moves at most, unless the shares in force overload servers: the model may be wrong, and the next

@@ -36,7 +36,8 @@ enum Frame {
     Skip(u32),
     /// The frame header, of which this many bytes were read.
     Header([u8; FRAME_HEADER], usize),
-    /// The padding length comes next; then `priority` bytes, and `length` bytes of header block and padding.
+    /// The next byte is the padding length. Then come `priority` bytes of priority fields, and the header block with its
+    /// padding, together `length` bytes.
     Padding { priority: u32, length: u32 },
     /// Inside a header block. The fields count what remains: bytes of priority fields, of the block itself, and of
     /// padding.

@@ -139,7 +139,7 @@ async fn open_watch_does_not_delay_server_stop_beyond_drain() {
 }
 
 #[tokio::test]
-async fn watch_exchanges_software_names_and_server_knows_user() {
+async fn opened_watch_has_server_hello_and_server_knows_client_name_and_uid() {
     let folder = tempfile::tempdir().unwrap();
     let address = Address::Unix(folder.path().join("agent.sock"));
     let served = serve_stub(Stub::default(), &address, Duration::ZERO).await;

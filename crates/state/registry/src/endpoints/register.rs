@@ -277,7 +277,8 @@ impl Registration {
     }
 }
 
-/// Declares a service by its first registration.
+/// Returns the operation that declares an undeclared service: by the first declaration among its registrations, or else
+/// as replicated, with the protocol of the first registration.
 fn declare(service: &ServiceName, registrations: &[&Registration]) -> Result<Op, Invalid> {
     let declared_as = registrations.iter().find_map(|registration| registration.declaration.clone());
     let declaration = match (declared_as, registrations.first()) {

@@ -103,8 +103,8 @@ pub enum PlanNote {
         shard: ShardId,
         /// Role of the copy.
         role: Role,
-        /// Whether the role permits more copies but too few servers have room for one.
-        full: bool,
+        /// Whether the role permits more copies. If so, no number of them fits on the servers.
+        may_replicate: bool,
     },
     /// No shard copy of this server fits on another server.
     Stuck {
@@ -123,12 +123,12 @@ pub enum PlanNote {
 impl fmt::Display for PlanNote {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Hot { shard, role, full: false } => write!(
+            Self::Hot { shard, role, may_replicate: false } => write!(
                 f,
                 "shard {shard} ({role}) alone overloads any server: allow more copies with --replicate {role} if the \
                  service can have them, or split it"
             ),
-            Self::Hot { shard, role, full: true } => write!(
+            Self::Hot { shard, role, may_replicate: true } => write!(
                 f,
                 "shard {shard} ({role}) alone overloads any server, and there is no room for more copies: add \
                  servers, or split it"
@@ -281,23 +281,33 @@ impl<'a> Planner<'a> {
     /// too few copies would only overload one more server.
     fn spread(&mut self, group: usize, budget: usize) -> Option<Vec<ShardMove>> {
         let (shard, role) = (self.pool.groups[group].shard, self.pool.groups[group].role.clone());
-        let full = self.options.replicate.contains(&role);
-        if full {
-            let takers = (0..self.pool.members.len()).filter(self.pool.may_take(group, None));
-            let mut takers: Vec<_> = takers.collect();
-            takers.sort_by_key(|at| (self.pool.fullness(*at), *at));
-            let holders = self.pool.groups[group].holders.clone();
-            for more in 1..=takers.len().min(budget) {
-                let part = self.pool.groups[group].part_of(holders.len() + more);
-                let fitting: Vec<_> =
-                    takers.iter().copied().filter(|at| self.matches(*at, part)).take(more).collect();
-                if part <= self.highest && fitting.len() == more {
-                    return Some(self.pool.reassign(group, [holders, fitting].concat()));
-                }
+        let may_replicate = self.options.replicate.contains(&role);
+        let added = if may_replicate { self.fitting_copies(group) } else { None };
+        let note = match added {
+            Some(added) if added.len() <= budget => {
+                let holders = self.pool.groups[group].holders.clone();
+                return Some(self.pool.reassign(group, [holders, added].concat()));
             }
-        }
-        self.notes.insert(PlanNote::Hot { shard, role, full });
+            Some(_) => PlanNote::More,
+            None => PlanNote::Hot { shard, role, may_replicate },
+        };
+        self.notes.insert(note);
         None
+    }
+
+    /// The fewest members that can take further copies so that no copy has more work than its member may have; `None`
+    /// if no number of copies fits.
+    fn fitting_copies(&self, group: usize) -> Option<Vec<usize>> {
+        let takers = (0..self.pool.members.len()).filter(self.pool.may_take(group, None));
+        let mut takers: Vec<_> = takers.collect();
+        takers.sort_by_key(|at| (self.pool.fullness(*at), *at));
+        let copies = self.pool.groups[group].holders.len();
+        (1..=takers.len()).find_map(|more| {
+            let part = self.pool.groups[group].part_of(copies + more);
+            let fitting: Vec<_> =
+                takers.iter().copied().filter(|at| self.matches(*at, part)).take(more).collect();
+            (part <= self.highest && fitting.len() == more).then_some(fitting)
+        })
     }
 
     /// Drops one unneeded copy of a shard with more copies than the median. Each remaining copy must take at most

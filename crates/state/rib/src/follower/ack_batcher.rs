@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn revision_reached_before_latest_update_is_acknowledged_again() {
+    fn unchanged_revision_is_acknowledged_again_after_update() {
         let (mut acks, now) = (AckBatcher::default(), Instant::now());
         assert!(sends(&mut acks, at(7), now, 0));
         acks.update_received();

@@ -156,7 +156,7 @@ async fn changed_rules_end_local_calls_by_kernel_within_a_second() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn mesh_default_ends_local_calls_by_kernel_within_a_second() {
+async fn sidecar_as_default_transport_ends_kernel_calls_within_a_second() {
     let _machine = beside_others().await;
     let Some(mesh) = Secure::start("forbid", "").await else { return };
     mesh.calls_by_kernel().await;

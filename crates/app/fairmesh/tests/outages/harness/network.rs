@@ -12,7 +12,7 @@ use std::{
 use fairmesh_test_support::namespaces::{Namespace, remove_orphans};
 use tokio::{runtime, sync::oneshot};
 
-/// Location of a host: in the middle, or in a region that can be cut off.
+/// Location of a host: `Core`, to which both regions are linked, or a region, which can be cut off from it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
     Core,

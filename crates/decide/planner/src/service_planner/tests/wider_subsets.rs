@@ -41,7 +41,7 @@ impl World {
 }
 
 #[test]
-fn subset_grows_until_callers_reach_region_evenly_and_calls_stay_home() {
+fn uneven_load_widens_subset_once_and_calls_stay_in_region() {
     let mut world = World::of_many_servers();
     world.obeying(10);
     assert_eq!(world.subset(), Some(40), "50 of 64 servers are at 90 %");

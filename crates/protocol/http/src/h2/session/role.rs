@@ -12,8 +12,8 @@ pub(super) enum Role {
 }
 
 impl Role {
-    /// Maximum size of a header block in several frames, in bytes. It is above the limit of headers, so that the sender
-    /// gets a proper error and a large response fails only its own call.
+    /// Maximum size of a header block that continues in CONTINUATION frames, in bytes; a larger one ends the connection.
+    /// It is a multiple of [`HEADER_LIST_LIMIT`], so that headers somewhat above that limit fail only their own call.
     pub(super) fn max_header_block(self) -> usize {
         match self {
             Self::Client => 16 * HEADER_LIST_LIMIT,

@@ -152,7 +152,7 @@ fn hot_shard_gets_more_copies_only_in_replicable_roles() {
     let fleet = Fleet::new(&[1000; 5], shards);
     let plan = fleet.plan(&options());
     assert_eq!(plan.moves, []);
-    assert_eq!(plan.notes, [PlanNote::Hot { shard: ShardId(0), role: role(), full: false }]);
+    assert_eq!(plan.notes, [PlanNote::Hot { shard: ShardId(0), role: role(), may_replicate: false }]);
     assert!(plan.notes[0].to_string().contains("--replicate primary"));
 
     // Four copies with 100 do not fit beside 20; five copies with 80 do.
@@ -163,6 +163,12 @@ fn hot_shard_gets_more_copies_only_in_replicable_roles() {
 
     let plan = fleet.plan(&PlanOptions { max_moves: 3, ..replicating() });
     assert_eq!(plan.moves, [], "too few copies would overload one more server");
+    assert_eq!(plan.notes, [PlanNote::More], "the maximum number of moves is the cause");
+
+    // No number of copies fits beside these shards.
+    let full = Fleet::new(&[1000; 2], &[(400, &[0]), (200, &[1])]);
+    let plan = full.plan(&replicating());
+    assert_eq!(plan.notes, [PlanNote::Hot { shard: ShardId(0), role: role(), may_replicate: true }]);
 }
 
 #[test]
