@@ -24,7 +24,7 @@ impl Snapshot {
     pub(crate) fn of(response: v1::ReadCallsResponse) -> Self {
         let other = response.other.map(|row| CallRow { service: OTHER.to_owned(), ..CallRow::of(&row) });
         Self {
-            rows: counted_once(&response.rows).map(CallRow::of).chain(other).collect(),
+            rows: counted_once(&response.rows).into_iter().chain(other).collect(),
             denied: response.denied,
             history_ms: response.history_ms,
             not_shown: response.not_shown,

@@ -1,6 +1,6 @@
 //! Rows of calls, and sums of rows.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use fairmesh_model::CallCounts;
 use fairmesh_wire::{
@@ -111,29 +111,78 @@ impl CallSum {
     }
 }
 
-/// Selects rows so that each call is counted once. If both caller and servers count the same calls, the servers' row
-/// is left out: a caller knows retries, faults and regions. If the servers of a service never authenticate callers,
-/// they count the calls of all callers in one row, which is left out if any caller counts calls to the service. If
-/// they do authenticate callers, the row without a caller stays: it has only calls from outside the mesh, and other
-/// calls that no caller counts.
-pub fn counted_once(rows: &[CallsRow]) -> impl Iterator<Item = &CallsRow> {
-    let of_callers = rows.iter().filter_map(|row| row.calls.as_ref()).filter(|calls| !calls.by_server);
-    let of_servers = rows.iter().filter_map(|row| row.calls.as_ref()).filter(|calls| calls.by_server);
-    let with_caller = of_servers.filter(|calls| !calls.caller.is_empty());
-    let proved: BTreeSet<_> = with_caller.map(|calls| calls.service.as_str()).collect();
-    let (mut pairs, mut services) = (BTreeSet::new(), BTreeSet::new());
-    for calls in of_callers {
-        pairs.insert((calls.caller.as_str(), calls.service.as_str()));
-        services.insert(calls.service.as_str());
+/// Callers and servers report at different times. A rest of unnamed calls below this part, in thousandths, is the
+/// difference of their windows.
+const SAME_CALLS_PERMILLE: u64 = 100;
+
+/// Converts rows so that each call is counted once. If both caller and servers count the same calls, the servers' row
+/// is left out: a caller knows retries, faults and regions. The servers' rows without a caller have the calls of callers
+/// without a service identity, whether these report or not:
+///
+/// - If the servers of a service never authenticate callers, the row has the calls of all callers. It is left out if
+///   any caller counts calls to the service.
+/// - Otherwise, the calls that callers without an identity count are subtracted. The rest comes from outside the mesh.
+pub fn counted_once(rows: &[CallsRow]) -> Vec<CallRow> {
+    let sides = CountedSides::of(rows);
+    rows.iter().filter_map(|row| sides.counted(row)).collect()
+}
+
+/// What callers and servers count, by service.
+#[derive(Debug, Default)]
+struct CountedSides<'a> {
+    /// Pairs of caller and service that callers count.
+    by_callers: BTreeSet<(&'a str, &'a str)>,
+    /// Services with calls that callers count.
+    called: BTreeSet<&'a str>,
+    /// Services whose servers authenticate callers.
+    proved: BTreeSet<&'a str>,
+    /// Calls without a caller's name, as counted by callers and by servers.
+    unnamed: BTreeMap<&'a str, [u64; 2]>,
+}
+
+impl<'a> CountedSides<'a> {
+    fn of(rows: &'a [CallsRow]) -> Self {
+        let mut sides = Self::default();
+        for calls in rows.iter().filter_map(|row| row.calls.as_ref()) {
+            let (caller, service) = (calls.caller.as_str(), calls.service.as_str());
+            if caller.is_empty() {
+                let [by_callers, by_servers] = sides.unnamed.entry(service).or_default();
+                let sum = if calls.by_server { by_servers } else { by_callers };
+                *sum = sum.saturating_add(calls.calls);
+            } else if calls.by_server {
+                sides.proved.insert(service);
+            }
+            if !calls.by_server {
+                sides.by_callers.insert((caller, service));
+                sides.called.insert(service);
+            }
+        }
+        sides
     }
-    rows.iter().filter(move |row| {
-        let Some(calls) = &row.calls else { return false };
-        let is_counted_by_caller = match calls.caller.as_str() {
-            "" => services.contains(calls.service.as_str()) && !proved.contains(calls.service.as_str()),
-            caller => pairs.contains(&(caller, calls.service.as_str())),
-        };
-        !calls.by_server || !is_counted_by_caller
-    })
+
+    /// `None` if the calls of this row are in other rows.
+    fn counted(&self, row: &CallsRow) -> Option<CallRow> {
+        let calls = row.calls.as_ref()?;
+        let (caller, service) = (calls.caller.as_str(), calls.service.as_str());
+        let mut counted = CallRow::of(row);
+        match (calls.by_server, caller) {
+            (false, _) => {}
+            (true, "") if !self.proved.contains(service) => {
+                return (!self.called.contains(service)).then_some(counted);
+            }
+            (true, "") => {
+                let [by_callers, by_servers] = self.unnamed.get(service).copied().unwrap_or_default();
+                let rest = by_servers.saturating_sub(by_callers);
+                if rest.saturating_mul(1_000) < by_servers.saturating_mul(SAME_CALLS_PERMILLE) {
+                    return None;
+                }
+                counted.counts = counted.counts.take_part(rest, by_servers);
+            }
+            (true, _) if self.by_callers.contains(&(caller, service)) => return None,
+            (true, _) => {}
+        }
+        Some(counted)
+    }
 }
 
 #[cfg(test)]
@@ -162,8 +211,32 @@ mod tests {
             row("shop/web", "shop/plain", false, 9),
             row("", "shop/plain", true, 9),
         ];
-        let shown: Vec<_> = counted_once(&rows).map(CallRow::of).collect();
-        let shown: Vec<_> = shown.iter().map(|row| (row.caller.as_str(), row.counts.calls())).collect();
-        assert_eq!(shown, [("shop/web", 10), ("shop/ads", 3), (UNKNOWN, 5), (UNKNOWN, 7), ("shop/web", 9)]);
+        assert_eq!(
+            shown(&rows),
+            [("shop/web", 10), ("shop/ads", 3), (UNKNOWN, 5), (UNKNOWN, 7), ("shop/web", 9)]
+        );
+    }
+
+    #[test]
+    fn calls_of_callers_without_identity_are_shown_once() {
+        let rows = |by_callers, by_servers| {
+            vec![
+                row("shop/web", "shop/cart", true, 3),
+                row("", "shop/cart", false, by_callers),
+                row("", "shop/cart", true, by_servers),
+            ]
+        };
+        assert_eq!(shown(&rows(100, 104)), [("shop/web", 3), (UNKNOWN, 100)]);
+        assert_eq!(shown(&rows(100, 90)), [("shop/web", 3), (UNKNOWN, 100)]);
+        // Half of the calls come from outside the mesh.
+        assert_eq!(shown(&rows(100, 200)), [("shop/web", 3), (UNKNOWN, 100), (UNKNOWN, 100)]);
+    }
+
+    fn shown(rows: &[CallsRow]) -> Vec<(&str, u64)> {
+        let name = |caller: &str| {
+            let named = rows.iter().filter_map(|row| row.calls.as_ref()).find(|calls| calls.caller == caller);
+            named.map_or(UNKNOWN, |calls| calls.caller.as_str())
+        };
+        counted_once(rows).iter().map(|row| (name(&row.caller), row.counts.calls())).collect()
     }
 }

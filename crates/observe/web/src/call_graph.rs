@@ -118,7 +118,7 @@ pub(crate) fn graph(
 /// Returns the rows of a response, with each call counted once, and the row of merged paths.
 pub(crate) fn rows(response: &v1::ReadCallsResponse) -> Vec<CallRow> {
     let other = response.other.as_ref().map(|row| CallRow { service: OTHER.to_owned(), ..CallRow::of(row) });
-    counted_once(&response.rows).map(CallRow::of).chain(other).collect()
+    counted_once(&response.rows).into_iter().chain(other).collect()
 }
 
 #[cfg(test)]
