@@ -98,15 +98,21 @@ pub async fn run(args: DemoArgs) -> Result<(), DemoError> {
     tokio::pin!(terminated);
     say(&format!("Starting the shop in {}:\n", dir.display()));
     let mut fleet = Fleet::start(&dir, &print_step)?;
-    let outcome = tokio::select! {
-        outcome = play(&mut fleet, &args) => outcome,
-        () = &mut terminated => Err(interrupted()),
+    let played = tokio::select! {
+        outcome = play(&mut fleet, &args) => Some(outcome),
+        () = &mut terminated => None,
     };
-    if args.keep && outcome.is_ok() {
-        // The fleet is kept even if the output is closed.
+    if args.keep
+        && let Some(outcome) = &played
+    {
+        // After an error too, so that its cause can be found. The fleet is kept even if the output is closed.
+        if let Err(error) = outcome {
+            say(&format!("\nThe demo has failed: {error}\n\n"));
+        }
         let _ = output::write(&kept(&fleet, &dir, args.dir.is_some()));
         terminated.await;
     }
+    let outcome = played.unwrap_or_else(|| Err(interrupted()));
     // Also after an error: a server stops its children only when asked to stop.
     let stopped = fleet.stop().await;
     match outcome {
@@ -123,7 +129,8 @@ fn interrupted() -> DemoError {
 async fn play(fleet: &mut Fleet, args: &DemoArgs) -> Result<(), DemoError> {
     let start = Instant::now();
     fleet.up(&print_step).await?;
-    say(&format!("  up after {:.1} s\n\n", start.elapsed().as_secs_f64()));
+    let page = format!("http://{}/ui/", fleet.control_http);
+    say(&format!("  up after {:.1} s; who calls whom is shown at {page}\n\n", start.elapsed().as_secs_f64()));
     show(fleet, args).await
 }
 
@@ -273,6 +280,7 @@ fn kept(fleet: &Fleet, dir: &Path, stays: bool) -> String {
         "  {binary} register shop/hello --address 127.0.0.1:8000 -- python3 -m http.server 8000 --bind 127.0.0.1"
     );
     let _ = writeln!(text, "  curl http://{}/metrics\n", fleet.control_http);
+    let _ = writeln!(text, "The web page is at http://{}/ui/.", fleet.control_http);
     let then = if stays { "it stays" } else { "it goes with the shop; --dir keeps it" };
     let _ = writeln!(text, "Sockets, data and logs are in {}: {then}.", dir.display());
     text

@@ -99,7 +99,9 @@ async fn demo_fails_only_calls_in_flight_on_killed_server() {
     command.arg(format!("PATH={}", env::var("PATH").unwrap_or_default()));
     command.args([env!("CARGO_BIN_EXE_fairmesh"), "demo", "--quick", "--report"]).arg(&file);
     command.arg("--dir").arg(&fleet);
-    let told = run(command, "", Duration::from_secs(240)).await.ok();
+    let ran = run(command, "", Duration::from_secs(240)).await;
+    assert!(ran.err.contains("/ui/"), "{ran:?}");
+    let told = ran.ok();
 
     let figures: Value = serde_json::from_str(&fs::read_to_string(&file).unwrap()).unwrap();
     let calls = figures["calls"].as_u64().unwrap();
