@@ -80,9 +80,7 @@ impl AccessControl {
         let (admin, relays) = (grants.admin, grants.relays_reports);
         let refusal = match need {
             Need::Report if !admin && grants.machine.is_none() && grants.registrar.is_empty() => {
-                Status::permission_denied(format!(
-                    "{who} sends no reports: agents, processes of the mesh and programs with an identity of their own do"
-                ))
+                for_programs(who, "sends no reports")
             }
             Need::View(service) if !views(service) => not_found(who, service),
             Need::ViewHistory(service) if !grants.may_view(service, || false) => {
@@ -114,10 +112,9 @@ impl AccessControl {
             }
             Need::Claim(service) if !admin && !views(service) => not_found(who, service),
             // The parts of a user, who makes no calls, would be taken from those who do.
-            Need::Claim(service) if !admin && grants.machine.is_none() => Status::permission_denied(format!(
-                "{who} claims no parts of limits of {service}: agents, processes of the mesh and programs with an identity of \
-                 their own do"
-            )),
+            Need::Claim(_) if !admin && grants.machine.is_none() => {
+                for_programs(who, "claims no parts of limits")
+            }
             Need::Check(region) if !grants.may_check(region) => Status::permission_denied(format!(
                 "{who} does not check the region {region}: an agent checks the one in which it joined, if it vouches for all \
                  tenants"
@@ -288,6 +285,13 @@ fn unstated(transport: &Caller) -> Status {
     Status::permission_denied(format!(
         "{transport} passes on a call without the statement of its maker, which has no rights: call through an agent, call the \
          control plane, or upgrade the caller"
+    ))
+}
+
+/// Returns the refusal of what only callers and servers do, for a caller that is neither.
+fn for_programs(who: &Caller, refused: &str) -> Status {
+    Status::permission_denied(format!(
+        "{who} {refused}: agents, processes of the mesh and programs with an identity of their own do"
     ))
 }
 
