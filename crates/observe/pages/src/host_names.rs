@@ -11,7 +11,7 @@ use http::{HeaderMap, HeaderName, StatusCode, header};
 
 /// Headers that browsers send with every request, and that scripts cannot leave out; programs such as Prometheus send
 /// none of them.
-const OF_BROWSERS: [HeaderName; 4] =
+static OF_BROWSERS: [HeaderName; 4] =
     [header::ACCEPT_LANGUAGE, header::ORIGIN, header::REFERER, HeaderName::from_static("sec-fetch-site")];
 
 /// Host names under which browsers may address pages.
