@@ -18,7 +18,7 @@ use fairmesh_planner::{
     Now, RegionEndpoints, ServiceFacts, ServicePlanner, ServiceReports, StoredDrain, StoredTable, Subset,
     TableWrite, TopologyFacts, next_keep,
 };
-use fairmesh_signals::{ReportSums, SumLimits};
+use fairmesh_signals::{ReportOwner, ReportSums, SumLimits};
 
 use crate::{
     sampling::unit,
@@ -165,7 +165,11 @@ impl Traffic {
                 *last = Some(report.at);
                 let times =
                     (Duration::from_nanos(self.spec.every.nanos()), Duration::from_nanos(at - report.at));
-                self.sums.record(report.message(region, &self.names, times), now / 1_000_000);
+                self.sums.record(
+                    &ReportOwner::of_mesh(),
+                    report.message(region, &self.names, times),
+                    now / 1_000_000,
+                );
             }
         }
     }

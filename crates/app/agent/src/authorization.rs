@@ -10,6 +10,7 @@
 mod attestor;
 mod claimed_services;
 mod method_permissions;
+mod report_sender;
 
 use std::{collections::BTreeSet, mem, sync::Arc};
 
@@ -25,13 +26,15 @@ use claimed_services::Asked;
 use fairmesh_model::{Identity, ProgramFacts, Region, ServiceName, SpiffeId};
 use fairmesh_rib::{
     access::{
-        CountedRows, RefusedRows, RefusedSubjects, RowSubject, is_refusal,
+        CountedRows, RefusedRows, RefusedSubjects, RowSubject, incomplete_services, is_refusal,
+        limit_statements,
         request_needs::{FRAME, one_message},
     },
     follower::FollowerHandle,
 };
 use fairmesh_wire::{LogLimiter, STATEMENT, grpc_stubs::MAX_MESSAGE, transport::Services};
 use method_permissions::{Access, METHODS};
+pub(crate) use report_sender::ReportSender;
 use tonic::Status;
 
 use crate::identity::{AgentIdentity, is_own_user};
@@ -47,7 +50,7 @@ pub(crate) struct Gate {
 }
 
 /// The program that calls this agent.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 enum Program {
     /// A program run by root or the agent's own user. The agent issues every identity to such a program.
     Own,
@@ -104,10 +107,13 @@ impl Gate {
         let kept = self.keep_permitted_rows((identity, &program), (row.path, body)).await;
         let (body, refused) = kept.inspect_err(|refused| log_refusal(row.path, refused))?;
         head.extensions.insert(refused);
+        let (identity, attestor) = (identity.clone(), Arc::clone(&self.attestor));
+        head.extensions.insert(ReportSender { identity, attestor, program });
         Ok(Request::from_parts(head, Body::from(body)))
     }
 
-    /// Returns the body of a permitted call, without those rows of counts that the program may not report.
+    /// Returns the body of a permitted call, without those rows of counts and incomplete services that the program may
+    /// not report.
     async fn keep_permitted_rows(
         &self,
         (identity, program): (&AgentIdentity, &Program),
@@ -117,6 +123,7 @@ impl Gate {
         if matches!(program, Program::Own) {
             return Ok((body, all));
         }
+        let body = self.limit_statements((identity, program), (path, body)).await?;
         let Some(rows) = CountedRows::of(path, &body)? else { return Ok((body, all)) };
         let needs = rows.subjects().map(RowSubject::needs).collect::<Result<Vec<_>, _>>()?;
         // Ask once for all rows: a report has thousands, and is sent again if it takes seconds.
@@ -151,6 +158,20 @@ impl Gate {
 }
 
 impl Gate {
+    /// Returns the body of a call without incomplete services that the program may not call.
+    async fn limit_statements(
+        &self,
+        (identity, program): (&AgentIdentity, &Program),
+        (path, body): (&str, Bytes),
+    ) -> Result<Bytes, Status> {
+        let named = incomplete_services(path, &body)?;
+        let refused = match named.is_empty() {
+            true => RefusedCalls::new(),
+            false => self.refused_calls(identity, program, &named).await?,
+        };
+        limit_statements((path, body), |service| !refused.contains_key(service))
+    }
+
     async fn decide(&self, identity: &AgentIdentity, program: &Program, asked: &Asked) -> Result<(), Status> {
         match program {
             Program::Own => Ok(()),

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use fairmesh_model::{CountReport, Invalid, Region};
 use fairmesh_rib::{CountRelay, Forwarder, ReportRelay, access::RefusedRows};
-use fairmesh_signals::SumLimits;
+use fairmesh_signals::{ReportOwner, SumLimits};
 use fairmesh_wire::v1::{self, imbalance_server::Imbalance, signals_server::Signals};
 use prometheus_client::registry::Registry;
 use tokio::time::Instant;
@@ -17,6 +17,8 @@ use tonic::{Request, Response, Status};
 
 use call_sums::CallSums;
 use usage_forwarder::UsageForwarder;
+
+use crate::authorization::ReportSender;
 
 /// The gRPC services `Signals` and `Imbalance` of the agent, and the loops that report upstream.
 #[derive(Clone, Debug)]
@@ -38,7 +40,7 @@ impl Reports {
     pub(crate) fn new(forward: Forwarder, upstreams: String, region: Region) -> Self {
         let upstream = forward.upstream();
         let rates = ReportRelay::new(upstream.clone(), Some(region), SumLimits::AGENT);
-        let counts = CountRelay::new(upstream.clone(), SumLimits::AGENT.reporters);
+        let counts = CountRelay::new(upstream.clone(), SumLimits::AGENT);
         let usages = UsageForwarder::new(upstream.clone());
         Self { usages, rates, counts, forward, calls: Arc::default(), began: Instant::now(), upstreams }
     }
@@ -63,12 +65,16 @@ impl Reports {
         u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX)
     }
 
-    fn take(&self, mut report: v1::ReportSignalsRequest) -> Result<v1::ReportSignalsResponse, Invalid> {
+    fn take(
+        &self,
+        owner: &ReportOwner,
+        mut report: v1::ReportSignalsRequest,
+    ) -> Result<v1::ReportSignalsResponse, Invalid> {
         let add = |counts: &CountReport| self.calls().add(counts, self.now_ms());
-        if let Some(response) = self.counts.take(&mut report, add)? {
+        if let Some(response) = self.counts.take(owner, &mut report, add)? {
             return Ok(response);
         }
-        let response = self.rates.take_rates(&mut report)?;
+        let response = self.rates.take_rates(owner, &mut report)?;
         for (i, usage) in report.usages.into_iter().enumerate() {
             self.usages.put(usage).map_err(|e| e.within(format!("usages[{i}]")))?;
         }
@@ -83,9 +89,14 @@ impl Signals for Reports {
         request: Request<v1::ReportSignalsRequest>,
     ) -> Result<Response<v1::ReportSignalsResponse>, Status> {
         let refused = RefusedRows::of(&request);
-        let taken = self.take(request.into_inner());
+        let sender = request.extensions().get::<ReportSender>().cloned();
+        let owner = sender.as_ref().map_or_else(ReportOwner::of_mesh, ReportSender::owner);
+        let taken = self.take(&owner, request.into_inner());
         let mut taken = taken.map_err(|e| Status::invalid_argument(e.to_string()))?;
         taken.refused_rows += refused;
+        if let Some(sender) = sender {
+            sender.keep_visible(&mut taken.watched).await;
+        }
         Ok(Response::new(taken))
     }
 

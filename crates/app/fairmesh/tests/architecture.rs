@@ -33,7 +33,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     // Values for operators, from records and reports. Their readers are in other crates.
     ("views", &["model", "wire"]),
     // The page shows the data of a source; the control plane is one source.
-    ("web", &["model", "wire", "views"]),
+    ("web", &["model", "pages", "wire", "views"]),
     ("balancer", &["model"]),
     ("imbalance", &["model"]),
     ("router", &["model", "balancer"]),

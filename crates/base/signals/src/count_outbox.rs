@@ -219,7 +219,9 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::CountInbox;
+    use crate::{CountInbox, ReportOwner, SumLimits};
+
+    const LIMITS: SumLimits = SumLimits { reporters: 4, rows: 0, served: 0, limited_percent: 50 };
 
     fn interval(
         services: impl Iterator<Item = usize>,
@@ -325,7 +327,7 @@ mod tests {
         fn outbox_delivers_each_call_once_despite_losses(
             steps in prop::collection::vec((0_u64..50, any::<bool>(), any::<bool>()), 1..60)
         ) {
-            let (mut outbox, mut inbox) = (CountOutbox::new(7), CountInbox::new(4));
+            let (mut outbox, mut inbox) = (CountOutbox::new(7), CountInbox::new(LIMITS));
             let (mut made, mut arrived, mut now_ms) = (0, 0, 0);
             let lossless = (0..60).map(|_| (0, true, true));
             for (count, is_delivered, is_acknowledged) in steps.into_iter().chain(lossless) {
@@ -333,7 +335,7 @@ mod tests {
                 outbox.add(interval(0..1, count, (0, 1_000)), now_ms);
                 made += count;
                 let Some(report) = outbox.next(now_ms) else { continue };
-                if is_delivered && inbox.is_new(&report, now_ms) {
+                if is_delivered && inbox.is_new(&ReportOwner::of_mesh(), &report, now_ms) {
                     arrived += calls(&report);
                 }
                 if is_delivered && is_acknowledged {

@@ -1,8 +1,11 @@
-use std::collections::BTreeMap;
+use std::{
+    collections::BTreeMap,
+    hash::{DefaultHasher, Hash as _, Hasher as _},
+};
 
 use fairmesh_model::{
     MAX_CALL_PATHS, MAX_INCOMPLETE_SERVICES, MAX_SERVED_PATHS, MAX_SERVER_GROUPS, ServiceName, TrafficReport,
-    arith::{hash_text, mix64},
+    arith::mix64,
 };
 
 /// The most parts of a report: they have room for the groups of servers of 1,000 services in 50 regions, also where hashing fills
@@ -15,34 +18,49 @@ const MAX_PARTS: u64 = 256;
 /// processes, also those of the release before, which know nothing of parts. A service stays in its part while the number of
 /// parts stays the same. Parts that are filled one after the other were rejected: each new row would move other services, and
 /// a receiver would miss them, or count them twice, between one message and the next.
+///
+/// Names of incomplete services that do not fit into the first part get messages of their own, also with numbers of their own.
+/// A full list of names was rejected: it stands for all services, so that whoever reports calls to many services would
+/// mark those of everyone.
 #[derive(Debug)]
 pub struct ReportParts {
     /// A power of two.
     parts: u64,
     /// The most parts that receivers may still have.
     sent: u64,
+    /// Messages of names in the last report, and the most that receivers may still have.
+    names: u64,
+    names_sent: u64,
     /// Whether receivers have all parts since their number has changed.
     is_delivered: bool,
 }
 
 impl Default for ReportParts {
     fn default() -> Self {
-        Self { parts: 1, sent: 1, is_delivered: true }
+        Self { parts: 1, sent: 1, names: 0, names_sent: 0, is_delivered: true }
     }
 }
 
 impl ReportParts {
-    /// The parts of a report, to be sent in this order. The first one has everything but rows of services.
+    /// The messages of a report, to be sent in this order: [names](Self::names), the first part, which has everything but rows
+    /// of other parts, and the other parts.
     ///
     /// When the number of parts changes, receivers have services in two parts, or in none, until all parts have arrived. Until
-    /// [`Self::delivered`] the first part therefore says that the services are incomplete.
-    pub fn divide(&mut self, report: TrafficReport) -> Vec<TrafficReport> {
+    /// [`Self::delivered`] the messages before the parts therefore say that the services are incomplete.
+    pub fn divide(&mut self, mut report: TrafficReport) -> Vec<TrafficReport> {
         let parts = self.needed(&report);
         self.is_delivered &= parts == self.parts;
         self.parts = parts;
         self.sent = self.sent.max(parts);
+        if !self.is_delivered {
+            let called = report.calls.keys().map(|path| &path.service);
+            let served = report.servers.keys().map(|(service, _)| service);
+            report.incomplete.extend(called.chain(served).cloned().collect::<Vec<_>>());
+        }
+        let mut messages = self.take_names(&mut report);
         if self.sent == 1 {
-            return vec![report];
+            messages.push(report);
+            return messages;
         }
         let TrafficReport { calls, servers, served, .. } = report;
         let rest = TrafficReport {
@@ -53,18 +71,7 @@ impl ReportParts {
         };
         let mut divided: Vec<TrafficReport> =
             (0..self.sent).map(|part| part_of(&rest, part, parts)).collect();
-        if !self.is_delivered {
-            let moved =
-                calls.keys().map(|path| &path.service).chain(servers.keys().map(|(service, _)| service));
-            let incomplete = &mut divided[0].incomplete;
-            for service in moved {
-                if incomplete.len() >= MAX_INCOMPLETE_SERVICES {
-                    break;
-                }
-                incomplete.insert(service.clone());
-            }
-        }
-        let mut position = Position { parts, last: None };
+        let mut position = Position { reporter: rest.reporter, parts, last: None };
         for (path, rates) in calls {
             divided[position.of(&path.service)].calls.insert(path, rates);
         }
@@ -74,12 +81,42 @@ impl ReportParts {
         for (path, rates) in served {
             divided[position.of(&path.node.service)].served.insert(path, rates);
         }
-        divided
+        messages.extend(divided);
+        messages
     }
 
-    /// Notes that the receiver has all parts of the last report.
+    /// Number of messages at the start of the last report that have only names. Receivers need them before the parts.
+    pub fn names(&self) -> usize {
+        usize::try_from(self.names_sent).unwrap_or(usize::MAX)
+    }
+
+    /// Notes that the receiver has all messages of the last report.
     pub fn delivered(&mut self) {
-        (self.sent, self.is_delivered) = (self.parts, true);
+        (self.sent, self.names_sent, self.is_delivered) = (self.parts, self.names, true);
+    }
+
+    /// Leaves as many names in the report as one message has room for, and returns messages with the others. Messages that are
+    /// not needed any more say nothing, so that receivers forget them.
+    fn take_names(&mut self, report: &mut TrafficReport) -> Vec<TrafficReport> {
+        // One name more would stand for all services.
+        const ROOM: usize = MAX_INCOMPLETE_SERVICES - 1;
+        let mut beyond = Vec::new();
+        if !report.all_incomplete
+            && let Some(first) = report.incomplete.iter().nth(ROOM).cloned()
+        {
+            beyond = report.incomplete.split_off(&first).into_iter().collect();
+        }
+        let mut chunks = beyond.chunks(ROOM);
+        self.names = chunks.len() as u64;
+        self.names_sent = self.names_sent.max(self.names);
+        let of_names = |number: u64| match chunks.next() {
+            Some(names) => TrafficReport {
+                incomplete: names.iter().cloned().collect(),
+                ..part_of(report, MAX_PARTS + number, u64::MAX)
+            },
+            None => part_of(report, MAX_PARTS + number, 0),
+        };
+        (0..self.names_sent).map(of_names).collect()
     }
 
     /// The number of parts that the report needs. It shrinks only when half of the parts would be half full, so that it does not
@@ -92,7 +129,9 @@ impl ReportParts {
         let by_service = rows_by_service(report);
         let fits = |parts: u64, room: usize| {
             let mut sums = vec![Rows::default(); parts as usize];
-            by_service.iter().for_each(|(service, rows)| sums[part(service, parts)].add(rows));
+            by_service
+                .iter()
+                .for_each(|(service, rows)| sums[part(report.reporter, service, parts)].add(rows));
             sums.iter().all(|rows| rows.fit(room))
         };
         let mut parts = self.parts;
@@ -121,14 +160,18 @@ fn part_of(rest: &TrafficReport, part: u64, parts: u64) -> TrafficReport {
     }
 }
 
-/// The part of a service. The number of parts is a power of two.
-fn part(service: &ServiceName, parts: u64) -> usize {
+/// The part of a service. The number of parts is a power of two. The reporter's number keeps senders of rows from choosing
+/// names that are all in one part.
+fn part(reporter: u64, service: &ServiceName, parts: u64) -> usize {
+    let mut hash = DefaultHasher::new();
+    (reporter, service).hash(&mut hash);
     // Below 256.
-    (hash_text(&service.to_string()) & (parts - 1)) as usize
+    (hash.finish() & (parts - 1)) as usize
 }
 
 /// Finds the parts of services, fast where one comes several times in a row.
 struct Position {
+    reporter: u64,
     parts: u64,
     last: Option<(ServiceName, usize)>,
 }
@@ -138,7 +181,7 @@ impl Position {
         match &self.last {
             Some((last, at)) if last == service => *at,
             _ => {
-                let at = part(service, self.parts);
+                let at = part(self.reporter, service, self.parts);
                 self.last = Some((service.clone(), at));
                 at
             }
@@ -190,7 +233,7 @@ mod tests {
     use fairmesh_model::{CallPath, CallRates, Region, ServerRates};
 
     use super::*;
-    use crate::{ReportSums, SumLimits, bound};
+    use crate::{ReportOwner, ReportSums, SumLimits, bound};
 
     /// A report of calls from a region to so many services, in all of so many regions.
     fn report(services: usize, regions: usize) -> TrafficReport {
@@ -225,7 +268,7 @@ mod tests {
     /// What a receiver has after these messages.
     fn received(sums: &mut ReportSums, parts: Vec<TrafficReport>) -> TrafficReport {
         for part in parts.into_iter().map(bound) {
-            sums.record(part, 0);
+            sums.record(&ReportOwner::of_mesh(), part, 0);
         }
         sums.sum_of_all(0)
     }
@@ -275,6 +318,41 @@ mod tests {
         assert!(is_incomplete(&mut parts) && is_incomplete(&mut parts), "a message was lost");
         parts.delivered();
         assert!(!is_incomplete(&mut parts));
+    }
+
+    #[test]
+    fn changed_number_of_parts_marks_its_services_incomplete_and_no_other() {
+        let (mut parts, mut sums) = (ReportParts::default(), ReportSums::new(SumLimits::TREE));
+        let service = |name: &str| ServiceName::new(name).unwrap();
+        let whole = report(5_000, 2);
+        let divided = parts.divide(whole.clone());
+        assert_eq!(parts.names(), 4, "of 5,000 names, the first part has 1,023");
+        let names: BTreeSet<_> =
+            divided[..=4].iter().flat_map(|message| message.incomplete.clone()).collect();
+        assert_eq!(names.len(), 5_000, "known before any rows of other parts");
+        let sum = received(&mut sums, divided);
+        assert!(sum.is_incomplete(&service("shop/s4999")));
+        assert!(!sum.is_incomplete(&service("bank/vault")), "which no row names");
+        parts.delivered();
+        let sum = received(&mut sums, parts.divide(whole.clone()));
+        assert!(sum.incomplete.is_empty() && !sum.all_incomplete);
+        assert_eq!(sum.calls, whole.calls);
+        parts.delivered();
+        assert_eq!(parts.divide(whole)[0].reporter, 7, "messages of names are not needed any more");
+    }
+
+    #[test]
+    fn many_incomplete_services_below_stay_named_one_by_one() {
+        let (mut parts, mut sums) = (ReportParts::default(), ReportSums::new(SumLimits::TREE));
+        let many = TrafficReport {
+            incomplete: report(3_000, 1).calls.into_keys().map(|path| path.service).collect(),
+            ..report(1, 1)
+        };
+        let sum = received(&mut sums, parts.divide(many.clone()));
+        assert_eq!((sum.incomplete.len(), sum.all_incomplete), (3_000, false));
+        parts.delivered();
+        let all = received(&mut sums, parts.divide(TrafficReport { all_incomplete: true, ..many }));
+        assert!(all.is_incomplete(&ServiceName::new("bank/vault").unwrap()), "what is unknown stays unknown");
     }
 
     #[test]

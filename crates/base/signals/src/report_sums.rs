@@ -8,7 +8,10 @@ use fairmesh_model::{
     MAX_SERVER_GROUPS, ServedPath, ServedRates, ServiceName, TrafficReport,
 };
 
-use crate::service_sums::ServiceSums;
+use crate::{
+    report_shares::{ReportOwner, ReportShares},
+    service_sums::ServiceSums,
+};
 
 /// Number of missed intervals after which a report expires.
 const MISSED_INTERVALS: u64 = 3;
@@ -28,13 +31,20 @@ pub struct SumLimits {
     /// Number of rows of processed calls over all reporters. The limit is separate because regional planners do not
     /// need these rows.
     pub served: usize,
+    /// Percentage of each limit that [limited senders](ReportOwner::is_limited) may use together.
+    pub limited_percent: usize,
 }
 
 impl SumLimits {
-    /// Limits of an agent, which receives reports from the programs on one machine.
-    pub const AGENT: Self = Self { reporters: 2_000, rows: 20_000, served: 20_000 };
+    /// Limits of an agent, which receives reports from the programs on one machine. Nearly all of them are limited.
+    pub const AGENT: Self = Self { reporters: 2_000, rows: 20_000, served: 20_000, limited_percent: 100 };
     /// Limits of a replica or control plane, which receives reports from agents and replicas.
-    pub const TREE: Self = Self { reporters: 20_000, rows: 200_000, served: 200_000 };
+    pub const TREE: Self = Self { reporters: 20_000, rows: 200_000, served: 200_000, limited_percent: 50 };
+
+    /// Shares of `room`, which is one of the limits.
+    pub(crate) fn shares(self, room: usize) -> ReportShares {
+        ReportShares::new(room, room * self.limited_percent / 100)
+    }
 }
 
 /// Result of recording a report.
@@ -43,21 +53,24 @@ pub enum Taken {
     /// The report replaced its reporter's last report. If there were too many rows of processed calls, these rows
     /// were dropped.
     Kept,
-    /// The report was refused: there are too many reporters or rows.
+    /// The report was refused: there are too many reporters or rows, and its owner has the most.
     Full,
 }
 
 /// The last report of each reporter, and their sum.
 #[derive(Debug)]
 pub struct ReportSums {
-    limits: SumLimits,
-    by_reporter: HashMap<u64, LiveReport>,
-    rows: usize,
+    /// A reporter chooses its number, so it counts for its owner only.
+    by_reporter: HashMap<(ReportOwner, u64), LiveReport>,
+    reporters: ReportShares,
+    rows: ReportShares,
     /// Rows of processed calls.
-    served: usize,
+    served: ReportShares,
     /// Services in refused reports. The value is the time at which the refused report would have expired. If the map
     /// is full, all services count as incomplete.
     not_taken: BTreeMap<ServiceName, u64>,
+    /// Services in refused reports of limited senders. If the map is full, no others count as incomplete.
+    not_taken_of_limited: BTreeMap<ServiceName, u64>,
 }
 
 #[derive(Debug)]
@@ -70,7 +83,14 @@ struct LiveReport {
 impl ReportSums {
     /// Creates sums without reports.
     pub fn new(limits: SumLimits) -> Self {
-        Self { limits, by_reporter: HashMap::new(), rows: 0, served: 0, not_taken: BTreeMap::new() }
+        Self {
+            by_reporter: HashMap::new(),
+            reporters: limits.shares(limits.reporters),
+            rows: limits.shares(limits.rows),
+            served: limits.shares(limits.served),
+            not_taken: BTreeMap::new(),
+            not_taken_of_limited: BTreeMap::new(),
+        }
     }
 
     /// The number of reporters.
@@ -84,34 +104,34 @@ impl ReportSums {
         self.by_reporter.values().fold(0, |sum: u32, live| sum.saturating_add(live.report.left_out))
     }
 
-    /// Records a report. An empty report removes its reporter. `now_ms` comes from a monotonic clock.
-    pub fn record(&mut self, mut report: TrafficReport, now_ms: u64) -> Taken {
+    /// Records a report. An empty report removes its reporter. Without room, reports of the owner that uses the most
+    /// are dropped. `now_ms` comes from a monotonic clock.
+    pub fn record(&mut self, owner: &ReportOwner, mut report: TrafficReport, now_ms: u64) -> Taken {
+        let key = (owner.clone(), report.reporter);
         if is_of_nothing(&report) {
-            let before = self.by_reporter.remove(&report.reporter);
-            self.release(before);
+            self.remove(&key);
             return Taken::Kept;
         }
+        // Names of a limited sender stand for themselves, however many there are.
+        report.all_incomplete &= !owner.is_limited;
         let interval = u64::try_from(report.interval.as_millis()).unwrap_or(u64::MAX);
         let interval = interval.clamp(MIN_INTERVAL_MS, MAX_INTERVAL_MS);
         let void_at_ms = now_ms.saturating_add(interval * MISSED_INTERVALS + GRACE_MS);
-        let new = rows(&report);
-        let old = self.by_reporter.get(&report.reporter).map_or(0, |live| rows(&live.report));
-        if !self.fits(&report, new, old) {
+        if self.lacking(&key, &report).is_some() {
             self.expire(now_ms);
-            let old = self.by_reporter.get(&report.reporter).map_or(0, |live| rows(&live.report));
-            if !self.fits(&report, new, old) {
-                self.miss(&report, void_at_ms);
+        }
+        while let Some(loser) = self.lacking(&key, &report) {
+            if loser == *owner || !self.drop_largest(&loser) {
+                self.miss(owner, &report, void_at_ms);
                 return Taken::Full;
             }
         }
-        let before = self.by_reporter.remove(&report.reporter);
-        self.release(before);
-        if self.served + report.served.len() > self.limits.served {
-            report.served.clear();
-        }
-        self.rows += new;
-        self.served += report.served.len();
-        self.by_reporter.insert(report.reporter, LiveReport { report, at_ms: now_ms, void_at_ms });
+        self.remove(&key);
+        self.make_room_for_served(owner, &mut report);
+        self.reporters.take(owner, 1);
+        self.rows.take(owner, rows(&report));
+        self.served.take(owner, report.served.len());
+        self.by_reporter.insert(key, LiveReport { report, at_ms: now_ms, void_at_ms });
         Taken::Kept
     }
 
@@ -119,7 +139,7 @@ impl ReportSums {
     /// age of the data includes the time since its report arrived.
     pub fn sum_of_all(&mut self, now_ms: u64) -> TrafficReport {
         self.expire(now_ms);
-        let incomplete = self.not_taken.keys().cloned().collect();
+        let incomplete = self.not_taken.keys().chain(self.not_taken_of_limited.keys()).cloned().collect();
         let all_incomplete = self.not_taken.len() >= MAX_INCOMPLETE_SERVICES;
         let mut sum = TrafficReport { incomplete, all_incomplete, ..TrafficReport::default() };
         for LiveReport { report, at_ms, .. } in self.by_reporter.values() {
@@ -157,48 +177,73 @@ impl ReportSums {
         let reports =
             live.map(|live| (&live.report, Duration::from_millis(now_ms.saturating_sub(live.at_ms))));
         let mut sums = ServiceSums::group(reports, services);
-        self.not_taken.keys().for_each(|service| sums.note_incomplete(service));
+        let missed = self.not_taken.keys().chain(self.not_taken_of_limited.keys());
+        missed.for_each(|service| sums.note_incomplete(service));
         if self.not_taken.len() >= MAX_INCOMPLETE_SERVICES {
             sums.note_all_incomplete();
         }
         sums
     }
 
-    /// Marks the services of a refused report as incomplete.
-    fn miss(&mut self, report: &TrafficReport, void_at_ms: u64) {
-        let called = report.calls.keys().map(|path| &path.service);
-        let served = report.servers.keys().map(|(service, _)| service);
-        for service in called.chain(served).chain(&report.incomplete) {
-            if self.not_taken.len() < MAX_INCOMPLETE_SERVICES || self.not_taken.contains_key(service) {
-                self.not_taken.insert(service.clone(), void_at_ms);
+    /// The owner that has to lose a report before `report` has room; `None` if it has room.
+    fn lacking(&self, key: &(ReportOwner, u64), report: &TrafficReport) -> Option<ReportOwner> {
+        let old = self.by_reporter.get(key).map(|live| rows(&live.report));
+        let place = self.reporters.check(&key.0, old.map_or(0, |_| 1), 1);
+        place.and_then(|()| self.rows.check(&key.0, old.unwrap_or_default(), rows(report))).err()
+    }
+
+    /// Drops the report of `owner` with the most rows, and marks its services as incomplete. Returns whether there
+    /// was one.
+    fn drop_largest(&mut self, owner: &ReportOwner) -> bool {
+        let own = self.by_reporter.iter().filter(|((other, _), _)| other == owner);
+        let largest = own.max_by_key(|(_, live)| rows(&live.report)).map(|(key, _)| key.clone());
+        let Some((key, lost)) = largest.and_then(|key| self.remove(&key).map(|lost| (key, lost))) else {
+            return false;
+        };
+        self.miss(&key.0, &lost.report, lost.void_at_ms);
+        true
+    }
+
+    /// Drops rows of processed calls until those of the report have room, or those of the report itself.
+    fn make_room_for_served(&mut self, owner: &ReportOwner, report: &mut TrafficReport) {
+        while let Err(loser) = self.served.check(owner, 0, report.served.len()) {
+            let of_loser = self.by_reporter.iter_mut().filter(|((other, _), _)| *other == loser);
+            let largest = of_loser.map(|(_, live)| &mut live.report.served).max_by_key(|served| served.len());
+            match largest.filter(|served| loser != *owner && !served.is_empty()) {
+                Some(served) => self.served.free(&loser, std::mem::take(served).len()),
+                None => return report.served.clear(),
             }
         }
     }
 
-    fn fits(&self, report: &TrafficReport, new: usize, old: usize) -> bool {
-        let is_known = self.by_reporter.contains_key(&report.reporter);
-        (is_known || self.by_reporter.len() < self.limits.reporters)
-            && (self.rows + new).saturating_sub(old) <= self.limits.rows
+    /// Marks the services of a refused report as incomplete.
+    fn miss(&mut self, owner: &ReportOwner, report: &TrafficReport, void_at_ms: u64) {
+        let missed = if owner.is_limited { &mut self.not_taken_of_limited } else { &mut self.not_taken };
+        let called = report.calls.keys().map(|path| &path.service);
+        let served = report.servers.keys().map(|(service, _)| service);
+        for service in called.chain(served).chain(&report.incomplete) {
+            if missed.len() < MAX_INCOMPLETE_SERVICES || missed.contains_key(service) {
+                missed.insert(service.clone(), void_at_ms);
+            }
+        }
     }
 
     fn expire(&mut self, now_ms: u64) {
-        self.not_taken.retain(|_, void_at_ms| now_ms < *void_at_ms);
-        let (rows_left, served_left) = (&mut self.rows, &mut self.served);
-        self.by_reporter.retain(|_, live| {
-            let is_live = now_ms < live.void_at_ms;
-            if !is_live {
-                *rows_left = rows_left.saturating_sub(rows(&live.report));
-                *served_left = served_left.saturating_sub(live.report.served.len());
-            }
-            is_live
-        });
+        for missed in [&mut self.not_taken, &mut self.not_taken_of_limited] {
+            missed.retain(|_, void_at_ms| now_ms < *void_at_ms);
+        }
+        let void = self.by_reporter.iter().filter(|(_, live)| now_ms >= live.void_at_ms);
+        let void: Vec<_> = void.map(|(key, _)| key.clone()).collect();
+        void.iter().for_each(|key| drop(self.remove(key)));
     }
 
-    /// Frees the room of a removed report.
-    fn release(&mut self, removed: Option<LiveReport>) {
-        let Some(LiveReport { report, .. }) = removed else { return };
-        self.rows = self.rows.saturating_sub(rows(&report));
-        self.served = self.served.saturating_sub(report.served.len());
+    /// Removes the report of a reporter, and frees its room.
+    fn remove(&mut self, key: &(ReportOwner, u64)) -> Option<LiveReport> {
+        let removed = self.by_reporter.remove(key)?;
+        self.reporters.free(&key.0, 1);
+        self.rows.free(&key.0, rows(&removed.report));
+        self.served.free(&key.0, removed.report.served.len());
+        Some(removed)
     }
 }
 
@@ -297,7 +342,7 @@ mod tests {
     }
 
     fn sums(reporters: usize, rows: usize) -> ReportSums {
-        ReportSums::new(SumLimits { reporters, rows, served: 2 })
+        ReportSums::new(SumLimits { reporters, rows, served: 2, limited_percent: 50 })
     }
 
     /// Rows of calls to a service without a class, one per utilisation bucket.
@@ -320,7 +365,7 @@ mod tests {
         for (reporter, region, calls) in
             [(1, "eu", 10), (2, "eu", 5), (3, "us", 7), (1, "eu", 20), (1, "eu", 20)]
         {
-            assert_eq!(sums.record(report(reporter, region, calls), 0), Taken::Kept);
+            assert_eq!(sums.record(&ReportOwner::of_mesh(), report(reporter, region, calls), 0), Taken::Kept);
         }
         let sum = bound(sums.sum_of_all(0));
         assert_eq!((sum.calls.len(), sum.servers.len(), sum.regions.len()), (2, 2, 2));
@@ -331,19 +376,23 @@ mod tests {
     #[test]
     fn traffic_report_expires_after_three_intervals() {
         let mut sums = sums(10, 100);
-        sums.record(report(1, "eu", 10), 0);
-        sums.record(TrafficReport { interval: Duration::MAX, ..report(2, "us", 5) }, 0);
+        sums.record(&ReportOwner::of_mesh(), report(1, "eu", 10), 0);
+        sums.record(
+            &ReportOwner::of_mesh(),
+            TrafficReport { interval: Duration::MAX, ..report(2, "us", 5) },
+            0,
+        );
         assert_eq!(offered(&mut sums, 3_400), 15);
         assert_eq!(offered(&mut sums, 3_500), 5);
         assert_eq!(offered(&mut sums, 60_500), 0, "an absurd interval is bounded");
-        assert_eq!((sums.reporters(), sums.rows), (0, 0));
+        assert_eq!((sums.reporters(), sums.rows.used()), (0, 0));
     }
 
     #[test]
     fn traffic_report_data_ages_while_stored() {
         let (mut agent, mut above) = (sums(10, 100), sums(10, 100));
-        agent.record(report(1, "eu", 30), 5_000);
-        agent.record(report(2, "eu", 10), 7_000);
+        agent.record(&ReportOwner::of_mesh(), report(1, "eu", 30), 5_000);
+        agent.record(&ReportOwner::of_mesh(), report(2, "eu", 10), 7_000);
         let mut sum = bound(agent.sum_of_all(7_000));
         let age = |sum: &TrafficReport| {
             let (calls, servers) = (sum.calls.values().next().unwrap(), sum.servers.values().next().unwrap());
@@ -351,7 +400,7 @@ mod tests {
         };
         assert_eq!(age(&sum), (1_500, 1_000), "by calls, and by servers");
         sum.interval = Duration::from_secs(1);
-        above.record(sum, 100);
+        above.record(&ReportOwner::of_mesh(), sum, 100);
         assert_eq!(age(&bound(above.sum_of_all(800))), (2_200, 1_700));
         assert_eq!(
             age(&bound(above.sum_of_all(1_800))),
@@ -388,7 +437,7 @@ mod tests {
             let service = ServiceName::new(format!("shop/s{n}")).unwrap();
             many.calls.insert(CallPath { service, ..path.clone() }, CallRates::default());
         }
-        sums.record(many, 0);
+        sums.record(&ReportOwner::of_mesh(), many, 0);
         let sum = bound(sums.sum_of_all(0));
         assert_eq!((sum.calls.len(), sum.left_out), (MAX_CALL_PATHS, 7));
         let is_complete = |service: &ServiceName| sum.calls.keys().any(|path| path.service == *service);
@@ -396,8 +445,8 @@ mod tests {
         assert!(!sum.incomplete.iter().any(is_complete), "{:?}", sum.incomplete);
         let incomplete = sum.incomplete.clone();
         let mut above = ReportSums::new(SumLimits::TREE);
-        above.record(sum, 0);
-        above.record(report(2, "us", 1), 0);
+        above.record(&ReportOwner::of_mesh(), sum, 0);
+        above.record(&ReportOwner::of_mesh(), report(2, "us", 1), 0);
         assert_eq!((above.sum_of_all(0).left_out, above.left_out(0)), (7, 7));
         assert_eq!(above.sum_of_all(0).incomplete, incomplete);
     }
@@ -415,7 +464,7 @@ mod tests {
             for service in named("s", MAX_CALL_PATHS - 1 + beyond) {
                 many.calls.insert(CallPath { service, ..path.clone() }, CallRates::default());
             }
-            sums.record(many, 0);
+            sums.record(&ReportOwner::of_mesh(), many, 0);
             bound(sums.sum_of_all(0))
         };
         let some = full(&mut sums(10, 100_000), MAX_INCOMPLETE_SERVICES - 1);
@@ -424,21 +473,28 @@ mod tests {
         assert_eq!(all.incomplete.len(), MAX_INCOMPLETE_SERVICES);
         assert!(all.is_incomplete(&other), "one service more has no name");
         let mut above = ReportSums::new(SumLimits::TREE);
-        above.record(TrafficReport { reporter: 7, ..all }, 0);
+        above.record(&ReportOwner::of_mesh(), TrafficReport { reporter: 7, ..all }, 0);
         assert!(above.sum_of_all(0).is_incomplete(&other), "all the way up");
 
         // Each report has room for the names of all its services.
         let mut above = ReportSums::new(SumLimits::TREE);
         for (reporter, prefix) in [(1, "a"), (2, "b")] {
             let incomplete = named(prefix, MAX_INCOMPLETE_SERVICES - 1).collect();
-            above.record(TrafficReport { incomplete, ..report(reporter, "eu", 1) }, 0);
+            above.record(
+                &ReportOwner::of_mesh(),
+                TrafficReport { incomplete, ..report(reporter, "eu", 1) },
+                0,
+            );
         }
         assert!(!above.sum_of_all(0).is_incomplete(&other));
         assert!(bound(above.sum_of_all(0)).is_incomplete(&other), "their sum has not");
 
         let mut no_room = sums(10, 1);
         let incomplete = named("c", MAX_INCOMPLETE_SERVICES + 1).collect();
-        assert_eq!(no_room.record(TrafficReport { incomplete, ..report(1, "eu", 1) }, 0), Taken::Full);
+        assert_eq!(
+            no_room.record(&ReportOwner::of_mesh(), TrafficReport { incomplete, ..report(1, "eu", 1) }, 0),
+            Taken::Full
+        );
         assert!(no_room.sum_of_all(0).is_incomplete(&other), "of a report that is not taken");
         assert!(!no_room.sum_of_all(60_500).is_incomplete(&other), "until it would be void");
     }
@@ -447,7 +503,7 @@ mod tests {
     fn traffic_reporters_and_rows_are_bounded() {
         let mut few = sums(2, 100);
         assert_eq!(
-            [1, 2, 3, 2].map(|reporter| few.record(report(reporter, "eu", 1), 0)),
+            [1, 2, 3, 2].map(|reporter| few.record(&ReportOwner::of_mesh(), report(reporter, "eu", 1), 0)),
             [Taken::Kept, Taken::Kept, Taken::Full, Taken::Kept]
         );
         let cart = ServiceName::new("shop/cart").unwrap();
@@ -457,14 +513,18 @@ mod tests {
             "of what is not taken, the service is known"
         );
         assert!(bound(few.sum_of_all(3_500)).incomplete.is_empty(), "until it would be void");
-        assert_eq!(few.record(report(3, "eu", 1), 5_000), Taken::Kept, "the others are void");
+        assert_eq!(
+            few.record(&ReportOwner::of_mesh(), report(3, "eu", 1), 5_000),
+            Taken::Kept,
+            "the others are void"
+        );
         let mut small = sums(10, 3);
-        assert_eq!(small.record(report(1, "eu", 1), 0), Taken::Kept);
-        assert_eq!(small.record(report(2, "eu", 1), 0), Taken::Full, "four rows");
-        small.record(TrafficReport { reporter: 2, ..TrafficReport::default() }, 0);
-        assert_eq!((small.reporters(), small.rows), (1, 2), "a report of nothing takes no room");
-        small.record(TrafficReport { reporter: 1, ..TrafficReport::default() }, 0);
-        assert_eq!((small.reporters(), small.rows), (0, 0), "and makes some");
+        assert_eq!(small.record(&ReportOwner::of_mesh(), report(1, "eu", 1), 0), Taken::Kept);
+        assert_eq!(small.record(&ReportOwner::of_mesh(), report(2, "eu", 1), 0), Taken::Full, "four rows");
+        small.record(&ReportOwner::of_mesh(), TrafficReport { reporter: 2, ..TrafficReport::default() }, 0);
+        assert_eq!((small.reporters(), small.rows.used()), (1, 2), "a report of nothing takes no room");
+        small.record(&ReportOwner::of_mesh(), TrafficReport { reporter: 1, ..TrafficReport::default() }, 0);
+        assert_eq!((small.reporters(), small.rows.used()), (0, 0), "and makes some");
     }
 
     #[test]
@@ -474,20 +534,21 @@ mod tests {
             served: served(&cart, buckets).collect(),
             ..report(reporter, "eu", 5)
         };
-        let taken = [with(1, 2), with(2, 2), with(1, 2)].map(|report| sums.record(report, 0));
+        let taken = [with(1, 2), with(2, 2), with(1, 2)]
+            .map(|report| sums.record(&ReportOwner::of_mesh(), report, 0));
         assert_eq!(taken, [Taken::Kept; 3]);
         let sum = bound(sums.sum_of_all(0));
         assert_eq!((offered(&mut sums, 0), sum.served.len(), sum.left_out), (10, 2, 0));
         assert!(sum.incomplete.is_empty(), "{:?}", sum.incomplete);
-        sums.record(report(1, "eu", 5), 0);
-        sums.record(with(2, 1), 0);
+        sums.record(&ReportOwner::of_mesh(), report(1, "eu", 5), 0);
+        sums.record(&ReportOwner::of_mesh(), with(2, 1), 0);
         assert_eq!(
-            (bound(sums.sum_of_all(0)).served.len(), sums.served),
+            (bound(sums.sum_of_all(0)).served.len(), sums.served.used()),
             (1, 1),
             "the room of the others is free again"
         );
         sums.expire(60_000);
-        assert_eq!((sums.rows, sums.served), (0, 0));
+        assert_eq!((sums.rows.used(), sums.served.used()), (0, 0));
     }
 
     #[test]

@@ -150,7 +150,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::{ReportSums, SumLimits};
+    use crate::{ReportOwner, ReportSums, SumLimits};
 
     fn name(number: usize) -> ServiceName {
         ServiceName::new(format!("shop/s{number}")).unwrap()
@@ -196,9 +196,9 @@ mod tests {
                 prop::collection::vec((0_usize..6, 0_usize..3, 0_usize..3, 0_u64..1_000), 0..12), 0..8),
             wanted in prop::collection::btree_set(0_usize..8, 0..6),
         ) {
-            let mut sums = ReportSums::new(SumLimits { reporters: 6, rows: 100, served: 0 });
+            let mut sums = ReportSums::new(SumLimits { reporters: 6, rows: 100, served: 0, limited_percent: 50 });
             for (at, rows) in reports.iter().enumerate() {
-                sums.record(report(at as u64 % 5, rows), 100 * at as u64);
+                sums.record(&ReportOwner::of_mesh(), report(at as u64 % 5, rows), 100 * at as u64);
             }
             let services: BTreeSet<ServiceName> = wanted.into_iter().map(name).collect();
             let all = sums.sum_of_all(1_000);

@@ -18,7 +18,7 @@ use fairmesh_identity::RevocationList;
 use fairmesh_rib::{Node, access::AccessControl};
 
 pub(crate) use grpc::guard_calls;
-pub(crate) use http::guard_pages;
+pub(crate) use http::{PermittedPage, guard_pages};
 use recorded_roots::RecordedTrust;
 pub(crate) use spans::guard_spans;
 

@@ -7,6 +7,7 @@ mod partition_split;
 mod planned_write;
 mod policy_region_tables;
 pub(crate) mod route_quota_check;
+pub(crate) mod service_identity_check;
 
 use std::sync::Arc;
 
@@ -97,10 +98,11 @@ impl AdminService {
         }
     }
 
-    /// Plans the writes, after checking permissions and the quotas of tenants.
+    /// Plans the writes, after checking permissions, the quotas of tenants and the identities of services.
     fn plan(&self, desired: Vec<DesiredRecord>, author: &Author) -> Result<PlannedWrite, WriteError> {
-        let written = desired.iter().map(|one| (&one.key, one.value.as_ref()));
-        route_quota_check::check(&self.node, written).map_err(WriteError::Invalid)?;
+        let written = || desired.iter().map(|one| (&one.key, one.value.as_ref()));
+        route_quota_check::check(&self.node, written()).map_err(WriteError::Invalid)?;
+        service_identity_check::check(&self.node, written()).map_err(WriteError::Invalid)?;
         planned_write::plan(&self.node, desired, author)
     }
 

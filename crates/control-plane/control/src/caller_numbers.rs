@@ -14,17 +14,15 @@ impl CallerNumbers {
     pub(crate) fn of_identity(&self, identity: &Identity) -> Option<u64> {
         match identity {
             Identity::Spiffe(id) | Identity::Federated(id) => Some(self.0.hash_one(id)),
-            Identity::Anonymous | Identity::Local { .. } => None,
+            Identity::Local { uid } => Some(self.0.hash_one(uid)),
+            Identity::Anonymous => None,
         }
     }
 
     /// Returns the number of a caller, bound to its identity. Unauthenticated callers keep the number that they
     /// chose.
     pub(crate) fn of(&self, identity: &Identity, number: u64) -> u64 {
-        match identity {
-            Identity::Spiffe(id) | Identity::Federated(id) => self.0.hash_one((id, number)),
-            Identity::Anonymous | Identity::Local { .. } => number,
-        }
+        self.of_identity(identity).map_or(number, |identity| self.0.hash_one((identity, number)))
     }
 }
 
@@ -40,6 +38,9 @@ mod tests {
         assert_eq!(numbers.of(&one, 7), numbers.of(&one, 7));
         assert_ne!(numbers.of(&one, 7), numbers.of(&two, 7));
         assert_ne!(numbers.of(&one, 7), numbers.of(&one, 8));
+        let [bob, eve] = [1, 2].map(|uid| Identity::Local { uid });
+        assert_ne!(numbers.of(&bob, 7), numbers.of(&eve, 7));
+        assert_ne!(numbers.of_identity(&bob), numbers.of_identity(&eve));
         assert_eq!(numbers.of(&Identity::Anonymous, 7), 7);
     }
 }

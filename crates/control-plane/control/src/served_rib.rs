@@ -12,7 +12,7 @@ use tonic::Status;
 
 use crate::{
     SOFTWARE,
-    admin_service::{authorization_rules, route_quota_check},
+    admin_service::{authorization_rules, route_quota_check, service_identity_check},
     identity::is_own,
     read_lease::ReadLease,
     store_error::write_error,
@@ -64,11 +64,13 @@ impl ServedRib for ControlRib {
             )));
         }
         let batch = authorization_rules::complete(&self.node, batch).map_err(WriteError::Invalid)?;
-        let policies = batch.ops.iter().filter(|op| RecordKind::of(&op.key) == Some(RecordKind::Policy));
-        let policies = policies.filter_map(|op| Some((RecordKey::parse(&op.key).ok()?, op.value.as_ref())));
-        let policies: Vec<_> = policies.collect();
-        let written = policies.iter().map(|(key, value)| (key, *value));
-        route_quota_check::check(&self.node, written).map_err(WriteError::Invalid)?;
+        let is_checked = |kind| matches!(kind, Some(RecordKind::Policy | RecordKind::Service));
+        let checked = batch.ops.iter().filter(|op| is_checked(RecordKind::of(&op.key)));
+        let checked = checked.filter_map(|op| Some((RecordKey::parse(&op.key).ok()?, op.value.as_ref())));
+        let checked: Vec<_> = checked.collect();
+        let written = || checked.iter().map(|(key, value)| (key, *value));
+        route_quota_check::check(&self.node, written()).map_err(WriteError::Invalid)?;
+        service_identity_check::check(&self.node, written()).map_err(WriteError::Invalid)?;
         self.store.write(batch).await.map_err(write_error)
     }
 

@@ -11,11 +11,11 @@ use fairmesh_controllers::{Runtime, RuntimeConfig};
 use fairmesh_gateway_control::GatewayLoads;
 use fairmesh_listen::{Limits, Listeners, listener_table};
 use fairmesh_model::StoreId;
-use fairmesh_pages::AdminListener;
+use fairmesh_pages::{AdminListener, HostNames};
 use fairmesh_registry::{FileSource, Registry, RegistryService};
 use fairmesh_rib::{Node, follower::random, server::RibServer};
 use fairmesh_store::{PartitionedStore, RedbStore, Store, StoreError, StoreLocation};
-use fairmesh_web::{HostNames, PageConfig};
+use fairmesh_web::PageConfig;
 use fairmesh_wire::{
     environment::CONTROL_SOCKET,
     grpc_stubs,
@@ -442,10 +442,15 @@ fn serve_pages(
         imbalance: observed.imbalance.clone(),
         audit: observed.audit.clone(),
     };
-    let config = PageConfig { hosts, version: env!("CARGO_PKG_VERSION"), services, closing: closing.clone() };
+    let config = PageConfig {
+        hosts: hosts.clone(),
+        version: env!("CARGO_PKG_VERSION"),
+        services,
+        closing: closing.clone(),
+    };
     let page = fairmesh_web::router(Arc::new(source), config);
     let pages = fairmesh_pages::router(Arc::new(state)).merge(registry).merge(imbalance).merge(page);
-    let pages = pages.map(|pages| guard_pages(pages, access));
+    let pages = pages.map(|pages| guard_pages(pages, access)).at_hosts(hosts);
     spawn_stoppable(tasks, http::serve(pages, (listener, transport), closing, DRAIN));
 }
 
@@ -464,6 +469,7 @@ fn operator_services(
         imbalance: imbalance.clone(),
         traffic,
         node: node.clone(),
+        access: access.clone(),
         reporters,
         gateway: gateway.clone(),
     };

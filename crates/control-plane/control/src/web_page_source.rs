@@ -18,6 +18,7 @@ use serde_json::{Value, json};
 use tokio::runtime::Handle;
 
 use crate::{
+    access::PermittedPage,
     admin_service::changes,
     audit::{self, Log},
     imbalance::{Imbalance, ReportQuery},
@@ -140,6 +141,11 @@ impl Source for PageSource {
         }
         let ended = fairmesh_explain::go_on(&call, begun, (&next, &self.view(&next)?)).map_err(undeclared)?;
         Ok(fairmesh_explain::document(&ended))
+    }
+
+    fn is_still_permitted(&self, asker: &Extensions) -> bool {
+        !self.access.is_strict()
+            || asker.get::<PermittedPage>().is_some_and(|permitted| permitted.holds(&self.access))
     }
 }
 

@@ -8,15 +8,17 @@
 mod cycles;
 mod decayed_sums;
 mod demand_rises;
+mod tenant_counts;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use fairmesh_model::{CallNode, Region, ServiceName, TrafficReport};
+use fairmesh_model::{CallNode, Region, ServiceName, Tenant, TrafficReport};
 
 use cycles::cut_edges;
 use decayed_sums::{EdgeSums, NodeSums};
+use tenant_counts::TenantCounts;
 
-/// The most nodes of a graph; calls of further ones are left out.
+/// The most nodes of a graph. Beyond it, the tenant with the most loses one, or calls of the further node are left out.
 pub const MAX_GRAPH_NODES: usize = 4_096;
 /// The most edges of a graph.
 pub const MAX_GRAPH_EDGES: usize = 16_384;
@@ -40,6 +42,9 @@ pub struct CallGraph {
     half_life_ms: f64,
     nodes: BTreeMap<CallNode, NodeSums>,
     edges: BTreeMap<Edge, EdgeSums>,
+    /// Numbers of nodes by the tenant of their service, and of edges by that of their parent.
+    node_counts: TenantCounts,
+    edge_counts: TenantCounts,
     observed_at_ms: Option<u64>,
     left_out: BTreeSet<CallNode>,
 }
@@ -104,6 +109,8 @@ impl CallGraph {
             half_life_ms,
             nodes: BTreeMap::new(),
             edges: BTreeMap::new(),
+            node_counts: TenantCounts::default(),
+            edge_counts: TenantCounts::default(),
             observed_at_ms: None,
             left_out: BTreeSet::new(),
         }
@@ -199,6 +206,8 @@ impl CallGraph {
         let factor = (-(elapsed_ms as f64) / self.half_life_ms).exp2();
         self.nodes.retain(|_, node| now_ms.saturating_sub(node.at_ms) < FORGOTTEN_MS);
         self.edges.retain(|_, edge| now_ms.saturating_sub(edge.at_ms) < FORGOTTEN_MS);
+        self.node_counts = TenantCounts::of(self.nodes.keys().map(|node| &node.service.tenant));
+        self.edge_counts = TenantCounts::of(self.edges.keys().map(|(parent, _)| &parent.service.tenant));
         let nodes = self.nodes.iter_mut().filter(|(node, _)| !held.contains(&node.service));
         nodes.for_each(|(_, sums)| sums.scale(factor));
         let edges = self.edges.iter_mut().filter(|((_, child), _)| !held.contains(&child.service));
@@ -233,7 +242,8 @@ impl CallGraph {
                 node.response_bytes += rates.bytes as f64 * seconds;
                 continue;
             };
-            if self.node(parent, now_ms).is_none() {
+            // The parent may have taken the place of the child.
+            if self.node(parent, now_ms).is_none() || !self.nodes.contains_key(&child) {
                 continue;
             }
             let Some(edge) = self.edge((parent.clone(), child), now_ms) else { continue };
@@ -247,9 +257,12 @@ impl CallGraph {
 
     /// The sums of a node; `None` where there is no room.
     fn node(&mut self, node: &CallNode, now_ms: u64) -> Option<&mut NodeSums> {
-        if !self.nodes.contains_key(node) && self.nodes.len() >= MAX_GRAPH_NODES {
-            self.leave_out(node);
-            return None;
+        if !self.nodes.contains_key(node) {
+            if self.nodes.len() >= MAX_GRAPH_NODES && !self.drop_node_for(&node.service.tenant) {
+                self.leave_out(node);
+                return None;
+            }
+            self.node_counts.add(&node.service.tenant);
         }
         let sums = self.nodes.entry(node.clone()).or_default();
         sums.at_ms = now_ms;
@@ -257,13 +270,42 @@ impl CallGraph {
     }
 
     fn edge(&mut self, edge: Edge, now_ms: u64) -> Option<&mut EdgeSums> {
-        if !self.edges.contains_key(&edge) && self.edges.len() >= MAX_GRAPH_EDGES {
-            self.leave_out(&edge.1);
-            return None;
+        if !self.edges.contains_key(&edge) {
+            let tenant = &edge.0.service.tenant;
+            if self.edges.len() >= MAX_GRAPH_EDGES && !self.drop_edge_for(tenant) {
+                self.leave_out(&edge.1);
+                return None;
+            }
+            self.edge_counts.add(tenant);
         }
         let sums = self.edges.entry(edge).or_default();
         sums.at_ms = now_ms;
         Some(sums)
+    }
+
+    /// Drops the last node, by name, of the tenant that has the most, with its edges. Returns whether that is another tenant. Graphs
+    /// that see the same sums drop the same nodes.
+    fn drop_node_for(&mut self, tenant: &Tenant) -> bool {
+        let Some(loser) = self.node_counts.loser(tenant) else { return false };
+        let last = self.nodes.keys().rfind(|node| node.service.tenant == loser).cloned();
+        let Some(last) = last else { return false };
+        self.nodes.remove(&last);
+        self.node_counts.remove(&loser);
+        self.edges.retain(|(parent, child), _| *parent != last && *child != last);
+        self.edge_counts = TenantCounts::of(self.edges.keys().map(|(parent, _)| &parent.service.tenant));
+        self.leave_out(&last);
+        true
+    }
+
+    /// The same for an edge, by the tenant of its parent.
+    fn drop_edge_for(&mut self, tenant: &Tenant) -> bool {
+        let Some(loser) = self.edge_counts.loser(tenant) else { return false };
+        let last = self.edges.keys().rfind(|(parent, _)| parent.service.tenant == loser).cloned();
+        let Some(last) = last else { return false };
+        self.edges.remove(&last);
+        self.edge_counts.remove(&loser);
+        self.leave_out(&last.1);
+        true
     }
 
     fn leave_out(&mut self, node: &CallNode) {

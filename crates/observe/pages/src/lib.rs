@@ -7,10 +7,12 @@
 //! equal by hand.
 
 mod exposition;
+mod host_names;
 mod metrics_push;
 mod page_router;
 mod server;
 
 pub use exposition::resident_memory;
+pub use host_names::HostNames;
 pub use page_router::{Process, ProcessRouter, Readiness, router};
 pub use server::{AdminListener, AdminServer, BindError};

@@ -2,14 +2,16 @@
 
 use std::sync::Arc;
 
-use axum::{Router, body::Body, extract::State, response::IntoResponse, routing::get};
+use axum::{
+    Router, body::Body, extract::State, middleware::from_fn_with_state, response::IntoResponse, routing::get,
+};
 use fairmesh_metrics::DurationFamily;
 use fairmesh_otlp::MetricsExporter;
 use http::{HeaderMap, Response, StatusCode};
 use prometheus_client::registry::Registry;
 use tokio::task::spawn_blocking;
 
-use crate::{exposition, metrics_push};
+use crate::{HostNames, exposition, host_names, metrics_push};
 
 /// A process as shown by its admin pages.
 pub trait Process: Send + Sync + 'static {
@@ -50,6 +52,7 @@ impl Readiness {
 pub struct ProcessRouter {
     pub(crate) routes: Router,
     pub(crate) push: Option<Arc<MetricsExporter>>,
+    hosts: HostNames,
 }
 
 /// State shared by the handlers of the pages.
@@ -68,7 +71,7 @@ pub fn router<P: Process>(process: Arc<P>) -> ProcessRouter {
         .route("/readyz", get(readyz::<P>))
         .route("/metrics", get(metrics::<P>))
         .with_state(shown);
-    ProcessRouter { routes, push }
+    ProcessRouter { routes, push, hosts: HostNames::default() }
 }
 
 impl ProcessRouter {
@@ -76,6 +79,18 @@ impl ProcessRouter {
     #[must_use]
     pub fn merge(self, own: Router) -> Self {
         Self { routes: self.routes.merge(own), ..self }
+    }
+
+    /// Sets the names under which browsers may address the pages, besides `localhost` and IP addresses.
+    #[must_use]
+    pub fn at_hosts(self, hosts: HostNames) -> Self {
+        Self { hosts, ..self }
+    }
+
+    /// Returns all pages, guarded against pages of other sites.
+    pub(crate) fn guarded(self) -> (Router, Option<Arc<MetricsExporter>>) {
+        let guard = from_fn_with_state(Arc::new(self.hosts), host_names::guard);
+        (self.routes.layer(guard), self.push)
     }
 
     /// Applies a layer to all pages.

@@ -100,7 +100,7 @@ impl AdminListener {
     /// Serves the pages in plaintext, in a separate task.
     pub fn start(self, pages: ProcessRouter) -> AdminServer {
         let stopping = CancellationToken::new();
-        let ProcessRouter { routes, push } = pages;
+        let (routes, push) = pages.guarded();
         let served = tokio::spawn(self.0.serve(routes, stopping.clone()));
         AdminServer { served, stopping, push }
     }
@@ -117,7 +117,7 @@ impl AdminListener {
         T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
         F: Fn(GuardedStream<TcpStream>) -> Securing<T>,
     {
-        let ProcessRouter { routes, push } = pages;
+        let (routes, push) = pages.guarded();
         let overdue = async {
             stopping.cancelled().await;
             sleep(drain).await;

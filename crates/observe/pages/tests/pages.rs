@@ -56,7 +56,8 @@ async fn start(toy: &Arc<Toy>) -> (SocketAddr, AdminServer) {
 /// Sends a request, and returns the connection from which the response can be read.
 async fn send(address: SocketAddr, path: &str, header: &str) -> TcpStream {
     let mut stream = TcpStream::connect(address).await.unwrap();
-    let request = format!("GET {path} HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\n{header}\r\n");
+    let host = if header.starts_with("host: ") { String::new() } else { format!("host: {address}\r\n") };
+    let request = format!("GET {path} HTTP/1.1\r\n{host}connection: close\r\n{header}\r\n");
     stream.write_all(request.as_bytes()).await.unwrap();
     stream
 }
@@ -96,6 +97,18 @@ async fn endpoint_health_check_is_refused_on_every_page() {
     let probe = format!("user-agent: {}\r\n", Probe::USER_AGENT);
     for path in ["/healthz", "/readyz", "/metrics", "/ui/"] {
         assert_eq!(page(address, path, &probe).await.0, 403, "{path}");
+    }
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn browser_that_names_another_host_is_refused_on_every_page() {
+    let (address, server) = start(&Arc::default()).await;
+    let (rebound, language) = ("host: rebound.example\r\n", "accept-language: en\r\n");
+    for path in ["/healthz", "/metrics", "/ui/"] {
+        assert_eq!(page(address, path, &format!("{rebound}{language}")).await.0, 421, "{path}");
+        assert_eq!(page(address, path, language).await.0, 200, "{path} by address");
+        assert_eq!(page(address, path, rebound).await.0, 200, "{path} by a program");
     }
     server.stop().await;
 }

@@ -8,7 +8,7 @@ use std::{sync::Arc, time::Duration};
 
 use axum::{
     Json, Router,
-    http::{StatusCode, header},
+    http::{Extensions, StatusCode, header},
     response::{IntoResponse, Response},
     routing::get,
 };
@@ -160,8 +160,10 @@ fn hello(version: &str) -> String {
     text(&json!({ "version": version, "build": *BUILD }))
 }
 
-fn stream(served: &Served, parts: Vec<Part>) -> Response {
-    match served.streams.open(hello(served.version), parts) {
+fn stream(served: &Served, asker: Extensions, parts: Vec<Part>) -> Response {
+    let source = Arc::clone(&served.source);
+    let is_permitted = move || source.is_still_permitted(&asker);
+    match served.streams.open(hello(served.version), parts, is_permitted) {
         Some(events) => ([(header::CACHE_CONTROL, "no-store")], events).into_response(),
         None => failure(StatusCode::SERVICE_UNAVAILABLE, "too many pages are open", "close some, or retry"),
     }

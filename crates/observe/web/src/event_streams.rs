@@ -19,7 +19,7 @@ const MAX_STREAMS: usize = 64;
 const INTERVAL: Duration = Duration::from_secs(2);
 /// Time for which a reader may leave an event unread before its stream ends.
 const STALL: Duration = Duration::from_secs(10);
-/// Lifetime of a stream. The page then opens another one, for which access is checked again.
+/// Lifetime of a stream. The page then opens another one.
 const LIFETIME: Duration = Duration::from_secs(60);
 
 /// Function that creates the content of a part, on a thread that may block.
@@ -49,12 +49,17 @@ impl Streams {
         Self { permits: Arc::new(Semaphore::new(MAX_STREAMS)), closing }
     }
 
-    /// Opens a stream that begins with the event `hello` and continues with the parts; `None` if there are too many
-    /// streams. The stream ends if its reader stops reading.
-    pub(crate) fn open(&self, hello: String, parts: Vec<Part>) -> Option<Events> {
+    /// Opens a stream that begins with the event `hello` and continues with the parts while its reader `is_permitted`;
+    /// `None` if there are too many streams. The stream ends if its reader stops reading.
+    pub(crate) fn open(
+        &self,
+        hello: String,
+        parts: Vec<Part>,
+        is_permitted: impl Fn() -> bool + Send + Sync + 'static,
+    ) -> Option<Events> {
         let permit = Arc::clone(&self.permits).try_acquire_owned().ok()?;
         let (sender, receiver) = mpsc::channel(1);
-        let producer = Producer { sender, _permit: permit };
+        let producer = Producer { sender, is_permitted: Box::new(is_permitted), _permit: permit };
         let closing = self.closing.clone();
         tokio::spawn(async move { closing.run_until_cancelled(producer.run(hello, parts)).await });
         Some(Sse::new(ReceiverStream::new(receiver)))
@@ -63,11 +68,12 @@ impl Streams {
 
 struct Producer {
     sender: mpsc::Sender<Result<Event, Infallible>>,
+    is_permitted: Box<dyn Fn() -> bool + Send + Sync>,
     _permit: OwnedSemaphorePermit,
 }
 
 impl Producer {
-    /// Sends events until the reader is gone or stops reading, or the stream's lifetime is over.
+    /// Sends events until the reader is gone, stops reading or loses its permission, or the stream's lifetime is over.
     async fn run(self, hello: String, parts: Vec<Part>) {
         let ends = Instant::now() + LIFETIME;
         let mut sent: Vec<Option<Arc<Shown>>> = vec![None; parts.len()];
@@ -78,7 +84,7 @@ impl Producer {
         }
         for tick in 0_u32.. {
             ticks.tick().await;
-            if Instant::now() >= ends {
+            if Instant::now() >= ends || !(self.is_permitted)() {
                 return;
             }
             // A comment, which shows the reader that the stream continues although nothing has changed.
@@ -94,6 +100,10 @@ impl Producer {
                     events.push(Event::default().event(part.name).data(data));
                 }
                 *sent = Some(shown);
+            }
+            // Making the parts takes time.
+            if !(self.is_permitted)() {
+                return;
             }
             for event in events {
                 if !self.send(event).await {
@@ -127,7 +137,7 @@ mod tests {
     async fn page_event_stream_sends_changed_parts_and_ends_after_lifetime() {
         let streams = Streams::new(CancellationToken::new());
         let constant = Part { name: "same", every: 1, make: Arc::new(|| Arc::new(Shown::head(&"x"))) };
-        let events = streams.open("hi".into(), vec![counting("calls", 1), constant]).unwrap();
+        let events = streams.open("hi".into(), vec![counting("calls", 1), constant], || true).unwrap();
         let body = events.into_response().into_body().collect().await.unwrap().to_bytes();
         let text = String::from_utf8(body.to_vec()).unwrap();
         assert!(text.starts_with("event: hello\ndata: hi\n\n"), "{text}");
@@ -140,7 +150,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn page_event_streams_are_bounded_and_end_if_unread() {
         let streams = Streams::new(CancellationToken::new());
-        let open = || streams.open(String::new(), vec![counting("calls", 1)]);
+        let open = || streams.open(String::new(), vec![counting("calls", 1)], || true);
         let unread: Vec<_> = (0..MAX_STREAMS).map(|_| open().unwrap()).collect();
         assert!(open().is_none());
         tokio::time::sleep(INTERVAL + STALL * 2).await;
@@ -149,10 +159,20 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
+    async fn page_event_stream_ends_with_permission_of_its_reader() {
+        let streams = Streams::new(CancellationToken::new());
+        let (begun, ends) = (Instant::now(), Instant::now() + INTERVAL * 3);
+        let events = streams.open("hi".into(), vec![counting("calls", 1)], move || Instant::now() < ends);
+        let body = events.unwrap().into_response().into_body().collect().await.unwrap().to_bytes();
+        assert_eq!(String::from_utf8(body.to_vec()).unwrap().matches("event: calls").count(), 3);
+        assert_eq!(begun.elapsed(), INTERVAL * 3);
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn page_event_streams_end_when_process_stops() {
         let closing = CancellationToken::new();
         let streams = Streams::new(closing.clone());
-        let events = streams.open(String::new(), vec![counting("calls", 1)]).unwrap();
+        let events = streams.open(String::new(), vec![counting("calls", 1)], || true).unwrap();
         closing.cancel();
         events.into_response().into_body().collect().await.unwrap();
     }

@@ -27,10 +27,10 @@ mod shared_snapshots;
 use std::sync::Arc;
 
 use axum::{Router, middleware::from_fn_with_state};
+use fairmesh_pages::HostNames;
 use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
 
-pub use browser_security::HostNames;
 pub use page_source::{AuditLog, Audited, Certificate, InstanceLoad, Refusal, Source};
 
 /// Configuration of the page besides its source.

@@ -46,6 +46,9 @@ pub trait Source: Debug + Send + Sync + 'static {
     /// [`Refusal`] if there is no decision: a service is not declared, is hidden from this caller, or has a record
     /// that cannot be read.
     fn explain(&self, call: &HypotheticalCall, asker: &Extensions) -> Result<Value, Refusal>;
+
+    /// Whether the caller of a request, which was permitted, may still make it. Streams end otherwise.
+    fn is_still_permitted(&self, asker: &Extensions) -> bool;
 }
 
 /// Usage of an instance in the last minutes.

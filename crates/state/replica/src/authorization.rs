@@ -59,5 +59,6 @@ async fn check(gate: &Gate, request: Request) -> Result<Request, Status> {
     let maker = access.judge(caller, call, needs, verify)?;
     let (body, refused) = access.keep_permitted_rows(&maker, (method.path, body))?;
     head.extensions.insert(refused);
+    head.extensions.insert(maker);
     Ok(Request::from_parts(head, Body::from(body)))
 }

@@ -127,14 +127,14 @@ impl Replica {
         let backend = ReplicaRib::new(shared.clone(), upstream.clone(), &config);
         let rates = ReportRelay::new(upstream.clone(), None, SumLimits::TREE);
         let reporting = tokio::spawn(rates.clone().run(stopping.clone()));
-        let counts = CountRelay::new(upstream.clone(), SumLimits::TREE.reporters);
+        let counts = CountRelay::new(upstream.clone(), SumLimits::TREE);
         // Processes that stop at the same time as this replica report their last counts while it drains.
         let all_served = CancellationToken::new();
         let _count_with_me = all_served.clone().drop_guard();
         let counting = tokio::spawn(counts.clone().run(all_served.clone()));
         let forward = Forwarder::new(upstream, "replica", stopping.clone());
         let pages = admin_pages::Pages { backend: backend.clone(), rates: rates.clone(), listeners: bounded };
-        let reports = Reports { forward, rates, counts };
+        let reports = Reports { forward, rates, counts, access: shared.access.clone() };
         let admin = admin.map(|listener| listener.start(fairmesh_pages::router(Arc::new(pages))));
         let saving = tokio::spawn(shared.save_all(stopping.clone()));
         let mut serving = JoinSet::new();

@@ -1,4 +1,8 @@
-use fairmesh_rib::{CountRelay, Forwarder, ReportRelay, access::RefusedRows};
+use fairmesh_rib::{
+    CountRelay, Forwarder, ReportRelay,
+    access::{AccessControl, Caller, RefusedRows},
+};
+use fairmesh_signals::ReportOwner;
 use fairmesh_wire::v1::{self, imbalance_server::Imbalance, signals_server::Signals};
 use tonic::{Request, Response, Status};
 
@@ -9,15 +13,28 @@ pub(crate) struct Reports {
     pub(crate) forward: Forwarder,
     pub(crate) rates: ReportRelay,
     pub(crate) counts: CountRelay,
+    /// Decides whose room a report takes, and what its response may name.
+    pub(crate) access: AccessControl,
 }
 
 impl Reports {
-    /// Takes the rates out of a report and aggregates them.
+    /// Takes the rates out of a report and aggregates them. The response names only services that the sender may see.
     fn take_rates(
         &self,
+        sender: Option<&Caller>,
         report: &mut v1::ReportSignalsRequest,
     ) -> Result<Option<v1::ReportSignalsResponse>, Status> {
-        self.rates.take_rates(report).map_err(|e| Status::invalid_argument(e.to_string()))
+        let taken = self.rates.take_rates(&self.owner(sender), report);
+        let mut response = taken.map_err(|e| Status::invalid_argument(e.to_string()))?;
+        if let (Some(sender), Some(response)) = (sender, &mut response) {
+            self.access.keep_visible(sender, &mut response.watched);
+        }
+        Ok(response)
+    }
+
+    /// The owner of the room that a report takes. Senders are known only in a mesh with a trust domain.
+    fn owner(&self, sender: Option<&Caller>) -> ReportOwner {
+        sender.map_or_else(ReportOwner::of_mesh, |sender| self.access.report_owner(sender))
     }
 }
 
@@ -28,9 +45,10 @@ impl Signals for Reports {
         mut request: Request<v1::ReportSignalsRequest>,
     ) -> Result<Response<v1::ReportSignalsResponse>, Status> {
         let refused = RefusedRows::of(&request);
+        let sender = request.extensions().get::<Caller>().cloned();
         let report = request.get_mut();
-        let counted =
-            self.counts.take(report, |_| {}).map_err(|e| Status::invalid_argument(e.to_string()))?;
+        let counted = self.counts.take(&self.owner(sender.as_ref()), report, |_| {});
+        let counted = counted.map_err(|e| Status::invalid_argument(e.to_string()))?;
         if let Some(mut response) = counted {
             response.refused_rows += refused;
             return Ok(Response::new(response));
@@ -39,7 +57,7 @@ impl Signals for Reports {
             // Without its rates, the report would not match the signature of its sender.
             return Err(Status::invalid_argument("usages: are in a report with rates; report them apart"));
         }
-        match self.take_rates(report)? {
+        match self.take_rates(sender.as_ref(), report)? {
             Some(response) => Ok(Response::new(response)),
             None => Signals::report(&self.forward, request).await,
         }
@@ -61,8 +79,10 @@ impl Imbalance for Reports {
         &self,
         mut request: Request<v1::ReportUsageRequest>,
     ) -> Result<Response<v1::ReportUsageResponse>, Status> {
+        let sender = request.extensions().get::<Caller>().cloned();
         let rates = request.get_mut().traffic.take().map(v1::ReportSignalsRequest::from);
-        let answered = rates.map(|mut rates| self.take_rates(&mut rates)).transpose()?.flatten();
+        let take = |mut rates| self.take_rates(sender.as_ref(), &mut rates);
+        let answered = rates.map(take).transpose()?.flatten();
         let has_usages = !request.get_ref().usages.is_empty();
         let mut response = match answered {
             Some(response) if !has_usages => return Ok(Response::new(response.into())),

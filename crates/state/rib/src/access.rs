@@ -6,6 +6,7 @@ mod call_authorization;
 mod call_needs;
 mod method_needs;
 mod report_rows;
+mod report_senders;
 pub mod request_needs;
 
 use std::{
@@ -32,6 +33,7 @@ pub use call_authorization::{CompleteCall, MAX_BODY};
 pub use call_needs::Need;
 pub use method_needs::{METHODS, Method, MethodAccess};
 pub use report_rows::{CountedRows, RefusedRows, RefusedSubjects, RowSubject, is_refusal};
+pub use report_senders::{incomplete_services, limit_statements};
 pub use request_needs::needs_of_value;
 
 /// A caller, as authenticated by its connection or by the signature of its call.

@@ -10,7 +10,9 @@ use std::{
 };
 
 use fairmesh_model::{CountReport, Invalid};
-use fairmesh_signals::{CountInbox, CountOutbox, IDLE_INTERVAL_MS, REPORT_INTERVAL_MS};
+use fairmesh_signals::{
+    CountInbox, CountOutbox, IDLE_INTERVAL_MS, REPORT_INTERVAL_MS, ReportOwner, SumLimits,
+};
 use fairmesh_wire::{LogLimiter, v1};
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
@@ -45,29 +47,30 @@ struct Counts {
 }
 
 impl CountRelay {
-    /// Creates a relay that reports to `upstream` the counts of at most `reporters` processes.
-    pub fn new(upstream: FollowerHandle, reporters: usize) -> Self {
+    /// Creates a relay that reports to `upstream` the counts of as many processes as `limits` permit.
+    pub fn new(upstream: FollowerHandle, limits: SumLimits) -> Self {
         let began = Instant::now();
         let outbox = CountOutbox::new(RandomState::new().hash_one(began));
-        let counts = Mutex::new(Counts { inbox: CountInbox::new(reporters), outbox });
+        let counts = Mutex::new(Counts { inbox: CountInbox::new(limits), outbox });
         let interval_ms = AtomicU64::new(IDLE_INTERVAL_MS);
         Self { shared: Arc::new(RelayState { upstream, began, counts, interval_ms }) }
     }
 
-    /// Takes the counts out of a report. Passes them to `observe` unless the report is a repetition. Returns the
+    /// Takes the counts out of a report of `owner`. Passes them to `observe` unless the report is a repetition. Returns the
     /// response, which says when the sender should report again; `None` for a report without counts.
     ///
     /// # Errors
     /// If the counts are invalid.
     pub fn take(
         &self,
+        owner: &ReportOwner,
         report: &mut v1::ReportSignalsRequest,
         observe: impl FnOnce(&CountReport),
     ) -> Result<Option<v1::ReportSignalsResponse>, Invalid> {
         let Some((report, refused_rows)) = report.take_counts()? else { return Ok(None) };
         let now_ms = self.shared.now_ms();
         let mut counts = self.shared.counts();
-        if counts.inbox.is_new(&report, now_ms) {
+        if counts.inbox.is_new(owner, &report, now_ms) {
             observe(&report);
             counts.outbox.leave_out(report.left_out);
             for interval in report.intervals {

@@ -11,8 +11,8 @@ use std::{
 
 use fairmesh_model::{Invalid, Region, TrafficReport};
 use fairmesh_signals::{
-    IDLE_INTERVAL_MS, MAX_WATCHED_SERVICES, REPORT_INTERVAL_MS, ReportParts, ReportSums, SumLimits, Taken,
-    WATCHED_FOR_MS, bound,
+    IDLE_INTERVAL_MS, MAX_WATCHED_SERVICES, REPORT_INTERVAL_MS, ReportOwner, ReportParts, ReportSums,
+    SumLimits, Taken, WATCHED_FOR_MS, bound,
 };
 use fairmesh_wire::{handshake::Connection, v1};
 use tokio::{
@@ -85,7 +85,7 @@ impl ReportRelay {
         &self.shared.full
     }
 
-    /// Takes the rates out of a report and leaves its CPU minutes. Returns the response, which says when the sender
+    /// Takes the rates out of a report of `owner` and leaves its CPU minutes. Returns the response, which says when the sender
     /// should report again and which services it should report besides planned ones; `None` for a report without
     /// rates.
     ///
@@ -93,11 +93,12 @@ impl ReportRelay {
     /// If the rates are invalid.
     pub fn take_rates(
         &self,
+        owner: &ReportOwner,
         report: &mut v1::ReportSignalsRequest,
     ) -> Result<Option<v1::ReportSignalsResponse>, Invalid> {
         let Some(rates) = report.take_rates()? else { return Ok(None) };
         let now_ms = self.now_ms();
-        if self.sums().record(rates, now_ms) == Taken::Full {
+        if self.sums().record(owner, rates, now_ms) == Taken::Full {
             self.shared.full.fetch_add(1, Relaxed);
         }
         let next_report_ms = self.shared.interval_ms.load(Relaxed);
@@ -159,24 +160,40 @@ impl ReportRelay {
         true
     }
 
-    /// Sends the parts of a report: the first one, which says what may be missing meanwhile, and then several at a time, since the
-    /// upstream may be far away.
+    /// Sends the messages of a report: first those that say what may be missing meanwhile, the last of which is the first part,
+    /// and then the other parts.
     async fn send_parts(&self, connection: &Connection, report: TrafficReport) {
-        let mut parts = self.parts().divide(report).into_iter().map(bound);
+        let (parts, names) = {
+            let mut dividing = self.parts();
+            (dividing.divide(report), dividing.names())
+        };
+        let mut parts = parts.into_iter().map(bound);
+        let names: Vec<_> = parts.by_ref().take(names).collect();
+        let mut all_taken = self.send_several(connection, names.into_iter()).await;
         let Some(first) = parts.next() else { return };
-        let (mut all_taken, mut sending) = (self.report(connection.clone(), first).await, JoinSet::new());
-        loop {
-            while sending.len() < MAX_SENDING
-                && let Some(part) = parts.next()
-            {
-                let (relay, connection) = (self.clone(), connection.clone());
-                sending.spawn(async move { relay.report(connection, part).await });
-            }
-            let Some(taken) = sending.join_next().await else { break };
-            all_taken &= taken.unwrap_or_default();
-        }
+        all_taken &= self.report(connection.clone(), first).await;
+        all_taken &= self.send_several(connection, parts).await;
         if all_taken {
             self.parts().delivered();
+        }
+    }
+
+    /// Sends several messages at a time, since the upstream may be far away. Returns whether it has taken all.
+    async fn send_several(
+        &self,
+        connection: &Connection,
+        mut messages: impl Iterator<Item = TrafficReport>,
+    ) -> bool {
+        let (mut all_taken, mut sending) = (true, JoinSet::new());
+        loop {
+            while sending.len() < MAX_SENDING
+                && let Some(message) = messages.next()
+            {
+                let (relay, connection) = (self.clone(), connection.clone());
+                sending.spawn(async move { relay.report(connection, message).await });
+            }
+            let Some(taken) = sending.join_next().await else { return all_taken };
+            all_taken &= taken.unwrap_or_default();
         }
     }
 

@@ -43,6 +43,11 @@ pub enum Refused {
     /// An operator revoked the certificate.
     #[error("the certificate of {0} is revoked; see `fairmesh identity list`")]
     Revoked(SpiffePath),
+    /// The service's record names an id of the own trust domain, which no record can give to another service.
+    #[error(
+        "the record of the service names {0} as its identity, an id of this mesh's own trust domain; remove 'identity' from the service"
+    )]
+    OwnDomain(SpiffeId),
     /// The peer has another id than the expected one.
     #[error("the peer is {found}, not {expected}")]
     Unexpected {

@@ -62,6 +62,8 @@ enum Question {
     Call(ServiceName),
     /// Whether the program has any identity.
     BeKnown,
+    /// Whether the program may know that operators look at a service: it is the service, or may call it.
+    See(ServiceName),
 }
 
 #[derive(Clone, Debug)]
@@ -178,6 +180,47 @@ impl Attestor {
         // A refusal must not keep the other answers from being cached.
         let settled: Vec<_> = unknown.into_iter().map(settle).collect();
         refusals(settled)
+    }
+
+    /// Returns those of `services` that a program of another user is or may call. Services are left out while no
+    /// control plane answers.
+    pub(super) async fn visible(
+        &self,
+        identity: &AgentIdentity,
+        program: &ProgramFacts,
+        mut services: BTreeSet<ServiceName>,
+    ) -> BTreeSet<ServiceName> {
+        let answer = |service: &ServiceName| self.answer(program, &Question::See(service.clone()));
+        let is_unknown = |service: &&ServiceName| !answer(service).is_some_and(|answer| answer.is_current());
+        let unknown: Vec<_> = services.iter().filter(is_unknown).cloned().collect();
+        if !unknown.is_empty() {
+            let asking = self.asking(program);
+            let _turn = asking.acquire().await;
+            let read = async { Ok((identity.identities_of(program).await?, self.policies(&unknown).await?)) };
+            let read = read.await;
+            for service in unknown {
+                let decided = match &read {
+                    Ok((ids, policies)) => policies.check_visible(&service, ids),
+                    Err(status) => Err(Status::clone(status)),
+                };
+                // The answer is read below.
+                let _ = self.settle(program, Question::See(service), decided);
+            }
+        }
+        services.retain(|service| answer(service).is_some_and(|answer| answer.refused.is_none()));
+        services
+    }
+
+    /// Returns those of `services` that a TCP peer is or may call.
+    pub(super) async fn visible_to_proved(
+        &self,
+        id: &SpiffeId,
+        mut services: BTreeSet<ServiceName>,
+    ) -> BTreeSet<ServiceName> {
+        let named: Vec<_> = services.iter().cloned().collect();
+        let Ok(policies) = self.policies(&named).await else { return BTreeSet::new() };
+        services.retain(|service| policies.check_visible(service, std::slice::from_ref(id)).is_ok());
+        services
     }
 
     /// Answers a question from the cache or, if it is not cached, with `ask`.
@@ -315,6 +358,15 @@ impl Policies {
             (Err(_), RecordKey::DefaultAuthorization) => self.default = DefaultAuthorization::Deny,
             _ => {}
         }
+    }
+
+    /// Checks whether one of these identities is the service, or may call it.
+    fn check_visible(&self, service: &ServiceName, ids: &[SpiffeId]) -> Result<(), Status> {
+        if ids.iter().any(|id| id.path == SpiffePath::Service(service.clone())) {
+            return Ok(());
+        }
+        let callers: Vec<_> = ids.iter().cloned().map(CallerId::new).collect();
+        self.check(service, &callers)
     }
 
     /// Checks whether a service permits calls from one of these callers.

@@ -14,7 +14,7 @@ pub(super) struct Asked {
     pub(super) acts_for: BTreeSet<ServiceName>,
     /// Services that the program calls, claims limits of, or reports calls to.
     pub(super) calls: BTreeSet<ServiceName>,
-    /// Whether the call concerns calls to any service, or to services without naming them.
+    /// Whether the call is a report, for which the program needs an identity, whatever it contains.
     pub(super) calls_any: bool,
     /// Regions that the call reports about.
     pub(super) regions: BTreeSet<Region>,
@@ -35,7 +35,7 @@ impl Asked {
                 Need::Claim(service) | Need::CallFrom(service) => {
                     asked.calls.insert(service.clone());
                 }
-                Need::CallFromAny => asked.calls_any = true,
+                Need::Report => asked.calls_any = true,
                 Need::ReportFor(region) => {
                     asked.regions.insert(region.clone());
                     asked.calls_any = true;

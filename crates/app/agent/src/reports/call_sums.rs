@@ -10,7 +10,8 @@ use fairmesh_metrics::{OTHER, Register as _, UNKNOWN};
 use fairmesh_model::{CallCounts, CountReport, CountedBy, CountedPath};
 use prometheus_client::registry::Registry;
 
-/// Maximum number of pairs with their own series, in order of their first call. Further pairs share one series.
+/// Maximum number of pairs with their own series, in order of their first call. Further pairs share one series; so does
+/// the oldest one of the caller that has the most: programs choose the names of the services that they call.
 const MAX_PAIRS: usize = 500;
 /// Time without calls after which a pair loses its series.
 const PAIR_IDLE_MS: u64 = 10 * 60 * 1_000;
@@ -62,7 +63,7 @@ impl CallSums {
             if self.pairs.len() >= MAX_PAIRS && !self.pairs.contains_key(&pair) {
                 self.expire(now_ms);
             }
-            if self.pairs.len() < MAX_PAIRS || self.pairs.contains_key(&pair) {
+            if self.pairs.contains_key(&pair) || self.make_room(&pair.caller) {
                 let known = self.pairs.entry(pair).or_default();
                 known.called_at_ms = now_ms;
                 known.totals += counts;
@@ -70,6 +71,30 @@ impl CallSums {
                 self.other += counts;
             }
         }
+    }
+
+    /// Makes room for a pair of a caller. Returns whether there is room.
+    fn make_room(&mut self, caller: &str) -> bool {
+        if self.pairs.len() < MAX_PAIRS {
+            return true;
+        }
+        let mut by_caller = HashMap::<&str, usize>::new();
+        self.pairs.keys().for_each(|pair| *by_caller.entry(&pair.caller).or_default() += 1);
+        let own = by_caller.get(caller).copied().unwrap_or_default();
+        let Some((largest, _)) =
+            by_caller.into_iter().max_by_key(|(_, pairs)| *pairs).filter(|(_, pairs)| *pairs > own + 1)
+        else {
+            return false;
+        };
+        let of_largest = self.pairs.iter().filter(|(pair, _)| &*pair.caller == largest);
+        let Some(oldest) = of_largest.min_by_key(|(_, sum)| sum.called_at_ms).map(|(pair, _)| pair.clone())
+        else {
+            return false;
+        };
+        if let Some(removed) = self.pairs.remove(&oldest) {
+            self.other += &removed.totals;
+        }
+        true
     }
 
     fn expire(&mut self, now_ms: u64) {
@@ -136,6 +161,23 @@ mod tests {
         sums.add(&report(&[("shop/web", 5), ("", 1)], CountedBy::Caller), 10_000);
         sums.add(&report(&[("shop/web", 7)], CountedBy::Server), 10_000);
         assert_eq!((calls(&sums, "shop/web"), calls(&sums, UNKNOWN)), (Some(10), Some(2)));
+    }
+
+    #[test]
+    fn program_that_calls_many_invented_services_leaves_series_to_others() {
+        let mut sums = CallSums::default();
+        let mut flood = report(&[("red/x", 1)], CountedBy::Caller);
+        let (path, counts) =
+            flood.intervals[0].calls.first_key_value().map(|(path, counts)| (path.clone(), *counts)).unwrap();
+        let invented = (0..2 * MAX_PAIRS).map(|number| ServiceName::new(format!("red/s{number}")).unwrap());
+        flood.intervals[0]
+            .calls
+            .extend(invented.map(|service| (CountedPath { service, ..path.clone() }, counts)));
+        sums.add(&flood, 0);
+        sums.add(&report(&[("shop/web", 5)], CountedBy::Caller), 1);
+        assert_eq!((sums.pairs.len(), calls(&sums, "shop/web")), (MAX_PAIRS, Some(10)));
+        let total: u64 = sums.pairs.values().map(|pair| pair.totals.calls()).sum();
+        assert_eq!(total + sums.other.calls(), 2 + 2 * MAX_PAIRS as u64 + 10, "nothing is lost");
     }
 
     #[test]

@@ -186,3 +186,20 @@ fn operator_drains_through_agent_only_by_own_role() {
     drain("undrain").ok();
     assert_eq!(machine.endpoints()[0]["state"], "serving");
 }
+
+#[test]
+fn program_learns_only_of_watched_services_that_it_is_or_may_call() {
+    let Some(machine) = Machine::start() else { return };
+    let watched = async |connection: Connection| {
+        let sender = v1::SignalSender { reporter: 1, interval_ms: 1_000, regions: Vec::new() };
+        let report = v1::ReportSignalsRequest { sender: Some(sender), ..Default::default() };
+        connection.signals().report(report).await.map(|response| response.into_inner().watched)
+    };
+    wait_until("the service learns that an operator looks at it", || {
+        machine.mesh.run(&["traffic", "calls", "blue/vault"]).ok();
+        machine.as_user(VAULT, watched).unwrap() == ["blue/vault"]
+    });
+    assert_eq!(machine.as_user(0, watched).unwrap(), ["blue/vault"]);
+    assert!(machine.as_user(NEIGHBOUR, watched).unwrap().is_empty());
+    assert_eq!(machine.as_user(STRANGER, watched).unwrap_err().code(), Code::PermissionDenied);
+}

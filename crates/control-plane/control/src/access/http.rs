@@ -1,6 +1,8 @@
 //! Checks requests over HTTP. In plaintext, callers have no identity: a role binding for `anonymous` permits
 //! them, and user tokens are refused. Over TLS, user tokens and certificates of the mesh are accepted.
 
+use std::sync::Arc;
+
 use axum::{
     Json, Router,
     body::{Body, Bytes, to_bytes},
@@ -10,9 +12,10 @@ use axum::{
     response::{IntoResponse as _, Response},
 };
 use fairmesh_model::{InstanceId, Invalid, ServiceName, Tenant};
-use fairmesh_rib::access::{Caller, Need};
+use fairmesh_rib::access::{AccessControl, Caller, Need};
 use fairmesh_store::write_author;
 use serde::{Deserialize, Serialize};
+use tokio::time::Instant;
 use tonic::{Code, Status};
 
 use super::{
@@ -47,6 +50,21 @@ struct Failure {
     error: String,
     field: &'static str,
     hint: &'static str,
+}
+
+/// A permitted request, in its extensions. Streams check it again.
+#[derive(Clone, Debug)]
+pub(crate) struct PermittedPage {
+    caller: Caller,
+    needs: Arc<[Need]>,
+}
+
+impl PermittedPage {
+    /// Whether the request would still be permitted.
+    pub(crate) fn holds(&self, access: &AccessControl) -> bool {
+        let is_current = self.caller.user.as_ref().is_none_or(|user| Instant::now() < user.ends);
+        is_current && access.check(&self.caller, &self.needs).is_ok()
+    }
 }
 
 /// Wraps the pages in the authorization check.
@@ -155,6 +173,7 @@ async fn check(access: &Access, caller: &Caller, request: Request) -> Result<Req
     })?;
     access.control.check(caller, &needs).map_err(|status| refused(&status))?;
     head.extensions.insert(caller.clone());
+    head.extensions.insert(PermittedPage { caller: caller.clone(), needs: needs.into() });
     Ok(Request::from_parts(head, Body::from(body)))
 }
 
@@ -176,9 +195,9 @@ fn needs(
         PageAccess::View => vec![Need::View(of_path()?)],
         PageAccess::Operate => vec![Need::Operate(of_path()?)],
         PageAccess::ViewHistory => vec![Need::ViewHistory(of_path()?)],
-        PageAccess::ViewQueried => match query().service {
+        PageAccess::ViewHistoryQueried => match query().service {
             all if all.is_empty() => vec![Need::ViewAll],
-            service => vec![Need::View(ServiceName::new(service)?)],
+            service => vec![Need::ViewHistory(ServiceName::new(service)?)],
         },
         PageAccess::ViewTenantQueried => match query().tenant {
             all if all.is_empty() => vec![Need::ViewAll],

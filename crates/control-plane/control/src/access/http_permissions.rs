@@ -13,8 +13,8 @@ pub(crate) enum PageAccess {
     Operate,
     /// The right to act for the instance in the body, of the service in the path.
     ServeShards,
-    /// The right to read the service in the query; without a service, all services.
-    ViewQueried,
+    /// The right to read the service in the query, and its earlier values; without a service, all services.
+    ViewHistoryQueried,
     /// The right to read the tenant in the query; without a tenant, all tenants.
     ViewTenantQueried,
     /// The right to read the service in the path, its callers and its earlier values.
@@ -39,12 +39,12 @@ pub(crate) static ROUTES: &[(&str, &str, PageAccess)] = &[
     ("PUT", "/v1/shards/{tenant}/{service}", PageAccess::Operate),
     ("POST", "/v1/shards/{tenant}/{service}/split", PageAccess::Operate),
     ("POST", "/v1/shards/{tenant}/{service}/merge", PageAccess::Operate),
-    ("GET", "/v1/shards/{tenant}/{service}/moves", PageAccess::View),
+    ("GET", "/v1/shards/{tenant}/{service}/moves", PageAccess::ViewHistory),
     ("POST", "/v1/shards/{tenant}/{service}/moves", PageAccess::Operate),
-    ("GET", "/v1/shards/{tenant}/{service}/loads", PageAccess::View),
-    ("GET", "/v1/shards/{tenant}/{service}/plan", PageAccess::View),
+    ("GET", "/v1/shards/{tenant}/{service}/loads", PageAccess::ViewHistory),
+    ("GET", "/v1/shards/{tenant}/{service}/plan", PageAccess::ViewHistory),
     ("POST", "/v1/shards/{tenant}/{service}/ready", PageAccess::ServeShards),
-    ("GET", "/v1/imbalance", PageAccess::ViewQueried),
+    ("GET", "/v1/imbalance", PageAccess::ViewHistoryQueried),
     ("GET", "/ui", PageAccess::Everyone),
     ("GET", "/ui/", PageAccess::Everyone),
     ("GET", "/ui/{file}", PageAccess::Everyone),

@@ -6,14 +6,14 @@ use std::{
     time::Duration,
 };
 
-use fairmesh_model::{CountedInterval, CpuBy, CpuPath, CpuUser, ServiceName};
+use fairmesh_model::{CountedInterval, CpuBy, CpuPath, CpuUser, ServiceName, Tenant};
 use fairmesh_signals::MAX_CPU_USERS;
 use fairmesh_wire::v1;
 
 /// Window of a request that gives none.
 const DEFAULT_WINDOW: Duration = Duration::from_secs(600);
-/// Maximum number of pairs of caller and service that have their own totals, in the order in which pairs were first
-/// reported.
+/// Maximum number of pairs of caller and service that have their own totals. Beyond it, the tenant whose services have the
+/// most pairs loses the smallest one: servers choose the names of their callers.
 const MAX_PAIRS: usize = 500;
 
 /// CPU of services by caller, in microseconds since the start of the control plane.
@@ -31,10 +31,31 @@ impl CostTotals {
                 continue;
             }
             let pair = (service.clone(), user.clone());
-            let has_room = self.pairs.len() < MAX_PAIRS || self.pairs.contains_key(&pair);
+            let has_room = self.pairs.contains_key(&pair) || self.make_room(&service.tenant);
             let sum = if has_room { self.pairs.entry(pair).or_default() } else { &mut self.other_us };
             *sum = sum.saturating_add(*cpu_us);
         }
+    }
+
+    /// Makes room for a pair of a tenant's service. Returns whether there is room.
+    fn make_room(&mut self, tenant: &Tenant) -> bool {
+        if self.pairs.len() < MAX_PAIRS {
+            return true;
+        }
+        let mut by_tenant = BTreeMap::<&Tenant, usize>::new();
+        for (service, _) in self.pairs.keys() {
+            *by_tenant.entry(&service.tenant).or_default() += 1;
+        }
+        let own = by_tenant.get(tenant).copied().unwrap_or_default();
+        let largest = by_tenant.into_iter().max_by_key(|(_, pairs)| *pairs);
+        let Some((largest, _)) = largest.filter(|(_, pairs)| *pairs > own + 1) else { return false };
+        let of_largest = self.pairs.iter().filter(|((service, _), _)| service.tenant == *largest);
+        let Some(smallest) = of_largest.min_by_key(|(_, cpu_us)| **cpu_us).map(|(pair, _)| pair.clone())
+        else {
+            return false;
+        };
+        self.other_us = self.other_us.saturating_add(self.pairs.remove(&smallest).unwrap_or_default());
+        true
     }
 
     /// The total of each pair of caller and service, in seconds. The key is `None` for the sum of all pairs
@@ -99,6 +120,20 @@ mod tests {
             [29, 8],
             "the eight with the least, and what servers did not tell apart"
         );
+    }
+
+    #[test]
+    fn tenant_with_many_invented_callers_leaves_cpu_cost_totals_to_others() {
+        let mut totals = CostTotals::default();
+        let interval = |cpu| CountedInterval { cpu, ..CountedInterval::default() };
+        totals.add(&interval((0..2 * MAX_PAIRS).map(|n| (path(&format!("shop/s{n:04}")), 1)).collect()));
+        let vault = ServiceName::new("bank/vault").unwrap();
+        let own = CpuPath { service: vault.clone(), ..path("bank/web") };
+        totals.add(&interval([(own, 7)].into()));
+        let found = totals.pairs.iter().find(|((service, _), _)| *service == vault);
+        assert_eq!((found.map(|(_, cpu_us)| *cpu_us), totals.pairs.len()), (Some(7), MAX_PAIRS));
+        let sum: u64 = totals.pairs.values().sum();
+        assert_eq!(sum + totals.other_us, 2 * MAX_PAIRS as u64 + 7, "nothing is lost");
     }
 
     #[test]

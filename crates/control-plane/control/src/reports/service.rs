@@ -2,7 +2,11 @@ use std::sync::Arc;
 
 use fairmesh_gateway_control::GatewayLoads;
 use fairmesh_model::Invalid;
-use fairmesh_rib::{Node, access::RefusedRows};
+use fairmesh_rib::{
+    Node,
+    access::{AccessControl, Caller, RefusedRows},
+};
+use fairmesh_signals::ReportOwner;
 use fairmesh_wire::{
     identity_of,
     v1::{self, signals_server::Signals},
@@ -26,6 +30,8 @@ pub(crate) struct SignalsService {
     pub(crate) traffic: Arc<TrafficReports>,
     /// The existing services and endpoints. CPU minutes of other services and endpoints are refused.
     pub(crate) node: Node,
+    /// Decides whose room a report takes, and what its response may name.
+    pub(crate) access: AccessControl,
     pub(crate) reporters: CallerNumbers,
     /// Receives the loads of the gateway's replicas.
     pub(crate) gateway: GatewayLoads,
@@ -38,6 +44,8 @@ impl Signals for SignalsService {
         request: Request<v1::ReportSignalsRequest>,
     ) -> Result<Response<v1::ReportSignalsResponse>, Status> {
         let (identity, refused) = (identity_of(&request), RefusedRows::of(&request));
+        let sender = request.extensions().get::<Caller>().cloned().unwrap_or_default();
+        let owner = self.access.report_owner(&sender);
         let mut report = request.into_inner();
         if let Some(sender) = &mut report.sender {
             sender.reporter = self.reporters.of(&identity, sender.reporter);
@@ -52,7 +60,7 @@ impl Signals for SignalsService {
             // Recording may wait while a view is read. It keeps its turn even if the caller no longer waits.
             let recorded = spawn_blocking(move || {
                 let _turn = turn;
-                traffic.record_counts(counts)
+                traffic.record_counts(&owner, counts)
             });
             let recorded = recorded.await;
             let stopping = |_| Status::unavailable("the control plane is stopping; retry");
@@ -60,7 +68,9 @@ impl Signals for SignalsService {
             let response = v1::ReportSignalsResponse { refused_rows, ..recorded.map_err(stopping)? };
             return Ok(Response::new(response));
         }
-        self.take(report).map(Response::new).map_err(invalid)
+        let mut response = self.take(&owner, report).map_err(invalid)?;
+        self.access.keep_visible(&sender, &mut response.watched);
+        Ok(Response::new(response))
     }
 
     async fn report_gateway(
@@ -73,9 +83,13 @@ impl Signals for SignalsService {
 
 impl SignalsService {
     /// Records rates and CPU minutes.
-    fn take(&self, mut report: v1::ReportSignalsRequest) -> Result<v1::ReportSignalsResponse, Invalid> {
+    fn take(
+        &self,
+        owner: &ReportOwner,
+        mut report: v1::ReportSignalsRequest,
+    ) -> Result<v1::ReportSignalsResponse, Invalid> {
         let rates = report.take_rates()?;
-        let mut response = rates.map(|rates| self.traffic.record(rates)).unwrap_or_default();
+        let mut response = rates.map(|rates| self.traffic.record(owner, rates)).unwrap_or_default();
         let usages = report.usages;
         let minutes: usize = usages.iter().map(|usage| usage.minutes.len()).sum();
         if minutes > MAX_MINUTES || usages.len() > MAX_MINUTES {

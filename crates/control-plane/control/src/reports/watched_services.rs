@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use fairmesh_model::ServiceName;
+use fairmesh_model::{ServiceName, Tenant};
 use fairmesh_signals::MAX_WATCHED_SERVICES;
 
 /// Time for which a service is watched after an operator viewed it, in milliseconds.
@@ -30,10 +30,11 @@ pub(super) struct Full {
 
 impl WatchedServices {
     /// Notes a look at a service. Returns since when the service is watched. `now_ms` must come from a clock
-    /// that only advances.
+    /// that only advances. Without room, the tenant with the most watched services loses the one that was viewed
+    /// longest ago.
     ///
     /// # Errors
-    /// There are already [`MAX_WATCHED_SERVICES`] others.
+    /// There are already [`MAX_WATCHED_SERVICES`] others, and no tenant has more of them than this service's.
     pub(super) fn look(&mut self, service: &ServiceName, now_ms: u64) -> Result<u64, Full> {
         self.expire(now_ms);
         let until_ms = now_ms.saturating_add(WATCH_MS);
@@ -42,8 +43,7 @@ impl WatchedServices {
             return Ok(watch.since_ms);
         }
         if self.0.len() >= MAX_WATCHED_SERVICES {
-            let first = self.0.values().map(|watch| watch.until_ms).min().unwrap_or(now_ms);
-            return Err(Full { for_ms: first.saturating_sub(now_ms) });
+            self.make_room(&service.tenant, now_ms)?;
         }
         self.0.insert(service.clone(), Watch { since_ms: now_ms, until_ms });
         Ok(now_ms)
@@ -59,6 +59,28 @@ impl WatchedServices {
     pub(super) fn len(&mut self, now_ms: u64) -> usize {
         self.expire(now_ms);
         self.0.len()
+    }
+
+    /// Removes a watch of the tenant that has the most, so that no tenant's viewers keep out those of another.
+    fn make_room(&mut self, tenant: &Tenant, now_ms: u64) -> Result<(), Full> {
+        let mut by_tenant = BTreeMap::<&Tenant, Vec<(u64, &ServiceName)>>::new();
+        for (service, watch) in &self.0 {
+            by_tenant.entry(&service.tenant).or_default().push((watch.until_ms, service));
+        }
+        let own = by_tenant.get(tenant).map_or(0, Vec::len);
+        let largest = by_tenant.into_values().max_by_key(Vec::len).unwrap_or_default();
+        let (count, first) = (largest.len(), largest.into_iter().min());
+        match first {
+            Some((_, service)) if count > own + 1 => {
+                let service = service.clone();
+                self.0.remove(&service);
+                Ok(())
+            }
+            _ => {
+                let first = self.0.values().map(|watch| watch.until_ms).min().unwrap_or(now_ms);
+                Err(Full { for_ms: first.saturating_sub(now_ms) })
+            }
+        }
     }
 
     fn expire(&mut self, now_ms: u64) {
@@ -89,6 +111,22 @@ mod tests {
         assert_eq!(watched.look(&name(999), 61_000), Ok(61_000));
         assert_eq!(watched.names(61_000), ["shop/s0", "shop/s999"]);
         assert_eq!(watched.len(121_000), 0);
+    }
+
+    #[test]
+    fn tenant_that_views_many_services_leaves_watches_to_others() {
+        let mut watched = WatchedServices::default();
+        for number in 0..1_000 {
+            let _ = watched.look(&name(number), number as u64);
+        }
+        let blue = |number| ServiceName::new(format!("blue/s{number}")).unwrap();
+        for number in 0..MAX_WATCHED_SERVICES / 2 {
+            assert_eq!(watched.look(&blue(number), 1_000), Ok(1_000), "{number}");
+        }
+        assert!(watched.look(&blue(999), 1_000).is_err() && watched.look(&name(999), 1_000).is_err());
+        let names = watched.names(1_000);
+        assert_eq!(names.iter().filter(|name| name.starts_with("blue/")).count(), MAX_WATCHED_SERVICES / 2);
+        assert_eq!(names.len(), MAX_WATCHED_SERVICES);
     }
 
     proptest! {

@@ -4,6 +4,7 @@ use fairmesh_model::{
     ServerRates, Share, StoreId, TableOrigin, Traffic, TrafficPlanner, TrafficReport, TrafficShares,
 };
 use fairmesh_rib::{Commit, Expect};
+use fairmesh_signals::ReportOwner;
 use fairmesh_test_support::endpoint;
 use fairmesh_wire::{record_encoding, v1};
 use prost::Message as _;
@@ -95,14 +96,18 @@ impl World {
                 limit_millicores: 1_000,
                 ..ServerRates::default()
             };
-            self.planning.reports.record(TrafficReport {
-                reporter,
-                interval: Duration::from_secs(5),
-                regions: [region(at)].into(),
-                calls: [(path, CallRates { offered: calls, attempts: calls, ..CallRates::default() })].into(),
-                servers: [((service.clone(), region(at)), servers)].into(),
-                ..TrafficReport::default()
-            });
+            self.planning.reports.record(
+                &ReportOwner::of_mesh(),
+                TrafficReport {
+                    reporter,
+                    interval: Duration::from_secs(5),
+                    regions: [region(at)].into(),
+                    calls: [(path, CallRates { offered: calls, attempts: calls, ..CallRates::default() })]
+                        .into(),
+                    servers: [((service.clone(), region(at)), servers)].into(),
+                    ..TrafficReport::default()
+                },
+            );
         }
     }
 }

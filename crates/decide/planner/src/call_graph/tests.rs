@@ -143,6 +143,23 @@ fn call_graph_is_bounded_and_counts_nodes_left_out() {
 }
 
 #[test]
+fn tenant_with_many_invented_services_leaves_call_graph_nodes_to_others() {
+    let mut flood = sum(&[("web", 30), ("cart", 60)], &[(None, "web", 30), (Some("web"), "cart", 60)]);
+    let (path, rates) = flood.calls.iter().next().map(|(path, rates)| (path.clone(), *rates)).unwrap();
+    for tenant in ["ads", "zoo"] {
+        let invented = (0..2 * MAX_GRAPH_NODES).map(|n| ServiceName::new(format!("{tenant}/s{n}")).unwrap());
+        flood
+            .calls
+            .extend(invented.map(|service| (CallPath { service, parent: None, ..path.clone() }, rates)));
+    }
+    let graph = observed(&flood);
+    let (nodes, edges) = (graph.nodes(60_000), graph.edges(60_000));
+    assert_eq!((nodes.len(), edges.len()), (MAX_GRAPH_NODES, 1));
+    assert!(["web", "cart"].iter().all(|name| nodes.iter().any(|one| one.node == node(name))));
+    assert!((edge(&edges, "web", "cart").multiplicity.unwrap() - 2.0).abs() < 1e-9);
+}
+
+#[test]
 fn excluded_service_keeps_its_call_rates_and_edge_multiplicities() {
     let all = sum(
         &[("web", 30), ("cart", 60), ("db", 30)],

@@ -3,7 +3,7 @@
 
 use axum::{
     extract::{Path, Query, Request, State},
-    http::StatusCode,
+    http::{Extensions, StatusCode},
     response::Response,
 };
 use fairmesh_model::{Prefix, RecordKey};
@@ -26,7 +26,11 @@ use crate::{
 };
 
 /// Streams the calls of the mesh, and its services and regions.
-pub(super) async fn live(State(served): State<Served>, Query(asked): Query<Asked>) -> Response {
+pub(super) async fn live(
+    State(served): State<Served>,
+    Query(asked): Query<Asked>,
+    asker: Extensions,
+) -> Response {
     let scope = match asked.scope() {
         Ok(scope) => scope,
         Err(error) => return invalid(error),
@@ -46,11 +50,15 @@ pub(super) async fn live(State(served): State<Served>, Query(asked): Query<Asked
         let earlier = if is_known { served.source.calls(&scope, EARLIER) } else { Default::default() };
         call_graph::graph(&now, &earlier, (&cut, millis(window)))
     });
-    stream(&served, vec![mesh, calls])
+    stream(&served, asker, vec![mesh, calls])
 }
 
 /// Streams regions with their drains and probes, and the planned traffic. Drains and probes concern all tenants.
-pub(super) async fn regions(State(served): State<Served>, Query(asked): Query<Asked>) -> Response {
+pub(super) async fn regions(
+    State(served): State<Served>,
+    Query(asked): Query<Asked>,
+    asker: Extensions,
+) -> Response {
     let scope = match asked.scope() {
         Ok(scope) => scope,
         Err(error) => return invalid(error),
@@ -70,7 +78,7 @@ pub(super) async fn regions(State(served): State<Served>, Query(asked): Query<As
     if matches!(scope, Scope::All) {
         parts.extend([drains_of(&served), probes_of(&served)]);
     }
-    stream(&served, parts)
+    stream(&served, asker, parts)
 }
 
 fn drains_of(served: &Served) -> Part {
@@ -103,7 +111,11 @@ pub(super) async fn forecast(State(served): State<Served>, Path(region): Path<St
 }
 
 /// Streams wasted cores.
-pub(super) async fn imbalance(State(served): State<Served>, Query(asked): Query<Asked>) -> Response {
+pub(super) async fn imbalance(
+    State(served): State<Served>,
+    Query(asked): Query<Asked>,
+    asker: Extensions,
+) -> Response {
     let tenant = match asked.scope() {
         Ok(Scope::Tenant(tenant)) => Some(tenant),
         Ok(_) => None,
@@ -117,7 +129,7 @@ pub(super) async fn imbalance(State(served): State<Served>, Query(asked): Query<
             Err(Refusal { problem: why, hint }) => problem(&format!("{why}: {hint}")),
         }
     });
-    stream(&served, vec![part])
+    stream(&served, asker, vec![part])
 }
 
 /// Streams which services are protected and which are not. The authority, agents and revocations concern all tenants.
@@ -151,7 +163,7 @@ pub(super) async fn security(
         });
         parts.extend([authority_of(&served), identities]);
     }
-    stream(&served, parts)
+    stream(&served, request.extensions().clone(), parts)
 }
 
 fn authority_of(served: &Served) -> Part {
@@ -195,5 +207,5 @@ pub(super) async fn fleet(State(served): State<Served>, request: Request) -> Res
         let everything = Prefix::everything();
         wait(async { Ok(followers::followers(&served.commands.watchers(&everything, &asker).await?)) })
     });
-    stream(&served, vec![controllers, followers])
+    stream(&served, request.extensions().clone(), vec![controllers, followers])
 }

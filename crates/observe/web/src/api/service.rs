@@ -48,7 +48,7 @@ pub(super) async fn live(
         Shown::head(&service::calls(&of, &response, (&steps, millis(window))))
     });
     let (behind, shards) = (behind(&served, &name, request.extensions()), shards_of(&served, &name));
-    stream(&served, vec![records, calls, behind, shards])
+    stream(&served, request.extensions().clone(), vec![records, calls, behind, shards])
 }
 
 fn behind(served: &Served, name: &ServiceName, asker: &Extensions) -> Part {
@@ -88,7 +88,7 @@ async fn read_shards(commands: &Commands, service: String) -> Result<Shown, Stat
 }
 
 /// Streams what the planner knows about a service, and its decisions.
-pub(super) async fn planner(State(served): State<Served>, Path(path): Named) -> Response {
+pub(super) async fn planner(State(served): State<Served>, Path(path): Named, asker: Extensions) -> Response {
     let name = match named(path) {
         Ok(name) => name,
         Err(error) => return invalid(error),
@@ -98,7 +98,7 @@ pub(super) async fn planner(State(served): State<Served>, Path(path): Named) -> 
         let request = v1::TrafficStatusRequest { service: service.clone() };
         wait(async { Ok(planner::detail(&served.commands.planner().status(request).await?.into_inner())) })
     });
-    stream(&served, vec![detail])
+    stream(&served, asker, vec![detail])
 }
 
 /// Responds with the current and earlier values of a policy.

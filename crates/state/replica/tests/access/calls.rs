@@ -1,12 +1,20 @@
 //! Tests of genuine and forged calls through a replica.
 
-use fairmesh_wire::v1;
+use std::time::Duration;
+
+use fairmesh_model::{MAX_INCOMPLETE_SERVICES, Policy, Protocol, Record, Traffic, TrafficPlanner};
+use fairmesh_wire::{record_encoding, v1};
+use tokio::time::sleep;
 use tonic::{Code, Status};
 
 use crate::{
     members::{join, own},
     strict_replica::StrictReplica,
+    support::{policy_key, put, service, service_key},
 };
+
+/// Time between two looks at a condition.
+const PAUSE: Duration = Duration::from_millis(20);
 
 fn registration(service: &str, instance: &str) -> v1::RegisterRequest {
     let location = v1::Location { region: "eu".into(), ..Default::default() };
@@ -144,5 +152,78 @@ async fn replica_sums_only_traffic_reports_with_permission() {
     };
     tokio::time::timeout(crate::support::BOUND, arrived).await.expect("the sum arrives");
     assert_eq!(offered(&replica, "blue/vault").await, 5_000, "and nothing forged with it");
+    replica.stop().await;
+}
+
+/// Declares services that a planner plans.
+async fn plan(replica: &StrictReplica, names: &[&str]) {
+    let traffic = Traffic { planner: Some(TrafficPlanner::Rings), ..Traffic::default() };
+    let policy = Policy { traffic: Some(Box::new(traffic)), ..Policy::default() };
+    let policy = record_encoding::encode(&Record::Policy(policy)).to_vec();
+    let ops = names.iter().flat_map(|name| {
+        [put(service_key(name), service(Protocol::Http1)), put(policy_key(name), policy.clone())]
+    });
+    own(&replica.control).await.rib().write(v1::WriteRequest { ops: ops.collect() }).await.unwrap();
+}
+
+/// Whether the planner lacks reports of a service.
+async fn is_incomplete(replica: &StrictReplica, service: &str) -> bool {
+    let request = v1::TrafficStatusRequest { service: service.into() };
+    let status = own(&replica.control).await.traffic_planner().status(request).await.unwrap().into_inner();
+    status.services.iter().any(|one| one.refusal.contains("no room"))
+}
+
+#[tokio::test]
+async fn replica_passes_on_only_incomplete_services_that_sender_may_name() {
+    let folder = tempfile::tempdir().unwrap();
+    let replica = StrictReplica::start(folder.path()).await;
+    plan(&replica, &["red/x", "blue/vault"]).await;
+    let red = join(&replica.control, "red-1", &["red"], "eu").await;
+    let agent = replica.connect_stating(&red).await;
+    let invented = (0..MAX_INCOMPLETE_SERVICES - 2).map(|n| format!("red/s{n}"));
+    let incomplete: Vec<_> = invented.chain(["red/x".to_owned(), "blue/vault".to_owned()]).collect();
+    let arrived = async {
+        while !is_incomplete(&replica, "red/x").await {
+            let report =
+                v1::ReportSignalsRequest { incomplete: incomplete.clone(), ..traffic("", "red/x", 1) };
+            agent.signals().report(report).await.unwrap();
+            sleep(PAUSE).await;
+        }
+    };
+    tokio::time::timeout(crate::support::BOUND, arrived).await.expect("its own service is incomplete");
+    assert!(!is_incomplete(&replica, "blue/vault").await);
+    replica.stop().await;
+}
+
+#[tokio::test]
+async fn replica_tells_sender_only_of_watched_services_that_it_may_see() {
+    let folder = tempfile::tempdir().unwrap();
+    let replica = StrictReplica::start(folder.path()).await;
+    let names = ["blue/y", "red/y"];
+    let ops = names.map(|name| put(service_key(name), service(Protocol::Http1))).into();
+    own(&replica.control).await.rib().write(v1::WriteRequest { ops }).await.unwrap();
+    let look = async || {
+        for name in names {
+            offered(&replica, name).await;
+        }
+    };
+    let agents = [("red-1", "red", "red/y"), ("blue-1", "blue", "blue/y")];
+    for (name, tenant, expected) in agents {
+        let agent = join(&replica.control, name, &[tenant], "eu").await;
+        let agent = replica.connect_stating(&agent).await;
+        let told = async {
+            loop {
+                look().await;
+                let report = traffic("", &format!("{tenant}/x"), 1);
+                let watched = agent.signals().report(report).await.unwrap().into_inner().watched;
+                if !watched.is_empty() {
+                    return watched;
+                }
+                sleep(PAUSE).await;
+            }
+        };
+        let watched = tokio::time::timeout(crate::support::BOUND, told).await.expect("it is told");
+        assert_eq!(watched, [expected]);
+    }
     replica.stop().await;
 }

@@ -79,6 +79,9 @@ impl AccessControl {
         let views = |service: &ServiceName| self.may_view(grants, service);
         let (admin, relays) = (grants.admin, grants.relays_reports);
         let refusal = match need {
+            Need::Report if !admin && grants.machine.is_none() && grants.registrar.is_empty() => {
+                for_programs(who, "sends no reports")
+            }
             Need::View(service) if !views(service) => not_found(who, service),
             Need::ViewHistory(service) if !grants.may_view(service, || false) => {
                 self.lacks(grants, who, (service, "viewer of its tenant"))
@@ -108,6 +111,10 @@ impl AccessControl {
                 self.lacks(grants, who, (service, "operator of its tenant"))
             }
             Need::Claim(service) if !admin && !views(service) => not_found(who, service),
+            // The parts of a user, who makes no calls, would be taken from those who do.
+            Need::Claim(_) if !admin && grants.machine.is_none() => {
+                for_programs(who, "claims no parts of limits")
+            }
             Need::Check(region) if !grants.may_check(region) => Status::permission_denied(format!(
                 "{who} does not check the region {region}: an agent checks the one in which it joined, if it vouches for all \
                  tenants"
@@ -117,9 +124,6 @@ impl AccessControl {
             }
             Need::ServeAny(service) if !relays && !grants.may_serve(service, None) => not_found(who, service),
             Need::CallFrom(service) if !relays && !admin && !views(service) => not_found(who, service),
-            Need::CallFromAny if !relays && !grants.view.is_everything() => {
-                lacks_role(who, "viewer of all tenants")
-            }
             Need::ReportGateway if !grants.is_gateway => Status::permission_denied(format!(
                 "{who} is no gateway: only one whose agent vouches for all tenants reports its load"
             )),
@@ -281,6 +285,13 @@ fn unstated(transport: &Caller) -> Status {
     Status::permission_denied(format!(
         "{transport} passes on a call without the statement of its maker, which has no rights: call through an agent, call the \
          control plane, or upgrade the caller"
+    ))
+}
+
+/// Returns the refusal of what only callers and servers do, for a caller that is neither.
+fn for_programs(who: &Caller, refused: &str) -> Status {
+    Status::permission_denied(format!(
+        "{who} {refused}: agents, processes of the mesh and programs with an identity of their own do"
     ))
 }
 

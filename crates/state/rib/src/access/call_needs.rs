@@ -6,6 +6,8 @@ use fairmesh_model::{InstanceId, RecordKey, Region, ServiceName, Tenant, Workloa
 /// A permission that a call requires.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Need {
+    /// Send reports, even without a row.
+    Report,
     /// Read the records of a service.
     View(ServiceName),
     /// Read the history of a service. A right to call the service is not enough.
@@ -28,8 +30,6 @@ pub enum Need {
     ServeAny(ServiceName),
     /// Report calls to a service, as one of its callers.
     CallFrom(ServiceName),
-    /// Report calls to services of all tenants.
-    CallFromAny,
     /// Claim a share of a service's mesh-wide rate limit.
     Claim(ServiceName),
     /// Be the health checker of a region.

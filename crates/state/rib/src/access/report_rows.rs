@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use bytes::{BufMut as _, Bytes, BytesMut};
 use fairmesh_model::{CallCounts, ServiceName};
 use fairmesh_wire::{convert::call_counts, v1};
-use prost::Message as _;
+use prost::Message;
 use tonic::{Code, Request, Status};
 
 use super::{
@@ -152,7 +152,8 @@ pub fn is_refusal(status: &Status) -> bool {
 }
 
 impl AccessControl {
-    /// Returns the body of an authorized call without the rows of counts that its caller may not report.
+    /// Returns the body of an authorized call without the rows of counts and the statements that its caller may not
+    /// report.
     ///
     /// # Errors
     /// If no row remains, or the message is malformed.
@@ -161,6 +162,7 @@ impl AccessControl {
         maker: &Caller,
         (path, body): (&str, Bytes),
     ) -> Result<(Bytes, RefusedRows), Status> {
+        let body = self.keep_permitted_statements(maker, (path, body))?;
         let Some(rows) = CountedRows::of(path, &body)? else { return Ok((body, RefusedRows::default())) };
         let grants = self.grants(maker);
         let mut refused = RefusedSubjects::new();
@@ -176,7 +178,7 @@ impl AccessControl {
 }
 
 /// Encodes a report as a length-prefixed message.
-fn framed(report: &v1::ReportSignalsRequest) -> Bytes {
+pub(super) fn framed(report: &impl Message) -> Bytes {
     let length = report.encoded_len();
     let mut body = BytesMut::with_capacity(FRAME + length);
     body.put_u8(0);

@@ -1,6 +1,6 @@
 //! Derives the permissions that gRPC requests require: one function per request, from the encoded message.
 
-use fairmesh_model::{InstanceId, Invalid, MAX_INCOMPLETE_SERVICES, RecordKey, Region, ServiceName, Tenant};
+use fairmesh_model::{InstanceId, Invalid, RecordKey, Region, ServiceName, Tenant};
 use fairmesh_wire::v1;
 use prost::Message;
 use tonic::Status;
@@ -200,11 +200,13 @@ pub fn report_usage(message: &[u8]) -> Needs {
     rows(&decode::<v1::ReportUsageRequest>(message)?.into())
 }
 
-/// Permissions for the rows of a report. Rows of counts are authorized one by one by
-/// [`CountedRows`](super::CountedRows) instead.
+/// Permissions for a report, and for its rows. Rows of counts are authorized one by one by
+/// [`CountedRows`](super::CountedRows) instead, and incomplete services by
+/// [`limit_statements`](super::limit_statements).
 fn rows(report: &v1::ReportSignalsRequest) -> Needs {
     let named = report.usages.iter().map(|one| (one.service.as_str(), one.instance.as_str()));
-    let mut needs = instances(named, Need::Serve)?;
+    let mut needs = vec![Need::Report];
+    needs.extend(instances(named, Need::Serve)?);
     for name in report.sender.iter().flat_map(|sender| &sender.regions) {
         needs.push(Need::ReportFor(region(name)?));
     }
@@ -218,14 +220,6 @@ fn rows(report: &v1::ReportSignalsRequest) -> Needs {
             needs.push(Need::ServeAny(service(&calls.parent_service)?));
         }
     }
-    // These services have no rows, so naming them requires permission to report calls to them.
-    for name in &report.incomplete {
-        needs.push(Need::CallFrom(service(name)?));
-    }
-    // A full list may stand for any service.
-    if report.incomplete.len() >= MAX_INCOMPLETE_SERVICES {
-        needs.push(Need::CallFromAny);
-    }
     for servers in &report.servers {
         needs.push(Need::ServeAny(service(&servers.service)?));
         needs.push(Need::ReportFor(region(&servers.region)?));
@@ -237,24 +231,19 @@ fn rows(report: &v1::ReportSignalsRequest) -> Needs {
     Ok(needs)
 }
 
-/// Permissions to view one service, or all services if `name` is empty.
-fn viewed(name: &str) -> Needs {
-    Ok(vec![if name.is_empty() { Need::ViewAll } else { Need::View(service(name)?) }])
-}
-
 /// Permissions for `Imbalance/Read`.
 pub fn read_imbalance(message: &[u8]) -> Needs {
-    viewed(&decode::<v1::ReadImbalanceRequest>(message)?.service)
+    viewed_calls(&decode::<v1::ReadImbalanceRequest>(message)?.service, "")
 }
 
 /// Permissions for `TrafficPlanner/Status`.
 pub fn traffic_status(message: &[u8]) -> Needs {
-    viewed(&decode::<v1::TrafficStatusRequest>(message)?.service)
+    viewed_calls(&decode::<v1::TrafficStatusRequest>(message)?.service, "")
 }
 
 /// Permissions for `TrafficPlanner/Calls`.
 pub fn traffic_calls(message: &[u8]) -> Needs {
-    viewed(&decode::<v1::TrafficCallsRequest>(message)?.service)
+    viewed_calls(&decode::<v1::TrafficCallsRequest>(message)?.service, "")
 }
 
 /// Permissions for `Admin/ReadCalls`.
@@ -269,12 +258,12 @@ pub fn read_traces(message: &[u8]) -> Needs {
     viewed_calls(&service, &tenant)
 }
 
-/// Permissions to view the calls of one service, one tenant, or the whole mesh.
+/// Permissions to view the calls, load and plans of one service, one tenant, or the whole mesh.
 fn viewed_calls(name: &str, tenant: &str) -> Needs {
     match tenant {
         // A service's callers may view the service, but not its other callers.
         _ if !name.is_empty() => Ok(vec![Need::ViewHistory(service(name)?)]),
-        "" => viewed(""),
+        "" => Ok(vec![Need::ViewAll]),
         tenant => {
             let tenant = Tenant::new(tenant).map_err(|e| Status::invalid_argument(e.to_string()))?;
             Ok(vec![Need::ViewTenant(tenant)])
@@ -355,10 +344,10 @@ of_service! {
     split_shard: SplitShardRequest => Operate;
     merge_shards: MergeShardsRequest => Operate;
     move_shard: MoveShardRequest => Operate;
-    list_moves: ListMovesRequest => View;
-    read_shard_loads: ReadShardLoadsRequest => View;
-    propose_moves: ProposeMovesRequest => View;
-    read_plaintext_callers: ReadPlaintextCallersRequest => View;
+    list_moves: ListMovesRequest => ViewHistory;
+    read_shard_loads: ReadShardLoadsRequest => ViewHistory;
+    propose_moves: ProposeMovesRequest => ViewHistory;
+    read_plaintext_callers: ReadPlaintextCallersRequest => ViewHistory;
 }
 
 #[cfg(test)]
@@ -390,6 +379,7 @@ mod tests {
         let name = |name: &str| ServiceName::new(name).unwrap();
         let region = |name: &str| Need::ReportFor(Region::new(name).unwrap());
         let expected = [
+            Need::Report,
             Need::CallFrom(name("shop/cart")),
             region("eu"),
             Need::ServeAny(name("shop/web")),

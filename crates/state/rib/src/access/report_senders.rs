@@ -1,0 +1,192 @@
+//! Senders of reports: whose room a report takes, what a sender may state beside its rows, and what the response tells it.
+//!
+//! A report that names services as incomplete, or says how many rows are missing, needs no row for it. Such statements
+//! are therefore judged here. They are dropped one by one, as rows are: a refusal would lose the rows of a sender whose
+//! rights have just changed.
+
+use std::collections::BTreeSet;
+
+use bytes::Bytes;
+use fairmesh_model::{
+    Identity, MAX_CALL_PATHS, MAX_COUNT_ROWS, MAX_SERVER_GROUPS, RecordKey, ServiceName, SpiffeId,
+    SpiffePath,
+    access::{Grants, Reach},
+};
+use fairmesh_signals::ReportOwner;
+use fairmesh_wire::v1;
+use prost::Message;
+use tonic::Status;
+
+use super::{
+    AccessControl, Caller,
+    call_needs::Need,
+    report_rows::framed,
+    request_needs::{decode, one_message},
+};
+
+const REPORT: &str = "/fairmesh.v1.Signals/Report";
+/// The method in which processes of the previous release report.
+const FORMER_REPORT: &str = "/fairmesh.v1.Imbalance/Report";
+
+/// A message that may have statements beside its rows.
+trait Statements: Message + Default {
+    /// The names of incomplete services, and the number of rates left out.
+    fn of_rates(&mut self) -> Option<(&mut Vec<String>, &mut u32)>;
+
+    /// The number of rows of counts left out.
+    fn of_counts(&mut self) -> Option<&mut u64> {
+        None
+    }
+}
+
+impl Statements for v1::ReportSignalsRequest {
+    fn of_rates(&mut self) -> Option<(&mut Vec<String>, &mut u32)> {
+        Some((&mut self.incomplete, &mut self.left_out))
+    }
+
+    fn of_counts(&mut self) -> Option<&mut u64> {
+        self.counts.as_mut().map(|counts| &mut counts.left_out)
+    }
+}
+
+impl Statements for v1::ReportUsageRequest {
+    fn of_rates(&mut self) -> Option<(&mut Vec<String>, &mut u32)> {
+        self.traffic.as_mut().map(|traffic| (&mut traffic.incomplete, &mut traffic.left_out))
+    }
+}
+
+/// Returns the services that a report in a call's body names as incomplete. Invalid names are skipped.
+///
+/// # Errors
+/// When the message is malformed.
+pub fn incomplete_services(path: &str, body: &[u8]) -> Result<BTreeSet<ServiceName>, Status> {
+    fn names<M: Statements>(body: &[u8]) -> Result<BTreeSet<ServiceName>, Status> {
+        let mut report: M = decode(one_message(body)?)?;
+        let names = report.of_rates().map(|(names, _)| std::mem::take(names)).unwrap_or_default();
+        Ok(names.into_iter().filter_map(|name| ServiceName::try_from(name).ok()).collect())
+    }
+    match path {
+        REPORT => names::<v1::ReportSignalsRequest>(body),
+        FORMER_REPORT => names::<v1::ReportUsageRequest>(body),
+        _ => Ok(BTreeSet::new()),
+    }
+}
+
+/// Returns the body of a call without the incomplete services that its sender may not name. Numbers of rows left out are
+/// limited to what one report has room for, so that a forged number hides no true one.
+///
+/// # Errors
+/// When the message is malformed.
+pub fn limit_statements(
+    (path, body): (&str, Bytes),
+    may_name: impl Fn(&ServiceName) -> bool,
+) -> Result<Bytes, Status> {
+    fn limited<M: Statements>(body: Bytes, may_name: impl Fn(&ServiceName) -> bool) -> Result<Bytes, Status> {
+        const MOST_RATES: u32 = (MAX_CALL_PATHS + MAX_SERVER_GROUPS) as u32;
+        let mut report: M = decode(one_message(&body)?)?;
+        let mut is_changed = false;
+        if let Some((names, left_out)) = report.of_rates() {
+            let named = names.len();
+            names.retain(|name| ServiceName::new(name).is_ok_and(|name| may_name(&name)));
+            is_changed |= names.len() != named || *left_out > MOST_RATES;
+            *left_out = (*left_out).min(MOST_RATES);
+        }
+        if let Some(left_out) = report.of_counts() {
+            is_changed |= *left_out > MAX_COUNT_ROWS as u64;
+            *left_out = (*left_out).min(MAX_COUNT_ROWS as u64);
+        }
+        Ok(if is_changed { framed(&report) } else { body })
+    }
+    match path {
+        REPORT => limited::<v1::ReportSignalsRequest>(body, may_name),
+        FORMER_REPORT => limited::<v1::ReportUsageRequest>(body, may_name),
+        _ => Ok(body),
+    }
+}
+
+impl AccessControl {
+    /// Returns the owner of the room that a sender's reports take.
+    pub fn report_owner(&self, sender: &Caller) -> ReportOwner {
+        let grants = self.grants(sender);
+        let is_limited = is_limited(&grants);
+        let tenants = match &sender.identity {
+            Identity::Spiffe(SpiffeId { path: SpiffePath::Service(service), .. }) => {
+                Reach::of(std::slice::from_ref(&service.tenant))
+            }
+            _ => grants.view,
+        };
+        let name = match tenants {
+            Reach::Tenants(tenants) if is_limited => {
+                tenants.iter().map(|tenant| tenant.as_str()).collect::<Vec<_>>().join(",")
+            }
+            _ => sender.to_string(),
+        };
+        ReportOwner { name: name.into(), is_limited }
+    }
+
+    /// Removes the services that a caller may not see from the names in a response.
+    pub fn keep_visible(&self, caller: &Caller, services: &mut Vec<String>) {
+        if services.is_empty() {
+            return;
+        }
+        let grants = self.grants(caller);
+        services.retain(|name| {
+            grants.relays_reports || ServiceName::new(name).is_ok_and(|name| self.may_view(&grants, &name))
+        });
+    }
+
+    /// Returns the body of an authorized call without the statements that its caller may not make: only existing
+    /// services whose calls it reports may be incomplete.
+    pub(super) fn keep_permitted_statements(
+        &self,
+        maker: &Caller,
+        (path, body): (&str, Bytes),
+    ) -> Result<Bytes, Status> {
+        let grants = self.grants(maker);
+        if !is_limited(&grants) {
+            return Ok(body);
+        }
+        limit_statements((path, body), |service| {
+            let key = RecordKey::Service(service.clone()).to_string();
+            self.shared.node.get(&key).is_some()
+                && self.check_one(&grants, maker, &Need::CallFrom(service.clone())).is_ok()
+        })
+    }
+}
+
+/// Whether a caller reports for some tenants only.
+fn is_limited(grants: &Grants) -> bool {
+    !grants.admin && !grants.relays_reports && !grants.serve.is_everything()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn report_statements_are_limited_in_both_formats() {
+        let incomplete = || vec!["red/a".to_owned(), "blue/b".to_owned(), "odd".to_owned()];
+        let counts = v1::CountReport { left_out: u64::MAX, ..Default::default() };
+        let report = v1::ReportSignalsRequest {
+            sender: Some(v1::SignalSender::default()),
+            left_out: u32::MAX,
+            incomplete: incomplete(),
+            counts: Some(counts),
+            ..Default::default()
+        };
+        let is_red = |name: &ServiceName| name.tenant.as_str() == "red";
+        let body = limit_statements((REPORT, framed(&report)), is_red).unwrap();
+        let kept: v1::ReportSignalsRequest = decode(one_message(&body).unwrap()).unwrap();
+        assert_eq!((kept.incomplete, kept.left_out), (vec!["red/a".to_owned()], 5_120));
+        assert_eq!(kept.counts.unwrap().left_out, 4_096);
+
+        let traffic = v1::TrafficReport { left_out: 7, incomplete: incomplete(), ..Default::default() };
+        let former = framed(&v1::ReportUsageRequest { traffic: Some(traffic), ..Default::default() });
+        let named = incomplete_services(FORMER_REPORT, &former).unwrap();
+        assert_eq!(named.len(), 2);
+        let body = limit_statements((FORMER_REPORT, former), is_red).unwrap();
+        let kept: v1::ReportUsageRequest = decode(one_message(&body).unwrap()).unwrap();
+        let kept = kept.traffic.unwrap();
+        assert_eq!((kept.incomplete, kept.left_out), (vec!["red/a".to_owned()], 7));
+    }
+}
