@@ -31,7 +31,7 @@ async fn set(args: HoldArgs, mode: TrafficMode, word: &str) -> Result<(), Failur
     let connection = connect::connect(&args.target).await?;
     let name = &args.service;
     let view =
-        View::read(&connection, &Scope::Service(name.clone()), &[RecordKind::Service, RecordKind::Policy])
+        View::read_complete(&connection, &Scope::Service(name.clone()), &[RecordKind::Service, RecordKind::Policy])
             .await?;
     let one = view.service(name)?;
     let mut policy = one.policy.as_ref().map(|stored| stored.value.clone()).unwrap_or_default();
