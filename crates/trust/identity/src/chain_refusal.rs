@@ -43,6 +43,12 @@ pub enum Refused {
     /// An operator revoked the certificate.
     #[error("the certificate of {0} is revoked; see `fairmesh identity list`")]
     Revoked(SpiffePath),
+    /// This process never read a record of revocations that it understands.
+    #[error(
+        "the certificate of {0} may be revoked: the record of revocations cannot be read; upgrade this process, or write the record \
+         again with `fairmesh identity revoke --replace-unreadable`"
+    )]
+    RevocationsUnreadable(SpiffePath),
     /// The peer has another id than the expected one.
     #[error("the peer is {found}, not {expected}")]
     Unexpected {
@@ -50,6 +56,17 @@ pub enum Refused {
         found: SpiffeId,
         /// The expected identity.
         expected: String,
+    },
+    /// The declaration of the server's service names an identity of this trust domain.
+    #[error(
+        "the peer is {found}, and the declaration of its service names {named}: 'identity' of a service may only name an identity of \
+         another trust domain; remove it"
+    )]
+    NamedInOwnDomain {
+        /// Id in the peer's certificate.
+        found: SpiffeId,
+        /// The named identity.
+        named: SpiffeId,
     },
     /// The chain has another defect.
     #[error("the certificate is refused: {0}")]

@@ -115,8 +115,8 @@ impl Verifier {
         };
         let checked = verified.and_then(|found| match &self.expected {
             // Within the domain, a service must prove its own identity. No record can replace it.
-            Some(expected @ Expected::Id(id)) if id.domain == *self.trust.domain() => {
-                Err(Refused::Unexpected { found, expected: expected.to_string() })
+            Some(Expected::Id(id)) if id.domain == *self.trust.domain() => {
+                Err(Refused::NamedInOwnDomain { found, named: id.clone() })
             }
             Some(expected) => expected.check(found),
             None => Ok(()),
