@@ -5,12 +5,16 @@ use std::{
     sync::{Mutex, PoisonError},
 };
 
-use fairmesh_model::{Prefix, RecordKey, RecordKind, ServiceName};
-use fairmesh_wire::handshake::Connection;
+use fairmesh_model::{Invalid, Prefix, Record, RecordKey, RecordKind, ServiceName};
+use fairmesh_wire::{handshake::Connection, record_encoding};
 
 pub use fairmesh_views::{ALL_TENANTS, At, Scope, ServiceView, View, age_of, every_kind, instant, table_age};
 
-use crate::{failure::Failure, output, rib_reader};
+use crate::{
+    failure::Failure,
+    output,
+    rib_reader::{self, StoredRecord},
+};
 
 /// Reads views over a connection. Every method but [`read_complete`](Self::read_complete) leaves out records that this
 /// release cannot decode, and warns of each of them once in a process.
@@ -150,6 +154,17 @@ pub fn warn_of_unreadable(view: &View, meaning: impl Fn(&RecordKey) -> Option<St
     }
 }
 
+/// Decodes a record that no view has. Warns of one that cannot be decoded, and returns `None`.
+pub fn decode_or_warn(stored: &StoredRecord) -> Option<Record> {
+    let decoded = record_encoding::decode(&stored.key, &stored.value);
+    let warn = |invalid: &Invalid| {
+        let invalid = invalid.clone().within(stored.key.to_string());
+        let unreadable = [(stored.key.clone(), invalid)].into();
+        warn_of_unreadable(&View { unreadable, ..View::default() }, |_| None);
+    };
+    decoded.inspect_err(warn).ok()
+}
+
 fn left_out(key: &RecordKey, hint: &str) -> String {
     match effect_of_unreadable(key) {
         Some(effect) => format!("this command leaves it out, and {effect}; {hint}"),
@@ -165,6 +180,9 @@ pub fn effect_of_unreadable(key: &RecordKey) -> Option<String> {
         }
         RecordKey::DefaultAuthorization => {
             Some("processes that know no earlier value refuse calls that no rule allows".to_owned())
+        }
+        RecordKey::Revocations => {
+            Some("processes that have read no earlier one refuse callers and servers of services".to_owned())
         }
         _ => None,
     }
