@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use fairmesh_model::{FederatedDomains, Invalid, Prefix, Record, RecordKey, Revision, Revocations, TrustBundle};
+use fairmesh_model::{
+    FederatedDomains, Invalid, Prefix, Record, RecordKey, Revision, Revocations, TrustBundle,
+};
 use fairmesh_rib::{
     ArrivedRecord, Mirror, Snapshot, Update,
     follower::{Backoff, Follower, FollowerConfig, Sink},

@@ -2,9 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use fairmesh_console::{
-    connect, failure::Failure, output::Listing, rib_reader, view_reader::decode_or_warn,
-};
+use fairmesh_console::{connect, failure::Failure, output::Listing, rib_reader, view_reader::decode_or_warn};
 use fairmesh_model::{
     JoinedAgent, MeshRole, Prefix, Record, RecordKey, Revocation, Revocations, SpiffeId, SpiffePath,
     TrustBundle,

@@ -63,7 +63,8 @@ fn with_services(command: Command) -> Command {
 
 fn services(current: &OsStr) -> Vec<CompletionCandidate> {
     let found = waited_for(async {
-        let view = View::read_silently(&connection().await?, &Scope::All, &[RecordKind::Service]).await.ok()?;
+        let view =
+            View::read_silently(&connection().await?, &Scope::All, &[RecordKind::Service]).await.ok()?;
         Some(view.services.keys().map(ToString::to_string).collect())
     });
     begun_by(current, found)

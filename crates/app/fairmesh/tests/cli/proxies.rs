@@ -134,7 +134,9 @@ fn proxy_routes_show_splits_and_default_route() {
     assert!(routes(&["shop/web"]).fails(1).contains("was not called through this proxy"));
     assert!(proxy.get("/").ends_with("200 OK"));
     let table = routes(&[]).ok();
-    for part in ["canary", "path /new and below", "shop/web 90 %, shop/canary 10 %", "(default)", "timeout: 5s"] {
+    for part in
+        ["canary", "path /new and below", "shop/web 90 %, shop/canary 10 %", "(default)", "timeout: 5s"]
+    {
         assert!(table.contains(part), "{part} in {table}");
     }
     let described = mesh.run(&["describe", "shop/web"]).ok();

@@ -107,7 +107,8 @@ async fn gateway_with_unreadable_policy_refuses_calls_of_its_service_only() {
     assert!(why.contains("/g/authorization: the bytes are not"), "{why}");
 
     examine_unreadable(&mesh).await;
-    let policy = "{kind: Policy, service: red/web, authorization: {rules: [{name: reads, from: [red/client]}]}}";
+    let policy =
+        "{kind: Policy, service: red/web, authorization: {rules: [{name: reads, from: [red/client]}]}}";
     let diff = mesh.cli(&["diff", "-f", "-"], policy).await.fails_with(3);
     assert!(diff.contains("/t/red/policies/web cannot be read"), "{diff}");
     let applied = mesh.cli(&["apply", "-f", "-"], policy).await;

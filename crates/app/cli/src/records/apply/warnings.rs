@@ -61,7 +61,8 @@ pub(crate) async fn print_warnings(
 
 /// Reads the records that warnings depend on. What the resources replace may be unreadable.
 async fn read_known(connection: &Connection, resources: &[&Resource]) -> Result<View, Failure> {
-    let changes_mesh = resources.iter().any(|one| matches!(one, Resource::Authorization(_) | Resource::Topology(..)));
+    let changes_mesh =
+        resources.iter().any(|one| matches!(one, Resource::Authorization(_) | Resource::Topology(..)));
     let mut known = match changes_mesh {
         true => {
             let prefixes = [Prefix::topology(), Prefix::from(&RecordKey::DefaultAuthorization)];

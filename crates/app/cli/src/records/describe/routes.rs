@@ -83,9 +83,6 @@ mod tests {
                 "rewrite: {host: a}",
             ]
         );
-        assert_eq!(
-            row(&json!({ "name": "rest" })),
-            ["rest", "every call", "shop/web 100 %", "5s", "-", "-"]
-        );
+        assert_eq!(row(&json!({ "name": "rest" })), ["rest", "every call", "shop/web 100 %", "5s", "-", "-"]);
     }
 }

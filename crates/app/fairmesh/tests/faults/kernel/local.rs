@@ -186,8 +186,7 @@ impl Drop for Contained {
     fn drop(&mut self) {
         // It may have ended already.
         let _ = self.0.start_kill();
-        let has_ended =
-            eventually_within(PATIENCE, || !matches!(self.0.try_wait(), Ok(None)));
+        let has_ended = eventually_within(PATIENCE, || !matches!(self.0.try_wait(), Ok(None)));
         assert!(has_ended || std::thread::panicking(), "{:?} does not end", self.0);
     }
 }

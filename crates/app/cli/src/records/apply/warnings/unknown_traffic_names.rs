@@ -32,7 +32,9 @@ pub(super) async fn add_known(connection: &Connection, resources: &[&Resource], 
         // The caller may be allowed to read only its own tenants.
         Err(_) => {
             for tenant in tenants {
-                views.extend(View::read_silently(connection, &Scope::Tenant(tenant.clone()), KINDS).await.ok());
+                views.extend(
+                    View::read_silently(connection, &Scope::Tenant(tenant.clone()), KINDS).await.ok(),
+                );
             }
         }
     }
