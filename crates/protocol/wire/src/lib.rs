@@ -85,15 +85,5 @@ pub mod spiffe {
 #[allow(missing_docs, missing_debug_implementations, unreachable_pub)]
 #[allow(clippy::all, clippy::too_many_lines, clippy::cognitive_complexity, clippy::disallowed_methods)]
 pub mod v1 {
-    include!("generated/fairmesh.v1.admin.rs");
-    include!("generated/fairmesh.v1.checker.rs");
-    include!("generated/fairmesh.v1.identity.rs");
-    include!("generated/fairmesh.v1.imbalance.rs");
-    include!("generated/fairmesh.v1.maps.rs");
-    include!("generated/fairmesh.v1.quota.rs");
-    include!("generated/fairmesh.v1.records.rs");
-    include!("generated/fairmesh.v1.registry.rs");
-    include!("generated/fairmesh.v1.rib.rs");
-    include!("generated/fairmesh.v1.signals.rs");
-    include!("generated/fairmesh.v1.traffic.rs");
+    include!("generated/fairmesh.v1.rs");
 }

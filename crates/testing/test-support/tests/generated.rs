@@ -5,9 +5,6 @@
 
 use std::{collections::BTreeMap, env, fs, path::Path};
 
-use prost_build::{Config, Module};
-use prost_types::FileDescriptorProto;
-
 /// If set, the files are written again.
 const UPDATE: &str = "UPDATE_GENERATED";
 
@@ -33,14 +30,30 @@ const FILES: [&str; 15] = [
 fn generated_types_match_proto_files() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../..");
     let descriptors = protox::compile(FILES, [root.join("proto")]).unwrap();
-    let (current, kept) = (generated(descriptors.file), root.join("crates/protocol/wire/src/generated"));
+    let out = tempfile::tempdir().unwrap();
+    // Ordered maps, so that a record has only one encoding, and unchanged records have equal bytes.
+    tonic_prost_build::configure()
+        .bytes(".")
+        .btree_map(".")
+        // These messages contain a token or a private key, which their own Debug implementations hide:
+        // `wire/src/handshake.rs`, `wire/src/lib.rs`.
+        .skip_debug([".fairmesh.v1.HelloRequest", ".X509SVID"])
+        // Claims of tokens are never read. The types of Google would add another crate to every program.
+        .extern_path(".google.protobuf.Struct", "()")
+        .build_transport(false)
+        .codec_path("crate::codegen::ProstCodec")
+        .server_mod_attribute(".", "#[cfg(feature = \"server\")]")
+        .out_dir(out.path())
+        .compile_fds(descriptors)
+        .unwrap();
+    let (current, kept) = (out.path(), root.join("crates/protocol/wire/src/generated"));
     if env::var_os(UPDATE).is_some() {
         files(&kept).keys().for_each(|name| fs::remove_file(kept.join(name)).unwrap());
-        for (name, text) in &current {
+        for (name, text) in files(current) {
             fs::write(kept.join(name), text).unwrap();
         }
     }
-    let kept = files(&kept);
+    let (current, kept) = (files(current), files(&kept));
     let differ = current.iter().filter(|(name, text)| kept.get(*name) != Some(*text)).map(|(name, _)| name);
     let surplus = kept.keys().filter(|name| !current.contains_key(*name));
     let outdated: Vec<_> = differ.chain(surplus).collect();
@@ -50,47 +63,13 @@ fn generated_types_match_proto_files() {
     );
 }
 
-/// The generated files by name.
-fn generated(descriptors: Vec<FileDescriptorProto>) -> BTreeMap<String, String> {
-    let services = tonic_prost_build::configure()
-        .build_transport(false)
-        .codec_path("crate::codegen::ProstCodec")
-        .server_mod_attribute(".", "#[cfg(feature = \"server\")]")
-        .service_generator();
-    let mut config = Config::new();
-    // Ordered maps, so that a record has only one encoding, and unchanged records have equal bytes.
-    config.bytes(["."]).btree_map(["."]).service_generator(services);
-    // These messages contain a token or a private key, which their own Debug implementations hide:
-    // `wire/src/handshake.rs`, `wire/src/lib.rs`.
-    config.skip_debug([".fairmesh.v1.HelloRequest", ".X509SVID"]);
-    // Claims of tokens are never read. The types of Google would add another crate to every program.
-    config.extern_path(".google.protobuf.Struct", "()");
-    let modules = descriptors.into_iter().map(|file| (module(&file), file)).collect();
-    let modules = config.generate(modules).unwrap().into_iter();
-    modules.map(|(module, text)| (module.to_file_name_or("_"), without_servers(&text))).collect()
-}
-
-/// The file of the code generated from a proto file. The largest package has one for each proto file, and the others have
-/// only one proto file.
-fn module(file: &FileDescriptorProto) -> Module {
-    let package = file.package();
-    let proto = Path::new(file.name()).file_stem().unwrap().to_string_lossy();
-    match package {
-        "fairmesh.v1" => Module::from_parts(package.split('.').chain([&*proto])),
-        _ => Module::from_protobuf_package_name(package),
-    }
-}
-
-/// Replaces what only servers need; see `wire/src/codegen.rs`.
-fn without_servers(text: &str) -> String {
-    text.replace("tonic::codegen::", "crate::codegen::")
-}
-
 /// The files of a folder by name.
 fn files(folder: &Path) -> BTreeMap<String, String> {
     let entries = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap());
     let read = |entry: fs::DirEntry| {
-        (entry.file_name().into_string().unwrap(), fs::read_to_string(entry.path()).unwrap())
+        let text = fs::read_to_string(entry.path()).unwrap();
+        // Without what only servers need; see `wire/src/codegen.rs`.
+        (entry.file_name().into_string().unwrap(), text.replace("tonic::codegen::", "crate::codegen::"))
     };
     entries.map(read).collect()
 }

@@ -35,38 +35,40 @@ pub struct PolicyDefaultsSpec {
     pub local_transport: Option<String>,
 }
 
-/// Makes a document of the fields that policies and defaults have in common, and of the given others.
-macro_rules! with_common_fields {
-    ($from:expr => $document:ident { $($others:tt)* }) => {{
-        let from = $from;
-        $document {
-            timeout: from.timeout,
-            response_header_timeout: from.response_header_timeout,
-            idle_timeout: from.idle_timeout,
-            retries: from.retries,
-            locality: from.locality,
-            traffic: from.traffic,
-            local_transport: from.local_transport,
-            $($others)*
-        }
-    }};
-}
-
 impl PolicyDefaultsSpec {
     /// Validates the document.
     pub fn validate(&self) -> Result<(DefaultsScope, PolicyDefaults), Invalid> {
-        if self.locality.local_only {
+        let Self {
+            tenant,
+            timeout,
+            response_header_timeout,
+            idle_timeout,
+            retries,
+            locality,
+            traffic,
+            local_transport,
+        } = self.clone();
+        if locality.local_only {
             let hint = "write it in the policies of the services";
             return Err(Invalid::new("locality.localOnly", "has no default", hint));
         }
-        let policy = with_common_fields!(self.clone() => PolicySpec { ..PolicySpec::default() });
+        let policy = PolicySpec {
+            timeout,
+            response_header_timeout,
+            idle_timeout,
+            retries,
+            locality,
+            traffic,
+            local_transport,
+            ..PolicySpec::default()
+        };
         let defaults = PolicyDefaults::new(&policy.plan()?)?;
         let states_nothing = PolicyField::ALL.iter().all(|field| !defaults.as_policy().states(*field));
         if states_nothing {
             let hint = "write at least one field, such as 'timeout: 15s', or delete the defaults";
             return Err(Invalid::new("", "has no field", hint));
         }
-        let scope = match &self.tenant {
+        let scope = match tenant {
             None => DefaultsScope::Mesh,
             Some(tenant) => DefaultsScope::Tenant(tenant.parse().map_err(|e: Invalid| e.within("tenant"))?),
         };
@@ -75,7 +77,26 @@ impl PolicyDefaultsSpec {
 
     /// The inverse of [`validate`](Self::validate).
     pub fn of(scope: &DefaultsScope, defaults: &PolicyDefaults) -> Self {
+        let PolicySpec {
+            timeout,
+            response_header_timeout,
+            idle_timeout,
+            retries,
+            locality,
+            traffic,
+            local_transport,
+            ..
+        } = PolicySpec::of_plan(defaults.as_policy());
         let tenant = scope.tenant().map(ToString::to_string);
-        with_common_fields!(PolicySpec::of_plan(defaults.as_policy()) => Self { tenant })
+        Self {
+            tenant,
+            timeout,
+            response_header_timeout,
+            idle_timeout,
+            retries,
+            locality,
+            traffic,
+            local_transport,
+        }
     }
 }

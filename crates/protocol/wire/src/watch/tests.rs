@@ -25,12 +25,6 @@ fn hello(version: u32) -> Hello {
     Hello { version, store: Some(StoreId(7)), location: None, software: "server".into() }
 }
 
-/// The first message of a watcher.
-fn hello_frame() -> Bytes {
-    let hello = v1::HelloRequest { oldest_version: 1, newest_version: 1, ..Default::default() };
-    encode_frame(&v1::WatchRequest { kind: Some(watch_request::Kind::Hello(hello)) })
-}
-
 /// Performs the steps of a server before it passes the connection on.
 async fn accept(mut socket: DuplexStream) -> WatchServer<DuplexStream> {
     let mut preamble = [0; 8];
@@ -170,7 +164,14 @@ async fn idle_watch_stays_open_and_both_sides_detect_vanished_peer() {
 async fn watch_request_sent_too_slowly_ends_watch() {
     let (mut near, far) = duplex(1024);
     near.write_all(&PREAMBLE).await.unwrap();
-    near.write_all(&hello_frame()).await.unwrap();
+    let hello = v1::HelloRequest {
+        oldest_version: 1,
+        newest_version: 1,
+        software: String::new(),
+        ..Default::default()
+    };
+    let hello = v1::WatchRequest { kind: Some(watch_request::Kind::Hello(hello)) };
+    near.write_all(&encode_frame(&hello)).await.unwrap();
     let mut server = accept(far).await;
     let began = Instant::now();
     let trickles = async {
@@ -196,7 +197,14 @@ async fn watch_request_sent_too_slowly_ends_watch() {
 async fn watch_ends_if_watcher_never_reads() {
     let (mut near, far) = duplex(1024);
     near.write_all(&PREAMBLE).await.unwrap();
-    near.write_all(&hello_frame()).await.unwrap();
+    let hello = v1::HelloRequest {
+        oldest_version: 1,
+        newest_version: 1,
+        software: String::new(),
+        ..Default::default()
+    };
+    let hello = v1::WatchRequest { kind: Some(watch_request::Kind::Hello(hello)) };
+    near.write_all(&encode_frame(&hello)).await.unwrap();
     let mut server = accept(far).await;
     let began = Instant::now();
     server.send(frame(&delta(10_000)));
@@ -226,9 +234,16 @@ async fn large_watch_request_claims_connection_memory_until_complete() {
     let connection = stream.connection().unwrap();
     let request = v1::WatchRequest { kind: Some(watch_request::Kind::Unsubscribe("a".repeat(60_000))) };
     let request = encode_frame(&request);
+    let hello = v1::HelloRequest {
+        oldest_version: 1,
+        newest_version: 1,
+        software: String::new(),
+        ..Default::default()
+    };
+    let hello = encode_frame(&v1::WatchRequest { kind: Some(watch_request::Kind::Hello(hello)) });
 
     let (mut near, far) = duplex(64 * 1024);
-    near.write_all(&hello_frame()).await.unwrap();
+    near.write_all(&hello).await.unwrap();
     let (mut server, _) = WatchServer::accept(far, Some(connection.clone())).await.unwrap();
     near.write_all(&request[..100]).await.unwrap();
     assert!(poll_fn(|cx| Poll::Ready(server.poll_request(cx).is_pending())).await);
