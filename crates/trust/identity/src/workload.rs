@@ -13,7 +13,7 @@ use tokio::{net::TcpStream, sync::watch};
 use tokio_rustls::rustls::{ClientConfig, ServerConfig};
 
 use crate::{
-    Clock, Credentials, IdentityError, RevocationList, SystemClock, Usage, call_statement,
+    Clock, Credentials, IdentityError, RevocationList, SystemClock, call_statement,
     chain_verification::RootDigest,
     federation::Federation,
     tls_config::{self, AcceptedClients, Expected},

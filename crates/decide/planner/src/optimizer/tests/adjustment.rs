@@ -5,6 +5,7 @@ use fairmesh_model::TrafficPlanner::{Optimizer, Rings};
 use super::world::{World, region, service};
 use crate::{
     Attempt, OptimizerInput, OptimizerPlanner, Outcome, Verdict,
+    call_graph::{GraphEdge, GraphNode},
     model_adjustment::{Move, Shift},
     optimizer::{graph_problem::Sources, successive_solutions::Solving},
 };
