@@ -5,7 +5,7 @@ import { ago, cores, duration, instant, micros, percent, rate } from "../src/lib
 import { MAX_NODES, NO_CALLS, NO_MESH, level, matrix, picture, rows, serviceOf, type Calls, type Mesh, type Numbers } from "../src/lib/graph.ts";
 import { link, read } from "../src/lib/route.ts";
 import { times } from "../src/lib/service.ts";
-import { places, took, type Probed } from "../src/lib/regions.ts";
+import { measuredAges, places, took, type Probed, type Topology } from "../src/lib/regions.ts";
 import { daysUntil, issued, words, type Entry } from "../src/lib/security.ts";
 import { authorization, pause, updated } from "../src/lib/stream.ts";
 
@@ -60,6 +60,12 @@ test("a matrix of probes has each place once", () => {
   const probed: Probed = { verdict: "passing", fault: null, ageMs: 0, protocols: [{ protocol: "tcp", passed: 0, failed: 1, tookUs: null }, { protocol: "grpc", passed: 1, failed: 0, tookUs: 900 }] };
   assert.deepEqual(places(new Map([["us\neu/a", probed], ["eu/a\nus", probed]])), ["eu/a", "us"]);
   assert.equal(took(probed), 900);
+});
+
+test("round trips have the ages of their measurements", () => {
+  const topology = (roundTrips: Topology["roundTrips"]): Topology => ({ regions: [], roundTrips });
+  assert.deepEqual(measuredAges(topology([["eu", "us", 80_000, 9_000], ["us", "eu", 80_000, 4_000], ["eu", "asia", 1, null]])), [4_000, 9_000]);
+  assert.equal(measuredAges(topology([["eu", "us", 80_000, null]])), null);
 });
 
 test("entries of the log are told in a line, and certificates by age", () => {

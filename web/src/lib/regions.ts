@@ -1,8 +1,14 @@
 /** The event `topology` of `/ui/api/regions`. */
 export interface Topology {
   regions: { name: string; declared: boolean; continent: string | null; neighbours: string[]; endpoints: number; serving: number }[];
-  /** From, to, µs, and whether it is `declared` or `measured`. */
-  roundTrips: [string, string, number, string][];
+  /** From, to, µs, and the age of the measurement; null: declared. */
+  roundTrips: [string, string, number, number | null][];
+}
+
+/** The ages of the newest and of the oldest measured round trip; null: none is measured. */
+export function measuredAges(topology: Topology): [number, number] | null {
+  const ages = topology.roundTrips.map(([, , , age]) => age).filter((age) => age !== null);
+  return ages.length ? [Math.min(...ages), Math.max(...ages)] : null;
 }
 
 /** The event `drains`. */

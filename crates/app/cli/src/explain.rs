@@ -149,7 +149,7 @@ async fn read(connection: &Connection, name: &ServiceName) -> Result<View, Failu
 
 /// Like `read`, but treats a service that is not declared as having no records.
 async fn read_declared_or_not(connection: &Connection, name: &ServiceName) -> Result<View, Failure> {
-    let mut view = View::read(connection, &Scope::Service(name.clone()), &every_kind()).await?;
+    let mut view = View::read_complete(connection, &Scope::Service(name.clone()), &every_kind()).await?;
     view.add_drains(connection).await?;
     Ok(view)
 }

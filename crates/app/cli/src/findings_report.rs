@@ -2,6 +2,8 @@
 
 use std::{collections::BTreeSet, fmt};
 
+use fairmesh_console::view_reader::{View, effect_of_unreadable};
+use fairmesh_model::Invalid;
 use serde::Serialize;
 use serde_json::{Value, json};
 
@@ -56,6 +58,15 @@ impl Report {
         remedy: impl Into<String>,
     ) {
         self.findings.push(Finding { check, level, message: message.into(), remedy: remedy.into() });
+    }
+
+    /// Records an error for each record that cannot be read. Checks go on without them.
+    pub(super) fn add_unreadable(&mut self, view: &View) {
+        for (key, Invalid { field, problem, hint }) in &view.unreadable {
+            let effect = effect_of_unreadable(key).map(|effect| format!(": {effect}")).unwrap_or_default();
+            let message = format!("{field} cannot be read: {problem}{effect}");
+            self.add("record.unreadable", Level::Error, message, hint.clone());
+        }
     }
 
     /// Returns the highest level of all findings.

@@ -14,6 +14,7 @@ pub mod failure;
 pub mod output;
 pub mod process_stat;
 pub mod rib_reader;
+pub mod route_cells;
 pub mod socket_table;
 pub mod stop_signals;
 pub mod view_reader;

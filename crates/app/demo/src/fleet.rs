@@ -2,7 +2,7 @@
 
 use std::{
     ffi::OsString,
-    io,
+    fmt, io,
     net::{Ipv4Addr, SocketAddr, TcpListener as StdListener},
     path::{Path, PathBuf},
     sync::Arc,
@@ -11,24 +11,30 @@ use std::{
 
 use fairmesh_console::connect::transport;
 use fairmesh_model::{EndpointState, Prefix, Record, RecordKey, RecordKind, ServiceName};
-use fairmesh_wire::{handshake, record_encoding, transport::Address, v1};
+use fairmesh_wire::{
+    handshake::{self, Connection},
+    record_encoding,
+    transport::Address,
+    v1,
+};
 use tokio::{
     net::{TcpListener, TcpStream},
     task::JoinHandle,
-    time::Instant,
 };
 
 use super::{
     delay_relay,
     error::DemoError,
     identities, kernel_form,
+    patience::Wait,
+    print_step,
     process::{Process, Program},
     tls_records::RelayCounts,
     topology::{self, DemoRegion, REGIONS},
 };
 
-/// Timeout for starting the fleet.
-const START_TIMEOUT: Duration = Duration::from_secs(45);
+/// Maximum number of attempts to apply documents: on a busy machine, a command may find the control plane too late.
+const APPLY_ATTEMPTS: usize = 3;
 /// Timeout for stopping one process; servers first wait for their callers to move.
 pub(super) const STOP_TIMEOUT: Duration = Duration::from_secs(20);
 
@@ -105,6 +111,17 @@ impl Fleet {
         Address::Unix(self.dir.join("control/control.sock"))
     }
 
+    /// Connects to the control plane. Waits for one that responds late.
+    pub(super) async fn control_connection(&self) -> Result<Connection, DemoError> {
+        let mut wait = Wait::new("the control plane", &print_step);
+        loop {
+            match handshake::connect(&transport(), &self.control_socket(), "demo").await {
+                Ok(connection) => return Ok(connection),
+                Err(error) => wait.pause(&error).await?,
+            }
+        }
+    }
+
     /// The socket of a region's agent.
     pub(super) fn agent_socket(&self, place: DemoRegion) -> Address {
         Address::Unix(self.dir.join(format!("agent-{}.sock", place.name)))
@@ -144,10 +161,9 @@ impl Fleet {
             ]),
         };
         let (sidecar, _) = self.sidecar.insert((Process::start(program, &self.dir)?, address));
-        let deadline = Instant::now() + START_TIMEOUT;
-        while TcpStream::connect(address).await.is_err() {
-            still_up(sidecar, deadline, "the sidecar does not listen")?;
-            tokio::time::sleep(Duration::from_millis(20)).await;
+        let mut wait = Wait::new("the sidecar", &print_step);
+        while let Err(error) = TcpStream::connect(address).await {
+            still_up(sidecar, &mut wait, &error).await?;
         }
         Ok(address)
     }
@@ -176,19 +192,18 @@ impl Fleet {
     /// Waits until every declared server is in the RIB and serving.
     pub(super) async fn servers_up(&mut self) -> Result<(), DemoError> {
         let expected = self.servers.len();
-        let deadline = Instant::now() + START_TIMEOUT;
+        let mut wait = Wait::new("the servers", &print_step);
         loop {
-            let serving =
-                self.endpoints().await?.into_iter().filter(|(_, state)| *state == EndpointState::Serving);
-            let serving = serving.count();
+            let endpoints = self.endpoints().await?;
+            let serving = endpoints.iter().filter(|(_, state)| *state == EndpointState::Serving).count();
             if serving >= expected {
                 return Ok(());
             }
             let waiting = format!("{serving} of {expected} servers take calls");
             for server in &mut self.servers {
-                still_up(server, deadline, &waiting)?;
+                running(server)?;
             }
-            tokio::time::sleep(Duration::from_millis(50)).await;
+            wait.pause(&waiting).await?;
         }
     }
 
@@ -210,9 +225,7 @@ impl Fleet {
 
     /// The records below a prefix of the control plane.
     pub(super) async fn records(&self, prefix: Prefix) -> Result<Vec<(RecordKey, Record)>, DemoError> {
-        let connection = handshake::connect(&transport(), &self.control_socket(), "demo")
-            .await
-            .map_err(|e| DemoError::Fleet(e.to_string()))?;
+        let connection = self.control_connection().await?;
         let mut rib = v1::rib_client::RibClient::new(connection.channel);
         let request = v1::ReadRequest { prefixes: vec![prefix.to_string()], at_least: None };
         let answer =
@@ -256,15 +269,23 @@ impl Fleet {
     pub(super) async fn apply(&self, file: &str, documents: &str) -> Result<(), DemoError> {
         let file = self.dir.join(file);
         std::fs::write(&file, documents)?;
-        let output = tokio::process::Command::new(&self.binary)
-            .args(["apply", "--control", &self.control_socket().to_string(), "-f"])
-            .arg(&file)
-            .output()
-            .await?;
-        if output.status.success() {
-            return Ok(());
+        let mut attempts = 1..=APPLY_ATTEMPTS;
+        loop {
+            drop(self.control_connection().await?);
+            let output = tokio::process::Command::new(&self.binary)
+                .args(["apply", "--control", &self.control_socket().to_string(), "-f"])
+                .arg(&file)
+                .output()
+                .await?;
+            if output.status.success() {
+                return Ok(());
+            }
+            let failed = format!("fairmesh apply failed: {}", String::from_utf8_lossy(&output.stderr));
+            match attempts.next() {
+                Some(attempt) if attempt < APPLY_ATTEMPTS => print_step(&failed),
+                _ => return Err(DemoError::Fleet(failed)),
+            }
         }
-        Err(DemoError::Fleet(format!("fairmesh apply failed: {}", String::from_utf8_lossy(&output.stderr))))
     }
 
     async fn start_agent(&mut self, place: DemoRegion) -> Result<(), DemoError> {
@@ -394,22 +415,34 @@ pub(super) fn free_port() -> io::Result<SocketAddr> {
 
 /// Waits until a process of the fleet accepts connections at its address.
 async fn listens(process: &mut Process, address: &Address) -> Result<(), DemoError> {
-    let deadline = Instant::now() + START_TIMEOUT;
+    let name = process.name().to_owned();
+    let mut wait = Wait::new(&name, &print_step);
     loop {
         match handshake::connect(&transport(), address, "demo").await {
             Ok(_) => return Ok(()),
-            Err(error) => still_up(process, deadline, &error.to_string())?,
+            Err(error) => still_up(process, &mut wait, &error).await?,
         }
-        tokio::time::sleep(Duration::from_millis(50)).await;
     }
 }
 
-/// Fails if a process has ended or the deadline has passed.
-pub(super) fn still_up(process: &mut Process, deadline: Instant, waiting: &str) -> Result<(), DemoError> {
-    let why = match process.ended()? {
-        Some(status) => format!("{} ended with {status}", process.name()),
-        None if Instant::now() > deadline => format!("not up after {START_TIMEOUT:?}: {waiting}"),
-        None => return Ok(()),
-    };
-    Err(DemoError::Fleet(format!("{why}; the end of {}:\n{}", process.log().display(), process.log_tail())))
+/// Waits between two attempts to reach a process. Fails if it has ended, or when the wait ends.
+async fn still_up(
+    process: &mut Process,
+    wait: &mut Wait<'_>,
+    reason: &dyn fmt::Display,
+) -> Result<(), DemoError> {
+    running(process)?;
+    wait.pause(reason).await.map_err(|error| with_log(process, &error))
+}
+
+/// Fails if a process has ended.
+pub(super) fn running(process: &mut Process) -> Result<(), DemoError> {
+    match process.ended()? {
+        Some(status) => Err(with_log(process, &format!("{} ended with {status}", process.name()))),
+        None => Ok(()),
+    }
+}
+
+fn with_log(process: &Process, why: &dyn fmt::Display) -> DemoError {
+    DemoError::Fleet(format!("{why}; the end of {}:\n{}", process.log().display(), process.log_tail()))
 }

@@ -2,12 +2,11 @@
 
 use std::{collections::BTreeMap, fmt::Write as _, fs, time::Duration};
 
-use fairmesh_console::connect::{transport, transport_of_agent};
+use fairmesh_console::connect::transport_of_agent;
 use fairmesh_model::{
     Endpoint, Identity, MeshRole, Prefix, Record, RecordKey, RecordKind, ServiceName, SpiffePath,
 };
 use fairmesh_wire::{
-    handshake,
     transport::{Address, EndpointAddress, ExpectedPeer, Stream, Transport},
     v1::{CreateTokenRequest, RotateAuthorityRequest},
 };
@@ -25,7 +24,7 @@ use super::{
 /// The trust domain of the shop.
 pub(super) const DOMAIN: &str = "shop.demo";
 /// Timeout of one handshake, over any distance.
-const TIMEOUT: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(20);
 /// Lifetime of a token, in seconds.
 const TOKEN_TTL_S: u64 = 300;
 
@@ -59,14 +58,14 @@ pub(super) async fn token(fleet: &Fleet, place: DemoRegion) -> Result<String, De
         region: place.name.to_string(),
         ..CreateTokenRequest::default()
     };
-    let mut authority = connect(fleet).await?.authority();
+    let mut authority = fleet.control_connection().await?.authority();
     let made = authority.create_token(request).await.map_err(|e| DemoError::Fleet(e.message().to_owned()))?;
     Ok(made.into_inner().token)
 }
 
 /// Replaces the key that signs certificates.
 pub(super) async fn rotate(fleet: &Fleet) -> Result<(), DemoError> {
-    let mut authority = connect(fleet).await?.authority();
+    let mut authority = fleet.control_connection().await?.authority();
     let failed = |status: tonic::Status| DemoError::Fleet(status.message().to_owned());
     let before = authority.describe_authority(fairmesh_wire::v1::DescribeAuthorityRequest::default()).await;
     let before = before.map_err(failed)?.into_inner().issuer;
@@ -75,11 +74,6 @@ pub(super) async fn rotate(fleet: &Fleet) -> Result<(), DemoError> {
         true => Err(DemoError::Fleet("the intermediate is the same after its rotation".into())),
         false => Ok(()),
     }
-}
-
-async fn connect(fleet: &Fleet) -> Result<handshake::Connection, DemoError> {
-    let connection = handshake::connect(&transport(), &fleet.control_socket(), "demo").await;
-    connection.map_err(|e| DemoError::Fleet(e.to_string()))
 }
 
 /// Connects to every process that accepts TCP connections, and requires proof of its identity.

@@ -2,16 +2,17 @@
 
 use std::time::Duration;
 
-use fairmesh_console::connect::transport;
 use fairmesh_model::EndpointState;
-use fairmesh_wire::{handshake, v1};
+use fairmesh_wire::v1;
 use tokio::time::Instant;
 
 use super::{
     call_stats::{CallStats, Phase},
     error::DemoError,
     fleet::{Fleet, STOP_TIMEOUT},
-    identities, region_drain,
+    identities,
+    patience::Wait,
+    print_step, region_drain,
 };
 
 /// Timeout of a shard move. The move waits up to a minute for callers that do not acknowledge the new map.
@@ -84,9 +85,7 @@ async fn kill(fleet: &mut Fleet, pace: Pace) -> Result<String, DemoError> {
 
 /// Moves the primary of shard 5 from one server to another.
 async fn shard_move(fleet: &mut Fleet) -> Result<String, DemoError> {
-    let connection = handshake::connect(&transport(), &fleet.control_socket(), "demo")
-        .await
-        .map_err(|e| DemoError::Fleet(e.to_string()))?;
+    let connection = fleet.control_connection().await?;
     let mut registry = v1::registry_client::RegistryClient::new(connection.channel);
     let wanted =
         v1::ShardMove { shard: 5, role: "primary".into(), from: "cart-ap-1".into(), to: "cart-ap-0".into() };
@@ -150,13 +149,12 @@ async fn ca_rotation(fleet: &mut Fleet) -> Result<String, DemoError> {
 
 /// Waits until an instance serves again.
 async fn serving(fleet: &mut Fleet, instance: &str) -> Result<(), DemoError> {
-    let start = Instant::now();
-    while start.elapsed() < STOP_TIMEOUT {
+    let mut wait = Wait::new(instance, &print_step);
+    loop {
         let endpoints = fleet.endpoints().await?;
         if endpoints.iter().any(|(name, state)| name == instance && *state == EndpointState::Serving) {
             return Ok(());
         }
-        tokio::time::sleep(Duration::from_millis(50)).await;
+        wait.pause(&"it is not serving again").await?;
     }
-    Err(DemoError::Fleet(format!("{instance} is not back after {STOP_TIMEOUT:?}")))
 }

@@ -9,15 +9,14 @@ mod attached_programs;
 use std::{collections::BTreeSet, net::Ipv4Addr, process::Stdio, time::Duration};
 
 use serde_json::{Value, json};
-use tokio::{
-    process::Command,
-    time::{sleep, timeout},
-};
+use tokio::{process::Command, time::timeout};
 
 pub(super) use self::attached_programs::Place;
 use super::{
     error::DemoError,
     fleet::Fleet,
+    patience::Wait,
+    print_step,
     topology::{DemoRegion, REGIONS},
     unmodified_programs::{ComparedCall, predict},
 };
@@ -31,7 +30,6 @@ const INSTANCES: [&str; 2] = ["greeting-eu-0", "greeting-eu-1"];
 /// Number of calls to each service, on one connection.
 const CALLS: u64 = 200;
 const CALL_TIMEOUT: Duration = Duration::from_secs(20);
-const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Result of the demo of the kernel form.
 #[derive(Debug)]
@@ -73,12 +71,13 @@ async fn call_services(fleet: &mut Fleet) -> Result<Seen, DemoError> {
     let programs = fleet.kernel.as_ref().map_or(Ok(Vec::new()), |place| place.programs(fleet))?;
     let folder = fleet.dir().to_owned();
     place(fleet)?.start(programs, &folder)?;
+    let mut wait = Wait::new("the kernel form", &print_step);
     loop {
         let states = fleet.endpoints().await?;
         if place(fleet)?.is_up(&states)? {
             break;
         }
-        sleep(POLL_INTERVAL).await;
+        wait.pause(&"its processes do not accept calls").await?;
     }
     let probe = ComparedCall { service: SERVICE, path: "/", shard: None };
     let predicted = predict(fleet, &probe).await.map_err(DemoError::Fleet)?;

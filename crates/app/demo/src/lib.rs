@@ -15,6 +15,7 @@ mod injected_events;
 mod kernel_form;
 mod measured_distances;
 mod open_loop_load;
+mod patience;
 mod process;
 mod region_drain;
 mod report;

@@ -2,8 +2,7 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use fairmesh_console::connect::transport;
-use fairmesh_wire::{handshake, v1};
+use fairmesh_wire::v1;
 use tokio::time::{Instant, sleep};
 use tonic::Status;
 
@@ -25,9 +24,7 @@ const TOLERANCE: f64 = 15.0;
 /// Drains the region as fast as reports confirm its steps, compares calls by region with the forecast, and undrains the
 /// region. Returns a description.
 pub(super) async fn run(fleet: &mut Fleet, tally: &CallStats) -> Result<String, DemoError> {
-    let connection = handshake::connect(&transport(), &fleet.control_socket(), "demo").await;
-    let connection = connection.map_err(|e| DemoError::Fleet(e.to_string()))?;
-    let mut planner = connection.traffic_planner();
+    let mut planner = fleet.control_connection().await?.traffic_planner();
     let forecast = until("the forecast", FORECAST_TIMEOUT, async || {
         let request = v1::ForecastDrainRequest { region: REGION.into() };
         let services = planner.clone().forecast_drain(request).await.map_err(failed)?.into_inner().services;

@@ -2,12 +2,8 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use fairmesh_console::connect::transport;
 use fairmesh_model::{ServiceName, SpiffePath};
-use fairmesh_wire::{
-    handshake,
-    v1::{CountedCalls, ReadCallsRequest},
-};
+use fairmesh_wire::v1::{CountedCalls, ReadCallsRequest};
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
 
@@ -64,8 +60,7 @@ async fn settled(fleet: &Fleet) -> Result<Counts, DemoError> {
 }
 
 async fn read(fleet: &Fleet) -> Result<Counts, DemoError> {
-    let connection = handshake::connect(&transport(), &fleet.control_socket(), "demo").await;
-    let connection = connection.map_err(|e| DemoError::Fleet(e.to_string()))?;
+    let connection = fleet.control_connection().await?;
     let request = ReadCallsRequest { window_s: 3_600, ..ReadCallsRequest::default() };
     let response = connection.admin().read_calls(request).await;
     let rows = response.map_err(|e| DemoError::Fleet(e.message().to_owned()))?.into_inner().rows;

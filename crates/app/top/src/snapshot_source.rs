@@ -55,7 +55,8 @@ impl Source {
     pub(crate) async fn read_with_endpoints(&mut self, service: Option<&str>) -> Result<Snapshot, Failure> {
         let mut snapshot = self.read().await?;
         if let Some(name) = service.and_then(|service| ServiceName::new(service).ok()) {
-            let view = View::read(&self.connection, &Scope::Service(name.clone()), &every_kind()).await?;
+            let view =
+                View::read_complete(&self.connection, &Scope::Service(name.clone()), &every_kind()).await?;
             snapshot.endpoints = view.services.get(&name).map(endpoints).unwrap_or_default();
         }
         Ok(snapshot)

@@ -85,6 +85,7 @@ fn report(by: Breakdown, answer: v1::ReadImbalanceResponse) -> Result<ImbalanceR
         total: area(answer.total),
         causes: causes(answer.causes.unwrap_or_default()),
         outliers: answer.outliers.into_iter().map(outlier_text).collect::<Result<_, _>>()?,
+        newest: None,
     })
 }
 

@@ -61,6 +61,9 @@ pub struct ImbalanceReport {
     pub causes: Causes,
     /// Machines that differ from their peers.
     pub outliers: Vec<ServiceOutlier>,
+    /// The newest minute with figures, if the source of the report says so. Of hours and days that are stored as one
+    /// row, it is their last minute.
+    pub newest: Option<Minute>,
 }
 
 impl Breakdown {

@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use axum::http::Extensions;
 use fairmesh_explain::Undeclared;
 use fairmesh_identity::CertificateInfo;
-use fairmesh_imbalance::Member;
+use fairmesh_imbalance::{Member, Minute};
 use fairmesh_model::{CallCounts, Invalid, Prefix, RecordKey, RecordKind, ServiceName, Tenant};
 use fairmesh_rib::{
     Node,
@@ -100,7 +100,9 @@ impl Source for PageSource {
         let query = ReportQuery::of("", by, minutes).map_err(invalid)?.within(tenant);
         let unavailable = |problem| Refusal { problem, hint: "retry".to_owned() };
         let report = Handle::current().block_on(self.imbalance.cached_report(query)).map_err(unavailable)?;
-        Ok(json!(report.view()))
+        let mut view = json!(report.view());
+        view["newestMs"] = json!(report.newest.map(Minute::start_ms));
+        Ok(view)
     }
 
     fn certificate(&self, der: &[u8]) -> Option<Certificate> {

@@ -75,7 +75,7 @@ impl GatewayLauncher {
         let mut group = Group(id);
         let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
         let (ended, printed, errors) = tokio::join!(child.wait(), read(stdout), read(stderr));
-        // What it leaves running is the backend.
+        // Processes that the command leaves running are the backend.
         group.0 = None;
         let ended = ended.map_err(|error| format!("it cannot be waited for: {error}"))?;
         match ended.success() {
@@ -89,7 +89,7 @@ impl GatewayLauncher {
 async fn read(output: Option<impl AsyncRead + Unpin>) -> String {
     let mut bytes = Vec::new();
     if let Some(output) = output {
-        // What was read before a failure is shown.
+        // Output that was read before a failure is shown.
         let _ = output.take(MAX_OUTPUT).read_to_end(&mut bytes).await;
     }
     String::from_utf8_lossy(&bytes).into_owned()

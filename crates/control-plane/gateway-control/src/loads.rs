@@ -1,7 +1,7 @@
 //! Loads of the gateway's replicas: their reports, what operators see of the loads, and the log of alerts.
 //!
-//! Everything is in memory: a control plane that starts has all replicas again after a second, or ten where there are 2,000. What was usual before is not
-//! known then, and the cause of an alert in the first minute is undetermined.
+//! Everything is in memory: a control plane that starts has all replicas again after a second, or ten where there are 2,000. It does not know the
+//! usual rates then, so that the cause of an alert in the first minute is undetermined.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -133,7 +133,7 @@ impl GatewayLoads {
         self.days.lock().unwrap_or_else(PoisonError::into_inner).whole()
     }
 
-    /// Adds the present load of services to that of their day.
+    /// Adds the present load of services to the load of their day.
     fn observe(&self, backends: &BTreeMap<Label, BackendLoad>, now_ms: u64) {
         let mut rates = BTreeMap::<&ServiceName, f64>::new();
         for (service, trend) in backends.values().flat_map(|load| &load.services) {

@@ -103,7 +103,7 @@ pub struct PlacementFacts {
     limits: LimitChanges,
     /// The services to move to the sandbox.
     sandboxed: BTreeMap<ServiceName, PlacementPin>,
-    /// The service that leaves those with which it peaks, and its backends from now on.
+    /// The service that leaves the services with which it peaks, and its backends from now on.
     scattered: Option<(ServiceName, BTreeSet<Label>)>,
 }
 
@@ -190,7 +190,7 @@ impl Controller for PlacementController {
             now: now.at,
         });
         refused.extend(of_launches);
-        // What is written starts a round of its own, which finds whether it is all. A refusal of an addition ends with the growth.
+        // A write starts another round, which finds whether more is to be done. A refusal of an addition ends with the growth.
         let is_settled = ops.is_empty() && !facts.growth.has_growing() && !self.launches.is_pending();
         let PlacementFacts { revision, is_shared, .. } = facts;
         self.settled = is_settled.then(|| Settled { revision, is_shared, refused: refused.clone() });
@@ -383,7 +383,7 @@ impl PlacementFacts {
         })
     }
 
-    /// The backends in force of a service, or those to which it is moved.
+    /// The backends in force of a service, or its new backends if it is moved.
     fn present(&self, name: &ServiceName) -> BTreeSet<Label> {
         if let Some((_, backends)) = self.scattered.as_ref().filter(|(scattered, _)| scattered == name) {
             return backends.clone();

@@ -91,6 +91,8 @@ pub struct View {
     pub gateway_quotas: BTreeMap<Tenant, At<GatewayQuota>>,
     /// Whether the mesh has a trust domain.
     pub has_trust_domain: bool,
+    /// Records that this release cannot decode, with the reason. The rest of the view lacks them.
+    pub unreadable: BTreeMap<RecordKey, Invalid>,
 }
 
 impl ServiceView {
@@ -194,6 +196,12 @@ impl View {
     /// # Errors
     /// If a record cannot be decoded; the error names its key.
     pub fn of(stored: Vec<StoredRecord>) -> Result<Self, Invalid> {
+        Self::of_readable(stored).complete()
+    }
+
+    /// Decodes the records that this release can read, and lists the others as [`unreadable`](Self::unreadable): one
+    /// unreadable record must not hide a whole mesh.
+    pub fn of_readable(stored: Vec<StoredRecord>) -> Self {
         let mut view = Self::default();
         let mut parts: BTreeMap<ServiceName, Vec<(RecordKey, Bytes)>> = BTreeMap::new();
         for one in stored {
@@ -202,15 +210,42 @@ impl View {
                     parts.entry(name.clone()).or_default().push((one.key, one.value));
                 }
                 RecordKey::History(..) | RecordKey::MeshHistory(..) => {}
-                _ => view.take(one)?,
+                _ => {
+                    let key = one.key.clone();
+                    if let Err(invalid) = view.take(one) {
+                        view.unreadable.insert(key, invalid);
+                    }
+                }
             }
         }
         for (name, parts) in parts {
-            let map = shard_encoding::decode_map(parts).map_err(|e| e.within(format!("shards of {name}")))?;
-            view.services.entry(name).or_default().shards = map;
+            view.take_map(name, parts);
         }
         view.inherit();
-        Ok(view)
+        view
+    }
+
+    /// Returns the view if all its records were decoded.
+    ///
+    /// # Errors
+    /// The reason of the first unreadable record.
+    pub fn complete(self) -> Result<Self, Invalid> {
+        match self.unreadable.values().next() {
+            Some(invalid) => Err(invalid.clone()),
+            None => Ok(self),
+        }
+    }
+
+    /// Adds the shard map of a service to the view.
+    fn take_map(&mut self, name: ServiceName, parts: Vec<(RecordKey, Bytes)>) {
+        let first = parts.first().map(|(key, _)| key.clone());
+        match (shard_encoding::decode_map(parts), first) {
+            (Ok(map), _) => self.services.entry(name).or_default().shards = map,
+            (Err(invalid), Some(key)) => {
+                self.unreadable.insert(key, invalid.within(format!("shards of {name}")));
+            }
+            (Err(_), None) => {}
+        }
     }
 
     /// Adds the inherited policy defaults to each service.
@@ -220,21 +255,6 @@ impl View {
             let revision = revisions.map(|(_, revision)| *revision).max().unwrap_or_default();
             service.inherited = At { value: self.policy_defaults.of(&name.tenant), revision };
         }
-    }
-
-    /// Decodes the records that this release can read, and skips all others, because one unreadable record must not
-    /// hide a whole mesh. Shard maps are skipped too.
-    pub fn of_readable(stored: Vec<StoredRecord>) -> Self {
-        let mut view = Self::default();
-        for one in stored {
-            let is_part = matches!(one.key, RecordKey::ShardManifest(..) | RecordKey::ShardChunk(..));
-            if !is_part && !matches!(one.key, RecordKey::History(..) | RecordKey::MeshHistory(..)) {
-                // A record that is skipped here would be an error of `of`.
-                let _ = view.take(one);
-            }
-        }
-        view.inherit();
-        view
     }
 
     /// Adds a record to the view. The `match` has no wildcard, so that a new kind of record without an arm does not

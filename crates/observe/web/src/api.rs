@@ -151,7 +151,7 @@ fn invalid(Invalid { field, problem, hint }: Invalid) -> Response {
     (StatusCode::BAD_REQUEST, Json(Failure { error: problem, field, hint })).into_response()
 }
 
-fn millis(duration: Duration) -> u64 {
+pub(crate) fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 

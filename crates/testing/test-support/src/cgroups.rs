@@ -2,13 +2,9 @@ use std::{
     fs, io,
     path::{Path, PathBuf},
     thread,
-    time::Duration,
 };
 
-use crate::eventually_within;
-
-/// Maximum time for killed programs to leave their cgroup.
-const LIMIT: Duration = Duration::from_secs(10);
+use crate::{PATIENCE, eventually_within};
 
 /// Removes the cgroup of a test, such as `/fairmesh-test-1-name`, the cgroups below it, and those whose names start
 /// with its name and `-`, once their programs have ended.
@@ -20,13 +16,14 @@ pub fn remove_cgroups(cgroup: &str) {
     let name = cgroup.trim_start_matches('/');
     let is_own =
         |found: &str| found.strip_prefix(name).is_some_and(|rest| rest.is_empty() || rest.starts_with('-'));
-    let own: Vec<_> = folders(&hierarchy)
-        .into_iter()
-        .filter(|one| one.file_name().is_some_and(|name| is_own(&name.to_string_lossy())))
-        .collect();
     let mut left = Ok(());
-    eventually_within(LIMIT, || {
-        left = own.iter().try_for_each(|folder| remove(folder));
+    eventually_within(PATIENCE, || {
+        // Listed anew each time: a program that was starting may have created another one.
+        let mut own = folders(&hierarchy).into_iter();
+        left = own.try_for_each(|one| match one.file_name() {
+            Some(name) if is_own(&name.to_string_lossy()) => remove(&one),
+            _ => Ok(()),
+        });
         left.is_ok()
     });
     assert!(left.is_ok() || thread::panicking(), "a cgroup of {cgroup} is left: {left:?}");
@@ -34,6 +31,8 @@ pub fn remove_cgroups(cgroup: &str) {
 
 /// Removes a cgroup and the cgroups below it.
 fn remove(folder: &Path) -> io::Result<()> {
+    // Programs may be left after a failure. Linux before 5.14 has no such file.
+    let _ = fs::write(folder.join("cgroup.kill"), "1");
     folders(folder).iter().try_for_each(|below| remove(below))?;
     match fs::remove_dir(folder) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),

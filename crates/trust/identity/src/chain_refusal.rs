@@ -48,6 +48,12 @@ pub enum Refused {
         "the record of the service names {0} as its identity, an id of this mesh's own trust domain; remove 'identity' from the service"
     )]
     OwnDomain(SpiffeId),
+    /// This process never read a record of revocations that it understands.
+    #[error(
+        "the certificate of {0} may be revoked: the record of revocations cannot be read; upgrade this process, or write the record \
+         again with `fairmesh identity revoke --replace-unreadable`"
+    )]
+    RevocationsUnreadable(SpiffePath),
     /// The peer has another id than the expected one.
     #[error("the peer is {found}, not {expected}")]
     Unexpected {

@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use fairmesh_model::{FederatedDomains, Prefix, Record, RecordKey, Revision, Revocations, TrustBundle};
+use fairmesh_model::{
+    FederatedDomains, Invalid, Prefix, Record, RecordKey, Revision, Revocations, TrustBundle,
+};
 use fairmesh_rib::{
     ArrivedRecord, Mirror, Snapshot, Update,
     follower::{Backoff, Follower, FollowerConfig, Sink},
@@ -89,6 +91,21 @@ impl RevocationSink {
     }
 }
 
+impl RevocationSink {
+    /// The last valid records stay in force. Without earlier revocations, services are refused.
+    fn keep(&self, key: &RecordKey, error: &Invalid) {
+        if *key == RecordKey::Revocations && self.workload.revocations_unreadable() {
+            tracing::error!(
+                %error,
+                "the record of revocations is not understood, and no earlier one is known: all peers with identities of services are \
+                 refused; upgrade this process, or write the record again with `fairmesh identity revoke --replace-unreadable`"
+            );
+            return;
+        }
+        tracing::error!(%error, %key, "a record is not understood; keeping the last one");
+    }
+}
+
 impl Sink for RevocationSink {
     fn update(&mut self, update: Update) {
         self.apply(&update);
@@ -119,10 +136,7 @@ impl Mirror for RevocationSink {
             Ok(Record::FederatedDomains(domains)) => self.workload.federate(domains),
             Ok(Record::TrustBundle(bundle)) => self.note_roots(bundle),
             Ok(_) => {}
-            // The last valid revocations stay in force.
-            Err(error) => {
-                tracing::error!(%error, %key, "a record is not understood; keeping the last one")
-            }
+            Err(error) => self.keep(&key, &error),
         }
     }
 

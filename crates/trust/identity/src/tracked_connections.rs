@@ -11,7 +11,7 @@ use std::{
     time::Duration,
 };
 
-use fairmesh_model::{FederatedDomains, Revocations, SpiffeId, TrustDomain};
+use fairmesh_model::{FederatedDomains, Revocations, SpiffeId, SpiffePath, TrustDomain};
 use futures_util::task::AtomicWaker;
 use tokio_rustls::rustls::pki_types::CertificateDer;
 
@@ -23,7 +23,19 @@ use crate::{
 
 /// The revocations that a process knows. Shared by all parts of the process that verify certificates.
 #[derive(Clone, Debug, Default)]
-pub struct RevocationList(Arc<RwLock<Arc<Revocations>>>);
+pub struct RevocationList(Arc<RwLock<KnownRevocations>>);
+
+/// The last record of revocations.
+#[derive(Clone, Debug, Default)]
+enum KnownRevocations {
+    /// No record was received yet.
+    #[default]
+    None,
+    /// A record exists, and none was understood since the start. Peers with identities of services are refused, since
+    /// any of them may be revoked. Processes of the mesh are accepted: the record is repaired through them.
+    Unreadable,
+    Some(Arc<Revocations>),
+}
 
 /// The fields of a certificate that decide whether it is revoked.
 #[derive(Clone, Debug)]
@@ -83,26 +95,50 @@ pub(crate) enum StreamHalf {
 impl RevocationList {
     /// Returns the current revocations.
     pub fn current(&self) -> Arc<Revocations> {
-        Arc::clone(&self.0.read().unwrap_or_else(PoisonError::into_inner))
+        match self.known() {
+            KnownRevocations::Some(revocations) => revocations,
+            KnownRevocations::None | KnownRevocations::Unreadable => Arc::default(),
+        }
+    }
+
+    fn known(&self) -> KnownRevocations {
+        self.0.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     pub(crate) fn set(&self, revocations: Revocations) {
-        *self.0.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(revocations);
+        *self.0.write().unwrap_or_else(PoisonError::into_inner) =
+            KnownRevocations::Some(Arc::new(revocations));
+    }
+
+    /// Notes that the record cannot be read. Earlier revocations stay in force. Returns whether there are none.
+    pub(crate) fn set_unreadable(&self) -> bool {
+        let mut known = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        if matches!(*known, KnownRevocations::None) {
+            *known = KnownRevocations::Unreadable;
+        }
+        matches!(*known, KnownRevocations::Unreadable)
     }
 
     /// Whether peers refuse this certificate as revoked.
     pub fn revokes(&self, credentials: &Credentials) -> bool {
-        self.check(&credentials.chain[0], Usage::Client).is_err()
+        let known = KnownRevocations::Some(self.current());
+        known.check(&credentials.chain[0], Usage::Client).is_err()
     }
 
     /// Checks that the certificate of a peer is not revoked.
     pub(crate) fn check(&self, certificate: &CertificateDer<'_>, usage: Usage) -> Result<(), Refused> {
-        let revocations = self.current();
-        // If there are no revocations, the certificate need not be parsed.
-        if revocations.entries.is_empty() {
-            return Ok(());
+        self.known().check(certificate, usage)
+    }
+}
+
+impl KnownRevocations {
+    fn check(&self, certificate: &CertificateDer<'_>, usage: Usage) -> Result<(), Refused> {
+        match self {
+            // If there are no revocations, the certificate need not be parsed.
+            Self::None => Ok(()),
+            Self::Some(revocations) if revocations.entries.is_empty() => Ok(()),
+            _ => CertificateFacts::of(certificate, usage)?.check(self),
         }
-        CertificateFacts::of(certificate, usage)?.check(&revocations)
     }
 }
 
@@ -169,15 +205,22 @@ impl CertificateFacts {
         if self.expires + CLOCK_SKEW < now { Err(Refused::Expired) } else { Ok(self) }
     }
 
-    fn check(&self, revocations: &Revocations) -> Result<(), Refused> {
-        // Revocations name ids of this domain; another domain may use the same names.
-        match !self.is_foreign && revocations.revokes(&self.id.path, &self.serial, self.issued) {
-            true => Err(Refused::Revoked(self.id.path.clone())),
-            false => Ok(()),
+    fn check(&self, revocations: &KnownRevocations) -> Result<(), Refused> {
+        let path = &self.id.path;
+        match revocations {
+            // Revocations name ids of this domain; another domain may use the same names.
+            _ if self.is_foreign => Ok(()),
+            KnownRevocations::Some(all) if all.revokes(path, &self.serial, self.issued) => {
+                Err(Refused::Revoked(path.clone()))
+            }
+            KnownRevocations::Unreadable if matches!(path, SpiffePath::Service(_)) => {
+                Err(Refused::RevocationsUnreadable(path.clone()))
+            }
+            _ => Ok(()),
         }
     }
 
-    fn check_all(&self, revocations: &Revocations, federation: &Federation) -> Result<(), Refused> {
+    fn check_all(&self, revocations: &KnownRevocations, federation: &Federation) -> Result<(), Refused> {
         if self.is_foreign {
             federation.check(&self.id.domain, self.root.as_ref())?;
         }
@@ -190,6 +233,16 @@ impl Connections {
     pub(crate) fn revoke(&self, revocations: Revocations) {
         self.revocations.set(revocations);
         self.end_refused();
+    }
+
+    /// Notes that the record of revocations cannot be read. If no earlier one is known, peers with identities of
+    /// services are refused, and their connections end. Returns whether that is so.
+    pub(crate) fn set_unreadable(&self) -> bool {
+        let is_closed = self.revocations.set_unreadable();
+        if is_closed {
+            self.end_refused();
+        }
+        is_closed
     }
 
     /// Ends the connections of peers whose domain is no longer federated or whose root was removed, and refuses these
@@ -216,7 +269,7 @@ impl Connections {
     }
 
     fn end_refused(&self) {
-        let revocations = self.revocations.current();
+        let revocations = self.revocations.known();
         let mut ended = 0_usize;
         for open in self.open().by_number.values() {
             let is_refused = open.peer.check_all(&revocations, &self.federation).is_err();
@@ -229,7 +282,7 @@ impl Connections {
         if ended > 0 {
             tracing::warn!(
                 connections = ended,
-                "connections were closed: their peers are revoked, or no root of a federated trust domain vouches for them"
+                "connections were closed: their peers are revoked or may be, or no root of a federated trust domain vouches for them"
             );
         }
     }
@@ -246,7 +299,7 @@ impl Connections {
         drop(all);
         let tracked = TrackedConnection { open, number, connections: Arc::clone(self) };
         // Checked after the insertion, so that a later revocation finds the connection.
-        tracked.open.peer.check_all(&self.revocations.current(), &self.federation)?;
+        tracked.open.peer.check_all(&self.revocations.known(), &self.federation)?;
         Ok(tracked)
     }
 
@@ -261,11 +314,10 @@ impl TrackedConnection {
         match self.open.is_revoked.load(Ordering::Acquire) {
             false => Ok(()),
             true => {
-                let CertificateFacts { id, is_foreign, root, .. } = &self.open.peer;
-                let refused = match is_foreign {
-                    true => self.connections.federation.check(&id.domain, root.as_ref()).err(),
-                    false => None,
-                };
+                let peer = &self.open.peer;
+                let CertificateFacts { id, .. } = peer;
+                let Connections { revocations, federation, .. } = &*self.connections;
+                let refused = peer.check_all(&revocations.known(), federation).err();
                 // The peer was revoked when the connection was ended, but may have been restored since.
                 let refused = refused.unwrap_or_else(|| Refused::Revoked(id.path.clone()));
                 Err(io::Error::new(io::ErrorKind::ConnectionAborted, refused))

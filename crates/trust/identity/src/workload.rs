@@ -13,7 +13,7 @@ use tokio::{net::TcpStream, sync::watch};
 use tokio_rustls::rustls::{ClientConfig, ServerConfig};
 
 use crate::{
-    Clock, Credentials, IdentityError, RevocationList, SystemClock, Usage, call_statement,
+    Clock, Credentials, IdentityError, RevocationList, SystemClock, call_statement,
     chain_verification::RootDigest,
     federation::Federation,
     tls_config::{self, AcceptedClients, Expected},
@@ -119,6 +119,15 @@ impl Workload {
         self.note_revocations();
     }
 
+    /// Notes that the record of revocations cannot be read. The last revocations stay in force. Where none were ever
+    /// read, any service may be revoked: peers with identities of services are refused, and their connections end.
+    /// Returns whether that is so.
+    pub fn revocations_unreadable(&self) -> bool {
+        let is_closed = self.connections.set_unreadable();
+        self.note_revocations();
+        is_closed
+    }
+
     /// Replaces the federated trust domains. Connections of peers whose domain or root was removed end.
     pub fn federate(&self, domains: FederatedDomains) {
         if self.connections.federate(domains)
@@ -176,9 +185,7 @@ impl Workload {
 
     /// Whether this process's own certificate is revoked.
     pub fn is_revoked(&self) -> bool {
-        self.installed().is_some_and(|installed| {
-            self.revocations().check(&installed.credentials.chain[0], Usage::Client).is_err()
-        })
+        self.installed().is_some_and(|installed| self.revocations().revokes(&installed.credentials))
     }
 
     /// Returns the identity; `None` until there is a certificate.

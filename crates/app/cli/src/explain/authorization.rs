@@ -110,7 +110,8 @@ pub(super) async fn decide(
             (CallerId::new(named.clone().within(&domain)), Some(named.clone()))
         }
     };
-    let view = View::read(connection, &Scope::Service(service.clone()), &[RecordKind::Policy]).await?;
+    let view =
+        View::read_complete(connection, &Scope::Service(service.clone()), &[RecordKind::Policy]).await?;
     let policy = view.services.get(service).map(|one| one.effective_policy()).unwrap_or_default();
     // If no checker is recorded, servers accept health checks from all agents.
     let checkers = Some(rib_reader::checkers(connection).await).filter(|known| !known.is_empty());

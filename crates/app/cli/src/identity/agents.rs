@@ -2,12 +2,12 @@
 
 use std::collections::BTreeMap;
 
-use fairmesh_console::{connect, failure::Failure, output::Listing, rib_reader};
+use fairmesh_console::{connect, failure::Failure, output::Listing, rib_reader, view_reader::decode_or_warn};
 use fairmesh_model::{
     JoinedAgent, MeshRole, Prefix, Record, RecordKey, Revocation, Revocations, SpiffeId, SpiffePath,
     TrustBundle,
 };
-use fairmesh_wire::{handshake::Connection, record_encoding, v1::WatchersRequest};
+use fairmesh_wire::{handshake::Connection, v1::WatchersRequest};
 use serde_json::{Value, json};
 
 use super::{ReadArgs, revoke};
@@ -20,10 +20,12 @@ pub(super) async fn list(args: ReadArgs) -> Result<(), Failure> {
     let mut agents = Vec::new();
     let mut revoked = Revocations::default();
     for stored in rib_reader::read(&connection, &[Prefix::identity()]).await? {
-        match (&stored.key, record_encoding::decode(&stored.key, &stored.value)?) {
-            (_, Record::TrustBundle(found)) => bundle = Some(found),
-            (_, Record::Revocations(found)) => revoked = found,
-            (RecordKey::JoinedAgent(name), Record::JoinedAgent(agent)) => agents.push((name.clone(), agent)),
+        match (&stored.key, decode_or_warn(&stored)) {
+            (_, Some(Record::TrustBundle(found))) => bundle = Some(found),
+            (_, Some(Record::Revocations(found))) => revoked = found,
+            (RecordKey::JoinedAgent(name), Some(Record::JoinedAgent(agent))) => {
+                agents.push((name.clone(), agent));
+            }
             _ => {}
         }
     }

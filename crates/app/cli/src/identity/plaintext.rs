@@ -1,8 +1,13 @@
 //! `fairmesh identity plaintext`: who still calls in plaintext.
 
-use fairmesh_console::{connect, failure::Failure, output::Listing, rib_reader};
-use fairmesh_model::{MtlsMode, Prefix, Record, RecordKey, ServiceName};
-use fairmesh_wire::{handshake::Connection, record_encoding, v1};
+use fairmesh_console::{
+    connect,
+    failure::Failure,
+    output::Listing,
+    view_reader::{ReadView as _, Scope, View},
+};
+use fairmesh_model::{MtlsMode, RecordKind, ServiceName};
+use fairmesh_wire::{handshake::Connection, v1};
 use serde_json::json;
 
 use super::ReadArgs;
@@ -40,16 +45,9 @@ pub(super) async fn run(args: PlaintextArgs) -> Result<(), Failure> {
 
 /// The services with a permissive policy.
 async fn permissive(connection: &Connection) -> Result<Vec<ServiceName>, Failure> {
-    let mut services = Vec::new();
-    for stored in rib_reader::read(connection, &[Prefix::everything()]).await? {
-        if let RecordKey::Policy(service) = &stored.key
-            && let Record::Policy(policy) = record_encoding::decode(&stored.key, &stored.value)?
-            && policy.mtls == MtlsMode::Permissive
-        {
-            services.push(service.clone());
-        }
-    }
-    Ok(services)
+    let view = View::read(connection, &Scope::All, &[RecordKind::Policy]).await?;
+    let permissive = view.services.into_iter().filter(|(_, one)| one.mtls() == MtlsMode::Permissive);
+    Ok(permissive.map(|(name, _)| name).collect())
 }
 
 fn add(listing: &mut Listing, service: &ServiceName, instance: &str, caller: &v1::PlaintextCaller) {

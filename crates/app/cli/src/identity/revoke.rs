@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime};
 use clap::Args;
 use fairmesh_console::{connect, failure::Failure, output, rib_reader};
 use fairmesh_model::{
-    Prefix, Record, RecordKey, Revocation, Revocations, RevokedCertificates, SpiffeId, SpiffePath,
+    Invalid, Prefix, Record, RecordKey, Revocation, Revocations, RevokedCertificates, SpiffeId, SpiffePath,
 };
 use fairmesh_wire::{
     handshake::Connection,
@@ -37,6 +37,10 @@ pub struct RevokeArgs {
     /// second too.
     #[arg(long, value_parser = read_time, value_name = "TIME")]
     issued_before: Option<u64>,
+    /// Replace a record of revocations that cannot be read. Its revocations are lost: `fairmesh audit --key
+    /// /g/identity/revocations` shows them.
+    #[arg(long)]
+    replace_unreadable: bool,
     #[command(flatten)]
     of: ChangeArgs,
 }
@@ -68,7 +72,7 @@ pub(super) async fn revoke(args: RevokeArgs) -> Result<(), Failure> {
     let now = now();
     let revoked = Revocation { path: args.id, certificates, at: now };
     let connection = connect::connect(&args.of.target).await?;
-    change(&connection, &args.of.message, |all| {
+    change(&connection, (&args.of.message, args.replace_unreadable), |all| {
         all.entries.retain(|one| {
             let is_over =
                 one.certificates != RevokedCertificates::All && one.at.saturating_add(KEPT.as_secs()) < now;
@@ -91,7 +95,7 @@ pub(super) async fn revoke(args: RevokeArgs) -> Result<(), Failure> {
 pub(super) async fn restore(args: RestoreArgs) -> Result<(), Failure> {
     let connection = connect::connect(&args.of.target).await?;
     let mut removed = 0;
-    change(&connection, &args.of.message, |all| {
+    change(&connection, (&args.of.message, false), |all| {
         let before = all.entries.len();
         all.entries.retain(|one| one.path != args.id);
         removed = before - all.entries.len();
@@ -107,17 +111,20 @@ pub(super) async fn restore(args: RestoreArgs) -> Result<(), Failure> {
     output::print_one(args.of.output.format(), &item, &format!("{} is accepted again\n", args.id))
 }
 
-/// Changes the record, unless another change comes first.
+/// Changes the record, unless another change comes first. A record that cannot be read is only replaced on request.
 async fn change(
     connection: &Connection,
-    message: &str,
+    (message, replaces_unreadable): (&str, bool),
     edit: impl FnOnce(&mut Revocations),
 ) -> Result<(), Failure> {
     let key = RecordKey::Revocations;
     let (mut all, mut unchanged) = (Revocations::default(), Kind::Absent(true));
     for stored in rib_reader::read(connection, &[Prefix::from(&key)]).await? {
-        if let Record::Revocations(found) = record_encoding::decode(&key, &stored.value)? {
-            (all, unchanged) = (found, Kind::Revision(stored.revision));
+        unchanged = Kind::Revision(stored.revision);
+        match record_encoding::decode(&key, &stored.value) {
+            Ok(Record::Revocations(found)) => all = found,
+            Err(invalid) if !replaces_unreadable => return Err(unreadable(&invalid)),
+            Ok(_) | Err(_) => {}
         }
     }
     edit(&mut all);
@@ -130,6 +137,14 @@ async fn change(
     let request = ApplyRequest { ops: vec![op], dry_run: false, message: message.to_owned() };
     connection.admin().apply(request).await?;
     Ok(())
+}
+
+fn unreadable(invalid: &Invalid) -> Failure {
+    Failure::failed_with(
+        format!("the record of revocations cannot be read: {}", invalid.problem),
+        "use a command of the release that wrote it; or replace it with 'fairmesh identity revoke ID --replace-unreadable', which \
+         loses its revocations ('fairmesh audit --key /g/identity/revocations' shows them)",
+    )
 }
 
 /// The revoked certificates as text.

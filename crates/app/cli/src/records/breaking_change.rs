@@ -27,10 +27,9 @@ pub(super) async fn refuse(connection: &Connection, change: &Change<'_>, hint: &
     damage.map_or(Ok(()), |damage| Err(Failure::failed_with(damage, hint)))
 }
 
-/// What a change would break; `None` for a service without endpoints. Lost endpoints do not count, because no program
+/// What a change would break; `None` for a service without endpoints, or with an unreadable declaration. Lost endpoints do not count, because no program
 /// runs there.
 pub(super) fn consequences(now: &ServiceView, change: &Change<'_>) -> Option<String> {
-    let stored = &now.service.as_ref()?.value;
     let has = match now.endpoints.iter().filter(|at| at.value.state != EndpointState::Lost).count() {
         0 => return None,
         count => counted(count, "endpoint"),
@@ -41,6 +40,7 @@ pub(super) fn consequences(now: &ServiceView, change: &Change<'_>) -> Option<Str
             "this would delete the declaration of {name}, which has {has}: calls to it would fail"
         ));
     };
+    let stored = &now.service.as_ref()?.value;
     let (kind, protocol) = type_and_protocol(to);
     if to.kind != stored.kind && to.kind == ServiceKind::Sharded && !change.mapped && now.shards.is_none() {
         return Some(format!(

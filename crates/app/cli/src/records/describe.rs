@@ -3,6 +3,7 @@
 mod fields;
 mod host;
 mod region;
+mod routes;
 mod service;
 
 use std::process::ExitCode;

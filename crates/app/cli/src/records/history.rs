@@ -36,8 +36,10 @@ pub struct HistoryArgs {
 /// One version of the record for display.
 struct Shown {
     version: Version,
-    /// The document; `None` if the record did not exist.
+    /// The document; `None` if the record did not exist, or cannot be read.
     document: Option<Document>,
+    /// Why the value cannot be read, if it cannot.
+    unreadable: Option<String>,
 }
 
 /// Lists versions, newest first, each with its changes from the previous one.
@@ -45,11 +47,11 @@ pub async fn run(args: HistoryArgs) -> Result<ExitCode, Failure> {
     args.of.validate()?;
     let connection = connect::connect(&args.target).await?;
     let versions = history_key::versions(&connection, &args.of).await?;
-    let shown = versions.into_iter().map(|version| {
-        let document = args.of.document(&version)?;
-        Ok(Shown { version, document })
+    let shown = versions.into_iter().map(|version| match args.of.document(&version) {
+        Ok(document) => Shown { version, document, unreadable: None },
+        Err(failure) => Shown { version, document: None, unreadable: Some(failure.message()) },
     });
-    let shown = shown.collect::<Result<Vec<_>, Failure>>()?;
+    let shown: Vec<_> = shown.collect();
     let format = args.output_args.format();
     if args.full && format == Format::Table {
         output::write(&full_diffs(&args.of, &shown)?)?;
@@ -61,8 +63,9 @@ pub async fn run(args: HistoryArgs) -> Result<ExitCode, Failure> {
 
 fn table(versions: &[Shown]) -> Listing {
     let mut listing = Listing::new(&["REVISION", "WRITTEN", "BY", "CHANGE", "MESSAGE"]);
-    for (i, Shown { version, document }) in versions.iter().enumerate() {
-        let change = summary(versions.get(i + 1).map(|before| &before.document), document.as_ref());
+    for (i, shown) in versions.iter().enumerate() {
+        let Shown { version, document, unreadable } = shown;
+        let change = summary(versions.get(i + 1), shown);
         // A record that is currently absent has no revision.
         let revision = Some(version.revision).filter(|number| *number > 0);
         let written = version.written.as_ref();
@@ -87,6 +90,7 @@ fn table(versions: &[Shown]) -> Listing {
                 "replacedAt": replaced.map(time),
                 "replacedBy": replaced.map(|replaced| &replaced.by),
                 "document": document,
+                "unreadable": unreadable,
             }),
         );
     }
@@ -94,8 +98,13 @@ fn table(versions: &[Shown]) -> Listing {
 }
 
 /// The changes of a version on one line.
-fn summary(before: Option<&Option<Document>>, document: Option<&Document>) -> String {
-    match (before, document) {
+fn summary(before: Option<&Shown>, shown: &Shown) -> String {
+    if let Some(why) = &shown.unreadable {
+        return format!("cannot be read: {why}");
+    }
+    // The changes from an unreadable version are not known.
+    let before = before.filter(|before| before.unreadable.is_none()).map(|before| &before.document);
+    match (before, &shown.document) {
         (None | Some(None), None) => "did not exist".into(),
         (Some(Some(_)), None) => "deleted".into(),
         (Some(None), Some(new)) => format!("created: {}", history_key::one_line(new)),
@@ -112,9 +121,10 @@ fn full_diffs(of: &HistoryKey, versions: &[Shown]) -> Result<String, Failure> {
         Some(document) => output::yaml(document),
         None => Ok(String::new()),
     };
-    let name = |shown: &Shown| match shown.document {
-        Some(_) => format!("{} at revision {}", of.title(), shown.version.revision),
-        None => "/dev/null".to_owned(),
+    let name = |shown: &Shown| match (&shown.document, &shown.unreadable) {
+        (None, Some(why)) => format!("a value that cannot be read: {why}"),
+        (Some(_), _) => format!("{} at revision {}", of.title(), shown.version.revision),
+        (None, None) => "/dev/null".to_owned(),
     };
     let mut text = String::new();
     for (i, shown) in versions.iter().enumerate() {

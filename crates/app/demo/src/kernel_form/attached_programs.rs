@@ -4,12 +4,10 @@ use std::{
     io,
     path::{Path, PathBuf},
     process,
-    time::Duration,
 };
 
 use fairmesh_kernel::{Attachments, Counter, KernelError, Selection, attach, detach, probe, status};
 use fairmesh_model::EndpointState;
-use tokio::time::Instant;
 
 use super::{ADDRESS, INSTANCES, REGION, SERVICE};
 use crate::{
@@ -17,8 +15,6 @@ use crate::{
     fleet::{self, Fleet, STOP_TIMEOUT},
     process::{Process, Program},
 };
-
-const START_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Attached BPF programs, with a folder and cgroups used only by this process.
 #[derive(Debug)]
@@ -28,8 +24,6 @@ pub(crate) struct Place {
     pub(super) callers: String,
     servers: String,
     processes: Vec<Process>,
-    /// Time by which the processes must accept calls.
-    deadline: Instant,
 }
 
 impl Place {
@@ -45,7 +39,6 @@ impl Place {
             callers: format!("/{own}-callers"),
             servers: format!("/{own}-servers"),
             processes: Vec::new(),
-            deadline: Instant::now() + START_TIMEOUT,
         };
         let to = Attachments {
             callers: place.callers.clone(),
@@ -107,9 +100,7 @@ impl Place {
         if INSTANCES.iter().all(serves) && status(&self.pins).is_ok_and(|now| now.proxy.is_some()) {
             return Ok(true);
         }
-        for process in &mut self.processes {
-            fleet::still_up(process, self.deadline, "the kernel form does not begin")?;
-        }
+        self.processes.iter_mut().try_for_each(fleet::running)?;
         Ok(false)
     }
 

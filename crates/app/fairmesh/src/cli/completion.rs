@@ -63,7 +63,8 @@ fn with_services(command: Command) -> Command {
 
 fn services(current: &OsStr) -> Vec<CompletionCandidate> {
     let found = waited_for(async {
-        let view = View::read(&connection().await?, &Scope::All, &[RecordKind::Service]).await.ok()?;
+        let view =
+            View::read_silently(&connection().await?, &Scope::All, &[RecordKind::Service]).await.ok()?;
         Some(view.services.keys().map(ToString::to_string).collect())
     });
     begun_by(current, found)
@@ -90,7 +91,7 @@ fn instances(current: &OsStr) -> Vec<CompletionCandidate> {
     };
     let found = waited_for(async {
         let scope = Scope::Service(service.clone());
-        let view = View::read(&connection().await?, &scope, &[RecordKind::Endpoint]).await.ok()?;
+        let view = View::read_silently(&connection().await?, &scope, &[RecordKind::Endpoint]).await.ok()?;
         let endpoints = view.services.get(&service).into_iter().flat_map(|one| &one.endpoints);
         Some(endpoints.map(|at| at.value.instance.to_string()).collect())
     });

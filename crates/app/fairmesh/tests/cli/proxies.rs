@@ -135,10 +135,13 @@ fn proxy_routes_show_splits_and_default_route() {
     assert!(proxy.get("/").ends_with("200 OK"));
     let table = routes(&[]).ok();
     for part in
-        ["canary", "{path: {prefix: /new}}", "shop/web 90 %, shop/canary 10 %", "(default)", "timeout: 5s"]
+        ["canary", "path /new and below", "shop/web 90 %, shop/canary 10 %", "(default)", "timeout: 5s"]
     {
         assert!(table.contains(part), "{part} in {table}");
     }
+    let described = mesh.run(&["describe", "shop/web"]).ok();
+    let row = described.lines().find(|line| line.contains("path /new and below")).unwrap_or_default();
+    assert!(row.contains("shop/web 90 %, shop/canary 10 %") && !described.contains("match:"), "{described}");
     let page = routes(&["shop/web", "--json"]).json();
     assert_eq!(page[0]["policy"]["routes"][0]["name"], "canary");
 }

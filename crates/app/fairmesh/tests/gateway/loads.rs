@@ -42,12 +42,16 @@ const MOVED: Duration = Duration::from_secs(10);
 /// Time limit of one call, which waits while its replica has used up its CPU.
 const CALL: Duration = Duration::from_secs(30);
 
+/// Number of cgroups that this process has made: tests may run beside each other in one process.
+static QUOTAS: AtomicU64 = AtomicU64::new(0);
+
 /// A cgroup with a CPU quota, removed on drop.
 pub(crate) struct Quota(PathBuf);
 
 impl Quota {
     pub(crate) fn new(name: &str) -> io::Result<Self> {
-        let name = format!("fairmesh-gateway-{}-{name}", std::process::id());
+        let number = QUOTAS.fetch_add(1, Relaxed);
+        let name = format!("fairmesh-gateway-{}-{number}-{name}", std::process::id());
         let root = PathBuf::from("/sys/fs/cgroup");
         if root.join("cgroup.controllers").exists() {
             fs::write(root.join("cgroup.subtree_control"), "+cpu")?;
@@ -225,6 +229,15 @@ pub(crate) async fn call(destination: SocketAddr) -> bool {
 pub(crate) fn alert_of(status: &Value) -> Option<&Value> {
     let loads = status.as_array().into_iter().flatten().map(|backend| &backend["load"]["alert"]);
     loads.into_iter().find(|alert| !alert.is_null())
+}
+
+#[test]
+fn quotas_with_the_same_name_are_apart() {
+    match [Quota::new("same"), Quota::new("same")] {
+        [Ok(first), Ok(second)] => assert_ne!(first.0, second.0),
+        [Err(error), Err(_)] => skipped("a replica cannot get a CPU quota", error.to_string()),
+        one => panic!("{:?}", one.map(|quota| quota.map(|quota| quota.0.clone()))),
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

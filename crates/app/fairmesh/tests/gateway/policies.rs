@@ -1,11 +1,7 @@
 //! The gateway applies service policies to callers behind nodes.
 
-use fairmesh_model::{
-    RecordKey, ServiceName,
-    spec::{Document, Resource},
-};
+use fairmesh_model::{RecordKey, ServiceName};
 use fairmesh_test_support::eventually_async as until;
-use serde_json::json;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 use crate::mesh::{Mesh, VIRTUAL, serve_pod};
@@ -110,13 +106,52 @@ async fn gateway_with_unreadable_policy_refuses_calls_of_its_service_only() {
     let why = mesh.cli(&["explain", "red/web", "--as", "red/web"], "").await.fails();
     assert!(why.contains("/g/authorization: the bytes are not"), "{why}");
 
-    let policy = json!({"kind": "Policy", "service": "red/web", "authorization": {"rules": [{"name": "reads", "from": ["red/client"]}]}});
-    let policy = serde_json::from_value::<Document>(policy).unwrap().validate().unwrap();
-    let Resource::Policy(_, policy) = policy else { panic!("{policy:?}") };
-    // The command line examines the records in force first, and stops at the default, which is still unreadable.
-    let control = mesh.control_connection().await;
-    mesh.set_policies(&control, &[("red/web", policy)]).await;
+    examine_unreadable(&mesh).await;
+    let policy =
+        "{kind: Policy, service: red/web, authorization: {rules: [{name: reads, from: [red/client]}]}}";
+    let diff = mesh.cli(&["diff", "-f", "-"], policy).await.fails_with(3);
+    assert!(diff.contains("/t/red/policies/web cannot be read"), "{diff}");
+    let applied = mesh.cli(&["apply", "-f", "-"], policy).await;
+    assert_eq!(applied.code, Some(0), "{applied:?}");
+    for part in [
+        "/t/red/policies/web cannot be read: the bytes are not",
+        "the written record replaces it",
+        "/g/authorization cannot be read: the bytes are not",
+        "access to red/web widens: rule 'reads' allows red/client",
+    ] {
+        assert!(applied.err.contains(part), "{part}: {applied:?}");
+    }
     until("the policy applies", async || mesh.reaches_web(&client).await).await;
     let refused = answer(&mesh, "web", VIRTUAL).await;
     assert!(refused.starts_with("HTTP/1.1 403 "), "{refused}");
+    let applied = mesh.cli(&["apply", "-f", "-"], "{kind: Authorization, default: allow}").await;
+    assert!(applied.code == Some(0) && applied.err.contains("access widens to all services"), "{applied:?}");
+    let is_allowed = async || answer(&mesh, "client", "10.96.0.9:80").await.contains("no_endpoints");
+    until("the default applies", is_allowed).await;
+}
+
+/// Commands print what can be read, and name the two records that cannot.
+async fn examine_unreadable(mesh: &Mesh) {
+    let unreadable = ["/t/red/policies/web cannot be read: ", "/g/authorization cannot be read: "];
+    let commands: [(&[&str], &str); 4] = [
+        (&["get", "policies"], "red/ruled"),
+        (&["get", "services"], "red/web"),
+        (&["describe", "red/web"], "red/web"),
+        (&["delete", "service", "red/client", "--dry-run"], "would be deleted"),
+    ];
+    for (command, shown) in commands {
+        let run = mesh.cli(command, "").await;
+        assert!(run.code == Some(0) && run.out.contains(shown), "{command:?}: {run:?}");
+        assert!(run.err.contains(unreadable[1]), "{command:?}: {run:?}");
+    }
+    let listed = mesh.cli(&["get", "policies"], "").await;
+    assert!(listed.err.contains(unreadable[0]), "{listed:?}");
+    let history = mesh.cli(&["history", "policy", "red/web"], "").await.ok();
+    assert!(history.contains("cannot be read: "), "{history}");
+    let checked = mesh.cli(&["check"], "").await;
+    for record in unreadable {
+        assert!(checked.out.contains(record), "{checked:?}");
+    }
+    let found: Vec<_> = checked.out.lines().filter(|line| line.contains("record.unreadable")).collect();
+    assert_eq!(found.len(), unreadable.len(), "{checked:?}");
 }

@@ -51,7 +51,7 @@ impl ChangeArgs {
     pub(super) async fn read(&self) -> Result<Placements, Failure> {
         let connection = connect::connect(&self.target).await?;
         let kinds = [RecordKind::GatewayService, RecordKind::Placement];
-        let view = View::read(&connection, &Scope::All, &kinds).await?;
+        let view = View::read_complete(&connection, &Scope::All, &kinds).await?;
         let of_service = view.services.get(&self.service);
         let present = of_service.and_then(|one| one.placement.clone());
         let asked = of_service.and_then(|one| one.gateway.as_ref()).map(|used| &used.value.home_zone);

@@ -8,14 +8,12 @@ use fairmesh_console::{
     cell_text::rough_age,
     failure::Failure,
     output::{Listing, decimal},
+    route_cells,
 };
 use fairmesh_model::ServiceName;
 use serde_json::{Value, json};
 
 use super::admin_page::{AdminArgs, page};
-
-/// Fields of a route that have their own columns.
-const OWN_COLUMNS: &[&str] = &["name", "match", "split"];
 
 /// Columns of the table of region tables.
 const TABLES: &[&str] = &["SERVICE", "CALLERS IN", "CLASS", "SHARES", "DROPPED", "CONFIRMED", "STATE"];
@@ -141,53 +139,13 @@ fn table_state(table: &Value) -> String {
 }
 
 fn row(service: &str, route: &Value, policy: &Value) -> Vec<String> {
-    let matches = match &route["match"] {
-        Value::Null => "every call".to_owned(),
-        matches => flow(matches),
-    };
-    let mut actions: Vec<_> = route
-        .as_object()
-        .into_iter()
-        .flatten()
-        .filter(|(name, _)| !OWN_COLUMNS.contains(&name.as_str()))
-        .map(|(name, value)| format!("{name}: {}", flow(value)))
-        .collect();
+    let mut actions = route_cells::actions(route, &[]);
     if let (Value::Null, Value::String(timeout)) = (&route["timeout"], &policy["timeout"]) {
         actions.push(format!("timeout: {timeout}"));
     }
     let name = route["name"].as_str().unwrap_or_default();
-    vec![service.to_owned(), name.to_owned(), matches, backends(service, route), actions.join(", ")]
-}
-
-/// The backends with their shares.
-fn backends(service: &str, route: &Value) -> String {
-    if !route["redirect"].is_null() {
-        return "a redirect".to_owned();
-    }
-    let split = route["split"].as_array().cloned().unwrap_or_default();
-    let weight = |backend: &Value| backend["weight"].as_f64().unwrap_or_default();
-    let total: f64 = split.iter().map(weight).sum();
-    if total == 0.0 {
-        return format!("{service} 100 %");
-    }
-    let share = |backend: &Value| {
-        let percent = (weight(backend) * 1000.0 / total).round() / 10.0;
-        format!("{} {percent} %", backend["service"].as_str().unwrap_or_default())
-    };
-    split.iter().map(share).collect::<Vec<_>>().join(", ")
-}
-
-/// A value on one line, in YAML flow style.
-fn flow(value: &Value) -> String {
-    match value {
-        Value::String(text) => text.clone(),
-        Value::Array(items) => format!("[{}]", items.iter().map(flow).collect::<Vec<_>>().join(", ")),
-        Value::Object(fields) => {
-            let fields = fields.iter().map(|(name, value)| format!("{name}: {}", flow(value)));
-            format!("{{{}}}", fields.collect::<Vec<_>>().join(", "))
-        }
-        other => other.to_string(),
-    }
+    let (conditions, backends) = (route_cells::conditions(route), route_cells::backends(service, route));
+    vec![service.to_owned(), name.to_owned(), conditions, backends, actions.join(", ")]
 }
 
 #[cfg(test)]
@@ -237,7 +195,7 @@ mod tests {
             "fault": { "abort": { "percent": 50 } },
         });
         let row = row("shop/web", &route, &json!({ "timeout": "5s" }));
-        assert_eq!(row[1..4], ["canary", "{path: {prefix: /a}}", "shop/web 90 %, shop/web-canary 10 %"]);
+        assert_eq!(row[1..4], ["canary", "path /a and below", "shop/web 90 %, shop/web-canary 10 %"]);
         assert_eq!(row[4], "fault: {abort: {percent: 50}}, timeout: 5s");
     }
 }

@@ -30,9 +30,12 @@ pub(super) async fn resume(args: HoldArgs) -> Result<(), Failure> {
 async fn set(args: HoldArgs, mode: TrafficMode, word: &str) -> Result<(), Failure> {
     let connection = connect::connect(&args.target).await?;
     let name = &args.service;
-    let view =
-        View::read(&connection, &Scope::Service(name.clone()), &[RecordKind::Service, RecordKind::Policy])
-            .await?;
+    let view = View::read_complete(
+        &connection,
+        &Scope::Service(name.clone()),
+        &[RecordKind::Service, RecordKind::Policy],
+    )
+    .await?;
     let one = view.service(name)?;
     let mut policy = one.policy.as_ref().map(|stored| stored.value.clone()).unwrap_or_default();
     // A planner from the defaults is copied into the policy, together with the mode.

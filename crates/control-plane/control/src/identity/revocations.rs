@@ -28,7 +28,7 @@ fn read(entry: Option<&Entry>) -> Result<Revocations, Invalid> {
 
 impl CertificateIssuer {
     /// Applies the record of revocations. If the record cannot be read, the earlier revocations stay in
-    /// force.
+    /// force; without earlier ones, callers with identities of services are refused.
     pub(super) fn apply_revocations(&self, node: &Node) {
         // Locked from the comparison on, so that no older record replaces a newer one, and no caller proceeds
         // before the record is applied.
@@ -39,8 +39,9 @@ impl CertificateIssuer {
             return;
         }
         *applied = revision;
-        if let Ok(revocations) = read(entry.as_ref()) {
-            self.workload.revoke(revocations);
+        match read(entry.as_ref()) {
+            Ok(revocations) => self.workload.revoke(revocations),
+            Err(_) => _ = self.workload.revocations_unreadable(),
         }
     }
 }
@@ -109,7 +110,10 @@ impl Controller for RevocationController {
 fn decide(RevocationFacts { revision, in_force, problem }: RevocationFacts) -> Decision<PutInForce> {
     let refused = problem.map(|problem| Refusal {
         subject: RecordKey::Revocations.to_string(),
-        reason: format!("it is not understood, and the revocations before stay in force: {problem}"),
+        reason: format!(
+            "it is not understood: the last revocations stay in force, and a process that has read none refuses \
+             services: {problem}"
+        ),
     });
     let has_changed = refused.is_none() && revision != in_force;
     Decision {

@@ -85,14 +85,19 @@ impl Imbalance {
         let tier = Tier::for_window(query.window);
         let from = tier.bucket(now.before(query.window - 1));
         let mut rows: BTreeMap<(Minute, ServiceName), Row> = BTreeMap::new();
-        let mut add = |(minute, service, row): (Minute, ServiceName, Row)| {
+        let mut newest = None;
+        let mut add = |(minute, service, row): (Minute, ServiceName, Row), last: Minute| {
             if query.has(&service) {
+                newest = newest.max(Some(last.min(now)));
                 rows.entry((query.by.time(minute), service)).or_default().add(&row);
             }
         };
         let _not_closing = self.closing.read().await;
         if let Some(history) = &self.history {
-            history.rows(tier, from, now).await?.into_iter().for_each(&mut add);
+            for row in history.rows(tier, from, now).await? {
+                let last = Minute(row.0.0 + tier.minutes() - 1);
+                add(row, last);
+            }
         }
         let open = self.open().minutes();
         for minute in open.into_iter().filter(|minute| *minute >= from) {
@@ -103,13 +108,13 @@ impl Imbalance {
             };
             let rows = self.open().rows(minute);
             let rows = rows.into_iter().filter(|(service, _)| !closed.contains(service));
-            rows.map(|(service, row)| (minute, service, row)).for_each(&mut add);
+            rows.for_each(|(service, row)| add((minute, service, row), minute));
         }
         let outliers = match query.by {
             Breakdown::Slice(Dimension::HostType) => self.outliers(query),
             _ => Vec::new(),
         };
-        Ok(ImbalanceReport::of(query.by, &rows, outliers))
+        Ok(ImbalanceReport { newest, ..ImbalanceReport::of(query.by, &rows, outliers) })
     }
 
     /// Outliers among a service's instances on hosts of the same type, over the open minutes.

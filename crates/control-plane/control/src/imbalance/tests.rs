@@ -297,6 +297,7 @@ async fn imbalance_report_by_hour_covers_closed_and_open_minutes() {
     let report = imbalance.report(&query, minute(60 + MAX_WRITE_DELAY)).await.unwrap();
     let lines: Vec<_> = report.lines.iter().map(|line| (line.minutes, line.area.used)).collect();
     assert_eq!(lines, [(2, 2_000), (1, 1_000)]);
+    assert_eq!(report.newest, Some(minute(60)), "servers stopped reporting");
     let refused = ReportQuery::of("", "hour", 15 * 24 * 60).unwrap_err();
     assert!(refused.to_string().contains("14"), "{refused}");
 }

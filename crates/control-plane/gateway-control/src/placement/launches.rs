@@ -2,7 +2,7 @@
 //!
 //! The record of the backend is written first, without replicas, and again before each further attempt, so that only the control plane with
 //! the writer lease runs the launcher. The name and the zone are in the record: a control plane that takes over runs the launcher for the same
-//! backend, after the time that a launcher may take, since that of its predecessor may still run. Once the launcher has printed the addresses
+//! backend, after the time that a launcher may take, since its predecessor's launcher may still run. Once the launcher has printed the addresses
 //! of the replicas, they complete the record, and the backend gets services once it reports. Rejected: the launcher writes the record itself.
 //! It would need a certificate of an administrator, and an answer that is lost would start a second backend.
 //!
@@ -195,7 +195,7 @@ impl LaunchRounds {
         match result.and_then(|replicas| checked(replicas, backend, known.backends)) {
             Ok(completed) => {
                 let made = write(&launch, expected, Some(completed));
-                // What it has printed is kept until the record is written, which may take several rounds.
+                // Its output is kept until the record is written, which may take several rounds.
                 self.writes = Some((Step::End, launch));
                 Some(made)
             }

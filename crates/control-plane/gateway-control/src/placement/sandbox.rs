@@ -53,7 +53,7 @@ impl SandboxRounds {
         self.crashed != levels.crashed || self.attacked.iter().any(is_due)
     }
 
-    /// The services to move now; those that an operator placed stay. A service that takes its backends down is named even where there is no sandbox, so that operators see it.
+    /// The services to move now. A service that an operator placed stays. A service that takes its backends down is named even where there is no sandbox, so that operators see it.
     pub(super) fn round<'a>(
         &mut self,
         placed: impl Iterator<Item = (&'a Placement, &'a ServiceName, &'a GatewayService)> + Clone,

@@ -98,7 +98,7 @@ fn placements_stay_where_nothing_can_replace_them() {
     let mut facts = facts();
     let (ops, _) = facts.decide();
     facts.commit(&ops);
-    // All backends are deleted: the records stay, and what is missing is said.
+    // All backends are deleted: the records stay, and the refusals name the shortage.
     let backends = std::mem::take(&mut facts.backends);
     let (ops, refused) = facts.decide();
     assert!(ops.is_empty() && refused.len() == 2, "{ops:?} {refused:?}");
@@ -164,7 +164,7 @@ fn what_an_operator_decided_outlives_the_record_of_the_service() {
     let subjects: Vec<_> = refused.iter().map(|one| &*one.subject).collect();
     assert_eq!(subjects, ["placement of blue/web", "placement of red/web"]);
     assert!(refused[1].reason.contains("`fairmesh gateway throttle red/web --off`"), "{refused:?}");
-    // What it loses is replaced.
+    // A deleted backend is replaced.
     let gone = before[&limited].0.backends().next().unwrap().clone();
     facts.backends.remove(&gone);
     let (ops, _) = facts.decide();

@@ -2,7 +2,7 @@
 //! tenant that has agreed).
 //!
 //! The limit is in the record of the placement, with its reason and what it began with. A control plane that starts goes on with the
-//! limits in force: it lifts those that a controller set, and leaves those of operators alone. A limit that an operator ends comes back
+//! limits in force: it lifts limits of controllers, and leaves limits of operators alone. A limit that an operator ends comes back
 //! with the next overload.
 //!
 //! A limit is doubled while backends are at their safe level, and not by what is refused: where the controller looked at the attack, an
@@ -74,7 +74,7 @@ impl ThrottleRounds {
         let mut changes = LimitChanges::new();
         for (placement, service, wanted) in placed {
             let limit = placement.connection_limit.as_ref();
-            // The controller forgets those that it ends itself.
+            // The controller forgets limits that it ends itself.
             let was_limited = before.get(service).is_some_and(|before| before.connection_limit.is_some());
             if was_limited && limit.is_none() {
                 self.ended.insert(service.clone(), placement.clone());
@@ -144,12 +144,12 @@ impl ThrottleRounds {
     }
 }
 
-/// The limit that one began with. Releases before this one kept no such number.
+/// The rate with which a limit began. Earlier releases did not store it.
 pub(super) fn first_limit(limit: &ConnectionLimit) -> u32 {
     if limit.first_per_second == 0 { limit.per_second } else { limit.first_per_second }
 }
 
-/// Why a limit is what it is.
+/// Reason of a limit, for operators.
 const fn reason(is_attacked: bool) -> &'static str {
     match is_attacked {
         true => "its connections have grown, and its requests have not, and they overload a backend",

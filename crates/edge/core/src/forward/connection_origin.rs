@@ -27,34 +27,43 @@ pub trait Origin: Debug + Send + Sync + 'static {
     /// fast path.
     const ADMITS_ALL: bool;
 
-    /// Accepts a request for a service.
+    /// Accepts a request for a service. By default every request is for one.
     ///
     /// # Errors
     /// The response to the request, if it is for no service.
     fn admit<B>(
         &self,
         request: Request<B>,
-        services: &Services,
+        _services: &Services,
     ) -> impl Future<Output = Result<Request<B>, Response<Body>>> + Send
     where
-        B: http_body::Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static;
+        B: http_body::Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
+    {
+        ready(Ok(request))
+    }
 
     /// Counts a request that this proxy forwarded to itself, and returns how to fix it.
     fn count_loop(&self, requests: &RequestMetrics) -> &'static str;
 
     /// Takes the connection's offload sender. Returns it only once.
-    fn take_offload(&self) -> Option<Self::Offload>;
+    fn take_offload(&self) -> Option<Self::Offload> {
+        None
+    }
 
     /// Service of a request that the proxy handles although the offload sender could send similar requests.
     fn offloadable<B>(
         &self,
-        request: &Request<B>,
-        forwarder: &Forwarder,
-        client_info: &ConnectionInfo,
-    ) -> Option<Arc<Target>>;
+        _request: &Request<B>,
+        _forwarder: &Forwarder,
+        _client_info: &ConnectionInfo,
+    ) -> Option<Arc<Target>> {
+        None
+    }
 
     /// Allows the offload sender to send further requests to this service.
-    fn offload(&self, target: &Target, forwarder: &Forwarder) -> impl Future<Output = ()> + Send;
+    fn offload(&self, _target: &Target, _forwarder: &Forwarder) -> impl Future<Output = ()> + Send {
+        ready(())
+    }
 }
 
 /// A client that connected to the listener itself: all of its requests are for services.
@@ -66,31 +75,8 @@ impl Origin for Direct {
 
     const ADMITS_ALL: bool = true;
 
-    fn admit<B>(
-        &self,
-        request: Request<B>,
-        _: &Services,
-    ) -> impl Future<Output = Result<Request<B>, Response<Body>>> + Send
-    where
-        B: http_body::Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
-    {
-        ready(Ok(request))
-    }
-
     fn count_loop(&self, requests: &RequestMetrics) -> &'static str {
         increment(&requests.loops);
         "the proxy forwarded this request to itself; remove the proxy's address from the endpoints of the service"
-    }
-
-    fn take_offload(&self) -> Option<NoOffload> {
-        None
-    }
-
-    fn offloadable<B>(&self, _: &Request<B>, _: &Forwarder, _: &ConnectionInfo) -> Option<Arc<Target>> {
-        None
-    }
-
-    fn offload(&self, _: &Target, _: &Forwarder) -> impl Future<Output = ()> + Send {
-        ready(())
     }
 }

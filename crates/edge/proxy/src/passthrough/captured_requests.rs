@@ -4,18 +4,14 @@
 //! not reach this code. Over HTTP/2 the destination is unknown until both sides have exchanged settings, so
 //! each request is routed or passed through individually.
 
-use std::{future::ready, sync::Arc};
-
 use bytes::Bytes;
 use fairmesh_calls::{Body, BoxError};
 use fairmesh_edge::{
     counter::increment,
-    forward::{
-        connection_info::ConnectionInfo, connection_origin::Origin, error_response, forwarder::Forwarder,
-    },
+    forward::{connection_origin::Origin, error_response},
     http1::request_offload::NoOffload,
     metrics::requests::RequestMetrics,
-    services::{Services, target::Target},
+    services::Services,
 };
 use http::{Method, Request, Response, StatusCode, Version, header};
 use http_body_util::BodyExt as _;
@@ -53,18 +49,6 @@ impl Origin for CapturedConnection {
     fn count_loop(&self, _: &RequestMetrics) -> &'static str {
         increment(&self.passthrough.metrics.loops);
         "the proxy's own call was redirected to it; except the proxy from what is captured"
-    }
-
-    fn take_offload(&self) -> Option<NoOffload> {
-        None
-    }
-
-    fn offloadable<B>(&self, _: &Request<B>, _: &Forwarder, _: &ConnectionInfo) -> Option<Arc<Target>> {
-        None
-    }
-
-    fn offload(&self, _: &Target, _: &Forwarder) -> impl Future<Output = ()> + Send {
-        ready(())
     }
 }
 

@@ -7,14 +7,14 @@ use axum::{
     response::Response,
 };
 use fairmesh_model::{Prefix, RecordKey};
-use fairmesh_views::Scope;
+use fairmesh_views::{Scope, age_of};
 use fairmesh_wire::v1;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::{Asked, EARLIER, RECORDS_EVERY, SLOW_EVERY, Served, answer, failure, invalid, millis, stream};
 use crate::{
     call_graph::{self, Cut},
-    command_queries::{problem, wait},
+    command_queries::{coarse, problem, wait},
     event_delta::Shown,
     event_streams::Part,
     page_source::{AuditLog, Refusal},
@@ -125,11 +125,18 @@ pub(super) async fn imbalance(
     let key = format!("{} {by} {minutes}", asked.tenant);
     let part = served.part("imbalance", (SLOW_EVERY, key), move |served| {
         match served.source.imbalance(tenant.as_ref(), &by, minutes) {
-            Ok(view) => Shown::head(&view),
+            Ok(view) => Shown::head(&with_age(view)),
             Err(Refusal { problem: why, hint }) => problem(&format!("{why}: {hint}")),
         }
     });
     stream(&served, asker, vec![part])
+}
+
+/// Replaces the beginning of the newest minute by its age.
+fn with_age(mut view: Value) -> Value {
+    let newest = view.as_object_mut().and_then(|fields| fields.remove("newestMs")?.as_u64());
+    view["ageMs"] = json!(newest.map(|at| coarse(millis(age_of(at)))));
+    view
 }
 
 /// Streams which services are protected and which are not. The authority, agents and revocations concern all tenants.

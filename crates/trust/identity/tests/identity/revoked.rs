@@ -79,3 +79,24 @@ async fn certificate_is_revocable_by_serial_or_issue_time() {
     first.revoke(revocations("fairmesh/agent/web-1", RevokedCertificates::All));
     assert!(first.is_revoked());
 }
+
+#[tokio::test]
+async fn process_without_readable_revocations_refuses_services_and_accepts_the_mesh() {
+    let ca = Ca::default();
+    let (control, web) = (ca.workload("fairmesh/control/one"), ca.transport("shop/web"));
+    let (agent, server) = (ca.transport("fairmesh/agent/web-1"), Transport::tls(control.clone()));
+    let (dialled, accepted) = connect(&web, &server).await;
+    let (_dialled, mut open) = (dialled.unwrap(), accepted.unwrap());
+    assert!(control.revocations_unreadable(), "no earlier revocations are known");
+    let error = soon(open.read_u8()).await.unwrap_err().to_string();
+    assert!(error.contains("the record of revocations cannot be read"), "{error}");
+    let error = connect(&web, &server).await.1.unwrap_err().to_string();
+    assert!(error.contains("the certificate of shop/web may be revoked"), "{error}");
+    connect(&agent, &server).await.1.unwrap();
+    assert!(!control.is_revoked(), "its own certificate stays in use");
+    // Once a record was read, a later one that cannot be read changes nothing.
+    control.revoke(Revocations::default());
+    connect(&web, &server).await.1.unwrap();
+    assert!(!control.revocations_unreadable());
+    connect(&web, &server).await.1.unwrap();
+}

@@ -2,6 +2,7 @@
 //! since the missing records may follow. Changes that break working calls are handled by [`breaking_change`].
 
 pub(crate) mod unknown_traffic_names;
+mod unreadable;
 pub(crate) mod wider_access;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -9,12 +10,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use fairmesh_console::{
     cell_text::type_and_protocol,
     failure::Failure,
-    output,
+    output, rib_reader,
     view_reader::{ReadView, Scope, ServiceView, View},
 };
 use fairmesh_model::{
-    BalancingPolicy, DefaultsByScope, InstanceId, Policy, RecordKind, Region, Service, ServiceKind,
-    ServiceName, ShardMap, spec::Resource,
+    BalancingPolicy, DefaultsByScope, InstanceId, Policy, Prefix, RecordKey, RecordKind, Region, Service,
+    ServiceKind, ServiceName, ShardMap, spec::Resource,
 };
 use fairmesh_wire::handshake::Connection;
 
@@ -44,22 +45,8 @@ pub(crate) async fn print_warnings(
     connection: &Connection,
     resources: &[&Resource],
 ) -> Result<Vec<String>, Failure> {
-    let changes_default = resources.iter().any(|one| matches!(one, Resource::Authorization(_)));
-    let mut known = if changes_default { View::topology(connection).await? } else { View::default() };
-    let mut names: BTreeSet<ServiceName> =
-        resources.iter().flat_map(|resource| mentioned(resource)).map(|mention| mention.name).collect();
-    names.extend(declared(resources).map(|(name, _)| name.clone()));
-    for name in names {
-        let view = View::read(connection, &Scope::Service(name), KINDS).await?;
-        known.regions = view.regions;
-        known.has_trust_domain |= view.has_trust_domain;
-        known.authorization = view.authorization;
-        for (scope, defaults) in view.policy_defaults.iter() {
-            known.policy_defaults.set(scope.clone(), Some(defaults.clone()));
-        }
-        known.services.extend(view.services);
-    }
-    unknown_traffic_names::add_known(connection, resources, &mut known).await;
+    let known = read_known(connection, resources).await?;
+    unreadable::warn(&known, resources);
     // First, because it does the most harm.
     for warning in wider_access::widened(&known, resources) {
         output::warn(warning);
@@ -70,6 +57,35 @@ pub(crate) async fn print_warnings(
         output::warn(warning);
     }
     Ok(breaking_changes(&known, resources))
+}
+
+/// Reads the records that warnings depend on. What the resources replace may be unreadable.
+async fn read_known(connection: &Connection, resources: &[&Resource]) -> Result<View, Failure> {
+    let changes_mesh =
+        resources.iter().any(|one| matches!(one, Resource::Authorization(_) | Resource::Topology(..)));
+    let mut known = match changes_mesh {
+        true => {
+            let prefixes = [Prefix::topology(), Prefix::from(&RecordKey::DefaultAuthorization)];
+            View::of_readable(rib_reader::read(connection, &prefixes).await?)
+        }
+        false => View::default(),
+    };
+    let mut names: BTreeSet<ServiceName> =
+        resources.iter().flat_map(|resource| mentioned(resource)).map(|mention| mention.name).collect();
+    names.extend(declared(resources).map(|(name, _)| name.clone()));
+    for name in names {
+        let view = View::read_silently(connection, &Scope::Service(name), KINDS).await?;
+        known.regions = view.regions;
+        known.has_trust_domain |= view.has_trust_domain;
+        known.authorization = view.authorization;
+        for (scope, defaults) in view.policy_defaults.iter() {
+            known.policy_defaults.set(scope.clone(), Some(defaults.clone()));
+        }
+        known.services.extend(view.services);
+        known.unreadable.extend(view.unreadable);
+    }
+    unknown_traffic_names::add_known(connection, resources, &mut known).await;
+    Ok(known)
 }
 
 /// Checks that each shard map belongs to a service that is sharded once the resources are written.

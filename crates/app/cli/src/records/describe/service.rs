@@ -16,6 +16,7 @@ use fairmesh_model::{
 };
 use serde_json::{Value, json};
 
+use super::routes;
 use crate::records::get;
 
 /// Prints a service.
@@ -26,7 +27,7 @@ pub(super) fn describe(name: &ServiceName, view: &View, format: Format) -> Resul
     let authorization = authorization(one, view.authorization.unwrap_or_default());
     let endpoints = get::endpoint_rows(name, one, view);
     let lists = Lists { endpoints, capacity, health, authorization };
-    output::print_one(format, &value(name, one, &lists), &text(name, one, &lists)?)
+    output::print_one(format, &value(name, one, &lists), &text(name, one, &lists))
 }
 
 /// Endpoints of a service, their capacity, and the verdicts on them.
@@ -106,7 +107,7 @@ fn value(name: &ServiceName, one: &ServiceView, lists: &Lists) -> Value {
     })
 }
 
-fn text(name: &ServiceName, one: &ServiceView, lists: &Lists) -> Result<String, Failure> {
+fn text(name: &ServiceName, one: &ServiceView, lists: &Lists) -> String {
     let mut lines = vec![("Service", name.to_string())];
     match &one.service {
         Some(At { value, revision }) => {
@@ -141,7 +142,7 @@ fn text(name: &ServiceName, one: &ServiceView, lists: &Lists) -> Result<String, 
         let _ = writeln!(text, "{title:<10}{value}");
     }
     if !policy.routes.is_empty() {
-        section(&mut text, "Routes", &output::yaml(&PolicySpec::of(name, &policy).routes)?);
+        section(&mut text, "Routes", &routes::table(name, &policy));
     }
     let Lists { endpoints, capacity, health, .. } = lists;
     section(&mut text, "Endpoints", &table_or_none(endpoints));
@@ -157,7 +158,7 @@ fn text(name: &ServiceName, one: &ServiceView, lists: &Lists) -> Result<String, 
         let hint = format!("{} in progress; see 'fairmesh shards moves {name}'\n", one.moves.len());
         section(&mut text, "Moves", &hint);
     }
-    Ok(text)
+    text
 }
 
 /// Text about the role of the copies that get calls without one.

@@ -6,7 +6,7 @@ use fairmesh_console::{
     failure::Failure,
     output::{self, Columns, Listing},
     rib_reader::FollowedRecords,
-    view_reader::View,
+    view_reader::{View, warn_of_unreadable},
 };
 use fairmesh_model::Prefix;
 use fairmesh_wire::handshake::Connection;
@@ -49,7 +49,8 @@ pub(super) async fn watch(connection: &Connection, args: &GetArgs) -> Result<(),
     let mut shown = BTreeMap::new();
     let mut columns = None;
     loop {
-        let view = View::of(records.records())?;
+        let view = View::of_readable(records.records());
+        warn_of_unreadable(&view, |_| None);
         let listing = match listing_of(&connection, args, &view).await {
             Err(lost) if lost.is_connection_lost() => {
                 (connection, records) = resumed(connection, &prefixes, lost).await?;

@@ -2,10 +2,11 @@
 
 use std::process::Stdio;
 
+use fairmesh_test_support::{PATIENCE, eventually_within};
 use tokio::process::{Child, Command};
 
 use super::{Attached, requests::CALLER};
-use crate::harness::{Proxy, RawServer, World, beside_others, skipped, tool, until};
+use crate::harness::{Proxy, RawServer, World, beside_others, free_port, skipped, tool, until};
 
 /// Without an access log, which these tests do not check.
 pub(super) const WITHOUT_LOG: &str = "--access-log off";
@@ -128,7 +129,7 @@ for thread in threads:
 
 /// A server in a cgroup of its own. Dropping the value ends the server.
 pub(super) struct LocalServer {
-    process: Child,
+    process: Contained,
     _registered: fairmesh_server::MeshServer,
     pub(super) cgroup: String,
     pub(super) port: u16,
@@ -170,7 +171,7 @@ impl LocalServer {
     }
 
     pub(super) async fn kill(&mut self) {
-        self.process.kill().await.unwrap();
+        self.process.0.kill().await.unwrap();
     }
 
     pub(super) async fn begin(&mut self) {
@@ -178,18 +179,30 @@ impl LocalServer {
     }
 }
 
+/// A program in a cgroup. It has ended once the value is dropped, so that it can neither hold nor create the cgroup.
+pub(super) struct Contained(Child);
+
+impl Drop for Contained {
+    fn drop(&mut self) {
+        // It may have ended already.
+        let _ = self.0.start_kill();
+        let has_ended = eventually_within(PATIENCE, || !matches!(self.0.try_wait(), Ok(None)));
+        assert!(has_ended || std::thread::panicking(), "{:?} does not end", self.0);
+    }
+}
+
 /// Starts a program in a cgroup and waits until it listens at `port`; dropping the value ends it. A program that exits
 /// early is started again, since a caller's connection may occupy the port while no server has it.
-pub(super) async fn run_in(cgroup: &str, program: &[String], port: u16) -> Child {
+pub(super) async fn run_in(cgroup: &str, program: &[String], port: u16) -> Contained {
     let start = || {
         let mut command = Command::new(env!("CARGO_BIN_EXE_fairmesh"));
         command.args(["kernel", "run", "--cgroup", cgroup, "--"]).args(program);
         command.stdout(Stdio::null()).stderr(Stdio::null()).kill_on_drop(true).spawn().unwrap()
     };
-    let mut process = start();
+    let mut process = Contained(start());
     until(&format!("{} listens", program[0]), async || {
-        if process.try_wait().unwrap().is_some() {
-            process = start();
+        if process.0.try_wait().unwrap().is_some() {
+            process = Contained(start());
         }
         tokio::net::TcpStream::connect(("127.0.0.1", port)).await.is_ok()
     })
@@ -347,4 +360,19 @@ async fn aborted_callers_and_dead_servers_leave_no_request_in_flight() {
     })
     .await;
     until("no request is in flight", none_in_flight).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn program_in_cgroup_has_ended_when_it_is_dropped() {
+    let _machine = beside_others().await;
+    if tool("python3").is_none() {
+        return skipped("the program is a Python program", "python3 is missing");
+    }
+    let Some(attached) = Attached::new("ended").await else { return };
+    let (cgroup, port) = (format!("{}-servers", attached.cgroup), free_port());
+    let program = ["python3", "-c", SERVER, "4", &port.to_string()].map(str::to_owned);
+    let process = run_in(&cgroup, &program, port).await;
+    let pid = process.0.id().unwrap();
+    drop(process);
+    assert!(!std::path::Path::new(&format!("/proc/{pid}")).exists(), "it can still hold its cgroup");
 }

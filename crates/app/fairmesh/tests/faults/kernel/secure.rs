@@ -3,11 +3,11 @@
 
 use std::time::Duration;
 
-use tokio::{process::Child, time::sleep};
+use tokio::time::sleep;
 
 use super::{
     Attached,
-    local::{WITHOUT_LOG, run_in},
+    local::{Contained, WITHOUT_LOG, run_in},
     requests::CALLER,
 };
 use crate::harness::{Process, Program, Proxy, World, beside_others, free_port, skipped, tool, until};
@@ -52,7 +52,7 @@ for name in (b"x-forwarded-client-cert", b"X_Forwarded_Client_Cert", b"x_fairmes
 /// A strict mesh with a server in a cgroup behind `register`, and a proxy that calls as `shop/web`.
 struct Secure {
     // The cgroups can be removed once the server has ended.
-    _server: Child,
+    _server: Contained,
     _register: Process,
     _proxy: Proxy,
     world: World,

@@ -5,6 +5,7 @@ use fairmesh_model::TrafficPlanner::{Optimizer, Rings};
 use super::world::{World, region, service};
 use crate::{
     Attempt, OptimizerInput, OptimizerPlanner, Outcome, Verdict,
+    call_graph::{GraphEdge, GraphNode},
     model_adjustment::{Move, Shift},
     optimizer::{graph_problem::Sources, successive_solutions::Solving},
 };
@@ -166,27 +167,40 @@ fn correction_attempt_that_makes_calls_slower_is_rolled_back_early() {
     assert!(worst < 60, "{worst} s of 400 were slower");
 }
 
+/// A tenth of the calls of `web` in `eu` goes to `us`.
+fn shift(takes_back: bool) -> Shift {
+    let (source, from, to) = (region("eu"), region("eu"), region("us"));
+    Shift { of: Move { service: service("web"), class: None, source, from, to }, share: 0.1, takes_back }
+}
+
+/// What the planner plans from, without changes in force.
+fn sources<'a>(
+    world: &'a World,
+    planner: &'a OptimizerPlanner,
+    (nodes, edges): &'a (Vec<GraphNode>, Vec<GraphEdge>),
+) -> Sources<'a> {
+    Sources {
+        nodes,
+        edges,
+        models: &planner.models,
+        held: &planner.held,
+        services: &world.facts,
+        flows: &planner.flows,
+        topology: &world.topology,
+        shifts: &[],
+    }
+}
+
 #[test]
 fn change_loads_the_pools_that_its_calls_call_and_needs_their_room() {
     let change = |demand: [f64; 3], takes_back: bool| {
         let mut world = World::learned(BOTH);
         world.demand = demand;
         world.seconds(30);
-        let (source, from, to) = (region("eu"), region("eu"), region("us"));
-        let of = Move { service: service("web"), class: None, source, from, to };
         let planner = world.planner.optimizer().clone();
-        let (nodes, edges) = planner.graph_of_recent_demand(world.now.ms);
-        let sources = Sources {
-            nodes: &nodes,
-            edges: &edges,
-            models: &planner.models,
-            held: &planner.held,
-            services: &world.facts,
-            flows: &planner.flows,
-            topology: &world.topology,
-            shifts: &[],
-        };
-        planner.active.clone().shift(sources, &Shift { of, share: 0.1, takes_back }, world.now.ms)
+        let graph = planner.graph_of_recent_demand(world.now.ms);
+        let sources = sources(&world, &planner, &graph);
+        planner.active.clone().shift(sources, &shift(takes_back), world.now.ms)
     };
     let fuller = Some(["cart", "web"].map(|name| (service(name), region("us"))).to_vec());
     assert_eq!(change([60.0, 60.0, 60.0], false), fuller);
@@ -221,21 +235,10 @@ fn change_that_no_table_has_is_not_taken_back() {
     let mut world = World::learned(BOTH);
     world.demand = [60.0; 3];
     world.seconds(30);
-    let (source, from, to) = (region("eu"), region("eu"), region("us"));
-    let of = Move { service: service("web"), class: None, source, from, to };
-    let shift = Shift { of, share: 0.1, takes_back: false };
+    let shift = shift(false);
     let planner = world.planner.optimizer().clone();
-    let (nodes, edges) = planner.graph_of_recent_demand(world.now.ms);
-    let sources = Sources {
-        nodes: &nodes,
-        edges: &edges,
-        models: &planner.models,
-        held: &planner.held,
-        services: &world.facts,
-        flows: &planner.flows,
-        topology: &world.topology,
-        shifts: &[],
-    };
+    let graph = planner.graph_of_recent_demand(world.now.ms);
+    let sources = sources(&world, &planner, &graph);
     let share = |solving: &Solving| {
         let plan = solving.plan_of(&service("web")).unwrap();
         let [eu, us] =

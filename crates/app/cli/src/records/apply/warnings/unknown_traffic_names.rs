@@ -27,12 +27,14 @@ pub(super) async fn add_known(connection: &Connection, resources: &[&Resource], 
         return;
     }
     let mut views = Vec::new();
-    match View::read(connection, &Scope::All, KINDS).await {
+    match View::read_silently(connection, &Scope::All, KINDS).await {
         Ok(all) => views.push(all),
         // The caller may be allowed to read only its own tenants.
         Err(_) => {
             for tenant in tenants {
-                views.extend(View::read(connection, &Scope::Tenant(tenant.clone()), KINDS).await.ok());
+                views.extend(
+                    View::read_silently(connection, &Scope::Tenant(tenant.clone()), KINDS).await.ok(),
+                );
             }
         }
     }

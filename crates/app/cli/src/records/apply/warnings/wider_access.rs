@@ -1,5 +1,7 @@
 //! Warnings about documents that admit more callers than before.
 
+use std::borrow::Cow;
+
 use fairmesh_console::{
     failure::Failure,
     output,
@@ -13,7 +15,7 @@ use fairmesh_wire::{handshake::Connection, record_encoding};
 
 /// One warning for each resource that widens access.
 pub(super) fn widened(known: &View, resources: &[&Resource]) -> Vec<String> {
-    let default = known.authorization.unwrap_or_default();
+    let default = default_in_force(known);
     let warning = |resource: &&Resource| match resource {
         Resource::ServiceAuthorization(name, rules) => of_service(known, name, rules),
         Resource::Policy(name, policy) => of_service(known, name, policy.authorization.as_deref()?),
@@ -38,7 +40,7 @@ pub(crate) async fn warn_of_record(
                 _ => DefaultAuthorization::default(),
             };
             let known = View::topology(connection).await?;
-            of_default(known.authorization.unwrap_or_default(), new)
+            of_default(default_in_force(&known), new)
         }
         (RecordKey::Authorization(name), after) => {
             let kinds = [RecordKind::Policy, RecordKind::Authorization];
@@ -54,6 +56,23 @@ pub(crate) async fn warn_of_record(
     Ok(())
 }
 
+/// The default of the mesh. Where it cannot be read, processes refuse calls without rules.
+fn default_in_force(known: &View) -> DefaultAuthorization {
+    match known.unreadable.contains_key(&RecordKey::DefaultAuthorization) {
+        true => DefaultAuthorization::Deny,
+        false => known.authorization.unwrap_or_default(),
+    }
+}
+
+/// The rules of a service, if it has any. Where its policy cannot be read, processes refuse its calls, as without a rule
+/// that allows one.
+fn rules_in_force<'a>(known: &'a View, name: &ServiceName) -> Option<Cow<'a, Authorization>> {
+    if known.unreadable.contains_key(&RecordKey::Policy(name.clone())) {
+        return Some(Cow::Owned(Authorization::default()));
+    }
+    known.services.get(name)?.rules().map(Cow::Borrowed)
+}
+
 fn of_default(old: DefaultAuthorization, new: DefaultAuthorization) -> Option<String> {
     (openness(new) > openness(old)).then(|| {
         "access widens to all services without rules: calls are made that were refused until now".to_owned()
@@ -62,8 +81,8 @@ fn of_default(old: DefaultAuthorization, new: DefaultAuthorization) -> Option<St
 
 /// The warning about a service whose rules are deleted.
 fn without_rules(known: &View, name: &ServiceName) -> Option<String> {
-    let refused = known.services.get(name)?.rules()?.mode != AuthorizationMode::Audit;
-    let is_open = known.authorization.unwrap_or_default() != DefaultAuthorization::Deny;
+    let refused = rules_in_force(known, name)?.mode != AuthorizationMode::Audit;
+    let is_open = default_in_force(known) != DefaultAuthorization::Deny;
     (refused && is_open)
         .then(|| format!("access to {name} widens: without rules, calls are made that its rules refused"))
 }
@@ -85,9 +104,8 @@ pub(super) fn kept(known: &View, resources: &[&Resource]) -> Vec<String> {
 }
 
 fn of_service(known: &View, name: &ServiceName, new: &Authorization) -> Option<String> {
-    let default = known.authorization.unwrap_or_default();
-    let old = known.services.get(name).and_then(|one| one.rules());
-    let reasons = reasons(old, new, default);
+    let old = rules_in_force(known, name);
+    let reasons = reasons(old.as_deref(), new, default_in_force(known));
     (!reasons.is_empty()).then(|| format!("access to {name} widens: {}", reasons.join("; ")))
 }
 
