@@ -94,6 +94,8 @@ pub(crate) struct Directory {
 struct DirectorySink {
     records: Arc<RwLock<TenantRecords>>,
     default: watch::Sender<DefaultAuthorization>,
+    /// Whether the default in force is of a record that was read.
+    has_default: bool,
     tokens: watch::Sender<Arc<dyn TokenVerifier>>,
     quotas: watch::Sender<Quotas>,
     known: Arc<watch::Sender<BTreeSet<Prefix>>>,
@@ -118,6 +120,7 @@ impl Directory {
         let sink = DirectorySink {
             records: Arc::clone(&records),
             default,
+            has_default: false,
             tokens,
             quotas,
             known: Arc::clone(&known),
@@ -375,9 +378,10 @@ impl DirectorySink {
         self.tokens.send_replace(Arc::new(issuers));
     }
 
-    /// Whether the default, or its absence, has arrived.
-    fn is_default_known(&self) -> bool {
-        self.known.borrow().contains(&default_prefix())
+    /// Sets the default of the mesh to that of a record, or to that of a mesh without a record.
+    fn set_default(&mut self, record: Option<DefaultAuthorization>) {
+        self.has_default = record.is_some();
+        self.default.send_replace(record.unwrap_or_default());
     }
 
     fn set_address(&self, service: &ServiceName, address: Option<SocketAddr>) {
@@ -411,7 +415,7 @@ impl Mirror for DirectorySink {
     fn retain(&mut self, snapshot: &Snapshot) {
         let default = RecordKey::DefaultAuthorization.to_string();
         if snapshot.prefix.covers(&default) && !snapshot.holds(&default) {
-            self.default.send_replace(DefaultAuthorization::default());
+            self.set_default(None);
         }
         if snapshot.prefix == issuers_prefix() && !snapshot.holds(snapshot.prefix.as_str()) {
             self.set_issuers(&TokenIssuers::default());
@@ -444,9 +448,7 @@ impl Mirror for DirectorySink {
             (Ok(Record::Placement(placement)), RecordKey::Placement(service)) => {
                 self.change((service, RecordKind::Placement), |records| records.place(service, placement));
             }
-            (Ok(Record::DefaultAuthorization(default)), _) => {
-                self.default.send_replace(default);
-            }
+            (Ok(Record::DefaultAuthorization(default)), _) => self.set_default(Some(default)),
             (Ok(Record::TokenIssuers(record)), _) => self.set_issuers(&record),
             (Ok(Record::GatewayQuota(quota)), RecordKey::GatewayQuota(tenant)) => {
                 self.quotas.send_modify(|quotas| {
@@ -454,7 +456,8 @@ impl Mirror for DirectorySink {
                 });
             }
             (Ok(_), _) => {}
-            (Err(error), RecordKey::DefaultAuthorization) if !self.is_default_known() => {
+            // The earlier absence of a default allows no call: the record may deny for the first time.
+            (Err(error), RecordKey::DefaultAuthorization) if !self.has_default => {
                 tracing::error!(%error, %key, "the default of the mesh cannot be read: calls that no rule of a policy allows are refused");
                 self.default.send_replace(DefaultAuthorization::Deny);
             }
@@ -471,9 +474,7 @@ impl Mirror for DirectorySink {
             RecordKey::Placement(service) => {
                 self.change((service, RecordKind::Placement), |records| records.displace(service));
             }
-            RecordKey::DefaultAuthorization => {
-                self.default.send_replace(DefaultAuthorization::default());
-            }
+            RecordKey::DefaultAuthorization => self.set_default(None),
             RecordKey::TokenIssuers => self.set_issuers(&TokenIssuers::default()),
             RecordKey::GatewayQuota(tenant) => {
                 self.quotas.send_modify(|quotas| {
