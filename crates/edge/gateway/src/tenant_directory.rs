@@ -495,9 +495,44 @@ impl Mirror for DirectorySink {
 
 #[cfg(test)]
 mod tests {
-    use fairmesh_model::{ConnectionLimit, PlacementPin, Zone};
+    use fairmesh_model::{ConnectionLimit, PlacementPin, StoreId, Zone};
+    use fairmesh_rib::Entry;
 
     use super::*;
+
+    /// Returns a snapshot of the mesh's default with this value, or of its absence.
+    fn default_snapshot(value: Option<Vec<u8>>) -> Update {
+        let key = RecordKey::DefaultAuthorization.to_string();
+        let entry = |value: Vec<u8>| (key.into(), Entry { value: value.into(), revision: 1 });
+        let entries = value.map(entry).into_iter().collect();
+        let snapshot = Snapshot { prefix: default_prefix(), entries, age: Duration::ZERO };
+        let revision = Revision { store: StoreId(1), partition: 0, number: 1 };
+        Update { snapshots: vec![snapshot], ..Update::empty(revision) }
+    }
+
+    #[tokio::test]
+    async fn gateway_keeps_a_valid_default_and_denies_by_a_first_unreadable_one() {
+        let issuers = Arc::new(Issuers::unknown(system_time)) as Arc<dyn TokenVerifier>;
+        let mut sink = DirectorySink {
+            records: Arc::default(),
+            default: watch::Sender::new(DefaultAuthorization::default()),
+            has_default: false,
+            tokens: watch::Sender::new(issuers),
+            quotas: watch::Sender::default(),
+            known: Arc::default(),
+            applied: watch::Sender::default(),
+        };
+        let valid = record_encoding::encode(&DefaultAuthorization::Allow.into()).to_vec();
+        for (value, default) in [
+            (None, DefaultAuthorization::Allow),
+            (Some(vec![0xff]), DefaultAuthorization::Deny),
+            (Some(valid), DefaultAuthorization::Allow),
+            (Some(vec![0xff]), DefaultAuthorization::Allow),
+        ] {
+            sink.update(default_snapshot(value.clone()));
+            assert_eq!(*sink.default.borrow(), default, "{value:?}");
+        }
+    }
 
     #[test]
     fn forgetting_tenant_removes_only_its_own_records() {
