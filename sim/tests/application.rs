@@ -4,7 +4,7 @@
 
 use std::{fs, path::Path};
 
-use fairmesh_sim::application::{Figures, Report, Scenario, plan};
+use fairmesh_sim::application::{Figures, Report, Scenario, plan, waterfall_tables};
 
 fn scenario(name: &str) -> Scenario {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../scenarios/{name}.yaml"));
@@ -113,4 +113,13 @@ fn invalid_application_is_refused_with_field() {
     assert_eq!(field(&|s| s.operations[3].service = "gone".into()), "operations[3].service");
     assert_eq!(field(&|s| s.operations[6].calls.clone_from(&calling)), "operations[6].calls");
     assert_eq!(field(&|s| s.rings.remove(0).load = 0.0), "rings[0]");
+}
+
+#[test]
+fn waterfall_tables_of_service_without_servers_are_an_error() {
+    let mut scenario = scenario("app-boutique");
+    assert!(!waterfall_tables(&scenario).unwrap().is_empty());
+    scenario.services[1].cores.clear();
+    let refused = waterfall_tables(&scenario).unwrap_err();
+    assert!(refused.to_string().contains("has servers in no region"), "{refused}");
 }

@@ -12,6 +12,7 @@ mod reports;
 use std::collections::BTreeSet;
 
 use fairmesh_model::{Invalid, Label, Region, RegionTable, ServiceName, TrafficShares};
+use fairmesh_te::optimizer::ProblemError;
 
 pub(crate) use call_tree::{CallEnd, NewCall, TreeCall};
 pub use controller::Planner;
@@ -37,10 +38,14 @@ pub type ServiceTables = (ServiceName, Vec<(Region, TrafficShares)>);
 /// The tables with which Waterfall serves the rates of a valid application, filling regions up to the load in it.
 ///
 /// # Errors
-/// The first name that is not valid.
+/// The first name that is not valid, or why there is no plan for these rates.
 pub fn waterfall_tables(scenario: &Scenario) -> Result<Vec<ServiceTables>, Invalid> {
     let names = Names::new(&scenario.placement()?, &CallTrees::new(scenario)?);
     let tables = Contender::new(scenario, Planner::Waterfall, &names)?.plan_known(&names);
+    let unplanned = |problem: ProblemError| {
+        Invalid::new("", problem.to_string(), "correct the scenario, so that each called service has servers")
+    };
+    let tables = tables.map_err(unplanned)?;
     Ok(tables.into_iter().map(|(service, tables)| (names.services[service].clone(), tables)).collect())
 }
 

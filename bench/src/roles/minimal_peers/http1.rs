@@ -23,9 +23,9 @@ const HEAD: &[u8] =
 
 /// Calls one address over persistent connections, as many as there ever were concurrent calls.
 #[derive(Clone)]
-pub(crate) struct Caller(Arc<Told>);
+pub(crate) struct Caller(Arc<CallerState>);
 
-struct Told {
+struct CallerState {
     /// Source address of connections, if it matters.
     from: Option<IpAddr>,
     to: SocketAddr,
@@ -54,14 +54,14 @@ impl Caller {
             size => format!("POST {head}content-length: {size}\r\n\r\n").into_bytes(),
         };
         request.extend_from_slice(&payload);
-        Self(Arc::new(Told { from: None, to, request, payload, idle: Mutex::default() }))
+        Self(Arc::new(CallerState { from: None, to, request, payload, idle: Mutex::default() }))
     }
 
     /// The same caller, with this source address.
     pub(crate) fn bound_to(&self, from: Option<IpAddr>) -> Self {
-        let Told { to, request, payload, .. } = &*self.0;
+        let CallerState { to, request, payload, .. } = &*self.0;
         let (to, request, payload) = (*to, request.clone(), payload.clone());
-        Self(Arc::new(Told { from, to, request, payload, idle: Mutex::default() }))
+        Self(Arc::new(CallerState { from, to, request, payload, idle: Mutex::default() }))
     }
 }
 
@@ -91,7 +91,7 @@ impl Connection {
         Ok(Self { stream, answer: Vec::new() })
     }
 
-    async fn exchange(&mut self, caller: &Told) -> Result<(), String> {
+    async fn exchange(&mut self, caller: &CallerState) -> Result<(), String> {
         self.stream.write_all(&caller.request).await.map_err(|e| format!("cannot send: {e}"))?;
         self.answer.clear();
         let body = loop {

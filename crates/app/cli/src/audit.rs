@@ -69,7 +69,7 @@ pub async fn run(args: AuditArgs) -> Result<ExitCode, Failure> {
     }
     let mut listing = Listing::new(&["NUMBER", "AT", "WHO", "KEY", "BEFORE", "AFTER", "MESSAGE"]);
     listing.why_empty = Some("no write is logged".into());
-    listing.cut_columns = &["BEFORE", "AFTER", "MESSAGE", "WHO", "KEY"];
+    listing.cut_columns = &["BEFORE", "AFTER", "MESSAGE", "WHO"];
     let (mut read, mut has_read, mut verdicts) = (Ok(()), false, Vec::new());
     for log in logs {
         let mut chain = ChainReader::default();

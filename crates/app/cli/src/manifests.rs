@@ -1,7 +1,7 @@
 //! Reads YAML files into validated resources, or refuses them with the line.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, btree_map::Entry},
     fs,
     io::Read,
     path::{Path, PathBuf},
@@ -78,9 +78,10 @@ pub(crate) fn load(files: &Files) -> Result<Vec<ManifestDocument>, Failure> {
 /// Reads all files.
 ///
 /// # Errors
-/// A file cannot be read, or the files are wrong as a whole: they have no document, or two with the same key.
+/// A file cannot be read, or the files have no document.
 pub(crate) fn load_valid(files: &Files) -> Result<Loaded, Failure> {
     let (mut documents_read, mut refusals) = (Vec::new(), Vec::new());
+    let mut first_places = BTreeMap::new();
     for path in paths(files)? {
         let (name, text) = read(&path)?;
         let documents = manifest::parse(&name, &text).unwrap_or_else(|_| {
@@ -92,13 +93,23 @@ pub(crate) fn load_valid(files: &Files) -> Result<Loaded, Failure> {
             if let Resource::Endpoints(service, _) = &document.resource {
                 return Err(endpoints(&place, &service.to_string()));
             }
-            documents_read.push(ManifestDocument { resource: document.resource, place });
+            match first_places.entry(document.resource.kind_and_name()) {
+                Entry::Occupied(first) => {
+                    let (kind, name_of_object) = first.key();
+                    let problem =
+                        format!("{kind} {name_of_object} is written twice: first at {}", first.get());
+                    refusals.push(at_line((&name, &text), document.line, problem, "keep one of the two"));
+                }
+                Entry::Vacant(entry) => {
+                    entry.insert(place.clone());
+                    documents_read.push(ManifestDocument { resource: document.resource, place });
+                }
+            }
         }
     }
     if documents_read.is_empty() && refusals.is_empty() {
         return Err(Failure::refused("the input has no document", "write one, such as 'kind: Service'"));
     }
-    refuse_duplicates(&documents_read)?;
     Ok(Loaded { documents: documents_read, refused: refused(refusals) })
 }
 
@@ -224,14 +235,10 @@ fn endpoints(place: &str, service: &str) -> Failure {
     )
 }
 
-fn refuse_duplicates(documents_read: &[ManifestDocument]) -> Result<(), Failure> {
-    let mut seen = BTreeMap::new();
-    for one in documents_read {
-        let key = one.resource.kind_and_name();
-        if let Some(first) = seen.insert(key.clone(), &one.place) {
-            let message = format!("{} {} is written twice: {first} and {}", key.0, key.1, one.place);
-            return Err(Failure::refused(message, "keep one of the two"));
-        }
-    }
-    Ok(())
+/// An error of a whole document, which begins at a line.
+fn at_line((file, text): (&str, &str), line: usize, problem: String, hint: &str) -> Refusal {
+    let offset: usize = text.split_inclusive('\n').take(line.saturating_sub(1)).map(str::len).sum();
+    let length = text.lines().nth(line.saturating_sub(1)).map_or(0, str::len);
+    let (file, message, hint) = (file.to_owned(), problem, hint.to_owned());
+    refusal(ManifestError { file, line, column: 1, offset, length, message, hint }, text)
 }

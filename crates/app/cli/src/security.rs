@@ -51,9 +51,9 @@ pub async fn run(command: SecurityCommand) -> Result<ExitCode, Failure> {
     let mut report = Report::default();
     let bundle = match mesh(&args.target, &mut report).await {
         Ok(bundle) => bundle,
-        // Files and listeners of this machine are examined nevertheless.
+        // Files and listeners of this machine are examined nevertheless. What was not read may leave anything open.
         Err(failure) => {
-            let level = if failure.is_refusal() { Level::Note } else { Level::Error };
+            let level = if failure.is_refusal() { Level::Warning } else { Level::Error };
             report.add(
                 "mesh",
                 level,

@@ -29,7 +29,8 @@ pub struct Listing {
     pub further: Vec<(&'static [&'static str], Vec<Vec<String>>)>,
     /// Text printed instead of an empty table, if it is known why there are no objects.
     pub why_empty: Option<String>,
-    /// Columns of the first table that are cut where it is wider than the terminal. Empty if nothing is cut.
+    /// Columns of the first table that are cut where it is wider than the terminal. Empty if nothing is cut. Output to a
+    /// file or another program is never cut.
     pub cut_columns: &'static [&'static str],
 }
 
@@ -45,6 +46,17 @@ impl Listing {
         self.items.push(item);
     }
 
+    /// The tables. The first is cut to `width`, if it is known.
+    fn tables(&self, width: Option<usize>) -> String {
+        let first = match width.filter(|_| !self.cut_columns.is_empty()) {
+            Some(width) => table(&self.head, &fit(&self.head, &self.rows, (self.cut_columns, width))),
+            None => table(&self.head, &self.rows),
+        };
+        let further = self.further.iter().filter(|(_, rows)| !rows.is_empty());
+        let further = further.map(|(head, rows)| format!("\n{}", table(head, rows)));
+        first + &further.collect::<String>()
+    }
+
     /// Prints all objects in the given format.
     pub fn print(&self, format: Format) -> Result<(), Failure> {
         match format {
@@ -52,15 +64,7 @@ impl Listing {
                 note(self.why_empty.as_deref().unwrap_or("nothing found"));
                 Ok(())
             }
-            Format::Table => {
-                let first = match self.cut_columns {
-                    [] => table(&self.head, &self.rows),
-                    columns => table(&self.head, &fit(&self.head, &self.rows, (columns, width()))),
-                };
-                let further = self.further.iter().filter(|(_, rows)| !rows.is_empty());
-                let further = further.map(|(head, rows)| format!("\n{}", table(head, rows)));
-                write(&(first + &further.collect::<String>()))
-            }
+            Format::Table => write(&self.tables(terminal_width())),
             Format::Json => write(&json(&self.items)?),
             Format::Yaml if self.documents.is_empty() => write(&yaml(&self.items)?),
             Format::Yaml => write(&documents(&self.documents)?),
@@ -68,18 +72,15 @@ impl Listing {
     }
 }
 
-/// Width of fitted tables where standard output is no terminal.
-const WIDTH_WITHOUT_TERMINAL: usize = 160;
 /// Minimum width of a column that is cut.
 const MIN_CUT_WIDTH: usize = 8;
 /// Spaces between columns.
 const GAP: usize = 2;
 
-/// Number of columns for a fitted table.
-fn width() -> usize {
-    let of_terminal = || terminal::size().ok().map(|(columns, _)| usize::from(columns));
-    let known = if io::stdout().is_terminal() { of_terminal() } else { None };
-    known.filter(|columns| *columns > 0).unwrap_or(WIDTH_WITHOUT_TERMINAL)
+/// Number of columns of the terminal; `None` where standard output is none, or its width is unknown.
+fn terminal_width() -> Option<usize> {
+    let size = if io::stdout().is_terminal() { terminal::size().ok() } else { None };
+    size.map(|(columns, _)| usize::from(columns)).filter(|columns| *columns > 0)
 }
 
 /// Cuts cells of these columns, the widest column first, until the table is as narrow as `width` or nothing more can be cut.
@@ -290,6 +291,15 @@ mod tests {
         assert_eq!(widest(90), (vec![12, 37, 37], 90));
         assert_eq!(widest(40), (vec![12, 12, 12], 40));
         assert_eq!(widest(10), (vec![8, 8, 8], 28), "nothing more can be cut");
+    }
+
+    #[test]
+    fn table_is_not_cut_where_standard_output_is_no_terminal() {
+        let row = vec!["/t/shop/cart".to_owned(), "b".repeat(400)];
+        let listing =
+            Listing { rows: vec![row], cut_columns: &["BEFORE"], ..Listing::new(&["KEY", "BEFORE"]) };
+        assert!(listing.tables(None).contains(&"b".repeat(400)));
+        assert!(!listing.tables(Some(80)).contains(&"b".repeat(80)));
     }
 
     #[test]

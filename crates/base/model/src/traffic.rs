@@ -26,7 +26,7 @@ pub use report::{
 
 pub use region_table::{
     Confirmation, MAX_TABLE_CLASSES, MAX_TABLE_REGIONS, MAX_TABLE_ZONES, RegionShares, RegionTable,
-    SMALLEST_SHARE, TableForce, TableOrigin, TrafficShares, ZoneShares,
+    SMALLEST_SHARE, TableForce, TableOrigin, TrafficShares, ZoneShares, subset_for_share,
 };
 
 /// Maximum number of a service's traffic classes that reports distinguish. Calls of further classes are reported

@@ -11,7 +11,7 @@ use fairmesh_model::ServiceName;
 pub const SLOTS: usize = 48;
 /// Length of a part.
 const SLOT: Duration = Duration::from_secs(86_400 / SLOTS as u64);
-/// Maximum number of services whose loads are kept: those beyond it are quieter than the busiest of each replica.
+/// Maximum number of services whose loads are kept: those with the most requests a second, on average.
 const MAX_SERVICES: usize = 10_000;
 
 /// The requests a second of services in each half hour of the last day.
@@ -44,9 +44,6 @@ impl ServiceDays {
             self.last = Some(at);
         }
         for (service, rate) in rates {
-            if !self.services.contains_key(service) && self.services.len() >= MAX_SERVICES {
-                continue;
-            }
             let day =
                 self.services.entry(service.clone()).or_insert_with(|| Box::new([Mean::default(); SLOTS]));
             #[allow(clippy::cast_possible_truncation, reason = "a rate needs no more digits")]
@@ -54,6 +51,24 @@ impl ServiceDays {
             day[slot].sum += rate;
             day[slot].count += 1;
         }
+        self.forget_quietest();
+    }
+
+    /// Forgets the services with the fewest requests a second, if there are more than [`MAX_SERVICES`].
+    fn forget_quietest(&mut self) {
+        let excess = self.services.len().saturating_sub(MAX_SERVICES);
+        if excess == 0 {
+            return;
+        }
+        let rate = |day: &[Mean; SLOTS]| {
+            let (sum, count) =
+                day.iter().fold((0.0, 0), |(sum, count), mean| (sum + mean.sum, count + mean.count));
+            sum / count.max(1) as f32
+        };
+        let mut by_rate: Vec<_> = self.services.iter().map(|(name, day)| (rate(day), name.clone())).collect();
+        by_rate.select_nth_unstable_by(excess - 1, |(a, _), (b, _)| a.total_cmp(b));
+        by_rate.truncate(excess);
+        by_rate.iter().for_each(|(_, name)| drop(self.services.remove(name)));
     }
 
     /// The loads of a whole day by service; `None` until a day has been observed. A service without calls in a part has none.
@@ -92,5 +107,18 @@ mod tests {
         }
         let whole = days.whole().unwrap();
         assert!(!whole.contains_key(&gone) && whole[&web].iter().all(|load| (load - 100.0).abs() < 1e-6));
+    }
+
+    #[test]
+    fn day_keeps_the_busiest_services_whichever_came_first() {
+        let name = |number: usize| ServiceName::new(format!("red/s{number}")).unwrap();
+        let quiet: Vec<ServiceName> = (0..MAX_SERVICES).map(name).collect();
+        let (busy, quietest) = (ServiceName::new("red/busy").unwrap(), &quiet[7]);
+        let mut days = ServiceDays::default();
+        let rate = |service: &ServiceName| if service == quietest { 0.5 } else { 1.0 };
+        days.observe(quiet.iter().map(|service| (service, rate(service))), 0);
+        days.observe([(&busy, 100.0)].into_iter(), 1_000);
+        assert_eq!(days.services.len(), MAX_SERVICES);
+        assert!(days.services.contains_key(&busy) && !days.services.contains_key(quietest));
     }
 }

@@ -2,6 +2,7 @@
 
 mod endpoints;
 mod mesh;
+mod partial_subset;
 mod policies;
 mod reports;
 mod topology;
@@ -12,6 +13,7 @@ use fairmesh_model::{Region, RegionTable, ServiceKind, TableOrigin, Traffic, Zon
 
 pub use endpoints::RegionEndpoints;
 pub use mesh::MeshFacts;
+pub(crate) use partial_subset::PartialSubset;
 pub use policies::{PolicyFacts, Subset};
 pub use reports::{CallerRates, ServiceReports, ZoneRates};
 pub use topology::{StoredDrain, TopologyFacts};
@@ -110,12 +112,10 @@ impl ServiceFacts {
         why_not_drained(has_traffic.then_some(&self.traffic), self.local_only)
     }
 
-    /// The endpoints of a region to which one caller keeps connections by the policy; `None` if it keeps them to all, or a key
-    /// selects the endpoint.
-    pub(crate) fn partial_subset(&self, region: &Region) -> Option<u32> {
+    /// The policy's subset; `None` if callers keep connections to all endpoints, or a key selects the endpoint.
+    pub(crate) fn own_subset(&self) -> Option<u32> {
         let Subset(endpoints) = self.subset;
-        let is_partial = self.kind == ServiceKind::Replicated && endpoints > 0;
-        (is_partial && endpoints < self.serving_in(region)).then_some(endpoints)
+        (self.kind == ServiceKind::Replicated && endpoints > 0).then_some(endpoints)
     }
 
     /// Power of the serving endpoints of a region.

@@ -5,9 +5,9 @@ use crate::observation::{ServerReport, Spread};
 /// Servers are unevenly loaded from this multiple of the mean on, and evenly again below the second.
 const UNEVEN: f64 = 1.15;
 const EVEN: f64 = 1.1;
-/// Below this part of the first threshold the unevenness says little, and matters to no plan.
+/// An uneven region counts as even once its p90 is below this part of the first threshold: no calls leave it then.
 const LEAST_LOADED: f64 = 0.5;
-/// For so many reports in a row: reports of single servers are of different moments.
+/// Reports in a row that have to be uneven: reports of single servers are of different moments.
 const UNEVEN_REPORTS: u8 = 3;
 /// Weight of the newest part in its mean.
 const PART_WEIGHT: f64 = 0.2;

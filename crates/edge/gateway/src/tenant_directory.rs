@@ -94,6 +94,8 @@ pub(crate) struct Directory {
 struct DirectorySink {
     records: Arc<RwLock<TenantRecords>>,
     default: watch::Sender<DefaultAuthorization>,
+    /// Whether the default in force is of a record that was read.
+    has_default: bool,
     tokens: watch::Sender<Arc<dyn TokenVerifier>>,
     quotas: watch::Sender<Quotas>,
     known: Arc<watch::Sender<BTreeSet<Prefix>>>,
@@ -118,6 +120,7 @@ impl Directory {
         let sink = DirectorySink {
             records: Arc::clone(&records),
             default,
+            has_default: false,
             tokens,
             quotas,
             known: Arc::clone(&known),
@@ -375,9 +378,10 @@ impl DirectorySink {
         self.tokens.send_replace(Arc::new(issuers));
     }
 
-    /// Whether the default, or its absence, has arrived.
-    fn is_default_known(&self) -> bool {
-        self.known.borrow().contains(&default_prefix())
+    /// Sets the default of the mesh to that of a record, or to that of a mesh without a record.
+    fn set_default(&mut self, record: Option<DefaultAuthorization>) {
+        self.has_default = record.is_some();
+        self.default.send_replace(record.unwrap_or_default());
     }
 
     fn set_address(&self, service: &ServiceName, address: Option<SocketAddr>) {
@@ -411,7 +415,7 @@ impl Mirror for DirectorySink {
     fn retain(&mut self, snapshot: &Snapshot) {
         let default = RecordKey::DefaultAuthorization.to_string();
         if snapshot.prefix.covers(&default) && !snapshot.holds(&default) {
-            self.default.send_replace(DefaultAuthorization::default());
+            self.set_default(None);
         }
         if snapshot.prefix == issuers_prefix() && !snapshot.holds(snapshot.prefix.as_str()) {
             self.set_issuers(&TokenIssuers::default());
@@ -444,9 +448,7 @@ impl Mirror for DirectorySink {
             (Ok(Record::Placement(placement)), RecordKey::Placement(service)) => {
                 self.change((service, RecordKind::Placement), |records| records.place(service, placement));
             }
-            (Ok(Record::DefaultAuthorization(default)), _) => {
-                self.default.send_replace(default);
-            }
+            (Ok(Record::DefaultAuthorization(default)), _) => self.set_default(Some(default)),
             (Ok(Record::TokenIssuers(record)), _) => self.set_issuers(&record),
             (Ok(Record::GatewayQuota(quota)), RecordKey::GatewayQuota(tenant)) => {
                 self.quotas.send_modify(|quotas| {
@@ -454,7 +456,8 @@ impl Mirror for DirectorySink {
                 });
             }
             (Ok(_), _) => {}
-            (Err(error), RecordKey::DefaultAuthorization) if !self.is_default_known() => {
+            // The earlier absence of a default allows no call: the record may deny for the first time.
+            (Err(error), RecordKey::DefaultAuthorization) if !self.has_default => {
                 tracing::error!(%error, %key, "the default of the mesh cannot be read: calls that no rule of a policy allows are refused");
                 self.default.send_replace(DefaultAuthorization::Deny);
             }
@@ -471,9 +474,7 @@ impl Mirror for DirectorySink {
             RecordKey::Placement(service) => {
                 self.change((service, RecordKind::Placement), |records| records.displace(service));
             }
-            RecordKey::DefaultAuthorization => {
-                self.default.send_replace(DefaultAuthorization::default());
-            }
+            RecordKey::DefaultAuthorization => self.set_default(None),
             RecordKey::TokenIssuers => self.set_issuers(&TokenIssuers::default()),
             RecordKey::GatewayQuota(tenant) => {
                 self.quotas.send_modify(|quotas| {
@@ -494,9 +495,44 @@ impl Mirror for DirectorySink {
 
 #[cfg(test)]
 mod tests {
-    use fairmesh_model::{ConnectionLimit, PlacementPin, Zone};
+    use fairmesh_model::{ConnectionLimit, PlacementPin, StoreId, Zone};
+    use fairmesh_rib::Entry;
 
     use super::*;
+
+    /// Returns a snapshot of the mesh's default with this value, or of its absence.
+    fn default_snapshot(value: Option<Vec<u8>>) -> Update {
+        let key = RecordKey::DefaultAuthorization.to_string();
+        let entry = |value: Vec<u8>| (key.into(), Entry { value: value.into(), revision: 1 });
+        let entries = value.map(entry).into_iter().collect();
+        let snapshot = Snapshot { prefix: default_prefix(), entries, age: Duration::ZERO };
+        let revision = Revision { store: StoreId(1), partition: 0, number: 1 };
+        Update { snapshots: vec![snapshot], ..Update::empty(revision) }
+    }
+
+    #[tokio::test]
+    async fn gateway_keeps_a_valid_default_and_denies_by_a_first_unreadable_one() {
+        let issuers = Arc::new(Issuers::unknown(system_time)) as Arc<dyn TokenVerifier>;
+        let mut sink = DirectorySink {
+            records: Arc::default(),
+            default: watch::Sender::new(DefaultAuthorization::default()),
+            has_default: false,
+            tokens: watch::Sender::new(issuers),
+            quotas: watch::Sender::default(),
+            known: Arc::default(),
+            applied: watch::Sender::default(),
+        };
+        let valid = record_encoding::encode(&DefaultAuthorization::Allow.into()).to_vec();
+        for (value, default) in [
+            (None, DefaultAuthorization::Allow),
+            (Some(vec![0xff]), DefaultAuthorization::Deny),
+            (Some(valid), DefaultAuthorization::Allow),
+            (Some(vec![0xff]), DefaultAuthorization::Allow),
+        ] {
+            sink.update(default_snapshot(value.clone()));
+            assert_eq!(*sink.default.borrow(), default, "{value:?}");
+        }
+    }
 
     #[test]
     fn forgetting_tenant_removes_only_its_own_records() {

@@ -108,27 +108,36 @@ impl Authorizer {
     pub(crate) async fn ready(&self) {
         if self.waits_for_policy() {
             // The sender lives as long as `self`.
-            let _ = self.changes.subscribe().wait_for(|changes| *changes > 0).await;
+            let _ = self.changes.subscribe().wait_for(|_| self.table.load().is_some()).await;
         }
     }
 
     pub(crate) fn set(&self, table: AuthorizationTable) {
+        self.accept_peers(&table);
+        self.store(Some(table));
+    }
+
+    /// Refuses all calls while the policy cannot be read. A server that waits for its policy does so again.
+    pub(crate) fn set_unreadable(&self) {
+        let policy = Policy { authorization: Some(Box::default()), ..Policy::default() };
+        let table = AuthorizationTable::compile(&policy, DefaultAuthorization::Deny, None);
+        self.accept_peers(&table);
+        self.store((!self.waits_for_policy()).then_some(table));
+    }
+
+    /// Tells the transport which callers without an identity of this mesh it may accept.
+    fn accept_peers(&self, table: &AuthorizationTable) {
         if let Some(callers) = &self.plaintext_callers {
             callers.permit(table.permits_plaintext());
         }
         if let Some(callers) = &self.federated_callers {
             callers.accept(table.whole_ids());
         }
-        self.table.store(Some(Arc::new(table)));
-        self.changes.send_modify(|changes| *changes += 1);
     }
 
-    /// Refuses all calls while the policy cannot be read. A server that waits for its policy does so anyway.
-    pub(crate) fn set_unreadable(&self) {
-        if !self.waits_for_policy() {
-            let policy = Policy { authorization: Some(Box::default()), ..Policy::default() };
-            self.set(AuthorizationTable::compile(&policy, DefaultAuthorization::Deny, None));
-        }
+    fn store(&self, table: Option<AuthorizationTable>) {
+        self.table.store(table.map(Arc::new));
+        self.changes.send_modify(|changes| *changes += 1);
     }
 
     /// Replaces the issuers of tokens.

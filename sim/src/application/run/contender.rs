@@ -63,15 +63,18 @@ impl Contender {
             (self.problem.services, self.problem.corrections) = (services, corrections);
         }
         match self.learn_demand(facts, names) {
-            true => self.plan_known(names),
+            // A problem of a valid scenario is refused only if no server is left; tables then stay.
+            true => self.plan_known(names).unwrap_or_default(),
             false => Vec::new(),
         }
     }
 
     /// As `plan`, for the demand that is known.
-    pub(super) fn plan_known(&mut self, names: &Names) -> ServiceShares {
-        // A problem of a valid scenario is refused only if no server is left; tables then stay.
-        let Ok(Some(plan)) = self.next_plan() else { return Vec::new() };
+    ///
+    /// # Errors
+    /// Why there is no plan.
+    pub(super) fn plan_known(&mut self, names: &Names) -> Result<ServiceShares, ProblemError> {
+        let Some(plan) = self.next_plan()? else { return Ok(Vec::new()) };
         let tables = self.nodes.iter().enumerate().map(|(service, (nodes, labels))| {
             let tables = plan.tables(&self.problem, nodes);
             let sources = names.regions.iter().zip(tables.sources);
@@ -81,7 +84,7 @@ impl Contender {
         });
         let tables = tables.collect();
         self.in_force = Some(plan);
-        tables
+        Ok(tables)
     }
 
     fn next_plan(&self) -> Result<Option<Plan>, ProblemError> {

@@ -5,10 +5,7 @@ use std::{
     net::SocketAddr,
 };
 
-use fairmesh_console::{
-    failure::Failure,
-    view_reader::{ReadView, Scope, ServiceView, View, every_kind},
-};
+use fairmesh_console::view_reader::{Scope, ServiceView, View};
 use fairmesh_model::{
     Endpoint, EndpointState, ServiceKind, ServiceName,
     spec::{Resource, write_duration},
@@ -24,36 +21,30 @@ use crate::{
     },
 };
 
-/// Checks the records of these services.
-pub(super) async fn check(
-    connection: &Connection,
-    scope: &Scope,
-    report: &mut Report,
-) -> Result<(), Failure> {
-    let view = View::read_silently(connection, scope, &every_kind()).await?;
-    report.add_unreadable(&view);
+/// Checks the records of the services in a view of these scopes.
+pub(super) async fn check(connection: &Connection, (view, scopes): (&View, &[Scope]), report: &mut Report) {
+    report.add_unreadable(view);
     for (name, one) in &view.services {
         match &one.service {
             None => undeclared(name, one, report),
-            Some(_) => endpoints(name, one, &view, report),
+            Some(_) => endpoints(name, one, view, report),
         }
         if view.has_trust_domain {
             plaintext(name, one, report);
         }
-        policy(name, one, (&view, scope), report);
+        policy(name, one, (view, scopes), report);
         unreachable(name, one, report);
         injected(name, one, report);
         // Regions and classes may be known from services that were not read.
-        if matches!(scope, Scope::All) {
-            traffic(name, one, &view, report);
+        if matches!(scopes, [Scope::All]) {
+            traffic(name, one, view, report);
         }
         shards(name, one, report);
     }
-    regions(&view, report);
-    shared_addresses(&view, report);
-    subsets::check(connection, &view, report).await;
+    regions(view, report);
+    shared_addresses(view, report);
+    subsets::check(connection, view, report).await;
     report.ok("records", format!("examined the records of {} services", view.services.len()));
-    Ok(())
 }
 
 fn undeclared(name: &ServiceName, one: &ServiceView, report: &mut Report) {
@@ -175,14 +166,15 @@ fn shared_addresses(view: &View, report: &mut Report) {
 }
 
 /// Checks references in the policy of a service.
-fn policy(name: &ServiceName, one: &ServiceView, (view, scope): (&View, &Scope), report: &mut Report) {
+fn policy(name: &ServiceName, one: &ServiceView, (view, scopes): (&View, &[Scope]), report: &mut Report) {
     let Some(policy) = &one.policy else { return };
     let resource = Resource::Policy(name.clone(), policy.value.clone());
     let is_declared = |name: &ServiceName| view.services.get(name).is_some_and(|one| one.service.is_some());
     let mut named = BTreeSet::new();
     for Mention { name: target, reference, effect } in mentioned(&resource) {
         // Services that were not read may be declared.
-        if scope.contains(&target) && !is_declared(&target) && named.insert(target.clone()) {
+        let is_read = scopes.iter().any(|scope| scope.contains(&target));
+        if is_read && !is_declared(&target) && named.insert(target.clone()) {
             let check = if target == *name { "policy.undeclared" } else { "policy.unknownService" };
             report.add(
                 check,

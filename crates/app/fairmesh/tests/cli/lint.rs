@@ -171,6 +171,27 @@ fn all_errors_of_all_files_are_reported_together() {
 }
 
 #[test]
+fn documents_written_twice_are_reported_with_all_other_errors() {
+    let mesh = Mesh::start();
+    let (first, second) = (
+        mesh.file("first.yaml", "kind: Service\nname: shop/a\n"),
+        mesh.file("second.yaml", "# again\nkind: Service\nname: shop/a\n"),
+    );
+    let wrong = mesh.file("wrong.yaml", "kind: Servcie\nname: shop/b\n");
+    let twice = "Service shop/a is written twice: first at";
+    for command in ["lint", "apply", "diff"] {
+        let complaint = mesh.run(&[command, "-f", &first, "-f", &second, "-f", &wrong]).fails(2);
+        for (place, words) in [("second.yaml:2:", twice), ("wrong.yaml:1:", "there is no kind 'Servcie'")] {
+            let line = complaint.lines().find(|line| line.contains(place));
+            assert!(line.is_some_and(|line| line.contains(words)), "{place} {words} in {complaint}");
+        }
+        let complaint = mesh.run(&[command, "-f", &first, "-f", &second]).fails(2);
+        assert!(complaint.contains(twice) && complaint.contains("keep one of the two"), "{complaint}");
+    }
+    assert_eq!(mesh.run(&["get", "services", "--json"]).json(), json!([]));
+}
+
+#[test]
 fn apply_warns_like_lint_and_check_finds_remaining_faults() {
     let mesh = Mesh::start();
     let applied = mesh.apply(DUBIOUS);

@@ -26,6 +26,12 @@ name: shop-operators
 role: operator
 tenants: [shop]
 subjects: ['group:shop-oncall']
+---
+kind: RoleBinding
+name: shop-readers
+role: viewer
+tenants: [shop]
+subjects: ['group:shop-oncall']
 ";
 
 /// A signing key of an identity provider.
@@ -140,6 +146,17 @@ fn user_token_grants_roles_of_its_groups() {
     }
     assert!(checked.lines().any(|line| line.starts_with("note     records ")), "{checked}");
     assert!(!checked.contains("bank/vault") && !checked.contains("os error"), "{checked}");
+    assert_eq!(
+        checked.matches("shop/cart has no endpoint").count(),
+        1,
+        "two bindings give this tenant: {checked}"
+    );
+    assert_eq!(checked.matches("examined the records").count(), 1, "{checked}");
+    // Open access in records that the user may not read is not excluded.
+    let checked = rig.run(Some(&token), &["security", "check"], "");
+    let unread = checked.out.lines().find(|line| line.contains("not all records of the mesh were examined"));
+    assert!(unread.is_some_and(|line| line.starts_with("warning  mesh ")), "{checked:?}");
+    assert_eq!(checked.code, Some(1));
     let explained = rig.run(Some(&token), &["explain", "shop/cart", "--region", "us", "--zone", "us-1"], "");
     assert!(explained.out.contains("shop/cart") && explained.err.contains("your roles"), "{explained:?}");
 

@@ -31,6 +31,14 @@ pub struct RegionTable {
     pub origin: TableOrigin,
 }
 
+/// Number of endpoints of a region to which a caller keeps connections if this share of its calls goes there. `whole` is
+/// its subset for all calls. It has at least two, so that a loaded one can be avoided.
+pub fn subset_for_share(whole: u32, share: Share) -> u32 {
+    let part = u64::from(whole) * u64::from(share.millionths());
+    let part = part.div_ceil(Share::ALL.millionths().into()) as u32;
+    part.max(2).min(whole)
+}
+
 /// The zones used by callers in one zone, with their shares. Each share is at least [`SMALLEST_SHARE`] millionths,
 /// and all shares add up to 100 %.
 pub type ZoneShares = BTreeMap<Zone, Share>;

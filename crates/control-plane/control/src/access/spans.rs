@@ -10,7 +10,10 @@ use axum::{
     middleware::{Next, from_fn_with_state},
     response::{IntoResponse as _, Response},
 };
-use fairmesh_model::{ServiceName, access::Grants};
+use fairmesh_model::{
+    ServiceName,
+    access::{Grants, Reach},
+};
 use fairmesh_rib::access::{AccessControl, Caller};
 use fairmesh_traces::{SpanRights, SpanSender};
 use tonic::{Code, Status};
@@ -74,12 +77,52 @@ impl SpanRights for SenderGrants {
     fn may_be(&self, process: &str) -> bool {
         match ServiceName::new(process) {
             Ok(service) => self.grants.may_serve(&service, None),
-            // Processes of the mesh that are no service, such as a proxy of many programs. A service has a name.
-            Err(_) => self.grants.admin || self.grants.registrar.is_empty(),
+            // Processes of the mesh that are no service, such as a proxy of many programs: only they, their agents and
+            // those who may register for others.
+            Err(_) => {
+                let agent = self.grants.machine.as_ref().and_then(|machine| machine.agent.as_ref());
+                self.grants.admin || self.grants.serve != Reach::Nothing || agent.is_some()
+            }
         }
     }
 
     fn may_know(&self, service: &str) -> bool {
         ServiceName::new(service).map_or(true, |service| self.control.may_view(&self.grants, &service))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use fairmesh_model::{
+        Label,
+        access::{Machine, Reach},
+    };
+    use fairmesh_rib::Node;
+
+    use super::*;
+
+    #[test]
+    fn only_processes_of_the_mesh_state_spans_under_names_of_no_service() {
+        let process = |agent: Option<&str>| {
+            let agent = agent.map(|name| Label::new(name).unwrap());
+            let machine = Some(Machine { agent, region: None, is_agent: false });
+            Grants { machine, ..Grants::default() }
+        };
+        let service = ServiceName::new("shop/web").unwrap();
+        let reader = Grants { view: Reach::Everything, ..Grants::default() };
+        let operator = Grants { operate: Reach::Everything, ..reader.clone() };
+        let cases = [
+            ("viewer", reader, false),
+            ("operator", operator, false),
+            ("registrar", Grants { registrar: [service.clone()].into(), ..Grants::default() }, false),
+            ("service", Grants { registrar: [service].into(), ..process(None) }, false),
+            ("proxy of a machine with an agent", process(Some("web-1")), true),
+            ("agent", Grants { serve: Reach::Everything, ..process(Some("web-1")) }, true),
+            ("admin", Grants::admin(), true),
+        ];
+        for (who, grants, may) in cases {
+            let control = AccessControl::new(Node::replica());
+            assert_eq!(SenderGrants { control, grants }.may_be("proxy of web-1"), may, "{who}");
+        }
     }
 }

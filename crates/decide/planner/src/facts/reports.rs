@@ -206,8 +206,11 @@ impl ServiceFacts {
     }
 
     /// How unevenly the servers of a region are loaded; `None` if callers keep connections to all of them, or fewer than half of
-    /// them report their CPU.
+    /// them report their CPU. Servers report the spread of no other measure of load.
     pub fn spread_in(&self, region: &Region) -> Option<Spread> {
+        if self.traffic.load.is_some() {
+            return None;
+        }
         self.partial_subset(region)?;
         let rates = self.reports.servers.get(region)?;
         let reporting: u32 = rates.by_utilisation.iter().fold(0, |sum, count| sum.saturating_add(*count));

@@ -205,9 +205,10 @@ impl AllowedCall {
             ServiceState::Ready(ready) => {
                 accept_route(ready, &self.from).is_ok() && decide(ready, &asked, default).permits()
             }
-            ServiceState::Unknown => false,
+            // A known service becomes unavailable only if its policy cannot be read.
+            ServiceState::Unknown | ServiceState::Unavailable(_) => false,
             // The last decision stays valid until there are records.
-            ServiceState::Waiting | ServiceState::Unavailable(_) => true,
+            ServiceState::Waiting => true,
         }
     }
 }

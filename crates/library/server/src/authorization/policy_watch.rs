@@ -56,8 +56,8 @@ pub(super) fn follow(
         wanted: wanted.iter().cloned().collect(),
         complete: BTreeSet::new(),
         unreadable: BTreeSet::new(),
-        policy: Policy::default(),
-        default: DefaultAuthorization::default(),
+        policy: None,
+        default: None,
         checkers: BTreeMap::new(),
         records_checkers: false,
         authorizer,
@@ -84,8 +84,10 @@ struct PolicyRecords {
     /// Prefixes with records that cannot be decoded and have no earlier valid version. Without these records, the
     /// permitted callers are unknown.
     unreadable: BTreeSet<Prefix>,
-    policy: Policy,
-    default: DefaultAuthorization,
+    /// `None` if there is no record.
+    policy: Option<Policy>,
+    /// `None` if there is no record.
+    default: Option<DefaultAuthorization>,
     checkers: BTreeMap<Region, Label>,
     /// Whether any checker was ever recorded. Before that, the control plane or a replica may be of the previous
     /// release, which records no checkers.
@@ -124,9 +126,11 @@ impl PolicyRecords {
     /// Applies the records once the required ones are known.
     fn compile(&self) {
         if self.wanted.is_subset(&self.complete) && self.unreadable.is_empty() {
-            self.served.apply(&self.policy);
-            let table = AuthorizationTable::compile(&self.policy, self.default, self.known_checkers());
-            self.authorizer.set(table);
+            let none = Policy::default();
+            let policy = self.policy.as_ref().unwrap_or(&none);
+            self.served.apply(policy);
+            let default = self.default.unwrap_or_default();
+            self.authorizer.set(AuthorizationTable::compile(policy, default, self.known_checkers()));
         }
     }
 
@@ -142,18 +146,17 @@ impl PolicyRecords {
     }
 
     /// Keeps the last valid record in force, so that an unreadable one never widens access. Without one, an
-    /// unreadable policy leaves unknown who may call, and an unreadable default allows no call.
+    /// unreadable policy leaves unknown who may call, and an unreadable default allows no call. This holds even if the
+    /// record is known to have been absent before: it may restrict callers for the first time.
     fn put_unreadable(&mut self, key: &RecordKey, error: &Invalid) {
-        let prefix = Prefix::from(key);
-        let is_first = self.wanted.contains(&prefix) && !self.complete.contains(&prefix);
         match key {
-            RecordKey::DefaultAuthorization if is_first => {
+            RecordKey::DefaultAuthorization if self.default.is_none() => {
                 tracing::error!(%key, %error, "the default of the mesh cannot be read: calls that no rule of the policy allows are refused");
-                self.default = DefaultAuthorization::Deny;
+                self.default = Some(DefaultAuthorization::Deny);
             }
-            _ if is_first => {
+            RecordKey::Policy(_) if self.policy.is_none() => {
                 tracing::error!(%key, %error, "the policy cannot be read: all calls are refused until it is written again, or this process is upgraded");
-                self.unreadable.insert(prefix);
+                self.unreadable.insert(Prefix::from(key));
                 self.authorizer.set_unreadable();
             }
             _ => tracing::error!(%key, %error, "the record is not understood; keeping the last one"),
@@ -187,8 +190,8 @@ impl Mirror for PolicyRecords {
         for key in &self.wanted {
             if *key == snapshot.prefix && !snapshot.holds(key.as_str()) {
                 match key.as_str().starts_with("/g/") {
-                    true => self.default = DefaultAuthorization::default(),
-                    false => self.policy = Policy::default(),
+                    true => self.default = None,
+                    false => self.policy = None,
                 }
             }
         }
@@ -201,8 +204,8 @@ impl Mirror for PolicyRecords {
             self.unreadable.remove(&prefix);
         }
         match read {
-            Ok(Record::Policy(policy)) => self.policy = policy,
-            Ok(Record::DefaultAuthorization(default)) => self.default = default,
+            Ok(Record::Policy(policy)) => self.policy = Some(policy),
+            Ok(Record::DefaultAuthorization(default)) => self.default = Some(default),
             Ok(Record::TokenIssuers(record)) => self.set_issuers(&record),
             Ok(Record::ElectedChecker(checker)) => {
                 if let RecordKey::Checker(region) = key {
@@ -218,8 +221,8 @@ impl Mirror for PolicyRecords {
     fn delete(&mut self, _text: &str, key: &RecordKey) {
         self.unreadable.remove(&Prefix::from(key));
         match key {
-            RecordKey::Policy(_) => self.policy = Policy::default(),
-            RecordKey::DefaultAuthorization => self.default = DefaultAuthorization::default(),
+            RecordKey::Policy(_) => self.policy = None,
+            RecordKey::DefaultAuthorization => self.default = None,
             RecordKey::TokenIssuers => self.set_issuers(&TokenIssuers::default()),
             RecordKey::Checker(region) => _ = self.checkers.remove(region),
             _ => {}
@@ -242,6 +245,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::authorization::NotAccepted;
 
     /// Returns records from an upstream that has sent the policy, which has a health check.
     fn followed() -> PolicyRecords {
@@ -255,8 +259,8 @@ mod tests {
             wanted: wanted.iter().cloned().collect(),
             complete: wanted.into(),
             unreadable: BTreeSet::new(),
-            policy: spec.validate().unwrap().1,
-            default: DefaultAuthorization::Deny,
+            policy: Some(spec.validate().unwrap().1),
+            default: Some(DefaultAuthorization::Deny),
             checkers: BTreeMap::new(),
             records_checkers: false,
             authorizer: Arc::new(Authorizer::of_server(service, &transport)),
@@ -306,28 +310,61 @@ mod tests {
         records.refused(&Prefix::checkers(), "unknown prefix");
         assert_eq!(["red", "web"].map(|agent| may_probe(&records, agent)), [false, true]);
     }
+
+    /// Returns a snapshot of one record with this value, or of its absence.
+    fn snapshot_of(key: &RecordKey, value: Option<Vec<u8>>) -> Update {
+        let entry = |value: Vec<u8>| (key.to_string().into(), Entry { value: value.into(), revision: 1 });
+        let entries = value.map(entry).into_iter().collect();
+        let snapshot = Snapshot { prefix: Prefix::from(key), entries, age: Duration::ZERO };
+        let revision = Revision { store: StoreId(1), partition: 0, number: 1 };
+        Update { snapshots: vec![snapshot], ..Update::empty(revision) }
+    }
+
+    /// A value that no release can decode.
+    fn damaged() -> Option<Vec<u8>> {
+        Some(vec![0xff])
+    }
+
+    fn policy_key() -> RecordKey {
+        RecordKey::Policy(ServiceName::new("shop/cart").unwrap())
+    }
+
     #[test]
     fn server_treats_unreadable_first_policy_as_unknown() {
-        let mut records = followed();
-        let key = RecordKey::Policy(ServiceName::new("shop/cart").unwrap());
-        let snapshot = |value: Vec<u8>| {
-            let entry = Entry { value: value.into(), revision: 1 };
-            let entries = [(key.to_string().into(), entry)].into();
-            let snapshot = Snapshot { prefix: Prefix::from(&key), entries, age: Duration::ZERO };
-            let revision = Revision { store: StoreId(1), partition: 0, number: 1 };
-            Update { snapshots: vec![snapshot], ..Update::empty(revision) }
-        };
-        records.complete.remove(&Prefix::from(&key));
-        for _ in 0..2 {
-            records.update(snapshot(vec![0xff]));
-            assert!(
-                records.authorizer.ready().now_or_never().is_none(),
-                "a later release may have written it"
-            );
+        for is_absence_known in [false, true] {
+            let mut records = PolicyRecords { policy: None, ..followed() };
+            let key = policy_key();
+            records.complete.remove(&Prefix::from(&key));
+            let is_ready = |records: &PolicyRecords| records.authorizer.ready().now_or_never().is_some();
+            if is_absence_known {
+                records.update(snapshot_of(&key, None));
+                assert!(is_ready(&records), "there is no policy");
+            }
+            for _ in 0..2 {
+                records.update(snapshot_of(&key, damaged()));
+                assert!(!is_ready(&records), "a later release may have written it");
+            }
+            let valid = record_encoding::encode(&Policy::default().into()).to_vec();
+            records.update(snapshot_of(&key, Some(valid)));
+            assert!(is_ready(&records));
+            records.update(snapshot_of(&key, damaged()));
+            assert!(records.unreadable.is_empty(), "the last one stays in force");
         }
-        records.update(snapshot(record_encoding::encode(&Policy::default().into()).to_vec()));
-        assert!(records.authorizer.ready().now_or_never().is_some());
-        records.update(snapshot(vec![0xff]));
-        assert!(records.unreadable.is_empty(), "the last one stays in force");
+    }
+
+    #[test]
+    fn server_without_policy_refuses_call_once_its_first_policy_or_default_is_unreadable() {
+        for (key, refusal) in
+            [(policy_key(), NotAccepted::Unknown), (RecordKey::DefaultAuthorization, NotAccepted::Refused)]
+        {
+            let mut records = PolicyRecords { policy: None, default: None, ..followed() };
+            let caller = Identity::Spiffe("spiffe://prod/shop/web".parse().unwrap());
+            records.compile();
+            assert_eq!(records.authorizer.accept_connection(&caller), Ok(()), "the default allows it");
+            records.update(snapshot_of(&key, damaged()));
+            assert_eq!(records.authorizer.accept_connection(&caller), Err(refusal), "{key}");
+            records.update(snapshot_of(&key, None));
+            assert_eq!(records.authorizer.accept_connection(&caller), Ok(()), "{key} was deleted");
+        }
     }
 }

@@ -6,13 +6,14 @@
 //! lend its own rights to each of its callers.
 
 use fairmesh_model::{
-    Endpoint, EndpointState, Identity, InstanceId, MeshRole, Prefix, Record, RecordKey, RecordKind,
+    Endpoint, EndpointState, Identity, InstanceId, Label, MeshRole, Prefix, Record, RecordKey, RecordKind,
     ServiceName, SpiffeId, SpiffePath, WorkloadEntry, access::Grants,
 };
 use fairmesh_wire::{
-    ON_BEHALF_OF, RELAYED, STATEMENT, grpc_stubs::MAX_MESSAGE, record_encoding, transport::StatedCall,
+    ON_BEHALF_OF, RELAYED, STATEMENT, grpc_stubs::MAX_MESSAGE, record_encoding, transport::StatedCall, v1,
 };
 use http::HeaderMap;
+use prost::Message as _;
 use tonic::{Status, metadata::MetadataMap};
 
 use super::{
@@ -150,26 +151,42 @@ impl AccessControl {
         }
         match self.claimed_elsewhere(service, entry) {
             None => Ok(()),
-            Some(i) => Err(Status::permission_denied(format!(
+            Some(Claim::Program(i)) => Err(Status::permission_denied(format!(
                 "programs[{i}] of {service} may be programs of another tenant's workload; narrow it, or have an admin write it"
             ))),
+            Some(Claim::Unknown(key)) => {
+                tracing::warn!(caller = %who, %service, %key, "a workload is refused, since this record cannot be read");
+                let is_known = key.service().is_some_and(|other| self.may_view(grants, other));
+                let record = if is_known { key.to_string() } else { "a record of another tenant".to_owned() };
+                Err(Status::failed_precondition(format!(
+                    "whether programs of {service} belong to another tenant's workload is not known, since {record} cannot be \
+                     read: have an admin write that one again, which the log of the control plane names, or this one; or \
+                     name agents that it does not name"
+                )))
+            }
         }
     }
 
-    /// Returns the index of the first program in `entry` that a workload of another tenant also claims.
-    fn claimed_elsewhere(&self, service: &ServiceName, entry: &WorkloadEntry) -> Option<usize> {
+    /// Returns the first claim of a workload of another tenant to programs in `entry`. Known claims come first.
+    fn claimed_elsewhere(&self, service: &ServiceName, entry: &WorkloadEntry) -> Option<Claim> {
         let prefixes = self.shared.node.tenant_prefixes(RecordKind::Workload);
         let (_, entries) = self.shared.node.read(&prefixes);
-        entries.iter().find_map(|(key, other)| {
-            let key = RecordKey::parse(key).ok()?;
-            let of_another = key.service().is_some_and(|other| other.tenant != service.tenant);
-            match record_encoding::decode(&key, &other.value) {
-                Ok(Record::Workload(other)) if of_another => entry.contested(&other),
-                // A record that cannot be decoded may claim any program.
-                Err(_) if of_another => Some(0),
-                _ => None,
+        let mut unknown = None;
+        for (key, other) in entries.iter() {
+            let Ok(key) = RecordKey::parse(key) else { continue };
+            if key.service().is_none_or(|other| other.tenant == service.tenant) {
+                continue;
             }
-        })
+            match record_encoding::decode(&key, &other.value) {
+                Ok(Record::Workload(other)) => match entry.contested(&other) {
+                    Some(i) => return Some(Claim::Program(i)),
+                    None => continue,
+                },
+                Err(_) if may_share_agent(entry, &other.value) => unknown = unknown.or(Some(key)),
+                _ => {}
+            }
+        }
+        unknown.map(Claim::Unknown)
     }
 
     /// Checks that a caller may act for an instance.
@@ -270,6 +287,22 @@ fn of_program(transport: Caller, headers: &HeaderMap) -> Caller {
     }
 }
 
+/// A claim of another tenant's workload to programs.
+enum Claim {
+    /// The program with this index.
+    Program(usize),
+    /// Any program: the record with this key cannot be decoded.
+    Unknown(RecordKey),
+}
+
+/// Whether one agent may vouch for programs of `entry` and of a workload that cannot be decoded. A later release may have
+/// written it, with agents that can still be read.
+fn may_share_agent(entry: &WorkloadEntry, unreadable: &[u8]) -> bool {
+    let agents = v1::WorkloadEntry::decode(unreadable).map(|other| other.agents).unwrap_or_default();
+    let is_shared = |agent: &Label| agents.iter().any(|other| other == agent.as_str());
+    agents.is_empty() || entry.agents.is_empty() || entry.agents.iter().any(is_shared)
+}
+
 /// Returns the agent that registered an endpoint, unless the endpoint is lost.
 fn registered_by(key: &RecordKey, value: &[u8]) -> Option<String> {
     match record_encoding::decode(key, value).ok()? {
@@ -315,4 +348,67 @@ fn lacks_role(who: &Caller, role: &str) -> Status {
         "{who} needs the role {role}; an admin, such as the user of the control plane over its Unix socket, can give it with \
          'kind: RoleBinding'"
     ))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use fairmesh_model::{
+        Revision, StoreId,
+        access::{Delegation, Reach, UidRange, WorkloadBounds},
+    };
+
+    use super::*;
+    use crate::{Entry, Node, Snapshot, Update};
+
+    /// Returns the message of a workload, in which the uid of each program may be missing.
+    fn workload(agents: &[&str], uid: Option<u32>) -> v1::WorkloadEntry {
+        let program = v1::ProgramSelector { uid, ..v1::ProgramSelector::default() };
+        let agents = agents.iter().map(ToString::to_string).collect();
+        v1::WorkloadEntry { agents, programs: vec![program] }
+    }
+
+    /// Returns the access control of a mesh with this record of the workload `blue/web`.
+    fn access(value: Vec<u8>) -> AccessControl {
+        let key = RecordKey::Workload(ServiceName::new("blue/web").unwrap());
+        let entries = [(key.to_string().into(), Entry { value: value.into(), revision: 1 })].into();
+        let snapshot = Snapshot { prefix: Prefix::from(&key), entries, age: Duration::ZERO };
+        let revision = Revision { store: StoreId(1), partition: 0, number: 1 };
+        let node = Node::replica();
+        node.apply_update(Update { snapshots: vec![snapshot], ..Update::empty(revision) }).unwrap();
+        AccessControl::new(node)
+    }
+
+    #[test]
+    fn unreadable_workload_of_another_tenant_refuses_programs_of_the_same_agents() {
+        let service = ServiceName::new("red/x").unwrap();
+        let red = Reach::of(&["red".parse().unwrap()]);
+        let bounds =
+            WorkloadBounds { uids: vec![UidRange::parse("1000-1999").unwrap()], ..Default::default() };
+        let delegate = Grants {
+            view: red.clone(),
+            workloads: vec![Delegation { tenants: red, bounds }],
+            ..Grants::default()
+        };
+        let everywhere = Grants { view: Reach::Everything, ..delegate.clone() };
+        let who = Caller::from(Identity::Anonymous);
+        let register = |record: Vec<u8>, grants: &Grants, agents: &[&str]| {
+            let entry = WorkloadEntry::try_from(workload(agents, Some(1001))).unwrap();
+            let need = Need::Register(service.clone(), Box::new(entry));
+            access(record).check_one(grants, &who, &need).map_err(|refused| refused.message().to_owned())
+        };
+        // A later release knows other conditions on programs.
+        let later = || workload(&["web-1"], None).encode_to_vec();
+        assert_eq!(register(later(), &delegate, &["web-2"]), Ok(()), "no agent vouches for both");
+        let refused = register(later(), &delegate, &["web-1"]).unwrap_err();
+        assert!(refused.contains("since a record of another tenant cannot be read"), "{refused}");
+        assert!(!refused.contains("blue"), "it names no other tenant: {refused}");
+        let refused = register(later(), &everywhere, &[]).unwrap_err();
+        assert!(refused.contains("/t/blue/") && refused.contains("/web cannot be read"), "{refused}");
+        let damaged = register(vec![0xff], &delegate, &["web-2"]).unwrap_err();
+        assert!(damaged.contains("cannot be read"), "{damaged}");
+        let known = register(workload(&[], Some(1001)).encode_to_vec(), &delegate, &["web-2"]).unwrap_err();
+        assert!(known.contains("programs[0] of red/x may be programs of another tenant's"), "{known}");
+    }
 }

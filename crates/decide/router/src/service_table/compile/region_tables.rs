@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use fairmesh_balancer::CandidateSet;
 use fairmesh_model::{
     Label, MAX_TABLE_REGIONS, Region, RegionShares, ServiceKind, Share, TableForce, TableOrigin,
-    TrafficShares, Zone, arith::hash_text,
+    TrafficShares, Zone, arith::hash_text, subset_for_share,
 };
 
 use super::{Compiler, Positions, len};
@@ -18,9 +18,6 @@ use crate::{
         zones::CompiledZones,
     },
 };
-
-/// Minimum number of endpoints used in a region, so that a loaded one can be avoided.
-const LEAST_SUBSET: usize = 2;
 
 /// A table in force: the regions that calls may reach, with this client's endpoints in each.
 pub(super) struct UsableTable<'a> {
@@ -114,14 +111,12 @@ impl Compiler<'_> {
         };
         let positions: Vec<usize> = (0..self.endpoints.len()).filter(serves).collect();
         let rank = self.locality.rank(PreferenceClass::Serving, self.locality.distance(region));
-        let keep = match (self.input.service.kind, self.input.policy.balancing.subset as usize) {
+        let keep = match (self.input.service.kind, self.input.policy.balancing.subset) {
             (ServiceKind::Sharded | ServiceKind::ConsistentHash, _) | (_, 0) => 0,
             (ServiceKind::Replicated, own) => {
                 let wider = self.input.table.and_then(|input| input.table.subsets.get(region));
-                let whole = own.max(wider.map_or(0, |endpoints| *endpoints as usize));
-                let part = whole as u64 * u64::from(share.millionths());
-                let part = part.div_ceil(Share::ALL.millionths().into()) as usize;
-                part.max(LEAST_SUBSET).min(whole)
+                let whole = own.max(wider.copied().unwrap_or_default());
+                subset_for_share(whole, share) as usize
             }
         };
         let candidates = self.subset(&positions, keep);

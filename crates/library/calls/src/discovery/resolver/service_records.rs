@@ -118,12 +118,11 @@ impl ServiceRecords {
         self.policy.is_unreadable
     }
 
-    /// Keeps the last valid policy, if any policy or its absence is known. Otherwise keeps the unreadable record, so
-    /// that readers of the snapshot see that there is a policy.
+    /// Keeps the last valid policy, if there is one. Otherwise keeps the unreadable record, so that readers of the
+    /// snapshot see that there is a policy. The earlier absence of a policy permits nothing: the record may restrict
+    /// callers for the first time.
     fn keep_unreadable_policy(&mut self, value: &Bytes) {
-        let prefix = Prefix::from(&RecordKey::Policy(self.name.clone()));
-        let is_first = !self.subscribed.get(&prefix).copied().unwrap_or(false);
-        if self.policy.is_unreadable || is_first && self.policy.value.is_none() {
+        if self.policy.is_unreadable || self.policy.value.is_none() {
             self.set_policy(Policy::default(), Some(value.clone()));
             self.policy.is_unreadable = true;
         }
@@ -301,7 +300,7 @@ impl ServiceRecords {
     }
 
     /// Stores a record. An invalid record leaves the previous one in place; see
-    /// [`is_policy_unreadable`](Self::is_policy_unreadable) for the first record of a policy.
+    /// [`is_policy_unreadable`](Self::is_policy_unreadable) for a policy without a previous record.
     pub(super) fn put(&mut self, key: &RecordKey, record: ArrivedRecord<'_>) -> Result<(), Invalid> {
         let ArrivedRecord { text, value, age } = record;
         if matches!(key, RecordKey::ShardManifest(..) | RecordKey::ShardChunk(..)) {

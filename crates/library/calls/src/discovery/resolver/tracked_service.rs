@@ -105,8 +105,8 @@ impl<T: EndpointTransport> TrackedService<T> {
             None => return,
             Some(false) => return self.subscription.publish(ServiceState::Unknown),
             Some(true) if !self.records.complete() => return,
-            // The service had no valid policy before, so no call depends on an earlier snapshot.
             Some(true) if topology.authorizes_callers && self.records.is_policy_unreadable() => {
+                self.retire();
                 return self.subscription.publish(ServiceState::Unavailable(UNREADABLE_POLICY.into()));
             }
             Some(true) => {}

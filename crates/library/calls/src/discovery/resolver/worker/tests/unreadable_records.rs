@@ -54,6 +54,11 @@ async fn authorizing_process_refuses_service_until_its_policy_is_readable() {
     assert!(matches!(*subscription.state(), ServiceState::Ready(_)));
     rig.handle(Event::Update(update([damaged(&key)])));
     assert!(matches!(*subscription.state(), ServiceState::Ready(_)), "the last one stays in force");
+    // A record that is written after the policy was deleted may restrict callers.
+    for (policy, is_ready) in [((Prefix::from(&key), vec![]), true), (damaged(&key), false)] {
+        rig.handle(Event::Update(update([policy])));
+        assert_eq!(matches!(*subscription.state(), ServiceState::Ready(_)), is_ready);
+    }
 }
 
 #[tokio::test(start_paused = true)]
