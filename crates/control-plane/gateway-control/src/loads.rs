@@ -11,7 +11,7 @@ use std::{
 };
 
 use fairmesh_backend_loads::{
-    Alert, BackendLoad, Cause, Limited, LoadBoard, MAX_SERVICES, ReplicaLoad, Report, ServiceCounts,
+    Alert, BackendLoad, Cause, Crashed, Limited, LoadBoard, MAX_SERVICES, ReplicaLoad, Report, ServiceCounts,
     ServiceDays, ServiceTrend,
 };
 use fairmesh_metrics::Register as _;
@@ -48,8 +48,8 @@ pub struct BackendLevels {
     pub alerted: BTreeSet<Label>,
     /// Services whose connections overload a backend, and the limit of new ones a second at each replica that fits what was usual.
     pub attacked: BTreeMap<ServiceName, u32>,
-    /// Backends with a replica that has crashed lately.
-    pub crashed: BTreeSet<Label>,
+    /// Backends with a replica that has crashed lately, each with the services that had calls just before.
+    pub crashed: Crashed,
     /// The replicas that report.
     pub reporting: BTreeSet<SocketAddr>,
     /// How often each of them does.
