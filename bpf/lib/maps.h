@@ -57,7 +57,7 @@ struct caller {
 	u32 slot; /* of the last request that the kernel sent */
 	u32 by_tcp;     /* its data passes TCP alone */
 	u32 is_counted; /* among the connections of its cgroup */
-	u32 fields; /* bytes that are added to the head of the request: they lie where its headers did */
+	u32 fields; /* length of the lines that are added to the head of the request, and that lie in `http.headers` by then */
 	u32 group;  /* position of its cgroup */
 	u32 only_services; /* of its cgroup: 1 where nothing but services may be reached */
 	u32 position; /* of the policy by which its last request was sent, which had this generation */

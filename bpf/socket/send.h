@@ -58,8 +58,8 @@ struct claim {
 	u64 cookie;
 	u32 endpoint, found, slot;
 	u32 is_large; /* the request can be moved to a socket of a server alone */
-	u32 is_permitted_only; /* a connection was passed over that needs a permit, and does not lead to such a socket */
-	u32 servers, elsewhere; /* whether there are connections that lead to such a socket, and others */
+	u32 lacks_server; /* whether a connection was passed over that needs a permit, and does not lead to such a socket */
+	u32 usable, unusable; /* whether there are connections that the request could take, and others */
 };
 
 /* Whether the server closes connections on which it has just responded. What is moved to a socket that is being closed is refused with
@@ -72,13 +72,22 @@ INLINE int closes_soon(struct slot *slot)
 	return endpoint && time_ns() / NANOS < endpoint->closes_until;
 }
 
-/* Whether the connection leads to a socket of a server to which requests are moved. Of a slot that is not claimed this is a guess, since
- * the proxy may be giving it another connection. */
+/* Whether the connection leads to a socket of a server on this machine. Of a slot that is not claimed this is a guess, since the proxy may
+ * be giving it another connection. */
 INLINE int leads_to_server(struct slot *slot)
 {
 	struct connection connection = slot->connection;
 
-	return connection.proxy_port && map_lookup(&exchange_addresses, &connection) && !closes_soon(slot);
+	return connection.proxy_port && map_lookup(&exchange_addresses, &connection);
+}
+
+/* Whether the request can take this connection. A large request is moved to the socket of a server or not sent at all. A request that
+ * needs a permit may reach such a socket over TCP too, within the machine. */
+INLINE int is_usable(struct claim *claim, struct slot *slot)
+{
+	if (!claim->is_large && !slot->permit)
+		return 1;
+	return leads_to_server(slot) && !(claim->is_large && closes_soon(slot));
 }
 
 /* Claims the connection of one entry of the endpoint, and ends the loop with 1, if it is idle and the request can take it. */
@@ -93,13 +102,12 @@ static long claim_slot(u32 at, struct claim *claim)
 	struct slot *slot = map_lookup(&slots, &key);
 	if (!slot)
 		return 0;
-	/* What a permit is for leaves this machine's sockets never. */
-	if ((claim->is_large || slot->permit) && !leads_to_server(slot)) {
-		claim->is_permitted_only |= !!slot->permit;
-		claim->elsewhere = 1;
+	if (!is_usable(claim, slot)) {
+		claim->lacks_server |= slot->permit && !leads_to_server(slot);
+		claim->unusable = 1;
 		return 0;
 	}
-	claim->servers = 1;
+	claim->usable = 1;
 	if (slot->owner != SLOT_IDLE || __sync_val_compare_and_swap(&slot->owner, SLOT_IDLE, claim->cookie) != SLOT_IDLE)
 		return 0;
 	if (slot->endpoint != claim->endpoint) {
@@ -250,8 +258,8 @@ OWN_FRAME int claim_connection(struct caller *caller, u32 endpoint_key)
 		caller->slot = claim.slot;
 		return 0;
 	}
-	if (claim.elsewhere && !claim.servers)
-		return claim.is_permitted_only ? NOT_PERMITTED : TOO_LARGE;
+	if (claim.unusable && !claim.usable)
+		return claim.lacks_server ? NOT_PERMITTED : TOO_LARGE;
 	struct endpoint *endpoint = map_lookup(&endpoints, &endpoint_key);
 	if (endpoint)
 		endpoint->wanted = 1;
@@ -292,23 +300,12 @@ INLINE void unclaim(struct caller *caller)
 		slot->owner = SLOT_IDLE;
 }
 
-/* Takes the permit that the claimed connection needs, with the fields that are added to the request; returns 0, or why it is left to the
- * proxy. It is the connection that needs one, whatever has become of its endpoint meanwhile. */
-OWN_FRAME int take_permit(struct caller *caller, u32 endpoint_key)
+/* Copies the fields of this permit, which are added to the request, if the permit is in force for this endpoint; returns 0, or why the
+ * request is left to the proxy. */
+OWN_FRAME int copy_permit(struct caller *caller, u32 position, u32 endpoint_key)
 {
-	u32 key = caller->slot;
-	struct slot *slot = map_lookup(&slots, &key);
-
-	caller->fields = 0;
-	if (!slot)
-		return NOT_PERMITTED;
-	u32 position = slot->permit;
-	if (!position)
-		return 0;
-	if (caller->http.parser.names_client)
-		return NOT_PLAIN;
-	position--;
 	struct permit *permit = map_lookup(&permits, &position);
+
 	if (!permit)
 		return NOT_PERMITTED;
 	u64 generation = __sync_fetch_and_add(&permit->generation, 0);
@@ -322,6 +319,25 @@ OWN_FRAME int take_permit(struct caller *caller, u32 endpoint_key)
 		return NOT_PERMITTED;
 	caller->fields = length;
 	return 0;
+}
+
+/* Takes the permit that the claimed connection needs; returns 0, or why the request is left to the proxy. The slot says whether the
+ * connection needs one: the policy of the endpoint may have changed since the connection was opened. */
+INLINE int take_permit(struct caller *caller, u32 endpoint_key)
+{
+	u32 key = caller->slot;
+	struct slot *slot = map_lookup(&slots, &key);
+
+	caller->fields = 0;
+	if (!slot)
+		return NOT_PERMITTED;
+	u32 position = slot->permit;
+	if (!position)
+		return 0;
+	/* The listener adds the address of the caller to `x-forwarded-for`, and the kernel does not. */
+	if (caller->http.parser.names_client)
+		return NOT_PLAIN;
+	return copy_permit(caller, position - 1, endpoint_key);
 }
 
 /* Counts the request, and claims a connection for it; returns 0, or why it is left to the proxy. */
@@ -424,7 +440,7 @@ INLINE int redirect_request(struct caller *caller, struct sk_msg_md *message, st
 		int is_usable = !is_kept || length > REQUEST_BYTES;
 		leave_group(caller->group);
 		slot->owner = is_usable ? SLOT_IDLE : SLOT_ABSENT;
-		/* Of a request that the kernel has altered and does not restore, nobody gets anything. */
+		/* The request has been altered and cannot be restored, so that neither server nor proxy may have it. */
 		if (moved == BROKEN)
 			return SK_DROP;
 		return leave(caller, message, length > REQUEST_BYTES ? TOO_LARGE : REDIRECT_FAILED);

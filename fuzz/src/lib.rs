@@ -16,6 +16,7 @@ pub mod http1_response;
 pub mod http2_call;
 pub mod identity;
 pub mod kernel_head;
+pub mod local_answer;
 pub mod manifest;
 pub mod mutation;
 pub mod protocol_detect;
@@ -39,7 +40,7 @@ mod pipe;
 pub type Target = fn(&[u8]);
 
 /// All of them, by the names of their corpora.
-pub const TARGETS: [(&str, Target); 22] = [
+pub const TARGETS: [(&str, Target); 23] = [
     ("dns_query", dns_query::run),
     ("headers", headers::run),
     ("hpack", hpack::run),
@@ -50,6 +51,7 @@ pub const TARGETS: [(&str, Target); 22] = [
     ("http2_call", http2_call::run),
     ("identity", identity::run),
     ("kernel_head", kernel_head::run),
+    ("local_answer", local_answer::run),
     ("manifest", manifest::run),
     ("protocol_detect", protocol_detect::run),
     ("proxy_protocol", proxy_protocol::run),

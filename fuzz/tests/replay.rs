@@ -47,7 +47,7 @@ macro_rules! replays {
 }
 
 replays! {
-    dns_query headers hpack http1_response http1_call http1_plain http1_request http2_call identity kernel_head manifest protocol_detect proxy_protocol
+    dns_query headers hpack http1_response http1_call http1_plain http1_request http2_call identity kernel_head local_answer manifest protocol_detect proxy_protocol
     record_decode rib_key route_match serve_http1 serve_http2 shard_decode traceparent user_token watch
 }
 

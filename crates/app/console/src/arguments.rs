@@ -13,9 +13,14 @@ use crate::failure::Failure;
 
 /// Environment variable of the user's token. There is no option for it, because lists of processes show options.
 const TOKEN: &str = "FAIRMESH_TOKEN";
-/// Environment variables with secrets of this process. Programs that a command starts do not inherit them, since many
-/// write their environment into logs and crash reports.
-pub const SECRET_VARIABLES: [&str; 2] = [TOKEN, "FAIRMESH_JOIN_TOKEN"];
+/// Environment variable of the password for etcd. Unlike options, it is not shown in process lists.
+pub const ETCD_PASSWORD: &str = "FAIRMESH_ETCD_PASSWORD";
+/// Environment variables with secrets of the mesh's processes and commands. Programs that these start do not inherit them, since
+/// many write their environment into logs and crash reports.
+pub const SECRET_VARIABLES: [&str; 3] = [TOKEN, "FAIRMESH_JOIN_TOKEN", ETCD_PASSWORD];
+/// Headers by which a process proves itself to a collector of telemetry. The program of a service may have a use for them.
+pub const EXPORTER_HEADERS: [&str; 3] =
+    ["OTEL_EXPORTER_OTLP_HEADERS", "OTEL_EXPORTER_OTLP_TRACES_HEADERS", "OTEL_EXPORTER_OTLP_METRICS_HEADERS"];
 
 /// Address of the control plane.
 #[derive(Clone, Debug, Args)]

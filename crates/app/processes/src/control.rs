@@ -5,7 +5,13 @@ mod status;
 use std::{env, net::SocketAddr, path::PathBuf, process::ExitCode, time::Duration};
 
 use clap::{Args, Subcommand};
-use fairmesh_console::{connect::transport, default_paths, failure::Failure, stop_signals};
+use fairmesh_console::{
+    arguments::{ETCD_PASSWORD, EXPORTER_HEADERS, SECRET_VARIABLES},
+    connect::transport,
+    default_paths,
+    failure::Failure,
+    stop_signals,
+};
 use fairmesh_control::{
     ControlConfig, EtcdAddress, EtcdConfig, EtcdLogin, EtcdTls, GatewayLauncher, JwksLocation, OidcConfig,
     ShadowController, TrustDomainChoice,
@@ -131,9 +137,6 @@ impl OidcArgs {
     }
 }
 
-/// Environment variable with the password. Unlike options, it is not shown in process lists.
-const PASSWORD: &str = "FAIRMESH_ETCD_PASSWORD";
-
 /// Location of the store, if it is not in the data directory.
 #[derive(Debug, Args)]
 struct EtcdArgs {
@@ -158,10 +161,10 @@ struct EtcdArgs {
 impl EtcdArgs {
     fn config(self) -> Result<Option<EtcdConfig>, Failure> {
         let Some(address) = self.store else { return Ok(None) };
-        let login = |user| match env::var(PASSWORD) {
+        let login = |user| match env::var(ETCD_PASSWORD) {
             Ok(password) => Ok(EtcdLogin { user, password }),
             Err(_) => Err(Failure::refused(
-                format!("--etcd-user is given, but {PASSWORD} is not in the environment"),
+                format!("--etcd-user is given, but {ETCD_PASSWORD} is not in the environment"),
                 "set it to the password of that user",
             )),
         };
@@ -242,9 +245,11 @@ async fn serve(args: ServeArgs) -> Result<ExitCode, Failure> {
         http_names: args.admin_names,
         sources: args.sources,
         shadow_controllers: args.shadow_controllers,
-        gateway_launcher: args
-            .gateway_launcher
-            .map(|command| GatewayLauncher { command, time_limit: args.gateway_launcher_timeout }),
+        gateway_launcher: args.gateway_launcher.map(|command| GatewayLauncher {
+            command,
+            time_limit: args.gateway_launcher_timeout,
+            secrets: SECRET_VARIABLES.into_iter().chain(EXPORTER_HEADERS).collect(),
+        }),
     };
     if args.partitioned {
         fairmesh_control::partition_store(&config).await.map_err(|error| Failure::stopped(&error))?;

@@ -1,12 +1,17 @@
 //! Runs the provider's command that starts a backend.
 
-use std::{collections::BTreeSet, net::SocketAddr, process::Stdio, time::Duration};
+use std::{
+    collections::BTreeSet,
+    net::SocketAddr,
+    process::{ExitStatus, Stdio},
+    time::Duration,
+};
 
 use fairmesh_model::{Label, ServiceName, Zone};
 use rustix::process::{Pid, Signal, kill_process_group};
 use tokio::{
     io::{AsyncRead, AsyncReadExt as _},
-    process::Command,
+    process::{Child, Command},
     time::timeout,
 };
 
@@ -15,8 +20,8 @@ const MAX_OUTPUT: u64 = 16 << 10;
 /// The most bytes of an error that are shown.
 const MAX_SHOWN: usize = 300;
 
-/// A secret of the control plane, which is not for the command.
-const ETCD_PASSWORD: &str = "FAIRMESH_ETCD_PASSWORD";
+/// How long the output is read after the command has ended.
+const OUTPUT_AFTER_END: Duration = Duration::from_secs(1);
 
 /// The provider's command that starts the replicas of a backend.
 ///
@@ -29,6 +34,8 @@ pub struct GatewayLauncher {
     pub command: String,
     /// How long it may take. It is killed then, with all processes of its group.
     pub time_limit: Duration,
+    /// Environment variables of this process that the command does not inherit.
+    pub secrets: Vec<&'static str>,
 }
 
 /// A backend to start.
@@ -65,24 +72,52 @@ impl GatewayLauncher {
     }
 
     async fn run(&self, launch: &Launch) -> Result<BTreeSet<SocketAddr>, String> {
-        let mut shell = Command::new("/bin/sh");
-        shell.args(["-c", &self.command]).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        shell.env("FAIRMESH_BACKEND", launch.backend.as_str()).env("FAIRMESH_ZONE", launch.zone.as_str());
-        let service = launch.service.as_ref().map(ToString::to_string).unwrap_or_default();
-        shell.env("FAIRMESH_SERVICE", service).env_remove(ETCD_PASSWORD).process_group(0);
-        let mut child = shell.spawn().map_err(|error| format!("it cannot be run: {error}"))?;
-        let id = child.id().and_then(|id| Pid::from_raw(id.cast_signed()));
-        let mut group = Group(id);
-        let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
-        let (ended, printed, errors) = tokio::join!(child.wait(), read(stdout), read(stderr));
+        let mut child = self.shell(launch).spawn().map_err(|error| format!("it cannot be run: {error}"))?;
+        let mut group = Group(child.id().and_then(|id| Pid::from_raw(id.cast_signed())));
+        let output = output_of(&mut child).await;
         // Processes that the command leaves running are the backend.
         group.0 = None;
-        let ended = ended.map_err(|error| format!("it cannot be waited for: {error}"))?;
+        let (ended, printed, errors) = output?;
         match ended.success() {
             true => addresses(&printed),
             false => Err(format!("{ended}: {}", shown(&errors))),
         }
     }
+
+    /// The command, which inherits no secret of the control plane.
+    fn shell(&self, launch: &Launch) -> Command {
+        let mut shell = Command::new("/bin/sh");
+        shell.args(["-c", &self.command]).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        shell.env("FAIRMESH_BACKEND", launch.backend.as_str()).env("FAIRMESH_ZONE", launch.zone.as_str());
+        let service = launch.service.as_ref().map(ToString::to_string).unwrap_or_default();
+        shell.env("FAIRMESH_SERVICE", service).process_group(0);
+        for name in &self.secrets {
+            shell.env_remove(name);
+        }
+        shell
+    }
+}
+
+/// Waits for the end of a command. Returns its status, its output and its errors.
+async fn output_of(child: &mut Child) -> Result<(ExitStatus, String, String), String> {
+    let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
+    let outputs = async { tokio::join!(read(stdout), read(stderr)) };
+    tokio::pin!(outputs);
+    let mut read = None;
+    let ended = loop {
+        tokio::select! {
+            ended = child.wait() => break ended,
+            outputs = &mut outputs, if read.is_none() => read = Some(outputs),
+        }
+    };
+    let ended = ended.map_err(|error| format!("it cannot be waited for: {error}"))?;
+    if read.is_none() {
+        read = timeout(OUTPUT_AFTER_END, outputs).await.ok();
+    }
+    let (printed, errors) = read.ok_or_else(|| {
+        "it has ended, and a process that it left running keeps its output open; redirect the output and the errors of that process, such as to a file".to_owned()
+    })?;
+    Ok((ended, printed, errors))
 }
 
 /// Reads output up to a bound; more of it breaks the pipe.
@@ -122,14 +157,21 @@ mod tests {
     use super::*;
 
     async fn launched(command: &str) -> Result<BTreeSet<SocketAddr>, String> {
-        let launcher =
-            GatewayLauncher { command: command.to_owned(), time_limit: Duration::from_millis(500) };
-        let launch = Launch {
+        launched_within(command, Duration::from_millis(500)).await
+    }
+
+    async fn launched_within(command: &str, time_limit: Duration) -> Result<BTreeSet<SocketAddr>, String> {
+        GatewayLauncher { command: command.to_owned(), time_limit, secrets: Vec::new() }
+            .launch(&launch())
+            .await
+    }
+
+    fn launch() -> Launch {
+        Launch {
             backend: Label::new("launched-1").unwrap(),
             zone: Zone::new("a").unwrap(),
             service: Some(ServiceName::new("red/web").unwrap()),
-        };
-        launcher.launch(&launch).await
+        }
     }
 
     #[tokio::test]
@@ -152,6 +194,35 @@ mod tests {
             let error = launched(command).await.unwrap_err();
             assert!(error.contains(part) && error.len() < 500, "{command}: {error}");
         }
+    }
+
+    #[tokio::test]
+    async fn launcher_whose_child_keeps_the_output_open_fails_at_once_and_leaves_the_child() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("pid");
+        let command = format!("sleep 1000 & echo $! > {}; echo 10.0.0.1:1", file.display());
+        let error = launched_within(&command, Duration::from_mins(5)).await.unwrap_err();
+        assert!(error.contains("keeps its output open"), "{error}");
+        let child = std::fs::read_to_string(file).unwrap();
+        let child = Pid::from_raw(child.trim().parse().unwrap()).unwrap();
+        rustix::process::kill_process(child, Signal::KILL).expect("the child still runs");
+
+        let command = "sleep 1000 > /dev/null 2>&1 & echo 10.0.0.1:$! ; kill $!";
+        assert!(launched_within(command, Duration::from_mins(5)).await.is_ok());
+    }
+
+    #[tokio::test]
+    async fn launcher_inherits_no_secret() {
+        // Cargo sets this one for each test.
+        let secret = "CARGO_MANIFEST_DIR";
+        assert!(std::env::var_os(secret).is_some());
+        let command = format!("test -z \"${secret}\" && test -n \"$PATH\" && echo 10.0.0.1:1");
+        let launched = async |secrets| {
+            let command = command.clone();
+            GatewayLauncher { command, time_limit: Duration::from_secs(5), secrets }.launch(&launch()).await
+        };
+        assert!(launched(vec![]).await.is_err());
+        assert!(launched(vec![secret]).await.is_ok());
     }
 
     #[tokio::test]

@@ -11,7 +11,7 @@ use std::{
 };
 
 use fairmesh_backend_loads::{
-    Alert, BackendLoad, Cause, Limited, LoadBoard, MAX_SERVICES, ReplicaLoad, Report, ServiceCounts,
+    Alert, BackendLoad, Cause, Crashed, Limited, LoadBoard, MAX_SERVICES, ReplicaLoad, Report, ServiceCounts,
     ServiceDays, ServiceTrend,
 };
 use fairmesh_metrics::Register as _;
@@ -49,8 +49,8 @@ pub struct BackendLevels {
     /// Services whose new connections overload a backend. For each, the limit of new connections per second at a replica:
     /// about twice the usual rate at the replica where the service is busiest.
     pub attacked: BTreeMap<ServiceName, u32>,
-    /// Backends with a replica that has crashed lately.
-    pub crashed: BTreeSet<Label>,
+    /// Backends with a replica that has crashed lately, each with the services that had calls just before.
+    pub crashed: Crashed,
     /// The replicas that report.
     pub reporting: BTreeSet<SocketAddr>,
     /// Interval of a replica's reports.

@@ -24,7 +24,7 @@ use tokio::time::Instant;
 
 use self::{
     growth::{Growth, GrowthRounds},
-    launches::{Known, LaunchRounds},
+    launches::{LaunchFacts, LaunchRounds},
     sandbox::SandboxRounds,
     scatter::ScatterRounds,
     throttle::{LimitChanges, ThrottleRounds},
@@ -182,10 +182,10 @@ impl Controller for PlacementController {
         facts.scattered = self.scatter.round(&facts.fleet(), &facts.services(), now.at);
         let made = facts.plan();
         let (ops, mut refused) = (facts.ops(&made), facts.refusals(&made));
-        let (launch, of_launches) = self.launches.round(&Known {
+        let (launch, of_launches) = self.launches.round(&LaunchFacts {
             backends: &facts.backends,
             launching: &facts.launching,
-            lacking: facts.lacking(&made),
+            lacking: &facts.lacking(&made),
             reporting: &self.growth.levels().reporting,
             now: now.at,
         });
@@ -375,12 +375,14 @@ impl PlacementFacts {
         refused.chain(kept).map(of_service).collect()
     }
 
-    /// A service that grows, and for which no backend in its home zone has room.
-    fn lacking(&self, made: &Plan) -> Option<(&ServiceName, &Zone)> {
-        self.wanted.iter().find_map(|(name, wanted)| {
-            let is_lacking = matches!(made.refused.get(name), Some(Missing::Relief(_)));
-            (is_lacking && self.growth.is_of(name)).then_some((name, &wanted.home_zone))
-        })
+    /// Home zones in which no backend has room for a service that grows, each with such a service.
+    fn lacking(&self, made: &Plan) -> BTreeMap<&Zone, &ServiceName> {
+        let is_lacking = |name: &ServiceName| {
+            matches!(made.refused.get(name), Some(Missing::Relief(_))) && self.growth.is_of(name)
+        };
+        let lacking = self.wanted.iter().filter(|(name, _)| is_lacking(name));
+        // The first service of each zone is named.
+        lacking.rev().map(|(name, wanted)| (&wanted.home_zone, name)).collect()
     }
 
     /// The backends in force of a service, or its new backends if it is moved.

@@ -10,27 +10,33 @@ use fairmesh_model::{Label, Placement, ServiceName, Zone};
 /// How long a backend counts as crashed after a replica of it has ended without a word.
 pub const CRASHED_FOR: Duration = Duration::from_mins(2);
 
+/// Backends that have crashed lately, each with the services whose calls had reached every replica of it that crashed, just before.
+pub type Crashed = BTreeMap<Label, BTreeSet<ServiceName>>;
+
 /// The service that takes its backends down, if the crashes name one.
 ///
-/// `crashed` has the backends that have crashed lately, `zones` those of each zone. A service is the cause if it is the only one all of whose
-/// backends have crashed, or, while there is none of these, the only one all of whose backends in the home zone have. No two services have
-/// the same backends, so that a query of death names its service at the latest when all of them are down. Where a whole zone and nothing else
-/// has crashed, that is a failure of the zone.
+/// `crashed` has the backends that have crashed lately, each with the services whose calls had reached every replica of it that crashed,
+/// just before. `zones` has the backends of each zone. A service is the cause if it is the only one all of whose backends have crashed, or,
+/// while there is none of these, the only one all of whose backends in the home zone have. A service without calls at one of the crashes is
+/// never the cause. No two services have the same backends, so that a query of death names its service at the latest when all of them are
+/// down. Where a whole zone and nothing else has crashed, that is a failure of the zone.
 pub fn crashing_service<'a>(
-    crashed: &BTreeSet<Label>,
+    crashed: &Crashed,
     zones: &BTreeMap<&Zone, BTreeSet<&Label>>,
     placed: impl Iterator<Item = (&'a ServiceName, &'a Placement)>,
 ) -> Option<(&'a ServiceName, &'a Placement)> {
-    let is_down = |name: &Label| crashed.contains(name);
+    let is_down = |name: &Label| crashed.contains_key(name);
     let is_failure_of = |zone: &Zone| {
         zones.get(zone).is_some_and(|all| all.len() == crashed.len() && all.iter().all(|name| is_down(name)))
     };
-    let is_candidate = |placement: &Placement| {
+    let is_candidate = |(service, placement): &(&ServiceName, &Placement)| {
         let home = placement.zones.get(&placement.home_zone);
+        let mut callers = placement.backends().filter_map(|name| crashed.get(name));
         home.is_some_and(|home| home.len() > 1 && home.iter().all(is_down))
+            && callers.all(|callers| callers.contains(*service))
             && !is_failure_of(&placement.home_zone)
     };
-    let candidates: Vec<_> = placed.filter(|(_, placement)| is_candidate(placement)).collect();
+    let candidates: Vec<_> = placed.filter(is_candidate).collect();
     let whole = candidates.iter().filter(|(_, placement)| placement.backends().all(is_down));
     let whole: Vec<_> = whole.copied().collect();
     match (&whole[..], &candidates[..]) {
@@ -47,8 +53,14 @@ mod tests {
         Label::new(name).unwrap()
     }
 
-    /// The service that is found when these backends have crashed; the first letter of a name is its zone.
+    /// The service that is found when these backends have crashed, to which all services had calls.
     fn found(crashed: &[&str], services: &[(&str, &[&str])]) -> Option<String> {
+        let all: BTreeSet<_> = services.iter().map(|(name, _)| ServiceName::new(*name).unwrap()).collect();
+        found_among(&crashed.iter().map(|name| (label(name), all.clone())).collect(), services)
+    }
+
+    /// The service that is found after these crashes; the first letter of a backend's name is its zone.
+    fn found_among(crashed: &Crashed, services: &[(&str, &[&str])]) -> Option<String> {
         let all: Vec<Label> = ["a1", "a2", "a3", "b1", "b2", "c1", "c2"].into_iter().map(label).collect();
         let [a, b, c] = ["a", "b", "c"].map(|zone| Zone::new(zone).unwrap());
         let of = |zone: &Zone| all.iter().filter(|name| name.as_str().starts_with(zone.as_str())).collect();
@@ -66,8 +78,7 @@ mod tests {
                 (ServiceName::new(*name).unwrap(), placement)
             })
             .collect();
-        let crashed = crashed.iter().map(|name| label(name)).collect();
-        let found = crashing_service(&crashed, &zones, placed.iter().map(|(name, placed)| (name, placed)));
+        let found = crashing_service(crashed, &zones, placed.iter().map(|(name, placed)| (name, placed)));
         found.map(|(service, _)| service.to_string())
     }
 
@@ -88,6 +99,20 @@ mod tests {
             Some("blue/web"),
             "beside another crash"
         );
+    }
+
+    #[test]
+    fn service_without_calls_at_a_crash_is_not_found() {
+        let crashed = |callers: [&[&str]; 2]| {
+            let callers =
+                callers.map(|names| names.iter().map(|name| ServiceName::new(*name).unwrap()).collect());
+            ["a2", "a3"].map(label).into_iter().zip(callers).collect::<Crashed>()
+        };
+        let found = |callers| found_among(&crashed(callers), SERVICES);
+        assert_eq!(found([&["blue/api", "red/web"], &["blue/api"]]).as_deref(), Some("blue/api"));
+        // Two other services have each taken one of its backends down.
+        assert_eq!(found([&["red/web"], &["red/elsewhere"]]), None);
+        assert_eq!(found([&["blue/api"], &["red/elsewhere"]]), None);
     }
 
     #[test]

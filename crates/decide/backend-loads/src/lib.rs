@@ -19,7 +19,7 @@ mod replica_report;
 mod trend;
 
 pub use cause::Cause;
-pub use crashes::{CRASHED_FOR, crashing_service};
+pub use crashes::{CRASHED_FOR, Crashed, crashing_service};
 pub use day_loads::{SLOTS, ServiceDays};
 pub use limited_services::Limited;
 pub use load_board::{

@@ -10,7 +10,7 @@ use fairmesh_model::{Label, ServiceName};
 
 use crate::{
     cause::{Cause, Evidence, served},
-    crashes::CRASHED_FOR,
+    crashes::{CRASHED_FOR, Crashed},
     limited_services::{Limited, LimitedServices},
     replica_report::{MAX_SERVICES, Report},
     trend::{Frozen, ServiceTrend, Trend, per_second},
@@ -40,6 +40,8 @@ const MISSED_REPORTS: u32 = 3;
 const REPORT_TAKES: Duration = Duration::from_secs(3);
 /// What was usual for a silent replica is kept for so long. A replica that lacks CPU reports late, and others get its calls meanwhile.
 const KEPT_MS: u64 = 120_000;
+/// The least rate of requests and connections at which a service had calls just before a crash: about one in the last ten seconds.
+const CALLED_RATE: f64 = 0.005;
 /// Minimum interval of a report. Shorter ones count as this long, since rates over tiny spans are meaningless.
 const MIN_SPAN: Duration = Duration::from_millis(100);
 
@@ -49,9 +51,19 @@ pub struct LoadBoard {
     replicas: BTreeMap<SocketAddr, Replica>,
     alerts: BTreeMap<Label, Alert>,
     limited: LimitedServices,
-    /// Replicas that have ended without a word: their backends, and when, in monotonic milliseconds.
-    crashes: BTreeMap<SocketAddr, (Label, u64)>,
+    /// Replicas that have ended without a word.
+    crashes: BTreeMap<SocketAddr, Crash>,
     left_out: u64,
+}
+
+/// The end of a replica that did not say that it leaves.
+#[derive(Clone, Debug)]
+struct Crash {
+    backend: Label,
+    /// In monotonic milliseconds.
+    at_ms: u64,
+    /// The services that had calls just before.
+    callers: BTreeSet<ServiceName>,
 }
 
 #[derive(Clone, Debug)]
@@ -223,9 +235,15 @@ impl LoadBoard {
         limit.max(LEAST_LIMIT)
     }
 
-    /// Backends with a replica that ended without a word in the last [`CRASHED_FOR`], as of the last [`review`](Self::review).
-    pub fn crashed(&self) -> BTreeSet<Label> {
-        self.crashes.values().map(|(backend, _)| backend.clone()).collect()
+    /// Backends with a replica that ended without a word in the last [`CRASHED_FOR`], as of the last [`review`](Self::review). Each has
+    /// the services with calls at every such replica just before; those that its reports did not list have none.
+    pub fn crashed(&self) -> Crashed {
+        let mut crashed = Crashed::new();
+        for Crash { backend, callers, .. } in self.crashes.values() {
+            let all = crashed.entry(backend.clone()).or_insert_with(|| callers.clone());
+            all.retain(|service| callers.contains(service));
+        }
+        crashed
     }
 
     /// Reports that were left out, since there were too many replicas.
@@ -263,10 +281,7 @@ impl LoadBoard {
     fn note_restart(&mut self, report: &Report, before: Option<&Replica>, now_ms: u64) {
         let Some(before) = before else { return };
         match (report.is_first, before.is_crashed) {
-            (true, false) => {
-                let crash = before.backend.clone().map(|backend| (report.address, (backend, now_ms)));
-                self.crashes.extend(crash);
-            }
+            (true, false) => self.crashes.extend(before.crash(now_ms).map(|crash| (report.address, crash))),
             // It lacked CPU.
             (false, true) => drop(self.crashes.remove(&report.address)),
             _ => {}
@@ -278,10 +293,10 @@ impl LoadBoard {
         let silent = self.replicas.iter_mut().filter(|(_, one)| !one.is_crashed && one.is_gone(now_ms));
         for (address, replica) in silent {
             replica.is_crashed = true;
-            self.crashes.extend(replica.backend.clone().map(|backend| (*address, (backend, now_ms))));
+            self.crashes.extend(replica.crash(now_ms).map(|crash| (*address, crash)));
         }
         let is_recent = |at_ms: u64| Duration::from_millis(now_ms.saturating_sub(at_ms)) < CRASHED_FOR;
-        self.crashes.retain(|_, (_, at_ms)| is_recent(*at_ms));
+        self.crashes.retain(|_, crash| is_recent(crash.at_ms));
     }
 
     /// Served requests by service. Silent replicas contribute their usual rate but no recent one.
@@ -378,6 +393,14 @@ impl Replica {
         for (_, name) in by_weight.split_off(MAX_SERVICES) {
             self.services.remove(&name);
         }
+    }
+
+    /// Its end without a word; `None` if it serves all services.
+    fn crash(&self, now_ms: u64) -> Option<Crash> {
+        let had_calls = |trend: &ServiceTrend| trend.recent().weight() >= CALLED_RATE;
+        let callers = self.services.iter().filter(|(_, trend)| had_calls(trend));
+        let callers = callers.map(|(service, _)| service.clone()).collect();
+        Some(Crash { backend: self.backend.clone()?, at_ms: now_ms, callers })
     }
 
     fn is_live(&self, now_ms: u64) -> bool {

@@ -22,7 +22,8 @@ pub struct Report {
     pub memory: u64,
     /// Open connections from nodes.
     pub open: u64,
-    /// New connections in the interval, including refused ones, and without those whose peer left before it said who it is.
+    /// New connections in the interval, including refused ones. Those whose peer left before it said who it is count beyond one for
+    /// each other connection.
     pub accepted: u64,
     /// Counts of all services together.
     pub all: ServiceCounts,

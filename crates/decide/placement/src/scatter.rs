@@ -43,6 +43,7 @@ pub struct DayLoads<'a> {
 }
 
 /// The next service to move, so that services that peak at the same time do so on different backends; `None` if no move lowers a peak.
+/// A backend that does not report takes nothing over.
 ///
 /// The backend with the highest peak comes first, and of the services that are busy then, the one with the most load: it is moved for the
 /// fewest moves. It is busy while its load is half of its own peak or more. Ten samples of these hours rank the other backends of the zone;
@@ -125,8 +126,10 @@ impl<'a> Day<'a> {
         let home = &self.services[service].home;
         let is_free = |backend: &usize| {
             let one = self.fleet.backends[*backend];
+            // Nobody knows whether a backend that does not report has room: its replicas may be down.
             self.fleet.is_in(*backend, home)
                 && one.is_open
+                && one.used_permille.is_some()
                 && self.occupied.load(*backend) < one.capacity as usize
                 && !self.sets[service].contains(*backend)
         };
@@ -192,7 +195,7 @@ mod tests {
             capacity: 10,
             is_open: true,
             is_sandbox: name == "a9",
-            used_permille: None,
+            used_permille: Some(100),
         };
         let service = |name: &str, present: &[&str]| PlacedService {
             name: ServiceName::new(name).unwrap(),
@@ -259,6 +262,16 @@ mod tests {
         services[3].present.insert(Label::new("b2").unwrap());
         assert_eq!(scattered(&backends, &services, &loads), None);
         services = before;
+        let reports = |backends: &mut [Backend], used| {
+            backends
+                .iter_mut()
+                .filter(|one| one.name.as_str() == "a4")
+                .for_each(|one| one.used_permille = used);
+        };
+        reports(&mut backends, None);
+        assert_eq!(scattered(&backends, &services, &loads), None, "no replica of a4 reports");
+        reports(&mut backends, Some(100));
+        assert!(scattered(&backends, &services, &loads).is_some());
         backends.iter_mut().filter(|one| one.name.as_str() == "a4").for_each(|one| one.is_open = false);
         // On a2, blue/day would meet red/day again, and red/day on a3 blue/day.
         assert_eq!(scattered(&backends, &services, &loads), None);

@@ -57,7 +57,10 @@ pub(crate) struct LoadReporter {
 struct Counted {
     at: Instant,
     cpu: Option<CpuTime>,
+    /// Connections of identified peers, and refused ones.
     accepted: u64,
+    /// Connections whose peer left before it said who it is.
+    left: u64,
     /// Requests and errors by service.
     services: HashMap<ServiceName, [u64; 2]>,
 }
@@ -167,7 +170,7 @@ impl LoadReporter {
             limit_millicores: limit,
             memory_bytes: resident_memory().unwrap_or_default(),
             open,
-            accepted: now.accepted.saturating_sub(before.accepted),
+            accepted: now.opened(before),
             services: most_used(services),
             first: self.is_first,
             ..self.message()
@@ -186,7 +189,6 @@ impl LoadReporter {
 impl Counted {
     fn read(connections: &Connections, cpu: &Cpu) -> Self {
         let mut services = HashMap::new();
-        // Peers that left are no load of their own: where this replica is slow, nodes try another one beside it, and leave the slower one.
         let refused = [&connections.metrics.refused_peers, &connections.metrics.refused_connections];
         let mut accepted = refused.iter().map(|counter| counter.load(Relaxed)).sum::<u64>();
         for (_, tenant) in connections.tenants.all() {
@@ -199,7 +201,15 @@ impl Counted {
                 services.insert(name, [classes.iter().sum(), classes[3] + classes[4]]);
             }
         }
-        Self { at: Instant::now(), cpu: cpu.read(), accepted, services }
+        let left = connections.metrics.left_peers.load(Relaxed);
+        Self { at: Instant::now(), cpu: cpu.read(), accepted, left, services }
+    }
+
+    /// New connections since `before`. Where this replica is slow, nodes try another one beside it, and leave the slower one: so one
+    /// that was left for each accepted one is no load of its own. More of them are a flood of handshakes.
+    fn opened(&self, before: &Self) -> u64 {
+        let accepted = self.accepted.saturating_sub(before.accepted);
+        accepted + self.left.saturating_sub(before.left).saturating_sub(accepted)
     }
 
     /// The difference to the counters in `before`, by service. A counter that has shrunk was restarted, and
@@ -251,7 +261,16 @@ mod tests {
     fn counted(services: &[(&str, [u64; 2])]) -> Counted {
         let services =
             services.iter().map(|(name, counts)| (ServiceName::new(*name).unwrap(), *counts)).collect();
-        Counted { at: Instant::now(), cpu: None, accepted: 0, services }
+        Counted { at: Instant::now(), cpu: None, accepted: 0, left: 0, services }
+    }
+
+    #[test]
+    fn peers_that_left_count_as_connections_beyond_one_for_each_accepted_one() {
+        let before = Counted { accepted: 100, left: 50, ..counted(&[]) };
+        for (accepted, left, opened) in [(10, 0, 10), (10, 10, 10), (10, 500, 500), (0, 500, 500)] {
+            let now = Counted { accepted: 100 + accepted, left: 50 + left, ..counted(&[]) };
+            assert_eq!(now.opened(&before), opened, "{accepted} accepted, {left} left");
+        }
     }
 
     #[test]

@@ -44,6 +44,9 @@ const FIRST_RECORDS_TIMEOUT: Duration = Duration::from_secs(2);
 /// The most services whose refused connections metrics show by name.
 const MAX_LABELLED: usize = 64;
 
+/// Services whose connections are remembered before idle ones are forgotten.
+const MIN_REMEMBERED: usize = 64;
+
 /// What tenants may have, where records say so.
 pub(crate) type Quotas = BTreeMap<Tenant, GatewayQuota>;
 
@@ -55,6 +58,8 @@ struct TenantRecords {
     /// Connections to virtual addresses by service, whether it is placed or not: a placement that comes later may end them, or come again
     /// after it was deleted.
     connections: BTreeMap<ServiceName, Arc<ServiceConnections>>,
+    /// How many of them there may be before idle ones are forgotten.
+    remembered: usize,
     /// The prefixes of the tenants that call.
     followed: BTreeSet<Prefix>,
     /// The backend of this replica, if it has one.
@@ -229,6 +234,7 @@ impl Directory {
         }
         drop(records);
         let mut records = write(&self.records);
+        records.forget_all_idle();
         let connections = records.connections_of(service);
         self.admit(&records, (service, &connections), now)
     }
@@ -342,6 +348,17 @@ impl TenantRecords {
         if is_idle && !self.placements.contains_key(service) {
             self.connections.remove(service);
         }
+    }
+
+    /// Forgets the connections of all services without a placement and without open ones. Their records may have been deleted while
+    /// connections were open. Looks at all of them only once twice as many are remembered as the last time.
+    fn forget_all_idle(&mut self) {
+        if self.connections.len() < self.remembered.max(MIN_REMEMBERED) {
+            return;
+        }
+        let Self { connections, placements, .. } = self;
+        connections.retain(|service, open| open.is_open() || placements.contains_key(service));
+        self.remembered = connections.len() * 2;
     }
 
     /// Services whose refused connections metrics show by name.
@@ -600,5 +617,26 @@ mod tests {
         drop((unplaced, placed));
         records.displace(&service);
         assert!(records.connections.is_empty(), "none is open");
+    }
+
+    #[tokio::test]
+    async fn services_that_were_deleted_while_connected_are_forgotten() {
+        let mut records = TenantRecords::default();
+        let name = |number: usize| ServiceName::new(format!("red/s{number}")).unwrap();
+        let mut most = 0;
+        for number in 0..1_000 {
+            records.forget_all_idle();
+            let open = records.connections_of(&name(number)).enter(Instant::now()).unwrap();
+            // The record is deleted, and then the connection ends.
+            records.set_address(&name(number), None);
+            drop(open);
+            most = most.max(records.connections.len());
+        }
+        assert!(most <= MIN_REMEMBERED, "{most}");
+
+        let open: Vec<_> =
+            (0..200).map(|number| records.connections_of(&name(number)).enter(Instant::now())).collect();
+        records.forget_all_idle();
+        assert!(records.connections.len() >= open.len(), "open ones stay");
     }
 }

@@ -38,6 +38,12 @@ impl ForwardingSockets {
             let _ = sockets.insert(connection, socket, 0);
         }
     }
+
+    /// Whether a server in an attached cgroup has accepted this connection.
+    pub(crate) fn is_accepted(&self, proxy: SocketAddr, server: SocketAddr) -> bool {
+        LocalConnection::new(proxy, server)
+            .is_some_and(|connection| self.accepted.get(&connection, 0).is_ok())
+    }
 }
 
 impl fmt::Debug for ForwardingSockets {

@@ -46,11 +46,7 @@ impl PermitTable {
     /// Maps the permits, and ends those of an earlier proxy.
     pub(crate) fn open(permits: &Map) -> Result<Self, KernelError> {
         let permits: Mapped<PermitValue> = Mapped::open(permits, PERMITS as usize)?;
-        let was_used = |at: u32| {
-            let permit = &permits[at as usize];
-            permit.end();
-            permit.length.load(Relaxed) > 0
-        };
+        let was_used = |at: u32| permits[at as usize].end_earlier();
         let free = FreePositions::new(0..PERMITS, was_used, program_clock());
         Ok(Self { permits, free: Mutex::new(free) })
     }
@@ -64,12 +60,11 @@ impl PermitTable {
 
 impl Permit {
     /// Permits requests until this reading of [`program_clock`], with these fields added to their heads: whole lines,
-    /// each with its end. Returns `false`, and permits nothing, if the fields do not fit: they need a multiple of 8 bytes,
-    /// and at most [`MAX_FIELDS`].
-    pub fn renew(&self, fields: &[u8], until: Duration) -> bool {
+    /// each with its end. Fields that do not fit permit nothing: they need a multiple of 8 bytes, and at most
+    /// [`MAX_FIELDS`].
+    pub fn renew(&self, fields: &[u8], until: Duration) {
         if fields.is_empty() || fields.len() > MAX_FIELDS || !fields.len().is_multiple_of(8) {
-            self.end();
-            return false;
+            return self.end();
         }
         let value = self.value();
         value.write(|| {
@@ -81,7 +76,6 @@ impl Permit {
             }
             value.until.store(u64::try_from(until.as_nanos()).unwrap_or(0), Relaxed);
         });
-        true
     }
 
     /// Permits nothing any more, from the next request on.
@@ -114,6 +108,13 @@ impl PermitValue {
         self.write(|| self.until.store(0, Relaxed));
     }
 
+    /// Ends the permit of an earlier proxy. Returns whether that proxy had not ended it, so that a program may be using it.
+    fn end_earlier(&self) -> bool {
+        let was_in_force = self.until.load(Relaxed) > 0;
+        self.end();
+        was_in_force
+    }
+
     /// Writes while the generation is odd. One thread at a time writes a permit. An earlier proxy may have been killed in
     /// the midst of it.
     fn write(&self, write: impl FnOnce()) {
@@ -129,5 +130,26 @@ impl PermitValue {
 impl fmt::Debug for PermitTable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("PermitTable").finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU32, AtomicU64};
+
+    use super::*;
+
+    #[test]
+    fn only_permit_that_its_proxy_did_not_end_is_in_quarantine() {
+        let permit = PermitValue {
+            generation: AtomicU64::new(1),
+            until: AtomicU64::new(5),
+            endpoint: AtomicU32::new(7),
+            length: AtomicU32::new(8),
+            fields: [const { AtomicU64::new(0) }; PERMIT_BYTES / 8],
+        };
+        assert!(permit.end_earlier(), "its proxy was killed");
+        assert!(!permit.end_earlier(), "its proxy ended it");
+        assert!(permit.generation.load(Relaxed).is_multiple_of(2));
     }
 }

@@ -120,6 +120,11 @@ impl KernelSender {
         self.forwarding_sockets.add(proxy, server, socket);
     }
 
+    /// Whether a server in an attached cgroup has accepted this connection.
+    pub fn is_accepted(&self, proxy: SocketAddr, server: SocketAddr) -> bool {
+        self.forwarding_sockets.is_accepted(proxy, server)
+    }
+
     /// Passes the calls completed since the last call of this function to `take`. Returns their number.
     pub fn take_completed(&self, take: impl FnMut(CompletedCall<'_>)) -> usize {
         self.completed.take(take)

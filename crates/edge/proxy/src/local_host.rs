@@ -16,11 +16,28 @@ const NETWORK_NAMESPACE: &str = "/proc/self/ns/net";
 /// The system does not say.
 pub(crate) fn local_host() -> io::Result<String> {
     let namespace = fs::metadata(NETWORK_NAMESPACE)?;
-    let named = format!("{} {} {}", fs::read_to_string(BOOT_ID)?.trim(), namespace.dev(), namespace.ino());
+    Ok(digest_of(fs::read_to_string(BOOT_ID)?.trim(), [namespace.dev(), namespace.ino()]))
+}
+
+fn digest_of(boot_id: &str, [device, inode]: [u64; 2]) -> String {
     let mut digest = String::new();
-    for byte in sha256(named.as_bytes()) {
+    for byte in sha256(format!("{boot_id} {device} {inode}").as_bytes()) {
         // Writing to a `String` cannot fail.
         let _ = write!(digest, "{byte:02x}");
     }
-    Ok(digest)
+    digest
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn digest_differs_by_machine_start_and_network_namespace() {
+        let own = digest_of("6f5e", [4, 4_026_531_840]);
+        assert_eq!(own, digest_of("6f5e", [4, 4_026_531_840]));
+        for other in [digest_of("6f5f", [4, 4_026_531_840]), digest_of("6f5e", [4, 4_026_531_841])] {
+            assert_ne!(own, other);
+        }
+    }
 }

@@ -16,6 +16,7 @@ use fairmesh_wire::{
 };
 use tokio::{
     io::AsyncWriteExt as _,
+    net::TcpStream,
     time::{Instant, timeout, timeout_at},
 };
 
@@ -84,11 +85,24 @@ impl Connector {
         Ok(RawConnection { io, input: BytesMut::new(), _open: Some(self.counters.open_connection()) })
     }
 
-    async fn dial(&self) -> Result<Stream, SendError> {
-        if self.own_addresses.contains(self.address) {
-            let own = format!("{} is an address of this process itself", self.address);
-            return Err(SendError::Unreachable(io::Error::other(own)));
+    /// Opens a plaintext connection to the program behind the endpoint, at the address that the endpoint has stated.
+    pub(super) async fn connect_program(&self, program: SocketAddr) -> Result<TcpStream, SendError> {
+        self.refuse_own(program)?;
+        let stream = within_timeout(TcpStream::connect(program)).await?;
+        socket_options::configure(&stream);
+        Ok(stream)
+    }
+
+    fn refuse_own(&self, address: SocketAddr) -> Result<(), SendError> {
+        if !self.own_addresses.contains(address) {
+            return Ok(());
         }
+        let own = format!("{address} is an address of this process itself");
+        Err(SendError::Unreachable(io::Error::other(own)))
+    }
+
+    async fn dial(&self) -> Result<Stream, SendError> {
+        self.refuse_own(self.address)?;
         let endpoint = EndpointAddress {
             address: self.address,
             peer: self.identity.as_ref().map(|peer| match peer {
@@ -105,14 +119,19 @@ impl Connector {
             }
             Ok(stream)
         };
-        let connected = timeout(CONNECT_TIMEOUT, connected).await;
-        let late = || io::Error::new(io::ErrorKind::TimedOut, "no connection within 2 s");
-        let stream = connected.unwrap_or_else(|_| Err(late())).map_err(SendError::from_connect)?;
+        let stream = within_timeout(connected).await?;
         if let Some(socket) = stream.tcp() {
             socket_options::configure(socket);
         }
         Ok(stream)
     }
+}
+
+/// Waits for a connection until the connect timeout.
+async fn within_timeout<T>(connecting: impl Future<Output = io::Result<T>>) -> Result<T, SendError> {
+    let connected = timeout(CONNECT_TIMEOUT, connecting).await;
+    let late = || io::Error::new(io::ErrorKind::TimedOut, "no connection within 2 s");
+    connected.unwrap_or_else(|_| Err(late())).map_err(SendError::from_connect)
 }
 
 /// Tells a node which of its pods the connection is for. Sent after the handshake, so that nothing on the way can

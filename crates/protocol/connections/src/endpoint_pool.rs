@@ -118,9 +118,7 @@ impl EndpointPool {
     /// # Errors
     /// No connection could be opened.
     pub async fn open_program(&self, program: SocketAddr) -> io::Result<EndpointConnection> {
-        let stream = TcpStream::connect(program).await?;
-        stream.set_nodelay(true)?;
-        Ok(self.lend(stream))
+        Ok(self.lend(self.connector.connect_program(program).await.map_err(io::Error::other)?))
     }
 
     fn lend(&self, stream: TcpStream) -> EndpointConnection {

@@ -33,6 +33,17 @@ async fn service_that_takes_its_backends_down_is_moved_to_the_sandbox_alone() {
     .await;
     let before = home(&fleet).await;
     assert!(before.len() == 2 && !before.contains(&"sandbox".to_owned()), "{before:?}");
+    until("both backends have calls", async || {
+        call(fleet.virtual_address).await;
+        let status = fleet.status().await;
+        let has_calls = |name: &String| {
+            let backend = status.as_array().unwrap().iter().find(|one| one["backend"] == **name).unwrap();
+            let services = backend["load"]["services"].as_array().into_iter().flatten();
+            services.into_iter().any(|one| one["requestsPerSecond"].as_f64() > Some(0.1))
+        };
+        before.iter().all(has_calls)
+    })
+    .await;
     // What a query of death does.
     for (name, replica) in &mut fleet.replicas {
         if before.iter().any(|one| one == name) {

@@ -150,6 +150,11 @@ impl Growth {
         !self.grows.is_empty()
     }
 
+    #[cfg(test)]
+    pub(super) fn set_used(&mut self, used: BTreeMap<Label, u32>) {
+        self.used = used;
+    }
+
     /// The share of CPU that a backend uses, in thousandths.
     pub(super) fn used_permille(&self, backend: &Label) -> Option<u32> {
         self.used.get(backend).copied()

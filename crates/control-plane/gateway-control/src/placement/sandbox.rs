@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use fairmesh_backend_loads::crashing_service;
+use fairmesh_backend_loads::{Crashed, crashing_service};
 use fairmesh_controllers::Now;
 use fairmesh_model::{
     GatewayBackend, GatewayService, Label, Placement, PlacementPin, ServiceName, Throttle, Zone,
@@ -34,7 +34,7 @@ pub(super) struct SandboxRounds {
     /// Services for which nothing is to do any more, as of the last round.
     done: BTreeSet<ServiceName>,
     /// The backends that had crashed in the last round.
-    crashed: BTreeSet<Label>,
+    crashed: Crashed,
     /// Services that took backends down, with these.
     took_down: BTreeMap<ServiceName, BTreeSet<Label>>,
     /// Backends whose crashes have led to a move. They say nothing of the service once an operator lets it out of the sandbox.
@@ -91,7 +91,7 @@ impl SandboxRounds {
         if let Some((service, placement)) = crashing_service(&crashed, &zones(backends), shared.into_iter())
             && placement.pinned.is_none()
         {
-            let down = placement.backends().filter(|name| crashed.contains(*name)).cloned();
+            let down = placement.backends().filter(|name| crashed.contains_key(*name)).cloned();
             self.took_down.insert(service.clone(), down.collect());
             moved.insert(service.clone(), pin(TAKES_DOWN));
         }
@@ -104,15 +104,16 @@ impl SandboxRounds {
         in_sandbox: impl Iterator<Item = &'a ServiceName>,
         backends: &BTreeMap<Label, GatewayBackend>,
         levels: &BackendLevels,
-    ) -> BTreeSet<Label> {
+    ) -> Crashed {
         self.crashed.clone_from(&levels.crashed);
-        self.judged.retain(|name| levels.crashed.contains(name));
+        self.judged.retain(|name| levels.crashed.contains_key(name));
         for service in in_sandbox {
             self.judged.extend(self.took_down.remove(service).into_iter().flatten());
         }
         let is_known =
-            |name: &&Label| !self.judged.contains(*name) && backends.get(*name).is_some_and(is_shared);
-        levels.crashed.iter().filter(is_known).cloned().collect()
+            |name: &Label| !self.judged.contains(name) && backends.get(name).is_some_and(is_shared);
+        let known = levels.crashed.iter().filter(|(name, _)| is_known(name));
+        known.map(|(name, callers)| (name.clone(), callers.clone())).collect()
     }
 }
 
@@ -210,7 +211,8 @@ mod tests {
     }
 
     fn crashes(names: &[&str]) -> BackendLevels {
-        BackendLevels { crashed: names.iter().map(|name| label(name)).collect(), ..BackendLevels::default() }
+        let crashed = names.iter().map(|name| (label(name), [service()].into())).collect();
+        BackendLevels { crashed, ..BackendLevels::default() }
     }
 
     #[test]

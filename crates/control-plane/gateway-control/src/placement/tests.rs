@@ -430,6 +430,11 @@ async fn services_that_peak_together_are_taken_apart_after_a_day() {
         tokio::time::advance(Duration::from_secs(1_800)).await;
     }
     assert!(report(600));
+    let at_noon = rounds.clone();
+    facts.scattered = rounds.round(&facts.fleet(), &facts.services(), Instant::now());
+    assert_eq!(facts.scattered, None, "no other backend reports");
+    let mut rounds = at_noon;
+    facts.growth.set_used(["one", "five", "six"].map(|name| (Label::new(name).unwrap(), 100)).into());
     facts.scattered = rounds.round(&facts.fleet(), &facts.services(), Instant::now());
     let (moved, to) = facts.scattered.clone().unwrap();
     assert_eq!(moved, service("blue/web"), "it has more calls");

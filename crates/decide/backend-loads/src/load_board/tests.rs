@@ -435,18 +435,42 @@ fn a_few_replicas_report_each_second() {
     assert_eq!(crowd.board.interval(), INTERVAL);
 }
 
+fn crashed(fleet: &Fleet) -> BTreeSet<Label> {
+    fleet.board.crashed().into_keys().collect()
+}
+
+#[test]
+fn only_services_with_calls_just_before_are_callers_of_a_crash() {
+    let mut fleet = Fleet::default();
+    let both = Asked::of(&[("red/web", 10), ("blue/web", 10)]);
+    fleet.run(&[("one", both.clone()), ("one", both)], 10);
+    let only = || Asked::of(&[("red/web", 10)]);
+    fleet.run(&[("one", Asked::of(&[("red/web", 10), ("blue/web", 1)])), ("one", only())], 30);
+    for port in [1, 2] {
+        let restarted = Report { is_first: true, ..only().report("one", port) };
+        fleet.board.exchange(restarted, fleet.now_ms);
+        let callers = fleet.board.crashed().remove(&label("one")).unwrap();
+        assert_eq!(
+            callers.contains(&service("blue/web")),
+            port == 1,
+            "it had calls at the first replica alone"
+        );
+        assert!(callers.contains(&service("red/web")));
+    }
+}
+
 #[test]
 fn replica_that_ends_without_a_word_counts_as_crashed() {
     let mut fleet = Fleet::default();
     let asked = [("one", usual()), ("two", usual()), ("three", usual())];
     fleet.run(&asked, 10);
-    assert_eq!(fleet.board.crashed(), BTreeSet::new());
+    assert_eq!(crashed(&fleet), BTreeSet::new());
     // The second one restarts within a second; the third one leaves, and starts again.
     let first = |name: &str, port| Report { is_first: true, ..usual().report(name, port) };
     fleet.board.exchange(first("two", 2), fleet.now_ms);
     fleet.board.exchange(Report { is_leaving: true, ..usual().report("three", 3) }, fleet.now_ms);
     fleet.board.exchange(first("three", 3), fleet.now_ms);
-    assert_eq!(fleet.board.crashed(), [label("two")].into());
+    assert_eq!(crashed(&fleet), [label("two")].into());
     // The first one becomes silent, which counts once, however long it lasts.
     let mut seconds = |count: u64| {
         for _ in 0..count {
@@ -456,7 +480,7 @@ fn replica_that_ends_without_a_word_counts_as_crashed() {
             }
             fleet.board.review(fleet.now_ms);
         }
-        fleet.board.crashed()
+        crashed(&fleet)
     };
     assert_eq!(seconds(11), [label("two")].into(), "it may lack CPU");
     assert_eq!(seconds(CRASHED_FOR.as_secs() - 12), [label("one"), label("two")].into());
@@ -471,7 +495,7 @@ fn replica_that_reports_again_after_a_pause_has_not_crashed() {
     fleet.run(&[("one", usual())], 10);
     fleet.now_ms += 15_000;
     fleet.board.review(fleet.now_ms);
-    assert_eq!(fleet.board.crashed(), [label("one")].into());
+    assert_eq!(crashed(&fleet), [label("one")].into());
     fleet.run(&[("one", usual())], 1);
-    assert_eq!(fleet.board.crashed(), BTreeSet::new());
+    assert_eq!(crashed(&fleet), BTreeSet::new());
 }

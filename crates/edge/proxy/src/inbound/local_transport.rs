@@ -23,12 +23,7 @@ pub(crate) fn respond(
     program: SocketAddr,
 ) -> Response<Body> {
     let refused = |reason: &str| error_response::plain_text(StatusCode::FORBIDDEN, format!("{reason}\n"));
-    let mut hosts = headers.get_all(LOCAL_HOST).iter();
-    let is_here = match (hosts.next(), hosts.next(), local_host()) {
-        (Some(asked), None, Ok(own)) => asked.as_bytes() == own.as_bytes(),
-        _ => false,
-    };
-    if !is_here {
+    if !local_host().is_ok_and(|own| is_from(headers, &own)) {
         return refused("the proxy is on another machine, or in another network namespace");
     }
     if let Err(reason) = authorizer.decide_local(peer.caller.as_ref()) {
@@ -42,4 +37,36 @@ pub(crate) fn respond(
     caller_headers::set_identity(headers, peer.caller.as_ref(), peer.certificate.as_ref());
     headers.insert(LOCAL_SERVER, server);
     response
+}
+
+/// Whether the question comes from the machine and network namespace with this digest.
+fn is_from(headers: &HeaderMap, own: &str) -> bool {
+    let mut hosts = headers.get_all(LOCAL_HOST).iter();
+    match (hosts.next(), hosts.next()) {
+        (Some(asked), None) => asked.as_bytes() == own.as_bytes(),
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn question_comes_from_here_only_with_one_equal_digest() {
+        let own = local_host().unwrap();
+        assert!(own.len() == 64 && own == local_host().unwrap(), "{own}");
+        let from = |digests: &[&str]| {
+            let mut headers = HeaderMap::new();
+            for digest in digests {
+                headers.append(LOCAL_HOST, HeaderValue::from_str(digest).unwrap());
+            }
+            is_from(&headers, &own)
+        };
+        assert!(from(&[&own]));
+        let other = own.replace(|digit: char| digit.is_ascii_digit(), "f");
+        for digests in [&[][..], &[&other], &[&own, &own], &[&own, &other], &[""], &[&own[..63]]] {
+            assert!(!from(digests), "{digests:?}");
+        }
+    }
 }

@@ -1,9 +1,8 @@
 //! Endpoints to which the kernel sends requests.
 
 use std::{
-    net::SocketAddr,
     sync::{
-        Arc, OnceLock,
+        Arc,
         atomic::{
             AtomicBool, AtomicUsize,
             Ordering::{AcqRel, Acquire, Release},
@@ -14,12 +13,15 @@ use std::{
 
 use fairmesh_calls::forwarding::{EndpointConnection, ExportedEndpoint};
 use fairmesh_kernel::{EndpointSlots, Permit, program_clock};
-use tokio::{sync::watch, time::timeout};
+use tokio::{
+    sync::{Notify, watch},
+    time::timeout,
+};
 use tokio_util::sync::CancellationToken;
 
 use crate::kernel::{
     attached_maps::Attached,
-    local_permit::{self, LocalWay},
+    local_permit::{self, LocalProgram, LocalWay},
     pooled_connection::PooledConnection,
     published_services::RETRY_AFTER,
 };
@@ -51,8 +53,10 @@ pub(super) struct PublishedEndpoint {
     may_take_kernel: AtomicBool,
     /// The way to an endpoint with mutual TLS within this machine.
     pub(super) way: watch::Sender<LocalWay>,
-    /// The permit for requests to an endpoint with mutual TLS, since the first look at the way.
-    permit: OnceLock<Option<Arc<Permit>>>,
+    /// Whether a task asks for that way.
+    is_followed: AtomicBool,
+    /// Notified when the program behind the endpoint cannot be used although the endpoint permits it.
+    pub(super) unusable: Notify,
 }
 
 impl ServiceConnections {
@@ -80,7 +84,8 @@ impl PublishedEndpoint {
             withdrawn: connections.withdrawn.child_token(),
             may_take_kernel: AtomicBool::new(false),
             way: watch::Sender::default(),
-            permit: OnceLock::new(),
+            is_followed: AtomicBool::new(false),
+            unusable: Notify::new(),
         }
     }
 
@@ -97,38 +102,45 @@ impl PublishedEndpoint {
     /// requests need mutual TLS.
     async fn connect(
         self: &Arc<Self>,
-        attached: &Attached,
+        attached: &Arc<Attached>,
     ) -> Option<(EndpointConnection, Option<Arc<Permit>>)> {
-        if let Some((program, permit)) = self.permitted(attached).await {
-            let connection = self.endpoint.connect_program(program).await.ok()?;
-            return Some((connection, Some(permit)));
+        if let Some(program) = self.permitted(attached).await {
+            let connection = self.endpoint.connect_program(program.address).await.ok()?;
+            if let Err(error) = program.check(&connection.stream, attached).await {
+                tracing::debug!(address = %program.address, %error, "the kernel sends this program nothing");
+                self.unusable.notify_one();
+                return None;
+            }
+            return Some((connection, Some(program.permit)));
+        }
+        // Such an endpoint accepts no plaintext of a process with a certificate.
+        if self.endpoint.target().identity.is_some() && attached.forwarder.services.mesh.identity().is_some()
+        {
+            return None;
         }
         Some((self.endpoint.connect().await.ok()?, None))
     }
 
     /// The program behind an endpoint with mutual TLS, if the kernel may send it requests.
-    async fn permitted(self: &Arc<Self>, attached: &Attached) -> Option<(SocketAddr, Arc<Permit>)> {
+    async fn permitted(self: &Arc<Self>, attached: &Arc<Attached>) -> Option<LocalProgram> {
         let target = self.endpoint.target();
-        if target.identity.is_none() || !self.may_take_kernel() || !local_permit::is_here(target.address) {
+        let is_pod = target.pod.is_some();
+        if target.identity.is_none()
+            || is_pod
+            || !self.may_take_kernel()
+            || !local_permit::is_here(target.address)
+        {
             return None;
         }
-        let permit = self.permit(attached)?;
+        if !self.is_followed.swap(true, AcqRel) {
+            attached.tasks.spawn(local_permit::follow(Arc::clone(self), Arc::clone(attached)));
+        }
         let mut way = self.way.subscribe();
-        let known = timeout(WAY_TIMEOUT, way.wait_for(|way| *way != LocalWay::Unknown)).await.ok()?;
-        match *known.ok()? {
-            LocalWay::Permitted(program) => Some((program, permit)),
+        let known = timeout(WAY_TIMEOUT, way.wait_for(|way| !matches!(way, LocalWay::Unknown))).await.ok()?;
+        match &*known.ok()? {
+            LocalWay::Permitted(program) => Some(program.clone()),
             LocalWay::Unknown | LocalWay::Refused => None,
         }
-    }
-
-    /// The permit for requests to this endpoint, which a task renews from the first time on. `None` if there are too many.
-    fn permit(self: &Arc<Self>, attached: &Attached) -> Option<Arc<Permit>> {
-        let made = || {
-            let permit = Arc::new(attached.sender()?.permit(&self.slots)?);
-            attached.tasks.spawn(local_permit::follow(Arc::clone(self), Arc::clone(&permit)));
-            Some(permit)
-        };
-        self.permit.get_or_init(made).clone()
     }
 
     /// Opens a connection; `None` if the endpoint cannot be reached or has enough connections.

@@ -43,7 +43,7 @@ async fn kernel_sends_no_requests_to_closing_servers() {
 }
 
 /// Stops the proxy and waits until all its threads are stopped, since they stop one after another.
-const STOP: &str = "
+pub(super) const STOP: &str = "
 import os, signal, time
 
 def is_stopped(thread):

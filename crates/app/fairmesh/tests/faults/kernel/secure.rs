@@ -3,25 +3,28 @@
 
 use std::time::Duration;
 
+use rustix::process::{Signal, kill_process};
 use tokio::time::sleep;
 
 use super::{
     Attached,
+    closing::STOP,
     local::{Contained, WITHOUT_LOG, run_in},
     requests::CALLER,
 };
-use crate::harness::{Process, Program, Proxy, World, beside_others, free_port, skipped, tool, until};
+use crate::harness::{Process, Program, Proxy, World, alone, beside_others, free_port, skipped, tool, until};
 
 /// Time in which what ends mutual TLS ends calls by the kernel.
 const BOUND: Duration = Duration::from_secs(1);
 
-/// A server that responds with the headers that name the caller.
+/// A server that responds with the headers that name the caller. After a request for `/last` it closes the connection, without saying so.
 const SERVER: &str = r#"
 import socket, sys, threading
 
 def serve(connection):
     file = connection.makefile("rb")
     while line := file.readline():
+        is_last = line.startswith(b"GET /last ")
         said, length = {}, 0
         while line := file.readline().strip():
             name, _, value = line.partition(b":")
@@ -29,6 +32,8 @@ def serve(connection):
         file.read(int(said.get(b"content-length", [b"0"])[0]))
         text = b"|".join(b",".join(said.get(name, [])) for name in (b"x-fairmesh-caller", b"x-forwarded-client-cert"))
         connection.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%s" % (len(text), text))
+        if is_last:
+            return connection.shutdown(socket.SHUT_RDWR)
 
 listener = socket.create_server(("127.0.0.1", int(sys.argv[1])))
 while True:
@@ -49,35 +54,90 @@ for name in (b"x-forwarded-client-cert", b"X_Forwarded_Client_Cert", b"x_fairmes
     receive()
 "#;
 
+/// A server of `shop/evil` that answers as a listener which permits requests to the program of `shop/raw`, at the port in its second
+/// argument. `register --tcp` passes the question on to it.
+const EVIL: &str = r#"
+import socket, sys, threading
+
+ANSWER = b"""HTTP/1.1 200 OK\r
+x-fairmesh-local-server: 127.0.0.1:%s\r
+x-fairmesh-caller: spiffe://prod/shop/web\r
+x-forwarded-client-cert: By=spiffe://prod/shop/evil;Hash=%s;URI=spiffe://prod/shop/web\r
+content-length: 0\r
+\r
+""" % (sys.argv[2].encode(), b"5e" * 32)
+
+def serve(connection):
+    file = connection.makefile("rb")
+    while line := file.readline():
+        while file.readline().strip():
+            pass
+        is_question = b"/.well-known/fairmesh/load" in line
+        connection.sendall(ANSWER if is_question else b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nevil")
+
+listener = socket.create_server(("127.0.0.1", int(sys.argv[1])))
+while True:
+    threading.Thread(target=serve, args=(listener.accept()[0],), daemon=True).start()
+"#;
+
+/// Calls `shop/evil`, and prints each status and body.
+const EVIL_CALLS: &str = r#"
+for _ in range(20):
+    connection.sendall(b"GET / HTTP/1.1\r\nhost: evil.shop\r\n\r\n")
+    receive()
+"#;
+
 /// A strict mesh with a server in a cgroup behind `register`, and a proxy that calls as `shop/web`.
 struct Secure {
     // The cgroups can be removed once the server has ended.
     _server: Contained,
-    _register: Process,
-    _proxy: Proxy,
+    port: u16,
+    register: Process,
+    proxy: Proxy,
     world: World,
     attached: Attached,
 }
 
+/// Where `register` and its program run.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Place {
+    /// In one cgroup, to which the programs of the kernel form are attached.
+    Together,
+    /// In two of these cgroups.
+    Apart,
+    /// In one cgroup, to which nothing is attached.
+    Elsewhere,
+}
+
 impl Secure {
     /// `None` where eBPF is not permitted.
-    async fn start(name: &str, yaml: &str) -> Option<Self> {
+    async fn start(name: &str) -> Option<Self> {
+        Self::start_as(name, "shop/web", Place::Together).await
+    }
+
+    /// With a proxy of this identity.
+    async fn start_as(name: &str, identity: &str, place: Place) -> Option<Self> {
         if tool("python3").is_none() {
             skipped("caller and server are Python programs", "python3 is missing");
             return None;
         }
         let attached = Attached::new(name).await?;
-        let world = World::start_in("prod", yaml).await;
+        let world = World::start_in("prod", "").await;
         let (port, cgroup) = (free_port(), format!("{}-servers", attached.cgroup));
-        let (agent, address) = (world.agent_address().to_string(), format!("127.0.0.1:{port}"));
         let program = ["python3", "-c", SERVER, &port.to_string()].map(str::to_owned);
         let server = run_in(&cgroup, &program, port).await;
-        let register = format!("register shop/raw --instance raw-1 --agent {agent} --address {address}");
-        let register = Process::start(Program::fairmesh(world.path("register.log"), &register));
-        world.serves("shop/raw", "raw-1").await;
-        let proxy = attached.proxy_with(&world, &format!("{WITHOUT_LOG} --service shop/web")).await;
-        attached.attach_with(&["--servers", &cgroup]).await;
-        Some(Self { _server: server, _register: register, _proxy: proxy, world, attached })
+        let fronts = format!("{}-fronts", attached.cgroup);
+        let front = if place == Place::Apart { &fronts } else { &cgroup };
+        let register = register_in(&world, front, "shop/raw", &format!("--address 127.0.0.1:{port}"));
+        world.serves("shop/raw", "shop-raw").await;
+        let proxy = attached.proxy_with(&world, &format!("{WITHOUT_LOG} --service {identity}")).await;
+        let options: &[&str] = match place {
+            Place::Together => &["--servers", &cgroup],
+            Place::Apart => &["--servers", &cgroup, "--servers", &fronts],
+            Place::Elsewhere => &["--servers", &fronts],
+        };
+        attached.attach_with(options).await;
+        Some(Self { _server: server, port, register, proxy, world, attached })
     }
 
     async fn run(&self, script: &str) -> String {
@@ -113,10 +173,20 @@ impl Secure {
     }
 }
 
+/// Starts `register` in a cgroup, with the service's name as its instance.
+fn register_in(world: &World, cgroup: &str, service: &str, options: &str) -> Process {
+    let (agent, name) = (world.agent_address(), service.replace('/', "-"));
+    let binary = env!("CARGO_BIN_EXE_fairmesh");
+    let register = format!(
+        "kernel run --cgroup {cgroup} -- {binary} register {service} --instance {name} --agent {agent} {options}"
+    );
+    Process::start(Program::fairmesh(world.path(&format!("{name}.log")), &register))
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn kernel_sends_local_calls_of_strict_mesh_with_proved_caller() {
     let _machine = beside_others().await;
-    let Some(mesh) = Secure::start("secure", "").await else { return };
+    let Some(mesh) = Secure::start("secure").await else { return };
     let (by_mtls, sent) = mesh.call(1).await;
     assert_eq!(sent, 0, "the first call of a service is the sidecar's");
     let caller = "200 spiffe://prod/shop/web|By=spiffe://prod/shop/raw;Hash=";
@@ -149,16 +219,60 @@ async fn kernel_sends_local_calls_of_strict_mesh_with_proved_caller() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn changed_rules_end_local_calls_by_kernel_within_a_second() {
     let _machine = beside_others().await;
-    let Some(mesh) = Secure::start("rules", "").await else { return };
+    let Some(mesh) = Secure::start("rules").await else { return };
     mesh.calls_by_kernel().await;
     let rules = "{kind: Authorization, service: shop/raw, rules: [{name: other, from: [shop/other]}]}";
     mesh.ends_within_second(rules, "403").await;
 }
 
+/// What becomes of the calls of an identity under a policy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Outcome {
+    /// The kernel sends them, and so does the sidecar.
+    Kernel,
+    /// They are allowed by mutual TLS alone.
+    Mtls,
+    Refused,
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn both_forms_agree_for_each_identity_and_policy() {
+    use Outcome::{Kernel, Mtls, Refused};
+    let _machine = beside_others().await;
+    let cases = [
+        ("rules: [{name: web, from: [shop/web]}]", [Kernel, Refused]),
+        ("rules: [{name: reads, from: [shop/web], methods: [GET]}]", [Mtls, Refused]),
+        ("rules: [{name: all}]", [Kernel, Kernel]),
+        ("mode: audit, rules: [{name: web, from: [shop/web]}]", [Kernel, Mtls]),
+        ("rules: [{name: all}, {name: no, action: deny, from: [shop/batch]}]", [Kernel, Refused]),
+    ];
+    for (at, identity) in ["shop/web", "shop/batch"].into_iter().enumerate() {
+        let name = format!("matrix{at}");
+        let Some(mesh) = Secure::start_as(&name, identity, Place::Together).await else { return };
+        for (rules, outcomes) in cases {
+            let document = format!("{{kind: Authorization, service: shop/raw, {rules}}}");
+            match outcomes[at] {
+                Kernel => {
+                    mesh.world.apply(&document).await.ok();
+                    mesh.calls_by_kernel().await;
+                    let (said, _) = mesh.call(4).await;
+                    let caller = format!("200 spiffe://prod/{identity}|");
+                    assert!(
+                        said.iter().all(|line| line.starts_with(&caller)),
+                        "{identity}, {rules}: {said:?}"
+                    );
+                }
+                Mtls => mesh.ends_within_second(&document, &format!("200 spiffe://prod/{identity}|")).await,
+                Refused => mesh.ends_within_second(&document, "403").await,
+            }
+        }
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn sidecar_as_default_transport_ends_kernel_calls_within_a_second() {
     let _machine = beside_others().await;
-    let Some(mesh) = Secure::start("forbid", "").await else { return };
+    let Some(mesh) = Secure::start("forbid").await else { return };
     mesh.calls_by_kernel().await;
     mesh.ends_within_second("{kind: PolicyDefaults, localTransport: sidecar}", "200 spiffe://prod/shop/web|")
         .await;
@@ -168,8 +282,102 @@ async fn sidecar_as_default_transport_ends_kernel_calls_within_a_second() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn revoked_identity_makes_no_local_call() {
     let _machine = beside_others().await;
-    let Some(mesh) = Secure::start("revoked", "").await else { return };
+    let Some(mesh) = Secure::start("revoked").await else { return };
     mesh.calls_by_kernel().await;
     mesh.world.cli(&["identity", "revoke", "shop/web"]).await.ok();
     mesh.no_calls_by_kernel_after(BOUND, "50").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn revoked_identity_of_listener_ends_local_calls_by_kernel_within_a_second() {
+    let _machine = beside_others().await;
+    let Some(mesh) = Secure::start("server").await else { return };
+    mesh.calls_by_kernel().await;
+    mesh.world.cli(&["identity", "revoke", "shop/raw"]).await.ok();
+    mesh.no_calls_by_kernel_after(BOUND, "50").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn end_of_listener_ends_local_calls_by_kernel_within_a_second() {
+    let _machine = beside_others().await;
+    let Some(mut mesh) = Secure::start("ended").await else { return };
+    mesh.calls_by_kernel().await;
+    mesh.register.kill().await;
+    mesh.no_calls_by_kernel_after(BOUND, "50").await;
+}
+
+/// The proxy is stopped, so that it ends nothing itself.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn permit_of_stopped_proxy_ends_within_a_second() {
+    let _machine = alone().await;
+    let Some(mesh) = Secure::start("stopped").await else { return };
+    mesh.calls_by_kernel().await;
+    let pid = mesh.proxy.process.pid();
+    let script = format!(
+        "{STOP}for _ in range(3):\n    call(b'1')\nstop({})\ntime.sleep(1)\nsend(b'2')\n\
+         print('sent', flush=True)\nreceive()",
+        pid.as_raw_nonzero()
+    );
+    let before = mesh.attached.counter("not-permitted").await;
+    let going_on = async {
+        let is_left = async || mesh.attached.counter("not-permitted").await > before;
+        until("the request is left to the sidecar", is_left).await;
+        kill_process(pid, Signal::CONT).unwrap();
+    };
+    let (said, ()) = tokio::join!(mesh.run(&script), going_on);
+    let lines: Vec<_> = said.lines().collect();
+    assert!(lines.len() == 5 && lines[3] == "sent" && lines[4] == lines[0], "{said}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn listener_permits_no_calls_to_program_of_another_service() {
+    let _machine = beside_others().await;
+    let rules = "{kind: Authorization, service: shop/raw, rules: [{name: other, from: [shop/other]}]}";
+    let Some(mesh) = Secure::start("evil").await else { return };
+    mesh.calls_by_kernel().await;
+    mesh.ends_within_second(rules, "403").await;
+    let (port, cgroup) = (free_port(), format!("{}-evil", mesh.attached.cgroup));
+    let program = ["python3", "-c", EVIL, &port.to_string(), &mesh.port.to_string()].map(str::to_owned);
+    let _evil = run_in(&cgroup, &program, port).await;
+    let front = format!("--address 127.0.0.1:{port} --tcp --protocol http1");
+    let _register = register_in(&mesh.world, &cgroup, "shop/evil", &front);
+    mesh.world.serves("shop/evil", "shop-evil").await;
+    let before = mesh.attached.counter("in-place-of-mtls").await;
+    // The second time, the proxy has asked.
+    for _ in 0..2 {
+        let said = mesh.run(EVIL_CALLS).await;
+        assert_eq!(said, "200 evil\n".repeat(20));
+    }
+    assert_eq!(mesh.attached.counter("in-place-of-mtls").await, before);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn listener_in_another_cgroup_than_its_program_permits_no_calls_by_kernel() {
+    let _machine = beside_others().await;
+    let Some(mesh) = Secure::start_as("apart", "shop/web", Place::Apart).await else { return };
+    for _ in 0..2 {
+        mesh.no_calls_by_kernel_after(BOUND, "200 spiffe://prod/shop/web|").await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn program_outside_of_cgroups_of_servers_gets_no_calls_by_kernel() {
+    let _machine = beside_others().await;
+    let Some(mesh) = Secure::start_as("outside", "shop/web", Place::Elsewhere).await else { return };
+    for _ in 0..2 {
+        mesh.no_calls_by_kernel_after(BOUND, "200 spiffe://prod/shop/web|").await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn server_that_closes_connections_keeps_its_permit() {
+    let _machine = beside_others().await;
+    let Some(mesh) = Secure::start("closing").await else { return };
+    mesh.calls_by_kernel().await;
+    mesh.call(2).await;
+    let before = mesh.attached.counter("not-permitted").await;
+    // It closes soon from the first one on.
+    mesh.run("\ncall(b'last')\n").await;
+    until("the kernel sends calls over TCP", async || mesh.call(4).await.1 > 0).await;
+    assert_eq!(mesh.attached.counter("not-permitted").await, before);
 }

@@ -39,7 +39,7 @@ impl World {
             is_sandbox: false,
         };
         Self {
-            rounds: LaunchRounds::new(Some(GatewayLauncher { command, time_limit })),
+            rounds: LaunchRounds::new(Some(GatewayLauncher { command, time_limit, secrets: Vec::new() })),
             backends: [(label("gw-1"), backend)].into(),
             launching: BTreeMap::new(),
             reporting: BTreeSet::new(),
@@ -55,14 +55,21 @@ impl World {
         runs.lines().map(str::to_owned).collect()
     }
 
-    /// A round after so many seconds, without bringing its write into force.
+    /// A round after so many seconds, without bringing its write into force. `red/web` may lack a backend in zone a.
     fn decide(&mut self, seconds: u64, is_lacking: bool) -> (Option<Write>, Vec<Refusal>) {
+        self.decide_for(seconds, if is_lacking { &["a"] } else { &[] })
+    }
+
+    /// A round in which a service lacks a backend in each of these zones: `red/web` in a, `blue/web` in others.
+    fn decide_for(&mut self, seconds: u64, zones: &[&str]) -> (Option<Write>, Vec<Refusal>) {
         self.now += Duration::from_secs(seconds);
-        let (service, zone) = (ServiceName::new("red/web").unwrap(), Zone::new("a").unwrap());
-        self.rounds.round(&Known {
+        let [red, blue] = ["red/web", "blue/web"].map(|name| ServiceName::new(name).unwrap());
+        let zones: Vec<_> = zones.iter().map(|zone| Zone::new(*zone).unwrap()).collect();
+        let service_of = |zone: &Zone| if zone.as_str() == "a" { &red } else { &blue };
+        self.rounds.round(&LaunchFacts {
             backends: &self.backends,
             launching: &self.launching,
-            lacking: is_lacking.then_some((&service, &zone)),
+            lacking: &zones.iter().map(|zone| (zone, service_of(zone))).collect(),
             reporting: &self.reporting,
             now: self.now,
         })
@@ -70,7 +77,11 @@ impl World {
 
     /// A round whose write comes into force, and what it refuses. Returns what became of the backend.
     fn round(&mut self, seconds: u64, is_lacking: bool) -> (Option<String>, Vec<Refusal>) {
-        let (write, refused) = self.decide(seconds, is_lacking);
+        self.round_for(seconds, if is_lacking { &["a"] } else { &[] })
+    }
+
+    fn round_for(&mut self, seconds: u64, zones: &[&str]) -> (Option<String>, Vec<Refusal>) {
+        let (write, refused) = self.decide_for(seconds, zones);
         let Some(Write { subject, ops, .. }) = write else { return (None, refused) };
         let key = RecordKey::parse(&ops[0].key).unwrap();
         let RecordKey::GatewayBackend(name) = &key else { panic!("{key:?}") };
@@ -147,6 +158,68 @@ async fn failed_launcher_runs_again_after_longer_pauses() {
     assert_eq!(world.round(80, false).0.as_deref(), Some("launched-1 is deleted"));
     assert!(world.round(0, false).1.is_empty() && !world.rounds.is_pending());
     assert_eq!(world.runs().len(), 4);
+}
+
+#[tokio::test]
+async fn launch_that_fails_in_one_zone_delays_no_other_zone() {
+    let mut world = World::new("test $FAIRMESH_ZONE = b && echo 10.0.2.1:1", LIMIT);
+    world.launch().await;
+    assert_eq!(world.round_for(0, &["a", "b"]).0, None, "the pause after the failure in zone a");
+    let (started, refused) = world.round_for(9, &["a", "b"]);
+    assert!(started.is_none() && refused[0].reason.contains("in zone a for red/web"), "{refused:?}");
+    // Zone b has lacked a backend for ten seconds when zone a's pause is over, which comes first.
+    assert_eq!(world.round_for(1, &["a", "b"]).0.as_deref(), Some("launched-1 has 0 replicas"));
+    world.rounds.ended.notified().await;
+    assert_eq!(world.round_for(0, &["a", "b"]).0.as_deref(), Some("launched-2 has 0 replicas"));
+    world.rounds.ended.notified().await;
+    assert_eq!(world.round_for(0, &["a", "b"]).0.as_deref(), Some("launched-2 has 1 replicas"));
+    assert_eq!(world.runs(), ["launched-1 a red/web", "launched-1 a red/web", "launched-2 b blue/web"]);
+}
+
+#[tokio::test]
+async fn failed_launch_is_deleted_once_its_zone_lacks_nothing() {
+    let mut world = World::new("exit 1", LIMIT);
+    world.launch().await;
+    world.round_for(0, &["b"]);
+    assert_eq!(world.round_for(10, &["b"]).0.as_deref(), Some("launched-1 is deleted"));
+    assert_eq!(world.round_for(0, &["b"]).0.as_deref(), Some("launched-1 has 0 replicas"));
+    world.rounds.ended.notified().await;
+    assert_eq!(world.runs(), ["launched-1 a red/web", "launched-1 b blue/web"]);
+}
+
+#[tokio::test]
+async fn silent_backend_in_one_zone_delays_no_other_zone() {
+    let mut world = World::new(PRINTS, LIMIT);
+    world.launch().await;
+    assert_eq!(world.round(0, true).0.as_deref(), Some("launched-1 has 2 replicas"));
+    assert_eq!(world.round_for(0, &["a", "b"]).0, None);
+    let (started, refused) = world.round_for(10, &["a", "b"]);
+    assert_eq!(started.as_deref(), Some("launched-2 has 0 replicas"));
+    assert!(refused[0].reason.contains("not all of its replicas report"), "{refused:?}");
+}
+
+#[tokio::test]
+async fn command_of_a_deleted_launch_is_killed() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("pid");
+    let mut world = World::new(&format!("echo $$ > {}; sleep 1000", file.display()), LIMIT);
+    world.round(0, true);
+    assert_eq!(world.round(10, true).0.as_deref(), Some("launched-1 has 0 replicas"));
+    let shell = loop {
+        match fs::read_to_string(&file).map(|text| text.trim().to_owned()) {
+            Ok(pid) if !pid.is_empty() => break pid,
+            _ => tokio::task::yield_now().await,
+        }
+    };
+    world.backends.remove(&label("launched-1"));
+    world.launching.clear();
+    assert_eq!(world.round(0, true).0, None);
+    // A killed process may wait for its parent.
+    let stat = format!("/proc/{shell}/stat");
+    while fs::read_to_string(&stat).is_ok_and(|stat| !stat.contains(") Z ")) {
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(world.round(10, true).0.as_deref(), Some("launched-1 has 0 replicas"), "it begins anew");
 }
 
 #[tokio::test]
