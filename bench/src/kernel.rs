@@ -11,6 +11,7 @@ mod density;
 mod interference;
 mod mesh;
 mod request_paths;
+mod secure;
 
 use std::{error::Error, time::Duration};
 
@@ -49,6 +50,8 @@ enum Part {
     Density,
     /// Latency of a slow caller next to one that calls as fast as it can.
     Interference,
+    /// CPU of a request in a mesh with a trust domain.
+    Secure,
 }
 
 /// Numbers of connections.
@@ -114,6 +117,9 @@ pub(crate) fn run(args: &KernelArgs) -> Result<Report, Box<dyn Error>> {
     }
     if wanted(Part::Interference) {
         runtime.block_on(interference::run(&mut report, rounds))?;
+    }
+    if wanted(Part::Secure) {
+        runtime.block_on(secure::run(&mut report, Scale::new(quick)))?;
     }
     Ok(report)
 }

@@ -123,14 +123,15 @@ struct {
 	MAP_UINT(pinning, PIN_BY_NAME);
 } completed SEC(".maps");
 
-/* Where the proxy listens. The kernel removes a socket that is closed, so a proxy that died is not connected to. */
+/* By the cookie of a network namespace: where the proxy listens in it. The kernel removes a socket that is closed, so a proxy that died is
+ * not connected to. */
 struct {
 	MAP_UINT(type, MAP_SOCKHASH);
-	MAP_UINT(max_entries, 1);
+	MAP_UINT(max_entries, NAMESPACES);
 	MAP_UINT(pinning, PIN_BY_NAME);
-	MAP_TYPE(key, u32);
+	MAP_TYPE(key, u64);
 	MAP_TYPE(value, u32);
-} listener SEC(".maps");
+} listeners SEC(".maps");
 
 struct {
 	MAP_UINT(type, MAP_ARRAY);

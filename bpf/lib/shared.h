@@ -23,6 +23,7 @@ enum {
 	GROUP_CALLERS = CALLERS / 2, /* of one cgroup */
 	GROUP_REQUESTS = SLOTS / 2,
 	ATTACHMENTS = 64,
+	NAMESPACES = 1024, /* in which a proxy listens */
 	PATH_BYTES = 256,
 	LOAD_BYTES = 128,
 	PERMITS = 192,
@@ -102,7 +103,9 @@ struct proxy_config {
 	u32 only_services; /* also once it listens no longer */
 };
 
+/* Of a caller. Containers have networks of their own, with equal addresses: the namespace tells them apart. */
 struct caller_address {
+	u64 netns_cookie;
 	u32 ip;   /* network byte order */
 	u32 port; /* host byte order */
 };

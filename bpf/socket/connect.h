@@ -22,15 +22,17 @@ INLINE int is_selected(u32 ip, u32 port)
 	return address_matches && port_matches;
 }
 
-/* The address of the proxy's listener, if it listens in this network namespace. */
-INLINE int find_proxy(struct bpf_sock_addr *context, struct caller_address *proxy)
-{
-	u32 zero = 0;
-	struct proxy_config *own = map_lookup(&config, &zero);
+/* An address at which the proxy listens. */
+struct proxy_address {
+	u32 ip, port; /* network byte order, host byte order */
+};
 
-	if (!own || own->netns_cookie != netns_cookie(context))
-		return 0;
-	struct bpf_sock *listens = map_lookup(&listener, &zero);
+/* The address of the proxy's listener, if it listens in this network namespace. */
+INLINE int find_proxy(struct bpf_sock_addr *context, struct proxy_address *proxy)
+{
+	u64 cookie = netns_cookie(context);
+	struct bpf_sock *listens = map_lookup(&listeners, &cookie);
+
 	if (!listens)
 		return 0;
 	int found = listens->state == TCP_LISTEN;
@@ -90,7 +92,7 @@ INLINE int is_refused(struct bpf_sock_addr *context)
 /* Whether the programs of a cgroup within this one, which run first, have redirected this connect. */
 INLINE int was_redirected(struct bpf_sock_addr *context, u32 ip)
 {
-	struct caller_address proxy = {};
+	struct proxy_address proxy = {};
 	struct caller *caller = sk_storage_get(&callers, context->sk, 0, 0);
 
 	return caller && caller->cookie && caller->cookie == socket_cookie(context) && find_proxy(context, &proxy) &&
@@ -101,7 +103,7 @@ INLINE int was_redirected(struct bpf_sock_addr *context, u32 ip)
 INLINE enum decision redirect(struct bpf_sock_addr *context, u32 *ip)
 {
 	u32 port = NETWORK16((u16)context->user_port);
-	struct caller_address proxy = {};
+	struct proxy_address proxy = {};
 
 	if (context->type != SOCK_STREAM || context->protocol != IPPROTO_TCP)
 		return DIRECT;
@@ -232,7 +234,11 @@ SEC("sockops") int track(struct bpf_sock_ops *ops)
 	if (!caller->cookie)
 		return 1;
 	int is_added = !caller->by_tcp && may_be_added(ops, caller);
-	struct caller_address address = { .ip = ops->local_ip4, .port = ops->local_port };
+	struct caller_address address = {
+		.netns_cookie = netns_cookie(ops),
+		.ip = ops->local_ip4,
+		.port = ops->local_port,
+	};
 	struct destination destination = {
 		.cookie = caller->cookie,
 		.ip = caller->ip,

@@ -22,7 +22,11 @@ INLINE void note_proxy(struct bpf_sock *sk, struct caller_ends *ends)
  * receive queues, and the one that has no window holds one response at most. What follows waits in the proxy until this has been read. */
 SEC("sk_msg") int short_cut(struct sk_msg_md *message)
 {
-	struct caller_address address = { .ip = message->remote_ip4, .port = NETWORK32(message->remote_port) };
+	struct caller_address address = {
+		.netns_cookie = netns_cookie(message),
+		.ip = message->remote_ip4,
+		.port = NETWORK32(message->remote_port),
+	};
 	u32 *position = map_lookup(&proxy_links, &address);
 
 	if (!position)

@@ -67,6 +67,11 @@ impl Attached {
         self.counter(Counter::SentByKernel)
     }
 
+    /// Number of requests that the kernel sent in place of mutual TLS.
+    pub(super) fn permitted(&self) -> Result<u64, String> {
+        self.counter(Counter::Permitted)
+    }
+
     /// Number of responses that the kernel sent to callers.
     pub(super) fn answered(&self) -> Result<u64, String> {
         self.counter(Counter::AnsweredDirectly)

@@ -1,6 +1,7 @@
 //! `fairmesh kernel`: lets the kernel send requests of unmodified programs.
 
 mod attach;
+mod follow;
 mod status;
 
 use std::{

@@ -20,6 +20,7 @@ use crate::{
     bpf_pins::{self, LINK, Release, is_link},
     cgroup::{self, Cgroup, contains, normal},
     cgroup_in_flight::{self, Groups},
+    ended_cgroups,
     map_layout::{
         AttachmentValue, CALLERS, LocalConnection, SELECTED, SERVERS, SelectionValue, network_order,
     },
@@ -104,7 +105,8 @@ pub fn attach(pins: &Path, to: &Attachments) -> Result<(), KernelError> {
     to.selection.value(None)?;
     match bpf_pins::release(pins)? {
         Release::Nothing if pins.exists() => remove_unused(pins)?,
-        Release::Own | Release::Nothing => {}
+        Release::Own => ended_cgroups::detach_ended(pins)?,
+        Release::Nothing => {}
         Release::Other => return Err(KernelError::OtherRelease(pins.to_owned())),
     }
     for cgroup in cgroups() {
@@ -116,10 +118,12 @@ pub fn attach(pins: &Path, to: &Attachments) -> Result<(), KernelError> {
         )?;
     }
     let before = attachments(pins).unwrap_or_default();
+    let groups = groups(pins).ok();
+    let in_use = |at| groups.as_ref().is_some_and(|groups| !groups.is_idle(at));
     let short_cut = decide_short_cut(pins, &before, to.short_cut)?;
     let own = attach_one(pins, &to.callers, CALLERS, |cgroup, entry| {
         let is_first = entry.roles & CALLERS == 0;
-        entry.group = cgroup_in_flight::position(&before, cgroup.id)
+        entry.group = cgroup_in_flight::position(&before, cgroup.id, in_use)
             .ok_or_else(|| wrong(&to.callers, "is one too many: 64 can be attached to"))?;
         entry.selection = to.selection.value((!is_first).then_some(entry.selection))?;
         if let Some(only_services) = to.only_services {
@@ -154,8 +158,12 @@ fn decide_short_cut(
     }
 }
 
+fn groups(pins: &Path) -> Result<Groups, KernelError> {
+    Groups::open(&bpf_pins::map(pins, "groups")?)
+}
+
 fn limit(pins: &Path, entry: &AttachmentValue, most: u32) -> Result<(), KernelError> {
-    Groups::open(&bpf_pins::map(pins, "groups")?).map(|groups| groups.limit(entry.group, most))
+    groups(pins).map(|groups| groups.limit(entry.group, most))
 }
 
 fn wrong(path: &str, problem: &'static str) -> KernelError {
@@ -311,7 +319,7 @@ fn record(programs: &mut Ebpf, id: u64, entry: AttachmentValue) -> Result<(), Ke
 }
 
 /// Restores the earlier record of a cgroup.
-fn restore(pins: &Path, id: u64, before: Option<AttachmentValue>) -> Result<(), KernelError> {
+pub(crate) fn restore(pins: &Path, id: u64, before: Option<AttachmentValue>) -> Result<(), KernelError> {
     let refused = |error| KernelError::refused("map attachments", &error);
     let mut entries: HashMap<_, u64, AttachmentValue> =
         bpf_pins::map(pins, "attachments")?.try_into().map_err(refused)?;

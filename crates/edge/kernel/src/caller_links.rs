@@ -24,6 +24,7 @@ use crate::{
     free_positions::FreePositions,
     map_layout::{CallerAddress, LINKS, LinkValue, UNKNOWN, WITHDRAWN},
     mapped_array::{Mapped, SharedValue},
+    network_namespace::netns_cookie,
 };
 
 // SAFETY: the type consists of atomics alone.
@@ -91,7 +92,7 @@ impl LinkTable {
         socket: Option<BorrowedFd<'_>>,
     ) -> Option<Link> {
         let at = self.take_free()?;
-        let address = CallerAddress::of(caller).filter(|_| socket.is_some());
+        let address = socket.and_then(|socket| CallerAddress::of(caller, netns_cookie(&socket).ok()?));
         let link = Link { table: Arc::clone(self), cookie, address, at };
         let value = link.value();
         value.sent.store(0, Relaxed);

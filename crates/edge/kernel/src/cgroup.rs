@@ -62,7 +62,7 @@ impl Cgroup {
 }
 
 /// The cgroup of a process, such as `/shop`; `None` without a cgroup2 hierarchy.
-fn cgroup_of(process: &str) -> Option<String> {
+pub(crate) fn cgroup_of(process: &str) -> Option<String> {
     let text = fs::read_to_string(format!("/proc/{process}/cgroup")).ok()?;
     text.lines().find_map(|line| line.strip_prefix("0::")).map(str::to_owned)
 }
@@ -80,6 +80,19 @@ pub(crate) fn contains(path: &str, process: u32) -> bool {
 /// Normalizes the path: one slash before each component.
 pub(crate) fn normal(path: &str) -> String {
     path.split('/').filter(|part| !part.is_empty()).map(|part| format!("/{part}")).collect()
+}
+
+/// Visits a cgroup and those below it, each before what it contains is read, and the ids of their processes.
+pub(crate) fn visit_members(folder: &Path, mut enter: impl FnMut(&Path), mut member: impl FnMut(u32)) {
+    let mut folders = vec![PathBuf::from(folder)];
+    while let Some(folder) = folders.pop() {
+        enter(&folder);
+        let members = fs::read_to_string(folder.join("cgroup.procs")).unwrap_or_default();
+        members.lines().filter_map(|line| line.parse().ok()).for_each(&mut member);
+        let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+        let inner = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
+        folders.extend(inner.map(|entry| entry.path()));
+    }
 }
 
 /// Moves this process into a cgroup, and creates the cgroup if it is missing.

@@ -47,6 +47,11 @@ impl Groups {
         self.0.get(position as usize).map_or(0, |group| group.connections.load(Relaxed))
     }
 
+    /// Whether no connection and no request counts at this position.
+    pub(crate) fn is_idle(&self, position: u32) -> bool {
+        self.connections(position) == 0 && self.in_flight(position).0 == 0
+    }
+
     /// Number of requests in flight, and their limit; 0 means no limit.
     pub(crate) fn in_flight(&self, position: u32) -> (u32, u32) {
         let group = self.0.get(position as usize);
@@ -54,11 +59,17 @@ impl Groups {
     }
 }
 
-/// Position of a cgroup's counters: its present position, or the first free one.
-pub(crate) fn position(attachments: &[(u64, AttachmentValue)], id: u64) -> Option<u32> {
+/// Position of a cgroup's counters: its present position, or the first free one that is not `in_use`. Connections of a cgroup
+/// that is detached may still count down.
+pub(crate) fn position(
+    attachments: &[(u64, AttachmentValue)],
+    id: u64,
+    in_use: impl Fn(u32) -> bool,
+) -> Option<u32> {
     let callers = || attachments.iter().filter(|(_, entry)| entry.roles & CALLERS != 0);
     let own = callers().find(|(one, _)| *one == id).map(|(_, entry)| entry.group);
-    own.or_else(|| (0..ATTACHMENTS).find(|free| callers().all(|(_, entry)| entry.group != *free)))
+    let is_free = |at: &u32| callers().all(|(_, entry)| entry.group != *at) && !in_use(*at);
+    own.or_else(|| (0..ATTACHMENTS).find(is_free))
 }
 
 #[cfg(test)]
@@ -69,8 +80,12 @@ mod tests {
     fn attached_cgroup_keeps_position_of_its_in_flight_counts() {
         let entry = |group, roles| AttachmentValue { group, ..AttachmentValue::new("/a", 1, roles).unwrap() };
         let attachments = [(7, entry(0, CALLERS)), (8, entry(2, CALLERS)), (9, entry(1, 2))];
-        assert_eq!([7, 8, 9, 10].map(|id| position(&attachments, id)), [Some(0), Some(2), Some(1), Some(1)]);
+        let found = [7, 8, 9, 10].map(|id| position(&attachments, id, |_| false));
+        assert_eq!(found, [Some(0), Some(2), Some(1), Some(1)]);
+        let found = [7, 10].map(|id| position(&attachments, id, |at| at < 3));
+        assert_eq!(found, [Some(0), Some(3)], "connections still count at 1");
         let all: Vec<_> = (0..ATTACHMENTS).map(|at| (at.into(), entry(at, CALLERS))).collect();
-        assert_eq!((position(&all, 5), position(&all, 1000)), (Some(5), None));
+        let found = [5, 1000].map(|id| position(&all, id, |_| false));
+        assert_eq!(found, [Some(5), None]);
     }
 }

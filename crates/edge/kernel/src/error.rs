@@ -47,6 +47,16 @@ pub enum KernelError {
         /// Reason why the cgroup is refused.
         problem: &'static str,
     },
+    /// A process cannot be served as a container.
+    #[error("container of process {pid}: {source}; {advice}")]
+    Container {
+        /// The process.
+        pid: u32,
+        /// The system's error.
+        source: io::Error,
+        /// What to do.
+        advice: &'static str,
+    },
     /// There is no cgroup2 hierarchy, and none can be mounted.
     #[error("cannot mount a cgroup2 hierarchy at {path}: {source}; mount one, or run as root")]
     NoHierarchy {

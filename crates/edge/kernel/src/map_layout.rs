@@ -85,9 +85,11 @@ pub(crate) struct ProxyConfig {
     pub(crate) only_services: u32,
 }
 
+/// The address of a caller. Containers may have equal addresses; the namespace tells them apart.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub(crate) struct CallerAddress {
+    netns_cookie: u64,
     ip: u32,
     port: u32,
 }
@@ -332,17 +334,11 @@ pub(crate) fn network_order(ip: Ipv4Addr) -> u32 {
     u32::from_ne_bytes(ip.octets())
 }
 
-impl From<SocketAddrV4> for CallerAddress {
-    fn from(address: SocketAddrV4) -> Self {
-        Self { ip: network_order(*address.ip()), port: address.port().into() }
-    }
-}
-
 impl CallerAddress {
-    /// `None` if the address is not IPv4.
-    pub(crate) fn of(address: SocketAddr) -> Option<Self> {
+    /// The address in the network namespace with this cookie. `None` if the address is not IPv4.
+    pub(crate) fn of(address: SocketAddr, netns_cookie: u64) -> Option<Self> {
         match address.ip().to_canonical() {
-            IpAddr::V4(ip) => Some(SocketAddrV4::new(ip, address.port()).into()),
+            IpAddr::V4(ip) => Some(Self { netns_cookie, ip: network_order(ip), port: address.port().into() }),
             IpAddr::V6(_) => None,
         }
     }

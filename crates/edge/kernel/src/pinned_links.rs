@@ -87,6 +87,14 @@ fn open(path: &Path) -> Option<OwnedFd> {
     Some(unsafe { OwnedFd::from_raw_fd(descriptor) })
 }
 
+/// Whether the cgroup of a pinned link was removed, and no socket of it is left.
+pub(crate) fn leads_nowhere(path: &Path) -> bool {
+    let Some(link) = open(path) else { return false };
+    let info = fs::read_to_string(format!("/proc/self/fdinfo/{}", link.as_raw_fd())).unwrap_or_default();
+    let cgroup = info.lines().find_map(|line| line.strip_prefix("cgroup_id:"));
+    cgroup.is_some_and(|id| id.trim() == "0")
+}
+
 /// Detaches a link at once. If only the pin were removed, the kernel would detach the link some time later.
 fn detach(link: &OwnedFd) {
     let descriptor: RawFd = link.as_raw_fd();

@@ -1,11 +1,10 @@
 //! The proxy's side of the redirection: registers its listener, and looks up the original destinations of
 //! callers.
-#![allow(unsafe_code, reason = "one option of sockets that no crate here knows")]
 
 use std::{
-    io, mem,
+    fmt, io,
     net::{SocketAddr, SocketAddrV4},
-    os::fd::{AsFd, AsRawFd as _},
+    os::fd::AsFd,
     path::Path,
     process,
     sync::{Mutex, PoisonError},
@@ -17,11 +16,9 @@ use crate::{
     KernelError, bpf_pins,
     cgroup::contains,
     map_layout::{CallerAddress, DestinationValue, ProxyConfig},
+    network_namespace::netns_cookie,
     status::attachments,
 };
-
-/// `SO_NETNS_COOKIE` of Linux (5.14 and later), which no crate here defines.
-const NETNS_COOKIE: libc::c_int = 71;
 
 /// The original destination of a caller's connection.
 #[derive(Clone, Copy, Debug)]
@@ -30,17 +27,20 @@ pub struct Destination {
     pub address: SocketAddrV4,
     /// The cookie of the caller's socket.
     pub cookie: u64,
-    /// Whether the caller's cgroup may reach only services.
+    /// Whether the caller may reach only services: by the setting of its cgroup, or because it is in another network
+    /// namespace than the proxy, whose addresses may be those of other servers.
     pub only_services: bool,
     /// Whether all data of the connection goes through TCP, so that the kernel sends none of its requests.
     pub by_tcp: bool,
 }
 
 /// The maps used by the proxy.
-#[derive(Debug)]
 pub struct ProxyMaps {
-    // The kernel needs no lock, but the Rust type of the map needs `&mut`.
+    /// The network namespace of the proxy.
+    netns_cookie: u64,
+    // The kernel needs no lock, but the Rust types of the maps need `&mut`.
     destinations: Mutex<HashMap<MapData, CallerAddress, DestinationValue>>,
+    listeners: Mutex<SockHash<MapData, u64>>,
 }
 
 impl ProxyMaps {
@@ -61,30 +61,56 @@ impl ProxyMaps {
         let before = config.get(&0, 0).map_err(refused)?;
         let own = ProxyConfig { netns_cookie, pid: process::id(), only_services: only_services.into() };
         config.set(0, own, 0).map_err(refused)?;
-        let mut sockets: SockHash<_, u32> = bpf_pins::map(pins, "listener")?.try_into().map_err(refused)?;
-        sockets.insert(0, listener.as_fd(), 0).map_err(refused)?;
+        let mut listeners: SockHash<_, u64> =
+            bpf_pins::map(pins, "listeners")?.try_into().map_err(refused)?;
+        listeners.insert(netns_cookie, listener.as_fd(), 0).map_err(refused)?;
         // A concurrent `attach` checks for a proxy after it has recorded the cgroup, so at least one of the
         // two sees the other.
         if let Err(refusal) = keep_out(pins) {
-            sockets.remove(&0).map_err(refused)?;
+            listeners.remove(&netns_cookie).map_err(refused)?;
             // This proxy never listened, so the earlier proxy's setting stays in force.
             config.set(0, before, 0).map_err(refused)?;
             return Err(refusal);
         }
-        Ok(Self { destinations: Mutex::new(destinations) })
+        let listeners = Mutex::new(listeners);
+        Ok(Self { netns_cookie, destinations: Mutex::new(destinations), listeners })
     }
 
-    /// Takes the original destination of the connection from this address. `None` if the connection was not
-    /// redirected.
-    pub fn take(&self, caller: SocketAddr) -> Option<Destination> {
-        let SocketAddr::V4(caller) = caller else { return None };
-        let key = CallerAddress::from(caller);
+    /// Redirects connections of another network namespace to this listener in it while the listener is open, in place of an
+    /// earlier one. Returns the namespace's number.
+    ///
+    /// # Errors
+    /// When the listener is in the proxy's own namespace, or the kernel refuses.
+    pub fn add_listener(&self, listener: impl AsFd) -> Result<u64, KernelError> {
+        let refused =
+            |error: &dyn std::error::Error| KernelError::refused("the listener of a container", error);
+        let netns_cookie = netns_cookie(&listener).map_err(|error| refused(&error))?;
+        if netns_cookie == self.netns_cookie {
+            return Err(refused(&io::Error::other("it is in the network namespace of the proxy")));
+        }
+        let mut listeners = self.listeners.lock().unwrap_or_else(PoisonError::into_inner);
+        listeners.insert(netns_cookie, listener.as_fd(), 0).map_err(|error| refused(&error))?;
+        Ok(netns_cookie)
+    }
+
+    /// Takes the original destination of the connection from this address in the network namespace of `socket`. `None` if
+    /// the connection was not redirected.
+    pub fn take(&self, socket: impl AsFd, caller: SocketAddr) -> Option<Destination> {
+        let netns_cookie = netns_cookie(&socket).ok()?;
+        let key = CallerAddress::of(caller, netns_cookie)?;
         let mut destinations = self.destinations.lock().unwrap_or_else(PoisonError::into_inner);
         let value = destinations.get(&key, 0).ok()?;
         // The entry may have been evicted.
         let _ = destinations.remove(&key);
-        let (only_services, by_tcp) = (value.only_services != 0, value.by_tcp != 0);
+        let only_services = value.only_services != 0 || netns_cookie != self.netns_cookie;
+        let by_tcp = value.by_tcp != 0;
         Some(Destination { address: value.address(), cookie: value.cookie, only_services, by_tcp })
+    }
+}
+
+impl fmt::Debug for ProxyMaps {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ProxyMaps").field("netns_cookie", &self.netns_cookie).finish_non_exhaustive()
     }
 }
 
@@ -102,22 +128,4 @@ pub fn own_attachment(pins: &Path) -> Result<Option<String>, KernelError> {
     let mut entries = attachments(pins)?.into_iter();
     let own = entries.find(|(_, entry)| contains(entry.path(), process::id()));
     Ok(own.map(|(_, entry)| entry.path().to_owned()))
-}
-
-/// The network namespace of a socket.
-fn netns_cookie(socket: &impl AsFd) -> io::Result<u64> {
-    let mut cookie = 0_u64;
-    let mut length = mem::size_of::<u64>() as libc::socklen_t;
-    // SAFETY: the borrowed descriptor is open. The kernel writes at most `length` bytes into `cookie`, which has that size and
-    // accepts any bytes.
-    let result = unsafe {
-        libc::getsockopt(
-            socket.as_fd().as_raw_fd(),
-            libc::SOL_SOCKET,
-            NETNS_COOKIE,
-            (&raw mut cookie).cast(),
-            &raw mut length,
-        )
-    };
-    if result == 0 { Ok(cookie) } else { Err(io::Error::last_os_error()) }
 }

@@ -1,6 +1,7 @@
 //! Attachments, the listening proxy, and the programs' counters.
 
 use std::{
+    collections::HashSet,
     fmt, fs,
     net::Ipv4Addr,
     num::NonZeroU32,
@@ -27,6 +28,8 @@ pub struct Status {
     pub attachments: Vec<Attachment>,
     /// The process of the proxy, if one listens.
     pub proxy: Option<u32>,
+    /// Number of other network namespaces in which the proxy listens: those of containers.
+    pub namespaces: usize,
     /// Whether connections fail while no proxy listens, by the setting of the last proxy.
     pub only_services: bool,
     /// Requests sent by the kernel and awaiting a response.
@@ -98,8 +101,11 @@ pub fn status(pins: &Path) -> Result<Status, KernelError> {
     let memory = memory(pins)?;
     let in_flight = connection_slots::in_flight(&bpf_pins::map(pins, "slots")?)?;
     let only_services = config(pins).is_some_and(|config| config.only_services != 0);
-    let proxy = proxy_process(pins);
-    Ok(Status { pins: pins.to_owned(), attachments, proxy, only_services, in_flight, counters, memory })
+    let listening = listening(pins);
+    let proxy = listening.as_ref().map(|listening| listening.proxy);
+    let namespaces = listening.map_or(0, |listening| listening.namespaces.len());
+    let pins = pins.to_owned();
+    Ok(Status { pins, attachments, proxy, namespaces, only_services, in_flight, counters, memory })
 }
 
 /// The memory of each pinned map that this user may open, by name.
@@ -136,11 +142,28 @@ pub(crate) fn takes_short_cut(entries: &[(u64, AttachmentValue)]) -> bool {
     entries.iter().any(|(_, entry)| entry.short_cut != 0)
 }
 
-/// The process of the listening proxy. A closed socket leaves the map.
+/// The listeners of the proxy.
+#[derive(Clone, Debug)]
+pub struct Listening {
+    /// The process of the proxy.
+    pub proxy: u32,
+    /// Numbers of the other network namespaces in which a proxy listens. During an upgrade, the predecessor may still own a
+    /// listener.
+    pub namespaces: HashSet<u64>,
+}
+
+/// The listeners of the proxy; `None` while no proxy listens in its own network namespace, or if nothing is attached. A closed
+/// socket leaves the map.
+pub fn listening(pins: &Path) -> Option<Listening> {
+    let sockets: SockHash<_, u64> = bpf_pins::map(pins, "listeners").ok()?.try_into().ok()?;
+    let config = config(pins)?;
+    let mut namespaces: HashSet<_> = sockets.keys().filter_map(Result::ok).collect();
+    namespaces.remove(&config.netns_cookie).then_some(Listening { proxy: config.pid, namespaces })
+}
+
+/// The process of the listening proxy.
 pub(crate) fn proxy_process(pins: &Path) -> Option<u32> {
-    let sockets: SockHash<_, u32> = bpf_pins::map(pins, "listener").ok()?.try_into().ok()?;
-    sockets.keys().next()?.ok()?;
-    config(pins).map(|config| config.pid)
+    listening(pins).map(|listening| listening.proxy)
 }
 
 /// The configuration recorded by the last proxy.

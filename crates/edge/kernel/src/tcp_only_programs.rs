@@ -4,11 +4,7 @@
 //! The eBPF programs recognise them by name when they connect or begin to listen. This module handles those
 //! that were already listening before the attachment.
 
-use std::{
-    fs,
-    os::fd::OwnedFd,
-    path::{Path, PathBuf},
-};
+use std::{fs, os::fd::OwnedFd, path::Path};
 
 use aya::{
     Ebpf,
@@ -51,17 +47,12 @@ pub(crate) fn leave_listeners(programs: &mut Ebpf, cgroup: &Cgroup) -> Result<()
 
 /// Processes of a cgroup and its descendants, with their names. Processes that have ended are skipped.
 fn processes(folder: &Path) -> Vec<(Pid, &'static str)> {
-    let mut folders = vec![PathBuf::from(folder)];
     let mut found = Vec::new();
-    while let Some(folder) = folders.pop() {
-        let members = fs::read_to_string(folder.join("cgroup.procs")).unwrap_or_default();
-        let pids = members.lines().filter_map(|line| Pid::from_raw(line.parse().ok()?));
-        found.extend(pids.filter_map(|pid| Some((pid, name(pid)?))));
-        let entries = fs::read_dir(folder).into_iter().flatten().flatten();
-        folders.extend(
-            entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir())).map(|one| one.path()),
-        );
-    }
+    let take = |pid: u32| {
+        let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
+        found.extend(pid.and_then(|pid| Some((pid, name(pid)?))));
+    };
+    cgroup::visit_members(folder, |_| {}, take);
     found
 }
 

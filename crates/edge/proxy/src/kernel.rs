@@ -12,6 +12,7 @@ pub(crate) mod attachment;
 pub(crate) mod caller;
 pub(crate) mod caller_stream;
 mod completed_calls;
+pub(crate) mod container_listeners;
 pub(crate) mod local_answer;
 mod local_permit;
 pub(crate) mod metrics;

@@ -349,6 +349,13 @@ fn invalid_kernel_arguments_are_refused_with_hint() {
         (&["kernel", "attach", "--cgroup", "/a", "--max-in-flight", "0"], 2, "from 1, or 'unlimited'"),
         (&["kernel", "attach", "--cgroup", "/a", "--port", "0"], 2, "1..=65535"),
         (&["kernel", "attach", "--cgroup", "/a", "--bpffs", &pins, "--port", nine], 2, "up to 8 times"),
+        (&["kernel", "attach", "--bpffs", &pins], 2, "--container <PID>"),
+        (&["kernel", "attach", "--cgroup", "/a", "--container", "1"], 2, "cannot be used with"),
+        (
+            &["kernel", "attach", "--bpffs", &pins, "--container", "2147483647"],
+            1,
+            "container of process 2147483647",
+        ),
         (&["proxy", "--listen", "kernel:127.0.0.1:1,kernel:127.0.0.2:1"], 2, "one --listen kernel:IP:PORT"),
     ] {
         let said = fairmesh("unix:/nowhere", arguments, "").fails(code);

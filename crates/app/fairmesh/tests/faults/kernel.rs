@@ -4,6 +4,7 @@
 mod balance;
 mod blocking;
 mod closing;
+mod containers;
 mod ejected;
 mod in_flight;
 mod large;

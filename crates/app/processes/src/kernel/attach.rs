@@ -5,7 +5,7 @@ use std::{net::Ipv4Addr, path::Path, process::ExitCode, str::FromStr, time::Dura
 use clap::Args;
 use fairmesh_console::{arguments::OutputArgs, connect, failure::Failure, output, process_stat::ProcessStat};
 use fairmesh_kernel::{
-    Attachments, DEFAULT_PINS, Detached, Selection, Status, attach as attach_programs,
+    Attachment, Attachments, Container, DEFAULT_PINS, Detached, Selection, Status, attach as attach_programs,
     detach as detach_programs, left_programs, status,
 };
 use fairmesh_model::Invalid;
@@ -15,6 +15,7 @@ use tokio::time::sleep;
 
 use super::{
     PinArgs, failure,
+    follow::{Follower, Following},
     status::{attachment_state, options},
 };
 use crate::proxy::uids;
@@ -26,10 +27,8 @@ const POLLS: usize = 40;
 /// Arguments of `fairmesh kernel attach`. What is not given stays as an earlier 'attach' of the cgroup has it.
 #[derive(Debug, Args)]
 pub struct AttachArgs {
-    /// The cgroup (version 2) of the programs, such as /shop, with those below it; it is created if it is missing. Neither the root
-    /// nor that of the proxy or of the agent (FAIRMESH_AGENT).
-    #[arg(long, value_name = "PATH")]
-    cgroup: String,
+    #[command(flatten)]
+    programs: ProgramsArgs,
     /// Only connections to this port; may be repeated, up to 8 times [default: 80].
     #[arg(long, value_name = "N", value_delimiter = ',', value_parser = clap::value_parser!(u16).range(1..))]
     port: Vec<u16>,
@@ -59,6 +58,38 @@ pub struct AttachArgs {
     pins: PinArgs,
     #[command(flatten)]
     output_args: OutputArgs,
+}
+
+/// The programs to attach to.
+#[derive(Debug, Args)]
+#[group(required = true, multiple = false)]
+struct ProgramsArgs {
+    /// The cgroup (version 2) of the programs, such as /shop, with those below it; it is created if it is missing. Neither the root
+    /// nor that of the proxy or of the agent (FAIRMESH_AGENT).
+    #[arg(long, value_name = "PATH")]
+    cgroup: Option<String>,
+    /// The container of this process, with a cgroup and mostly with a network of its own, in which the proxy then listens.
+    /// Runs until the process ends, and then detaches its cgroup.
+    #[arg(long, value_name = "PID")]
+    container: Option<u32>,
+    /// The cgroup of containers, such as /kubepods: like --cgroup, and the proxy also listens in the network of each container
+    /// that starts below the cgroup. Runs until 'detach'.
+    #[arg(long, value_name = "PATH")]
+    all_below: Option<String>,
+}
+
+impl ProgramsArgs {
+    /// The path of the cgroup, and what to follow.
+    fn open(self) -> Result<(String, Option<Following>), Failure> {
+        match (self.cgroup, self.container, self.all_below) {
+            (_, Some(pid), _) => {
+                let container = Container::of(pid).map_err(failure)?;
+                Ok((container.cgroup().to_owned(), Some(Following::One(container))))
+            }
+            (_, _, Some(path)) => Ok((path, Some(Following::AllBelow))),
+            (cgroup, None, None) => Ok((cgroup.unwrap_or_default(), None)),
+        }
+    }
 }
 
 /// Arguments of `fairmesh kernel detach`.
@@ -130,8 +161,9 @@ impl FromStr for MaxInFlight {
 pub(super) async fn attach(args: AttachArgs) -> Result<ExitCode, Failure> {
     let networks = args.to.iter().map(|Network(address, prefix)| (*address, *prefix)).collect();
     let pins = args.pins.bpffs;
+    let (callers, following) = args.programs.open()?;
     let to = Attachments {
-        callers: args.cgroup,
+        callers,
         selection: Selection { networks, ports: args.port },
         only_services: args.only_services,
         max_in_flight: args.max_in_flight.map(|MaxInFlight(most)| most),
@@ -142,6 +174,9 @@ pub(super) async fn attach(args: AttachArgs) -> Result<ExitCode, Failure> {
     };
     attach_programs(&pins, &to).map_err(failure)?;
     let mut now = status(&pins).map_err(failure)?;
+    let own = own_attachment(&to, &now).map(|own| (own.cgroup.clone(), own.id));
+    let follower = following.zip(own).map(|(following, own)| Follower::new(&pins, own, following));
+    let mut follower = follower.transpose().map_err(failure)?;
     for _ in 0..POLLS {
         if now.proxy.is_some() {
             break;
@@ -149,14 +184,26 @@ pub(super) async fn attach(args: AttachArgs) -> Result<ExitCode, Failure> {
         sleep(POLL_INTERVAL).await;
         now = status(&pins).map_err(failure)?;
     }
+    if let Some(follower) = &mut follower {
+        follower.listen().await;
+        now = status(&pins).map_err(failure)?;
+    }
     let (state, words) = describe_attachments(&to, &now, &pins);
-    output::print_one(args.output_args.format(), &state, &words).map(|()| ExitCode::SUCCESS)
+    output::print_one(args.output_args.format(), &state, &words)?;
+    if let Some(follower) = follower {
+        follower.follow().await.map_err(failure)?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn own_attachment<'a>(to: &Attachments, now: &'a Status) -> Option<&'a Attachment> {
+    let is_own = |path: &str| path.trim_matches('/') == to.callers.trim_matches('/');
+    now.attachments.iter().find(|one| is_own(&one.cgroup))
 }
 
 /// Describes the current attachments as JSON and text. They may include more than this command asked for.
 fn describe_attachments(to: &Attachments, now: &Status, pins: &Path) -> (Value, String) {
-    let is_own = |path: &str| path.trim_matches('/') == to.callers.trim_matches('/');
-    let own = now.attachments.iter().find(|one| is_own(&one.cgroup));
+    let own = own_attachment(to, now);
     let options = own.map(|own| format!(" ({})", options(own))).unwrap_or_default();
     let only_services = now.only_services || own.is_some_and(|own| own.only_services);
     let connections = match now.proxy {
@@ -185,6 +232,7 @@ fn describe_attachments(to: &Attachments, now: &Status, pins: &Path) -> (Value, 
     state["cgroup"] = json!(to.callers);
     state["servers"] = json!(to.servers);
     state["proxy"] = json!(now.proxy);
+    state["namespaces"] = json!(now.namespaces);
     state["byTcp"] = json!(left.iter().flat_map(|(_, names)| names).collect::<Vec<_>>());
     (state, words)
 }

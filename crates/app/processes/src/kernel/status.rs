@@ -76,6 +76,7 @@ fn state(status: &Status) -> Value {
         "pins": status.pins,
         "attachments": attachments.collect::<Vec<_>>(),
         "proxy": status.proxy,
+        "namespaces": status.namespaces,
         "onlyServices": status.only_services,
         "inFlight": status.in_flight,
         "counters": counters,
@@ -97,8 +98,14 @@ fn text(status: &Status) -> String {
     let bytes: u64 = status.memory.iter().map(|(_, bytes)| bytes).sum();
     let memory = vec!["memory of maps".to_owned(), format!("{} KiB", bytes / 1024)];
     let in_flight = vec!["requests by the kernel in flight".to_owned(), status.in_flight.to_string()];
-    let rows: Vec<_> =
-        cgroups.chain([vec!["proxy".to_owned(), proxy]]).chain(counters).chain([in_flight, memory]).collect();
+    let namespaces = (status.namespaces > 0)
+        .then(|| vec!["networks of containers".to_owned(), status.namespaces.to_string()]);
+    let rows: Vec<_> = cgroups
+        .chain([vec!["proxy".to_owned(), proxy]])
+        .chain(namespaces)
+        .chain(counters)
+        .chain([in_flight, memory])
+        .collect();
     output::table(&["", ""], &rows).trim_start().to_owned()
 }
 

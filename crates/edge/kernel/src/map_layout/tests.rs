@@ -83,7 +83,7 @@ fn structures() -> Vec<SharedStructure> {
         compared!(AttachmentValue, "attachment", [was_created, roles, group, short_cut, selection, path]),
         compared!(GroupValue, "group", [most, in_flight, connections, unused]),
         compared!(ProxyConfig, "proxy_config", [netns_cookie, pid, only_services]),
-        compared!(CallerAddress, "caller_address", [ip, port]),
+        compared!(CallerAddress, "caller_address", [netns_cookie, ip, port]),
         compared!(DestinationValue, "destination", [cookie, ip, port, only_services, by_tcp]),
         compared!(HostKey, "host", [0 = "word"]),
         compared!(ServiceValue, "service", [id, position, unused]),

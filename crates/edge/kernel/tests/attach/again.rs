@@ -3,6 +3,7 @@
 use std::fs;
 
 use fairmesh_kernel::{Attachments, Counter, KernelError, Selection, attach, detach, status};
+use fairmesh_test_support::eventually_blocking;
 
 use crate::place::{Place, callers, counted, folder_of};
 
@@ -146,4 +147,20 @@ fn attach_cannot_switch_off_socket_short_cut_in_use() {
     // The setting applies to all cgroups.
     place.attach(&other, Selection::default(), None).unwrap();
     assert!(status(&place.pins()).unwrap().attachments.iter().all(|one| !one.short_cut));
+}
+
+#[test]
+fn attach_removes_pins_of_cgroups_that_are_gone() {
+    let Some(place) = Place::new("gone") else { return };
+    let gone = format!("{}-gone", place.cgroup);
+    place.attach(&gone, Selection::default(), None).unwrap();
+    fs::remove_dir(folder_of(&gone)).unwrap();
+    // The kernel releases a removed cgroup some time later.
+    eventually_blocking("the removed cgroup is detached", || {
+        place.attach(&place.cgroup, Selection::default(), None).unwrap();
+        status(&place.pins()).unwrap().attachments.len() == 1
+    });
+    let pins = fs::read_dir(place.pins()).unwrap().map(|pin| pin.unwrap().file_name());
+    let links = pins.filter(|pin| pin.to_string_lossy().starts_with("link-"));
+    assert_eq!(links.count(), 5);
 }

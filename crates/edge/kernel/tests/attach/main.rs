@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "what a test cannot do without has failed it")]
 
 mod again;
+mod containers;
 mod nested;
 mod owner;
 mod place;
@@ -45,8 +46,8 @@ fn kernel_redirects_connections_until_proxy_closes_or_detach() {
         let accepted = scope.spawn(|| greet(&proxy, "proxy"));
         assert_eq!(place.connect(to), "proxy");
         let caller = accepted.join().unwrap();
-        assert_eq!(SocketAddr::from(maps.take(caller).unwrap().address), to);
-        assert!(maps.take(caller).is_none(), "a destination is taken once");
+        assert_eq!(SocketAddr::from(maps.take(&proxy, caller).unwrap().address), to);
+        assert!(maps.take(&proxy, caller).is_none(), "a destination is taken once");
     });
     assert_eq!(counted(&place, Counter::Redirected), 1);
 
@@ -124,7 +125,7 @@ fn only_services_mode_refuses_connections_when_no_proxy_listens() {
         thread::scope(|scope| {
             let accepted = scope.spawn(|| greet(&proxy, "proxy"));
             assert_eq!(place.connect(to), "proxy");
-            assert_eq!(maps.take(accepted.join().unwrap()).unwrap().only_services, expected);
+            assert_eq!(maps.take(&proxy, accepted.join().unwrap()).unwrap().only_services, expected);
         });
     };
     // The cgroup's setting also applies before the first proxy.

@@ -25,7 +25,11 @@ fn nested_cgroup_has_its_own_kernel_programs() {
             let accepted = scope.spawn(|| greet(&proxy, "proxy"));
             assert_eq!(Place::connect_from(from, to), "proxy");
             let caller = accepted.join().unwrap();
-            assert_eq!(maps.take(caller).map(|found| SocketAddr::from(found.address)), Some(to), "{from}");
+            assert_eq!(
+                maps.take(&proxy, caller).map(|found| SocketAddr::from(found.address)),
+                Some(to),
+                "{from}"
+            );
         });
     }
     assert_eq!(counted(&place, Counter::Redirected), 2);
@@ -58,7 +62,7 @@ fn nested_cgroup_has_its_own_only_services_option() {
                 let accepted = scope.spawn(|| greet(&proxy, "proxy"));
                 assert_eq!(Place::connect_from(from, to), "proxy");
                 let caller = accepted.join().unwrap();
-                let found = maps.take(caller).map(|found| found.only_services);
+                let found = maps.take(&proxy, caller).map(|found| found.only_services);
                 assert_eq!(found, Some(expected), "{from}, outer {outer}");
             });
         }

@@ -15,14 +15,15 @@ use fairmesh_calls::{
 use fairmesh_edge::forward::forwarder::Forwarder;
 use fairmesh_kernel::{Destination, KernelError, KernelSender, ProxyMaps};
 use tokio::{
-    net::TcpListener,
+    net::{TcpListener, TcpStream},
     sync::{Notify, watch},
     time::sleep,
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::kernel::{
-    published_endpoint::PublishedEndpoint, published_services::Publication, served_caller::ServedCaller,
+    container_listeners::ContainerListener, published_endpoint::PublishedEndpoint,
+    published_services::Publication, served_caller::ServedCaller,
 };
 
 /// Time that a request may wait for its response before the caller's connection takes over and applies timeouts.
@@ -66,6 +67,8 @@ pub(crate) struct Attached {
     /// Tasks of published services and pooled connections.
     pub(super) tasks: TaskTracker,
     stopped: CancellationToken,
+    /// What closes the listeners in the network namespaces of containers, by the namespaces' numbers.
+    containers: Mutex<HashMap<u64, CancellationToken>>,
     /// Records calls whose responses the kernel sent.
     pub(super) recorder: TaskTracker,
     /// Cancelled once the kernel sends no more requests for this proxy.
@@ -93,6 +96,7 @@ impl Attached {
             sharing: Mutex::default(),
             tasks: TaskTracker::new(),
             stopped: CancellationToken::new(),
+            containers: Mutex::default(),
             recorder: TaskTracker::new(),
             released: CancellationToken::new(),
         })
@@ -116,8 +120,20 @@ impl Attached {
 
     /// The original destination of a connection from this address. `None` if the connection was not
     /// redirected.
-    pub(super) fn take(&self, caller: SocketAddr) -> Option<Destination> {
-        self.maps.take(caller)
+    pub(super) fn take(&self, stream: &TcpStream, caller: SocketAddr) -> Option<Destination> {
+        self.maps.take(stream, caller)
+    }
+
+    /// Redirects connections of a container to this listener, in place of an earlier one of the same network namespace.
+    pub(super) fn add_listener(&self, container: &mut ContainerListener) -> Result<(), KernelError> {
+        let namespace = self.maps.add_listener(&container.listener)?;
+        container.closed = self.stopped.child_token();
+        let mut containers = self.containers.lock().unwrap_or_else(PoisonError::into_inner);
+        containers.retain(|_, closed| !closed.is_cancelled());
+        if let Some(replaced) = containers.insert(namespace, container.closed.clone()) {
+            replaced.cancel();
+        }
+        Ok(())
     }
 
     /// Hands unanswered requests over to their callers' connections.

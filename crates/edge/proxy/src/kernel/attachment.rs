@@ -6,26 +6,36 @@ use std::{
     net::SocketAddr,
     os::{fd::AsFd as _, unix::fs::MetadataExt as _},
     path::Path,
+    process,
     sync::{Arc, PoisonError, RwLock},
     time::Duration,
 };
 
 use fairmesh_calls::forwarding::on_connection;
 use fairmesh_edge::forward::forwarder::Forwarder;
-use fairmesh_kernel::{Counters, KernelError};
+use fairmesh_kernel::{Counters, KernelError, listening};
 use tokio::{
     net::{TcpListener, TcpStream},
-    time::{sleep, timeout},
+    time::{Instant, sleep, timeout},
 };
 use tokio_util::task::TaskTracker;
 
 use crate::kernel::{
-    attached_maps::Attached, caller::KernelCaller, completed_calls::record_completed, metrics::KernelMetrics,
+    attached_maps::Attached,
+    caller::KernelCaller,
+    completed_calls::record_completed,
+    container_listeners::{ContainerListener, Offer},
+    metrics::KernelMetrics,
 };
 
 /// Interval of checks for changed pins, because `fairmesh kernel attach` and `detach` may run at any time, and for
 /// unanswered requests.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
+
+/// Time limit for passing the listener of a container to a successor, and interval of the attempts. A proxy without a successor
+/// waits for so long too, if its listener is still open.
+const SUCCESSOR_TIMEOUT: Duration = Duration::from_millis(300);
+const SUCCESSOR_INTERVAL: Duration = Duration::from_millis(10);
 
 /// Time limit for recording the kernel's last calls when the proxy stops.
 const RECORD_TIMEOUT: Duration = Duration::from_secs(3);
@@ -111,8 +121,35 @@ impl Attachment {
         caller: SocketAddr,
     ) -> Option<(SocketAddr, KernelCaller)> {
         let attached = self.attached()?;
-        let destination = attached.take(caller)?;
+        let destination = attached.take(stream, caller)?;
         Some((destination.address.into(), KernelCaller::new(attached, destination, caller, stream)))
+    }
+
+    /// Redirects connections of a container to a listener that was passed to this proxy. Returns the listener if it is used.
+    pub(crate) async fn add_listener(&self, mut offer: Offer) -> Option<ContainerListener> {
+        let added = match self.attached() {
+            Some(attached) => attached.add_listener(&mut offer.listener).map_err(|error| error.to_string()),
+            None => Err("no programs are attached that redirect connections to this proxy".to_owned()),
+        };
+        offer.answer(added).await
+    }
+
+    /// Passes the listener of a container to this proxy's successor, if there is one. It may not have registered yet.
+    pub(crate) async fn pass_on(pins: &Path, container: &ContainerListener) {
+        let began = Instant::now();
+        while began.elapsed() < SUCCESSOR_TIMEOUT {
+            match listening(pins).map(|listening| listening.proxy).filter(|proxy| *proxy != process::id()) {
+                Some(successor) => match container.pass_on(successor).await {
+                    Ok(()) => return,
+                    Err(error) => {
+                        tracing::debug!(%error, successor, "the listener of a container is not passed on yet")
+                    }
+                },
+                None if listening(pins).is_none() => return,
+                None => {}
+            }
+            sleep(SUCCESSOR_INTERVAL).await;
+        }
     }
 
     /// Stops the kernel from sending further requests when the proxy stops, and releases the maps to a

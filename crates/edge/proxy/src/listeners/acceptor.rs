@@ -1,6 +1,6 @@
 //! Accepts the connections of listeners of all kinds.
 
-use std::{net::SocketAddr, sync::Arc};
+use std::{net::SocketAddr, path::Path, pin::pin, sync::Arc};
 
 use fairmesh_edge::{
     counter::increment,
@@ -8,13 +8,20 @@ use fairmesh_edge::{
     listen::{socket_options, transparent_proxying::original_dst},
     server::{AcceptedConnection, ConnectionServer},
 };
-use futures_util::FutureExt as _;
+use futures_util::{
+    FutureExt as _, StreamExt as _,
+    stream::{FuturesUnordered, unfold},
+};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_util::task::TaskTracker;
 
 use crate::{
     kernel::{
-        attachment::Attachment, caller::KernelCaller, caller_stream::CallerStream, metrics::KernelMetrics,
+        attachment::Attachment,
+        caller::KernelCaller,
+        caller_stream::CallerStream,
+        container_listeners::{ContainerListener, ContainerListeners},
+        metrics::KernelMetrics,
         redirected_connection::RedirectedConnection,
     },
     listeners::listener_config::{ListenerConfig, ListenerKind},
@@ -69,13 +76,74 @@ impl Acceptor {
             let (own, listen) = (own.clone(), Arc::clone(&kind));
             async move { own.serve_redirected(accepted, &listen).boxed().await }
         };
-        let accepted = self.server.accept(&listener, &connections, serve);
+        let accepted = self.server.accept(&listener, &connections, serve.clone());
         let ListenerKind::Kernel { only_services, pins } = &listen.kind else { return accepted.await };
+        let in_containers = self.accept_in_containers(pins, &connections, serve);
+        let all = async {
+            tokio::join!(
+                async {
+                    accepted.await;
+                    self.redirected.stop()
+                },
+                in_containers
+            );
+        };
         tokio::select! {
             // Polled first: connections waiting here were redirected, which only the maps show.
             biased;
             () = self.redirected.follow(pins, &listener, *only_services, &self.server.forwarder) => {}
-            () = accepted => self.redirected.stop(),
+            () = all => {}
+        }
+    }
+
+    /// Accepts connections in containers whose listeners are passed to this proxy, until the proxy stops, and passes the
+    /// listeners to its successor.
+    async fn accept_in_containers<S, F>(&self, pins: &Path, connections: &TaskTracker, serve: S)
+    where
+        S: Fn(AcceptedConnection) -> F + Clone + Send + 'static,
+        F: Future<Output = ()> + Send + 'static,
+    {
+        let listeners = match ContainerListeners::open() {
+            Ok(listeners) => listeners,
+            Err(error) => return tracing::warn!(%error, "containers cannot use this proxy"),
+        };
+        let offers = unfold(listeners, |listeners| async move {
+            let offer = listeners.next().await;
+            Some((offer, listeners))
+        });
+        let mut offers = pin!(offers);
+        let mut accepting = FuturesUnordered::new();
+        let stopped = self.server.shutdown.started();
+        loop {
+            tokio::select! {
+                () = stopped.cancelled() => break,
+                Some(offer) = offers.next() => {
+                    let Some(container) = self.redirected.add_listener(offer).await else { continue };
+                    accepting.push(self.accept_in_container(pins, container, connections, serve.clone()));
+                }
+                Some(()) = accepting.next() => {}
+            }
+        }
+        while accepting.next().await.is_some() {}
+    }
+
+    async fn accept_in_container<S, F>(
+        &self,
+        pins: &Path,
+        container: ContainerListener,
+        connections: &TaskTracker,
+        serve: S,
+    ) where
+        S: Fn(AcceptedConnection) -> F + Clone + Send + 'static,
+        F: Future<Output = ()> + Send + 'static,
+    {
+        tokio::select! {
+            () = self.server.accept(&container.listener, connections, serve) => {}
+            () = container.wait_closed() => {}
+        }
+        container.closed.cancel();
+        if self.server.shutdown.started().is_cancelled() {
+            Attachment::pass_on(pins, &container).await;
         }
     }
 

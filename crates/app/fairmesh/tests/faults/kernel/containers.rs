@@ -1,0 +1,371 @@
+//! Callers in containers: network and mount namespaces of their own, with equal addresses.
+
+use std::{
+    fs,
+    process::{ExitStatus, Stdio},
+};
+
+use fairmesh_test_support::{is_soak, namespaces::Namespace};
+use tokio::{
+    io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader, Lines},
+    process::{Child, ChildStdout, Command},
+    time::timeout,
+};
+
+use super::{
+    Attached, PATIENCE,
+    local::{LocalServer, WITHOUT_LOG},
+};
+use crate::{
+    harness::{Proxy, World, beside_others, free_port, skipped, tool, until},
+    upgrade::Place,
+};
+
+/// Calls of each container, on connections from the same addresses in all containers.
+fn calls() -> usize {
+    if is_soak() { 10_000 } else { 2_000 }
+}
+
+/// Shared part of the programs in containers. Each prints a line once it is in its namespaces, and waits for one.
+const PROGRAM: &str = r#"
+import socket, sys, threading, time
+name = sys.argv[1].encode()
+print("ready", flush=True)
+sys.stdin.readline()
+
+def connect(port=0, to=("127.96.0.1", 80)):
+    connection = socket.socket()
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if port:
+        connection.bind(("127.0.0.1", port))
+    connection.settimeout(20)
+    connection.connect(to)
+    return connection
+
+def read_response(file):
+    status, length = file.readline().split()[1], 0
+    while line := file.readline().strip():
+        key, _, value = line.partition(b":")
+        if key.lower() == b"content-length":
+            length = int(value)
+    return status, file.read(length)
+
+def call(connection, file, number):
+    body = b"%s-%d" % (name, number)
+    connection.sendall(b"POST /plain-%d HTTP/1.1\r\nhost: raw.shop\r\ncontent-length: %d\r\n\r\n%s"
+                       % (number % 100, len(body), body))
+    said = read_response(file)
+    return said == (b"200", b"plain-%d:%s%s" % (number % 100, body, b"x" * (number % 100))), said
+"#;
+
+/// Calls on four connections at once, from equal ports in each container.
+const EQUAL: &str = r#"
+good = [0] * 4
+def calls(at):
+    connection = connect(41000 + at)
+    file = connection.makefile("rb")
+    for number in range(COUNT // 4):
+        is_right, said = call(connection, file, number)
+        good[at] += is_right
+        if not is_right:
+            print(said, flush=True)
+
+threads = [threading.Thread(target=calls, args=(at,)) for at in range(4)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+print("good:", sum(good), flush=True)
+"#;
+
+/// Asks for a host that is no service at an address that is another server's outside of the container.
+const ELSEWHERE: &str = r#"
+connection = connect(to=("127.96.1.1", PORT))
+connection.sendall(b"GET / HTTP/1.1\r\nhost: elsewhere.test\r\n\r\n")
+print("elsewhere:", read_response(connection.makefile("rb"))[0].decode(), flush=True)
+"#;
+
+/// Calls until it is killed.
+const ENDLESS: &str = r#"
+def calls(at):
+    connection = connect(41000 + at)
+    file = connection.makefile("rb")
+    for number in range(1 << 30):
+        is_right, said = call(connection, file, number)
+        if number == 200 or not is_right:
+            print("called" if is_right else said, flush=True)
+
+for at in range(4):
+    threading.Thread(target=calls, args=(at,)).start()
+"#;
+
+/// A call on each of many connections, until it gets another line.
+const FRESH: &str = r#"
+threading.Thread(target=lambda: (sys.stdin.readline(), stopped.append(1))).start()
+stopped, good = [], 0
+while not stopped:
+    try:
+        with connect() as connection:
+            is_right, said = call(connection, connection.makefile("rb"), good)
+            good += is_right
+            if not is_right:
+                print("wrong:", said, flush=True)
+    except OSError as error:
+        print("failed:", error, flush=True)
+    if good == 50:
+        print("called", flush=True)
+print("good:", good, flush=True)
+"#;
+
+/// A program in a cgroup, a network namespace and a mount namespace of its own.
+struct Container {
+    process: Child,
+    lines: Lines<BufReader<ChildStdout>>,
+    cgroup: String,
+    // Removed once the process has ended.
+    _network: Namespace,
+}
+
+impl Container {
+    /// Starts the program, which then waits for [`go`](Self::go).
+    async fn start(name: &str, cgroup: String, script: &str) -> Self {
+        let network = Namespace::new(name).unwrap();
+        network.ip(&["link", "set", "lo", "up"]).unwrap();
+        let net = format!("--net=/run/netns/{}", network.name());
+        let script = format!("{PROGRAM}{script}");
+        let mut command = Command::new(env!("CARGO_BIN_EXE_fairmesh"));
+        command.args(["kernel", "run", "--cgroup", &cgroup, "--", "nsenter", &net, "unshare", "--mount"]);
+        command.args(["python3", "-c", &script, name]);
+        command.env_clear().stdin(Stdio::piped()).stdout(Stdio::piped()).kill_on_drop(true);
+        let mut process = command.spawn().unwrap();
+        let lines = BufReader::new(process.stdout.take().unwrap()).lines();
+        let mut container = Self { process, lines, cgroup, _network: network };
+        assert_eq!(container.line().await, "ready");
+        container
+    }
+
+    fn pid(&self) -> String {
+        self.process.id().unwrap().to_string()
+    }
+
+    async fn go(&mut self) {
+        self.process.stdin.as_mut().unwrap().write_all(b"go\n").await.unwrap();
+    }
+
+    async fn line(&mut self) -> String {
+        timeout(PATIENCE, self.lines.next_line()).await.unwrap().unwrap().unwrap_or_default()
+    }
+
+    /// Everything that the program prints until it ends.
+    async fn rest(&mut self) -> Vec<String> {
+        let mut said = Vec::new();
+        while let Some(line) = timeout(PATIENCE, self.lines.next_line()).await.unwrap().unwrap() {
+            said.push(line);
+        }
+        timeout(PATIENCE, self.process.wait()).await.unwrap().unwrap();
+        said
+    }
+}
+
+/// A command `attach` that goes on while containers run.
+struct Follower(Child);
+
+impl Follower {
+    /// Starts the command, and waits until it has attached.
+    async fn start(attached: &Attached, what: &[&str]) -> Self {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_fairmesh"));
+        command.args(["kernel", "attach", "--to", "127.96.0.0/16"]).args(what);
+        command.arg("--bpffs").arg(attached.pins()).env_clear();
+        let mut process = command.stdout(Stdio::piped()).kill_on_drop(true).spawn().unwrap();
+        let mut lines = BufReader::new(process.stdout.as_mut().unwrap()).lines();
+        let line = timeout(PATIENCE, lines.next_line()).await.unwrap().unwrap().unwrap_or_default();
+        assert!(line.starts_with("attached to ") && line.contains("connections go to the proxy"), "{line}");
+        Self(process)
+    }
+
+    /// Waits until the command ends by itself.
+    async fn ended(mut self) -> ExitStatus {
+        timeout(PATIENCE, self.0.wait()).await.unwrap().unwrap()
+    }
+}
+
+/// A mesh with a server and a proxy outside of containers.
+struct Outside {
+    // The cgroup of the server can be removed once the server has ended.
+    server: LocalServer,
+    proxy: Proxy,
+    _world: World,
+    attached: Attached,
+}
+
+impl Outside {
+    /// `None` where eBPF is not permitted.
+    async fn start(name: &str) -> Option<Self> {
+        let attached = prepared(name).await?;
+        let world = World::start("").await;
+        let server = LocalServer::start(&world, &attached, "4").await;
+        let proxy = attached.proxy_with(&world, WITHOUT_LOG).await;
+        attached.attach_with(&["--servers", &server.cgroup]).await;
+        Some(Self { server, proxy, _world: world, attached })
+    }
+
+    async fn container(&self, name: &str, script: &str) -> Container {
+        Container::start(name, format!("{}-{name}", self.attached.cgroup), script).await
+    }
+
+    async fn follow(&self, container: &Container) -> Follower {
+        let port = self.server.port.to_string();
+        Follower::start(&self.attached, &["--container", &container.pid(), "--port", "80", "--port", &port])
+            .await
+    }
+
+    /// Waits until nothing of ended containers is left: no listener, connection, lease, attachment or pin.
+    async fn nothing_left(&self, containers: &[String]) {
+        self.proxy.counts("connections_open", 0.0).await;
+        until("nothing of the containers is left", async || {
+            let status = self.attached.status().await;
+            let mut attachments = status["attachments"].as_array().unwrap().iter();
+            let is_idle = |one: &serde_json::Value| {
+                one["connections"] == 0
+                    && one["inFlight"] == 0
+                    && !containers.iter().any(|cgroup| one["cgroup"] == cgroup.as_str())
+            };
+            status["namespaces"] == 0 && status["inFlight"] == 0 && attachments.all(is_idle)
+        })
+        .await;
+        // Of the callers' cgroup and of the servers' one.
+        let pins = fs::read_dir(self.attached.pins()).unwrap();
+        let links =
+            pins.filter(|pin| pin.as_ref().unwrap().file_name().to_string_lossy().starts_with("link-"));
+        assert_eq!(links.count(), 5 + 1);
+    }
+}
+
+async fn prepared(name: &str) -> Option<Attached> {
+    for program in ["python3", "nsenter", "unshare", "ip"] {
+        if tool(program).is_none() {
+            skipped("containers are made by util-linux, and their programs are Python", program);
+            return None;
+        }
+    }
+    Attached::new(name).await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn containers_with_equal_addresses_get_their_own_responses() {
+    let _machine = beside_others().await;
+    let Some(outside) = Outside::start("equal").await else { return };
+    let elsewhere = ELSEWHERE.replace("PORT", &outside.server.port.to_string());
+    let script = format!("{elsewhere}{}", EQUAL.replace("COUNT", &calls().to_string()));
+    let (mut containers, mut followers) = (Vec::new(), Vec::new());
+    for name in ["one", "two"] {
+        let container = outside.container(name, &script).await;
+        followers.push(outside.follow(&container).await);
+        containers.push(container);
+    }
+    assert_eq!(outside.attached.status().await["namespaces"], 2);
+    let before = outside.attached.counter("sent-by-kernel").await;
+    for container in &mut containers {
+        container.go().await;
+    }
+    for container in &mut containers {
+        let expected = ["elsewhere: 404".to_owned(), format!("good: {}", calls())];
+        assert_eq!(container.rest().await, expected, "{}", container.cgroup);
+    }
+    let sent = outside.attached.counter("sent-by-kernel").await - before;
+    let most = 2 * calls() * 9 / 10;
+    assert!(sent as usize > most, "{sent} of {}", 2 * calls());
+    assert!(outside.attached.counter("answered-directly").await as usize > most);
+    for follower in followers {
+        assert!(follower.ended().await.success());
+    }
+    let cgroups: Vec<_> = containers.iter().map(|one| one.cgroup.clone()).collect();
+    outside.nothing_left(&cgroups).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn killed_and_replaced_containers_leave_nothing() {
+    let _machine = beside_others().await;
+    let Some(outside) = Outside::start("replaced").await else { return };
+    let mut beside = outside.container("beside", &EQUAL.replace("COUNT", "2000")).await;
+    let follower = outside.follow(&beside).await;
+    beside.go().await;
+    for _ in 0..if is_soak() { 100 } else { 4 } {
+        let mut container = outside.container("replaced", ENDLESS).await;
+        let follower = outside.follow(&container).await;
+        container.go().await;
+        assert_eq!(container.line().await, "called");
+        container.process.kill().await.unwrap();
+        assert!(follower.ended().await.success());
+    }
+    assert_eq!(beside.rest().await, ["good: 2000"]);
+    assert!(follower.ended().await.success());
+    outside.nothing_left(&[beside.cgroup, format!("{}-replaced", outside.attached.cgroup)]).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn containers_below_attached_cgroup_are_followed() {
+    let _machine = beside_others().await;
+    let Some(outside) = Outside::start("below").await else { return };
+    let parent = format!("{}-pods", outside.attached.cgroup);
+    let follower = Follower::start(&outside.attached, &["--all-below", &parent]).await;
+    for round in 0..2 {
+        let mut containers = Vec::new();
+        for name in ["one", "two"] {
+            let script = EQUAL.replace("COUNT", "1000");
+            containers.push(Container::start(name, format!("{parent}/{name}{round}/inner"), &script).await);
+        }
+        until("the proxy listens in both", async || outside.attached.status().await["namespaces"] == 2).await;
+        for container in &mut containers {
+            container.go().await;
+        }
+        for container in &mut containers {
+            assert_eq!(container.rest().await, ["good: 1000"], "{}", container.cgroup);
+        }
+        until("the proxy listens in neither", async || outside.attached.status().await["namespaces"] == 0)
+            .await;
+    }
+    outside.attached.kernel(&["detach"]).await.ok();
+    assert!(follower.ended().await.success());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn upgraded_and_restarted_proxy_serves_containers() {
+    let _machine = beside_others().await;
+    let Some(attached) = prepared("upgraded").await else { return };
+    let world = World::start("").await;
+    let server = LocalServer::start(&world, &attached, "4").await;
+    let place = Place::new(&world);
+    let listen = format!(
+        " {WITHOUT_LOG} --drain-deadline 5s --listen kernel:127.0.0.1:{}+bpffs={}",
+        free_port(),
+        attached.pins().display()
+    );
+    let mut first = place.proxy("first", &listen);
+    place.ready().await;
+    let mut container = Container::start("upgraded", format!("{}-upgraded", attached.cgroup), FRESH).await;
+    let servers = ["--container", &container.pid(), "--servers", &server.cgroup];
+    let follower = Follower::start(&attached, &servers).await;
+    container.go().await;
+    assert_eq!(container.line().await, "called");
+
+    let mut second = place.proxy("second", &listen);
+    until("the predecessor has drained", async || first.has_ended().is_some()).await;
+    container.go().await;
+    let said = container.rest().await;
+    assert!(said.len() == 1 && said[0].starts_with("good: "), "no connection failed: {said:?}");
+    assert!(follower.ended().await.success());
+
+    // A proxy that was killed passes nothing on: the command opens another listener for its successor.
+    let mut container = Container::start("restarted", format!("{}-restarted", attached.cgroup), FRESH).await;
+    let follower = Follower::start(&attached, &["--container", &container.pid()]).await;
+    second.kill().await;
+    let _third = place.proxy("third", &listen);
+    place.ready().await;
+    until("the proxy listens in the container", async || attached.status().await["namespaces"] == 1).await;
+    container.go().await;
+    assert_eq!(container.line().await, "called");
+    container.go().await;
+    assert!(container.rest().await.iter().all(|line| line.starts_with("good: ")));
+    assert!(follower.ended().await.success());
+}
