@@ -168,11 +168,11 @@ mod tests {
         let mut sums = CallSums::default();
         let mut flood = report(&[("red/x", 1)], CountedBy::Caller);
         let (path, counts) =
-            flood.intervals[0].calls.first_key_value().map(|(path, counts)| (path.clone(), *counts)).unwrap();
+            flood.intervals[0].calls.first_key_value().map(|(path, counts)| (path.clone(), counts.clone())).unwrap();
         let invented = (0..2 * MAX_PAIRS).map(|number| ServiceName::new(format!("red/s{number}")).unwrap());
         flood.intervals[0]
             .calls
-            .extend(invented.map(|service| (CountedPath { service, ..path.clone() }, counts)));
+            .extend(invented.map(|service| (CountedPath { service, ..path.clone() }, counts.clone())));
         sums.add(&flood, 0);
         sums.add(&report(&[("shop/web", 5)], CountedBy::Caller), 1);
         assert_eq!((sums.pairs.len(), calls(&sums, "shop/web")), (MAX_PAIRS, Some(10)));

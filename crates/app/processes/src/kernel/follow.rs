@@ -62,7 +62,7 @@ struct Followed {
 
 /// Waits for a descriptor to become readable.
 #[allow(unsafe_code, reason = "tokio has no safe function for descriptors that are no sockets")]
-fn watch(descriptor: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
+fn readable(descriptor: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
     // SAFETY: an owned descriptor stays open, and the same one, as long as it exists.
     let watched = unsafe { AsyncFd::register_with_interest(descriptor, Interest::READABLE) };
     watched.map_err(io::Error::from)
@@ -71,7 +71,7 @@ fn watch(descriptor: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
 impl Followed {
     fn new(container: Container) -> Result<Self, KernelError> {
         let process = container.process().try_clone_to_owned();
-        let process = process.and_then(watch);
+        let process = process.and_then(readable);
         match process {
             Ok(process) => Ok(Self { container, process, namespace: None }),
             Err(source) => Err(KernelError::Container {
@@ -99,7 +99,7 @@ impl Follower {
             Following::AllBelow => {
                 let watch = CgroupWatch::open(&path)?;
                 let changes = watch.changes().try_clone_to_owned();
-                let changes = changes.and_then(watch);
+                let changes = changes.and_then(readable);
                 let changes = changes.map_err(|source| KernelError::File { path: path.into(), source })?;
                 (Vec::new(), Some(Below { watch, changes, looked: None }))
             }

@@ -65,7 +65,7 @@ mod tests {
         };
         assert!(from(&[&own]));
         let other = own.replace(|digit: char| digit.is_ascii_digit(), "f");
-        for digests in [&[][..], &[&other], &[&own, &own], &[&own, &other], &[""], &[&own[..63]]] {
+        for digests in [&[][..], &[&*other], &[&*own, &*own], &[&*own, &*other], &[""], &[&own[..63]]] {
             assert!(!from(digests), "{digests:?}");
         }
     }

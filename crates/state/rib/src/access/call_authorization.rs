@@ -7,7 +7,7 @@
 
 use fairmesh_model::{
     Endpoint, EndpointState, Identity, InstanceId, Label, MeshRole, Prefix, Record, RecordKey, RecordKind,
-    ServiceName, SpiffeId, SpiffePath, WorkloadEntry, access::Grants,
+    Region, ServiceName, SpiffeId, SpiffePath, WorkloadEntry, access::Grants,
 };
 use fairmesh_wire::{
     ON_BEHALF_OF, RELAYED, STATEMENT, grpc_stubs::MAX_MESSAGE, record_encoding, transport::StatedCall, v1,
@@ -93,9 +93,7 @@ impl AccessControl {
             Need::ViewAll if !grants.view.is_everything() => lacks_role(who, "viewer of all tenants"),
             // The handler itself requires the control plane's own user, regardless of the records.
             Need::Write(RecordKey::TrustBundle | RecordKey::JoinedAgent(_)) => return Ok(()),
-            Need::Write(RecordKey::Workload(service))
-                if !grants.may_write(&RecordKey::Workload(service.clone())) =>
-            {
+            Need::Write(key @ RecordKey::Workload(service)) if !grants.may_write(key) => {
                 self.lacks(grants, who, (service, "admin, or operator with 'workloads' in its binding,"))
             }
             Need::Write(key) if !grants.may_write(key) => match key.service() {
@@ -116,10 +114,7 @@ impl AccessControl {
             Need::Claim(_) if !admin && grants.machine.is_none() => {
                 for_programs(who, "claims no parts of limits")
             }
-            Need::Check(region) if !grants.may_check(region) => Status::permission_denied(format!(
-                "{who} does not check the region {region}: an agent checks the one in which it joined, if it vouches for all \
-                 tenants"
-            )),
+            Need::Check(region) if !grants.may_check(region) => check_refusal(who, region),
             Need::ReportFor(region) if !grants.reports_for(region) => {
                 Status::permission_denied(region_refusal(&who.identity, region))
             }
@@ -318,6 +313,13 @@ fn unstated(transport: &Caller) -> Status {
     Status::permission_denied(format!(
         "{transport} passes on a call without the statement of its maker, which has no rights: call through an agent, call the \
          control plane, or upgrade the caller"
+    ))
+}
+
+/// Returns the refusal of health checks in a region.
+fn check_refusal(who: &Caller, region: &Region) -> Status {
+    Status::permission_denied(format!(
+        "{who} does not check the region {region}: an agent checks the one in which it joined, if it vouches for all tenants"
     ))
 }
 

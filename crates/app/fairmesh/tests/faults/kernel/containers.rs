@@ -7,7 +7,7 @@ use std::{
 
 use fairmesh_test_support::{is_soak, namespaces::Namespace};
 use tokio::{
-    io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader, Lines},
+    io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader, Lines},
     process::{Child, ChildStdout, Command},
     time::timeout,
 };
