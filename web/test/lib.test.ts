@@ -2,9 +2,9 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 import { diff, lines } from "../src/lib/diff.ts";
 import { ago, cores, duration, instant, micros, percent, rate, withAges } from "../src/lib/format.ts";
-import { MAX_NODES, NO_CALLS, NO_MESH, callerOf, hasPage, labelOf, level, matrix, picture, rows, serviceOf, serving, withCalled, type Calls, type Mesh, type Numbers } from "../src/lib/graph.ts";
+import { MAX_NODES, NO_CALLS, NO_MESH, callerOf, hasPage, labelOf, level, matrix, picture, rows, serviceOf, serving, sorted, withCalled, type Calls, type Mesh, type Numbers } from "../src/lib/graph.ts";
 import { link, read } from "../src/lib/route.ts";
-import { dueKey, failedParts, isOff, isUnknown, times, type Endpoint, type Service, type ServiceCalls } from "../src/lib/service.ts";
+import { dueKey, isOff, isUnknown, parts, times, type Endpoint, type Service, type ServiceCalls } from "../src/lib/service.ts";
 import { places, took, type Probed } from "../src/lib/regions.ts";
 import { daysUntil, issued, words, type Entry } from "../src/lib/security.ts";
 import { authorization, pause, updated } from "../src/lib/stream.ts";
@@ -77,7 +77,7 @@ test("a service that calls itself has an edge", () => {
 });
 
 test("steps without calls have no failed part", () => {
-  assert.deepEqual(failedParts([null, 0, 2, 4], [null, 0, 1, 0]), [null, null, 0.5, 0]);
+  assert.deepEqual(parts([null, 0, 2, 4], [null, 0, 1, 0]), [null, null, 0.5, 0]);
 });
 
 test("shares are judged while the same endpoints serve", () => {
@@ -93,6 +93,15 @@ test("a name without records and calls is that of no service", () => {
   assert.ok(isUnknown(service, calls));
   assert.ok(!isUnknown({ ...service, declared: true }, calls));
   assert.ok(!isUnknown(service, { ...calls, called: [["a/db", "-", ["eu", "eu"], numbers(1)]] }));
+});
+
+test("services are sorted by a column, and what is not known is last", () => {
+  const all = [{ name: "a/c", numbers: numbers(1, 0.5) }, { name: "a/a" }, { name: "a/b", numbers: numbers(2, 0.1) }];
+  const names = (by: string) => sorted(all, by).map(({ name }) => name);
+  assert.deepEqual(names("failed"), ["a/c", "a/b", "a/a"]);
+  assert.deepEqual(names("calls/s"), ["a/b", "a/c", "a/a"]);
+  assert.deepEqual(names("service"), ["a/a", "a/b", "a/c"]);
+  assert.deepEqual(names("nothing"), ["a/c", "a/a", "a/b"]);
 });
 
 test("an update changes the rows that it has alone", () => {

@@ -211,6 +211,17 @@ export function rows(calls: Calls, mesh: Mesh, text: string): Row[] {
   return matching.sort((one, other) => (other.numbers?.[0] ?? -1) - (one.numbers?.[0] ?? -1) || (one.name < other.name ? -1 : 1));
 }
 
+/** Columns by which services are sorted, and where their numbers are. */
+export const SORTS: Record<string, number> = { service: -1, "calls/s": 0, failed: 2, p50: 3, p99: 4 };
+
+/** Rows by a column: names upwards, numbers downwards. */
+export function sorted(rows: Row[], by: string): Row[] {
+  const at = Object.hasOwn(SORTS, by) ? SORTS[by] : undefined;
+  if (at === undefined) return rows;
+  if (at < 0) return [...rows].sort((one, other) => (one.name < other.name ? -1 : 1));
+  return [...rows].sort((one, other) => (other.numbers?.[at] ?? -1) - (one.numbers?.[at] ?? -1));
+}
+
 /** The busiest callers and services of a matrix, and its cells. */
 export interface Matrix {
   callers: string[];

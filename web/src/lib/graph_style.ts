@@ -35,7 +35,7 @@ export function graphStyle(): StylesheetJson {
         "text-background-color": colour("ground"), "text-background-opacity": 0.92, "text-background-padding": "2px",
       },
     },
-    { selector: "edge.loop", style: { "loop-direction": "0deg", "loop-sweep": "60deg", "control-point-step-size": 52 } },
+    { selector: "edge.loop", style: { "loop-direction": "0deg", "loop-sweep": "60deg", "control-point-step-size": 40 } },
     {
       selector: "edge.bent",
       style: { "curve-style": "segments", "edge-distances": "node-position", "segment-weights": "data(weights)", "segment-distances": "data(distances)" },

@@ -66,7 +66,7 @@ export interface ServiceCalls {
   called: Path[];
   outcomes: Record<string, number>;
   denied: { caller: string; rule: string; audit: boolean; count: number }[];
-  steps: { stepMs: number; rate: Series; failed: Series; p50Us: Series; p99Us: Series };
+  steps: { stepMs: number; rate: Series; failed: Series; refused: Series; p50Us: Series; p99Us: Series };
   windowMs: number;
   historyMs: number;
 }
@@ -87,9 +87,9 @@ export function isUnknown(service: Service, calls: ServiceCalls): boolean {
   return !service.declared && service.endpoints.length === 0 && service.policyRevision === null && calls.callers.length + calls.called.length === 0;
 }
 
-/** The failed part of each step. Without calls there is none, which is a gap. */
-export function failedParts(rate: Series, failed: Series): Series {
-  return rate.map((all, at) => (all ? (failed[at] ?? 0) / all : null));
+/** The failed or refused part of each step. Without calls there is none, which is a gap. */
+export function parts(rate: Series, some: Series): Series {
+  return rate.map((all, at) => (all ? (some[at] ?? 0) / all : null));
 }
 
 /** What is due to endpoints: while this is another, received shares are of earlier values. */

@@ -172,6 +172,8 @@ struct Steps {
     step_ms: u32,
     rate: Vec<Option<f64>>,
     failed: Vec<Option<f64>>,
+    /// Calls that rules refuse; they are among the failed ones.
+    refused: Vec<Option<f64>>,
     p50_us: Vec<Option<u64>>,
     p99_us: Vec<Option<u64>>,
 }
@@ -237,6 +239,7 @@ impl Steps {
             step_ms,
             rate: each(CallCounts::calls),
             failed: each(CallCounts::failures),
+            refused: each(|counts| counts.faults()[CallFault::Unauthorized as usize]),
             p50_us: latency(0.5),
             p99_us: latency(0.99),
         }
@@ -295,7 +298,10 @@ mod tests {
             row("shop/cart", "shop/db", ("eu", "eu"), 40),
         ];
         let response = v1::ReadCallsResponse { rows, step_ms: 10_000, ..Default::default() };
-        let step = (CallCounts::ZERO.with_totals([20, 0, 0, 0, 0]), Duration::from_secs(10));
+        let mut faults = [0; CallFault::ALL.len()];
+        (faults[CallFault::Unauthorized as usize], faults[CallFault::Reset as usize]) = (5, 5);
+        let counts = CallCounts::ZERO.with_totals([20, 0, 0, 0, 0]).with_outcomes(&[], &faults, &[]);
+        let step = (counts, Duration::from_secs(10));
         let steps = [None, Some(step)];
         let calls = calls(&ServiceName::new("shop/cart").unwrap(), &response, (&steps, 60_000));
         let others = |paths: &[Path]| paths.iter().map(|path| path.0.clone()).collect::<Vec<_>>();
@@ -303,6 +309,7 @@ mod tests {
         assert_eq!(others(&calls.called), ["shop/db"]);
         assert_eq!(calls.steps.rate, [None, Some(2.0)], "a gap is not zero");
         assert_eq!(calls.steps.p99_us, [None, None]);
+        assert_eq!((&calls.steps.failed[1], &calls.steps.refused[1]), (&Some(1.0), &Some(0.5)));
         assert_eq!(calls.outcomes.values().sum::<u64>(), 110);
     }
 }
