@@ -1,10 +1,10 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { diff, lines } from "../src/lib/diff.ts";
-import { ago, cores, duration, instant, micros, percent, rate } from "../src/lib/format.ts";
-import { MAX_NODES, NO_CALLS, NO_MESH, level, matrix, picture, rows, serviceOf, type Calls, type Mesh, type Numbers } from "../src/lib/graph.ts";
+import { ago, cores, duration, instant, micros, percent, rate, withAges } from "../src/lib/format.ts";
+import { MAX_NODES, NO_CALLS, NO_MESH, callerOf, hasPage, labelOf, level, matrix, picture, rows, serviceOf, serving, sorted, withCalled, type Calls, type Mesh, type Numbers } from "../src/lib/graph.ts";
 import { link, read } from "../src/lib/route.ts";
-import { times } from "../src/lib/service.ts";
+import { dueKey, isOff, isUnknown, parts, times, type Endpoint, type Service, type ServiceCalls } from "../src/lib/service.ts";
 import { measuredAges, places, took, type Probed, type Topology } from "../src/lib/regions.ts";
 import { daysUntil, issued, words, type Entry } from "../src/lib/security.ts";
 import { authorization, pause, updated } from "../src/lib/stream.ts";
@@ -41,6 +41,67 @@ test("ages, cores and times are written for people", () => {
   assert.deepEqual([ago(5_000), ago(null)], ["5 s ago", "never"]);
   assert.deepEqual([0, 0.0042, 0.25, 12.34, 1234].map(cores), ["0.00", "0.004", "0.25", "12.3", "1,234"]);
   assert.equal(instant("2026-05-04T12:30:00.123Z"), "2026-05-04 12:30:00Z");
+});
+
+test("a time in a text has its age beside it", () => {
+  const now = Date.parse("2026-05-04T12:30:00Z");
+  assert.equal(withAges("lost since 2026-05-04T12:00:00.123Z: no renewal", now), "lost since 2026-05-04 12:00:00Z (29 min ago): no renewal");
+  assert.equal(withAges("until 2026-05-04T12:31:00Z", now), "until 2026-05-04 12:31:00Z (in 60 s)");
+  assert.equal(withAges("no time", now), "no time");
+});
+
+test("a service that is called and has no endpoint left is as bad as one whose endpoints are lost", () => {
+  assert.deepEqual(serving({}, numbers(1)), { text: "0", tone: "bad" });
+  assert.deepEqual(serving({ lost: 2 }, numbers(1)), { text: "0/2", tone: "bad" });
+  assert.deepEqual(serving({ serving: 1, lost: 1 }, undefined), { text: "1/2", tone: "warn" });
+  assert.deepEqual(serving({ serving: 2 }, numbers(1)), { text: "2/2", tone: "" });
+  for (const [endpoints, row] of [[{}, undefined], [{}, numbers(0)], [undefined, numbers(1)]] as const) assert.equal(serving(endpoints, row).text, "");
+});
+
+test("a service with calls and no record left is listed without endpoints", () => {
+  const shown = calls([["a/web", "a/cart", numbers(1)], ["b/web", "b/db", numbers(1)], ["a/web", "a/idle", numbers(0)], ["-", "(other)", numbers(1)]]);
+  assert.deepEqual([...withCalled(mesh(["a/web"]), shown, "a").services.keys()], ["a/web", "a/cart"]);
+  const node = picture(shown, withCalled(mesh([]), shown, ""), "", new Set()).nodes.find((node) => node.id === "a/cart");
+  assert.equal(serving(node?.endpoints, node?.numbers).text, "0");
+});
+
+test("callers without a name are named by whether their region is known", () => {
+  assert.deepEqual([callerOf("-", "eu"), callerOf("-", "-"), callerOf("a/web", "eu")].map(labelOf), ["no service identity", "outside the mesh", "a/web"]);
+  assert.deepEqual([labelOf("(no identity)@eu"), labelOf("a/web@eu")], ["no service identity@eu", "a/web@eu"]);
+  assert.deepEqual(["-", "(no identity)@eu", "(other)", "a/web", "a"].map(hasPage), [false, false, false, true, true]);
+});
+
+test("a service that calls itself has an edge", () => {
+  const drawn = picture(calls([["a/web", "a/web", numbers(1)]]), mesh([]), "a/web", new Set());
+  assert.deepEqual([drawn.nodes.length, drawn.edges.map(({ from, to }) => [from, to])], [1, [["a/web", "a/web"]]]);
+});
+
+test("steps without calls have no failed part", () => {
+  assert.deepEqual(parts([null, 0, 2, 4], [null, 0, 1, 0]), [null, null, 0.5, 0]);
+});
+
+test("shares are judged while the same endpoints serve", () => {
+  const one = (more: Partial<Endpoint>) => ({ instance: "a", region: "eu", state: "serving", power: 1_000, due: 0.5, received: 0.1, settled: true, ...more }) as Endpoint;
+  assert.deepEqual([{}, { settled: false }, { received: 0.49 }, { received: null }].map((more) => isOff(one(more))), [true, false, false, false]);
+  assert.notEqual(dueKey([one({})]), dueKey([one({ power: 2_000 })]));
+  assert.equal(dueKey([one({}), one({ instance: "b" })]), dueKey([one({ instance: "b" }), one({ received: 0.3 })]));
+});
+
+test("a name without records and calls is that of no service", () => {
+  const service = { declared: false, endpoints: [], policyRevision: null } as unknown as Service;
+  const calls = { callers: [], called: [] } as unknown as ServiceCalls;
+  assert.ok(isUnknown(service, calls));
+  assert.ok(!isUnknown({ ...service, declared: true }, calls));
+  assert.ok(!isUnknown(service, { ...calls, called: [["a/db", "-", ["eu", "eu"], numbers(1)]] }));
+});
+
+test("services are sorted by a column, and what is not known is last", () => {
+  const all = [{ name: "a/c", numbers: numbers(1, 0.5) }, { name: "a/a" }, { name: "a/b", numbers: numbers(2, 0.1) }];
+  const names = (by: string) => sorted(all, by).map(({ name }) => name);
+  assert.deepEqual(names("failed"), ["a/c", "a/b", "a/a"]);
+  assert.deepEqual(names("calls/s"), ["a/b", "a/c", "a/a"]);
+  assert.deepEqual(names("service"), ["a/a", "a/b", "a/c"]);
+  assert.deepEqual(names("nothing"), ["a/c", "a/a", "a/b"]);
 });
 
 test("an update changes the rows that it has alone", () => {

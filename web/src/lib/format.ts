@@ -69,6 +69,14 @@ export function instant(time: number | string): string {
   return new Date(time).toISOString().replace("T", " ").replace(/\.\d+Z/, "Z");
 }
 
+/** Times in a text, with their ages beside them. */
+export function withAges(text: string, now: number): string {
+  return text.replace(/\d{4}-\d\d-\d\dT[\d:.]+Z/g, (time) => {
+    const age = now - Date.parse(time);
+    return `${instant(time)} (${age < 0 ? `in ${duration(-age)}` : ago(age)})`;
+  });
+}
+
 /** The tenant and the service of a name. */
 export function split(name: string): [string, string] {
   const at = name.indexOf("/");

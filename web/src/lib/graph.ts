@@ -58,14 +58,33 @@ export const MAX_NODES = 300;
 /** Pairs that are always drawn, and the most for each node beyond: more lines cross each other, and their layout takes seconds. */
 const FEW_EDGES = 100;
 const EDGES_PER_NODE = 4;
-/** What callers without a name are called. */
+/** Callers without a name and a region: they are outside the mesh. */
 export const OUTSIDE = "-";
+/** Callers without a service identity whose region is known: programs of the mesh report their calls. */
+export const NO_IDENTITY = "(no identity)";
 /** Age from which numbers are marked as old, in ms. */
 export const OLD_MS = 30_000;
 
 /** The service of a node, which may be that in one region. */
 export function serviceOf(name: string): string {
   return name.split("@", 1)[0] ?? name;
+}
+
+/** Whether a name is that of a service or tenant, which has a page. */
+export function hasPage(name: string): boolean {
+  return !/^[-(]/.test(name);
+}
+
+/** A name as it is shown, with its region if it has one. */
+export function labelOf(name: string): string {
+  const words: Record<string, string> = { [OUTSIDE]: "outside the mesh", [NO_IDENTITY]: "no service identity" };
+  const service = serviceOf(name);
+  return (words[service] ?? service) + name.slice(service.length);
+}
+
+/** The name of a caller whose region is known or not. */
+export function callerOf(name: string, region: string): string {
+  return name === OUTSIDE && region !== OUTSIDE ? NO_IDENTITY : name;
 }
 
 export function tenantOf(name: string): string {
@@ -120,7 +139,7 @@ function drawn(calls: Calls, mesh: Mesh, all: Edge[], shown: (name: string) => s
     const id = shown(name);
     const node = nodes.get(id) ?? { id, label: id, folded: 0 };
     if (id === name) {
-      node.label = name === OUTSIDE ? "outside the mesh" : name;
+      node.label = labelOf(name);
       node.numbers = calls.rows.get(name);
       node.endpoints = mesh.services.get(name)?.endpoints;
     } else node.folded += 1;
@@ -136,6 +155,31 @@ function drawn(calls: Calls, mesh: Mesh, all: Edge[], shown: (name: string) => s
   }
   const kind = nodes.size > MAX_NODES || sums.size > Math.max(FEW_EDGES, nodes.size * EDGES_PER_NODE) ? "matrix" : "graph";
   return { kind, nodes: [...nodes.values()], edges: [...sums.values()] };
+}
+
+/** Serving endpoints of all, such as `1/2`. A service that is called and has no endpoint left is as bad as one whose endpoints are all lost. */
+export interface Serving {
+  text: string;
+  tone: "" | "warn" | "bad";
+}
+
+export function serving(endpoints: Record<string, number> | undefined, numbers: Numbers | undefined): Serving {
+  const all = Object.values(endpoints ?? {}).reduce((sum, count) => sum + count, 0);
+  const serves = endpoints?.serving ?? 0;
+  if (all > 0) return { text: `${serves}/${all}`, tone: serves === 0 ? "bad" : serves < all ? "warn" : "" };
+  // Without its records it is not known whether there is any.
+  return endpoints && numbers && numbers[0] > 0 ? { text: "0", tone: "bad" } : { text: "", tone: "" };
+}
+
+/** The services of a tenant, or of all, with those that have calls and no record left: they have no endpoint either. */
+export function withCalled(mesh: Mesh, calls: Calls, tenant: string): Mesh {
+  const services = new Map(mesh.services);
+  for (const [name, numbers] of calls.rows) {
+    const isService = name.includes("/") && !name.includes("\n") && hasPage(name);
+    if (!isService || !(numbers[0] > 0) || services.has(name) || (tenant && tenantOf(name) !== tenant)) continue;
+    services.set(name, { kind: null, protocol: null, endpoints: {} });
+  }
+  return { ...mesh, services };
 }
 
 /** How bad a row is: `none` without calls, `old` without news. */
@@ -165,6 +209,17 @@ export function rows(calls: Calls, mesh: Mesh, text: string): Row[] {
   const words = text.toLowerCase().split(/\s+/).filter(Boolean);
   const matching = [...found.values()].filter((row) => words.every((word) => row.name.toLowerCase().includes(word)));
   return matching.sort((one, other) => (other.numbers?.[0] ?? -1) - (one.numbers?.[0] ?? -1) || (one.name < other.name ? -1 : 1));
+}
+
+/** Columns by which services are sorted, and where their numbers are. */
+export const SORTS: Record<string, number> = { service: -1, "calls/s": 0, failed: 2, p50: 3, p99: 4 };
+
+/** Rows by a column: names upwards, numbers downwards. */
+export function sorted(rows: Row[], by: string): Row[] {
+  const at = Object.hasOwn(SORTS, by) ? SORTS[by] : undefined;
+  if (at === undefined) return rows;
+  if (at < 0) return [...rows].sort((one, other) => (one.name < other.name ? -1 : 1));
+  return [...rows].sort((one, other) => (other.numbers?.[at] ?? -1) - (one.numbers?.[at] ?? -1));
 }
 
 /** The busiest callers and services of a matrix, and its cells. */

@@ -52,6 +52,8 @@ export interface Endpoint {
   power: number;
   due: number | null;
   received: number | null;
+  /** Both shares are of the same endpoints: none came or went in the minutes of the received share. */
+  settled: boolean;
   cores: number | null;
 }
 
@@ -64,7 +66,7 @@ export interface ServiceCalls {
   called: Path[];
   outcomes: Record<string, number>;
   denied: { caller: string; rule: string; audit: boolean; count: number }[];
-  steps: { stepMs: number; rate: Series; failed: Series; p50Us: Series; p99Us: Series };
+  steps: { stepMs: number; rate: Series; failed: Series; refused: Series; p50Us: Series; p99Us: Series };
   windowMs: number;
   historyMs: number;
 }
@@ -78,6 +80,26 @@ export interface Version {
   writtenBy: string | null;
   message: string | null;
   document: unknown;
+}
+
+/** Whether nothing is known of a service: no record, and no calls from or to it in the window. */
+export function isUnknown(service: Service, calls: ServiceCalls): boolean {
+  return !service.declared && service.endpoints.length === 0 && service.policyRevision === null && calls.callers.length + calls.called.length === 0;
+}
+
+/** The failed or refused part of each step. Without calls there is none, which is a gap. */
+export function parts(rate: Series, some: Series): Series {
+  return rate.map((all, at) => (all ? (some[at] ?? 0) / all : null));
+}
+
+/** What is due to endpoints: while this is another, received shares are of earlier values. */
+export function dueKey(endpoints: Endpoint[]): string {
+  return endpoints.map((one) => `${one.instance} ${one.region} ${one.state} ${one.power}`).sort().join("\n");
+}
+
+/** The received share is far from what is due. */
+export function isOff({ due, received, settled }: Endpoint): boolean {
+  return settled && due !== null && received !== null && Math.abs(received - due) > Math.max(due * 0.25, 0.02);
 }
 
 /** The time of each step, in seconds since 1970. The last step is the present one. */

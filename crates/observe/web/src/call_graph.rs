@@ -64,7 +64,7 @@ impl Cut {
 
     /// Returns the caller and the called service, as named in the graph.
     fn pair(&self, row: &CallRow) -> (String, String) {
-        (self.name(&row.caller, &row.from), self.name(&row.service, &row.to))
+        (self.name(caller(row), &row.from), self.name(&row.service, &row.to))
     }
 
     fn name(&self, service: &str, region: &str) -> String {
@@ -77,6 +77,13 @@ impl Cut {
 
 /// Separates a service from its region.
 const AT: char = '@';
+/// Name of callers without a service identity whose region is known: programs of the mesh report their calls. Callers
+/// outside the mesh have neither name nor region.
+const NO_IDENTITY: &str = "(no identity)";
+
+fn caller(row: &CallRow) -> &str {
+    if row.caller == UNKNOWN && row.from != UNKNOWN { NO_IDENTITY } else { &row.caller }
+}
 
 /// Returns the graph of a response. Pairs that occur only in `earlier`, a response over a longer window, have unknown
 /// figures. A row's name is the service, or the caller and the service on two lines.
@@ -193,6 +200,16 @@ pub(crate) mod tests {
             ("shop/web@us\nshop/catalog@us", 5.0),
         ];
         assert_eq!(rates(&event), expected);
+    }
+
+    #[test]
+    fn callers_without_identity_in_known_region_differ_from_callers_outside_mesh() {
+        let mut response = response();
+        response.rows.push(row("", "shop/web", ("us", "eu"), 30));
+        let event = event(&response, &Cut::default());
+        assert_eq!(rates(&event)[..2], [("(no identity)\nshop/web", 3.0), ("-\nshop/web", 1.0)]);
+        let event = self::event(&response, &Cut { by_region: true, ..Cut::default() });
+        assert_eq!(rates(&event)[..2], [("(no identity)@us\nshop/web@eu", 3.0), ("-\nshop/web@eu", 1.0)]);
     }
 
     #[test]

@@ -1,6 +1,9 @@
 //! One service: its endpoints, its policy, and the calls from and to it.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
 
 use fairmesh_model::{
     CallCounts, CallFault, DefaultAuthorization, Endpoint, EndpointState, RecordKind, Region, ResponseClass,
@@ -62,7 +65,7 @@ pub(crate) fn newest_revision(stored: &[StoredRecord]) -> u64 {
 }
 
 /// Returns endpoints, each with two shares of its region's calls: the share that its power entitles it to, and the
-/// share that it received.
+/// share that it received. `settled` tells whether both are of the same endpoints.
 fn endpoints(one: &ServiceView, view: &View, loads: &[InstanceLoad]) -> Vec<Value> {
     let hosts = &view.hosts.value;
     let mut power: BTreeMap<&Region, u64> = BTreeMap::new();
@@ -70,6 +73,7 @@ fn endpoints(one: &ServiceView, view: &View, loads: &[InstanceLoad]) -> Vec<Valu
         *power.entry(&endpoint.location.region).or_default() += u64::from(hosts.power(endpoint));
     }
     let load = |endpoint: &Endpoint| loads.iter().find(|load| load.instance == endpoint.instance);
+    let unsettled = unsettled_regions(one, loads);
     let mut received: BTreeMap<&Region, u64> = BTreeMap::new();
     for endpoint in one.endpoints.iter().map(|at| &at.value) {
         let requests = load(endpoint).map_or(0, |load| load.requests);
@@ -97,11 +101,33 @@ fn endpoints(one: &ServiceView, view: &View, loads: &[InstanceLoad]) -> Vec<Valu
             "power": own,
             "due": serves(endpoint).then(|| part(own, power.get(region))).flatten(),
             "received": load.filter(|load| load.requests > 0).and_then(|load| part(load.requests, received.get(region))),
+            "settled": unsettled.as_ref().is_some_and(|regions| !regions.contains(region)),
             "cores": load.filter(|load| load.covered_ms > 0).map(|load| load.cpu_us as f64 / 1_000.0 / load.covered_ms as f64),
             "revision": at.revision,
         })
     });
     shown.collect()
+}
+
+/// Returns regions whose serving endpoints are not those that received the calls of the last minutes; `None` if a
+/// removed endpoint received calls, since its region is not known.
+fn unsettled_regions<'a>(one: &'a ServiceView, loads: &[InstanceLoad]) -> Option<BTreeSet<&'a Region>> {
+    let endpoints = || one.endpoints.iter().map(|at| &at.value);
+    let received = || loads.iter().filter(|load| load.requests > 0);
+    if received().any(|load| endpoints().all(|endpoint| endpoint.instance != load.instance)) {
+        return None;
+    }
+    let longest = loads.iter().map(|load| load.covered_ms).max().unwrap_or_default();
+    let is_settled = |endpoint: &&Endpoint| {
+        let own = || loads.iter().filter(|load| load.instance == endpoint.instance);
+        match serves(endpoint) {
+            // Reports of all endpoints end within seconds of each other.
+            true => own().any(|load| load.covered_ms.saturating_mul(10) >= longest.saturating_mul(8)),
+            false => own().all(|load| load.requests == 0),
+        }
+    };
+    let unsettled = one.endpoints.iter().map(|at| &at.value).filter(|endpoint| !is_settled(endpoint));
+    Some(unsettled.map(|endpoint| &endpoint.location.region).collect())
 }
 
 fn serves(endpoint: &Endpoint) -> bool {
@@ -146,6 +172,8 @@ struct Steps {
     step_ms: u32,
     rate: Vec<Option<f64>>,
     failed: Vec<Option<f64>>,
+    /// Calls that rules refuse; they are among the failed ones.
+    refused: Vec<Option<f64>>,
     p50_us: Vec<Option<u64>>,
     p99_us: Vec<Option<u64>>,
 }
@@ -211,6 +239,7 @@ impl Steps {
             step_ms,
             rate: each(CallCounts::calls),
             failed: each(CallCounts::failures),
+            refused: each(|counts| counts.faults()[CallFault::Unauthorized as usize]),
             p50_us: latency(0.5),
             p99_us: latency(0.99),
         }
@@ -219,8 +248,47 @@ impl Steps {
 
 #[cfg(test)]
 mod tests {
+    use fairmesh_model::{InstanceId, Location};
+    use fairmesh_views::At;
+
     use super::*;
     use crate::call_graph::tests::row;
+
+    fn endpoint(instance: &str, state: EndpointState) -> At<Endpoint> {
+        let value = Endpoint {
+            instance: InstanceId::new(instance).unwrap(),
+            address: "127.0.0.1:80".parse().unwrap(),
+            location: Location::in_region(Region::new("eu").unwrap()),
+            state,
+            weight: 1_000,
+            lease: None,
+            mtls: false,
+            labels: BTreeMap::new(),
+        };
+        At { value, revision: 1 }
+    }
+
+    #[test]
+    fn shares_are_settled_while_the_same_endpoints_serve() {
+        let load = |instance: &str, minutes: u64, requests| InstanceLoad {
+            instance: InstanceId::new(instance).unwrap(),
+            cpu_us: 0,
+            covered_ms: minutes * 60_000,
+            requests,
+        };
+        let settled = |b: EndpointState, loads: &[InstanceLoad]| {
+            let endpoints = vec![endpoint("a", EndpointState::Serving), endpoint("b", b)];
+            let one = ServiceView { endpoints, ..ServiceView::default() };
+            unsettled_regions(&one, loads).is_some_and(|regions| regions.is_empty())
+        };
+        let (serving, draining) = (EndpointState::Serving, EndpointState::Draining);
+        assert!(settled(serving, &[load("a", 10, 9), load("b", 10, 9)]));
+        assert!(!settled(serving, &[load("a", 10, 9), load("b", 3, 2)]), "b is new");
+        assert!(!settled(draining, &[load("a", 10, 9), load("b", 10, 2)]), "b served until a moment ago");
+        assert!(settled(draining, &[load("a", 10, 9), load("b", 10, 0)]));
+        let removed = [load("a", 10, 9), load("b", 10, 9), load("c", 5, 3)];
+        assert!(!settled(serving, &removed), "c is not registered any more");
+    }
 
     #[test]
     fn service_page_lists_callers_and_called_services() {
@@ -230,7 +298,10 @@ mod tests {
             row("shop/cart", "shop/db", ("eu", "eu"), 40),
         ];
         let response = v1::ReadCallsResponse { rows, step_ms: 10_000, ..Default::default() };
-        let step = (CallCounts::ZERO.with_totals([20, 0, 0, 0, 0]), Duration::from_secs(10));
+        let mut faults = [0; CallFault::ALL.len()];
+        (faults[CallFault::Unauthorized as usize], faults[CallFault::Reset as usize]) = (5, 5);
+        let counts = CallCounts::ZERO.with_totals([20, 0, 0, 0, 0]).with_outcomes(&[], &faults, &[]);
+        let step = (counts, Duration::from_secs(10));
         let steps = [None, Some(step)];
         let calls = calls(&ServiceName::new("shop/cart").unwrap(), &response, (&steps, 60_000));
         let others = |paths: &[Path]| paths.iter().map(|path| path.0.clone()).collect::<Vec<_>>();
@@ -238,6 +309,7 @@ mod tests {
         assert_eq!(others(&calls.called), ["shop/db"]);
         assert_eq!(calls.steps.rate, [None, Some(2.0)], "a gap is not zero");
         assert_eq!(calls.steps.p99_us, [None, None]);
+        assert_eq!((&calls.steps.failed[1], &calls.steps.refused[1]), (&Some(1.0), &Some(0.5)));
         assert_eq!(calls.outcomes.values().sum::<u64>(), 110);
     }
 }

@@ -167,8 +167,11 @@ mod tests {
     fn program_that_calls_many_invented_services_leaves_series_to_others() {
         let mut sums = CallSums::default();
         let mut flood = report(&[("red/x", 1)], CountedBy::Caller);
-        let (path, counts) =
-            flood.intervals[0].calls.first_key_value().map(|(path, counts)| (path.clone(), counts.clone())).unwrap();
+        let (path, counts) = flood.intervals[0]
+            .calls
+            .first_key_value()
+            .map(|(path, counts)| (path.clone(), counts.clone()))
+            .unwrap();
         let invented = (0..2 * MAX_PAIRS).map(|number| ServiceName::new(format!("red/s{number}")).unwrap());
         flood.intervals[0]
             .calls

@@ -60,7 +60,7 @@ retries: {attempts: 2}
 authorization: {mode: audit, rules: [{name: web, from: [shop/web]}]}
 ";
 
-/// Caller and callee of each edge; an empty name is a caller outside the mesh.
+/// Caller and callee of each edge; an empty name is a caller without a service identity.
 const EDGES: &[(&str, &str)] = &[
     ("", "shop/web"),
     ("shop/web", "shop/cart"),

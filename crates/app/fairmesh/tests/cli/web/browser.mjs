@@ -32,7 +32,7 @@ const steps = {
     await page.waitForFunction((count) => document.querySelectorAll("section.list tbody tr").length >= count, services);
     for (const [caller, service] of edges) {
       await open(`graph?service=${service}`);
-      await callerRow(caller || "outside the mesh").waitFor();
+      await callerRow(caller || "no service identity").waitFor();
     }
     return { policy: response.headers()["content-security-policy"].split(";")[0] };
   },
