@@ -7,7 +7,7 @@ mod policy_origins;
 use std::process::ExitCode;
 
 use clap::Args;
-use fairmesh_calls::observe::CallExplanation;
+use fairmesh_calls::{FaultKind, observe::CallExplanation};
 use fairmesh_console::{
     arguments::{AgentTarget, OutputArgs, TargetArgs},
     connect,
@@ -115,6 +115,8 @@ struct Decided {
     view: View,
     /// Fields of the called service's policy that have defaults, with the origin of each value.
     fields: Vec<policy_origins::OriginatedField>,
+    /// The backend that a route chose, if it is not declared.
+    undeclared_backend: Option<ServiceName>,
 }
 
 /// Decides with the records of the service, and of the service to which its route sends the call.
@@ -133,11 +135,17 @@ async fn decide(connection: &Connection, call: &mut HypotheticalCall) -> Result<
     let (policy, origins) = view.service(&call.service)?.merged_policy();
     let fields = policy_origins::fields(&call.service, &policy, &origins);
     let mut explained = fairmesh_explain::begin(call, &view).map_err(undeclared)?;
+    let mut undeclared_backend = None;
     if let Some(next) = explained.report.next_service().cloned() {
-        view = read(connection, &next).await?;
-        explained = fairmesh_explain::go_on(call, explained, (&next, &view)).map_err(undeclared)?;
+        let records = read_declared_or_not(connection, &next).await?;
+        if records.services.get(&next).is_some_and(|one| one.service.is_some()) {
+            view = records;
+            explained = fairmesh_explain::go_on(call, explained, (&next, &view)).map_err(undeclared)?;
+        } else {
+            undeclared_backend = Some(next);
+        }
     }
-    Ok(Decided { explained, view, fields })
+    Ok(Decided { explained, view, fields, undeclared_backend })
 }
 
 /// The records of a service, and the drains of regions.
@@ -162,7 +170,10 @@ fn undeclared(error: Undeclared) -> Failure {
 pub async fn run(args: ExplainArgs) -> Result<ExitCode, Failure> {
     let connection = connect::connect(&args.target).await?;
     let mut call = call(&connection, &args).await?;
-    let Decided { explained, view, fields } = decide(&connection, &mut call).await?;
+    let Decided { explained, view, fields, undeclared_backend } = decide(&connection, &mut call).await?;
+    if let Some(backend) = undeclared_backend {
+        return print_undeclared(&args, &explained, &backend);
+    }
     let Explained { report, last } = &explained;
     if last.kind == ServiceKind::Replicated && (args.key.is_some() || args.role.is_some()) {
         output::note("any endpoint of a replicated service serves any call; key and role are ignored");
@@ -193,6 +204,27 @@ pub async fn run(args: ExplainArgs) -> Result<ExitCode, Failure> {
     } else {
         ExitCode::FAILURE
     })
+}
+
+/// Prints the steps as far as the route, which chooses a backend that is not declared. Returns the failure of the call.
+fn print_undeclared(
+    args: &ExplainArgs,
+    explained: &Explained,
+    backend: &ServiceName,
+) -> Result<ExitCode, Failure> {
+    let reason = FaultKind::UnknownService.label();
+    let error = format!(
+        "a route of {} chooses {backend}, which is not declared: the call fails with {reason}",
+        args.service
+    );
+    let mut whole = fairmesh_explain::document(explained);
+    whole["goesTo"] = json!({ "error": error, "reason": reason });
+    output::print_one(args.output_args.format(), &whole, &explained.report.to_string())?;
+    let hint = format!(
+        "apply a document 'kind: Service' named {backend}, or correct the policy ('fairmesh get policies {} -o yaml')",
+        args.service
+    );
+    Err(Failure::failed_with(error, hint))
 }
 
 /// Adds the identity that the endpoint proves, and its revocations. Returns whether callers refuse the endpoint

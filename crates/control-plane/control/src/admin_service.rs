@@ -21,7 +21,7 @@ use fairmesh_rib::{
 };
 use fairmesh_store::{PartitionedStore, Store, write_author::saying};
 use fairmesh_traces::Traces;
-use fairmesh_wire::{identity_of, record_encoding, run_blocking, software_of, transport::Waits, v1};
+use fairmesh_wire::{identity_of, run_blocking, software_of, transport::Waits, v1};
 use tokio::{
     sync::{Mutex, MutexGuard},
     task::spawn_blocking,
@@ -268,11 +268,6 @@ impl v1::admin_server::Admin for AdminService {
             .await?
             .map_err(|missing| Status::not_found(missing.to_string()))?;
         self.access.check(&caller, &needs_of_value(&key, value.as_deref())?)?;
-        // The rules of a service have a separate history.
-        let value = match &key {
-            RecordKey::Policy(_) => value.and_then(|value| record_encoding::with_rules(Some(&value), None)),
-            _ => value,
-        };
         let desired =
             authorization_rules::join(&self.node, vec![DesiredRecord::new(key, value)]).map_err(invalid)?;
         let _alone = self.claim_workloads(Some(&caller), &desired).await?;

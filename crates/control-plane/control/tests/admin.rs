@@ -4,9 +4,10 @@
 mod support;
 
 use fairmesh_control::HISTORY_KEPT;
-use fairmesh_model::Protocol;
+use fairmesh_model::{Authorization, AuthorizationRule, CallerMatch, Protocol, Record, RecordKey};
 use fairmesh_wire::{
     handshake::Connection,
+    record_encoding,
     transport::Address,
     v1::{self, outcome::Kind},
 };
@@ -182,6 +183,34 @@ async fn rollback_restores_earlier_value_as_new_change() {
     assert_eq!(rollback(&connection, "services", 0).await.err().unwrap().code(), Code::NotFound);
     assert_eq!(history(&connection, "endpoints").await.unwrap_err().code(), Code::InvalidArgument);
     assert_eq!(history(&connection, "services").await.unwrap_err().code(), Code::NotFound);
+    control.stop().await;
+}
+
+#[tokio::test]
+async fn rollback_of_policy_to_earlier_value_skips_changes_of_rules() {
+    let folder = tempfile::tempdir().unwrap();
+    let control = TestControl::start(config(folder.path().into())).await;
+    let connection = control.connect().await;
+    let (key, rules_key) =
+        (policy_key("shop/cart"), RecordKey::Authorization("shop/cart".parse().unwrap()).to_string());
+    let rules = |from: &str| {
+        let from = vec![CallerMatch::new(from).unwrap()];
+        let rules = vec![AuthorizationRule::allowing("web".parse().unwrap(), from)];
+        let rules = Authorization { rules, ..Authorization::default() };
+        record_encoding::encode(&Record::Authorization(rules)).to_vec()
+    };
+    apply(&connection, vec![put(&key, policy(5)), put(&rules_key, rules("shop/batch"))]).await.unwrap();
+    apply(&connection, vec![put(&key, policy(1))]).await.unwrap();
+    apply(&connection, vec![put(&rules_key, rules("shop/web"))]).await.unwrap();
+    let changes = history(&connection, "policies").await.unwrap();
+    let values: Vec<_> = changes.iter().map(|change| change.value.as_deref().map(<[u8]>::to_vec)).collect();
+    assert_eq!(values, [Some(policy(1)), Some(policy(5)), None]);
+    assert_eq!(changes.iter().map(|change| change.revision).collect::<Vec<_>>(), [2, 1, 0]);
+    assert_eq!(changes[0].stored_revision, 3);
+
+    rollback(&connection, "policies", 0).await.unwrap();
+    let restored = record_encoding::with_rules(Some(&policy(5)), Some(&rules("shop/web"))).unwrap();
+    assert_eq!(value(&connection, &key).await.unwrap(), restored);
     control.stop().await;
 }
 

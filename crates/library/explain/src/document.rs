@@ -4,12 +4,17 @@ use serde_json::{Value, json};
 
 use crate::Explained;
 
-/// Formats the decision for programs, with the fields `steps`, `goesTo`, `answered` and `unhealthy`.
+/// Formats the decision for programs, with the fields `steps`, `goesTo`, `answered`, `unhealthy` and `basedOn`.
 pub fn document(Explained { report, last }: &Explained) -> Value {
     let unhealthy = last.avoided.iter().map(|(instance, why)| json!({ "instance": instance, "why": why }));
     let unhealthy: Vec<Value> = unhealthy.collect();
     let steps = report.decisions.iter().flat_map(|decision| &decision.explanation.steps);
     let steps: Vec<_> = steps.map(|step| json!({ "step": step.title, "detail": step.detail })).collect();
+    let based_on = report.decisions.iter().map(|decision| {
+        let map_version = Some(decision.map_version).filter(|version| *version > 0);
+        json!({ "service": decision.service.to_string(), "revision": decision.revision, "mapVersion": map_version })
+    });
+    let based_on: Vec<Value> = based_on.collect();
     let last = report.decisions.last().map(|decision| &decision.explanation);
     let instead = last.and_then(|last| last.direct_response.as_ref()).map(|instead| match instead {
         DirectResponse::Redirect { status, location } => json!({ "status": status, "location": location }),
@@ -28,5 +33,5 @@ pub fn document(Explained { report, last }: &Explained) -> Value {
         (Some(Err(why)), _) => json!({ "error": why.to_string(), "reason": FaultKind::from(&**why).label() }),
         _ => Value::Null,
     };
-    json!({ "steps": steps, "goesTo": end, "answered": instead, "unhealthy": unhealthy })
+    json!({ "steps": steps, "goesTo": end, "answered": instead, "unhealthy": unhealthy, "basedOn": based_on })
 }

@@ -13,6 +13,10 @@ use crate::{InstanceClaim, InstanceRef};
 /// Time for which a lost endpoint is retained, so that it can return.
 pub(crate) const LOST_RETENTION: Duration = Duration::from_secs(600);
 
+/// Time within which agents and servers return to a restarted control plane: each pauses up to 5 s between attempts.
+/// Their pauses together may be as long as a lease, so that its term begins after them.
+pub(crate) const RETURN_TIME: Duration = Duration::from_secs(10);
+
 /// All leases, by holder and by expiry.
 #[derive(Debug, Default)]
 pub(crate) struct Leases {
@@ -25,6 +29,7 @@ struct Lease {
     /// The process that holds the lease.
     incarnation: u64,
     term: Duration,
+    renewed: Instant,
     due: Instant,
     /// Previous state of a lost endpoint; `None` if the endpoint is not lost.
     lost: Option<EndpointState>,
@@ -46,8 +51,17 @@ impl Leases {
     pub(crate) fn grant(&mut self, holder: InstanceClaim, term: Duration, now: Instant) -> bool {
         let InstanceClaim { instance, incarnation } = holder;
         let before = self.remove(&instance);
-        self.put(instance, Lease { incarnation, term, due: now + term, lost: None });
+        self.put(instance, Lease { incarnation, term, renewed: now, due: now + term, lost: None });
         before.is_some_and(|lease| lease.lost.is_some())
+    }
+
+    /// Adopts the lease of an endpoint when this control plane begins: a full term, once the holder had the time to return.
+    pub(crate) fn adopt(&mut self, holder: InstanceClaim, term: Duration, now: Instant) {
+        let InstanceClaim { instance, incarnation } = holder;
+        // A holder that has renewed with this process already need not return to it.
+        let has_returned = self.remove(&instance).is_some_and(|lease| lease.due > now);
+        let pause = if has_returned { Duration::ZERO } else { RETURN_TIME };
+        self.put(instance, Lease { incarnation, term, renewed: now, due: now + pause + term, lost: None });
     }
 
     /// Adds an endpoint whose record says that it is lost, and retains it from `now` on. Has no effect if the
@@ -59,7 +73,7 @@ impl Leases {
         }
         self.remove(&instance);
         let lost = Some(EndpointState::Serving);
-        self.put(instance, Lease { incarnation, term, due: now + LOST_RETENTION, lost });
+        self.put(instance, Lease { incarnation, term, renewed: now, due: now + LOST_RETENTION, lost });
     }
 
     /// Renews the lease for the process that holds it.
@@ -92,8 +106,7 @@ impl Leases {
 
     /// Returns when the lease was last renewed; `None` for a lost endpoint or one without a lease.
     pub(crate) fn renewed_at(&self, holder: &InstanceRef) -> Option<Instant> {
-        let lease = self.leases.get(holder).filter(|lease| lease.lost.is_none())?;
-        lease.due.checked_sub(lease.term)
+        self.leases.get(holder).filter(|lease| lease.lost.is_none()).map(|lease| lease.renewed)
     }
 
     /// Whether the lease term, or the retention of a lost endpoint, is over.
@@ -192,6 +205,21 @@ mod tests {
         assert!(leases.mark_lost(&instance_ref("b"), EndpointState::Starting, start + TERM));
         assert_eq!(leases.next_due(), Some(start + TERM / 2 + TERM), "a lost one is not due again at once");
         assert_eq!(leases.renew(&claim("c"), start), Renewal::Unknown);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn adopted_lease_waits_for_holder_to_return() {
+        let (mut leases, start) = (Leases::default(), Instant::now());
+        leases.grant(claim("returned"), TERM, start);
+        for instance in ["away", "returned"] {
+            leases.adopt(claim(instance), TERM, start);
+            assert_eq!(leases.renewed_at(&instance_ref(instance)), Some(start));
+        }
+        assert_eq!(leases.due(start + TERM, 9), [instance_ref("returned")]);
+        assert!(!leases.is_due(&instance_ref("away"), start + RETURN_TIME + TERM - Duration::from_millis(1)));
+        assert_eq!(leases.due(start + RETURN_TIME + TERM, 9).len(), 2);
+        assert_eq!(leases.renew(&claim("away"), start + RETURN_TIME), Renewal::Renewed);
+        assert!(leases.is_due(&instance_ref("away"), start + RETURN_TIME + TERM), "its own term from now on");
     }
 
     #[tokio::test(start_paused = true)]

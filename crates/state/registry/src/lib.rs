@@ -6,7 +6,7 @@
 //!
 //! Leases are kept in memory: a renewal writes nothing, only a change of state writes the RIB. Leases in the RIB were
 //! rejected, because the renewals of 100,000 endpoints every few seconds would be most of the store's load. The
-//! price: a restarted control plane grants every lease a full term before it may mark an endpoint as lost.
+//! price: a restarted control plane grants every lease 10 s to return and a full term before it may mark an endpoint as lost.
 
 mod address_claims;
 mod auto_declarations;

@@ -86,7 +86,7 @@ pub(crate) struct Committed<T> {
 impl Registry {
     /// Creates a registry that reads `node` and writes `store`. The node must follow the store's commits.
     ///
-    /// Every lease gets a full term when [`Registry::run`] starts.
+    /// Every lease gets time to return and a full term when [`Registry::run`] starts.
     pub fn new(store: Arc<dyn Store>, node: Node) -> Self {
         let shared = RegistryState {
             store,

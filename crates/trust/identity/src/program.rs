@@ -3,6 +3,7 @@
 
 mod control_plane_source;
 mod late_identity;
+mod not_issued;
 
 use std::{
     path::PathBuf,
@@ -34,6 +35,7 @@ use crate::{
 
 use control_plane_source::ControlPlaneSource;
 pub use late_identity::LateIdentity;
+use not_issued::NotIssued;
 
 /// The gRPC method with which a gateway reports its load.
 const REPORT_GATEWAY: &str = "/fairmesh.v1.Signals/ReportGateway";
@@ -43,11 +45,6 @@ const TIMEOUT: Duration = Duration::from_secs(12);
 
 /// Time for which a starting program waits for the record of revocations.
 const REVOCATIONS_WAIT: Duration = Duration::from_secs(1);
-
-/// Pauses before a program without an identity asks again: while the agent does not respond, and while the mesh has
-/// no trust domain.
-const NO_AGENT_INTERVAL: Duration = Duration::from_secs(5);
-const NO_DOMAIN_INTERVAL: Duration = Duration::from_secs(60);
 
 /// Obtains certificates from the agent at an address.
 #[derive(Debug)]
@@ -69,20 +66,6 @@ struct Progress {
     is_required: AtomicBool,
     /// Reason why the agent issued no certificate at the last attempt.
     problem: watch::Sender<Option<String>>,
-}
-
-/// Reason why an agent issued no certificate.
-enum NotIssued {
-    /// The mesh has no trust domain, or the agent does not serve identities.
-    NoDomain,
-    /// No agent listens at the address.
-    NoAgent(String),
-    /// The agent does not know yet whether the mesh has a trust domain.
-    Undecided(String),
-    /// The agent is a member of a trust domain but cannot issue certificates now.
-    Unavailable(String),
-    /// The agent refused, or its response is invalid.
-    Failed(String),
 }
 
 /// The identity of this program. Until dropped, it renews its certificate and follows revocations.
@@ -494,31 +477,18 @@ impl Progress {
     }
 }
 
-impl From<String> for NotIssued {
-    fn from(error: String) -> Self {
-        Self::Failed(error)
-    }
-}
-
 impl Source for AgentSource {
     async fn certify(&self, request: Vec<u8>) -> Result<Certified, String> {
         loop {
             let late = || Err(NotIssued::Failed(format!("no response within {} s", TIMEOUT.as_secs())));
             let issued = timeout(TIMEOUT, self.request(request.clone())).await.unwrap_or_else(|_| late());
             self.progress.note(&issued);
-            let is_new = !self.workload.is_ready();
-            let pause = match issued {
+            let failure = match issued {
                 Ok(certified) => return Ok(certified),
-                Err(NotIssued::NoDomain) if is_new => NO_DOMAIN_INTERVAL,
-                Err(NotIssued::NoAgent(_) | NotIssued::Undecided(_)) if is_new => NO_AGENT_INTERVAL,
-                Err(NotIssued::NoDomain) => return Err("the agent has left the trust domain".into()),
-                Err(
-                    NotIssued::NoAgent(error)
-                    | NotIssued::Undecided(error)
-                    | NotIssued::Unavailable(error)
-                    | NotIssued::Failed(error),
-                ) => return Err(error),
+                Err(failure) => failure,
             };
+            let pause = if self.workload.is_ready() { None } else { failure.first_pause() };
+            let Some(pause) = pause else { return Err(failure.into_message()) };
             tokio::time::sleep(pause).await;
         }
     }

@@ -17,7 +17,8 @@ use super::subsets;
 use crate::{
     findings_report::{Level, Report, listed},
     records::apply::warnings::{
-        Mention, mentioned, replica_warnings, unknown_traffic_names, unreachable_routes,
+        Mention, mentioned, replica_warnings, unknown_roles::RoutedRoles, unknown_traffic_names,
+        unreachable_routes,
     },
 };
 
@@ -34,6 +35,7 @@ pub(super) async fn check(connection: &Connection, (view, scopes): (&View, &[Sco
         }
         policy(name, one, (view, scopes), report);
         unreachable(name, one, report);
+        roles(name, one, report);
         injected(name, one, report);
         // Regions and classes may be known from services that were not read.
         if matches!(scopes, [Scope::All]) {
@@ -194,6 +196,16 @@ fn unreachable(name: &ServiceName, one: &ServiceView, report: &mut Report) {
             "order them by 'fairmesh get policies {name} -o yaml' and 'fairmesh apply', or remove it"
         );
         report.add("policy.unreachableRoute", Level::Warning, warning, remedy);
+    }
+}
+
+/// Reports roles of a policy that no copy of the service has.
+fn roles(name: &ServiceName, one: &ServiceView, report: &mut Report) {
+    let (Some(service), Some(policy)) = (&one.service, &one.policy) else { return };
+    let (kind, policy, map) = (service.value.kind, &policy.value, one.shards.as_ref());
+    for warning in (RoutedRoles { name, kind, policy, map }).warnings() {
+        let remedy = format!("correct the policy ('fairmesh get policies {name} -o yaml')");
+        report.add("policy.unknownRole", Level::Warning, warning, remedy);
     }
 }
 

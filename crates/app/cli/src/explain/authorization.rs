@@ -17,6 +17,10 @@ use serde_json::{Value, json};
 
 use crate::identity::describe_revocations_of;
 
+/// What `explain` adds about a call that the rules allow, and a server that judges only its connection refuses.
+const REFUSED_BY_REGISTER: &str = "; a server behind 'fairmesh register' refuses it: there, only rules without methods, \
+    paths, sourceAddresses and when allow calls, and deny rules refuse all of them";
+
 /// A caller given as an argument.
 #[derive(Clone, Debug)]
 pub(super) enum CallerArgument {
@@ -130,6 +134,10 @@ pub(super) async fn decide(
     if let Some(revoked) = &revoked {
         words += &format!("; revoked, and refused whatever the policy says: {revoked}");
     }
+    let by_register = table.decide_connection(Some(&caller)).permits();
+    if decision.permits() && !by_register {
+        words += REFUSED_BY_REGISTER;
+    }
     let local = table.decide_local(Some(&caller)).err().map(|reason| reason.to_string());
     if decision.permits() && !is_revoked {
         words += &match &local {
@@ -144,7 +152,7 @@ pub(super) async fn decide(
             "caller": caller.as_str(), "allowed": decision.is_allowed, "audit": decision.is_audit, "rule": rule,
             "reason": decision.to_string(), "revoked": revoked,
             "localTransport": if local.is_none() && !is_revoked { "kernel" } else { "sidecar" },
-            "needsSidecar": local,
+            "needsSidecar": local, "allowedByRegister": by_register && !is_revoked,
         }),
     })
 }

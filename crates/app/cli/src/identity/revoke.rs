@@ -168,9 +168,10 @@ pub(super) fn value(one: &Revocation) -> Value {
     let (serial, before) = match &one.certificates {
         RevokedCertificates::All => (None, None),
         RevokedCertificates::Serial(serial) => (Some(hexadecimal(serial)), None),
-        RevokedCertificates::IssuedBefore(time) => (None, Some(*time)),
+        RevokedCertificates::IssuedBefore(time) => (None, Some(timestamp(*time))),
     };
-    json!({ "id": one.path.to_string(), "serial": serial, "issuedBefore": before, "revoked": one.at })
+    let revoked = timestamp(one.at);
+    json!({ "id": one.path.to_string(), "serial": serial, "issuedBefore": before, "revoked": revoked })
 }
 
 /// Formats bytes as hexadecimal digits.

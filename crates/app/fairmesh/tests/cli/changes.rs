@@ -318,3 +318,67 @@ fn policy_without_rules_keeps_stored_rules_and_wider_access_draws_warning() {
     mesh.run(&["delete", "authorization", "shop/cart"]).ok();
     assert!(!listed().contains("web"), "{}", listed());
 }
+
+#[test]
+fn rollback_of_policy_keeps_rules_narrowed_since() {
+    let mesh = Mesh::start();
+    let rules = |callers: &str| {
+        mesh.apply(&format!(
+            "kind: Authorization\nservice: shop/cart\nrules:\n  - {{name: web, from: [{callers}]}}\n"
+        ))
+        .ok()
+    };
+    let timeout = |seconds: u8| {
+        mesh.apply(&format!("kind: Policy\nservice: shop/cart\ntimeout: {seconds}s\n")).ok();
+    };
+    let timeouts = || -> Vec<String> {
+        let history = mesh.run(&["history", "policy", "shop/cart", "--json"]).json();
+        assert!(!history.to_string().contains("authorization"), "{history}");
+        let history = history.as_array().unwrap();
+        history.iter().map(|one| one["document"]["timeout"].as_str().unwrap_or("none").to_owned()).collect()
+    };
+    let assert_narrow = || {
+        let listed = mesh.run(&["get", "authorization", "shop/cart", "-o", "yaml"]).ok();
+        assert!(listed.contains("shop/web") && !listed.contains("shop/batch"), "{listed}");
+    };
+    mesh.apply("kind: Service\nname: shop/cart\n").ok();
+    rules("shop/web, shop/batch");
+    timeout(5);
+    rules("shop/web");
+    assert_eq!(timeouts()[0], "5s", "the narrowing changed no policy");
+    assert_ne!(timeouts()[1], "5s", "the narrowing changed no policy");
+    timeout(1);
+    let history = mesh.run(&["history", "policy", "shop/cart", "--json"]).json();
+    let good = history[1]["revision"].to_string();
+    let dry = mesh.run(&["rollback", "policy", "shop/cart", "--to", &good, "--dry-run"]).ok();
+    assert!(dry.contains("5s") && !dry.contains("shop/batch"), "{dry}");
+    mesh.run(&["rollback", "policy", "shop/cart", "--to", &good]).ok();
+    assert_narrow();
+    assert_eq!(timeouts()[..2], ["5s", "1s"]);
+
+    // Restoring a deleted policy does not widen access either.
+    rules("shop/web, shop/batch");
+    mesh.run(&["delete", "policy", "shop/cart"]).ok();
+    rules("shop/web");
+    mesh.run(&["rollback", "policy", "shop/cart"]).ok();
+    assert_eq!(timeouts()[0], "5s");
+    assert_narrow();
+}
+
+#[test]
+fn explain_says_which_allowed_calls_register_refuses() {
+    let mesh = Mesh::start();
+    let explain = |rule: &str| {
+        mesh.apply(&format!(
+            "kind: Service\nname: shop/cart\n---\nkind: Authorization\nservice: shop/cart\nrules:\n  - {{name: web, \
+             from: [shop/web]{rule}}}\n"
+        ))
+        .ok();
+        mesh.run(&["explain", "shop/cart", "--region", "eu", "--as", "shop/web", "--method", "GET"]).out
+    };
+    let refused = "a server behind 'fairmesh register' refuses it";
+    let by_method = explain(", methods: [GET]");
+    assert!(by_method.contains("allowed") && by_method.contains(refused), "{by_method}");
+    let for_all = explain("");
+    assert!(for_all.contains("allowed") && !for_all.contains(refused), "{for_all}");
+}

@@ -210,3 +210,37 @@ fn apply_warns_like_lint_and_check_finds_remaining_faults() {
     assert!(found.contains("policy.unreachableRoute"), "{found}");
     applied.ok();
 }
+
+#[test]
+fn role_that_no_copy_has_draws_warning_of_lint_apply_and_check() {
+    const FILE: &str = "kind: Service\nname: shop/kv\ntype: sharded\n---\nkind: Policy\nservice: shop/kv\nrole: primry\n\
+        routes:\n  - {name: reads, match: {path: {prefix: /r}}, role: secondary}\n  - {name: writes, match: {path: {prefix: /w}}, role: \
+        primary}\n---\nkind: ShardMap\nservice: shop/kv\ninterval: {start: 0, end: 1000}\nshards:\n  - {id: 0, start: 0, \
+        replicas: [{instance: kv-0, region: eu, role: primary}]}\n---\nkind: Service\nname: shop/web\n---\nkind: Policy\n\
+        service: shop/web\nrole: primary\n";
+    const WARNINGS: [&str; 3] = [
+        "the policy of shop/kv sends calls without a role to copies of role 'primry'",
+        "route 'reads' of the policy of shop/kv sends calls without a role to copies of role 'secondary'",
+        "the policy of shop/web names role 'primary', which has no effect: shop/web is not sharded",
+    ];
+    let mesh = Mesh::start();
+    let file = mesh.file("roles.yaml", FILE);
+    let agent = format!("unix:{}", mesh.path("none.sock").display());
+    let pages = ["--control-admin", "none", "--admin", "none", "--agent-admin", "none", "--agent", &agent];
+    let linted = mesh.run(&["lint", "-f", &file]);
+    let applied = mesh.run(&["apply", "-f", &file]);
+    let checked = mesh.run(&[&["check", "--json"], &pages[..]].concat());
+    for output in [&linted.out, &applied.err, &checked.out] {
+        for warning in WARNINGS {
+            assert!(output.contains(warning), "{warning}: {output}");
+        }
+        assert!(!output.contains("route 'writes'"), "{output}");
+    }
+    assert!(applied.err.contains("they fail with no_replica; its roles are primary"), "{}", applied.err);
+    assert!(checked.out.contains("policy.unknownRole"), "{}", checked.out);
+
+    // The stored policy is compared with a new map too.
+    let map = FILE.split("---\n").nth(2).unwrap().replace("role: primary", "role: primry");
+    let renamed = mesh.apply(&map);
+    assert!(!renamed.err.contains(WARNINGS[0]) && renamed.err.contains("route 'writes'"), "{}", renamed.err);
+}

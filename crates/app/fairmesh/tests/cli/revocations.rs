@@ -91,7 +91,10 @@ fn revoked_identity_is_refused_everywhere_until_restored() {
     mesh.run(&["identity", "revoke", "fairmesh/agent/web-1", "--issued-before", "now"]).ok();
     let listed = mesh.run(&["identity", "list", "--json"]).json();
     assert_eq!(listed[0]["id"], json!("spiffe://prod/fairmesh/agent/web-1"), "{listed}");
-    assert!(listed[0]["revocations"][0]["issuedBefore"].is_u64(), "{listed}");
+    for time in ["issuedBefore", "revoked"] {
+        let text = listed[0]["revocations"][0][time].as_str().unwrap_or_else(|| panic!("{time}: {listed}"));
+        assert!(text.starts_with("20") && text.ends_with('Z'), "{time}: {listed}");
+    }
     // The agent rejoins over the Unix socket of its control plane.
     wait_until("the agent has another certificate", || request_certificate(&agent, "shop/api").is_empty());
     for wrong in [&["--serial", "xyz"][..], &["--issued-before", "2999-01-01T00:00:00Z"]] {

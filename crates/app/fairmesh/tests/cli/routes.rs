@@ -40,8 +40,34 @@ fn explain_names_matched_route_and_its_actions() {
     );
     let told = mesh.run(&["explain", "shop/tea", "--region", "eu", "--path", "/old/7?raw"]);
     assert!(told.out.contains("none of the 2 routes"), "{told:?}");
-    let unknown = mesh.run(&["explain", "shop/tea", "--region", "eu", "--path", "/v2/x"]).fails(1);
-    assert!(unknown.contains("shop/next"), "{unknown}");
+    let to_next = ["explain", "shop/tea", "--region", "eu", "--path", "/v2/x"];
+    let unknown = mesh.run(&to_next);
+    assert!(unknown.out.contains("'next', number 2 of 2"), "{unknown:?}");
+    assert!(unknown.out.contains("\nfails    shop/next is not known\n"), "{unknown:?}");
+    let complaint = unknown.fails(1);
+    assert!(complaint.contains("chooses shop/next, which is not declared"), "{complaint}");
+    let unknown = mesh.run(&[&to_next[..], &["--json"]].concat());
+    assert!(unknown.out.contains("\"reason\": \"unknown_service\""), "{unknown:?}");
+
+    // Each revision is that of the service whose records decided.
+    mesh.apply("kind: Service\nname: shop/next\n").ok();
+    let told = mesh.run(&to_next).out;
+    let [tea, next] = ["shop/tea", "shop/next"].map(|service| {
+        let of = format!(" of {service}, balanced by score");
+        let line = told.lines().find(|line| line.starts_with("based on revision ") && line.ends_with(&of));
+        let revision = line.unwrap_or_else(|| panic!("{service}: {told}")).trim_end_matches(&of);
+        revision.trim_start_matches("based on revision ").parse::<u64>().unwrap()
+    });
+    assert!(tea < next, "{told}");
+    let json: serde_json::Value =
+        serde_json::from_str(&mesh.run(&[&to_next[..], &["--json"]].concat()).out).unwrap();
+    assert_eq!(
+        json["basedOn"],
+        json!([
+            { "service": "shop/tea", "revision": tea, "mapVersion": null },
+            { "service": "shop/next", "revision": next, "mapVersion": null },
+        ])
+    );
     let written = mesh.run(&["get", "policies", "--json"]).ok();
     assert!(written.contains("\"0.5%\"") && written.contains("/v[2-9](/.*)?"), "{written}");
 }

@@ -25,6 +25,13 @@ name: shop/cart
 kind: Service
 name: shop/gone
 ---
+kind: Service
+name: shop/front
+---
+kind: Policy
+service: shop/front
+routes: [{name: all, split: [{service: shop/undeclared, weight: 1}]}]
+---
 kind: Policy
 service: shop/cart
 authorization: {mode: audit, rules: [{name: web, from: [shop/web]}]}
@@ -34,7 +41,7 @@ const SUCCESSES: u64 = 300;
 const FAILURES: u64 = 30;
 const CALLS: u64 = SUCCESSES + FAILURES;
 
-/// Calls a server of the cart, and a service without servers.
+/// Calls a server of the cart, a service without servers, and one whose route chooses an undeclared backend.
 async fn call(agent: Address) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let server = MeshServer::builder("shop/cart").listener(&listener).unwrap();
@@ -43,6 +50,8 @@ async fn call(agent: Address) {
     let router = Router::new().route("/ok", get("good")).route("/fails", fails);
     tokio::spawn(async move { serve_http(listener, router, &server).await });
     let library = Library::builder().agent(agent).client_id("web").connect().await.unwrap();
+    let front = library.service("shop/front").unwrap();
+    front.send(Request::get("/").body(Body::empty()).unwrap()).await.unwrap_err();
     let cart = library.service("shop/cart").unwrap();
     for n in 0..CALLS {
         let path = if n < SUCCESSES { "/ok" } else { "/fails" };
@@ -97,6 +106,7 @@ fn top_counts_same_calls_at_callers_and_servers() {
         (&json!(CALLS), 2)
     );
     assert_eq!(of("shop/gone")["faults"], json!([{"fault": "no_endpoints", "calls": 1}]));
+    assert_eq!(of("shop/front")["faults"], json!([{"fault": "unknown_service", "calls": 1}]));
     let denied = top(&["--by", "denied"]);
     let row = &denied[0];
     assert_eq!(

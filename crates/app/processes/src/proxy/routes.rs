@@ -75,7 +75,9 @@ fn count_rows(service: &str, counts: &Value) -> Vec<Vec<String>> {
     let row = |pair: &Value| {
         let class = |class: usize| pair["responses"][class].as_u64().unwrap_or_default();
         let all: u64 = (0..5).map(class).sum();
-        let grpc = pair["grpcFailures"].as_u64().unwrap_or_default();
+        let number = |field: &str| pair[field].as_u64().unwrap_or_default();
+        let grpc = number("grpcFailures");
+        let failed = class(4) + grpc + number("refused");
         let text = |field: &str| pair[field].as_str().unwrap_or_default().to_owned();
         vec![
             service.to_owned(),
@@ -86,7 +88,7 @@ fn count_rows(service: &str, counts: &Value) -> Vec<Vec<String>> {
             class(3).to_string(),
             class(4).to_string(),
             grpc.to_string(),
-            format!("{} %", decimal((class(4) + grpc) as f64 * 100.0 / all.max(1) as f64, 1)),
+            format!("{} %", decimal(failed as f64 * 100.0 / all.max(1) as f64, 1)),
             pair["withoutServer"].to_string(),
         ]
     };
@@ -178,12 +180,14 @@ mod tests {
     fn route_row_shows_requests_and_share_of_errors() {
         let counts = json!([
             { "route": "canary", "backend": "shop/next", "responses": [0, 60, 0, 4, 16], "grpcFailures": 8,
-              "withoutServer": 2 },
+              "withoutServer": 2, "refused": 0 },
             { "route": "(none)", "backend": "shop/web", "responses": [0, 1, 0, 0, 0], "withoutServer": 0 },
+            { "route": "undeclared", "backend": "shop/nxt", "responses": [0, 0, 0, 4, 0], "withoutServer": 4, "refused": 4 },
         ]);
         let rows = count_rows("shop/web", &counts);
         assert_eq!(rows[0], ["shop/web", "canary", "shop/next", "80", "4", "16", "8", "30.0 %", "2"]);
         assert_eq!(rows[1][1..8], ["(default)", "shop/web", "1", "0", "0", "0", "0.0 %"]);
+        assert_eq!(rows[2][3..9], ["4", "4", "0", "0", "100.0 %", "4"]);
         assert!(count_rows("shop/web", &Value::Null).is_empty(), "a proxy of the release before");
     }
 

@@ -145,6 +145,11 @@ impl AddressPrefix {
         let address = address.to_canonical();
         self.network.is_ipv4() == address.is_ipv4() && masked(address, self.length) == self.network
     }
+
+    /// Whether the block contains all addresses of another one.
+    pub fn covers(&self, other: &Self) -> bool {
+        self.length <= other.length && self.contains(other.network)
+    }
 }
 
 /// The address with all bits after the first `length` bits cleared.

@@ -7,6 +7,9 @@
 //! Keys of one record sort in the order of its values. After an import, the store's revisions are lower than
 //! those of the imported history. The next value is then stored under the number after the last one, until
 //! the store's revisions have passed that number.
+//!
+//! The rules of a service have a history of their own. Values of its policy are therefore read without the copy of
+//! the rules: rolling back a policy must not bring back rules that have been narrowed since.
 
 use std::sync::Arc;
 
@@ -51,7 +54,8 @@ pub(super) fn save_ops(
     dropped.chain([Op::put(history_record_key, record_encoding::encode_history(&earlier))]).collect()
 }
 
-/// Returns the current and earlier values, newest first. Empty if the record never existed.
+/// Returns the current and earlier values, newest first. Empty if the record never existed. Policies are without rules,
+/// and a write that changed only their rules is no change of theirs.
 pub(crate) fn changes(node: &Node, key: &RecordKey) -> Vec<v1::Change> {
     let earlier = earlier(node, key);
     let current = authorization_rules::current(node, key);
@@ -62,7 +66,7 @@ pub(crate) fn changes(node: &Node, key: &RecordKey) -> Vec<v1::Change> {
     let now = v1::Change {
         revision: current.as_ref().map_or(0, |entry| number(entry.revision, last)),
         stored_revision: current.as_ref().map_or(0, |entry| entry.revision),
-        value: current.map(|entry| entry.value),
+        value: current.and_then(|entry| without_rules(key, entry.value)),
         ..v1::Change::default()
     };
     let then = earlier.into_iter().rev().map(|(revision, history)| v1::Change {
@@ -73,7 +77,27 @@ pub(crate) fn changes(node: &Node, key: &RecordKey) -> Vec<v1::Change> {
         replaced_message: history.replaced_message,
         ..v1::Change::default()
     });
-    [now].into_iter().chain(then).collect()
+    let mut changes: Vec<v1::Change> = Vec::new();
+    for change in [now].into_iter().chain(then) {
+        match changes.last_mut() {
+            // The newer write changed only rules: the value dates from the older one.
+            Some(newer) if change.value.is_some() && newer.value == change.value => {
+                newer.revision = change.revision
+            }
+            _ => changes.push(change),
+        }
+    }
+    changes
+}
+
+/// Removes from a policy its copy of the rules; other records stay as they are.
+fn without_rules(key: &RecordKey, value: Bytes) -> Option<Bytes> {
+    match key {
+        RecordKey::Policy(_) if record_encoding::rules_of(&value).is_some() => {
+            record_encoding::with_rules(Some(&value), None)
+        }
+        _ => Some(value),
+    }
 }
 
 /// Returns the history number for a value written at `revision`. `last` is the last number of earlier values.
@@ -98,21 +122,23 @@ pub(super) enum MissingValue {
     NotKept { record: String, revision: u64, kept: String },
 }
 
-/// The value of the record at `revision`; with 0, the value before the current one. `None` if the record did
-/// not exist.
+/// The value of the record at `revision`, of a policy without its rules; with 0, the last value that differs from the
+/// current one. `None` if the record did not exist.
 ///
 /// # Errors
 /// No such value is stored.
 pub(super) fn value_at(node: &Node, key: &RecordKey, revision: u64) -> Result<Option<Bytes>, MissingValue> {
     let earlier = earlier(node, key);
     let last = earlier.last().map(|(number, _)| *number);
-    let current = node.get(&key.to_string()).filter(|entry| number(entry.revision, last) == revision);
-    if let Some(entry) = current {
-        return Ok(Some(entry.value));
+    let current = node.get(&key.to_string());
+    let is_wanted = current.as_ref().is_some_and(|entry| number(entry.revision, last) == revision);
+    let current = current.and_then(|entry| without_rules(key, entry.value));
+    if is_wanted {
+        return Ok(current);
     }
     let known: Vec<_> = earlier.iter().map(|(revision, _)| revision.to_string()).collect();
     let found = match revision {
-        0 => earlier.into_iter().next_back(),
+        0 => earlier.into_iter().rev().find(|(_, history)| history.value != current),
         wanted => earlier.into_iter().find(|(revision, _)| *revision == wanted),
     };
     found.map(|(_, history)| history.value).ok_or_else(|| {
@@ -162,12 +188,14 @@ impl<'a> Folder<'a> {
     }
 }
 
-/// Earlier values with their revisions, oldest first. Values that cannot be decoded are skipped.
+/// Earlier values with their revisions, oldest first; policies are without rules. Values that cannot be decoded are skipped.
 fn earlier(node: &Node, key: &RecordKey) -> Vec<(u64, History)> {
     let Some(folder) = Folder::of(key) else { return Vec::new() };
     let read = |(history_record_key, entry): (Arc<str>, Entry)| match RecordKey::parse(&history_record_key) {
         Ok(RecordKey::History(_, _, at) | RecordKey::MeshHistory(_, at)) => {
-            record_encoding::decode_history(&entry.value).ok().map(|history| (at, history))
+            let mut history = record_encoding::decode_history(&entry.value).ok()?;
+            history.value = history.value.and_then(|value| without_rules(key, value));
+            Some((at, history))
         }
         _ => None,
     };

@@ -201,6 +201,11 @@ impl BackendMetrics {
         self.no_server.classes().iter().sum()
     }
 
+    /// The number of responses from 400 to 499 without a server: faults of the mesh, such as an undeclared backend.
+    pub fn refused(&self) -> u64 {
+        self.no_server.classes()[3]
+    }
+
     /// Each region with its metrics, responses without a server first.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &RegionMetrics)> {
         let regions = self.regions.iter().filter_map(|slot| slot.get());

@@ -59,7 +59,7 @@ impl<T: EndpointTransport> Call<'_, T> {
 
     /// Counts that the call ended without a response from its service. A call is counted once, even if several
     /// callers notice the fault. The fault is counted at the last attempt's path, or among calls that reached no
-    /// server if no attempt is in flight.
+    /// server if no attempt is in flight. Calls to a backend without records count as calls of the called service.
     #[cold]
     pub(crate) fn report_fault(&mut self, fault: CallFault) {
         if std::mem::replace(&mut self.is_concluded, true) {
@@ -68,8 +68,11 @@ impl<T: EndpointTransport> Call<'_, T> {
         if let Some(reported) = self.attempt.as_ref().and_then(|attempt| attempt.reported.as_ref()) {
             return reported.counters.record_fault(fault);
         }
-        let state = self.snapshot();
-        let ServiceState::Ready(ready) = &**state else { return };
+        let (state, called) = (self.snapshot(), self.service.borrow_state());
+        let ((ServiceState::Ready(ready), _) | (_, ServiceState::Ready(ready))) = (&**state, &**called)
+        else {
+            return;
+        };
         let Some(paths) = ready.reported() else { return };
         let counters = paths.to_nowhere(self.reported_as());
         counters.record_fault(fault);

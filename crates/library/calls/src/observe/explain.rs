@@ -115,9 +115,9 @@ impl fmt::Display for CallExplanation {
                 (None, _) => writeln!(f, "{:<8} {} is not known", "fails", explanation.target)?,
             }
         }
-        for Decision { explanation, revision, map_version, policy, .. } in &self.decisions {
+        for Decision { service: of, revision, map_version, policy, .. } in &self.decisions {
             let map = if *map_version == 0 { String::new() } else { format!(", map version {map_version}") };
-            let (of, policy) = (&explanation.target, policy.as_str());
+            let policy = policy.as_str();
             writeln!(f, "{:<8} revision {revision} of {of}{map}, balanced by {policy}", "based on")?;
         }
         self.freshness.iter().try_for_each(|freshness| writeln!(f, "{:<8} {freshness}", ""))

@@ -31,6 +31,9 @@ impl FromStr for Address {
             let problem = format!("'{text}' {problem}");
             Err(Invalid::new("address", problem, "write host:port, such as 127.0.0.1:7400, or unix:/path"))
         };
+        if text.contains(',') {
+            return refuse("is a list, and one address is needed");
+        }
         if let Some(path) = text.strip_prefix("unix:") {
             let path = path.strip_prefix("//").unwrap_or(path);
             if !path.starts_with('/') || path.ends_with('/') {
@@ -90,6 +93,12 @@ mod tests {
             assert_eq!(address.to_string(), shown);
             assert_eq!(shown.parse(), Ok(address));
         }
+    }
+
+    #[test]
+    fn list_of_addresses_is_rejected_as_list() {
+        let error = "127.0.0.1:7400,127.0.0.1:7500".parse::<Address>().unwrap_err().to_string();
+        assert!(error.contains("is a list, and one address is needed"), "{error}");
     }
 
     #[test]

@@ -5,7 +5,7 @@ use fairmesh_wire::LogLimiter;
 use tokio::time::Instant;
 
 use super::{InstanceRef, states::with_state};
-use crate::{Registry, RegistryError, stored_records::StoredEndpoint};
+use crate::{InstanceClaim, Registry, RegistryError, leases::Leases, stored_records::StoredEndpoint};
 
 static LOST: LogLimiter = LogLimiter::new();
 
@@ -20,7 +20,8 @@ const RETRY: Duration = Duration::from_secs(1);
 impl Registry {
     /// Expires leases; never returns.
     pub(crate) async fn run_lease_expiry(&self) {
-        self.grant_all(Instant::now());
+        // No renewal could arrive while no control plane ran.
+        self.for_all_leases(|leases, holder, term| leases.adopt(holder, term, Instant::now()));
         loop {
             let next = self.leases().next_due();
             let granted = self.shared.lease_granted.notified();
@@ -43,22 +44,24 @@ impl Registry {
         let now = Instant::now();
         if now > wake + STALL {
             tracing::warn!(late = ?(now - wake), "this process was suspended; every lease gets a full term");
-            self.grant_all(now);
+            self.for_all_leases(|leases, holder, term| {
+                leases.grant(holder, term, now);
+            });
         } else if now >= due {
             self.expire_due().await;
         }
     }
 
-    /// Grants a full term to every lease, because no renewal could arrive while no control plane ran.
-    fn grant_all(&self, now: Instant) {
+    /// Grants every lease anew; lost endpoints are retained from now on.
+    fn for_all_leases(&self, grant: impl Fn(&mut Leases, InstanceClaim, Duration)) {
         for held in self.stored_endpoints(&Prefix::everything()) {
             let instance = held.claim();
             match (held.endpoint.lease, held.endpoint.state) {
                 (None, _) => {}
-                (Some(term), EndpointState::Lost) => self.leases().adopt_lost(instance, term, now),
-                (Some(term), _) => {
-                    self.leases().grant(instance, term, now);
+                (Some(term), EndpointState::Lost) => {
+                    self.leases().adopt_lost(instance, term, Instant::now());
                 }
+                (Some(term), _) => grant(&mut self.leases(), instance, term),
             }
         }
     }

@@ -14,7 +14,7 @@ use fairmesh_wire::record_encoding;
 
 use super::*;
 use crate::{
-    leases::LOST_RETENTION,
+    leases::{LOST_RETENTION, RETURN_TIME},
     testing::{TERM, TestRegistry, any_process, cart, endpoint, instance_ref, leased, state},
 };
 
@@ -161,14 +161,14 @@ async fn endpoint_lost_beyond_retention_is_removed() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn restarted_control_plane_grants_full_lease_term() {
+async fn restarted_control_plane_grants_full_lease_term_after_time_to_return() {
     // The first process registers but never runs its loops, as if it had stopped.
     let test = TestRegistry::new();
     test.registry.register(&[leased("a")]).await.unwrap();
     tokio::time::sleep(TERM * 100).await;
     let again = test.restarted();
     again.run();
-    tokio::time::sleep(TERM - Duration::from_millis(1)).await;
+    tokio::time::sleep(RETURN_TIME + TERM - Duration::from_millis(1)).await;
     assert_eq!(again.state("a"), Some(EndpointState::Serving));
     again.until(|r| state(r, "a") == Some(EndpointState::Lost)).await;
 }

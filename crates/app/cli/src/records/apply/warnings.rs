@@ -1,6 +1,7 @@
 //! Warnings about valid documents that would make calls fail or have no effect. They are printed rather than refused,
 //! since the missing records may follow. Changes that break working calls are handled by [`breaking_change`].
 
+pub(crate) mod unknown_roles;
 pub(crate) mod unknown_traffic_names;
 mod unreadable;
 pub(crate) mod wider_access;
@@ -228,6 +229,7 @@ pub(crate) fn warnings(known: Option<&View>, resources: &[&Resource]) -> Vec<Str
         }
     }
     warnings.extend(unhashed(known, resources));
+    warnings.extend(unknown_roles::warnings(known, resources));
     warnings.extend(refused_endpoints(known, resources));
     warnings.dedup();
     warnings

@@ -8,8 +8,8 @@ use fairmesh_console::{
     view_reader::{ReadView as _, Scope, View},
 };
 use fairmesh_model::{
-    Authorization, AuthorizationMode, AuthorizationRule, CallerMatch, DefaultAuthorization, Record,
-    RecordKey, RecordKind, ServiceName, spec::Resource,
+    AddressPrefix, Authorization, AuthorizationMode, AuthorizationRule, CallerMatch, DefaultAuthorization,
+    Match, PathMatch, Record, RecordKey, RecordKind, ServiceName, spec::Resource,
 };
 use fairmesh_wire::{handshake::Connection, record_encoding};
 
@@ -144,20 +144,39 @@ fn reasons(old: Option<&Authorization>, new: &Authorization, default: DefaultAut
 
 /// Whether an old rule allows everything that a new rule allows.
 fn covers(before: &AuthorizationRule, new: &AuthorizationRule) -> bool {
-    let is_for_members = before.from.is_empty() || before.from.iter().any(|from| from.as_str() == "*");
-    // Ids of other trust domains must be named explicitly.
-    let includes = |from: &CallerMatch| {
-        before.from.contains(from) || is_for_members && !from.as_str().starts_with("spiffe://")
+    // A rule without callers allows those of other trust domains no more than '*' does.
+    let has_callers = match before.from.is_empty() {
+        true => !new.from.iter().any(is_full_id),
+        false => any_of(&before.from, &new.from, caller_covers),
     };
-    let has_callers = before.from.is_empty() && new.from.is_empty()
-        || !new.from.is_empty() && new.from.iter().all(includes);
-    let has_methods = before.methods.is_empty()
-        || !new.methods.is_empty() && new.methods.iter().all(|method| before.methods.contains(method));
-    let has_paths = before.paths.is_empty()
-        || !new.paths.is_empty() && new.paths.iter().all(|path| before.paths.contains(path));
-    let has_conditions = (before.sources.is_empty() || before.sources == new.sources)
-        && before.when.iter().all(|condition| new.when.contains(condition));
-    !before.denies && has_callers && has_methods && has_paths && has_conditions
+    !before.denies
+        && has_callers
+        && any_of(&before.methods, &new.methods, |before, new| before == new)
+        && any_of(&before.paths, &new.paths, path_covers)
+        && any_of(&before.sources, &new.sources, AddressPrefix::covers)
+        && before.when.iter().all(|condition| new.when.contains(condition))
+}
+
+/// Whether each of the `new` alternatives is within one of those `before`. An empty list matches everything.
+fn any_of<T>(before: &[T], new: &[T], covers: impl Fn(&T, &T) -> bool) -> bool {
+    let is_covered = |one: &T| before.iter().any(|before| covers(before, one));
+    before.is_empty() || !new.is_empty() && new.iter().all(is_covered)
+}
+
+/// Whether a pattern names a trust domain. Another domain's callers are allowed only by their whole ids.
+fn is_full_id(pattern: &CallerMatch) -> bool {
+    pattern.as_str().starts_with("spiffe://")
+}
+
+fn caller_covers(before: &CallerMatch, new: &CallerMatch) -> bool {
+    let is_path = !is_full_id(before) && !is_full_id(new);
+    let (before, new) = (before.as_str(), new.as_str());
+    before == new || is_path && before.strip_suffix('*').is_some_and(|start| new.starts_with(start))
+}
+
+fn path_covers(before: &PathMatch, new: &PathMatch) -> bool {
+    let [before, new] = [before, new].map(|path| Match { path: Some(path.clone()), ..Match::default() });
+    before.covers(&new)
 }
 
 fn callers(rule: &AuthorizationRule) -> String {
@@ -212,5 +231,43 @@ mod tests {
         assert_eq!(reasons(Some(&before), &audit, Allow).len(), 1);
         assert_eq!(reasons(None, &before, Allow), Vec::<String>::new(), "all were allowed");
         assert_eq!(reasons(None, &before, Deny).len(), 1);
+    }
+    #[test]
+    fn narrowed_rule_draws_no_warning_and_widened_one_does() {
+        use PathMatch::{Exact, Prefix};
+        let of = |from: &str, path: Option<PathMatch>, source: &str| AuthorizationRule {
+            paths: path.into_iter().collect(),
+            sources: vec![source.parse().unwrap()],
+            ..rule("web", false, from)
+        };
+        let below = |path: &str| Some(Prefix(path.to_owned()));
+        let pairs = [
+            (of("shop/*", None, "10.0.0.0/8"), of("shop/web", None, "10.0.0.0/8")),
+            (of("shop/*", None, "10.0.0.0/8"), of("shop/web*", None, "10.0.0.0/8")),
+            (of("*", None, "10.0.0.0/8"), of("shop/*", None, "10.0.0.0/8")),
+            (of("shop/web", below("/v1"), "10.0.0.0/8"), of("shop/web", below("/v1/x"), "10.0.0.0/8")),
+            (
+                of("shop/web", below("/v1"), "10.0.0.0/8"),
+                of("shop/web", Some(Exact("/v1".into())), "10.0.0.0/8"),
+            ),
+            (of("shop/web", None, "10.0.0.0/8"), of("shop/web", below("/v1"), "10.0.0.0/8")),
+            (of("shop/web", None, "10.0.0.0/8"), of("shop/web", None, "10.1.0.0/16")),
+            (of("shop/web", None, "fd00::/8"), of("shop/web", None, "fd00:1::/32")),
+        ];
+        for (wide, narrow) in pairs {
+            let [wide, narrow] = [wide, narrow].map(|rule| rules(&[rule]));
+            let found = |old: &Authorization, new: &Authorization| {
+                reasons(Some(old), new, DefaultAuthorization::Deny)
+            };
+            assert_eq!(found(&wide, &narrow), Vec::<String>::new(), "{wide:?} {narrow:?}");
+            assert_eq!(found(&narrow, &wide).len(), 1, "{wide:?} {narrow:?}");
+        }
+        // Callers of other trust domains match only full ids.
+        for (before, new) in [("*", "spiffe://other/web"), ("spiffe://other/*", "spiffe://other/web")] {
+            assert!(!covers(&rule("web", false, before), &rule("web", false, new)), "{before} {new}");
+        }
+        let all = AuthorizationRule { from: Vec::new(), ..rule("web", false, "*") };
+        assert!(!covers(&all, &rule("web", false, "spiffe://other/web")));
+        assert!(covers(&all, &rule("web", false, "shop/web")));
     }
 }
