@@ -117,6 +117,31 @@ impl Rig {
     }
 }
 
+/// What a user of one tenant may not see is a note of `check`, and a warning of `security check`.
+fn checks_stay_within_roles(rig: &Rig, token: &str) {
+    rig.mesh.apply("kind: Service\nname: shop/cart\n---\nkind: Service\nname: bank/vault\n").ok();
+    let pages = ["check", "--control-admin", "none", "--agent-admin", "none", "--admin", "none"];
+    let checked = rig.run(Some(token), &pages, "").out;
+    for part in ["agent responds", "shop/cart has no endpoint", "no more than the records of tenant shop"] {
+        assert!(checked.contains(part), "{part}: {checked}");
+    }
+    assert!(checked.lines().any(|line| line.starts_with("note     records ")), "{checked}");
+    assert!(!checked.contains("bank/vault") && !checked.contains("os error"), "{checked}");
+    assert_eq!(
+        checked.matches("shop/cart has no endpoint").count(),
+        1,
+        "two bindings give this tenant: {checked}"
+    );
+    assert_eq!(checked.matches("examined the records").count(), 1, "{checked}");
+    // Open access in records that the user may not read is not excluded.
+    let checked = rig.run(Some(token), &["security", "check"], "");
+    let unread = checked.out.lines().find(|line| line.contains("not all records of the mesh were examined"));
+    assert!(unread.is_some_and(|line| line.starts_with("warning  mesh ")), "{checked:?}");
+    assert_eq!(checked.code, Some(1));
+    let explained = rig.run(Some(token), &["explain", "shop/cart", "--region", "us", "--zone", "us-1"], "");
+    assert!(explained.out.contains("shop/cart") && explained.err.contains("your roles"), "{explained:?}");
+}
+
 #[test]
 fn user_token_grants_roles_of_its_groups() {
     let key = Key::new("one");
@@ -137,28 +162,7 @@ fn user_token_grants_roles_of_its_groups() {
     rig.run(Some(&token), &["get", "policies"], "").fails(1);
     rig.run(None, &["get", "policies", "--tenant", "shop"], "").fails(1);
 
-    // What the user may not see is a note: the machine and the user's tenant are examined.
-    mesh.apply("kind: Service\nname: shop/cart\n---\nkind: Service\nname: bank/vault\n").ok();
-    let pages = ["check", "--control-admin", "none", "--agent-admin", "none", "--admin", "none"];
-    let checked = rig.run(Some(&token), &pages, "").out;
-    for part in ["agent responds", "shop/cart has no endpoint", "no more than the records of tenant shop"] {
-        assert!(checked.contains(part), "{part}: {checked}");
-    }
-    assert!(checked.lines().any(|line| line.starts_with("note     records ")), "{checked}");
-    assert!(!checked.contains("bank/vault") && !checked.contains("os error"), "{checked}");
-    assert_eq!(
-        checked.matches("shop/cart has no endpoint").count(),
-        1,
-        "two bindings give this tenant: {checked}"
-    );
-    assert_eq!(checked.matches("examined the records").count(), 1, "{checked}");
-    // Open access in records that the user may not read is not excluded.
-    let checked = rig.run(Some(&token), &["security", "check"], "");
-    let unread = checked.out.lines().find(|line| line.contains("not all records of the mesh were examined"));
-    assert!(unread.is_some_and(|line| line.starts_with("warning  mesh ")), "{checked:?}");
-    assert_eq!(checked.code, Some(1));
-    let explained = rig.run(Some(&token), &["explain", "shop/cart", "--region", "us", "--zone", "us-1"], "");
-    assert!(explained.out.contains("shop/cart") && explained.err.contains("your roles"), "{explained:?}");
+    checks_stay_within_roles(&rig, &token);
 
     let whoami = rig.run(Some(&token), &["identity", "whoami", "--json"], "").json();
     assert_eq!(whoami["user"]["name"], "alice");

@@ -386,6 +386,24 @@ fn backend_that_a_launcher_starts_gets_no_services() {
     assert!(ops.is_empty() && refused.len() == 2, "{ops:?} {refused:?}");
 }
 
+/// A minute of a replica of the backend `one`, in which `blue/web` has twice the requests of `red/web`.
+fn minute_of_two_services(requests: u64) -> v1::ReportGatewayRequest {
+    let counts = |name: &str, requests| v1::GatewayServiceCounts {
+        service: name.into(),
+        requests,
+        ..Default::default()
+    };
+    v1::ReportGatewayRequest {
+        address: "10.0.0.1:1".into(),
+        backend: "one".into(),
+        span_ms: 60_000,
+        cpu_us: 1,
+        limit_millicores: 1_000,
+        services: vec![counts("red/web", requests), counts("blue/web", requests * 2)],
+        ..Default::default()
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn services_that_peak_together_are_taken_apart_after_a_day() {
     let mut facts = facts();
@@ -408,21 +426,7 @@ async fn services_that_peak_together_are_taken_apart_after_a_day() {
     let loads = loads_of(&["one"]);
     let mut rounds = ScatterRounds::new(loads.clone());
     let mut report = |requests: u64| {
-        let counts = |name: &str, requests| v1::GatewayServiceCounts {
-            service: name.into(),
-            requests,
-            ..Default::default()
-        };
-        let request = v1::ReportGatewayRequest {
-            address: "10.0.0.1:1".into(),
-            backend: "one".into(),
-            span_ms: 60_000,
-            cpu_us: 1,
-            limit_millicores: 1_000,
-            services: vec![counts("red/web", requests), counts("blue/web", requests * 2)],
-            ..Default::default()
-        };
-        loads.exchange(request).unwrap();
+        loads.exchange(minute_of_two_services(requests)).unwrap();
         rounds.look(&loads.levels(), Instant::now())
     };
     for half_hour in 0..47 {
