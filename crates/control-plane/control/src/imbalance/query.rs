@@ -74,6 +74,9 @@ impl ReportQuery {
     }
 }
 
+/// Number of minutes before now for which the newest minute is looked up by itself.
+const RECENT_MINUTES: u32 = 60;
+
 impl Imbalance {
     /// Reports the waste in the window that ends at `now`. The window starts with a full hour or day if only hours or
     /// days are stored.
@@ -85,17 +88,20 @@ impl Imbalance {
         let tier = Tier::for_window(query.window);
         let from = tier.bucket(now.before(query.window - 1));
         let mut rows: BTreeMap<(Minute, ServiceName), Row> = BTreeMap::new();
-        let mut newest = None;
+        let _not_closing = self.closing.read().await;
+        let recent = now.before(RECENT_MINUTES);
+        let mut newest = self.newest_since(recent, query, now).await?;
         let mut add = |(minute, service, row): (Minute, ServiceName, Row), last: Minute| {
             if query.has(&service) {
-                newest = newest.max(Some(last.min(now)));
+                newest = newest.max(Some(last));
                 rows.entry((query.by.time(minute), service)).or_default().add(&row);
             }
         };
-        let _not_closing = self.closing.read().await;
         if let Some(history) = &self.history {
             for row in history.rows(tier, from, now).await? {
-                let last = Minute(row.0.0 + tier.minutes() - 1);
+                let end = Minute(row.0.0 + tier.minutes() - 1);
+                // An hour or a day that lasts until now does not say which of its minutes is the last one.
+                let last = if end < recent { end } else { row.0 };
                 add(row, last);
             }
         }
@@ -115,6 +121,18 @@ impl Imbalance {
             _ => Vec::new(),
         };
         Ok(ImbalanceReport { newest, ..ImbalanceReport::of(query.by, &rows, outliers) })
+    }
+
+    /// The newest closed minute since `from` in which servers reported.
+    async fn newest_since(
+        &self,
+        from: Minute,
+        query: &ReportQuery,
+        now: Minute,
+    ) -> Result<Option<Minute>, HistoryError> {
+        let Some(history) = &self.history else { return Ok(None) };
+        let rows = history.rows(Tier::Minute, from, now).await?;
+        Ok(rows.into_iter().filter(|(_, service, _)| query.has(service)).map(|(minute, ..)| minute).max())
     }
 
     /// Outliers among a service's instances on hosts of the same type, over the open minutes.
