@@ -132,8 +132,19 @@ const MAY_USE: &[(&str, &[&str])] = &[
     (
         "proxy",
         &[
-            "model", "metrics", "listen", "pages", "kernel", "identity", "http", "headers", "calls",
-            "server", "otlp", "edge",
+            "model",
+            "metrics",
+            "listen",
+            "pages",
+            "shared-memory",
+            "kernel",
+            "identity",
+            "http",
+            "headers",
+            "calls",
+            "server",
+            "otlp",
+            "edge",
         ],
     ),
     // Holds private keys, without knowledge of calls.
@@ -341,6 +352,8 @@ const LISTENS: &[&str] = &[
     "demo/src/service.rs",
     // The process connects to itself.
     "kernel/src/caller_read_probe.rs",
+    // Opens the proxy's listener in the network namespace of a container.
+    "kernel/src/container.rs",
     // Only checks whether a port is free.
     "test-support/src/ports.rs",
 ];

@@ -364,21 +364,3 @@ fn rollback_of_policy_keeps_rules_narrowed_since() {
     assert_eq!(timeouts()[0], "5s");
     assert_narrow();
 }
-
-#[test]
-fn explain_says_which_allowed_calls_register_refuses() {
-    let mesh = Mesh::start();
-    let explain = |rule: &str| {
-        mesh.apply(&format!(
-            "kind: Service\nname: shop/cart\n---\nkind: Authorization\nservice: shop/cart\nrules:\n  - {{name: web, \
-             from: [shop/web]{rule}}}\n"
-        ))
-        .ok();
-        mesh.run(&["explain", "shop/cart", "--region", "eu", "--as", "shop/web", "--method", "GET"]).out
-    };
-    let refused = "a server behind 'fairmesh register' refuses it";
-    let by_method = explain(", methods: [GET]");
-    assert!(by_method.contains("allowed") && by_method.contains(refused), "{by_method}");
-    let for_all = explain("");
-    assert!(for_all.contains("allowed") && !for_all.contains(refused), "{for_all}");
-}
