@@ -140,10 +140,7 @@ pub(super) async fn decide(
     }
     let local = table.decide_local(Some(&caller)).err().map(|reason| reason.to_string());
     if decision.permits() && !is_revoked {
-        words += &match &local {
-            None => "; within a machine, the kernel may send it".to_owned(),
-            Some(reason) => format!("; within a machine by mutual TLS too: {reason}"),
-        };
+        words += &within_machine(local.as_deref());
     }
     Ok(Decided {
         is_made: decision.permits() && !is_revoked,
@@ -155,6 +152,14 @@ pub(super) async fn decide(
             "needsSidecar": local, "allowedByRegister": by_register && !is_revoked,
         }),
     })
+}
+
+/// How a permitted call gets to a server of the same machine; `needs_sidecar` says why the kernel does not send it.
+fn within_machine(needs_sidecar: Option<&str>) -> String {
+    match needs_sidecar {
+        None => "; within a machine, the kernel may send it".to_owned(),
+        Some(reason) => format!("; within a machine by mutual TLS too: {reason}"),
+    }
 }
 
 /// Whether an identity of the mesh is revoked completely, and its revocations as text.
