@@ -50,7 +50,7 @@ pub async fn run(args: CheckArgs) -> Result<ExitCode, Failure> {
     let mut report = Report::default();
     let control = processes::control(&args, &mut report).await?;
     processes::agent(&args, control.as_ref(), &mut report).await;
-    processes::proxy(&args, control.as_ref(), &mut report).await;
+    processes::proxy(&args, &mut report).await;
     local_system::folders(&args, &mut report);
     local_system::abilities(&mut report).await;
     if let Some(control) = &control {

@@ -10,7 +10,6 @@ use fairmesh_console::{
     connect::{SOFTWARE, address_hint, agent_hint, transport, transport_of_user},
     failure::Failure,
     process_stat::ProcessStat,
-    rib_reader,
     view_reader::age_of,
 };
 use fairmesh_model::{Cursor, Prefix, spec::write_duration};
@@ -192,7 +191,7 @@ fn whole(age: Duration) -> Duration {
 }
 
 /// Checks a proxy.
-pub(super) async fn proxy(args: &CheckArgs, control: Option<&Connection>, report: &mut Report) {
+pub(super) async fn proxy(args: &CheckArgs, report: &mut Report) {
     let Some(admin) = args.admin.0 else { return };
     let page = match fetch(admin, "/config?json").await {
         Fetched::Page(page) => page,
@@ -221,9 +220,6 @@ pub(super) async fn proxy(args: &CheckArgs, control: Option<&Connection>, report
         let remedy = "it is ready once it has records: check its --agent or --control, and its log";
         report.add("proxy.ready", Level::Error, "the proxy is not ready", remedy);
     }
-    if let (Some(control), Some(Value::Null)) = (control, config["routing"].get("identity")) {
-        lacking_identity(control, report).await;
-    }
     let services = config["services"].as_array().into_iter().flatten();
     // Several services may share one backend.
     let avoided: BTreeSet<&str> = services
@@ -236,20 +232,6 @@ pub(super) async fn proxy(args: &CheckArgs, control: Option<&Connection>, report
     for name in avoided {
         ejections(admin, name, report).await;
     }
-}
-
-/// Reports that a proxy has no identity, if the mesh has a trust domain.
-async fn lacking_identity(control: &Connection, report: &mut Report) {
-    // Who may not read the roots is told so by other checks.
-    let Ok(Some(_)) = rib_reader::trust_bundle(control).await else { return };
-    report.add(
-        "proxy.identity",
-        Level::Warning,
-        "the proxy has no identity in a mesh with a trust domain: its calls to endpoints with mtls fail with 503, and its \
-         --inbound accepts no calls",
-        "write a 'kind: Workload' that selects its user for the service of --service or --inbound; its log says why its agent \
-         issues no certificate",
-    );
 }
 
 /// Checks which endpoints of a service a proxy avoids.

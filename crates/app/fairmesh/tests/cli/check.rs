@@ -34,7 +34,7 @@ pub(crate) fn found(run: &Run) -> Vec<String> {
 }
 
 /// Starts a server that responds to every request with these headers and body; returns its address.
-pub(crate) fn page(headers: &'static str, body: &'static str) -> String {
+fn page(headers: &'static str, body: &'static str) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap().to_string();
     thread::spawn(move || {

@@ -15,7 +15,7 @@ use fairmesh_test_support::free_port;
 
 use super::{
     calls::echo,
-    check::{found, page},
+    check::found,
     identities::{Killed, agent, domain, has_certificate, plaintext, start},
     support::{Mesh, wait_until},
 };
@@ -252,20 +252,4 @@ fn registry_refuses_plaintext_endpoint_of_strict_service() {
     assert!(said("mtls: permissive"));
     mesh.apply("kind: Policy\nservice: shop/vault\nmtls: permissive\n").ok();
     wait_until("it is permitted", || said("is registered and serving"));
-}
-
-#[test]
-fn check_warns_of_proxy_without_identity_only_in_mesh_with_trust_domain() {
-    let without = page("", r#"{"version":"0.0.1","ready":true,"routing":{"identity":null}}"#);
-    let with =
-        page("", r#"{"version":"0.0.1","ready":true,"routing":{"identity":"spiffe://prod/shop/web"}}"#);
-    let warns = |mesh: &Mesh, admin: &str| {
-        let agent = format!("unix:{}", mesh.path("none.sock").display());
-        let pages = ["--control-admin", "none", "--admin", admin, "--agent-admin", "none", "--agent", &agent];
-        found(&mesh.run(&[&["check", "--json"], &pages[..]].concat())).contains(&"proxy.identity".to_owned())
-    };
-    let (strict, _) = domain();
-    assert!(warns(&strict, &without));
-    assert!(!warns(&strict, &with));
-    assert!(!warns(&Mesh::start(), &without), "no identity is needed");
 }
