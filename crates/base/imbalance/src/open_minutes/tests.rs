@@ -56,7 +56,7 @@ fn cpu_usage_of_instance_is_sum_of_its_minutes() {
 }
 
 #[test]
-fn longer_usage_report_replaces_shorter_one_of_minute_and_repeats_are_ignored() {
+fn longer_usage_report_replaces_shorter_one_of_same_minute() {
     let mut open = OpenMinutes::default();
     assert_eq!(take(&mut open, "a", 1_000, usage(10_000, 20_000)), AddOutcome::Counted);
     assert_eq!(take(&mut open, "a", 1_000, usage(10_000, 20_000)), AddOutcome::Known);

@@ -353,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn server_without_policy_refuses_call_once_its_first_policy_or_default_is_unreadable() {
+    fn server_refuses_calls_once_its_first_policy_is_unreadable() {
         for (key, refusal) in
             [(policy_key(), NotAccepted::Unknown), (RecordKey::DefaultAuthorization, NotAccepted::Refused)]
         {

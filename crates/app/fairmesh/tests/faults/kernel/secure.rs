@@ -290,7 +290,7 @@ async fn revoked_identity_makes_no_local_call() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn revoked_identity_of_listener_ends_local_calls_by_kernel_within_a_second() {
+async fn revoked_listener_ends_kernel_calls_within_a_second() {
     let _machine = beside_others().await;
     let Some(mesh) = Secure::start("server").await else { return };
     mesh.calls_by_kernel().await;
