@@ -185,7 +185,7 @@ pub(super) async fn attach(args: AttachArgs) -> Result<ExitCode, Failure> {
         now = status(&pins).map_err(failure)?;
     }
     if let Some(follower) = &mut follower {
-        follower.listen().await;
+        follower.open_listeners().await;
         now = status(&pins).map_err(failure)?;
     }
     let (state, words) = describe_attachments(&to, &now, &pins);

@@ -129,7 +129,7 @@ impl Follower {
             if has_ended {
                 return self.detach().await;
             }
-            self.listen().await;
+            self.open_listeners().await;
         }
     }
 
@@ -146,8 +146,8 @@ impl Follower {
         }
     }
 
-    /// Has the proxy listen where it does not yet.
-    pub(super) async fn listen(&mut self) {
+    /// Has the proxy open its listener in the containers that have none yet.
+    pub(super) async fn open_listeners(&mut self) {
         self.look();
         let Some(listening) = listening(&self.pins) else { return };
         let is_served = |one: &Followed| one.namespace.is_some_and(|own| listening.namespaces.contains(&own));
