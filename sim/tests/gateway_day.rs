@@ -294,7 +294,7 @@ fn fleet(seed: u64) -> (Vec<Backend>, Vec<PlacedService>, BTreeMap<ServiceName, 
         capacity: 100,
         is_open: true,
         is_sandbox: false,
-        used_permille: None,
+        used_permille: Some(100),
     };
     let backends: Vec<Backend> = (0..24).map(backend).collect();
     let (mut services, mut loads) = (Vec::new(), BTreeMap::new());

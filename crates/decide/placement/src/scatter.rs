@@ -126,7 +126,7 @@ impl<'a> Day<'a> {
         let home = &self.services[service].home;
         let is_free = |backend: &usize| {
             let one = self.fleet.backends[*backend];
-            // Nobody knows whether a backend that does not report has room: its replicas may be down.
+            // A backend that does not report may be down.
             self.fleet.is_in(*backend, home)
                 && one.is_open
                 && one.used_permille.is_some()
