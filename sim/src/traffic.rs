@@ -293,7 +293,7 @@ fn traffic_policy(spec: &TrafficSpec, classes: &[Label]) -> Result<TrafficPolicy
         planner: Some(TrafficPlanner::Rings),
         rings: rings.map(ring).collect::<Result<_, Invalid>>()?,
         classes: classes.to_vec(),
-        load: Some(reports::load_metric()),
+        load: spec.has_load_metric().then(reports::load_metric),
         ..TrafficPolicy::default()
     })
 }

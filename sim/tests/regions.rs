@@ -183,7 +183,8 @@ fn calls_of_few_callers_succeed_while_planner_widens_their_subsets() {
     let rounds = planned.traffic.unwrap().rounds;
     let growth = |shift: &String| shift.contains("callers use 40 instead of 20 of the 64 endpoints of r1");
     let grown = rounds.iter().find(|round| round.shifts.iter().any(growth)).unwrap();
-    assert!((doubled..=doubled + 10.0).contains(&grown.at), "{grown:?}");
+    // Servers average their utilisation over ten seconds, and three reports have to be uneven.
+    assert!((doubled..=doubled + 15.0).contains(&grown.at), "{grown:?}");
     assert!(rounds.last().unwrap().all_local > 0.95, "calls come home up to 7 % below the threshold");
     let mut alone = few;
     alone.traffic.as_mut().unwrap().planner = PlannerKind::None;

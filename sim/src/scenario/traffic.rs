@@ -149,6 +149,11 @@ impl Traffic {
         router_rings(&self.rings)
     }
 
+    /// Whether the load in reports is a metric that servers declare: reports of CPU are always numbers.
+    pub(crate) fn has_load_metric(&self) -> bool {
+        self.faults.iter().any(|fault| fault.are == RegionReportFault::Nan)
+    }
+
     pub(super) fn validate(&self, scenario: &Scenario) -> Result<(), Invalid> {
         let policy = self.policy()?;
         if policy.rings[0].ring != Ring::Region {

@@ -14,7 +14,7 @@ const MILLI: f64 = 1_000.0;
 const FULL_SCALE: u32 = 100;
 const METRIC: &str = "utilisation";
 
-/// The load metric of servers. Unlike CPU, it can be any number.
+/// The load metric of servers. Unlike CPU, it can be any number, or none.
 pub(crate) fn load_metric() -> LoadMetric {
     LoadMetric { name: METRIC.to_owned(), full_scale: FULL_SCALE }
 }
@@ -44,6 +44,7 @@ struct AttemptSums {
 #[derive(Clone, Copy, Debug, Default)]
 struct ServerSums {
     count: u32,
+    cores: f64,
     /// Mean utilisation.
     load: f64,
     /// Received calls per second.
@@ -160,13 +161,13 @@ impl Counters {
     fn servers(&mut self, servers: &mut [Server], registry: &Registry, now: u64) -> Vec<Option<ServerSums>> {
         let elapsed = now - self.began;
         let seconds = elapsed as f64 / 1e9;
-        let mut all = vec![(0.0, ServerSums::default()); self.regions];
+        let mut all = vec![ServerSums::default(); self.regions];
         let known = self.starts.iter().zip(&mut self.utilisations);
         for (id, (server, (start, utilisation))) in servers.iter_mut().zip(known).enumerate() {
             if server.up && registry.serves(id as u32) {
-                let (cores, sums) = &mut all[usize::from(server.region)];
+                let sums = &mut all[usize::from(server.region)];
                 let busy = server.busy(now) - start.0;
-                *cores += server.cores;
+                sums.cores += server.cores;
                 sums.count += 1;
                 sums.load += busy;
                 sums.received += (server.received - start.1) as f64 / seconds;
@@ -174,11 +175,8 @@ impl Counters {
                 sums.by_utilisation[level] += 1;
             }
         }
-        let mean = |(cores, sums): (f64, ServerSums)| ServerSums {
-            load: sums.load / (cores * elapsed as f64),
-            ..sums
-        };
-        all.into_iter().map(|region| (region.0 > 0.0).then(|| mean(region))).collect()
+        let mean = |sums: ServerSums| ServerSums { load: sums.load / (sums.cores * elapsed as f64), ..sums };
+        all.into_iter().map(|sums| (sums.cores > 0.0).then(|| mean(sums))).collect()
     }
 
     /// Attempts of a source by destination, one row per class.
@@ -266,6 +264,9 @@ impl ServerSums {
         let sum = self.load * f64::from(self.count) * f64::from(FULL_SCALE);
         ServerRates {
             servers: self.count,
+            measured: self.count,
+            cpu_millicores: (self.load * self.cores * MILLI) as u64,
+            limit_millicores: (self.cores * MILLI) as u64,
             counting: self.count,
             received: (self.received * MILLI) as u64,
             by_utilisation: self.by_utilisation,

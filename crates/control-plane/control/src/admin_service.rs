@@ -102,7 +102,7 @@ impl AdminService {
     fn plan(&self, desired: Vec<DesiredRecord>, author: &Author) -> Result<PlannedWrite, WriteError> {
         let written = || desired.iter().map(|one| (&one.key, one.value.as_ref()));
         route_quota_check::check(&self.node, written()).map_err(WriteError::Invalid)?;
-        service_identity_check::check(&self.node, written()).map_err(WriteError::Invalid)?;
+        service_identity_check::check(&self.access, written()).map_err(WriteError::Invalid)?;
         planned_write::plan(&self.node, desired, author)
     }
 

@@ -70,7 +70,7 @@ impl ServedRib for ControlRib {
         let checked: Vec<_> = checked.collect();
         let written = || checked.iter().map(|(key, value)| (key, *value));
         route_quota_check::check(&self.node, written()).map_err(WriteError::Invalid)?;
-        service_identity_check::check(&self.node, written()).map_err(WriteError::Invalid)?;
+        service_identity_check::check(&self.access, written()).map_err(WriteError::Invalid)?;
         self.store.write(batch).await.map_err(write_error)
     }
 

@@ -104,7 +104,7 @@ impl Control {
         let told = config.trust_domain.told(is_new, recorded.as_ref().map(|bundle| &bundle.domain));
         let issuer = CertificateIssuer::open(&config, told.as_ref(), recorded.as_ref())?.map(Arc::new);
         if issuer.is_some() {
-            indices.access.require();
+            indices.access.require(told);
         }
         let listeners = Listeners::default();
         let calls = listeners.acceptor(&listener_table::CONTROL_GRPC, Limits::calls());

@@ -38,7 +38,7 @@ impl Grants {
         let node = Node::replica();
         let access = AccessControl::new(node.clone());
         // Only a mesh with a trust domain issues identities, and its records may not have arrived yet.
-        access.require();
+        access.require(None);
         let (told, has_default) = watch::channel(false);
         let records = GrantRecords { node, access: access.clone(), has_default: told };
         let config = FollowerConfig {

@@ -12,7 +12,7 @@ pub mod request_needs;
 use std::{
     fmt,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc, Mutex, OnceLock, PoisonError,
         atomic::{AtomicBool, Ordering::Relaxed},
     },
     time::Duration,
@@ -96,6 +96,8 @@ struct Shared {
     /// Whether grants are required, because the mesh has a trust domain. Set even if the domain's record is not known
     /// yet.
     is_required: AtomicBool,
+    /// The trust domain that this process serves. It may not be recorded yet.
+    own_domain: OnceLock<TrustDomain>,
     cached: Mutex<Option<(u64, Arc<Rules>)>>,
 }
 
@@ -105,7 +107,7 @@ struct Rules {
     is_strict: bool,
     bindings: Vec<RoleBinding>,
     default: DefaultAuthorization,
-    /// The trust domain, if it is recorded.
+    /// The trust domain, if it is known.
     domain: Option<TrustDomain>,
 }
 
@@ -147,7 +149,8 @@ impl AccessControl {
     /// [`changed`](Self::changed).
     pub fn new(node: Node) -> Self {
         let (changes, is_required) = (watch::Sender::new(0), AtomicBool::new(false));
-        let shared = Shared { node, changes, is_required, cached: Mutex::default() };
+        let own_domain = OnceLock::new();
+        let shared = Shared { node, changes, is_required, own_domain, cached: Mutex::default() };
         Self { shared: Arc::new(shared) }
     }
 
@@ -158,10 +161,19 @@ impl AccessControl {
         })
     }
 
-    /// Requires grants from now on, even if the trust domain is not recorded yet.
-    pub fn require(&self) {
+    /// Requires grants from now on, even if the trust domain is not recorded yet. `own` is the domain that this process
+    /// serves, if it serves one.
+    pub fn require(&self, own: Option<TrustDomain>) {
+        if let Some(own) = own {
+            self.shared.own_domain.get_or_init(|| own);
+        }
         self.shared.is_required.store(true, Relaxed);
         self.changed();
+    }
+
+    /// The trust domain of the mesh, as recorded or as this process serves it.
+    pub fn trust_domain(&self) -> Option<TrustDomain> {
+        self.rules().domain.clone()
     }
 
     /// Reports that records on which decisions [depend](Self::concerns) have changed.
@@ -359,7 +371,7 @@ impl AccessControl {
         };
         let domain = match self.record(&RecordKey::TrustBundle) {
             Some(Record::TrustBundle(bundle)) => Some(bundle.domain),
-            _ => None,
+            _ => self.shared.own_domain.get().cloned(),
         };
         Rules {
             domain,

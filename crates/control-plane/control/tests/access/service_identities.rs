@@ -30,8 +30,10 @@ async fn service_cannot_name_id_of_own_trust_domain() {
         let write = operator.rib().write(v1::WriteRequest { ops: ops.clone() }).await.map(drop);
         let dry = v1::ApplyRequest { ops: ops.clone(), dry_run: true, ..Default::default() };
         let dry = operator.admin().apply(dry).await.map(drop);
-        for result in [apply(&operator, ops).await, write, dry] {
-            let refused = result.expect_err(id);
+        for (way, result) in
+            ["apply", "write", "dry run"].into_iter().zip([apply(&operator, ops).await, write, dry])
+        {
+            let refused = result.expect_err(way);
             assert_eq!(refused.code(), Code::InvalidArgument, "{refused}");
             assert!(refused.message().contains("own trust domain"), "{refused}");
         }
