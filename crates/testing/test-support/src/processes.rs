@@ -14,7 +14,7 @@ use tokio::{
     time::timeout,
 };
 
-use crate::PATIENCE;
+use crate::{PATIENCE, eventually_blocking};
 
 /// Command of a process.
 #[derive(Clone, Debug)]
@@ -56,9 +56,12 @@ impl Process {
         self.child.kill().await.unwrap();
     }
 
-    /// Sends a signal to the process.
+    /// Sends a signal to the process. After `STOP`, waits until all its threads have stopped: until then they go on working.
     pub fn signal(&self, signal: Signal) {
         kill_process(self.pid(), signal).unwrap();
+        if signal == Signal::STOP {
+            eventually_blocking("the process has stopped", || has_stopped(self.pid()));
+        }
     }
 
     /// Process id while it runs.
@@ -206,4 +209,13 @@ pub fn tool(name: &str) -> Option<PathBuf> {
     let path = env::var_os("PATH").unwrap_or_default();
     let folders = ours.into_iter().chain(env::split_paths(&path));
     folders.map(|folder| folder.join(name)).find(|file| file.is_file())
+}
+
+/// Whether all threads of a process have stopped (proc_pid_stat(5), field 3).
+fn has_stopped(process: Pid) -> bool {
+    let threads = fs::read_dir(format!("/proc/{}/task", process.as_raw_nonzero())).unwrap();
+    threads.flatten().all(|thread| {
+        let stat = fs::read_to_string(thread.path().join("stat")).unwrap_or_default();
+        stat.rsplit_once(") ").is_none_or(|(_, state)| state.starts_with('T'))
+    })
 }
