@@ -45,10 +45,13 @@ impl ServicePlanner {
             facts.traffic.load_rings().first().map_or(1.0, |ring| f64::from(ring.load.millionths()) / 1e6);
         let own = facts.own_subset();
         for (at, region) in self.regions.iter().enumerate() {
-            let load =
-                self.known.get(region).and_then(|known| known.servers).map_or(0.0, |servers| servers.load);
             let (part, is_uneven) = (self.state.reached(at), self.state.doubt(at) == Some(Doubt::Unreached));
             let wider = self.subsets.get(region).copied();
+            if wider.is_none() && !is_uneven {
+                continue;
+            }
+            let load =
+                self.known.get(region).and_then(|known| known.servers).map_or(0.0, |servers| servers.load);
             let wider = wider.filter(|wider| own.is_some_and(|own| own < wider.endpoints));
             let wider =
                 wider.map(|wider| wider.noting_need(load, threshold, now_ms).noting_part(part, now_ms));
