@@ -14,7 +14,11 @@ use axum::{
     response::{IntoResponse, Response},
     routing::get,
 };
-use fairmesh_calls::{ServiceName, discovery::ServiceState, forwarding::service_state};
+use fairmesh_calls::{
+    ServiceName,
+    discovery::ServiceState,
+    forwarding::{ExportedService, service_state},
+};
 use fairmesh_edge::{
     observe::recent_requests::{RecentRequests, RequestRecord},
     services::target::Target,
@@ -81,6 +85,9 @@ struct ServiceRow {
     backends: BTreeSet<String>,
     /// Mean time to the response headers.
     mean_ms: Option<f64>,
+    /// Why the kernel sends no requests of the service, while the kernel form is attached to this proxy.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    needs_sidecar: Option<&'static str>,
     #[serde(flatten)]
     status: ServiceStatus,
 }
@@ -163,10 +170,24 @@ fn rows(state: &AdminState) -> Vec<ServiceRow> {
         ServiceRow {
             ejected: ejected + target.handle.ejected_endpoints(),
             backends: backends.iter().map(ToString::to_string).collect(),
+            needs_sidecar: state
+                .metrics
+                .kernel
+                .is_attached()
+                .then(|| needs_sidecar(state, &target))
+                .flatten(),
             ..ServiceRow::of(&name, &target)
         }
     };
     state.services.all().into_iter().map(row).collect()
+}
+
+/// Why the kernel sends no requests of the service, by its records and the proxy's options.
+fn needs_sidecar(state: &AdminState, target: &Target) -> Option<&'static str> {
+    match state.observer.adds_headers() {
+        true => Some("the proxy sends the context of its spans to servers"),
+        false => ExportedService::of(&target.handle).err(),
+    }
 }
 
 async fn config(extract::State(state): extract::State<AdminState>, form: PageFormat) -> Response {
@@ -264,6 +285,7 @@ impl ServiceRow {
             ejected: 0,
             backends: BTreeSet::new(),
             mean_ms: metrics.responses.mean_seconds().map(|seconds| seconds * 1e3),
+            needs_sidecar: None,
             status: ServiceStatus::of(target),
         }
     }
