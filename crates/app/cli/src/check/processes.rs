@@ -220,6 +220,12 @@ pub(super) async fn proxy(args: &CheckArgs, report: &mut Report) {
         let remedy = "it is ready once it has records: check its --agent or --control, and its log";
         report.add("proxy.ready", Level::Error, "the proxy is not ready", remedy);
     }
+    if let Some(problem) = config["routing"]["identityProblem"].as_str() {
+        let message =
+            format!("the proxy has no identity, and its calls to endpoints with mutual TLS fail: {problem}");
+        let remedy = "have its agent issue it: see 'fairmesh identity whoami' and the log of the agent";
+        report.add("proxy.identity", Level::Warning, message, remedy);
+    }
     let services = config["services"].as_array().into_iter().flatten();
     // Several services may share one backend.
     let avoided: BTreeSet<&str> = services

@@ -117,6 +117,9 @@ struct RoutingStatus {
     region: Option<String>,
     /// The identity by which services know this proxy.
     identity: Option<String>,
+    /// Why the proxy has no identity in a mesh with a trust domain.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    identity_problem: Option<String>,
     data_age_seconds: f64,
     /// Highest revision among all services; `None` if no service has records yet.
     revision: Option<u64>,
@@ -215,6 +218,7 @@ fn routing(state: &AdminState, revision: Option<u64>) -> RoutingStatus {
         from: fresh.address.map(|address| address.to_string()),
         region: region.map(|region| region.to_string()),
         identity: state.mesh.identity().map(|id| id.to_string()),
+        identity_problem: state.lacks_identity(),
         data_age_seconds: fresh.age.as_secs_f64(),
         revision,
         problem: fresh.error,
@@ -350,6 +354,9 @@ impl ConfigPage<'_> {
         let _ = writeln!(text, "{:<22} {region}", "region");
         if let Some(identity) = &routing.identity {
             let _ = writeln!(text, "{:<22} {identity}", "identity");
+        }
+        if let Some(problem) = &routing.identity_problem {
+            let _ = writeln!(text, "{:<22} none: {problem}", "identity");
         }
         for key_server in key_servers {
             let _ = writeln!(text, "{:<22} {key_server}", "key server");
