@@ -76,8 +76,8 @@ impl AdminState {
         transport(&self.mesh).lacks_identity()
     }
 
-    /// Describes what the ready proxy cannot do. Without an identity it still serves calls to plaintext endpoints, which a policy
-    /// may permit, so it stays ready, like Envoy without a secret of one of its clusters.
+    /// Describes what the ready proxy cannot do. Without an identity it still serves calls to plaintext endpoints,
+    /// which a policy may permit, so it stays ready, like Envoy without a secret of one of its clusters.
     pub(crate) fn ready_text(&self) -> String {
         match self.lacks_identity() {
             None => "ready".to_owned(),
