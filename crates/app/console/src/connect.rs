@@ -1,6 +1,6 @@
 //! Connects to the control plane.
 
-use std::{env, sync::Arc, time::Duration};
+use std::{env, fs, sync::Arc, time::Duration};
 
 use fairmesh_identity::{IdentityRequest, ProgramIdentity};
 use fairmesh_model::SpiffePath;
@@ -10,7 +10,7 @@ use fairmesh_wire::{
     transport::{Address, Transport},
 };
 
-use crate::{arguments::TargetArgs, failure::Failure, socket_table::unix_listeners};
+use crate::{arguments::TargetArgs, failure::Failure, socket_table::{pids, unix_listeners}};
 
 /// Name of this program in handshakes.
 pub const SOFTWARE: &str = concat!("fairmesh command line ", env!("CARGO_PKG_VERSION"));
@@ -27,14 +27,46 @@ const MAX_NAMED: usize = 3;
 const IDENTITY_WAIT: Duration = Duration::from_secs(2);
 
 /// Hint on how to give another address than `tried`: the sockets of control planes on this machine, whatever their
-/// data directories, if there are any.
+/// data directories, if there are any, else the control planes that its agent follows.
 pub fn address_hint(tried: &Address) -> String {
-    match &others(environment::CONTROL_SOCKET, tried)[..] {
-        [] => "give another address with --control ADDRESS or FAIRMESH_CONTROL".to_owned(),
-        found => {
-            format!("give {}, where a control plane of this machine listens", options("--control", found))
-        }
+    let found = others(environment::CONTROL_SOCKET, tried);
+    if !found.is_empty() {
+        return format!("give {}, where a control plane of this machine listens", options("--control", &found));
     }
+    let agent = agent();
+    let mut followed = followed_by_agent(&agent);
+    followed.retain(|address| address != tried);
+    if !followed.is_empty() {
+        return format!("give {}, which the agent of this machine follows", options("--control", &followed));
+    }
+    let mut hint = "give another address with --control ADDRESS or FAIRMESH_CONTROL".to_owned();
+    if matches!(&agent, Address::Unix(socket) if socket.exists()) {
+        hint += ", such as that of the control plane which the agent of this machine follows";
+    }
+    hint
+}
+
+/// The control planes of the agent that listens at this address, if its command line says them.
+fn followed_by_agent(agent: &Address) -> Vec<Address> {
+    let command_lines = pids().filter_map(|pid| fs::read_to_string(format!("/proc/{pid}/cmdline")).ok());
+    let mut followed = command_lines.filter_map(|line| followed(&line, agent));
+    followed.next().unwrap_or_default()
+}
+
+/// The control planes in the command line of an agent, whose words end in zeros. `None` for another program, or an agent at
+/// another address.
+fn followed(command_line: &str, agent: &Address) -> Option<Vec<Address>> {
+    let words: Vec<_> = command_line.split_terminator('\0').collect();
+    let [program, "agent", options @ ..] = &words[..] else { return None };
+    let value = |name: &str| {
+        options.iter().enumerate().find_map(|(at, word)| match word.strip_prefix(name)? {
+            "" => options.get(at + 1).copied(),
+            value => value.strip_prefix('='),
+        })
+    };
+    let listens = value("--listen").map_or_else(|| Some(environment::agent()), |address| address.parse().ok());
+    let addresses = value("--control")?.split(',').filter_map(|address| address.trim().parse().ok());
+    (program.ends_with("fairmesh") && listens.as_ref() == Some(agent)).then(|| addresses.collect())
 }
 
 /// Hint on how to name another agent than `tried`: the sockets of agents on this machine, if there are any.
@@ -241,5 +273,25 @@ pub fn unreachable(address: &Address, error: &ConnectError) -> Failure {
         ConnectError::Version { .. } | ConnectError::InvalidHello { .. } | ConnectError::Token { .. } => {
             Failure::failed(error)
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn control_planes_of_agent_are_read_from_its_command_line() {
+        let agent: Address = "unix:/run/a.sock".parse().unwrap();
+        let of = |line: &str| {
+            let followed = followed(&line.replace(' ', "\0"), &agent)?;
+            Some(followed.iter().map(ToString::to_string).collect::<Vec<_>>())
+        };
+        let addresses = Some(vec!["10.0.0.1:7400".to_owned(), "unix:/c.sock".to_owned()]);
+        assert_eq!(of("/bin/fairmesh agent --listen unix:/run/a.sock --control 10.0.0.1:7400,unix:/c.sock "), addresses);
+        assert_eq!(of("fairmesh agent --control=10.0.0.1:7400,unix:/c.sock --listen=unix:/run/a.sock "), addresses);
+        assert_eq!(of("fairmesh agent --listen unix:/run/a.sock "), None, "it uses the default");
+        assert_eq!(of("fairmesh agent --listen unix:/b.sock --control 10.0.0.1:7400 "), None);
+        assert_eq!(of("fairmesh proxy --listen unix:/run/a.sock --control 10.0.0.1:7400 "), None);
     }
 }
