@@ -112,7 +112,7 @@ pub async fn run(mut args: DevArgs) -> Result<ExitCode, Failure> {
     };
     let ready = async {
         let deadline = started + START_TIMEOUT;
-        let target = TargetArgs::without_token(Some(args.control.clone()));
+        let target = TargetArgs::without_token(vec![args.control.clone()]);
         if let Some(config) = &mut config {
             config.apply(&attempt(deadline, || connect(&target)).await?).await?;
         }

@@ -10,7 +10,12 @@ use fairmesh_wire::{
     transport::{Address, Transport},
 };
 
-use crate::{arguments::TargetArgs, failure::Failure, socket_table::{pids, unix_listeners}};
+use crate::{
+    arguments::TargetArgs,
+    failure::Failure,
+    output,
+    socket_table::{pids, unix_listeners},
+};
 
 /// Name of this program in handshakes.
 pub const SOFTWARE: &str = concat!("fairmesh command line ", env!("CARGO_PKG_VERSION"));
@@ -31,7 +36,10 @@ const IDENTITY_WAIT: Duration = Duration::from_secs(2);
 pub fn address_hint(tried: &Address) -> String {
     let found = others(environment::CONTROL_SOCKET, tried);
     if !found.is_empty() {
-        return format!("give {}, where a control plane of this machine listens", options("--control", &found));
+        return format!(
+            "give {}, where a control plane of this machine listens",
+            options("--control", &found)
+        );
     }
     let agent = agent();
     let mut followed = followed_by_agent(&agent);
@@ -64,7 +72,8 @@ fn followed(command_line: &str, agent: &Address) -> Option<Vec<Address>> {
             value => value.strip_prefix('='),
         })
     };
-    let listens = value("--listen").map_or_else(|| Some(environment::agent()), |address| address.parse().ok());
+    let listens =
+        value("--listen").map_or_else(|| Some(environment::agent()), |address| address.parse().ok());
     let addresses = value("--control")?.split(',').filter_map(|address| address.trim().parse().ok());
     (program.ends_with("fairmesh") && listens.as_ref() == Some(agent)).then(|| addresses.collect())
 }
@@ -153,12 +162,11 @@ pub fn agent() -> Address {
     given.unwrap_or_else(environment::agent)
 }
 
-/// Transport of a command to the given control plane, with the token of its user if there is one.
-pub async fn transport_of_user(target: &TargetArgs) -> Result<Transport, Failure> {
-    let address = target.address();
-    let transport = match (target.one_way_tls()?, &address) {
+/// Transport of a command to a control plane, with the token of its user if there is one.
+async fn transport_of_user(target: &TargetArgs, address: &Address) -> Result<Transport, Failure> {
+    let transport = match (target.one_way_tls()?, address) {
         (Some(one_way), Address::Tcp(_)) => Transport::tls(Arc::new(one_way)),
-        _ => transport_to(&address).await,
+        _ => transport_to(address).await,
     };
     Ok(match target.token()? {
         Some(token) => transport.with_token(token),
@@ -166,12 +174,37 @@ pub async fn transport_of_user(target: &TargetArgs) -> Result<Transport, Failure
     })
 }
 
-/// Connects to the given control plane.
+/// The last attempt to connect to a control plane.
+#[derive(Debug)]
+pub struct Attempt {
+    /// The control plane.
+    pub address: Address,
+    /// The transport to it.
+    transport: Transport,
+    /// The outcome.
+    pub connected: Result<Connection, ConnectError>,
+}
+
+/// Connects to the first of the given control planes that responds, and tells which of them do not. Returns the last attempt.
+pub async fn first_connected(target: &TargetArgs) -> Result<Attempt, Failure> {
+    let mut addresses = target.addresses().into_iter().peekable();
+    loop {
+        // There is at least one address.
+        let address = addresses.next().unwrap_or_else(environment::control);
+        let transport = transport_of_user(target, &address).await?;
+        let connected = handshake::connect(&transport, &address, SOFTWARE).await;
+        match (&connected, addresses.peek()) {
+            (Err(error), Some(next)) => output::note(format!("{}; trying {next}", error.with_causes())),
+            _ => return Ok(Attempt { address, transport, connected }),
+        }
+    }
+}
+
+/// Connects to the first of the given control planes that responds.
 pub async fn connect(target: &TargetArgs) -> Result<Connection, Failure> {
-    let address = target.address();
-    let transport = transport_of_user(target).await?;
+    let Attempt { address, transport, connected } = first_connected(target).await?;
     let has_token = target.token()?.is_some();
-    let connection = handshake::connect(&transport, &address, SOFTWARE).await.map_err(|error| {
+    let connection = connected.map_err(|error| {
         let is_plaintext = matches!(address, Address::Tcp(_)) && !transport.secures_mesh();
         let no_roots = || error.ended_by_peer().filter(|_| has_token && is_plaintext);
         let unreachable = || match (no_roots(), error.ended_by_peer()) {
@@ -288,8 +321,14 @@ mod tests {
             Some(followed.iter().map(ToString::to_string).collect::<Vec<_>>())
         };
         let addresses = Some(vec!["10.0.0.1:7400".to_owned(), "unix:/c.sock".to_owned()]);
-        assert_eq!(of("/bin/fairmesh agent --listen unix:/run/a.sock --control 10.0.0.1:7400,unix:/c.sock "), addresses);
-        assert_eq!(of("fairmesh agent --control=10.0.0.1:7400,unix:/c.sock --listen=unix:/run/a.sock "), addresses);
+        assert_eq!(
+            of("/bin/fairmesh agent --listen unix:/run/a.sock --control 10.0.0.1:7400,unix:/c.sock "),
+            addresses
+        );
+        assert_eq!(
+            of("fairmesh agent --control=10.0.0.1:7400,unix:/c.sock --listen=unix:/run/a.sock "),
+            addresses
+        );
         assert_eq!(of("fairmesh agent --listen unix:/run/a.sock "), None, "it uses the default");
         assert_eq!(of("fairmesh agent --listen unix:/b.sock --control 10.0.0.1:7400 "), None);
         assert_eq!(of("fairmesh proxy --listen unix:/run/a.sock --control 10.0.0.1:7400 "), None);

@@ -7,7 +7,7 @@ use std::{
 };
 
 use fairmesh_console::{
-    connect::{SOFTWARE, address_hint, agent_hint, transport, transport_of_user},
+    connect::{Attempt, SOFTWARE, address_hint, agent_hint, first_connected, transport},
     failure::Failure,
     process_stat::ProcessStat,
     view_reader::age_of,
@@ -36,8 +36,7 @@ const MAX_DATA_AGE: Duration = Duration::from_secs(10);
 
 /// Checks the control plane, and returns the connection to it.
 pub(super) async fn control(args: &CheckArgs, report: &mut Report) -> Result<Option<Connection>, Failure> {
-    let address = &args.target.address();
-    let connected = handshake::connect(&transport_of_user(&args.target).await?, address, SOFTWARE).await;
+    let Attempt { address, connected, .. } = first_connected(&args.target).await?;
     let connection = match connected {
         Ok(connection) => {
             report.ok(
@@ -48,7 +47,8 @@ pub(super) async fn control(args: &CheckArgs, report: &mut Report) -> Result<Opt
             Some(connection)
         }
         Err(error) => {
-            unreachable(("control", "control.foreign"), "the control plane", (address, &error), report).await;
+            unreachable(("control", "control.foreign"), "the control plane", (&address, &error), report)
+                .await;
             None
         }
     };
