@@ -171,7 +171,7 @@ fn control_config(args: &DevArgs, data: &DataFolder) -> ControlConfig {
         // All parts are one process of one user, on loopback.
         trust_domain: TrustDomainChoice::Stored,
         grpc: vec![args.control.clone()],
-        http: args.control_admin,
+        http: Some(args.control_admin),
         traces: None,
         http_names: Vec::new(),
         sources: Vec::new(),

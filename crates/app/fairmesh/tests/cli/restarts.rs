@@ -152,6 +152,19 @@ fn agent_starts_without_control_plane_and_ends_on_signal() {
     assert_eq!(agent.child.wait().unwrap().code(), Some(0));
 }
 
+#[test]
+fn control_plane_without_admin_pages_serves_records() {
+    let mesh = Mesh::empty();
+    let log = mesh.path("control.log");
+    let mut control = Command::new(env!("CARGO_BIN_EXE_fairmesh"));
+    control.args(["control", "--admin", "none", "--trust-domain", "none", "--grpc", &mesh.address()]);
+    control.arg("--data-dir").arg(mesh.path("data")).env_clear().stderr(fs::File::create(&log).unwrap());
+    let _control = Killed(control.spawn().unwrap());
+    wait_until("it serves records", || mesh.run(&["get", "services", "--json"]).code == Some(0));
+    let log = fs::read_to_string(&log).unwrap();
+    assert!(log.contains("serving gRPC") && !log.contains("serving HTTP"), "{log}");
+}
+
 /// Starts an agent of these control planes that logs to the file.
 fn logging_agent(mesh: &Mesh, control_planes: &str, log: &Path) -> Killed {
     let socket = format!("unix:{}", mesh.path("agent.sock").display());
