@@ -16,7 +16,7 @@ pub(super) async fn root(dir: &Path, etcd: Option<EtcdAddress>) -> Result<(), Bo
         trust_domain: Default::default(),
         data_dir: dir.join("control"),
         grpc: vec![anywhere()],
-        http: (Ipv4Addr::LOCALHOST, 0).into(),
+        http: Some((Ipv4Addr::LOCALHOST, 0).into()),
         traces: None,
         http_names: Vec::new(),
         sources: Vec::new(),

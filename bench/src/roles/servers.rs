@@ -41,7 +41,7 @@ pub(super) async fn mesh(dir: &Path, agent: Address) -> Result<(), BoxError> {
         etcd: None,
         oidc: None,
         grpc: vec![Address::Tcp(grpc.to_string())],
-        http: free_port()?,
+        http: Some(free_port()?),
         traces: None,
         http_names: Vec::new(),
         sources: Vec::new(),

@@ -38,7 +38,7 @@ impl Machine {
             etcd: None,
             oidc: None,
             grpc: vec!["127.0.0.1:0".parse().unwrap()],
-            http: "127.0.0.1:0".parse().unwrap(),
+            http: Some("127.0.0.1:0".parse().unwrap()),
             traces: None,
             http_names: Vec::new(),
             sources: Vec::new(),

@@ -200,9 +200,10 @@ async fn stored(args: &CalibrateArgs) -> Result<At<Hosts>, Failure> {
         Ok(connection) => Ok(View::topology(&connection).await?.hosts),
         Err(failure) if args.apply => Err(failure),
         Err(_) => {
+            let addresses: Vec<_> = args.target.addresses().iter().map(ToString::to_string).collect();
             output::warn(format!(
                 "no control plane responds at {}, so that this record has no other host types; applying it removes them",
-                args.target.address()
+                addresses.join(", ")
             ));
             Ok(At::default())
         }

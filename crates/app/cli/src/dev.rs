@@ -112,7 +112,7 @@ pub async fn run(mut args: DevArgs) -> Result<ExitCode, Failure> {
     };
     let ready = async {
         let deadline = started + START_TIMEOUT;
-        let target = TargetArgs::without_token(Some(args.control.clone()));
+        let target = TargetArgs::without_token(vec![args.control.clone()]);
         if let Some(config) = &mut config {
             config.apply(&attempt(deadline, || connect(&target)).await?).await?;
         }
@@ -171,7 +171,7 @@ fn control_config(args: &DevArgs, data: &DataFolder) -> ControlConfig {
         // All parts are one process of one user, on loopback.
         trust_domain: TrustDomainChoice::Stored,
         grpc: vec![args.control.clone()],
-        http: args.control_admin,
+        http: Some(args.control_admin),
         traces: None,
         http_names: Vec::new(),
         sources: Vec::new(),

@@ -11,6 +11,7 @@ use fairmesh_console::{
 };
 use fairmesh_processes::{proxy::admin_page, rib};
 use fairmesh_wire::{
+    environment,
     handshake::{self, PROTOCOL},
     transport::Address,
 };
@@ -69,8 +70,17 @@ pub async fn run(args: VersionArgs) -> Result<ExitCode, Failure> {
 
 async fn processes(args: &VersionArgs) -> Vec<ProcessVersion> {
     let mut found = Vec::new();
-    let control = &args.target.address();
-    match reach(control, transport_to(control).await).await {
+    let mut addresses = args.target.addresses().into_iter();
+    // There is at least one address.
+    let mut control = addresses.next().unwrap_or_else(environment::control);
+    let mut reached = reach(&control, transport_to(&control).await).await;
+    for next in addresses {
+        if reached.is_none() {
+            reached = reach(&next, transport_to(&next).await).await;
+            control = next;
+        }
+    }
+    match reached {
         Some(connection) => {
             found.push(named("control plane", control.to_string(), &connection.hello.software));
             let followers = timeout(TIMEOUT, rib::followers(connection)).await;

@@ -25,9 +25,10 @@ pub const EXPORTER_HEADERS: [&str; 3] =
 /// Address of the control plane.
 #[derive(Clone, Debug, Args)]
 pub struct TargetArgs {
-    /// The control plane: host:port or unix:/path [default: its socket on this machine, else 127.0.0.1:7400].
-    #[arg(long, env = "FAIRMESH_CONTROL", value_name = "ADDRESS")]
-    pub control: Option<Address>,
+    /// The control plane: host:port or unix:/path; several are attempted in order [default: its socket on this machine, else
+    /// 127.0.0.1:7400].
+    #[arg(long, env = "FAIRMESH_CONTROL", value_name = "ADDRESS", value_delimiter = ',')]
+    control: Vec<Address>,
     /// A file with the token of the user, as an identity provider issued it [default: FAIRMESH_TOKEN].
     #[arg(long, value_name = "FILE")]
     token_file: Option<PathBuf>,
@@ -42,14 +43,17 @@ pub struct TargetArgs {
 
 impl TargetArgs {
     /// A target without a token.
-    pub const fn without_token(control: Option<Address>) -> Self {
+    pub const fn without_token(control: Vec<Address>) -> Self {
         Self { control, token_file: None, trust_bundle: None, takes_environment: false }
     }
 
-    /// Address of the control plane. Determined at each call, because a control plane that starts meanwhile creates its
-    /// socket.
-    pub fn address(&self) -> Address {
-        self.control.clone().unwrap_or_else(environment::control)
+    /// Addresses of control planes, at least one. Determined at each call, because a control plane that starts meanwhile
+    /// creates its socket.
+    pub fn addresses(&self) -> Vec<Address> {
+        match &self.control[..] {
+            [] => vec![environment::control()],
+            given => given.to_vec(),
+        }
     }
 
     /// Verification of the control plane by its roots, on a machine without an agent.

@@ -1,6 +1,6 @@
 //! Connects to the control plane.
 
-use std::{env, sync::Arc, time::Duration};
+use std::{env, fs, sync::Arc, time::Duration};
 
 use fairmesh_identity::{IdentityRequest, ProgramIdentity};
 use fairmesh_model::SpiffePath;
@@ -10,7 +10,12 @@ use fairmesh_wire::{
     transport::{Address, Transport},
 };
 
-use crate::{arguments::TargetArgs, failure::Failure, socket_table::unix_listeners};
+use crate::{
+    arguments::TargetArgs,
+    failure::Failure,
+    output,
+    socket_table::{pids, unix_listeners},
+};
 
 /// Name of this program in handshakes.
 pub const SOFTWARE: &str = concat!("fairmesh command line ", env!("CARGO_PKG_VERSION"));
@@ -27,14 +32,50 @@ const MAX_NAMED: usize = 3;
 const IDENTITY_WAIT: Duration = Duration::from_secs(2);
 
 /// Hint on how to give another address than `tried`: the sockets of control planes on this machine, whatever their
-/// data directories, if there are any.
+/// data directories, if there are any, else the control planes that its agent follows.
 pub fn address_hint(tried: &Address) -> String {
-    match &others(environment::CONTROL_SOCKET, tried)[..] {
-        [] => "give another address with --control ADDRESS or FAIRMESH_CONTROL".to_owned(),
-        found => {
-            format!("give {}, where a control plane of this machine listens", options("--control", found))
-        }
+    let found = others(environment::CONTROL_SOCKET, tried);
+    if !found.is_empty() {
+        return format!(
+            "give {}, where a control plane of this machine listens",
+            options("--control", &found)
+        );
     }
+    let agent = agent();
+    let mut followed = followed_by_agent(&agent);
+    followed.retain(|address| address != tried);
+    if !followed.is_empty() {
+        return format!("give {}, which the agent of this machine follows", options("--control", &followed));
+    }
+    let mut hint = "give another address with --control ADDRESS or FAIRMESH_CONTROL".to_owned();
+    if matches!(&agent, Address::Unix(socket) if socket.exists()) {
+        hint += ", such as that of the control plane which the agent of this machine follows";
+    }
+    hint
+}
+
+/// The control planes of the agent that listens at this address, if its command line says them.
+fn followed_by_agent(agent: &Address) -> Vec<Address> {
+    let command_lines = pids().filter_map(|pid| fs::read_to_string(format!("/proc/{pid}/cmdline")).ok());
+    let mut followed = command_lines.filter_map(|line| followed(&line, agent));
+    followed.next().unwrap_or_default()
+}
+
+/// The control planes in the command line of an agent, whose words end in zeros. `None` for another program, or an agent at
+/// another address.
+fn followed(command_line: &str, agent: &Address) -> Option<Vec<Address>> {
+    let words: Vec<_> = command_line.split_terminator('\0').collect();
+    let [program, "agent", options @ ..] = &words[..] else { return None };
+    let value = |name: &str| {
+        options.iter().enumerate().find_map(|(at, word)| match word.strip_prefix(name)? {
+            "" => options.get(at + 1).copied(),
+            value => value.strip_prefix('='),
+        })
+    };
+    let listens =
+        value("--listen").map_or_else(|| Some(environment::agent()), |address| address.parse().ok());
+    let addresses = value("--control")?.split(',').filter_map(|address| address.trim().parse().ok());
+    (program.ends_with("fairmesh") && listens.as_ref() == Some(agent)).then(|| addresses.collect())
 }
 
 /// Hint on how to name another agent than `tried`: the sockets of agents on this machine, if there are any.
@@ -121,12 +162,11 @@ pub fn agent() -> Address {
     given.unwrap_or_else(environment::agent)
 }
 
-/// Transport of a command to the given control plane, with the token of its user if there is one.
-pub async fn transport_of_user(target: &TargetArgs) -> Result<Transport, Failure> {
-    let address = target.address();
-    let transport = match (target.one_way_tls()?, &address) {
+/// Transport of a command to a control plane, with the token of its user if there is one.
+async fn transport_of_user(target: &TargetArgs, address: &Address) -> Result<Transport, Failure> {
+    let transport = match (target.one_way_tls()?, address) {
         (Some(one_way), Address::Tcp(_)) => Transport::tls(Arc::new(one_way)),
-        _ => transport_to(&address).await,
+        _ => transport_to(address).await,
     };
     Ok(match target.token()? {
         Some(token) => transport.with_token(token),
@@ -134,12 +174,37 @@ pub async fn transport_of_user(target: &TargetArgs) -> Result<Transport, Failure
     })
 }
 
-/// Connects to the given control plane.
+/// The last attempt to connect to a control plane.
+#[derive(Debug)]
+pub struct Attempt {
+    /// The control plane.
+    pub address: Address,
+    /// The transport to it.
+    transport: Transport,
+    /// The outcome.
+    pub connected: Result<Connection, ConnectError>,
+}
+
+/// Connects to the first of the given control planes that responds, and tells which of them do not. Returns the last attempt.
+pub async fn first_connected(target: &TargetArgs) -> Result<Attempt, Failure> {
+    let mut addresses = target.addresses().into_iter().peekable();
+    loop {
+        // There is at least one address.
+        let address = addresses.next().unwrap_or_else(environment::control);
+        let transport = transport_of_user(target, &address).await?;
+        let connected = handshake::connect(&transport, &address, SOFTWARE).await;
+        match (&connected, addresses.peek()) {
+            (Err(error), Some(next)) => output::note(format!("{}; trying {next}", error.with_causes())),
+            _ => return Ok(Attempt { address, transport, connected }),
+        }
+    }
+}
+
+/// Connects to the first of the given control planes that responds.
 pub async fn connect(target: &TargetArgs) -> Result<Connection, Failure> {
-    let address = target.address();
-    let transport = transport_of_user(target).await?;
+    let Attempt { address, transport, connected } = first_connected(target).await?;
     let has_token = target.token()?.is_some();
-    let connection = handshake::connect(&transport, &address, SOFTWARE).await.map_err(|error| {
+    let connection = connected.map_err(|error| {
         let is_plaintext = matches!(address, Address::Tcp(_)) && !transport.secures_mesh();
         let no_roots = || error.ended_by_peer().filter(|_| has_token && is_plaintext);
         let unreachable = || match (no_roots(), error.ended_by_peer()) {
@@ -241,5 +306,31 @@ pub fn unreachable(address: &Address, error: &ConnectError) -> Failure {
         ConnectError::Version { .. } | ConnectError::InvalidHello { .. } | ConnectError::Token { .. } => {
             Failure::failed(error)
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn control_planes_of_agent_are_read_from_its_command_line() {
+        let agent: Address = "unix:/run/a.sock".parse().unwrap();
+        let of = |line: &str| {
+            let followed = followed(&line.replace(' ', "\0"), &agent)?;
+            Some(followed.iter().map(ToString::to_string).collect::<Vec<_>>())
+        };
+        let addresses = Some(vec!["10.0.0.1:7400".to_owned(), "unix:/c.sock".to_owned()]);
+        assert_eq!(
+            of("/bin/fairmesh agent --listen unix:/run/a.sock --control 10.0.0.1:7400,unix:/c.sock "),
+            addresses
+        );
+        assert_eq!(
+            of("fairmesh agent --control=10.0.0.1:7400,unix:/c.sock --listen=unix:/run/a.sock "),
+            addresses
+        );
+        assert_eq!(of("fairmesh agent --listen unix:/run/a.sock "), None, "it uses the default");
+        assert_eq!(of("fairmesh agent --listen unix:/b.sock --control 10.0.0.1:7400 "), None);
+        assert_eq!(of("fairmesh proxy --listen unix:/run/a.sock --control 10.0.0.1:7400 "), None);
     }
 }

@@ -24,7 +24,7 @@ use fairmesh_model::{
 use fairmesh_registry::{FileSource, manifest};
 use fairmesh_wire::transport::Address;
 
-use crate::logging::Logging;
+use crate::{daemon_args::AdminAddress, logging::Logging};
 
 /// Arguments of `fairmesh control`.
 #[derive(Debug, Args)]
@@ -54,9 +54,9 @@ struct ServeArgs {
     /// Address for agents and this command line: host:port or unix:/path; may be repeated.
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:7400")]
     grpc: Vec<Address>,
-    /// Address of the registry's HTTP API, /metrics, /healthz and /readyz.
+    /// Address of the registry's HTTP API, the web page, /metrics, /healthz and /readyz, or 'none'.
     #[arg(long, alias = "http", value_name = "ADDRESS", default_value = "127.0.0.1:7401")]
-    admin: SocketAddr,
+    admin: AdminAddress,
     /// Take spans of proxies and programs at this address, by OTLP over HTTP, and keep the slowest and the failed of the last hour for
     /// 'fairmesh trace'. In a mesh with a trust domain, senders prove over TLS for which services they send.
     #[arg(long, value_name = "ADDRESS")]
@@ -240,7 +240,7 @@ async fn serve(args: ServeArgs) -> Result<ExitCode, Failure> {
         etcd: args.etcd.config()?,
         oidc: args.oidc.config(),
         grpc: args.grpc,
-        http: args.admin,
+        http: args.admin.0,
         traces: args.traces,
         http_names: args.admin_names,
         sources: args.sources,

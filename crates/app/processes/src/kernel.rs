@@ -55,7 +55,7 @@ pub async fn run(command: KernelCommand) -> Result<ExitCode, Failure> {
         KernelCommand::Attach(args) => attach::attach(args).await,
         KernelCommand::Detach(args) => attach::detach(args),
         KernelCommand::Run(args) => enter(args),
-        KernelCommand::Status(args) => status::status(args),
+        KernelCommand::Status(args) => status::status(args).await,
         KernelCommand::Probe(args) => status::probe(args),
     }
 }

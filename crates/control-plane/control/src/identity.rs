@@ -248,7 +248,7 @@ fn is_fresh(begin: Duration, now: Duration) -> bool {
 /// address.
 pub(crate) fn page_hosts(config: &ControlConfig) -> Vec<String> {
     let own = ["localhost", "127.0.0.1", "::1"].map(str::to_owned);
-    let listen = Some(config.http.ip()).filter(|ip| !ip.is_unspecified()).map(|ip| ip.to_string());
+    let listen = config.http.map(|http| http.ip()).filter(|ip| !ip.is_unspecified()).map(|ip| ip.to_string());
     let mut hosts = config.http_names.clone();
     for host in host_name().into_iter().chain(own).chain(listen) {
         if !hosts.contains(&host) {

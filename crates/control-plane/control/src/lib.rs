@@ -99,8 +99,8 @@ pub struct ControlConfig {
     pub trust_domain: TrustDomainChoice,
     /// Listening addresses of gRPC: TCP, Unix sockets, or both. At least one.
     pub grpc: Vec<Address>,
-    /// Listening address of HTTP.
-    pub http: SocketAddr,
+    /// Listening address of HTTP; `None` serves no pages.
+    pub http: Option<SocketAddr>,
     /// Address on which the control plane receives spans by OTLP over HTTP. With `None`, it keeps no spans.
     pub traces: Option<SocketAddr>,
     /// Host names under which web clients reach this control plane, in addition to this machine's name.

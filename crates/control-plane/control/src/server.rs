@@ -75,7 +75,7 @@ pub struct Control {
     issuer: Option<Arc<CertificateIssuer>>,
     tokens: UserTokens,
     grpc: Vec<Listener>,
-    http: AdminListener,
+    http: Option<AdminListener>,
     traces: Option<TraceListener>,
     listeners: Listeners,
     config: ControlConfig,
@@ -116,10 +116,13 @@ impl Control {
         for address in &addresses {
             grpc.push(transport.bind(address).await?.with_users().within(calls.clone()));
         }
-        let http = AdminListener::bind(config.http, &listeners, &listener_table::CONTROL_HTTP).await?;
+        let http = match config.http {
+            Some(http) => Some(AdminListener::bind(http, &listeners, &listener_table::CONTROL_HTTP).await?),
+            None => None,
+        };
         let traces = TraceListener::bind(config.traces, &listeners).await?;
         let imbalance = Arc::new(Imbalance::start(&config.data_dir.join(IMBALANCE_FILE)).await);
-        log_addresses(&grpc, &http);
+        log_addresses(&grpc, http.as_ref());
         tracing::info!(store = %store.id(), revision, place = %store_location(&config), "store opened");
         Ok(Self {
             store,
@@ -144,9 +147,9 @@ impl Control {
         self.grpc.iter().map(Listener::address).collect()
     }
 
-    /// Listening address of HTTP.
-    pub fn http_address(&self) -> io::Result<SocketAddr> {
-        self.http.local_addr()
+    /// Listening address of HTTP; `None` without pages.
+    pub fn http_address(&self) -> Option<SocketAddr> {
+        self.http.as_ref()?.local_addr().ok()
     }
 
     /// Serves until `shutdown` completes. From then on no connections are accepted, calls in flight have five
@@ -351,11 +354,11 @@ async fn open(config: &ControlConfig) -> Result<OpenStore, StoreError> {
     }
 }
 
-fn log_addresses(grpc: &[Listener], http: &AdminListener) {
+fn log_addresses(grpc: &[Listener], http: Option<&AdminListener>) {
     for address in grpc.iter().filter_map(|listener| listener.address().ok()) {
         tracing::info!(%address, "serving gRPC");
     }
-    if let Ok(address) = http.local_addr() {
+    if let Some(Ok(address)) = http.map(AdminListener::local_addr) {
         tracing::info!(%address, "serving HTTP");
     }
 }
@@ -429,9 +432,10 @@ fn serve_grpc(tasks: &mut Tasks, listeners: Vec<Listener>, services: &Services, 
 
 fn serve_pages(
     tasks: &mut Tasks,
-    (listener, transport, access): (AdminListener, Transport, Access),
+    (listener, transport, access): (Option<AdminListener>, Transport, Access),
     (state, hosts, services): (http::HttpState, HostNames, Routes),
 ) {
+    let Some(listener) = listener else { return };
     let (registry, closing) = (state.sources.registry.router(), state.closing.clone());
     let observed = &state.sources.observed;
     let imbalance = imbalance::router(observed.imbalance.clone());

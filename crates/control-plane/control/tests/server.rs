@@ -29,13 +29,13 @@ async fn address_in_use_is_named_in_error() {
     assert!(text.contains("choose another address"), "{text}");
 
     let mut taken = config(folder.path().join("three"));
-    taken.http = control.http;
+    taken.http = Some(control.http);
     let text = refusal(taken).await;
     assert!(text.contains("admin pages") && text.contains(&control.http.to_string()), "{text}");
     assert!(text.contains("choose another address"), "{text}");
 
     let mut foreign = config(folder.path().join("four"));
-    foreign.http = SocketAddr::from(([192, 0, 2, 1], 80));
+    foreign.http = Some(SocketAddr::from(([192, 0, 2, 1], 80)));
     assert!(refusal(foreign).await.contains("192.0.2.1:80"));
 
     let none = ControlConfig { grpc: Vec::new(), ..config(folder.path().join("five")) };

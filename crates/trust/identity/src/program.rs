@@ -187,7 +187,11 @@ impl ProgramIdentity {
             Err(NotIssued::NoDomain) => return Ok(None),
             Err(NotIssued::NoAgent(error)) => return unknown(error, Membership::NoAgent),
             Err(NotIssued::Undecided(error)) => return unknown(error, Membership::Undecided),
-            Err(NotIssued::Unavailable(error) | NotIssued::Failed(error)) => {
+            // The agent may be starting. The renewal warns if this lasts.
+            Err(NotIssued::Unavailable(error)) => {
+                tracing::info!(error, "this server has no certificate yet, and accepts no calls until then");
+            }
+            Err(NotIssued::Failed(error)) => {
                 tracing::warn!(error, "this server has no certificate yet, and accepts no calls until then");
             }
         }

@@ -4,6 +4,7 @@
 use std::{future::Future, sync::Arc, time::Duration};
 
 use fairmesh_model::TrustBundle;
+use tokio::time::Instant;
 use tokio_rustls::rustls::pki_types::CertificateDer;
 use tokio_util::sync::CancellationToken;
 
@@ -16,6 +17,8 @@ pub const RENEWAL: Duration = Duration::from_secs(8 * 3600);
 const ALARM: Duration = Duration::from_secs(12 * 3600);
 /// Interval at which a waiting renewal reads the wall clock, because the clock may be set.
 const CLOCK_CHECK: Duration = Duration::from_secs(60);
+/// Time without a first certificate before this is a warning, since the processes of a machine start in any order.
+const START_PATIENCE: Duration = Duration::from_secs(5);
 /// Pauses between failed attempts: the first and the longest.
 const BACKOFF: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(300));
 
@@ -77,7 +80,7 @@ async fn install<E: From<String>>(
 /// Renews the certificate until `stop`. Starts at once if there is no certificate yet.
 pub async fn keep_fresh(workload: Arc<Workload>, source: impl Source, stop: CancellationToken) {
     stop.run_until_cancelled(async {
-        let mut backoff = BACKOFF.0;
+        let (mut backoff, began) = (BACKOFF.0, Instant::now());
         loop {
             wait_until_due(&workload, &source).await;
             let renewed =
@@ -90,7 +93,7 @@ pub async fn keep_fresh(workload: Arc<Workload>, source: impl Source, stop: Canc
             match renewed {
                 Ok(()) => backoff = BACKOFF.0,
                 Err(error) => {
-                    report(&workload, &error);
+                    report(&workload, &error, began.elapsed());
                     tokio::time::sleep(backoff + jitter(&workload, backoff / 2)).await;
                     backoff = (backoff * 2).min(BACKOFF.1);
                 }
@@ -137,9 +140,13 @@ fn jitter(workload: &Workload, range: Duration) -> Duration {
     }
 }
 
-pub(crate) fn report(workload: &Workload, error: &str) {
+/// Logs a failed renewal. `waited` is the time since the first attempt.
+pub(crate) fn report(workload: &Workload, error: &str, waited: Duration) {
     let Some(credentials) = workload.credentials() else {
-        tracing::warn!(error, "there is no certificate yet; trying again");
+        match waited < START_PATIENCE {
+            true => tracing::info!(error, "there is no certificate yet; trying again"),
+            false => tracing::warn!(error, "there is no certificate yet; trying again"),
+        }
         return;
     };
     let left = credentials.validity().1.saturating_sub(workload.now());

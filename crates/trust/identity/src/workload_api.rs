@@ -7,7 +7,7 @@ use fairmesh_wire::{
     spiffe::{X509svidRequest, X509svidResponse, spiffe_workload_api_client::SpiffeWorkloadApiClient},
     transport::{Address, Transport, connect_channel},
 };
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 use tonic::{Code, Request, Status, metadata::MetadataValue};
 
 use crate::{CertificateInfo, Credentials, Workload, error::rfc3339, renewal};
@@ -30,11 +30,11 @@ impl WorkloadApi {
     /// Installs the certificates and roots that the API sends. Calls `note` with each problem, and with `None` once
     /// the problem is solved. Never returns. Received certificates stay in use while the API is unreachable.
     pub async fn follow(self, workload: Arc<Workload>, note: impl Fn(Option<String>)) {
-        let mut pause = BACKOFF.0;
+        let (mut pause, began) = (BACKOFF.0, Instant::now());
         loop {
             let received = |installed: Result<(), String>| {
                 if let Err(problem) = &installed {
-                    renewal::report(&workload, problem);
+                    renewal::report(&workload, problem, began.elapsed());
                 }
                 note(installed.err());
             };
@@ -44,7 +44,7 @@ impl WorkloadApi {
                 received(installed);
             });
             let Err(problem) = streamed.await;
-            renewal::report(&workload, &problem);
+            renewal::report(&workload, &problem, began.elapsed());
             // The last problem still describes the state.
             if has_responded {
                 pause = BACKOFF.0;

@@ -28,6 +28,9 @@ const RECONNECT_WAIT: Duration = Duration::from_secs(2);
 /// Time for which an agent that cannot join waits before it checks again.
 const OUTSIDE_INTERVAL: Duration = Duration::from_secs(30);
 
+/// Time for which an agent beside a control plane waits for its socket before it says that it cannot join.
+const STARTING: Duration = Duration::from_secs(5);
+
 /// This agent's source of its own certificates.
 #[derive(Debug)]
 pub(super) struct ControlSource {
@@ -108,6 +111,10 @@ impl Shared {
     async fn explain_refusal(&self) -> Infallible {
         // The sender lives as long as the follower.
         let _ = self.upstream.state().wait_for(|state| state.error.is_some()).await;
+        // A control plane that starts on this machine may listen at its port before it does at its socket.
+        if self.is_beside() {
+            tokio::time::sleep(STARTING).await;
+        }
         while !self.is_refused_in_plaintext().await {
             tokio::time::sleep(OUTSIDE_INTERVAL).await;
         }

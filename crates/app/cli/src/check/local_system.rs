@@ -38,7 +38,7 @@ pub(super) fn folders(args: &CheckArgs, report: &mut Report) {
         permissions("state.permissions", folder, "its records and keys", report);
         disk(folder, report);
     }
-    for address in [args.agent.address(), args.target.address()] {
+    for address in args.target.addresses().into_iter().chain([args.agent.address()]) {
         let Address::Unix(socket) = address else { continue };
         if let Some(folder) = socket.parent().filter(|folder| folder.is_dir()) {
             permissions(

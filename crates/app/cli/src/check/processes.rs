@@ -7,7 +7,7 @@ use std::{
 };
 
 use fairmesh_console::{
-    connect::{SOFTWARE, address_hint, agent_hint, transport, transport_of_user},
+    connect::{Attempt, SOFTWARE, address_hint, agent_hint, first_connected, transport},
     failure::Failure,
     process_stat::ProcessStat,
     view_reader::age_of,
@@ -36,8 +36,7 @@ const MAX_DATA_AGE: Duration = Duration::from_secs(10);
 
 /// Checks the control plane, and returns the connection to it.
 pub(super) async fn control(args: &CheckArgs, report: &mut Report) -> Result<Option<Connection>, Failure> {
-    let address = &args.target.address();
-    let connected = handshake::connect(&transport_of_user(&args.target).await?, address, SOFTWARE).await;
+    let Attempt { address, connected, .. } = first_connected(&args.target).await?;
     let connection = match connected {
         Ok(connection) => {
             report.ok(
@@ -48,7 +47,8 @@ pub(super) async fn control(args: &CheckArgs, report: &mut Report) -> Result<Opt
             Some(connection)
         }
         Err(error) => {
-            unreachable(("control", "control.foreign"), "the control plane", (address, &error), report).await;
+            unreachable(("control", "control.foreign"), "the control plane", (&address, &error), report)
+                .await;
             None
         }
     };
@@ -219,6 +219,12 @@ pub(super) async fn proxy(args: &CheckArgs, report: &mut Report) {
     if config["ready"] != json!(true) {
         let remedy = "it is ready once it has records: check its --agent or --control, and its log";
         report.add("proxy.ready", Level::Error, "the proxy is not ready", remedy);
+    }
+    if let Some(problem) = config["routing"]["identityProblem"].as_str() {
+        let message =
+            format!("the proxy has no identity, and its calls to endpoints with mutual TLS fail: {problem}");
+        let remedy = "have its agent issue it: see 'fairmesh identity whoami' and the log of the agent";
+        report.add("proxy.identity", Level::Warning, message, remedy);
     }
     let services = config["services"].as_array().into_iter().flatten();
     // Several services may share one backend.

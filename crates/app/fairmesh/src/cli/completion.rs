@@ -115,6 +115,8 @@ fn waited_for(names: impl Future<Output = Option<Vec<String>>>) -> Vec<String> {
 
 /// Connection to the control plane named in the environment, otherwise to the one on this machine.
 async fn connection() -> Option<Connection> {
-    let named = env::var("FAIRMESH_CONTROL").ok().and_then(|text| text.parse().ok());
-    connect::connect(&TargetArgs::without_token(named)).await.ok()
+    let named = env::var("FAIRMESH_CONTROL").unwrap_or_default();
+    // The first one only: a completion has no time for others.
+    let first = named.split(',').next().and_then(|text| text.trim().parse().ok());
+    connect::connect(&TargetArgs::without_token(first.into_iter().collect())).await.ok()
 }

@@ -174,3 +174,29 @@ fn caller_header_is_trusted_only_from_intermediaries_named_in_policy() {
     );
     assert!(refused.out.contains("refused: no rule of the policy allows it"), "{refused:?}");
 }
+
+#[test]
+fn explain_says_which_allowed_calls_register_refuses() {
+    let mesh = Mesh::start();
+    mesh.apply(
+        "kind: Service\nname: shop/cart\n---\nkind: Policy\nservice: shop/cart\nauthorization:\n  \
+         rules: [{name: reads, from: [shop/web], methods: [GET]}, {name: all, from: [shop/batch]}]\n",
+    )
+    .ok();
+    mesh.register("shop/cart", "cart-0", "eu", 7000);
+    let explain = |caller: &str, more: &[&str]| {
+        mesh.run(&[&["explain", "shop/cart", "--region", "eu", "--as", caller], more].concat())
+    };
+    let refusal = "a server behind 'fairmesh register' refuses it";
+    let (web, batch) = (explain("shop/web", &[]).ok(), explain("shop/batch", &[]).ok());
+    assert!(web.contains("allowed: rule 'reads'") && web.contains(refusal), "{web}");
+    assert!(batch.contains("allowed: rule 'all'") && !batch.contains(refusal), "{batch}");
+    for (caller, by_register) in [("shop/web", false), ("shop/batch", true)] {
+        let authorization = &explain(caller, &["--json"]).json()["authorization"];
+        assert_eq!(
+            (&authorization["allowed"], &authorization["allowedByRegister"]),
+            (&true.into(), &by_register.into()),
+            "{authorization}"
+        );
+    }
+}

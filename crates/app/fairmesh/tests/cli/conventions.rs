@@ -160,3 +160,17 @@ fn watch_option_prints_changes() {
     let _ = child.kill();
     let _ = child.wait();
 }
+
+#[test]
+fn commands_try_given_control_planes_in_order() {
+    let mesh = Mesh::start();
+    let [absent, present] = [format!("unix:{}", mesh.path("none.sock").display()), mesh.address()];
+    let by_variable = fairmesh(&format!("{absent},{present}"), &["get", "services", "--json"], "");
+    assert_eq!(by_variable.out, "[]\n", "{by_variable:?}");
+    assert!(by_variable.err.contains("none.sock") && by_variable.err.contains("trying"), "{by_variable:?}");
+    let repeated = ["get", "services", "--json", "--control", &present, "--control", &absent];
+    let by_option = fairmesh(&absent, &repeated, "");
+    assert_eq!((by_option.out.as_str(), by_option.err.as_str()), ("[]\n", ""), "the first one responds");
+    let none = fairmesh(&format!("{absent},{absent}"), &["get", "services"], "").fails(1);
+    assert!(none.contains("cannot reach the control plane"), "{none}");
+}

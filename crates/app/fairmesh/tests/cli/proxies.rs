@@ -29,6 +29,29 @@ routes:
     split: [{service: shop/web, weight: 9}, {service: shop/canary, weight: 1}]
 ";
 
+#[test]
+fn proxy_without_identity_is_ready_with_warning_and_found_by_check() {
+    let mesh = Mesh::start();
+    let plain = Proxy::start(&mesh, ("--control", &mesh.address()));
+    assert!(plain.readiness().ends_with("\r\n\r\nready\n"), "no identity is needed");
+    // A Workload API that does not respond.
+    let api = format!("spiffe:unix:{}", mesh.path("none.sock").display());
+    let from = ("--control", &*mesh.address());
+    let proxy = Proxy::start_with(&mesh, from, Stdio::null(), &[("FAIRMESH_IDENTITY", &api)]);
+    let readiness = proxy.readiness();
+    assert!(
+        readiness.starts_with("HTTP/1.1 200") && readiness.contains("without an identity"),
+        "{readiness}"
+    );
+    let check = |proxy: &Proxy| {
+        let pages = ["--control-admin", "none", "--agent-admin", "none", "--admin", &proxy.admin];
+        mesh.run(&[&["check", "--json"], &pages[..]].concat()).out.contains("proxy.identity")
+    };
+    assert!(check(&proxy) && !check(&plain));
+    let status = mesh.run(&["proxy", "status", "--admin", &proxy.admin]).ok();
+    assert!(status.lines().any(|line| line.contains("identity") && line.contains("none: ")), "{status}");
+}
+
 /// A proxy on its own ports.
 struct Proxy {
     child: Child,
@@ -42,11 +65,16 @@ impl Proxy {
         Self::start_logged(mesh, from, Stdio::null())
     }
 
-    fn start_logged(mesh: &Mesh, (option, from): (&str, &str), log: Stdio) -> Self {
+    fn start_logged(mesh: &Mesh, from: (&str, &str), log: Stdio) -> Self {
+        Self::start_with(mesh, from, log, &[])
+    }
+
+    fn start_with(mesh: &Mesh, (option, from): (&str, &str), log: Stdio, env: &[(&str, &str)]) -> Self {
         let [listen, admin] = [(); 2].map(|()| format!("127.0.0.1:{}", free_port()));
         let child = Command::new(env!("CARGO_BIN_EXE_fairmesh"))
             .args(["proxy", "--region", "eu", "--listen", &listen, "--admin", &admin, option, from])
             .env_clear()
+            .envs(env.iter().copied())
             .stdout(Stdio::null())
             .stderr(log)
             .spawn()
@@ -54,6 +82,15 @@ impl Proxy {
         let proxy = Self { child, listen, admin };
         mesh.run(&["wait", "proxy", "--admin", &proxy.admin]).ok();
         proxy
+    }
+
+    /// The response of the page of readiness.
+    fn readiness(&self) -> String {
+        let mut stream = TcpStream::connect(&self.admin).unwrap();
+        write!(stream, "GET /readyz HTTP/1.1\r\nhost: {}\r\nconnection: close\r\n\r\n", self.admin).unwrap();
+        let mut response = String::new();
+        stream.read_to_string(&mut response).unwrap();
+        response
     }
 
     /// Sends a request for `web.shop`; returns the status line.

@@ -141,7 +141,8 @@ async fn program_in_attached_cgroup_uses_proxy_until_proxy_dies() {
     assert_eq!(said.matches("HTTP/1.1 200").count(), 2, "{said}");
     assert_eq!(said.to_lowercase().matches("x-instance: hello-1").count(), 2, "{said}");
     let status = attached.kernel(&["status"]).await.ok();
-    for line in ["connections to the proxy", "requests by the kernel", "by the sidecar: service unknown"] {
+    for line in ["connections to the proxy", "requests by the kernel", "by the sidecar: no published service"]
+    {
         let is_one =
             |found: &str| found.trim_start().strip_prefix(line).is_some_and(|rest| rest.trim() == "1");
         assert!(status.lines().any(is_one), "{line} in {status}");
@@ -162,6 +163,9 @@ async fn program_in_attached_cgroup_uses_proxy_until_proxy_dies() {
         attached.counter("sent-by-kernel").await == before
     })
     .await;
+    let status = attached.kernel(&["status", "--admin", &proxy.admin]).await.ok();
+    let reason = |line: &str| line.starts_with("shop/hello") && line.ends_with("its policy has a timeout");
+    assert!(status.lines().any(reason), "{status}");
 
     proxy.process.kill().await;
     let failed = attached.curl(&["http://hello.shop/"]).await;

@@ -1,6 +1,6 @@
 //! `fairmesh kernel status` and `probe`.
 
-use std::process::ExitCode;
+use std::{net::SocketAddr, process::ExitCode};
 
 use clap::Args;
 use fairmesh_console::{arguments::OutputArgs, failure::Failure, output};
@@ -8,12 +8,15 @@ use fairmesh_kernel::{Attachment, Counter, Status, probe as probe_kernel, status
 use serde_json::{Map, Value, json};
 
 use super::{PinArgs, failure};
+use crate::proxy::admin_page::{AdminArgs, page};
 
 /// Arguments of `fairmesh kernel status`.
 #[derive(Debug, Args)]
 pub struct StatusArgs {
     #[command(flatten)]
     pins: PinArgs,
+    #[command(flatten)]
+    admin: AdminArgs,
     #[command(flatten)]
     output_args: OutputArgs,
 }
@@ -27,9 +30,44 @@ pub struct ProbeArgs {
     output_args: OutputArgs,
 }
 
-pub(super) fn status(args: StatusArgs) -> Result<ExitCode, Failure> {
+pub(super) async fn status(args: StatusArgs) -> Result<ExitCode, Failure> {
     let status = read_status(&args.pins.bpffs).map_err(failure)?;
-    output::print_one(args.output_args.format(), &state(&status), &text(&status)).map(|()| ExitCode::SUCCESS)
+    let services = sidecar_services(&status, args.admin.address).await;
+    let mut state = state(&status);
+    if let Some(services) = &services {
+        let row = |(service, reason): &(String, String)| json!({ "service": service, "reason": reason });
+        state["needSidecar"] = services.iter().map(row).collect();
+    }
+    let mut text = text(&status);
+    match services {
+        Some(services) if !services.is_empty() => {
+            let rows: Vec<_> = services.into_iter().map(|(service, reason)| vec![service, reason]).collect();
+            text += &format!("\n{}", output::table(&["NEEDS THE SIDECAR", "WHY"], &rows));
+        }
+        None if left_unpublished(&status) => {
+            text += "\nThe proxy knows why a service is not published: give its --admin address.\n";
+        }
+        _ => {}
+    }
+    output::print_one(args.output_args.format(), &state, &text).map(|()| ExitCode::SUCCESS)
+}
+
+/// Whether requests were left to the proxy because their service was not published.
+fn left_unpublished(status: &Status) -> bool {
+    status.counters.iter().any(|(counter, value)| *counter == Counter::ServiceUnknown && *value > 0)
+}
+
+/// The called services that the proxy does not publish, and why. `None` if the attached proxy has no pages at this address.
+async fn sidecar_services(status: &Status, admin: SocketAddr) -> Option<Vec<(String, String)>> {
+    let attached = status.proxy?;
+    let config = page(admin, "/config?json").await.ok()?;
+    // Another proxy may have its pages there.
+    if config["pid"].as_u64() != Some(attached.into()) {
+        return None;
+    }
+    let reason =
+        |row: &Value| Some((row["service"].as_str()?.to_owned(), row["needsSidecar"].as_str()?.to_owned()));
+    Some(config["services"].as_array().into_iter().flatten().filter_map(reason).collect())
 }
 
 /// State of an attachment as JSON.
@@ -138,7 +176,7 @@ fn words(counter: Counter) -> &'static str {
         Counter::InFlight => "by the sidecar: an earlier request in flight",
         Counter::NotPlain => "by the sidecar: not a plain HTTP/1.1 request in one send",
         Counter::TooLarge => "by the sidecar: too large",
-        Counter::ServiceUnknown => "by the sidecar: service unknown",
+        Counter::ServiceUnknown => "by the sidecar: no published service",
         Counter::NoIdleConnection => "by the sidecar: no idle connection",
         Counter::EndpointEjected => "by the sidecar: the endpoint is ejected",
         Counter::PolicyChanged => "by the sidecar: the service changed meanwhile",

@@ -61,7 +61,7 @@ fn text(config: &Value, last: &Value) -> String {
         ],
         vec!["data age".into(), format!("{:.1} s", routing["dataAgeSeconds"].as_f64().unwrap_or(0.0))],
         vec!["region".into(), word(&routing["region"])],
-        vec!["identity".into(), word(&routing["identity"])],
+        vec!["identity".into(), identity(routing, &word)],
     ];
     let each = |value: &Value| value.as_array().cloned().unwrap_or_default();
     rows.extend(each(&config["keyServers"]).iter().filter_map(key_server));
@@ -97,6 +97,14 @@ fn text(config: &Value, last: &Value) -> String {
 /// Why a proxy has no revision. One with '--listen none' never has.
 fn no_revision() -> String {
     "none: no service was called through it yet".to_owned()
+}
+
+/// The identity of the proxy, or why it has none where it needs one.
+fn identity(routing: &Value, word: &dyn Fn(&Value) -> String) -> String {
+    match routing["identityProblem"].as_str() {
+        Some(problem) => format!("none: {problem}"),
+        None => word(&routing["identity"]),
+    }
 }
 
 /// A key server of the listeners' certificate.

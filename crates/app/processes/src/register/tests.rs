@@ -41,7 +41,7 @@ impl Bench {
             etcd: None,
             oidc: None,
             grpc: vec!["127.0.0.1:0".parse().unwrap()],
-            http: SocketAddr::from(([127, 0, 0, 1], 0)),
+            http: Some(SocketAddr::from(([127, 0, 0, 1], 0))),
             traces: None,
             http_names: Vec::new(),
             sources: Vec::new(),

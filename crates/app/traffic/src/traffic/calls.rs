@@ -97,9 +97,20 @@ fn tell_what_is_missing(args: &CallsArgs, response: &TrafficCallsResponse) {
             ago(watched)
         ));
     }
+    if let (Some(unnamed), false) = (unnamed(response), args.watch) {
+        output::note(unnamed);
+    }
     if response.not_shown > 0 {
         output::note(format!("{} paths with fewer calls are not shown: name a service", response.not_shown));
     }
+}
+
+/// Explains rows without a caller. Reports name calling services, since agents add up the reports of their programs.
+fn unnamed(response: &TrafficCallsResponse) -> Option<&'static str> {
+    response.calls.iter().any(|calls| calls.caller.is_empty()).then_some(
+        "a caller of - calls as no service, such as a shared proxy: 'fairmesh proxy --service SERVICE' names the service of its \
+         programs",
+    )
 }
 
 /// Formats a table or document for one point in time.
@@ -182,6 +193,16 @@ fn item(calls: &v1::CallRates) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn calls_without_calling_service_are_explained() {
+        let response = |caller: &str| TrafficCallsResponse {
+            calls: vec![v1::CallRates { caller: caller.into(), ..v1::CallRates::default() }],
+            ..TrafficCallsResponse::default()
+        };
+        assert!(unnamed(&response("")).is_some_and(|note| note.contains("--service")));
+        assert_eq!(unnamed(&response("shop/web")), None);
+    }
 
     #[test]
     fn mean_call_latency_covers_calls_with_response_only() {

@@ -30,7 +30,7 @@ pub(crate) fn config(data_dir: PathBuf) -> ControlConfig {
         etcd: None,
         oidc: None,
         grpc: vec![Address::Tcp("127.0.0.1:0".into())],
-        http: SocketAddr::from(([127, 0, 0, 1], 0)),
+        http: Some(SocketAddr::from(([127, 0, 0, 1], 0))),
         traces: None,
         http_names: Vec::new(),
         sources: Vec::new(),

@@ -9,6 +9,8 @@ use fairmesh_model::BalancingPolicy;
 use super::{Selection, ServiceTable};
 use crate::RouteNumbers;
 
+const TOO_MANY: &str = "it has more than 32 endpoints";
+
 /// A service with one rank of candidates, in which no other choice precedes the pick.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
@@ -57,36 +59,40 @@ impl ServiceTable {
         self.routes.numbers(host, (&self.name.tenant, &self.timeouts))
     }
 
-    /// Returns the service as numbers. `None` if a call needs more than a route and a pick on the nearest rank: a rate
-    /// limit, a total timeout (its deadline is sent to servers), a key, a region table, or a ring that cannot carry all
-    /// calls. Also `None` for other balancing policies, or with too many candidates.
-    pub fn numbers(&self) -> Option<ServiceNumbers> {
-        let Selection::Replicated { nearest, .. } = &self.selection else { return None };
-        let needs_more = self.bucket.is_some()
-            || self.timeouts.total.is_some()
-            || self.division.is_some()
-            || nearest.rank >= self.last_resort;
+    /// Returns the service as numbers.
+    ///
+    /// # Errors
+    /// The reason why a call needs more than a route and a pick on the nearest rank.
+    pub fn numbers(&self) -> Result<ServiceNumbers, &'static str> {
+        let Selection::Replicated { nearest, .. } = &self.selection else {
+            return Err("its calls are picked by keys");
+        };
+        self.needs_more(nearest.rank)?;
         let policy = match self.pick_config.policy() {
             BalancingPolicy::Score => 0,
             BalancingPolicy::LeastRequest => 1,
             BalancingPolicy::RoundRobin => 2,
             BalancingPolicy::Random => 3,
-            BalancingPolicy::PeakEwma | BalancingPolicy::BoundedHash => return None,
+            BalancingPolicy::PeakEwma => return Err("its policy balances by peakEwma"),
+            BalancingPolicy::BoundedHash => return Err("its policy balances by boundedHash"),
         };
         let set = nearest.candidates.as_candidates();
-        if needs_more || set.is_empty() || set.len() > BLOCK_ENDPOINTS {
-            return None;
+        if set.is_empty() {
+            return Err("no endpoint can be called");
+        }
+        if set.len() > BLOCK_ENDPOINTS {
+            return Err(TOO_MANY);
         }
         let (mut candidates, mut total) = ([CandidateNumbers::NONE; BLOCK_ENDPOINTS], 0);
         for (position, &index) in set.indices().iter().enumerate() {
             if index as usize >= BLOCK_ENDPOINTS {
-                return None;
+                return Err(TOO_MANY);
             }
             let weight = set.weight(position);
             total += u64::from(weight);
             candidates[position] = CandidateNumbers { index, weight, cumulative_weight: total };
         }
-        Some(ServiceNumbers {
+        Ok(ServiceNumbers {
             ticks_per_nano: self.pick_config.ticks_per_nano(),
             memory: self.pick_config.memory(),
             policy,
@@ -95,5 +101,23 @@ impl ServiceTable {
             equal_weight: set.equal_weight(),
             candidates,
         })
+    }
+
+    /// Fails if a call needs something that precedes the pick.
+    fn needs_more(&self, nearest: u32) -> Result<(), &'static str> {
+        if self.timeouts.total.is_some() {
+            // Its deadline is sent to servers.
+            return Err("its policy has a timeout");
+        }
+        if self.bucket.is_some() {
+            return Err("its policy has a limit");
+        }
+        if self.division.is_some() {
+            return Err("its calls are divided among regions");
+        }
+        if nearest >= self.last_resort {
+            return Err("its endpoints drain or are unhealthy");
+        }
+        Ok(())
     }
 }

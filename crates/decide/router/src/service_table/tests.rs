@@ -228,7 +228,7 @@ fn instance_listed_in_two_regions_is_called_only_where_it_serves() {
 fn kernel_gets_pick_data_only_of_services_it_can_route_itself() {
     let numbers = |fleet: &Fleet| fleet.compile(None).numbers();
     let one = || Fleet::replicated(&[("a", "us")]);
-    assert_eq!(numbers(&Fleet::replicated(&[])), None);
+    assert_eq!(numbers(&Fleet::replicated(&[])), Err("no endpoint can be called"));
     let both = numbers(&Fleet::replicated(&[("a", "eu"), ("b", "eu"), ("c", "us")])).unwrap();
     assert_eq!(both.indices().collect::<Vec<_>>(), [0, 1], "c is further away");
     let last = both.candidates[1];
@@ -239,14 +239,20 @@ fn kernel_gets_pick_data_only_of_services_it_can_route_itself() {
         change(&mut fleet);
         numbers(&fleet).map(|numbers| numbers.indices().collect::<Vec<_>>())
     };
-    assert_eq!(changed(&|_| {}), Some(vec![0]));
-    assert_eq!(changed(&|fleet| fleet.endpoints[0].state = EndpointState::Starting), None);
-    assert_eq!(changed(&|fleet| fleet.endpoints[0].state = EndpointState::Draining), None, "a last resort");
-    assert_eq!(changed(&|fleet| fleet.policy.locality.local_only = true), None);
-    assert_eq!(changed(&|fleet| fleet.policy.balancing.policy = BalancingPolicy::PeakEwma), None);
+    let refused = |change: &dyn Fn(&mut Fleet)| changed(change).unwrap_err();
+    assert_eq!(changed(&|_| {}), Ok(vec![0]));
+    let unready = refused(&|fleet| fleet.endpoints[0].state = EndpointState::Starting);
+    assert_eq!(unready, "no endpoint can be called");
+    let last_resort = refused(&|fleet| fleet.endpoints[0].state = EndpointState::Draining);
+    assert_eq!(last_resort, "its endpoints drain or are unhealthy");
+    changed(&|fleet| fleet.policy.locality.local_only = true).unwrap_err();
+    let moving_average = refused(&|fleet| fleet.policy.balancing.policy = BalancingPolicy::PeakEwma);
+    assert_eq!(moving_average, "its policy balances by peakEwma");
     let timeouts = Timeouts { total: Some(Duration::from_secs(1)), ..Timeouts::default() };
-    assert_eq!(changed(&|fleet| fleet.policy.timeouts = timeouts), None, "servers get the deadline");
-    assert_eq!(changed(&|fleet| fleet.service.kind = ServiceKind::ConsistentHash), None);
+    let timed = refused(&|fleet| fleet.policy.timeouts = timeouts);
+    assert_eq!(timed, "its policy has a timeout", "servers get the deadline");
+    let keyed = refused(&|fleet| fleet.service.kind = ServiceKind::ConsistentHash);
+    assert_eq!(keyed, "its calls are picked by keys");
 }
 
 #[test]

@@ -14,7 +14,11 @@ use axum::{
     response::{IntoResponse, Response},
     routing::get,
 };
-use fairmesh_calls::{ServiceName, discovery::ServiceState, forwarding::service_state};
+use fairmesh_calls::{
+    ServiceName,
+    discovery::ServiceState,
+    forwarding::{ExportedService, service_state},
+};
 use fairmesh_edge::{
     observe::recent_requests::{RecentRequests, RequestRecord},
     services::target::Target,
@@ -81,6 +85,9 @@ struct ServiceRow {
     backends: BTreeSet<String>,
     /// Mean time to the response headers.
     mean_ms: Option<f64>,
+    /// Why the kernel sends no requests of the service, while the kernel form is attached to this proxy.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    needs_sidecar: Option<&'static str>,
     #[serde(flatten)]
     status: ServiceStatus,
 }
@@ -110,6 +117,9 @@ struct RoutingStatus {
     region: Option<String>,
     /// The identity by which services know this proxy.
     identity: Option<String>,
+    /// Why the proxy has no identity in a mesh with a trust domain.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    identity_problem: Option<String>,
     data_age_seconds: f64,
     /// Highest revision among all services; `None` if no service has records yet.
     revision: Option<u64>,
@@ -163,10 +173,24 @@ fn rows(state: &AdminState) -> Vec<ServiceRow> {
         ServiceRow {
             ejected: ejected + target.handle.ejected_endpoints(),
             backends: backends.iter().map(ToString::to_string).collect(),
+            needs_sidecar: state
+                .metrics
+                .kernel
+                .is_attached()
+                .then(|| needs_sidecar(state, &target))
+                .flatten(),
             ..ServiceRow::of(&name, &target)
         }
     };
     state.services.all().into_iter().map(row).collect()
+}
+
+/// Why the kernel sends no requests of the service, by its records and the proxy's options.
+fn needs_sidecar(state: &AdminState, target: &Target) -> Option<&'static str> {
+    match state.observer.adds_headers() {
+        true => Some("the proxy sends the context of its spans to servers"),
+        false => ExportedService::of(&target.handle).err(),
+    }
 }
 
 async fn config(extract::State(state): extract::State<AdminState>, form: PageFormat) -> Response {
@@ -194,6 +218,7 @@ fn routing(state: &AdminState, revision: Option<u64>) -> RoutingStatus {
         from: fresh.address.map(|address| address.to_string()),
         region: region.map(|region| region.to_string()),
         identity: state.mesh.identity().map(|id| id.to_string()),
+        identity_problem: state.lacks_identity(),
         data_age_seconds: fresh.age.as_secs_f64(),
         revision,
         problem: fresh.error,
@@ -264,6 +289,7 @@ impl ServiceRow {
             ejected: 0,
             backends: BTreeSet::new(),
             mean_ms: metrics.responses.mean_seconds().map(|seconds| seconds * 1e3),
+            needs_sidecar: None,
             status: ServiceStatus::of(target),
         }
     }
@@ -328,6 +354,9 @@ impl ConfigPage<'_> {
         let _ = writeln!(text, "{:<22} {region}", "region");
         if let Some(identity) = &routing.identity {
             let _ = writeln!(text, "{:<22} {identity}", "identity");
+        }
+        if let Some(problem) = &routing.identity_problem {
+            let _ = writeln!(text, "{:<22} none: {problem}", "identity");
         }
         for key_server in key_servers {
             let _ = writeln!(text, "{:<22} {key_server}", "key server");

@@ -27,7 +27,7 @@ impl Process for AdminState {
 
     async fn readiness(&self) -> Readiness {
         match self.ready.load(Relaxed) {
-            true => Readiness::ready(),
+            true => Readiness::Ready(self.ready_text()),
             false => Readiness::Unready(self.waits_for()),
         }
     }

@@ -5,7 +5,7 @@ use std::sync::{
     atomic::{AtomicBool, Ordering::Relaxed},
 };
 
-use fairmesh_calls::Mesh;
+use fairmesh_calls::{Mesh, forwarding::transport};
 use fairmesh_edge::{observe::observer::RequestObserver, services::Services};
 use fairmesh_identity::RemoteKeys;
 use fairmesh_listen::Listeners;
@@ -71,6 +71,24 @@ impl AdminState {
         service.or_else(of_identity).unwrap_or_else(|| UNKNOWN.to_owned())
     }
 
+    /// Why calls to endpoints with mutual TLS fail: the mesh has a trust domain, and this proxy has no identity.
+    pub(crate) fn lacks_identity(&self) -> Option<String> {
+        transport(&self.mesh).lacks_identity()
+    }
+
+    /// Describes what the ready proxy cannot do. Without an identity it still serves calls to plaintext endpoints,
+    /// which a policy may permit, so it stays ready, like Envoy without a secret of one of its clusters.
+    pub(crate) fn ready_text(&self) -> String {
+        match self.lacks_identity() {
+            None => "ready".to_owned(),
+            Some(problem) => {
+                format!(
+                    "ready, without an identity: calls to endpoints with mutual TLS fail with 503: {problem}"
+                )
+            }
+        }
+    }
+
     /// Describes what the proxy still waits for before it is ready.
     pub(crate) fn waits_for(&self) -> String {
         if self.draining.load(Relaxed) {
@@ -78,7 +96,14 @@ impl AdminState {
         }
         let freshness = self.mesh.freshness();
         match freshness.connected {
-            true => "starting: waits for the records of its listeners' services".to_owned(),
+            true => match self.lacks_identity() {
+                None => "starting: waits for the records of its listeners' services".to_owned(),
+                Some(problem) => {
+                    format!(
+                        "starting: waits for the records of its listeners' services and for its identity: {problem}"
+                    )
+                }
+            },
             false => {
                 let address = freshness.address.map(|address| address.to_string());
                 let error = freshness.error.unwrap_or_else(|| "no response".to_owned());

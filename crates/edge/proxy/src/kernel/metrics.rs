@@ -16,6 +16,11 @@ impl KernelMetrics {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = counters;
     }
 
+    /// Whether connections are redirected to this proxy.
+    pub(crate) fn is_attached(&self) -> bool {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).is_some()
+    }
+
     pub(crate) fn register(&self, registry: &mut Registry) {
         let counters = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(Ok(counts)) = counters.as_ref().map(Counters::read) else { return };

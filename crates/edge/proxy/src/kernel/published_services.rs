@@ -75,7 +75,7 @@ impl Attached {
 
     async fn begin(self: &Arc<Self>, handle: &ServiceHandle) {
         let Some(sender) = self.sender() else { return };
-        let Some(exported) = ExportedService::of(handle) else { return };
+        let Ok(exported) = ExportedService::of(handle) else { return };
         // No block of statistics is free: other services use all of them.
         let Some(policy) = policy_of(self, sender, &exported) else { return };
         let service = Arc::new(PublishedService::new(self.stopped().child_token()));
@@ -165,7 +165,7 @@ impl PublishedService {
         loop {
             tokio::select! {
                 () = exported.outdated() => {
-                    let Some(next) = ExportedService::of(handle) else { return };
+                    let Ok(next) = ExportedService::of(handle) else { return };
                     let Some(policy) = policy_of(attached, sender, &next) else { return };
                     self.take_over(attached, &next, &policy);
                     entry.update(&policy);

@@ -31,7 +31,7 @@ use fairmesh_edge::{
 use fairmesh_pages::AdminServer;
 use tokio::{
     net::TcpListener,
-    time::{Instant, interval_at, timeout},
+    time::{Instant, interval_at, sleep, timeout},
 };
 use tokio_util::task::TaskTracker;
 
@@ -49,6 +49,9 @@ use crate::{
 
 /// Interval at which an unready proxy logs what it waits for.
 const WARN_INTERVAL: Duration = Duration::from_secs(10);
+/// Time for which a starting proxy waits for its identity: a program asks its agent again after 5 s.
+const IDENTITY_WAIT: Duration = Duration::from_secs(6);
+const IDENTITY_INTERVAL: Duration = Duration::from_millis(50);
 /// Minimum and maximum time for exporting the last spans and access log lines. Within these bounds, the time until
 /// the drain deadline applies.
 const MIN_LAST_EXPORT: Duration = Duration::from_millis(500);
@@ -285,7 +288,7 @@ impl RunningProxy {
             self.accept(listeners);
             // A proxy with a wrong agent address never becomes ready, so it must be replaceable before that.
             tokio::select! {
-                () = self.services.wait_ready(self.named()) => self.state.set_ready(true),
+                () = self.wait_equipped() => self.state.set_ready(true),
                 () = self.warn_while_waiting() => {}
                 successor = &mut succeeded => return Ok(successor),
             }
@@ -304,6 +307,18 @@ impl RunningProxy {
     async fn wait_informed(&self, time_limit: Duration) -> Result<(), ProxyError> {
         let known = timeout(time_limit, self.services.wait_ready(self.named())).await;
         known.map_err(|_| ProxyError::Uninformed { waited: time_limit })
+    }
+
+    /// Waits for the routing information of all listeners, and some seconds for the identity that the mesh requires.
+    async fn wait_equipped(&self) {
+        self.services.wait_ready(self.named()).await;
+        let issued = async {
+            while self.state.lacks_identity().is_some() {
+                sleep(IDENTITY_INTERVAL).await;
+            }
+        };
+        // A proxy that gets none still serves calls to plaintext endpoints.
+        let _ = timeout(IDENTITY_WAIT, issued).await;
     }
 
     /// Logs repeatedly what the proxy waits for, since waiting connections look like a hang. Never completes.

@@ -218,12 +218,12 @@ impl<T: EndpointTransport> ReadyService<T> {
         }
     }
 
-    /// The service and its routes for requests to this host, encoded as numbers. `None` unless another component may
-    /// pick endpoints and send requests with them.
-    pub(crate) fn numbers(&self, host: &str) -> Option<(ServiceNumbers, RouteNumbers)> {
+    /// The service and its routes for requests to this host, encoded as numbers, or the reason why no other component
+    /// may pick endpoints and send requests with them.
+    pub(crate) fn numbers(&self, host: &str) -> Result<(ServiceNumbers, RouteNumbers), &'static str> {
         let is_direct = self.lookaside.is_none() && !self.upstream.protocol().is_multiplexed();
-        let numbers = is_direct.then(|| self.upstream.numbers())??;
-        Some((numbers, self.upstream.route_numbers(host)))
+        let numbers = if is_direct { self.upstream.numbers() } else { Err("it takes HTTP/2 or leases") }?;
+        Ok((numbers, self.upstream.route_numbers(host)))
     }
 
     /// All other services to which the routes send calls.

@@ -40,16 +40,17 @@ pub(crate) struct CountedCall {
 }
 
 impl ExportedService {
-    /// Returns the service as numbers; `None` if requests need more than a route and a pick.
-    pub fn of(handle: &ServiceHandle) -> Option<Self> {
+    /// Returns the service as numbers.
+    ///
+    /// # Errors
+    /// The reason why its requests need more than a route and a pick.
+    pub fn of(handle: &ServiceHandle) -> Result<Self, &'static str> {
         let handle = &handle.inner;
-        if handle.mesh.source.leases().is_some() {
-            return None;
-        }
+        let None = handle.mesh.source.leases() else { return Err("its calls take a lookaside") };
         let state = handle.subscription.state();
-        let ServiceState::Ready(ready) = &*state else { return None };
+        let ServiceState::Ready(ready) = &*state else { return Err("it has no records yet") };
         let (numbers, routes) = ready.numbers(handle.default_headers.authority.as_str())?;
-        Some(Self { handle: Arc::clone(handle), state, numbers, routes })
+        Ok(Self { handle: Arc::clone(handle), state, numbers, routes })
     }
 
     /// The service.

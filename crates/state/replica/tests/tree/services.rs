@@ -27,7 +27,7 @@ impl Root {
             trust_domain: Default::default(),
             data_dir: processes.state("control"),
             grpc: vec![address.clone()],
-            http: ([127, 0, 0, 1], 0).into(),
+            http: Some(([127, 0, 0, 1], 0).into()),
             traces: None,
             http_names: Vec::new(),
             sources: Vec::new(),

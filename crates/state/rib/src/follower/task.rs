@@ -29,6 +29,9 @@ use crate::{Entry, Update, followed_prefixes::MAX_PREFIXES};
 /// has caught up by then.
 const MAX_BEHIND: Duration = Duration::from_secs(5);
 
+/// Time without a connection before this is a warning, since the processes of a machine start in any order.
+const UNREACHABLE_WARNING: Duration = Duration::from_secs(5);
+
 /// Follows one upstream after another.
 pub(super) struct FollowerTask<S> {
     config: FollowerConfig,
@@ -41,6 +44,8 @@ pub(super) struct FollowerTask<S> {
     ack_requested: watch::Sender<Option<Revision>>,
     /// Number of consecutive failed attempts. A connection that is refused before its first update counts as failed.
     failures: u32,
+    /// Whether the log has a warning of this disconnection.
+    is_warned: bool,
     /// Revision of an upstream that is behind the copy, and when to warn about it.
     behind: Option<(u64, Instant)>,
     /// Cancelled to unsubscribe from everything and end.
@@ -92,6 +97,7 @@ impl<S: Sink> FollowerTask<S> {
             failover,
             ack_requested,
             failures: 0,
+            is_warned: false,
             behind: None,
             closing,
             retry,
@@ -142,14 +148,19 @@ impl<S: Sink> FollowerTask<S> {
         let was = state.borrow().clone();
         self.failures = self.failures.saturating_add(1);
         let failures = self.failures;
-        // Warns once when every address has failed; other failures are logged at debug level.
+        // Logs once when every address has failed, and warns once if that lasts; other failures are logged at debug level.
         let all = u32::try_from(self.config.addresses.len()).unwrap_or(u32::MAX).max(1);
         match was.connected {
             true => {
-                tracing::warn!(%address, %reason, "lost the connection to the upstream; keeping the copy")
+                self.is_warned = false;
+                tracing::warn!(%address, %reason, "lost the connection to the upstream; keeping the copy");
             }
             false if failures == all => {
-                tracing::warn!(%address, %reason, "no upstream is reachable; retrying")
+                tracing::info!(%address, %reason, "no upstream responds yet; retrying, it may be starting");
+            }
+            false if failures > all && !self.is_warned && was.since.elapsed() >= UNREACHABLE_WARNING => {
+                self.is_warned = true;
+                tracing::warn!(%address, %reason, "no upstream is reachable; retrying: check that one runs there");
             }
             false => tracing::debug!(%address, %reason, failures, "no upstream is reachable"),
         }

@@ -186,6 +186,18 @@ async fn failed_certificate_renewals_log_errors_twelve_hours_before_expiry() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn missing_first_certificate_is_warning_only_after_five_seconds() {
+    let (log, _guard) = Log::begin();
+    let rig = Rig::start();
+    rig.away.store(true, Ordering::Relaxed);
+    tokio::time::sleep(Duration::from_secs(30)).await;
+    let lines = log.lines("there is no certificate yet");
+    let levels: Vec<_> = lines.iter().map(|line| line["level"].as_str().unwrap()).collect();
+    assert_eq!(levels.first(), Some(&"INFO"), "{levels:?}");
+    assert_eq!(levels.last(), Some(&"WARN"), "{levels:?}");
+}
+
+#[tokio::test(start_paused = true)]
 async fn full_disk_prevents_only_saving_of_renewed_certificate() {
     let (log, _guard) = Log::begin();
     let rig = Rig::start();
