@@ -165,7 +165,8 @@ struct Denied {
     count: u64,
 }
 
-/// Figures for each step of the window, oldest first; `null` for a gap.
+/// Figures for each step of the window, oldest first; `null` for a gap. The last step is the present one and a gap:
+/// some processes have not reported it yet, and its figures would dip.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Steps {
@@ -230,6 +231,10 @@ fn denied(row: &v1::DeniedCalls) -> Denied {
 
 impl Steps {
     fn of(steps: &[Option<Step>], step_ms: u32) -> Self {
+        let mut steps = steps.to_vec();
+        if let Some(present) = steps.last_mut() {
+            *present = None;
+        }
         let each = |value: fn(&CallCounts) -> u64| {
             let rate = |(counts, covered): &Step| value(counts) as f64 / covered.as_secs_f64();
             steps.iter().map(|step| step.as_ref().map(rate).filter(|rate| rate.is_finite())).collect()
@@ -302,13 +307,17 @@ mod tests {
         (faults[CallFault::Unauthorized as usize], faults[CallFault::Reset as usize]) = (5, 5);
         let counts = CallCounts::ZERO.with_totals([20, 0, 0, 0, 0]).with_outcomes(&[], &faults, &[]);
         let step = (counts, Duration::from_secs(10));
-        let steps = [None, Some(step)];
+        let steps = [None, Some(step.clone()), Some(step)];
         let calls = calls(&ServiceName::new("shop/cart").unwrap(), &response, (&steps, 60_000));
         let others = |paths: &[Path]| paths.iter().map(|path| path.0.clone()).collect::<Vec<_>>();
         assert_eq!(others(&calls.callers), ["shop/web", "shop/web"]);
         assert_eq!(others(&calls.called), ["shop/db"]);
-        assert_eq!(calls.steps.rate, [None, Some(2.0)], "a gap is not zero");
-        assert_eq!(calls.steps.p99_us, [None, None]);
+        assert_eq!(
+            calls.steps.rate,
+            [None, Some(2.0), None],
+            "a gap is not zero, and the present step is one"
+        );
+        assert_eq!(calls.steps.p99_us, [None, None, None]);
         assert_eq!((&calls.steps.failed[1], &calls.steps.refused[1]), (&Some(1.0), &Some(0.5)));
         assert_eq!(calls.outcomes.values().sum::<u64>(), 110);
     }
