@@ -1,5 +1,6 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
+import { described, marks, nearest, type Changed } from "../src/lib/changes.ts";
 import { diff, lines } from "../src/lib/diff.ts";
 import { ago, cores, duration, instant, micros, percent, rate, withAges } from "../src/lib/format.ts";
 import { MAX_NODES, NO_CALLS, NO_MESH, callerOf, hasPage, labelOf, level, matrix, picture, rows, serviceOf, serving, sorted, withCalled, type Calls, type Mesh, type Numbers } from "../src/lib/graph.ts";
@@ -48,6 +49,19 @@ test("a time in a text has its age beside it", () => {
   assert.equal(withAges("lost since 2026-05-04T12:00:00.123Z: no renewal", now), "lost since 2026-05-04 12:00:00Z (29 min ago): no renewal");
   assert.equal(withAges("until 2026-05-04T12:31:00Z", now), "until 2026-05-04 12:31:00Z (in 60 s)");
   assert.equal(withAges("no time", now), "no time");
+});
+
+test("changes become marks of a chart: those inside it, and close ones together", () => {
+  const change = (atMs: number, by: string | null = null): Changed => ({ atMs, kind: "drain", text: `at ${atMs}`, by, message: null });
+  const all = [change(160_000), change(102_000, "alice"), change(100_000), change(99_000)];
+  const drawn = marks(all, [100, 200], 5);
+  assert.deepEqual(drawn.map((mark) => [mark.at, mark.changes.length]), [[100, 2], [160, 1]]);
+  assert.equal(nearest(drawn, 157, 4), drawn[1]);
+  assert.equal(nearest(drawn, 150, 4), undefined);
+  assert.equal(nearest([], 150, 4), undefined);
+  assert.deepEqual(described(drawn[0]!, 222_000), ["1970-01-01 00:01:40Z (2 min ago): at 100000", "1970-01-01 00:01:42Z (2 min ago): at 102000, by alice"]);
+  const many = { at: 1, changes: Array.from({ length: 9 }, () => change(1)) };
+  assert.deepEqual(described(many, 1).slice(-1), ["and 3 more"]);
 });
 
 test("a service that is called and has no endpoint left is as bad as one whose endpoints are lost", () => {

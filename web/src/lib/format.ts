@@ -69,12 +69,15 @@ export function instant(time: number | string): string {
   return new Date(time).toISOString().replace("T", " ").replace(/\.\d+Z/, "Z");
 }
 
+/** How long before or after now a time is: `5 s ago`, `in 3 min`. */
+export function age(time: number | string, now: number): string {
+  const ms = now - new Date(time).getTime();
+  return ms < 0 ? `in ${duration(-ms)}` : ago(ms);
+}
+
 /** Times in a text, with their ages beside them. */
 export function withAges(text: string, now: number): string {
-  return text.replace(/\d{4}-\d\d-\d\dT[\d:.]+Z/g, (time) => {
-    const age = now - Date.parse(time);
-    return `${instant(time)} (${age < 0 ? `in ${duration(-age)}` : ago(age)})`;
-  });
+  return text.replace(/\d{4}-\d\d-\d\dT[\d:.]+Z/g, (time) => `${instant(time)} (${age(time, now)})`);
 }
 
 /** The tenant and the service of a name. */

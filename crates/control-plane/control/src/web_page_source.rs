@@ -9,7 +9,7 @@ use fairmesh_imbalance::{Member, Minute};
 use fairmesh_model::{CallCounts, Invalid, Prefix, RecordKey, RecordKind, ServiceName, Tenant};
 use fairmesh_rib::{
     Node,
-    access::{AccessControl, Caller},
+    access::{AccessControl, Caller, Need},
 };
 use fairmesh_views::{HypotheticalCall, Scope, StoredRecord, View, every_kind};
 use fairmesh_web::{AuditLog, Audited, Certificate, InstanceLoad, Refusal, Source};
@@ -143,6 +143,11 @@ impl Source for PageSource {
         }
         let ended = fairmesh_explain::go_on(&call, begun, (&next, &self.view(&next)?)).map_err(undeclared)?;
         Ok(fairmesh_explain::document(&ended))
+    }
+
+    fn may_view_all(&self, asker: &Extensions) -> bool {
+        let asker = asker.get::<Caller>().cloned().unwrap_or_default();
+        !self.access.is_strict() || self.access.check(&asker, &[Need::ViewAll]).is_ok()
     }
 
     fn is_still_permitted(&self, asker: &Extensions) -> bool {

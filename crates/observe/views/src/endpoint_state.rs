@@ -92,13 +92,20 @@ impl DisplayedState<'_> {
 
 /// Describes since when and why an endpoint is lost.
 pub fn lost_words(endpoint: &Endpoint) -> String {
-    match endpoint.lost() {
-        Some((at_ms, Endpoint::REPORTED)) => {
-            format!("lost since {}: its program does not respond to its server's own checks", instant(at_ms))
-        }
-        Some((at_ms, _)) => format!("lost since {}: its lease was not renewed", instant(at_ms)),
+    match lost_cause(endpoint) {
+        Some((at_ms, cause)) => format!("lost since {}: {cause}", instant(at_ms)),
         None => "lost".into(),
     }
+}
+
+/// Returns when an endpoint was lost, in milliseconds since 1970, and why. `None` if its record does not say so.
+pub fn lost_cause(endpoint: &Endpoint) -> Option<(u64, &'static str)> {
+    let (at_ms, why) = endpoint.lost()?;
+    let cause = match why {
+        Endpoint::REPORTED => "its program does not respond to its server's own checks",
+        _ => "its lease was not renewed",
+    };
+    Some((at_ms, cause))
 }
 
 /// Describes the effect of a verdict on callers.

@@ -47,6 +47,9 @@ pub trait Source: Debug + Send + Sync + 'static {
     /// that cannot be read.
     fn explain(&self, call: &HypotheticalCall, asker: &Extensions) -> Result<Value, Refusal>;
 
+    /// Whether the caller of a request may view all tenants.
+    fn may_view_all(&self, asker: &Extensions) -> bool;
+
     /// Whether the caller of a request, which was permitted, may still make it. Streams end otherwise.
     fn is_still_permitted(&self, asker: &Extensions) -> bool;
 }

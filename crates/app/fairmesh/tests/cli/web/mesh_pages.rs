@@ -78,7 +78,14 @@ const BEFORE_THE_DRAIN: Shown = (
 );
 
 const SHOWN: &[Shown] = &[
-    ("regions", &[("Drains", "keeps"), ("Probes", "From the zone of the row")]),
+    (
+        "regions",
+        &[
+            ("Drains", "keeps"),
+            ("Probes", "From the zone of the row"),
+            ("What changed", "drain of the region us begun"),
+        ],
+    ),
     ("imbalance", &[("Causes", "within a host type"), ("Waste", "shop/cart")]),
     ("imbalance?by=region&tenant=shop", &[("Waste", "eu")]),
     (
