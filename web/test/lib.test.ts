@@ -7,7 +7,7 @@ import { MAX_NODES, NO_CALLS, NO_MESH, callerOf, hasPage, labelOf, level, matrix
 import { link, read } from "../src/lib/route.ts";
 import { dueKey, isOff, isUnknown, parts, times, type Endpoint, type Service, type ServiceCalls } from "../src/lib/service.ts";
 import { measuredAges, places, took, type Probed, type Topology } from "../src/lib/regions.ts";
-import { daysUntil, issued, words, type Entry } from "../src/lib/security.ts";
+import { daysUntil, issued, lastMinute, refusedCalls, words, type Entry } from "../src/lib/security.ts";
 import { authorization, pause, updated } from "../src/lib/stream.ts";
 
 const numbers = (rate: number, failed = 0, age = 1_000): Numbers => [rate, 0, failed, 900, 4_000, 0, age];
@@ -148,9 +148,21 @@ test("entries of the log are told in a line, and certificates by age", () => {
   const certificate = (number: number, identity: string) => entry(number, { event: "certificate", details: { identity } });
   assert.equal(words(entry(1, { changes: [{ key: "/k", what: "created" }], allChanges: 3 })), "created /k, and 2 more");
   assert.equal(words(certificate(2, "shop/cart")), "certificate: shop/cart");
+  const denied = (number: number, method: string) => entry(number, { event: "denied", details: { method, reason: "403" } });
+  assert.deepEqual(refusedCalls([denied(3, "/v1/drain"), certificate(2, "shop/cart"), denied(1, "")]).map(({ number, what, reason }) => [number, what, reason]), [
+    [3, "/v1/drain", "403"],
+    [1, "connection", "403"],
+  ]);
+  assert.equal(words(denied(1, "")), "refused connection: 403");
   const found = issued([certificate(9, "shop/web"), certificate(7, "shop/cart"), certificate(5, "shop/web"), entry(3, {})]);
   assert.deepEqual(found, [{ identity: "shop/cart", atMs: 7, count: 1 }, { identity: "shop/web", atMs: 9, count: 2 }]);
   assert.equal(daysUntil("2026-05-04T12:00:00Z", Date.parse("2026-05-01T13:00:00Z")), 2);
+});
+
+test("the last refused call has an age and the time of its minute", () => {
+  const now = Date.parse("2026-05-04T12:30:20Z");
+  assert.deepEqual(lastMinute(0, now), { words: "this minute", at: "2026-05-04 12:30Z" });
+  assert.deepEqual(lastMinute(3, now), { words: "3 min ago", at: "2026-05-04 12:27Z" });
 });
 
 test("a service is shown with its neighbours alone", () => {

@@ -22,7 +22,7 @@ use crate::{
     admin_service::changes,
     audit::{self, Log},
     imbalance::{Imbalance, ReportQuery},
-    reports::{CallScope, CallViews},
+    reports::CallViews,
 };
 
 /// Source of the page's data.
@@ -48,12 +48,11 @@ impl PageSource {
 
 impl Source for PageSource {
     fn calls(&self, scope: &Scope, window: Duration) -> v1::ReadCallsResponse {
-        let scope = match scope {
-            Scope::All => CallScope::All,
-            Scope::Tenant(tenant) => CallScope::Tenant(tenant.clone()),
-            Scope::Service(service) => CallScope::Service(service.clone()),
-        };
-        self.calls.read((scope, u32::try_from(window.as_secs()).unwrap_or(u32::MAX), false))
+        self.calls.read((scope.clone(), u32::try_from(window.as_secs()).unwrap_or(u32::MAX), false))
+    }
+
+    fn denied(&self, scope: &Scope, window: Duration) -> Vec<(v1::DeniedCalls, u64)> {
+        self.calls.denied(scope, window)
     }
 
     fn steps(&self, service: &ServiceName, window: Duration) -> Vec<Option<(CallCounts, Duration)>> {

@@ -158,11 +158,13 @@ pub(crate) struct ServiceCalls {
 struct Path(String, String, [String; 2], Numbers);
 
 #[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
 struct Denied {
     caller: String,
     rule: String,
     audit: bool,
     count: u64,
+    minutes_ago: u64,
 }
 
 /// Figures for each step of the window, oldest first; `null` for a gap. The last step is the present one and a gap:
@@ -183,6 +185,7 @@ struct Steps {
 pub(crate) fn calls(
     name: &ServiceName,
     response: &v1::ReadCallsResponse,
+    denied: Vec<(v1::DeniedCalls, u64)>,
     (steps, window_ms): (&[Option<Step>], u64),
 ) -> ServiceCalls {
     let (name, rows) = (name.to_string(), rows(response));
@@ -194,7 +197,7 @@ pub(crate) fn calls(
         callers: paths(&to, |row| &row.caller),
         called: paths(&from, |row| &row.service),
         outcomes: outcomes(&sum.counts),
-        denied: response.denied.iter().map(denied).collect(),
+        denied: denied.into_iter().map(Denied::of).collect(),
         steps: Steps::of(steps, response.step_ms),
         window_ms,
         history_ms: response.history_ms,
@@ -224,9 +227,11 @@ fn outcomes(counts: &CallCounts) -> BTreeMap<&'static str, u64> {
     outcomes
 }
 
-fn denied(row: &v1::DeniedCalls) -> Denied {
-    let v1::DeniedCalls { caller, rule, audit, count, .. } = row.clone();
-    Denied { caller, rule, audit, count }
+impl Denied {
+    fn of((row, minutes_ago): (v1::DeniedCalls, u64)) -> Self {
+        let v1::DeniedCalls { caller, rule, audit, count, .. } = row;
+        Self { caller, rule, audit, count, minutes_ago }
+    }
 }
 
 impl Steps {
@@ -308,7 +313,7 @@ mod tests {
         let counts = CallCounts::ZERO.with_totals([20, 0, 0, 0, 0]).with_outcomes(&[], &faults, &[]);
         let step = (counts, Duration::from_secs(10));
         let steps = [None, Some(step.clone()), Some(step)];
-        let calls = calls(&ServiceName::new("shop/cart").unwrap(), &response, (&steps, 60_000));
+        let calls = calls(&ServiceName::new("shop/cart").unwrap(), &response, Vec::new(), (&steps, 60_000));
         let others = |paths: &[Path]| paths.iter().map(|path| path.0.clone()).collect::<Vec<_>>();
         assert_eq!(others(&calls.callers), ["shop/web", "shop/web"]);
         assert_eq!(others(&calls.called), ["shop/db"]);

@@ -172,7 +172,8 @@ pub(super) async fn security(
     });
     let (of, window) = (scope.clone(), asked.window());
     let denied = served.part("denied", (1, format!("{} {window:?}", asked.tenant)), move |served| {
-        denied_calls::denied(&served.source.calls(&of, window), millis(window))
+        let history_ms = served.source.calls(&of, window).history_ms;
+        denied_calls::denied(&served.source.denied(&of, window), (millis(window), history_ms))
     });
     let mut parts = vec![protection, denied];
     if matches!(scope, Scope::All) {

@@ -46,9 +46,10 @@ pub(super) async fn live(
     });
     let of = name.clone();
     let calls = served.part("calls", (1, format!("{name} {window:?}")), move |served| {
-        let response = served.source.calls(&Scope::Service(of.clone()), window);
+        let scope = Scope::Service(of.clone());
+        let (response, denied) = (served.source.calls(&scope, window), served.source.denied(&scope, window));
         let steps = served.source.steps(&of, EARLIER.max(window));
-        Shown::head(&service::calls(&of, &response, (&steps, millis(window))))
+        Shown::head(&service::calls(&of, &response, denied, (&steps, millis(window))))
     });
     let (behind, shards) = (behind(&served, &name, request.extensions()), shards_of(&served, &name));
     let changes = changes_of(&served, &name, request.extensions());
