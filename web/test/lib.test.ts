@@ -6,7 +6,7 @@ import { ago, cores, duration, instant, micros, percent, rate, withAges } from "
 import { MAX_NODES, NO_CALLS, NO_MESH, callerOf, hasPage, labelOf, level, matrix, picture, rows, serviceOf, serving, sorted, withCalled, type Calls, type Mesh, type Numbers } from "../src/lib/graph.ts";
 import { link, read } from "../src/lib/route.ts";
 import { dueKey, isOff, isUnknown, parts, times, type Endpoint, type Service, type ServiceCalls } from "../src/lib/service.ts";
-import { measuredAges, places, took, type Probed, type Topology } from "../src/lib/regions.ts";
+import { measuredAges, partlyCarried, places, took, type Probed, type Topology } from "../src/lib/regions.ts";
 import { daysUntil, issued, lastMinute, refusedCalls, words, type Entry } from "../src/lib/security.ts";
 import { authorization, pause, updated } from "../src/lib/stream.ts";
 
@@ -141,6 +141,9 @@ test("round trips have the ages of their measurements", () => {
   const topology = (roundTrips: Topology["roundTrips"]): Topology => ({ regions: [], roundTrips });
   assert.deepEqual(measuredAges(topology([["eu", "us", 80_000, 9_000], ["us", "eu", 80_000, 4_000], ["eu", "asia", 1, null]])), [4_000, 9_000]);
   assert.equal(measuredAges(topology([["eu", "us", 80_000, null]])), null);
+  const region = (name: string, overflowing: [string, number][]) => ({ name, declared: true, continent: null, neighbours: [], endpoints: 4, serving: 2, overflowing, moreOverflowing: 0 });
+  const lost: Topology = { regions: [region("eu", [["shop/cart", 0.7]]), region("us", [])], roundTrips: [] };
+  assert.deepEqual([partlyCarried(lost, "shop/cart"), partlyCarried(lost, "shop/db"), partlyCarried(null, "shop/cart")], [[["eu", 0.7]], [], []]);
 });
 
 test("entries of the log are told in a line, and certificates by age", () => {

@@ -80,6 +80,14 @@ export function withAges(text: string, now: number): string {
   return text.replace(/\d{4}-\d\d-\d\dT[\d:.]+Z/g, (time) => `${instant(time)} (${age(time, now)})`);
 }
 
+/** A long list, folded: the first names, the rest, and the number of all that are not among the first. */
+export function folded(names: string[], first: number, more = 0): { shown: string[]; rest: string[]; more: number; count: number } {
+  // A single name takes no more space than its number.
+  const at = names.length + more <= first + 1 ? names.length : first;
+  const rest = names.slice(at);
+  return { shown: names.slice(0, at), rest, more, count: rest.length + more };
+}
+
 /** The tenant and the service of a name. */
 export function split(name: string): [string, string] {
   const at = name.indexOf("/");
