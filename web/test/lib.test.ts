@@ -2,8 +2,8 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 import { described, marks, nearest, type Changed } from "../src/lib/changes.ts";
 import { diff, lines } from "../src/lib/diff.ts";
-import { ago, cores, duration, instant, micros, percent, rate, withAges } from "../src/lib/format.ts";
-import { MAX_NODES, NO_CALLS, NO_MESH, callerOf, hasPage, labelOf, level, matrix, picture, rows, serviceOf, serving, sorted, withCalled, type Calls, type Mesh, type Numbers } from "../src/lib/graph.ts";
+import { ago, cores, duration, folded, instant, micros, percent, rate, withAges } from "../src/lib/format.ts";
+import { MAX_NODES, NO_CALLS, NO_MESH, callerOf, foldRegions, hasPage, labelOf, level, matrix, picture, regionOf, rows, serviceOf, serving, sorted, withCalled, type Calls, type Mesh, type Numbers } from "../src/lib/graph.ts";
 import { link, read } from "../src/lib/route.ts";
 import { dueKey, isOff, isUnknown, parts, times, type Endpoint, type Service, type ServiceCalls } from "../src/lib/service.ts";
 import { measuredAges, partlyCarried, places, took, type Probed, type Topology } from "../src/lib/regions.ts";
@@ -62,6 +62,22 @@ test("changes become marks of a chart: those inside it, and close ones together"
   assert.deepEqual(described(drawn[0]!, 222_000), ["1970-01-01 00:01:40Z (2 min ago): at 100000", "1970-01-01 00:01:42Z (2 min ago): at 102000, by alice"]);
   const many = { at: 1, changes: Array.from({ length: 9 }, () => change(1)) };
   assert.deepEqual(described(many, 1).slice(-1), ["and 3 more"]);
+});
+
+test("long lists are folded with the number of what they hide", () => {
+  assert.deepEqual(folded(["a", "b", "c", "d"], 3), { shown: ["a", "b", "c", "d"], rest: [], more: 0, count: 0 });
+  assert.deepEqual(folded(["a", "b", "c", "d", "e"], 3, 2), { shown: ["a", "b", "c"], rest: ["d", "e"], more: 2, count: 4 });
+});
+
+test("rows of a service in several regions are one row with its sum, and unfold", () => {
+  const row = (name: string, rate: number) => ({ name, numbers: numbers(rate) });
+  const groups = foldRegions([row("shop/cart@eu", 3), row("shop/db@eu", 9), row("shop/cart@us", 2)], (one) => one.name, (one) => regionOf(one.name));
+  assert.deepEqual(groups.map(({ name, numbers, parts }) => [name, numbers?.[0], parts.map((part) => part.region)]), [
+    ["shop/cart", 5, ["eu", "us"]],
+    ["shop/db", 9, ["eu"]],
+  ]);
+  assert.deepEqual(sorted(groups, "calls/s").map((group) => group.name), ["shop/db", "shop/cart"]);
+  assert.equal(regionOf("shop/cart"), "–");
 });
 
 test("a service that is called and has no endpoint left is as bad as one whose endpoints are lost", () => {
