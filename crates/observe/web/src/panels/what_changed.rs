@@ -207,13 +207,13 @@ mod tests {
 
     #[test]
     fn records_of_service_say_what_changed_newest_first() {
-        let mut one = ServiceView::default();
-        one.endpoints = vec![
+        let endpoints = vec![
             endpoint("a", EndpointState::Lost, (Endpoint::LOST, "10 expired")),
             endpoint("b", EndpointState::Draining, (Endpoint::DRAINED, "20 alice")),
             // Its label is older than its return.
             endpoint("c", EndpointState::Serving, (Endpoint::LOST, "15 expired")),
         ];
+        let mut one = ServiceView { endpoints, ..ServiceView::default() };
         let (healthy, cause) = (false, "status 500".to_owned());
         let verdict = Verdict { healthy, since_ms: 30, confidence: 900, cause, stale: false };
         one.health.put(Region::new("eu").unwrap(), InstanceId::new("d").unwrap(), verdict);
