@@ -1,12 +1,13 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
+import { described, marks, nearest, type Changed } from "../src/lib/changes.ts";
 import { diff, lines } from "../src/lib/diff.ts";
-import { ago, cores, duration, instant, micros, percent, rate, withAges } from "../src/lib/format.ts";
-import { MAX_NODES, NO_CALLS, NO_MESH, callerOf, hasPage, labelOf, level, matrix, picture, rows, serviceOf, serving, sorted, withCalled, type Calls, type Mesh, type Numbers } from "../src/lib/graph.ts";
+import { ago, cores, duration, folded, instant, micros, percent, rate, withAges } from "../src/lib/format.ts";
+import { MAX_NODES, NO_CALLS, NO_MESH, callerOf, foldRegions, hasPage, labelOf, level, matrix, picture, regionOf, rows, serviceOf, serving, sorted, withCalled, type Calls, type Mesh, type Numbers } from "../src/lib/graph.ts";
 import { link, read } from "../src/lib/route.ts";
 import { dueKey, isOff, isUnknown, parts, times, type Endpoint, type Service, type ServiceCalls } from "../src/lib/service.ts";
-import { measuredAges, places, took, type Probed, type Topology } from "../src/lib/regions.ts";
-import { daysUntil, issued, words, type Entry } from "../src/lib/security.ts";
+import { measuredAges, partlyCarried, places, took, type Probed, type Topology } from "../src/lib/regions.ts";
+import { daysUntil, issued, lastMinute, refusedCalls, words, type Entry } from "../src/lib/security.ts";
 import { authorization, pause, updated } from "../src/lib/stream.ts";
 
 const numbers = (rate: number, failed = 0, age = 1_000): Numbers => [rate, 0, failed, 900, 4_000, 0, age];
@@ -48,6 +49,35 @@ test("a time in a text has its age beside it", () => {
   assert.equal(withAges("lost since 2026-05-04T12:00:00.123Z: no renewal", now), "lost since 2026-05-04 12:00:00Z (29 min ago): no renewal");
   assert.equal(withAges("until 2026-05-04T12:31:00Z", now), "until 2026-05-04 12:31:00Z (in 60 s)");
   assert.equal(withAges("no time", now), "no time");
+});
+
+test("changes become marks of a chart: those inside it, and close ones together", () => {
+  const change = (atMs: number, by: string | null = null): Changed => ({ atMs, kind: "drain", text: `at ${atMs}`, by, message: null });
+  const all = [change(160_000), change(102_000, "alice"), change(100_000), change(99_000)];
+  const drawn = marks(all, [100, 200], 5);
+  assert.deepEqual(drawn.map((mark) => [mark.at, mark.changes.length]), [[100, 2], [160, 1]]);
+  assert.equal(nearest(drawn, 157, 4), drawn[1]);
+  assert.equal(nearest(drawn, 150, 4), undefined);
+  assert.equal(nearest([], 150, 4), undefined);
+  assert.deepEqual(described(drawn[0]!, 222_000), ["1970-01-01 00:01:40Z (2 min ago): at 100000", "1970-01-01 00:01:42Z (2 min ago): at 102000, by alice"]);
+  const many = { at: 1, changes: Array.from({ length: 9 }, () => change(1)) };
+  assert.deepEqual(described(many, 1).slice(-1), ["and 3 more"]);
+});
+
+test("long lists are folded with the number of what they hide", () => {
+  assert.deepEqual(folded(["a", "b", "c", "d"], 3), { shown: ["a", "b", "c", "d"], rest: [], more: 0, count: 0 });
+  assert.deepEqual(folded(["a", "b", "c", "d", "e"], 3, 2), { shown: ["a", "b", "c"], rest: ["d", "e"], more: 2, count: 4 });
+});
+
+test("rows of a service in several regions are one row with its sum, and unfold", () => {
+  const row = (name: string, rate: number) => ({ name, numbers: numbers(rate) });
+  const groups = foldRegions([row("shop/cart@eu", 3), row("shop/db@eu", 9), row("shop/cart@us", 2)], (one) => one.name, (one) => regionOf(one.name));
+  assert.deepEqual(groups.map(({ name, numbers, parts }) => [name, numbers?.[0], parts.map((part) => part.region)]), [
+    ["shop/cart", 5, ["eu", "us"]],
+    ["shop/db", 9, ["eu"]],
+  ]);
+  assert.deepEqual(sorted(groups, "calls/s").map((group) => group.name), ["shop/db", "shop/cart"]);
+  assert.equal(regionOf("shop/cart"), "–");
 });
 
 test("a service that is called and has no endpoint left is as bad as one whose endpoints are lost", () => {
@@ -127,6 +157,9 @@ test("round trips have the ages of their measurements", () => {
   const topology = (roundTrips: Topology["roundTrips"]): Topology => ({ regions: [], roundTrips });
   assert.deepEqual(measuredAges(topology([["eu", "us", 80_000, 9_000], ["us", "eu", 80_000, 4_000], ["eu", "asia", 1, null]])), [4_000, 9_000]);
   assert.equal(measuredAges(topology([["eu", "us", 80_000, null]])), null);
+  const region = (name: string, overflowing: [string, number][]) => ({ name, declared: true, continent: null, neighbours: [], endpoints: 4, serving: 2, overflowing, moreOverflowing: 0 });
+  const lost: Topology = { regions: [region("eu", [["shop/cart", 0.7]]), region("us", [])], roundTrips: [] };
+  assert.deepEqual([partlyCarried(lost, "shop/cart"), partlyCarried(lost, "shop/db"), partlyCarried(null, "shop/cart")], [[["eu", 0.7]], [], []]);
 });
 
 test("entries of the log are told in a line, and certificates by age", () => {
@@ -134,9 +167,21 @@ test("entries of the log are told in a line, and certificates by age", () => {
   const certificate = (number: number, identity: string) => entry(number, { event: "certificate", details: { identity } });
   assert.equal(words(entry(1, { changes: [{ key: "/k", what: "created" }], allChanges: 3 })), "created /k, and 2 more");
   assert.equal(words(certificate(2, "shop/cart")), "certificate: shop/cart");
+  const denied = (number: number, method: string) => entry(number, { event: "denied", details: { method, reason: "403" } });
+  assert.deepEqual(refusedCalls([denied(3, "/v1/drain"), certificate(2, "shop/cart"), denied(1, "")]).map(({ number, what, reason }) => [number, what, reason]), [
+    [3, "/v1/drain", "403"],
+    [1, "connection", "403"],
+  ]);
+  assert.equal(words(denied(1, "")), "refused connection: 403");
   const found = issued([certificate(9, "shop/web"), certificate(7, "shop/cart"), certificate(5, "shop/web"), entry(3, {})]);
   assert.deepEqual(found, [{ identity: "shop/cart", atMs: 7, count: 1 }, { identity: "shop/web", atMs: 9, count: 2 }]);
   assert.equal(daysUntil("2026-05-04T12:00:00Z", Date.parse("2026-05-01T13:00:00Z")), 2);
+});
+
+test("the last refused call has an age and the time of its minute", () => {
+  const now = Date.parse("2026-05-04T12:30:20Z");
+  assert.deepEqual(lastMinute(0, now), { words: "this minute", at: "2026-05-04 12:30Z" });
+  assert.deepEqual(lastMinute(3, now), { words: "3 min ago", at: "2026-05-04 12:27Z" });
 });
 
 test("a service is shown with its neighbours alone", () => {

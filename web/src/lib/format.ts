@@ -69,12 +69,23 @@ export function instant(time: number | string): string {
   return new Date(time).toISOString().replace("T", " ").replace(/\.\d+Z/, "Z");
 }
 
+/** How long before or after now a time is: `5 s ago`, `in 3 min`. */
+export function age(time: number | string, now: number): string {
+  const ms = now - new Date(time).getTime();
+  return ms < 0 ? `in ${duration(-ms)}` : ago(ms);
+}
+
 /** Times in a text, with their ages beside them. */
 export function withAges(text: string, now: number): string {
-  return text.replace(/\d{4}-\d\d-\d\dT[\d:.]+Z/g, (time) => {
-    const age = now - Date.parse(time);
-    return `${instant(time)} (${age < 0 ? `in ${duration(-age)}` : ago(age)})`;
-  });
+  return text.replace(/\d{4}-\d\d-\d\dT[\d:.]+Z/g, (time) => `${instant(time)} (${age(time, now)})`);
+}
+
+/** A long list, folded: the first names, the rest, and the number of all that are not among the first. */
+export function folded(names: string[], first: number, more = 0): { shown: string[]; rest: string[]; more: number; count: number } {
+  // A single name takes no more space than its number.
+  const at = names.length + more <= first + 1 ? names.length : first;
+  const rest = names.slice(at);
+  return { shown: names.slice(0, at), rest, more, count: rest.length + more };
 }
 
 /** The tenant and the service of a name. */

@@ -211,11 +211,37 @@ export function rows(calls: Calls, mesh: Mesh, text: string): Row[] {
   return matching.sort((one, other) => (other.numbers?.[0] ?? -1) - (one.numbers?.[0] ?? -1) || (one.name < other.name ? -1 : 1));
 }
 
+/** Rows of a service in several regions, as one: the sum, and its parts by region. */
+export interface Group {
+  name: string;
+  numbers: Numbers | undefined;
+  listed: Listed | undefined;
+  parts: { region: string; numbers: Numbers | undefined }[];
+}
+
+/** Folds rows that differ by region alone, in the order of their first; `other` tells the name, and `region` what tells its rows apart. */
+export function foldRegions<T extends { numbers?: Numbers; listed?: Listed }>(rows: T[], other: (row: T) => string, region: (row: T) => string): Group[] {
+  const groups = new Map<string, Group>();
+  for (const row of rows) {
+    const name = serviceOf(other(row));
+    const known = groups.get(name) ?? { name, numbers: undefined, listed: row.listed, parts: [] };
+    if (row.numbers) known.numbers = known.numbers ? add(known.numbers, row.numbers) : row.numbers;
+    known.parts.push({ region: region(row), numbers: row.numbers });
+    groups.set(name, known);
+  }
+  return [...groups.values()];
+}
+
+/** The region of a name; a dash if it has none. */
+export function regionOf(name: string): string {
+  return name.split("@")[1] ?? "–";
+}
+
 /** Columns by which services are sorted, and where their numbers are. */
 export const SORTS: Record<string, number> = { service: -1, "calls/s": 0, failed: 2, p50: 3, p99: 4 };
 
 /** Rows by a column: names upwards, numbers downwards. */
-export function sorted(rows: Row[], by: string): Row[] {
+export function sorted<T extends { name: string; numbers?: Numbers | undefined }>(rows: T[], by: string): T[] {
   const at = Object.hasOwn(SORTS, by) ? SORTS[by] : undefined;
   if (at === undefined) return rows;
   if (at < 0) return [...rows].sort((one, other) => (one.name < other.name ? -1 : 1));

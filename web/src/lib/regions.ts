@@ -1,6 +1,6 @@
 /** The event `topology` of `/ui/api/regions`. */
 export interface Topology {
-  regions: { name: string; declared: boolean; continent: string | null; neighbours: string[]; endpoints: number; serving: number }[];
+  regions: { name: string; declared: boolean; continent: string | null; neighbours: string[]; endpoints: number; serving: number; /** Services that cannot carry all their calls there, with the part that they carry. */ overflowing: [string, number][]; moreOverflowing: number }[];
   /** From, to, µs, and the age of the measurement; null: declared. */
   roundTrips: [string, string, number, number | null][];
 }
@@ -9,6 +9,12 @@ export interface Topology {
 export function measuredAges(topology: Topology): [number, number] | null {
   const ages = topology.roundTrips.map(([, , , age]) => age).filter((age) => age !== null);
   return ages.length ? [Math.min(...ages), Math.max(...ages)] : null;
+}
+
+/** Regions whose endpoints cannot carry all calls of a service, with the part that they carry: callers adjust the planner's tables to it. */
+export function partlyCarried(topology: Topology | null, service: string): [string, number][] {
+  const carried = (topology?.regions ?? []).map((region): [string, number | undefined] => [region.name, region.overflowing.find(([name]) => name === service)?.[1]]);
+  return carried.filter((one): one is [string, number] => one[1] !== undefined);
 }
 
 /** The event `drains`. */

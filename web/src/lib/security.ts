@@ -1,3 +1,5 @@
+import { instant } from "./format.ts";
+
 /** The event `authority` of `/ui/api/security`. */
 export interface Authority {
   domain: string | null;
@@ -23,6 +25,41 @@ export interface Protection {
   rules: string;
   callers: { address: string; connections: number; agoMs: number }[];
   moreCallers: number;
+}
+
+/** Calls of a caller that rules refuse, or would refuse. */
+export interface Denied {
+  service?: string;
+  caller: string | null;
+  rule: string | null;
+  audit: boolean;
+  count: number;
+  /** Minutes since that of the last call; 0: the present one. */
+  minutesAgo: number;
+}
+
+/** When something was last counted, by its minute: the age, and the minute as a time. */
+export function lastMinute(minutesAgo: number, now: number): { words: string; at: string } {
+  const minute = (Math.floor(now / 60_000) - minutesAgo) * 60_000;
+  return { words: minutesAgo === 0 ? "this minute" : `${minutesAgo} min ago`, at: instant(minute).replace(/:00Z$/, "Z") };
+}
+
+/** A call that the control plane refused. */
+export interface RefusedCall {
+  number: number;
+  atMs: number;
+  caller: string;
+  /** The method or path; a connection that was refused has none. */
+  what: string;
+  reason: string;
+}
+
+/** The refused calls among entries. */
+export function refusedCalls(entries: Entry[]): RefusedCall[] {
+  const text = (value: unknown) => (typeof value === "string" ? value : "");
+  return entries
+    .filter((entry) => entry.event === "denied")
+    .map(({ number, atMs, who, details }) => ({ number, atMs, caller: who, what: text(details?.method) || "connection", reason: text(details?.reason) }));
 }
 
 /** An entry of `/ui/api/audit/LOG`. */
@@ -62,5 +99,7 @@ export function words(entry: Entry): string {
     const more = entry.allChanges > entry.changes.length ? `, and ${entry.allChanges - entry.changes.length} more` : "";
     return entry.changes.map((change) => `${change.what} ${change.key}`).join(", ") + more;
   }
+  const [refused] = refusedCalls([entry]);
+  if (refused) return `refused ${refused.what}: ${refused.reason}`;
   return `${entry.event}: ${Object.values(entry.details ?? {}).map(String).join(", ")}`;
 }

@@ -1,4 +1,5 @@
 import type { Numbers } from "./graph.ts";
+import type { Denied } from "./security.ts";
 
 /** The event `service` of `/ui/api/live/TENANT/SERVICE`. */
 export interface Service {
@@ -65,7 +66,7 @@ export interface ServiceCalls {
   callers: Path[];
   called: Path[];
   outcomes: Record<string, number>;
-  denied: { caller: string; rule: string; audit: boolean; count: number }[];
+  denied: Denied[];
   steps: { stepMs: number; rate: Series; failed: Series; refused: Series; p50Us: Series; p99Us: Series };
   windowMs: number;
   historyMs: number;

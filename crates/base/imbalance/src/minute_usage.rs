@@ -9,6 +9,10 @@ pub(crate) const MINUTE_MS: u32 = 60_000;
 /// shorter time is not representative.
 pub const MIN_COVERED_MS: u32 = 5_000;
 
+/// Time after the end of a minute in which servers' reports of it arrive unless they are late, in milliseconds.
+/// Servers send every ten seconds, and agents forward the reports in batches.
+const REPORT_DELAY_MS: u64 = 30_000;
+
 /// More cores than any machine has, in thousandths of a core.
 const MAX_MILLICORES: u64 = 65_536_000;
 
@@ -40,6 +44,12 @@ impl Minute {
     /// The minute that contains a time in milliseconds since 1970 (UTC).
     pub fn of_ms(ms: u64) -> Self {
         Self(u32::try_from(ms / u64::from(MINUTE_MS)).unwrap_or(u32::MAX))
+    }
+
+    /// The newest complete minute at a time in milliseconds since 1970 (UTC): it has ended, and servers had the time
+    /// to report it. Sums of a later minute lack the servers that have not reported yet.
+    pub fn newest_complete(ms: u64) -> Self {
+        Self::of_ms(ms.saturating_sub(REPORT_DELAY_MS)).before(1)
     }
 
     /// The beginning of the minute, in milliseconds since 1970 (UTC).
@@ -81,6 +91,12 @@ impl Usage {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn minute_is_complete_half_a_minute_after_its_end() {
+        let minute = |seconds: u64| Minute::newest_complete(seconds * 1_000).0;
+        assert_eq!([600, 629, 630, 689, 690].map(minute), [8, 8, 9, 9, 10]);
+    }
 
     #[test]
     fn implausible_cpu_usage_is_rejected() {

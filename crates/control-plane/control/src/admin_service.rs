@@ -21,6 +21,7 @@ use fairmesh_rib::{
 };
 use fairmesh_store::{PartitionedStore, Store, write_author::saying};
 use fairmesh_traces::Traces;
+use fairmesh_views::Scope;
 use fairmesh_wire::{identity_of, run_blocking, software_of, transport::Waits, v1};
 use tokio::{
     sync::{Mutex, MutexGuard},
@@ -33,7 +34,7 @@ use crate::{
     audit::{AuditLog, Log},
     change_message::read_message,
     controllers,
-    reports::{CallScope, CallViews},
+    reports::CallViews,
     store_error::write_error,
     traces,
     wall_clock::now_ms,
@@ -140,9 +141,9 @@ impl v1::admin_server::Admin for AdminService {
         let v1::ReadCallsRequest { service, tenant, window_s, series } = request.into_inner();
         let invalid = |problem: Invalid| Status::invalid_argument(problem.to_string());
         let scope = match (service.as_str(), tenant.as_str()) {
-            ("", "") => CallScope::All,
-            ("", tenant) => CallScope::Tenant(Tenant::new(tenant).map_err(invalid)?),
-            (service, _) => CallScope::Service(ServiceName::new(service).map_err(invalid)?),
+            ("", "") => Scope::All,
+            ("", tenant) => Scope::Tenant(Tenant::new(tenant).map_err(invalid)?),
+            (service, _) => Scope::Service(ServiceName::new(service).map_err(invalid)?),
         };
         let calls = Arc::clone(&self.calls);
         let read = spawn_blocking(move || calls.read((scope, window_s, series))).await;

@@ -250,5 +250,10 @@ fn now() -> Minute {
     Minute::of_ms(now_ms())
 }
 
+/// The newest minute that reports and metrics include.
+fn newest_complete() -> Minute {
+    Minute::newest_complete(now_ms())
+}
+
 #[cfg(test)]
 mod tests;

@@ -18,6 +18,6 @@ mod traffic_reports;
 mod watched_graph;
 mod watched_services;
 
-pub(crate) use call_views::{CallScope, CallViews};
+pub(crate) use call_views::CallViews;
 pub(crate) use service::SignalsService;
 pub(crate) use traffic_reports::TrafficReports;

@@ -9,7 +9,7 @@ use fairmesh_imbalance::{Member, Minute};
 use fairmesh_model::{CallCounts, Invalid, Prefix, RecordKey, RecordKind, ServiceName, Tenant};
 use fairmesh_rib::{
     Node,
-    access::{AccessControl, Caller},
+    access::{AccessControl, Caller, Need},
 };
 use fairmesh_views::{HypotheticalCall, Scope, StoredRecord, View, every_kind};
 use fairmesh_web::{AuditLog, Audited, Certificate, InstanceLoad, Refusal, Source};
@@ -22,7 +22,7 @@ use crate::{
     admin_service::changes,
     audit::{self, Log},
     imbalance::{Imbalance, ReportQuery},
-    reports::{CallScope, CallViews},
+    reports::CallViews,
 };
 
 /// Source of the page's data.
@@ -48,12 +48,11 @@ impl PageSource {
 
 impl Source for PageSource {
     fn calls(&self, scope: &Scope, window: Duration) -> v1::ReadCallsResponse {
-        let scope = match scope {
-            Scope::All => CallScope::All,
-            Scope::Tenant(tenant) => CallScope::Tenant(tenant.clone()),
-            Scope::Service(service) => CallScope::Service(service.clone()),
-        };
-        self.calls.read((scope, u32::try_from(window.as_secs()).unwrap_or(u32::MAX), false))
+        self.calls.read((scope.clone(), u32::try_from(window.as_secs()).unwrap_or(u32::MAX), false))
+    }
+
+    fn denied(&self, scope: &Scope, window: Duration) -> Vec<(v1::DeniedCalls, u64)> {
+        self.calls.denied(scope, window)
     }
 
     fn steps(&self, service: &ServiceName, window: Duration) -> Vec<Option<(CallCounts, Duration)>> {
@@ -143,6 +142,11 @@ impl Source for PageSource {
         }
         let ended = fairmesh_explain::go_on(&call, begun, (&next, &self.view(&next)?)).map_err(undeclared)?;
         Ok(fairmesh_explain::document(&ended))
+    }
+
+    fn may_view_all(&self, asker: &Extensions) -> bool {
+        let asker = asker.get::<Caller>().cloned().unwrap_or_default();
+        !self.access.is_strict() || self.access.check(&asker, &[Need::ViewAll]).is_ok()
     }
 
     fn is_still_permitted(&self, asker: &Extensions) -> bool {

@@ -13,7 +13,8 @@ pub struct CallerTable {
     pub revision: u64,
     /// Kind of the service, which decides whether keys and roles matter.
     pub kind: ServiceKind,
-    /// Endpoints that health checks found unhealthy, with the checker and time of each verdict.
+    /// Endpoints that callers avoid because health checks found them unhealthy, or because they are lost, with the
+    /// reason and its time.
     pub avoided: Vec<(String, String)>,
 }
 
@@ -54,7 +55,7 @@ impl CallerTable {
             authorizes_callers: false,
         };
         let states = states(one, view).into_iter().zip(&endpoints);
-        let avoided = states.filter(|(state, _)| state.state == "unhealthy");
+        let avoided = states.filter(|(state, _)| state.is_avoided);
         let avoided = avoided.map(|(state, endpoint)| (endpoint.instance.to_string(), state.reason()));
         let avoided = avoided.collect();
         let revision = one.revision(&call.location.region);

@@ -392,8 +392,10 @@ impl Authorizer {
         self.denied.count(call.caller.map(CallerId::as_str), rule, decision.is_audit);
         if self.log_limit.permits() {
             let caller = call.caller.map_or("a caller without an identity", CallerId::as_str);
-            let (method, path) = (call.method, call.path);
-            tracing::info!(caller, method, path, "a call is {decision}");
+            match (call.method, call.path) {
+                ("", _) => tracing::info!(caller, "a connection is {decision}"),
+                (method, path) => tracing::info!(caller, method, path, "a call is {decision}"),
+            }
         }
     }
 }

@@ -203,9 +203,12 @@ impl CallHistory {
         steps
     }
 
-    /// Returns the calls that rules do not allow, over the last `window` in whole minutes plus the current minute.
-    pub fn denied(&self, window: Duration, now_ms: u64) -> impl Iterator<Item = (&DeniedPath, u64)> {
-        self.denied.since(minute_of(now_ms).saturating_sub(whole_minutes(window)))
+    /// Returns the calls that rules do not allow, over the last `window` in whole minutes plus the current minute, and
+    /// the number of minutes since the last of them.
+    pub fn denied(&self, window: Duration, now_ms: u64) -> impl Iterator<Item = (&DeniedPath, u64, u64)> {
+        let now = minute_of(now_ms);
+        let sums = self.denied.since(now.saturating_sub(whole_minutes(window)));
+        sums.map(move |(path, count, last)| (path, count, now.saturating_sub(last)))
     }
 
     /// Returns the CPU time of the selected paths in microseconds, for each minute of the last `window` and the

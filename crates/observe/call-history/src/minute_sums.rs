@@ -120,10 +120,11 @@ impl<P: SummedPath> MinuteSums<P> {
         });
     }
 
-    /// Returns the sum of each path since a minute.
-    pub(crate) fn since(&self, minute: u64) -> impl Iterator<Item = (&P, u64)> {
-        let sums = self.paths.iter().map(move |(path, minutes)| (path, minutes.since(minute)));
-        sums.filter(|(_, count)| *count > 0)
+    /// Returns the sum of each path since a minute, and the last minute with a count.
+    pub(crate) fn since(&self, minute: u64) -> impl Iterator<Item = (&P, u64, u64)> {
+        let sums =
+            self.paths.iter().map(move |(path, minutes)| (path, minutes.since(minute), minutes.last()));
+        sums.filter(|(_, count, _)| *count > 0)
     }
 
     /// Returns the sums of the selected paths for each of these minutes. Skips paths without counts.
@@ -167,6 +168,11 @@ impl Minutes {
         self.sums.iter().skip(from).fold(0, |sum, count| sum.saturating_add(*count))
     }
 
+    /// Returns the last minute with a count.
+    fn last(&self) -> u64 {
+        self.first + (self.sums.len() as u64).saturating_sub(1)
+    }
+
     fn forget_before(&mut self, minute: u64) {
         while self.first < minute && self.sums.pop_front().is_some() {
             self.first += 1;
@@ -199,7 +205,7 @@ mod tests {
             let is_meant = |path: &DeniedPath| {
                 path.service.to_string() == service && (path.caller.as_deref() == Some(OTHER)) == is_other
             };
-            denied.since(0).filter(|(path, _)| is_meant(path)).map(|(_, count)| count).sum::<u64>()
+            denied.since(0).filter(|(path, ..)| is_meant(path)).map(|(_, count, _)| count).sum::<u64>()
         };
         assert_eq!(
             (sum("bank/rates", false), sum("bank/rates", true)),

@@ -3,9 +3,11 @@
 //! Outlier ejections are not included: each caller ejects endpoints by the outcomes of its own calls, and does not
 //! report this. `fairmesh proxy endpoints` shows the ejections of a proxy.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 
-use fairmesh_model::{Endpoint, EndpointState, InstanceId, Standing, Verdict, VerdictEffect};
+use fairmesh_model::{
+    ALL_CALLS, Endpoint, EndpointState, InstanceId, Region, ServingPower, Standing, Verdict, VerdictEffect,
+};
 use serde_json::{Value, json};
 
 use crate::view::{ServiceView, View, instant};
@@ -16,6 +18,9 @@ pub struct DisplayedState<'a> {
     /// `starting`, `serving`, `draining` or `lost`. For an endpoint registered as serving, also `refused` or
     /// `unhealthy`.
     pub state: &'static str,
+    /// Whether callers avoid the endpoint because it is unhealthy or lost. They do not avoid lost endpoints where most
+    /// leases of a region have expired at once, and no other region can carry the calls.
+    pub is_avoided: bool,
     verdict: Option<(&'a Verdict, &'static str)>,
     endpoint: &'a Endpoint,
 }
@@ -42,9 +47,29 @@ pub fn states<'a>(one: &'a ServiceView, view: &View) -> Vec<DisplayedState<'a>> 
             EndpointState::Serving if unhealthy => "unhealthy",
             state => state.as_str(),
         };
-        DisplayedState { state, verdict, endpoint }
+        let is_lost = endpoint.state == EndpointState::Lost && force != VerdictEffect::None;
+        DisplayedState { state, is_avoided: state == "unhealthy" || is_lost, verdict, endpoint }
     };
     endpoints.into_iter().zip(judged.effects.iter().copied()).map(state).collect()
+}
+
+/// Returns the regions whose endpoints cannot carry all calls that a service has there, with the share that they carry in
+/// thousandths, by the function of routers. Callers send the rest elsewhere; `explain` says where.
+pub fn partly_carried(one: &ServiceView, view: &View) -> BTreeMap<Region, u32> {
+    let hosts = &view.hosts.value;
+    let endpoints: Vec<&Endpoint> = one.endpoints.iter().map(|endpoint| &endpoint.value).collect();
+    let judged = one.health.judge_for_all(&endpoints, hosts);
+    let mut powers = BTreeMap::<&Region, ServingPower>::new();
+    for (endpoint, effect) in endpoints.into_iter().zip(judged.effects) {
+        if endpoint.state == EndpointState::Serving || endpoint.is_expired() {
+            let (power, here) =
+                (u64::from(hosts.power(endpoint)), powers.entry(&endpoint.location.region).or_default());
+            here.all += power;
+            here.able += if effect == VerdictEffect::None { power } else { 0 };
+        }
+    }
+    let carried = powers.into_iter().map(|(region, power)| (region.clone(), power.carries()));
+    carried.filter(|(_, carries)| *carries < ALL_CALLS).collect()
 }
 
 impl DisplayedState<'_> {
@@ -92,13 +117,20 @@ impl DisplayedState<'_> {
 
 /// Describes since when and why an endpoint is lost.
 pub fn lost_words(endpoint: &Endpoint) -> String {
-    match endpoint.lost() {
-        Some((at_ms, Endpoint::REPORTED)) => {
-            format!("lost since {}: its program does not respond to its server's own checks", instant(at_ms))
-        }
-        Some((at_ms, _)) => format!("lost since {}: its lease was not renewed", instant(at_ms)),
+    match lost_cause(endpoint) {
+        Some((at_ms, cause)) => format!("lost since {}: {cause}", instant(at_ms)),
         None => "lost".into(),
     }
+}
+
+/// Returns when an endpoint was lost, in milliseconds since 1970, and why. `None` if its record does not say so.
+pub fn lost_cause(endpoint: &Endpoint) -> Option<(u64, &'static str)> {
+    let (at_ms, why) = endpoint.lost()?;
+    let cause = match why {
+        Endpoint::REPORTED => "its program does not respond to its server's own checks",
+        _ => "its lease was not renewed",
+    };
+    Some((at_ms, cause))
 }
 
 /// Describes the effect of a verdict on callers.

@@ -13,7 +13,7 @@ mod hypothetical_call;
 mod view;
 
 pub use call_rows::{CallRow, CallSum, OTHER, UNKNOWN, counted_once};
-pub use endpoint_state::{DisplayedState, REFUSED, effect, lost_words, states};
+pub use endpoint_state::{DisplayedState, REFUSED, effect, lost_cause, lost_words, partly_carried, states};
 pub use hypothetical_call::HypotheticalCall;
 pub use view::{
     ALL_TENANTS, At, Scope, ServiceView, StoredRecord, View, age_of, every_kind, instant, table_age,

@@ -130,7 +130,7 @@ pub fn table_age(table: &RegionTable) -> Duration {
 }
 
 /// The services that a command or page shows.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Scope {
     /// Every service.
     All,

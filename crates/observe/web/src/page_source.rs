@@ -12,6 +12,10 @@ pub trait Source: Debug + Send + Sync + 'static {
     /// Returns sums of calls over the last `window`.
     fn calls(&self, scope: &Scope, window: Duration) -> v1::ReadCallsResponse;
 
+    /// Returns the most frequent calls that rules do not allow, over the last `window`, with the number of minutes
+    /// since the last one: 0 is the present minute.
+    fn denied(&self, scope: &Scope, window: Duration) -> Vec<(v1::DeniedCalls, u64)>;
+
     /// Returns the calls to a service for each step of the last `window`, oldest first, with the part of the step
     /// that reports cover; `None` for a gap.
     fn steps(&self, service: &ServiceName, window: Duration) -> Vec<Option<(CallCounts, Duration)>>;
@@ -46,6 +50,9 @@ pub trait Source: Debug + Send + Sync + 'static {
     /// [`Refusal`] if there is no decision: a service is not declared, is hidden from this caller, or has a record
     /// that cannot be read.
     fn explain(&self, call: &HypotheticalCall, asker: &Extensions) -> Result<Value, Refusal>;
+
+    /// Whether the caller of a request may view all tenants.
+    fn may_view_all(&self, asker: &Extensions) -> bool;
 
     /// Whether the caller of a request, which was permitted, may still make it. Streams end otherwise.
     fn is_still_permitted(&self, asker: &Extensions) -> bool;

@@ -11,6 +11,7 @@ pub(crate) mod planner;
 pub(crate) mod security_gaps;
 pub(crate) mod shards;
 pub(crate) mod topology;
+pub(crate) mod what_changed;
 pub(crate) mod zone_probes;
 
 use fairmesh_wire::v1::Cursor;

@@ -158,14 +158,17 @@ pub(crate) struct ServiceCalls {
 struct Path(String, String, [String; 2], Numbers);
 
 #[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
 struct Denied {
     caller: String,
     rule: String,
     audit: bool,
     count: u64,
+    minutes_ago: u64,
 }
 
-/// Figures for each step of the window, oldest first; `null` for a gap.
+/// Figures for each step of the window, oldest first; `null` for a gap. The last step is the present one and a gap:
+/// some processes have not reported it yet, and its figures would dip.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Steps {
@@ -182,6 +185,7 @@ struct Steps {
 pub(crate) fn calls(
     name: &ServiceName,
     response: &v1::ReadCallsResponse,
+    denied: Vec<(v1::DeniedCalls, u64)>,
     (steps, window_ms): (&[Option<Step>], u64),
 ) -> ServiceCalls {
     let (name, rows) = (name.to_string(), rows(response));
@@ -193,7 +197,7 @@ pub(crate) fn calls(
         callers: paths(&to, |row| &row.caller),
         called: paths(&from, |row| &row.service),
         outcomes: outcomes(&sum.counts),
-        denied: response.denied.iter().map(denied).collect(),
+        denied: denied.into_iter().map(Denied::of).collect(),
         steps: Steps::of(steps, response.step_ms),
         window_ms,
         history_ms: response.history_ms,
@@ -223,13 +227,19 @@ fn outcomes(counts: &CallCounts) -> BTreeMap<&'static str, u64> {
     outcomes
 }
 
-fn denied(row: &v1::DeniedCalls) -> Denied {
-    let v1::DeniedCalls { caller, rule, audit, count, .. } = row.clone();
-    Denied { caller, rule, audit, count }
+impl Denied {
+    fn of((row, minutes_ago): (v1::DeniedCalls, u64)) -> Self {
+        let v1::DeniedCalls { caller, rule, audit, count, .. } = row;
+        Self { caller, rule, audit, count, minutes_ago }
+    }
 }
 
 impl Steps {
     fn of(steps: &[Option<Step>], step_ms: u32) -> Self {
+        let mut steps = steps.to_vec();
+        if let Some(present) = steps.last_mut() {
+            *present = None;
+        }
         let each = |value: fn(&CallCounts) -> u64| {
             let rate = |(counts, covered): &Step| value(counts) as f64 / covered.as_secs_f64();
             steps.iter().map(|step| step.as_ref().map(rate).filter(|rate| rate.is_finite())).collect()
@@ -302,13 +312,17 @@ mod tests {
         (faults[CallFault::Unauthorized as usize], faults[CallFault::Reset as usize]) = (5, 5);
         let counts = CallCounts::ZERO.with_totals([20, 0, 0, 0, 0]).with_outcomes(&[], &faults, &[]);
         let step = (counts, Duration::from_secs(10));
-        let steps = [None, Some(step)];
-        let calls = calls(&ServiceName::new("shop/cart").unwrap(), &response, (&steps, 60_000));
+        let steps = [None, Some(step.clone()), Some(step)];
+        let calls = calls(&ServiceName::new("shop/cart").unwrap(), &response, Vec::new(), (&steps, 60_000));
         let others = |paths: &[Path]| paths.iter().map(|path| path.0.clone()).collect::<Vec<_>>();
         assert_eq!(others(&calls.callers), ["shop/web", "shop/web"]);
         assert_eq!(others(&calls.called), ["shop/db"]);
-        assert_eq!(calls.steps.rate, [None, Some(2.0)], "a gap is not zero");
-        assert_eq!(calls.steps.p99_us, [None, None]);
+        assert_eq!(
+            calls.steps.rate,
+            [None, Some(2.0), None],
+            "a gap is not zero, and the present step is one"
+        );
+        assert_eq!(calls.steps.p99_us, [None, None, None]);
         assert_eq!((&calls.steps.failed[1], &calls.steps.refused[1]), (&Some(1.0), &Some(0.5)));
         assert_eq!(calls.outcomes.values().sum::<u64>(), 110);
     }

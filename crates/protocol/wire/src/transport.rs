@@ -24,6 +24,7 @@ mod plaintext_callers;
 mod serve;
 mod socket;
 mod stream;
+mod timed_dial;
 mod tls_identity;
 #[cfg(feature = "server")]
 mod unix_authority;
@@ -35,7 +36,10 @@ use std::{
     error::Error,
     io,
     net::{IpAddr, SocketAddr},
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
 };
 
 pub use address::Address;
@@ -249,9 +253,15 @@ impl Transport {
     /// # Errors
     /// If the connection cannot be established.
     pub async fn dial(&self, address: &Address) -> io::Result<Socket> {
+        self.dial_noting(address, &AtomicBool::new(false)).await
+    }
+
+    /// Like [`dial`](Self::dial), and notes when the connection is established and only TLS is missing.
+    async fn dial_noting(&self, address: &Address, is_connected: &AtomicBool) -> io::Result<Socket> {
         let stream = match address {
             Address::Tcp(address) => {
                 let stream = TcpStream::connect(address).await?;
+                is_connected.store(true, Relaxed);
                 configure(&stream)?;
                 let peer = match self.dialed {
                     Dialed::Any => ExpectedPeer::Mesh,

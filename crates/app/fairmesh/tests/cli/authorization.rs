@@ -137,9 +137,10 @@ fn server_authorization_matches_vectors_for_each_caller() {
     assert!(service.metric("inbound_requests_audited_total") > 0);
     // `register` does not count refused connections; its log names the callers that it refuses or would refuse.
     let log = std::fs::read_to_string(service.mesh.path("register.log")).unwrap();
-    let said = log.lines().filter(|line| line.contains("a call is ")).collect::<Vec<_>>();
+    let said = log.lines().filter(|line| line.contains("a connection is ")).collect::<Vec<_>>();
     let is_audit = |line: &&&str| line.contains("audit");
     assert!(said.iter().any(|line| line.contains("caller=\"spiffe://prod/")), "{log}");
+    assert!(!log.contains("method=\"\""), "a connection has no method: {log}");
     assert!(said.iter().any(|line| is_audit(&line)) && said.iter().any(|line| !is_audit(&line)), "{log}");
 }
 

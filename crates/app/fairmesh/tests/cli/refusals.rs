@@ -156,7 +156,9 @@ fn silent_control_plane_is_reported_as_overloaded_or_stopped() {
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = silent.local_addr().unwrap().to_string();
     let complaint = fairmesh(&address, &["get", "services"], "").fails(1);
-    let said = format!("{address} did not respond within 2 s; it may be overloaded or stopped");
+    let said = format!(
+        "{address} was connected to, and did not respond to the handshake within 2 s; it may be overloaded or stopped"
+    );
     assert!(complaint.contains(&said) && !complaint.contains("Timeout expired"), "{complaint}");
     assert!(complaint.contains("help: ") && complaint.contains("--control "), "{complaint}");
 }

@@ -215,6 +215,7 @@ fn web_page_shows_mesh_in_browser() {
     browser.step(&json!({"do": "shows", "state": "service?service=shop/cart", "panels": [
         ["Who may call", "audited only"],
         ["Callers behind", "have applied its newest record"],
+        ["What changed", "policy changed"],
     ]}));
     browser.step(&json!({"do": "shows", "state": "graph?service=shop/catalog&split=region", "panels": [["Graph", ""]]}));
     browser.audit(&[

@@ -7,7 +7,7 @@ use prometheus_client::{
     registry::Registry,
 };
 
-use super::{Imbalance, now};
+use super::{Imbalance, newest_complete};
 
 /// Maximum number of services that have their own series, chosen by waste. All other services share one series.
 const MAX_SERVICES: usize = 20;
@@ -28,7 +28,7 @@ struct Gauges {
 impl Imbalance {
     /// Registers the indicator of the last complete minute by service, and counters of reports by outcome.
     pub(crate) fn register(&self, all: &mut Registry) {
-        let rows = self.last_minute(now());
+        let rows = self.open().rows(newest_complete());
         let rows = rows.into_iter().map(|(service, row)| ((Minute(0), service), row)).collect();
         let view = ImbalanceReport::of(Breakdown::Service, &rows, Vec::new()).view();
         let gauges = Gauges::of(&view.lines);

@@ -26,7 +26,7 @@ pub(crate) struct ReportQuery {
     /// The tenant whose services to report on; `None` means all tenants.
     pub(super) tenant: Option<Tenant>,
     pub(super) by: Breakdown,
-    /// Length of the window in minutes. It ends now.
+    /// Length of the window in minutes. It ends with the newest complete minute.
     pub(super) window: u32,
 }
 
@@ -74,39 +74,39 @@ impl ReportQuery {
     }
 }
 
-/// Number of minutes before now for which the newest minute is looked up by itself.
+/// Number of minutes before the end of a window for which the newest minute is looked up by itself.
 const RECENT_MINUTES: u32 = 60;
 
 impl Imbalance {
-    /// Reports the waste in the window that ends at `now`. The window starts with a full hour or day if only hours or
-    /// days are stored.
+    /// Reports the waste in the window that ends with the minute `last`. Later minutes are not complete: averages over
+    /// them would dip. The window starts with a full hour or day if only hours or days are stored.
     pub(super) async fn report(
         &self,
         query: &ReportQuery,
-        now: Minute,
+        last: Minute,
     ) -> Result<ImbalanceReport, HistoryError> {
         let tier = Tier::for_window(query.window);
-        let from = tier.bucket(now.before(query.window - 1));
+        let from = tier.bucket(last.before(query.window - 1));
         let mut rows: BTreeMap<(Minute, ServiceName), Row> = BTreeMap::new();
         let _not_closing = self.closing.read().await;
-        let recent = now.before(RECENT_MINUTES);
-        let mut newest = self.newest_since(recent, query, now).await?;
-        let mut add = |(minute, service, row): (Minute, ServiceName, Row), last: Minute| {
+        let recent = last.before(RECENT_MINUTES);
+        let mut newest = self.newest_since(recent, query, last).await?;
+        let mut add = |(minute, service, row): (Minute, ServiceName, Row), end: Minute| {
             if query.has(&service) {
-                newest = newest.max(Some(last));
+                newest = newest.max(Some(end));
                 rows.entry((query.by.time(minute), service)).or_default().add(&row);
             }
         };
         if let Some(history) = &self.history {
-            for row in history.rows(tier, from, now).await? {
+            for row in history.rows(tier, from, last).await? {
                 let end = Minute(row.0.0 + tier.minutes() - 1);
-                // An hour or a day that lasts until now does not say which of its minutes is the last one.
-                let last = if end < recent { end } else { row.0 };
-                add(row, last);
+                // A recent hour or day does not say which of its minutes is the last one.
+                let end = if end < recent { end } else { row.0 };
+                add(row, end);
             }
         }
         let open = self.open().minutes();
-        for minute in open.into_iter().filter(|minute| *minute >= from) {
+        for minute in open.into_iter().filter(|minute| (from..=last).contains(minute)) {
             // Some services may be closed already, if the write for another service failed.
             let closed = match &self.history {
                 Some(history) => history.closed(minute).await?,
@@ -153,10 +153,5 @@ impl Imbalance {
     /// The usage of a service's instances over the open minutes.
     pub(crate) fn instances(&self, service: &ServiceName) -> Vec<Member> {
         self.open().instances(service)
-    }
-
-    /// The rows of the last complete minute, for metrics.
-    pub(super) fn last_minute(&self, now: Minute) -> Vec<(ServiceName, Row)> {
-        self.open().rows(now.before(1))
     }
 }

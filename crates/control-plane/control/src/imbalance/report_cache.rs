@@ -5,7 +5,7 @@ use std::{collections::HashMap, sync::Arc, time::Duration};
 use fairmesh_imbalance::ImbalanceReport;
 use tokio::{runtime::Handle, sync::Mutex, task::spawn_blocking, time::Instant};
 
-use super::{Imbalance, now, query::ReportQuery};
+use super::{Imbalance, newest_complete, query::ReportQuery};
 
 /// Validity of a cached report.
 const MAX_REPORT_AGE: Duration = Duration::from_secs(5);
@@ -34,7 +34,8 @@ impl Imbalance {
         }
         let (this, wanted, handle) = (self.clone(), query.clone(), Handle::current());
         // If the reader leaves, the computation still completes and holds the lock until then.
-        let computing = spawn_blocking(move || (handle.block_on(this.report(&wanted, now())), cache));
+        let computing =
+            spawn_blocking(move || (handle.block_on(this.report(&wanted, newest_complete())), cache));
         let (computed, mut cache) = computing.await.map_err(|stopped| stopped.to_string())?;
         let report = Arc::new(computed.map_err(|error| error.to_string())?);
         if cache.len() < MAX_CACHED {

@@ -163,6 +163,15 @@ async fn late_usage_reports_count_in_their_own_minute_until_it_is_closed() {
 }
 
 #[tokio::test]
+async fn imbalance_report_leaves_incomplete_minute_out() {
+    let imbalance = Imbalance::of(OpenMinutes::default(), None);
+    report_usage(&imbalance, "a", later(0), 2_000, later(0));
+    report_usage(&imbalance, "b", later(0), 1_000, later(0));
+    report_usage(&imbalance, "a", later(1), 2_000, later(1));
+    assert_eq!(wasted(&imbalance, 60, later(0)).await, (1, pair(1)), "b has not reported its second minute");
+}
+
+#[tokio::test]
 async fn finer_imbalance_rows_expire_before_coarser_ones() {
     let folder = tempfile::tempdir().unwrap();
     let imbalance = Imbalance::start(&folder.path().join("imbalance.redb")).await;

@@ -10,11 +10,10 @@ use std::{
 };
 
 use fairmesh_call_history::{CallHistory, HistoryLimits, RowSum};
-use fairmesh_model::{
-    CallCounts, CountReport, CountedBy, CpuBy, CpuPath, Egress, Region, ServiceName, Tenant,
-};
+use fairmesh_model::{CallCounts, CountReport, CountedBy, CpuBy, CpuPath, Egress, Region, ServiceName};
 use fairmesh_planner::EgressTotals;
 use fairmesh_signals::{CountInbox, IDLE_INTERVAL_MS, REPORT_INTERVAL_MS, ReportOwner, SumLimits};
+use fairmesh_views::Scope;
 use fairmesh_wire::{convert::call_counts, v1};
 use prost::Message as _;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -50,8 +49,8 @@ pub(crate) struct CallViews {
     turn: Arc<Semaphore>,
 }
 
-/// Key of a view: its scope, its window in seconds, and whether it has series.
-type View = (CallScope, u32, bool);
+/// Key of a view: the services from and to which it has calls, its window in seconds, and whether it has series.
+type View = (Scope, u32, bool);
 
 #[derive(Debug)]
 struct Taken {
@@ -59,26 +58,6 @@ struct Taken {
     history: CallHistory,
     egress: EgressTotals,
     cost: CostTotals,
-}
-
-/// The calls that a view includes.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum CallScope {
-    All,
-    /// Calls from and to services of a tenant.
-    Tenant(Tenant),
-    /// Calls from and to a service.
-    Service(ServiceName),
-}
-
-impl CallScope {
-    fn has(&self, service: &ServiceName) -> bool {
-        match self {
-            Self::All => true,
-            Self::Tenant(tenant) => service.tenant == *tenant,
-            Self::Service(name) => name == service,
-        }
-    }
 }
 
 impl CallViews {
@@ -160,7 +139,7 @@ impl CallViews {
         let taken = self.taken();
         let history = &taken.history;
         let (mut sums, other) = history.read(window, now_ms, |path| {
-            scope.has(&path.service) || path.caller.as_ref().is_some_and(|caller| scope.has(caller))
+            scope.contains(&path.service) || path.caller.as_ref().is_some_and(|caller| scope.contains(caller))
         });
         sums.sort_unstable_by_key(|row| (Reverse(row.counts.calls()), row.path));
         let found = sums.len();
@@ -171,16 +150,20 @@ impl CallViews {
             is_within
         });
         let rows: Vec<_> = rows.collect();
-        let denied = history.denied(window, now_ms).filter(|(path, _)| scope.has(&path.service));
         v1::ReadCallsResponse {
             not_shown: u32::try_from(found - rows.len()).unwrap_or(u32::MAX),
             rows,
-            other: other.filter(|_| matches!(scope, CallScope::All)).map(|sum| write(sum, has_series)),
+            other: other.filter(|_| matches!(scope, Scope::All)).map(|sum| write(sum, has_series)),
             history_ms: now_ms.saturating_sub(self.began_ms),
             left_out: history.left_out(),
-            denied: most_denied(denied.map(|(path, count)| call_counts::write_denied(path, count)).collect()),
+            denied: most_denied(history, scope, (window, now_ms)).map(|(row, _)| row).collect(),
             step_ms: u32::try_from(CallHistory::step(window).as_millis()).unwrap_or(u32::MAX),
         }
+    }
+
+    /// Calls that rules do not allow, with the number of minutes since the last one.
+    pub(crate) fn denied(&self, scope: &Scope, window: Duration) -> Vec<(v1::DeniedCalls, u64)> {
+        most_denied(&self.taken().history, scope, (window, self.clock.now_ms())).collect()
     }
 
     /// The CPU of a service over a window in seconds, by caller or by origin.
@@ -237,10 +220,17 @@ fn whole_steps(window_s: u32) -> u32 {
     window_s.next_multiple_of(u32::try_from(step).unwrap_or(1).max(1))
 }
 
-fn most_denied(mut denied: Vec<v1::DeniedCalls>) -> Vec<v1::DeniedCalls> {
-    denied.sort_by_key(|row| Reverse(row.count));
-    denied.truncate(MAX_DENIED);
-    denied
+/// The most frequent denied calls to services of a scope, with the number of minutes since the last one.
+fn most_denied(
+    history: &CallHistory,
+    scope: &Scope,
+    (window, now_ms): (Duration, u64),
+) -> impl Iterator<Item = (v1::DeniedCalls, u64)> {
+    let denied = history.denied(window, now_ms).filter(|(path, ..)| scope.contains(&path.service));
+    let rows = denied.map(|(path, count, minutes)| (call_counts::write_denied(path, count), minutes));
+    let mut denied: Vec<_> = rows.collect();
+    denied.sort_by_key(|(row, _)| Reverse(row.count));
+    denied.into_iter().take(MAX_DENIED)
 }
 
 fn write(sum: RowSum<'_>, has_series: bool) -> v1::CallsRow {
@@ -315,12 +305,14 @@ mod tests {
             let calls = view.rows.iter().map(|row| row.calls.as_ref().unwrap().calls);
             (calls.collect::<Vec<_>>(), view.denied.len())
         };
-        assert_eq!(read(CallScope::All), (vec![9, 4, 2], 2));
-        assert_eq!(read(CallScope::Tenant(name("shop/any").tenant)), (vec![4, 2], 1));
-        assert_eq!(read(CallScope::Service(name("shop/web"))), (vec![4], 0));
+        assert_eq!(read(Scope::All), (vec![9, 4, 2], 2));
+        assert_eq!(read(Scope::Tenant(name("shop/any").tenant)), (vec![4, 2], 1));
+        assert_eq!(read(Scope::Service(name("shop/web"))), (vec![4], 0));
+        let last = views.denied(&Scope::Service(name("shop/cart")), Duration::from_secs(60));
+        assert_eq!((last.len(), last[0].1), (1, 0), "in this minute");
         assert_eq!(record(report(2)).next_report_ms, REPORT_INTERVAL_MS as u32, "since it is looked at");
-        assert_eq!(read(CallScope::All), (vec![9, 4, 2], 2), "a view answers for a second");
+        assert_eq!(read(Scope::All), (vec![9, 4, 2], 2), "a view answers for a second");
         tokio::time::advance(Duration::from_millis(VIEW_MS)).await;
-        assert_eq!(read(CallScope::All), (vec![18, 8, 4], 2));
+        assert_eq!(read(Scope::All), (vec![18, 8, 4], 2));
     }
 }

@@ -11,7 +11,11 @@ use fairmesh_views::{Scope, age_of};
 use fairmesh_wire::v1;
 use serde_json::{Value, json};
 
-use super::{Asked, EARLIER, RECORDS_EVERY, SLOW_EVERY, Served, answer, failure, invalid, millis, stream};
+use super::{
+    Asked, EARLIER, RECORDS_EVERY, SLOW_EVERY, Served, answer, failure, invalid, millis,
+    service::{mesh_changes, now_ms},
+    stream,
+};
 use crate::{
     call_graph::{self, Cut},
     command_queries::{coarse, problem, wait},
@@ -20,7 +24,7 @@ use crate::{
     page_source::{AuditLog, Refusal},
     panels::{
         audit, controllers, denied_calls, drains, followers, identity, planner, security_gaps, topology,
-        zone_probes,
+        what_changed::Changes, zone_probes,
     },
     service_inventory,
 };
@@ -74,7 +78,20 @@ pub(super) async fn regions(
             Ok(planner::summary(&served.commands.planner().status(request).await?.into_inner(), &of))
         })
     });
-    let mut parts = vec![topology, planner];
+    let of = scope.clone();
+    let changes = served.part("changes", (RECORDS_EVERY, asked.tenant.clone()), move |served| {
+        let request = v1::TrafficStatusRequest::default();
+        wait(async {
+            let status = served.commands.planner().status(request).await?.into_inner();
+            let sees_mesh = matches!(of, Scope::All);
+            let mut changes = if sees_mesh { mesh_changes(served) } else { Changes::default() };
+            for one in status.services.iter().filter(|one| planner::is_of(&one.service, &of)) {
+                changes.add_shifts(Some(&one.service), &one.shifts, now_ms());
+            }
+            Ok(changes.shown())
+        })
+    });
+    let mut parts = vec![topology, planner, changes];
     if matches!(scope, Scope::All) {
         parts.extend([drains_of(&served), probes_of(&served)]);
     }
@@ -155,7 +172,8 @@ pub(super) async fn security(
     });
     let (of, window) = (scope.clone(), asked.window());
     let denied = served.part("denied", (1, format!("{} {window:?}", asked.tenant)), move |served| {
-        denied_calls::denied(&served.source.calls(&of, window), millis(window))
+        let history_ms = served.source.calls(&of, window).history_ms;
+        denied_calls::denied(&served.source.denied(&of, window), (millis(window), history_ms))
     });
     let mut parts = vec![protection, denied];
     if matches!(scope, Scope::All) {

@@ -5,8 +5,8 @@ use axum::{
     http::{Extensions, StatusCode},
     response::Response,
 };
-use fairmesh_model::{RecordKey, RecordKind, ServiceKind, ServiceName};
-use fairmesh_views::Scope;
+use fairmesh_model::{Prefix, RecordKey, RecordKind, ServiceKind, ServiceName};
+use fairmesh_views::{Scope, View, age_of};
 use fairmesh_wire::v1;
 use serde_json::Value;
 use tokio::task::spawn_blocking;
@@ -20,7 +20,10 @@ use crate::{
     event_delta::Shown,
     event_streams::Part,
     explain_form::Form,
-    panels::{lagging_callers, planner, shards},
+    panels::{
+        lagging_callers, planner, shards,
+        what_changed::{self, Changes},
+    },
     policy_history, service,
 };
 
@@ -43,12 +46,49 @@ pub(super) async fn live(
     });
     let of = name.clone();
     let calls = served.part("calls", (1, format!("{name} {window:?}")), move |served| {
-        let response = served.source.calls(&Scope::Service(of.clone()), window);
+        let scope = Scope::Service(of.clone());
+        let (response, denied) = (served.source.calls(&scope, window), served.source.denied(&scope, window));
         let steps = served.source.steps(&of, EARLIER.max(window));
-        Shown::head(&service::calls(&of, &response, (&steps, millis(window))))
+        Shown::head(&service::calls(&of, &response, denied, (&steps, millis(window))))
     });
     let (behind, shards) = (behind(&served, &name, request.extensions()), shards_of(&served, &name));
-    stream(&served, request.extensions().clone(), vec![records, calls, behind, shards])
+    let changes = changes_of(&served, &name, request.extensions());
+    stream(&served, request.extensions().clone(), vec![records, calls, behind, shards, changes])
+}
+
+/// What changed of a service, and for viewers of all tenants of the mesh.
+fn changes_of(served: &Served, name: &ServiceName, asker: &Extensions) -> Part {
+    let (of, sees_mesh) = (name.clone(), served.source.may_view_all(asker));
+    served.part("changes", (RECORDS_EVERY, format!("{name} {sees_mesh}")), move |served| {
+        let request = v1::TrafficStatusRequest { service: of.to_string() };
+        wait(async {
+            let status = served.commands.planner().status(request).await?.into_inner();
+            let mut changes = if sees_mesh { mesh_changes(served) } else { Changes::default() };
+            for (key, what) in what_changed::OF_SERVICE {
+                changes.add_history(what, &served.source.changes(&key(of.clone())));
+            }
+            let view = served.view(&Scope::Service(of.clone()), what_changed::KINDS);
+            view.services.get(&of).into_iter().for_each(|one| changes.add_records(one));
+            let shifts = status.services.iter().flat_map(|one| &one.shifts);
+            changes.add_shifts(None, shifts, now_ms());
+            Ok(changes.shown())
+        })
+    })
+}
+
+/// What changed in the mesh that concerns all tenants.
+pub(super) fn mesh_changes(served: &Served) -> Changes {
+    let mut changes = Changes::default();
+    for (key, what) in &what_changed::OF_MESH {
+        changes.add_history(what, &served.source.changes(key));
+    }
+    changes.add_drains(&View::of_readable(served.source.read(&[Prefix::drains()])));
+    changes
+}
+
+/// The present time, in milliseconds since 1970.
+pub(super) fn now_ms() -> u64 {
+    millis(age_of(0))
 }
 
 fn behind(served: &Served, name: &ServiceName, asker: &Extensions) -> Part {

@@ -6,9 +6,10 @@ use serde_json::json;
 use super::given;
 use crate::event_delta::{Shown, text};
 
-/// Shows calls that the rules of services do not allow, with a row per service, caller and rule.
-pub(crate) fn denied(response: &v1::ReadCallsResponse, window_ms: u64) -> Shown {
-    let row = |row: &v1::DeniedCalls| {
+/// Shows calls that the rules of services do not allow, with a row per service, caller and rule, and the number of
+/// minutes since the last one.
+pub(crate) fn denied(rows: &[(v1::DeniedCalls, u64)], (window_ms, history_ms): (u64, u64)) -> Shown {
+    let row = |(row, minutes_ago): &(v1::DeniedCalls, u64)| {
         let v1::DeniedCalls { service, caller, rule, audit, count } = row;
         let shown = json!({
             "service": service,
@@ -16,9 +17,26 @@ pub(crate) fn denied(response: &v1::ReadCallsResponse, window_ms: u64) -> Shown 
             "rule": given(rule),
             "audit": audit,
             "count": count,
+            "minutesAgo": minutes_ago,
         });
         (format!("{service}\n{caller}\n{rule}\n{audit}"), Arc::from(text(&shown)))
     };
-    let head = json!({ "windowMs": window_ms, "historyMs": response.history_ms });
-    Shown::with_rows(&head, response.denied.iter().map(row))
+    let head = json!({ "windowMs": window_ms, "historyMs": history_ms });
+    Shown::with_rows(&head, rows.iter().map(row))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::Value;
+
+    use super::*;
+
+    #[test]
+    fn denied_row_has_minutes_since_last_call() {
+        let row = v1::DeniedCalls { service: "shop/cart".into(), count: 2, ..v1::DeniedCalls::default() };
+        let shown = denied(&[(row, 3)], (60_000, 60_000)).since(None).unwrap();
+        let shown: Value = serde_json::from_str(&shown).unwrap();
+        let row = &shown["rows"]["shop/cart\n\n\nfalse"];
+        assert_eq!((&row["count"], &row["minutesAgo"], &row["caller"]), (&json!(2), &json!(3), &Value::Null));
+    }
 }

@@ -18,16 +18,20 @@ const WHOLE: f64 = 1e6;
 
 /// Shows the planned services of a scope, with a row per service, like `fairmesh traffic status`.
 pub(crate) fn summary(response: &v1::TrafficStatusResponse, scope: &Scope) -> Shown {
-    let is_of = |service: &str| match scope {
+    let missing = response.without_trace_context.iter().filter(|one| is_of(&one.service, scope));
+    let missing = missing.map(|one| json!({ "service": one.service, "share": one.share }));
+    let head = json!({ "leftOut": response.left_out, "withoutTraceContext": missing.collect::<Vec<_>>() });
+    let services = response.services.iter().filter(|one| is_of(&one.service, scope));
+    Shown::with_rows(&head, services.map(|one| (one.service.clone(), Arc::from(text(&row(one))))))
+}
+
+/// Whether a service is in a scope, by its name in a response.
+pub(crate) fn is_of(service: &str, scope: &Scope) -> bool {
+    match scope {
         Scope::All => true,
         Scope::Tenant(tenant) => service.split('/').next() == Some(tenant.as_str()),
         Scope::Service(name) => service == name.to_string(),
-    };
-    let missing = response.without_trace_context.iter().filter(|one| is_of(&one.service));
-    let missing = missing.map(|one| json!({ "service": one.service, "share": one.share }));
-    let head = json!({ "leftOut": response.left_out, "withoutTraceContext": missing.collect::<Vec<_>>() });
-    let services = response.services.iter().filter(|one| is_of(&one.service));
-    Shown::with_rows(&head, services.map(|one| (one.service.clone(), Arc::from(text(&row(one))))))
+    }
 }
 
 fn row(service: &v1::ServiceTraffic) -> Value {

@@ -208,7 +208,7 @@ pub enum ConnectError {
         source: Box<dyn Error + Send + Sync>,
     },
     /// The server accepted the connection but did not respond to Hello.
-    #[error("{address} {}", describe_no_hello(status))]
+    #[error("{address} {}", describe_no_hello(address, status))]
     NoHello {
         /// The address.
         address: Address,
@@ -323,12 +323,19 @@ fn is_not_grpc(status: &Status) -> bool {
 }
 
 /// Reason why there was no hello, for display. The status itself quotes internals of libraries.
-fn describe_no_hello(status: &Status) -> String {
-    const TLS: &str = "over TCP, a mesh with a trust domain accepts only processes with a certificate, which the agent of a \
-                       machine gives";
+fn describe_no_hello(address: &Address, status: &Status) -> String {
+    let tls = match address {
+        Address::Tcp(_) => {
+            " (over TCP, a mesh with a trust domain accepts only processes with a certificate, which the agent of a machine \
+             gives)"
+        }
+        Address::Unix(_) => "",
+    };
     if matches!(status.code(), Code::Cancelled | Code::DeadlineExceeded) {
         let waited = HELLO_TIMEOUT.as_secs();
-        return format!("did not respond within {waited} s; it may be overloaded or stopped ({TLS})");
+        return format!(
+            "was connected to, and did not respond to the handshake within {waited} s; it may be overloaded or stopped{tls}"
+        );
     }
     if is_not_grpc(status) {
         return "responds, but not to gRPC: it may be an HTTP port, as 7401 of a control plane; give its gRPC port (7400), or \
@@ -337,7 +344,7 @@ fn describe_no_hello(status: &Status) -> String {
     }
     let why = status.message();
     format!(
-        "did not respond to the handshake ({why}); check that it is a Fairmesh control plane or agent ({TLS})"
+        "did not respond to the handshake ({why}); check that it is a Fairmesh control plane or agent{tls}"
     )
 }
 
@@ -367,4 +374,21 @@ pub async fn connect(
     })?;
     let hello = Hello::from_response(response.into_inner(), address)?;
     Ok(Connection::stamped(channel, hello, (transport, address), software))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn silence_after_connection_names_handshake_and_no_tcp_at_unix_socket() {
+        let said = |address| {
+            let status = Box::new(Status::deadline_exceeded("it did not respond"));
+            ConnectError::NoHello { address, status }.to_string()
+        };
+        let unix = said(Address::Unix("/run/control.sock".into()));
+        assert!(unix.contains("did not respond to the handshake within 2 s"), "{unix}");
+        assert!(!unix.contains("TCP"), "{unix}");
+        assert!(said(Address::Tcp("127.0.0.1:7400".into())).contains("over TCP"));
+    }
 }

@@ -15,7 +15,7 @@ use fairmesh_http::h2::{CallError, Reason, StreamError};
 use fairmesh_model::Identity;
 use http::{HeaderMap, Method, Request, Response, header::AUTHORIZATION, uri::Authority};
 use http_body_util::BodyExt as _;
-use tokio::{sync::Mutex, time::timeout};
+use tokio::sync::Mutex;
 use tonic::{
     Status,
     body::Body,
@@ -101,7 +101,7 @@ impl ChannelState {
         if let Some(open) = connection.as_ref().filter(|open| !open.is_closed()) {
             return Ok(Arc::clone(open));
         }
-        let socket = timeout(CONNECT_TIMEOUT, self.transport.dial(&self.address)).await??;
+        let socket = self.transport.dial_in_time(&self.address).await?;
         let peer = socket.identity().clone();
         let open = ChannelConnection::open(socket, peer);
         *connection = Some(Arc::clone(&open));

@@ -17,7 +17,7 @@ use super::{KEEP_ALIVE, PREAMBLE, encode_frame, framed_socket::FramedSocket};
 use crate::{
     grpc_stubs::MAX_MESSAGE,
     handshake::{ConnectError, HELLO_TIMEOUT, Hello, PROTOCOL},
-    transport::{Address, BearerToken, CONNECT_TIMEOUT, Socket, Transport},
+    transport::{Address, BearerToken, Socket, Transport},
     v1::{HelloRequest, WatchRequest, WatchResponse, watch_request, watch_response::Kind},
 };
 
@@ -40,9 +40,9 @@ impl Watch {
         address: &Address,
         software: &str,
     ) -> Result<Self, ConnectError> {
-        let dialled = timeout(CONNECT_TIMEOUT, transport.dial(address)).await;
-        let socket = dialled.unwrap_or_else(|late| Err(late.into()));
-        let socket = socket.map_err(|source| ConnectError::unreachable(address, transport.reason(source)))?;
+        let dialled = transport.dial_in_time(address).await;
+        let socket =
+            dialled.map_err(|source| ConnectError::unreachable(address, transport.reason(source)))?;
         let mut hello = hello(software);
         if let Some(token) = transport.token() {
             BearerToken::may_be_shown_to(socket.identity(), address)

@@ -78,7 +78,14 @@ const BEFORE_THE_DRAIN: Shown = (
 );
 
 const SHOWN: &[Shown] = &[
-    ("regions", &[("Drains", "keeps"), ("Probes", "From the zone of the row")]),
+    (
+        "regions",
+        &[
+            ("Drains", "keeps"),
+            ("Probes", "From the zone of the row"),
+            ("What changed", "drain of the region us begun"),
+        ],
+    ),
     ("imbalance", &[("Causes", "within a host type"), ("Waste", "shop/cart")]),
     ("imbalance?by=region&tenant=shop", &[("Waste", "eu")]),
     (
@@ -139,7 +146,7 @@ impl Drop for Agents {
     }
 }
 
-/// Registers the instances, and reports their usage in the last whole minute.
+/// Registers the instances, and reports their usage in a complete minute.
 fn serve(mesh: &Mesh) {
     for (at, (service, instance, region, _)) in INSTANCES.iter().enumerate() {
         // Only the catalog accepts plaintext.
@@ -148,7 +155,7 @@ fn serve(mesh: &Mesh) {
     }
     #[allow(clippy::disallowed_methods, reason = "usage is reported by minutes of the wall clock")]
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
-    let minute = u32::try_from(now.as_secs() / 60 - 1).unwrap();
+    let minute = u32::try_from(now.as_secs() / 60 - 2).unwrap();
     let usage = |(service, instance, region, cores): &(&str, &str, &str, u64)| v1::InstanceUsage {
         service: (*service).into(),
         instance: (*instance).into(),
