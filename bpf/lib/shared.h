@@ -21,6 +21,7 @@ enum {
 	SLOTS = 8192,
 	CALLERS = 65536,
 	GROUP_CALLERS = CALLERS / 2, /* of one cgroup */
+	WAITING_CALLERS = CALLERS / 2, /* that the proxy has not accepted yet */
 	GROUP_REQUESTS = SLOTS / 2,
 	ATTACHMENTS = 64,
 	NAMESPACES = 1024, /* in which a proxy listens */
