@@ -20,6 +20,7 @@ use crate::{
     bpf_pins::{self, LINK, Release, is_link},
     cgroup::{self, Cgroup, contains, normal},
     cgroup_in_flight::{self, Groups},
+    command_lock::CommandLock,
     ended_cgroups,
     map_layout::{
         AttachmentValue, CALLERS, LocalConnection, SELECTED, SERVERS, SelectionValue, network_order,
@@ -94,7 +95,8 @@ pub struct Attachments {
     pub agent: Option<u32>,
 }
 
-/// Attaches the programs to cgroups and creates missing cgroups. New programs atomically replace earlier ones.
+/// Attaches the programs to cgroups and creates missing cgroups. New programs atomically replace earlier ones. Waits for other
+/// commands that attach or detach.
 ///
 /// # Errors
 /// When a cgroup is the root, the proxy's or the agent's, or the kernel refuses. The earlier attachment of that cgroup
@@ -103,6 +105,7 @@ pub fn attach(pins: &Path, to: &Attachments) -> Result<(), KernelError> {
     let cgroups = || to.servers.iter().chain([&to.callers]);
     cgroups().try_for_each(|cgroup| cgroup::parts(cgroup).map(drop))?;
     to.selection.value(None)?;
+    let _lock = CommandLock::take()?;
     match bpf_pins::release(pins)? {
         Release::Nothing if pins.exists() => remove_unused(pins)?,
         Release::Own => ended_cgroups::detach_ended(pins)?,
@@ -343,9 +346,11 @@ pub struct Detached {
 /// # Errors
 /// When nothing is attached, or the system refuses.
 pub fn detach(pins: &Path) -> Result<Detached, KernelError> {
-    if !pins.exists() {
-        return Err(KernelError::NotAttached(pins.to_owned()));
-    }
+    let exist = || pins.exists().then_some(()).ok_or_else(|| KernelError::NotAttached(pins.to_owned()));
+    exist()?;
+    let _lock = CommandLock::take()?;
+    // Another command may have detached meanwhile.
+    exist()?;
     let entries = attachments(pins).unwrap_or_default();
     // Links are removed first: without maps they could not redirect correctly.
     let (links, maps): (Vec<_>, Vec<_>) =

@@ -7,6 +7,7 @@ use crate::{
     attach::restore,
     bpf_pins::{self, LINK, is_link},
     cgroup_in_flight::Groups,
+    command_lock::CommandLock,
     pinned_links,
     status::attachments,
 };
@@ -16,6 +17,11 @@ use crate::{
 /// # Errors
 /// When the system refuses.
 pub fn detach_one(pins: &Path, id: u64) -> Result<(), KernelError> {
+    let _lock = CommandLock::take()?;
+    remove_one(pins, id)
+}
+
+fn remove_one(pins: &Path, id: u64) -> Result<(), KernelError> {
     let prefix = format!("{LINK}{id}-");
     bpf_pins::remove(bpf_pins::list(pins).into_iter().filter(|pin| is_link(pin, &prefix)))?;
     if is_attached(pins, id) { restore(pins, id, None) } else { Ok(()) }
@@ -43,5 +49,5 @@ pub(crate) fn detach_ended(pins: &Path) -> Result<(), KernelError> {
         let mut links = bpf_pins::list(pins).into_iter().filter(|pin| is_link(pin, &prefix));
         links.any(|link| pinned_links::leads_nowhere(&link))
     });
-    ended.collect::<Vec<_>>().into_iter().try_for_each(|id| detach_one(pins, id))
+    ended.collect::<Vec<_>>().into_iter().try_for_each(|id| remove_one(pins, id))
 }

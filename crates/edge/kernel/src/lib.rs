@@ -18,6 +18,7 @@ mod caller_read_probe;
 mod cgroup;
 mod cgroup_in_flight;
 mod cgroup_watch;
+mod command_lock;
 mod completed_calls;
 mod connection_slots;
 mod container;
