@@ -94,7 +94,7 @@ impl Container {
     ///
     /// # Errors
     /// When this process may not enter the namespace, or its loopback interface is down.
-    pub fn listen(&self) -> Result<(TcpListener, u64), KernelError> {
+    pub fn open_listener(&self) -> Result<(TcpListener, u64), KernelError> {
         let opened = within(&self.namespace, || TcpListener::bind((Ipv4Addr::LOCALHOST, 0)));
         let opened = opened.and_then(|listener| {
             listener.set_nonblocking(true)?;

@@ -107,7 +107,7 @@ fn containers_below_cgroup_are_found_and_listened_in() {
         found.len() == 2
     });
     for container in &found {
-        let (listener, cookie) = container.listen().unwrap();
+        let (listener, cookie) = container.open_listener().unwrap();
         assert!(cookie > 0 && listener.local_addr().unwrap().ip() == Ipv4Addr::LOCALHOST);
         assert!(!container.shares_network_with(std::process::id()));
         assert!(container.cgroup().starts_with(&format!("{}/pod/", place.cgroup)), "{container:?}");

@@ -126,7 +126,7 @@ impl ContainerListener {
 /// # Errors
 /// When the namespace cannot be entered, or the proxy does not take the listener.
 pub async fn listen_in_container(proxy: u32, container: &Container) -> io::Result<u64> {
-    let (listener, namespace) = container.listen().map_err(io::Error::other)?;
+    let (listener, namespace) = container.open_listener().map_err(io::Error::other)?;
     offer(proxy, [listener.as_fd(), container.process()]).await?;
     Ok(namespace)
 }
