@@ -82,7 +82,7 @@ struct selection {
 
 /* Of a cgroup to which the programs are attached; for `attach`, `status` and `detach` alone. */
 struct attachment {
-	u32 was_created, roles;
+	u32 was_created, roles; /* and whether it stays attached when its programs have ended */
 	u32 group; /* position of what is counted for its callers */
 	u32 short_cut; /* 1 where responses of the proxy take the short cut */
 	struct selection selection;

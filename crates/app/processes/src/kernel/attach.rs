@@ -69,7 +69,7 @@ struct ProgramsArgs {
     #[arg(long, value_name = "PATH")]
     cgroup: Option<String>,
     /// The container of this process, with a cgroup and mostly with a network of its own, in which the proxy then listens.
-    /// Runs until the process ends, and then detaches its cgroup.
+    /// Runs until the last program of the cgroup ends, and then detaches it, unless it is attached otherwise too.
     #[arg(long, value_name = "PID")]
     container: Option<u32>,
     /// The cgroup of containers, such as /kubepods: like --cgroup, and the proxy also listens in the network of each container
@@ -164,6 +164,7 @@ pub(super) async fn attach(args: AttachArgs) -> Result<ExitCode, Failure> {
     let (callers, following) = args.programs.open()?;
     let to = Attachments {
         callers,
+        is_container: matches!(following, Some(Following::One(_))),
         selection: Selection { networks, ports: args.port },
         only_services: args.only_services,
         max_in_flight: args.max_in_flight.map(|MaxInFlight(most)| most),
