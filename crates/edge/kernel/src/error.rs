@@ -57,6 +57,12 @@ pub enum KernelError {
         /// Reason why the cgroup is refused.
         problem: &'static str,
     },
+    /// A cgroup is another one than before.
+    #[error("cgroup {path} was removed and made again: nothing is attached to the new one; run this again")]
+    Replaced {
+        /// The cgroup's path.
+        path: String,
+    },
     /// A process cannot be served as a container.
     #[error("container of process {pid}: {source}; {advice}")]
     Container {

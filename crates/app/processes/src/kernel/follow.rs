@@ -120,7 +120,7 @@ impl Follower {
                 return Ok(());
             }
             if self.has_ended() && self.detach().await? {
-                return Ok(());
+                return self.ended();
             }
             let followed = self.containers.len();
             self.containers.retain(|one| !one.has_ended());
@@ -139,6 +139,14 @@ impl Follower {
             CgroupState::Populated => false,
             CgroupState::Empty => self.network.is_some(),
             CgroupState::Removed | CgroupState::Replaced => true,
+        }
+    }
+
+    /// The result for a cgroup that has ended. One that was made again is not attached, so its containers are not served.
+    fn ended(self) -> Result<(), KernelError> {
+        match (self.network, self.cgroup.state()) {
+            (None, CgroupState::Replaced) => Err(KernelError::Replaced { path: self.path }),
+            _ => Ok(()),
         }
     }
 
