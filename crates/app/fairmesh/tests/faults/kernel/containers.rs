@@ -359,7 +359,7 @@ async fn containers_below_attached_cgroup_are_followed() {
     let _machine = beside_others().await;
     let Some(outside) = Outside::start("below").await else { return };
     let parent = format!("{}-pods", outside.attached.cgroup);
-    let follower = Follower::start(&outside.attached, &["--all-below", &parent]).await;
+    let follower = Follower::start(&outside.attached, &["--all-below", &format!("/{parent}//")]).await;
     for round in 0..2 {
         let mut containers = Vec::new();
         for name in ["one", "two"] {
