@@ -102,6 +102,8 @@ struct proxy_config {
 	u64 netns_cookie;
 	u32 pid;
 	u32 only_services; /* also once it listens no longer */
+	u32 container_socket; /* number plus 1 of the socket at which it takes listeners of containers; 0 where it takes none */
+	u32 unused;
 };
 
 /* Of a caller. Containers have networks of their own, with equal addresses: the namespace tells them apart. */

@@ -47,7 +47,7 @@ pub use cgroup::{CgroupState, enter_cgroup, mounted_cgroup2, own_cgroup};
 pub use cgroup_watch::CgroupWatch;
 pub use completed_calls::{COMPLETED_AT_ONCE, CompletedCall};
 pub use connection_slots::{EndpointSlots, SentRequest, Slot, program_clock};
-pub use container::{Container, connect_container_socket, container_socket};
+pub use container::{Container, ContainerSocket};
 pub use ended_cgroups::{Ending, end_attachment, is_attached};
 pub use error::KernelError;
 pub use map_layout::{Counter, MAX_REQUEST};

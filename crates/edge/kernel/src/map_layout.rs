@@ -85,6 +85,9 @@ pub(crate) struct ProxyConfig {
     pub(crate) pid: u32,
     /// 1 if only services may be reached. Stays in force after the proxy stops listening.
     pub(crate) only_services: u32,
+    /// Where the proxy takes listeners of containers, as in a [`ContainerSocket`](crate::ContainerSocket); 0 if it takes none.
+    pub(crate) container_socket: u32,
+    pub(crate) unused: u32,
 }
 
 /// The address of a caller. Containers may have equal addresses; the namespace tells them apart.

@@ -183,7 +183,7 @@ impl Follower {
             if one.container.shares_network_with(listening.proxy) {
                 continue;
             }
-            match listen_in_container(listening.proxy, &one.container).await {
+            match listen_in_container(&listening, &one.container).await {
                 Ok(namespace) => one.namespace = Some(namespace),
                 Err(error) if !one.has_ended() => problem = Some((one.container.pid(), error)),
                 Err(_) => {}

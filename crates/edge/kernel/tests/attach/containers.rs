@@ -45,7 +45,7 @@ fn callers_with_equal_addresses_have_their_own_destinations() {
     let Some(namespaces) = namespaces(["equal-a", "equal-b"]) else { return };
     place.attach(&place.cgroup, selection(), None).unwrap();
     let proxy = TcpListener::bind("127.0.0.1:0").unwrap();
-    let maps = ProxyMaps::register(&place.pins(), &proxy, false).unwrap();
+    let maps = ProxyMaps::register(&place.pins(), &proxy, false, None).unwrap();
     assert!(maps.add_listener(&proxy).is_err(), "the proxy's own namespace is none of a container");
     let listeners: Vec<_> = namespaces
         .iter()
@@ -199,7 +199,7 @@ fn counted_connection_outlives_its_cgroup_and_leaves_no_count() {
     let Some(place) = Place::new("counted") else { return };
     let id = attach_container(&place, &place.cgroup);
     let proxy = TcpListener::bind("127.0.0.1:0").unwrap();
-    let _maps = ProxyMaps::register(&place.pins(), &proxy, false).unwrap();
+    let _maps = ProxyMaps::register(&place.pins(), &proxy, false, None).unwrap();
     let mut program = Command::new(env::current_exe().unwrap());
     program.args(["--exact", "containers::counted_connection_outlives_its_cgroup_and_leaves_no_count"]);
     program.arg("--nocapture").env(CGROUP, &place.cgroup).env(ADDRESS, "127.96.7.9:80");
