@@ -1,7 +1,6 @@
 //! Follows containers: has the proxy listen in their networks while they run, and detaches what has ended.
 
 use std::{
-    io,
     os::fd::OwnedFd,
     path::{Path, PathBuf},
     time::Duration,
@@ -11,10 +10,10 @@ use fairmesh_console::output;
 use fairmesh_kernel::{
     CgroupState, CgroupWatch, Container, Ending, KernelError, end_attachment, is_attached, listening,
 };
-use fairmesh_proxy::listen_in_container;
+use fairmesh_proxy::{listen_in_container, watch_readable};
 use futures_util::FutureExt as _;
 use tokio::{
-    io::{Interest, unix::AsyncFd},
+    io::unix::AsyncFd,
     time::{Instant, sleep},
 };
 
@@ -49,8 +48,10 @@ pub(super) struct Follower {
     containers: Vec<Followed>,
     /// When further processes were looked for; `None` if that is due.
     looked: Option<Instant>,
-    /// The last error that was printed.
-    reported: String,
+    /// Why a process that was found is not followed.
+    unfollowed: Option<String>,
+    /// The problem that was printed, until there is another one or none.
+    reported: Option<String>,
 }
 
 #[derive(Debug)]
@@ -62,18 +63,10 @@ struct Followed {
     namespace: Option<u64>,
 }
 
-/// Waits for a descriptor to become readable.
-#[allow(unsafe_code, reason = "tokio has no safe function for descriptors that are no sockets")]
-fn readable(descriptor: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
-    // SAFETY: an owned descriptor stays open, and the same one, as long as it exists.
-    let watched = unsafe { AsyncFd::register_with_interest(descriptor, Interest::READABLE) };
-    watched.map_err(io::Error::from)
-}
-
 impl Followed {
     fn new(container: Container) -> Result<Self, KernelError> {
         let process = container.process().try_clone_to_owned();
-        let process = process.and_then(readable);
+        let process = process.and_then(watch_readable);
         match process {
             Ok(process) => Ok(Self { container, process, namespace: None }),
             Err(source) => Err(KernelError::Container {
@@ -103,12 +96,12 @@ impl Follower {
             }
             Following::AllBelow => (cgroup.with_changes()?, None, Vec::new()),
         };
-        let changes = cgroup.changes().map(|changes| changes.try_clone_to_owned().and_then(readable));
+        let changes = cgroup.changes().map(|changes| changes.try_clone_to_owned().and_then(watch_readable));
         let changes = changes.transpose();
         let changes = changes.map_err(|source| KernelError::File { path: PathBuf::from(&path), source })?;
         let pins = pins.to_owned();
-        let (looked, reported) = (None, String::new());
-        Ok(Self { pins, path, id, cgroup, changes, network, containers, looked, reported })
+        let (looked, unfollowed, reported) = (None, None, None);
+        Ok(Self { pins, path, id, cgroup, changes, network, containers, looked, unfollowed, reported })
     }
 
     /// Follows until the container has ended, or the cgroup is detached or removed.
@@ -176,20 +169,22 @@ impl Follower {
     /// Has the proxy open its listener in the containers that have none yet.
     pub(super) async fn open_listeners(&mut self) {
         self.look();
-        let Some(listening) = listening(&self.pins) else { return };
+        let Some(listening) = listening(&self.pins) else { return self.report(self.unfollowed.clone()) };
         let is_served = |one: &Followed| one.namespace.is_some_and(|own| listening.namespaces.contains(&own));
-        let mut problem = None;
+        let mut problem = self.unfollowed.clone();
         for one in self.containers.iter_mut().filter(|one| !is_served(one)) {
             if one.container.shares_network_with(listening.proxy) {
                 continue;
             }
             match listen_in_container(&listening, &one.container).await {
                 Ok(namespace) => one.namespace = Some(namespace),
-                Err(error) if !one.has_ended() => problem = Some((one.container.pid(), error)),
+                Err(error) if !one.has_ended() => {
+                    problem = Some(format!("process {}: {error}", one.container.pid()));
+                }
                 Err(_) => {}
             }
         }
-        self.report(problem.map(|(pid, error)| format!("process {pid}: {error}")));
+        self.report(problem);
     }
 
     /// Looks for processes in further networks, and in the one of a process that has ended.
@@ -205,20 +200,20 @@ impl Follower {
                 || containers.iter().any(|one| one.container.namespace() == namespace)
         };
         let found = self.cgroup.find(is_known);
-        let mut problem = None;
+        self.unfollowed = None;
         for container in found {
             match Followed::new(container) {
                 Ok(followed) => self.containers.push(followed),
-                Err(error) => problem = Some(error.to_string()),
+                Err(error) => self.unfollowed = Some(error.to_string()),
             }
         }
-        self.report(problem);
     }
 
-    /// Prints a problem when it changes.
+    /// Prints a problem when it changes, and again when it returns.
     fn report(&mut self, problem: Option<String>) {
-        let Some(problem) = problem.filter(|problem| *problem != self.reported) else { return };
-        output::warn(format!("the proxy does not listen in a container: {problem}"));
+        if let Some(problem) = problem.as_ref().filter(|_| problem != self.reported) {
+            output::warn(format!("the proxy does not listen in a container: {problem}"));
+        }
         self.reported = problem;
     }
 

@@ -179,7 +179,12 @@ fn attach_commands_at_the_same_time_wait_for_each_other() {
             });
         }
     });
-    let shown: Vec<_> = status(&place.pins()).unwrap().attachments.into_iter().map(|one| (one.cgroup, one.max_in_flight.map(NonZeroU32::get))).collect();
+    let shown: Vec<_> = status(&place.pins())
+        .unwrap()
+        .attachments
+        .into_iter()
+        .map(|one| (one.cgroup, one.max_in_flight.map(NonZeroU32::get)))
+        .collect();
     let expected: Vec<_> = cgroups.into_iter().zip((1..).map(Some)).collect();
     assert_eq!(shown, expected, "each cgroup has counters of its own");
     let links = fs::read_dir(place.pins()).unwrap().flatten();

@@ -55,12 +55,7 @@ impl Attachment {
     }
 
     /// Redirects connections to this target whenever programs are attached. Never completes.
-    pub(crate) async fn follow(
-        &self,
-        pins: &Path,
-        to: &RedirectTarget<'_>,
-        forwarder: &Arc<Forwarder>,
-    ) {
+    pub(crate) async fn follow(&self, pins: &Path, to: &RedirectTarget<'_>, forwarder: &Arc<Forwarder>) {
         self.follow_connections(forwarder);
         let (mut registered, mut reported) = (None, String::new());
         if !pins.exists() {

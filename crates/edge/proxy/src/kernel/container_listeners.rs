@@ -113,13 +113,16 @@ async fn receive(stream: UnixStream) -> io::Result<Offer> {
     let listener = std::net::TcpListener::from(listener);
     listener.set_nonblocking(true)?;
     let listener = TcpListener::from_std(listener)?;
-    let process = watch(process)?;
+    let process = watch_readable(process)?;
     Ok(Offer { listener: ContainerListener { listener, process, closed: CancellationToken::new() }, sender })
 }
 
-/// Waits for a descriptor to become readable.
+/// Watches a descriptor: of a process, for example, which is readable once the process has ended.
+///
+/// # Errors
+/// When the system cannot watch it.
 #[allow(unsafe_code, reason = "tokio has no safe function for descriptors that are no sockets")]
-fn watch(descriptor: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
+pub fn watch_readable(descriptor: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
     // SAFETY: an owned descriptor stays open, and the same one, as long as it exists.
     let watched = unsafe { AsyncFd::register_with_interest(descriptor, Interest::READABLE) };
     watched.map_err(io::Error::from)
