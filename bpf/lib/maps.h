@@ -144,7 +144,7 @@ struct {
 /* Original destinations of connections that the proxy has not accepted yet. */
 struct {
 	MAP_UINT(type, MAP_LRU_HASH);
-	MAP_UINT(max_entries, CALLERS);
+	MAP_UINT(max_entries, WAITING_CALLERS);
 	MAP_UINT(pinning, PIN_BY_NAME);
 	MAP_TYPE(key, struct caller_address);
 	MAP_TYPE(value, struct destination);

@@ -21,6 +21,7 @@ enum {
 	SLOTS = 8192,
 	CALLERS = 65536,
 	GROUP_CALLERS = CALLERS / 2, /* of one cgroup */
+	WAITING_CALLERS = CALLERS / 2, /* that the proxy has not accepted yet */
 	GROUP_REQUESTS = SLOTS / 2,
 	ATTACHMENTS = 64,
 	NAMESPACES = 1024, /* in which a proxy listens */
@@ -81,7 +82,7 @@ struct selection {
 
 /* Of a cgroup to which the programs are attached; for `attach`, `status` and `detach` alone. */
 struct attachment {
-	u32 was_created, roles;
+	u32 was_created, roles; /* and whether it stays attached when its programs have ended */
 	u32 group; /* position of what is counted for its callers */
 	u32 short_cut; /* 1 where responses of the proxy take the short cut */
 	struct selection selection;
@@ -101,6 +102,8 @@ struct proxy_config {
 	u64 netns_cookie;
 	u32 pid;
 	u32 only_services; /* also once it listens no longer */
+	u32 container_socket; /* number plus 1 of the socket at which it takes listeners of containers; 0 where it takes none */
+	u32 unused;
 };
 
 /* Of a caller. Containers have networks of their own, with equal addresses: the namespace tells them apart. */

@@ -11,4 +11,4 @@ pub mod socket_options;
 pub mod transparent_proxying;
 pub mod unidentified_peers;
 
-pub use fairmesh_wire::proxy_protocol;
+pub use fairmesh_wire::{LogLimiter, proxy_protocol};

@@ -20,9 +20,10 @@ use crate::{
     bpf_pins::{self, LINK, Release, is_link},
     cgroup::{self, Cgroup, contains, normal},
     cgroup_in_flight::{self, Groups},
+    command_lock::CommandLock,
     ended_cgroups,
     map_layout::{
-        AttachmentValue, CALLERS, LocalConnection, SELECTED, SERVERS, SelectionValue, network_order,
+        AttachmentValue, CALLERS, KEPT, LocalConnection, SELECTED, SERVERS, SelectionValue, network_order,
     },
     pinned_links,
     status::{attachments, proxy_process, takes_short_cut},
@@ -76,6 +77,9 @@ impl Selection {
 pub struct Attachments {
     /// The cgroup of the callers.
     pub callers: String,
+    /// Whether the callers are a container: [`end_attachment`](crate::end_attachment) then detaches their cgroup once they have
+    /// ended, unless another attachment keeps it.
+    pub is_container: bool,
     /// The callers' connects to redirect.
     pub selection: Selection,
     /// Whether the callers may reach only services; their connections then fail while no proxy listens. By default
@@ -94,15 +98,17 @@ pub struct Attachments {
     pub agent: Option<u32>,
 }
 
-/// Attaches the programs to cgroups and creates missing cgroups. New programs atomically replace earlier ones.
+/// Attaches the programs to cgroups and creates missing cgroups. New programs atomically replace earlier ones. Waits for other
+/// commands that attach or detach. Returns the id of the callers' cgroup.
 ///
 /// # Errors
 /// When a cgroup is the root, the proxy's or the agent's, or the kernel refuses. The earlier attachment of that cgroup
 /// remains.
-pub fn attach(pins: &Path, to: &Attachments) -> Result<(), KernelError> {
+pub fn attach(pins: &Path, to: &Attachments) -> Result<u64, KernelError> {
     let cgroups = || to.servers.iter().chain([&to.callers]);
     cgroups().try_for_each(|cgroup| cgroup::parts(cgroup).map(drop))?;
     to.selection.value(None)?;
+    let _lock = CommandLock::take()?;
     match bpf_pins::release(pins)? {
         Release::Nothing if pins.exists() => remove_unused(pins)?,
         Release::Own => ended_cgroups::detach_ended(pins)?,
@@ -121,7 +127,7 @@ pub fn attach(pins: &Path, to: &Attachments) -> Result<(), KernelError> {
     let groups = groups(pins).ok();
     let in_use = |at| groups.as_ref().is_some_and(|groups| !groups.is_idle(at));
     let short_cut = decide_short_cut(pins, &before, to.short_cut)?;
-    let own = attach_one(pins, &to.callers, CALLERS, |cgroup, entry| {
+    let (id, own) = attach_one(pins, &to.callers, CALLERS, |cgroup, entry| {
         let is_first = entry.roles & CALLERS == 0;
         entry.group = cgroup_in_flight::position(&before, cgroup.id, in_use)
             .ok_or_else(|| wrong(&to.callers, "is one too many: 64 can be attached to"))?;
@@ -131,15 +137,19 @@ pub fn attach(pins: &Path, to: &Attachments) -> Result<(), KernelError> {
         }
         entry.short_cut = short_cut.into();
         let programs = attach_callers(pins, cgroup, entry, to.owner)?;
+        entry.roles |= if to.is_container { 0 } else { KEPT };
         // Another cgroup may have used the position before.
         if is_first { limit(pins, entry, to.max_in_flight.unwrap_or(0)) } else { Ok(()) }?;
         Ok(programs)
     })?;
     to.max_in_flight.map_or(Ok(()), |most| limit(pins, &own, most))?;
     for servers in &to.servers {
-        attach_one(pins, servers, SERVERS, |cgroup, _| attach_servers(pins, cgroup, to.owner))?;
+        attach_one(pins, servers, SERVERS, |cgroup, entry| {
+            entry.roles |= KEPT;
+            attach_servers(pins, cgroup, to.owner)
+        })?;
     }
-    Ok(())
+    Ok(id)
 }
 
 /// Whether responses take the short cut: as requested, otherwise as in the earlier attachment. It cannot be switched
@@ -184,13 +194,13 @@ fn keep_out(path: &str, process: Option<u32>, problem: &'static str) -> Result<(
     }
 }
 
-/// Attaches programs to a cgroup in a role. `attach` receives the earlier entry and updates it.
+/// Attaches programs to a cgroup in a role. `attach` receives the earlier entry and updates it. Returns the cgroup's id and entry.
 fn attach_one(
     pins: &Path,
     path: &str,
     role: u32,
     attach: impl FnOnce(&Cgroup, &mut AttachmentValue) -> Result<Ebpf, KernelError>,
-) -> Result<AttachmentValue, KernelError> {
+) -> Result<(u64, AttachmentValue), KernelError> {
     let cgroup = Cgroup::at(path)?;
     let before = attachments(pins).unwrap_or_default();
     let before = before.into_iter().find(|(id, _)| *id == cgroup.id).map(|(_, entry)| entry);
@@ -206,7 +216,7 @@ fn attach_one(
         // A proxy that starts now checks the record after it listens, so at least one of the two sees the
         // other.
         keep_out_proxy(pins, path)?;
-        pinned_links::replace(pins, cgroup.id, links).map(|()| entry)
+        pinned_links::replace(pins, cgroup.id, links).map(|()| (cgroup.id, entry))
     })();
     if attached.is_err() {
         // The first error is reported; this one is dropped.
@@ -343,9 +353,11 @@ pub struct Detached {
 /// # Errors
 /// When nothing is attached, or the system refuses.
 pub fn detach(pins: &Path) -> Result<Detached, KernelError> {
-    if !pins.exists() {
-        return Err(KernelError::NotAttached(pins.to_owned()));
-    }
+    let exist = || pins.exists().then_some(()).ok_or_else(|| KernelError::NotAttached(pins.to_owned()));
+    exist()?;
+    let _lock = CommandLock::take()?;
+    // Another command may have detached meanwhile.
+    exist()?;
     let entries = attachments(pins).unwrap_or_default();
     // Links are removed first: without maps they could not redirect correctly.
     let (links, maps): (Vec<_>, Vec<_>) =

@@ -105,17 +105,19 @@ pub(crate) fn map(pins: &Path, name: &str) -> Result<Map, KernelError> {
         });
     }
     let data = MapData::from_pin(&path).and_then(Map::from_map_data);
-    data.map_err(|error| match is_denied(&error) {
-        true => KernelError::NoAccess(path),
-        false => KernelError::refused(format!("map {name}"), &error),
+    data.map_err(|error| match kind_of(&error) {
+        Some(io::ErrorKind::PermissionDenied) => KernelError::NoAccess(path),
+        // 'detach' has removed it in this moment.
+        Some(io::ErrorKind::NotFound) => KernelError::NotAttached(pins.to_owned()),
+        _ => KernelError::refused(format!("map {name}"), &error),
     })
 }
 
-/// Whether the system denied this user access.
-fn is_denied(error: &(dyn Error + 'static)) -> bool {
+/// The system's reason.
+fn kind_of(error: &(dyn Error + 'static)) -> Option<io::ErrorKind> {
     let causes = iter::successors(Some(error), |&error| error.source());
     let mut errors = causes.filter_map(|error| error.downcast_ref::<io::Error>());
-    errors.any(|error| error.kind() == io::ErrorKind::PermissionDenied)
+    errors.next().map(io::Error::kind)
 }
 
 /// The pins in a directory; none if it is missing.

@@ -82,6 +82,38 @@ pub(crate) fn normal(path: &str) -> String {
     path.split('/').filter(|part| !part.is_empty()).map(|part| format!("/{part}")).collect()
 }
 
+/// What has become of a cgroup.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CgroupState {
+    /// Programs run in it, or in a cgroup below it.
+    Populated,
+    /// No program runs in it.
+    Empty,
+    /// It was removed.
+    Removed,
+    /// It was removed, and another cgroup has its path.
+    Replaced,
+}
+
+/// The state of the cgroup with this path and id.
+pub(crate) fn state_of(path: &str, id: u64) -> CgroupState {
+    existing(path).map_or(CgroupState::Removed, |folder| state_in(&folder, id))
+}
+
+/// The state of the cgroup with this id, whose directory this is, or was.
+pub(crate) fn state_in(folder: &Path, id: u64) -> CgroupState {
+    match fs::metadata(folder) {
+        Ok(found) if found.ino() != id => CgroupState::Replaced,
+        Ok(_) => match fs::read_to_string(folder.join("cgroup.events")) {
+            Ok(events) if events.lines().any(|line| line == "populated 0") => CgroupState::Empty,
+            // Of a file that cannot be read, nothing follows: programs that run must not be left alone.
+            _ => CgroupState::Populated,
+        },
+        Err(error) if error.kind() == io::ErrorKind::NotFound => CgroupState::Removed,
+        Err(_) => CgroupState::Populated,
+    }
+}
+
 /// Visits a cgroup and those below it, each before what it contains is read, and the ids of their processes.
 pub(crate) fn visit_members(folder: &Path, mut enter: impl FnMut(&Path), mut member: impl FnMut(u32)) {
     let mut folders = vec![PathBuf::from(folder)];
@@ -107,7 +139,7 @@ pub fn enter_cgroup(path: &str) -> Result<(), KernelError> {
 /// Removes up to `count` directories, from a cgroup upwards, and stops at the first one in use. Returns
 /// whether the cgroup still exists.
 pub(crate) fn remove_empty(path: &str, count: u32) -> Result<bool, KernelError> {
-    let own = hierarchy()?.join(path.trim_start_matches('/'));
+    let own = folder_of(path)?;
     let mut folders = own.ancestors().take(count as usize);
     // The system refuses to remove cgroups in use.
     let _ = folders.try_for_each(fs::remove_dir);
@@ -118,6 +150,11 @@ pub(crate) fn remove_empty(path: &str, count: u32) -> Result<bool, KernelError> 
 pub(crate) fn existing(path: &str) -> Option<PathBuf> {
     let folder = mounted_cgroup2()?.join(path.trim_start_matches('/'));
     folder.exists().then_some(folder)
+}
+
+/// The directory of a cgroup such as `/shop`, whether or not it exists.
+pub(crate) fn folder_of(path: &str) -> Result<PathBuf, KernelError> {
+    Ok(hierarchy()?.join(path.trim_start_matches('/')))
 }
 
 /// The mount point of the cgroup2 hierarchy, on machines with version 1 often beside that; `None` if it is not mounted.

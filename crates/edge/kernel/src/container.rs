@@ -13,7 +13,7 @@ use std::{
         linux::net::SocketAddrExt as _,
         unix::net::{SocketAddr, UnixListener, UnixStream},
     },
-    process,
+    process, str,
 };
 
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
@@ -94,7 +94,7 @@ impl Container {
     ///
     /// # Errors
     /// When this process may not enter the namespace, or its loopback interface is down.
-    pub fn listen(&self) -> Result<(TcpListener, u64), KernelError> {
+    pub fn open_listener(&self) -> Result<(TcpListener, u64), KernelError> {
         let opened = within(&self.namespace, || TcpListener::bind((Ipv4Addr::LOCALHOST, 0)));
         let opened = opened.and_then(|listener| {
             listener.set_nonblocking(true)?;
@@ -116,42 +116,59 @@ fn has_been_waited_for(process: &OwnedFd) -> io::Result<bool> {
     Ok(number.is_none_or(|number| number.trim() == "-1"))
 }
 
-/// Where a proxy takes listeners of containers: an abstract address in its network namespace, without a file, so that nothing
-/// is left of a killed proxy.
-fn address_of(proxy: u32) -> io::Result<SocketAddr> {
-    SocketAddr::from_abstract_name(format!("fairmesh-kernel-{proxy}"))
-}
+/// Where a proxy takes listeners of containers: an abstract address in its network namespace, without a file, so that nothing is
+/// left of a killed proxy. The kernel chooses a number that is free, and the maps tell root and the owner of the maps which: no
+/// other program can have taken a known address first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ContainerSocket(u32);
 
-/// Opens the socket at which this process takes listeners of containers.
-///
-/// # Errors
-/// When another program has the address.
-pub fn container_socket() -> io::Result<UnixListener> {
-    let socket = UnixListener::bind_addr(&address_of(process::id())?)?;
-    socket.set_nonblocking(true)?;
-    Ok(socket)
-}
+impl ContainerSocket {
+    /// Opens the socket at which this process takes listeners of containers.
+    ///
+    /// # Errors
+    /// When this process has no descriptors left, or all numbers are taken.
+    pub fn open() -> io::Result<(UnixListener, Self)> {
+        // Without a path, the kernel chooses five hexadecimal digits (unix(7), autobind).
+        let socket = UnixListener::bind("")?;
+        socket.set_nonblocking(true)?;
+        let address = socket.local_addr()?;
+        let name = address.as_abstract_name().and_then(|name| str::from_utf8(name).ok());
+        let number = name.and_then(|name| u32::from_str_radix(name, 16).ok());
+        let number = number.ok_or_else(|| io::Error::other(format!("{address:?} is not a number")))?;
+        Ok((socket, Self(number)))
+    }
 
-/// Connects to the socket at which a proxy takes listeners of containers, in the proxy's network namespace.
-///
-/// # Errors
-/// When the proxy has ended.
-pub fn connect_container_socket(proxy: u32) -> io::Result<UnixStream> {
-    let address = address_of(proxy)?;
-    let connect = || UnixStream::connect_addr(&address);
-    let stream = match proxy == process::id() {
-        true => connect()?,
-        false => {
-            let namespace = namespace_of(proxy)?;
-            match identity(&namespace)? == identity(&namespace_of(process::id())?)? {
-                // Without the rights to enter namespaces too, as in a proxy that its successor replaces.
-                true => connect()?,
-                false => within(&namespace, connect)?,
+    /// Connects to the socket of a proxy, in the proxy's network namespace.
+    ///
+    /// # Errors
+    /// When the proxy has ended.
+    pub fn connect(self, proxy: u32) -> io::Result<UnixStream> {
+        let address = SocketAddr::from_abstract_name(format!("{:05x}", self.0))?;
+        let connect = || UnixStream::connect_addr(&address);
+        let stream = match proxy == process::id() {
+            true => connect()?,
+            false => {
+                let namespace = namespace_of(proxy)?;
+                match identity(&namespace)? == identity(&namespace_of(process::id())?)? {
+                    // Without the rights to enter namespaces too, as in a proxy that its successor replaces.
+                    true => connect()?,
+                    false => within(&namespace, connect)?,
+                }
             }
-        }
-    };
-    stream.set_nonblocking(true)?;
-    Ok(stream)
+        };
+        stream.set_nonblocking(true)?;
+        Ok(stream)
+    }
+
+    /// As in the maps.
+    pub(crate) fn recorded(self) -> u32 {
+        self.0 + 1
+    }
+
+    /// The socket recorded in the maps; `None` if there is none.
+    pub(crate) fn of_recorded(recorded: u32) -> Option<Self> {
+        recorded.checked_sub(1).map(Self)
+    }
 }
 
 #[cfg(test)]
@@ -167,5 +184,16 @@ mod tests {
         child.wait().unwrap();
         let refused = Container::of(pid).unwrap_err().to_string();
         assert!(refused.contains(&pid.to_string()) && refused.contains("docker inspect"), "{refused}");
+    }
+
+    #[test]
+    fn sockets_for_listeners_of_containers_have_addresses_of_their_own() {
+        let opened = [(); 2].map(|()| ContainerSocket::open().unwrap());
+        for (listener, socket) in &opened {
+            let socket = ContainerSocket::of_recorded(socket.recorded()).unwrap();
+            let _stream = socket.connect(process::id()).unwrap();
+            listener.accept().unwrap();
+        }
+        assert_ne!(opened[0].1, opened[1].1);
     }
 }

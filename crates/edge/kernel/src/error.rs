@@ -34,6 +34,16 @@ pub enum KernelError {
         /// Maximum number of networks, and of ports.
         max: usize,
     },
+    /// Another command does not end.
+    #[error(
+        "another 'fairmesh kernel attach' or 'detach' has held {path} for {seconds} s; end it ('fuser {path}' names its process), and run this again"
+    )]
+    Busy {
+        /// The file that the other command has locked.
+        path: PathBuf,
+        /// Time for which this command has waited.
+        seconds: u64,
+    },
     /// The pin directory is not on a BPF file system.
     #[error(
         "{0} is in no BPF file system; mount one (mount -t bpf bpf PATH), and give a directory in it with --bpffs"
@@ -46,6 +56,12 @@ pub enum KernelError {
         path: String,
         /// Reason why the cgroup is refused.
         problem: &'static str,
+    },
+    /// A cgroup is another one than before.
+    #[error("cgroup {path} was removed and made again: nothing is attached to the new one; run this again")]
+    Replaced {
+        /// The cgroup's path.
+        path: String,
     },
     /// A process cannot be served as a container.
     #[error("container of process {pid}: {source}; {advice}")]

@@ -18,6 +18,8 @@ pub(crate) const PATH_BYTES: usize = 256;
 /// Roles of the programs in a cgroup.
 pub(crate) const CALLERS: u32 = 1;
 pub(crate) const SERVERS: u32 = 2;
+/// Added to the roles of a cgroup that stays attached when its programs have ended: not only for a container.
+pub(crate) const KEPT: u32 = 4;
 /// Maximum length of a request that the kernel sends, head and body, in bytes.
 pub const MAX_REQUEST: usize = 64 * 1024;
 /// Maximum length of a request that the kernel keeps completely, in bytes. Of a longer request, it keeps only the
@@ -65,7 +67,7 @@ pub(crate) struct SelectionValue {
 pub(crate) struct AttachmentValue {
     /// Number of directories that `attach` created: the cgroup and its missing parents.
     pub(crate) was_created: u32,
-    /// [`CALLERS`] or [`SERVERS`] or both.
+    /// [`CALLERS`] or [`SERVERS`] or both, and [`KEPT`] or not.
     pub(crate) roles: u32,
     /// Position of the [`GroupValue`] for the callers in this cgroup.
     pub(crate) group: u32,
@@ -83,6 +85,9 @@ pub(crate) struct ProxyConfig {
     pub(crate) pid: u32,
     /// 1 if only services may be reached. Stays in force after the proxy stops listening.
     pub(crate) only_services: u32,
+    /// Where the proxy takes listeners of containers, as in a [`ContainerSocket`](crate::ContainerSocket); 0 if it takes none.
+    pub(crate) container_socket: u32,
+    pub(crate) unused: u32,
 }
 
 /// The address of a caller. Containers may have equal addresses; the namespace tells them apart.

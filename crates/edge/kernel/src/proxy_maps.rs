@@ -13,7 +13,7 @@ use std::{
 use aya::maps::{Array, HashMap, MapData, SockHash};
 
 use crate::{
-    KernelError, bpf_pins,
+    ContainerSocket, KernelError, bpf_pins,
     cgroup::contains,
     map_layout::{CallerAddress, DestinationValue, ProxyConfig},
     network_namespace::netns_cookie,
@@ -46,11 +46,16 @@ pub struct ProxyMaps {
 impl ProxyMaps {
     /// Opens the maps, and redirects connections to this listener while it is open. Afterwards, until another
     /// proxy listens or the programs are detached, connections fail if `only_services` is set, and are direct
-    /// otherwise.
+    /// otherwise. Listeners of containers are taken at `containers`.
     ///
     /// # Errors
     /// When nothing is attached, the maps cannot be opened, or this process is in an attached cgroup.
-    pub fn register(pins: &Path, listener: impl AsFd, only_services: bool) -> Result<Self, KernelError> {
+    pub fn register(
+        pins: &Path,
+        listener: impl AsFd,
+        only_services: bool,
+        containers: Option<ContainerSocket>,
+    ) -> Result<Self, KernelError> {
         let refused = |error| KernelError::refused("the listener", &error);
         bpf_pins::require_own(pins)?;
         keep_out(pins)?;
@@ -59,7 +64,13 @@ impl ProxyMaps {
             netns_cookie(&listener).map_err(|error| KernelError::refused("SO_NETNS_COOKIE", &error))?;
         let mut config: Array<_, ProxyConfig> = bpf_pins::map(pins, "config")?.try_into().map_err(refused)?;
         let before = config.get(&0, 0).map_err(refused)?;
-        let own = ProxyConfig { netns_cookie, pid: process::id(), only_services: only_services.into() };
+        let own = ProxyConfig {
+            netns_cookie,
+            pid: process::id(),
+            only_services: only_services.into(),
+            container_socket: containers.map_or(0, ContainerSocket::recorded),
+            unused: 0,
+        };
         config.set(0, own, 0).map_err(refused)?;
         let mut listeners: SockHash<_, u64> =
             bpf_pins::map(pins, "listeners")?.try_into().map_err(refused)?;

@@ -12,7 +12,7 @@ use std::{
 use aya::maps::{Array, HashMap, MapData, PerCpuArray, SockHash};
 
 use crate::{
-    Counter, KernelError,
+    ContainerSocket, Counter, KernelError,
     bpf_pins::{self, LINK},
     cgroup_in_flight::Groups,
     connection_slots,
@@ -150,6 +150,8 @@ pub struct Listening {
     /// Numbers of the other network namespaces in which a proxy listens. During an upgrade, the predecessor may still own a
     /// listener.
     pub namespaces: HashSet<u64>,
+    /// Where the proxy takes listeners of containers.
+    pub container_socket: Option<ContainerSocket>,
 }
 
 /// The listeners of the proxy; `None` while no proxy listens in its own network namespace, or if nothing is attached. A closed
@@ -158,7 +160,9 @@ pub fn listening(pins: &Path) -> Option<Listening> {
     let sockets: SockHash<_, u64> = bpf_pins::map(pins, "listeners").ok()?.try_into().ok()?;
     let config = config(pins)?;
     let mut namespaces: HashSet<_> = sockets.keys().filter_map(Result::ok).collect();
-    namespaces.remove(&config.netns_cookie).then_some(Listening { proxy: config.pid, namespaces })
+    let container_socket = ContainerSocket::of_recorded(config.container_socket);
+    let is_listening = namespaces.remove(&config.netns_cookie);
+    is_listening.then_some(Listening { proxy: config.pid, namespaces, container_socket })
 }
 
 /// The process of the listening proxy.

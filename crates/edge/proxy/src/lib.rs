@@ -36,6 +36,6 @@ pub use inbound::{
     program_front::ProgramFront,
     server::ServedEndpoint,
 };
-pub use kernel::container_listeners::listen_in_container;
+pub use kernel::container_listeners::{listen_in_container, watch_readable};
 pub use lifecycle::run::{BoundProxy, run};
 pub use listeners::listener_config::{ListenerConfig, ListenerKind, check_tls};

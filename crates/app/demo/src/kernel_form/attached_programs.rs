@@ -47,7 +47,7 @@ impl Place {
             ..Attachments::default()
         };
         match attach(&place.pins, &to) {
-            Ok(()) => Ok(place),
+            Ok(_) => Ok(place),
             Err(error) => {
                 let _ = place.detach();
                 Err(error.to_string())

@@ -69,7 +69,7 @@ struct ProgramsArgs {
     #[arg(long, value_name = "PATH")]
     cgroup: Option<String>,
     /// The container of this process, with a cgroup and mostly with a network of its own, in which the proxy then listens.
-    /// Runs until the process ends, and then detaches its cgroup.
+    /// Runs until the last program of the cgroup ends, and then detaches it, unless it is attached otherwise too.
     #[arg(long, value_name = "PID")]
     container: Option<u32>,
     /// The cgroup of containers, such as /kubepods: like --cgroup, and the proxy also listens in the network of each container
@@ -164,6 +164,7 @@ pub(super) async fn attach(args: AttachArgs) -> Result<ExitCode, Failure> {
     let (callers, following) = args.programs.open()?;
     let to = Attachments {
         callers,
+        is_container: matches!(following, Some(Following::One(_))),
         selection: Selection { networks, ports: args.port },
         only_services: args.only_services,
         max_in_flight: args.max_in_flight.map(|MaxInFlight(most)| most),
@@ -172,11 +173,13 @@ pub(super) async fn attach(args: AttachArgs) -> Result<ExitCode, Failure> {
         owner: uids(args.owner.as_slice())?.first().copied(),
         agent: agent_process().await,
     };
-    attach_programs(&pins, &to).map_err(failure)?;
+    let id = attach_programs(&pins, &to).map_err(failure)?;
     let mut now = status(&pins).map_err(failure)?;
-    let own = own_attachment(&to, &now).map(|own| (own.cgroup.clone(), own.id));
-    let follower = following.zip(own).map(|(following, own)| Follower::new(&pins, own, following));
-    let mut follower = follower.transpose().map_err(failure)?;
+    let follower = following.map(|following| match own_attachment(id, &now) {
+        Some(own) => Follower::new(&pins, (own.cgroup.clone(), id), following).map_err(failure),
+        None => Err(detached_meanwhile(&to.callers)),
+    });
+    let mut follower = follower.transpose()?;
     for _ in 0..POLLS {
         if now.proxy.is_some() {
             break;
@@ -188,7 +191,7 @@ pub(super) async fn attach(args: AttachArgs) -> Result<ExitCode, Failure> {
         follower.open_listeners().await;
         now = status(&pins).map_err(failure)?;
     }
-    let (state, words) = describe_attachments(&to, &now, &pins);
+    let (state, words) = describe_attachments(&to, own_attachment(id, &now), &now);
     output::print_one(args.output_args.format(), &state, &words)?;
     if let Some(follower) = follower {
         follower.follow().await.map_err(failure)?;
@@ -196,23 +199,26 @@ pub(super) async fn attach(args: AttachArgs) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn own_attachment<'a>(to: &Attachments, now: &'a Status) -> Option<&'a Attachment> {
-    let is_own = |path: &str| path.trim_matches('/') == to.callers.trim_matches('/');
-    now.attachments.iter().find(|one| is_own(&one.cgroup))
+/// The attachment of the cgroup with this id; `None` if another command has detached it meanwhile.
+fn own_attachment(id: u64, now: &Status) -> Option<&Attachment> {
+    now.attachments.iter().find(|one| one.id == id)
+}
+
+fn detached_meanwhile(cgroup: &str) -> Failure {
+    Failure::failed_with(format!("another command has detached {cgroup} meanwhile"), "run this again")
 }
 
 /// Describes the current attachments as JSON and text. They may include more than this command asked for.
-fn describe_attachments(to: &Attachments, now: &Status, pins: &Path) -> (Value, String) {
-    let own = own_attachment(to, now);
+fn describe_attachments(to: &Attachments, own: Option<&Attachment>, now: &Status) -> (Value, String) {
     let options = own.map(|own| format!(" ({})", options(own))).unwrap_or_default();
     let only_services = now.only_services || own.is_some_and(|own| own.only_services);
     let connections = match now.proxy {
         Some(process) => format!("connections go to the proxy, process {process}"),
         None => {
             let are = if only_services { "refused" } else { "direct" };
-            let place = match pins == Path::new(DEFAULT_PINS) {
+            let place = match now.pins == Path::new(DEFAULT_PINS) {
                 true => String::new(),
-                false => format!("+bpffs={}", pins.display()),
+                false => format!("+bpffs={}", now.pins.display()),
             };
             format!(
                 "no proxy listens, so connections are {are}: run 'fairmesh proxy --listen kernel:127.0.0.1:7416{place}'"

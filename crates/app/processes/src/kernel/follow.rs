@@ -1,26 +1,27 @@
 //! Follows containers: has the proxy listen in their networks while they run, and detaches what has ended.
 
 use std::{
-    io,
     os::fd::OwnedFd,
     path::{Path, PathBuf},
     time::Duration,
 };
 
 use fairmesh_console::output;
-use fairmesh_kernel::{CgroupWatch, Container, KernelError, detach_one, is_attached, is_idle, listening};
-use fairmesh_proxy::listen_in_container;
+use fairmesh_kernel::{
+    CgroupState, CgroupWatch, Container, Ending, KernelError, end_attachment, is_attached, listening,
+};
+use fairmesh_proxy::{listen_in_container, watch_readable};
 use futures_util::FutureExt as _;
 use tokio::{
-    io::{Interest, unix::AsyncFd},
+    io::unix::AsyncFd,
     time::{Instant, sleep},
 };
 
 /// Interval of checks for ended containers and for a proxy that does not listen in them, such as one that was restarted.
 const INTERVAL: Duration = Duration::from_millis(100);
-/// Interval of looks below the cgroup without a change there: a program may enter another network at any time.
+/// Interval of looks for further processes without a change of cgroups: a program may enter another network at any time.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
-/// Time limit for the last connections of an ended container.
+/// Time limit for the last connections of an ended cgroup.
 const LAST_CONNECTIONS: Duration = Duration::from_secs(10);
 
 /// What to follow.
@@ -35,20 +36,22 @@ pub(super) enum Following {
 #[derive(Debug)]
 pub(super) struct Follower {
     pins: PathBuf,
-    /// The id of the cgroup.
+    /// The path and the id of the cgroup.
+    path: String,
     id: u64,
+    cgroup: CgroupWatch,
+    /// Readable once cgroups below have changed; `None` for one container.
+    changes: Option<AsyncFd<OwnedFd>>,
+    /// The network of the one container; `None` if all networks below the cgroup are followed.
+    network: Option<(u64, u64)>,
+    /// A process in each network in which the proxy listens.
     containers: Vec<Followed>,
-    /// Where further containers start; `None` if there is only one.
-    below: Option<Below>,
-    /// The last error that was printed.
-    reported: String,
-}
-
-#[derive(Debug)]
-struct Below {
-    watch: CgroupWatch,
-    changes: AsyncFd<OwnedFd>,
+    /// When further processes were looked for; `None` if that is due.
     looked: Option<Instant>,
+    /// Why a process that was found is not followed.
+    unfollowed: Option<String>,
+    /// The problem that was printed, until there is another one or none.
+    reported: Option<String>,
 }
 
 #[derive(Debug)]
@@ -60,18 +63,10 @@ struct Followed {
     namespace: Option<u64>,
 }
 
-/// Waits for a descriptor to become readable.
-#[allow(unsafe_code, reason = "tokio has no safe function for descriptors that are no sockets")]
-fn readable(descriptor: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
-    // SAFETY: an owned descriptor stays open, and the same one, as long as it exists.
-    let watched = unsafe { AsyncFd::register_with_interest(descriptor, Interest::READABLE) };
-    watched.map_err(io::Error::from)
-}
-
 impl Followed {
     fn new(container: Container) -> Result<Self, KernelError> {
         let process = container.process().try_clone_to_owned();
-        let process = process.and_then(readable);
+        let process = process.and_then(watch_readable);
         match process {
             Ok(process) => Ok(Self { container, process, namespace: None }),
             Err(source) => Err(KernelError::Container {
@@ -94,49 +89,74 @@ impl Follower {
         (path, id): (String, u64),
         following: Following,
     ) -> Result<Self, KernelError> {
-        let (containers, below) = match following {
-            Following::One(container) => (vec![Followed::new(container)?], None),
-            Following::AllBelow => {
-                let watch = CgroupWatch::open(&path)?;
-                let changes = watch.changes().try_clone_to_owned();
-                let changes = changes.and_then(readable);
-                let changes = changes.map_err(|source| KernelError::File { path: path.into(), source })?;
-                (Vec::new(), Some(Below { watch, changes, looked: None }))
+        let cgroup = CgroupWatch::new(&path, id)?;
+        let (cgroup, network, containers) = match following {
+            Following::One(container) => {
+                (cgroup, Some(container.namespace()), vec![Followed::new(container)?])
             }
+            Following::AllBelow => (cgroup.with_changes()?, None, Vec::new()),
         };
-        Ok(Self { pins: pins.to_owned(), id, containers, below, reported: String::new() })
+        let changes = cgroup.changes().map(|changes| changes.try_clone_to_owned().and_then(watch_readable));
+        let changes = changes.transpose();
+        let changes = changes.map_err(|source| KernelError::File { path: PathBuf::from(&path), source })?;
+        let pins = pins.to_owned();
+        let (looked, unfollowed, reported) = (None, None, None);
+        Ok(Self { pins, path, id, cgroup, changes, network, containers, looked, unfollowed, reported })
     }
 
     /// Follows until the container has ended, or the cgroup is detached or removed.
     pub(super) async fn follow(mut self) -> Result<(), KernelError> {
         loop {
             self.wait().await;
-            if !is_attached(&self.pins, self.id) {
+            if !is_attached(&self.pins, self.id)? {
+                self.warn_of_programs();
                 return Ok(());
+            }
+            if self.has_ended() && self.detach().await? {
+                return self.ended();
             }
             let followed = self.containers.len();
             self.containers.retain(|one| !one.has_ended());
-            let has_ended = match &mut self.below {
-                Some(below) => {
-                    if self.containers.len() < followed {
-                        // Other programs may be in the same network.
-                        below.looked = None;
-                    }
-                    !below.watch.exists()
-                }
-                None => self.containers.is_empty(),
-            };
-            if has_ended {
-                return self.detach().await;
+            if self.containers.len() < followed {
+                // Other programs may be in the same network.
+                self.looked = None;
             }
             self.open_listeners().await;
         }
     }
 
+    /// Whether the cgroup has ended. That of a container has once no program is left: programs that live longer than the
+    /// process need the proxy, or have to be kept from other destinations than services.
+    fn has_ended(&self) -> bool {
+        match self.cgroup.state() {
+            CgroupState::Populated => false,
+            CgroupState::Empty => self.network.is_some(),
+            CgroupState::Removed | CgroupState::Replaced => true,
+        }
+    }
+
+    /// The result for a cgroup that has ended. One that was made again is not attached, so its containers are not served.
+    fn ended(self) -> Result<(), KernelError> {
+        match (self.network, self.cgroup.state()) {
+            (None, CgroupState::Replaced) => Err(KernelError::Replaced { path: self.path }),
+            _ => Ok(()),
+        }
+    }
+
+    /// Warns if another command has detached programs that run. Containers below a cgroup are followed until then.
+    fn warn_of_programs(&self) {
+        if self.network.is_some() && self.cgroup.state() == CgroupState::Populated {
+            output::warn(format!(
+                "another command has detached {}, in which programs run: their connections are direct",
+                self.path
+            ));
+        }
+    }
+
     async fn wait(&self) {
-        let Some(below) = &self.below else { return sleep(INTERVAL).await };
+        let Some(changes) = &self.changes else { return sleep(INTERVAL).await };
         tokio::select! {
-            changed = below.changes.readable() => {
+            changed = changes.readable() => {
                 // Drained by the next look.
                 if let Ok(mut changed) = changed {
                     changed.clear_ready();
@@ -149,64 +169,64 @@ impl Follower {
     /// Has the proxy open its listener in the containers that have none yet.
     pub(super) async fn open_listeners(&mut self) {
         self.look();
-        let Some(listening) = listening(&self.pins) else { return };
+        let Some(listening) = listening(&self.pins) else { return self.report(self.unfollowed.clone()) };
         let is_served = |one: &Followed| one.namespace.is_some_and(|own| listening.namespaces.contains(&own));
-        let mut problem = None;
+        let mut problem = self.unfollowed.clone();
         for one in self.containers.iter_mut().filter(|one| !is_served(one)) {
             if one.container.shares_network_with(listening.proxy) {
                 continue;
             }
-            match listen_in_container(listening.proxy, &one.container).await {
+            match listen_in_container(&listening, &one.container).await {
                 Ok(namespace) => one.namespace = Some(namespace),
-                Err(error) if !one.has_ended() => problem = Some((one.container.pid(), error)),
+                Err(error) if !one.has_ended() => {
+                    problem = Some(format!("process {}: {error}", one.container.pid()));
+                }
                 Err(_) => {}
-            }
-        }
-        self.report(problem.map(|(pid, error)| format!("process {pid}: {error}")));
-    }
-
-    /// Looks for further containers.
-    fn look(&mut self) {
-        let Some(below) = &mut self.below else { return };
-        let is_due = below.looked.is_none_or(|looked| looked.elapsed() >= LOOK_INTERVAL);
-        if !below.watch.has_changed() && !is_due {
-            return;
-        }
-        below.looked = Some(Instant::now());
-        let containers = &self.containers;
-        let is_known = |namespace| containers.iter().any(|one| one.container.namespace() == namespace);
-        let found = below.watch.find(is_known);
-        let mut problem = None;
-        for container in found {
-            match Followed::new(container) {
-                Ok(followed) => self.containers.push(followed),
-                Err(error) => problem = Some(error.to_string()),
             }
         }
         self.report(problem);
     }
 
-    /// Prints a problem when it changes.
+    /// Looks for processes in further networks, and in the one of a process that has ended.
+    fn look(&mut self) {
+        let is_due = self.looked.is_none_or(|looked| looked.elapsed() >= LOOK_INTERVAL);
+        if !self.cgroup.has_changed() && !is_due {
+            return;
+        }
+        self.looked = Some(Instant::now());
+        let (containers, network) = (&self.containers, self.network);
+        let is_known = |namespace| {
+            network.is_some_and(|own| own != namespace)
+                || containers.iter().any(|one| one.container.namespace() == namespace)
+        };
+        let found = self.cgroup.find(is_known);
+        self.unfollowed = None;
+        for container in found {
+            match Followed::new(container) {
+                Ok(followed) => self.containers.push(followed),
+                Err(error) => self.unfollowed = Some(error.to_string()),
+            }
+        }
+    }
+
+    /// Prints a problem when it changes, and again when it returns.
     fn report(&mut self, problem: Option<String>) {
-        let Some(problem) = problem.filter(|problem| *problem != self.reported) else { return };
-        output::warn(format!("the proxy does not listen in a container: {problem}"));
+        if let Some(problem) = problem.as_ref().filter(|_| problem != self.reported) {
+            output::warn(format!("the proxy does not listen in a container: {problem}"));
+        }
         self.reported = problem;
     }
 
-    /// Detaches the ended cgroup once its last connection has ended, which the programs notice.
-    async fn detach(self) -> Result<(), KernelError> {
+    /// Detaches the ended cgroup once its last connection has ended, which the programs notice. Returns whether it has ended:
+    /// another program may have started in it.
+    async fn detach(&self) -> Result<bool, KernelError> {
         let began = Instant::now();
-        let detached = loop {
-            match is_idle(&self.pins, self.id) {
-                Ok(false) if began.elapsed() < LAST_CONNECTIONS => sleep(INTERVAL).await,
-                Ok(_) => break detach_one(&self.pins, self.id),
-                Err(error) => break Err(error),
+        loop {
+            match end_attachment(&self.pins, self.id)? {
+                Ending::Connected if began.elapsed() < LAST_CONNECTIONS => sleep(INTERVAL).await,
+                Ending::Connected | Ending::Ended => return Ok(true),
+                Ending::Populated => return Ok(false),
             }
-        };
-        match detached {
-            // By 'detach' meanwhile.
-            Err(KernelError::NotAttached(_)) => Ok(()),
-            detached => detached,
         }
     }
 }

@@ -82,7 +82,7 @@ fn structures() -> Vec<SharedStructure> {
         compared!(SelectionValue, "selection", [networks, ports, address, mask, port, only_services]),
         compared!(AttachmentValue, "attachment", [was_created, roles, group, short_cut, selection, path]),
         compared!(GroupValue, "group", [most, in_flight, connections, unused]),
-        compared!(ProxyConfig, "proxy_config", [netns_cookie, pid, only_services]),
+        compared!(ProxyConfig, "proxy_config", [netns_cookie, pid, only_services, container_socket, unused]),
         compared!(CallerAddress, "caller_address", [netns_cookie, ip, port]),
         compared!(DestinationValue, "destination", [cookie, ip, port, only_services, by_tcp]),
         compared!(HostKey, "host", [0 = "word"]),

@@ -1,6 +1,6 @@
 //! Attaching again with other options.
 
-use std::fs;
+use std::{fs, num::NonZeroU32, thread};
 
 use fairmesh_kernel::{Attachments, Counter, KernelError, Selection, attach, detach, status};
 use fairmesh_test_support::eventually_blocking;
@@ -21,7 +21,7 @@ fn repeated_kernel_attach_keeps_omitted_options() {
     let own = || status(&place.pins()).unwrap().attachments.remove(0);
     let shown = || {
         let own = own();
-        let most = own.max_in_flight.map(std::num::NonZeroU32::get);
+        let most = own.max_in_flight.map(NonZeroU32::get);
         (own.networks, own.ports, own.only_services, most, own.short_cut)
     };
     assert_eq!(shown(), (networks(), vec![80], true, Some(7), false));
@@ -163,4 +163,31 @@ fn attach_removes_pins_of_cgroups_that_are_gone() {
     let pins = fs::read_dir(place.pins()).unwrap().map(|pin| pin.unwrap().file_name());
     let links = pins.filter(|pin| pin.to_string_lossy().starts_with("link-"));
     assert_eq!(links.count(), 5);
+}
+
+#[test]
+fn attach_commands_at_the_same_time_wait_for_each_other() {
+    let Some(place) = Place::new("at-once") else { return };
+    let cgroups: Vec<_> = (1..=6).map(|at| format!("{}-{at}", place.cgroup)).collect();
+    thread::scope(|scope| {
+        for (cgroup, most) in cgroups.iter().zip(1..) {
+            let pins = place.pins();
+            scope.spawn(move || {
+                let limited =
+                    Attachments { max_in_flight: Some(most), ..callers(cgroup, Selection::default()) };
+                attach(&pins, &limited).unwrap();
+            });
+        }
+    });
+    let shown: Vec<_> = status(&place.pins())
+        .unwrap()
+        .attachments
+        .into_iter()
+        .map(|one| (one.cgroup, one.max_in_flight.map(NonZeroU32::get)))
+        .collect();
+    let expected: Vec<_> = cgroups.into_iter().zip((1..).map(Some)).collect();
+    assert_eq!(shown, expected, "each cgroup has counters of its own");
+    let links = fs::read_dir(place.pins()).unwrap().flatten();
+    let links = links.filter(|pin| pin.file_name().to_string_lossy().starts_with("link-")).count();
+    assert_eq!(links, 6 * 5);
 }

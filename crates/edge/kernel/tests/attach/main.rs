@@ -40,7 +40,7 @@ fn kernel_redirects_connections_until_proxy_closes_or_detach() {
     assert_eq!(counted(&place, Counter::NoProxy), 1);
 
     let proxy = TcpListener::bind("127.0.0.1:0").unwrap();
-    let maps = ProxyMaps::register(&place.pins(), &proxy, false).unwrap();
+    let maps = ProxyMaps::register(&place.pins(), &proxy, false, None).unwrap();
     assert_eq!(status(&place.pins()).unwrap().proxy, Some(process::id()));
     thread::scope(|scope| {
         let accepted = scope.spawn(|| greet(&proxy, "proxy"));
@@ -96,7 +96,7 @@ fn kernel_maps_of_another_release_are_refused_until_detached() {
     let refusals = [
         place.attach(&place.cgroup, Selection::default(), None).unwrap_err(),
         status(&place.pins()).unwrap_err(),
-        ProxyMaps::register(&place.pins(), &proxy, false).unwrap_err(),
+        ProxyMaps::register(&place.pins(), &proxy, false, None).unwrap_err(),
         KernelSender::open(&place.pins()).unwrap_err(),
     ];
     for refusal in refusals {
@@ -121,7 +121,7 @@ fn only_services_mode_refuses_connections_when_no_proxy_listens() {
     };
     let by_proxy = |only_services, expected| {
         let proxy = TcpListener::bind("127.0.0.1:0").unwrap();
-        let maps = ProxyMaps::register(&place.pins(), &proxy, only_services).unwrap();
+        let maps = ProxyMaps::register(&place.pins(), &proxy, only_services, None).unwrap();
         thread::scope(|scope| {
             let accepted = scope.spawn(|| greet(&proxy, "proxy"));
             assert_eq!(place.connect(to), "proxy");

@@ -19,7 +19,7 @@ fn nested_cgroup_has_its_own_kernel_programs() {
     place.attach(&place.cgroup, selection(), None).unwrap();
     place.attach(&inner, selection(), None).unwrap();
     let proxy = TcpListener::bind("127.0.0.1:0").unwrap();
-    let maps = ProxyMaps::register(&place.pins(), &proxy, false).unwrap();
+    let maps = ProxyMaps::register(&place.pins(), &proxy, false, None).unwrap();
     for from in [&place.cgroup, &inner] {
         thread::scope(|scope| {
             let accepted = scope.spawn(|| greet(&proxy, "proxy"));
@@ -56,7 +56,7 @@ fn nested_cgroup_has_its_own_only_services_option() {
         assert!(Place::connect_from(&inner, to).contains("Connection refused"));
         assert_eq!(counted(&place, Counter::Refused), before + 1, "outer {outer}");
         let proxy = TcpListener::bind("127.0.0.1:0").unwrap();
-        let maps = ProxyMaps::register(&place.pins(), &proxy, false).unwrap();
+        let maps = ProxyMaps::register(&place.pins(), &proxy, false, None).unwrap();
         for (from, expected) in [(&place.cgroup, outer), (&inner, !outer)] {
             thread::scope(|scope| {
                 let accepted = scope.spawn(|| greet(&proxy, "proxy"));

@@ -25,7 +25,7 @@ fn owner_of_pinned_maps_needs_no_capability() {
             return is_told_to_name_the_owner(&pins);
         }
         let proxy = TcpListener::bind("127.0.0.1:0").unwrap();
-        let _maps = ProxyMaps::register(&pins, &proxy, false).unwrap();
+        let _maps = ProxyMaps::register(&pins, &proxy, false, None).unwrap();
         let sender = KernelSender::open(&pins).unwrap().unwrap();
         assert!(
             sender.add_caller(1, ([127, 0, 0, 1], 1).into(), None).is_some() && sender.take_block().is_some()
@@ -58,7 +58,7 @@ fn is_told_to_name_the_owner(pins: &Path) {
     let proxy = TcpListener::bind("127.0.0.1:0").unwrap();
     let refusals = [
         status(pins).unwrap_err(),
-        ProxyMaps::register(pins, &proxy, false).unwrap_err(),
+        ProxyMaps::register(pins, &proxy, false, None).unwrap_err(),
         KernelSender::open(pins).unwrap_err(),
     ];
     for refusal in refusals {

@@ -44,7 +44,7 @@ impl Place {
         cgroup: &str,
         selection: Selection,
         owner: Option<u32>,
-    ) -> Result<(), KernelError> {
+    ) -> Result<u64, KernelError> {
         attach(&self.pins(), &Attachments { owner, ..callers(cgroup, selection) })
     }
 

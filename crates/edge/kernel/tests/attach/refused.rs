@@ -68,7 +68,7 @@ fn refuses_the_agents(place: &Place) {
 fn be_proxy_in_its_cgroup(pins: &Path, own: &str) {
     let proxy = TcpListener::bind("127.0.0.1:0").unwrap();
     enter_cgroup(own).unwrap();
-    let maps = ProxyMaps::register(pins, &proxy, false).unwrap();
+    let maps = ProxyMaps::register(pins, &proxy, false, None).unwrap();
     let to = callers(own, Selection { ports: vec![1], ..Selection::default() });
     let refused = attach(pins, &to);
     assert!(matches!(refused, Err(KernelError::Cgroup { .. })), "{refused:?}");
@@ -78,6 +78,6 @@ fn be_proxy_in_its_cgroup(pins: &Path, own: &str) {
     let callers = own.strip_suffix("-proxy").unwrap();
     enter_cgroup(callers).unwrap();
     assert_eq!(own_attachment(pins).unwrap().as_deref(), Some(callers));
-    let refused = ProxyMaps::register(pins, &proxy, false);
+    let refused = ProxyMaps::register(pins, &proxy, false, None);
     assert!(matches!(refused, Err(KernelError::Cgroup { .. })), "{refused:?}");
 }

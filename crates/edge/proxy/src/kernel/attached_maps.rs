@@ -13,7 +13,7 @@ use fairmesh_calls::{
     forwarding::{EndpointStats, SentRequest},
 };
 use fairmesh_edge::forward::forwarder::Forwarder;
-use fairmesh_kernel::{Destination, KernelError, KernelSender, ProxyMaps};
+use fairmesh_kernel::{ContainerSocket, Destination, KernelError, KernelSender, ProxyMaps};
 use tokio::{
     net::{TcpListener, TcpStream},
     sync::{Notify, watch},
@@ -40,6 +40,15 @@ pub(crate) struct KernelRequest {
     /// request is then never sent to another server.
     pub(crate) bytes: Vec<u8>,
     pub(crate) sent: SentRequest,
+}
+
+/// Where connections of attached cgroups are redirected to.
+#[derive(Debug)]
+pub(crate) struct RedirectTarget<'a> {
+    pub(crate) listener: &'a TcpListener,
+    pub(crate) only_services: bool,
+    /// Where listeners of containers are taken.
+    pub(crate) containers: ContainerSocket,
 }
 
 /// Callers by their sockets' cookies.
@@ -79,12 +88,11 @@ impl Attached {
     /// Redirects the connections of attached cgroups to this listener.
     pub(super) fn register(
         pins: &Path,
-        listener: &TcpListener,
-        only_services: bool,
+        to: &RedirectTarget<'_>,
         forwarder: &Arc<Forwarder>,
     ) -> Result<Self, KernelError> {
         Ok(Self {
-            maps: ProxyMaps::register(pins, listener, only_services)?,
+            maps: ProxyMaps::register(pins, to.listener, to.only_services, Some(to.containers))?,
             forwarder: Arc::clone(forwarder),
             sender: OnceLock::new(),
             callers: Mutex::default(),

@@ -15,13 +15,13 @@ use fairmesh_calls::forwarding::on_connection;
 use fairmesh_edge::forward::forwarder::Forwarder;
 use fairmesh_kernel::{Counters, KernelError, listening};
 use tokio::{
-    net::{TcpListener, TcpStream},
+    net::TcpStream,
     time::{Instant, sleep, timeout},
 };
 use tokio_util::task::TaskTracker;
 
 use crate::kernel::{
-    attached_maps::Attached,
+    attached_maps::{Attached, RedirectTarget},
     caller::KernelCaller,
     completed_calls::record_completed,
     container_listeners::{ContainerListener, Offer},
@@ -54,14 +54,8 @@ impl Attachment {
         Self { attached: Arc::default(), metrics, releases: TaskTracker::new() }
     }
 
-    /// Redirects connections to this listener whenever programs are attached. Never completes.
-    pub(crate) async fn follow(
-        &self,
-        pins: &Path,
-        listener: &TcpListener,
-        only_services: bool,
-        forwarder: &Arc<Forwarder>,
-    ) {
+    /// Redirects connections to this target whenever programs are attached. Never completes.
+    pub(crate) async fn follow(&self, pins: &Path, to: &RedirectTarget<'_>, forwarder: &Arc<Forwarder>) {
         self.follow_connections(forwarder);
         let (mut registered, mut reported) = (None, String::new());
         if !pins.exists() {
@@ -74,7 +68,7 @@ impl Attachment {
                 self.set(None);
                 self.metrics.set(None);
                 registered = None;
-                match found.map(|_| Attached::register(pins, listener, only_services, forwarder)) {
+                match found.map(|_| Attached::register(pins, to, forwarder)) {
                     Some(Ok(attached)) => {
                         tracing::info!(pins = %pins.display(), "connections are redirected here");
                         self.set(Some(attached));
@@ -138,10 +132,11 @@ impl Attachment {
     pub(crate) async fn pass_on(pins: &Path, container: &ContainerListener) {
         let began = Instant::now();
         while began.elapsed() < SUCCESSOR_TIMEOUT {
-            match listening(pins).map(|listening| listening.proxy).filter(|proxy| *proxy != process::id()) {
-                Some(successor) => match container.pass_on(successor).await {
+            match listening(pins).filter(|listening| listening.proxy != process::id()) {
+                Some(successor) => match container.pass_on(&successor).await {
                     Ok(()) => return,
                     Err(error) => {
+                        let successor = successor.proxy;
                         tracing::debug!(%error, successor, "the listener of a container is not passed on yet")
                     }
                 },

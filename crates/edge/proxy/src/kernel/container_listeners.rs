@@ -7,17 +7,23 @@ use std::{
     time::Duration,
 };
 
-use fairmesh_kernel::{Container, connect_container_socket, container_socket};
+use fairmesh_edge::listen::LogLimiter;
+use fairmesh_kernel::{Container, ContainerSocket, Listening};
 use fairmesh_shared_memory::DescriptorChannel;
 use tokio::{
     io::{Interest, unix::AsyncFd},
     net::{TcpListener, UnixListener, UnixStream},
-    time::timeout,
+    time::{sleep, timeout},
 };
 use tokio_util::sync::CancellationToken;
 
 /// The message with which a listener is passed. Its descriptors are the listener and a process of the container.
 const OFFER: &[u8] = b"fairmesh container 1";
+/// Interval of attempts to open the socket, and to accept while descriptors are exhausted.
+const OPEN_INTERVAL: Duration = Duration::from_secs(1);
+const ACCEPT_INTERVAL: Duration = Duration::from_millis(100);
+/// Limits log lines about connections that pass no listener: any program in the proxy's network can connect.
+static NOT_PASSED: LogLimiter = LogLimiter::new();
 /// Time limit of an exchange.
 const EXCHANGE_TIMEOUT: Duration = Duration::from_secs(2);
 
@@ -34,7 +40,10 @@ pub(crate) struct ContainerListener {
 
 /// The socket at which this proxy takes listeners.
 #[derive(Debug)]
-pub(crate) struct ContainerListeners(UnixListener);
+pub(crate) struct ContainerListeners {
+    listener: UnixListener,
+    pub(crate) socket: ContainerSocket,
+}
 
 /// A listener that was passed, and the sender, who waits for an answer.
 #[derive(Debug)]
@@ -44,24 +53,45 @@ pub(crate) struct Offer {
 }
 
 impl ContainerListeners {
-    pub(crate) fn open() -> io::Result<Self> {
-        container_socket().and_then(UnixListener::from_std).map(Self)
+    /// Opens the socket, once descriptors are left.
+    pub(crate) async fn open() -> Self {
+        let mut is_reported = false;
+        loop {
+            match Self::try_open() {
+                Ok(listeners) => return listeners,
+                Err(error) if !is_reported => {
+                    tracing::warn!(%error, "connections are not redirected here yet: no socket for listeners of containers");
+                    is_reported = true;
+                }
+                Err(_) => {}
+            }
+            sleep(OPEN_INTERVAL).await;
+        }
+    }
+
+    fn try_open() -> io::Result<Self> {
+        let (listener, socket) = ContainerSocket::open()?;
+        Ok(Self { listener: UnixListener::from_std(listener)?, socket })
     }
 
     /// The next listener that somebody passes.
     pub(crate) async fn next(&self) -> Offer {
         loop {
-            let received = match self.0.accept().await {
+            let received = match self.listener.accept().await {
                 Ok((stream, _)) => timeout(EXCHANGE_TIMEOUT, receive(stream)).await.map_err(io::Error::from),
                 Err(error) => {
                     // The process has no descriptors left, for example.
-                    tokio::time::sleep(Duration::from_millis(100)).await;
+                    sleep(ACCEPT_INTERVAL).await;
                     Err(error)
                 }
             };
             match received.and_then(|received| received) {
                 Ok(offer) => return offer,
-                Err(error) => tracing::warn!(%error, "a listener of a container was not passed"),
+                Err(error) => {
+                    if let Some(suppressed) = NOT_PASSED.next() {
+                        tracing::warn!(%error, suppressed, "a listener of a container was not passed");
+                    }
+                }
             }
         }
     }
@@ -83,13 +113,16 @@ async fn receive(stream: UnixStream) -> io::Result<Offer> {
     let listener = std::net::TcpListener::from(listener);
     listener.set_nonblocking(true)?;
     let listener = TcpListener::from_std(listener)?;
-    let process = watch(process)?;
+    let process = watch_readable(process)?;
     Ok(Offer { listener: ContainerListener { listener, process, closed: CancellationToken::new() }, sender })
 }
 
-/// Waits for a descriptor to become readable.
+/// Watches a descriptor: of a process, for example, which is readable once the process has ended.
+///
+/// # Errors
+/// When the system cannot watch it.
 #[allow(unsafe_code, reason = "tokio has no safe function for descriptors that are no sockets")]
-fn watch(descriptor: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
+pub fn watch_readable(descriptor: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
     // SAFETY: an owned descriptor stays open, and the same one, as long as it exists.
     let watched = unsafe { AsyncFd::register_with_interest(descriptor, Interest::READABLE) };
     watched.map_err(io::Error::from)
@@ -116,7 +149,7 @@ impl ContainerListener {
     }
 
     /// Passes the listener to the proxy that has succeeded this one.
-    pub(crate) async fn pass_on(&self, successor: u32) -> io::Result<()> {
+    pub(crate) async fn pass_on(&self, successor: &Listening) -> io::Result<()> {
         offer(successor, [self.listener.as_fd(), self.process.as_fd()]).await
     }
 }
@@ -125,17 +158,19 @@ impl ContainerListener {
 ///
 /// # Errors
 /// When the namespace cannot be entered, or the proxy does not take the listener.
-pub async fn listen_in_container(proxy: u32, container: &Container) -> io::Result<u64> {
-    let (listener, namespace) = container.listen().map_err(io::Error::other)?;
+pub async fn listen_in_container(proxy: &Listening, container: &Container) -> io::Result<u64> {
+    let (listener, namespace) = container.open_listener().map_err(io::Error::other)?;
     offer(proxy, [listener.as_fd(), container.process()]).await?;
     Ok(namespace)
 }
 
-async fn offer(proxy: u32, descriptors: [BorrowedFd<'_>; 2]) -> io::Result<()> {
-    let stream = UnixStream::from_std(connect_container_socket(proxy)?)?;
-    // Any program can take an abstract address first.
+async fn offer(to: &Listening, descriptors: [BorrowedFd<'_>; 2]) -> io::Result<()> {
+    let none = || io::Error::other("the proxy takes no listeners of containers");
+    let stream = to.container_socket.ok_or_else(none)?.connect(to.proxy)?;
+    let stream = UnixStream::from_std(stream)?;
+    // Once the proxy has ended, any program can get its address.
     let other = stream.peer_cred()?.pid();
-    if other.and_then(|pid| u32::try_from(pid).ok()) != Some(proxy) {
+    if other.and_then(|pid| u32::try_from(pid).ok()) != Some(to.proxy) {
         return Err(io::Error::other("another process has the proxy's address for listeners of containers"));
     }
     let exchange = async {

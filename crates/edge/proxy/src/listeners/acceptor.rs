@@ -17,6 +17,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::{
     kernel::{
+        attached_maps::RedirectTarget,
         attachment::Attachment,
         caller::KernelCaller,
         caller_stream::CallerStream,
@@ -78,7 +79,13 @@ impl Acceptor {
         };
         let accepted = self.server.accept(&listener, &connections, serve.clone());
         let ListenerKind::Kernel { only_services, pins } = &listen.kind else { return accepted.await };
-        let in_containers = self.accept_in_containers(pins, &connections, serve);
+        let containers = tokio::select! {
+            containers = ContainerListeners::open() => containers,
+            () = self.server.shutdown.started().cancelled() => return,
+        };
+        let only_services = *only_services;
+        let to = RedirectTarget { listener: &listener, only_services, containers: containers.socket };
+        let in_containers = self.accept_in_containers(containers, pins, &connections, serve);
         let all = async {
             tokio::join!(
                 async {
@@ -91,22 +98,23 @@ impl Acceptor {
         tokio::select! {
             // Polled first: connections waiting here were redirected, which only the maps show.
             biased;
-            () = self.redirected.follow(pins, &listener, *only_services, &self.server.forwarder) => {}
+            () = self.redirected.follow(pins, &to, &self.server.forwarder) => {}
             () = all => {}
         }
     }
 
     /// Accepts connections in containers whose listeners are passed to this proxy, until the proxy stops, and passes the
     /// listeners to its successor.
-    async fn accept_in_containers<S, F>(&self, pins: &Path, connections: &TaskTracker, serve: S)
-    where
+    async fn accept_in_containers<S, F>(
+        &self,
+        listeners: ContainerListeners,
+        pins: &Path,
+        connections: &TaskTracker,
+        serve: S,
+    ) where
         S: Fn(AcceptedConnection) -> F + Clone + Send + 'static,
         F: Future<Output = ()> + Send + 'static,
     {
-        let listeners = match ContainerListeners::open() {
-            Ok(listeners) => listeners,
-            Err(error) => return tracing::warn!(%error, "containers cannot use this proxy"),
-        };
         let offers = unfold(listeners, |listeners| async move {
             let offer = listeners.next().await;
             Some((offer, listeners))

@@ -5,7 +5,9 @@ use std::{
     process::{ExitStatus, Stdio},
 };
 
+use fairmesh_kernel::mounted_cgroup2;
 use fairmesh_test_support::{is_soak, namespaces::Namespace};
+use rustix::process::{Pid, Signal, kill_process};
 use tokio::{
     io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader, Lines},
     process::{Child, ChildStdout, Command},
@@ -99,6 +101,24 @@ for at in range(4):
     threading.Thread(target=calls, args=(at,)).start()
 "#;
 
+/// Calls on connections of their own, in a process that lives longer than the one that started it.
+const INHERITED: &str = r#"
+import os
+if os.fork():
+    os._exit(0)
+sys.stdin.readline()
+good, began = 0, time.monotonic()
+while good < 50 or time.monotonic() < began + 1:
+    try:
+        with connect() as connection:
+            good += call(connection, connection.makefile("rb"), good)[0]
+    except (OSError, IndexError):
+        # The proxy listens for this process in a moment.
+        time.sleep(0.01)
+print("called", flush=True)
+sys.stdin.readline()
+"#;
+
 /// A call on each of many connections, until it gets another line.
 const FRESH: &str = r#"
 threading.Thread(target=lambda: (sys.stdin.readline(), stopped.append(1))).start()
@@ -181,6 +201,16 @@ impl Follower {
         let line = timeout(PATIENCE, lines.next_line()).await.unwrap().unwrap().unwrap_or_default();
         assert!(line.starts_with("attached to ") && line.contains("connections go to the proxy"), "{line}");
         Self(process)
+    }
+
+    /// Removes the cgroup and makes it again, while the command cannot look.
+    fn replace(&self, cgroup: &str) {
+        let process = Pid::from_raw(self.0.id().unwrap().cast_signed()).unwrap();
+        let folder = mounted_cgroup2().unwrap().join(cgroup.trim_start_matches('/'));
+        kill_process(process, Signal::STOP).unwrap();
+        fs::remove_dir(&folder).unwrap();
+        fs::create_dir(&folder).unwrap();
+        kill_process(process, Signal::CONT).unwrap();
     }
 
     /// Waits until the command ends by itself.
@@ -304,11 +334,32 @@ async fn killed_and_replaced_containers_leave_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn container_is_served_until_its_last_process_ends() {
+    let _machine = beside_others().await;
+    let Some(outside) = Outside::start("last").await else { return };
+    let mut container = outside.container("last", INHERITED).await;
+    let follower = outside.follow(&container).await;
+    container.go().await;
+    // `wait` would close it.
+    let stdin = container.process.stdin.take();
+    timeout(PATIENCE, container.process.wait()).await.unwrap().unwrap();
+    container.process.stdin = stdin;
+    container.go().await;
+    assert_eq!(container.line().await, "called");
+    let status = outside.attached.status().await;
+    let mut attachments = status["attachments"].as_array().unwrap().iter();
+    assert!(attachments.any(|one| one["cgroup"] == container.cgroup.as_str()), "{status}");
+    container.go().await;
+    assert!(follower.ended().await.success());
+    outside.nothing_left(&[container.cgroup]).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn containers_below_attached_cgroup_are_followed() {
     let _machine = beside_others().await;
     let Some(outside) = Outside::start("below").await else { return };
     let parent = format!("{}-pods", outside.attached.cgroup);
-    let follower = Follower::start(&outside.attached, &["--all-below", &parent]).await;
+    let follower = Follower::start(&outside.attached, &["--all-below", &format!("/{parent}//")]).await;
     for round in 0..2 {
         let mut containers = Vec::new();
         for name in ["one", "two"] {
@@ -325,6 +376,10 @@ async fn containers_below_attached_cgroup_are_followed() {
         until("the proxy listens in neither", async || outside.attached.status().await["namespaces"] == 0)
             .await;
     }
+    let again = format!("{}-again", outside.attached.cgroup);
+    let replaced = Follower::start(&outside.attached, &["--all-below", &again]).await;
+    replaced.replace(&again);
+    assert_eq!(replaced.ended().await.code(), Some(1));
     outside.attached.kernel(&["detach"]).await.ok();
     assert!(follower.ended().await.success());
 }
