@@ -73,13 +73,13 @@ for unit in deploy/*.service; do
 done
 install -D -m 644 deploy/fairmesh.sysusers.conf "$root/usr/lib/sysusers.d/fairmesh.conf"
 
-# Unpacked over /, or anywhere.
+# Unpacked over /, or anywhere. Links instead of copies: the binary has hundreds of megabytes in a debug build.
 mkdir "$work/tarball"
-cp -a "$root" "$work/tarball/$name"
+cp -al "$root" "$work/tarball/$name"
 archive "$work/tarball" | gzip -n "-$level" > "$out/$name.tar.gz"
 
 deb=$work/deb
-cp -a "$root" "$deb"
+cp -al "$root" "$deb"
 mkdir -p "$deb/DEBIAN" "$deb/etc/fairmesh"
 cat > "$deb/DEBIAN/control" <<CONTROL
 Package: fairmesh
@@ -112,7 +112,7 @@ image=$work/image layer=$work/layer
 mkdir -p "$image/blobs/sha256" "$layer/etc" "$layer/usr/bin" "$layer/run/fairmesh" "$layer/var/lib/fairmesh" "$layer/tmp"
 chmod 1777 "$layer/tmp"
 chmod 777 "$layer/run/fairmesh" "$layer/var/lib/fairmesh"
-cp "$root/usr/bin/fairmesh" "$layer/usr/bin/"
+ln "$root/usr/bin/fairmesh" "$layer/usr/bin/"
 echo 'fairmesh:x:65532:65532::/var/lib/fairmesh:/sbin/nologin' > "$layer/etc/passwd"
 echo 'fairmesh:x:65532:' > "$layer/etc/group"
 ldd "$binary" | sed -nE 's|.*=> (/[^ ]+) .*|\1|p; s|^\s*(/[^ ]+) .*|\1|p' | while read -r library; do
@@ -123,7 +123,7 @@ blob() {
     local digest size
     digest=$(sha256sum "$1" | cut -d ' ' -f 1)
     size=$(stat -c %s "$1")
-    cp "$1" "$image/blobs/sha256/$digest"
+    ln "$1" "$image/blobs/sha256/$digest"
     printf '{"mediaType":"%s","digest":"sha256:%s","size":%s}' "$2" "$digest" "$size"
 }
 archive "$layer" > "$work/layer.tar"

@@ -22,11 +22,14 @@ const SIZES: [usize; 3] = [100, 5_000, 50_000];
 /// Number of services whose first calls are made one after the other. The first calls of the rest are made all at once,
 /// after memory has been read, because that many connections leave some memory behind.
 const ONE_BY_ONE: usize = 1_000;
+/// Maximum number of first calls at once.
 const AT_ONCE: usize = 5_000;
+const AT_ONCE_QUICK: usize = 100;
 /// Concurrent first calls of the rest.
 const IN_FLIGHT: usize = 32;
 /// Number of policy changes whose time to effect is measured.
 const CHANGES: usize = 100;
+const CHANGES_QUICK: usize = 10;
 /// Background calls per second during the changes.
 const LOAD: u64 = 1_000;
 /// Time until memory has settled after the first calls.
@@ -45,6 +48,14 @@ pub(crate) struct RoutersArgs {
     /// Measure only this number of services [default: 100, 5,000 and, without --quick, 50,000].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=50_000))]
     services: Option<u32>,
+}
+
+/// What is measured of one number of services.
+#[derive(Clone, Copy)]
+struct Extent {
+    services: usize,
+    at_once: usize,
+    changes: usize,
 }
 
 /// Results for one number of services.
@@ -75,9 +86,12 @@ pub(crate) fn run(args: &RoutersArgs) -> Result<Report, Box<dyn Error>> {
     };
     let mut report = Report::new("routers");
     let mut last = None;
+    let (at_once, changes) =
+        if args.common.quick { (AT_ONCE_QUICK, CHANGES_QUICK) } else { (AT_ONCE, CHANGES) };
     for services in sizes {
         let dir = tempfile::tempdir()?;
-        let found = runtime.block_on(measure(dir.path(), services))?;
+        let extent = Extent { services, at_once: at_once.min(services), changes };
+        let found = runtime.block_on(measure(dir.path(), extent))?;
         tell(&mut report, &found);
         last = Some(found);
     }
@@ -94,8 +108,9 @@ pub(crate) fn run(args: &RoutersArgs) -> Result<Report, Box<dyn Error>> {
     Ok(report)
 }
 
-async fn measure(dir: &Path, services: usize) -> Result<Results, String> {
-    let further = services..services + services.min(AT_ONCE);
+async fn measure(dir: &Path, extent: Extent) -> Result<Results, String> {
+    let Extent { services, at_once, changes } = extent;
+    let further = services..services + at_once;
     let endpoints = Endpoints::start().await.map_err(|e| format!("cannot listen: {e}"))?;
     let mesh = Mesh::start(dir).await?;
     let began = Instant::now();
@@ -115,10 +130,10 @@ async fn measure(dir: &Path, services: usize) -> Result<Results, String> {
     sleep(REST).await;
     let grown = mesh.resident();
     let (together, began) = (further.len(), Instant::now());
-    let at_once = caller.in_flight(further, AT_ONCE).await;
+    let at_once = caller.in_flight(further, together).await;
     let took = began.elapsed().as_secs_f64() * 1e3;
     let kb = |before: u64, after: u64| after.saturating_sub(before) as f64 / 1024.0 / services as f64;
-    let effect = mesh.changes(services, CHANGES, LOAD).await?;
+    let effect = mesh.changes(services, changes, LOAD).await?;
     for why in [&one_by_one, &at_once, &others, &again].into_iter().filter_map(|calls| calls.why.as_ref()) {
         eprintln!("a call failed: {why}");
     }

@@ -31,6 +31,8 @@ const WHAT_IF_ERROR: f64 = 0.15;
 /// Waterfall is overloaded where its mean latency at the peak is above this many times that at usual load: calls wait in
 /// growing queues, and the ratio depends on how long the phase is.
 const OVERLOADED: f64 = 5.0;
+/// Why there is no ratio.
+const NO_RESPONSE: &str = "no call of either side had a response";
 /// Scenarios, and the factor of their times. What-if predicts no parallel calls: its latency is the sum of all calls.
 const SCENARIOS: [(&str, u32); 5] = [
     (include_str!("../../../scenarios/app-classes.yaml"), 2),
@@ -148,9 +150,14 @@ impl Clocked {
         }
     }
 
-    /// Of calls with a response; NaN without any.
+    /// Of calls with a response; infinite without any, so that a side whose calls all failed is the slowest.
     fn mean_ms(self) -> f64 {
-        self.total_ms / self.calls as f64
+        if self.calls == 0 { f64::INFINITY } else { self.total_ms / self.calls as f64 }
+    }
+
+    /// Mean relative to that of another side; `None` if neither has a response.
+    fn relative_to(self, other: Self) -> Option<f64> {
+        (self.calls > 0 || other.calls > 0).then(|| self.mean_ms() / other.mean_ms())
     }
 
     fn failed_share(self) -> f64 {
@@ -277,17 +284,19 @@ impl Ratios {
                 format!("{name} {:.1} ms ({} calls, {} failed)", of.mean_ms(), of.calls, of.failed)
             };
             let note = format!("{}, {}", one("optimizer", ours), one("waterfall", theirs));
-            let ratio = ours.mean_ms() / theirs.mean_ms();
-            report.figure(format!("real_{name}_{}", phase.name()), ratio, None, note);
-            self.latencies.push(ratio);
+            let (figure, ratio) = (format!("real_{name}_{}", phase.name()), ours.relative_to(theirs));
+            match ratio {
+                Some(ratio) => report.figure(figure, ratio, None, note),
+                None => report.unmeasured(figure, NO_RESPONSE),
+            }
+            self.latencies.extend(ratio);
             self.failed.push(ours.failed_share() - theirs.failed_share());
         }
         if has_threefold_region(scenario) {
-            let ratio = ours.peak.mean_ms() / theirs.peak.mean_ms();
             let is_overloaded = theirs.peak.mean_ms() > OVERLOADED * theirs.usual.mean_ms();
             let list =
                 if is_overloaded { &mut self.threefold_overloaded } else { &mut self.threefold_steady };
-            list.push(ratio);
+            list.extend(ours.peak.relative_to(theirs.peak));
         }
         self.left_to_rings.extend(ours.left_to_rings.iter().cloned());
         self.add_prediction(report, scenario, ours);
@@ -308,13 +317,15 @@ impl Ratios {
     }
 
     fn report(self, report: &mut Report) {
-        // NaN, of a side whose calls all failed, is worse than every number.
-        let worst = |ratios: &[f64]| ratios.iter().copied().max_by(f64::total_cmp).unwrap_or(f64::NAN);
-        let note = "the worst scenario and phase";
-        report.figure("real_mean_vs_waterfall", worst(&self.latencies), Some(VS_WATERFALL), note);
+        let mut worst = |name, ratios: &[f64], most, note| match ratios.iter().copied().max_by(f64::total_cmp)
+        {
+            Some(worst) => report.figure(name, worst, Some(most), note),
+            None => report.unmeasured(name, NO_RESPONSE),
+        };
+        let note = "the worst scenario and phase; inf if all calls failed";
+        worst("real_mean_vs_waterfall", &self.latencies, VS_WATERFALL, note);
         let note = "share of failed calls less Waterfall's; the worst scenario and phase";
-        let failed = worst(&self.failed);
-        report.figure("real_failed_vs_waterfall", failed, Some(FAILED_BEYOND_WATERFALL), note);
+        worst("real_failed_vs_waterfall", &self.failed, FAILED_BEYOND_WATERFALL, note);
         let left =
             self.left_to_rings.first().map_or("all services are planned by the optimizer", String::as_str);
         report.figure("real_left_to_rings", self.left_to_rings.len() as f64, Some(0.0), left);
@@ -404,9 +415,21 @@ mod tests {
             left_to_rings: Vec::new(),
         };
         let scenario: Scenario = serde_saphyr::from_str(SCENARIOS[0].0).unwrap();
-        let (mut report, mut ratios) = (Report::new("te-app"), Ratios::default());
-        ratios.add(&mut report, &scenario, &figures(all_failed), &figures(served));
-        assert!(ratios.latencies.iter().all(|ratio| ratio.is_nan()));
-        assert_eq!(ratios.failed, [1.0, 1.0]);
+        let worst_of = |sides: &[(Clocked, Clocked)]| {
+            let (mut report, mut ratios) = (Report::new("te-app"), Ratios::default());
+            for (ours, theirs) in sides {
+                ratios.add(&mut report, &scenario, &figures(*ours), &figures(*theirs));
+            }
+            ratios.report(&mut report);
+            let table = report.to_string();
+            let line = table.lines().find(|line| line.starts_with("real_mean_vs_waterfall ")).unwrap();
+            line.split_whitespace().skip(1).take(4).collect::<Vec<_>>().join(" ")
+        };
+        assert_eq!(worst_of(&[(served, served)]), "1.000 ≤ 1.1 yes");
+        assert_eq!(worst_of(&[(served, served), (all_failed, served)]), "inf ≤ 1.1 no");
+        // Where Waterfall has no response, and where neither side has, another scenario is the worst.
+        let others = [(served, served), (served, all_failed), (all_failed, all_failed)];
+        assert_eq!(worst_of(&others), "1.000 ≤ 1.1 yes");
+        assert_eq!(worst_of(&[(all_failed, all_failed)]), "not measured no call");
     }
 }

@@ -7,7 +7,7 @@ mod policy_origins;
 use std::process::ExitCode;
 
 use clap::Args;
-use fairmesh_calls::{FaultKind, observe::CallExplanation};
+use fairmesh_calls::observe::CallExplanation;
 use fairmesh_console::{
     arguments::{AgentTarget, OutputArgs, TargetArgs},
     connect,
@@ -15,7 +15,7 @@ use fairmesh_console::{
     output, rib_reader,
     view_reader::{ReadView, Scope, View, every_kind},
 };
-use fairmesh_explain::{Explained, Undeclared};
+use fairmesh_explain::{Explained, Undeclared, UndeclaredBackend};
 use fairmesh_model::{
     Location, Protocol, Region, Revocations, Role, ServiceKind, ServiceName, ShardKey, SpiffeId, Zone,
 };
@@ -115,8 +115,6 @@ struct Decided {
     view: View,
     /// Fields of the called service's policy that have defaults, with the origin of each value.
     fields: Vec<policy_origins::OriginatedField>,
-    /// The backend that a route chose, if it is not declared.
-    undeclared_backend: Option<ServiceName>,
 }
 
 /// Decides with the records of the service, and of the service to which its route sends the call.
@@ -135,17 +133,11 @@ async fn decide(connection: &Connection, call: &mut HypotheticalCall) -> Result<
     let (policy, origins) = view.service(&call.service)?.merged_policy();
     let fields = policy_origins::fields(&call.service, &policy, &origins);
     let mut explained = fairmesh_explain::begin(call, &view).map_err(undeclared)?;
-    let mut undeclared_backend = None;
     if let Some(next) = explained.report.next_service().cloned() {
-        let records = read_declared_or_not(connection, &next).await?;
-        if records.services.get(&next).is_some_and(|one| one.service.is_some()) {
-            view = records;
-            explained = fairmesh_explain::go_on(call, explained, (&next, &view)).map_err(undeclared)?;
-        } else {
-            undeclared_backend = Some(next);
-        }
+        view = read_declared_or_not(connection, &next).await?;
+        explained = fairmesh_explain::go_on(call, explained, (&next, &view));
     }
-    Ok(Decided { explained, view, fields, undeclared_backend })
+    Ok(Decided { explained, view, fields })
 }
 
 /// The records of a service, and the drains of regions.
@@ -170,11 +162,11 @@ fn undeclared(error: Undeclared) -> Failure {
 pub async fn run(args: ExplainArgs) -> Result<ExitCode, Failure> {
     let connection = connect::connect(&args.target).await?;
     let mut call = call(&connection, &args).await?;
-    let Decided { explained, view, fields, undeclared_backend } = decide(&connection, &mut call).await?;
-    if let Some(backend) = undeclared_backend {
-        return print_undeclared(&args, &explained, &backend);
+    let Decided { explained, view, fields } = decide(&connection, &mut call).await?;
+    let Explained { report, last, undeclared_backend } = &explained;
+    if let Some(undeclared) = undeclared_backend {
+        return print_undeclared(&args, &explained, undeclared);
     }
-    let Explained { report, last } = &explained;
     if last.kind == ServiceKind::Replicated && (args.key.is_some() || args.role.is_some()) {
         output::note("any endpoint of a replicated service serves any call; key and role are ignored");
     }
@@ -210,20 +202,15 @@ pub async fn run(args: ExplainArgs) -> Result<ExitCode, Failure> {
 fn print_undeclared(
     args: &ExplainArgs,
     explained: &Explained,
-    backend: &ServiceName,
+    undeclared: &UndeclaredBackend,
 ) -> Result<ExitCode, Failure> {
-    let reason = FaultKind::UnknownService.label();
-    let error = format!(
-        "a route of {} chooses {backend}, which is not declared: the call fails with {reason}",
-        args.service
-    );
-    let mut whole = fairmesh_explain::document(explained);
-    whole["goesTo"] = json!({ "error": error, "reason": reason });
+    let whole = fairmesh_explain::document(explained);
     output::print_one(args.output_args.format(), &whole, &explained.report.to_string())?;
     let hint = format!(
-        "apply a document 'kind: Service' named {backend}, or correct the policy ('fairmesh get policies {} -o yaml')",
-        args.service
+        "apply a document 'kind: Service' named {}, or correct the policy ('fairmesh get policies {} -o yaml')",
+        undeclared.backend, undeclared.service
     );
+    let error = format!("{undeclared}: the call fails with {}", UndeclaredBackend::REASON.label());
     Err(Failure::failed_with(error, hint))
 }
 

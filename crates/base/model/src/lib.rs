@@ -34,8 +34,7 @@ mod trust_bundle;
 mod workload;
 
 pub use duration::{read_duration, write_duration};
-pub use endpoint::{AddressPrefix, FULL_SPEED, Hosts};
-pub use endpoint::{Capacities, Capacity};
+pub use endpoint::{AddressPrefix, Capacities, Capacity, FULL_SPEED, Hosts};
 pub use endpoint::{Endpoint, EndpointState, FULL_WEIGHT, MAX_WEIGHT, check_reachable, is_of_link};
 pub use error::Invalid;
 pub use gateway::{
@@ -70,7 +69,7 @@ pub use route::{
     Abort, Actions, Backend, ClientMatch, Delay, GrpcMatch, HeaderEdits, HeaderMatch, HostMatch,
     MAX_CONDITIONS, MAX_EXPRESSION_BYTES, MAX_ROUTES, Match, Mirror, PathMatch, PathRewrite, Pattern,
     QueryMatch, RateLimit, Redirect, Rewrite, Route, Scope, Segment, Share, Template, TextMatch,
-    within_bounds,
+    alternatives_cover, within_bounds,
 };
 pub use service::{Protocol, Service, ServiceKind};
 pub use shard::{KeyRange, ShardKey};

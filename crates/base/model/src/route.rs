@@ -12,6 +12,7 @@ mod regex_pattern;
 pub use actions::{Abort, Actions, Delay, Mirror, RateLimit, Scope};
 pub use bounds::{MAX_CONDITIONS, MAX_EXPRESSION_BYTES, MAX_ROUTES, within_bounds};
 pub use call_share::Share;
+pub use condition_coverage::alternatives_cover;
 pub use header_edits::HeaderEdits;
 pub(crate) use header_edits::is_token;
 pub use matches::{ClientMatch, GrpcMatch, HeaderMatch, HostMatch, Match, PathMatch, QueryMatch, TextMatch};

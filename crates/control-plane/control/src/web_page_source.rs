@@ -140,7 +140,7 @@ impl Source for PageSource {
                 hint: "a role binding can permit it".to_owned(),
             });
         }
-        let ended = fairmesh_explain::go_on(&call, begun, (&next, &self.view(&next)?)).map_err(undeclared)?;
+        let ended = fairmesh_explain::go_on(&call, begun, (&next, &self.view(&next)?));
         Ok(fairmesh_explain::document(&ended))
     }
 

@@ -2,10 +2,10 @@ use fairmesh_calls::FaultKind;
 use fairmesh_router::DirectResponse;
 use serde_json::{Value, json};
 
-use crate::Explained;
+use crate::{Explained, UndeclaredBackend};
 
 /// Formats the decision for programs, with the fields `steps`, `goesTo`, `answered`, `unhealthy` and `basedOn`.
-pub fn document(Explained { report, last }: &Explained) -> Value {
+pub fn document(Explained { report, last, undeclared_backend }: &Explained) -> Value {
     let unhealthy = last.avoided.iter().map(|(instance, why)| json!({ "instance": instance, "why": why }));
     let unhealthy: Vec<Value> = unhealthy.collect();
     let steps = report.decisions.iter().flat_map(|decision| &decision.explanation.steps);
@@ -20,8 +20,11 @@ pub fn document(Explained { report, last }: &Explained) -> Value {
         DirectResponse::Redirect { status, location } => json!({ "status": status, "location": location }),
         DirectResponse::Abort { status } => json!({ "status": status }),
     });
-    let end = match (last.and_then(|last| last.picked.as_ref()), &report.endpoint) {
-        (Some(Ok(picked)), Some(target)) => json!({
+    let end = match (undeclared_backend, last.and_then(|last| last.picked.as_ref()), &report.endpoint) {
+        (Some(undeclared), ..) => {
+            json!({ "error": undeclared.to_string(), "reason": UndeclaredBackend::REASON.label() })
+        }
+        (None, Some(Ok(picked)), Some(target)) => json!({
             "service": last.map(|last| last.target.to_string()),
             "instance": target.instance.to_string(),
             "address": target.address.to_string(),
@@ -30,7 +33,9 @@ pub fn document(Explained { report, last }: &Explained) -> Value {
             "policy": report.decisions.last().map(|decision| decision.policy.as_str()),
             "lastResort": picked.last_resort,
         }),
-        (Some(Err(why)), _) => json!({ "error": why.to_string(), "reason": FaultKind::from(&**why).label() }),
+        (None, Some(Err(why)), _) => {
+            json!({ "error": why.to_string(), "reason": FaultKind::from(&**why).label() })
+        }
         _ => Value::Null,
     };
     json!({ "steps": steps, "goesTo": end, "answered": instead, "unhealthy": unhealthy, "basedOn": based_on })

@@ -6,6 +6,7 @@
 
 mod caller_table;
 mod document;
+mod undeclared_backend;
 
 use std::collections::BTreeSet;
 
@@ -16,6 +17,7 @@ use fairmesh_views::{HypotheticalCall, View};
 
 pub use caller_table::{CallerTable, Undeclared};
 pub use document::document;
+pub use undeclared_backend::UndeclaredBackend;
 
 /// A decision, and the caller's view of the call's last service.
 #[derive(Debug)]
@@ -24,6 +26,8 @@ pub struct Explained {
     pub report: CallExplanation,
     /// The call's last service as seen by the caller.
     pub last: CallerTable,
+    /// The backend that a route chose, if it is not declared: the call fails there.
+    pub undeclared_backend: Option<UndeclaredBackend>,
 }
 
 /// Decides about `call` from the records of its service. If a route sends the call to [another
@@ -35,22 +39,23 @@ pub fn begin(call: &HypotheticalCall, records: &View) -> Result<Explained, Undec
     let table = CallerTable::compile(records, &call.service, call)?;
     let mut report = CallExplanation::default();
     decide(call, &table, &mut report);
-    Ok(Explained { report, last: table })
+    Ok(Explained { report, last: table, undeclared_backend: None })
 }
 
-/// Continues the decision with the records of the service to which the first service's route sends the call.
-///
-/// # Errors
-/// [`Undeclared`] if that service is not declared.
-pub fn go_on(
-    call: &HypotheticalCall,
-    begun: Explained,
-    (next, records): (&ServiceName, &View),
-) -> Result<Explained, Undeclared> {
-    let table = CallerTable::compile(records, next, call)?;
-    let Explained { mut report, .. } = begun;
-    decide(call, &table, &mut report);
-    Ok(Explained { report, last: table })
+/// Continues the decision with the records of the service to which the first service's route sends the call. The
+/// decision ends at the route if that service is not declared.
+pub fn go_on(call: &HypotheticalCall, begun: Explained, (next, records): (&ServiceName, &View)) -> Explained {
+    let Explained { mut report, last, .. } = begun;
+    match CallerTable::compile(records, next, call) {
+        Ok(table) => {
+            decide(call, &table, &mut report);
+            Explained { report, last: table, undeclared_backend: None }
+        }
+        Err(Undeclared(backend)) => {
+            let undeclared = UndeclaredBackend { service: call.service.clone(), backend };
+            Explained { report, last, undeclared_backend: Some(undeclared) }
+        }
+    }
 }
 
 /// Returns the backends whose calls a route of the service redistributes while they have no endpoints.

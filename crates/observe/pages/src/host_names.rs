@@ -9,10 +9,16 @@ use axum::{
 };
 use http::{HeaderMap, HeaderName, StatusCode, header};
 
-/// Headers that browsers send with every request, and that scripts cannot leave out; programs such as Prometheus send
-/// none of them.
+/// Headers that browsers send, and programs such as Prometheus do not: always `accept-language`, which scripts can
+/// change and not leave out, and the others by circumstances.
 static OF_BROWSERS: [HeaderName; 4] =
-    [header::ACCEPT_LANGUAGE, header::ORIGIN, header::REFERER, HeaderName::from_static("sec-fetch-site")];
+    [header::ACCEPT_LANGUAGE, header::ORIGIN, header::REFERER, HeaderName::from_static(FETCH_SITE)];
+/// Browsers send both, to addresses with `https` and to those of their own machine.
+const FETCH_SITE: &str = "sec-fetch-site";
+const FETCH_MODE: &str = "sec-fetch-mode";
+/// Pages that say whether a process is ready, and why not. Uptime monitors, which call themselves browsers, read them
+/// by any name.
+const OPEN: [&str; 2] = ["/healthz", "/readyz"];
 
 /// Host names under which browsers may address pages.
 ///
@@ -56,17 +62,27 @@ fn without_port(host: &str) -> &str {
 /// Refuses requests of browsers for other hosts. Programs may use any name: monitoring reaches processes by names that
 /// these do not know.
 pub(crate) async fn guard(State(names): State<Arc<HostNames>>, request: Request, next: Next) -> Response {
-    if !is_of_browser(request.headers()) || names.admit(&request) {
+    if OPEN.contains(&request.uri().path()) || !is_of_browser(request.headers()) || names.admit(&request) {
         return next.run(request).await;
     }
-    let text = "browsers read this page by IP address or localhost alone; use one of these in the URL\n";
+    let text = "browsers read this page by IP address or localhost, and that of a control plane by the names of \
+                --admin-name too; use one of these in the URL\n";
     (StatusCode::MISDIRECTED_REQUEST, text).into_response()
 }
 
 fn is_of_browser(headers: &HeaderMap) -> bool {
     let agent =
         headers.get(header::USER_AGENT).is_some_and(|agent| agent.as_bytes().starts_with(b"Mozilla/"));
-    agent || OF_BROWSERS.iter().any(|name| headers.contains_key(name))
+    let is_exempt = |name: &HeaderName| *name == header::ACCEPT_LANGUAGE && is_of_node(headers);
+    agent || OF_BROWSERS.iter().any(|name| headers.contains_key(name) && !is_exempt(name))
+}
+
+/// Whether the `fetch` of Node sent the request: it sends `accept-language: *` and a mode without a site. A script in a
+/// browser cannot do this, because it sets no header that begins with `sec-`, and browsers send the mode with the site.
+fn is_of_node(headers: &HeaderMap) -> bool {
+    headers.get(header::ACCEPT_LANGUAGE).is_some_and(|language| language == "*")
+        && headers.contains_key(FETCH_MODE)
+        && !headers.contains_key(FETCH_SITE)
 }
 
 #[cfg(test)]

@@ -102,13 +102,28 @@ async fn endpoint_health_check_is_refused_on_every_page() {
 }
 
 #[tokio::test]
-async fn browser_that_names_another_host_is_refused_on_every_page() {
-    let (address, server) = start(&Arc::default()).await;
+async fn browser_that_names_another_host_is_refused_on_pages_that_tell_of_the_mesh() {
+    let toy = Arc::<Toy>::default();
+    toy.ready.store(true, Relaxed);
+    let (address, server) = start(&toy).await;
     let (rebound, language) = ("host: rebound.example\r\n", "accept-language: en\r\n");
-    for path in ["/healthz", "/metrics", "/ui/"] {
+    for path in ["/metrics", "/ui/"] {
         assert_eq!(page(address, path, &format!("{rebound}{language}")).await.0, 421, "{path}");
         assert_eq!(page(address, path, language).await.0, 200, "{path} by address");
         assert_eq!(page(address, path, rebound).await.0, 200, "{path} by a program");
+    }
+    let monitor = "user-agent: Mozilla/5.0 (compatible; Monitor/1.0)\r\n";
+    for path in ["/healthz", "/readyz"] {
+        for headers in [language, monitor] {
+            assert_eq!(page(address, path, &format!("{rebound}{headers}")).await.0, 200, "{path}");
+        }
+    }
+    let (any, mode) = ("accept-language: *\r\n", "sec-fetch-mode: cors\r\n");
+    let of_node = format!("{rebound}{any}{mode}user-agent: node\r\n");
+    assert_eq!(page(address, "/metrics", &of_node).await.0, 200);
+    // A script in a browser can write the language, and no header of fetches.
+    for headers in [any.to_owned(), format!("{any}{mode}sec-fetch-site: same-origin\r\n")] {
+        assert_eq!(page(address, "/metrics", &format!("{rebound}{headers}")).await.0, 421, "{headers}");
     }
     server.stop().await;
 }

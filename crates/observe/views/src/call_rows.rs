@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use fairmesh_model::CallCounts;
+use fairmesh_model::{CallCounts, CallFault};
 use fairmesh_wire::{
     convert::call_counts::read_counts,
     v1::{CallsRow, CountedCalls},
@@ -111,9 +111,9 @@ impl CallSum {
     }
 }
 
-/// Callers and servers report at different times. A rest of unnamed calls below this part, in thousandths, is the
-/// difference of their windows.
-const SAME_CALLS_PERMILLE: u64 = 100;
+/// Callers and servers report at different times. A rest of unnamed requests below this part of the servers' requests,
+/// in thousandths, is the difference of their windows.
+const SAME_REQUESTS_PERMILLE: u64 = 100;
 
 /// Converts rows so that each call is counted once. If both caller and servers count the same calls, the servers' row
 /// is left out: a caller knows retries, faults and regions. The servers' rows without a caller have the calls of callers
@@ -121,7 +121,8 @@ const SAME_CALLS_PERMILLE: u64 = 100;
 ///
 /// - If the servers of a service never authenticate callers, the row has the calls of all callers. It is left out if
 ///   any caller counts calls to the service.
-/// - Otherwise, the calls that callers without an identity count are subtracted. The rest comes from outside the mesh.
+/// - Otherwise, the requests that callers without an identity sent are subtracted: servers count each attempt of a
+///   call, and no call that reached no server. The rest comes from outside the mesh.
 pub fn counted_once(rows: &[CallsRow]) -> Vec<CallRow> {
     let sides = CountedSides::of(rows);
     rows.iter().filter_map(|row| sides.counted(row)).collect()
@@ -136,7 +137,7 @@ struct CountedSides<'a> {
     called: BTreeSet<&'a str>,
     /// Services whose servers authenticate callers.
     proved: BTreeSet<&'a str>,
-    /// Calls without a caller's name, as counted by callers and by servers.
+    /// Requests without a caller's name, as sent by callers and as counted by servers.
     unnamed: BTreeMap<&'a str, [u64; 2]>,
 }
 
@@ -148,7 +149,7 @@ impl<'a> CountedSides<'a> {
             if caller.is_empty() {
                 let [by_callers, by_servers] = sides.unnamed.entry(service).or_default();
                 let sum = if calls.by_server { by_servers } else { by_callers };
-                *sum = sum.saturating_add(calls.calls);
+                *sum = sum.saturating_add(requests(calls));
             } else if calls.by_server {
                 sides.proved.insert(service);
             }
@@ -173,7 +174,7 @@ impl<'a> CountedSides<'a> {
             (true, "") => {
                 let [by_callers, by_servers] = self.unnamed.get(service).copied().unwrap_or_default();
                 let rest = by_servers.saturating_sub(by_callers);
-                if rest.saturating_mul(1_000) < by_servers.saturating_mul(SAME_CALLS_PERMILLE) {
+                if rest.saturating_mul(1_000) < by_servers.saturating_mul(SAME_REQUESTS_PERMILLE) {
                     return None;
                 }
                 counted.counts = counted.counts.take_part(rest, by_servers);
@@ -182,6 +183,19 @@ impl<'a> CountedSides<'a> {
             (true, _) => {}
         }
         Some(counted)
+    }
+}
+
+/// Number of requests that servers get for the calls of a row: one for each attempt, except where no server was picked
+/// or reached. Callers do not report that an attempt reached no server if a later one did; it counts as a request.
+fn requests(calls: &CountedCalls) -> u64 {
+    match (calls.by_server, calls.to.as_str()) {
+        (true, _) => calls.calls,
+        (false, "") => 0,
+        (false, _) => {
+            let unsent = calls.faults.get(CallFault::Unreachable as usize).copied().unwrap_or_default();
+            calls.calls.saturating_add(calls.retries).saturating_sub(unsent)
+        }
     }
 }
 
@@ -194,6 +208,7 @@ mod tests {
             caller: caller.into(),
             service: service.into(),
             by_server,
+            to: "eu".into(),
             calls,
             ..CountedCalls::default()
         };
@@ -230,6 +245,33 @@ mod tests {
         assert_eq!(shown(&rows(100, 90)), [("shop/web", 3), (UNKNOWN, 100)]);
         // Half of the calls come from outside the mesh.
         assert_eq!(shown(&rows(100, 200)), [("shop/web", 3), (UNKNOWN, 100), (UNKNOWN, 100)]);
+    }
+
+    #[test]
+    fn retries_and_unsent_calls_of_callers_without_identity_are_subtracted_as_requests() {
+        let with = |change: fn(&mut CountedCalls), calls| {
+            let mut row = row("", "shop/cart", false, calls);
+            row.calls.iter_mut().for_each(change);
+            row
+        };
+        let named = || row("shop/web", "shop/cart", true, 3);
+        // Each retry is a request of its own.
+        let rows = [named(), with(|calls| calls.retries = 30, 100), row("", "shop/cart", true, 130)];
+        assert_eq!(shown(&rows), [("shop/web", 3), (UNKNOWN, 100)]);
+        // Half of the servers' requests come from outside the mesh, as many as callers could not send.
+        let unreachable = |calls: &mut CountedCalls| {
+            calls.faults = vec![0; CallFault::Unreachable as usize];
+            calls.faults.push(20);
+        };
+        let rows = [
+            named(),
+            row("", "shop/cart", false, 100),
+            with(|calls| calls.to.clear(), 80),
+            with(unreachable, 20),
+            row("", "shop/cart", true, 200),
+        ];
+        let all = [("shop/web", 3), (UNKNOWN, 100), (UNKNOWN, 80), (UNKNOWN, 20), (UNKNOWN, 100)];
+        assert_eq!(shown(&rows), all);
     }
 
     fn shown(rows: &[CallsRow]) -> Vec<(&str, u64)> {

@@ -15,6 +15,9 @@ use fairmesh_model::{
 };
 use fairmesh_wire::{record_encoding, shard_encoding};
 
+/// Maximum number of further unreadable records that an error names.
+const MAX_NAMED: usize = 9;
+
 /// A stored record, not decoded.
 #[derive(Debug)]
 pub struct StoredRecord {
@@ -228,12 +231,18 @@ impl View {
     /// Returns the view if all its records were decoded.
     ///
     /// # Errors
-    /// The reason of the first unreadable record.
+    /// The reasons of the unreadable records: the first, followed in its problem by the others.
     pub fn complete(self) -> Result<Self, Invalid> {
-        match self.unreadable.values().next() {
-            Some(invalid) => Err(invalid.clone()),
-            None => Ok(self),
+        let mut unreadable = self.unreadable.values();
+        let Some(mut invalid) = unreadable.next().cloned() else { return Ok(self) };
+        let unnamed = unreadable.len().saturating_sub(MAX_NAMED);
+        for Invalid { field, problem, .. } in unreadable.take(MAX_NAMED) {
+            invalid.problem += &format!("; {field}: {problem}");
         }
+        if unnamed > 0 {
+            invalid.problem += &format!("; and {unnamed} more");
+        }
+        Err(invalid)
     }
 
     /// Adds the shard map of a service to the view.
@@ -414,5 +423,24 @@ impl ServiceView {
     pub fn merged_policy(&self) -> (Policy, [(PolicyField, FieldOrigin); PolicyField::ALL.len()]) {
         let written = self.policy.as_ref().map(|policy| policy.value.clone());
         self.inherited.value.merge(written.unwrap_or_default())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn error_of_incomplete_view_names_every_unreadable_record() {
+        let stored = |key: RecordKey| StoredRecord { key, value: Bytes::from_static(&[0xff]), revision: 1 };
+        let policy = |number| RecordKey::Policy(ServiceName::new(format!("red/web-{number:02}")).unwrap());
+        let keys = [policy(0), RecordKey::DefaultAuthorization];
+        let error = View::of(keys.clone().map(stored).into()).unwrap_err().to_string();
+        for key in keys {
+            assert!(error.contains(&format!("{key}: the bytes are not")), "{error}");
+        }
+        let many = View::of((0..12).map(policy).map(stored).collect()).unwrap_err();
+        assert!(many.problem.contains("web-09: ") && !many.problem.contains("web-10: "), "{many}");
+        assert!(many.problem.ends_with("; and 2 more"), "{many}");
     }
 }

@@ -27,8 +27,8 @@ pub(super) async fn refuse(connection: &Connection, change: &Change<'_>, hint: &
     damage.map_or(Ok(()), |damage| Err(Failure::failed_with(damage, hint)))
 }
 
-/// What a change would break; `None` for a service without endpoints, or with an unreadable declaration. Lost endpoints do not count, because no program
-/// runs there.
+/// What a change would break; `None` if nothing, as for a service without endpoints. Lost endpoints do not count: no
+/// program runs there. Of an unreadable declaration, only the deletion is known to break calls.
 pub(super) fn consequences(now: &ServiceView, change: &Change<'_>) -> Option<String> {
     let has = match now.endpoints.iter().filter(|at| at.value.state != EndpointState::Lost).count() {
         0 => return None,

@@ -15,7 +15,6 @@ use fairmesh_model::{
     access::{AccessRole, RoleBinding, Subject},
 };
 use fairmesh_wire::{handshake::Connection, v1};
-use tonic::Code;
 
 use super::new_root_trust;
 use crate::findings_report::{Level, Report, listed};
@@ -137,16 +136,7 @@ async fn transport(connection: &Connection, view: &View, report: &mut Report) ->
 /// Reports a service that accepts plaintext in addition to mutual TLS.
 async fn permissive(connection: &Connection, name: &ServiceName, report: &mut Report) -> Result<(), Failure> {
     let request = v1::ReadPlaintextCallersRequest { service: name.to_string() };
-    let servers = match connection.registry().read_plaintext_callers(request).await {
-        Ok(response) => response.into_inner().servers,
-        // Who may only call a service sees its policy, and not its callers.
-        Err(status) if matches!(status.code(), Code::PermissionDenied | Code::NotFound) => {
-            let message = format!("{name} accepts plaintext; its callers are shown to viewers of its tenant");
-            report.add("mtls.permissive", Level::Note, message, "ask an operator of the tenant");
-            return Ok(());
-        }
-        Err(status) => return Err(status.into()),
-    };
+    let servers = connection.registry().read_plaintext_callers(request).await?.into_inner().servers;
     let callers: BTreeSet<String> =
         servers.into_iter().flat_map(|server| server.callers).map(|caller| caller.address).collect();
     let (message, remedy) = match callers.is_empty() {

@@ -1,5 +1,10 @@
 //! Routes in `apply` and `explain`.
 
+use std::{
+    io::{Read as _, Write as _},
+    net::TcpStream,
+};
+
 use serde_json::json;
 
 use super::support::Mesh;
@@ -48,6 +53,8 @@ fn explain_names_matched_route_and_its_actions() {
     assert!(complaint.contains("chooses shop/next, which is not declared"), "{complaint}");
     let unknown = mesh.run(&[&to_next[..], &["--json"]].concat());
     assert!(unknown.out.contains("\"reason\": \"unknown_service\""), "{unknown:?}");
+    let json: serde_json::Value = serde_json::from_str(&unknown.out).unwrap();
+    assert_eq!(why(&mesh, "shop/tea", "/v2/x"), json, "the page shows the same");
 
     // Each revision is that of the service whose records decided.
     mesh.apply("kind: Service\nname: shop/next\n").ok();
@@ -70,6 +77,18 @@ fn explain_names_matched_route_and_its_actions() {
     );
     let written = mesh.run(&["get", "policies", "--json"]).ok();
     assert!(written.contains("\"0.5%\"") && written.contains("/v[2-9](/.*)?"), "{written}");
+}
+
+/// What the page *Why* gets for a call from region eu.
+fn why(mesh: &Mesh, service: &str, path: &str) -> serde_json::Value {
+    let pages = mesh.pages();
+    let mut stream = TcpStream::connect(&pages).unwrap();
+    let target = format!("/ui/api/why/{service}?region=eu&path={path}");
+    write!(stream, "GET {target} HTTP/1.1\r\nhost: {pages}\r\nconnection: close\r\n\r\n").unwrap();
+    let mut response = String::new();
+    stream.read_to_string(&mut response).unwrap();
+    let (_, body) = response.split_once("\r\n\r\n").unwrap();
+    serde_json::from_str(body).unwrap_or_else(|error| panic!("{error}: {response}"))
 }
 
 #[test]

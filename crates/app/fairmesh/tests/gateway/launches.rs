@@ -67,7 +67,6 @@ async fn report(
     }
 }
 
-#[ignore = "reports as the local user, which is no gateway"]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn reported_growth_runs_the_launcher_once_and_completes_the_record() {
     let folder = tempfile::tempdir().unwrap();
@@ -97,7 +96,7 @@ async fn reported_growth_runs_the_launcher_once_and_completes_the_record() {
     let replicas = Arc::new(Mutex::new(replicas.collect::<Vec<_>>()));
     let is_busy = Arc::<AtomicBool>::default();
     let reports =
-        tokio::spawn(report(mesh.control_connection().await, Arc::clone(&replicas), Arc::clone(&is_busy)));
+        tokio::spawn(report(mesh.gateway_connection().await, Arc::clone(&replicas), Arc::clone(&is_busy)));
     until("both report", async || {
         let status = mesh.cli(&["gateway", "status", "--json"], "").await.json();
         status.as_array().unwrap().iter().filter(|one| one["load"]["replicas"] == 1).count() == 2

@@ -191,6 +191,13 @@ impl Mesh {
         handshake::connect(&Default::default(), &address, "test").await.unwrap()
     }
 
+    /// Connects to the agent of the provider as a gateway, which signs its reports.
+    pub(crate) async fn gateway_connection(&self) -> Connection {
+        let gateway = self.identity("edge", "fairmesh/gateway/reports").await;
+        let address = Address::Unix(self.path("edge.sock"));
+        handshake::connect(&gateway, &address, "test").await.unwrap()
+    }
+
     pub(crate) fn agent_of(&self, name: &str) -> String {
         format!("unix:{}", self.path(&format!("{name}.sock")).display())
     }

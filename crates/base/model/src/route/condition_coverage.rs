@@ -7,9 +7,9 @@ impl Match {
     /// Whether this condition matches every call that `other` matches. Returns `false` if that is undecidable, as for
     /// two regular expressions.
     pub fn covers(&self, other: &Self) -> bool {
-        any_of(&self.clients, &other.clients, client_covers)
-            && any_of(&self.hosts, &other.hosts, host_covers)
-            && any_of(&self.methods, &other.methods, |ours, theirs| ours == theirs)
+        alternatives_cover(&self.clients, &other.clients, client_covers)
+            && alternatives_cover(&self.hosts, &other.hosts, host_covers)
+            && alternatives_cover(&self.methods, &other.methods, |ours, theirs| ours == theirs)
             && self.path.as_ref().is_none_or(|path| path_covers(path, other.path.as_ref()))
             && self.headers.iter().all(|ours| {
                 other
@@ -31,7 +31,7 @@ impl Match {
 }
 
 /// Whether `ours` covers `theirs`, where entries are alternatives and an empty list matches everything.
-fn any_of<T>(ours: &[T], theirs: &[T], covers: impl Fn(&T, &T) -> bool) -> bool {
+pub fn alternatives_cover<T>(ours: &[T], theirs: &[T], covers: impl Fn(&T, &T) -> bool) -> bool {
     let is_covered = |other: &T| ours.iter().any(|one| covers(one, other));
     ours.is_empty() || (!theirs.is_empty() && theirs.iter().all(is_covered))
 }

@@ -66,7 +66,7 @@ async fn metrics_refuse_browsers_that_address_another_host() {
         ("host: localhost:7401\r\naccept-language: en\r\n", "200"),
         ("host: control.monitoring.svc\r\nuser-agent: Prometheus/3.0\r\n", "200"),
     ] {
-        for page in ["/metrics", "/healthz"] {
+        for (page, expected) in [("/metrics", expected), ("/healthz", "200")] {
             let mut stream = get(&control, page, headers).await;
             let mut response = String::new();
             timeout(BOUND, stream.read_to_string(&mut response)).await.unwrap().unwrap();

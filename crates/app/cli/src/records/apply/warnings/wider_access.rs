@@ -9,7 +9,7 @@ use fairmesh_console::{
 };
 use fairmesh_model::{
     AddressPrefix, Authorization, AuthorizationMode, AuthorizationRule, CallerMatch, DefaultAuthorization,
-    Match, PathMatch, Record, RecordKey, RecordKind, ServiceName, spec::Resource,
+    Match, PathMatch, Record, RecordKey, RecordKind, ServiceName, alternatives_cover, spec::Resource,
 };
 use fairmesh_wire::{handshake::Connection, record_encoding};
 
@@ -147,20 +147,14 @@ fn covers(before: &AuthorizationRule, new: &AuthorizationRule) -> bool {
     // A rule without callers allows those of other trust domains no more than '*' does.
     let has_callers = match before.from.is_empty() {
         true => !new.from.iter().any(is_full_id),
-        false => any_of(&before.from, &new.from, caller_covers),
+        false => alternatives_cover(&before.from, &new.from, caller_covers),
     };
     !before.denies
         && has_callers
-        && any_of(&before.methods, &new.methods, |before, new| before == new)
-        && any_of(&before.paths, &new.paths, path_covers)
-        && any_of(&before.sources, &new.sources, AddressPrefix::covers)
+        && alternatives_cover(&before.methods, &new.methods, |before, new| before == new)
+        && alternatives_cover(&before.paths, &new.paths, path_covers)
+        && alternatives_cover(&before.sources, &new.sources, AddressPrefix::covers)
         && before.when.iter().all(|condition| new.when.contains(condition))
-}
-
-/// Whether each of the `new` alternatives is within one of those `before`. An empty list matches everything.
-fn any_of<T>(before: &[T], new: &[T], covers: impl Fn(&T, &T) -> bool) -> bool {
-    let is_covered = |one: &T| before.iter().any(|before| covers(before, one));
-    before.is_empty() || !new.is_empty() && new.iter().all(is_covered)
 }
 
 /// Whether a pattern names a trust domain. Another domain's callers are allowed only by their whole ids.
