@@ -51,7 +51,7 @@ pub enum Refused {
     /// This process never read a record of revocations that it understands.
     #[error(
         "the certificate of {0} may be revoked: the record of revocations cannot be read; upgrade this process, or write the record \
-         again with `fairmesh identity revoke --replace-unreadable`"
+         again with `fairmesh identity revoke --replace-unreadable` as the control plane's own user"
     )]
     RevocationsUnreadable(SpiffePath),
     /// The peer has another id than the expected one.

@@ -89,16 +89,16 @@ impl RevocationSink {
             self.workload.note_roots();
         }
     }
-}
 
-impl RevocationSink {
-    /// The last valid records stay in force. Without earlier revocations, services are refused.
+    /// The last valid records stay in force. Without earlier revocations, all peers are refused but those that pass
+    /// the record on.
     fn keep(&self, key: &RecordKey, error: &Invalid) {
         if *key == RecordKey::Revocations && self.workload.revocations_unreadable() {
             tracing::error!(
                 %error,
-                "the record of revocations is not understood, and no earlier one is known: all peers with identities of services are \
-                 refused; upgrade this process, or write the record again with `fairmesh identity revoke --replace-unreadable`"
+                "the record of revocations is not understood, and no earlier one is known: all peers but control planes, \
+                 replicas and agents are refused; upgrade this process, or write the record again with \
+                 `fairmesh identity revoke --replace-unreadable` as the control plane's own user"
             );
             return;
         }

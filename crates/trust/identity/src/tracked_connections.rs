@@ -11,7 +11,7 @@ use std::{
     time::Duration,
 };
 
-use fairmesh_model::{FederatedDomains, Revocations, SpiffeId, SpiffePath, TrustDomain};
+use fairmesh_model::{FederatedDomains, MeshRole, Revocations, SpiffeId, SpiffePath, TrustDomain};
 use futures_util::task::AtomicWaker;
 use tokio_rustls::rustls::pki_types::CertificateDer;
 
@@ -31,8 +31,8 @@ enum KnownRevocations {
     /// No record was received yet.
     #[default]
     None,
-    /// A record exists, and none was understood since the start. Peers with identities of services are refused, since
-    /// any of them may be revoked. Processes of the mesh are accepted: the record is repaired through them.
+    /// A record exists, and none was understood since the start. Peers are refused, since any of them may be revoked,
+    /// except for [those that pass the record on](passes_records_on).
     Unreadable,
     Some(Arc<Revocations>),
 }
@@ -213,7 +213,7 @@ impl CertificateFacts {
             KnownRevocations::Some(all) if all.revokes(path, &self.serial, self.issued) => {
                 Err(Refused::Revoked(path.clone()))
             }
-            KnownRevocations::Unreadable if matches!(path, SpiffePath::Service(_)) => {
+            KnownRevocations::Unreadable if !passes_records_on(path) => {
                 Err(Refused::RevocationsUnreadable(path.clone()))
             }
             _ => Ok(()),
@@ -228,6 +228,17 @@ impl CertificateFacts {
     }
 }
 
+/// Whether a peer is a process through which records reach others: a readable record could not arrive without it.
+fn passes_records_on(path: &SpiffePath) -> bool {
+    match path {
+        SpiffePath::Service(_) => false,
+        SpiffePath::Mesh(role, _) => match role {
+            MeshRole::Agent | MeshRole::Control | MeshRole::Replica => true,
+            MeshRole::Proxy | MeshRole::KeyServer | MeshRole::Gateway | MeshRole::Operator => false,
+        },
+    }
+}
+
 impl Connections {
     /// Ends the connections of revoked peers, and refuses these peers from now on.
     pub(crate) fn revoke(&self, revocations: Revocations) {
@@ -235,8 +246,8 @@ impl Connections {
         self.end_refused();
     }
 
-    /// Notes that the record of revocations cannot be read. If no earlier one is known, peers with identities of
-    /// services are refused, and their connections end. Returns whether that is so.
+    /// Notes that the record of revocations cannot be read. If no earlier one is known, all peers but those that pass
+    /// the record on are refused, and their connections end. Returns whether that is so.
     pub(crate) fn set_unreadable(&self) -> bool {
         let is_closed = self.revocations.set_unreadable();
         if is_closed {

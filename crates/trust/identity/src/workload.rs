@@ -120,8 +120,8 @@ impl Workload {
     }
 
     /// Notes that the record of revocations cannot be read. The last revocations stay in force. Where none were ever
-    /// read, any service may be revoked: peers with identities of services are refused, and their connections end.
-    /// Returns whether that is so.
+    /// read, any peer may be revoked: all but control planes, replicas and agents, which pass the record on, are
+    /// refused, and their connections end. Returns whether that is so.
     pub fn revocations_unreadable(&self) -> bool {
         let is_closed = self.connections.set_unreadable();
         self.note_revocations();

@@ -81,7 +81,7 @@ async fn certificate_is_revocable_by_serial_or_issue_time() {
 }
 
 #[tokio::test]
-async fn process_without_readable_revocations_refuses_services_and_accepts_the_mesh() {
+async fn process_without_readable_revocations_accepts_only_those_that_pass_records_on() {
     let ca = Ca::default();
     let (control, web) = (ca.workload("fairmesh/control/one"), ca.transport("shop/web"));
     let (agent, server) = (ca.transport("fairmesh/agent/web-1"), Transport::tls(control.clone()));
@@ -92,6 +92,16 @@ async fn process_without_readable_revocations_refuses_services_and_accepts_the_m
     assert!(error.contains("the record of revocations cannot be read"), "{error}");
     let error = connect(&web, &server).await.1.unwrap_err().to_string();
     assert!(error.contains("the certificate of shop/web may be revoked"), "{error}");
+    for refused in
+        ["operator/web-1.uid-1000", "gateway/web-1.edge", "proxy/web-1.web", "keyserver/web-1.keys"]
+    {
+        let path = format!("fairmesh/{refused}");
+        let error = connect(&ca.transport(&path), &server).await.1.unwrap_err().to_string();
+        assert!(error.contains(&format!("the certificate of {path} may be revoked")), "{error}");
+    }
+    for accepted in ["fairmesh/control/two", "fairmesh/replica/web-1.eu"] {
+        connect(&ca.transport(accepted), &server).await.1.expect(accepted);
+    }
     connect(&agent, &server).await.1.unwrap();
     assert!(!control.is_revoked(), "its own certificate stays in use");
     // Once a record was read, a later one that cannot be read changes nothing.
