@@ -2,10 +2,7 @@ use std::{collections::HashMap, sync::Arc};
 
 use fairmesh_model::CountReport;
 
-use crate::{
-    ReportOwner, ReportSource, SumLimits,
-    report_shares::ReportShares,
-};
+use crate::{ReportOwner, ReportSource, SumLimits, report_shares::ReportShares};
 
 /// Time for which the number of a reporter's last report is remembered, in milliseconds. Reporters repeat a report
 /// for a shorter time.

@@ -125,9 +125,7 @@ impl ReportShares {
 pub(crate) mod tests {
     use std::time::Duration;
 
-    use fairmesh_model::{
-        MAX_INCOMPLETE_SERVICES, Region, ServerRates, ServiceName, Tenant, TrafficReport,
-    };
+    use fairmesh_model::{MAX_INCOMPLETE_SERVICES, Region, ServerRates, ServiceName, Tenant, TrafficReport};
 
     use super::*;
     use crate::{ReportSums, SumLimits, Taken, bound};
@@ -221,7 +219,11 @@ pub(crate) mod tests {
         let mut sums = ReportSums::new(LIMITS);
         let (red, blue, agent) = (limited("red"), limited("blue"), ReportSource::of_mesh());
         let taken = (0..40).map(|reporter| sums.record(&red, servers(reporter, "red", 1), 0));
-        assert_eq!(taken.filter(|taken| *taken == Taken::Kept).count(), 20, "all places, as no other needs them");
+        assert_eq!(
+            taken.filter(|taken| *taken == Taken::Kept).count(),
+            20,
+            "all places, as no other needs them"
+        );
         for reporter in 0..5 {
             assert_eq!(sums.record(&blue, servers(reporter, "blue", 1), 0), Taken::Kept);
         }
@@ -253,7 +255,8 @@ pub(crate) mod tests {
     #[test]
     fn limited_sender_marks_no_called_services_of_other_tenants_incomplete() {
         let (own, other) = (service("red", 0), service("blue", 0));
-        let named = TrafficReport { incomplete: [own.clone(), other.clone()].into(), ..servers(1, "blue", 1) };
+        let named =
+            TrafficReport { incomplete: [own.clone(), other.clone()].into(), ..servers(1, "blue", 1) };
         let mut sums = ReportSums::new(LIMITS);
         assert_eq!(sums.record(&limited("red"), named.clone(), 0), Taken::Kept);
         let sum = sums.sum_of_all(0);

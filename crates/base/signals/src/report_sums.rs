@@ -360,7 +360,10 @@ mod tests {
         for (reporter, region, calls) in
             [(1, "eu", 10), (2, "eu", 5), (3, "us", 7), (1, "eu", 20), (1, "eu", 20)]
         {
-            assert_eq!(sums.record(&ReportSource::of_mesh(), report(reporter, region, calls), 0), Taken::Kept);
+            assert_eq!(
+                sums.record(&ReportSource::of_mesh(), report(reporter, region, calls), 0),
+                Taken::Kept
+            );
         }
         let sum = bound(sums.sum_of_all(0));
         assert_eq!((sum.calls.len(), sum.servers.len(), sum.regions.len()), (2, 2, 2));

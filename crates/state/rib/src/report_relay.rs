@@ -11,7 +11,7 @@ use std::{
 
 use fairmesh_model::{Invalid, Region, TrafficReport};
 use fairmesh_signals::{
-    IDLE_INTERVAL_MS, MAX_WATCHED_SERVICES, REPORT_INTERVAL_MS, ReportSource, ReportParts, ReportSums,
+    IDLE_INTERVAL_MS, MAX_WATCHED_SERVICES, REPORT_INTERVAL_MS, ReportParts, ReportSource, ReportSums,
     SumLimits, Taken, WATCHED_FOR_MS, bound,
 };
 use fairmesh_wire::{handshake::Connection, v1};

@@ -284,11 +284,7 @@ impl Attestor {
 
     /// Returns the tenants of a program's identities, as known since [`check`](Self::check) found that it has any.
     pub(super) fn tenants(&self, program: &ProgramFacts) -> Reach {
-        self.users()
-            .get(&program.uid)
-            .and_then(|user| user.tenants.get(program))
-            .cloned()
-            .unwrap_or_default()
+        self.users().get(&program.uid).and_then(|user| user.tenants.get(program)).cloned().unwrap_or_default()
     }
 
     fn note_tenants(&self, program: &ProgramFacts, tenants: Reach) {
