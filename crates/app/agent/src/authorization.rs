@@ -158,7 +158,8 @@ impl Gate {
 }
 
 impl Gate {
-    /// Returns the body of a call without incomplete services that the program may not call.
+    /// Returns the body of a call without incomplete services that the program may not call. Sums ignore services of
+    /// other tenants among them.
     async fn limit_statements(
         &self,
         (identity, program): (&AgentIdentity, &Program),

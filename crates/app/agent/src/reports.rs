@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use fairmesh_model::{CountReport, Invalid, Region};
 use fairmesh_rib::{CountRelay, Forwarder, ReportRelay, access::RefusedRows};
-use fairmesh_signals::{ReportOwner, SumLimits};
+use fairmesh_signals::{ReportSource, SumLimits};
 use fairmesh_wire::v1::{self, imbalance_server::Imbalance, signals_server::Signals};
 use prometheus_client::registry::Registry;
 use tokio::time::Instant;
@@ -67,14 +67,14 @@ impl Reports {
 
     fn take(
         &self,
-        owner: &ReportOwner,
+        source: &ReportSource,
         mut report: v1::ReportSignalsRequest,
     ) -> Result<v1::ReportSignalsResponse, Invalid> {
         let add = |counts: &CountReport| self.calls().add(counts, self.now_ms());
-        if let Some(response) = self.counts.take(owner, &mut report, add)? {
+        if let Some(response) = self.counts.take(source, &mut report, add)? {
             return Ok(response);
         }
-        let response = self.rates.take_rates(owner, &mut report)?;
+        let response = self.rates.take_rates(source, &mut report)?;
         for (i, usage) in report.usages.into_iter().enumerate() {
             self.usages.put(usage).map_err(|e| e.within(format!("usages[{i}]")))?;
         }
@@ -90,8 +90,8 @@ impl Signals for Reports {
     ) -> Result<Response<v1::ReportSignalsResponse>, Status> {
         let refused = RefusedRows::of(&request);
         let sender = request.extensions().get::<ReportSender>().cloned();
-        let owner = sender.as_ref().map_or_else(ReportOwner::of_mesh, ReportSender::owner);
-        let taken = self.take(&owner, request.into_inner());
+        let source = sender.as_ref().map_or_else(ReportSource::of_mesh, ReportSender::source);
+        let taken = self.take(&source, request.into_inner());
         let mut taken = taken.map_err(|e| Status::invalid_argument(e.to_string()))?;
         taken.refused_rows += refused;
         if let Some(sender) = sender {

@@ -1,8 +1,8 @@
-use std::collections::HashMap;
+use std::{collections::HashMap, sync::Arc};
 
 use fairmesh_model::CountReport;
 
-use crate::{ReportOwner, SumLimits, report_shares::ReportShares};
+use crate::{ReportOwner, ReportSource, SumLimits, report_shares::ReportShares};
 
 /// Time for which the number of a reporter's last report is remembered, in milliseconds. Reporters repeat a report
 /// for a shorter time.
@@ -12,8 +12,16 @@ const REMEMBERED_MS: u64 = 600_000;
 #[derive(Debug)]
 pub struct CountInbox {
     places: ReportShares,
-    /// A reporter chooses its number, so it counts for its owner only.
-    last: HashMap<(ReportOwner, u64), (u64, u64)>,
+    /// By sender and the number of its reporter. A sender chooses the number, so it counts for that sender only. The
+    /// owner is not part of the key: a report repeated after a change of the sender's rights would count twice.
+    last: HashMap<(Arc<str>, u64), LastReport>,
+}
+
+#[derive(Debug)]
+struct LastReport {
+    owner: ReportOwner,
+    number: u64,
+    at_ms: u64,
 }
 
 impl CountInbox {
@@ -26,35 +34,40 @@ impl CountInbox {
     ///
     /// With too many reporters, the owner with the most of them loses the one that was silent longest. If that one
     /// repeats its report, the report counts twice. This error is smaller than ignoring the counts of other reporters.
-    pub fn is_new(&mut self, owner: &ReportOwner, report: &CountReport, now_ms: u64) -> bool {
-        let key = (owner.clone(), report.reporter);
-        if let Some((number, at_ms)) = self.last.get_mut(&key) {
-            let is_new = report.number > *number;
-            *number = report.number.max(*number);
-            *at_ms = now_ms;
+    pub fn is_new(&mut self, source: &ReportSource, report: &CountReport, now_ms: u64) -> bool {
+        let (owner, key) = (&source.owner, (Arc::clone(&source.sender), report.reporter));
+        if let Some(last) = self.last.get_mut(&key) {
+            if last.owner != *owner {
+                self.places.free(&last.owner, 1);
+                self.places.take(owner, 1);
+                last.owner = owner.clone();
+            }
+            let is_new = report.number > last.number;
+            last.number = report.number.max(last.number);
+            last.at_ms = now_ms;
             return is_new;
         }
         if self.places.check(owner, 0, 1).is_err() {
-            let is_silent = |at_ms: u64| now_ms.saturating_sub(at_ms) >= REMEMBERED_MS;
-            let silent = self.last.iter().filter(|(_, (_, at_ms))| is_silent(*at_ms));
+            let is_silent = |last: &LastReport| now_ms.saturating_sub(last.at_ms) >= REMEMBERED_MS;
+            let silent = self.last.iter().filter(|(_, last)| is_silent(last));
             let silent: Vec<_> = silent.map(|(key, _)| key.clone()).collect();
             silent.iter().for_each(|key| self.forget(key));
         }
         while let Err(loser) = self.places.check(owner, 0, 1) {
-            let of_loser = self.last.iter().filter(|((other, _), _)| *other == loser);
-            match of_loser.min_by_key(|(_, (_, at_ms))| *at_ms).map(|(key, _)| key.clone()) {
+            let of_loser = self.last.iter().filter(|(_, last)| last.owner == loser);
+            match of_loser.min_by_key(|(_, last)| last.at_ms).map(|(key, _)| key.clone()) {
                 Some(oldest) => self.forget(&oldest),
                 None => return true,
             }
         }
         self.places.take(owner, 1);
-        self.last.insert(key, (report.number, now_ms));
+        self.last.insert(key, LastReport { owner: owner.clone(), number: report.number, at_ms: now_ms });
         true
     }
 
-    fn forget(&mut self, key: &(ReportOwner, u64)) {
-        if self.last.remove(key).is_some() {
-            self.places.free(&key.0, 1);
+    fn forget(&mut self, key: &(Arc<str>, u64)) {
+        if let Some(last) = self.last.remove(key) {
+            self.places.free(&last.owner, 1);
         }
     }
 
@@ -79,7 +92,7 @@ mod tests {
     fn count_inbox_detects_repeated_reports_and_bounds_reporters() {
         let mut inbox = CountInbox::new(FEW);
         let mut is_new = |reporter, number, now_ms| {
-            inbox.is_new(&ReportOwner::of_mesh(), &report(reporter, number), now_ms)
+            inbox.is_new(&ReportSource::of_mesh(), &report(reporter, number), now_ms)
         };
         assert!(is_new(1, 5, 0) && !is_new(1, 5, 1) && is_new(1, 6, 2));
         assert!(is_new(2, 1, 3) && is_new(3, 1, 4), "the first is forgotten");
@@ -90,13 +103,27 @@ mod tests {
     #[test]
     fn limited_sender_with_many_numbers_makes_inbox_forget_no_other_reporter() {
         let mut inbox = CountInbox::new(SumLimits { reporters: 8, ..FEW });
-        let (agent, red) = (ReportOwner::of_mesh(), limited("red"));
-        let blue = limited("blue");
+        let (agent, red, blue) = (ReportSource::of_mesh(), limited("red"), limited("blue"));
         assert!(inbox.is_new(&agent, &report(1, 5), 0) && inbox.is_new(&blue, &report(1, 5), 0));
         for number in 0..100 {
             assert!(inbox.is_new(&red, &report(number, 9), 1 + number));
         }
-        assert_eq!(inbox.reporters(), 5, "limited senders have half of the places");
-        assert!(!inbox.is_new(&agent, &report(1, 5), 200) && !inbox.is_new(&blue, &report(1, 5), 200));
+        assert_eq!(inbox.reporters(), 8, "limited senders use the places that others need not");
+        for number in 2..5 {
+            assert!(inbox.is_new(&agent, &report(number, 9), 100 + number), "and give them back");
+        }
+        assert_eq!(inbox.reporters(), 8);
+        let mut is_known = |source, number| !inbox.is_new(source, &report(number, 5), 200);
+        assert!(is_known(&blue, 1) && (1..5).all(|number| is_known(&agent, number)));
+    }
+
+    #[test]
+    fn report_repeated_after_change_of_rights_counts_once() {
+        let mut inbox = CountInbox::new(SumLimits { reporters: 8, ..FEW });
+        let before = limited("red");
+        let after = ReportSource { sender: before.sender.clone(), ..limited("blue,red") };
+        assert!(inbox.is_new(&before, &report(1, 5), 0));
+        assert!(!inbox.is_new(&after, &report(1, 5), 1));
+        assert_eq!(inbox.places.used(), 1, "its place is that of the other owner");
     }
 }

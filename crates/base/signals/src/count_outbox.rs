@@ -219,7 +219,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::{CountInbox, ReportOwner, SumLimits};
+    use crate::{CountInbox, ReportSource, SumLimits};
 
     const LIMITS: SumLimits = SumLimits { reporters: 4, rows: 0, served: 0, limited_percent: 50 };
 
@@ -335,7 +335,7 @@ mod tests {
                 outbox.add(interval(0..1, count, (0, 1_000)), now_ms);
                 made += count;
                 let Some(report) = outbox.next(now_ms) else { continue };
-                if is_delivered && inbox.is_new(&ReportOwner::of_mesh(), &report, now_ms) {
+                if is_delivered && inbox.is_new(&ReportSource::of_mesh(), &report, now_ms) {
                     arrived += calls(&report);
                 }
                 if is_delivered && is_acknowledged {

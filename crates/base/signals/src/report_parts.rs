@@ -233,7 +233,7 @@ mod tests {
     use fairmesh_model::{CallPath, CallRates, Region, ServerRates};
 
     use super::*;
-    use crate::{ReportOwner, ReportSums, SumLimits, bound};
+    use crate::{ReportSource, ReportSums, SumLimits, bound};
 
     /// A report of calls from a region to so many services, in all of so many regions.
     fn report(services: usize, regions: usize) -> TrafficReport {
@@ -268,7 +268,7 @@ mod tests {
     /// What a receiver has after these messages.
     fn received(sums: &mut ReportSums, parts: Vec<TrafficReport>) -> TrafficReport {
         for part in parts.into_iter().map(bound) {
-            sums.record(&ReportOwner::of_mesh(), part, 0);
+            sums.record(&ReportSource::of_mesh(), part, 0);
         }
         sums.sum_of_all(0)
     }

@@ -2,6 +2,8 @@
 
 use std::{collections::HashMap, sync::Arc};
 
+use fairmesh_model::{ServiceName, access::Reach};
+
 /// The owner of the room that a report takes: a process of the mesh, or the tenants for which its senders report.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ReportOwner {
@@ -11,10 +13,37 @@ pub struct ReportOwner {
     pub is_limited: bool,
 }
 
+/// The sender of a report.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ReportSource {
+    /// The sender's identity. It stays the same when the sender's rights change, and with them the owner.
+    pub sender: Arc<str>,
+    /// The owner of the room that the report takes.
+    pub owner: ReportOwner,
+    /// The tenants of a limited sender. Only their services can be incomplete on its word.
+    pub tenants: Reach,
+}
+
 impl ReportOwner {
     /// The owner of reports whose senders are not limited, because the mesh cannot tell them apart.
     pub fn of_mesh() -> Self {
         Self { name: "".into(), is_limited: false }
+    }
+}
+
+impl ReportSource {
+    /// The source of reports whose senders are not limited, because the mesh cannot tell them apart.
+    pub fn of_mesh() -> Self {
+        Self { sender: "".into(), owner: ReportOwner::of_mesh(), tenants: Reach::Everything }
+    }
+
+    /// Whether a service is incomplete if this sender says so, or loses a report.
+    ///
+    /// A limited sender says so of its own tenants only, even if it calls services of others: otherwise a sender could
+    /// keep each service that it may call from being planned. A sender that reports rows of the service was rejected as a
+    /// condition, since it can invent one.
+    pub(crate) fn speaks_for(&self, service: &ServiceName) -> bool {
+        !self.owner.is_limited || self.tenants.includes(&service.tenant)
     }
 }
 
@@ -25,7 +54,7 @@ impl ReportOwner {
 #[derive(Debug)]
 pub(crate) struct ReportShares {
     room: usize,
-    /// Room of all limited owners together.
+    /// Room that all limited owners together keep when an owner that is not limited needs room.
     limited_room: usize,
     used: usize,
     limited_used: usize,
@@ -68,24 +97,25 @@ impl ReportShares {
         }
     }
 
-    /// Checks whether `owner` can replace room of size `old` by `new`.
+    /// Checks whether `owner` can replace room of size `old` by `new`. Limited owners may use all room that no other
+    /// owner needs.
     ///
     /// # Errors
     /// The owner that has to lose a report first, possibly `owner` itself: the one that would use the most. A limited
-    /// owner takes no room from owners that are not limited.
+    /// owner takes no room from owners that are not limited, and limited owners lose first if they use more than their
+    /// part.
     pub(crate) fn check(&self, owner: &ReportOwner, old: usize, new: usize) -> Result<(), ReportOwner> {
         let after = |used: usize| (used + new).saturating_sub(old);
-        let exceeds_limited = owner.is_limited && after(self.limited_used) > self.limited_room;
-        if new <= old || (!exceeds_limited && after(self.used) <= self.room) {
+        if new <= old || after(self.used) <= self.room {
             return Ok(());
         }
+        let takes_back = !owner.is_limited && self.limited_used > self.limited_room;
+        let only_limited = owner.is_limited || takes_back;
         let own = after(self.by_owner.get(owner).copied().unwrap_or_default());
-        let others = self
-            .by_owner
-            .iter()
-            .filter(|(other, _)| *other != owner && (other.is_limited || !owner.is_limited));
+        let others =
+            self.by_owner.iter().filter(|(other, _)| *other != owner && (other.is_limited || !only_limited));
         match others.max_by_key(|(_, used)| **used) {
-            Some((largest, used)) if *used > own => Err(largest.clone()),
+            Some((largest, used)) if takes_back || *used > own => Err(largest.clone()),
             _ => Err(owner.clone()),
         }
     }
@@ -95,7 +125,7 @@ impl ReportShares {
 pub(crate) mod tests {
     use std::time::Duration;
 
-    use fairmesh_model::{MAX_INCOMPLETE_SERVICES, Region, ServerRates, ServiceName, TrafficReport};
+    use fairmesh_model::{MAX_INCOMPLETE_SERVICES, Region, ServerRates, ServiceName, Tenant, TrafficReport};
 
     use super::*;
     use crate::{ReportSums, SumLimits, Taken, bound};
@@ -126,35 +156,51 @@ pub(crate) mod tests {
         TrafficReport { servers: (0..services).map(server).collect(), ..incomplete(reporter, tenant, 0) }
     }
 
-    pub(crate) fn limited(name: &str) -> ReportOwner {
-        ReportOwner { name: name.into(), is_limited: true }
+    /// A sender for the tenants in a list such as `blue,red`.
+    pub(crate) fn limited(name: &str) -> ReportSource {
+        let owner = ReportOwner { name: name.into(), is_limited: true };
+        let tenants = name.split(',').map(|tenant| Tenant::new(tenant).unwrap()).collect();
+        ReportSource { sender: name.into(), owner, tenants: Reach::Tenants(tenants) }
     }
 
     #[test]
-    fn largest_owner_loses_first_and_limited_owners_take_at_most_their_part() {
+    fn largest_owner_loses_first_and_limited_owners_give_back_more_than_their_part() {
         let mut shares = ReportShares::new(100, 50);
-        let (red, blue, agent) = (limited("red"), limited("blue"), ReportOwner::of_mesh());
-        shares.take(&red, 40);
-        shares.take(&blue, 5);
-        assert_eq!(shares.check(&red, 0, 6), Err(red.clone()), "it has the most itself");
+        let (red, blue, agent) = (limited("red").owner, limited("blue").owner, ReportOwner::of_mesh());
+        assert_eq!(shares.check(&red, 0, 80), Ok(()), "no other needs the room");
+        shares.take(&red, 80);
+        shares.take(&blue, 20);
+        assert_eq!(shares.check(&red, 0, 1), Err(red.clone()), "it has the most itself");
         assert_eq!(shares.check(&red, 6, 6), Ok(()), "the same size always fits");
-        assert_eq!(shares.check(&blue, 0, 6), Err(red.clone()));
-        assert_eq!(shares.check(&agent, 0, 55), Ok(()), "the other half");
-        shares.take(&agent, 60);
-        assert_eq!(shares.used(), 105);
+        assert_eq!(shares.check(&blue, 0, 1), Err(red.clone()));
+        assert_eq!(shares.check(&agent, 0, 90), Err(red.clone()), "the agent gets back its part");
+        shares.free(&red, 50);
+        shares.take(&agent, 50);
+        assert_eq!(shares.check(&agent, 0, 1), Err(agent.clone()), "it has the most itself");
         assert_eq!(shares.check(&blue, 0, 1), Err(red.clone()), "a limited one never displaces an agent");
-        shares.free(&red, 40);
-        assert_eq!(shares.check(&blue, 0, 35), Ok(()));
-        assert_eq!(shares.check(&blue, 0, 36), Err(blue.clone()));
-        shares.free(&blue, 5);
-        shares.free(&agent, 60);
+        shares.free(&red, 30);
+        assert_eq!(shares.check(&blue, 0, 30), Ok(()));
+        assert_eq!(shares.check(&blue, 0, 31), Err(blue.clone()));
+        shares.free(&blue, 20);
+        shares.free(&agent, 50);
         assert_eq!((shares.used(), shares.by_owner.len()), (0, 0));
+    }
+
+    #[test]
+    fn limited_senders_alone_have_all_of_the_room() {
+        let mut sums = ReportSums::new(LIMITS);
+        for reporter in 0..20 {
+            assert_eq!(sums.record(&limited("red"), servers(reporter, "red", 200), 0), Taken::Kept);
+        }
+        assert_eq!(sums.record(&ReportSource::of_mesh(), servers(1, "shop", 300), 0), Taken::Kept);
+        let sum = sums.sum_of_all(0);
+        assert!(sum.is_incomplete(&service("red", 5)) && !sum.is_incomplete(&service("shop", 5)));
     }
 
     #[test]
     fn flood_of_limited_sender_takes_no_room_of_other_tenants_and_agents() {
         let mut sums = ReportSums::new(LIMITS);
-        let (red, blue, agent) = (limited("red"), limited("blue"), ReportOwner::of_mesh());
+        let (red, blue, agent) = (limited("red"), limited("blue"), ReportSource::of_mesh());
         for reporter in 0..40 {
             sums.record(&red, incomplete(reporter, "red", 1_000), 0);
         }
@@ -171,9 +217,13 @@ pub(crate) mod tests {
     #[test]
     fn flood_of_reporters_leaves_places_to_other_owners() {
         let mut sums = ReportSums::new(LIMITS);
-        let (red, blue, agent) = (limited("red"), limited("blue"), ReportOwner::of_mesh());
+        let (red, blue, agent) = (limited("red"), limited("blue"), ReportSource::of_mesh());
         let taken = (0..40).map(|reporter| sums.record(&red, servers(reporter, "red", 1), 0));
-        assert_eq!(taken.filter(|taken| *taken == Taken::Kept).count(), 10, "half of the places");
+        assert_eq!(
+            taken.filter(|taken| *taken == Taken::Kept).count(),
+            20,
+            "all places, as no other needs them"
+        );
         for reporter in 0..5 {
             assert_eq!(sums.record(&blue, servers(reporter, "blue", 1), 0), Taken::Kept);
         }
@@ -181,12 +231,13 @@ pub(crate) mod tests {
             assert_eq!(sums.record(&agent, servers(reporter, "shop", 1), 0), Taken::Kept);
         }
         assert_eq!(sums.reporters(), 20);
+        assert!(!sums.sum_of_all(0).is_incomplete(&service("blue", 0)));
     }
 
     #[test]
     fn limited_sender_marks_only_services_that_it_names_incomplete() {
         let other = service("bank", 0);
-        for (owner, is_all) in [(limited("red"), false), (ReportOwner::of_mesh(), true)] {
+        for (owner, is_all) in [(limited("red"), false), (ReportSource::of_mesh(), true)] {
             let mut sums = ReportSums::new(LIMITS);
             sums.record(&owner, incomplete(1, "red", MAX_INCOMPLETE_SERVICES), 0);
             let sum = sums.sum_of_all(0);
@@ -199,6 +250,62 @@ pub(crate) mod tests {
                 sums.sums_by_service(&services, 0).map(|(_, sum)| sum.is_incomplete).collect();
             assert_eq!(found, [is_all, true]);
         }
+    }
+
+    #[test]
+    fn limited_sender_marks_no_called_services_of_other_tenants_incomplete() {
+        let (own, other) = (service("red", 0), service("blue", 0));
+        let named =
+            TrafficReport { incomplete: [own.clone(), other.clone()].into(), ..servers(1, "blue", 1) };
+        let mut sums = ReportSums::new(LIMITS);
+        assert_eq!(sums.record(&limited("red"), named.clone(), 0), Taken::Kept);
+        let sum = sums.sum_of_all(0);
+        assert!(sum.is_incomplete(&own) && !sum.is_incomplete(&other), "though it reports rows of it");
+        assert!(sum.servers.keys().any(|(name, _)| *name == other));
+        // A report that has no room.
+        let mut sums = ReportSums::new(SumLimits { rows: 0, ..LIMITS });
+        assert_eq!(sums.record(&limited("red"), named, 0), Taken::Full);
+        let sum = sums.sum_of_all(0);
+        assert!(sum.is_incomplete(&own) && !sum.is_incomplete(&other));
+    }
+
+    #[test]
+    fn many_losses_of_one_tenant_hide_none_of_any_tenant() {
+        let mut sums = ReportSums::new(SumLimits { rows: 2, limited_percent: 100, ..LIMITS });
+        // More services than have room for their names, then one of each tenant that still reports.
+        for (reporter, tenant) in [(1, "red"), (2, "blue")] {
+            let many = servers(reporter, tenant, MAX_INCOMPLETE_SERVICES + 9);
+            assert_eq!(sums.record(&limited(tenant), many, 0), Taken::Full);
+        }
+        let last = service("red", MAX_INCOMPLETE_SERVICES + 8);
+        let seen = TrafficReport {
+            servers: [((last.clone(), Region::new("eu").unwrap()), ServerRates::default())].into(),
+            ..incomplete(3, "red", 0)
+        };
+        assert_eq!(sums.record(&limited("red"), seen, 0), Taken::Kept);
+        assert_eq!(sums.record(&limited("green"), servers(4, "green", 1), 0), Taken::Kept);
+        let (blue, green) = (service("blue", 9_000), service("green", 0));
+        let services = [last.clone(), blue.clone(), green.clone()].into();
+        let found = sums.sums_by_service(&services, 0).map(|(name, sum)| (name.clone(), sum.is_incomplete));
+        assert_eq!(found.collect::<Vec<_>>(), [(blue, true), (green.clone(), false), (last.clone(), true)]);
+        let sum = sums.sum_of_all(0);
+        assert!(sum.is_incomplete(&last) && !sum.is_incomplete(&green), "in the report of a relay too");
+        assert!(!sums.sums_by_service(&[last].into(), 60_500).any(|(_, sum)| sum.is_incomplete));
+    }
+
+    #[test]
+    fn report_after_change_of_rights_replaces_the_one_before() {
+        let mut sums = ReportSums::new(LIMITS);
+        let before = limited("red");
+        let after = ReportSource { sender: before.sender.clone(), ..limited("blue,red") };
+        for source in [&before, &after, &before] {
+            assert_eq!(sums.record(source, servers(1, "red", 3), 0), Taken::Kept);
+            let sum = sums.sum_of_all(0);
+            assert_eq!(sum.servers.values().map(|rates| rates.servers).sum::<u32>(), 3);
+            assert_eq!(sums.reporters(), 1);
+        }
+        sums.record(&after, TrafficReport { reporter: 1, ..TrafficReport::default() }, 0);
+        assert_eq!(sums.reporters(), 0);
     }
 
     #[test]

@@ -1,5 +1,6 @@
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
+    sync::Arc,
     time::Duration,
 };
 
@@ -9,7 +10,8 @@ use fairmesh_model::{
 };
 
 use crate::{
-    report_shares::{ReportOwner, ReportShares},
+    missed_services::MissedServices,
+    report_shares::{ReportOwner, ReportShares, ReportSource},
     service_sums::ServiceSums,
 };
 
@@ -31,7 +33,7 @@ pub struct SumLimits {
     /// Number of rows of processed calls over all reporters. The limit is separate because regional planners do not
     /// need these rows.
     pub served: usize,
-    /// Percentage of each limit that [limited senders](ReportOwner::is_limited) may use together.
+    /// Percentage of each limit that [limited senders](ReportOwner::is_limited) together keep when others need room.
     pub limited_percent: usize,
 }
 
@@ -60,21 +62,21 @@ pub enum Taken {
 /// The last report of each reporter, and their sum.
 #[derive(Debug)]
 pub struct ReportSums {
-    /// A reporter chooses its number, so it counts for its owner only.
-    by_reporter: HashMap<(ReportOwner, u64), LiveReport>,
+    by_reporter: HashMap<Reporter, LiveReport>,
     reporters: ReportShares,
     rows: ReportShares,
     /// Rows of processed calls.
     served: ReportShares,
-    /// Services in refused reports. The value is the time at which the refused report would have expired. If the map
-    /// is full, all services count as incomplete.
-    not_taken: BTreeMap<ServiceName, u64>,
-    /// Services in refused reports of limited senders. If the map is full, no others count as incomplete.
-    not_taken_of_limited: BTreeMap<ServiceName, u64>,
+    missed: MissedServices,
 }
+
+/// A sender and the number of its reporter. A sender chooses the number, so it counts for that sender only. The owner is
+/// not part of the key: it follows the sender's rights, and a report beside that of a former owner would count twice.
+type Reporter = (Arc<str>, u64);
 
 #[derive(Debug)]
 struct LiveReport {
+    source: ReportSource,
     report: TrafficReport,
     at_ms: u64,
     void_at_ms: u64,
@@ -88,8 +90,7 @@ impl ReportSums {
             reporters: limits.shares(limits.reporters),
             rows: limits.shares(limits.rows),
             served: limits.shares(limits.served),
-            not_taken: BTreeMap::new(),
-            not_taken_of_limited: BTreeMap::new(),
+            missed: MissedServices::default(),
         }
     }
 
@@ -104,25 +105,31 @@ impl ReportSums {
         self.by_reporter.values().fold(0, |sum: u32, live| sum.saturating_add(live.report.left_out))
     }
 
-    /// Records a report. An empty report removes its reporter. Without room, reports of the owner that uses the most
-    /// are dropped. `now_ms` comes from a monotonic clock.
-    pub fn record(&mut self, owner: &ReportOwner, mut report: TrafficReport, now_ms: u64) -> Taken {
-        let key = (owner.clone(), report.reporter);
+    /// Records a report. An empty report removes its reporter. Incomplete services of tenants for which the sender does
+    /// not report are ignored. Without room, reports of the owner that uses the most are dropped. `now_ms` comes from a
+    /// monotonic clock.
+    pub fn record(&mut self, source: &ReportSource, mut report: TrafficReport, now_ms: u64) -> Taken {
+        let (owner, key) = (&source.owner, (Arc::clone(&source.sender), report.reporter));
+        report.incomplete.retain(|service| source.speaks_for(service));
         if is_of_nothing(&report) {
             self.remove(&key);
             return Taken::Kept;
         }
         // Names of a limited sender stand for themselves, however many there are.
         report.all_incomplete &= !owner.is_limited;
+        // The last report takes room of a former owner if the sender's rights have changed since.
+        if self.by_reporter.get(&key).is_some_and(|live| live.source.owner != *owner) {
+            self.remove(&key);
+        }
         let interval = u64::try_from(report.interval.as_millis()).unwrap_or(u64::MAX);
         let interval = interval.clamp(MIN_INTERVAL_MS, MAX_INTERVAL_MS);
         let void_at_ms = now_ms.saturating_add(interval * MISSED_INTERVALS + GRACE_MS);
-        if self.lacking(&key, &report).is_some() {
+        if self.lacking(owner, &key, &report).is_some() {
             self.expire(now_ms);
         }
-        while let Some(loser) = self.lacking(&key, &report) {
+        while let Some(loser) = self.lacking(owner, &key, &report) {
             if loser == *owner || !self.drop_largest(&loser) {
-                self.miss(owner, &report, void_at_ms);
+                self.missed.note(source, &report, void_at_ms);
                 return Taken::Full;
             }
         }
@@ -131,7 +138,8 @@ impl ReportSums {
         self.reporters.take(owner, 1);
         self.rows.take(owner, rows(&report));
         self.served.take(owner, report.served.len());
-        self.by_reporter.insert(key, LiveReport { report, at_ms: now_ms, void_at_ms });
+        let source = source.clone();
+        self.by_reporter.insert(key, LiveReport { source, report, at_ms: now_ms, void_at_ms });
         Taken::Kept
     }
 
@@ -139,8 +147,8 @@ impl ReportSums {
     /// age of the data includes the time since its report arrived.
     pub fn sum_of_all(&mut self, now_ms: u64) -> TrafficReport {
         self.expire(now_ms);
-        let incomplete = self.not_taken.keys().chain(self.not_taken_of_limited.keys()).cloned().collect();
-        let all_incomplete = self.not_taken.len() >= MAX_INCOMPLETE_SERVICES;
+        let incomplete = self.missed.names().cloned().collect();
+        let all_incomplete = self.missed.is_all(now_ms);
         let mut sum = TrafficReport { incomplete, all_incomplete, ..TrafficReport::default() };
         for LiveReport { report, at_ms, .. } in self.by_reporter.values() {
             let kept = Duration::from_millis(now_ms.saturating_sub(*at_ms));
@@ -163,6 +171,11 @@ impl ReportSums {
                 *sum.served.entry(path.clone()).or_default() += *rates;
             }
         }
+        // Also those of a tenant whose missed services have no room for their names.
+        let called = sum.calls.keys().map(|path| &path.service);
+        let named = called.chain(sum.servers.keys().map(|(service, _)| service));
+        let missed: BTreeSet<_> = named.filter(|service| self.missed.has(service, now_ms)).cloned().collect();
+        sum.incomplete.extend(missed);
         sum
     }
 
@@ -177,38 +190,33 @@ impl ReportSums {
         let reports =
             live.map(|live| (&live.report, Duration::from_millis(now_ms.saturating_sub(live.at_ms))));
         let mut sums = ServiceSums::group(reports, services);
-        let missed = self.not_taken.keys().chain(self.not_taken_of_limited.keys());
+        let missed = services.iter().filter(|service| self.missed.has(service, now_ms));
         missed.for_each(|service| sums.note_incomplete(service));
-        if self.not_taken.len() >= MAX_INCOMPLETE_SERVICES {
-            sums.note_all_incomplete();
-        }
         sums
     }
 
-    /// The owner that has to lose a report before `report` has room; `None` if it has room.
-    fn lacking(&self, key: &(ReportOwner, u64), report: &TrafficReport) -> Option<ReportOwner> {
+    /// The owner that has to lose a report before `report` of `owner` has room; `None` if it has room.
+    fn lacking(&self, owner: &ReportOwner, key: &Reporter, report: &TrafficReport) -> Option<ReportOwner> {
         let old = self.by_reporter.get(key).map(|live| rows(&live.report));
-        let place = self.reporters.check(&key.0, old.map_or(0, |_| 1), 1);
-        place.and_then(|()| self.rows.check(&key.0, old.unwrap_or_default(), rows(report))).err()
+        let place = self.reporters.check(owner, old.map_or(0, |_| 1), 1);
+        place.and_then(|()| self.rows.check(owner, old.unwrap_or_default(), rows(report))).err()
     }
 
     /// Drops the report of `owner` with the most rows, and marks its services as incomplete. Returns whether there
     /// was one.
     fn drop_largest(&mut self, owner: &ReportOwner) -> bool {
-        let own = self.by_reporter.iter().filter(|((other, _), _)| other == owner);
+        let own = self.by_reporter.iter().filter(|(_, live)| live.source.owner == *owner);
         let largest = own.max_by_key(|(_, live)| rows(&live.report)).map(|(key, _)| key.clone());
-        let Some((key, lost)) = largest.and_then(|key| self.remove(&key).map(|lost| (key, lost))) else {
-            return false;
-        };
-        self.miss(&key.0, &lost.report, lost.void_at_ms);
+        let Some(lost) = largest.and_then(|key| self.remove(&key)) else { return false };
+        self.missed.note(&lost.source, &lost.report, lost.void_at_ms);
         true
     }
 
     /// Drops rows of processed calls until those of the report have room, or those of the report itself.
     fn make_room_for_served(&mut self, owner: &ReportOwner, report: &mut TrafficReport) {
         while let Err(loser) = self.served.check(owner, 0, report.served.len()) {
-            let of_loser = self.by_reporter.iter_mut().filter(|((other, _), _)| *other == loser);
-            let largest = of_loser.map(|(_, live)| &mut live.report.served).max_by_key(|served| served.len());
+            let of_loser = self.by_reporter.values_mut().filter(|live| live.source.owner == loser);
+            let largest = of_loser.map(|live| &mut live.report.served).max_by_key(|served| served.len());
             match largest.filter(|served| loser != *owner && !served.is_empty()) {
                 Some(served) => self.served.free(&loser, std::mem::take(served).len()),
                 None => return report.served.clear(),
@@ -216,33 +224,20 @@ impl ReportSums {
         }
     }
 
-    /// Marks the services of a refused report as incomplete.
-    fn miss(&mut self, owner: &ReportOwner, report: &TrafficReport, void_at_ms: u64) {
-        let missed = if owner.is_limited { &mut self.not_taken_of_limited } else { &mut self.not_taken };
-        let called = report.calls.keys().map(|path| &path.service);
-        let served = report.servers.keys().map(|(service, _)| service);
-        for service in called.chain(served).chain(&report.incomplete) {
-            if missed.len() < MAX_INCOMPLETE_SERVICES || missed.contains_key(service) {
-                missed.insert(service.clone(), void_at_ms);
-            }
-        }
-    }
-
     fn expire(&mut self, now_ms: u64) {
-        for missed in [&mut self.not_taken, &mut self.not_taken_of_limited] {
-            missed.retain(|_, void_at_ms| now_ms < *void_at_ms);
-        }
+        self.missed.expire(now_ms);
         let void = self.by_reporter.iter().filter(|(_, live)| now_ms >= live.void_at_ms);
         let void: Vec<_> = void.map(|(key, _)| key.clone()).collect();
         void.iter().for_each(|key| drop(self.remove(key)));
     }
 
     /// Removes the report of a reporter, and frees its room.
-    fn remove(&mut self, key: &(ReportOwner, u64)) -> Option<LiveReport> {
+    fn remove(&mut self, key: &Reporter) -> Option<LiveReport> {
         let removed = self.by_reporter.remove(key)?;
-        self.reporters.free(&key.0, 1);
-        self.rows.free(&key.0, rows(&removed.report));
-        self.served.free(&key.0, removed.report.served.len());
+        let owner = &removed.source.owner;
+        self.reporters.free(owner, 1);
+        self.rows.free(owner, rows(&removed.report));
+        self.served.free(owner, removed.report.served.len());
         Some(removed)
     }
 }
@@ -365,7 +360,10 @@ mod tests {
         for (reporter, region, calls) in
             [(1, "eu", 10), (2, "eu", 5), (3, "us", 7), (1, "eu", 20), (1, "eu", 20)]
         {
-            assert_eq!(sums.record(&ReportOwner::of_mesh(), report(reporter, region, calls), 0), Taken::Kept);
+            assert_eq!(
+                sums.record(&ReportSource::of_mesh(), report(reporter, region, calls), 0),
+                Taken::Kept
+            );
         }
         let sum = bound(sums.sum_of_all(0));
         assert_eq!((sum.calls.len(), sum.servers.len(), sum.regions.len()), (2, 2, 2));
@@ -376,9 +374,9 @@ mod tests {
     #[test]
     fn traffic_report_expires_after_three_intervals() {
         let mut sums = sums(10, 100);
-        sums.record(&ReportOwner::of_mesh(), report(1, "eu", 10), 0);
+        sums.record(&ReportSource::of_mesh(), report(1, "eu", 10), 0);
         sums.record(
-            &ReportOwner::of_mesh(),
+            &ReportSource::of_mesh(),
             TrafficReport { interval: Duration::MAX, ..report(2, "us", 5) },
             0,
         );
@@ -391,8 +389,8 @@ mod tests {
     #[test]
     fn traffic_report_data_ages_while_stored() {
         let (mut agent, mut above) = (sums(10, 100), sums(10, 100));
-        agent.record(&ReportOwner::of_mesh(), report(1, "eu", 30), 5_000);
-        agent.record(&ReportOwner::of_mesh(), report(2, "eu", 10), 7_000);
+        agent.record(&ReportSource::of_mesh(), report(1, "eu", 30), 5_000);
+        agent.record(&ReportSource::of_mesh(), report(2, "eu", 10), 7_000);
         let mut sum = bound(agent.sum_of_all(7_000));
         let age = |sum: &TrafficReport| {
             let (calls, servers) = (sum.calls.values().next().unwrap(), sum.servers.values().next().unwrap());
@@ -400,7 +398,7 @@ mod tests {
         };
         assert_eq!(age(&sum), (1_500, 1_000), "by calls, and by servers");
         sum.interval = Duration::from_secs(1);
-        above.record(&ReportOwner::of_mesh(), sum, 100);
+        above.record(&ReportSource::of_mesh(), sum, 100);
         assert_eq!(age(&bound(above.sum_of_all(800))), (2_200, 1_700));
         assert_eq!(
             age(&bound(above.sum_of_all(1_800))),
@@ -437,7 +435,7 @@ mod tests {
             let service = ServiceName::new(format!("shop/s{n}")).unwrap();
             many.calls.insert(CallPath { service, ..path.clone() }, CallRates::default());
         }
-        sums.record(&ReportOwner::of_mesh(), many, 0);
+        sums.record(&ReportSource::of_mesh(), many, 0);
         let sum = bound(sums.sum_of_all(0));
         assert_eq!((sum.calls.len(), sum.left_out), (MAX_CALL_PATHS, 7));
         let is_complete = |service: &ServiceName| sum.calls.keys().any(|path| path.service == *service);
@@ -445,8 +443,8 @@ mod tests {
         assert!(!sum.incomplete.iter().any(is_complete), "{:?}", sum.incomplete);
         let incomplete = sum.incomplete.clone();
         let mut above = ReportSums::new(SumLimits::TREE);
-        above.record(&ReportOwner::of_mesh(), sum, 0);
-        above.record(&ReportOwner::of_mesh(), report(2, "us", 1), 0);
+        above.record(&ReportSource::of_mesh(), sum, 0);
+        above.record(&ReportSource::of_mesh(), report(2, "us", 1), 0);
         assert_eq!((above.sum_of_all(0).left_out, above.left_out(0)), (7, 7));
         assert_eq!(above.sum_of_all(0).incomplete, incomplete);
     }
@@ -464,7 +462,7 @@ mod tests {
             for service in named("s", MAX_CALL_PATHS - 1 + beyond) {
                 many.calls.insert(CallPath { service, ..path.clone() }, CallRates::default());
             }
-            sums.record(&ReportOwner::of_mesh(), many, 0);
+            sums.record(&ReportSource::of_mesh(), many, 0);
             bound(sums.sum_of_all(0))
         };
         let some = full(&mut sums(10, 100_000), MAX_INCOMPLETE_SERVICES - 1);
@@ -473,7 +471,7 @@ mod tests {
         assert_eq!(all.incomplete.len(), MAX_INCOMPLETE_SERVICES);
         assert!(all.is_incomplete(&other), "one service more has no name");
         let mut above = ReportSums::new(SumLimits::TREE);
-        above.record(&ReportOwner::of_mesh(), TrafficReport { reporter: 7, ..all }, 0);
+        above.record(&ReportSource::of_mesh(), TrafficReport { reporter: 7, ..all }, 0);
         assert!(above.sum_of_all(0).is_incomplete(&other), "all the way up");
 
         // Each report has room for the names of all its services.
@@ -481,7 +479,7 @@ mod tests {
         for (reporter, prefix) in [(1, "a"), (2, "b")] {
             let incomplete = named(prefix, MAX_INCOMPLETE_SERVICES - 1).collect();
             above.record(
-                &ReportOwner::of_mesh(),
+                &ReportSource::of_mesh(),
                 TrafficReport { incomplete, ..report(reporter, "eu", 1) },
                 0,
             );
@@ -492,7 +490,7 @@ mod tests {
         let mut no_room = sums(10, 1);
         let incomplete = named("c", MAX_INCOMPLETE_SERVICES + 1).collect();
         assert_eq!(
-            no_room.record(&ReportOwner::of_mesh(), TrafficReport { incomplete, ..report(1, "eu", 1) }, 0),
+            no_room.record(&ReportSource::of_mesh(), TrafficReport { incomplete, ..report(1, "eu", 1) }, 0),
             Taken::Full
         );
         assert!(no_room.sum_of_all(0).is_incomplete(&other), "of a report that is not taken");
@@ -503,7 +501,7 @@ mod tests {
     fn traffic_reporters_and_rows_are_bounded() {
         let mut few = sums(2, 100);
         assert_eq!(
-            [1, 2, 3, 2].map(|reporter| few.record(&ReportOwner::of_mesh(), report(reporter, "eu", 1), 0)),
+            [1, 2, 3, 2].map(|reporter| few.record(&ReportSource::of_mesh(), report(reporter, "eu", 1), 0)),
             [Taken::Kept, Taken::Kept, Taken::Full, Taken::Kept]
         );
         let cart = ServiceName::new("shop/cart").unwrap();
@@ -514,16 +512,16 @@ mod tests {
         );
         assert!(bound(few.sum_of_all(3_500)).incomplete.is_empty(), "until it would be void");
         assert_eq!(
-            few.record(&ReportOwner::of_mesh(), report(3, "eu", 1), 5_000),
+            few.record(&ReportSource::of_mesh(), report(3, "eu", 1), 5_000),
             Taken::Kept,
             "the others are void"
         );
         let mut small = sums(10, 3);
-        assert_eq!(small.record(&ReportOwner::of_mesh(), report(1, "eu", 1), 0), Taken::Kept);
-        assert_eq!(small.record(&ReportOwner::of_mesh(), report(2, "eu", 1), 0), Taken::Full, "four rows");
-        small.record(&ReportOwner::of_mesh(), TrafficReport { reporter: 2, ..TrafficReport::default() }, 0);
+        assert_eq!(small.record(&ReportSource::of_mesh(), report(1, "eu", 1), 0), Taken::Kept);
+        assert_eq!(small.record(&ReportSource::of_mesh(), report(2, "eu", 1), 0), Taken::Full, "four rows");
+        small.record(&ReportSource::of_mesh(), TrafficReport { reporter: 2, ..TrafficReport::default() }, 0);
         assert_eq!((small.reporters(), small.rows.used()), (1, 2), "a report of nothing takes no room");
-        small.record(&ReportOwner::of_mesh(), TrafficReport { reporter: 1, ..TrafficReport::default() }, 0);
+        small.record(&ReportSource::of_mesh(), TrafficReport { reporter: 1, ..TrafficReport::default() }, 0);
         assert_eq!((small.reporters(), small.rows.used()), (0, 0), "and makes some");
     }
 
@@ -535,13 +533,13 @@ mod tests {
             ..report(reporter, "eu", 5)
         };
         let taken = [with(1, 2), with(2, 2), with(1, 2)]
-            .map(|report| sums.record(&ReportOwner::of_mesh(), report, 0));
+            .map(|report| sums.record(&ReportSource::of_mesh(), report, 0));
         assert_eq!(taken, [Taken::Kept; 3]);
         let sum = bound(sums.sum_of_all(0));
         assert_eq!((offered(&mut sums, 0), sum.served.len(), sum.left_out), (10, 2, 0));
         assert!(sum.incomplete.is_empty(), "{:?}", sum.incomplete);
-        sums.record(&ReportOwner::of_mesh(), report(1, "eu", 5), 0);
-        sums.record(&ReportOwner::of_mesh(), with(2, 1), 0);
+        sums.record(&ReportSource::of_mesh(), report(1, "eu", 5), 0);
+        sums.record(&ReportSource::of_mesh(), with(2, 1), 0);
         assert_eq!(
             (bound(sums.sum_of_all(0)).served.len(), sums.served.used()),
             (1, 1),

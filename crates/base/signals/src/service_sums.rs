@@ -80,11 +80,6 @@ impl<'a> ServiceSums<'a> {
         self.incomplete.insert(service);
     }
 
-    /// Marks all services as incomplete, since the services with missing data are unknown.
-    pub(crate) fn note_all_incomplete(&mut self) {
-        self.all_incomplete = true;
-    }
-
     /// The regions named by the reports.
     pub fn heard(&self) -> &BTreeSet<Region> {
         &self.heard
@@ -150,7 +145,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::{ReportOwner, ReportSums, SumLimits};
+    use crate::{ReportSource, ReportSums, SumLimits};
 
     fn name(number: usize) -> ServiceName {
         ServiceName::new(format!("shop/s{number}")).unwrap()
@@ -198,7 +193,7 @@ mod tests {
         ) {
             let mut sums = ReportSums::new(SumLimits { reporters: 6, rows: 100, served: 0, limited_percent: 50 });
             for (at, rows) in reports.iter().enumerate() {
-                sums.record(&ReportOwner::of_mesh(), report(at as u64 % 5, rows), 100 * at as u64);
+                sums.record(&ReportSource::of_mesh(), report(at as u64 % 5, rows), 100 * at as u64);
             }
             let services: BTreeSet<ServiceName> = wanted.into_iter().map(name).collect();
             let all = sums.sum_of_all(1_000);

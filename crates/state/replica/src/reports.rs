@@ -2,7 +2,7 @@ use fairmesh_rib::{
     CountRelay, Forwarder, ReportRelay,
     access::{AccessControl, Caller, RefusedRows},
 };
-use fairmesh_signals::ReportOwner;
+use fairmesh_signals::ReportSource;
 use fairmesh_wire::v1::{self, imbalance_server::Imbalance, signals_server::Signals};
 use tonic::{Request, Response, Status};
 
@@ -24,7 +24,7 @@ impl Reports {
         sender: Option<&Caller>,
         report: &mut v1::ReportSignalsRequest,
     ) -> Result<Option<v1::ReportSignalsResponse>, Status> {
-        let taken = self.rates.take_rates(&self.owner(sender), report);
+        let taken = self.rates.take_rates(&self.source(sender), report);
         let mut response = taken.map_err(|e| Status::invalid_argument(e.to_string()))?;
         if let (Some(sender), Some(response)) = (sender, &mut response) {
             self.access.keep_visible(sender, &mut response.watched);
@@ -32,9 +32,9 @@ impl Reports {
         Ok(response)
     }
 
-    /// The owner of the room that a report takes. Senders are known only in a mesh with a trust domain.
-    fn owner(&self, sender: Option<&Caller>) -> ReportOwner {
-        sender.map_or_else(ReportOwner::of_mesh, |sender| self.access.report_owner(sender))
+    /// The source of a report. Senders are known only in a mesh with a trust domain.
+    fn source(&self, sender: Option<&Caller>) -> ReportSource {
+        sender.map_or_else(ReportSource::of_mesh, |sender| self.access.report_source(sender))
     }
 }
 
@@ -47,7 +47,7 @@ impl Signals for Reports {
         let refused = RefusedRows::of(&request);
         let sender = request.extensions().get::<Caller>().cloned();
         let report = request.get_mut();
-        let counted = self.counts.take(&self.owner(sender.as_ref()), report, |_| {});
+        let counted = self.counts.take(&self.source(sender.as_ref()), report, |_| {});
         let counted = counted.map_err(|e| Status::invalid_argument(e.to_string()))?;
         if let Some(mut response) = counted {
             response.refused_rows += refused;

@@ -11,7 +11,7 @@ use std::{
 
 use fairmesh_model::{CountReport, Invalid};
 use fairmesh_signals::{
-    CountInbox, CountOutbox, IDLE_INTERVAL_MS, REPORT_INTERVAL_MS, ReportOwner, SumLimits,
+    CountInbox, CountOutbox, IDLE_INTERVAL_MS, REPORT_INTERVAL_MS, ReportSource, SumLimits,
 };
 use fairmesh_wire::{LogLimiter, v1};
 use tokio::time::{Instant, sleep, timeout};
@@ -56,21 +56,21 @@ impl CountRelay {
         Self { shared: Arc::new(RelayState { upstream, began, counts, interval_ms }) }
     }
 
-    /// Takes the counts out of a report of `owner`. Passes them to `observe` unless the report is a repetition. Returns the
+    /// Takes the counts out of a report of `source`. Passes them to `observe` unless the report is a repetition. Returns the
     /// response, which says when the sender should report again; `None` for a report without counts.
     ///
     /// # Errors
     /// If the counts are invalid.
     pub fn take(
         &self,
-        owner: &ReportOwner,
+        source: &ReportSource,
         report: &mut v1::ReportSignalsRequest,
         observe: impl FnOnce(&CountReport),
     ) -> Result<Option<v1::ReportSignalsResponse>, Invalid> {
         let Some((report, refused_rows)) = report.take_counts()? else { return Ok(None) };
         let now_ms = self.shared.now_ms();
         let mut counts = self.shared.counts();
-        if counts.inbox.is_new(owner, &report, now_ms) {
+        if counts.inbox.is_new(source, &report, now_ms) {
             observe(&report);
             counts.outbox.leave_out(report.left_out);
             for interval in report.intervals {

@@ -11,7 +11,7 @@ use std::{
 
 use fairmesh_model::{Invalid, Region, TrafficReport};
 use fairmesh_signals::{
-    IDLE_INTERVAL_MS, MAX_WATCHED_SERVICES, REPORT_INTERVAL_MS, ReportOwner, ReportParts, ReportSums,
+    IDLE_INTERVAL_MS, MAX_WATCHED_SERVICES, REPORT_INTERVAL_MS, ReportParts, ReportSource, ReportSums,
     SumLimits, Taken, WATCHED_FOR_MS, bound,
 };
 use fairmesh_wire::{handshake::Connection, v1};
@@ -85,7 +85,7 @@ impl ReportRelay {
         &self.shared.full
     }
 
-    /// Takes the rates out of a report of `owner` and leaves its CPU minutes. Returns the response, which says when the sender
+    /// Takes the rates out of a report of `source` and leaves its CPU minutes. Returns the response, which says when the sender
     /// should report again and which services it should report besides planned ones; `None` for a report without
     /// rates.
     ///
@@ -93,12 +93,12 @@ impl ReportRelay {
     /// If the rates are invalid.
     pub fn take_rates(
         &self,
-        owner: &ReportOwner,
+        source: &ReportSource,
         report: &mut v1::ReportSignalsRequest,
     ) -> Result<Option<v1::ReportSignalsResponse>, Invalid> {
         let Some(rates) = report.take_rates()? else { return Ok(None) };
         let now_ms = self.now_ms();
-        if self.sums().record(owner, rates, now_ms) == Taken::Full {
+        if self.sums().record(source, rates, now_ms) == Taken::Full {
             self.shared.full.fetch_add(1, Relaxed);
         }
         let next_report_ms = self.shared.interval_ms.load(Relaxed);

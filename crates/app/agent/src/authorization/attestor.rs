@@ -6,7 +6,8 @@ use std::{
 
 use fairmesh_model::{
     CallerId, DefaultAuthorization, Policy, ProgramFacts, Record, RecordKey, ServiceName, SpiffeId,
-    SpiffePath, access::admits_caller,
+    SpiffePath,
+    access::{Reach, admits_caller},
 };
 use fairmesh_rib::{access::is_refusal, follower::FollowerHandle};
 use fairmesh_wire::{record_encoding, v1};
@@ -51,6 +52,8 @@ pub(super) struct Attestor {
 struct User {
     asking: Arc<Semaphore>,
     answers: HashMap<(ProgramFacts, Question), Answer>,
+    /// Tenants of the identities that each program had when it was last asked for them.
+    tenants: HashMap<ProgramFacts, Reach>,
 }
 
 /// A permission that a program may need.
@@ -75,7 +78,8 @@ struct Answer {
 
 impl Default for User {
     fn default() -> Self {
-        Self { asking: Arc::new(Semaphore::new(CONCURRENT)), answers: HashMap::new() }
+        let asking = Arc::new(Semaphore::new(CONCURRENT));
+        Self { asking, answers: HashMap::new(), tenants: HashMap::new() }
     }
 }
 
@@ -112,7 +116,11 @@ impl Attestor {
             identity.check_not_revoked(&SpiffePath::Service(service.clone()))?;
         }
         if asked.calls_any {
-            let known = async || identity.identities_of(program).await.map(drop);
+            let known = async || {
+                let ids = identity.identities_of(program).await?;
+                self.note_tenants(program, tenants_of(&ids));
+                Ok::<(), Status>(())
+            };
             self.decide(program, Question::BeKnown, known).await?;
         }
         first(self.refused_calls(identity, program, &asked.calls).await?)
@@ -274,6 +282,20 @@ impl Attestor {
         result
     }
 
+    /// Returns the tenants of a program's identities, as known since [`check`](Self::check) found that it has any.
+    pub(super) fn tenants(&self, program: &ProgramFacts) -> Reach {
+        self.users().get(&program.uid).and_then(|user| user.tenants.get(program)).cloned().unwrap_or_default()
+    }
+
+    fn note_tenants(&self, program: &ProgramFacts, tenants: Reach) {
+        let mut users = self.users();
+        let known = &mut users.entry(program.uid).or_default().tenants;
+        if known.len() >= MAX_ANSWERS {
+            known.clear();
+        }
+        known.insert(program.clone(), tenants);
+    }
+
     fn answer(&self, program: &ProgramFacts, question: &Question) -> Option<Answer> {
         let key = (program.clone(), question.clone());
         self.users().get(&program.uid)?.answers.get(&key).cloned()
@@ -309,6 +331,15 @@ impl Attestor {
         }
         Ok(read)
     }
+}
+
+/// Returns the tenants of the services among these identities.
+pub(super) fn tenants_of(ids: &[SpiffeId]) -> Reach {
+    let tenant = |id: &SpiffeId| match &id.path {
+        SpiffePath::Service(service) => Some(service.tenant.clone()),
+        SpiffePath::Mesh(..) => None,
+    };
+    Reach::Tenants(ids.iter().filter_map(tenant).collect())
 }
 
 /// Returns the refused services among these decisions.

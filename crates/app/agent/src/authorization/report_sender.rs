@@ -1,9 +1,12 @@
 use std::{collections::BTreeSet, sync::Arc};
 
-use fairmesh_model::ServiceName;
-use fairmesh_signals::ReportOwner;
+use fairmesh_model::{ServiceName, access::Reach};
+use fairmesh_signals::{ReportOwner, ReportSource};
 
-use super::{Program, attestor::Attestor};
+use super::{
+    Program,
+    attestor::{Attestor, tenants_of},
+};
 use crate::identity::AgentIdentity;
 
 /// The local program that sends a report. Stored in the request's extensions; absent in a mesh without a trust domain,
@@ -16,15 +19,20 @@ pub(crate) struct ReportSender {
 }
 
 impl ReportSender {
-    /// The owner of the room that the report takes. The agent adds up reports of several tenants, so that programs of
-    /// other users take no room from each other.
-    pub(crate) fn owner(&self) -> ReportOwner {
-        let limited = |name: String| ReportOwner { name: name.into(), is_limited: true };
+    /// The source of the report. The agent adds up reports of several tenants, so programs of each other user have
+    /// room of their own, and make only services of their own tenants incomplete.
+    pub(crate) fn source(&self) -> ReportSource {
+        let limited = |name: String, tenants: Reach| {
+            let name = Arc::<str>::from(name);
+            ReportSource { sender: name.clone(), owner: ReportOwner { name, is_limited: true }, tenants }
+        };
         match &self.program {
-            Program::Own => ReportOwner::of_mesh(),
-            Program::Other(program) => limited(format!("uid:{}", program.uid)),
-            Program::Proved(id) => limited(id.to_string()),
-            Program::Unknown => limited(String::new()),
+            Program::Own => ReportSource::of_mesh(),
+            Program::Other(program) => {
+                limited(format!("uid:{}", program.uid), self.attestor.tenants(program))
+            }
+            Program::Proved(id) => limited(id.to_string(), tenants_of(std::slice::from_ref(id))),
+            Program::Unknown => limited(String::new(), Reach::Nothing),
         }
     }
 

@@ -14,7 +14,7 @@ use fairmesh_model::{
     CallCounts, CountReport, CountedBy, CpuBy, CpuPath, Egress, Region, ServiceName, Tenant,
 };
 use fairmesh_planner::EgressTotals;
-use fairmesh_signals::{CountInbox, IDLE_INTERVAL_MS, REPORT_INTERVAL_MS, ReportOwner, SumLimits};
+use fairmesh_signals::{CountInbox, IDLE_INTERVAL_MS, REPORT_INTERVAL_MS, ReportSource, SumLimits};
 use fairmesh_wire::{convert::call_counts, v1};
 use prost::Message as _;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -110,11 +110,11 @@ impl CallViews {
         Arc::clone(&self.turn).acquire_owned().await.ok()
     }
 
-    /// Records a report of `owner`. `prices` are egress prices between known regions. The response says when the sender should
+    /// Records a report of `source`. `prices` are egress prices between known regions. The response says when the sender should
     /// report again. Blocks while a view is read.
     pub(crate) fn record(
         &self,
-        owner: &ReportOwner,
+        source: &ReportSource,
         report: CountReport,
         prices: &Egress,
         is_known: impl Fn(&Region) -> bool,
@@ -122,7 +122,7 @@ impl CallViews {
         let now_ms = self.clock.now_ms();
         let mut guard = self.taken();
         let taken = &mut *guard;
-        if taken.inbox.is_new(owner, &report, now_ms) {
+        if taken.inbox.is_new(source, &report, now_ms) {
             taken.history.leave_out(report.left_out);
             for interval in report.intervals {
                 for (path, counts) in &interval.calls {
@@ -307,7 +307,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn call_view_has_calls_of_its_scope_and_counts_each_report_once() {
         let views = CallViews::new(MonotonicClock::start());
-        let record = |report| views.record(&ReportOwner::of_mesh(), report, &Egress::default(), |_| true);
+        let record = |report| views.record(&ReportSource::of_mesh(), report, &Egress::default(), |_| true);
         assert_eq!(record(report(1)).next_report_ms, IDLE_INTERVAL_MS as u32);
         record(report(1));
         let read = |scope| {

@@ -6,7 +6,7 @@ use fairmesh_rib::{
     Node,
     access::{AccessControl, Caller, RefusedRows},
 };
-use fairmesh_signals::ReportOwner;
+use fairmesh_signals::ReportSource;
 use fairmesh_wire::{
     identity_of,
     v1::{self, signals_server::Signals},
@@ -45,7 +45,7 @@ impl Signals for SignalsService {
     ) -> Result<Response<v1::ReportSignalsResponse>, Status> {
         let (identity, refused) = (identity_of(&request), RefusedRows::of(&request));
         let sender = request.extensions().get::<Caller>().cloned().unwrap_or_default();
-        let owner = self.access.report_owner(&sender);
+        let source = self.access.report_source(&sender);
         let mut report = request.into_inner();
         if let Some(sender) = &mut report.sender {
             sender.reporter = self.reporters.of(&identity, sender.reporter);
@@ -60,7 +60,7 @@ impl Signals for SignalsService {
             // Recording may wait while a view is read. It keeps its turn even if the caller no longer waits.
             let recorded = spawn_blocking(move || {
                 let _turn = turn;
-                traffic.record_counts(&owner, counts)
+                traffic.record_counts(&source, counts)
             });
             let recorded = recorded.await;
             let stopping = |_| Status::unavailable("the control plane is stopping; retry");
@@ -68,7 +68,7 @@ impl Signals for SignalsService {
             let response = v1::ReportSignalsResponse { refused_rows, ..recorded.map_err(stopping)? };
             return Ok(Response::new(response));
         }
-        let mut response = self.take(&owner, report).map_err(invalid)?;
+        let mut response = self.take(&source, report).map_err(invalid)?;
         self.access.keep_visible(&sender, &mut response.watched);
         Ok(Response::new(response))
     }
@@ -85,11 +85,11 @@ impl SignalsService {
     /// Records rates and CPU minutes.
     fn take(
         &self,
-        owner: &ReportOwner,
+        source: &ReportSource,
         mut report: v1::ReportSignalsRequest,
     ) -> Result<v1::ReportSignalsResponse, Invalid> {
         let rates = report.take_rates()?;
-        let mut response = rates.map(|rates| self.traffic.record(owner, rates)).unwrap_or_default();
+        let mut response = rates.map(|rates| self.traffic.record(source, rates)).unwrap_or_default();
         let usages = report.usages;
         let minutes: usize = usages.iter().map(|usage| usage.minutes.len()).sum();
         if minutes > MAX_MINUTES || usages.len() > MAX_MINUTES {

@@ -9,7 +9,7 @@ use std::{
 use fairmesh_model::{CountReport, Region, ServiceName, TrafficReport};
 use fairmesh_planner::ServiceReports;
 use fairmesh_rib::Node;
-use fairmesh_signals::{IDLE_INTERVAL_MS, REPORT_INTERVAL_MS, ReportOwner, ReportSums, SumLimits, Taken};
+use fairmesh_signals::{IDLE_INTERVAL_MS, REPORT_INTERVAL_MS, ReportSource, ReportSums, SumLimits, Taken};
 use fairmesh_wire::v1;
 
 use super::{CallViews, watched_graph::WatchedGraph, watched_services::WatchedServices};
@@ -62,13 +62,13 @@ impl TrafficReports {
         }
     }
 
-    /// Records a report of `owner`. The response says when the sender should report again, and which services to report
+    /// Records a report of `source`. The response says when the sender should report again, and which services to report
     /// in addition to those with a planner.
-    pub(crate) fn record(&self, owner: &ReportOwner, report: TrafficReport) -> v1::ReportSignalsResponse {
+    pub(crate) fn record(&self, source: &ReportSource, report: TrafficReport) -> v1::ReportSignalsResponse {
         let now_ms = self.now_ms();
         // A report without a planned service tells the planner that the region has no share in any.
         let is_planned = !self.facts.planned().is_empty();
-        if self.sums().record(owner, report, now_ms) == Taken::Full {
+        if self.sums().record(source, report, now_ms) == Taken::Full {
             self.full.fetch_add(1, Relaxed);
         }
         self.taken.fetch_add(1, Relaxed);
@@ -82,12 +82,12 @@ impl TrafficReports {
     /// Records counts of calls, with the prices and regions of the topology. Blocks while a view is read.
     pub(super) fn record_counts(
         &self,
-        owner: &ReportOwner,
+        source: &ReportSource,
         counts: CountReport,
     ) -> v1::ReportSignalsResponse {
         let topology = self.facts.topology();
         let is_known = |region: &Region| self.facts.lock().has_region(region);
-        self.counts.record(owner, counts, &topology.regions.egress, is_known)
+        self.counts.record(source, counts, &topology.regions.egress, is_known)
     }
 
     /// Updates the facts of planned services from the reports. Does nothing if no report has arrived since the last
@@ -185,7 +185,7 @@ mod tests {
         };
         node.apply(Commit { revision: 1, changes: names.iter().map(change).collect() });
         let reports = TrafficReports::new(node, Arc::default(), MonotonicClock::start());
-        let told = || reports.record(&ReportOwner::of_mesh(), TrafficReport::default());
+        let told = || reports.record(&ReportSource::of_mesh(), TrafficReport::default());
         assert_eq!((told().watched, told().next_report_ms), (Vec::new(), IDLE_INTERVAL_MS as u32));
 
         let unknown = reports.calls(Some(&ServiceName::new("shop/none").unwrap()), None).unwrap_err();

@@ -4,7 +4,7 @@ use fairmesh_model::{
     ServerRates, Share, StoreId, TableOrigin, Traffic, TrafficPlanner, TrafficReport, TrafficShares,
 };
 use fairmesh_rib::{Commit, Expect};
-use fairmesh_signals::ReportOwner;
+use fairmesh_signals::ReportSource;
 use fairmesh_test_support::endpoint;
 use fairmesh_wire::{record_encoding, v1};
 use prost::Message as _;
@@ -97,7 +97,7 @@ impl World {
                 ..ServerRates::default()
             };
             self.planning.reports.record(
-                &ReportOwner::of_mesh(),
+                &ReportSource::of_mesh(),
                 TrafficReport {
                     reporter,
                     interval: Duration::from_secs(5),

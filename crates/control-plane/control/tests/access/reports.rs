@@ -29,6 +29,19 @@ fn incomplete(reporter: u64, names: impl IntoIterator<Item = String>) -> v1::Rep
     v1::ReportSignalsRequest { incomplete: names.into_iter().collect(), ..report(reporter) }
 }
 
+/// Calls of a caller in the region `eu`.
+fn calls_to(service: &str) -> v1::CallRates {
+    v1::CallRates {
+        service: service.into(),
+        from: "eu".into(),
+        to: "eu".into(),
+        offered: 1_000,
+        attempts: 1_000,
+        answered: 1_000,
+        ..Default::default()
+    }
+}
+
 /// A policy that callers of the tenant red may call, if `is_callable`.
 fn policy(is_callable: bool) -> Policy {
     let rule = AuthorizationRule::allowing("red".parse().unwrap(), vec![CallerMatch::new("red/*").unwrap()]);
@@ -119,10 +132,18 @@ async fn users_without_calls_or_servers_send_no_reports_and_claim_no_limits() {
 
 #[tokio::test]
 async fn reports_of_one_tenant_stop_planning_of_no_other_tenant() {
+    for is_callable in [false, true] {
+        check_planning_of_other_tenant(is_callable).await;
+    }
+}
+
+async fn check_planning_of_other_tenant(is_callable: bool) {
     let folder = tempfile::tempdir().unwrap();
-    let control = start(folder.path(), false).await;
+    let control = start(folder.path(), is_callable).await;
     let agent = join(&control, "red-1", &["red"], "eu").await;
     let program = agent.issue(&control, "red/x").await.unwrap();
+    // A role of a viewer changes nothing.
+    bind(&control, "viewer", binding(AccessRole::Viewer, &["blue"], &[], "fairmesh/agent/red-1")).await;
     let invented = || (0..MAX_INCOMPLETE_SERVICES).map(|n| format!("red/s{n}"));
     for sender in [&agent, &program] {
         let sender = sender.connect(&control).await;
@@ -130,6 +151,12 @@ async fn reports_of_one_tenant_stop_planning_of_no_other_tenant() {
         sender.signals().report(incomplete(2, ["blue/vault".to_owned()])).await.unwrap();
         let former = v1::ReportUsageRequest::from(incomplete(3, invented()));
         sender.imbalance().report(former).await.unwrap();
+    }
+    if is_callable {
+        // A row of its calls changes nothing either.
+        let calls = vec![calls_to("blue/vault")];
+        let named = v1::ReportSignalsRequest { calls, ..incomplete(5, ["blue/vault".to_owned()]) };
+        agent.connect(&control).await.signals().report(named).await.unwrap();
     }
     // The tenant's own service may be incomplete, and is not planned.
     let honest = incomplete(4, invented().take(MAX_INCOMPLETE_SERVICES - 1).chain(["red/x".to_owned()]));

@@ -4,15 +4,14 @@
 //! are therefore judged here. They are dropped one by one, as rows are: a refusal would lose the rows of a sender whose
 //! rights have just changed.
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, sync::Arc};
 
 use bytes::Bytes;
 use fairmesh_model::{
-    Identity, MAX_CALL_PATHS, MAX_COUNT_ROWS, MAX_SERVER_GROUPS, RecordKey, ServiceName, SpiffeId,
-    SpiffePath,
+    MAX_CALL_PATHS, MAX_COUNT_ROWS, MAX_SERVER_GROUPS, RecordKey, ServiceName,
     access::{Grants, Reach},
 };
-use fairmesh_signals::ReportOwner;
+use fairmesh_signals::{ReportOwner, ReportSource};
 use fairmesh_wire::v1;
 use prost::Message;
 use tonic::Status;
@@ -105,23 +104,30 @@ pub fn limit_statements(
 }
 
 impl AccessControl {
-    /// Returns the owner of the room that a sender's reports take.
-    pub fn report_owner(&self, sender: &Caller) -> ReportOwner {
+    /// Returns the source of a sender's reports: the owner of the room that they take, and the tenants for which they are.
+    pub fn report_source(&self, sender: &Caller) -> ReportSource {
         let grants = self.grants(sender);
-        let is_limited = is_limited(&grants);
-        let tenants = match &sender.identity {
-            Identity::Spiffe(SpiffeId { path: SpiffePath::Service(service), .. }) => {
-                Reach::of(std::slice::from_ref(&service.tenant))
-            }
-            _ => grants.view,
-        };
-        let name = match tenants {
+        let (is_limited, name) = (is_limited(&grants), Arc::<str>::from(sender.to_string()));
+        let tenants = self.own_tenants(sender, &grants);
+        let owner = match &tenants {
             Reach::Tenants(tenants) if is_limited => {
-                tenants.iter().map(|tenant| tenant.as_str()).collect::<Vec<_>>().join(",")
+                tenants.iter().map(|tenant| tenant.as_str()).collect::<Vec<_>>().join(",").into()
             }
-            _ => sender.to_string(),
+            _ => Arc::clone(&name),
         };
-        ReportOwner { name: name.into(), is_limited }
+        ReportSource { sender: name, owner: ReportOwner { name: owner, is_limited }, tenants }
+    }
+
+    /// Returns the tenants for whose services a sender makes or serves calls. Tenants that it may only view are none of
+    /// them: a role of a viewer would otherwise give it room of its own.
+    fn own_tenants(&self, sender: &Caller, grants: &Grants) -> Reach {
+        let mut own = self.machine_role(sender).view;
+        let registered = grants.registrar.iter().map(|service| service.tenant.clone());
+        let registered: BTreeSet<_> = registered.collect();
+        if !registered.is_empty() {
+            own.extend(Reach::Tenants(registered));
+        }
+        own
     }
 
     /// Removes the services that a caller may not see from the names in a response.
@@ -136,7 +142,7 @@ impl AccessControl {
     }
 
     /// Returns the body of an authorized call without the statements that its caller may not make: only existing
-    /// services whose calls it reports may be incomplete.
+    /// services whose calls it may report can be incomplete. Sums ignore services of other tenants among them.
     pub(super) fn keep_permitted_statements(
         &self,
         maker: &Caller,
@@ -161,7 +167,42 @@ fn is_limited(grants: &Grants) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use fairmesh_model::{
+        Identity, JoinedAgent, Record, StoreId,
+        access::{AccessRole, RoleBinding, Subject},
+    };
+    use fairmesh_wire::record_encoding;
+
     use super::*;
+    use crate::{Commit, Node};
+
+    #[test]
+    fn report_source_of_agent_stays_the_same_when_it_may_view_more() {
+        let node = Node::new(StoreId(1));
+        let put = |revision, key: RecordKey, record: Record| {
+            let value = record_encoding::encode(&record);
+            node.apply(Commit { revision, changes: vec![(key.to_string().into(), Some(value))] });
+        };
+        let joined = JoinedAgent { tenants: vec!["red".parse().unwrap()], joined: 0, region: None };
+        put(1, RecordKey::JoinedAgent("red-1".parse().unwrap()), Record::JoinedAgent(joined));
+        let access = AccessControl::new(node.clone());
+        access.require();
+        let id = "spiffe://prod/fairmesh/agent/red-1".parse().unwrap();
+        let agent = Caller::from(Identity::Spiffe(id));
+        let before = access.report_source(&agent);
+        assert!(before.owner.is_limited && *before.owner.name == *"red", "{before:?}");
+        let binding = RoleBinding {
+            role: AccessRole::Viewer,
+            tenants: Vec::new(),
+            services: Vec::new(),
+            subjects: vec![Subject::parse("fairmesh/agent/red-1").unwrap()],
+            workloads: None,
+        };
+        put(2, RecordKey::RoleBinding("viewers".parse().unwrap()), Record::RoleBinding(binding));
+        access.changed();
+        assert!(access.grants(&agent).view.is_everything());
+        assert_eq!(access.report_source(&agent), before);
+    }
 
     #[test]
     fn report_statements_are_limited_in_both_formats() {

@@ -2,7 +2,7 @@
 
 use fairmesh_model::{Region, TrafficReport};
 use fairmesh_rib::ReportRelay;
-use fairmesh_signals::{ReportOwner, SumLimits};
+use fairmesh_signals::{ReportSource, SumLimits};
 use fairmesh_wire::v1::{
     self,
     imbalance_server::{Imbalance, ImbalanceServer},
@@ -78,7 +78,7 @@ async fn report_and_stop(serve: fn(ReportingUpstream) -> Routes) {
     let below = v1::SignalSender { reporter: 7, interval_ms: 10_000, regions: Vec::new() };
     let report =
         v1::ReportSignalsRequest { sender: Some(below), servers: vec![servers], ..Default::default() };
-    let take = || relay.take_rates(&ReportOwner::of_mesh(), &mut report.clone()).unwrap().unwrap();
+    let take = || relay.take_rates(&ReportSource::of_mesh(), &mut report.clone()).unwrap().unwrap();
     assert!(take().watched.is_empty(), "the process above has said nothing yet");
     let stopping = CancellationToken::new();
     let running = tokio::spawn(relay.clone().run(stopping.clone()));
