@@ -13,36 +13,66 @@ pub const CRASHED_FOR: Duration = Duration::from_mins(2);
 /// Backends that have crashed lately, each with the services whose calls had reached every replica of it that crashed, just before.
 pub type Crashed = BTreeMap<Label, BTreeSet<ServiceName>>;
 
+type Placed<'a> = (&'a ServiceName, &'a Placement);
+
 /// The service that takes its backends down, if the crashes name one.
 ///
 /// `crashed` has the backends that have crashed lately, each with the services whose calls had reached every replica of it that crashed,
 /// just before. `zones` has the backends of each zone. A service is the cause if it is the only one all of whose backends have crashed, or,
-/// while there is none of these, the only one all of whose backends in the home zone have. A service without calls at one of the crashes is
-/// never the cause. No two services have the same backends, so that a query of death names its service at the latest when all of them are
-/// down. Where a whole zone and nothing else has crashed, that is a failure of the zone.
+/// while there is none of these, the only one all of whose backends in the home zone have, and that had calls at each of these crashes. No
+/// two services have the same backends, so that a query of death names its service at the latest when all of them are down. Where a
+/// whole zone and nothing else has crashed, that is a failure of the zone.
+///
+/// A request that takes a replica down is never reported. So a service all of whose backends are down needs no reported calls, unless
+/// another service has all of these backends too: each of the two may be the cause then.
 pub fn crashing_service<'a>(
     crashed: &Crashed,
     zones: &BTreeMap<&Zone, BTreeSet<&Label>>,
-    placed: impl Iterator<Item = (&'a ServiceName, &'a Placement)>,
-) -> Option<(&'a ServiceName, &'a Placement)> {
+    placed: impl Iterator<Item = Placed<'a>>,
+) -> Option<Placed<'a>> {
     let is_down = |name: &Label| crashed.contains_key(name);
     let is_failure_of = |zone: &Zone| {
         zones.get(zone).is_some_and(|all| all.len() == crashed.len() && all.iter().all(|name| is_down(name)))
     };
-    let is_candidate = |(service, placement): &(&ServiceName, &Placement)| {
+    let is_down_at_home = |(_, placement): &Placed<'_>| {
         let home = placement.zones.get(&placement.home_zone);
-        let mut callers = placement.backends().filter_map(|name| crashed.get(name));
         home.is_some_and(|home| home.len() > 1 && home.iter().all(is_down))
-            && callers.all(|callers| callers.contains(*service))
             && !is_failure_of(&placement.home_zone)
     };
-    let candidates: Vec<_> = placed.filter(is_candidate).collect();
-    let whole = candidates.iter().filter(|(_, placement)| placement.backends().all(is_down));
-    let whole: Vec<_> = whole.copied().collect();
-    match (&whole[..], &candidates[..]) {
-        ([service], _) | ([], [service]) => Some(*service),
-        _ => None,
+    let had_calls = |(service, placement): &Placed<'_>| {
+        let mut callers = placement.backends().filter_map(|name| crashed.get(name));
+        callers.all(|callers| callers.contains(*service))
+    };
+    let all: Vec<_> = placed.collect();
+    let at_home: Vec<_> = all.iter().copied().filter(is_down_at_home).collect();
+    let whole = at_home.iter().copied().filter(|(_, placement)| placement.backends().all(is_down));
+    let whole: Vec<_> = whole.collect();
+    if whole.is_empty() {
+        return only(at_home.into_iter().filter(had_calls));
     }
+    match only(whole.iter().copied().filter(had_calls)) {
+        Some(caller) => (!is_within_another(caller, &whole)).then_some(caller),
+        None if whole.iter().any(had_calls) => None,
+        None => {
+            let widest = whole.iter().find(|one| whole.iter().all(|other| has_backends_of(one, other)));
+            widest.copied().filter(|one| !is_within_another(*one, &all))
+        }
+    }
+}
+
+/// The item of an iterator with exactly one.
+fn only<T>(mut items: impl Iterator<Item = T>) -> Option<T> {
+    items.next().filter(|_| items.next().is_none())
+}
+
+/// Whether a service has all backends of another.
+fn has_backends_of((_, one): &Placed<'_>, (_, other): &Placed<'_>) -> bool {
+    other.backends().all(|name| one.has(name))
+}
+
+/// Whether another one of the services has all backends of `one`.
+fn is_within_another(one: Placed<'_>, services: &[Placed<'_>]) -> bool {
+    services.iter().any(|other| other.0 != one.0 && has_backends_of(other, &one))
 }
 
 #[cfg(test)]
@@ -113,6 +143,23 @@ mod tests {
         // Two other services have each taken one of its backends down.
         assert_eq!(found([&["red/web"], &["red/elsewhere"]]), None);
         assert_eq!(found([&["blue/api"], &["red/elsewhere"]]), None);
+    }
+
+    #[test]
+    fn service_whose_requests_are_never_reported_is_found_when_all_its_backends_are_down() {
+        let silent = |names: &[&str]| -> Crashed {
+            names.iter().map(|name| (label(name), [ServiceName::new("blue/web").unwrap()].into())).collect()
+        };
+        let found = |names: &[&str], services: &[(&str, &[&str])]| found_among(&silent(names), services);
+        assert_eq!(found(&["a1", "a2"], SERVICES).as_deref(), Some("blue/web"), "by its calls");
+        assert_eq!(found(&["a1", "a2", "b1"], SERVICES).as_deref(), Some("red/web"));
+        // One that has all of its backends, and more, may be the cause as well.
+        let small: &[(&str, &[&str])] = &[("red/small", &["a2", "a3"])];
+        let small = [SERVICES, small].concat();
+        assert_eq!(found(&["a2", "a3"], &small), None);
+        assert_eq!(found(&["a2", "a3", "b1"], &small).as_deref(), Some("blue/api"), "now it is known");
+        let caller: [(&str, &[&str]); 2] = [SERVICES[2], ("blue/web", &["a2", "a3"])];
+        assert_eq!(found(&["a2", "a3", "b1"], &caller), None, "one had calls, the other is wider");
     }
 
     #[test]

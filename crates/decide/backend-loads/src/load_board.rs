@@ -281,7 +281,7 @@ impl LoadBoard {
     fn note_restart(&mut self, report: &Report, before: Option<&Replica>, now_ms: u64) {
         let Some(before) = before else { return };
         match (report.is_first, before.is_crashed) {
-            (true, false) => self.crashes.extend(before.crash(now_ms).map(|crash| (report.address, crash))),
+            (true, false) => note_crash(&mut self.crashes, report.address, before.crash(now_ms)),
             // It lacked CPU.
             (false, true) => drop(self.crashes.remove(&report.address)),
             _ => {}
@@ -293,7 +293,7 @@ impl LoadBoard {
         let silent = self.replicas.iter_mut().filter(|(_, one)| !one.is_crashed && one.is_gone(now_ms));
         for (address, replica) in silent {
             replica.is_crashed = true;
-            self.crashes.extend(replica.crash(now_ms).map(|crash| (*address, crash)));
+            note_crash(&mut self.crashes, *address, replica.crash(now_ms));
         }
         let is_recent = |at_ms: u64| Duration::from_millis(now_ms.saturating_sub(at_ms)) < CRASHED_FOR;
         self.crashes.retain(|_, crash| is_recent(crash.at_ms));
@@ -315,6 +315,15 @@ impl LoadBoard {
         }
         totals
     }
+}
+
+/// Adds a crash. A replica that ends again at once has reported no calls in between, so the services that had calls before
+/// its last end stay.
+fn note_crash(crashes: &mut BTreeMap<SocketAddr, Crash>, address: SocketAddr, crash: Option<Crash>) {
+    let Some(mut crash) = crash else { return };
+    let before = crashes.remove(&address).filter(|before| before.backend == crash.backend);
+    crash.callers.extend(before.into_iter().flat_map(|before| before.callers));
+    crashes.insert(address, crash);
 }
 
 impl Replica {
