@@ -19,7 +19,7 @@ use fairmesh_model::{
 use fairmesh_planner::{
     InSequence, MeshFacts, MeshPlanner, Now, PolicyFacts, ServiceReports, StoredTable, TableWrite,
 };
-use fairmesh_signals::{ReportOwner, ReportSums, SumLimits};
+use fairmesh_signals::{ReportSource, ReportSums, SumLimits};
 
 use crate::{
     process_usage::{own_cpu, resident},
@@ -243,7 +243,7 @@ impl World {
                 }
                 report.servers.insert((service.clone(), from.clone()), servers(calls + 10_000));
             }
-            self.sums.record(&ReportOwner::of_mesh(), report, self.now_ms);
+            self.sums.record(&ReportSource::of_mesh(), report, self.now_ms);
         }
     }
 }

@@ -18,7 +18,7 @@ use fairmesh_planner::{
     Now, RegionEndpoints, ServiceFacts, ServicePlanner, ServiceReports, StoredDrain, StoredTable, Subset,
     TableWrite, TopologyFacts, next_keep,
 };
-use fairmesh_signals::{ReportOwner, ReportSums, SumLimits};
+use fairmesh_signals::{ReportSource, ReportSums, SumLimits};
 
 use crate::{
     sampling::unit,
@@ -166,7 +166,7 @@ impl Traffic {
                 let times =
                     (Duration::from_nanos(self.spec.every.nanos()), Duration::from_nanos(at - report.at));
                 self.sums.record(
-                    &ReportOwner::of_mesh(),
+                    &ReportSource::of_mesh(),
                     report.message(region, &self.names, times),
                     now / 1_000_000,
                 );

@@ -40,6 +40,13 @@ impl Tier {
         Minute(minute.0 - minute.0 % self.minutes())
     }
 
+    /// The last minute of the stored bucket that begins at `start`. A bucket that lasts until `recent` or longer may not be
+    /// over, and does not say how far it goes: its first minute.
+    pub fn last_minute(self, start: Minute, recent: Minute) -> Minute {
+        let end = Minute(start.0 + self.minutes() - 1);
+        if end < recent { end } else { start }
+    }
+
     /// The finest tier that stores the last `minutes`; the coarsest if none does.
     pub fn for_window(minutes: u32) -> Self {
         Self::ALL.into_iter().find(|tier| minutes <= tier.kept()).unwrap_or(Self::Day)

@@ -62,7 +62,7 @@ pub struct ImbalanceReport {
     /// Machines that differ from their peers.
     pub outliers: Vec<ServiceOutlier>,
     /// The newest minute with figures, if the source of the report says so. Of hours and days that are stored as one
-    /// row, it is their last minute.
+    /// row, it is their last minute, and their first one while they last or minutes of them may be missing.
     pub newest: Option<Minute>,
 }
 

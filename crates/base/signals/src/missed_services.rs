@@ -48,8 +48,10 @@ impl MissedServices {
 
     /// The losses of a tenant; `None` if there are too many tenants.
     fn of_tenant(&mut self, tenant: &Tenant) -> Option<&mut MissedNames> {
-        let has_room = self.by_tenant.len() < MAX_TENANTS || self.by_tenant.contains_key(tenant);
-        has_room.then(|| self.by_tenant.entry(tenant.clone()).or_default())
+        if self.by_tenant.len() >= MAX_TENANTS && !self.by_tenant.contains_key(tenant) {
+            return None;
+        }
+        Some(self.by_tenant.entry(tenant.clone()).or_default())
     }
 
     /// Forgets services whose lost reports would have expired.

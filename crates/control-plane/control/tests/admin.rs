@@ -186,6 +186,44 @@ async fn rollback_restores_earlier_value_as_new_change() {
     control.stop().await;
 }
 
+fn rules(from: &str) -> Vec<u8> {
+    let from = vec![CallerMatch::new(from).unwrap()];
+    let rules = vec![AuthorizationRule::allowing("web".parse().unwrap(), from)];
+    let rules = Authorization { rules, ..Authorization::default() };
+    record_encoding::encode(&Record::Authorization(rules)).to_vec()
+}
+
+#[tokio::test]
+async fn many_changes_of_rules_drop_no_earlier_value_of_policy() {
+    let folder = tempfile::tempdir().unwrap();
+    let control = TestControl::start(config(folder.path().into())).await;
+    let connection = control.connect().await;
+    let (key, rules_key) =
+        (policy_key("shop/cart"), RecordKey::Authorization("shop/cart".parse().unwrap()).to_string());
+    // Rules without a policy: only the time before them is earlier.
+    for n in 0..HISTORY_KEPT {
+        apply(&connection, vec![put(&rules_key, rules(&format!("shop/a{n}")))]).await.unwrap();
+    }
+    for seconds in [5, 1] {
+        apply(&connection, vec![put(&key, policy(seconds))]).await.unwrap();
+        for n in 0..HISTORY_KEPT {
+            apply(&connection, vec![put(&rules_key, rules(&format!("shop/b{seconds}{n}")))]).await.unwrap();
+        }
+    }
+    let changes = history(&connection, "policies").await.unwrap();
+    let values: Vec<_> = changes.iter().map(|change| change.value.as_deref().map(<[u8]>::to_vec)).collect();
+    let default = record_encoding::with_rules(None, Some(&rules("shop/x"))).unwrap();
+    let default = record_encoding::with_rules(Some(&default), None).unwrap().to_vec();
+    assert_eq!(values, [Some(policy(1)), Some(policy(5)), Some(default), None]);
+    let kept = HISTORY_KEPT as u64;
+    let revisions: Vec<_> = changes.iter().map(|change| change.revision).collect();
+    assert_eq!(revisions, [2 * kept + 2, kept + 1, 1, 0], "of the first writes");
+    rollback(&connection, "policies", 0).await.unwrap();
+    let restored = value(&connection, &key).await.unwrap();
+    assert_eq!(record_encoding::with_rules(Some(&restored), None).unwrap().to_vec(), policy(5));
+    control.stop().await;
+}
+
 #[tokio::test]
 async fn rollback_of_policy_to_earlier_value_skips_changes_of_rules() {
     let folder = tempfile::tempdir().unwrap();
@@ -193,12 +231,6 @@ async fn rollback_of_policy_to_earlier_value_skips_changes_of_rules() {
     let connection = control.connect().await;
     let (key, rules_key) =
         (policy_key("shop/cart"), RecordKey::Authorization("shop/cart".parse().unwrap()).to_string());
-    let rules = |from: &str| {
-        let from = vec![CallerMatch::new(from).unwrap()];
-        let rules = vec![AuthorizationRule::allowing("web".parse().unwrap(), from)];
-        let rules = Authorization { rules, ..Authorization::default() };
-        record_encoding::encode(&Record::Authorization(rules)).to_vec()
-    };
     apply(&connection, vec![put(&key, policy(5)), put(&rules_key, rules("shop/batch"))]).await.unwrap();
     apply(&connection, vec![put(&key, policy(1))]).await.unwrap();
     apply(&connection, vec![put(&rules_key, rules("shop/web"))]).await.unwrap();

@@ -47,7 +47,7 @@ pub(crate) struct Launch {
     pub(crate) service: Option<ServiceName>,
 }
 
-/// Kills what is left of a command when it takes too long, or this process stops.
+/// Kills what is left of a command when it takes too long, its output stays open, or this process stops.
 struct Group(Option<Pid>);
 
 impl Drop for Group {
@@ -74,10 +74,9 @@ impl GatewayLauncher {
     async fn run(&self, launch: &Launch) -> Result<BTreeSet<SocketAddr>, String> {
         let mut child = self.shell(launch).spawn().map_err(|error| format!("it cannot be run: {error}"))?;
         let mut group = Group(child.id().and_then(|id| Pid::from_raw(id.cast_signed())));
-        let output = output_of(&mut child).await;
+        let (ended, printed, errors) = output_of(&mut child).await?;
         // Processes that the command leaves running are the backend.
         group.0 = None;
-        let (ended, printed, errors) = output?;
         match ended.success() {
             true => addresses(&printed),
             false => Err(format!("{ended}: {}", shown(&errors))),
@@ -196,16 +195,28 @@ mod tests {
         }
     }
 
+    /// Waits for the end of the process whose id is in a file.
+    async fn wait_for_end(file: &std::path::Path) {
+        let child = std::fs::read_to_string(file).unwrap();
+        let stat = format!("/proc/{}/stat", child.trim());
+        // A killed process may wait for its parent.
+        let is_over = || std::fs::read_to_string(&stat).map_or(true, |stat| stat.contains(") Z "));
+        let ended = async {
+            while !is_over() {
+                tokio::task::yield_now().await;
+            }
+        };
+        timeout(Duration::from_secs(30), ended).await.expect("it ends");
+    }
+
     #[tokio::test]
-    async fn launcher_with_child_that_keeps_output_open_fails_at_once() {
+    async fn launcher_with_child_that_keeps_output_open_fails_at_once_and_leaves_none() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("pid");
         let command = format!("sleep 1000 & echo $! > {}; echo 10.0.0.1:1", file.display());
         let error = launched_within(&command, Duration::from_mins(5)).await.unwrap_err();
         assert!(error.contains("keeps its output open"), "{error}");
-        let child = std::fs::read_to_string(file).unwrap();
-        let child = Pid::from_raw(child.trim().parse().unwrap()).unwrap();
-        rustix::process::kill_process(child, Signal::KILL).expect("the child still runs");
+        wait_for_end(&file).await;
 
         let command = "sleep 1000 > /dev/null 2>&1 & echo 10.0.0.1:$! ; kill $!";
         assert!(launched_within(command, Duration::from_mins(5)).await.is_ok());
@@ -232,12 +243,6 @@ mod tests {
         let command = format!("sleep 1000 & echo $! > {}; wait", file.display());
         let error = launched(&command).await.unwrap_err();
         assert!(error.contains("took longer than 500ms"), "{error}");
-        let child = std::fs::read_to_string(file).unwrap();
-        let stat = format!("/proc/{}/stat", child.trim());
-        // A killed process may wait for its parent.
-        let is_over = || std::fs::read_to_string(&stat).map_or(true, |stat| stat.contains(") Z "));
-        while !is_over() {
-            tokio::task::yield_now().await;
-        }
+        wait_for_end(&file).await;
     }
 }

@@ -150,14 +150,15 @@ mod tests {
         let silent = |names: &[&str]| -> Crashed {
             names.iter().map(|name| (label(name), [ServiceName::new("blue/web").unwrap()].into())).collect()
         };
-        let found = |names: &[&str], services| found_among(&silent(names), services);
+        let found = |names: &[&str], services: &[(&str, &[&str])]| found_among(&silent(names), services);
         assert_eq!(found(&["a1", "a2"], SERVICES).as_deref(), Some("blue/web"), "by its calls");
         assert_eq!(found(&["a1", "a2", "b1"], SERVICES).as_deref(), Some("red/web"));
         // One that has all of its backends, and more, may be the cause as well.
-        let small = [SERVICES, &[("red/small", &["a2", "a3"])]].concat();
+        let small: &[(&str, &[&str])] = &[("red/small", &["a2", "a3"])];
+        let small = [SERVICES, small].concat();
         assert_eq!(found(&["a2", "a3"], &small), None);
         assert_eq!(found(&["a2", "a3", "b1"], &small).as_deref(), Some("blue/api"), "now it is known");
-        let caller = [SERVICES[2], ("blue/web", &["a2", "a3"])];
+        let caller: [(&str, &[&str]); 2] = [SERVICES[2], ("blue/web", &["a2", "a3"])];
         assert_eq!(found(&["a2", "a3", "b1"], &caller), None, "one had calls, the other is wider");
     }
 

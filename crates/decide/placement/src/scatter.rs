@@ -126,7 +126,7 @@ impl<'a> Day<'a> {
         let home = &self.services[service].home;
         let is_free = |backend: &usize| {
             let one = self.fleet.backends[*backend];
-            // A backend that does not report may be down.
+            // Without a known utilisation, room is unknown: its replicas do not report and may be down, or have no CPU limit.
             self.fleet.is_in(*backend, home)
                 && one.is_open
                 && one.used_permille.is_some()

@@ -433,14 +433,7 @@ impl AgentSource {
     async fn request(&self, csr: Vec<u8>) -> Result<Certified, NotIssued> {
         let request = IssueWorkloadRequest { path: self.path.clone(), csr: csr.into() };
         let response = self.connect().await?.workload().issue_workload(request).await;
-        let response = match response {
-            Ok(response) => response.into_inner(),
-            Err(status) if status.code() == Code::Unimplemented => return Err(NotIssued::NoDomain),
-            Err(status) if status.code() == Code::Unavailable => {
-                return Err(NotIssued::Unavailable(status.message().to_owned()));
-            }
-            Err(status) => return Err(NotIssued::Failed(status.message().to_owned())),
-        };
+        let response = response.map_err(|status| NotIssued::of(&status))?.into_inner();
         if response.undecided {
             let agent = &self.agent;
             return Err(NotIssued::Undecided(format!(
@@ -484,8 +477,8 @@ impl Progress {
 impl Source for AgentSource {
     async fn certify(&self, request: Vec<u8>) -> Result<Certified, String> {
         loop {
-            let late = || Err(NotIssued::Failed(format!("no response within {} s", TIMEOUT.as_secs())));
-            let issued = timeout(TIMEOUT, self.request(request.clone())).await.unwrap_or_else(|_| late());
+            let issued = timeout(TIMEOUT, self.request(request.clone())).await;
+            let issued = issued.unwrap_or_else(|_| Err(self.late()));
             self.progress.note(&issued);
             let failure = match issued {
                 Ok(certified) => return Ok(certified),

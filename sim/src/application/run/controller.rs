@@ -10,7 +10,7 @@ use fairmesh_planner::{
     Attempt, InSequence, MeshPlanner, Now, ServiceFacts, ServiceReports, StoredTable, TableWrite,
     TopologyFacts, Verdict,
 };
-use fairmesh_signals::{ReportOwner, ReportSums, SumLimits};
+use fairmesh_signals::{ReportSource, ReportSums, SumLimits};
 use serde::{Deserialize, Serialize};
 
 use super::{contender::Contender, reports::Names};
@@ -101,7 +101,7 @@ impl Controller {
     /// Receives reports.
     pub(super) fn receive(&mut self, reports: Vec<TrafficReport>, now: u64) {
         for report in reports {
-            self.sums.record(&ReportOwner::of_mesh(), report, now / 1_000_000);
+            self.sums.record(&ReportSource::of_mesh(), report, now / 1_000_000);
         }
     }
 

@@ -119,7 +119,7 @@ impl Attestor {
             let known = async || {
                 let ids = identity.identities_of(program).await?;
                 self.note_tenants(program, tenants_of(&ids));
-                Ok(())
+                Ok::<(), Status>(())
             };
             self.decide(program, Question::BeKnown, known).await?;
         }

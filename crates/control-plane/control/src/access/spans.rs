@@ -77,8 +77,8 @@ impl SpanRights for SenderGrants {
     fn may_be(&self, process: &str) -> bool {
         match ServiceName::new(process) {
             Ok(service) => self.grants.may_serve(&service, None),
-            // Processes of the mesh that are no service, such as a proxy of many programs: only they, their agents and
-            // those who may register for others.
+            // Processes of the mesh that are no service, such as a proxy of many programs: only they, agents, and
+            // admins. Registrars are none of them.
             Err(_) => {
                 let agent = self.grants.machine.as_ref().and_then(|machine| machine.agent.as_ref());
                 self.grants.admin || self.grants.serve != Reach::Nothing || agent.is_some()

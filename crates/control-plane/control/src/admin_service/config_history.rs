@@ -26,21 +26,29 @@ use super::{authorization_rules, planned_write::Author};
 /// Maximum number of earlier values that are kept per record.
 pub const HISTORY_KEPT: usize = 20;
 
-/// Returns the operations that save `current` before it is replaced, and drop the oldest values. Empty for records
-/// without history.
+/// Returns the operations that save `current` before `value` replaces it, and drop the oldest values. Empty for records
+/// without history. However often the rules of a policy change, it has one row, with the revision of its first write.
 pub(super) fn save_ops(
     node: &Node,
-    key: &RecordKey,
+    (key, value): (&RecordKey, Option<&Bytes>),
     current: Option<Entry>,
     read_at: u64,
     author: &Author,
 ) -> Vec<Op> {
     let Some(folder) = Folder::of(key) else { return Vec::new() };
     let rows: Vec<_> = rows(node, &folder).into_iter().map(|(key, _)| key).collect();
-    let at = number(current.as_ref().map_or(read_at, |entry| entry.revision), last_number(&rows));
+    let compared = |value: &Bytes| without_rules(key, value.clone());
+    let now = current.as_ref().and_then(|entry| compared(&entry.value));
+    let known = earlier(node, key).pop().filter(|(_, last)| now.is_some() && last.value == now);
+    if known.is_some() && value.and_then(compared) == now {
+        return Vec::new();
+    }
+    let written = current.as_ref().map(|entry| entry.revision);
+    let at = known.as_ref().map(|(at, _)| *at);
+    let at = at.unwrap_or_else(|| number(written.unwrap_or(read_at), last_number(&rows)));
     let earlier = History {
         key: key.clone(),
-        revision: current.as_ref().map_or(0, |entry| entry.revision),
+        revision: known.map(|(_, last)| last.revision).or(written).unwrap_or(0),
         value: current.map(|entry| entry.value),
         replaced_at_ms: author.at_ms,
         replaced_by: author.by.clone(),
@@ -143,7 +151,7 @@ pub(super) fn value_at(node: &Node, key: &RecordKey, revision: u64) -> Result<Op
     };
     found.map(|(_, history)| history.value).ok_or_else(|| {
         let (record, kept) = (describe(key), known.join(", "));
-        match kept.is_empty() {
+        match kept.is_empty() || revision == 0 {
             true => MissingValue::NoneKept(record),
             false => MissingValue::NotKept { record, revision, kept },
         }

@@ -122,8 +122,10 @@ pub(super) fn plan(
         }
         if kind != Kind::Unchanged {
             let expect = stored.as_ref().map_or(Expect::Absent, |entry| Expect::Revision(entry.revision));
+            let written = (&wanted.key, wanted.value.as_ref());
+            let saved = config_history::save_ops(node, written, current, read_at, author);
             plan.batch.ops.push(Op { key: key.into(), value: wanted.value, expect });
-            plan.batch.ops.extend(config_history::save_ops(node, &wanted.key, current, read_at, author));
+            plan.batch.ops.extend(saved);
         }
     }
     if !plan.batch.ops.is_empty() {

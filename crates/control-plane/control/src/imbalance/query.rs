@@ -74,9 +74,6 @@ impl ReportQuery {
     }
 }
 
-/// Number of minutes before the end of a window for which the newest minute is looked up by itself.
-const RECENT_MINUTES: u32 = 60;
-
 impl Imbalance {
     /// Reports the waste in the window that ends with the minute `last`. Later minutes are not complete: averages over
     /// them would dip. The window starts with a full hour or day if only hours or days are stored.
@@ -89,8 +86,8 @@ impl Imbalance {
         let from = tier.bucket(last.before(query.window - 1));
         let mut rows: BTreeMap<(Minute, ServiceName), Row> = BTreeMap::new();
         let _not_closing = self.closing.read().await;
-        let recent = last.before(RECENT_MINUTES);
-        let mut newest = self.newest_since(recent, query, last).await?;
+        let recent = last.before(Tier::Minute.kept());
+        let mut newest = self.newest(query, (recent, last)).await?;
         let mut add = |(minute, service, row): (Minute, ServiceName, Row), end: Minute| {
             if query.has(&service) {
                 newest = newest.max(Some(end));
@@ -99,9 +96,7 @@ impl Imbalance {
         };
         if let Some(history) = &self.history {
             for row in history.rows(tier, from, last).await? {
-                let end = Minute(row.0.0 + tier.minutes() - 1);
-                // A recent hour or day does not say which of its minutes is the last one.
-                let end = if end < recent { end } else { row.0 };
+                let end = tier.last_minute(row.0, recent);
                 add(row, end);
             }
         }
@@ -123,16 +118,24 @@ impl Imbalance {
         Ok(ImbalanceReport { newest, ..ImbalanceReport::of(query.by, &rows, outliers) })
     }
 
-    /// The newest closed minute since `from` in which servers reported.
-    async fn newest_since(
+    /// The newest closed minute in which servers reported, by the finest rows: minutes are kept since `recent`, and hours
+    /// tell of the rest of its day. Most often, the minutes of the last hour suffice.
+    async fn newest(
         &self,
-        from: Minute,
         query: &ReportQuery,
-        now: Minute,
+        (recent, last): (Minute, Minute),
     ) -> Result<Option<Minute>, HistoryError> {
         let Some(history) = &self.history else { return Ok(None) };
-        let rows = history.rows(Tier::Minute, from, now).await?;
-        Ok(rows.into_iter().filter(|(_, service, _)| query.has(service)).map(|(minute, ..)| minute).max())
+        let (hour, day) = (last.before(Tier::Hour.minutes()), Tier::Day.bucket(recent));
+        for (tier, from) in [(Tier::Minute, hour), (Tier::Minute, recent), (Tier::Hour, day)] {
+            let rows = history.rows(tier, from, last).await?.into_iter();
+            let of_query = rows.filter(|(_, service, _)| query.has(service));
+            let newest = of_query.map(|(start, ..)| tier.last_minute(start, recent)).max();
+            if newest.is_some() {
+                return Ok(newest);
+            }
+        }
+        Ok(None)
     }
 
     /// Outliers among a service's instances on hosts of the same type, over the open minutes.

@@ -307,6 +307,13 @@ async fn imbalance_report_by_hour_covers_closed_and_open_minutes() {
     let lines: Vec<_> = report.lines.iter().map(|line| (line.minutes, line.area.used)).collect();
     assert_eq!(lines, [(2, 2_000), (1, 1_000)]);
     assert_eq!(report.newest, Some(minute(60)), "servers stopped reporting");
+    // Days and hours that are not over: the minutes say when it was, and later the hours.
+    imbalance.save_and_close(minute(60 + MAX_WRITE_DELAY)).await.unwrap();
+    let query = ReportQuery::of("", "day", 30 * 24 * 60).unwrap();
+    for (age, newest) in [(200, 60), (500, 119)] {
+        let report = imbalance.report(&query, minute(60 + age)).await.unwrap();
+        assert_eq!(report.newest, Some(minute(newest)), "after {age} minutes");
+    }
     let refused = ReportQuery::of("", "hour", 15 * 24 * 60).unwrap_err();
     assert!(refused.to_string().contains("14"), "{refused}");
 }

@@ -462,11 +462,13 @@ fn only_services_with_calls_just_before_are_callers_of_a_crash() {
 #[test]
 fn replica_that_crashes_again_without_calls_keeps_callers_of_its_last_crash() {
     let mut fleet = Fleet::default();
+    let none = || Asked::of(&[]);
     fleet.run(&[("one", Asked::of(&[("red/web", 10)]))], 10);
     for _ in 0..2 {
-        let restarted = Report { is_first: true, ..Asked::default().report("one", 1) };
+        let restarted = Report { is_first: true, ..none().report("one", 1) };
         fleet.board.exchange(restarted, fleet.now_ms);
         assert_eq!(fleet.board.crashed()[&label("one")], [service("red/web")].into());
+        fleet.run(&[("one", none())], 60);
     }
 }
 

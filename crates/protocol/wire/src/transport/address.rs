@@ -22,6 +22,8 @@ impl Address {
     }
 }
 
+const LIST: &str = "is a list, and one address is needed";
+
 impl FromStr for Address {
     type Err = Invalid;
 
@@ -31,15 +33,18 @@ impl FromStr for Address {
             let problem = format!("'{text}' {problem}");
             Err(Invalid::new("address", problem, "write host:port, such as 127.0.0.1:7400, or unix:/path"))
         };
-        if text.contains(',') {
-            return refuse("is a list, and one address is needed");
-        }
         if let Some(path) = text.strip_prefix("unix:") {
             let path = path.strip_prefix("//").unwrap_or(path);
             if !path.starts_with('/') || path.ends_with('/') {
                 return refuse("is not an absolute path");
             }
+            if path.contains(",unix:") {
+                return refuse(LIST);
+            }
             return Ok(Self::Unix(path.into()));
+        }
+        if text.contains(',') {
+            return refuse(LIST);
         }
         if text.starts_with("https://") {
             return refuse("requires TLS, which is not supported yet");
@@ -88,6 +93,7 @@ mod tests {
             ("[::1]:0", "[::1]:0"),
             ("unix:/run/fairmesh/agent.sock", "unix:/run/fairmesh/agent.sock"),
             ("unix:///run/agent.sock", "unix:/run/agent.sock"),
+            ("unix:/run/a,b.sock", "unix:/run/a,b.sock"),
         ] {
             let address: Address = text.parse().unwrap();
             assert_eq!(address.to_string(), shown);
@@ -97,8 +103,10 @@ mod tests {
 
     #[test]
     fn list_of_addresses_is_rejected_as_list() {
-        let error = "127.0.0.1:7400,127.0.0.1:7500".parse::<Address>().unwrap_err().to_string();
-        assert!(error.contains("is a list, and one address is needed"), "{error}");
+        for list in ["127.0.0.1:7400,127.0.0.1:7500", "unix:/run/a.sock,unix:/run/b.sock"] {
+            let error = list.parse::<Address>().unwrap_err().to_string();
+            assert!(error.contains(LIST), "{error}");
+        }
     }
 
     #[test]

@@ -167,7 +167,42 @@ fn is_limited(grants: &Grants) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use fairmesh_model::{
+        Identity, JoinedAgent, Record, StoreId,
+        access::{AccessRole, RoleBinding, Subject},
+    };
+    use fairmesh_wire::record_encoding;
+
     use super::*;
+    use crate::{Commit, Node};
+
+    #[test]
+    fn report_source_of_agent_stays_the_same_when_it_may_view_more() {
+        let node = Node::new(StoreId(1));
+        let put = |revision, key: RecordKey, record: Record| {
+            let value = record_encoding::encode(&record);
+            node.apply(Commit { revision, changes: vec![(key.to_string().into(), Some(value))] });
+        };
+        let joined = JoinedAgent { tenants: vec!["red".parse().unwrap()], joined: 0, region: None };
+        put(1, RecordKey::JoinedAgent("red-1".parse().unwrap()), Record::JoinedAgent(joined));
+        let access = AccessControl::new(node.clone());
+        access.require();
+        let id = "spiffe://prod/fairmesh/agent/red-1".parse().unwrap();
+        let agent = Caller::from(Identity::Spiffe(id));
+        let before = access.report_source(&agent);
+        assert!(before.owner.is_limited && *before.owner.name == *"red", "{before:?}");
+        let binding = RoleBinding {
+            role: AccessRole::Viewer,
+            tenants: Vec::new(),
+            services: Vec::new(),
+            subjects: vec![Subject::parse("fairmesh/agent/red-1").unwrap()],
+            workloads: None,
+        };
+        put(2, RecordKey::RoleBinding("viewers".parse().unwrap()), Record::RoleBinding(binding));
+        access.changed();
+        assert!(access.grants(&agent).view.is_everything());
+        assert_eq!(access.report_source(&agent), before);
+    }
 
     #[test]
     fn report_statements_are_limited_in_both_formats() {

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use tonic::{Code, Status};
+
 /// Pauses before a program without an identity asks again: while the agent does not respond or has no control plane, and
 /// while the mesh has no trust domain.
 const NO_AGENT_INTERVAL: Duration = Duration::from_secs(5);
@@ -16,13 +18,22 @@ pub(super) enum NotIssued {
     NoAgent(String),
     /// The agent does not know yet whether the mesh has a trust domain.
     Undecided(String),
-    /// The agent is a member of a trust domain but cannot issue certificates now.
+    /// The agent is a member of a trust domain but cannot issue certificates now, or hangs.
     Unavailable(String),
     /// The agent refused, or its response is invalid.
     Failed(String),
 }
 
 impl NotIssued {
+    /// The reason that an agent's status gives.
+    pub(super) fn of(status: &Status) -> Self {
+        match status.code() {
+            Code::Unimplemented => Self::NoDomain,
+            Code::Unavailable | Code::DeadlineExceeded => Self::Unavailable(status.message().to_owned()),
+            _ => Self::Failed(status.message().to_owned()),
+        }
+    }
+
     /// The pause before a program that has no certificate yet asks again; `None` if the agent refused, so that pauses grow.
     /// An agent without a control plane gets one any moment, and the program cannot serve until then.
     pub(super) const fn first_pause(&self) -> Option<Duration> {
@@ -60,5 +71,9 @@ mod tests {
         assert_eq!(pause(NotIssued::Unavailable), Some(NO_AGENT_INTERVAL));
         assert_eq!(pause(NotIssued::NoAgent), Some(NO_AGENT_INTERVAL));
         assert_eq!(pause(NotIssued::Failed), None, "refusals are repeated with growing pauses");
+        let pause = |code| NotIssued::of(&Status::new(code, "no answer")).first_pause();
+        assert_eq!(pause(Code::Unavailable), Some(NO_AGENT_INTERVAL));
+        assert_eq!(pause(Code::DeadlineExceeded), Some(NO_AGENT_INTERVAL), "a hang is no refusal");
+        assert_eq!(pause(Code::PermissionDenied), None);
     }
 }
