@@ -389,7 +389,7 @@ fn apply_replaces_unreadable_shard_map_with_warning() {
     assert!(kept.err.contains("the stored shard map of shop/cart cannot be read"), "{kept:?}");
     let applied = mesh.run(&["apply", "-f", &file]);
     assert_eq!(applied.code, Some(0), "{applied:?}");
-    for part in ["/t/shop/shards/cart/", "cannot be read", "the written record replaces it"] {
+    for part in ["shards of shop/cart", "cannot be read", "the written record replaces it"] {
         assert!(applied.err.contains(part), "{part}: {applied:?}");
     }
     let changed = |line: &str| line.starts_with("ShardMap") && line.ends_with("changed");
@@ -397,5 +397,5 @@ fn apply_replaces_unreadable_shard_map_with_warning() {
     let shards = mesh.run(&["get", "shards", "shop/cart", "--json"]).json();
     assert_eq!(shards[0]["shards"][1]["start"], json!(500), "{shards}");
     let again = mesh.run(&["apply", "-f", &file]);
-    assert!(again.err.is_empty() && !again.out.contains(" changed"), "{again:?}");
+    assert!(!again.err.contains("cannot be read") && !again.out.contains(" changed"), "{again:?}");
 }
