@@ -236,6 +236,6 @@ mod tests {
         let series = |minutes| sums.series(minutes, |_| true).map(|(_, sums)| sums).collect::<Vec<_>>();
         assert_eq!(series(4..=8), [vec![0, 1, 0, 6, 0]]);
         assert!(series(8..=9).is_empty());
-        assert_eq!(sums.since(6).map(|(_, sum)| sum).collect::<Vec<_>>(), [6]);
+        assert_eq!(sums.since(6).map(|(_, sum, last)| (sum, last)).collect::<Vec<_>>(), [(6, 7)]);
     }
 }

@@ -53,8 +53,8 @@ pub fn states<'a>(one: &'a ServiceView, view: &View) -> Vec<DisplayedState<'a>> 
     endpoints.into_iter().zip(judged.effects.iter().copied()).map(state).collect()
 }
 
-/// Returns the regions whose endpoints cannot carry all calls that a service has there, with the share that they carry in
-/// thousandths, by the function of routers. Callers send the rest elsewhere; `explain` says where.
+/// Returns the regions whose endpoints cannot carry all calls that a service has there, with the share that they
+/// carry in thousandths, by the function of routers. Callers send the rest elsewhere; `explain` says where.
 pub fn partly_carried(one: &ServiceView, view: &View) -> BTreeMap<Region, u32> {
     let hosts = &view.hosts.value;
     let endpoints: Vec<&Endpoint> = one.endpoints.iter().map(|endpoint| &endpoint.value).collect();

@@ -251,6 +251,44 @@ fn respond(pages: &str, (method, path): (&str, &str), host: &str, rest: &str) ->
     lines.take_while(|line| !line.is_empty()).collect::<Vec<_>>().join("\r\n").to_lowercase()
 }
 
+/// The data of the first event of this name in a stream.
+fn event(pages: &str, path: &str, name: &str) -> String {
+    let mut stream = TcpStream::connect(pages).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+    write!(stream, "GET {path} HTTP/1.1\r\nhost: {pages}\r\n\r\n").unwrap();
+    let lines = BufReader::new(stream).lines().map(Result::unwrap);
+    let mut lines = lines.skip_while(|line| *line != format!("event: {name}"));
+    lines.find(|line| line.starts_with("data: ")).unwrap()
+}
+
+#[test]
+fn web_page_shows_changes_of_mesh_only_to_viewer_of_all_tenants() {
+    let mut mesh = Mesh::empty();
+    mesh.arguments = ["--trust-domain", "test.mesh"].map(str::to_owned).to_vec();
+    mesh.start_control();
+    let pages = mesh.pages();
+    mesh.apply("kind: Topology\nregions: [{name: eu}, {name: us}]\n---\nkind: Service\nname: shop/web\n")
+        .ok();
+    mesh.run(&["drain", "--region", "eu", "--yes", "--detach"]).ok();
+    let look = "kind: RoleBinding\nname: look\nrole: viewer\nsubjects: [anonymous]\n";
+    let changes = |path: &str| event(&pages, path, "changes");
+    mesh.apply(&format!("{look}tenants: [shop]\n")).ok();
+    for path in ["/ui/api/live/shop/web", "/ui/api/regions?tenant=shop"] {
+        let shown = changes(path);
+        assert!(
+            !shown.contains("drain of the region") && !shown.contains("regions created"),
+            "{path}: {shown}"
+        );
+    }
+    assert!(changes("/ui/api/live/shop/web").contains("declaration created"));
+    mesh.apply(look).ok();
+    for path in ["/ui/api/live/shop/web", "/ui/api/regions"] {
+        let shown = changes(path);
+        assert!(shown.contains("drain of the region eu begun"), "{path}: {shown}");
+        assert!(shown.contains("regions created"), "{path}: {shown}");
+    }
+}
+
 #[test]
 fn web_page_is_served_only_for_own_hosts_and_with_strict_csp() {
     let (_mesh, pages) = mesh();

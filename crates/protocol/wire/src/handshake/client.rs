@@ -326,15 +326,16 @@ fn is_not_grpc(status: &Status) -> bool {
 fn describe_no_hello(address: &Address, status: &Status) -> String {
     let tls = match address {
         Address::Tcp(_) => {
-            " (over TCP, a mesh with a trust domain accepts only processes with a certificate, which the agent of a machine \
-             gives)"
+            " (over TCP, a mesh with a trust domain accepts only processes with a certificate, which the agent of a \
+             machine gives)"
         }
         Address::Unix(_) => "",
     };
     if matches!(status.code(), Code::Cancelled | Code::DeadlineExceeded) {
         let waited = HELLO_TIMEOUT.as_secs();
         return format!(
-            "was connected to, and did not respond to the handshake within {waited} s; it may be overloaded or stopped{tls}"
+            "was connected to, and did not respond to the handshake within {waited} s; it may be overloaded or \
+             stopped{tls}"
         );
     }
     if is_not_grpc(status) {
