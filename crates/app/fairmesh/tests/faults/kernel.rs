@@ -18,6 +18,7 @@ mod remote;
 mod requests;
 mod routes;
 mod secure;
+mod secure_fronts;
 mod sidecar;
 mod soak;
 mod tls;
