@@ -22,7 +22,7 @@ use tokio::{
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::kernel::{
-    container_listeners::ContainerListener, published_endpoint::PublishedEndpoint,
+    container_listeners::ContainerListener, metrics::KernelMetrics, published_endpoint::PublishedEndpoint,
     published_services::Publication, served_caller::ServedCaller,
 };
 
@@ -51,6 +51,7 @@ pub(crate) struct Attached {
     maps: ProxyMaps,
     /// Observes and counts calls as it does for calls that the proxy itself forwards.
     pub(super) forwarder: Arc<Forwarder>,
+    pub(super) metrics: Arc<KernelMetrics>,
     sender: OnceLock<KernelSender>,
     callers: Mutex<Callers>,
     /// Addresses of disconnected callers by cookie, until their last calls are recorded.
@@ -81,11 +82,12 @@ impl Attached {
         pins: &Path,
         listener: &TcpListener,
         only_services: bool,
-        forwarder: &Arc<Forwarder>,
+        (forwarder, metrics): (&Arc<Forwarder>, &Arc<KernelMetrics>),
     ) -> Result<Self, KernelError> {
         Ok(Self {
             maps: ProxyMaps::register(pins, listener, only_services)?,
             forwarder: Arc::clone(forwarder),
+            metrics: Arc::clone(metrics),
             sender: OnceLock::new(),
             callers: Mutex::default(),
             departed: Mutex::default(),

@@ -17,22 +17,25 @@ use crate::harness::{Process, Program, Proxy, World, alone, beside_others, free_
 /// Time in which what ends mutual TLS ends calls by the kernel.
 pub(super) const BOUND: Duration = Duration::from_secs(1);
 
-/// A server that responds with the headers that name the caller. After a request for `/last` it closes the connection, without saying so.
-/// A second argument is the user that it runs as.
+/// A server that responds with the headers that name the caller; after a while to `/slow`, with an error to `/fail`. After a request
+/// for `/last` it closes the connection, without saying so. A second argument is the user that it runs as.
 const SERVER: &str = r#"
-import os, socket, sys, threading
+import os, socket, sys, threading, time
 
 def serve(connection):
     file = connection.makefile("rb")
     while line := file.readline():
-        is_last = line.startswith(b"GET /last ")
+        is_last, is_slow = (line.startswith(b"GET /%s " % path) for path in (b"last", b"slow"))
+        status = b"500 Failed" if line.startswith(b"GET /fail ") else b"200 OK"
         said, length = {}, 0
         while line := file.readline().strip():
             name, _, value = line.partition(b":")
             said.setdefault(name.lower().replace(b"_", b"-"), []).append(value.strip())
         file.read(int(said.get(b"content-length", [b"0"])[0]))
         text = b"|".join(b",".join(said.get(name, [])) for name in (b"x-fairmesh-caller", b"x-forwarded-client-cert"))
-        connection.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%s" % (len(text), text))
+        if is_slow:
+            time.sleep(0.3)
+        connection.sendall(b"HTTP/1.1 %s\r\ncontent-length: %d\r\n\r\n%s" % (status, len(text), text))
         if is_last:
             return connection.shutdown(socket.SHUT_RDWR)
 
@@ -96,6 +99,8 @@ pub(super) struct Secure {
     _server: Contained,
     pub(super) port: u16,
     pub(super) front: Process,
+    /// Address of the front's pages.
+    pub(super) front_admin: String,
     pub(super) proxy: Proxy,
     pub(super) world: World,
     pub(super) attached: Attached,
@@ -123,18 +128,19 @@ pub(super) enum Place {
 }
 
 impl Front {
-    /// Starts the front of a program at this port, in a cgroup, with the service's name as its instance.
-    pub(super) fn start(self, world: &World, cgroup: &str, service: &str, port: u16) -> Process {
-        let instance = service.replace('/', "-");
+    /// Starts the front of a program at this port, in a cgroup, with the service's name as its instance. Returns it with the address
+    /// of its pages.
+    pub(super) fn start(self, world: &World, cgroup: &str, service: &str, port: u16) -> (Process, String) {
+        let (instance, admin) = (service.replace('/', "-"), format!("127.0.0.1:{}", free_port()));
         let options = match self {
             Self::Register => format!("register {service} --instance {instance} --address 127.0.0.1:{port}"),
             Self::Inbound => format!(
-                "proxy --listen none --admin none --access-log off --inbound-instance {instance} \
+                "proxy --listen none --access-log off --inbound-instance {instance} \
                  --inbound {service}@127.0.0.1:{}=127.0.0.1:{port}",
                 free_port()
             ),
         };
-        run_front(world, cgroup, &instance, &options)
+        (run_front(world, cgroup, &instance, &format!("{options} --admin {admin}")), admin)
     }
 }
 
@@ -160,7 +166,7 @@ impl Secure {
         let server = run_in(&cgroup, &program, port).await;
         let fronts = format!("{}-fronts", attached.cgroup);
         let of_front = if place == Place::Apart { &fronts } else { &cgroup };
-        let front = front.start(&world, of_front, "shop/raw", port);
+        let (front, front_admin) = front.start(&world, of_front, "shop/raw", port);
         world.serves("shop/raw", "shop-raw").await;
         let proxy = attached.proxy_with(&world, &format!("{WITHOUT_LOG} --service {identity}")).await;
         let options: &[&str] = match place {
@@ -169,7 +175,7 @@ impl Secure {
             Place::Elsewhere => &["--servers", &fronts],
         };
         attached.attach_with(options).await;
-        Some(Self { _server: server, port, front, proxy, world, attached })
+        Some(Self { _server: server, port, front, front_admin, proxy, world, attached })
     }
 
     pub(super) async fn run(&self, script: &str) -> String {

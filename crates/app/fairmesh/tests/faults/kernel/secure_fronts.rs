@@ -1,7 +1,7 @@
 //! Both fronts of programs permit the same calls by the kernel: `register` and `proxy --inbound`.
 
 use super::secure::{BOUND, EVIL_CALLS, Front, Place, Secure};
-use crate::harness::beside_others;
+use crate::harness::{beside_others, read_to_end, say, until};
 
 const BY_MTLS: &str = "200 spiffe://prod/shop/web|";
 
@@ -128,5 +128,40 @@ async fn inbound_proxy_of_another_user_than_its_program_permits_no_calls_by_kern
     let Some(mesh) = Secure::start_as("inbounduser", "shop/web", placed).await else { return };
     for _ in 0..2 {
         mesh.no_calls_by_kernel_after(BOUND, BY_MTLS).await;
+    }
+}
+
+/// Responses on a page of metrics: the sum of the series of one name, of successes and of failures.
+fn responses(page: &str, name: &str) -> [f64; 2] {
+    let series = |class: &str| {
+        let label = format!("class=\"{class}\"");
+        let lines =
+            page.lines().filter(|line| line.starts_with(&format!("{name}{{")) && line.contains(&label));
+        lines.map(|line| line.rsplit_once(' ').unwrap().1.parse::<f64>().unwrap()).sum()
+    };
+    ["2xx", "5xx"].map(series)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn server_side_counts_of_both_forms_equal_client_side_counts() {
+    let _machine = beside_others().await;
+    for (front, name) in [(Front::Register, "register"), (Front::Inbound, "proxy_inbound")] {
+        let test = format!("counts{front:?}").to_lowercase();
+        let Some(mesh) = Secure::start_as(&test, "shop/web", (front, Place::Together)).await else { return };
+        mesh.calls_by_kernel().await;
+        // The sidecar reads the last two responses.
+        let calls = "\nfor at in range(50):\n    call(b'1')\ncall(b'fail')\ncall(b'slow')\n";
+        assert_eq!(mesh.run(calls).await.lines().count(), 52);
+        until(&format!("all calls behind {name} are counted on both sides"), async || {
+            let own = mesh.proxy.page("/metrics").await;
+            let mut stream = say(&mesh.front_admin, "GET /metrics HTTP/1.0\r\nhost: mesh\r\n\r\n").await;
+            let of_front = String::from_utf8(read_to_end(&mut stream).await).unwrap();
+            let client = responses(&own, "fairmesh_proxy_responses_total");
+            let by_kernel = responses(&own, "fairmesh_proxy_in_place_of_mtls_responses_total");
+            let seen = responses(&of_front, &format!("fairmesh_{name}_responses_total"));
+            let is_equal = (0..2).all(|at| by_kernel[at] + seen[at] == client[at]);
+            is_equal && by_kernel[0] >= 50.0 && by_kernel[1] == 1.0
+        })
+        .await;
     }
 }
