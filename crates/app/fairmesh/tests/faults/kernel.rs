@@ -19,6 +19,7 @@ mod requests;
 mod routes;
 mod secure;
 mod secure_fronts;
+mod secure_namespaces;
 mod sidecar;
 mod soak;
 mod tls;

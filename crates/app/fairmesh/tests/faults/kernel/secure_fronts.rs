@@ -1,5 +1,7 @@
 //! Both fronts of programs permit the same calls by the kernel: `register` and `proxy --inbound`.
 
+use rustix::process::Signal;
+
 use super::secure::{BOUND, EVIL_CALLS, Front, Place, Secure};
 use crate::harness::{beside_others, read_to_end, say, until};
 
@@ -129,6 +131,32 @@ async fn inbound_proxy_of_another_user_than_its_program_permits_no_calls_by_kern
     for _ in 0..2 {
         mesh.no_calls_by_kernel_after(BOUND, BY_MTLS).await;
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn drained_endpoint_gets_no_calls_by_kernel_within_a_second() {
+    let _machine = beside_others().await;
+    for front in [Front::Register, Front::Inbound] {
+        let name = format!("drained{front:?}").to_lowercase();
+        let Some(mesh) = Secure::start_as(&name, "shop/web", (front, Place::Together)).await else { return };
+        mesh.calls_by_kernel().await;
+        // The only endpoint gets calls as a last resort, by the sidecar.
+        mesh.world.cli(&["drain", "shop/raw", "shop-raw"]).await.ok();
+        mesh.no_calls_by_kernel_after(BOUND, BY_MTLS).await;
+        mesh.world.cli(&["undrain", "shop/raw", "shop-raw"]).await.ok();
+        mesh.calls_by_kernel().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn inbound_proxy_that_drains_permits_no_calls_by_kernel() {
+    let _machine = beside_others().await;
+    let placed = (Front::Inbound, Place::Together);
+    let Some(mut mesh) = Secure::start_as("inboundterm", "shop/web", placed).await else { return };
+    mesh.calls_by_kernel().await;
+    mesh.front.signal(Signal::TERM);
+    mesh.no_calls_by_kernel_after(BOUND, "").await;
+    assert!(mesh.front.end().await.success());
 }
 
 /// Responses on a page of metrics: the sum of the series of one name, of successes and of failures.
